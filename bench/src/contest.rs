@@ -11,11 +11,11 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{load::Tally, probe, stats::Spread};
+use crate::{load::LoadTally, probe, stats::SampleSpread};
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct ContestRules {
     pub rounds: usize,
     pub slices: usize,
     pub slice: Duration,
@@ -25,7 +25,7 @@ pub struct Rules {
     pub patience: Duration,
 }
 
-impl Rules {
+impl ContestRules {
     /// For rates of gigabytes a second: fewer, longer slices, so that filling and draining the queue and the CPU clock
     /// (which may lag by a tick) do not matter.
     pub fn with_long_slices(mut self) -> Self {
@@ -39,27 +39,27 @@ impl Rules {
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// One server under load.
-pub struct Side<'a> {
+pub struct ContestServer<'a> {
     pub server: u32,
-    pub run: Box<dyn FnMut(Duration) -> Result<Tally> + 'a>,
+    pub run: Box<dyn FnMut(Duration) -> Result<LoadTally> + 'a>,
 }
 
-impl<'a> Side<'a> {
-    pub fn new(server: u32, run: impl FnMut(Duration) -> Result<Tally> + 'a) -> Self {
+impl<'a> ContestServer<'a> {
+    pub fn new(server: u32, run: impl FnMut(Duration) -> Result<LoadTally> + 'a) -> Self {
         Self { server, run: Box::new(run) }
     }
 }
 
 /// What one side did in one round.
 #[derive(Clone)]
-pub struct Share {
-    pub tally: Tally,
+pub struct RoundTally {
+    pub tally: LoadTally,
     pub server_cpu_seconds: f64,
 }
 
-impl Share {
+impl RoundTally {
     fn nothing() -> Self {
-        Self { tally: Tally::nothing(), server_cpu_seconds: 0.0 }
+        Self { tally: LoadTally::nothing(), server_cpu_seconds: 0.0 }
     }
 
     pub fn cpu_seconds_per_gb(&self) -> f64 {
@@ -67,29 +67,29 @@ impl Share {
     }
 }
 
-pub struct Contest {
+pub struct ContestResult {
     /// For each side, its share of each round.
-    sides: Vec<Vec<Share>>,
+    sides: Vec<Vec<RoundTally>>,
     /// Foreign load in the rounds that count.
-    pub foreign: Spread,
+    pub foreign: SampleSpread,
     pub redone: usize,
     /// The machine never became quiet: the figures are unreliable.
     pub disturbed: bool,
 }
 
-impl Contest {
-    pub fn hold(rules: &Rules, sides: &mut [Side<'_>]) -> Result<Self> {
+impl ContestResult {
+    pub fn hold(rules: &ContestRules, sides: &mut [ContestServer<'_>]) -> Result<Self> {
         let servers: Vec<u32> = sides.iter().map(|side| side.server).collect();
         for side in &mut *sides {
             (side.run)(rules.slice)?;
         }
-        let mut kept: Vec<Vec<Share>> = vec![Vec::new(); sides.len()];
+        let mut kept: Vec<Vec<RoundTally>> = vec![Vec::new(); sides.len()];
         let mut foreign = Vec::new();
         let mut redone = 0;
         let mut waited = Duration::ZERO;
         while foreign.len() < rules.rounds {
             let began = Instant::now();
-            let others = probe::Foreign::begin(&servers)?;
+            let others = probe::ForeignLoad::begin(&servers)?;
             let round = hold_round(rules, sides)?;
             let share = others.share(&servers)?;
             if share > rules.foreign_max && waited < rules.patience {
@@ -103,19 +103,19 @@ impl Contest {
                 kept.push(share);
             }
         }
-        let foreign = Spread::new(foreign);
+        let foreign = SampleSpread::new(foreign);
         let disturbed = foreign.median() > rules.foreign_max;
         Ok(Self { sides: kept, foreign, redone, disturbed })
     }
 
     /// One figure of one side, round by round.
-    pub fn figures(&self, side: usize, figure: impl Fn(&Share) -> f64) -> Spread {
-        Spread::new(self.sides[side].iter().map(figure).collect())
+    pub fn figures(&self, side: usize, figure: impl Fn(&RoundTally) -> f64) -> SampleSpread {
+        SampleSpread::new(self.sides[side].iter().map(figure).collect())
     }
 
     /// All rounds of one side taken together, for its latencies.
-    pub fn sum(&self, side: usize) -> Tally {
-        let mut sum = Tally::nothing();
+    pub fn sum(&self, side: usize) -> LoadTally {
+        let mut sum = LoadTally::nothing();
         for share in &self.sides[side] {
             sum.add(&share.tally);
         }
@@ -123,8 +123,8 @@ impl Contest {
     }
 }
 
-fn hold_round(rules: &Rules, sides: &mut [Side<'_>]) -> Result<Vec<Share>> {
-    let mut round = vec![Share::nothing(); sides.len()];
+fn hold_round(rules: &ContestRules, sides: &mut [ContestServer<'_>]) -> Result<Vec<RoundTally>> {
+    let mut round = vec![RoundTally::nothing(); sides.len()];
     for slice in 0..rules.slices {
         // A B, B A, A B, …: so that a disturbance does not always hit the same side.
         let mut order: Vec<usize> = (0..sides.len()).collect();
@@ -148,16 +148,21 @@ mod tests {
     #[test]
     fn sides_take_turns_and_every_round_counts_once() {
         let order = std::cell::RefCell::new(String::new());
-        let rules =
-            Rules { rounds: 2, slices: 2, slice: Duration::ZERO, foreign_max: f64::INFINITY, patience: Duration::ZERO };
+        let rules = ContestRules {
+            rounds: 2,
+            slices: 2,
+            slice: Duration::ZERO,
+            foreign_max: f64::INFINITY,
+            patience: Duration::ZERO,
+        };
         let side = |name: char, urbs: u64| {
             let order = &order;
-            Side::new(std::process::id(), move |_| {
+            ContestServer::new(std::process::id(), move |_| {
                 order.borrow_mut().push(name);
-                Ok(Tally { urbs, seconds: 1.0, ..Tally::nothing() })
+                Ok(LoadTally { urbs, seconds: 1.0, ..LoadTally::nothing() })
             })
         };
-        let contest = Contest::hold(&rules, &mut [side('a', 3), side('b', 5)]).expect("held");
+        let contest = ContestResult::hold(&rules, &mut [side('a', 3), side('b', 5)]).expect("held");
         // The first pair warms up.
         assert_eq!(*order.borrow(), "ab".to_owned() + "abba" + "abba");
         assert_eq!(contest.figures(1, |share| share.tally.urbs as f64).samples, [10.0, 10.0]);

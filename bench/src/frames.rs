@@ -12,10 +12,10 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
     importer::session::bare::{
-        Clock,
+        BoottimeClock,
         pipelines::{
-            Pipeline,
-            module::{Kind, Message, Side, Turn},
+            ModulePipeline,
+            module::{ModuleMessage, ModuleMessageKind, ModuleNeighbor, ModuleOutput},
         },
     },
     model::Payload,
@@ -29,12 +29,12 @@ const HELD_BYTES: usize = 64 << 10;
 const WORDS_BYTES: usize = 8;
 
 /// A link for frames.
-pub struct Way {
+pub struct FrameLink {
     to: TcpStream,
     from: TcpStream,
 }
 
-impl Way {
+impl FrameLink {
     /// A link over loopback, shaped to this rate if one is given.
     pub fn new(bits_per_s: Option<u64>) -> Result<Self> {
         let (to, from) = pair()?;
@@ -48,21 +48,22 @@ impl Way {
 
     /// Carries `count` frames; returns the mean seconds from one to the next at the sink. With `waits`, each frame
     /// begins when the one before it has been shown; without, the source is as fast as the link permits.
-    pub fn carry(&mut self, ends: &mut [Pipeline; 2], bytes: usize, count: usize, waits: bool) -> Result<f64> {
+    pub fn carry(&mut self, ends: &mut [ModulePipeline; 2], bytes: usize, count: usize, waits: bool) -> Result<f64> {
         let [exporter, importer] = ends;
         let frame: Arc<[u8]> = (0..bytes).map(|at| at as u8).collect();
         let (shown, seen) = mpsc::channel();
         let from = &mut self.from;
         thread::scope(|scope| {
             let sink = scope.spawn(move || show(from, importer, bytes, count, &shown));
-            let clock = Clock::start();
+            let clock = BoottimeClock::start();
             let source = (0..count).try_for_each(|at| {
                 if waits && at > 0 {
                     seen.recv().map_err(|_| anyhow!("the sink has ended"))?;
                 }
                 let payload = Payload::shared(&frame, 0..bytes);
-                let message = Message { kind: Kind::Event, id: 0, head: vec![7; 12].into(), payload };
-                send(&mut self.to, &through(exporter, clock, Side::Above, message)?)
+                let message =
+                    ModuleMessage { kind: ModuleMessageKind::Event, id: 0, head: vec![7; 12].into(), payload };
+                send(&mut self.to, &through(exporter, clock, ModuleNeighbor::Above, message)?)
             });
             if let Err(error) = source {
                 // No more bytes follow.
@@ -108,15 +109,15 @@ fn pace(mut from: TcpStream, mut to: TcpStream, bits_per_s: u64) {
 
 fn show(
     from: &mut TcpStream,
-    importer: &mut Pipeline,
+    importer: &mut ModulePipeline,
     bytes: usize,
     count: usize,
     shown: &mpsc::Sender<()>,
 ) -> Result<Vec<Instant>> {
-    let clock = Clock::start();
+    let clock = BoottimeClock::start();
     let mut moments = Vec::with_capacity(count);
     for _ in 0..count {
-        let message = through(importer, clock, Side::Below, receive(from)?)?;
+        let message = through(importer, clock, ModuleNeighbor::Below, receive(from)?)?;
         let payload = &message.payload;
         ensure!(payload.len() == bytes, "a frame of {} bytes, not {bytes}", payload.len());
         let last = payload.runs().last().and_then(|run| run.last().copied());
@@ -129,8 +130,13 @@ fn show(
 }
 
 /// Passes one message through a pipeline.
-fn through(pipeline: &mut Pipeline, clock: Clock, from: Side, message: Message) -> Result<Message> {
-    let mut turn = Turn::default();
+fn through(
+    pipeline: &mut ModulePipeline,
+    clock: BoottimeClock,
+    from: ModuleNeighbor,
+    message: ModuleMessage,
+) -> Result<ModuleMessage> {
+    let mut turn = ModuleOutput::default();
     pipeline.handle(clock.now(), from, message, &mut turn);
     if let Some(failure) = turn.failure() {
         return Err(anyhow!(failure.why));
@@ -139,14 +145,14 @@ fn through(pipeline: &mut Pipeline, clock: Clock, from: Side, message: Message) 
     Ok(message)
 }
 
-fn send(to: &mut TcpStream, message: &Message) -> Result<()> {
+fn send(to: &mut TcpStream, message: &ModuleMessage) -> Result<()> {
     let lengths = [message.head.len(), message.payload.len()].map(|length| (length as u32).to_le_bytes());
     to.write_all(&[lengths.concat(), message.head.contiguous().into_owned()].concat())?;
     message.payload.runs().try_for_each(|run| to.write_all(run))?;
     Ok(())
 }
 
-fn receive(from: &mut TcpStream) -> Result<Message> {
+fn receive(from: &mut TcpStream) -> Result<ModuleMessage> {
     let mut words = [0; WORDS_BYTES];
     from.read_exact(&mut words)?;
     let [head, payload] =
@@ -155,7 +161,7 @@ fn receive(from: &mut TcpStream) -> Result<Message> {
     from.read_exact(&mut bytes)?;
     let mut data = vec![0; payload];
     from.read_exact(&mut data)?;
-    Ok(Message { kind: Kind::Event, id: 0, head: bytes.into(), payload: data.into() })
+    Ok(ModuleMessage { kind: ModuleMessageKind::Event, id: 0, head: bytes.into(), payload: data.into() })
 }
 
 #[cfg(test)]
@@ -164,13 +170,13 @@ mod tests {
 
     #[test]
     fn shaped_link_carries_no_more_than_its_rate() {
-        let mut ends = [Pipeline::new(Vec::new()), Pipeline::new(Vec::new())];
-        let mut shaped = Way::new(Some(80_000_000)).unwrap();
+        let mut ends = [ModulePipeline::new(Vec::new()), ModulePipeline::new(Vec::new())];
+        let mut shaped = FrameLink::new(Some(80_000_000)).unwrap();
         let began = Instant::now();
         let seconds = shaped.carry(&mut ends, 100_000, 20, false).unwrap();
         // 10 ms a frame: whatever else the machine does, all frames take at least that long.
         assert!(seconds > 0.0 && began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
-        let mut open = Way::new(None).unwrap();
+        let mut open = FrameLink::new(None).unwrap();
         for waits in [true, false] {
             let seconds = open.carry(&mut ends, 100_000, 20, waits).unwrap();
             assert!(seconds > 0.0, "{seconds}");

@@ -6,14 +6,14 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
-    contest::Rules,
-    peers::{Kind, Server},
-    placement::Placement,
+    contest::ContestRules,
+    peers::{PeerServer, PeerServerKind},
+    placement::CpuPlacement,
 };
 
 /// The server that is compared with the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Subject {
+pub enum BenchmarkSubject {
     Farbus,
     /// The reference server: shows which targets are reachable on this machine.
     Ref,
@@ -21,31 +21,31 @@ pub enum Subject {
     Crate,
 }
 
-pub struct Lab {
-    pub subject: Subject,
+pub struct BenchmarkEnvironment {
+    pub subject: BenchmarkSubject,
     pub farbus: PathBuf,
-    pub placement: Placement,
+    pub placement: CpuPlacement,
     /// Where plots go, if they are wanted.
     pub plots: Option<PathBuf>,
-    pub rules: Rules,
+    pub rules: ContestRules,
     pub quick: bool,
 }
 
-impl Lab {
+impl BenchmarkEnvironment {
     pub fn subject_name(&self) -> &'static str {
         match self.subject {
-            Subject::Farbus => "farbus",
-            Subject::Ref => "ref",
-            Subject::Crate => "usbip crate",
+            BenchmarkSubject::Farbus => "farbus",
+            BenchmarkSubject::Ref => "ref",
+            BenchmarkSubject::Crate => "usbip crate",
         }
     }
 
     /// The subject, serving its source/sink device.
-    pub fn subject(&self) -> Result<Server> {
+    pub fn subject(&self) -> Result<PeerServer> {
         match self.subject {
-            Subject::Farbus => self.farbus("zero"),
-            Subject::Ref => self.peer(Kind::Ref),
-            Subject::Crate => self.peer(Kind::Crate),
+            BenchmarkSubject::Farbus => self.farbus("zero"),
+            BenchmarkSubject::Ref => self.peer(PeerServerKind::Ref),
+            BenchmarkSubject::Crate => self.peer(PeerServerKind::Crate),
         }
     }
 
@@ -61,8 +61,8 @@ impl Lab {
     }
 
     /// `farbus share WHAT`.
-    pub fn farbus(&self, what: &str) -> Result<Server> {
-        Server::farbus(self.farbus_program()?, what, self.placement)
+    pub fn farbus(&self, what: &str) -> Result<PeerServer> {
+        PeerServer::farbus(self.farbus_program()?, what, self.placement)
     }
 
     /// A lab for a test, with the shortest rules; `None` where nothing was built that it could measure.
@@ -75,8 +75,8 @@ impl Lab {
             return None;
         }
         let slice = Duration::from_millis(5);
-        let rules = Rules { rounds: 1, slices: 1, slice, foreign_max: f64::INFINITY, patience: Duration::ZERO };
-        let (subject, placement) = (Subject::Farbus, Placement::Free);
+        let rules = ContestRules { rounds: 1, slices: 1, slice, foreign_max: f64::INFINITY, patience: Duration::ZERO };
+        let (subject, placement) = (BenchmarkSubject::Farbus, CpuPlacement::Free);
         Some(Self { subject, farbus: beside, placement, plots: None, rules, quick: true })
     }
 
@@ -87,7 +87,7 @@ impl Lab {
         std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    pub fn peer(&self, kind: Kind) -> Result<Server> {
-        Server::of_this_binary(kind, self.placement)
+    pub fn peer(&self, kind: PeerServerKind) -> Result<PeerServer> {
+        PeerServer::of_this_binary(kind, self.placement)
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 
-use crate::usbip::{self, Direction, HEADER_BYTES, Replies, Transfer};
+use crate::usbip::{self, HEADER_BYTES, ReplyParser, TransferTemplate, UsbipDirection};
 
 /// Large enough to take dozens of small replies in one receive, small enough to stay in the
 /// second-level cache of the processor while they are taken apart.
@@ -23,14 +23,14 @@ pub const DEPTH_MAX: usize = 64;
 
 /// When a run ends.
 #[derive(Clone, Copy, Debug)]
-pub enum Until {
+pub enum LoadLimit {
     Elapsed(Duration),
     Urbs(u64),
 }
 
 /// What a run did.
 #[derive(Clone)]
-pub struct Tally {
+pub struct LoadTally {
     pub urbs: u64,
     pub bytes: u64,
     pub seconds: f64,
@@ -38,7 +38,7 @@ pub struct Tally {
     pub latency_ns: Histogram<u64>,
 }
 
-impl Tally {
+impl LoadTally {
     pub fn nothing() -> Self {
         // From 1 ns to 100 s, with three digits.
         let latency_ns = Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("bounds in order");
@@ -70,8 +70,8 @@ impl Tally {
 ///
 /// # Errors
 /// A request's own.
-pub fn one_at_a_time(limit: Duration, bytes: usize, mut operate: impl FnMut(u64) -> Result<()>) -> Result<Tally> {
-    let mut tally = Tally::nothing();
+pub fn one_at_a_time(limit: Duration, bytes: usize, mut operate: impl FnMut(u64) -> Result<()>) -> Result<LoadTally> {
+    let mut tally = LoadTally::nothing();
     let began = Instant::now();
     let mut now = began;
     while now - began < limit {
@@ -87,15 +87,15 @@ pub fn one_at_a_time(limit: Duration, bytes: usize, mut operate: impl FnMut(u64)
 }
 
 /// An imported and configured device.
-pub struct Client<S = TcpStream> {
+pub struct UsbipLoadClient<S = TcpStream> {
     stream: S,
     devid: u32,
     next_seqnum: u32,
     receive: Vec<u8>,
-    watchdog: Watchdog,
+    watchdog: HangWatchdog,
 }
 
-impl Client {
+impl UsbipLoadClient {
     pub fn attach(address: SocketAddr, busid: &str) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("no server at {address}"))?;
         stream.set_nodelay(true)?;
@@ -104,20 +104,20 @@ impl Client {
     }
 }
 
-impl<S: Read + Write> Client<S> {
+impl<S: Read + Write> UsbipLoadClient<S> {
     /// Attaches over a stream of any kind; `socket` is the TCP socket below it.
     pub fn attach_over(mut stream: S, socket: TcpStream, busid: &str) -> Result<Self> {
-        let watchdog = Watchdog::over(socket);
+        let watchdog = HangWatchdog::over(socket);
         let devid = usbip::import(&mut stream, busid)?;
         let mut client = Self { stream, devid, next_seqnum: 1, receive: vec![0; RECEIVE_BYTES], watchdog };
         client
-            .run(&Transfer::control(Direction::Out, usbip::SET_CONFIGURATION_1, 0), 1, Until::Urbs(1))
+            .run(&TransferTemplate::control(UsbipDirection::Out, usbip::SET_CONFIGURATION_1, 0), 1, LoadLimit::Urbs(1))
             .context("the device did not take its configuration")?;
         Ok(client)
     }
 
     /// Keeps `depth` of `transfer` in flight, and waits for the last one before it returns.
-    pub fn run(&mut self, transfer: &Transfer, depth: usize, until: Until) -> Result<Tally> {
+    pub fn run(&mut self, transfer: &TransferTemplate, depth: usize, until: LoadLimit) -> Result<LoadTally> {
         assert!((1..=DEPTH_MAX).contains(&depth), "a depth of {depth}");
         self.watchdog.turn();
         let result =
@@ -126,13 +126,13 @@ impl<S: Read + Write> Client<S> {
         result
     }
 
-    fn run_one_at_a_time(&mut self, transfer: &Transfer, until: Until) -> Result<Tally> {
+    fn run_one_at_a_time(&mut self, transfer: &TransferTemplate, until: LoadLimit) -> Result<LoadTally> {
         let mut request = transfer.header(self.devid).to_vec();
         request.extend(transfer.payload_out());
         if self.receive.len() < HEADER_BYTES + transfer.bytes_in() {
             self.receive.resize(HEADER_BYTES + transfer.bytes_in(), 0);
         }
-        let mut tally = Tally::nothing();
+        let mut tally = LoadTally::nothing();
         let began = Instant::now();
         let mut now = began;
         while wants_more(until, now - began, tally.urbs) {
@@ -149,10 +149,10 @@ impl<S: Read + Write> Client<S> {
         Ok(tally)
     }
 
-    fn run_deep(&mut self, transfer: &Transfer, depth: usize, until: Until) -> Result<Tally> {
-        let mut tally = Tally::nothing();
-        let mut submissions = Submissions::new(transfer, self.devid);
-        let mut replies = Replies::new(*transfer, self.next_seqnum);
+    fn run_deep(&mut self, transfer: &TransferTemplate, depth: usize, until: LoadLimit) -> Result<LoadTally> {
+        let mut tally = LoadTally::nothing();
+        let mut submissions = SubmitBatch::new(transfer, self.devid);
+        let mut replies = ReplyParser::new(*transfer, self.next_seqnum);
         let mut submitted_at = VecDeque::with_capacity(depth);
         let mut submitted = 0;
 
@@ -161,9 +161,9 @@ impl<S: Read + Write> Client<S> {
         let mut room = depth;
         loop {
             let wanted = match until {
-                Until::Elapsed(limit) if now - began >= limit => 0,
-                Until::Elapsed(_) => room,
-                Until::Urbs(limit) => room.min(usize::try_from(limit - submitted).unwrap_or(usize::MAX)),
+                LoadLimit::Elapsed(limit) if now - began >= limit => 0,
+                LoadLimit::Elapsed(_) => room,
+                LoadLimit::Urbs(limit) => room.min(usize::try_from(limit - submitted).unwrap_or(usize::MAX)),
             };
             if wanted > 0 {
                 let seqnum = self.take_seqnums(wanted);
@@ -199,11 +199,11 @@ impl<S: Read + Write> Client<S> {
 ///
 /// A receive timeout would do so with one line, but it arms a timer for every receive that waits, which the bare loop
 /// for comparison does not.
-struct Watchdog {
+struct HangWatchdog {
     turns: mpsc::Sender<()>,
 }
 
-impl Watchdog {
+impl HangWatchdog {
     /// The longest run by count takes some ten seconds.
     const RUN_MAX: Duration = Duration::from_secs(60);
 
@@ -225,21 +225,21 @@ impl Watchdog {
     }
 }
 
-fn wants_more(until: Until, elapsed: Duration, urbs: u64) -> bool {
+fn wants_more(until: LoadLimit, elapsed: Duration, urbs: u64) -> bool {
     match until {
-        Until::Elapsed(limit) => elapsed < limit,
-        Until::Urbs(limit) => urbs < limit,
+        LoadLimit::Elapsed(limit) => elapsed < limit,
+        LoadLimit::Urbs(limit) => urbs < limit,
     }
 }
 
 /// Commands that differ in their sequence numbers only, sent many at a time.
-struct Submissions {
+struct SubmitBatch {
     headers: Vec<u8>,
     payload: Vec<u8>,
 }
 
-impl Submissions {
-    fn new(transfer: &Transfer, devid: u32) -> Self {
+impl SubmitBatch {
+    fn new(transfer: &TransferTemplate, devid: u32) -> Self {
         let headers = transfer.header(devid).repeat(DEPTH_MAX);
         Self { headers, payload: transfer.payload_out() }
     }

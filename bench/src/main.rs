@@ -30,10 +30,10 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     benchmarks::Benchmark,
-    contest::Rules,
-    lab::{Lab, Subject},
-    peers::Kind,
-    placement::Placement,
+    contest::ContestRules,
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    peers::PeerServerKind,
+    placement::CpuPlacement,
 };
 
 /// Measures every speed target of farbus and says where it stands.
@@ -64,9 +64,9 @@ use crate::{
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
 )]
-struct Arguments {
+struct BenchCommandLine {
     #[command(subcommand)]
-    command: Option<Action>,
+    command: Option<BenchSubcommand>,
     /// Run these benchmarks only
     #[arg(value_name = "NAME")]
     names: Vec<String>,
@@ -90,17 +90,17 @@ struct Arguments {
     farbus: Option<PathBuf>,
     /// Which server is held against the targets
     #[arg(long, value_enum, default_value = "farbus")]
-    subject: Subject,
+    subject: BenchmarkSubject,
     /// Wait this long in all, for each figure, for a machine that does nothing else
     #[arg(long, value_name = "SECONDS")]
     patience: Option<u64>,
     /// Which CPUs client and servers are kept on, alike for all servers
     #[arg(long, value_enum, default_value = "free")]
-    pin: Placement,
+    pin: CpuPlacement,
 }
 
 #[derive(Subcommand)]
-enum Action {
+enum BenchSubcommand {
     /// Name the benchmarks and their targets
     List,
     /// Compare two versions of farbus, in turns, by what their users notice
@@ -110,7 +110,7 @@ enum Action {
     /// Serve as one of the peers
     #[command(hide = true)]
     Peer {
-        kind: Kind,
+        kind: PeerServerKind,
         /// Where to listen, what to be in front of, whom to flood
         told: Option<String>,
     },
@@ -120,7 +120,7 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    match Arguments::parse().run() {
+    match BenchCommandLine::parse().run() {
         Ok(code) => code,
         Err(error) => {
             eprintln!("farbus-bench: {error:#}");
@@ -129,10 +129,10 @@ fn main() -> ExitCode {
     }
 }
 
-impl Arguments {
+impl BenchCommandLine {
     fn run(self) -> Result<ExitCode> {
         match self.command {
-            Some(Action::List) => {
+            Some(BenchSubcommand::List) => {
                 for Benchmark { name, target, .. } in &benchmarks::ALL {
                     println!("{name:<14} {target}");
                 }
@@ -141,9 +141,11 @@ impl Arguments {
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Some(Action::Peer { kind, ref told }) => peers::serve(kind, told.as_deref()).map(|()| ExitCode::SUCCESS),
-            Some(Action::Inside) => peers::inside::serve().map(|()| ExitCode::SUCCESS),
-            Some(Action::Against(ref arguments)) => {
+            Some(BenchSubcommand::Peer { kind, ref told }) => {
+                peers::serve(kind, told.as_deref()).map(|()| ExitCode::SUCCESS)
+            }
+            Some(BenchSubcommand::Inside) => peers::inside::serve().map(|()| ExitCode::SUCCESS),
+            Some(BenchSubcommand::Against(ref arguments)) => {
                 let lab = self.lab()?;
                 lab.farbus_program()?;
                 against::run(arguments, &lab)
@@ -188,17 +190,17 @@ impl Arguments {
         Ok(if unmeasured > 0 {
             ExitCode::from(2)
         } else {
-            ExitCode::from(u8::from(findings.iter().any(report::Finding::missed)))
+            ExitCode::from(u8::from(findings.iter().any(report::BenchmarkFinding::missed)))
         })
     }
 
-    fn lab(&self) -> Result<Lab> {
+    fn lab(&self) -> Result<BenchmarkEnvironment> {
         if cfg!(debug_assertions) {
             bail!(
                 "this build is not optimized, and its figures would say nothing: cargo run --release -p farbus-bench"
             );
         }
-        Ok(Lab {
+        Ok(BenchmarkEnvironment {
             subject: self.subject,
             farbus: match self.farbus {
                 Some(ref path) => path.clone(),
@@ -211,7 +213,7 @@ impl Arguments {
         })
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> ContestRules {
         let mut rules = if self.quick { QUICK } else { THOROUGH };
         if let Some(seconds) = self.patience {
             rules.patience = Duration::from_secs(seconds);
@@ -241,14 +243,14 @@ impl Arguments {
 
 /// Slices of 25 ms are long against a wake-up and short against a change of the machine; what is
 /// foreign in a quiet machine (interrupts, this one's own timers) stays below a tenth of a CPU.
-const THOROUGH: Rules = Rules {
+const THOROUGH: ContestRules = ContestRules {
     rounds: 9,
     slices: 12,
     slice: Duration::from_millis(25),
     foreign_max: 0.15,
     patience: Duration::from_secs(60),
 };
-const QUICK: Rules = Rules {
+const QUICK: ContestRules = ContestRules {
     rounds: 5,
     slices: 4,
     slice: Duration::from_millis(25),

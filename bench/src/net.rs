@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 /// The namespaces, and the shaped link to them; all go when dropped.
-pub struct Net {
+pub struct ShapedNetwork {
     router: String,
     server: String,
     stranger: String,
@@ -24,7 +24,7 @@ const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 211, 47, 2);
 /// The host behind it that serves.
 pub const THERE: Ipv4Addr = Ipv4Addr::new(10, 211, 48, 2);
 
-impl Net {
+impl ShapedNetwork {
     /// A link of `mbit` megabits a second each way, behind a queue that holds 30 ms of it: a switch's port.
     pub fn create(mbit: u32) -> Result<Self> {
         let id = std::process::id() % 100_000;
@@ -82,11 +82,11 @@ impl Net {
 
 /// Two hosts, this machine and one in a namespace, with a long path between them that loses packets; all is removed
 /// when dropped.
-pub struct LossyNet {
+pub struct LossyNetwork {
     server: String,
 }
 
-impl LossyNet {
+impl LossyNetwork {
     /// Makes a path with this round trip and these losses each way.
     pub fn create(round_trip_ms: u32, lost_per_mille: u32) -> Result<Self> {
         let id = std::process::id() % 100_000;
@@ -120,7 +120,7 @@ impl LossyNet {
     }
 }
 
-impl Drop for LossyNet {
+impl Drop for LossyNetwork {
     fn drop(&mut self) {
         // Deleting it also removes both ends of its cable.
         let _ = ran(&["ip", "netns", "delete", &self.server]);
@@ -133,7 +133,7 @@ fn command_in(namespace: &str, program: &Path) -> Command {
     command
 }
 
-impl Drop for Net {
+impl Drop for ShapedNetwork {
     fn drop(&mut self) {
         for namespace in [&self.server, &self.stranger, &self.router] {
             let _ = ran(&["ip", "netns", "delete", namespace]);

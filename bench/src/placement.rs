@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Placement {
+pub enum CpuPlacement {
     /// Nothing is pinned.
     #[default]
     Free,
@@ -22,7 +22,7 @@ pub enum Placement {
     Same,
 }
 
-impl Placement {
+impl CpuPlacement {
     pub fn place_client(self) -> Result<()> {
         self.move_to(0)
     }

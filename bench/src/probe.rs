@@ -47,13 +47,13 @@ pub fn family_kib(pid: u32) -> Result<u64> {
 }
 
 /// The load of other processes on the machine.
-pub struct Foreign {
+pub struct ForeignLoad {
     busy_seconds: f64,
     ours_seconds: f64,
     at: std::time::Instant,
 }
 
-impl Foreign {
+impl ForeignLoad {
     pub fn begin(servers: &[u32]) -> Result<Self> {
         Ok(Self {
             busy_seconds: machine_busy_seconds()?,
@@ -165,7 +165,7 @@ impl SyscallCounter {
     }
 
     /// Detaches; returns the calls by name, where the tracer knows the names.
-    pub fn finish(self) -> Result<Calls> {
+    pub fn finish(self) -> Result<SyscallTotals> {
         let (Self::Perf(child, report) | Self::Strace(child, report)) = &self;
         let pid = rustix::process::Pid::from_child(child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
@@ -184,21 +184,21 @@ fn report_path(tool: &str) -> PathBuf {
 }
 
 #[derive(Debug, PartialEq)]
-pub struct Calls {
+pub struct SyscallTotals {
     pub total: u64,
     pub by_name: Vec<(String, u64)>,
 }
 
 /// `perf stat -x,`: the count is the first field of the line that names the event.
-fn parse_perf(text: &str) -> Result<Calls> {
+fn parse_perf(text: &str) -> Result<SyscallTotals> {
     let line = text.lines().find(|line| line.contains("sys_enter")).context("perf counted nothing")?;
     let count = line.split(',').next().unwrap_or_default();
     let total = count.parse().with_context(|| format!("perf says {count:?}"))?;
-    Ok(Calls { total, by_name: Vec::new() })
+    Ok(SyscallTotals { total, by_name: Vec::new() })
 }
 
 /// `strace -c -U calls,name`: two columns between lines of dashes, then a total.
-fn parse_strace(text: &str) -> Result<Calls> {
+fn parse_strace(text: &str) -> Result<SyscallTotals> {
     let mut by_name = Vec::new();
     for line in text.lines() {
         let mut fields = line.split_whitespace();
@@ -209,7 +209,7 @@ fn parse_strace(text: &str) -> Result<Calls> {
             by_name.push((name.to_owned(), calls));
         }
     }
-    Ok(Calls { total: by_name.iter().map(|(_, calls)| calls).sum(), by_name })
+    Ok(SyscallTotals { total: by_name.iter().map(|(_, calls)| calls).sum(), by_name })
 }
 
 #[cfg(test)]

@@ -6,22 +6,22 @@ use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 use serde_json::{Value, json};
 
 use crate::{
-    contest::Contest,
-    stats::{Spread, Target},
+    contest::ContestResult,
+    stats::{SampleSpread, SpeedTarget},
 };
 
 /// One line of the report.
 #[derive(Clone)]
-pub struct Finding {
+pub struct BenchmarkFinding {
     pub benchmark: &'static str,
     pub what: String,
     /// The subject's figure.
-    pub ours: Quantity,
+    pub ours: MeasuredQuantity,
     /// The figure for comparison, and its name.
-    pub other: Option<(&'static str, Quantity)>,
+    pub other: Option<(&'static str, MeasuredQuantity)>,
     /// The value that is compared with the target: the ratio of the two figures where there are two.
-    pub judged: Spread,
-    pub target: Target,
+    pub judged: SampleSpread,
+    pub target: SpeedTarget,
     /// Further observations: latencies, calls by name, foreign load.
     pub detail: String,
     /// Other load used the machine throughout.
@@ -30,13 +30,13 @@ pub struct Finding {
 
 /// A spread with its unit.
 #[derive(Clone)]
-pub struct Quantity {
-    pub spread: Spread,
+pub struct MeasuredQuantity {
+    pub spread: SampleSpread,
     pub unit: &'static str,
 }
 
-impl Quantity {
-    pub fn new(spread: Spread, unit: &'static str) -> Self {
+impl MeasuredQuantity {
+    pub fn new(spread: SampleSpread, unit: &'static str) -> Self {
         Self { spread, unit }
     }
 
@@ -45,21 +45,21 @@ impl Quantity {
     }
 }
 
-impl Finding {
+impl BenchmarkFinding {
     /// A comparison, judged by its ratio.
     pub fn ratio(
         benchmark: &'static str,
         what: String,
-        ours: Quantity,
-        other: (&'static str, Quantity),
-        target: Target,
+        ours: MeasuredQuantity,
+        other: (&'static str, MeasuredQuantity),
+        target: SpeedTarget,
     ) -> Self {
-        let judged = Spread::ratio(&ours.spread, &other.1.spread);
+        let judged = SampleSpread::ratio(&ours.spread, &other.1.spread);
         Self { benchmark, what, ours, other: Some(other), judged, target, detail: String::new(), disturbed: false }
     }
 
     /// A figure that is judged by itself.
-    pub fn absolute(benchmark: &'static str, what: String, ours: Quantity, target: Target) -> Self {
+    pub fn absolute(benchmark: &'static str, what: String, ours: MeasuredQuantity, target: SpeedTarget) -> Self {
         let judged = ours.spread.clone();
         Self { benchmark, what, ours, other: None, judged, target, detail: String::new(), disturbed: false }
     }
@@ -70,7 +70,7 @@ impl Finding {
     }
 
     /// Adds how quiet the machine was.
-    pub fn seen_in(mut self, contest: &Contest) -> Self {
+    pub fn seen_in(mut self, contest: &ContestResult) -> Self {
         self.disturbed = contest.disturbed;
         let separator = if self.detail.is_empty() { "" } else { "; " };
         let _ = write!(self.detail, "{separator}other load {:.0} % of a CPU", contest.foreign.median() * 100.0);
@@ -90,9 +90,9 @@ impl Finding {
 
     fn target_shown(&self) -> String {
         match self.target {
-            Target::AtLeast(least) => format!("≥ {}", figure(least)),
-            Target::AtMost(most) => format!("≤ {}", figure(most)),
-            Target::Context => "–".to_owned(),
+            SpeedTarget::AtLeast(least) => format!("≥ {}", figure(least)),
+            SpeedTarget::AtMost(most) => format!("≤ {}", figure(most)),
+            SpeedTarget::Context => "–".to_owned(),
         }
     }
 
@@ -134,9 +134,9 @@ impl Finding {
             "other": self.other.as_ref().map(|(name, quantity)| json!({"name": name, "samples": quantity.spread.samples})),
             "judged": {"median": self.judged.median(), "min": self.judged.min(), "max": self.judged.max()},
             "target": match self.target {
-                Target::AtLeast(least) => json!({"at_least": least}),
-                Target::AtMost(most) => json!({"at_most": most}),
-                Target::Context => Value::Null,
+                SpeedTarget::AtLeast(least) => json!({"at_least": least}),
+                SpeedTarget::AtMost(most) => json!({"at_most": most}),
+                SpeedTarget::Context => Value::Null,
             },
             "margin": self.margin(),
             "missed": self.missed(),
@@ -150,7 +150,7 @@ fn headings(subject: &str) -> [String; 7] {
     ["benchmark", "what", subject, "compared with", "ratio or value (min..max)", "target", "verdict"].map(str::to_owned)
 }
 
-pub fn for_terminal(subject: &str, findings: &[Finding]) -> String {
+pub fn for_terminal(subject: &str, findings: &[BenchmarkFinding]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(headings(subject));
@@ -170,7 +170,7 @@ pub fn for_terminal(subject: &str, findings: &[Finding]) -> String {
     text
 }
 
-pub fn for_markdown(subject: &str, machine: &Value, findings: &[Finding]) -> String {
+pub fn for_markdown(subject: &str, machine: &Value, findings: &[BenchmarkFinding]) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}\n", machine_line(machine));
     let _ = writeln!(text, "| {} |", headings(subject).join(" | "));
@@ -183,22 +183,22 @@ pub fn for_markdown(subject: &str, machine: &Value, findings: &[Finding]) -> Str
     text
 }
 
-pub fn for_programs(subject: &str, machine: &Value, findings: &[Finding]) -> Value {
+pub fn for_programs(subject: &str, machine: &Value, findings: &[BenchmarkFinding]) -> Value {
     json!({
         "subject": subject,
         "machine": machine,
-        "findings": findings.iter().map(Finding::json).collect::<Vec<_>>(),
+        "findings": findings.iter().map(BenchmarkFinding::json).collect::<Vec<_>>(),
     })
 }
 
-fn push_details(text: &mut String, findings: &[Finding], bullet: &str) {
+fn push_details(text: &mut String, findings: &[BenchmarkFinding], bullet: &str) {
     for finding in findings.iter().filter(|finding| !finding.detail.is_empty()) {
         let _ = writeln!(text, "{bullet}{} {}: {}", finding.benchmark, finding.what, finding.detail);
     }
 }
 
-fn summary(findings: &[Finding]) -> String {
-    let judged = findings.iter().filter(|finding| finding.target != Target::Context).count();
+fn summary(findings: &[BenchmarkFinding]) -> String {
+    let judged = findings.iter().filter(|finding| finding.target != SpeedTarget::Context).count();
     let missed = findings.iter().filter(|finding| finding.missed()).count();
     format!("{} of {judged} targets met, {missed} missed.", judged - missed)
 }
@@ -243,28 +243,31 @@ pub fn figure(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn finding(ours: f64, target: Target) -> Finding {
-        Finding::ratio(
+    fn finding(ours: f64, target: SpeedTarget) -> BenchmarkFinding {
+        BenchmarkFinding::ratio(
             "deep",
             "IN".to_owned(),
-            Quantity::new(Spread::new(vec![ours; 5]), "MB/s"),
-            ("ref", Quantity::new(Spread::new(vec![100.0; 5]), "MB/s")),
+            MeasuredQuantity::new(SampleSpread::new(vec![ours; 5]), "MB/s"),
+            ("ref", MeasuredQuantity::new(SampleSpread::new(vec![100.0; 5]), "MB/s")),
             target,
         )
     }
 
     #[test]
     fn a_verdict_says_by_how_much() {
-        assert_eq!(finding(120.0, Target::AtLeast(0.8)).verdict(), "PASS by 50 %");
-        assert_eq!(finding(60.0, Target::AtLeast(0.8)).verdict(), "MISS by 25 %");
-        assert_eq!(finding(79.99, Target::AtLeast(0.8)).verdict(), "MISS by 1 %");
-        assert_eq!(finding(60.0, Target::Context).verdict(), "–");
+        assert_eq!(finding(120.0, SpeedTarget::AtLeast(0.8)).verdict(), "PASS by 50 %");
+        assert_eq!(finding(60.0, SpeedTarget::AtLeast(0.8)).verdict(), "MISS by 25 %");
+        assert_eq!(finding(79.99, SpeedTarget::AtLeast(0.8)).verdict(), "MISS by 1 %");
+        assert_eq!(finding(60.0, SpeedTarget::Context).verdict(), "–");
     }
 
     #[test]
     fn the_summary_counts_promises_only() {
-        let findings =
-            [finding(60.0, Target::AtLeast(0.8)), finding(90.0, Target::AtLeast(0.8)), finding(1.0, Target::Context)];
+        let findings = [
+            finding(60.0, SpeedTarget::AtLeast(0.8)),
+            finding(90.0, SpeedTarget::AtLeast(0.8)),
+            finding(1.0, SpeedTarget::Context),
+        ];
         assert_eq!(summary(&findings), "1 of 2 targets met, 1 missed.");
         assert!(for_markdown("farbus", &machine(), &findings).contains("| MISS by 25 % |"));
         assert_eq!(for_programs("farbus", &machine(), &findings)["findings"][0]["missed"], true);

@@ -2,12 +2,12 @@
 
 /// A set of repeated measurements of one quantity, reduced to what is printed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spread {
+pub struct SampleSpread {
     /// The measurements, in the order they were taken.
     pub samples: Vec<f64>,
 }
 
-impl Spread {
+impl SampleSpread {
     /// # Panics
     /// When there is no sample: a benchmark that measured nothing is a bug in the benchmark.
     pub fn new(samples: Vec<f64>) -> Self {
@@ -44,14 +44,14 @@ impl Spread {
 
 /// The condition that a measured value has to meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Target {
+pub enum SpeedTarget {
     AtLeast(f64),
     AtMost(f64),
     /// Printed for context; there is no target.
     Context,
 }
 
-impl Target {
+impl SpeedTarget {
     /// How far the value is on the good side of the target, as a share of the target; negative is a miss. `None`
     /// without a target.
     pub fn margin(self, value: f64) -> Option<f64> {
@@ -71,32 +71,32 @@ mod tests {
 
     #[test]
     fn the_median_is_the_middle_one_or_the_mean_of_the_two_middle_ones() {
-        assert_eq!(Spread::new(vec![9.0, 1.0, 5.0]).median(), 5.0);
-        assert_eq!(Spread::new(vec![9.0, 1.0, 5.0, 7.0]).median(), 6.0);
-        assert_eq!(Spread::once(3.0).median(), 3.0);
+        assert_eq!(SampleSpread::new(vec![9.0, 1.0, 5.0]).median(), 5.0);
+        assert_eq!(SampleSpread::new(vec![9.0, 1.0, 5.0, 7.0]).median(), 6.0);
+        assert_eq!(SampleSpread::once(3.0).median(), 3.0);
     }
 
     #[test]
     fn the_ends_of_a_spread_are_its_extremes_not_its_first_and_last() {
-        let spread = Spread::new(vec![4.0, 9.0, 1.0, 5.0]);
+        let spread = SampleSpread::new(vec![4.0, 9.0, 1.0, 5.0]);
         assert_eq!((spread.min(), spread.max()), (1.0, 9.0));
     }
 
     #[test]
     fn a_drift_that_both_sides_saw_falls_out_of_the_ratio() {
-        let ours = Spread::new(vec![90.0, 45.0, 9.0]);
-        let theirs = Spread::new(vec![100.0, 50.0, 10.0]);
-        let ratio = Spread::ratio(&ours, &theirs);
+        let ours = SampleSpread::new(vec![90.0, 45.0, 9.0]);
+        let theirs = SampleSpread::new(vec![100.0, 50.0, 10.0]);
+        let ratio = SampleSpread::ratio(&ours, &theirs);
         assert!((ratio.min() - 0.9).abs() < 1e-12 && (ratio.max() - 0.9).abs() < 1e-12);
     }
 
     #[test]
     fn a_margin_is_positive_on_the_good_side_of_either_kind_of_target() {
-        assert_eq!(Target::AtLeast(2.0).margin(3.0), Some(0.5));
-        assert_eq!(Target::AtLeast(2.0).margin(1.0), Some(-0.5));
-        assert_eq!(Target::AtMost(2.0).margin(1.0), Some(0.5));
-        assert_eq!(Target::AtMost(2.0).margin(3.0), Some(-0.5));
-        assert_eq!(Target::AtMost(0.0).margin(0.0), Some(0.0));
-        assert_eq!(Target::Context.margin(3.0), None);
+        assert_eq!(SpeedTarget::AtLeast(2.0).margin(3.0), Some(0.5));
+        assert_eq!(SpeedTarget::AtLeast(2.0).margin(1.0), Some(-0.5));
+        assert_eq!(SpeedTarget::AtMost(2.0).margin(1.0), Some(0.5));
+        assert_eq!(SpeedTarget::AtMost(2.0).margin(3.0), Some(-0.5));
+        assert_eq!(SpeedTarget::AtMost(0.0).margin(0.0), Some(0.0));
+        assert_eq!(SpeedTarget::Context.margin(3.0), None);
     }
 }

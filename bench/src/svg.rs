@@ -3,24 +3,24 @@
 use std::fmt::Write;
 
 /// Panels over one horizontal axis.
-pub struct Chart {
+pub struct LineChart {
     pub title: String,
     /// The label of the horizontal axis.
     pub across: String,
-    pub panels: Vec<Panel>,
+    pub panels: Vec<ChartPanel>,
 }
 
 /// One vertical axis and its lines.
-pub struct Panel {
+pub struct ChartPanel {
     /// The axis's label, with its unit.
     pub up: String,
     /// Whether the scale is logarithmic; values that are not above zero are then drawn at its lower end.
     pub is_logarithmic: bool,
-    pub lines: Vec<Line>,
+    pub lines: Vec<ChartLine>,
 }
 
 /// A line: its name and its points, from left to right.
-pub struct Line {
+pub struct ChartLine {
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
@@ -36,12 +36,12 @@ const BOTTOM: f64 = 45.0;
 /// Told apart without colour vision too (Okabe and Ito, 2008).
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
-impl Chart {
+impl LineChart {
     pub fn render(&self) -> String {
         self.render_from(true)
     }
 
-    /// Like [`Chart::render`], but axes begin near the least value: for lines that differ little.
+    /// Like [`LineChart::render`], but axes begin near the least value: for lines that differ little.
     pub fn render_close(&self) -> String {
         self.render_from(false)
     }
@@ -70,19 +70,20 @@ impl Chart {
     }
 }
 
-impl Panel {
+impl ChartPanel {
     fn render(&self, svg: &mut String, top: f64, (from, to): (f64, f64), from_zero: bool) {
         let right = WIDTH - RIGHT;
         let x_at = |x: f64| LEFT + (x - from) / (to - from) * (right - LEFT);
         let values = || self.lines.iter().flat_map(|line| &line.points).map(|&(_, y)| y);
-        let scale = if from_zero { Scale::over(values(), self.is_logarithmic) } else { Scale::close_over(values()) };
+        let scale =
+            if from_zero { AxisScale::over(values(), self.is_logarithmic) } else { AxisScale::close_over(values()) };
         let y_at = |y: f64| top + PANEL * (1.0 - scale.place(y));
         for mark in scale.marks() {
             let y = y_at(mark);
             let _ = writeln!(svg, "<path d=\"M{LEFT} {y:.1}H{right}\" stroke=\"#ddd\"/>");
             text(svg, (LEFT - 6.0, y + 4.0), "end", &shown(mark));
         }
-        for mark in Scale::over([from, to].into_iter(), false).marks().filter(|mark| (from..=to).contains(mark)) {
+        for mark in AxisScale::over([from, to].into_iter(), false).marks().filter(|mark| (from..=to).contains(mark)) {
             text(svg, (x_at(mark), top + PANEL + 16.0), "middle", &shown(mark));
         }
         let _ = writeln!(svg, "<path d=\"M{LEFT} {top}V{}H{right}\" fill=\"none\" stroke=\"#444\"/>", top + PANEL);
@@ -120,14 +121,14 @@ fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 /// A vertical axis with round ends.
-struct Scale {
+struct AxisScale {
     from: f64,
     to: f64,
     step: f64,
     is_logarithmic: bool,
 }
 
-impl Scale {
+impl AxisScale {
     /// A scale from zero, or from a power of ten.
     fn over(values: impl Iterator<Item = f64>, is_logarithmic: bool) -> Self {
         // Nothing but what is above zero has a place on a logarithmic scale.
@@ -179,23 +180,23 @@ mod tests {
 
     #[test]
     fn an_axis_has_round_marks_that_cover_every_value() {
-        let marks = |values: &[f64], log| Scale::over(values.iter().copied(), log).marks().collect::<Vec<_>>();
+        let marks = |values: &[f64], log| AxisScale::over(values.iter().copied(), log).marks().collect::<Vec<_>>();
         assert_eq!(marks(&[3.0, 95.0], false), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         assert_eq!(marks(&[0.4, 90.0], true), [0.1, 1.0, 10.0, 100.0]);
         assert_eq!(marks(&[5.0], true).first(), Some(&1.0));
         assert_eq!(marks(&[0.0, 5.0], true), [1.0, 10.0]);
         assert_eq!(marks(&[0.0], true), [1.0, 10.0]);
-        let close: Vec<_> = Scale::close_over([-104.0, 3.0].into_iter()).marks().collect();
+        let close: Vec<_> = AxisScale::close_over([-104.0, 3.0].into_iter()).marks().collect();
         assert_eq!(close, [-125.0, -100.0, -75.0, -50.0, -25.0, 0.0, 25.0]);
-        let scale = Scale::over([1.0, 100.0].into_iter(), true);
+        let scale = AxisScale::over([1.0, 100.0].into_iter(), true);
         assert!((scale.place(10.0) - 0.5).abs() < 1e-12);
     }
 
     #[test]
     fn a_chart_has_each_line_and_its_name() {
-        let line = |name: &str| Line { name: name.into(), points: vec![(0.0, 1.0), (95.0, 20.0)] };
-        let panel = |log| Panel { up: "ms".into(), is_logarithmic: log, lines: vec![line("a < b"), line("c")] };
-        let chart = Chart { title: "t".into(), across: "load, %".into(), panels: vec![panel(false), panel(true)] };
+        let line = |name: &str| ChartLine { name: name.into(), points: vec![(0.0, 1.0), (95.0, 20.0)] };
+        let panel = |log| ChartPanel { up: "ms".into(), is_logarithmic: log, lines: vec![line("a < b"), line("c")] };
+        let chart = LineChart { title: "t".into(), across: "load, %".into(), panels: vec![panel(false), panel(true)] };
         let svg = chart.render();
         assert_eq!(svg.matches("<polyline").count(), 4);
         assert!(svg.contains("a &lt; b") && svg.starts_with("<svg") && svg.ends_with("</svg>\n"));

@@ -26,12 +26,12 @@ pub const SET_CONFIGURATION_1: [u8; 8] = [0x00, 0x09, 0x01, 0x00, 0x00, 0x00, 0x
 pub const GET_STATUS: [u8; 8] = [0x80, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x00];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum UsbipDirection {
     Out,
     In,
 }
 
-impl Direction {
+impl UsbipDirection {
     pub const BOTH: [Self; 2] = [Self::In, Self::Out];
 
     pub fn name(self) -> &'static str {
@@ -44,9 +44,9 @@ impl Direction {
 
 /// One transfer to submit: everything of a CMD_SUBMIT but its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct TransferTemplate {
     pub endpoint: u8,
-    pub direction: Direction,
+    pub direction: UsbipDirection,
     pub setup: [u8; 8],
     pub bytes: usize,
     /// Packets of equal length, if the endpoint is isochronous; 0 for every other.
@@ -56,19 +56,19 @@ pub struct Transfer {
 /// The description of an isochronous packet: offset, length, actual length, status.
 const PACKET_BYTES: usize = 16;
 
-impl Transfer {
+impl TransferTemplate {
     /// A transfer on endpoint 1 of the source/sink device, which is bulk.
-    pub fn bulk(direction: Direction, bytes: usize) -> Self {
+    pub fn bulk(direction: UsbipDirection, bytes: usize) -> Self {
         Self { endpoint: 1, direction, setup: [0; 8], bytes, packets: 0 }
     }
 
     /// A transfer on endpoint 3 of the source/sink device, which is isochronous.
     pub fn isochronous(packets: usize, packet_bytes: usize) -> Self {
         let bytes = packets * packet_bytes;
-        Self { endpoint: 3, direction: Direction::In, setup: [0; 8], bytes, packets }
+        Self { endpoint: 3, direction: UsbipDirection::In, setup: [0; 8], bytes, packets }
     }
 
-    pub fn control(direction: Direction, setup: [u8; 8], bytes: usize) -> Self {
+    pub fn control(direction: UsbipDirection, setup: [u8; 8], bytes: usize) -> Self {
         Self { endpoint: 0, direction, setup, bytes, packets: 0 }
     }
 
@@ -76,11 +76,11 @@ impl Transfer {
     pub fn header(&self, devid: u32) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         let direction = match self.direction {
-            Direction::Out => 0,
-            Direction::In => 1,
+            UsbipDirection::Out => 0,
+            UsbipDirection::In => 1,
         };
         // USBIP_URB_DIR_IN is what Linux sends for IN; nothing else is asked for.
-        let mut transfer_flags: u32 = if self.direction == Direction::In { 0x200 } else { 0 };
+        let mut transfer_flags: u32 = if self.direction == UsbipDirection::In { 0x200 } else { 0 };
         if self.packets > 0 {
             // URB_ISO_ASAP: in the next interval that is free.
             transfer_flags |= 0x2;
@@ -97,7 +97,7 @@ impl Transfer {
 
     /// Bytes that follow a command's header on the wire.
     pub fn bytes_out(&self) -> usize {
-        PACKET_BYTES * self.packets + if self.direction == Direction::Out { self.bytes } else { 0 }
+        PACKET_BYTES * self.packets + if self.direction == UsbipDirection::Out { self.bytes } else { 0 }
     }
 
     /// What follows a command's header on the wire: zeros, and the packets.
@@ -114,7 +114,7 @@ impl Transfer {
 
     /// Bytes that follow the header of a successful reply on the wire.
     pub fn bytes_in(&self) -> usize {
-        PACKET_BYTES * self.packets + if self.direction == Direction::In { self.bytes } else { 0 }
+        PACKET_BYTES * self.packets + if self.direction == UsbipDirection::In { self.bytes } else { 0 }
     }
 }
 
@@ -153,16 +153,16 @@ pub fn import(stream: &mut (impl Read + Write), busid: &str) -> Result<u32> {
 ///
 /// A reply does not say whether data follows it (its direction is zero on the wire), so the reader has to know the
 /// transfers; here all transfers in flight are alike and on one endpoint, and are therefore answered in order.
-pub struct Replies {
-    transfer: Transfer,
+pub struct ReplyParser {
+    transfer: TransferTemplate,
     expected_seqnum: u32,
     header: [u8; HEADER_BYTES],
     header_bytes: usize,
     payload_bytes_left: usize,
 }
 
-impl Replies {
-    pub fn new(transfer: Transfer, first_seqnum: u32) -> Self {
+impl ReplyParser {
+    pub fn new(transfer: TransferTemplate, first_seqnum: u32) -> Self {
         Self {
             transfer,
             expected_seqnum: first_seqnum,
@@ -205,7 +205,7 @@ impl Replies {
 }
 
 /// Refuses every reply except one that `transfer` succeeded in full.
-pub fn check_reply(header: &[u8; HEADER_BYTES], transfer: &Transfer, seqnum: u32) -> Result<()> {
+pub fn check_reply(header: &[u8; HEADER_BYTES], transfer: &TransferTemplate, seqnum: u32) -> Result<()> {
     let (command, replied, status, actual_length) =
         (word(header, 0), word(header, 4), word(header, 20).cast_signed(), word(header, 24));
     if command != RET_SUBMIT {
@@ -232,7 +232,7 @@ pub fn exchange(
     stream: &mut (impl Read + Write),
     request: &[u8],
     reply: &mut [u8],
-    transfer: &Transfer,
+    transfer: &TransferTemplate,
     seqnum: u32,
 ) -> Result<()> {
     stream.write_all(request)?;
@@ -262,8 +262,9 @@ pub fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize>
 mod tests {
     use super::*;
 
-    const IN_100: Transfer = Transfer { endpoint: 1, direction: Direction::In, setup: [0; 8], bytes: 100, packets: 0 };
-    const OUT_100: Transfer = Transfer { direction: Direction::Out, ..IN_100 };
+    const IN_100: TransferTemplate =
+        TransferTemplate { endpoint: 1, direction: UsbipDirection::In, setup: [0; 8], bytes: 100, packets: 0 };
+    const OUT_100: TransferTemplate = TransferTemplate { direction: UsbipDirection::Out, ..IN_100 };
 
     fn reply(seqnum: u32, status: i32, actual_length: u32, payload_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
@@ -277,17 +278,17 @@ mod tests {
 
     #[test]
     fn a_submit_is_the_bytes_the_protocol_document_shows() {
-        let mut header = Transfer { bytes: 0x12345, ..IN_100 }.header(0x0001_0002);
+        let mut header = TransferTemplate { bytes: 0x12345, ..IN_100 }.header(0x0001_0002);
         set_seqnum(&mut header, 7);
         let words: Vec<u32> = (0..48).step_by(4).map(|at| word(&header, at)).collect();
         assert_eq!(words, [CMD_SUBMIT, 7, 0x0001_0002, 1, 1, 0x200, 0x12345, 0, 0, 0, 0, 0]);
-        let header = Transfer::control(Direction::Out, SET_CONFIGURATION_1, 0).header(1);
+        let header = TransferTemplate::control(UsbipDirection::Out, SET_CONFIGURATION_1, 0).header(1);
         assert_eq!(header[40..], SET_CONFIGURATION_1);
     }
 
     #[test]
     fn an_isochronous_submit_has_its_packets_behind_the_header() {
-        let transfer = Transfer::isochronous(2, 100);
+        let transfer = TransferTemplate::isochronous(2, 100);
         let header = transfer.header(1);
         let words: Vec<u32> = (12..40).step_by(4).map(|at| word(&header, at)).collect();
         assert_eq!(words, [1, 3, 0x202, 200, 0, 2, 1], "direction, endpoint, flags, length, frame, packets, interval");
@@ -296,10 +297,12 @@ mod tests {
         assert_eq!(words, [0, 100, 0, 0, 100, 100, 0, 0]);
         // The reply has the data, then the packets.
         let mut lost = reply(1, 0, 200, 200 + 32);
-        let mut replies = Replies::new(transfer, 1);
+        let mut replies = ReplyParser::new(transfer, 1);
         assert_eq!(replies.feed(&lost).expect("a good reply"), 1);
         lost[39] = 1;
-        assert!(Replies::new(transfer, 1).feed(&lost).expect_err("a lost packet").to_string().contains("lost 1 of 2"));
+        assert!(
+            ReplyParser::new(transfer, 1).feed(&lost).expect_err("a lost packet").to_string().contains("lost 1 of 2")
+        );
     }
 
     #[test]
@@ -307,7 +310,7 @@ mod tests {
         for (transfer, payload) in [(IN_100, 100), (OUT_100, 0)] {
             let stream: Vec<u8> = (5..9).flat_map(|seqnum| reply(seqnum, 0, 100, payload)).collect();
             for chunk_bytes in 1..=stream.len() {
-                let mut replies = Replies::new(transfer, 5);
+                let mut replies = ReplyParser::new(transfer, 5);
                 let completed: usize =
                     stream.chunks(chunk_bytes).map(|chunk| replies.feed(chunk).expect("good replies")).sum();
                 assert_eq!(completed, 4, "cut every {chunk_bytes} bytes");
@@ -318,14 +321,14 @@ mod tests {
     #[test]
     fn a_reply_counts_only_when_its_last_byte_has_come() {
         let stream = reply(1, 0, 100, 100);
-        let mut replies = Replies::new(IN_100, 1);
+        let mut replies = ReplyParser::new(IN_100, 1);
         assert_eq!(replies.feed(&stream[..147]).expect("a good start"), 0);
         assert_eq!(replies.feed(&stream[147..]).expect("a good end"), 1);
     }
 
     #[test]
     fn a_wrong_reply_is_refused_by_name() {
-        let refusal = |bytes: Vec<u8>| Replies::new(IN_100, 1).feed(&bytes).expect_err("a wrong reply").to_string();
+        let refusal = |bytes: Vec<u8>| ReplyParser::new(IN_100, 1).feed(&bytes).expect_err("a wrong reply").to_string();
         assert!(refusal(reply(2, 0, 100, 100)).contains("got the one to 2"));
         assert!(refusal(reply(1, -32, 0, 0)).contains("status -32"));
         assert!(refusal(reply(1, 0, 99, 99)).contains("moved 99 bytes"));

@@ -5,8 +5,8 @@
 //! for each implementation that has one, and for no other.
 
 use crate::image::kernel::write_whole;
-use crate::peers::{Server, crate_server, python};
-use crate::{Error, Result, tool};
+use crate::peers::{InteropServer, crate_server, python};
+use crate::{Result, RigError, tool};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 
 /// An implementation that is tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Subject {
+pub struct ConformSubject {
     /// The name of its file.
     pub name: &'static str,
     /// Its column.
@@ -25,18 +25,18 @@ pub struct Subject {
 }
 
 /// All implementations, in the order of the columns.
-pub const SUBJECTS: &[Subject] = &[
-    Subject { name: "share", title: "`farbus share`", role: "exporter" },
-    Subject { name: "vudc", title: "Linux `usbip-vudc` + `usbipd`", role: "exporter" },
-    Subject { name: "usbip-host", title: "Linux `usbip-host` + `usbipd`", role: "exporter" },
-    Subject { name: "python-devices", title: python::NAME, role: "exporter" },
-    Subject { name: "crate", title: crate_server::NAME, role: "exporter" },
-    Subject { name: "attach-nbd", title: "`farbus attach --via nbd`", role: "importer" },
-    Subject { name: "attach-fuse", title: "`farbus attach --via fuse`", role: "importer" },
-    Subject { name: "attach-redir", title: "`farbus attach --via redir`", role: "importer" },
-    Subject { name: "vhci", title: "Linux `usbip` + `vhci_hcd`", role: "importer" },
-    Subject { name: "python-host", title: python::NAME, role: "importer" },
-    Subject { name: "session-share", title: "`farbus share`", role: "session" },
+pub const SUBJECTS: &[ConformSubject] = &[
+    ConformSubject { name: "share", title: "`farbus share`", role: "exporter" },
+    ConformSubject { name: "vudc", title: "Linux `usbip-vudc` + `usbipd`", role: "exporter" },
+    ConformSubject { name: "usbip-host", title: "Linux `usbip-host` + `usbipd`", role: "exporter" },
+    ConformSubject { name: "python-devices", title: python::NAME, role: "exporter" },
+    ConformSubject { name: "crate", title: crate_server::NAME, role: "exporter" },
+    ConformSubject { name: "attach-nbd", title: "`farbus attach --via nbd`", role: "importer" },
+    ConformSubject { name: "attach-fuse", title: "`farbus attach --via fuse`", role: "importer" },
+    ConformSubject { name: "attach-redir", title: "`farbus attach --via redir`", role: "importer" },
+    ConformSubject { name: "vhci", title: "Linux `usbip` + `vhci_hcd`", role: "importer" },
+    ConformSubject { name: "python-host", title: python::NAME, role: "importer" },
+    ConformSubject { name: "session-share", title: "`farbus share`", role: "session" },
 ];
 
 /// How long an answer may take, in s.
@@ -44,7 +44,7 @@ const TIMEOUT: &str = "2";
 
 /// Where everything is.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConformPaths {
     /// The program; `farbus-conform` is beside it.
     pub farbus: PathBuf,
     /// A folder for sockets, images and logs.
@@ -53,7 +53,7 @@ pub struct Place {
     pub cache: PathBuf,
 }
 
-impl Place {
+impl ConformPaths {
     fn farbus(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.farbus);
         command.args(words).env("XDG_RUNTIME_DIR", &self.scratch).env("FARBUS_STATE", self.scratch.join("state"));
@@ -64,11 +64,11 @@ impl Place {
     /// Runs `farbus conform … --json`, whose verdict is in what it prints.
     fn conform(&self, words: &[&str]) -> Result<Value> {
         let mut command = self.farbus(&[&["conform"], words, &["--timeout", TIMEOUT, "--json"]].concat());
-        let output = command.output().map_err(Error::io(format!("start {}", tool::show(&command))))?;
+        let output = command.output().map_err(RigError::io(format!("start {}", tool::show(&command))))?;
         let said = String::from_utf8_lossy(&output.stdout);
         match (output.status.code(), serde_json::from_str(&said)) {
             (Some(0 | 1), Ok(value)) => Ok(value),
-            _ => Err(Error::Tool {
+            _ => Err(RigError::Tool {
                 command: tool::show(&command),
                 said: format!("{said}{}", String::from_utf8_lossy(&output.stderr)),
             }),
@@ -85,12 +85,12 @@ impl Place {
 
     fn image(&self) -> Result<PathBuf> {
         let image = self.scratch.join("conform.img");
-        std::fs::write(&image, vec![0; 8 << 20]).map_err(Error::io("write an image"))?;
+        std::fs::write(&image, vec![0; 8 << 20]).map_err(RigError::io("write an image"))?;
         Ok(image)
     }
 
-    fn server(&self, command: Command) -> Result<Server> {
-        Server::start(command, &self.scratch.join("conform.log"))
+    fn server(&self, command: Command) -> Result<InteropServer> {
+        InteropServer::start(command, &self.scratch.join("conform.log"))
     }
 
     /// Runs the kit against an implementation that needs no machine, and returns the result to keep; `None` for one
@@ -98,7 +98,7 @@ impl Place {
     ///
     /// # Errors
     /// If a program cannot be started, or does not say what it has to.
-    pub fn run(&self, subject: Subject) -> Result<Option<Value>> {
+    pub fn run(&self, subject: ConformSubject) -> Result<Option<Value>> {
         let image = self.image()?;
         let path = image.to_string_lossy().into_owned();
         let attach = format!("{} attach {{address}}/{{busid}} --via", self.farbus.display());
@@ -120,7 +120,7 @@ impl Place {
                 (self.version()?, vec![run("1-1")?, run("1-2")?, run("1-3")?])
             }
             "python-devices" => {
-                let python = python::Python::ready(&self.cache)?;
+                let python = python::PythonPackage::ready(&self.cache)?;
                 let server = self.server(python.command(include_str!("../peers/server.py"), &[&path]))?;
                 let run = |bus_id| self.exporter(server.port(), &["--busid", bus_id]);
                 (python.version.to_owned(), vec![run("1-1")?, run("1-2")?])
@@ -140,7 +140,7 @@ impl Place {
                 vec![self.importer(&format!("{attach} redir --socket {scratch}/conform-redir.sock"))?],
             ),
             "python-host" => {
-                let python = python::Python::ready(&self.cache)?;
+                let python = python::PythonPackage::ready(&self.cache)?;
                 let script = self.scratch.join("conform-importer.py");
                 write_whole(&script, include_str!("../peers/importer.py").as_bytes())?;
                 let path = python.path().display();
@@ -161,8 +161,8 @@ impl Place {
     /// own.
     fn of_crate(&self, device: &str) -> Result<Value> {
         let list = tool::text(&mut self.farbus(&["conform", "exporter", "--list", "--json"]))?;
-        let list: Value = serde_json::from_str(&list).map_err(|error| Error::Expectation(error.to_string()))?;
-        let own = std::env::current_exe().map_err(Error::io("find this program"))?;
+        let list: Value = serde_json::from_str(&list).map_err(|error| RigError::Expectation(error.to_string()))?;
+        let own = std::env::current_exe().map_err(RigError::io("find this program"))?;
         let mut checks = Vec::new();
         for check in list.as_array().into_iter().flatten() {
             let mut command = Command::new(&own);
@@ -177,7 +177,7 @@ impl Place {
 }
 
 /// A result as it is kept.
-pub fn kept(subject: Subject, version: &str, runs: &[Value]) -> Value {
+pub fn kept(subject: ConformSubject, version: &str, runs: &[Value]) -> Value {
     let checks = |run: &Value| {
         let each = run["checks"].as_array().into_iter().flatten();
         let parts = ["id", "severity", "result", "seen"];
@@ -189,8 +189,8 @@ pub fn kept(subject: Subject, version: &str, runs: &[Value]) -> Value {
 }
 
 /// Writes a result into the folder.
-pub fn keep(folder: &Path, subject: Subject, result: &Value) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(Error::io(format!("create {}", folder.display())))?;
+pub fn keep(folder: &Path, subject: ConformSubject, result: &Value) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(RigError::io(format!("create {}", folder.display())))?;
     write_whole(&folder.join(format!("{}.json", subject.name)), format!("{result:#}\n").as_bytes())
 }
 
@@ -204,7 +204,7 @@ pub fn read_all(folder: &Path) -> Result<BTreeMap<&'static str, Value>> {
         let path = folder.join(format!("{}.json", subject.name));
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         let result =
-            serde_json::from_str(&text).map_err(|_| Error::Format { path, rule: "not a result of the kit" })?;
+            serde_json::from_str(&text).map_err(|_| RigError::Format { path, rule: "not a result of the kit" })?;
         results.insert(subject.name, result);
     }
     Ok(results)
@@ -245,8 +245,8 @@ pub fn tables(results: &BTreeMap<&str, Value>) -> String {
         ("importer", "an importer"),
         ("session", "an exporter of farbus's own protocol (`farbus conform session`)"),
     ] {
-        let of_role = |subject: &&Subject| subject.role == role && results.contains_key(subject.name);
-        let columns: Vec<&Subject> = SUBJECTS.iter().filter(of_role).collect();
+        let of_role = |subject: &&ConformSubject| subject.role == role && results.contains_key(subject.name);
+        let columns: Vec<&ConformSubject> = SUBJECTS.iter().filter(of_role).collect();
         if columns.is_empty() {
             continue;
         }

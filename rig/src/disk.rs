@@ -1,7 +1,7 @@
 //! Disk images on the host: made, filled, checked and read back without mounting, hence without privileges.
 
 use crate::tool::which;
-use crate::{Error, Result, tool};
+use crate::{Result, RigError, tool};
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,18 +14,19 @@ pub const MANIFEST: &str = "MANIFEST";
 pub fn sparse(path: &Path, bytes: u64) -> Result<()> {
     File::create(path)
         .and_then(|file| file.set_len(bytes))
-        .map_err(Error::io(format!("create {} of {bytes} bytes", path.display())))
+        .map_err(RigError::io(format!("create {} of {bytes} bytes", path.display())))
 }
 
 /// Makes a file in which every byte depends on its offset, so that a misplaced block is noticed.
 pub fn noise(path: &Path, bytes: usize) -> Result<()> {
-    fs::write(path, Noise::new(bytes as u64).take(bytes)).map_err(Error::io(format!("write {}", path.display())))
+    fs::write(path, NoiseGenerator::new(bytes as u64).take(bytes))
+        .map_err(RigError::io(format!("write {}", path.display())))
 }
 
 /// Makes a file tree in `folder`: sizes around the borders of blocks and pages, depth, many small files, and a manifest
 /// of it all.
 pub fn tree(folder: &Path) -> Result<()> {
-    let mut noise = Noise::new(20);
+    let mut noise = NoiseGenerator::new(20);
     let sizes = [0, 1, 511, 512, 513, 4095, 4096, 4097, 65_536, 131_073, 1 << 20, (3 << 20) + 7];
     for (index, size) in sizes.into_iter().enumerate() {
         put(&folder.join(format!("sizes/{size}")), &noise.take(size))?;
@@ -42,7 +43,7 @@ pub fn tree(folder: &Path) -> Result<()> {
 
 /// A tree for a device without folders: a few files.
 pub fn few_files(folder: &Path) -> Result<()> {
-    let mut noise = Noise::new(21);
+    let mut noise = NoiseGenerator::new(21);
     for size in [1, 511, 512, 4097, 65_536, 1_000_000] {
         put(&folder.join(format!("of-{size}.bin")), &noise.take(size))?;
     }
@@ -53,7 +54,7 @@ pub fn few_files(folder: &Path) -> Result<()> {
 /// Checks a tree against its manifest; returns the number of files.
 pub fn verify_tree(folder: &Path) -> Result<usize> {
     let manifest = folder.join(MANIFEST);
-    let list = fs::read_to_string(&manifest).map_err(Error::io(format!("read {}", manifest.display())))?;
+    let list = fs::read_to_string(&manifest).map_err(RigError::io(format!("read {}", manifest.display())))?;
     tool::output(Command::new("sha256sum").current_dir(folder).args(["--check", "--quiet", "--strict", MANIFEST]))?;
     Ok(list.lines().count())
 }
@@ -76,7 +77,7 @@ pub fn fsck(image: &Path) -> Result<()> {
 
 /// Copies one folder out of an image's file system.
 pub fn extract(image: &Path, inside: &str, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).map_err(Error::io(format!("create {}", to.display())))?;
+    fs::create_dir_all(to).map_err(RigError::io(format!("create {}", to.display())))?;
     tool::output(host("debugfs").args(["-R", &format!("rdump {inside} {}", to.display())]).arg(image)).map(drop)
 }
 
@@ -94,13 +95,13 @@ fn put(path: &Path, contents: &[u8]) -> Result<()> {
     let folder = path.parent().expect("a file is in a folder");
     fs::create_dir_all(folder)
         .and_then(|()| File::create(path)?.write_all(contents))
-        .map_err(Error::io(format!("write {}", path.display())))
+        .map_err(RigError::io(format!("write {}", path.display())))
 }
 
 /// Bytes that look random and are the same every time (xorshift64*).
-struct Noise(u64);
+struct NoiseGenerator(u64);
 
-impl Noise {
+impl NoiseGenerator {
     fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15))
     }

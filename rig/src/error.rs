@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Shorthand for the rig's results.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, RigError>;
 
 /// Why a case, or the rig itself, could not continue.
 #[derive(Debug)]
-pub enum Error {
+pub enum RigError {
     /// Host packages are missing and the rig was not told to install them.
     Prerequisites {
         /// What is missing, as `package (path)`.
@@ -73,7 +73,7 @@ pub enum Error {
     Skip(String),
 }
 
-impl Error {
+impl RigError {
     /// Wraps an operating system error with what was being attempted.
     pub fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let doing = doing.into();
@@ -81,7 +81,7 @@ impl Error {
     }
 }
 
-impl std::fmt::Display for Error {
+impl std::fmt::Display for RigError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Prerequisites { missing, line } => write!(
@@ -110,7 +110,7 @@ impl std::fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for RigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io { source, .. } => Some(source),

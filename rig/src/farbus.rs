@@ -1,6 +1,6 @@
 //! Runs farbus on the host as a user does: started by its command line, watched, and killed.
 
-use crate::{Error, Result, tool};
+use crate::{Result, RigError, tool};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,34 +13,34 @@ use std::time::{Duration, Instant};
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
 /// The program and the folder that its instances meet in: a host.
-pub struct Farbus {
+pub struct FarbusProgram {
     program: PathBuf,
     runtime: PathBuf,
     log: PathBuf,
 }
 
 /// A running `farbus share`. Dropping it kills it.
-pub struct Share {
+pub struct ShareProcess {
     child: Child,
-    farbus: Farbus,
+    farbus: FarbusProgram,
     port: u16,
     announced: Vec<String>,
 }
 
 /// A running `farbus attach --via fuse` or `--via redir`. Dropping it ends it.
-pub struct Attached {
+pub struct AttachProcess {
     child: Child,
 }
 
-impl Farbus {
+impl FarbusProgram {
     /// Prepares a runtime folder of its own, so that cases do not meet each other or the user's farbus.
     pub fn new(program: PathBuf, runtime: &Path, logs: &Path, name: &str) -> Result<Self> {
-        std::fs::create_dir_all(runtime).map_err(Error::io(format!("create {}", runtime.display())))?;
+        std::fs::create_dir_all(runtime).map_err(RigError::io(format!("create {}", runtime.display())))?;
         Ok(Self { program, runtime: runtime.into(), log: logs.join(format!("{name}.share.log")) })
     }
 
     /// Starts `farbus share WHAT...` on a free port of the loopback and waits until it listens.
-    pub fn share(self, what: &[String]) -> Result<Share> {
+    pub fn share(self, what: &[String]) -> Result<ShareProcess> {
         let mut child = self
             .command()
             .arg("share")
@@ -50,7 +50,7 @@ impl Farbus {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(Error::io(format!("start {}", self.program.display())))?;
+            .map_err(RigError::io(format!("start {}", self.program.display())))?;
         let lines = match follow(&mut child, &self.log) {
             Ok(lines) => lines,
             Err(error) => {
@@ -59,10 +59,10 @@ impl Farbus {
             }
         };
         match announcement(&lines) {
-            Ok((port, announced)) => Ok(Share { child, farbus: self, port, announced }),
+            Ok((port, announced)) => Ok(ShareProcess { child, farbus: self, port, announced }),
             Err(said) => {
                 end(&mut child);
-                Err(Error::Farbus { asked: format!("share {}", what.join(" ")), said })
+                Err(RigError::Farbus { asked: format!("share {}", what.join(" ")), said })
             }
         }
     }
@@ -70,7 +70,7 @@ impl Farbus {
     /// `farbus list ADDRESS --json`.
     pub fn list(&self, address: &str) -> Result<serde_json::Value> {
         let text = tool::text(self.command().args(["list", address, "--json"]))?;
-        serde_json::from_str(&text).map_err(|error| Error::Farbus {
+        serde_json::from_str(&text).map_err(|error| RigError::Farbus {
             asked: "list --json".into(),
             said: format!("what it printed is not JSON ({error}): {text}"),
         })
@@ -80,23 +80,23 @@ impl Farbus {
     pub fn attach_refused(&self, target: &str) -> Result<(ExitStatus, String)> {
         let mut attach = self.command();
         attach.args(["attach", target, "--via", "fuse"]).stdin(Stdio::null());
-        let output = attach.output().map_err(Error::io("start farbus attach"))?;
+        let output = attach.output().map_err(RigError::io("start farbus attach"))?;
         Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
     }
 
     /// Runs `farbus attach TARGET --via fuse --at FOLDER` until the disk's file is there.
-    pub fn attach_file(&self, target: &str, folder: &Path) -> Result<Attached> {
+    pub fn attach_file(&self, target: &str, folder: &Path) -> Result<AttachProcess> {
         let mut attach = self.command();
         attach.args(["attach", target, "--via", "fuse", "--at"]).arg(folder);
         attach.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = attach.spawn().map_err(Error::io("start farbus attach"))?;
-        let mut attached = Attached { child };
+        let child = attach.spawn().map_err(RigError::io("start farbus attach"))?;
+        let mut attached = AttachProcess { child };
         let start = Instant::now();
         let is_there = || std::fs::metadata(folder.join("disk.img")).is_ok_and(|file| file.len() > 0);
         while !is_there() {
-            let ended = attached.child.try_wait().map_err(Error::io("look after farbus attach"))?;
+            let ended = attached.child.try_wait().map_err(RigError::io("look after farbus attach"))?;
             if ended.is_some() || start.elapsed() > READY_WITHIN {
-                return Err(Error::Farbus {
+                return Err(RigError::Farbus {
                     asked: format!("attach {target} --via fuse"),
                     said: format!("no file appeared ({ended:?})"),
                 });
@@ -107,12 +107,12 @@ impl Farbus {
     }
 
     /// Runs `farbus attach TARGET --via redir --socket SOCKET`, which waits there for a machine.
-    pub fn lend(&self, target: &str, socket: &Path, log: &Path) -> Result<Attached> {
+    pub fn lend(&self, target: &str, socket: &Path, log: &Path) -> Result<AttachProcess> {
         let mut attach = self.command();
         attach.args(["attach", target, "--via", "redir", "--socket"]).arg(socket);
         attach.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = attach.spawn().map_err(Error::io("start farbus attach"))?;
-        let mut attached = Attached { child };
+        let child = attach.spawn().map_err(RigError::io("start farbus attach"))?;
+        let mut attached = AttachProcess { child };
         let lines = follow(&mut attached.child, log)?;
         let mut said = Vec::new();
         let start = Instant::now();
@@ -122,7 +122,7 @@ impl Farbus {
             }
             said.push(line);
         }
-        Err(Error::Farbus { asked: format!("attach {target} --via redir"), said: said.join("\n") })
+        Err(RigError::Farbus { asked: format!("attach {target} --via redir"), said: said.join("\n") })
     }
 
     fn command(&self) -> Command {
@@ -132,7 +132,7 @@ impl Farbus {
     }
 }
 
-impl Share {
+impl ShareProcess {
     /// The port it listens on.
     pub fn port(&self) -> u16 {
         self.port
@@ -148,8 +148,8 @@ impl Share {
         self.farbus.list(&format!("127.0.0.1:{}", self.port))
     }
 
-    /// `farbus attach --via redir` of one of its devices: see [`Farbus::lend`].
-    pub fn lend(&self, device: &str, socket: &Path, log: &Path) -> Result<Attached> {
+    /// `farbus attach --via redir` of one of its devices: see [`FarbusProgram::lend`].
+    pub fn lend(&self, device: &str, socket: &Path, log: &Path) -> Result<AttachProcess> {
         self.farbus.lend(&format!("127.0.0.1:{}/{device}", self.port), socket, log)
     }
 
@@ -166,7 +166,7 @@ impl Share {
     /// A counter of a device, from `farbus status --json`.
     pub fn count(&self, device: &str, what: &str) -> Result<u64> {
         let text = tool::text(self.farbus.command().args(["status", "--json"]))?;
-        count_in(&text, device, what).ok_or_else(|| Error::Farbus {
+        count_in(&text, device, what).ok_or_else(|| RigError::Farbus {
             asked: "status --json".into(),
             said: format!("{device} has no count of {what}: {text}"),
         })
@@ -182,7 +182,7 @@ impl Share {
         self.signal(Signal::INT)?;
         let start = Instant::now();
         while start.elapsed() < within {
-            if let Some(status) = self.child.try_wait().map_err(Error::io("wait for farbus share"))? {
+            if let Some(status) = self.child.try_wait().map_err(RigError::io("wait for farbus share"))? {
                 return Ok(Some(status));
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -202,9 +202,9 @@ impl Share {
 
     /// Checks that it still runs; a crashed server must not pass for a quiet one.
     pub fn still_runs(&mut self) -> Result<()> {
-        match self.child.try_wait().map_err(Error::io("look after farbus share"))? {
+        match self.child.try_wait().map_err(RigError::io("look after farbus share"))? {
             None => Ok(()),
-            Some(status) => Err(Error::Farbus {
+            Some(status) => Err(RigError::Farbus {
                 asked: "share until told otherwise".into(),
                 said: format!(
                     "it ended ({status}); last lines:\n{}",
@@ -216,11 +216,11 @@ impl Share {
 
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).map_err(|errno| Error::io("signal farbus share")(errno.into()))
+        kill_process(pid, signal).map_err(|errno| RigError::io("signal farbus share")(errno.into()))
     }
 }
 
-impl Attached {
+impl AttachProcess {
     /// A process that was started by other means.
     pub(crate) fn of(child: Child) -> Self {
         Self { child }
@@ -228,22 +228,22 @@ impl Attached {
 
     /// Waits until it ends by itself; returns its status.
     pub fn end(mut self) -> Result<ExitStatus> {
-        self.child.wait().map_err(Error::io("wait for farbus attach"))
+        self.child.wait().map_err(RigError::io("wait for farbus attach"))
     }
 
     /// Sends Ctrl-C; it has to succeed.
     pub fn detach(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::INT)
-            .map_err(|errno| Error::io("signal farbus attach")(errno.into()))?;
-        let status = self.child.wait().map_err(Error::io("wait for farbus attach"))?;
+            .map_err(|errno| RigError::io("signal farbus attach")(errno.into()))?;
+        let status = self.child.wait().map_err(RigError::io("wait for farbus attach"))?;
         if status.success() {
             return Ok(());
         }
-        Err(Error::Farbus { asked: "detach".into(), said: format!("it ended with {status}") })
+        Err(RigError::Farbus { asked: "detach".into(), said: format!("it ended with {status}") })
     }
 }
 
-impl Drop for Attached {
+impl Drop for AttachProcess {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             // Ends it by a signal first: a mount would outlive a kill.
@@ -254,7 +254,7 @@ impl Drop for Attached {
     }
 }
 
-impl Drop for Share {
+impl Drop for ShareProcess {
     fn drop(&mut self) {
         end(&mut self.child);
     }
@@ -268,13 +268,13 @@ pub(crate) fn end(child: &mut Child) {
 
 /// Collects both streams into the log and hands out the lines.
 pub(crate) fn follow(child: &mut Child, log: &Path) -> Result<Receiver<String>> {
-    let file = File::create(log).map_err(Error::io(format!("create {}", log.display())))?;
+    let file = File::create(log).map_err(RigError::io(format!("create {}", log.display())))?;
     let (sender, lines) = channel();
     let stdout = child.stdout.take().expect("piped");
     let stderr = child.stderr.take().expect("piped");
     for stream in [Box::new(stdout) as Box<dyn std::io::Read + Send>, Box::new(stderr)] {
         let sender = sender.clone();
-        let mut file = file.try_clone().map_err(Error::io("share a log file"))?;
+        let mut file = file.try_clone().map_err(RigError::io("share a log file"))?;
         std::thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(std::io::Result::ok) {
                 // The log is a convenience, and no receiver is left once the server is ready.

@@ -1,8 +1,8 @@
 //! Several hosts on this machine: each a farbus with a key, a state and a runtime folder of its own, paired as their
 //! users would.
 
-use crate::farbus::{Attached, end, follow};
-use crate::{Error, Result, tool};
+use crate::farbus::{AttachProcess, end, follow};
+use crate::{Result, RigError, tool};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const SAID_WITHIN: Duration = Duration::from_secs(20);
 
 /// One of the hosts.
-pub struct Host {
+pub struct RigHost {
     program: PathBuf,
     name: &'static str,
     folder: PathBuf,
@@ -21,17 +21,17 @@ pub struct Host {
 }
 
 /// A host's `farbus share`, for paired hosts only. Dropping it kills it.
-pub struct Shared {
+pub struct HostShare {
     child: Child,
     /// Its address, as `--address` takes it.
     pub address: String,
 }
 
-impl Host {
+impl RigHost {
     /// Makes a host that keeps everything in `folder`, with logs whose paths begin with `logs`.
     pub fn new(program: PathBuf, name: &'static str, folder: &Path, logs: &Path) -> Result<Self> {
         let folder = folder.join(name);
-        std::fs::create_dir_all(folder.join("run")).map_err(Error::io(format!("create {}", folder.display())))?;
+        std::fs::create_dir_all(folder.join("run")).map_err(RigError::io(format!("create {}", folder.display())))?;
         Ok(Self { program, name, folder, logs: logs.to_owned() })
     }
 
@@ -62,14 +62,14 @@ impl Host {
         devices.find(|found| found["name"] == device).cloned().ok_or_else(|| self.complaint("status", &text))
     }
 
-    fn complaint(&self, asked: &str, said: &str) -> Error {
-        Error::Farbus { asked: format!("{}: {asked}", self.name), said: said.to_owned() }
+    fn complaint(&self, asked: &str, said: &str) -> RigError {
+        RigError::Farbus { asked: format!("{}: {asked}", self.name), said: said.to_owned() }
     }
 
     fn start(&self, arguments: &[&str], log: &str) -> Result<(Child, Receiver<String>)> {
         let mut command = self.command(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(Error::io(format!("start {}", self.program.display())))?;
+        let mut child = command.spawn().map_err(RigError::io(format!("start {}", self.program.display())))?;
         let log = PathBuf::from(format!("{}.{}.{log}.log", self.logs.display(), self.name));
         let lines = follow(&mut child, &log).inspect_err(|_| end(&mut child))?;
         Ok((child, lines))
@@ -88,13 +88,13 @@ impl Host {
     }
 
     /// Pairs another host with this one; the other may use everything here.
-    pub fn pair(&self, other: &Host) -> Result<()> {
+    pub fn pair(&self, other: &RigHost) -> Result<()> {
         let (mut child, lines) = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"], "pair")?;
         let line = self.await_line(&mut child, &lines, "\"code\"")?;
         let said: Value = serde_json::from_str(&line).map_err(|error| self.complaint("pair", &error.to_string()))?;
         let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
         let joined = other.run(&["pair", &text("address"), &text("code")]);
-        let ended = child.wait().map_err(Error::io("wait for farbus pair"))?;
+        let ended = child.wait().map_err(RigError::io("wait for farbus pair"))?;
         joined?;
         if !ended.success() {
             return Err(self.complaint("pair", &ended.to_string()));
@@ -103,35 +103,35 @@ impl Host {
     }
 
     /// `farbus share WHAT…` for paired hosts, on a free port of the loopback.
-    pub fn share(&self, what: &[String]) -> Result<Shared> {
+    pub fn share(&self, what: &[String]) -> Result<HostShare> {
         let mut arguments = vec!["share"];
         arguments.extend(what.iter().map(String::as_str));
         arguments.extend(["--listen", "none", "--secure", "127.0.0.1:0"]);
         let (mut child, lines) = self.start(&arguments, "share")?;
         let line = self.await_line(&mut child, &lines, "for paired hosts")?;
         let address = line.split_whitespace().nth(2).unwrap_or_default().to_owned();
-        Ok(Shared { child, address })
+        Ok(HostShare { child, address })
     }
 
     /// Runs `farbus attach TARGET …`, and returns once it prints where the device is.
-    pub fn attach(&self, arguments: &[&str], place: &Path, log: &str) -> Result<Attached> {
+    pub fn attach(&self, arguments: &[&str], place: &Path, log: &str) -> Result<AttachProcess> {
         self.attach_heard(arguments, place, log).map(|(attached, _)| attached)
     }
 
-    /// Like [`Host::attach`]; also returns its further output.
-    pub fn attach_heard(&self, arguments: &[&str], place: &Path, log: &str) -> Result<(Attached, Heard)> {
+    /// Like [`RigHost::attach`]; also returns its further output.
+    pub fn attach_heard(&self, arguments: &[&str], place: &Path, log: &str) -> Result<(AttachProcess, ProcessLines)> {
         let place = place.to_string_lossy();
         let all = [&["attach"], arguments, &["--socket", &place]].concat();
         let (mut child, lines) = self.start(&all, log)?;
         self.await_line(&mut child, &lines, &place)?;
-        Ok((Attached::of(child), Heard::of(lines)))
+        Ok((AttachProcess::of(child), ProcessLines::of(lines)))
     }
 }
 
 /// A process's lines, with the time of each.
-pub struct Heard(Receiver<(Instant, String)>);
+pub struct ProcessLines(Receiver<(Instant, String)>);
 
-impl Heard {
+impl ProcessLines {
     fn of(lines: Receiver<String>) -> Self {
         let (sender, stamped) = channel();
         std::thread::spawn(move || lines.into_iter().all(|line| sender.send((Instant::now(), line)).is_ok()));
@@ -146,23 +146,24 @@ impl Heard {
                 return Ok(said);
             }
         }
-        Err(Error::Expectation(format!("farbus attach did not say \"{part}\" within {SAID_WITHIN:?}")))
+        Err(RigError::Expectation(format!("farbus attach did not say \"{part}\" within {SAID_WITHIN:?}")))
     }
 }
 
-impl Shared {
+impl HostShare {
     /// Whether it still runs.
     pub fn still_runs(&mut self) -> Result<()> {
-        match self.child.try_wait().map_err(Error::io("look after farbus share"))? {
+        match self.child.try_wait().map_err(RigError::io("look after farbus share"))? {
             None => Ok(()),
-            Some(status) => {
-                Err(Error::Farbus { asked: "share until told otherwise".into(), said: format!("it ended ({status})") })
-            }
+            Some(status) => Err(RigError::Farbus {
+                asked: "share until told otherwise".into(),
+                said: format!("it ended ({status})"),
+            }),
         }
     }
 }
 
-impl Drop for Shared {
+impl Drop for HostShare {
     fn drop(&mut self) {
         end(&mut self.child);
     }

@@ -4,39 +4,39 @@
 //! `farbus share usb:`), the end the client (`…-stock` is the distribution's `usbip`). Cases whose names say less are
 //! in [`OTHERS`], and those without a peer of farbus in [`ALONE`]; a test checks that every case is found.
 
-use crate::cases::{self, Case};
-use crate::record::Record;
-use crate::{Error, Result, conform};
+use crate::cases::{self, RigCase};
+use crate::record::CaseRecord;
+use crate::{Result, RigError, conform};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// A client or an exporter, as the table names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Peer(&'static str);
+pub struct InteropPeer(&'static str);
 
-const STOCK: Peer = Peer("Linux `usbip` + `vhci_hcd`");
-const FARBUS_KERNEL: Peer = Peer("`farbus attach --via kernel`");
-const FARBUS_UAS: Peer = Peer("`farbus attach --via uas`");
-const IN_PORT: Peer =
-    Peer("`farbus run`; `farbus attach --via kernel`; QEMU `usb-redir`, by `farbus attach --via redir`");
-const ROUTES: Peer = Peer("`farbus attach` and `farbus daemon`, via kernel and via uas");
-const FARBUS_FUSE: Peer = Peer("`farbus attach --via fuse`");
-const DAEMON: Peer = Peer("`farbus daemon`, `[[attach]]` via kernel");
-const FARBUS_REDIR: Peer = Peer("QEMU `usb-redir`, by `farbus attach --via redir`");
-const FARBUS_LIST: Peer = Peer("`farbus list`");
+const STOCK: InteropPeer = InteropPeer("Linux `usbip` + `vhci_hcd`");
+const FARBUS_KERNEL: InteropPeer = InteropPeer("`farbus attach --via kernel`");
+const FARBUS_UAS: InteropPeer = InteropPeer("`farbus attach --via uas`");
+const IN_PORT: InteropPeer =
+    InteropPeer("`farbus run`; `farbus attach --via kernel`; QEMU `usb-redir`, by `farbus attach --via redir`");
+const ROUTES: InteropPeer = InteropPeer("`farbus attach` and `farbus daemon`, via kernel and via uas");
+const FARBUS_FUSE: InteropPeer = InteropPeer("`farbus attach --via fuse`");
+const DAEMON: InteropPeer = InteropPeer("`farbus daemon`, `[[attach]]` via kernel");
+const FARBUS_REDIR: InteropPeer = InteropPeer("QEMU `usb-redir`, by `farbus attach --via redir`");
+const FARBUS_LIST: InteropPeer = InteropPeer("`farbus list`");
 
-const SHARE: Peer = Peer("`farbus share`");
-const FARBUS_NBD: Peer = Peer("`farbus nbd`");
-const SHARE_USB: Peer = Peer("`farbus share usb:`");
-const USBIP_HOST: Peer = Peer("Linux `usbip-host` + `usbipd`");
-const PYTHON: Peer = Peer("`usbip` package of Python, host drivers");
-const PYTHON_SERVER: Peer = Peer("`usbip` package of Python, devices");
-const CRATE: Peer = Peer("`usbip` crate of Rust");
-const KIT: Peer = Peer("`farbus conform`");
-const VUDC: Peer = Peer("Linux `usbip-vudc` + `usbipd --device`");
+const SHARE: InteropPeer = InteropPeer("`farbus share`");
+const FARBUS_NBD: InteropPeer = InteropPeer("`farbus nbd`");
+const SHARE_USB: InteropPeer = InteropPeer("`farbus share usb:`");
+const USBIP_HOST: InteropPeer = InteropPeer("Linux `usbip-host` + `usbipd`");
+const PYTHON: InteropPeer = InteropPeer("`usbip` package of Python, host drivers");
+const PYTHON_SERVER: InteropPeer = InteropPeer("`usbip` package of Python, devices");
+const CRATE: InteropPeer = InteropPeer("`usbip` crate of Rust");
+const KIT: InteropPeer = InteropPeer("`farbus conform`");
+const VUDC: InteropPeer = InteropPeer("Linux `usbip-vudc` + `usbipd --device`");
 
 /// Exporters by the beginnings of their cases' names; all other cases use `farbus share`.
-const EXPORTERS: &[(&str, Peer)] = &[
+const EXPORTERS: &[(&str, InteropPeer)] = &[
     ("usbfs-", SHARE_USB),
     ("usbip-host-", USBIP_HOST),
     ("vudc-", VUDC),
@@ -45,11 +45,11 @@ const EXPORTERS: &[(&str, Peer)] = &[
 ];
 
 /// Clients by the ends of their cases' names.
-const CLIENTS: &[(&str, Peer)] = &[("-stock", STOCK), ("-farbus", FARBUS_KERNEL), ("-fuse", FARBUS_FUSE)];
+const CLIENTS: &[(&str, InteropPeer)] = &[("-stock", STOCK), ("-farbus", FARBUS_KERNEL), ("-fuse", FARBUS_FUSE)];
 
 /// Cases whose names do not tell everything: name, client, exporter.
-const OTHERS: &[(&str, Peer, Peer)] = &[
-    ("list-stock", Peer("Linux `usbip`"), SHARE),
+const OTHERS: &[(&str, InteropPeer, InteropPeer)] = &[
+    ("list-stock", InteropPeer("Linux `usbip`"), SHARE),
     ("list-farbus", FARBUS_LIST, SHARE),
     ("storage-local", FARBUS_KERNEL, SHARE),
     ("storage-uas", FARBUS_UAS, SHARE),
@@ -61,7 +61,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("device-raw", FARBUS_KERNEL, SHARE),
     ("storage-far", FARBUS_UAS, SHARE),
     ("nothing-lost-uas", FARBUS_UAS, SHARE),
-    ("durability-uas", FARBUS_UAS, Peer("`farbus daemon`")),
+    ("durability-uas", FARBUS_UAS, InteropPeer("`farbus daemon`")),
     ("far-attach", FARBUS_KERNEL, SHARE),
     ("far-reports", FARBUS_KERNEL, SHARE_USB),
     ("far-serial", FARBUS_KERNEL, SHARE),
@@ -71,7 +71,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("python-disk", PYTHON, SHARE),
     ("python-zero", PYTHON, SHARE),
     ("python-keyboard", PYTHON, SHARE),
-    ("daemon-paired", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
+    ("daemon-paired", DAEMON, InteropPeer("`farbus daemon`, paired, by a rule for real devices")),
     ("pair-xhci", FARBUS_KERNEL, SHARE_USB),
     ("pair-ehci", STOCK, SHARE_USB),
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
@@ -79,13 +79,21 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-twins", FARBUS_KERNEL, SHARE_USB),
     ("pair-twins-importer", FARBUS_KERNEL, SHARE_USB),
     ("pair-twins-session", FARBUS_KERNEL, SHARE_USB),
-    ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
-    ("daemon-upgrade", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
-    ("daemon-upgrade-uas", Peer("`farbus daemon`, `[[attach]]` via uas"), SHARE),
+    ("daemon-cuts", DAEMON, InteropPeer("`farbus daemon`, paired, by a rule for real devices")),
+    ("daemon-upgrade", DAEMON, InteropPeer("`farbus daemon`, paired, by a rule for real devices")),
+    ("daemon-upgrade-uas", InteropPeer("`farbus daemon`, `[[attach]]` via uas"), SHARE),
     ("daemon-sleep", DAEMON, SHARE),
-    ("daemon-exporter-upgrade", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
-    ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
-    ("nbd-boot", Peer("QEMU `nbd` block driver"), Peer("`farbus attach --via nbd` over `farbus share`, paired")),
+    ("daemon-exporter-upgrade", DAEMON, InteropPeer("`farbus daemon`, by a rule for real devices")),
+    (
+        "nbd-kernel",
+        InteropPeer("Linux `nbd` + `nbd-client`"),
+        InteropPeer("`farbus attach --via nbd` over `farbus share`"),
+    ),
+    (
+        "nbd-boot",
+        InteropPeer("QEMU `nbd` block driver"),
+        InteropPeer("`farbus attach --via nbd` over `farbus share`, paired"),
+    ),
     ("redir-storage", FARBUS_REDIR, SHARE),
     ("redir-keyboard", FARBUS_REDIR, SHARE),
     ("redir-zero", FARBUS_REDIR, SHARE),
@@ -95,90 +103,98 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("redir-twin", FARBUS_REDIR, SHARE_USB),
     ("redir-migrate-hosts", FARBUS_REDIR, SHARE),
     ("redir-migrate-fails", FARBUS_REDIR, SHARE),
-    ("topology-hosts", Peer("two `farbus daemon`, joined by `farbus topology up`, via kernel"), Peer("each other")),
+    (
+        "topology-hosts",
+        InteropPeer("two `farbus daemon`, joined by `farbus topology up`, via kernel"),
+        InteropPeer("each other"),
+    ),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("routes", ROUTES, SHARE),
     ("routes-all", ROUTES, SHARE),
     ("usbfs-in-port", IN_PORT, SHARE_USB),
     ("usbfs-in-port-often", IN_PORT, SHARE_USB),
-    ("program-lsusb", Peer("`lsusb` in `farbus run`"), SHARE_USB),
-    ("program-mtp", Peer("libmtp (`mtp-detect`, `mtp-files`, `mtp-getfile`) in `farbus run`"), SHARE_USB),
-    ("program-smartcard", Peer("`pcscd` with libccid, and `opensc-tool`, in `farbus run`"), SHARE_USB),
-    ("program-usbfs", Peer("a program on usbfs, in `farbus run`"), SHARE),
-    ("program-usbfs-real", Peer("a program on usbfs, in `farbus run`"), SHARE_USB),
-    ("bridge-hosts", Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"), SHARE),
+    ("program-lsusb", InteropPeer("`lsusb` in `farbus run`"), SHARE_USB),
+    ("program-mtp", InteropPeer("libmtp (`mtp-detect`, `mtp-files`, `mtp-getfile`) in `farbus run`"), SHARE_USB),
+    ("program-smartcard", InteropPeer("`pcscd` with libccid, and `opensc-tool`, in `farbus run`"), SHARE_USB),
+    ("program-usbfs", InteropPeer("a program on usbfs, in `farbus run`"), SHARE),
+    ("program-usbfs-real", InteropPeer("a program on usbfs, in `farbus run`"), SHARE_USB),
     (
-        "bridge-hosts-super",
-        Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"),
+        "bridge-hosts",
+        InteropPeer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"),
         SHARE,
     ),
-    ("conform-python", KIT, Peer("`usbip` package of Python, both roles")),
+    (
+        "bridge-hosts-super",
+        InteropPeer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"),
+        SHARE,
+    ),
+    ("conform-python", KIT, InteropPeer("`usbip` package of Python, both roles")),
     ("conform-crate", KIT, CRATE),
     ("conform-kernel", KIT, VUDC),
     ("conform-usbip-host", KIT, USBIP_HOST),
     ("conform-session", KIT, SHARE),
     ("conform-vhci", STOCK, KIT),
-    ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
+    ("capture", InteropPeer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
 ];
 
 /// Cases about the rig itself, about the kernel without farbus, or about a single process of farbus.
 const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "pipe-partition", "taken-over"];
 
 /// Combinations that ordinary tests cover: client, exporter, what was done, where.
-const TESTS: &[(Peer, Peer, &str, &str)] = &[
+const TESTS: &[(InteropPeer, InteropPeer, &str, &str)] = &[
     (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/cli/tests/command/disk.rs"),
     (
-        Peer("`lsusb`, `usb-devices`, `script`, farbus itself as an exporter"),
-        Peer("`farbus run` over `farbus share`"),
+        InteropPeer("`lsusb`, `usb-devices`, `script`, farbus itself as an exporter"),
+        InteropPeer("`farbus run` over `farbus share`"),
         "unmodified programs of an ordinary user see a device without kernel USB; a whole disk through usbfs, read and written",
         "crates/cli/tests/command/run.rs",
     ),
     (
-        Peer("libusb by `python3-usb1` and `python3-usb`, nusb, a static program on usbfs"),
-        Peer("`farbus run` over `farbus share`"),
+        InteropPeer("libusb by `python3-usb1` and `python3-usb`, nusb, a static program on usbfs"),
+        InteropPeer("`farbus run` over `farbus share`"),
         "a gibibyte each way, ten thousand cancellations, isochronous packets both ways, 32-bit commands, commands without sense, the tests of python3-usb1",
         "crates/cli/tests/command/run_programs.rs",
     ),
     (
-        Peer("`dfu-util`, `fastboot`, OpenOCD, pyOCD of Debian"),
-        Peer("`farbus run` over `farbus share`, plain and paired"),
+        InteropPeer("`dfu-util`, `fastboot`, OpenOCD, pyOCD of Debian"),
+        InteropPeer("`farbus run` over `farbus share`, plain and paired"),
         "they flash a device and read it back; they halt a Cortex-M behind a debug probe, write its memory and read it back",
         "crates/cli/tests/command/run_tools.rs",
     ),
     (
-        Peer("libnbd (`nbdinfo`, `nbdcopy`)"),
-        Peer("`farbus attach --via nbd` over `farbus share`"),
+        InteropPeer("libnbd (`nbdinfo`, `nbdcopy`)"),
+        InteropPeer("`farbus attach --via nbd` over `farbus share`"),
         "copied in and out over one and four connections, compared with the image; a dead exporter ends the copy with an error",
         "crates/cli/tests/command/nbd.rs",
     ),
     (
-        Peer("libnbd (`nbdinfo --map`, `nbdcopy`), QEMU (`qemu-img map`)"),
-        Peer("`farbus nbd`, and `farbus attach --via nbd` between paired hosts"),
+        InteropPeer("libnbd (`nbdinfo --map`, `nbdcopy`), QEMU (`qemu-img map`)"),
+        InteropPeer("`farbus nbd`, and `farbus attach --via nbd` between paired hosts"),
         "a sparse image of 1 GiB: both see its holes, and its copy is as sparse and equal",
         "crates/cli/tests/command/nbd.rs",
     ),
     (
-        Peer("QEMU (`qemu-img`, `qemu-io`)"),
+        InteropPeer("QEMU (`qemu-img`, `qemu-io`)"),
         FARBUS_NBD,
         "converted, compared, written, zeroed, discarded, with patterns read back",
         "crates/cli/tests/command/nbd.rs",
     ),
     (
-        Peer("fio's nbd engine"),
+        InteropPeer("fio's nbd engine"),
         FARBUS_NBD,
         "random writes of all sizes over four connections, verified",
         "crates/cli/tests/command/nbd.rs",
     ),
     (
-        Peer("Wireshark's NBD dissector"),
-        Peer("our server's bytes"),
+        InteropPeer("Wireshark's NBD dissector"),
+        InteropPeer("our server's bytes"),
         "plain reads and writes dissected, none malformed (it knows no more of NBD)",
         "crates/session/tests/tshark_nbd.rs",
     ),
     (
-        Peer("Wireshark's USB/IP dissector"),
-        Peer("both ends' bytes"),
+        InteropPeer("Wireshark's USB/IP dissector"),
+        InteropPeer("both ends' bytes"),
         "every message dissected, none malformed",
         "crates/session/tests/tshark.rs",
     ),
@@ -186,24 +202,24 @@ const TESTS: &[(Peer, Peer, &str, &str)] = &[
 
 /// A client and an exporter, at least one of which is farbus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Meeting {
+pub struct InteropPairing {
     /// The user of the device.
-    pub client: Peer,
+    pub client: InteropPeer,
     /// The exporter of the device.
-    pub exporter: Peer,
+    pub exporter: InteropPeer,
 }
 
 /// The client and exporter of a case with this name; `None` for a case without a peer, or an unknown name.
-pub fn meeting(name: &str) -> Option<Meeting> {
+pub fn meeting(name: &str) -> Option<InteropPairing> {
     if ALONE.contains(&name) {
         return None;
     }
     if let Some((_, client, exporter)) = OTHERS.iter().find(|(other, ..)| *other == name) {
-        return Some(Meeting { client: *client, exporter: *exporter });
+        return Some(InteropPairing { client: *client, exporter: *exporter });
     }
     let (_, client) = CLIENTS.iter().find(|(end, _)| name.ends_with(end))?;
     let exporter = EXPORTERS.iter().find(|(start, _)| name.starts_with(start)).map_or(SHARE, |(_, exporter)| *exporter);
-    Some(Meeting { client: *client, exporter })
+    Some(InteropPairing { client: *client, exporter })
 }
 
 /// The name without its client, which all cases of one proof share.
@@ -212,25 +228,25 @@ fn stem(name: &str) -> &str {
 }
 
 /// A row of the table: one proof, with all its clients.
-struct Row {
+struct InteropRow {
     stem: &'static str,
-    clients: Vec<Peer>,
-    exporter: Peer,
+    clients: Vec<InteropPeer>,
+    exporter: InteropPeer,
     done: &'static str,
     cases: Vec<&'static str>,
 }
 
-fn rows() -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
+fn rows() -> Vec<InteropRow> {
+    let mut rows: Vec<InteropRow> = Vec::new();
     for (case, met) in cases::all().filter_map(|case| Some((case, meeting(case.name)?))) {
-        let Case { name, purpose, .. } = case;
-        let same = |row: &&mut Row| row.stem == stem(name) && row.exporter == met.exporter;
+        let RigCase { name, purpose, .. } = case;
+        let same = |row: &&mut InteropRow| row.stem == stem(name) && row.exporter == met.exporter;
         match rows.iter_mut().find(same).filter(|_| purpose.starts_with("the same ")) {
             Some(row) => {
                 row.clients.push(met.client);
                 row.cases.push(name);
             }
-            None => rows.push(Row {
+            None => rows.push(InteropRow {
                 stem: stem(name),
                 clients: vec![met.client],
                 exporter: met.exporter,
@@ -245,7 +261,7 @@ fn rows() -> Vec<Row> {
 /// The table's rows, made from the list of cases.
 pub fn table() -> String {
     let mut text = String::from("| client | exporter | what was done | case |\n|---|---|---|---|\n");
-    for Row { clients, exporter, done, cases, .. } in rows() {
+    for InteropRow { clients, exporter, done, cases, .. } in rows() {
         let clients: Vec<&str> = clients.iter().map(|client| client.0).collect();
         let cases: Vec<String> = cases.iter().map(|case| format!("`{case}`")).collect();
         // Writing to a string does not fail.
@@ -257,15 +273,15 @@ pub fn table() -> String {
     text
 }
 
-const TABLE: Section = Section("meetings");
-const SEEN: Section = Section("versions");
-const CONFORMANCE: Section = Section("conformance");
+const TABLE: DocumentSection = DocumentSection("meetings");
+const SEEN: DocumentSection = DocumentSection("versions");
+const CONFORMANCE: DocumentSection = DocumentSection("conformance");
 
 /// A generated part of the document, between two comments.
 #[derive(PartialEq, Eq)]
-struct Section(&'static str);
+struct DocumentSection(&'static str);
 
-impl Section {
+impl DocumentSection {
     fn begin(&self) -> String {
         let command = if *self == CONFORMANCE { "conform" } else { "interop" };
         format!("<!-- {}: made by `cargo xtask {command}` -->\n", self.0)
@@ -283,9 +299,9 @@ impl Section {
     }
 
     fn replaced(&self, document: &str, text: &str) -> Result<String> {
-        let (before, _, after) = self
-            .split(document)
-            .ok_or_else(|| Error::Expectation(format!("the document has no lines\n{}{}", self.begin(), self.end())))?;
+        let (before, _, after) = self.split(document).ok_or_else(|| {
+            RigError::Expectation(format!("the document has no lines\n{}{}", self.begin(), self.end()))
+        })?;
         Ok(format!("{before}{}\n{text}\n{}{after}", self.begin(), self.end()))
     }
 }
@@ -302,22 +318,22 @@ pub fn with_conformance(document: &str, results: &BTreeMap<&str, serde_json::Val
 ///
 /// # Errors
 /// If a case has no record that it passed; the message has the line that would make one.
-pub fn made(document: &str, records: &BTreeMap<String, Record>) -> Result<String> {
-    let shown = |name: &str| records.get(name).is_some_and(Record::has_passed);
+pub fn made(document: &str, records: &BTreeMap<String, CaseRecord>) -> Result<String> {
+    let shown = |name: &str| records.get(name).is_some_and(CaseRecord::has_passed);
     let missing: Vec<&str> = rows().into_iter().flat_map(|row| row.cases).filter(|case| !shown(case)).collect();
     if !missing.is_empty() {
-        return Err(Error::Expectation(format!(
+        return Err(RigError::Expectation(format!(
             "{} of the table's cases have not been seen to pass; type:\n  cargo xtask rig -- run {}",
             missing.len(),
             missing.join(" ")
         )));
     }
-    let met: Vec<&Record> = records.iter().filter(|(name, _)| meeting(name).is_some()).map(|(_, r)| r).collect();
+    let met: Vec<&CaseRecord> = records.iter().filter(|(name, _)| meeting(name).is_some()).map(|(_, r)| r).collect();
     SEEN.replaced(&TABLE.replaced(document, &table())?, &seen(&met))
 }
 
 /// The versions in the records; several where runs differed.
-fn seen(records: &[&Record]) -> String {
+fn seen(records: &[&CaseRecord]) -> String {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (software, version) in records.iter().flat_map(|record| &record.with) {
         let known = versions.entry(software).or_default();
@@ -378,7 +394,7 @@ mod tests {
 
     #[test]
     fn case_names_tell_client_and_exporter() {
-        let met = |client, exporter| Some(Meeting { client, exporter });
+        let met = |client, exporter| Some(InteropPairing { client, exporter });
         assert_eq!(meeting("anything-stock"), met(STOCK, SHARE));
         assert_eq!(meeting("usbfs-anything-farbus"), met(FARBUS_KERNEL, SHARE_USB));
         assert_eq!(meeting("smoke"), None);
@@ -390,7 +406,7 @@ mod tests {
     fn a_case_that_was_not_seen_to_pass_is_named() {
         let refused = made(DOCUMENT, &BTreeMap::new()).unwrap_err().to_string();
         assert!(refused.contains("cargo xtask rig -- run list-stock "), "{refused}");
-        let failed = Record::failed("storage-stock");
+        let failed = CaseRecord::failed("storage-stock");
         let refused = made(DOCUMENT, &all_passed().into_iter().chain([("storage-stock".into(), failed)]).collect());
         assert!(refused.unwrap_err().to_string().ends_with("cargo xtask rig -- run storage-stock"));
     }
@@ -403,9 +419,9 @@ mod tests {
         assert!(made("no comments in it", &all_passed()).is_err());
     }
 
-    fn all_passed() -> BTreeMap<String, Record> {
+    fn all_passed() -> BTreeMap<String, CaseRecord> {
         let with = BTreeMap::from([("Linux".to_owned(), "6.1".to_owned())]);
-        let passed = |case: &Case| (case.name.to_owned(), Record::passed(case.name, "", &with));
+        let passed = |case: &RigCase| (case.name.to_owned(), CaseRecord::passed(case.name, "", &with));
         cases::all().map(passed).collect()
     }
 }

@@ -1,11 +1,11 @@
 //! The environment of a case: machines to boot, farbus to start, a scratch folder, a place for logs.
 
-use crate::farbus::{Farbus, Share};
-use crate::hosts::Host;
-use crate::image::kernel::{Kernel, write_whole};
-use crate::image::{ours, root::Base, testusb};
-use crate::machine::{Guest, Network, Spec, Time};
-use crate::{Error, Result, prerequisites, tool};
+use crate::farbus::{FarbusProgram, ShareProcess};
+use crate::hosts::RigHost;
+use crate::image::kernel::{InstalledKernel, write_whole};
+use crate::image::{ours, root::BaseRootFs, testusb};
+use crate::machine::{MachineClock, MachineNetwork, MachineSpec, RunningMachine};
+use crate::{Result, RigError, prerequisites, tool};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const KIT: &str = "farbus-conform";
 /// What all cases share and none changes.
 pub struct Rig {
     kernel: PathBuf,
-    base: Base,
+    base: BaseRootFs,
     farbus: Option<PathBuf>,
     /// The conformance kit that is beside farbus, without its symbols.
     kit: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct Rig {
 }
 
 /// A rig with one case in it.
-pub struct Lab<'a> {
+pub struct CaseEnvironment<'a> {
     rig: &'a Rig,
     name: String,
     boots: std::cell::Cell<u32>,
@@ -50,7 +50,7 @@ pub struct Lab<'a> {
 
 /// What attaches the device in the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Client {
+pub enum AttachClient {
     /// The distribution's `usbip attach`.
     Stock,
     /// `farbus attach --via kernel`.
@@ -60,13 +60,13 @@ pub enum Client {
 }
 
 /// One machine to boot, as a case describes it.
-pub struct Boot<'a> {
+pub struct MachineBoot<'a> {
     /// The shell script that is its work; the functions of `guest/prelude.sh` are defined in it.
     pub script: &'a str,
     /// Kernel modules to load, by name; what they need comes along.
     pub modules: &'a [&'a str],
     /// What attaches the device.
-    pub client: Client,
+    pub client: AttachClient,
     /// The exporter's port on the host's loopback, or on the guest's own if there is none on the host.
     pub port: Option<u16>,
     /// Further `NAME=value` lines for the script.
@@ -83,21 +83,21 @@ pub struct Boot<'a> {
     /// The role among several machines, for the names of its logs.
     pub role: &'a str,
     /// What its network card is plugged into.
-    pub network: Network,
+    pub network: MachineNetwork,
     /// Whether its kernel is fully preemptible, as everywhere except where that exposes a kernel bug.
     pub is_preemptible: bool,
     /// The clock of the machine.
-    pub time: Time,
+    pub time: MachineClock,
     /// Its processors; more than one makes everything slower.
     pub processors: u8,
 }
 
-impl Default for Boot<'_> {
+impl Default for MachineBoot<'_> {
     fn default() -> Self {
         Self {
             script: "",
             modules: &[],
-            client: Client::Stock,
+            client: AttachClient::Stock,
             port: None,
             variables: &[],
             patience: Duration::from_secs(180),
@@ -105,9 +105,9 @@ impl Default for Boot<'_> {
             hardware: Vec::new(),
             programs: &[],
             role: "",
-            network: Network::Host,
+            network: MachineNetwork::Host,
             is_preemptible: true,
-            time: Time::Host,
+            time: MachineClock::Host,
             processors: 1,
         }
     }
@@ -122,25 +122,30 @@ impl Rig {
         let logs = logs.unwrap_or_else(|| cache.join("logs"));
         let records = records_folder();
         for folder in [&cache, &scratch, &logs, &records] {
-            std::fs::create_dir_all(folder).map_err(Error::io(format!("create {}", folder.display())))?;
+            std::fs::create_dir_all(folder).map_err(RigError::io(format!("create {}", folder.display())))?;
         }
         let farbus = farbus.or_else(beside_us);
-        let kernel = Kernel::find()?;
+        let kernel = InstalledKernel::find()?;
         let testusb = testusb::build(&cache)?;
         let ours = ours::build(&scratch)?;
         let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
         let kit = farbus.as_deref().map(|program| program.with_file_name(KIT)).filter(|kit| kit.is_file());
         let kit = kit.map(|kit| stripped(&kit, &scratch)).transpose()?;
         let programs: Vec<&Path> = [&testusb].into_iter().chain(&ours).map(PathBuf::as_path).collect();
-        let base = Base::build(&kernel, &programs, for_guests.as_deref())?;
+        let base = BaseRootFs::build(&kernel, &programs, for_guests.as_deref())?;
         let versions = versions(&kernel)?;
         let kernel = kernel.uncompressed(&cache)?;
         Ok(Self { kernel, base, farbus, kit, scratch, logs, cache, records, versions, times, steps })
     }
 
     /// The environment of the case with this name: files and logs of its own.
-    pub fn lab(&self, name: impl Into<String>) -> Lab<'_> {
-        Lab { rig: self, name: name.into(), boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
+    pub fn lab(&self, name: impl Into<String>) -> CaseEnvironment<'_> {
+        CaseEnvironment {
+            rig: self,
+            name: name.into(),
+            boots: std::cell::Cell::new(0),
+            met: RefCell::new(self.versions.clone()),
+        }
     }
 
     /// Where the logs go.
@@ -161,7 +166,7 @@ impl Drop for Rig {
     }
 }
 
-impl Lab<'_> {
+impl CaseEnvironment<'_> {
     /// How many passes a repeating case makes.
     pub fn times(&self) -> u32 {
         self.rig.times
@@ -173,7 +178,7 @@ impl Lab<'_> {
     }
 
     /// Boots a machine for this case.
-    pub fn boot(&self, boot: &Boot) -> Result<Guest> {
+    pub fn boot(&self, boot: &MachineBoot) -> Result<RunningMachine> {
         let number = self.boots.replace(self.boots.get() + 1);
         let name = match boot.role {
             "" if number == 0 => self.name.clone(),
@@ -182,7 +187,7 @@ impl Lab<'_> {
         };
         let root = self.scratch(&format!("{name}.cpio"));
         write_whole(&root, &self.rig.base.image(&script(boot), boot.modules, boot.programs)?)?;
-        Guest::boot(&Spec {
+        RunningMachine::boot(&MachineSpec {
             kernel: &self.rig.kernel,
             root: &root,
             patience: boot.patience,
@@ -199,40 +204,40 @@ impl Lab<'_> {
     }
 
     /// The farbus under test, or the reason to skip the case.
-    pub fn farbus(&self) -> Result<Farbus> {
-        Farbus::new(self.program()?, &self.scratch("run"), &self.rig.logs, &self.name)
+    pub fn farbus(&self) -> Result<FarbusProgram> {
+        FarbusProgram::new(self.program()?, &self.scratch("run"), &self.rig.logs, &self.name)
     }
 
     /// The program under test, or the reason to skip the case.
     pub fn program(&self) -> Result<PathBuf> {
         self.rig.farbus.clone().ok_or_else(|| {
-            Error::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
+            RigError::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
         })
     }
 
-    /// The conformance kit beside the program under test, as a program of a [`Boot`] that has it beside the guest's
+    /// The conformance kit beside the program under test, as a program of a [`MachineBoot`] that has it beside the guest's
     /// farbus, where `farbus conform` looks for it; or the reason to skip the case.
     pub fn kit_in_guest(&self) -> Result<String> {
         let beside = self.program()?;
         let missing = || format!("no {KIT} beside {}: build it (cargo xtask dist)", beside.display());
-        let kit = self.rig.kit.as_ref().ok_or_else(|| Error::Skip(missing()))?;
+        let kit = self.rig.kit.as_ref().ok_or_else(|| RigError::Skip(missing()))?;
         Ok(format!("{}=/usr/bin/{KIT}", kit.display()))
     }
 
     /// A host of this name, with a key of its own.
-    pub fn host(&self, name: &'static str) -> Result<Host> {
-        Host::new(self.program()?, name, &self.scratch("hosts"), &self.rig.logs.join(&self.name))
+    pub fn host(&self, name: &'static str) -> Result<RigHost> {
+        RigHost::new(self.program()?, name, &self.scratch("hosts"), &self.rig.logs.join(&self.name))
     }
 
     /// `farbus share` on the host's loopback, ready for connections.
-    pub fn share(&self, what: &[String]) -> Result<Share> {
+    pub fn share(&self, what: &[String]) -> Result<ShareProcess> {
         self.farbus()?.share(what)
     }
 
     /// The same by another host, with a key of its own.
-    pub fn share_elsewhere(&self, host: &str, what: &[String]) -> Result<Share> {
+    pub fn share_elsewhere(&self, host: &str, what: &[String]) -> Result<ShareProcess> {
         let name = format!("{}.{host}", self.name);
-        Farbus::new(self.program()?, &self.scratch(&format!("run-{host}")), &self.rig.logs, &name)?.share(what)
+        FarbusProgram::new(self.program()?, &self.scratch(&format!("run-{host}")), &self.rig.logs, &name)?.share(what)
     }
 
     /// A file of this case that goes away after the run.
@@ -261,19 +266,19 @@ impl Lab<'_> {
     }
 }
 
-fn script(boot: &Boot) -> String {
+fn script(boot: &MachineBoot) -> String {
     let client = match boot.client {
-        Client::Stock => "stock",
-        Client::Farbus => "farbus",
-        Client::Redir => "redir",
+        AttachClient::Stock => "stock",
+        AttachClient::Farbus => "farbus",
+        AttachClient::Redir => "redir",
     };
     let (exporter, port) = match (boot.port, &boot.network) {
         (Some(port), _) => (HOST_SEEN_FROM_GUEST, port),
-        (None, Network::CableTo(_)) => (GUEST, 3240),
+        (None, MachineNetwork::CableTo(_)) => (GUEST, 3240),
         (None, _) => ("127.0.0.1", 3240),
     };
     let mut text = format!("CLIENT={client}\nEXPORTER={exporter}\nPORT={port}\n");
-    if let Network::CableTo(_) = boot.network {
+    if let MachineNetwork::CableTo(_) = boot.network {
         text += &format!("ip addr del {GUEST}/24 dev eth0; ip addr add {OTHER_GUEST}/24 dev eth0\n");
     }
     for (name, value) in boot.variables {
@@ -288,7 +293,7 @@ pub fn records_folder() -> PathBuf {
 }
 
 /// The versions of the software in every case.
-fn versions(kernel: &Kernel) -> Result<BTreeMap<String, String>> {
+fn versions(kernel: &InstalledKernel) -> Result<BTreeMap<String, String>> {
     let first_line = |program: &str, option: &str| {
         let program = tool::which(program).unwrap_or_else(|| program.into());
         tool::text(Command::new(program).arg(option))

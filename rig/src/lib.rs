@@ -39,4 +39,4 @@ pub mod smartcard;
 pub mod tool;
 pub mod wire;
 
-pub use error::{Error, Result};
+pub use error::{Result, RigError};

@@ -3,7 +3,7 @@
 //! The first line is the kernel's console and only kept for analysis after a failure. The second carries the case's
 //! output, one line at a time; lines that begin with `@rig ` are for the host: `up T`, `say WORDS`, `exit N`.
 
-use crate::{Error, Result, monitor, tool};
+use crate::{Result, RigError, monitor, tool};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const TAIL_LINES: usize = 80;
 const ENDED: &str = "ended";
 
 /// The description of a machine.
-pub struct Spec<'a> {
+pub struct MachineSpec<'a> {
     /// The uncompressed kernel.
     pub kernel: &'a Path,
     /// The root file system, as a file.
@@ -39,11 +39,11 @@ pub struct Spec<'a> {
     /// Record the network traffic to this file.
     pub capture: Option<PathBuf>,
     /// What its network card is plugged into.
-    pub network: &'a Network,
+    pub network: &'a MachineNetwork,
     /// Whether the kernel is fully preemptible.
     pub is_preemptible: bool,
     /// The clock of the machine.
-    pub time: Time,
+    pub time: MachineClock,
     /// Its processors.
     pub processors: u8,
     /// Additional devices, as QEMU arguments.
@@ -54,7 +54,7 @@ pub struct Spec<'a> {
 
 /// The clock of a machine.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub enum Time {
+pub enum MachineClock {
     /// The host's clock.
     #[default]
     Host,
@@ -69,7 +69,7 @@ const COUNTED_KHZ: u32 = 1_000_000;
 
 /// What a machine's network card is plugged into.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub enum Network {
+pub enum MachineNetwork {
     /// QEMU's user networking: the host's loopback is there, and nothing comes in.
     #[default]
     Host,
@@ -79,7 +79,7 @@ pub enum Network {
     CableTo(PathBuf),
 }
 
-impl Network {
+impl MachineNetwork {
     /// The QEMU arguments. Two machines on a cable must not have the same address.
     fn arguments(&self) -> [String; 4] {
         let (netdev, last) = match self {
@@ -98,12 +98,12 @@ fn cable(server: &str, path: &Path) -> String {
 }
 
 /// A running machine. Dropping it cuts its power.
-pub struct Guest {
+pub struct RunningMachine {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
-    console: Log,
-    output: Log,
+    console: BoundedLog,
+    output: BoundedLog,
     born: Instant,
     patience: Duration,
     booted_in: Option<f64>,
@@ -113,24 +113,24 @@ pub struct Guest {
 
 /// The result of a script that ended with status zero.
 #[derive(Debug)]
-pub struct Report {
+pub struct ScriptReport {
     /// All that it printed, without the markers.
     pub output: String,
     /// The guest's own clock when the script started, in seconds since boot.
     pub booted_in_s: f64,
 }
 
-impl Guest {
+impl RunningMachine {
     /// Starts a machine; its script runs as soon as the kernel is up.
-    pub fn boot(spec: &Spec) -> Result<Self> {
+    pub fn boot(spec: &MachineSpec) -> Result<Self> {
         let mut child = qemu(spec)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(Error::io("start qemu-system-x86_64"))?;
-        let console = Log::create(spec.logs.join(format!("{}.console.log", spec.name)))?;
-        let output = Log::create(spec.logs.join(format!("{}.output.log", spec.name)))?;
+            .map_err(RigError::io("start qemu-system-x86_64"))?;
+        let console = BoundedLog::create(spec.logs.join(format!("{}.console.log", spec.name)))?;
+        let output = BoundedLog::create(spec.logs.join(format!("{}.output.log", spec.name)))?;
         let (sender, lines) = channel();
         let (stdout, stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
         std::thread::spawn({
@@ -175,10 +175,12 @@ impl Guest {
             match said["status"].as_str() {
                 Some("completed") => return Ok(Duration::from_millis(said["downtime"].as_u64().unwrap_or_default())),
                 Some("failed" | "cancelled") => {
-                    return Err(Error::Expectation(format!("the machine did not migrate: {said}")));
+                    return Err(RigError::Expectation(format!("the machine did not migrate: {said}")));
                 }
                 _ if started.elapsed() > within => {
-                    return Err(Error::Expectation(format!("the machine has not migrated within {within:?}: {said}")));
+                    return Err(RigError::Expectation(format!(
+                        "the machine has not migrated within {within:?}: {said}"
+                    )));
                 }
                 _ => std::thread::sleep(LOOK_AGAIN),
             }
@@ -196,7 +198,7 @@ impl Guest {
         self.outcome()
     }
 
-    /// The first half of [`Guest::ask`]: the function runs while the caller does something else.
+    /// The first half of [`RunningMachine::ask`]: the function runs while the caller does something else.
     pub fn begin(&mut self, words: &str) -> Result<()> {
         self.heard.clear();
         self.tell(words)
@@ -214,8 +216,8 @@ impl Guest {
     pub fn await_word(&mut self, word: &str) -> Result<String> {
         loop {
             match self.next(word)? {
-                Mark::Say(said) if said == word => return Ok(String::new()),
-                Mark::Say(said) => {
+                ScriptMark::Say(said) if said == word => return Ok(String::new()),
+                ScriptMark::Say(said) => {
                     if let Some(rest) = said.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
                         return Ok(rest.to_owned());
                     }
@@ -224,10 +226,12 @@ impl Guest {
                         return Err(self.function_failed());
                     }
                 }
-                Mark::Exit(0) => {
-                    return Err(Error::Expectation(format!("the guest's script ended well without saying \"{word}\"")));
+                ScriptMark::Exit(0) => {
+                    return Err(RigError::Expectation(format!(
+                        "the guest's script ended well without saying \"{word}\""
+                    )));
                 }
-                Mark::Exit(status) => return Err(self.failed(status)),
+                ScriptMark::Exit(status) => return Err(self.failed(status)),
             }
         }
     }
@@ -235,24 +239,27 @@ impl Guest {
     /// Sends the script the word that it awaits.
     pub fn tell(&mut self, word: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().expect("open while the guest lives");
-        stdin.write_all(format!("{word}\n").as_bytes()).map_err(Error::io("write to the guest's serial line"))
+        stdin.write_all(format!("{word}\n").as_bytes()).map_err(RigError::io("write to the guest's serial line"))
     }
 
-    /// Like [`Guest::tell`] for a machine that may have migrated: the first byte that it then gets is lost.
+    /// Like [`RunningMachine::tell`] for a machine that may have migrated: the first byte that it then gets is lost.
     pub fn tell_wherever(&mut self, word: &str) -> Result<()> {
         self.tell("")?;
         self.tell(word)
     }
 
     /// Waits for the script's end and turns the machine off.
-    pub fn finish(mut self) -> Result<Report> {
+    pub fn finish(mut self) -> Result<ScriptReport> {
         loop {
             match self.next("end of script")? {
-                Mark::Say(_) => {}
-                Mark::Exit(0) => {
-                    return Ok(Report { output: self.output.text(), booted_in_s: self.booted_in.unwrap_or_default() });
+                ScriptMark::Say(_) => {}
+                ScriptMark::Exit(0) => {
+                    return Ok(ScriptReport {
+                        output: self.output.text(),
+                        booted_in_s: self.booted_in.unwrap_or_default(),
+                    });
                 }
-                Mark::Exit(status) => return Err(self.failed(status)),
+                ScriptMark::Exit(status) => return Err(self.failed(status)),
             }
         }
     }
@@ -267,17 +274,17 @@ impl Guest {
         std::mem::take(&mut self.heard)
     }
 
-    fn next(&mut self, awaiting: &str) -> Result<Mark> {
+    fn next(&mut self, awaiting: &str) -> Result<ScriptMark> {
         loop {
             let left = self.patience.saturating_sub(self.born.elapsed());
             match self.lines.recv_timeout(left) {
                 Ok(line) => match parse(&line) {
-                    Some(Line::Up(seconds)) => self.booted_in = Some(seconds),
-                    Some(Line::Mark(mark)) => return Ok(mark),
+                    Some(HostLine::Up(seconds)) => self.booted_in = Some(seconds),
+                    Some(HostLine::Mark(mark)) => return Ok(mark),
                     None => self.heard += &(line + "\n"),
                 },
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(Error::GuestTimeout {
+                    return Err(RigError::GuestTimeout {
                         awaiting: awaiting.to_owned(),
                         after: self.patience,
                         tail: format!(
@@ -291,7 +298,7 @@ impl Guest {
                 Err(RecvTimeoutError::Disconnected) => {
                     // The thread that reads the console may be a line behind.
                     std::thread::sleep(Duration::from_millis(100));
-                    return Err(Error::GuestDied { console: self.console.tail(), tail: self.output.tail() });
+                    return Err(RigError::GuestDied { console: self.console.tail(), tail: self.output.tail() });
                 }
             }
         }
@@ -312,16 +319,16 @@ impl Guest {
         format!("processor:\n{first}a second later:\n{}", look("info registers"))
     }
 
-    fn function_failed(&mut self) -> Error {
-        Error::Expectation(tool::tail(&self.take_heard(), TAIL_LINES))
+    fn function_failed(&mut self) -> RigError {
+        RigError::Expectation(tool::tail(&self.take_heard(), TAIL_LINES))
     }
 
-    fn failed(&self, status: i32) -> Error {
-        Error::GuestFailed { status, tail: self.output.tail() }
+    fn failed(&self, status: i32) -> RigError {
+        RigError::GuestFailed { status, tail: self.output.tail() }
     }
 }
 
-impl Drop for Guest {
+impl Drop for RunningMachine {
     fn drop(&mut self) {
         // Both fail only when QEMU has already ended and been waited for.
         let _ = self.child.kill();
@@ -331,30 +338,30 @@ impl Drop for Guest {
 
 /// A line that is addressed to the host.
 #[derive(Debug, PartialEq)]
-enum Line {
+enum HostLine {
     Up(f64),
-    Mark(Mark),
+    Mark(ScriptMark),
 }
 
 #[derive(Debug, PartialEq)]
-enum Mark {
+enum ScriptMark {
     Say(String),
     Exit(i32),
 }
 
-fn parse(line: &str) -> Option<Line> {
+fn parse(line: &str) -> Option<HostLine> {
     let (verb, rest) = line.strip_prefix("@rig ")?.split_once(' ')?;
     match verb {
-        "up" => Some(Line::Up(rest.parse().ok()?)),
-        "say" => Some(Line::Mark(Mark::Say(rest.to_owned()))),
-        "exit" => Some(Line::Mark(Mark::Exit(rest.parse().ok()?))),
+        "up" => Some(HostLine::Up(rest.parse().ok()?)),
+        "say" => Some(HostLine::Mark(ScriptMark::Say(rest.to_owned()))),
+        "exit" => Some(HostLine::Mark(ScriptMark::Exit(rest.parse().ok()?))),
         _ => None,
     }
 }
 
 /// The QEMU command: one emulated processor (two are slower in everything under multi-threaded TCG), a microvm because
 /// it boots a second faster than q35, no firmware menus, two serial lines and one network card.
-fn qemu(spec: &Spec) -> Command {
+fn qemu(spec: &MachineSpec) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     // USB controllers are PCI devices; without any, a bus to look through would only cost boot time.
     let pcie = if spec.hardware.is_empty() { "off" } else { "on" };
@@ -373,7 +380,7 @@ fn qemu(spec: &Spec) -> Command {
         .args(spec.network.arguments())
         .args(["-qmp", &format!("unix:{},server=on,wait=off", spec.monitor.display())])
         .args(spec.hardware);
-    if spec.time == Time::Counted {
+    if spec.time == MachineClock::Counted {
         qemu.args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm", "-seed", "1"]);
     }
     if let Some(file) = &spec.capture {
@@ -384,9 +391,9 @@ fn qemu(spec: &Spec) -> Command {
 
 /// The kernel's command line: an oops ends the machine and QEMU with it; preempt=full because unlink tests livelock a
 /// single processor without it; the rest saves boot time.
-fn command_line(spec: &Spec) -> String {
+fn command_line(spec: &MachineSpec) -> String {
     let preempt = if spec.is_preemptible { "full" } else { "none" };
-    let khz = if spec.time == Time::Counted { COUNTED_KHZ } else { clock_khz() };
+    let khz = if spec.time == MachineClock::Counted { COUNTED_KHZ } else { clock_khz() };
     format!(
         "console=ttyS0 loglevel=1 preempt={preempt} oops=panic panic=-1 reboot=t rdinit=/init random.trust_cpu=on \
          cryptomgr.notests security=none audit=0 nokaslr mitigations=off tsc=reliable tsc_early_khz={khz}"
@@ -406,18 +413,18 @@ fn clock_khz() -> u32 {
 
 /// A bounded record of a stream, on disk and in memory.
 #[derive(Clone)]
-struct Log(Arc<Mutex<LogInner>>);
+struct BoundedLog(Arc<Mutex<BoundedLogInner>>);
 
-struct LogInner {
+struct BoundedLogInner {
     file: File,
     text: String,
     full: bool,
 }
 
-impl Log {
+impl BoundedLog {
     fn create(path: PathBuf) -> Result<Self> {
-        let file = File::create(&path).map_err(Error::io(format!("create {}", path.display())))?;
-        Ok(Self(Arc::new(Mutex::new(LogInner { file, text: String::new(), full: false }))))
+        let file = File::create(&path).map_err(RigError::io(format!("create {}", path.display())))?;
+        Ok(Self(Arc::new(Mutex::new(BoundedLogInner { file, text: String::new(), full: false }))))
     }
 
     /// Keeps a line, unless there were too many; returns whether it did.
@@ -445,7 +452,7 @@ impl Log {
 }
 
 /// Reads a stream to its end, line by line with a bound on each, so that it never blocks the machine.
-fn follow(stream: impl Read, log: &Log, lines: Option<&Sender<String>>) {
+fn follow(stream: impl Read, log: &BoundedLog, lines: Option<&Sender<String>>) {
     const LINE_BYTES_MAX: u64 = 1 << 16;
     let mut reader = BufReader::new(stream);
     let mut bytes = Vec::new();
@@ -472,9 +479,9 @@ mod tests {
 
     #[test]
     fn only_marked_lines_are_for_the_host() {
-        assert_eq!(parse("@rig exit 3"), Some(Line::Mark(Mark::Exit(3))));
-        assert_eq!(parse("@rig say read 12 MB"), Some(Line::Mark(Mark::Say("read 12 MB".into()))));
-        assert_eq!(parse("@rig up 1.25"), Some(Line::Up(1.25)));
+        assert_eq!(parse("@rig exit 3"), Some(HostLine::Mark(ScriptMark::Exit(3))));
+        assert_eq!(parse("@rig say read 12 MB"), Some(HostLine::Mark(ScriptMark::Say("read 12 MB".into()))));
+        assert_eq!(parse("@rig up 1.25"), Some(HostLine::Up(1.25)));
         assert_eq!(parse("exit 3"), None);
         assert_eq!(parse("@rig exit soon"), None);
     }
@@ -482,7 +489,7 @@ mod tests {
     #[test]
     fn a_log_stops_at_its_bound() {
         let path = std::env::temp_dir().join(format!("farbus-rig-log-{}", std::process::id()));
-        let log = Log::create(path.clone()).unwrap();
+        let log = BoundedLog::create(path.clone()).unwrap();
         for _ in 0..40 {
             log.push(&("x".repeat(1 << 16) + "\n"));
         }

@@ -1,22 +1,22 @@
 //! The rig's command line.
 
 use clap::{Parser, Subcommand};
-use farbus_rig::conform::{self, Place};
+use farbus_rig::conform::{self, ConformPaths};
 use farbus_rig::lab::{Rig, records_folder};
-use farbus_rig::{Error, Result, cases, interop, peers, record, run};
+use farbus_rig::{Result, RigError, cases, interop, peers, record, run};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Tests of farbus against real Linux kernels in virtual machines.
 #[derive(Parser)]
 #[command(version)]
-struct Cli {
+struct RigCommandLine {
     #[command(subcommand)]
-    command: Command,
+    command: RigCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum RigCommand {
     /// Shows every case and what it proves.
     List,
     /// Runs cases: all, or those named (a trailing * chooses all that begin so).
@@ -75,24 +75,24 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::List => {
+    let outcome = match RigCommandLine::parse().command {
+        RigCommand::List => {
             for case in cases::all() {
                 println!("{:<24} {}", case.name, case.purpose);
             }
             Ok(true)
         }
-        Command::Run { names, except, farbus, times, step, log_dir, jobs, allow_skip } => {
+        RigCommand::Run { names, except, farbus, times, step, log_dir, jobs, allow_skip } => {
             let rig = || Rig::open(farbus, log_dir, times, step);
             try_cases(&names, &except, rig, jobs.map_or_else(processors, |jobs| jobs as usize), allow_skip)
         }
-        Command::Peer { what } => {
-            peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
+        RigCommand::Peer { what } => {
+            peers::crate_server::serve(&what).map(|()| true).map_err(RigError::io(format!("serve a {what}")))
         }
-        Command::Conform { farbus, take, document, folder, names } => {
+        RigCommand::Conform { farbus, take, document, folder, names } => {
             conform_all(farbus, &take, &document, &folder, &names).map(|()| true)
         }
-        Command::Interop { document } => write_tables(&document).map(|()| true),
+        RigCommand::Interop { document } => write_tables(&document).map(|()| true),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -125,9 +125,9 @@ fn processors() -> usize {
 }
 
 fn write_tables(document: &Path) -> Result<()> {
-    let text = std::fs::read_to_string(document).map_err(Error::io(format!("read {}", document.display())))?;
+    let text = std::fs::read_to_string(document).map_err(RigError::io(format!("read {}", document.display())))?;
     let made = interop::made(&text, &record::read_all(&records_folder())?)?;
-    std::fs::write(document, made).map_err(Error::io(format!("write {}", document.display())))?;
+    std::fs::write(document, made).map_err(RigError::io(format!("write {}", document.display())))?;
     println!("{} is up to date", document.display());
     Ok(())
 }
@@ -141,9 +141,9 @@ fn conform_all(
 ) -> Result<()> {
     if let Some(farbus) = farbus {
         let scratch = std::env::temp_dir().join(format!("farbus-conform-{}", std::process::id()));
-        std::fs::create_dir_all(&scratch).map_err(Error::io(format!("create {}", scratch.display())))?;
+        std::fs::create_dir_all(&scratch).map_err(RigError::io(format!("create {}", scratch.display())))?;
         let cache = records_folder().with_file_name("");
-        let place = Place { farbus, scratch, cache };
+        let place = ConformPaths { farbus, scratch, cache };
         for subject in conform::SUBJECTS.iter().filter(|each| names.is_empty() || names.iter().any(|n| n == each.name))
         {
             match place.run(*subject)? {
@@ -165,9 +165,9 @@ fn conform_all(
             subject.map_or(Ok(()), |subject| conform::keep(folder, *subject, &result))?;
         }
     }
-    let text = std::fs::read_to_string(document).map_err(Error::io(format!("read {}", document.display())))?;
+    let text = std::fs::read_to_string(document).map_err(RigError::io(format!("read {}", document.display())))?;
     let made = interop::with_conformance(&text, &conform::read_all(folder)?)?;
-    std::fs::write(document, made).map_err(Error::io(format!("write {}", document.display())))?;
+    std::fs::write(document, made).map_err(RigError::io(format!("write {}", document.display())))?;
     println!("{} is up to date", document.display());
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! QEMU's monitor (QMP): a line of JSON asks, a line answers.
 
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -18,29 +18,29 @@ pub fn execute(socket: &Path, command: &str, arguments: &Value) -> Result<()> {
     // The human monitor complains in words; no output means success.
     match said.as_str().map(str::trim) {
         None | Some("") => Ok(()),
-        Some(words) => Err(Error::Expectation(format!("the machine answered {command} with: {words}"))),
+        Some(words) => Err(RigError::Expectation(format!("the machine answered {command} with: {words}"))),
     }
 }
 
 /// Like [`execute`]; returns the answer.
 pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
     let doing = "command the machine";
-    let mut stream = UnixStream::connect(socket).map_err(Error::io(doing))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(Error::io(doing))?;
-    let mut answers = BufReader::new(stream.try_clone().map_err(Error::io(doing))?).lines();
+    let mut stream = UnixStream::connect(socket).map_err(RigError::io(doing))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(RigError::io(doing))?;
+    let mut answers = BufReader::new(stream.try_clone().map_err(RigError::io(doing))?).lines();
     let asked = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
     let mut last = Value::Null;
     for question in asked {
-        stream.write_all(format!("{question}\n").as_bytes()).map_err(Error::io(doing))?;
+        stream.write_all(format!("{question}\n").as_bytes()).map_err(RigError::io(doing))?;
         last = loop {
             let Some(answer) = answers.next() else {
-                return Err(Error::Expectation(format!("the machine closed its monitor at {question}")));
+                return Err(RigError::Expectation(format!("the machine closed its monitor at {question}")));
             };
-            let answer = answer.map_err(Error::io(doing))?;
+            let answer = answer.map_err(RigError::io(doing))?;
             match verdict(&answer) {
                 Some(Ok(said)) => break said,
                 Some(Err(said)) => {
-                    return Err(Error::Expectation(format!("the machine answered {question} with: {said}")));
+                    return Err(RigError::Expectation(format!("the machine answered {question} with: {said}")));
                 }
                 None => {}
             }

@@ -3,37 +3,37 @@
 //! A boot takes longer than most proofs, so one pair serves many: each device is a step of its own, with its own figure
 //! or error, and the steps after a failed one still run.
 
-use crate::lab::{Boot, Lab};
-use crate::machine::{Guest, Network};
-use crate::{Error, Result};
+use crate::lab::{CaseEnvironment, MachineBoot};
+use crate::machine::{MachineNetwork, RunningMachine};
+use crate::{Result, RigError};
 use std::time::{Duration, Instant};
 
 /// How long QEMU may take to make the socket of the cable.
 const CABLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A running pair.
-pub struct Pair {
+pub struct MachinePair {
     /// The machine with the devices.
-    pub exporter: Guest,
+    pub exporter: RunningMachine,
     /// The machine whose drivers and programs use them.
-    pub importer: Guest,
-    steps: Steps,
+    pub importer: RunningMachine,
+    steps: StepResults,
 }
 
 /// The results of a case's steps.
 #[derive(Default)]
-struct Steps {
+struct StepResults {
     lines: Vec<String>,
     failed: Vec<&'static str>,
     machines_lost: bool,
 }
 
-impl Pair {
+impl MachinePair {
     /// Boots both. The scripts end with `guest/pair/serve.sh`: they run the functions they are asked for.
-    pub fn boot(lab: &Lab, exporter: Boot, importer: Boot) -> Result<Self> {
+    pub fn boot(lab: &CaseEnvironment, exporter: MachineBoot, importer: MachineBoot) -> Result<Self> {
         let cable = lab.scratch("cable");
-        let network = Network::CableFrom(cable.clone());
-        let mut exporter = lab.boot(&Boot { role: "exporter", network, ..exporter })?;
+        let network = MachineNetwork::CableFrom(cable.clone());
+        let mut exporter = lab.boot(&MachineBoot { role: "exporter", network, ..exporter })?;
         // Half a second after it started; if it has died, its error is reported and not the other machine's complaint
         // about the cable.
         let start = Instant::now();
@@ -43,15 +43,19 @@ impl Pair {
         if !cable.exists() {
             exporter.await_word("serving")?;
         }
-        let network = Network::CableTo(cable);
-        let mut importer = lab.boot(&Boot { role: "importer", network, ..importer })?;
+        let network = MachineNetwork::CableTo(cable);
+        let mut importer = lab.boot(&MachineBoot { role: "importer", network, ..importer })?;
         exporter.await_word("serving")?;
         importer.await_word("serving")?;
-        Ok(Self { exporter, importer, steps: Steps::default() })
+        Ok(Self { exporter, importer, steps: StepResults::default() })
     }
 
     /// Tries one proof, which gets both machines and returns its figure.
-    pub fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
+    pub fn step(
+        &mut self,
+        name: &'static str,
+        proof: impl FnOnce(&mut RunningMachine, &mut RunningMachine) -> Result<String>,
+    ) {
         if self.steps.machines_lost {
             self.steps.note(name, "FAILED  not tried: a machine is lost".into(), true);
             return;
@@ -62,7 +66,7 @@ impl Pair {
         match outcome {
             Ok(figure) => self.steps.note(name, format!("ok      {seconds:5.1} s  {figure}"), false),
             Err(error) => {
-                self.steps.machines_lost = matches!(error, Error::GuestDied { .. } | Error::GuestTimeout { .. });
+                self.steps.machines_lost = matches!(error, RigError::GuestDied { .. } | RigError::GuestTimeout { .. });
                 // The exporter's complaints help; if it has none, that is no second failure.
                 let beside = self.exporter.ask("complaints").unwrap_or_default();
                 let said = format!("{error}\n{}", beside.trim_end()).replace('\n', "\n        ");
@@ -84,7 +88,7 @@ impl Pair {
     }
 }
 
-impl Steps {
+impl StepResults {
     fn note(&mut self, name: &'static str, outcome: String, failed: bool) {
         self.lines.push(format!("  {name:<12} {outcome}"));
         if failed {
@@ -97,7 +101,7 @@ impl Steps {
         if self.failed.is_empty() && !self.lines.is_empty() {
             return Ok(format!("{} steps\n{lines}", self.lines.len()));
         }
-        Err(Error::Expectation(format!("failed steps: {}\n{lines}", self.failed.join(", "))))
+        Err(RigError::Expectation(format!("failed steps: {}\n{lines}", self.failed.join(", "))))
     }
 }
 
@@ -107,7 +111,7 @@ mod tests {
 
     #[test]
     fn failed_step_fails_the_case_and_is_reported() {
-        let mut steps = Steps::default();
+        let mut steps = StepResults::default();
         steps.note("disk", "ok".into(), false);
         steps.note("sound", "FAILED  silence".into(), true);
         let said = steps.verdict().unwrap_err().to_string();
@@ -115,6 +119,6 @@ mod tests {
             said.starts_with("failed steps: sound\n") && said.contains("silence") && said.contains("disk"),
             "{said}"
         );
-        assert!(Steps::default().verdict().is_err(), "no step is no proof");
+        assert!(StepResults::default().verdict().is_err(), "no step is no proof");
     }
 }

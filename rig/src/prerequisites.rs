@@ -1,11 +1,11 @@
 //! The prerequisites on the host, and how they get installed.
 
-use crate::{Error, Result, image::kernel, tool};
+use crate::{Result, RigError, image::kernel, tool};
 use std::path::Path;
 use std::process::Command;
 
 /// A Debian package and the path that shows that it is installed.
-struct Need {
+struct HostPackage {
     package: &'static str,
     present: fn() -> bool,
     shown_by: &'static str,
@@ -15,9 +15,9 @@ struct Need {
 pub const CARD_READER_DRIVER: &str = "/usr/lib/pcsc/drivers/ifd-ccid.bundle/Contents/Linux/libccid.so";
 
 /// One entry for each thing that the rig runs or copies.
-const NEEDS: &[Need] = &[
+const NEEDS: &[HostPackage] = &[
     need("qemu-system-x86", "qemu-system-x86_64", || on_path("qemu-system-x86_64")),
-    need("linux-image-amd64", "/boot/vmlinuz-6.1.*-amd64 with its modules", || kernel::Kernel::find().is_ok()),
+    need("linux-image-amd64", "/boot/vmlinuz-6.1.*-amd64 with its modules", || kernel::InstalledKernel::find().is_ok()),
     need("linux-source-6.1", kernel::SOURCE_ARCHIVE, || exists(kernel::SOURCE_ARCHIVE)),
     need("busybox-static", "a static busybox", || exists("/usr/share/doc/busybox-static") && on_path("busybox")),
     need("usbip", "usbip", || on_path("usbip")),
@@ -47,8 +47,8 @@ const NEEDS: &[Need] = &[
     need("libc6-dev", "libc.a", || exists("/usr/lib/x86_64-linux-gnu/libc.a")),
 ];
 
-const fn need(package: &'static str, shown_by: &'static str, present: fn() -> bool) -> Need {
-    Need { package, present, shown_by }
+const fn need(package: &'static str, shown_by: &'static str, present: fn() -> bool) -> HostPackage {
+    HostPackage { package, present, shown_by }
 }
 
 /// Checks the prerequisites: installs what is missing if this is root and `CI=true` or `FARBUS_INSTALL=1`, and
@@ -74,16 +74,16 @@ pub fn ensure() -> Result<()> {
     if missing.is_empty() { Ok(()) } else { Err(refusal(&missing)) }
 }
 
-fn missing() -> Vec<&'static Need> {
+fn missing() -> Vec<&'static HostPackage> {
     NEEDS.iter().filter(|need| !(need.present)()).collect()
 }
 
-fn packages(missing: &[&Need]) -> Vec<&'static str> {
+fn packages(missing: &[&HostPackage]) -> Vec<&'static str> {
     missing.iter().map(|need| need.package).collect()
 }
 
-fn refusal(missing: &[&Need]) -> Error {
-    Error::Prerequisites {
+fn refusal(missing: &[&HostPackage]) -> RigError {
+    RigError::Prerequisites {
         missing: missing.iter().map(|need| format!("{} ({})", need.package, need.shown_by)).collect(),
         line: format!("apt-get update && apt-get install -y --no-install-recommends {}", packages(missing).join(" ")),
     }

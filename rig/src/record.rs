@@ -1,13 +1,13 @@
 //! The results that a run leaves for programs: one file per case, with its outcome and software versions.
 
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The outcome of a case, and the software in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct CaseRecord {
     case: String,
     outcome: &'static str,
     note: String,
@@ -17,7 +17,7 @@ pub struct Record {
 
 const OUTCOMES: [&str; 3] = ["passed", "failed", "skipped"];
 
-impl Record {
+impl CaseRecord {
     /// A case that passed.
     pub fn passed(case: &str, note: &str, with: &BTreeMap<String, String>) -> Self {
         Self { case: case.into(), outcome: OUTCOMES[0], note: note.into(), with: with.clone() }
@@ -63,13 +63,13 @@ impl Record {
 ///
 /// # Errors
 /// A file there that is not a record; a folder that does not exist has none.
-pub fn read_all(folder: &Path) -> Result<BTreeMap<String, Record>> {
+pub fn read_all(folder: &Path) -> Result<BTreeMap<String, CaseRecord>> {
     let mut records = BTreeMap::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(records) };
     for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"))
     {
-        let text = std::fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))?;
-        let record = Record::read(&text).ok_or(Error::Format { path, rule: "not a record of the rig" })?;
+        let text = std::fs::read_to_string(&path).map_err(RigError::io(format!("read {}", path.display())))?;
+        let record = CaseRecord::read(&text).ok_or(RigError::Format { path, rule: "not a record of the rig" })?;
         records.insert(record.case.clone(), record);
     }
     Ok(records)
@@ -84,11 +84,11 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("farbus-rig-records-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let with = BTreeMap::from([("Linux".to_owned(), "6.1".to_owned())]);
-        let (good, bad) = (Record::passed("a", "2 \"quoted\"", &with), Record::failed("b"));
-        Record::failed("a").write(&folder).unwrap();
+        let (good, bad) = (CaseRecord::passed("a", "2 \"quoted\"", &with), CaseRecord::failed("b"));
+        CaseRecord::failed("a").write(&folder).unwrap();
         good.write(&folder).unwrap();
         bad.write(&folder).unwrap();
-        Record::skipped("c").write(&folder).unwrap();
+        CaseRecord::skipped("c").write(&folder).unwrap();
         let all = read_all(&folder).unwrap();
         assert_eq!(all["a"], good);
         assert!(good.has_passed() && !all["b"].has_passed() && !all["c"].has_passed());

@@ -3,7 +3,7 @@
 //! Protocol: libcacard's `vscard_common.h`: a header of type, reader and length, each 32 bits, big endian, then the
 //! data.
 
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -24,7 +24,7 @@ const MESSAGE_BYTES_MAX: u32 = 1 << 17;
 
 /// Puts the card into the reader that will connect to this socket; it answers until the machine is gone.
 pub fn insert(socket: &Path) -> Result<()> {
-    let listener = UnixListener::bind(socket).map_err(Error::io("listen for the card reader"))?;
+    let listener = UnixListener::bind(socket).map_err(RigError::io("listen for the card reader"))?;
     std::thread::spawn(move || -> std::io::Result<()> {
         let (line, _) = listener.accept()?;
         converse(line)

@@ -1,13 +1,13 @@
 //! Running the host's tools to completion.
 
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 /// Runs a command to its end and returns its standard output; a failure includes its output.
 pub fn output(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output().map_err(Error::io(show(command)))?;
+    let output = command.stdin(Stdio::null()).output().map_err(RigError::io(show(command)))?;
     judge(command, output)
 }
 
@@ -25,13 +25,13 @@ pub fn filter(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(Error::io(show(command)))?;
+        .map_err(RigError::io(show(command)))?;
     let mut stdin = child.stdin.take().expect("asked for a pipe");
     let output = std::thread::scope(|scope| {
         scope.spawn(move || stdin.write_all(input));
         child.wait_with_output()
     })
-    .map_err(Error::io(show(command)))?;
+    .map_err(RigError::io(show(command)))?;
     judge(command, output)
 }
 
@@ -68,7 +68,7 @@ fn judge(command: &Command, output: Output) -> Result<Vec<u8>> {
     if said.trim().is_empty() {
         said = String::from_utf8_lossy(&output.stdout).into_owned();
     }
-    Err(Error::Tool { command: show(command), said: format!("{} ({})", tail(said.trim(), 12), output.status) })
+    Err(RigError::Tool { command: show(command), said: format!("{} ({})", tail(said.trim(), 12), output.status) })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Three messages of USB/IP, encoded by hand: a check that shares no code with farbus.
 
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use std::time::Duration;
 /// A refused connection is an answer too: the exporter is gone.
 pub fn grants(port: u16, bus_id: &str) -> Result<bool> {
     let doing = "ask the exporter for a device";
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).map_err(Error::io(doing))?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).map_err(Error::io(doing))?;
-    stream.write_all(&import_request(bus_id)).map_err(Error::io(doing))?;
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).map_err(RigError::io(doing))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).map_err(RigError::io(doing))?;
+    stream.write_all(&import_request(bus_id)).map_err(RigError::io(doing))?;
     let mut reply = [0; 8];
-    stream.read_exact(&mut reply).map_err(Error::io(doing))?;
+    stream.read_exact(&mut reply).map_err(RigError::io(doing))?;
     granted(&reply)
 }
 
@@ -29,7 +29,7 @@ fn import_request(bus_id: &str) -> [u8; 40] {
 /// OP_REP_IMPORT begins with version, code and a status that is zero if the import succeeded.
 fn granted(reply: &[u8; 8]) -> Result<bool> {
     if reply[..4] != [0x01, 0x11, 0x00, 0x03] {
-        return Err(Error::Expectation(format!("the exporter answered an import with {reply:02x?}")));
+        return Err(RigError::Expectation(format!("the exporter answered an import with {reply:02x?}")));
     }
     Ok(reply[4..] == [0; 4])
 }

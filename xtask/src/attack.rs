@@ -12,7 +12,7 @@ Examples:
   cargo xtask attack                  ten seconds each
   cargo xtask attack --seconds 600    ten minutes each"
 )]
-pub struct Arguments {
+pub struct AttackArgs {
     /// How long each attacker of a daemon goes on
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
@@ -27,7 +27,7 @@ const OTHERS: [(&str, &[&str]); 5] = [
     ("farbus-host", &["--test", "fuzz"]),
 ];
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &AttackArgs) -> Result<(), String> {
     run_for(arguments.seconds)
 }
 

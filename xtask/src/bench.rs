@@ -14,7 +14,7 @@ use crate::{dist, git, releases, workspace};
   cargo xtask bench --against 0.1.0                    what users notice, against the release 0.1.0
   cargo xtask bench --against 3116107 --only nbd       some rows of that
   cargo xtask bench --against HEAD~1 --rounds 20 --json all.json")]
-pub struct Arguments {
+pub struct BenchArgs {
     /// Compare with this commit or release, and fail if it did anything better
     ///
     /// Both are built as they are shipped ('cargo xtask dist'); the other commit's program is kept in target/against.
@@ -34,7 +34,7 @@ pub struct Arguments {
     bench: Vec<String>,
 }
 
-impl Arguments {
+impl BenchArgs {
     /// The words for the benchmarks' program that both kinds of measurement know.
     fn words(&self) -> Vec<String> {
         let only = self.only.iter().map(|row| format!("--only={row}"));
@@ -47,7 +47,7 @@ impl Arguments {
 }
 
 /// The benchmarks time the `farbus` that lies beside them, so that one is built first.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &BenchArgs) -> Result<(), String> {
     if let Some(revision) = &arguments.against {
         return compare_with(revision, &arguments.words());
     }
@@ -105,10 +105,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        arguments: Arguments,
+        arguments: BenchArgs,
     }
 
-    fn parsed(words: &str) -> Result<Arguments, clap::Error> {
+    fn parsed(words: &str) -> Result<BenchArgs, clap::Error> {
         let words = ["bench"].into_iter().chain(words.split_whitespace());
         Line::try_parse_from(words).map(|line| line.arguments)
     }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 #[derive(Args)]
-pub struct Arguments {
+pub struct BookArgs {
     /// Write the reference from the commands' help, and the control protocol from its types
     #[arg(long)]
     bless: bool,
@@ -37,7 +37,7 @@ const SOURCES: &str = "target/book-sources";
 
 /// # Errors
 /// A document differs from its source, or mdBook failed.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &BookArgs) -> Result<(), String> {
     for (package, test) in TESTS {
         compare(package, test, |test| {
             if arguments.bless {

@@ -38,7 +38,7 @@ pub fn output(mut command: Command) -> Result<Vec<u8>, String> {
 
 /// A program or test that cargo built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Executable {
+pub struct CargoExecutable {
     /// The name of its target.
     pub name: String,
     /// What its target is: `bin`, `test`, `example`, or a kind of library for the tests inside one.
@@ -51,20 +51,20 @@ pub struct Executable {
 }
 
 /// Runs a cargo command that builds, and names the executables that it built or found built.
-pub fn executables(mut command: Command) -> Result<Vec<Executable>, String> {
+pub fn executables(mut command: Command) -> Result<Vec<CargoExecutable>, String> {
     command.arg("--message-format=json-render-diagnostics");
     println!("$ {}", display(&command));
     parse_executables(&String::from_utf8_lossy(&output(command)?))
 }
 
-fn parse_executables(messages: &str) -> Result<Vec<Executable>, String> {
+fn parse_executables(messages: &str) -> Result<Vec<CargoExecutable>, String> {
     let mut executables = Vec::new();
     // Anything else on these lines was printed by a build script.
     for line in messages.lines().filter(|line| line.starts_with("{\"reason\":\"compiler-artifact\"")) {
-        let artifact: Artifact =
+        let artifact: CargoArtifact =
             serde_json::from_str(line).map_err(|trouble| format!("a message of cargo cannot be read: {trouble}"))?;
         if let Some(path) = artifact.executable {
-            executables.push(Executable {
+            executables.push(CargoExecutable {
                 kind: artifact.target.kind.into_iter().next().unwrap_or_default(),
                 name: artifact.target.name,
                 is_test: artifact.profile.test,
@@ -86,14 +86,14 @@ pub fn build_for_command_tests() -> Result<(), String> {
 }
 
 /// The one program of this name among what was built.
-pub fn program(built: &[Executable], name: &str) -> Result<PathBuf, String> {
+pub fn program(built: &[CargoExecutable], name: &str) -> Result<PathBuf, String> {
     let found = built.iter().find(|built| built.kind == "bin" && !built.is_test && built.name == name);
     found.map(|built| built.path.clone()).ok_or_else(|| format!("cargo built no program {name}"))
 }
 
 /// A target of one of the workspace's packages.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct CargoTarget {
     pub package: String,
     pub name: String,
     pub is_example: bool,
@@ -103,16 +103,16 @@ pub struct Target {
 }
 
 /// Every target of the workspace.
-pub fn targets() -> Result<Vec<Target>, String> {
+pub fn targets() -> Result<Vec<CargoTarget>, String> {
     let json = output(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
     parse_targets(&json)
 }
 
-fn parse_targets(json: &[u8]) -> Result<Vec<Target>, String> {
-    let metadata: Metadata =
+fn parse_targets(json: &[u8]) -> Result<Vec<CargoTarget>, String> {
+    let metadata: CargoMetadata =
         serde_json::from_slice(json).map_err(|trouble| format!("cargo metadata cannot be read: {trouble}"))?;
     let targets = metadata.packages.into_iter().flat_map(|package| {
-        package.targets.into_iter().map(move |target| Target {
+        package.targets.into_iter().map(move |target| CargoTarget {
             package: package.name.clone(),
             is_example: target.kind.iter().any(|kind| kind == "example"),
             is_test: target.kind.iter().any(|kind| kind == "test"),
@@ -132,7 +132,7 @@ pub fn display(command: &Command) -> String {
 }
 
 #[derive(Deserialize)]
-struct Artifact {
+struct CargoArtifact {
     manifest_path: PathBuf,
     target: ArtifactTarget,
     profile: ArtifactProfile,
@@ -151,7 +151,7 @@ struct ArtifactProfile {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct CargoMetadata {
     packages: Vec<MetadataPackage>,
 }
 

@@ -17,16 +17,16 @@ const LANDING_S: i64 = 12 * 3600;
 
 /// What changed.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Changes {
+pub enum WorkspaceChanges {
     /// Files that differ from a commit, those that are not committed among them.
-    Since(Since),
+    Since(ChangedFiles),
     /// There is nothing to compare with; holds the reason.
     Unknown(String),
 }
 
 /// Files that differ from a commit.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Since {
+pub struct ChangedFiles {
     /// The commit, and why it was chosen.
     pub base: String,
     /// Paths relative to the workspace. A file that moved is there under both names.
@@ -38,7 +38,7 @@ pub struct Since {
 ///
 /// # Errors
 /// `since` is no commit here, or git cannot list files.
-pub fn at_hand(root: &Path, since: Option<&str>) -> Result<Since, String> {
+pub fn at_hand(root: &Path, since: Option<&str>) -> Result<ChangedFiles, String> {
     let (commit, why) = match since {
         Some(name) => {
             (git::commit(root, name).ok_or_else(|| format!("{name} is no commit of this repository"))?, "as asked")
@@ -52,11 +52,11 @@ pub fn at_hand(root: &Path, since: Option<&str>) -> Result<Since, String> {
 }
 
 /// What changed since a state that passed the gate, as far as that is known.
-pub fn since_passed(root: &Path) -> Changes {
+pub fn since_passed(root: &Path) -> WorkspaceChanges {
     let named = std::env::var(BASE_VARIABLE).ok().filter(|name| !name.is_empty());
     match passed(root, named.as_deref()).and_then(|(commit, why)| compared(root, &commit, &why)) {
-        Ok(since) => Changes::Since(since),
-        Err(why) => Changes::Unknown(why),
+        Ok(since) => WorkspaceChanges::Since(since),
+        Err(why) => WorkspaceChanges::Unknown(why),
     }
 }
 
@@ -92,12 +92,12 @@ fn unlanded(root: &Path) -> Option<(String, &'static str)> {
     (base != head && git::commit(root, &base).is_some()).then_some((base, main))
 }
 
-fn compared(root: &Path, commit: &str, why: &str) -> Result<Since, String> {
+fn compared(root: &Path, commit: &str, why: &str) -> Result<ChangedFiles, String> {
     let tracked = git::output(root, &["diff", "--name-only", "--no-renames", "-z", commit])?;
     let untracked = git::output(root, &["ls-files", "--others", "--exclude-standard", "-z"])?;
     let files = git::paths(&tracked).chain(git::paths(&untracked)).collect();
     let short = commit.get(..10).unwrap_or(commit);
-    Ok(Since { base: format!("{short} ({why})"), files })
+    Ok(ChangedFiles { base: format!("{short} ({why})"), files })
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    fn files(since: &Since) -> Vec<&str> {
+    fn files(since: &ChangedFiles) -> Vec<&str> {
         since.files.iter().map(String::as_str).collect()
     }
 
@@ -166,7 +166,7 @@ mod tests {
         repository.write("landed");
         let since = at_hand(&repository.0, None).unwrap();
         assert_eq!(files(&since), ["committed", "untracked"]);
-        let Changes::Since(since) = since_passed(&repository.0) else { panic!("the main branch is there") };
+        let WorkspaceChanges::Since(since) = since_passed(&repository.0) else { panic!("the main branch is there") };
         assert_eq!(files(&since), ["committed", "untracked"]);
     }
 
@@ -187,7 +187,7 @@ mod tests {
         repository.commit("yesterday", 0);
         repository.commit("first", 20);
         repository.commit("last", 30);
-        let Changes::Since(since) = since_passed(&repository.0) else { panic!("yesterday's commit is there") };
+        let WorkspaceChanges::Since(since) = since_passed(&repository.0) else { panic!("yesterday's commit is there") };
         assert_eq!(files(&since), ["first", "last"]);
     }
 
@@ -205,6 +205,6 @@ mod tests {
         let repository = Repository::new();
         repository.commit("a", 0);
         repository.commit("b", 1);
-        assert!(matches!(since_passed(&repository.0), Changes::Unknown(why) if why.contains(BASE_VARIABLE)));
+        assert!(matches!(since_passed(&repository.0), WorkspaceChanges::Unknown(why) if why.contains(BASE_VARIABLE)));
     }
 }

@@ -5,9 +5,9 @@
 //! library or program, and the integration tests of pure packages but those that `gate.toml` calls slow. Everything
 //! else is listed at the end with the line to type.
 
-use crate::cargo::{self, Executable, cargo};
-use crate::packages::{self, Package};
-use crate::steps::{self, Done, Step};
+use crate::cargo::{self, CargoExecutable, cargo};
+use crate::packages::{self, WorkspacePackage};
+use crate::steps::{self, GateStep, StepSuccess};
 use crate::{changes, parts, prerequisites, tidy, workspace};
 use clap::Args;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ Examples:
   cargo xtask check --all              the fast tests of every package
   cargo xtask test                     everything: what runs before a change lands"
 )]
-pub struct Arguments {
+pub struct CheckArgs {
     /// Integration tests that run besides, whatever changed: `command`, `upgrade`, …
     #[arg(value_name = "TEST")]
     also: Vec<String>,
@@ -40,20 +40,20 @@ pub struct Arguments {
 }
 
 /// An integration test: its package, and its name.
-type Named = (String, String);
+type IntegrationTest = (String, String);
 
 /// Which tests run.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Selection {
+struct TestSelection {
     /// Packages whose tests inside the library or program run.
     packages: BTreeSet<String>,
     /// Integration tests that run.
-    tests: BTreeSet<Named>,
+    tests: BTreeSet<IntegrationTest>,
     /// Integration tests of these packages that do not run, and why.
-    left_out: Vec<(Named, String)>,
+    left_out: Vec<(IntegrationTest, String)>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &CheckArgs) -> Result<(), String> {
     prerequisites::check(&["format", "clippy"], false)?;
     let packages = packages::read()?;
     let every = || packages.iter().map(|package| package.name.clone()).collect();
@@ -70,27 +70,27 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let selection = select(&packages, &affected, &tidy::layers()?.pure, &parts::read()?.slow, &arguments.also)?;
     let left_out = left_out(&selection, packages.len());
     let mut steps = vec![
-        Step::new("format", "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"]))),
-        Step::new("tidy", "the rules of the architecture", tidy::run),
-        Step::new("clippy", "no warnings", || {
+        GateStep::new("format", "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"]))),
+        GateStep::new("tidy", "the rules of the architecture", tidy::run),
+        GateStep::new("clippy", "no warnings", || {
             cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
         }),
     ];
     if !selection.packages.is_empty() || !selection.tests.is_empty() {
         let folders: Vec<_> = packages.into_iter().map(|package| (package.folder, package.name)).collect();
-        steps.push(Step::new("test", "the fast tests of what changed", move || run_tests(&selection, &folders)));
+        steps.push(GateStep::new("test", "the fast tests of what changed", move || run_tests(&selection, &folders)));
     }
-    steps::run_all(steps, steps::Log { left_out, ..steps::Log::default() })
+    steps::run_all(steps, steps::RunLog { left_out, ..steps::RunLog::default() })
 }
 
 fn select(
-    packages: &[Package],
+    packages: &[WorkspacePackage],
     affected: &BTreeSet<String>,
     pure: &BTreeSet<String>,
-    slow: &[parts::Slow],
+    slow: &[parts::SlowTest],
     also: &[String],
-) -> Result<Selection, String> {
-    let mut selection = Selection { packages: affected.clone(), ..Selection::default() };
+) -> Result<TestSelection, String> {
+    let mut selection = TestSelection { packages: affected.clone(), ..TestSelection::default() };
     if let Some(unknown) = also.iter().find(|name| !packages.iter().any(|package| package.tests.contains(name))) {
         let names: BTreeSet<&String> = packages.iter().flat_map(|package| &package.tests).collect();
         return Err(format!("no integration test is called {unknown}; there are {}", joined(names.into_iter())));
@@ -116,14 +116,15 @@ fn select(
 }
 
 /// What does not run, each with the line that runs it.
-fn left_out(selection: &Selection, packages: usize) -> Vec<String> {
+fn left_out(selection: &TestSelection, packages: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let unaffected = packages - selection.packages.len();
     if unaffected > 0 {
         lines.push(format!("{unaffected} packages that nothing changed for: cargo xtask check --all"));
     }
-    let line =
-        |((package, test), why): &(Named, String)| format!("{package}, test {test} ({why}): cargo xtask check {test}");
+    let line = |((package, test), why): &(IntegrationTest, String)| {
+        format!("{package}, test {test} ({why}): cargo xtask check {test}")
+    };
     lines.extend(selection.left_out.iter().map(line));
     let steps = "fuzz targets, examples, tests in documentation, deny, upgrade, virtual machines, demo";
     lines.push(format!("{steps}: cargo xtask test runs them and all of the above"));
@@ -131,7 +132,7 @@ fn left_out(selection: &Selection, packages: usize) -> Vec<String> {
 }
 
 /// Builds the tests with the features that the gate builds with, and runs those that were selected.
-fn run_tests(selection: &Selection, folders: &[(String, String)]) -> Result<Done, String> {
+fn run_tests(selection: &TestSelection, folders: &[(String, String)]) -> Result<StepSuccess, String> {
     let mut command = cargo(&["test", "--workspace", "--no-run", "--lib", "--bins"]);
     let names: BTreeSet<&String> = selection.tests.iter().map(|(_, test)| test).collect();
     names.into_iter().for_each(|name| {
@@ -141,17 +142,17 @@ fn run_tests(selection: &Selection, folders: &[(String, String)]) -> Result<Done
         cargo::build_for_command_tests()?;
     }
     let built = cargo::executables(command)?;
-    let is_selected = |test: &&Executable| test.is_test && selects(selection, folders, test);
+    let is_selected = |test: &&CargoExecutable| test.is_test && selects(selection, folders, test);
     let mut failed = Vec::new();
     for test in built.iter().filter(is_selected) {
         if let Err(name) = run_test(test)? {
             failed.push(name);
         }
     }
-    if failed.is_empty() { Ok(Done::All) } else { Err(format!("failed: {}", failed.join(", "))) }
+    if failed.is_empty() { Ok(StepSuccess::All) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-fn selects(selection: &Selection, folders: &[(String, String)], test: &Executable) -> bool {
+fn selects(selection: &TestSelection, folders: &[(String, String)], test: &CargoExecutable) -> bool {
     let folder = test.folder.strip_prefix(workspace::root()).map(|folder| format!("{}/", folder.display()));
     let Some((_, package)) = folders.iter().find(|(known, _)| folder.as_ref().is_ok_and(|folder| folder == known))
     else {
@@ -164,7 +165,7 @@ fn selects(selection: &Selection, folders: &[(String, String)], test: &Executabl
 }
 
 /// Runs a test binary as cargo does, and shows what it printed if it failed. Fuzz targets are left out.
-fn run_test(test: &Executable) -> Result<Result<(), String>, String> {
+fn run_test(test: &CargoExecutable) -> Result<Result<(), String>, String> {
     let folder = test.folder.strip_prefix(workspace::root()).unwrap_or(&test.folder).display();
     let name = format!("{folder} {} {}", test.kind, test.name);
     let trouble = |error: std::io::Error| format!("cannot run {name}: {error}");
@@ -200,24 +201,24 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    fn package(name: &str, tests: &[&str]) -> Package {
+    fn package(name: &str, tests: &[&str]) -> WorkspacePackage {
         let tests = tests.iter().map(|test| (*test).to_owned()).collect();
-        Package { name: name.into(), folder: format!("crates/{name}/"), needs: Vec::new(), tests }
+        WorkspacePackage { name: name.into(), folder: format!("crates/{name}/"), needs: Vec::new(), tests }
     }
 
     fn set(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn selected(affected: &[&str], also: &[&str]) -> Result<Selection, String> {
+    fn selected(affected: &[&str], also: &[&str]) -> Result<TestSelection, String> {
         let packages =
             [package("wire", &["golden", "worlds"]), package("farbus", &["command"]), package("sim", &["bus"])];
-        let slow = [parts::Slow { package: "wire".into(), test: "worlds".into(), why: "a minute".into() }];
+        let slow = [parts::SlowTest { package: "wire".into(), test: "worlds".into(), why: "a minute".into() }];
         let also: Vec<String> = also.iter().map(|name| (*name).to_owned()).collect();
         select(&packages, &set(affected), &set(&["wire", "sim"]), &slow, &also)
     }
 
-    fn named(package: &str, test: &str) -> Named {
+    fn named(package: &str, test: &str) -> IntegrationTest {
         (package.to_owned(), test.to_owned())
     }
 
@@ -242,7 +243,7 @@ mod tests {
     fn what_was_built_is_run_only_if_it_was_selected() {
         let selection = selected(&["wire"], &[]).unwrap();
         let folders = [("crates/wire/".to_owned(), "wire".to_owned()), ("crates/sim/".to_owned(), "sim".to_owned())];
-        let built = |package: &str, kind: &str, name: &str| Executable {
+        let built = |package: &str, kind: &str, name: &str| CargoExecutable {
             name: name.into(),
             kind: kind.into(),
             is_test: true,

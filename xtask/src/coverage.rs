@@ -14,18 +14,18 @@ const FLAG: &str = "-Cinstrument-coverage";
 
 /// The lines of one source file, and how many of them ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-struct Lines {
+struct LineCoverage {
     count: u64,
     covered: u64,
 }
 
 /// The compiler's tools that read profiles.
-struct Tools {
+struct ProfileTools {
     profdata: PathBuf,
     cov: PathBuf,
 }
 
-impl Tools {
+impl ProfileTools {
     fn find() -> Result<Self, String> {
         let mut ask = Command::new("rustc");
         ask.args(["--print", "target-libdir"]);
@@ -42,7 +42,7 @@ impl Tools {
 /// Runs the tests that `chosen` picks from the names of a test program's, with these settings, and prints which lines
 /// of the product ran: a table of its files, worst first.
 pub fn run(chosen: impl Fn(&str) -> Vec<String>, settings: &[(&str, String)]) -> Result<(), String> {
-    let tools = Tools::find()?;
+    let tools = ProfileTools::find()?;
     let folder = workspace::root().join("target/coverage");
     let profiles = folder.join("profiles");
     let failed = |error: std::io::Error| format!("{}: {error}", profiles.display());
@@ -87,25 +87,25 @@ pub fn run(chosen: impl Fn(&str) -> Vec<String>, settings: &[(&str, String)]) ->
 }
 
 /// The product's files of an export of `llvm-cov`, below the workspace.
-fn parse(json: &[u8], root: &Path) -> Result<BTreeMap<String, Lines>, String> {
+fn parse(json: &[u8], root: &Path) -> Result<BTreeMap<String, LineCoverage>, String> {
     #[derive(Deserialize)]
-    struct Export {
-        data: Vec<Data>,
+    struct CoverageExport {
+        data: Vec<CoverageUnit>,
     }
     #[derive(Deserialize)]
-    struct Data {
-        files: Vec<File>,
+    struct CoverageUnit {
+        files: Vec<FileCoverage>,
     }
     #[derive(Deserialize)]
-    struct File {
+    struct FileCoverage {
         filename: PathBuf,
-        summary: Summary,
+        summary: CoverageSummary,
     }
     #[derive(Deserialize)]
-    struct Summary {
-        lines: Lines,
+    struct CoverageSummary {
+        lines: LineCoverage,
     }
-    let export: Export = serde_json::from_slice(json).map_err(|error| format!("llvm-cov's answer: {error}"))?;
+    let export: CoverageExport = serde_json::from_slice(json).map_err(|error| format!("llvm-cov's answer: {error}"))?;
     let files = export.data.into_iter().flat_map(|data| data.files);
     let named = files.filter_map(|file| {
         let name = file.filename.strip_prefix(root).ok()?.to_str()?.to_owned();
@@ -116,19 +116,19 @@ fn parse(json: &[u8], root: &Path) -> Result<BTreeMap<String, Lines>, String> {
 }
 
 /// A table of the files of which fuzzing runs anything.
-fn table(files: &BTreeMap<String, Lines>) -> String {
+fn table(files: &BTreeMap<String, LineCoverage>) -> String {
     let mut reached: Vec<_> = files.iter().filter(|(_, lines)| lines.covered > 0).collect();
     reached.sort_by_key(|(name, lines)| (percent(**lines), *name));
     let mut text = "| lines that fuzzing ran | of | % | file |\n|---|---|---|---|\n".to_owned();
-    let mut all = Lines::default();
+    let mut all = LineCoverage::default();
     for (name, lines) in reached {
         text += &format!("| {} | {} | {} | `{name}` |\n", lines.covered, lines.count, percent(*lines));
-        all = Lines { count: all.count + lines.count, covered: all.covered + lines.covered };
+        all = LineCoverage { count: all.count + lines.count, covered: all.covered + lines.covered };
     }
     text + &format!("| {} | {} | {} | all of these |", all.covered, all.count, percent(all))
 }
 
-fn percent(lines: Lines) -> u64 {
+fn percent(lines: LineCoverage) -> u64 {
     (lines.covered * 100).checked_div(lines.count).unwrap_or(100)
 }
 

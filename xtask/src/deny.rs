@@ -15,10 +15,10 @@ mod keys;
 mod licence;
 mod metadata;
 
-use self::metadata::{Metadata, Package};
+use self::metadata::{ResolvedMetadata, ResolvedPackage};
 use crate::cargo::{self, cargo};
-use crate::steps::Done;
-use crate::tidy::{self, Layers};
+use crate::steps::StepSuccess;
+use crate::tidy::{self, PackageLayers};
 use crate::workspace;
 use clap::Args;
 use serde::Deserialize;
@@ -29,42 +29,42 @@ use std::process::Stdio;
 const FILE: &str = "deny.toml";
 
 #[derive(Debug, Deserialize)]
-struct Rules {
-    graph: Graph,
-    advisories: Advisories,
-    licenses: Licenses,
-    bans: Bans,
+struct DenyRules {
+    graph: GraphRules,
+    advisories: AdvisoryRules,
+    licenses: LicenceRules,
+    bans: BanRules,
 }
 
 #[derive(Debug, Deserialize)]
-struct Graph {
+struct GraphRules {
     targets: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Advisories {
-    ignore: Vec<Ignored>,
+struct AdvisoryRules {
+    ignore: Vec<IgnoredAdvisory>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Ignored {
+struct IgnoredAdvisory {
     id: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Licenses {
+struct LicenceRules {
     allow: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Bans {
-    deny: Vec<Named>,
-    skip: Vec<Named>,
+struct BanRules {
+    deny: Vec<ListedCrate>,
+    skip: Vec<ListedCrate>,
 }
 
 /// A crate, `name` or `name@version`, and why it stands there.
 #[derive(Debug, Deserialize)]
-struct Named {
+struct ListedCrate {
     #[serde(rename = "crate")]
     name: String,
     reason: String,
@@ -74,28 +74,28 @@ struct Named {
 }
 
 #[derive(Args, Default)]
-pub struct Arguments {
+pub struct DenyArgs {
     /// Write the record of the crates that touch keys (keys.toml) as they are now, before the check
     #[arg(long)]
     write_keys: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<Done, String> {
+pub fn run(arguments: &DenyArgs) -> Result<StepSuccess, String> {
     let root = workspace::root();
     let text = std::fs::read_to_string(root.join(FILE)).map_err(|error| format!("cannot read {FILE}: {error}"))?;
-    let rules: Rules = toml::from_str(&text).map_err(|error| format!("{FILE}: {error}"))?;
+    let rules: DenyRules = toml::from_str(&text).map_err(|error| format!("{FILE}: {error}"))?;
     let mut command = cargo(&["metadata", "--format-version", "1", "--locked"]);
     rules.graph.targets.iter().for_each(|target| {
         command.args(["--filter-platform", target]);
     });
-    let metadata: Metadata = serde_json::from_slice(&cargo::output(command)?)
+    let metadata: ResolvedMetadata = serde_json::from_slice(&cargo::output(command)?)
         .map_err(|error| format!("cargo metadata cannot be read: {error}"))?;
     if arguments.write_keys {
-        let count = keys::Record::read(&root)?.write(&metadata, &root)?;
+        let count = keys::KeyCrateRecord::read(&root)?.write(&metadata, &root)?;
         println!("{}: {count} crates", keys::FILE);
     }
     let mut complaints = check(&rules, &metadata, &tidy::layers()?);
-    complaints.extend(keys::Record::read(&root)?.check(&metadata, &root)?);
+    complaints.extend(keys::KeyCrateRecord::read(&root)?.check(&metadata, &root)?);
     let advisories = check_advisories(&rules, &metadata)?;
     complaints.extend(advisories.complaints);
     advisories.notes.iter().for_each(|note| println!("{note}"));
@@ -112,9 +112,9 @@ pub fn run(arguments: &Arguments) -> Result<Done, String> {
     Ok(match advisories.skipped {
         Some(why) => {
             println!("ADVISORIES NOT CHECKED: {why}");
-            Done::Without(vec![format!("advisories: {why}; then: cargo xtask deny")])
+            StepSuccess::Without(vec![format!("advisories: {why}; then: cargo xtask deny")])
         }
-        None => Done::All,
+        None => StepSuccess::All,
     })
 }
 
@@ -126,18 +126,18 @@ fn is_installed() -> bool {
 
 /// What became of the search for advisories.
 #[derive(Default)]
-struct Searched {
+struct AdvisorySearch {
     complaints: Vec<String>,
     notes: Vec<String>,
     skipped: Option<String>,
 }
 
-fn check_advisories(rules: &Rules, metadata: &Metadata) -> Result<Searched, String> {
+fn check_advisories(rules: &DenyRules, metadata: &ResolvedMetadata) -> Result<AdvisorySearch, String> {
     let Some(database) = advisories::database() else {
         let why = format!("there is no advisory database; have {} name a copy of it", advisories::VARIABLE);
-        return Ok(Searched { skipped: Some(why), ..Searched::default() });
+        return Ok(AdvisorySearch { skipped: Some(why), ..AdvisorySearch::default() });
     };
-    let mut searched = Searched::default();
+    let mut searched = AdvisorySearch::default();
     for package in metadata.used().iter().filter(|package| package.source.is_some()) {
         for advisory in advisories::of(&database, &package.name)? {
             if !advisory.concerns(&package.version)
@@ -155,7 +155,7 @@ fn check_advisories(rules: &Rules, metadata: &Metadata) -> Result<Searched, Stri
     Ok(searched)
 }
 
-fn check(rules: &Rules, metadata: &Metadata, layers: &Layers) -> Vec<String> {
+fn check(rules: &DenyRules, metadata: &ResolvedMetadata, layers: &PackageLayers) -> Vec<String> {
     let used = metadata.used();
     let mut complaints = licences(rules, &used);
     complaints.extend(versions(rules, &used));
@@ -186,9 +186,9 @@ fn check(rules: &Rules, metadata: &Metadata, layers: &Layers) -> Vec<String> {
     complaints
 }
 
-fn licences(rules: &Rules, used: &[&Package]) -> Vec<String> {
+fn licences(rules: &DenyRules, used: &[&ResolvedPackage]) -> Vec<String> {
     let allowed: BTreeSet<&str> = rules.licenses.allow.iter().map(String::as_str).collect();
-    let judge = |package: &&Package| {
+    let judge = |package: &&ResolvedPackage| {
         let named = format!("{} {}", package.name, package.version);
         match &package.license {
             None => Some(format!("licence: {named} names none")),
@@ -203,7 +203,7 @@ fn licences(rules: &Rules, used: &[&Package]) -> Vec<String> {
 }
 
 /// Each crate once, but for versions that have a reason; and no reason for what is not there twice.
-fn versions(rules: &Rules, used: &[&Package]) -> Vec<String> {
+fn versions(rules: &DenyRules, used: &[&ResolvedPackage]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     used.iter().for_each(|package| versions.entry(&package.name).or_default().push(&package.version));
     let is_skipped =
@@ -228,10 +228,10 @@ fn versions(rules: &Rules, used: &[&Package]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::metadata::{Dependency, DependencyKind, Node, Resolve};
+    use super::metadata::{DependencyKind, NodeDependency, ResolveGraph, ResolveNode};
     use super::*;
 
-    fn rules() -> Rules {
+    fn rules() -> DenyRules {
         toml::from_str(
             "[graph]\ntargets = []\n[advisories]\nignore = []\n[licenses]\nallow = [\"MIT\"]\n[bans]\n\
              deny = [{ crate = \"openssl-sys\", reason = \"rustls\" }, { crate = \"usbip\", wrappers = [\"rig\"], reason = \"a peer\" }]\nskip = [{ crate = \"syn@1.0.0\", reason = \"old\" }]\n",
@@ -240,8 +240,8 @@ mod tests {
     }
 
     /// Packages as `name version licence source`, and dependencies as `from to`.
-    fn metadata(packages: &[[&str; 4]], needs: &[(&str, &str)]) -> Metadata {
-        let package = |[name, version, license, source]: &[&str; 4]| Package {
+    fn metadata(packages: &[[&str; 4]], needs: &[(&str, &str)]) -> ResolvedMetadata {
+        let package = |[name, version, license, source]: &[&str; 4]| ResolvedPackage {
             id: format!("{name}@{version}"),
             name: (*name).into(),
             version: (*version).into(),
@@ -249,20 +249,21 @@ mod tests {
             license: (!license.is_empty()).then(|| (*license).to_owned()),
             source: (!source.is_empty()).then(|| (*source).to_owned()),
         };
-        let packages: Vec<Package> = packages.iter().map(package).collect();
+        let packages: Vec<ResolvedPackage> = packages.iter().map(package).collect();
         let deps = |id: &str| {
             needs
                 .iter()
                 .filter(|(from, _)| *from == id)
-                .map(|(_, to)| Dependency { pkg: (*to).to_owned(), dep_kinds: vec![DependencyKind { kind: None }] })
+                .map(|(_, to)| NodeDependency { pkg: (*to).to_owned(), dep_kinds: vec![DependencyKind { kind: None }] })
                 .collect()
         };
-        let nodes = packages.iter().map(|package| Node { id: package.id.clone(), deps: deps(&package.id) }).collect();
-        Metadata { packages, resolve: Resolve { nodes } }
+        let nodes =
+            packages.iter().map(|package| ResolveNode { id: package.id.clone(), deps: deps(&package.id) }).collect();
+        ResolvedMetadata { packages, resolve: ResolveGraph { nodes } }
     }
 
-    fn layers() -> Layers {
-        Layers { pure: ["wire".to_owned()].into(), runtimes: vec!["tokio".to_owned()] }
+    fn layers() -> PackageLayers {
+        PackageLayers { pure: ["wire".to_owned()].into(), runtimes: vec!["tokio".to_owned()] }
     }
 
     const SYN: [[&str; 4]; 2] = [["syn", "1.0.0", "MIT", "registry+x"], ["syn", "2.0.0", "MIT", "registry+x"]];

@@ -16,14 +16,14 @@ use std::process::{Child, Command, Stdio};
 
 /// A program of the product, and the package that builds it.
 #[derive(Clone, Copy)]
-struct Program {
+struct ProductProgram {
     package: &'static str,
     name: &'static str,
 }
 
-const FARBUS: Program = Program { package: "farbus-cli", name: "farbus" };
-const CONFORM: Program = Program { package: "farbus-conform-cli", name: "farbus-conform" };
-const PROGRAMS: [Program; 2] = [FARBUS, CONFORM];
+const FARBUS: ProductProgram = ProductProgram { package: "farbus-cli", name: "farbus" };
+const CONFORM: ProductProgram = ProductProgram { package: "farbus-conform-cli", name: "farbus-conform" };
+const PROGRAMS: [ProductProgram; 2] = [FARBUS, CONFORM];
 /// Where a program has its commit (`sys::program_commit` of `io-linux`).
 const COMMIT_SECTION: &str = ".farbus.commit";
 /// The section's length: the commit, and zeros.
@@ -37,7 +37,7 @@ const COMMIT_DIGITS: usize = 12;
   RUST_BACKTRACE=1 target/dist/farbus  names and lines come from farbus.debug, if it lies beside
   cargo xtask dist --reproducible      the same bytes wherever it is built, in target/reproducible/dist
   cargo xtask dist --twice             build this commit in two folders, and compare")]
-pub struct Arguments {
+pub struct DistArgs {
     /// Name no folder of this machine in the program: the same commit and compiler make the same bytes
     #[arg(long)]
     reproducible: bool,
@@ -46,7 +46,7 @@ pub struct Arguments {
     twice: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &DistArgs) -> Result<(), String> {
     if arguments.twice {
         return build_twice();
     }
@@ -68,7 +68,7 @@ pub fn unstripped() -> Result<PathBuf, String> {
     FARBUS.unstripped()
 }
 
-impl Program {
+impl ProductProgram {
     fn unstripped(self) -> Result<PathBuf, String> {
         let build = cargo(&["build", "--release", "--package", self.package, "--bin", self.name]);
         cargo::program(&cargo::executables(build)?, self.name)
@@ -95,22 +95,22 @@ impl Program {
 ///
 /// What needs the program builds it as always, and cargo waits there for this build, or says once more why it fails.
 /// Dropped earlier, it ends.
-pub struct Ahead(Child);
+pub struct BackgroundBuild(Child);
 
-impl Ahead {
+impl BackgroundBuild {
     /// # Errors
     /// cargo cannot be started.
-    pub fn start() -> Result<Ahead, String> {
+    pub fn start() -> Result<BackgroundBuild, String> {
         let build = cargo(&["build", "--quiet", "--release", "--package", FARBUS.package, "--bin", FARBUS.name]);
         let mut command = Command::new("nice");
         command.args(["-n", "10"]).arg(build.get_program()).args(build.get_args()).current_dir(workspace::root());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         println!("beside what follows: {}", cargo::display(&command));
-        command.spawn().map(Ahead).map_err(|error| format!("cannot start cargo: {error}"))
+        command.spawn().map(BackgroundBuild).map_err(|error| format!("cannot start cargo: {error}"))
     }
 }
 
-impl Drop for Ahead {
+impl Drop for BackgroundBuild {
     fn drop(&mut self) {
         // It has ended, unless what needs it did not come to run.
         let _ = self.0.kill();
@@ -172,7 +172,7 @@ fn build_reproducibly(root: &Path, target: &Path, commit: &str) -> Result<[PathB
     // The last one that fits counts.
     let flags = [flag(&home, "/cargo"), flag(root, "/farbus"), flag(target, "/farbus/target")].join("\x1f");
     let folder = target.join("dist");
-    for Program { package, name } in PROGRAMS {
+    for ProductProgram { package, name } in PROGRAMS {
         let mut build = cargo(&["build", "--locked", "--release", "--package", package, "--bin", name]);
         build.current_dir(root).env("CARGO_ENCODED_RUSTFLAGS", &flags).env("CARGO_TARGET_DIR", target);
         build.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");

@@ -15,7 +15,7 @@ Examples:
   cargo xtask durability --faults 300 --stop-seconds 60 --seed 7
   cargo xtask durability --only 'power cut' --faults 40"
 )]
-pub struct Arguments {
+pub struct DurabilityArgs {
     /// How many faults; without it, one of each kind
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     faults: Option<u32>,
@@ -36,7 +36,7 @@ pub struct Arguments {
     json: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &DurabilityArgs) -> Result<(), String> {
     let mut play =
         cargo(&["test", "--package", "farbus-cli", "--test", "command", "durability::", "--", "--nocapture"]);
     play.env("FARBUS_REQUIRE_RIG", "1").env("FARBUS_DURABILITY_SEED", arguments.seed.to_string());
@@ -63,5 +63,5 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// Something was lost, was old, hung or was not told.
 pub fn run_for(faults: u32, seed: u64) -> Result<(), String> {
-    run(&Arguments { faults: Some(faults), seed, stop_seconds: 60, only: None, previous: false, json: None })
+    run(&DurabilityArgs { faults: Some(faults), seed, stop_seconds: 60, only: None, previous: false, json: None })
 }

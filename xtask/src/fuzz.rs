@@ -19,7 +19,7 @@ const GATE_SEED: &str = "273";
 const PREFIX: &str = "fuzz_";
 
 #[derive(Args)]
-pub struct Arguments {
+pub struct FuzzArgs {
     /// How long each target runs
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
@@ -34,11 +34,11 @@ pub struct Arguments {
     coverage: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &FuzzArgs) -> Result<(), String> {
     if arguments.coverage {
         return count_lines(arguments.seconds, &arguments.only);
     }
-    let fuzzing = Fuzzing { optimized: arguments.optimized, only: &arguments.only, seed: None };
+    let fuzzing = FuzzRun { optimized: arguments.optimized, only: &arguments.only, seed: None };
     fuzzing.run(arguments.seconds)
 }
 
@@ -54,16 +54,16 @@ fn count_lines(seconds: u32, only: &str) -> Result<(), String> {
 /// All targets, for so long each, always with the same inputs (or those of the seed that the environment names).
 pub fn gate(seconds: u32) -> Result<(), String> {
     let seed = std::env::var(SEED_VARIABLE).unwrap_or_else(|_| GATE_SEED.to_owned());
-    Fuzzing { optimized: false, only: PREFIX, seed: Some(seed) }.run(seconds)
+    FuzzRun { optimized: false, only: PREFIX, seed: Some(seed) }.run(seconds)
 }
 
-struct Fuzzing<'a> {
+struct FuzzRun<'a> {
     optimized: bool,
     only: &'a str,
     seed: Option<String>,
 }
 
-impl Fuzzing<'_> {
+impl FuzzRun<'_> {
     fn run(&self, seconds: u32) -> Result<(), String> {
         let listed = cargo::output(self.command(&["--list", "--format", "terse"]))?;
         let targets = targets(&String::from_utf8_lossy(&listed), self.only);

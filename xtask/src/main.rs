@@ -4,7 +4,7 @@
 //!
 //! It never touches the product's code: no crate depends on it, and it depends on none.
 //!
-//! Start reading at [`Command`], one file a subcommand; `test` is the README's second command and all that CI runs.
+//! Start reading at [`XtaskCommand`], one file a subcommand; `test` is the README's second command and all that CI runs.
 //!
 //! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one
 //! language.
@@ -69,39 +69,39 @@ use std::process::ExitCode;
   cargo xtask interop                  who was seen to work with farbus, from the rig's records
   cargo xtask conform share            what our own exporter passes of the conformance kit"
 )]
-struct Cli {
+struct XtaskCommandLine {
     #[command(subcommand)]
-    command: Command,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum XtaskCommand {
     /// Check format, clippy, tidy and the fast tests of what changed: the inner loop
-    Check(check::Arguments),
+    Check(check::CheckArgs),
     /// Hold the rules of the architecture (ARCHITECTURE.toml) against the code
     Tidy,
     /// Compare the book's reference with the commands' help, or write it; make the book's pages
-    Book(book::Arguments),
+    Book(book::BookArgs),
     /// Hold the rules for dependencies (deny.toml) against Cargo.lock
-    Deny(deny::Arguments),
+    Deny(deny::DenyArgs),
     /// Run everything that must pass, in order, and stop at the first failure
-    Test(test::Arguments),
+    Test(test::TestArgs),
     /// Run what CI runs: all of `test`, installing what is missing
     Ci,
     /// Measure every speed target
-    Bench(bench::Arguments),
+    Bench(bench::BenchArgs),
     /// Fuzz every decoder and state machine
-    Fuzz(fuzz::Arguments),
+    Fuzz(fuzz::FuzzArgs),
     /// Run the attackers of docs/security.md as programs, and print what each costs
-    Attack(attack::Arguments),
+    Attack(attack::AttackArgs),
     /// Make faults of every kind under writers of several disks, and print what was lost
-    Durability(durability::Arguments),
+    Durability(durability::DurabilityArgs),
     /// Run tests under AddressSanitizer, and some under Miri
-    Sanitize(sanitize::Arguments),
+    Sanitize(sanitize::SanitizeArgs),
     /// Repeat the tests that time can break, for as long as told
-    Soak(soak::Arguments),
+    Soak(soak::SoakArgs),
     /// Test against real Linux kernels in virtual machines
-    Rig(rig::Arguments),
+    Rig(rig::RigArgs),
     /// Make the tables of docs/interop.md from the records of the rig's runs
     Interop,
     /// Run farbus conform against what needs no virtual machine, and make its tables in docs/interop.md
@@ -110,17 +110,17 @@ enum Command {
         names: Vec<String>,
     },
     /// Build the release program as it is shipped, its debug information apart
-    Dist(dist::Arguments),
+    Dist(dist::DistArgs),
     /// Make the Debian package, the static program and the container image; test the package
-    Package(package::Arguments),
+    Package(package::PackageArgs),
     /// Make a release: version, changelog, packages, digests, bill of materials (docs/releasing.md)
-    Release(release::Arguments),
+    Release(release::MakeReleaseArgs),
     /// List what the release program consists of, by section and by crate
-    Size(size::Arguments),
+    Size(size::SizeArgs),
     /// Print where axe-core is, for tests of the page (FARBUS_AXE); fetched by pip if it is not there yet
     Axe,
     /// Generate shell completions and man pages
-    Man(man::Arguments),
+    Man(man::ManPageArgs),
     /// Run the demo that the README starts with
     Demo,
     /// Draw docs/picture.svg, the terminal in the README, by running what it shows
@@ -128,30 +128,30 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Check(arguments) => check::run(&arguments),
-        Command::Tidy => tidy::run(),
-        Command::Book(arguments) => book::run(&arguments),
-        Command::Axe => axe::run(),
-        Command::Deny(arguments) => deny::run(&arguments).map(drop),
-        Command::Test(arguments) => test::run(&arguments),
-        Command::Ci => ci::run(),
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::Fuzz(arguments) => fuzz::run(&arguments),
-        Command::Attack(arguments) => attack::run(&arguments),
-        Command::Durability(arguments) => durability::run(&arguments),
-        Command::Sanitize(arguments) => sanitize::run(&arguments),
-        Command::Soak(arguments) => soak::run(&arguments),
-        Command::Rig(arguments) => rig::run(&arguments),
-        Command::Interop => rig::write_interop(),
-        Command::Conform { names } => rig::conform(&names),
-        Command::Dist(arguments) => dist::run(&arguments),
-        Command::Package(arguments) => package::run(&arguments),
-        Command::Release(arguments) => release::run(&arguments),
-        Command::Size(arguments) => size::run(&arguments),
-        Command::Man(arguments) => man::run(&arguments),
-        Command::Demo => demo::run(),
-        Command::Picture => picture::run(),
+    let outcome = match XtaskCommandLine::parse().command {
+        XtaskCommand::Check(arguments) => check::run(&arguments),
+        XtaskCommand::Tidy => tidy::run(),
+        XtaskCommand::Book(arguments) => book::run(&arguments),
+        XtaskCommand::Axe => axe::run(),
+        XtaskCommand::Deny(arguments) => deny::run(&arguments).map(drop),
+        XtaskCommand::Test(arguments) => test::run(&arguments),
+        XtaskCommand::Ci => ci::run(),
+        XtaskCommand::Bench(arguments) => bench::run(&arguments),
+        XtaskCommand::Fuzz(arguments) => fuzz::run(&arguments),
+        XtaskCommand::Attack(arguments) => attack::run(&arguments),
+        XtaskCommand::Durability(arguments) => durability::run(&arguments),
+        XtaskCommand::Sanitize(arguments) => sanitize::run(&arguments),
+        XtaskCommand::Soak(arguments) => soak::run(&arguments),
+        XtaskCommand::Rig(arguments) => rig::run(&arguments),
+        XtaskCommand::Interop => rig::write_interop(),
+        XtaskCommand::Conform { names } => rig::conform(&names),
+        XtaskCommand::Dist(arguments) => dist::run(&arguments),
+        XtaskCommand::Package(arguments) => package::run(&arguments),
+        XtaskCommand::Release(arguments) => release::run(&arguments),
+        XtaskCommand::Size(arguments) => size::run(&arguments),
+        XtaskCommand::Man(arguments) => man::run(&arguments),
+        XtaskCommand::Demo => demo::run(),
+        XtaskCommand::Picture => picture::run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

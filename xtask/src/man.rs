@@ -11,13 +11,13 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 const PROGRAMS: [(&str, &str); 2] = [("farbus-cli", "farbus"), ("farbus-conform-cli", "farbus-conform")];
 
 #[derive(Args)]
-pub struct Arguments {
+pub struct ManPageArgs {
     /// Where they go
     #[arg(long, value_name = "FOLDER", default_value = "target/man")]
     out: PathBuf,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &ManPageArgs) -> Result<(), String> {
     let out = workspace::root().join(&arguments.out);
     make_folder(&out)?;
     for (package, name) in PROGRAMS {

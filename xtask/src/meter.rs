@@ -22,7 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What was printed in a while.
 #[derive(Debug, Default)]
-pub struct Printed {
+pub struct PrintedOutput {
     pub bytes: u64,
     lines: HashMap<Vec<u8>, u64>,
     rest: Vec<u8>,
@@ -30,9 +30,9 @@ pub struct Printed {
 
 /// Tells how long nothing was printed.
 #[derive(Clone)]
-pub struct Clock(Arc<Mutex<Instant>>);
+pub struct SilenceClock(Arc<Mutex<Instant>>);
 
-impl Clock {
+impl SilenceClock {
     pub fn silent_for(&self) -> Duration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
@@ -42,7 +42,7 @@ impl Clock {
     }
 }
 
-impl Printed {
+impl PrintedOutput {
     fn add(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         for part in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -79,31 +79,31 @@ impl Printed {
 }
 
 /// What is printed goes through this until it is dropped.
-pub struct Meter {
-    out: (OwnedFd, Arc<Pipe>),
-    err: (OwnedFd, Arc<Pipe>),
-    printed: Arc<Mutex<Printed>>,
-    clock: Clock,
+pub struct OutputMeter {
+    out: (OwnedFd, Arc<OutputPipe>),
+    err: (OwnedFd, Arc<OutputPipe>),
+    printed: Arc<Mutex<PrintedOutput>>,
+    clock: SilenceClock,
 }
 
 /// One of the two pipes.
-struct Pipe {
+struct OutputPipe {
     reader: OwnedFd,
     is_waiting: AtomicBool,
 }
 
-impl Meter {
+impl OutputMeter {
     /// Begins; nothing if standard output is a terminal.
     ///
     /// # Errors
     /// There are no more descriptors.
-    pub fn start() -> io::Result<Option<Meter>> {
+    pub fn start() -> io::Result<Option<OutputMeter>> {
         if io::stdout().is_terminal() {
             return Ok(None);
         }
         let (out, err) = (io::stdout().as_fd().try_clone_to_owned()?, io::stderr().as_fd().try_clone_to_owned()?);
-        let printed = Arc::new(Mutex::new(Printed::default()));
-        let clock = Clock(Arc::new(Mutex::new(Instant::now())));
+        let printed = Arc::new(Mutex::new(PrintedOutput::default()));
+        let clock = SilenceClock(Arc::new(Mutex::new(Instant::now())));
         let (out_pipe, out_writer) = pass_on(&out, &printed, &clock)?;
         // What goes into one file keeps its order.
         let is_one = is_one_file(&out, &err)?;
@@ -111,16 +111,16 @@ impl Meter {
             if is_one { (Arc::clone(&out_pipe), out_writer.try_clone()?) } else { pass_on(&err, &printed, &clock)? };
         rustix::stdio::dup2_stdout(&out_writer)?;
         rustix::stdio::dup2_stderr(&err_writer)?;
-        Ok(Some(Meter { out: (out, out_pipe), err: (err, err_pipe), printed, clock }))
+        Ok(Some(OutputMeter { out: (out, out_pipe), err: (err, err_pipe), printed, clock }))
     }
 
     /// Tells how long nothing was printed.
-    pub fn clock(&self) -> Clock {
+    pub fn clock(&self) -> SilenceClock {
         self.clock.clone()
     }
 
     /// What was printed since this was asked before.
-    pub fn take(&self) -> Printed {
+    pub fn take(&self) -> PrintedOutput {
         self.settle();
         std::mem::take(&mut self.printed.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -140,7 +140,7 @@ impl Meter {
     }
 }
 
-impl Drop for Meter {
+impl Drop for OutputMeter {
     fn drop(&mut self) {
         self.settle();
         let _ = rustix::stdio::dup2_stdout(&self.out.0);
@@ -157,16 +157,21 @@ fn is_one_file(one: &OwnedFd, other: &OwnedFd) -> io::Result<bool> {
 }
 
 /// A pipe whose bytes are counted and passed on to `to`, and its writing end.
-fn pass_on(to: &OwnedFd, printed: &Arc<Mutex<Printed>>, clock: &Clock) -> io::Result<(Arc<Pipe>, OwnedFd)> {
+fn pass_on(
+    to: &OwnedFd,
+    printed: &Arc<Mutex<PrintedOutput>>,
+    clock: &SilenceClock,
+) -> io::Result<(Arc<OutputPipe>, OwnedFd)> {
     let (reader, writer) = io::pipe()?;
-    let pipe = Arc::new(Pipe { reader: reader.as_fd().try_clone_to_owned()?, is_waiting: AtomicBool::new(false) });
+    let pipe =
+        Arc::new(OutputPipe { reader: reader.as_fd().try_clone_to_owned()?, is_waiting: AtomicBool::new(false) });
     let (to, printed, shared) = (File::from(to.try_clone()?), Arc::clone(printed), Arc::clone(&pipe));
     let clock = clock.clone();
     std::thread::spawn(move || copy(reader, to, &printed, &clock, &shared));
     Ok((pipe, writer.into()))
 }
 
-fn copy(mut reader: PipeReader, mut to: File, printed: &Mutex<Printed>, clock: &Clock, pipe: &Pipe) {
+fn copy(mut reader: PipeReader, mut to: File, printed: &Mutex<PrintedOutput>, clock: &SilenceClock, pipe: &OutputPipe) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         pipe.is_waiting.store(true, Ordering::Release);
@@ -190,7 +195,7 @@ mod tests {
 
     #[test]
     fn too_many_bytes_name_the_line_that_repeats() {
-        let mut printed = Printed::default();
+        let mut printed = PrintedOutput::default();
         printed.add(b"one\nwarning: no sou");
         printed.add(b"nd\nwarning: no sound\n");
         assert_eq!(printed.bytes, 40);
@@ -204,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_different_lines_takes_bounded_memory() {
-        let mut printed = Printed::default();
+        let mut printed = PrintedOutput::default();
         for number in 0..3 * LINES_MAX {
             printed.add(format!("{number}{}\n", "x".repeat(2 * LINE_BYTES_MAX)).as_bytes());
         }
@@ -215,9 +220,9 @@ mod tests {
     #[test]
     fn what_is_passed_on_is_counted_and_arrives() {
         let file = std::env::temp_dir().join(format!("xtask-meter-{}", std::process::id()));
-        let printed = Arc::new(Mutex::new(Printed::default()));
+        let printed = Arc::new(Mutex::new(PrintedOutput::default()));
         let to = OwnedFd::from(File::create(&file).unwrap());
-        let clock = Clock(Arc::new(Mutex::new(Instant::now())));
+        let clock = SilenceClock(Arc::new(Mutex::new(Instant::now())));
         let (_pipe, writer) = pass_on(&to, &printed, &clock).unwrap();
         let mut command = std::process::Command::new("echo");
         let status = command.arg("from a child").stdout(writer).status().unwrap();

@@ -11,7 +11,7 @@ const FOR_ALL: [&str; 4] = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "
 
 /// A package of the workspace.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Package {
+pub struct WorkspacePackage {
     pub name: String,
     /// Relative to the workspace, with a slash at its end.
     pub folder: String,
@@ -25,19 +25,19 @@ pub struct Package {
 ///
 /// # Errors
 /// Cargo cannot say.
-pub fn read() -> Result<Vec<Package>, String> {
+pub fn read() -> Result<Vec<WorkspacePackage>, String> {
     parse(&cargo::output(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?, &workspace::root())
 }
 
-fn parse(json: &[u8], root: &Path) -> Result<Vec<Package>, String> {
-    let metadata: Metadata =
+fn parse(json: &[u8], root: &Path) -> Result<Vec<WorkspacePackage>, String> {
+    let metadata: WorkspaceMetadata =
         serde_json::from_slice(json).map_err(|trouble| format!("cargo metadata cannot be read: {trouble}"))?;
     let names: BTreeSet<String> = metadata.packages.iter().map(|package| package.name.clone()).collect();
-    let read = |package: MetadataPackage| {
+    let read = |package: WorkspaceMember| {
         let folder = package.manifest_path.parent().and_then(|folder| folder.strip_prefix(root).ok());
         let folder = folder.ok_or_else(|| format!("package {} is outside of the workspace", package.name))?;
-        let is_test = |target: &&MetadataTarget| target.kind.iter().any(|kind| kind == "test");
-        Ok(Package {
+        let is_test = |target: &&MemberTarget| target.kind.iter().any(|kind| kind == "test");
+        Ok(WorkspacePackage {
             folder: format!("{}/", folder.display()),
             needs: package.dependencies.into_iter().map(|need| need.name).filter(|name| names.contains(name)).collect(),
             tests: package.targets.iter().filter(is_test).map(|target| target.name.clone()).collect(),
@@ -52,9 +52,9 @@ fn parse(json: &[u8], root: &Path) -> Result<Vec<Package>, String> {
 ///
 /// `reads` says whether a package mentions a file that lies in none, a document for instance.
 pub fn affected(
-    packages: &[Package],
+    packages: &[WorkspacePackage],
     files: &BTreeSet<String>,
-    reads: impl Fn(&Package, &str) -> bool,
+    reads: impl Fn(&WorkspacePackage, &str) -> bool,
 ) -> BTreeSet<String> {
     let mut affected = BTreeSet::new();
     for file in files {
@@ -69,7 +69,7 @@ pub fn affected(
         }
     }
     loop {
-        let is_next = |package: &&Package| {
+        let is_next = |package: &&WorkspacePackage| {
             !affected.contains(&package.name) && package.needs.iter().any(|need| affected.contains(need))
         };
         let next: Vec<String> = packages.iter().filter(is_next).map(|package| package.name.clone()).collect();
@@ -81,7 +81,7 @@ pub fn affected(
 }
 
 /// Whether a source of the package mentions the file by its name.
-pub fn mentions(package: &Package, file: &str) -> bool {
+pub fn mentions(package: &WorkspacePackage, file: &str) -> bool {
     let name = Path::new(file).file_name().unwrap_or_default().to_string_lossy().into_owned();
     mentions_below(&workspace::root().join(&package.folder), &name)
 }
@@ -98,25 +98,25 @@ fn mentions_below(folder: &Path, name: &str) -> bool {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<MetadataPackage>,
+struct WorkspaceMetadata {
+    packages: Vec<WorkspaceMember>,
 }
 
 #[derive(Deserialize)]
-struct MetadataPackage {
+struct WorkspaceMember {
     name: String,
     manifest_path: PathBuf,
-    dependencies: Vec<MetadataDependency>,
-    targets: Vec<MetadataTarget>,
+    dependencies: Vec<MemberDependency>,
+    targets: Vec<MemberTarget>,
 }
 
 #[derive(Deserialize)]
-struct MetadataDependency {
+struct MemberDependency {
     name: String,
 }
 
 #[derive(Deserialize)]
-struct MetadataTarget {
+struct MemberTarget {
     name: String,
     kind: Vec<String>,
 }
@@ -135,7 +135,7 @@ mod tests {
     fn affected_by(files: &[&str]) -> Vec<String> {
         let packages = parse(JSON, Path::new("/w")).unwrap();
         let files = files.iter().map(|file| (*file).to_owned()).collect();
-        let reads = |package: &Package, file: &str| package.name == "sim" && file == "docs/sim.md";
+        let reads = |package: &WorkspacePackage, file: &str| package.name == "sim" && file == "docs/sim.md";
         affected(&packages, &files, reads).into_iter().collect()
     }
 

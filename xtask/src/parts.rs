@@ -3,8 +3,8 @@
 //! A part that is left out is a risk that somebody has to know of: each decision is printed when it is made, and what
 //! was left out is listed at the end with the line that runs it.
 
-use crate::changes::Changes;
-use crate::watchdog::Limits;
+use crate::changes::WorkspaceChanges;
+use crate::watchdog::RunLimits;
 use crate::workspace;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -15,21 +15,21 @@ const FILE: &str = "xtask/gate.toml";
 /// What `gate.toml` says.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gate {
-    part: Vec<Part>,
+pub struct GateConfig {
+    part: Vec<GatePart>,
     watch_all: WatchAll,
     /// Bytes that each step may print.
     pub log: BTreeMap<String, u64>,
     /// How long all may take, and be silent.
-    pub minutes: Limits,
+    pub minutes: RunLimits,
     /// Tests of pure packages that are not fast.
-    pub slow: Vec<Slow>,
+    pub slow: Vec<SlowTest>,
 }
 
 /// A step, or cases of the rig, that may be left out.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct GatePart {
     name: String,
     step: String,
     #[serde(default)]
@@ -47,7 +47,7 @@ struct WatchAll {
 /// A test that takes more than a few seconds.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Slow {
+pub struct SlowTest {
     pub package: String,
     pub test: String,
     pub why: String,
@@ -55,7 +55,7 @@ pub struct Slow {
 
 /// Which parts run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct GatePlan {
     /// Each decision with its reason, for the log.
     pub said: Vec<String>,
     /// Steps that are left out, and what to say of each at the end.
@@ -68,22 +68,22 @@ pub struct Plan {
 ///
 /// # Errors
 /// It is missing, or says something that nobody understands.
-pub fn read() -> Result<Gate, String> {
+pub fn read() -> Result<GateConfig, String> {
     let text = std::fs::read_to_string(workspace::root().join(FILE))
         .map_err(|trouble| format!("cannot read {FILE}: {trouble}"))?;
     toml::from_str(&text).map_err(|trouble| format!("{FILE}: {trouble}"))
 }
 
-impl Gate {
+impl GateConfig {
     /// Decides which parts of these steps run.
-    pub fn plan(&self, changes: &Changes, steps: &[&str]) -> Plan {
-        let mut plan = Plan::default();
+    pub fn plan(&self, changes: &WorkspaceChanges, steps: &[&str]) -> GatePlan {
+        let mut plan = GatePlan::default();
         let since = match changes {
-            Changes::Unknown(why) => {
+            WorkspaceChanges::Unknown(why) => {
                 plan.said.push(format!("everything runs: {why}"));
                 return plan;
             }
-            Changes::Since(since) => since,
+            WorkspaceChanges::Since(since) => since,
         };
         plan.said.push(format!("compared with {}: {} files changed", since.base, since.files.len()));
         for part in self.part.iter().filter(|part| steps.contains(&part.step.as_str())) {
@@ -117,7 +117,7 @@ impl Gate {
     }
 }
 
-impl Part {
+impl GatePart {
     /// The line that runs it.
     fn command(&self) -> String {
         if self.cases.is_empty() {
@@ -131,10 +131,10 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::changes::Since;
+    use crate::changes::ChangedFiles;
 
-    fn changed(files: &[&str]) -> Changes {
-        Changes::Since(Since {
+    fn changed(files: &[&str]) -> WorkspaceChanges {
+        WorkspaceChanges::Since(ChangedFiles {
             base: "0123456789 (a test)".into(),
             files: files.iter().map(|file| (*file).to_owned()).collect(),
         })
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn everything_runs_where_changes_are_not_known() {
-        let plan = read().unwrap().plan(&Changes::Unknown("a shallow clone".into()), &crate::test::STEPS);
+        let plan = read().unwrap().plan(&WorkspaceChanges::Unknown("a shallow clone".into()), &crate::test::STEPS);
         assert_eq!((plan.steps.len(), plan.cases.len()), (0, 0));
         assert!(plan.said[0].contains("a shallow clone"), "{:?}", plan.said);
     }

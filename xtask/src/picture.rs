@@ -41,9 +41,9 @@ pub fn run() -> Result<(), String> {
 }
 
 /// A process that ends with this.
-struct Sharing(Child);
+struct SharingProcess(Child);
 
-impl Drop for Sharing {
+impl Drop for SharingProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -72,7 +72,7 @@ fn session(programs: &Path, folder: &Path) -> Result<Vec<String>, String> {
     let mut shown = vec![format!("$ {SHARE}")];
     let mut share = shell(&format!("exec {}", SHARE.trim_end_matches(" &")));
     let child = share.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot start {SHARE}: {error}"))?;
-    let mut sharing = Sharing(child);
+    let mut sharing = SharingProcess(child);
     let printed = sharing.0.stdout.take().ok_or("the share has no output")?;
     for line in BufReader::new(printed).lines().map_while(Result::ok) {
         if line.contains(LISTENS) {

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use crate::cargo::{self, cargo};
-use crate::steps::Done;
+use crate::steps::StepSuccess;
 use crate::{tidy, workspace};
 
 /// The systems.
@@ -17,10 +17,10 @@ const FETCH_SECONDS_MAX: &str = "120";
 ///
 /// # Errors
 /// A crate does not compile for one of them.
-pub fn run() -> Result<Done, String> {
+pub fn run() -> Result<StepSuccess, String> {
     let missing: Vec<&str> = TARGETS.into_iter().filter(|target| !is_there(target)).collect();
     if !missing.is_empty() {
-        return Ok(Done::Skipped(format!(
+        return Ok(StepSuccess::Skipped(format!(
             "the pure crates were not checked for {}: rustup could not fetch their standard libraries; type:\n  rustup target \
              add {}",
             missing.join(" and "),
@@ -36,7 +36,7 @@ pub fn run() -> Result<Done, String> {
         check.env("CARGO_TARGET_DIR", workspace::root().join("target/portable"));
         cargo::run(check)?;
     }
-    Ok(Done::All)
+    Ok(StepSuccess::All)
 }
 
 /// Whether the standard library for this system is here, or could be fetched.

@@ -9,88 +9,88 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
 /// Steps that need nothing but the toolchain do without any of these.
-struct Package {
+struct DebianPackage {
     name: &'static str,
     steps: &'static [&'static str],
 }
 
 /// The package of each program or file that a step uses.
-const PACKAGES: &[Package] = &[
+const PACKAGES: &[DebianPackage] = &[
     // To link anything at all.
-    Package {
+    DebianPackage {
         name: "gcc",
         steps: &["clippy", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
     },
-    Package {
+    DebianPackage {
         name: "libc6-dev",
         steps: &["clippy", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
     },
     // Splits the release program into itself and its debug information.
-    Package { name: "binutils", steps: &["rig", "demo", "package"] },
+    DebianPackage { name: "binutils", steps: &["rig", "demo", "package"] },
     // Brings the previous release out of the history. (Which parts of the gate run is asked of it too; without it all
     // do.)
-    Package { name: "git", steps: &["upgrade"] },
+    DebianPackage { name: "git", steps: &["upgrade"] },
     // Images with file systems in them, and mounting what farbus shows.
-    Package { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo", "package"] },
-    Package { name: "dosfstools", steps: &["test", "machine", "rig", "demo"] },
-    Package { name: "fuse3", steps: &["test", "examples", "machine", "upgrade", "demo"] },
-    Package { name: "mount", steps: &["test", "machine", "demo"] },
-    Package { name: "util-linux", steps: &["test", "machine", "demo", "package"] },
-    Package { name: "fio", steps: &["machine", "upgrade"] },
-    Package { name: "nbdkit", steps: &["machine"] },
+    DebianPackage { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo", "package"] },
+    DebianPackage { name: "dosfstools", steps: &["test", "machine", "rig", "demo"] },
+    DebianPackage { name: "fuse3", steps: &["test", "examples", "machine", "upgrade", "demo"] },
+    DebianPackage { name: "mount", steps: &["test", "machine", "demo"] },
+    DebianPackage { name: "util-linux", steps: &["test", "machine", "demo", "package"] },
+    DebianPackage { name: "fio", steps: &["machine", "upgrade"] },
+    DebianPackage { name: "nbdkit", steps: &["machine"] },
     // Other people's NBD clients.
-    Package { name: "libnbd-bin", steps: &["machine", "package"] },
-    Package { name: "qemu-utils", steps: &["machine"] },
-    Package { name: "strace", steps: &["machine"] },
+    DebianPackage { name: "libnbd-bin", steps: &["machine", "package"] },
+    DebianPackage { name: "qemu-utils", steps: &["machine"] },
+    DebianPackage { name: "strace", steps: &["machine"] },
     // A directory of all sites.
-    Package { name: "etcd-server", steps: &["machine"] },
-    Package { name: "etcd-client", steps: &["machine"] },
+    DebianPackage { name: "etcd-server", steps: &["machine"] },
+    DebianPackage { name: "etcd-client", steps: &["machine"] },
     // Reads our usbredir packets and says them again.
-    Package { name: "libusbredirparser-dev", steps: &["test"] },
+    DebianPackage { name: "libusbredirparser-dev", steps: &["test"] },
     // Networks that go silent.
-    Package { name: "iproute2", steps: &["machine", "rig", "package"] },
-    Package { name: "procps", steps: &["machine"] },
+    DebianPackage { name: "iproute2", steps: &["machine", "rig", "package"] },
+    DebianPackage { name: "procps", steps: &["machine"] },
     // Real kernels in virtual machines, what their guests run, and what reads their traffic.
-    Package { name: "qemu-system-x86", steps: &["rig", "package"] },
-    Package { name: "linux-image-amd64", steps: &["rig", "package"] },
-    Package { name: "linux-source-6.1", steps: &["rig"] },
-    Package { name: "busybox-static", steps: &["rig"] },
-    Package { name: "cpio", steps: &["rig"] },
-    Package { name: "kmod", steps: &["rig", "package"] },
-    Package { name: "usbip", steps: &["rig"] },
-    Package { name: "udev", steps: &["machine"] },
-    Package { name: "python3-usb", steps: &["machine"] },
-    Package { name: "python3-usb1", steps: &["machine"] },
+    DebianPackage { name: "qemu-system-x86", steps: &["rig", "package"] },
+    DebianPackage { name: "linux-image-amd64", steps: &["rig", "package"] },
+    DebianPackage { name: "linux-source-6.1", steps: &["rig"] },
+    DebianPackage { name: "busybox-static", steps: &["rig"] },
+    DebianPackage { name: "cpio", steps: &["rig"] },
+    DebianPackage { name: "kmod", steps: &["rig", "package"] },
+    DebianPackage { name: "usbip", steps: &["rig"] },
+    DebianPackage { name: "udev", steps: &["machine"] },
+    DebianPackage { name: "python3-usb", steps: &["machine"] },
+    DebianPackage { name: "python3-usb1", steps: &["machine"] },
     // What looks at the page, and what scrapes it.
-    Package { name: "chromium", steps: &["machine"] },
-    Package { name: "chromium-driver", steps: &["machine"] },
-    Package { name: "curl", steps: &["machine"] },
-    Package { name: "prometheus", steps: &["machine"] },
+    DebianPackage { name: "chromium", steps: &["machine"] },
+    DebianPackage { name: "chromium-driver", steps: &["machine"] },
+    DebianPackage { name: "curl", steps: &["machine"] },
+    DebianPackage { name: "prometheus", steps: &["machine"] },
     // Flash and debug what is made of code.
-    Package { name: "dfu-util", steps: &["machine"] },
-    Package { name: "fastboot", steps: &["machine"] },
-    Package { name: "openocd", steps: &["machine"] },
-    Package { name: "python3-pyocd", steps: &["machine"] },
-    Package { name: "usbutils", steps: &["machine", "rig"] },
-    Package { name: "alsa-utils", steps: &["rig"] },
-    Package { name: "can-utils", steps: &["rig"] },
-    Package { name: "iperf3", steps: &["rig"] },
-    Package { name: "nbd-client", steps: &["rig"] },
-    Package { name: "genisoimage", steps: &["rig"] },
-    Package { name: "mtp-tools", steps: &["rig"] },
-    Package { name: "pcscd", steps: &["rig"] },
-    Package { name: "libccid", steps: &["rig"] },
-    Package { name: "opensc", steps: &["rig"] },
-    Package { name: "eject", steps: &["rig"] },
-    Package { name: "usb.ids", steps: &["rig"] },
-    Package { name: "tshark", steps: &["test", "machine", "rig"] },
+    DebianPackage { name: "dfu-util", steps: &["machine"] },
+    DebianPackage { name: "fastboot", steps: &["machine"] },
+    DebianPackage { name: "openocd", steps: &["machine"] },
+    DebianPackage { name: "python3-pyocd", steps: &["machine"] },
+    DebianPackage { name: "usbutils", steps: &["machine", "rig"] },
+    DebianPackage { name: "alsa-utils", steps: &["rig"] },
+    DebianPackage { name: "can-utils", steps: &["rig"] },
+    DebianPackage { name: "iperf3", steps: &["rig"] },
+    DebianPackage { name: "nbd-client", steps: &["rig"] },
+    DebianPackage { name: "genisoimage", steps: &["rig"] },
+    DebianPackage { name: "mtp-tools", steps: &["rig"] },
+    DebianPackage { name: "pcscd", steps: &["rig"] },
+    DebianPackage { name: "libccid", steps: &["rig"] },
+    DebianPackage { name: "opensc", steps: &["rig"] },
+    DebianPackage { name: "eject", steps: &["rig"] },
+    DebianPackage { name: "usb.ids", steps: &["rig"] },
+    DebianPackage { name: "tshark", steps: &["test", "machine", "rig"] },
     // Fetches a client that is written in Python, and axe-core.
-    Package { name: "python3-pip", steps: &["machine", "rig"] },
-    Package { name: "xz-utils", steps: &["rig"] },
+    DebianPackage { name: "python3-pip", steps: &["machine", "rig"] },
+    DebianPackage { name: "xz-utils", steps: &["rig"] },
     // A Debian package, what Debian says of it, and a Debian to install it in.
-    Package { name: "dpkg-dev", steps: &["package"] },
-    Package { name: "lintian", steps: &["package"] },
-    Package { name: "mmdebstrap", steps: &["package"] },
+    DebianPackage { name: "dpkg-dev", steps: &["package"] },
+    DebianPackage { name: "lintian", steps: &["package"] },
+    DebianPackage { name: "mmdebstrap", steps: &["package"] },
 ];
 
 /// Checks, and if need be installs, what the named steps need.

@@ -27,7 +27,7 @@ Examples:
   cargo xtask release                      the version that main says, without '-dev'
   cargo xtask release --next 1.0.0         and main says 1.0.0-dev afterwards"
 )]
-pub struct Arguments {
+pub struct MakeReleaseArgs {
     /// The version that main is afterwards [default: the next minor one]
     #[arg(long)]
     next: Option<String>,
@@ -42,11 +42,11 @@ pub struct Arguments {
 /// Why not.
 pub fn check() -> Result<(), String> {
     let root = workspace::root();
-    rehearse(&root, &Plan::of(&root, None, &today()?)?)
+    rehearse(&root, &ReleasePlan::of(&root, None, &today()?)?)
 }
 
 /// Shows what would be written.
-fn rehearse(root: &Path, plan: &Plan) -> Result<(), String> {
+fn rehearse(root: &Path, plan: &ReleasePlan) -> Result<(), String> {
     let commit = git::commit(root, "HEAD").unwrap_or_default();
     let bill = sbom::of_program(root, &plan.version, &commit, &plan.date)?;
     println!("version {} of {}, then {}{UNRELEASED}", plan.version, plan.date, plan.next);
@@ -57,7 +57,7 @@ fn rehearse(root: &Path, plan: &Plan) -> Result<(), String> {
 }
 
 /// What a release changes.
-struct Plan {
+struct ReleasePlan {
     version: String,
     next: String,
     date: String,
@@ -65,9 +65,9 @@ struct Plan {
     released: Vec<(&'static str, String)>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &MakeReleaseArgs) -> Result<(), String> {
     let root = workspace::root();
-    let plan = Plan::of(&root, arguments.next.as_deref(), &today()?)?;
+    let plan = ReleasePlan::of(&root, arguments.next.as_deref(), &today()?)?;
     if arguments.dry_run {
         return rehearse(&root, &plan);
     }
@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-impl Plan {
+impl ReleasePlan {
     fn of(root: &Path, next: Option<&str>, date: &str) -> Result<Self, String> {
         let manifest = read(root, "Cargo.toml")?;
         let current = env!("CARGO_PKG_VERSION");
@@ -121,7 +121,7 @@ impl Plan {
 }
 
 /// Packages, bill of materials and digests of what was released, in `folder`.
-fn build(root: &Path, plan: &Plan, commit: &str, folder: &Path) -> Result<(), String> {
+fn build(root: &Path, plan: &ReleasePlan, commit: &str, folder: &Path) -> Result<(), String> {
     // A process of its own: it has the new version.
     cargo::run(cargo(&["xtask", "package"]))?;
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn release_of_this_tree_is_planned_and_the_next_version_begins_after_it() {
         let root = workspace::root();
-        let plan = Plan::of(&root, None, "2030-01-02").unwrap();
+        let plan = ReleasePlan::of(&root, None, "2030-01-02").unwrap();
         let text = |path: &str| &plan.released.iter().find(|(of, _)| *of == path).unwrap().1;
         let version = format!("version = \"{}\"", plan.version);
         assert!(text("Cargo.toml").contains(&version) && !text("Cargo.toml").contains(UNRELEASED));

@@ -22,7 +22,7 @@ const LEFT_TO_ANOTHER_STEP: &str = "(cargo xtask test --only ";
 
 /// Which tests may be skipped.
 #[derive(Debug, Clone, Copy)]
-pub enum MayBeSkipped {
+pub enum SkipPolicy {
     /// Each, for the reason that it gives.
     Any,
     /// Those alone that say which other step runs them: this machine is to have everything.
@@ -31,7 +31,7 @@ pub enum MayBeSkipped {
 
 /// What a run of `cargo test` reported.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Report {
+struct TestRunReport {
     /// Full names of the tests that failed.
     failed: Vec<String>,
     /// Test binaries that ran to their end and had failed tests.
@@ -47,7 +47,7 @@ struct Report {
     lines_to_read: usize,
 }
 
-impl Report {
+impl TestRunReport {
     fn read(&mut self, line: &str) {
         if line == "failures:" {
             self.is_in_list = true;
@@ -105,10 +105,10 @@ impl Report {
 
     /// # Errors
     /// Names the tests that were skipped and had to run.
-    fn check_skipped(&self, may_be: MayBeSkipped) -> Result<(), String> {
+    fn check_skipped(&self, may_be: SkipPolicy) -> Result<(), String> {
         let had_to_run = |line: &&String| match may_be {
-            MayBeSkipped::Any => false,
-            MayBeSkipped::ThoseOfOtherSteps => !line.contains(LEFT_TO_ANOTHER_STEP),
+            SkipPolicy::Any => false,
+            SkipPolicy::ThoseOfOtherSteps => !line.contains(LEFT_TO_ANOTHER_STEP),
         };
         let lines: Vec<&str> = self.skipped.iter().filter(had_to_run).map(String::as_str).collect();
         match lines.len() {
@@ -118,7 +118,7 @@ impl Report {
     }
 
     /// One line for each test of `self` that failed, by what became of it when it ran alone.
-    fn diagnosis(&self, alone: &Report) -> String {
+    fn diagnosis(&self, alone: &TestRunReport) -> String {
         let describe = |name: &String| {
             let result = match alone.failed.contains(name) {
                 true => "fails alone, too",
@@ -135,7 +135,7 @@ impl Report {
 /// # Errors
 /// Names the tests that failed, whether they pass alone or not; or names those that were skipped and had to run, or
 /// the processes that were left behind.
-pub fn run(variables: &[(&str, &str)], may_be_skipped: MayBeSkipped) -> Result<(), String> {
+pub fn run(variables: &[(&str, &str)], may_be_skipped: SkipPolicy) -> Result<(), String> {
     let tests = |arguments: &[&str]| {
         let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
         command.args(arguments).envs(variables.iter().copied());
@@ -164,7 +164,7 @@ fn listed(names: &[String]) -> String {
 }
 
 /// Runs a command to its end, passes its output on and reads the report in it.
-fn listen(mut command: Command) -> Result<(ExitStatus, Report), String> {
+fn listen(mut command: Command) -> Result<(ExitStatus, TestRunReport), String> {
     println!("$ {}", cargo::display(&command));
     let failure = |error| format!("cannot read the output of cargo test: {error}");
     let (ours, theirs) = std::io::pipe().map_err(failure)?;
@@ -172,7 +172,7 @@ fn listen(mut command: Command) -> Result<(ExitStatus, Report), String> {
     let mut child = command.spawn().map_err(failure)?;
     // The command holds the writing end; the loop below ends only when nobody does.
     drop(command);
-    let mut report = Report::default();
+    let mut report = TestRunReport::default();
     for line in BufReader::new(ours).split(b'\n') {
         let line = String::from_utf8_lossy(&line.map_err(failure)?).into_owned();
         println!("{line}");
@@ -185,8 +185,8 @@ fn listen(mut command: Command) -> Result<(ExitStatus, Report), String> {
 mod tests {
     use super::*;
 
-    fn report(text: &str) -> Report {
-        let mut report = Report::default();
+    fn report(text: &str) -> TestRunReport {
+        let mut report = TestRunReport::default();
         text.lines().for_each(|line| report.read(line));
         report
     }
@@ -240,13 +240,13 @@ error: 1 target failed:
         let expected =
             ["SKIPPED, no previous release (cargo xtask test --only upgrade): a::b", "SKIPPED: tshark is missing"];
         assert_eq!(report.skipped, expected);
-        assert_eq!(report.check_skipped(MayBeSkipped::Any), Ok(()));
+        assert_eq!(report.check_skipped(SkipPolicy::Any), Ok(()));
         assert_eq!(
-            report.check_skipped(MayBeSkipped::ThoseOfOtherSteps),
+            report.check_skipped(SkipPolicy::ThoseOfOtherSteps),
             Err("1 tests that had to run here were skipped: SKIPPED: tshark is missing".into()),
         );
         report.skipped.pop();
-        assert_eq!(report.check_skipped(MayBeSkipped::ThoseOfOtherSteps), Ok(()));
+        assert_eq!(report.check_skipped(SkipPolicy::ThoseOfOtherSteps), Ok(()));
     }
 
     #[test]

@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 const RIG: &str = "farbus-rig";
 
 #[derive(Args)]
-pub struct Arguments {
+pub struct RigArgs {
     /// What to tell the rig: `list`, `run`, `run NAME…`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT", default_value = "run")]
     rig: Vec<String>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &RigArgs) -> Result<(), String> {
     run_rig(&arguments.rig.iter().map(String::as_str).collect::<Vec<_>>())
 }
 

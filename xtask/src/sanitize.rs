@@ -55,13 +55,13 @@ const WRONG: &str = "fn main() {
 Examples:
   cargo xtask sanitize
   cargo xtask sanitize --without-miri")]
-pub struct Arguments {
+pub struct SanitizeArgs {
     /// Only AddressSanitizer
     #[arg(long)]
     without_miri: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &SanitizeArgs) -> Result<(), String> {
     let folder = workspace::root().join("target/sanitize");
     find_what_is_wrong(&folder)?;
     for tests in TESTED {
@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 /// # Errors
 /// A test failed, or a tool is not there.
 pub fn run_all() -> Result<(), String> {
-    run(&Arguments { without_miri: false })
+    run(&SanitizeArgs { without_miri: false })
 }
 
 /// The command, whose programs are built for the sanitizer by the stable compiler.

@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use crate::cargo::{self, cargo};
 
-/// What [`Package`] is read from: name, version, licence and where it is from, a line each.
+/// What [`SbomPackage`] is read from: name, version, licence and where it is from, a line each.
 const FORMAT: &str = "{p}\t{l}";
 
 /// A package of the program.
 #[derive(Debug, PartialEq, Eq)]
-struct Package {
+struct SbomPackage {
     name: String,
     version: String,
     licence: String,
@@ -47,7 +47,7 @@ pub fn of_program(root: &Path, version: &str, commit: &str, date: &str) -> Resul
 }
 
 /// The packages of a tree, each once, in the order of their names.
-fn packages(tree: &str, lock: &str) -> Result<Vec<Package>, String> {
+fn packages(tree: &str, lock: &str) -> Result<Vec<SbomPackage>, String> {
     let lock: LockFile = toml::from_str(lock).map_err(|error| format!("Cargo.lock: {error}"))?;
     let mut all = BTreeMap::new();
     for line in tree.lines().map(|line| line.trim_end_matches(" (*)")) {
@@ -60,18 +60,22 @@ fn packages(tree: &str, lock: &str) -> Result<Vec<Package>, String> {
         let locked = lock.package.iter().find(|locked| locked.name == name && locked.version == version);
         let locked = locked.ok_or_else(|| format!("{name} {version} is not in Cargo.lock"))?;
         let licence = licence.trim_end_matches(" (*)").to_owned();
-        let package =
-            Package { name: name.to_owned(), version: version.to_owned(), licence, sha256: locked.checksum.clone() };
+        let package = SbomPackage {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            licence,
+            sha256: locked.checksum.clone(),
+        };
         all.insert((package.name.clone(), package.version.clone()), package);
     }
     Ok(all.into_values().collect())
 }
 
-fn bill(packages: &[Package], version: &str, commit: &str, date: &str) -> Result<Value, String> {
-    let id = |package: &Package| format!("SPDXRef-{}-{}", package.name, package.version).replace(['_', '+'], "-");
+fn bill(packages: &[SbomPackage], version: &str, commit: &str, date: &str) -> Result<Value, String> {
+    let id = |package: &SbomPackage| format!("SPDXRef-{}-{}", package.name, package.version).replace(['_', '+'], "-");
     let program = packages.iter().find(|package| package.name == "farbus-cli").ok_or("no farbus-cli in the program")?;
     let described = packages.iter().map(|package| {
-        let Package { name, version, licence, sha256 } = package;
+        let SbomPackage { name, version, licence, sha256 } = package;
         let licence = if licence.is_empty() { "NOASSERTION".to_owned() } else { licence.replace('/', " OR ") };
         let mut described = json!({
             "SPDXID": id(package),

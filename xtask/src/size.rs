@@ -14,7 +14,7 @@ use std::process::Command;
   cargo xtask size                               the release program, built if need be
   cargo xtask size --top 100                     more crates and functions
   cargo xtask size --program target/debug/xtask  any program with symbols")]
-pub struct Arguments {
+pub struct SizeArgs {
     /// A program that has its symbols
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
@@ -55,7 +55,7 @@ const FOREIGN: [(&str, &str); 13] = [
 const STANDARD: [&str; 9] =
     ["std", "core", "alloc", "gimli", "addr2line", "miniz_oxide", "rustc_demangle", "hashbrown", "object"];
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &SizeArgs) -> Result<(), String> {
     let program = match &arguments.program {
         Some(program) => program.clone(),
         None => dist::unstripped()?,

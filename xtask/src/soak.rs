@@ -6,7 +6,7 @@ mod beside;
 mod command_suite;
 
 use crate::cargo::{self, cargo};
-use crate::steps::Done;
+use crate::steps::StepSuccess;
 use crate::{attack, bench, book, durability, fuzz, package, prerequisites, rig, sanitize, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
   cargo xtask soak --minutes 600       over night
   cargo xtask soak --only-beside 3     whether a test needs a machine of its own
   cargo xtask soak --only-command 20   whether a test of the command fails by chance, and which are slow")]
-pub struct Arguments {
+pub struct SoakArgs {
     /// Begin no new round after so many minutes
     #[arg(long, default_value_t = 60)]
     minutes: u32,
@@ -87,7 +87,7 @@ const PACE: [&str; 5] = ["pipes", "mixed", "congestion", "thousand", "page"];
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &SoakArgs) -> Result<(), String> {
     if let Some(passes) = arguments.only_command {
         prerequisites::check(&["test", "machine"], false)?;
         return command_suite::run(passes);
@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
+fn one_round(arguments: &SoakArgs, round: u32) -> Result<(), String> {
     fuzz::explore(arguments.fuzz_seconds)?;
     play_worlds()?;
     bring_up()?;
@@ -128,7 +128,7 @@ fn one_round(arguments: &Arguments, round: u32) -> Result<(), String> {
     measure_pace()?;
     compare_with_previous()?;
     test::run_machine_tests()?;
-    if let Done::Skipped(why) = upgrade::run(&[("FARBUS_REQUIRE_RIG", "1")])? {
+    if let StepSuccess::Skipped(why) = upgrade::run(&[("FARBUS_REQUIRE_RIG", "1")])? {
         println!("SKIPPED: {why}");
     }
     beside::run(PASSES_BESIDE)?;

@@ -6,8 +6,8 @@
 use crate::axe;
 use crate::cargo::{self, cargo};
 use crate::changes;
-use crate::parts::{self, Plan};
-use crate::steps::{self, Done, Step};
+use crate::parts::{self, GatePlan};
+use crate::steps::{self, GateStep, StepSuccess};
 use crate::{
     book, demo, deny, dist, fuzz, library, package, portable, prerequisites, release, rerun, rig, tidy, upgrade,
     workspace,
@@ -52,7 +52,7 @@ Examples:
   cargo xtask test --all               and what it would leave out
   cargo xtask test --only upgrade      one step, whatever changed
   cargo xtask test --skip-rig          without virtual machines")]
-pub struct Arguments {
+pub struct TestArgs {
     /// Run this step only; may be given several times
     #[arg(long, value_name = "STEP", value_parser = STEPS)]
     only: Vec<String>,
@@ -70,11 +70,11 @@ pub struct Arguments {
     install: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &TestArgs) -> Result<(), String> {
     let chosen = chosen(arguments);
     let gate = parts::read()?;
     let plan = if arguments.all || !arguments.only.is_empty() {
-        Plan { said: vec!["everything runs, as asked".to_owned()], ..Plan::default() }
+        GatePlan { said: vec!["everything runs, as asked".to_owned()], ..GatePlan::default() }
     } else {
         gate.plan(&changes::since_passed(&workspace::root()), &chosen)
     };
@@ -88,31 +88,33 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let steps = steps_of(&chosen, &plan);
     let is_wanted = running.contains(&"test") && running.iter().any(|step| RELEASE_STEPS.contains(step));
     // Until the end: what needs the program waits for this build.
-    let _ahead = is_wanted.then(dist::Ahead::start).transpose()?;
-    steps::run_all(steps, steps::Log { bytes_max: gate.log, limits: Some(gate.minutes), left_out })
+    let _ahead = is_wanted.then(dist::BackgroundBuild::start).transpose()?;
+    steps::run_all(steps, steps::RunLog { bytes_max: gate.log, limits: Some(gate.minutes), left_out })
 }
 
 /// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in
 /// `test`.
-fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
+fn steps_of(chosen: &[&'static str], plan: &GatePlan) -> Vec<GateStep> {
     let is_within = |name: &&str| *name == "machine" && chosen.contains(&"test");
     let with_machine = chosen.contains(&"machine");
     let made = |name: &'static str| match (name, plan.steps.get(name).cloned()) {
-        (name, Some(line)) => Step::new(name, "left out", || Ok(Done::LeftOut(line))),
+        (name, Some(line)) => GateStep::new(name, "left out", || Ok(StepSuccess::LeftOut(line))),
         ("test", _) if with_machine => {
-            Step::new("test", "every test of every crate, those of `machine` among them", || {
+            GateStep::new("test", "every test of every crate, those of `machine` among them", || {
                 let axe = axe::find();
                 let at = axe.as_ref().map(|path| path.display().to_string());
                 let mut variables = vec![(REQUIRE_VARIABLE, "1")];
                 variables.extend(at.as_deref().map(|at| (axe::VARIABLE, at)));
-                rerun::run(&variables, rerun::MayBeSkipped::ThoseOfOtherSteps)?;
-                Ok(if axe.is_some() { Done::All } else { Done::Without(vec![axe::LEFT_OUT.to_owned()]) })
+                rerun::run(&variables, rerun::SkipPolicy::ThoseOfOtherSteps)?;
+                Ok(if axe.is_some() { StepSuccess::All } else { StepSuccess::Without(vec![axe::LEFT_OUT.to_owned()]) })
             })
         }
-        ("upgrade", _) if with_machine => Step::new("upgrade", UPGRADE, || upgrade::run(&[(REQUIRE_VARIABLE, "1")])),
+        ("upgrade", _) if with_machine => {
+            GateStep::new("upgrade", UPGRADE, || upgrade::run(&[(REQUIRE_VARIABLE, "1")]))
+        }
         ("rig", _) => {
             let left_out = plan.cases.clone();
-            Step::new("rig", "real kernels in virtual machines", move || run_rig(&left_out))
+            GateStep::new("rig", "real kernels in virtual machines", move || run_rig(&left_out))
         }
         (name, None) => step(name),
     };
@@ -120,13 +122,13 @@ fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
 }
 
 /// The rig without the cases that are left out.
-fn run_rig(left_out: &[(Vec<String>, String)]) -> Result<Done, String> {
+fn run_rig(left_out: &[(Vec<String>, String)]) -> Result<StepSuccess, String> {
     let patterns: Vec<&str> = left_out.iter().flat_map(|(cases, _)| cases).map(String::as_str).collect();
     rig::run_cases(1, &patterns)?;
     Ok(if left_out.is_empty() {
-        Done::All
+        StepSuccess::All
     } else {
-        Done::Without(left_out.iter().map(|(_, line)| line.clone()).collect())
+        StepSuccess::Without(left_out.iter().map(|(_, line)| line.clone()).collect())
     })
 }
 
@@ -135,38 +137,38 @@ const UPGRADE: &str = "this version and the previous release with each other";
 
 /// Every step, as CI wants it.
 pub fn run_everything() -> Result<(), String> {
-    run(&Arguments { only: Vec::new(), skip: Vec::new(), skip_rig: false, all: false, install: true })
+    run(&TestArgs { only: Vec::new(), skip: Vec::new(), skip_rig: false, all: false, install: true })
 }
 
-fn chosen(arguments: &Arguments) -> Vec<&'static str> {
+fn chosen(arguments: &TestArgs) -> Vec<&'static str> {
     let wanted = |step: &&str| arguments.only.is_empty() || arguments.only.iter().any(|only| only == step);
     let skipped = |step: &str| (arguments.skip_rig && step == "rig") || arguments.skip.iter().any(|skip| skip == step);
     STEPS.into_iter().filter(wanted).filter(|step| !skipped(step)).collect()
 }
 
-fn step(name: &'static str) -> Step {
+fn step(name: &'static str) -> GateStep {
     match name {
         "format" => {
-            Step::new(name, "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"])))
+            GateStep::new(name, "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"])))
         }
-        "clippy" => Step::new(name, "no warnings", || {
+        "clippy" => GateStep::new(name, "no warnings", || {
             cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
             library::check()
         }),
-        "tidy" => Step::new(name, "the rules of the architecture", tidy::run),
-        "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", || {
-            deny::run(&deny::Arguments::default())
+        "tidy" => GateStep::new(name, "the rules of the architecture", tidy::run),
+        "deny" => GateStep::new(name, "licences, duplicates, sources and advisories of dependencies", || {
+            deny::run(&deny::DenyArgs::default())
         }),
-        "portable" => Step::new(name, "the pure crates compile for Windows and for 32-bit ARM", portable::run),
-        "test" => Step::new(name, "every test of every crate", || rerun::run(&[], rerun::MayBeSkipped::Any)),
-        "book" => Step::new(name, "mdBook makes the pages of the documents", book::build),
-        "examples" => Step::new(name, "every example does what it shows", run_examples),
-        "fuzz" => Step::new(name, "a short run of every fuzz target", || fuzz::gate(FUZZ_SECONDS)),
-        "machine" => Step::new(name, "FUSE, loop devices and file systems of this machine", run_machine_tests),
-        "upgrade" => Step::new(name, UPGRADE, || upgrade::run(&[])),
-        "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1, &[])),
-        "demo" => Step::new(name, "what the README promises", demo::run),
-        "package" => Step::new(
+        "portable" => GateStep::new(name, "the pure crates compile for Windows and for 32-bit ARM", portable::run),
+        "test" => GateStep::new(name, "every test of every crate", || rerun::run(&[], rerun::SkipPolicy::Any)),
+        "book" => GateStep::new(name, "mdBook makes the pages of the documents", book::build),
+        "examples" => GateStep::new(name, "every example does what it shows", run_examples),
+        "fuzz" => GateStep::new(name, "a short run of every fuzz target", || fuzz::gate(FUZZ_SECONDS)),
+        "machine" => GateStep::new(name, "FUSE, loop devices and file systems of this machine", run_machine_tests),
+        "upgrade" => GateStep::new(name, UPGRADE, || upgrade::run(&[])),
+        "rig" => GateStep::new(name, "real kernels in virtual machines", || rig::run_cases(1, &[])),
+        "demo" => GateStep::new(name, "what the README promises", demo::run),
+        "package" => GateStep::new(
             name,
             "the Debian package is installed, used and purged in a fresh Debian; a release is rehearsed",
             || {
@@ -218,9 +220,9 @@ pub fn run_machine_tests() -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn arguments(only: &[&str], skip: &[&str], skip_rig: bool) -> Arguments {
+    fn arguments(only: &[&str], skip: &[&str], skip_rig: bool) -> TestArgs {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Arguments { only: owned(only), skip: owned(skip), skip_rig, all: false, install: false }
+        TestArgs { only: owned(only), skip: owned(skip), skip_rig, all: false, install: false }
     }
 
     #[test]
@@ -236,7 +238,7 @@ mod tests {
     #[test]
     fn no_test_runs_twice() {
         let names = |chosen: &[&'static str]| {
-            steps_of(chosen, &Plan::default()).iter().map(|step| step.name).collect::<Vec<_>>()
+            steps_of(chosen, &GatePlan::default()).iter().map(|step| step.name).collect::<Vec<_>>()
         };
         assert_eq!(names(&["test", "machine", "rig"]), ["test", "rig"]);
         assert_eq!(names(&["machine"]), ["machine"]);
@@ -244,10 +246,10 @@ mod tests {
 
     #[test]
     fn a_step_that_is_left_out_says_so_and_stays_in_its_place() {
-        let plan = Plan { steps: [("rig".to_owned(), "type this".to_owned())].into(), ..Plan::default() };
+        let plan = GatePlan { steps: [("rig".to_owned(), "type this".to_owned())].into(), ..GatePlan::default() };
         let mut steps = steps_of(&["upgrade", "rig", "demo"], &plan);
         assert_eq!(steps.iter().map(|step| step.name).collect::<Vec<_>>(), ["upgrade", "rig", "demo"]);
-        assert_eq!((steps.remove(1).run)(), Ok(Done::LeftOut("type this".to_owned())));
+        assert_eq!((steps.remove(1).run)(), Ok(StepSuccess::LeftOut("type this".to_owned())));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: the rules of the architecture, held against the code.
 //!
-//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`Tree`] in memory,
+//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`SourceTree`] in memory,
 //! so that its tests are small trees in which it must speak up. What the rules are set to stands in
 //! `ARCHITECTURE.toml`.
 //!
@@ -59,12 +59,13 @@ mod fixtures;
 
 use crate::workspace;
 use std::collections::BTreeSet;
-use tree::Tree;
+use tree::SourceTree;
 use violation::Violation;
 
 /// Reads the workspace and prints every violation; an error says how many there were.
 pub fn run() -> Result<(), String> {
-    let tree = Tree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
+    let tree =
+        SourceTree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
     let violations = check(&tree)?;
     for violation in &violations {
         println!("{violation}");
@@ -83,13 +84,14 @@ pub fn run() -> Result<(), String> {
 /// # Errors
 /// The workspace cannot be read.
 pub fn waits_left() -> Result<String, String> {
-    let tree = Tree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
+    let tree =
+        SourceTree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
     Ok(waits::table(&tree))
 }
 
 /// What `ARCHITECTURE.toml` says of packages, for others than these rules.
 #[derive(Debug)]
-pub struct Layers {
+pub struct PackageLayers {
     /// Names of the packages that never touch the world.
     pub pure: BTreeSet<String>,
     /// Crates that such a package is never built with.
@@ -100,16 +102,19 @@ pub struct Layers {
 ///
 /// # Errors
 /// It is missing or not in order.
-pub fn layers() -> Result<Layers, String> {
+pub fn layers() -> Result<PackageLayers, String> {
     let path = workspace::root().join(architecture::FILE);
     let text =
         std::fs::read_to_string(&path).map_err(|trouble| format!("cannot read {}: {trouble}", path.display()))?;
-    let architecture = architecture::read(&Tree::of([(architecture::FILE, text.as_str())]))?;
-    let pure = architecture.crates.iter().filter(|rules| rules.kind == architecture::Kind::Pure);
-    Ok(Layers { pure: pure.map(|rules| rules.package.clone()).collect(), runtimes: architecture.third_party.runtimes })
+    let architecture = architecture::read(&SourceTree::of([(architecture::FILE, text.as_str())]))?;
+    let pure = architecture.crates.iter().filter(|rules| rules.kind == architecture::CrateKind::Pure);
+    Ok(PackageLayers {
+        pure: pure.map(|rules| rules.package.clone()).collect(),
+        runtimes: architecture.third_party.runtimes,
+    })
 }
 
-fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
+fn check(tree: &SourceTree) -> Result<Vec<Violation>, String> {
     let architecture = architecture::read(tree)?;
     let packages = manifest::read(tree)?;
     let (sources, mut violations) = source::read(tree, &packages);
@@ -160,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_tree_without_an_architecture_is_an_error() {
-        let tree = Tree::of([("Cargo.toml", "[workspace]\nmembers = []\n")]);
+        let tree = SourceTree::of([("Cargo.toml", "[workspace]\nmembers = []\n")]);
         assert!(check(&tree).unwrap_err().contains("ARCHITECTURE.toml"));
         assert!(ARCHITECTURE.contains("[[crate]]"));
     }
@@ -176,7 +181,7 @@ mod tests {
     #[test]
     fn the_real_architecture_is_in_order() {
         let text = std::fs::read_to_string(workspace::root().join("ARCHITECTURE.toml")).unwrap();
-        let tree = Tree::of([("ARCHITECTURE.toml", text.as_str())]);
+        let tree = SourceTree::of([("ARCHITECTURE.toml", text.as_str())]);
         let architecture = architecture::read(&tree).unwrap();
         assert_eq!(arrows::check(&architecture, &[]), []);
     }

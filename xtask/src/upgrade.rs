@@ -12,7 +12,7 @@ use crate::cargo::{self, cargo};
 use crate::dist;
 use crate::git;
 use crate::releases::{self, Release};
-use crate::steps::Done;
+use crate::steps::StepSuccess;
 use crate::workspace;
 
 /// With this variable at 1 a missing history fails the step instead of skipping it.
@@ -22,7 +22,7 @@ pub const PROGRAM_VARIABLE: &str = "FARBUS_PREVIOUS";
 
 /// Runs the tests of the upgrade, with these variables; skips them, loudly, where the history lacks the previous
 /// release.
-pub fn run(variables: &[(&str, &str)]) -> Result<Done, String> {
+pub fn run(variables: &[(&str, &str)]) -> Result<StepSuccess, String> {
     let is_required = std::env::var(REQUIRE_VARIABLE).as_deref() == Ok("1");
     let Some(program) = previous_program()? else {
         let Release { version, commit, .. } = releases::last(&workspace::root())?;
@@ -30,13 +30,17 @@ pub fn run(variables: &[(&str, &str)]) -> Result<Done, String> {
             "release {version} is not in this repository's history (commit {commit}): a shallow clone? No session between this \
              version and that one was tested. 'git fetch --unshallow' brings it"
         );
-        return if is_required { Err(format!("{REQUIRE_VARIABLE}=1, but {why}")) } else { Ok(Done::Skipped(why)) };
+        return if is_required {
+            Err(format!("{REQUIRE_VARIABLE}=1, but {why}"))
+        } else {
+            Ok(StepSuccess::Skipped(why))
+        };
     };
     // Of all packages: with the features that the other steps build with, so that nothing is built again.
     let mut command = cargo(&["test", "--workspace", "--test", "upgrade"]);
     command.env(PROGRAM_VARIABLE, program).envs(variables.iter().copied());
     cargo::run(command)?;
-    Ok(Done::All)
+    Ok(StepSuccess::All)
 }
 
 /// The program of the previous release, built if it is not there; `None` if the history lacks that release.

@@ -3,7 +3,7 @@
 //!
 //! It looks at what is printed (`Meter`), so it is there where nobody sits at a terminal.
 
-use crate::meter::Clock;
+use crate::meter::SilenceClock;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ const LINE_BYTES_MAX: usize = 160;
 /// How long a run may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Limits {
+pub struct RunLimits {
     /// Minutes in all.
     all: u64,
     /// Minutes for which a step may print nothing.
@@ -31,22 +31,22 @@ pub struct Limits {
 }
 
 /// Watches a run until it is dropped.
-pub struct Watchdog {
-    shared: Arc<Mutex<Shared>>,
+pub struct RunWatchdog {
+    shared: Arc<Mutex<WatchdogState>>,
     ends: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct WatchdogState {
     step: &'static str,
     complaint: Option<String>,
 }
 
-impl Watchdog {
+impl RunWatchdog {
     /// Begins to watch what `clock` hears printed.
-    pub fn start(limits: Limits, clock: Clock) -> Watchdog {
-        let shared = Arc::new(Mutex::new(Shared::default()));
+    pub fn start(limits: RunLimits, clock: SilenceClock) -> RunWatchdog {
+        let shared = Arc::new(Mutex::new(WatchdogState::default()));
         let (ends, ended) = mpsc::channel();
         let at_work = Arc::clone(&shared);
         let start = Instant::now();
@@ -58,7 +58,7 @@ impl Watchdog {
                     shared.complaint = Some(complaint.clone());
                     shared.step
                 };
-                let processes = Processes::read();
+                let processes = ProcessTable::read();
                 println!("\nstep {step}: {complaint}. What runs:\n{}", processes.described());
                 processes.kill();
                 if ended.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
@@ -68,7 +68,7 @@ impl Watchdog {
                 return;
             }
         });
-        Watchdog { shared, ends: Some(ends), thread: Some(thread) }
+        RunWatchdog { shared, ends: Some(ends), thread: Some(thread) }
     }
 
     /// Says which step begins.
@@ -82,14 +82,14 @@ impl Watchdog {
     }
 }
 
-impl Drop for Watchdog {
+impl Drop for RunWatchdog {
     fn drop(&mut self) {
         drop(self.ends.take());
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-impl Limits {
+impl RunLimits {
     /// What to say of a run that has taken `elapsed`, and has printed nothing for `silent`.
     fn complaint(self, elapsed: Duration, silent: Duration) -> Option<String> {
         let minutes = |count: u64| Duration::from_secs(60 * count);
@@ -104,9 +104,9 @@ impl Limits {
 }
 
 /// What this process and those below it have started and what still runs, by number.
-struct Processes(BTreeMap<u32, Process>);
+struct ProcessTable(BTreeMap<u32, ListedProcess>);
 
-struct Process {
+struct ListedProcess {
     parent: u32,
     state: String,
     line: String,
@@ -114,11 +114,12 @@ struct Process {
     threads: Vec<String>,
 }
 
-impl Processes {
-    fn read() -> Processes {
+impl ProcessTable {
+    fn read() -> ProcessTable {
         let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let all: BTreeMap<u32, Process> = numbers.filter_map(|number| Some((number, Process::read(number)?))).collect();
+        let all: BTreeMap<u32, ListedProcess> =
+            numbers.filter_map(|number| Some((number, ListedProcess::read(number)?))).collect();
         let own = std::process::id();
         let is_below = |number: &u32| {
             let parents = std::iter::successors(Some(*number), |number| all.get(number).map(|process| process.parent));
@@ -126,7 +127,7 @@ impl Processes {
             parents.skip(1).take(64).any(|parent| parent == own)
         };
         let below: Vec<u32> = all.keys().copied().filter(is_below).collect();
-        Processes(all.into_iter().filter(|(number, _)| below.contains(number)).collect())
+        ProcessTable(all.into_iter().filter(|(number, _)| below.contains(number)).collect())
     }
 
     fn described(&self) -> String {
@@ -150,14 +151,14 @@ impl Processes {
     }
 }
 
-impl Process {
-    fn read(number: u32) -> Option<Process> {
+impl ListedProcess {
+    fn read(number: u32) -> Option<ListedProcess> {
         let (parent, state) = parent_and_state(&fs::read_to_string(format!("/proc/{number}/stat")).ok()?)?;
         let line = fs::read(format!("/proc/{number}/cmdline")).ok()?;
         let line = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES_MAX)]).replace('\0', " ");
         let threads = fs::read_dir(format!("/proc/{number}/task")).into_iter().flatten().flatten();
         let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
-        Some(Process { parent, state, line, threads: names.map(|name| name.trim_end().to_owned()).collect() })
+        Some(ListedProcess { parent, state, line, threads: names.map(|name| name.trim_end().to_owned()).collect() })
     }
 
     fn described(&self, number: u32) -> String {
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn run_that_is_too_long_or_silent_is_complained_of() {
-        let limits = Limits { all: 80, silent: 20 };
+        let limits = RunLimits { all: 80, silent: 20 };
         let minutes = |count: u64| Duration::from_secs(60 * count);
         assert_eq!(limits.complaint(minutes(79), minutes(19)), None);
         assert!(limits.complaint(minutes(81), minutes(0)).unwrap().contains("taken 80 minutes"));
@@ -193,7 +194,7 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", "sleep 1007; true"]).spawn().unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         let found = loop {
-            let found = Processes::read();
+            let found = ProcessTable::read();
             if found.0.values().any(|process| process.line.starts_with("sleep 1007")) {
                 break found;
             }
@@ -203,8 +204,8 @@ mod tests {
         assert!(!found.0.contains_key(&std::process::id()) && !found.0.contains_key(&1));
         assert!(found.described().contains(&format!("  {} of {} ", child.id(), std::process::id())));
         // Other tests of this process start processes, too: those are theirs.
-        let ours = |(number, process): &(u32, Process)| *number == child.id() || process.parent == child.id();
-        Processes(found.0.into_iter().filter(ours).collect()).kill();
+        let ours = |(number, process): &(u32, ListedProcess)| *number == child.id() || process.parent == child.id();
+        ProcessTable(found.0.into_iter().filter(ours).collect()).kill();
         assert!(!child.wait().unwrap().success());
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 use serde_json::{Value, json};
 
-use crate::{report::figure, stats::Spread};
+use crate::{report::figure, stats::SampleSpread};
 
 /// A ratio this far on the wrong side of 1 is a loss, if noise does not explain it.
 const LOSS_MIN: f64 = 0.02;
@@ -23,7 +23,7 @@ pub enum BetterValue {
 
 /// What a comparison found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ComparisonVerdict {
     /// The whole interval is more than 2 % on the wrong side of 1.
     Loss,
     /// The whole interval is more than 2 % on the right side of 1.
@@ -32,7 +32,7 @@ pub enum Verdict {
     Same,
 }
 
-impl Verdict {
+impl ComparisonVerdict {
     fn name(self) -> &'static str {
         match self {
             Self::Loss => "LOSS",
@@ -76,7 +76,7 @@ impl MedianInterval {
 }
 
 /// One figure of both programs, in pairs that were taken one after the other.
-pub struct Comparison {
+pub struct FigureComparison {
     pub row: &'static str,
     pub unit: &'static str,
     pub better: BetterValue,
@@ -84,24 +84,25 @@ pub struct Comparison {
     pub now: Vec<f64>,
 }
 
-impl Comparison {
-    fn ratio(&self) -> Spread {
-        Spread::ratio(&Spread::new(self.now.clone()), &Spread::new(self.before.clone()))
+impl FigureComparison {
+    fn ratio(&self) -> SampleSpread {
+        SampleSpread::ratio(&SampleSpread::new(self.now.clone()), &SampleSpread::new(self.before.clone()))
     }
 
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> ComparisonVerdict {
         let interval = MedianInterval::of(&self.ratio().samples);
         let (is_lower, is_higher) = (interval.high < 1.0 - LOSS_MIN, interval.low > 1.0 + LOSS_MIN);
         match self.better {
-            BetterValue::Higher if is_lower => Verdict::Loss,
-            BetterValue::Lower if is_higher => Verdict::Loss,
-            _ if is_lower || is_higher => Verdict::Gain,
-            _ => Verdict::Same,
+            BetterValue::Higher if is_lower => ComparisonVerdict::Loss,
+            BetterValue::Lower if is_higher => ComparisonVerdict::Loss,
+            _ if is_lower || is_higher => ComparisonVerdict::Gain,
+            _ => ComparisonVerdict::Same,
         }
     }
 
     fn cells(&self) -> [String; 6] {
-        let median = |samples: &[f64]| format!("{} {}", figure(Spread::new(samples.to_vec()).median()), self.unit);
+        let median =
+            |samples: &[f64]| format!("{} {}", figure(SampleSpread::new(samples.to_vec()).median()), self.unit);
         let (ratio, interval) = (self.ratio(), MedianInterval::of(&self.ratio().samples));
         [
             self.row.to_owned(),
@@ -128,14 +129,14 @@ impl Comparison {
 }
 
 /// A row that has no figures, and why.
-pub struct Missing {
+pub struct UnmeasuredRow {
     pub row: &'static str,
     pub why: String,
     /// Only the program of now could not be measured: it cannot do any more what the one before can.
     pub is_lost: bool,
 }
 
-impl Missing {
+impl UnmeasuredRow {
     /// This machine lacks something for the row.
     pub fn of_machine(row: &'static str, why: &str) -> Self {
         Self { row, why: why.to_owned(), is_lost: false }
@@ -151,18 +152,18 @@ impl Missing {
 }
 
 /// Everything that was found.
-pub struct Comparisons {
-    pub all: Vec<Comparison>,
-    pub missing: Vec<Missing>,
+pub struct ComparisonReport {
+    pub all: Vec<FigureComparison>,
+    pub missing: Vec<UnmeasuredRow>,
     /// What other processes used meanwhile, as a share of one processor: the median of all rounds.
     pub foreign: f64,
 }
 
 const HEADINGS: [&str; 6] = ["row", "before", "now", "ratio", "interval (95 %)", "verdict"];
 
-impl Comparisons {
+impl ComparisonReport {
     pub fn losses(&self) -> usize {
-        self.all.iter().filter(|comparison| comparison.verdict() == Verdict::Loss).count()
+        self.all.iter().filter(|comparison| comparison.verdict() == ComparisonVerdict::Loss).count()
     }
 
     /// Rows that only the program before can do.
@@ -177,9 +178,9 @@ impl Comparisons {
         for comparison in &self.all {
             let [rest @ .., verdict] = comparison.cells();
             let verdict = match comparison.verdict() {
-                Verdict::Loss => Cell::new(verdict).fg(Color::Red),
-                Verdict::Gain => Cell::new(verdict).fg(Color::Green),
-                Verdict::Same => Cell::new(verdict),
+                ComparisonVerdict::Loss => Cell::new(verdict).fg(Color::Red),
+                ComparisonVerdict::Gain => Cell::new(verdict).fg(Color::Green),
+                ComparisonVerdict::Same => Cell::new(verdict),
             };
             table.add_row(rest.map(Cell::new).into_iter().chain([verdict]));
         }
@@ -197,7 +198,7 @@ impl Comparisons {
     pub fn for_programs(&self, machine: &Value) -> Value {
         json!({
             "machine": machine,
-            "rows": self.all.iter().map(Comparison::json).collect::<Vec<_>>(),
+            "rows": self.all.iter().map(FigureComparison::json).collect::<Vec<_>>(),
             "missing": self.missing.iter().map(|missing| json!({"row": missing.row, "why": missing.why, "lost": missing.is_lost})).collect::<Vec<_>>(),
             "foreign_load": self.foreign,
         })
@@ -225,8 +226,14 @@ impl Comparisons {
 mod tests {
     use super::*;
 
-    fn comparison(better: BetterValue, now: &[f64]) -> Comparison {
-        Comparison { row: "nbd-read-128k", unit: "MB/s", better, before: vec![100.0; now.len()], now: now.to_vec() }
+    fn comparison(better: BetterValue, now: &[f64]) -> FigureComparison {
+        FigureComparison {
+            row: "nbd-read-128k",
+            unit: "MB/s",
+            better,
+            before: vec![100.0; now.len()],
+            now: now.to_vec(),
+        }
     }
 
     #[test]
@@ -243,28 +250,28 @@ mod tests {
     #[test]
     fn a_loss_is_more_than_two_percent_in_the_whole_interval() {
         let lost = [70.0, 75.0, 80.0, 85.0, 90.0, 97.9];
-        assert_eq!(comparison(BetterValue::Higher, &lost).verdict(), Verdict::Loss);
+        assert_eq!(comparison(BetterValue::Higher, &lost).verdict(), ComparisonVerdict::Loss);
         let one_is_within = [70.0, 75.0, 80.0, 85.0, 90.0, 98.1];
-        assert_eq!(comparison(BetterValue::Higher, &one_is_within).verdict(), Verdict::Same);
+        assert_eq!(comparison(BetterValue::Higher, &one_is_within).verdict(), ComparisonVerdict::Same);
         // Nine samples: one at each end is left out.
         let one_of_nine = [70.0, 70.0, 70.0, 70.0, 75.0, 80.0, 85.0, 90.0, 120.0];
-        assert_eq!(comparison(BetterValue::Higher, &one_of_nine).verdict(), Verdict::Loss);
-        assert_eq!(comparison(BetterValue::Lower, &one_of_nine).verdict(), Verdict::Gain);
+        assert_eq!(comparison(BetterValue::Higher, &one_of_nine).verdict(), ComparisonVerdict::Loss);
+        assert_eq!(comparison(BetterValue::Lower, &one_of_nine).verdict(), ComparisonVerdict::Gain);
     }
 
     #[test]
     fn of_memory_and_time_more_is_a_loss() {
         let more = [103.0, 104.0, 105.0, 106.0, 107.0, 108.0];
-        assert_eq!(comparison(BetterValue::Lower, &more).verdict(), Verdict::Loss);
-        assert_eq!(comparison(BetterValue::Higher, &more).verdict(), Verdict::Gain);
-        assert_eq!(comparison(BetterValue::Lower, &[101.0; 9]).verdict(), Verdict::Same);
+        assert_eq!(comparison(BetterValue::Lower, &more).verdict(), ComparisonVerdict::Loss);
+        assert_eq!(comparison(BetterValue::Higher, &more).verdict(), ComparisonVerdict::Gain);
+        assert_eq!(comparison(BetterValue::Lower, &[101.0; 9]).verdict(), ComparisonVerdict::Same);
     }
 
     #[test]
     fn a_report_counts_losses_and_names_what_is_missing() {
-        let missing = vec![Missing::of_machine("uas-read-128k", "no module")];
+        let missing = vec![UnmeasuredRow::of_machine("uas-read-128k", "no module")];
         let all = vec![comparison(BetterValue::Higher, &[50.0; 6]), comparison(BetterValue::Higher, &[100.0; 6])];
-        let found = Comparisons { all, missing, foreign: 0.1 };
+        let found = ComparisonReport { all, missing, foreign: 0.1 };
         assert_eq!(found.losses(), 1);
         let text = found.for_markdown();
         assert!(text.contains("| nbd-read-128k | 100 MB/s | 50.0 MB/s | 0.50 | 0.50 to 0.50 | LOSS |"), "{text}");
@@ -276,12 +283,12 @@ mod tests {
     #[test]
     fn only_what_the_program_of_now_alone_cannot_do_is_lost() {
         let missing = |before: Option<&str>, now: Option<&str>| {
-            Missing::of_programs("fuse-read-4k", &[before, now].map(|why| why.map(str::to_owned)))
+            UnmeasuredRow::of_programs("fuse-read-4k", &[before, now].map(|why| why.map(str::to_owned)))
         };
         let (old, new, both) = (missing(Some("a"), None), missing(None, Some("b")), missing(Some("a"), Some("b")));
         assert_eq!([&old, &new, &both].map(|missing| missing.is_lost), [false, true, false]);
         assert_eq!(both.why, "the program before fails: a; the program now fails: b");
-        let found = Comparisons { all: Vec::new(), missing: vec![old, new], foreign: 0.0 };
+        let found = ComparisonReport { all: Vec::new(), missing: vec![old, new], foreign: 0.0 };
         assert_eq!((found.losses(), found.lost_abilities()), (0, 1));
         let text = found.for_markdown();
         assert!(text.contains("- LOSS: fuse-read-4k was not measured: the program now fails: b\n"), "{text}");

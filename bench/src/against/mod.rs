@@ -14,11 +14,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use self::{
-    comparison::{Comparison, Comparisons, Missing, ROUNDS_MIN},
-    rows::{DeviceLoad, Figure, Row, WayOfUse},
-    side::{DeviceInUse, Side},
+    comparison::{ComparisonReport, FigureComparison, ROUNDS_MIN, UnmeasuredRow},
+    rows::{ComparisonRow, DeviceLoad, RowFigure, WayOfUse},
+    side::{ComparedProgram, DeviceInUse},
 };
-use crate::{benchmarks::database::Folder, lab::Lab, load::Tally, probe, report, stats::Spread};
+use crate::{
+    benchmarks::database::ScratchFolder, lab::BenchmarkEnvironment, load::LoadTally, probe, report, stats::SampleSpread,
+};
 
 /// Slices of each program for a row of a round, and how long each is.
 const SLICES: usize = 8;
@@ -52,14 +54,14 @@ pub struct AgainstArgs {
 }
 
 /// The samples of a row, and the value of each program in each round; or why a program has none.
-struct Samples {
-    row: &'static Row,
+struct RowSamples {
+    row: &'static ComparisonRow,
     of: [Vec<f64>; 2],
-    failures: Failures,
+    failures: ProgramFailures,
 }
 
 /// Why each of the two programs could not be measured, if it could not.
-type Failures = [Option<String>; 2];
+type ProgramFailures = [Option<String>; 2];
 
 /// Compares the program of `now` with the one that the arguments name.
 ///
@@ -67,13 +69,14 @@ type Failures = [Option<String>; 2];
 ///
 /// # Errors
 /// A word names no row, or the two hosts of a program could not be set up.
-pub fn run(arguments: &AgainstArgs, now: &Lab) -> Result<ExitCode> {
+pub fn run(arguments: &AgainstArgs, now: &BenchmarkEnvironment) -> Result<ExitCode> {
     ensure!(arguments.rounds >= ROUNDS_MIN, "fewer than {ROUNDS_MIN} rounds say nothing; try: --rounds {ROUNDS_MIN}");
     let rows = rows::named(&arguments.only).map_err(anyhow::Error::msg)?;
-    let before = Lab { farbus: arguments.before.clone(), plots: None, ..*now };
-    let now = Lab { farbus: now.farbus.clone(), plots: None, ..*now };
-    let folders = [Folder::new("before")?, Folder::new("now")?];
-    let sides = [Side::new(&before, &folders[0], "before")?, Side::new(&now, &folders[1], "now")?];
+    let before = BenchmarkEnvironment { farbus: arguments.before.clone(), plots: None, ..*now };
+    let now = BenchmarkEnvironment { farbus: now.farbus.clone(), plots: None, ..*now };
+    let folders = [ScratchFolder::new("before")?, ScratchFolder::new("now")?];
+    let sides =
+        [ComparedProgram::new(&before, &folders[0], "before")?, ComparedProgram::new(&now, &folders[1], "now")?];
     let found = compare(&sides, &rows, arguments.rounds)?;
 
     let machine = report::machine();
@@ -85,14 +88,18 @@ pub fn run(arguments: &AgainstArgs, now: &Lab) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(found.losses() + found.lost_abilities() > 0)))
 }
 
-fn compare(sides: &[Side<'_>; 2], rows: &[&'static Row], rounds: usize) -> Result<Comparisons> {
+fn compare(
+    sides: &[ComparedProgram<'_>; 2],
+    rows: &[&'static ComparisonRow],
+    rounds: usize,
+) -> Result<ComparisonReport> {
     let mut missing = Vec::new();
-    let mut ways: Vec<(WayOfUse, Vec<Samples>)> = Vec::new();
+    let mut ways: Vec<(WayOfUse, Vec<RowSamples>)> = Vec::new();
     for way in WayOfUse::ALL {
-        let of_way: Vec<&'static Row> = rows.iter().copied().filter(|row| row.way == way).collect();
+        let of_way: Vec<&'static ComparisonRow> = rows.iter().copied().filter(|row| row.way == way).collect();
         match side::lacks(way) {
-            Some(why) => missing.extend(of_way.iter().map(|row| Missing::of_machine(row.name, &why))),
-            None => ways.push((way, of_way.into_iter().map(Samples::of_row).collect())),
+            Some(why) => missing.extend(of_way.iter().map(|row| UnmeasuredRow::of_machine(row.name, &why))),
+            None => ways.push((way, of_way.into_iter().map(RowSamples::of_row).collect())),
         }
     }
     let mut foreign = Vec::new();
@@ -106,15 +113,15 @@ fn compare(sides: &[Side<'_>; 2], rows: &[&'static Row], rounds: usize) -> Resul
     for sample in ways.into_iter().flat_map(|(_, samples)| samples) {
         match sample.is_measured() {
             true => all.push(comparison(sample)),
-            false => missing.push(Missing::of_programs(sample.row.name, &sample.failures)),
+            false => missing.push(UnmeasuredRow::of_programs(sample.row.name, &sample.failures)),
         }
     }
-    let foreign = if foreign.is_empty() { 0.0 } else { Spread::new(foreign).median() };
-    Ok(Comparisons { all, missing, foreign })
+    let foreign = if foreign.is_empty() { 0.0 } else { SampleSpread::new(foreign).median() };
+    Ok(ComparisonReport { all, missing, foreign })
 }
 
-impl Samples {
-    fn of_row(row: &'static Row) -> Self {
+impl RowSamples {
+    fn of_row(row: &'static ComparisonRow) -> Self {
         Self { row, of: Default::default(), failures: Default::default() }
     }
 
@@ -126,15 +133,15 @@ impl Samples {
 /// Starts both programs and takes a sample of each row that both can do. `foreign` gets what other processes used of a
 /// processor meanwhile.
 fn one_round(
-    sides: &[Side<'_>; 2],
+    sides: &[ComparedProgram<'_>; 2],
     way: WayOfUse,
-    samples: &mut [Samples],
+    samples: &mut [RowSamples],
     first: usize,
     foreign: &mut Vec<f64>,
 ) -> Result<()> {
     // A row that failed leaves its device in no known state: the rows after it have new ones.
     let mut rest = samples;
-    while let Some(from) = rest.iter().position(Samples::is_measured) {
+    while let Some(from) = rest.iter().position(RowSamples::is_measured) {
         rest = &mut rest[from..];
         let mut devices = match both(first, |at| sides[at].begin(way)) {
             Ok(devices) => devices,
@@ -146,7 +153,7 @@ fn one_round(
             }
         };
         let pids = devices.each_ref().map(DeviceInUse::pids).concat();
-        let others = probe::Foreign::begin(&pids)?;
+        let others = probe::ForeignLoad::begin(&pids)?;
         let mut taken = 0;
         for sample in rest.iter_mut() {
             taken += 1;
@@ -169,7 +176,7 @@ fn one_round(
 }
 
 /// Does the same with both programs, with the other one too if the `first` fails.
-fn both<T>(first: usize, mut act: impl FnMut(usize) -> Result<T>) -> Result<[T; 2], Failures> {
+fn both<T>(first: usize, mut act: impl FnMut(usize) -> Result<T>) -> Result<[T; 2], ProgramFailures> {
     let mut results = [(first, act(first)), (1 - first, act(1 - first))];
     results.sort_by_key(|(at, _)| *at);
     match results.map(|(_, result)| result) {
@@ -179,12 +186,12 @@ fn both<T>(first: usize, mut act: impl FnMut(usize) -> Result<T>) -> Result<[T; 
 }
 
 /// The row's value of each program.
-fn one_row(devices: &mut [DeviceInUse; 2], row: &Row, first: usize) -> Result<[f64; 2], Failures> {
+fn one_row(devices: &mut [DeviceInUse; 2], row: &ComparisonRow, first: usize) -> Result<[f64; 2], ProgramFailures> {
     let load = match row.figure {
-        Figure::Value(gauge) => return both(0, |at| devices[at].value(gauge)),
-        Figure::Rate(load) => load,
+        RowFigure::Value(gauge) => return both(0, |at| devices[at].value(gauge)),
+        RowFigure::Rate(load) => load,
     };
-    let mut sums = [Tally::nothing(), Tally::nothing()];
+    let mut sums = [LoadTally::nothing(), LoadTally::nothing()];
     for slice in 0..=SLICES {
         // A B, B A, A B, …; the first pair warms up.
         let tallies = both((first + slice) % 2, |at| one_slice(&mut devices[at], load))?;
@@ -195,7 +202,7 @@ fn one_row(devices: &mut [DeviceInUse; 2], row: &Row, first: usize) -> Result<[f
     Ok(sums.map(|sum| row.rate(&sum)))
 }
 
-fn one_slice(device: &mut DeviceInUse, load: DeviceLoad) -> Result<Tally> {
+fn one_slice(device: &mut DeviceInUse, load: DeviceLoad) -> Result<LoadTally> {
     let mut left_bytes = if load.is_read_ahead() { LEAD_IN_BYTES } else { 0 };
     while left_bytes > 0 {
         left_bytes = left_bytes.saturating_sub(device.run(load, LEAD_IN_TIME)?.bytes);
@@ -203,9 +210,9 @@ fn one_slice(device: &mut DeviceInUse, load: DeviceLoad) -> Result<Tally> {
     device.run(load, SLICE)
 }
 
-fn comparison(samples: Samples) -> Comparison {
+fn comparison(samples: RowSamples) -> FigureComparison {
     let [before, now] = samples.of;
-    Comparison { row: samples.row.name, unit: samples.row.unit(), better: samples.row.better(), before, now }
+    FigureComparison { row: samples.row.name, unit: samples.row.unit(), better: samples.row.better(), before, now }
 }
 
 #[cfg(test)]

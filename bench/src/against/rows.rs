@@ -2,9 +2,9 @@
 
 use super::comparison::BetterValue;
 use crate::{
-    load::Tally,
-    peers::{inside::Work, nbdkit::Verb},
-    usbip::Direction,
+    load::LoadTally,
+    peers::{inside::UsbfsWorkload, nbdkit::BlockVerb},
+    usbip::UsbipDirection,
 };
 
 const KIB: usize = 1024;
@@ -32,7 +32,7 @@ impl WayOfUse {
 /// What a program does with a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskLoad {
-    pub verb: Verb,
+    pub verb: BlockVerb,
     pub bytes: usize,
     /// Requests under way.
     pub depth: usize,
@@ -41,7 +41,7 @@ pub struct DiskLoad {
 
 /// The exporter's process or the importer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum MeasuredEnd {
     Exporter,
     Importer,
 }
@@ -50,61 +50,61 @@ pub enum End {
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceLoad {
     Disk(DiskLoad),
-    Program(Work),
+    Program(UsbfsWorkload),
 }
 
 impl DeviceLoad {
     /// Whether an importer asks for data before this load does.
     pub fn is_read_ahead(&self) -> bool {
-        matches!(self, Self::Disk(DiskLoad { verb: Verb::Read, is_random: false, .. }))
+        matches!(self, Self::Disk(DiskLoad { verb: BlockVerb::Read, is_random: false, .. }))
     }
 }
 
 /// A value that each start of both ends has once.
 #[derive(Clone, Copy, Debug)]
-pub enum Gauge {
+pub enum StartGauge {
     /// From the start of `farbus attach` or `farbus run` until the device can be used.
     AttachTime,
     /// The memory of a share that nobody uses.
     SharedMemory,
     /// The memory of an end of a session that has carried nothing yet.
-    AttachedMemory(End),
+    AttachedMemory(MeasuredEnd),
     /// The same after a load of many large and many small requests.
-    BusyMemory(End),
+    BusyMemory(MeasuredEnd),
 }
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
-pub enum Figure {
+pub enum RowFigure {
     Rate(DeviceLoad),
-    Value(Gauge),
+    Value(StartGauge),
 }
 
-pub struct Row {
+pub struct ComparisonRow {
     pub name: &'static str,
     pub way: WayOfUse,
-    pub figure: Figure,
+    pub figure: RowFigure,
 }
 
-impl Row {
+impl ComparisonRow {
     pub fn unit(&self) -> &'static str {
         match self.figure {
-            Figure::Rate(_) if self.is_counted() => "k/s",
-            Figure::Rate(_) => "MB/s",
-            Figure::Value(Gauge::AttachTime) => "ms",
-            Figure::Value(_) => "MiB",
+            RowFigure::Rate(_) if self.is_counted() => "k/s",
+            RowFigure::Rate(_) => "MB/s",
+            RowFigure::Value(StartGauge::AttachTime) => "ms",
+            RowFigure::Value(_) => "MiB",
         }
     }
 
     pub fn better(&self) -> BetterValue {
         match self.figure {
-            Figure::Rate(_) => BetterValue::Higher,
-            Figure::Value(_) => BetterValue::Lower,
+            RowFigure::Rate(_) => BetterValue::Higher,
+            RowFigure::Value(_) => BetterValue::Lower,
         }
     }
 
     /// A rate in the row's unit.
-    pub fn rate(&self, tally: &Tally) -> f64 {
+    pub fn rate(&self, tally: &LoadTally) -> f64 {
         if self.is_counted() { tally.urbs_per_second() / 1e3 } else { tally.bytes_per_second() / 1e6 }
     }
 
@@ -112,9 +112,11 @@ impl Row {
     fn is_counted(&self) -> bool {
         matches!(
             self.figure,
-            Figure::Rate(
+            RowFigure::Rate(
                 DeviceLoad::Disk(DiskLoad { bytes: ..=4096, .. })
-                    | DeviceLoad::Program(Work::Control | Work::Ask | Work::Bulk(_, ..=4096, _))
+                    | DeviceLoad::Program(
+                        UsbfsWorkload::Control | UsbfsWorkload::Ask | UsbfsWorkload::Bulk(_, ..=4096, _)
+                    )
             )
         )
     }
@@ -125,29 +127,29 @@ impl Row {
     }
 }
 
-const fn read(bytes: usize, depth: usize, is_random: bool) -> Figure {
-    Figure::Rate(DeviceLoad::Disk(DiskLoad { verb: Verb::Read, bytes, depth, is_random }))
+const fn read(bytes: usize, depth: usize, is_random: bool) -> RowFigure {
+    RowFigure::Rate(DeviceLoad::Disk(DiskLoad { verb: BlockVerb::Read, bytes, depth, is_random }))
 }
 
-const fn write(bytes: usize, depth: usize, is_random: bool) -> Figure {
-    Figure::Rate(DeviceLoad::Disk(DiskLoad { verb: Verb::Write, bytes, depth, is_random }))
+const fn write(bytes: usize, depth: usize, is_random: bool) -> RowFigure {
+    RowFigure::Rate(DeviceLoad::Disk(DiskLoad { verb: BlockVerb::Write, bytes, depth, is_random }))
 }
 
-const fn program(work: Work) -> Figure {
-    Figure::Rate(DeviceLoad::Program(work))
+const fn program(work: UsbfsWorkload) -> RowFigure {
+    RowFigure::Rate(DeviceLoad::Program(work))
 }
 
-const fn row(name: &'static str, way: WayOfUse, figure: Figure) -> Row {
-    Row { name, way, figure }
+const fn row(name: &'static str, way: WayOfUse, figure: RowFigure) -> ComparisonRow {
+    ComparisonRow { name, way, figure }
 }
 
 /// Those of one way stand together, in the order in which they are measured: memory that nothing has used yet comes
 /// first.
-pub const ALL: [Row; 33] = [
-    row("memory-shared", WayOfUse::Nbd, Figure::Value(Gauge::SharedMemory)),
-    row("memory-attached-exporter", WayOfUse::Nbd, Figure::Value(Gauge::AttachedMemory(End::Exporter))),
-    row("memory-attached-importer", WayOfUse::Nbd, Figure::Value(Gauge::AttachedMemory(End::Importer))),
-    row("attach-nbd", WayOfUse::Nbd, Figure::Value(Gauge::AttachTime)),
+pub const ALL: [ComparisonRow; 33] = [
+    row("memory-shared", WayOfUse::Nbd, RowFigure::Value(StartGauge::SharedMemory)),
+    row("memory-attached-exporter", WayOfUse::Nbd, RowFigure::Value(StartGauge::AttachedMemory(MeasuredEnd::Exporter))),
+    row("memory-attached-importer", WayOfUse::Nbd, RowFigure::Value(StartGauge::AttachedMemory(MeasuredEnd::Importer))),
+    row("attach-nbd", WayOfUse::Nbd, RowFigure::Value(StartGauge::AttachTime)),
     row("nbd-read-128k", WayOfUse::Nbd, read(128 * KIB, 1, false)),
     row("nbd-read-1m", WayOfUse::Nbd, read(MIB, 1, false)),
     row("nbd-read-128k-random", WayOfUse::Nbd, read(128 * KIB, 1, true)),
@@ -157,9 +159,9 @@ pub const ALL: [Row; 33] = [
     row("nbd-read-4k", WayOfUse::Nbd, read(4 * KIB, 1, true)),
     row("nbd-read-4k-x32", WayOfUse::Nbd, read(4 * KIB, 32, true)),
     row("nbd-write-4k-x32", WayOfUse::Nbd, write(4 * KIB, 32, true)),
-    row("memory-busy-exporter", WayOfUse::Nbd, Figure::Value(Gauge::BusyMemory(End::Exporter))),
-    row("memory-busy-importer", WayOfUse::Nbd, Figure::Value(Gauge::BusyMemory(End::Importer))),
-    row("attach-quic", WayOfUse::Quic, Figure::Value(Gauge::AttachTime)),
+    row("memory-busy-exporter", WayOfUse::Nbd, RowFigure::Value(StartGauge::BusyMemory(MeasuredEnd::Exporter))),
+    row("memory-busy-importer", WayOfUse::Nbd, RowFigure::Value(StartGauge::BusyMemory(MeasuredEnd::Importer))),
+    row("attach-quic", WayOfUse::Quic, RowFigure::Value(StartGauge::AttachTime)),
     row("quic-read-128k", WayOfUse::Quic, read(128 * KIB, 1, false)),
     row("quic-write-1m", WayOfUse::Quic, write(MIB, 1, false)),
     row("quic-read-4k", WayOfUse::Quic, read(4 * KIB, 1, true)),
@@ -171,24 +173,24 @@ pub const ALL: [Row; 33] = [
     row("uas-read-128k", WayOfUse::Uas, read(128 * KIB, 1, false)),
     row("uas-write-128k", WayOfUse::Uas, write(128 * KIB, 1, false)),
     row("uas-read-4k", WayOfUse::Uas, read(4 * KIB, 1, true)),
-    row("attach-run", WayOfUse::Run, Figure::Value(Gauge::AttachTime)),
-    row("run-control", WayOfUse::Run, program(Work::Control)),
-    row("run-in-64", WayOfUse::Run, program(Work::Bulk(Direction::In, 64, 1))),
-    row("run-in-4k-x32", WayOfUse::Run, program(Work::Bulk(Direction::In, 4 * KIB, 32))),
-    row("run-in-128k-x32", WayOfUse::Run, program(Work::Bulk(Direction::In, 128 * KIB, 32))),
-    row("run-out-128k-x32", WayOfUse::Run, program(Work::Bulk(Direction::Out, 128 * KIB, 32))),
+    row("attach-run", WayOfUse::Run, RowFigure::Value(StartGauge::AttachTime)),
+    row("run-control", WayOfUse::Run, program(UsbfsWorkload::Control)),
+    row("run-in-64", WayOfUse::Run, program(UsbfsWorkload::Bulk(UsbipDirection::In, 64, 1))),
+    row("run-in-4k-x32", WayOfUse::Run, program(UsbfsWorkload::Bulk(UsbipDirection::In, 4 * KIB, 32))),
+    row("run-in-128k-x32", WayOfUse::Run, program(UsbfsWorkload::Bulk(UsbipDirection::In, 128 * KIB, 32))),
+    row("run-out-128k-x32", WayOfUse::Run, program(UsbfsWorkload::Bulk(UsbipDirection::Out, 128 * KIB, 32))),
 ];
 
 /// The rows that these words name, all of them without a word.
 ///
 /// # Errors
 /// The word that names none.
-pub fn named(words: &[String]) -> Result<Vec<&'static Row>, String> {
+pub fn named(words: &[String]) -> Result<Vec<&'static ComparisonRow>, String> {
     if let Some(unknown) = words.iter().find(|word| !ALL.iter().any(|row| row.is_named(word))) {
         let names: Vec<&str> = ALL.iter().map(|row| row.name).collect();
         return Err(format!("there is no row {unknown}; there are: {}", names.join(", ")));
     }
-    let is_asked_for = |row: &&Row| words.is_empty() || words.iter().any(|word| row.is_named(word));
+    let is_asked_for = |row: &&ComparisonRow| words.is_empty() || words.iter().any(|word| row.is_named(word));
     Ok(ALL.iter().filter(is_asked_for).collect())
 }
 
@@ -223,7 +225,7 @@ mod tests {
 
     #[test]
     fn small_requests_are_counted_and_large_ones_weighed() {
-        let unit = |name| ALL.iter().find(|row| row.name == name).map(Row::unit);
+        let unit = |name| ALL.iter().find(|row| row.name == name).map(ComparisonRow::unit);
         assert_eq!(["nbd-read-4k-x32", "nbd-read-1m"].map(unit), [Some("k/s"), Some("MB/s")]);
         assert_eq!(["run-control", "run-in-128k-x32"].map(unit), [Some("k/s"), Some("MB/s")]);
         assert_eq!(["attach-nbd", "memory-shared"].map(unit), [Some("ms"), Some("MiB")]);

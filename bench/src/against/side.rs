@@ -15,18 +15,18 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::OFlags;
 
-use super::rows::{DeviceLoad, DiskLoad, Gauge, WayOfUse};
+use super::rows::{DeviceLoad, DiskLoad, StartGauge, WayOfUse};
 use crate::{
     benchmarks::{
-        database::{Folder, Process},
-        hosts::Host,
-        storage::{DISK_BYTES, Image},
+        database::{LineProcess, ScratchFolder},
+        hosts::BenchmarkHost,
+        storage::{DISK_BYTES, TmpfsImage},
     },
-    lab::Lab,
-    load::{Tally, one_at_a_time},
+    lab::BenchmarkEnvironment,
+    load::{LoadTally, one_at_a_time},
     peers::{
-        inside::{Inside, Work},
-        nbdkit::{Nbd, Verb},
+        inside::{UsbfsProgram, UsbfsWorkload},
+        nbdkit::{BlockVerb, NbdLoadClient},
     },
     probe::family_kib,
 };
@@ -34,11 +34,11 @@ use crate::{
 const FILL: u8 = 0xa5;
 /// For requests that pass the kernel's cache.
 const ALIGNMENT: usize = 4096;
-/// What [`Gauge::BusyMemory`] is measured after.
+/// What [`StartGauge::BusyMemory`] is measured after.
 const BUSY_LOADS: [DiskLoad; 3] = [
-    DiskLoad { verb: Verb::Read, bytes: 128 << 10, depth: 32, is_random: false },
-    DiskLoad { verb: Verb::Write, bytes: 128 << 10, depth: 32, is_random: false },
-    DiskLoad { verb: Verb::Read, bytes: 4096, depth: 32, is_random: true },
+    DiskLoad { verb: BlockVerb::Read, bytes: 128 << 10, depth: 32, is_random: false },
+    DiskLoad { verb: BlockVerb::Write, bytes: 128 << 10, depth: 32, is_random: false },
+    DiskLoad { verb: BlockVerb::Read, bytes: 4096, depth: 32, is_random: true },
 ];
 /// How long the kernel may take to find a disk.
 const KERNEL_TIME_MAX: Duration = Duration::from_secs(30);
@@ -47,18 +47,18 @@ const IDLE_AFTER: Duration = Duration::from_millis(1500);
 const BUSY_TIME: Duration = Duration::from_millis(100);
 
 /// A program, as the hosts `exporter` and `importer`.
-pub struct Side<'a> {
-    exporter: Host<'a>,
-    importer: Host<'a>,
-    folder: &'a Folder,
-    image: Image,
+pub struct ComparedProgram<'a> {
+    exporter: BenchmarkHost<'a>,
+    importer: BenchmarkHost<'a>,
+    folder: &'a ScratchFolder,
+    image: TmpfsImage,
 }
 
 /// A device that one host of a side shares and the other one uses.
 pub struct DeviceInUse {
-    share: Option<Process>,
+    share: Option<LineProcess>,
     /// The process of `farbus attach`.
-    attach: Option<Process>,
+    attach: Option<LineProcess>,
     user: Option<DeviceUser>,
     share_pid: u32,
     user_pid: u32,
@@ -80,19 +80,19 @@ impl Drop for DeviceInUse {
 }
 
 enum DeviceUser {
-    Nbd(Nbd<UnixStream>),
+    Nbd(NbdLoadClient<UnixStream>),
     File(DiskFile),
-    Program(Inside),
+    Program(UsbfsProgram),
 }
 
-impl<'a> Side<'a> {
+impl<'a> ComparedProgram<'a> {
     /// Pairs two hosts that run the program of `lab`; their files are in `folder`, which nobody else uses.
-    pub fn new(lab: &'a Lab, folder: &'a Folder, name: &str) -> Result<Self> {
-        let exporter = Host::new(lab, folder, "exporter")?.with_own_program(folder)?;
-        let importer = Host::new(lab, folder, "importer")?.with_own_program(folder)?;
+    pub fn new(lab: &'a BenchmarkEnvironment, folder: &'a ScratchFolder, name: &str) -> Result<Self> {
+        let exporter = BenchmarkHost::new(lab, folder, "exporter")?.with_own_program(folder)?;
+        let importer = BenchmarkHost::new(lab, folder, "importer")?.with_own_program(folder)?;
         exporter.pair(&importer)?;
         exporter.ok(&["allow", "importer", "all"])?;
-        let image = Image::named(name)?;
+        let image = TmpfsImage::named(name)?;
         Ok(Self { exporter, importer, folder, image })
     }
 
@@ -121,15 +121,15 @@ impl<'a> Side<'a> {
         Ok(DeviceInUse { share, attach, user, share_pid, user_pid, attach_time, attached_at, shared_kib })
     }
 
-    fn use_device(&self, way: WayOfUse, device: &str, address: &str) -> Result<(DeviceUser, Option<Process>)> {
+    fn use_device(&self, way: WayOfUse, device: &str, address: &str) -> Result<(DeviceUser, Option<LineProcess>)> {
         let via = match way {
             WayOfUse::Nbd | WayOfUse::Quic => "nbd",
             WayOfUse::Fuse => "fuse",
             WayOfUse::Uas => "uas",
             WayOfUse::Run => {
                 let run = self.importer.command(&["run", device, "--address", address, "--"])?;
-                let mut inside = Inside::over(run)?;
-                inside.run(Work::Ask, Duration::ZERO)?;
+                let mut inside = UsbfsProgram::over(run)?;
+                inside.run(UsbfsWorkload::Ask, Duration::ZERO)?;
                 return Ok((DeviceUser::Program(inside), None));
             }
         };
@@ -149,7 +149,7 @@ impl<'a> Side<'a> {
         }
         if matches!(way, WayOfUse::Nbd | WayOfUse::Quic) {
             attach.wait_for(at)?;
-            return Ok((DeviceUser::Nbd(Nbd::negotiate(UnixStream::connect(&place)?)?), Some(attach)));
+            return Ok((DeviceUser::Nbd(NbdLoadClient::negotiate(UnixStream::connect(&place)?)?), Some(attach)));
         }
         attach.wait_for("attached")?;
         // Every version says in other words where the disk is.
@@ -161,7 +161,7 @@ impl<'a> Side<'a> {
 
 impl DeviceInUse {
     /// Keeps the device busy for this long.
-    pub fn run(&mut self, load: DeviceLoad, slice: Duration) -> Result<Tally> {
+    pub fn run(&mut self, load: DeviceLoad, slice: Duration) -> Result<LoadTally> {
         match (load, self.user.as_mut().context("it is in use")?) {
             (DeviceLoad::Program(work), DeviceUser::Program(inside)) => inside.run(work, slice),
             (DeviceLoad::Disk(DiskLoad { verb, bytes, depth, is_random }), DeviceUser::Nbd(nbd)) => {
@@ -175,16 +175,16 @@ impl DeviceInUse {
     }
 
     /// The gauge's value, ms or MiB.
-    pub fn value(&mut self, gauge: Gauge) -> Result<f64> {
+    pub fn value(&mut self, gauge: StartGauge) -> Result<f64> {
         let mib = |kib: u64| kib as f64 / 1024.0;
         Ok(match gauge {
-            Gauge::AttachTime => self.attach_time.as_secs_f64() * 1e3,
-            Gauge::SharedMemory => mib(self.shared_kib),
-            Gauge::AttachedMemory(end) => {
+            StartGauge::AttachTime => self.attach_time.as_secs_f64() * 1e3,
+            StartGauge::SharedMemory => mib(self.shared_kib),
+            StartGauge::AttachedMemory(end) => {
                 thread::sleep(IDLE_AFTER.saturating_sub(self.attached_at.elapsed()));
                 mib(family_kib(self.pids()[end as usize])?)
             }
-            Gauge::BusyMemory(end) => {
+            StartGauge::BusyMemory(end) => {
                 for load in BUSY_LOADS {
                     self.run(DeviceLoad::Disk(load), BUSY_TIME)?;
                 }
@@ -215,7 +215,7 @@ impl DiskFile {
         Ok(Self { file, bytes: DISK_BYTES, next: 0 })
     }
 
-    fn run(&mut self, verb: Verb, bytes: usize, is_random: bool, limit: Duration) -> Result<Tally> {
+    fn run(&mut self, verb: BlockVerb, bytes: usize, is_random: bool, limit: Duration) -> Result<LoadTally> {
         let mut room = vec![FILL; bytes + ALIGNMENT];
         let from = room.as_ptr().align_offset(ALIGNMENT);
         let block = &mut room[from..from + bytes];
@@ -226,8 +226,8 @@ impl DiskFile {
             let place = if is_random { self.next.wrapping_mul(0x9e37_79b1) } else { self.next };
             let offset = place % blocks * bytes as u64;
             match verb {
-                Verb::Read => self.file.read_exact_at(block, offset)?,
-                Verb::Write => self.file.write_all_at(block, offset)?,
+                BlockVerb::Read => self.file.read_exact_at(block, offset)?,
+                BlockVerb::Write => self.file.write_all_at(block, offset)?,
             }
             Ok(())
         })

@@ -10,17 +10,17 @@ use std::{net::UdpSocket, thread, time::Duration};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    lab::{Lab, Subject},
-    load::Tally,
-    net::{HERE, Net, THERE},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    load::LoadTally,
+    net::{HERE, ShapedNetwork, THERE},
     peers::{
-        Server,
-        nbdkit::Verb,
-        session::{Disk, Pulse, source_sink},
+        PeerServer,
+        nbdkit::BlockVerb,
+        session::{ProbeTransfer, RemoteSessionDisk, source_sink},
     },
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "congestion";
@@ -36,23 +36,23 @@ const PAUSE: Duration = Duration::from_millis(5);
 const PAPER: &str = "the paper, Figure 8: less in proportion to 50 % of its link, faster beyond; nothing failed";
 
 /// The results under one load.
-struct Seen {
+struct CongestionResult {
     percent: u32,
-    disk: Tally,
+    disk: LoadTally,
     /// Written, with both directions taken.
-    written: Tally,
-    interrupt: Tally,
-    control: Tally,
+    written: LoadTally,
+    interrupt: LoadTally,
+    control: LoadTally,
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has sessions");
     }
-    let net = Net::create(LINK_MBIT)?;
-    let server = Server::session_in(&net, THERE.into(), lab.placement)?;
-    let mut disk = Disk::open(server.address)?;
-    let mut writer = Disk::open(server.address)?;
+    let net = ShapedNetwork::create(LINK_MBIT)?;
+    let server = PeerServer::session_in(&net, THERE.into(), lab.placement)?;
+    let mut disk = RemoteSessionDisk::open(server.address)?;
+    let mut writer = RemoteSessionDisk::open(server.address)?;
     let mut interrupt = source_sink(server.address)?;
     let mut control = source_sink(server.address)?;
     let sink = UdpSocket::bind((HERE, 0))?;
@@ -61,20 +61,20 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let mut seen = Vec::new();
     for percent in LOADS_PERCENT {
         let bytes_per_second = u64::from(LINK_MBIT) * 1_000_000 / 8 * u64::from(percent) / 100;
-        let _flood = Server::flood_in(&net, &format!("{HERE}:{port}/{bytes_per_second}"), lab.placement)?;
+        let _flood = PeerServer::flood_in(&net, &format!("{HERE}:{port}/{bytes_per_second}"), lab.placement)?;
         // The queue takes its new shape before anything counts.
         thread::sleep(span / 4);
         let [disk, interrupt, control] = thread::scope(|scope| {
-            let disk = scope.spawn(|| disk.run(Verb::Read, BYTES, DEPTH, false, span));
-            let interrupt = scope.spawn(|| interrupt.pulse(Pulse::Interrupt, PAUSE, span));
-            let control = scope.spawn(|| control.pulse(Pulse::Control, PAUSE, span));
+            let disk = scope.spawn(|| disk.run(BlockVerb::Read, BYTES, DEPTH, false, span));
+            let interrupt = scope.spawn(|| interrupt.pulse(ProbeTransfer::Interrupt, PAUSE, span));
+            let control = scope.spawn(|| control.pulse(ProbeTransfer::Control, PAUSE, span));
             [disk, interrupt, control].map(|thread| thread.join().expect("a load does not panic"))
         });
-        let _flood_there = Server::flood_in(&net, &format!("{THERE}:9/{bytes_per_second}"), lab.placement)?;
+        let _flood_there = PeerServer::flood_in(&net, &format!("{THERE}:9/{bytes_per_second}"), lab.placement)?;
         thread::sleep(span / 4);
-        let written = writer.run(Verb::Write, BYTES, DEPTH, false, span);
+        let written = writer.run(BlockVerb::Write, BYTES, DEPTH, false, span);
         let under = |what: &str| format!("{what} with {percent} % of the link taken");
-        seen.push(Seen {
+        seen.push(CongestionResult {
             percent,
             disk: disk.with_context(|| under("the disk"))?,
             written: written.with_context(|| under("writing the disk"))?,
@@ -86,12 +86,12 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings(&seen))
 }
 
-fn findings(seen: &[Seen]) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = seen
+fn findings(seen: &[CongestionResult]) -> Vec<BenchmarkFinding> {
+    let mut findings: Vec<BenchmarkFinding> = seen
         .iter()
         .map(|seen| {
-            let rate = Quantity::new(Spread::once(seen.disk.bytes_per_second() / 1e6), "MB/s");
-            let ms = |tally: &Tally, percentile| tally.latency_us(percentile) / 1000.0;
+            let rate = MeasuredQuantity::new(SampleSpread::once(seen.disk.bytes_per_second() / 1e6), "MB/s");
+            let ms = |tally: &LoadTally, percentile| tally.latency_us(percentile) / 1000.0;
             let detail = format!(
                 "disk p50 {:.1} ms, p99 {:.1} ms; interrupt p50 {:.1} ms, p99 {:.1} ms ({} reports); control p50 {:.1} ms, p99 \
                  {:.1} ms; nothing failed",
@@ -104,36 +104,37 @@ fn findings(seen: &[Seen]) -> Vec<Finding> {
                 ms(&seen.control, 99.0),
             );
             let what = format!("read 64 KiB × {DEPTH}, {} % of {LINK_MBIT} Mbit/s taken", seen.percent);
-            Finding::absolute(NAME, what, rate, Target::Context).with_detail(detail)
+            BenchmarkFinding::absolute(NAME, what, rate, SpeedTarget::Context).with_detail(detail)
         })
         .collect();
-    let worst = |of: fn(&Seen) -> &Tally| {
+    let worst = |of: fn(&CongestionResult) -> &LoadTally| {
         let all = seen.iter().map(|seen| of(seen).latency_us(99.0) / 1000.0);
-        Quantity::new(Spread::once(all.fold(0.0, f64::max)), "ms")
+        MeasuredQuantity::new(SampleSpread::once(all.fold(0.0, f64::max)), "ms")
     };
     findings.extend(seen.iter().map(|seen| {
-        let rate = Quantity::new(Spread::once(seen.written.bytes_per_second() / 1e6), "MB/s");
+        let rate = MeasuredQuantity::new(SampleSpread::once(seen.written.bytes_per_second() / 1e6), "MB/s");
         let detail = format!("p99 {:.1} ms; nothing failed; {PAPER}", seen.written.latency_us(99.0) / 1000.0);
         let what = format!("write 64 KiB × {DEPTH}, {} % of {LINK_MBIT} Mbit/s taken", seen.percent);
-        Finding::absolute(NAME, what, rate, Target::Context).with_detail(detail)
+        BenchmarkFinding::absolute(NAME, what, rate, SpeedTarget::Context).with_detail(detail)
     }));
     // A key press that is a quarter of a second late is noticed; drivers wait for seconds.
-    for (what, of) in
-        [("interrupt", (|seen| &seen.interrupt) as fn(&Seen) -> &Tally), ("control", |seen| &seen.control)]
-    {
+    for (what, of) in [
+        ("interrupt", (|seen| &seen.interrupt) as fn(&CongestionResult) -> &LoadTally),
+        ("control", |seen| &seen.control),
+    ] {
         let what = format!("{what} p99 under the worst of all loads");
-        findings.push(Finding::absolute(NAME, what, worst(of), Target::AtMost(250.0)));
+        findings.push(BenchmarkFinding::absolute(NAME, what, worst(of), SpeedTarget::AtMost(250.0)));
     }
     findings
 }
 
-fn chart(seen: &[Seen]) -> Chart {
-    let line = |name: &str, of: &dyn Fn(&Seen) -> f64| Line {
+fn chart(seen: &[CongestionResult]) -> LineChart {
+    let line = |name: &str, of: &dyn Fn(&CongestionResult) -> f64| ChartLine {
         name: name.to_owned(),
         points: seen.iter().map(|seen| (f64::from(seen.percent), of(seen))).collect(),
     };
-    let left = |seen: &Seen| f64::from(LINK_MBIT) / 8.0 * (1.0 - f64::from(seen.percent) / 100.0);
-    let throughput = Panel {
+    let left = |seen: &CongestionResult| f64::from(LINK_MBIT) / 8.0 * (1.0 - f64::from(seen.percent) / 100.0);
+    let throughput = ChartPanel {
         up: "MB/s".into(),
         is_logarithmic: false,
         lines: vec![
@@ -142,7 +143,7 @@ fn chart(seen: &[Seen]) -> Chart {
             line("left by the other flow", &left),
         ],
     };
-    let latency = Panel {
+    let latency = ChartPanel {
         up: "ms".into(),
         is_logarithmic: true,
         lines: vec![
@@ -153,7 +154,7 @@ fn chart(seen: &[Seen]) -> Chart {
             line("control p99", &|seen| seen.control.latency_us(99.0) / 1000.0),
         ],
     };
-    Chart {
+    LineChart {
         title: format!("A disk and a keyboard's kind of traffic on a congested link of {LINK_MBIT} Mbit/s"),
         across: "taken by a competing UDP flow, % of the link".into(),
         panels: vec![throughput, latency],
@@ -166,8 +167,8 @@ mod tests {
 
     #[test]
     fn each_load_has_a_row_of_reading_and_one_of_writing_with_the_papers_words() {
-        let tally = |bytes| Tally { urbs: 1, bytes, seconds: 1.0, ..Tally::nothing() };
-        let seen = LOADS_PERCENT.map(|percent| Seen {
+        let tally = |bytes| LoadTally { urbs: 1, bytes, seconds: 1.0, ..LoadTally::nothing() };
+        let seen = LOADS_PERCENT.map(|percent| CongestionResult {
             percent,
             disk: tally(2_000_000),
             written: tally(1_000_000),

@@ -17,9 +17,9 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
 
 use crate::{
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 /// The time over which transactions are counted for a point of the plot.
@@ -48,9 +48,9 @@ const MAKE: &str =
     "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('create table t (n integer primary key, b blob)')";
 
 /// A folder that is removed with its content.
-pub struct Folder(PathBuf);
+pub struct ScratchFolder(PathBuf);
 
-impl Folder {
+impl ScratchFolder {
     pub fn new(name: &str) -> Result<Self> {
         let folder = Self(std::env::temp_dir().join(format!("farbus-bench-{}-{name}", std::process::id())));
         fs::create_dir_all(&folder.0)?;
@@ -80,53 +80,53 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// A process that ends with this value, and its lines with their times.
-pub struct Process {
+pub struct LineProcess {
     child: Child,
     stdin: Option<ChildStdin>,
-    said: Arc<Said>,
+    said: Arc<OutputCollector>,
     /// How many lines were waited for.
     heard: usize,
 }
 
 #[derive(Default)]
-struct Said {
-    lines: Mutex<Lines>,
+struct OutputCollector {
+    lines: Mutex<TimedLines>,
     is_more: Condvar,
 }
 
 #[derive(Default)]
-struct Lines {
+struct TimedLines {
     lines: Vec<(Instant, String)>,
     is_over: bool,
 }
 
-impl Said {
-    fn lines(&self) -> MutexGuard<'_, Lines> {
+impl OutputCollector {
+    fn lines(&self) -> MutexGuard<'_, TimedLines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Process {
+impl Drop for LineProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Process {
+impl LineProcess {
     pub fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("its output is ours")?;
         let stdin = child.stdin.take();
-        let said = Arc::<Said>::default();
+        let said = Arc::<OutputCollector>::default();
         let for_thread = Arc::clone(&said);
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
@@ -202,14 +202,14 @@ impl Process {
 }
 
 /// The database at work.
-pub struct Load(Process);
+pub struct DatabaseLoad(LineProcess);
 
-impl Load {
+impl DatabaseLoad {
     /// Begins on this disk, and returns when.
     pub fn start(disk: &Path) -> Result<(Self, Instant)> {
         let mut command = Command::new("python3");
         command.args(["-c", LOAD]).arg(disk);
-        let mut load = Self(Process::start(command)?);
+        let mut load = Self(LineProcess::start(command)?);
         load.0.wait_for("committed")?;
         Ok((load, Instant::now()))
     }
@@ -223,7 +223,7 @@ impl Load {
 }
 
 /// An event of the disk, from when to when, in seconds.
-pub struct Event {
+pub struct DiskEvent {
     pub name: String,
     pub begun: f64,
     pub ended: f64,
@@ -243,17 +243,17 @@ pub fn longest_pause_ms(moments: &[f64], from: f64, to: f64) -> f64 {
 }
 
 /// Transactions before, during and after each event.
-pub fn findings(benchmark: &'static str, moments: &[f64], events: &[Event]) -> Vec<Finding> {
+pub fn findings(benchmark: &'static str, moments: &[f64], events: &[DiskEvent]) -> Vec<BenchmarkFinding> {
     let mut found = Vec::new();
     let mut add = |what: String, from: f64, to: f64| {
         // The transaction under way at the end is counted with the pause that it ends.
         let (rate, longest) = seen(moments, from, to + 0.05);
         let detail = format!("at most {longest:.1} ms from one to the next; none failed");
-        let rate = Quantity::new(Spread::once(rate), "transactions/s");
-        found.push(Finding::absolute(benchmark, what, rate, Target::Context).with_detail(detail));
+        let rate = MeasuredQuantity::new(SampleSpread::once(rate), "transactions/s");
+        found.push(BenchmarkFinding::absolute(benchmark, what, rate, SpeedTarget::Context).with_detail(detail));
     };
     let mut from = 0.0;
-    for Event { name, begun, ended } in events {
+    for DiskEvent { name, begun, ended } in events {
         add(format!("SQLite before {name}"), from, *begun);
         add(format!("SQLite during {name}"), *begun, *ended);
         from = *ended;
@@ -263,7 +263,7 @@ pub fn findings(benchmark: &'static str, moments: &[f64], events: &[Event]) -> V
 }
 
 /// Transactions a second over time, and a line for the beginning and end of each event.
-pub fn chart(title: &str, moments: &[f64], events: &[Event]) -> Chart {
+pub fn chart(title: &str, moments: &[f64], events: &[DiskEvent]) -> LineChart {
     let slice = SLICE.as_secs_f64();
     let mut counts = vec![0_u32; moments.last().map_or(0, |last| (last / slice) as usize)];
     for at in moments {
@@ -274,16 +274,16 @@ pub fn chart(title: &str, moments: &[f64], events: &[Event]) -> Chart {
     let rate = |count: &u32| f64::from(*count) / slice;
     let points = counts.iter().enumerate().map(|(at, count)| ((at as f64 + 0.5) * slice, rate(count))).collect();
     let most = counts.iter().map(rate).fold(1.0, f64::max);
-    let mut lines = vec![Line { name: "transactions".into(), points }];
+    let mut lines = vec![ChartLine { name: "transactions".into(), points }];
     // A box for each: up where it begins, down where it is done.
-    lines.extend(events.iter().map(|Event { name, begun, ended }| Line {
+    lines.extend(events.iter().map(|DiskEvent { name, begun, ended }| ChartLine {
         name: name.clone(),
         points: vec![(*begun, 0.0), (*begun, most), (*ended, most), (*ended, 0.0)],
     }));
-    Chart {
+    LineChart {
         title: title.into(),
         across: "seconds".into(),
-        panels: vec![Panel { up: "transactions/s".into(), is_logarithmic: false, lines }],
+        panels: vec![ChartPanel { up: "transactions/s".into(), is_logarithmic: false, lines }],
     }
 }
 
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn a_plot_has_the_rate_and_each_event() {
         let moments: Vec<f64> = (0..100).map(|at| f64::from(at) * 0.1).collect();
-        let event = |name: &str, begun, ended| Event { name: name.into(), begun, ended };
+        let event = |name: &str, begun, ended| DiskEvent { name: name.into(), begun, ended };
         let events = [event("swap 1", 2.0, 4.0), event("swap 2", 6.0, 7.0)];
         let (rate, longest) = seen(&moments, 0.0, 10.0);
         assert!((rate - 10.0).abs() < 0.2 && (longest - 100.0).abs() < 1.0, "{rate} {longest}");
@@ -303,7 +303,7 @@ mod tests {
         assert!(chart.render().contains("swap 2"));
         let found = findings("timeline", &moments, &events);
         assert_eq!(found.len(), 5);
-        assert!(!found.iter().any(Finding::missed));
+        assert!(!found.iter().any(BenchmarkFinding::missed));
     }
 
     #[test]
@@ -318,7 +318,7 @@ mod tests {
     fn process_that_ends_without_the_awaited_line_is_an_error_at_once() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo one; echo two"]);
-        let mut process = Process::start(command).expect("started");
+        let mut process = LineProcess::start(command).expect("started");
         assert_eq!(process.wait_for("one").expect("said"), "one");
         let error = process.wait_for("one").expect_err("it is said once").to_string();
         assert!(error.contains("the last it said: two"), "{error}");

@@ -4,40 +4,40 @@ use anyhow::Result;
 
 use super::naming::latencies;
 use crate::{
-    contest::{Contest, Side},
-    lab::Lab,
-    load::Until,
-    peers::Kind,
-    report::{Finding, Quantity},
-    stats::Target,
-    usbip::{Direction, Transfer},
+    contest::{ContestResult, ContestServer},
+    lab::BenchmarkEnvironment,
+    load::LoadLimit,
+    peers::PeerServerKind,
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::SpeedTarget,
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "deep";
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let subject = lab.subject()?;
-    let peer = lab.peer(Kind::Crate)?;
+    let peer = lab.peer(PeerServerKind::Crate)?;
     let mut client = subject.attach()?;
     let mut peer_client = peer.attach()?;
     let mut findings = Vec::new();
-    for (direction, least) in [(Direction::In, 5.0), (Direction::Out, 3.0)] {
-        let transfer = Transfer::bulk(direction, 4096);
-        let contest = Contest::hold(
+    for (direction, least) in [(UsbipDirection::In, 5.0), (UsbipDirection::Out, 3.0)] {
+        let transfer = TransferTemplate::bulk(direction, 4096);
+        let contest = ContestResult::hold(
             &lab.rules,
             &mut [
-                Side::new(subject.pid(), |slice| client.run(&transfer, 32, Until::Elapsed(slice))),
-                Side::new(peer.pid(), |slice| peer_client.run(&transfer, 32, Until::Elapsed(slice))),
+                ContestServer::new(subject.pid(), |slice| client.run(&transfer, 32, LoadLimit::Elapsed(slice))),
+                ContestServer::new(peer.pid(), |slice| peer_client.run(&transfer, 32, LoadLimit::Elapsed(slice))),
             ],
         )?;
         let [ours, theirs] = [0, 1].map(|side| contest.figures(side, |share| share.tally.bytes_per_second() / 1e6));
         findings.push(
-            Finding::ratio(
+            BenchmarkFinding::ratio(
                 NAME,
                 format!("{} 4 KiB × 32", direction.name()),
-                Quantity::new(ours, "MB/s"),
-                (peer.name, Quantity::new(theirs, "MB/s")),
-                Target::AtLeast(least),
+                MeasuredQuantity::new(ours, "MB/s"),
+                (peer.name, MeasuredQuantity::new(theirs, "MB/s")),
+                SpeedTarget::AtLeast(least),
             )
             .with_detail(latencies(&contest, 0))
             .seen_in(&contest),

@@ -12,23 +12,23 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farbus::{
-    client::{Client, ClientConfig, Target as FarbusTarget},
-    host::{LocalPort, Options, Port, RemoteDevice, RemoteDisk},
-    model::{BlockStore, Speed},
+    client::{ClientConfig, DeviceTarget as FarbusTarget, ImporterClient},
+    host::{HostPort, LocalPort, RemoteDevice, RemoteDisk, ScsiDiskOptions},
+    model::{BlockStore, UsbSpeed},
 };
 
-use super::storage::Image;
+use super::storage::TmpfsImage;
 use crate::{
-    lab::{Lab, Subject},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
     late::late,
-    load::Tally,
+    load::LoadTally,
     peers::{
-        Kind, Server,
-        nbdkit::Verb,
-        session::{DISK, DRIVEN, Disk, full_medium, usb_disk},
+        PeerServer, PeerServerKind,
+        nbdkit::BlockVerb,
+        session::{DISK, DRIVEN, RemoteSessionDisk, full_medium, usb_disk},
     },
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
 };
 
 pub const NAME: &str = "device";
@@ -56,13 +56,13 @@ const GRACE: Duration = Duration::from_secs(1);
 const RELEASE_MAX: Duration = Duration::from_secs(10);
 
 /// A raw disk, whatever the path to it.
-trait Raw {
+trait RawDisk {
     fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()>;
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()>;
     fn flush(&mut self) -> Result<()>;
 }
 
-impl<P: Port + Send> Raw for RemoteDisk<P> {
+impl<P: HostPort + Send> RawDisk for RemoteDisk<P> {
     fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
         BlockStore::read_at(self, offset, to).map_err(|error| anyhow!("{error:?}"))
     }
@@ -76,45 +76,45 @@ impl<P: Port + Send> Raw for RemoteDisk<P> {
     }
 }
 
-impl Raw for Disk {
+impl RawDisk for RemoteSessionDisk {
     fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
-        Disk::read_at(self, offset, to)
+        RemoteSessionDisk::read_at(self, offset, to)
     }
 
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
-        Disk::write_at(self, offset, from)
+        RemoteSessionDisk::write_at(self, offset, from)
     }
 
     fn flush(&mut self) -> Result<()> {
-        Disk::flush(self)
+        RemoteSessionDisk::flush(self)
     }
 }
 
 /// The paths over a network.
-const WAYS: [(&str, Way); 4] = [
-    ("USB disk by USB/IP", Way::UsbIp),
-    ("USB disk in a session", Way::Session),
-    ("USB disk, driven by its exporter", Way::Driven),
-    ("block device in a session", Way::Block),
+const WAYS: [(&str, RawDiskPath); 4] = [
+    ("USB disk by USB/IP", RawDiskPath::UsbIp),
+    ("USB disk in a session", RawDiskPath::Session),
+    ("USB disk, driven by its exporter", RawDiskPath::Driven),
+    ("block device in a session", RawDiskPath::Block),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum RawDiskPath {
     UsbIp,
     Session,
     Driven,
     Block,
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has all these ways to a disk");
     }
     let total = if lab.quick { QUICK_BYTES } else { TOTAL_BYTES };
     let mut findings = measured("USB gadget in this process", &mut local()?, total, NEAR_PASSES)?;
-    let image = Image::create()?;
+    let image = TmpfsImage::create()?;
     let exporter = lab.farbus(&format!("disk:{}", image.0.display()))?;
-    let sessions = lab.peer(Kind::Session)?;
+    let sessions = lab.peer(PeerServerKind::Session)?;
     for ms in ROUND_TRIPS_MS {
         for (name, way) in WAYS {
             let what = if ms == 0 { format!("{name}, loopback") } else { format!("{name}, {ms} ms away") };
@@ -129,14 +129,14 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 }
 
 /// Without network or protocol: farbus's driver over farbus's disk.
-fn local() -> Result<RemoteDisk<impl Port + Send>> {
+fn local() -> Result<RemoteDisk<impl HostPort + Send>> {
     let device = usb_disk(&full_medium()?).map_err(|error| anyhow!(error))?;
-    let device = RemoteDevice::open(LocalPort::new(device), Speed::High).map_err(|error| anyhow!("{error:?}"))?;
-    device.into_disk(Options::default()).map_err(|error| anyhow!("{error:?}"))
+    let device = RemoteDevice::open(LocalPort::new(device), UsbSpeed::High).map_err(|error| anyhow!("{error:?}"))?;
+    device.into_disk(ScsiDiskOptions::default()).map_err(|error| anyhow!("{error:?}"))
 }
 
-impl Way {
-    fn open(self, exporter: &Server, sessions: &Server, ms: u64) -> Result<Box<dyn Raw>> {
+impl RawDiskPath {
+    fn open(self, exporter: &PeerServer, sessions: &PeerServer, ms: u64) -> Result<Box<dyn RawDisk>> {
         let far = |address: SocketAddr| match ms {
             0 => Ok(address),
             _ => late(address, Duration::from_micros(ms * 500)),
@@ -144,17 +144,17 @@ impl Way {
         Ok(match self {
             Self::UsbIp => Box::new(usb(far(exporter.address)?, Duration::ZERO)?),
             Self::Session => Box::new(usb(far(exporter.address)?, GRACE)?),
-            Self::Driven => Box::new(Disk::open_over(far(sessions.address)?, DRIVEN, 1)?),
-            Self::Block => Box::new(Disk::open_over(far(sessions.address)?, DISK, 1)?),
+            Self::Driven => Box::new(RemoteSessionDisk::open_over(far(sessions.address)?, DRIVEN, 1)?),
+            Self::Block => Box::new(RemoteSessionDisk::open_over(far(sessions.address)?, DISK, 1)?),
         })
     }
 }
 
 /// Through farbus's own host, with or without a session.
-fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl Port + Send>> {
+fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl HostPort + Send>> {
     let target: FarbusTarget = format!("{address}/1-1").parse().map_err(|error: String| anyhow!(error))?;
     let config = ClientConfig { grace: Some(grace), ..ClientConfig::default() };
-    let client = Client::new(config);
+    let client = ImporterClient::new(config);
     // The exporter takes a moment to notice that the previous user has gone.
     let until = Instant::now() + RELEASE_MAX;
     loop {
@@ -167,34 +167,39 @@ fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl Port + Se
 }
 
 /// Both rows of one path.
-fn measured(what: &str, disk: &mut (impl Raw + ?Sized), total: u64, passes: usize) -> Result<Vec<Finding>> {
+fn measured(
+    what: &str,
+    disk: &mut (impl RawDisk + ?Sized),
+    total: u64,
+    passes: usize,
+) -> Result<Vec<BenchmarkFinding>> {
     let mut rows = Vec::new();
-    for verb in [Verb::Read, Verb::Write] {
+    for verb in [BlockVerb::Read, BlockVerb::Write] {
         let mut rates = Vec::new();
-        let mut all = Tally::nothing();
+        let mut all = LoadTally::nothing();
         for _ in 0..passes {
             let tally = pass(disk, verb, total)?;
             rates.push(tally.bytes_per_second() / 1e3);
             all.add(&tally);
         }
         let detail = format!("p50 {:.1} µs, p99 {:.1} µs", all.latency_us(50.0), all.latency_us(99.0));
-        let rate = Quantity::new(Spread::new(rates), "KB/s");
+        let rate = MeasuredQuantity::new(SampleSpread::new(rates), "KB/s");
         let what = format!("{what}: raw {}", verb.name());
-        rows.push(Finding::absolute(NAME, what, rate, Target::Context).with_detail(detail));
+        rows.push(BenchmarkFinding::absolute(NAME, what, rate, SpeedTarget::Context).with_detail(detail));
     }
     Ok(rows)
 }
 
 /// Moves all of it once, from the first request to the last answer; writes are durable then.
-fn pass(disk: &mut (impl Raw + ?Sized), verb: Verb, total: u64) -> Result<Tally> {
-    let mut tally = Tally::nothing();
+fn pass(disk: &mut (impl RawDisk + ?Sized), verb: BlockVerb, total: u64) -> Result<LoadTally> {
+    let mut tally = LoadTally::nothing();
     let mut block = vec![0; REQUEST_BYTES];
     let began = Instant::now();
     for offset in (0..total).step_by(REQUEST_BYTES) {
         let asked = Instant::now();
         match verb {
-            Verb::Read => disk.read_at(offset, &mut block)?,
-            Verb::Write => {
+            BlockVerb::Read => disk.read_at(offset, &mut block)?,
+            BlockVerb::Write => {
                 // Each block holds its offset, so that a read can check it.
                 block[..8].copy_from_slice(&offset.to_le_bytes());
                 disk.write_at(offset, &block)?;
@@ -204,11 +209,11 @@ fn pass(disk: &mut (impl Raw + ?Sized), verb: Verb, total: u64) -> Result<Tally>
         tally.urbs += 1;
         tally.bytes += REQUEST_BYTES as u64;
     }
-    if verb == Verb::Write {
+    if verb == BlockVerb::Write {
         disk.flush()?;
     }
     tally.seconds = began.elapsed().as_secs_f64();
-    if verb == Verb::Write {
+    if verb == BlockVerb::Write {
         for offset in [0, total / 2, total - REQUEST_BYTES as u64] {
             disk.read_at(offset, &mut block)?;
             ensure!(block[..8] == offset.to_le_bytes(), "at {offset} the disk does not have what was written");
@@ -218,10 +223,15 @@ fn pass(disk: &mut (impl Raw + ?Sized), verb: Verb, total: u64) -> Result<Tally>
 }
 
 /// Both rows of one of the paper's controllers.
-fn paper((controller, read, write): (&str, u32, u32)) -> [Finding; 2] {
-    [(Verb::Read, read), (Verb::Write, write)].map(|(verb, rate)| {
+fn paper((controller, read, write): (&str, u32, u32)) -> [BenchmarkFinding; 2] {
+    [(BlockVerb::Read, read), (BlockVerb::Write, write)].map(|(verb, rate)| {
         let what = format!("2008 paper, Table 2, {controller}: raw {}", verb.name());
-        Finding::absolute(NAME, what, Quantity::new(Spread::once(f64::from(rate)), "KB/s"), Target::Context)
+        BenchmarkFinding::absolute(
+            NAME,
+            what,
+            MeasuredQuantity::new(SampleSpread::once(f64::from(rate)), "KB/s"),
+            SpeedTarget::Context,
+        )
     })
 }
 
@@ -232,18 +242,18 @@ mod tests {
     #[test]
     fn a_pass_moves_all_of_it_and_finds_what_it_wrote() {
         let mut disk = local().unwrap();
-        for verb in [Verb::Write, Verb::Read] {
+        for verb in [BlockVerb::Write, BlockVerb::Read] {
             let tally = pass(&mut disk, verb, 64 << 10).unwrap();
             assert_eq!((tally.urbs, tally.bytes), (16, 64 << 10));
         }
         let mut block = [0; REQUEST_BYTES];
-        Raw::read_at(&mut disk, 8192, &mut block).unwrap();
+        RawDisk::read_at(&mut disk, 8192, &mut block).unwrap();
         assert_eq!(block[..8], 8192_u64.to_le_bytes());
     }
 
     #[test]
     fn the_paper_s_rows_stand_beside() {
-        let rows: Vec<Finding> = PAPER.into_iter().flat_map(paper).collect();
+        let rows: Vec<BenchmarkFinding> = PAPER.into_iter().flat_map(paper).collect();
         assert_eq!((rows.len(), rows[1].ours.spread.median()), (12, 8320.0));
     }
 }

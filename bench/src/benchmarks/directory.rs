@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use farbus::model::Instant as Moment;
-use farbus_directory::gateway::{Call, News, Refusal, Reply, news};
-use farbus_directory::http::{Piece, ResponseReader, request};
+use farbus_directory::gateway::{EtcdCall, EtcdRefusal, EtcdReply, WatchUpdate, news};
+use farbus_directory::http::{HttpResponsePart, ResponseReader, request};
 use farbus_directory::key::HostId;
 use farbus_directory::record::{DeviceRecord, HostRecord};
-use farbus_directory::{Publisher, View, publisher, view};
+use farbus_directory::{DirectoryView, HostPublisher, publisher, view};
 use serde_json::Value;
 
 use crate::{
-    lab::Lab,
+    lab::BenchmarkEnvironment,
     probe::resident_kib,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
 };
 
 pub const NAME: &str = "directory";
@@ -43,7 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const BEGIN_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// What all made-up hosts share.
-struct Site {
+struct DirectorySite {
     address: String,
     began: Instant,
     is_over: AtomicBool,
@@ -55,7 +55,7 @@ struct Site {
     seen: Mutex<Vec<f64>>,
 }
 
-impl Site {
+impl DirectorySite {
     fn now(&self) -> Moment {
         Moment::from_nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1))
     }
@@ -66,12 +66,12 @@ impl Site {
 }
 
 /// A process that is killed with its folder.
-pub(super) struct Running {
+pub(super) struct FolderProcess {
     child: Child,
     folder: PathBuf,
 }
 
-impl Drop for Running {
+impl Drop for FolderProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -86,7 +86,7 @@ fn own_folder(name: &str) -> Result<PathBuf> {
 }
 
 /// An etcd of one member; returns where it serves clients.
-pub(super) fn start_etcd() -> Result<(Running, String)> {
+pub(super) fn start_etcd() -> Result<(FolderProcess, String)> {
     let folder = own_folder("etcd")?;
     let taken = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
     let [client, peer] = [taken[0].local_addr()?, taken[1].local_addr()?];
@@ -102,7 +102,7 @@ pub(super) fn start_etcd() -> Result<(Running, String)> {
         .stderr(Stdio::null())
         .spawn()
         .context("etcd (Debian: etcd-server) is needed")?;
-    let running = Running { child, folder };
+    let running = FolderProcess { child, folder };
     let until = Instant::now() + Duration::from_secs(30);
     while raft_index(&client.to_string()).is_err() {
         if Instant::now() > until {
@@ -121,9 +121,9 @@ fn post(stream: &mut TcpStream, address: &str, path: &str, body: &[u8]) -> Resul
     loop {
         while let Some(piece) = reader.poll()? {
             match piece {
-                Piece::Head(read) => status = read,
-                Piece::Body(more) => answer.extend(more),
-                Piece::End => return Ok((status, answer)),
+                HttpResponsePart::Head(read) => status = read,
+                HttpResponsePart::Body(more) => answer.extend(more),
+                HttpResponsePart::End => return Ok((status, answer)),
             }
         }
         match stream.read(&mut space)? {
@@ -133,7 +133,7 @@ fn post(stream: &mut TcpStream, address: &str, path: &str, body: &[u8]) -> Resul
     }
 }
 
-pub(super) fn call(stream: &mut TcpStream, address: &str, call: &Call) -> Result<Result<Reply, Refusal>> {
+pub(super) fn call(stream: &mut TcpStream, address: &str, call: &EtcdCall) -> Result<Result<EtcdReply, EtcdRefusal>> {
     let (status, body) = post(stream, address, call.path(), &call.body())?;
     Ok(call.reply(status, &body))
 }
@@ -172,9 +172,9 @@ pub(super) fn device(host: usize, number: usize) -> DeviceRecord {
 
 /// Publishes one host until the end. The comment of its first device is the number of the latest change, if that is
 /// this host's.
-fn publish(site: &Site, host: usize) -> Result<()> {
+fn publish(site: &DirectorySite, host: usize) -> Result<()> {
     let mut stream = TcpStream::connect(&site.address)?;
-    let mut publisher = Publisher::new(id_of(host), host as u64 + 1);
+    let mut publisher = HostPublisher::new(id_of(host), host as u64 + 1);
     let record = HostRecord { name: format!("host{host}"), ..HostRecord::default() };
     let names: Vec<String> = (0..DEVICES_OF_HOST).map(|number| format!("uart{number}")).collect();
     let mut devices: Vec<DeviceRecord> = (0..DEVICES_OF_HOST).map(|number| device(host, number)).collect();
@@ -191,11 +191,13 @@ fn publish(site: &Site, host: usize) -> Result<()> {
             look_at = now + LOOK_EVERY;
         }
         match publisher.poll(now) {
-            publisher::Step::Call(asked) => {
+            publisher::PublisherStep::Call(asked) => {
                 let answer = call(&mut stream, &site.address, &asked)?;
                 publisher.handle(answer, site.now());
             }
-            publisher::Step::Wait(until) => thread::sleep(until.map_or(look_at, |until| until.min(look_at)) - now),
+            publisher::PublisherStep::Wait(until) => {
+                thread::sleep(until.map_or(look_at, |until| until.min(look_at)) - now)
+            }
         }
         if publisher.is_told() && !was_told {
             was_told = true;
@@ -209,17 +211,17 @@ fn publish(site: &Site, host: usize) -> Result<()> {
 }
 
 /// Follows all hosts until the end, and notes when each change was seen.
-fn follow(site: &Site, host: usize) -> Result<()> {
-    let mut view = View::new(host as u64 + 1);
+fn follow(site: &DirectorySite, host: usize) -> Result<()> {
+    let mut view = DirectoryView::new(host as u64 + 1);
     let mut stream = TcpStream::connect(&site.address)?;
     loop {
         match view.poll(site.now()) {
-            view::Step::Call(asked) => {
+            view::DirectoryViewStep::Call(asked) => {
                 let answer = call(&mut stream, &site.address, &asked)?;
                 view.handle(answer, site.now());
             }
-            view::Step::Wait(_) => bail!("a view waits: {:?}", view.trouble()),
-            view::Step::Watch(asked) => {
+            view::DirectoryViewStep::Wait(_) => bail!("a view waits: {:?}", view.trouble()),
+            view::DirectoryViewStep::Watch(asked) => {
                 site.following.fetch_add(1, Ordering::Relaxed);
                 return watch(site, &mut view, &asked);
             }
@@ -227,7 +229,7 @@ fn follow(site: &Site, host: usize) -> Result<()> {
     }
 }
 
-fn watch(site: &Site, view: &mut View, asked: &Call) -> Result<()> {
+fn watch(site: &DirectorySite, view: &mut DirectoryView, asked: &EtcdCall) -> Result<()> {
     let mut stream = TcpStream::connect(&site.address)?;
     stream.set_read_timeout(Some(Duration::from_millis(500)))?;
     stream.write_all(&request(&site.address, asked.path(), None, &asked.body()))?;
@@ -240,15 +242,15 @@ fn watch(site: &Site, view: &mut View, asked: &Call) -> Result<()> {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
             Err(error) => return Err(error.into()),
         }
-        while let Some(Piece::Head(_) | Piece::Body(_)) = reader.poll()?.inspect(|piece| {
-            if let Piece::Body(more) = piece {
+        while let Some(HttpResponsePart::Head(_) | HttpResponsePart::Body(_)) = reader.poll()?.inspect(|piece| {
+            if let HttpResponsePart::Body(more) = piece {
                 text.extend_from_slice(more);
             }
         }) {}
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
             let told = news(&line).map_err(|refusal| anyhow!("{refusal:?}"))?;
-            if let News::Changes { changes, .. } = &told {
+            if let WatchUpdate::Changes { changes, .. } = &told {
                 let numbers = changes.iter().filter_map(|change| {
                     DeviceRecord::parse(change.value.as_deref()?).ok()?.comment?.parse::<usize>().ok()
                 });
@@ -265,19 +267,19 @@ fn watch(site: &Site, view: &mut View, asked: &Call) -> Result<()> {
 }
 
 /// A daemon that follows the directory, and a command beside it.
-pub(super) struct Daemon<'a> {
-    running: Running,
+pub(super) struct DirectoryDaemon<'a> {
+    running: FolderProcess,
     program: &'a Path,
 }
 
-impl<'a> Daemon<'a> {
+impl<'a> DirectoryDaemon<'a> {
     pub(super) fn start(program: &'a Path, address: &str) -> Result<Self> {
         let folder = own_folder("daemon")?;
         let file = folder.join("farbus.toml");
         std::fs::write(&file, format!("directory = 'etcd://{address}'\nplain.listen = []\n"))?;
         let mut command = Self::command(program, &folder);
         command.args(["daemon", "--config"]).arg(file).stdout(Stdio::null());
-        Ok(Self { running: Running { child: command.spawn()?, folder }, program })
+        Ok(Self { running: FolderProcess { child: command.spawn()?, folder }, program })
     }
 
     fn command(program: &Path, folder: &Path) -> Command {
@@ -308,9 +310,9 @@ pub(super) fn wait(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let (etcd, address) = start_etcd()?;
-    let site = Arc::new(Site {
+    let site = Arc::new(DirectorySite {
         address: address.clone(),
         began: Instant::now(),
         is_over: AtomicBool::new(false),
@@ -320,7 +322,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         seen: Mutex::default(),
     });
     let mut threads = Vec::new();
-    let mut spawn = |act: fn(&Site, usize) -> Result<()>, host: usize| {
+    let mut spawn = |act: fn(&DirectorySite, usize) -> Result<()>, host: usize| {
         let site = Arc::clone(&site);
         threads.push(thread::spawn(move || act(&site, host)));
     };
@@ -337,8 +339,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     findings
 }
 
-fn measure(lab: &Lab, site: &Site) -> Result<Vec<Finding>> {
-    let daemon = Daemon::start(lab.farbus_program()?, &site.address)?;
+fn measure(lab: &BenchmarkEnvironment, site: &DirectorySite) -> Result<Vec<BenchmarkFinding>> {
+    let daemon = DirectoryDaemon::start(lab.farbus_program()?, &site.address)?;
     let devices = HOSTS * DEVICES_OF_HOST;
     wait("the daemon knows all devices", || {
         daemon.json(&["status", "--json"]).is_ok_and(|status| status[0]["directory"]["devices"] == devices)
@@ -354,20 +356,24 @@ fn measure(lab: &Lab, site: &Site) -> Result<Vec<Finding>> {
             bail!("{count} devices are listed, not {devices}");
         }
     }
-    let list = Quantity::new(Spread::new(lists), "ms");
-    let mut findings =
-        vec![Finding::absolute(NAME, format!("list of {devices} devices"), list, Target::AtMost(LIST_MS_MAX))];
+    let list = MeasuredQuantity::new(SampleSpread::new(lists), "ms");
+    let mut findings = vec![BenchmarkFinding::absolute(
+        NAME,
+        format!("list of {devices} devices"),
+        list,
+        SpeedTarget::AtMost(LIST_MS_MAX),
+    )];
 
     let rest = Duration::from_secs(if lab.quick { 10 } else { 60 });
     let (before, began) = (raft_index(&site.address)?, Instant::now());
     thread::sleep(rest);
     let writes = (raft_index(&site.address)? - before) as f64 / began.elapsed().as_secs_f64();
-    let writes = Quantity::new(Spread::once(writes), "1/s");
-    findings.push(Finding::absolute(
+    let writes = MeasuredQuantity::new(SampleSpread::once(writes), "1/s");
+    findings.push(BenchmarkFinding::absolute(
         NAME,
         format!("entries of etcd's log while {HOSTS} hosts only live"),
         writes,
-        Target::AtMost(WRITES_MAX),
+        SpeedTarget::AtMost(WRITES_MAX),
     ));
 
     let changes = if lab.quick { 10 } else { 60 };
@@ -382,13 +388,13 @@ fn measure(lab: &Lab, site: &Site) -> Result<Vec<Finding>> {
     seen.sort_by(f64::total_cmp);
     let at = |part: usize| seen[(seen.len() * part / 1000).min(seen.len() - 1)];
     let detail = format!("median {:.0} ms, the latest {:.0} ms, {} sights", at(500), at(999), seen.len());
-    let late = Quantity::new(Spread::once(at(990)), "ms");
+    let late = MeasuredQuantity::new(SampleSpread::once(at(990)), "ms");
     let what = format!("p99 until a change is seen by {HOSTS} watchers");
-    findings.push(Finding::absolute(NAME, what, late, Target::AtMost(SEEN_MS_MAX)).with_detail(detail));
+    findings.push(BenchmarkFinding::absolute(NAME, what, late, SpeedTarget::AtMost(SEEN_MS_MAX)).with_detail(detail));
 
     let resident = resident_kib(daemon.running.child.id())? as f64 / 1024.0;
-    let resident = Quantity::new(Spread::once(resident), "MiB");
+    let resident = MeasuredQuantity::new(SampleSpread::once(resident), "MiB");
     let what = "a daemon that knows all of it".to_owned();
-    findings.push(Finding::absolute(NAME, what, resident, Target::AtMost(RESIDENT_MIB_MAX)));
+    findings.push(BenchmarkFinding::absolute(NAME, what, resident, SpeedTarget::AtMost(RESIDENT_MIB_MAX)));
     Ok(findings)
 }

@@ -5,17 +5,17 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail};
-use farbus_directory::gateway::{Call, Change, Reply};
-use farbus_directory::key::{FORMAT, FORMAT_KEY, Key};
+use farbus_directory::gateway::{EtcdCall, EtcdReply, EtcdTransaction};
+use farbus_directory::key::{DirectoryKey, FORMAT, FORMAT_KEY};
 use farbus_directory::record::HostRecord;
 
-use super::directory::{DEVICES_OF_HOST, Daemon, call, device, id_of, start_etcd, wait};
+use super::directory::{DEVICES_OF_HOST, DirectoryDaemon, call, device, id_of, start_etcd, wait};
 use crate::{
-    lab::Lab,
+    lab::BenchmarkEnvironment,
     probe::resident_kib,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "directory-growth";
@@ -27,7 +27,7 @@ const FEW_MS_MAX: f64 = 400.0;
 const RESIDENT_MIB_MAX: f64 = 64.0;
 
 /// What was seen at one size.
-struct Seen {
+struct GrowthSample {
     devices: usize,
     /// A list of the devices of one host, milliseconds.
     few: Vec<f64>,
@@ -40,7 +40,7 @@ struct Seen {
     listed_mib: f64,
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let sizes = if lab.quick { &HOSTS[..2] } else { &HOSTS[..] };
     let (etcd, address) = start_etcd()?;
     let (mut seen, mut filled) = (Vec::new(), 0);
@@ -60,28 +60,28 @@ fn fill(address: &str, hosts: std::ops::Range<usize>) -> Result<()> {
     let format = (FORMAT_KEY.to_owned(), FORMAT.into());
     let first = (hosts.start == 0).then_some((FORMAT_KEY.to_owned(), vec![format]));
     let of_host = |host: usize| {
-        let key = Key::Host(id_of(host)).to_string();
+        let key = DirectoryKey::Host(id_of(host)).to_string();
         let record = HostRecord { name: format!("host{host}"), ..HostRecord::default() };
         let devices = (0..DEVICES_OF_HOST).map(|number| {
-            (Key::Device(id_of(host), format!("uart{number}")).to_string(), device(host, number).to_value())
+            (DirectoryKey::Device(id_of(host), format!("uart{number}")).to_string(), device(host, number).to_value())
         });
         let puts = std::iter::once((key.clone(), record.to_value())).chain(devices).collect();
         (key, puts)
     };
     for (guard, puts) in first.into_iter().chain(hosts.map(of_host)) {
-        let change = Change { guard, revision: 0, lease: 0, puts, deletes: Vec::new() };
-        match call(&mut stream, address, &Call::Change(change))? {
-            Ok(Reply::Changed { is_done: true, .. }) => {}
+        let change = EtcdTransaction { guard, revision: 0, lease: 0, puts, deletes: Vec::new() };
+        match call(&mut stream, address, &EtcdCall::Change(change))? {
+            Ok(EtcdReply::Changed { is_done: true, .. }) => {}
             other => bail!("a made-up host is not put: {other:?}"),
         }
     }
     Ok(())
 }
 
-fn measure(lab: &Lab, address: &str, hosts: usize) -> Result<Seen> {
+fn measure(lab: &BenchmarkEnvironment, address: &str, hosts: usize) -> Result<GrowthSample> {
     let devices = hosts * DEVICES_OF_HOST;
     let began = Instant::now();
-    let daemon = Daemon::start(lab.farbus_program()?, address)?;
+    let daemon = DirectoryDaemon::start(lab.farbus_program()?, address)?;
     wait("the daemon knows all devices", || {
         daemon.json(&["status", "--json"]).is_ok_and(|status| status[0]["directory"]["devices"] == devices)
     })?;
@@ -106,41 +106,52 @@ fn measure(lab: &Lab, address: &str, hosts: usize) -> Result<Seen> {
             }
         }
     }
-    Ok(Seen { devices, few, all, known_s, resident_mib: known_mib, listed_mib: resident_mib()? })
+    Ok(GrowthSample { devices, few, all, known_s, resident_mib: known_mib, listed_mib: resident_mib()? })
 }
 
-fn findings(seen: Seen) -> [Finding; 5] {
-    let Seen { devices, few, all, known_s, resident_mib, listed_mib } = seen;
-    let ms = |times| Quantity::new(Spread::new(times), "ms");
-    let once = |value, unit| Quantity::new(Spread::once(value), unit);
+fn findings(seen: GrowthSample) -> [BenchmarkFinding; 5] {
+    let GrowthSample { devices, few, all, known_s, resident_mib, listed_mib } = seen;
+    let ms = |times| MeasuredQuantity::new(SampleSpread::new(times), "ms");
+    let once = |value, unit| MeasuredQuantity::new(SampleSpread::once(value), unit);
     let of = |what: &str| format!("{devices} devices: {what}");
     // The site for which there is a target has 5,000.
-    let small = |most| if devices <= HOSTS[0] * DEVICES_OF_HOST { Target::AtMost(most) } else { Target::Context };
+    let small =
+        |most| if devices <= HOSTS[0] * DEVICES_OF_HOST { SpeedTarget::AtMost(most) } else { SpeedTarget::Context };
     [
-        Finding::absolute(NAME, of("list of the 25 of one host"), ms(few), Target::AtMost(FEW_MS_MAX)),
-        Finding::absolute(NAME, of("list of all"), ms(all), Target::Context),
-        Finding::absolute(NAME, of("a daemon's start until it knows them"), once(known_s, "s"), Target::Context),
-        Finding::absolute(NAME, of("that daemon"), once(resident_mib, "MiB"), small(RESIDENT_MIB_MAX)),
-        Finding::absolute(NAME, of("that daemon after the lists"), once(listed_mib, "MiB"), small(RESIDENT_MIB_MAX)),
+        BenchmarkFinding::absolute(NAME, of("list of the 25 of one host"), ms(few), SpeedTarget::AtMost(FEW_MS_MAX)),
+        BenchmarkFinding::absolute(NAME, of("list of all"), ms(all), SpeedTarget::Context),
+        BenchmarkFinding::absolute(
+            NAME,
+            of("a daemon's start until it knows them"),
+            once(known_s, "s"),
+            SpeedTarget::Context,
+        ),
+        BenchmarkFinding::absolute(NAME, of("that daemon"), once(resident_mib, "MiB"), small(RESIDENT_MIB_MAX)),
+        BenchmarkFinding::absolute(
+            NAME,
+            of("that daemon after the lists"),
+            once(listed_mib, "MiB"),
+            small(RESIDENT_MIB_MAX),
+        ),
     ]
 }
 
-fn chart(seen: &[Seen]) -> Chart {
-    let line = |name: &str, value: &dyn Fn(&Seen) -> f64| Line {
+fn chart(seen: &[GrowthSample]) -> LineChart {
+    let line = |name: &str, value: &dyn Fn(&GrowthSample) -> f64| ChartLine {
         name: name.to_owned(),
         points: seen.iter().map(|seen| (seen.devices as f64, value(seen))).collect(),
     };
-    let panel = |up: &str, lines| Panel { up: up.to_owned(), is_logarithmic: false, lines };
-    let median = |times: &[f64]| Spread::new(times.to_vec()).median();
-    let few = |seen: &Seen| median(&seen.few);
-    let all = |seen: &Seen| median(&seen.all);
+    let panel = |up: &str, lines| ChartPanel { up: up.to_owned(), is_logarithmic: false, lines };
+    let median = |times: &[f64]| SampleSpread::new(times.to_vec()).median();
+    let few = |seen: &GrowthSample| median(&seen.few);
+    let all = |seen: &GrowthSample| median(&seen.all);
     let few_alone = line("list of the 25 of one host", &few);
     let both = vec![line("list of the 25 of one host", &few), line("list of all", &all)];
     let daemon = vec![
         line("memory of a daemon that knows all", &|seen| seen.resident_mib),
         line("after lists of all", &|seen| seen.listed_mib),
     ];
-    Chart {
+    LineChart {
         title: "A directory on etcd that grows from 5,000 devices to 50,000".into(),
         across: "devices".into(),
         panels: vec![panel("ms", vec![few_alone]), panel("ms", both), panel("MiB", daemon)],
@@ -153,7 +164,7 @@ mod tests {
 
     #[test]
     fn every_size_is_a_point_of_each_line() {
-        let seen = |devices: usize| Seen {
+        let seen = |devices: usize| GrowthSample {
             devices,
             few: vec![3.0, 1.0, 2.0],
             all: vec![devices as f64],

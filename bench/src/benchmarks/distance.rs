@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::{naming::size, storage::Image};
+use super::{naming::size, storage::TmpfsImage};
 use crate::{
-    lab::{Lab, Subject},
-    load::Tally,
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    load::LoadTally,
     peers::{
-        Server,
-        nbdkit::{Nbd, Verb},
+        PeerServer,
+        nbdkit::{BlockVerb, NbdLoadClient},
     },
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "distance";
@@ -26,37 +26,38 @@ const ROUND_TRIPS_MS: [u64; 5] = [0, 1, 10, 50, 100];
 /// The distance of the targets.
 const FAR_MS: u64 = 50;
 /// The loads: bytes per request, and whether in order.
-const LOADS: [(Verb, usize, bool); 5] = [
-    (Verb::Read, 128 * 1024, false),
-    (Verb::Read, 1 << 20, false),
-    (Verb::Write, 128 * 1024, false),
-    (Verb::Write, 1 << 20, false),
-    (Verb::Read, 4096, true),
+const LOADS: [(BlockVerb, usize, bool); 5] = [
+    (BlockVerb::Read, 128 * 1024, false),
+    (BlockVerb::Read, 1 << 20, false),
+    (BlockVerb::Write, 128 * 1024, false),
+    (BlockVerb::Write, 1 << 20, false),
+    (BlockVerb::Read, 4096, true),
 ];
 
 /// The results of one load with one cache, at each distance.
-struct Seen {
-    load: (Verb, usize, bool),
+struct DistanceTallies {
+    load: (BlockVerb, usize, bool),
     cache: &'static str,
-    tallies: Vec<Tally>,
+    tallies: Vec<LoadTally>,
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has sessions");
     }
-    let image = Image::create()?;
+    let image = TmpfsImage::create()?;
     let shared = format!("block:{}", image.0.display());
     let span = if lab.quick { Duration::from_secs(1) } else { Duration::from_secs(4) };
-    let mut seen: Vec<Seen> = Vec::new();
+    let mut seen: Vec<DistanceTallies> = Vec::new();
     for cache in CACHES {
         let all = LOADS.into_iter().filter(|&load| is_of_use(load, cache));
-        let mut with_this: Vec<Seen> = all.map(|load| Seen { load, cache, tallies: Vec::new() }).collect();
+        let mut with_this: Vec<DistanceTallies> =
+            all.map(|load| DistanceTallies { load, cache, tallies: Vec::new() }).collect();
         for round_trip in ROUND_TRIPS_MS.map(Duration::from_millis) {
             // Each load has an exporter of its own: a killed importer would have to be waited for.
             let (exporter, how) = (lab.farbus(&shared)?, (round_trip, cache));
-            let attached = Server::farbus_attached(lab.farbus_program()?, &exporter, "block", how, lab.placement)?;
-            let mut client = Nbd::connect(attached.address)?;
+            let attached = PeerServer::farbus_attached(lab.farbus_program()?, &exporter, "block", how, lab.placement)?;
+            let mut client = NbdLoadClient::connect(attached.address)?;
             for seen in &mut with_this {
                 let (verb, bytes, is_random) = seen.load;
                 seen.tallies.push(client.run(verb, bytes, 1, is_random, span)?);
@@ -69,23 +70,23 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 }
 
 /// Whether a cache of this kind affects this load, or shows the cost without a cache.
-fn is_of_use((verb, _, is_random): (Verb, usize, bool), cache: &str) -> bool {
-    match (cache, matches!(verb, Verb::Write)) {
+fn is_of_use((verb, _, is_random): (BlockVerb, usize, bool), cache: &str) -> bool {
+    match (cache, matches!(verb, BlockVerb::Write)) {
         ("ahead", is_write) => !is_write,
         ("writeback", is_write) => is_write,
         _ => !is_random,
     }
 }
 
-fn name(seen: &Seen) -> String {
+fn name(seen: &DistanceTallies) -> String {
     let (verb, bytes, is_random) = seen.load;
     let order = if is_random { " here and there" } else { "" };
     format!("{} {}{order}, cache {}", verb.name(), size(bytes), seen.cache)
 }
 
-fn findings(seen: &Seen) -> Vec<Finding> {
+fn findings(seen: &DistanceTallies) -> Vec<BenchmarkFinding> {
     let (verb, _, is_random) = seen.load;
-    let rate = |tally: &Tally| Quantity::new(Spread::once(tally.bytes_per_second() / 1e6), "MB/s");
+    let rate = |tally: &LoadTally| MeasuredQuantity::new(SampleSpread::once(tally.bytes_per_second() / 1e6), "MB/s");
     let near = &seen.tallies[0];
     let far = ROUND_TRIPS_MS.into_iter().zip(&seen.tallies).skip(1);
     far.map(|(ms, tally)| {
@@ -94,29 +95,34 @@ fn findings(seen: &Seen) -> Vec<Finding> {
         let is_held = ms == FAR_MS && seen.cache != CACHES[0];
         let finding = if is_random {
             let round_trips = tally.latency_us(50.0) / 1e3 / ms as f64;
-            let target = if ms >= 10 { Target::AtMost(1.2) } else { Target::Context };
-            Finding::absolute(NAME, what, Quantity::new(Spread::once(round_trips), "round trips"), target)
+            let target = if ms >= 10 { SpeedTarget::AtMost(1.2) } else { SpeedTarget::Context };
+            BenchmarkFinding::absolute(
+                NAME,
+                what,
+                MeasuredQuantity::new(SampleSpread::once(round_trips), "round trips"),
+                target,
+            )
         } else {
-            let least = if matches!(verb, Verb::Write) { 0.5 } else { 0.7 };
-            let target = if is_held { Target::AtLeast(least) } else { Target::Context };
-            Finding::ratio(NAME, what, rate(tally), ("at no distance", rate(near)), target)
+            let least = if matches!(verb, BlockVerb::Write) { 0.5 } else { 0.7 };
+            let target = if is_held { SpeedTarget::AtLeast(least) } else { SpeedTarget::Context };
+            BenchmarkFinding::ratio(NAME, what, rate(tally), ("at no distance", rate(near)), target)
         };
         finding.with_detail(detail)
     })
     .collect()
 }
 
-fn chart(seen: &[Seen]) -> Chart {
+fn chart(seen: &[DistanceTallies]) -> LineChart {
     let panel = |is_write: bool| {
-        let lines = seen.iter().filter(|seen| !seen.load.2 && matches!(seen.load.0, Verb::Write) == is_write);
-        let points = |seen: &Seen| {
+        let lines = seen.iter().filter(|seen| !seen.load.2 && matches!(seen.load.0, BlockVerb::Write) == is_write);
+        let points = |seen: &DistanceTallies| {
             let rates = seen.tallies.iter().map(|tally| tally.bytes_per_second() / 1e6);
             ROUND_TRIPS_MS.into_iter().map(|ms| ms as f64).zip(rates).collect()
         };
-        let lines = lines.map(|seen| Line { name: name(seen), points: points(seen) }).collect();
-        Panel { up: "MB/s".into(), is_logarithmic: true, lines }
+        let lines = lines.map(|seen| ChartLine { name: name(seen), points: points(seen) }).collect();
+        ChartPanel { up: "MB/s".into(), is_logarithmic: true, lines }
     };
-    Chart {
+    LineChart {
         title: "A disk far away, one request at a time".into(),
         across: "round trip, ms".into(),
         panels: vec![panel(false), panel(true)],

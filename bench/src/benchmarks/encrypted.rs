@@ -4,47 +4,47 @@ use anyhow::Result;
 
 use super::naming::latencies;
 use crate::{
-    contest::{Contest, Side},
-    lab::Lab,
-    load::Until,
+    contest::{ContestResult, ContestServer},
+    lab::BenchmarkEnvironment,
+    load::LoadLimit,
     peers::{
-        Kind,
-        stream::Stream,
-        tls::{self, Hosts},
+        PeerServerKind,
+        stream::StreamClient,
+        tls::{self, TlsHostPair},
     },
-    report::{Finding, Quantity},
-    stats::Target,
-    usbip::{Direction, Transfer},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::SpeedTarget,
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "encrypted";
 const BYTES: usize = 128 * 1024;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     // Only farbus has such links, whichever subject was chosen.
-    let hosts = Hosts::pair(lab.farbus_program()?)?;
+    let hosts = TlsHostPair::pair(lab.farbus_program()?)?;
     let subject = hosts.share("zero", lab.placement)?;
-    let limit = lab.peer(Kind::Tls)?;
+    let limit = lab.peer(PeerServerKind::Tls)?;
     let mut client = hosts.attach(&subject)?;
     let mut findings = Vec::new();
-    for direction in Direction::BOTH {
-        let transfer = Transfer::bulk(direction, BYTES);
-        let mut stream = Stream::over(tls::connect(limit.address)?, direction, BYTES);
-        let contest = Contest::hold(
+    for direction in UsbipDirection::BOTH {
+        let transfer = TransferTemplate::bulk(direction, BYTES);
+        let mut stream = StreamClient::over(tls::connect(limit.address)?, direction, BYTES);
+        let contest = ContestResult::hold(
             &lab.rules.with_long_slices(),
             &mut [
-                Side::new(subject.pid(), |slice| client.run(&transfer, 32, Until::Elapsed(slice))),
-                Side::new(limit.pid(), |slice| stream.run(slice)),
+                ContestServer::new(subject.pid(), |slice| client.run(&transfer, 32, LoadLimit::Elapsed(slice))),
+                ContestServer::new(limit.pid(), |slice| stream.run(slice)),
             ],
         )?;
         let [ours, bare] = [0, 1].map(|side| contest.figures(side, |share| share.tally.bytes_per_second() / 1e6));
         findings.push(
-            Finding::ratio(
+            BenchmarkFinding::ratio(
                 NAME,
                 format!("{} 128 KiB × 32, TLS 1.3", direction.name()),
-                Quantity::new(ours, "MB/s"),
-                (limit.name, Quantity::new(bare, "MB/s")),
-                Target::AtLeast(0.85),
+                MeasuredQuantity::new(ours, "MB/s"),
+                (limit.name, MeasuredQuantity::new(bare, "MB/s")),
+                SpeedTarget::AtLeast(0.85),
             )
             .with_detail(latencies(&contest, 0))
             .seen_in(&contest),

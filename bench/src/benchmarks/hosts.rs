@@ -11,22 +11,22 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::database::{Folder, Process};
-use crate::lab::Lab;
+use super::database::{LineProcess, ScratchFolder};
+use crate::lab::BenchmarkEnvironment;
 
 /// The hosts, and the share of the disk.
-pub struct Hosts<'a> {
-    pub lab3: Host<'a>,
-    pub desk: Host<'a>,
-    pub rack: Host<'a>,
+pub struct DiskHostTrio<'a> {
+    pub lab3: BenchmarkHost<'a>,
+    pub desk: BenchmarkHost<'a>,
+    pub rack: BenchmarkHost<'a>,
     /// Where the exporter listens for paired hosts.
     pub address: String,
-    _share: Process,
+    _share: LineProcess,
 }
 
-impl<'a> Hosts<'a> {
-    pub fn new(lab: &'a Lab, folder: &Folder, image: &Path) -> Result<Self> {
-        let host = |name| Host::new(lab, folder, name);
+impl<'a> DiskHostTrio<'a> {
+    pub fn new(lab: &'a BenchmarkEnvironment, folder: &ScratchFolder, image: &Path) -> Result<Self> {
+        let host = |name| BenchmarkHost::new(lab, folder, name);
         let [lab3, desk, rack] = [host(EXPORTER)?, host("desk")?, host("rack")?];
         for importer in [&desk, &rack] {
             lab3.pair(importer)?;
@@ -42,17 +42,17 @@ impl<'a> Hosts<'a> {
 }
 
 /// A host of its own: processes of one do not find those of another.
-pub struct Host<'a> {
+pub struct BenchmarkHost<'a> {
     pub name: &'static str,
-    lab: &'a Lab,
+    lab: &'a BenchmarkEnvironment,
     /// A copy of the program.
     own_program: Option<PathBuf>,
     state: PathBuf,
     run: PathBuf,
 }
 
-impl<'a> Host<'a> {
-    pub fn new(lab: &'a Lab, folder: &Folder, name: &'static str) -> Result<Self> {
+impl<'a> BenchmarkHost<'a> {
+    pub fn new(lab: &'a BenchmarkEnvironment, folder: &ScratchFolder, name: &'static str) -> Result<Self> {
         Ok(Self {
             name,
             lab,
@@ -64,7 +64,7 @@ impl<'a> Host<'a> {
 
     /// The host with a file of the program of its own: as on another machine, its processes share the program's code
     /// in memory with each other and with no other host's.
-    pub fn with_own_program(self, folder: &Folder) -> Result<Self> {
+    pub fn with_own_program(self, folder: &ScratchFolder) -> Result<Self> {
         let own_program = folder.place(&format!("farbus-{}", self.name));
         fs::copy(self.lab.farbus_program()?, &own_program).context("cannot copy the program")?;
         Ok(Self { own_program: Some(own_program), ..self })
@@ -80,8 +80,8 @@ impl<'a> Host<'a> {
         Ok(command)
     }
 
-    pub fn start(&self, words: &[&str]) -> Result<Process> {
-        Process::start(self.command(words)?)
+    pub fn start(&self, words: &[&str]) -> Result<LineProcess> {
+        LineProcess::start(self.command(words)?)
     }
 
     pub fn ok(&self, words: &[&str]) -> Result<()> {
@@ -92,7 +92,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    pub fn pair(&self, joins: &Host<'_>) -> Result<()> {
+    pub fn pair(&self, joins: &BenchmarkHost<'_>) -> Result<()> {
         let mut waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"])?;
         let said: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
         let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
@@ -111,15 +111,15 @@ impl<'a> Host<'a> {
 pub const EXPORTER: &str = "lab3";
 
 /// The disk at one host, as a machine there has it.
-pub struct Attached {
-    pub process: Process,
+pub struct DiskAttachment {
+    pub process: LineProcess,
     pub socket: PathBuf,
     /// Where its process is asked.
     control: PathBuf,
 }
 
-impl Attached {
-    pub fn at(host: &Host<'_>, folder: &Folder, address: &str, more: &[&str]) -> Result<Self> {
+impl DiskAttachment {
+    pub fn at(host: &BenchmarkHost<'_>, folder: &ScratchFolder, address: &str, more: &[&str]) -> Result<Self> {
         let socket = folder.place(&format!("{}.sock", host.name));
         let place = socket.to_str().context("a plain path")?;
         let words = ["attach", host.disk(), "--via", "nbd", "--socket", place];

@@ -15,21 +15,21 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{
-    database::Folder,
-    files::{PARALLEL_BYTES, RECORD_BYTES, Writing},
-    hosts::{Attached, Hosts},
+    database::ScratchFolder,
+    files::{FileWriteLoad, PARALLEL_BYTES, RECORD_BYTES},
+    hosts::{DiskAttachment, DiskHostTrio},
 };
 use crate::{
-    lab::Lab,
-    peers::nbdkit::Nbd,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    lab::BenchmarkEnvironment,
+    peers::nbdkit::NbdLoadClient,
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 /// How long the paper's disk was quiet for its swap, with about 30 requests pending (Netbus, section 7.7).
 const PAPER_MS: f64 = 15.0;
-const FILE: Writing = Writing {
+const FILE: FileWriteLoad = FileWriteLoad {
     first: 0,
     bytes: PARALLEL_BYTES,
     record_bytes: RECORD_BYTES,
@@ -38,51 +38,51 @@ const FILE: Writing = Writing {
 };
 
 /// What was written, where.
-struct Stage {
+struct WritePhase {
     name: &'static str,
     /// When each file was done, in seconds, and its MB/s.
     files: Vec<(f64, f64)>,
 }
 
-impl Stage {
-    fn rates(&self) -> Quantity {
-        Quantity::new(Spread::new(self.files.iter().map(|&(_, rate)| rate).collect()), "MB/s")
+impl WritePhase {
+    fn rates(&self) -> MeasuredQuantity {
+        MeasuredQuantity::new(SampleSpread::new(self.files.iter().map(|&(_, rate)| rate).collect()), "MB/s")
     }
 }
 
 /// As a part of this benchmark.
-pub fn run(benchmark: &'static str, lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(benchmark: &'static str, lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let (stages, quiet_ms) = measured(lab, Duration::from_secs(if lab.quick { 1 } else { 5 }))?;
     lab.plot("journey-files", &chart(&stages).render())?;
     Ok(findings(benchmark, &stages, quiet_ms))
 }
 
 /// The stages, and for how long the swap held requests, ms.
-fn measured(lab: &Lab, span: Duration) -> Result<(Vec<Stage>, f64)> {
-    let folder = Folder::new("hot-swap")?;
+fn measured(lab: &BenchmarkEnvironment, span: Duration) -> Result<(Vec<WritePhase>, f64)> {
+    let folder = ScratchFolder::new("hot-swap")?;
     let image = folder.place("first.img");
     File::create(&image)?.set_len(2 * PARALLEL_BYTES)?;
-    let hosts = Hosts::new(lab, &folder, &image)?;
-    let Hosts { lab3, desk, address, .. } = &hosts;
-    let here = Attached::at(lab3, &folder, address, &[])?;
-    let mut disk = Nbd::negotiate(UnixStream::connect(&here.socket)?)?;
+    let hosts = DiskHostTrio::new(lab, &folder, &image)?;
+    let DiskHostTrio { lab3, desk, address, .. } = &hosts;
+    let here = DiskAttachment::at(lab3, &folder, address, &[])?;
+    let mut disk = NbdLoadClient::negotiate(UnixStream::connect(&here.socket)?)?;
     let began = Instant::now();
-    let write = |disk: &mut Nbd<UnixStream>, files: &mut Vec<(f64, f64)>| -> Result<()> {
+    let write = |disk: &mut NbdLoadClient<UnixStream>, files: &mut Vec<(f64, f64)>| -> Result<()> {
         let rate = FILE.run(disk)?;
         files.push((began.elapsed().as_secs_f64(), rate));
         Ok(())
     };
-    let stage = |disk: &mut Nbd<UnixStream>, name| -> Result<Stage> {
+    let stage = |disk: &mut NbdLoadClient<UnixStream>, name| -> Result<WritePhase> {
         let (mut files, from) = (Vec::new(), Instant::now());
         while files.is_empty() || from.elapsed() < span {
             write(disk, &mut files)?;
         }
-        Ok(Stage { name, files })
+        Ok(WritePhase { name, files })
     };
     let local = stage(&mut disk, "at home")?;
 
-    let there = Attached::at(desk, &folder, address, &["--inherit"])?;
-    let successor = Nbd::negotiate(UnixStream::connect(&there.socket)?)?;
+    let there = DiskAttachment::at(desk, &folder, address, &["--inherit"])?;
+    let successor = NbdLoadClient::negotiate(UnixStream::connect(&there.socket)?)?;
     lab3.ok(&["migrate", lab3.disk(), "--to", desk.name, "--with-machine"])?;
     here.depart(std::process::id())?;
     let mut disk = successor;
@@ -92,7 +92,7 @@ fn measured(lab: &Lab, span: Duration) -> Result<(Vec<Stage>, f64)> {
     let second = format!("block:{}", folder.place("second.img").display());
     let mut command = desk.command(&["swap", desk.disk(), "--to", &second, "--json"])?;
     let mut swapping = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let mut during = Stage { name: "while it is swapped", files: Vec::new() };
+    let mut during = WritePhase { name: "while it is swapped", files: Vec::new() };
     while during.files.is_empty() || swapping.try_wait()?.is_none() {
         write(&mut disk, &mut during.files)?;
     }
@@ -112,9 +112,9 @@ fn measured(lab: &Lab, span: Duration) -> Result<(Vec<Stage>, f64)> {
     Ok((vec![local, remote, during, swapped], quiet_ms))
 }
 
-fn findings(benchmark: &'static str, stages: &[Stage], quiet_ms: f64) -> Vec<Finding> {
+fn findings(benchmark: &'static str, stages: &[WritePhase], quiet_ms: f64) -> Vec<BenchmarkFinding> {
     let home = stages[0].rates().spread.median();
-    let mut found: Vec<Finding> = stages
+    let mut found: Vec<BenchmarkFinding> = stages
         .iter()
         .map(|stage| {
             let rates = stage.rates();
@@ -123,27 +123,27 @@ fn findings(benchmark: &'static str, stages: &[Stage], quiet_ms: f64) -> Vec<Fin
                 rates.spread.median() / home
             );
             let what = format!("files of 32 MiB, {}", stage.name);
-            Finding::absolute(benchmark, what, rates, Target::Context).with_detail(detail)
+            BenchmarkFinding::absolute(benchmark, what, rates, SpeedTarget::Context).with_detail(detail)
         })
         .collect();
-    let ms = |value| Quantity::new(Spread::once(value), "ms");
+    let ms = |value| MeasuredQuantity::new(SampleSpread::once(value), "ms");
     let what = "requests held by the swap".to_owned();
-    found.push(Finding::ratio(
+    found.push(BenchmarkFinding::ratio(
         benchmark,
         what,
         ms(quiet_ms),
         ("the paper, 30 pending", ms(PAPER_MS)),
-        Target::AtMost(1.0),
+        SpeedTarget::AtMost(1.0),
     ));
     found
 }
 
-fn chart(stages: &[Stage]) -> Chart {
-    let lines = stages.iter().map(|stage| Line { name: stage.name.into(), points: stage.files.clone() }).collect();
-    Chart {
+fn chart(stages: &[WritePhase]) -> LineChart {
+    let lines = stages.iter().map(|stage| ChartLine { name: stage.name.into(), points: stage.files.clone() }).collect();
+    LineChart {
         title: "Files written before a move, after it, and after a swap (Netbus, Figure 11)".into(),
         across: "seconds".into(),
-        panels: vec![Panel { up: "MB/s".into(), is_logarithmic: false, lines }],
+        panels: vec![ChartPanel { up: "MB/s".into(), is_logarithmic: false, lines }],
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn files_are_written_before_a_move_after_it_and_through_a_swap_and_all_is_on_the_last_disk() {
-        let Some(lab) = Lab::for_test() else { return };
+        let Some(lab) = BenchmarkEnvironment::for_test() else { return };
         let (stages, quiet_ms) = measured(&lab, Duration::ZERO).expect("all is written");
         assert!(stages.iter().all(|stage| !stage.files.is_empty()));
         let found = findings("journey", &stages, quiet_ms);

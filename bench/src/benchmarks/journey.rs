@@ -15,14 +15,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    database::{Event, Folder, Process, chart, findings, longest_pause_ms},
-    hosts::{Attached, EXPORTER, Hosts},
+    database::{DiskEvent, LineProcess, ScratchFolder, chart, findings, longest_pause_ms},
+    hosts::{DiskAttachment, DiskHostTrio, EXPORTER},
     hot_swap,
 };
 use crate::{
-    lab::{Lab, Subject},
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
 };
 
 pub const NAME: &str = "journey";
@@ -41,14 +41,14 @@ const CHECK: &str = "import sqlite3, sys; db = sqlite3.connect(f'file:{sys.argv[
 
 /// What the machine found at the end.
 #[derive(Debug, PartialEq, Eq)]
-struct Whole {
+struct DatabaseCheck {
     transactions: u64,
     transactions_lost: u64,
     bytes: u64,
     bytes_lost: u64,
 }
 
-impl Whole {
+impl DatabaseCheck {
     fn of(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("whole ")?.split(' ').map(str::parse);
         let mut next = || words.next()?.ok();
@@ -56,8 +56,8 @@ impl Whole {
     }
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus moves disks");
     }
     let (bytes, pause) = if lab.quick { (32 << 20, 1) } else { (256 << 20, 3) };
@@ -66,14 +66,14 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(found)
 }
 
-fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
-    let folder = Folder::new(NAME)?;
-    let hosts = Hosts::new(lab, &folder, &folder.database("first.img", bytes)?)?;
-    let Hosts { lab3, desk, rack, address, .. } = &hosts;
-    let mut here = Attached::at(lab3, &folder, address, &[])?;
+fn travel(lab: &BenchmarkEnvironment, bytes: u64, pause: Duration) -> Result<Vec<BenchmarkFinding>> {
+    let folder = ScratchFolder::new(NAME)?;
+    let hosts = DiskHostTrio::new(lab, &folder, &folder.database("first.img", bytes)?)?;
+    let DiskHostTrio { lab3, desk, rack, address, .. } = &hosts;
+    let mut here = DiskAttachment::at(lab3, &folder, address, &[])?;
     let mut command = Command::new("python3");
     command.args(["-c", MACHINE]);
-    let mut machine = Process::start(command)?;
+    let mut machine = LineProcess::start(command)?;
     machine.tell(&here.socket.display().to_string())?;
     machine.wait_for("committed").context("Python 3 with SQLite as a shared library is the machine")?;
     let began = Instant::now();
@@ -83,7 +83,7 @@ fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
     for (from, to) in [(lab3, desk), (desk, rack), (rack, lab3)] {
         thread::sleep(pause);
         let begun = since();
-        let there = Attached::at(to, &folder, address, &["--inherit"])?;
+        let there = DiskAttachment::at(to, &folder, address, &["--inherit"])?;
         machine.tell(&format!("there {}", there.socket.display()))?;
         machine.wait_for("there")?;
         from.ok(&["migrate", from.disk(), "--to", to.name, "--with-machine"])?;
@@ -97,20 +97,20 @@ fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
         let ended = since();
         here.process.end().with_context(|| format!("the attachment at {}", from.name))?;
         let name = if to.name == EXPORTER { "home".to_owned() } else { format!("to {}", to.name) };
-        moves.push(Event { name: name.clone(), begun: stopped, ended });
-        events.push(Event { name, begun, ended });
+        moves.push(DiskEvent { name: name.clone(), begun: stopped, ended });
+        events.push(DiskEvent { name, begun, ended });
         here = there;
         if to.name == rack.name {
             thread::sleep(pause);
             let begun = since();
             lab3.ok(&["swap", "disk", "--to", &format!("block:{}", second.display())])?;
-            events.push(Event { name: "swap".into(), begun, ended: since() });
+            events.push(DiskEvent { name: "swap".into(), begun, ended: since() });
         }
     }
     thread::sleep(pause);
     machine.tell("end")?;
     let said = machine.wait_for("whole").context("a transaction failed, or the last disk is not whole")?;
-    let whole = Whole::of(&said).with_context(|| format!("the machine said '{said}'"))?;
+    let whole = DatabaseCheck::of(&said).with_context(|| format!("the machine said '{said}'"))?;
     let moments = machine.times_of("committed", began);
     machine.end()?;
     lab3.ok(&["detach", "disk"])?;
@@ -126,8 +126,8 @@ fn travel(lab: &Lab, bytes: u64, pause: Duration) -> Result<Vec<Finding>> {
 }
 
 /// What a move cost, with the paper's beside.
-fn of_move(moments: &[f64], Event { name, begun, ended }: &Event) -> [Finding; 2] {
-    let ms = |value| Quantity::new(Spread::once(value), "ms");
+fn of_move(moments: &[f64], DiskEvent { name, begun, ended }: &DiskEvent) -> [BenchmarkFinding; 2] {
+    let ms = |value| MeasuredQuantity::new(SampleSpread::once(value), "ms");
     let pause = ms(longest_pause_ms(moments, *begun, *ended));
     let paper = ("the paper's disk, 6 pending", ms(PAPER_QUIET_MS));
     let detail = format!(
@@ -136,16 +136,22 @@ fn of_move(moments: &[f64], Event { name, begun, ended }: &Event) -> [Finding; 2
     );
     let all = ms((ended - begun) * 1000.0);
     [
-        Finding::ratio(NAME, format!("{name}: the longest pause"), pause, paper, Target::Context).with_detail(detail),
-        Finding::absolute(NAME, format!("{name}: from stop to the first commit there"), all, Target::Context),
+        BenchmarkFinding::ratio(NAME, format!("{name}: the longest pause"), pause, paper, SpeedTarget::Context)
+            .with_detail(detail),
+        BenchmarkFinding::absolute(
+            NAME,
+            format!("{name}: from stop to the first commit there"),
+            all,
+            SpeedTarget::Context,
+        ),
     ]
 }
 
 /// What is lost after all moves: in the machine's view, and on the medium.
-fn lost(whole: &Whole, on_disk: u64) -> [Finding; 3] {
+fn lost(whole: &DatabaseCheck, on_disk: u64) -> [BenchmarkFinding; 3] {
     let finding = |what: &str, lost: u64, unit, of: String| {
-        let lost = Quantity::new(Spread::once(lost as f64), unit);
-        Finding::absolute(NAME, what.to_owned(), lost, Target::AtMost(0.0)).with_detail(of)
+        let lost = MeasuredQuantity::new(SampleSpread::once(lost as f64), unit);
+        BenchmarkFinding::absolute(NAME, what.to_owned(), lost, SpeedTarget::AtMost(0.0)).with_detail(of)
     };
     let of = format!("of {}", whole.transactions);
     [
@@ -161,18 +167,18 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_a_miss_and_a_pause_is_compared_with_the_paper() {
-        let whole = Whole::of("whole 7 0 4096 0").expect("a line");
-        assert!(!lost(&whole, 7).iter().any(Finding::missed) && lost(&whole, 6)[1].missed());
-        let lossy = Whole::of("whole 7 1 8192 4096").expect("a line");
+        let whole = DatabaseCheck::of("whole 7 0 4096 0").expect("a line");
+        assert!(!lost(&whole, 7).iter().any(BenchmarkFinding::missed) && lost(&whole, 6)[1].missed());
+        let lossy = DatabaseCheck::of("whole 7 1 8192 4096").expect("a line");
         assert!(lost(&lossy, 7)[0].missed() && lost(&lossy, 7)[2].missed());
-        assert_eq!((Whole::of("whole 7"), Whole::of("gone")), (None, None));
-        let [pause, _] = of_move(&[0.0, 1.0, 1.07], &Event { name: "home".into(), begun: 1.01, ended: 1.1 });
+        assert_eq!((DatabaseCheck::of("whole 7"), DatabaseCheck::of("gone")), (None, None));
+        let [pause, _] = of_move(&[0.0, 1.0, 1.07], &DiskEvent { name: "home".into(), begun: 1.01, ended: 1.1 });
         assert_eq!(pause.judged.median().round(), 10.0);
     }
 
     #[test]
     fn machine_moves_twice_and_home_with_its_disk_and_loses_nothing() {
-        let Some(lab) = Lab::for_test() else { return };
+        let Some(lab) = BenchmarkEnvironment::for_test() else { return };
         let found = travel(&lab, 8 << 20, Duration::from_millis(200)).expect("it arrives");
         let of = |what: &str| {
             let finding = found.iter().find(|finding| finding.what == what);

@@ -10,14 +10,14 @@ use anyhow::Result;
 
 use super::naming::size;
 use crate::{
-    lab::Lab,
+    lab::BenchmarkEnvironment,
     late::late,
-    load::{Client, Until},
-    peers::Server,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
-    usbip::{Direction, Transfer},
+    load::{LoadLimit, UsbipLoadClient},
+    peers::PeerServer,
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "line";
@@ -36,14 +36,14 @@ const INTERVAL_MS: f64 = 1.0;
 /// The mean interval between completions up to which the rule counts as kept.
 const INTERVAL_MS_MAX: f64 = 1.05 * INTERVAL_MS;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let urbs = if lab.quick { 10 } else { 40 };
     let mut lines = Vec::new();
     for ms in ROUND_TRIPS_MS {
-        let mut client = Far::client(lab, "zero", ms)?;
+        let mut client = DistantClient::client(lab, "zero", ms)?;
         let mut points = Vec::new();
         for bytes in SIZES {
-            let tally = client.0.run(&Transfer::bulk(Direction::In, bytes), 1, Until::Urbs(urbs))?;
+            let tally = client.0.run(&TransferTemplate::bulk(UsbipDirection::In, bytes), 1, LoadLimit::Urbs(urbs))?;
             points.push((bytes as f64 / 1024.0, tally.latency_us(50.0) / 1e3));
         }
         lines.push((ms, points));
@@ -59,13 +59,13 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 }
 
 /// A remote device at a given distance, with its server.
-struct Far(Client, #[expect(dead_code, reason = "it serves until it is dropped")] Server);
+struct DistantClient(UsbipLoadClient, #[expect(dead_code, reason = "it serves until it is dropped")] PeerServer);
 
-impl Far {
-    fn client(lab: &Lab, what: &str, round_trip_ms: u64) -> Result<Self> {
+impl DistantClient {
+    fn client(lab: &BenchmarkEnvironment, what: &str, round_trip_ms: u64) -> Result<Self> {
         let server = lab.farbus(what)?;
         let address = late(server.address, Duration::from_micros(round_trip_ms * 500))?;
-        Ok(Self(Client::attach(address, server.busid())?, server))
+        Ok(Self(UsbipLoadClient::attach(address, server.busid())?, server))
     }
 }
 
@@ -88,7 +88,7 @@ fn explained(points: &[(f64, f64)]) -> f64 {
     1.0 - left / all
 }
 
-fn line_finding(ms: u64, points: &[(f64, f64)]) -> Finding {
+fn line_finding(ms: u64, points: &[(f64, f64)]) -> BenchmarkFinding {
     let (gradient, begins) = fitted(points);
     let detail = format!(
         "a = {gradient:.2e} ms/KB (the paper, over 100 Mb/s: {PAPER_GRADIENT:.2e}), it begins at {begins:.2} ms (the paper, at no distance: \
@@ -99,15 +99,20 @@ fn line_finding(ms: u64, points: &[(f64, f64)]) -> Finding {
         size(SIZES[SIZES.len() - 1]),
         points[points.len() - 1].1,
     );
-    let beyond = Quantity::new(Spread::once(begins - ms as f64), "ms");
-    Finding::absolute(NAME, format!("a URB at {ms} ms: where its line begins, beyond RTT"), beyond, Target::Context)
-        .with_detail(detail)
+    let beyond = MeasuredQuantity::new(SampleSpread::once(begins - ms as f64), "ms");
+    BenchmarkFinding::absolute(
+        NAME,
+        format!("a URB at {ms} ms: where its line begins, beyond RTT"),
+        beyond,
+        SpeedTarget::Context,
+    )
+    .with_detail(detail)
 }
 
 /// Mean intervals between completions, at depths from one to some beyond the rule.
-fn intervals(lab: &Lab, ms: u64) -> Result<Vec<(usize, f64)>> {
-    let mut client = Far::client(lab, "zero", ms)?;
-    let transfer = Transfer::isochronous(PACKETS, PACKET_BYTES);
+fn intervals(lab: &BenchmarkEnvironment, ms: u64) -> Result<Vec<(usize, f64)>> {
+    let mut client = DistantClient::client(lab, "zero", ms)?;
+    let transfer = TransferTemplate::isochronous(PACKETS, PACKET_BYTES);
     let last = ruled(ms) + 6;
     let all: Vec<usize> =
         if lab.quick { (ruled(ms).saturating_sub(6).max(1)..=last).collect() } else { (1..=last).collect() };
@@ -115,7 +120,7 @@ fn intervals(lab: &Lab, ms: u64) -> Result<Vec<(usize, f64)>> {
     for depth in all {
         // A shallow queue takes a round trip for as many as it has.
         let urbs = (depth as u64 * 40).clamp(100, 400);
-        let tally = client.0.run(&transfer, depth, Until::Urbs(urbs))?;
+        let tally = client.0.run(&transfer, depth, LoadLimit::Urbs(urbs))?;
         // From the first completion to the last.
         let first_ms = ms as f64 + INTERVAL_MS;
         seen.push((depth, (tally.seconds * 1e3 - first_ms) / (urbs - 1) as f64));
@@ -144,7 +149,7 @@ fn named(seen: &[(usize, f64)]) -> String {
     }
 }
 
-fn depth_finding(ms: u64, seen: &[(usize, f64)]) -> Finding {
+fn depth_finding(ms: u64, seen: &[(usize, f64)]) -> BenchmarkFinding {
     let rule = ruled(ms);
     let mean = |depth: usize| seen.iter().find(|(other, _)| *other == depth).map_or(f64::NAN, |(_, mean)| *mean);
     let found = least(seen);
@@ -158,42 +163,44 @@ fn depth_finding(ms: u64, seen: &[(usize, f64)]) -> Finding {
         mean(rule + 2),
         rule + 2,
     );
-    let beyond = Quantity::new(Spread::once(found.unwrap_or(usize::MAX) as f64 - rule as f64), "URBs");
-    Finding::absolute(NAME, format!("queue at {ms} ms: beyond the rule"), beyond, Target::Context).with_detail(detail)
+    let beyond = MeasuredQuantity::new(SampleSpread::once(found.unwrap_or(usize::MAX) as f64 - rule as f64), "URBs");
+    BenchmarkFinding::absolute(NAME, format!("queue at {ms} ms: beyond the rule"), beyond, SpeedTarget::Context)
+        .with_detail(detail)
 }
 
-fn chart(lines: &[(u64, Vec<(f64, f64)>)]) -> Chart {
-    let seen = lines.iter().map(|(ms, points)| Line { name: format!("{ms} ms"), points: points.clone() });
-    let model = |ms: f64| Line {
+fn chart(lines: &[(u64, Vec<(f64, f64)>)]) -> LineChart {
+    let seen = lines.iter().map(|(ms, points)| ChartLine { name: format!("{ms} ms"), points: points.clone() });
+    let model = |ms: f64| ChartLine {
         name: format!("paper, {ms} ms"),
         points: SIZES.iter().map(|&bytes| bytes as f64 / 1024.0).map(|kb| (kb, PAPER_GRADIENT * kb + ms)).collect(),
     };
     let rate = |&(kb, ms): &(f64, f64)| (kb, kb / 1024.0 / ms * 1e3);
-    let rates =
-        lines.iter().map(|(ms, points)| Line { name: format!("{ms} ms"), points: points.iter().map(rate).collect() });
-    Chart {
+    let rates = lines
+        .iter()
+        .map(|(ms, points)| ChartLine { name: format!("{ms} ms"), points: points.iter().map(rate).collect() });
+    LineChart {
         title: "A URB of s KB over RTT: a s + RTT (2005 paper, Figures 9 to 11)".into(),
         across: "KB".into(),
         panels: vec![
-            Panel {
+            ChartPanel {
                 up: "ms; the paper's a is 100 Mb/s".into(),
                 is_logarithmic: true,
                 lines: seen.chain([model(PAPER_BEGINS_MS), model(10.0)]).collect(),
             },
-            Panel { up: "MB/s".into(), is_logarithmic: true, lines: rates.collect() },
+            ChartPanel { up: "MB/s".into(), is_logarithmic: true, lines: rates.collect() },
         ],
     }
 }
 
-fn depth_chart(depths: &[(u64, Vec<(usize, f64)>)]) -> Chart {
-    let line = |(ms, seen): &(u64, Vec<(usize, f64)>)| Line {
+fn depth_chart(depths: &[(u64, Vec<(usize, f64)>)]) -> LineChart {
+    let line = |(ms, seen): &(u64, Vec<(usize, f64)>)| ChartLine {
         name: format!("{ms} ms, rule {}", ruled(*ms)),
         points: seen.iter().map(|&(depth, mean)| (depth as f64, mean)).collect(),
     };
-    Chart {
+    LineChart {
         title: "Mean completion intervals of isochronous URBs of 1 ms (2005 paper, Figure 13)".into(),
         across: "queue depth".into(),
-        panels: vec![Panel { up: "ms".into(), is_logarithmic: true, lines: depths.iter().map(line).collect() }],
+        panels: vec![ChartPanel { up: "ms".into(), is_logarithmic: true, lines: depths.iter().map(line).collect() }],
     }
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::{
-    lab::{Lab, Subject},
-    load::Tally,
-    net::{LossyNet, THERE},
-    peers::{Server, nbdkit::Verb, session::Disk},
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    load::LoadTally,
+    net::{LossyNetwork, THERE},
+    peers::{PeerServer, nbdkit::BlockVerb, session::RemoteSessionDisk},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "links";
@@ -23,37 +23,37 @@ const LINKS: [u16; 4] = [1, 2, 4, 8];
 const BYTES: usize = 64 * 1024;
 /// Enough in flight to fill a gigabit over such a distance, and the depth of an importer of a disk.
 const DEPTH: usize = 64;
-const VERBS: [Verb; 2] = [Verb::Read, Verb::Write];
+const VERBS: [BlockVerb; 2] = [BlockVerb::Read, BlockVerb::Write];
 
 /// The results at one loss with one operation: for each number of links, its rounds.
-struct Seen {
+struct LossRounds {
     loss: u32,
-    verb: Verb,
-    rounds: Vec<Vec<Tally>>,
+    verb: BlockVerb,
+    rounds: Vec<Vec<LoadTally>>,
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has sessions");
     }
     let (span, rounds) = if lab.quick { (Duration::from_secs(3), 1) } else { (Duration::from_secs(10), 5) };
     let mut seen = Vec::new();
     for loss in LOSSES {
-        let net = LossyNet::create(ROUND_TRIP_MS, loss)?;
-        let server = Server::farbus_in(&net, lab.farbus_program()?, "memory:256M", THERE.into(), lab.placement)?;
+        let net = LossyNetwork::create(ROUND_TRIP_MS, loss)?;
+        let server = PeerServer::farbus_in(&net, lab.farbus_program()?, "memory:256M", THERE.into(), lab.placement)?;
         for verb in VERBS {
-            let mut tallies: Vec<Vec<Tally>> = LINKS.iter().map(|_| Vec::new()).collect();
+            let mut tallies: Vec<Vec<LoadTally>> = LINKS.iter().map(|_| Vec::new()).collect();
             // In turns, so that other load on the machine affects all alike.
             for _ in 0..rounds {
                 for (links, tallies) in LINKS.into_iter().zip(&mut tallies) {
-                    let mut disk = Disk::open_over(server.address, "memory", links)?;
+                    let mut disk = RemoteSessionDisk::open_over(server.address, "memory", links)?;
                     // Lets the TCP windows open first.
                     disk.run(verb, BYTES, DEPTH, false, span / 4)?;
                     tallies.push(disk.run(verb, BYTES, DEPTH, false, span)?);
                     disk.close();
                 }
             }
-            seen.push(Seen { loss, verb, rounds: tallies });
+            seen.push(LossRounds { loss, verb, rounds: tallies });
         }
     }
     lab.plot(NAME, &chart(&seen).render())?;
@@ -64,11 +64,11 @@ fn percent(loss: u32) -> String {
     format!("{} %", f64::from(loss) / 10.0)
 }
 
-fn rates(tallies: &[Tally]) -> Spread {
-    Spread::new(tallies.iter().map(|tally| tally.bytes_per_second() / 1e6).collect())
+fn rates(tallies: &[LoadTally]) -> SampleSpread {
+    SampleSpread::new(tallies.iter().map(|tally| tally.bytes_per_second() / 1e6).collect())
 }
 
-fn findings(seen: &Seen) -> Vec<Finding> {
+fn findings(seen: &LossRounds) -> Vec<BenchmarkFinding> {
     let one = rates(&seen.rounds[0]);
     let all = LINKS.into_iter().zip(&seen.rounds);
     all.map(|(links, tallies)| {
@@ -78,25 +78,25 @@ fn findings(seen: &Seen) -> Vec<Finding> {
             percent(seen.loss),
             if links == 1 { "link" } else { "links" },
         );
-        let mut all = Tally::nothing();
+        let mut all = LoadTally::nothing();
         tallies.iter().for_each(|tally| all.add(tally));
         let detail = format!("p50 {:.0} ms, p99 {:.0} ms", all.latency_us(50.0) / 1e3, all.latency_us(99.0) / 1e3);
-        let quantity = |spread: &Spread| Quantity::new(spread.clone(), "MB/s");
+        let quantity = |spread: &SampleSpread| MeasuredQuantity::new(spread.clone(), "MB/s");
         let (ours, other) = (quantity(&rates(tallies)), ("1 link", quantity(&one)));
-        Finding::ratio(NAME, what, ours, other, Target::Context).with_detail(detail)
+        BenchmarkFinding::ratio(NAME, what, ours, other, SpeedTarget::Context).with_detail(detail)
     })
     .collect()
 }
 
-fn chart(seen: &[Seen]) -> Chart {
-    let line = |seen: &Seen| Line {
+fn chart(seen: &[LossRounds]) -> LineChart {
+    let line = |seen: &LossRounds| ChartLine {
         name: format!("{}, {} lost", seen.verb.name(), percent(seen.loss)),
         points: LINKS.iter().zip(&seen.rounds).map(|(&links, all)| (f64::from(links), rates(all).median())).collect(),
     };
-    Chart {
+    LineChart {
         title: format!("A disk {ROUND_TRIP_MS} ms away over several links of one session"),
         across: "links".into(),
-        panels: vec![Panel { up: "MB/s".into(), is_logarithmic: true, lines: seen.iter().map(line).collect() }],
+        panels: vec![ChartPanel { up: "MB/s".into(), is_logarithmic: true, lines: seen.iter().map(line).collect() }],
     }
 }
 
@@ -106,9 +106,9 @@ mod tests {
 
     #[test]
     fn every_number_of_links_is_held_against_one() {
-        let tally = |bytes| Tally { bytes, seconds: 1.0, ..Tally::nothing() };
+        let tally = |bytes| LoadTally { bytes, seconds: 1.0, ..LoadTally::nothing() };
         let rounds = LINKS.iter().map(|&links| vec![tally(u64::from(links) * 1_000_000)]).collect();
-        let found = findings(&Seen { loss: 1, verb: Verb::Read, rounds });
+        let found = findings(&LossRounds { loss: 1, verb: BlockVerb::Read, rounds });
         let ratios: Vec<f64> = found.iter().map(|finding| finding.judged.median()).collect();
         assert_eq!(ratios, [1.0, 2.0, 4.0, 8.0]);
         assert!(found[3].what.contains("0.1 % lost, 8 links"), "{}", found[3].what);

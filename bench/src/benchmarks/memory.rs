@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use crate::{
-    lab::Lab,
-    load::Until,
+    lab::BenchmarkEnvironment,
+    load::LoadLimit,
     probe::resident_kib,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    usbip::{Direction, Transfer},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "memory";
@@ -21,44 +21,44 @@ const GROWTH_KIB_MAX: f64 = 64.0;
 const WARM_UP_URBS: u64 = 100_000;
 const STEPS: u64 = 10;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let subject = lab.subject()?;
     let pid = subject.pid();
     let resident = |what: &str, kib: u64| {
-        let mib = Quantity::new(Spread::once(kib as f64 / 1024.0), "MiB");
-        Finding::absolute(NAME, what.to_owned(), mib, Target::AtMost(RESIDENT_MIB_MAX))
+        let mib = MeasuredQuantity::new(SampleSpread::once(kib as f64 / 1024.0), "MiB");
+        BenchmarkFinding::absolute(NAME, what.to_owned(), mib, SpeedTarget::AtMost(RESIDENT_MIB_MAX))
     };
     let mut findings = vec![resident("sharing one device", resident_kib(pid)?)];
 
     let urbs = if lab.quick { 200_000 } else { 10_000_000 };
-    let transfers = Direction::BOTH.map(|direction| Transfer::bulk(direction, 64));
+    let transfers = UsbipDirection::BOTH.map(|direction| TransferTemplate::bulk(direction, 64));
     let mut client = subject.attach()?;
     for transfer in &transfers {
-        client.run(transfer, 32, Until::Urbs(WARM_UP_URBS / 2))?;
+        client.run(transfer, 32, LoadLimit::Urbs(WARM_UP_URBS / 2))?;
     }
     let before = resident_kib(pid)?;
     let mut course = vec![before];
     for _ in 0..STEPS {
         for transfer in &transfers {
-            client.run(transfer, 32, Until::Urbs(urbs / STEPS / 2))?;
+            client.run(transfer, 32, LoadLimit::Urbs(urbs / STEPS / 2))?;
         }
         course.push(resident_kib(pid)?);
     }
     let after = course[course.len() - 1];
-    let growth = Quantity::new(Spread::once(after as f64 - before as f64), "KiB");
+    let growth = MeasuredQuantity::new(SampleSpread::once(after as f64 - before as f64), "KiB");
     let course: Vec<String> = course.iter().map(u64::to_string).collect();
     findings.push(
-        Finding::absolute(
+        BenchmarkFinding::absolute(
             NAME,
             format!("growth over {urbs} URBs of 64 B × 32"),
             growth,
-            Target::AtMost(GROWTH_KIB_MAX),
+            SpeedTarget::AtMost(GROWTH_KIB_MAX),
         )
         .with_detail(format!("resident KiB, start to end: {}", course.join(" "))),
     );
 
-    for transfer in Direction::BOTH.map(|direction| Transfer::bulk(direction, 128 * 1024)) {
-        client.run(&transfer, 32, Until::Urbs(2_000))?;
+    for transfer in UsbipDirection::BOTH.map(|direction| TransferTemplate::bulk(direction, 128 * 1024)) {
+        client.run(&transfer, 32, LoadLimit::Urbs(2_000))?;
     }
     findings.push(resident("after 128 KiB × 32 both ways", resident_kib(pid)?));
 
@@ -72,7 +72,12 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     for _ in 0..connections {
         subject.attach()?;
     }
-    let growth = Quantity::new(Spread::once(resident_kib(pid)? as f64 - before as f64), "KiB");
-    findings.push(Finding::absolute(NAME, format!("growth over {connections} attachments"), growth, Target::Context));
+    let growth = MeasuredQuantity::new(SampleSpread::once(resident_kib(pid)? as f64 - before as f64), "KiB");
+    findings.push(BenchmarkFinding::absolute(
+        NAME,
+        format!("growth over {connections} attachments"),
+        growth,
+        SpeedTarget::Context,
+    ));
     Ok(findings)
 }

@@ -18,20 +18,20 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use farbus::{
-    client::{Client, ClientConfig, Target as Exporter},
-    host::Port,
+    client::{ClientConfig, DeviceTarget as Exporter, ImporterClient},
+    host::HostPort,
     importer::port::session::SessionPort,
-    model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId},
+    model::{EpAddr, IsoPacket, Payload, SetupPacket, Urb, UrbId, UrbStatus},
     reservation::ReservationRequest,
 };
 
-use super::database::{Folder, Process};
+use super::database::{LineProcess, ScratchFolder};
 use crate::{
-    lab::{Lab, Subject},
-    net::{HERE, Net, THERE},
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    net::{HERE, ShapedNetwork, THERE},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "mixed";
@@ -53,13 +53,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a stream has delivered, and the reports to its user, by the second.
 #[derive(Default)]
-struct Brought {
+struct StreamDelivery {
     packets: Vec<(f64, u32)>,
     missed: u64,
     told: Vec<(f64, bool)>,
 }
 
-impl Brought {
+impl StreamDelivery {
     fn between(&self, from: f64, to: f64) -> u64 {
         let inside = self.packets.iter().filter(|(at, _)| (from..to).contains(at));
         inside.map(|(_, count)| u64::from(*count)).sum()
@@ -70,26 +70,26 @@ impl Brought {
     }
 }
 
-type Shown = Mutex<Brought>;
+type SharedDelivery = Mutex<StreamDelivery>;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has reservations");
     }
-    let net = Net::create(WIDE_KBIT / 1000)?;
-    let folder = Folder::new(NAME)?;
+    let net = ShapedNetwork::create(WIDE_KBIT / 1000)?;
+    let folder = ScratchFolder::new(NAME)?;
     let run = folder.folder("run")?;
     let mut command: Command = net.on_server(lab.farbus_program()?);
     command.arg("share").args(["zero,speed=full"; 4]).args(["--listen", &format!("{THERE}:0")]);
     command.args(["--reserve-high", &HERE.to_string()]);
-    let mut share = Process::start({
+    let mut share = LineProcess::start({
         command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", folder.place("state"));
         command
     })?;
     let line = share.wait_for("listening on ")?;
     let address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
 
-    let brought: [Shown; 4] = Default::default();
+    let brought: [SharedDelivery; 4] = Default::default();
     let (is_over, began) = (AtomicBool::new(false), Instant::now());
     let moments = thread::scope(|scope| {
         let played = (|| {
@@ -110,7 +110,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 }
 
 /// The times of the steps, seconds.
-struct Moments {
+struct NarrowingTimes {
     narrowed: f64,
     suspended: f64,
     widened: f64,
@@ -118,7 +118,7 @@ struct Moments {
     ended: f64,
 }
 
-fn play(net: &Net, brought: &[Shown; 4], began: Instant, is_quick: bool) -> Result<Moments> {
+fn play(net: &ShapedNetwork, brought: &[SharedDelivery; 4], began: Instant, is_quick: bool) -> Result<NarrowingTimes> {
     let now = || began.elapsed().as_secs_f64();
     let pause = Duration::from_secs(if is_quick { 3 } else { 10 });
     thread::sleep(pause);
@@ -135,10 +135,10 @@ fn play(net: &Net, brought: &[Shown; 4], began: Instant, is_quick: bool) -> Resu
     wait(|| brought.iter().all(|shown| look(shown).is_admitted())).context("all are admitted again")?;
     let resumed = now();
     thread::sleep(pause);
-    Ok(Moments { narrowed, suspended, widened, resumed, ended: now() })
+    Ok(NarrowingTimes { narrowed, suspended, widened, resumed, ended: now() })
 }
 
-fn look(shown: &Shown) -> std::sync::MutexGuard<'_, Brought> {
+fn look(shown: &SharedDelivery) -> std::sync::MutexGuard<'_, StreamDelivery> {
     shown.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -152,19 +152,19 @@ fn wait(is_so: impl Fn() -> bool) -> Result<()> {
 }
 
 /// Reads a stream until `is_over`.
-fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicBool, began: Instant) {
+fn read(exporter: &Exporter, criticality: &str, shown: &SharedDelivery, is_over: &AtomicBool, began: Instant) {
     let ReservationRequest(wished) =
         format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse().expect("it is one");
     let config =
         ClientConfig { grace: Some(Duration::from_secs(20)), reservation: Some(wished), ..ClientConfig::default() };
-    let linked = match Client::new(config).session(exporter, Duration::ZERO) {
+    let linked = match ImporterClient::new(config).session(exporter, Duration::ZERO) {
         Ok(linked) => linked.expect("a reservation goes with a session"),
         // The main thread learns that the stream is not admitted.
         Err(error) => return eprintln!("{error}"),
     };
     let status = linked.status();
     let mut port = SessionPort::new(linked);
-    port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
+    port.submit(Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty));
     if !matches!(port.wait(None), Ok(Some(_))) {
         return;
     }
@@ -193,10 +193,10 @@ fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicB
         }
         let Some(done) = done else { continue };
         asked.retain(|&id| id != done.id.0);
-        if done.iso.is_empty() || done.status != Status::Ok {
+        if done.iso.is_empty() || done.status != UrbStatus::Ok {
             continue;
         }
-        let is_whole = |packet: &&IsoPacket| packet.status == Status::Ok && packet.actual == PACKET_BYTES;
+        let is_whole = |packet: &&IsoPacket| packet.status == UrbStatus::Ok && packet.actual == PACKET_BYTES;
         let whole = done.iso.iter().filter(is_whole).count() as u32;
         // The device counts its frames: a gap between two requests is data that was not requested in time.
         let gap = expected.map_or(0, |expected: u32| done.start_frame.wrapping_sub(expected));
@@ -207,11 +207,16 @@ fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicB
     }
 }
 
-fn findings(brought: &[Brought; 4], moments: &Moments) -> Result<Vec<Finding>> {
-    let Moments { narrowed, suspended, widened, resumed, .. } = *moments;
+fn findings(brought: &[StreamDelivery; 4], moments: &NarrowingTimes) -> Result<Vec<BenchmarkFinding>> {
+    let NarrowingTimes { narrowed, suspended, widened, resumed, .. } = *moments;
     let span = widened - narrowed;
     let absolute = |what: &str, value: f64, unit, target| {
-        Finding::absolute(NAME, what.to_owned(), Quantity::new(Spread::once(value), unit), target)
+        BenchmarkFinding::absolute(
+            NAME,
+            what.to_owned(),
+            MeasuredQuantity::new(SampleSpread::once(value), unit),
+            target,
+        )
     };
     let rate = |at: usize| brought[at].between(narrowed, widened) as f64 / span;
     let passed = STREAMS.iter().enumerate().map(|(at, (name, criticality))| {
@@ -221,22 +226,27 @@ fn findings(brought: &[Brought; 4], moments: &Moments) -> Result<Vec<Finding>> {
     let detail = format!("of {span:.1} s of {NARROW_KBIT} kbit/s: {}", passed.collect::<Vec<_>>().join("; "));
     let is_in_order = rate(0) > rate(1).max(rate(2));
     Ok(vec![
-        absolute("packets missed by the stream that matters", brought[HIGH].missed as f64, "", Target::AtMost(0.0))
-            .with_detail(detail),
+        absolute(
+            "packets missed by the stream that matters",
+            brought[HIGH].missed as f64,
+            "",
+            SpeedTarget::AtMost(0.0),
+        )
+        .with_detail(detail),
         // When the narrow phase ends, the link's queue holds a fifth of a second that has not arrived.
-        absolute("what it brings while the link is narrow", rate(HIGH), "packets/s", Target::AtLeast(950.0)),
-        absolute("the first of low criticality there", rate(0), "packets/s", Target::Context),
-        absolute("the second", rate(1), "packets/s", Target::Context),
-        absolute("the third", rate(2), "packets/s", Target::Context),
-        absolute("out of their order", f64::from(u8::from(!is_in_order)), "", Target::AtMost(0.0)),
-        absolute("until two have given way", suspended - narrowed, "s", Target::Context),
-        absolute("until all run again on the wide link", resumed - widened, "s", Target::Context),
+        absolute("what it brings while the link is narrow", rate(HIGH), "packets/s", SpeedTarget::AtLeast(950.0)),
+        absolute("the first of low criticality there", rate(0), "packets/s", SpeedTarget::Context),
+        absolute("the second", rate(1), "packets/s", SpeedTarget::Context),
+        absolute("the third", rate(2), "packets/s", SpeedTarget::Context),
+        absolute("out of their order", f64::from(u8::from(!is_in_order)), "", SpeedTarget::AtMost(0.0)),
+        absolute("until two have given way", suspended - narrowed, "s", SpeedTarget::Context),
+        absolute("until all run again on the wide link", resumed - widened, "s", SpeedTarget::Context),
     ])
 }
 
-fn chart(brought: &[Brought; 4], moments: &Moments) -> Chart {
+fn chart(brought: &[StreamDelivery; 4], moments: &NarrowingTimes) -> LineChart {
     let slices = (moments.ended / SLICE_S) as usize;
-    let mut lines: Vec<Line> = STREAMS
+    let mut lines: Vec<ChartLine> = STREAMS
         .iter()
         .zip(brought)
         .map(|((name, criticality), brought)| {
@@ -244,13 +254,13 @@ fn chart(brought: &[Brought; 4], moments: &Moments) -> Chart {
                 let from = slice as f64 * SLICE_S;
                 (from + SLICE_S / 2.0, brought.between(from, from + SLICE_S) as f64 / SLICE_S)
             };
-            Line { name: format!("{name}, {criticality}"), points: (0..slices).map(rate).collect() }
+            ChartLine { name: format!("{name}, {criticality}"), points: (0..slices).map(rate).collect() }
         })
         .collect();
     let most = lines.iter().flat_map(|line| &line.points).map(|(_, rate)| *rate).fold(1.0, f64::max);
-    let Moments { narrowed, widened, ended, .. } = *moments;
+    let NarrowingTimes { narrowed, widened, ended, .. } = *moments;
     let points = vec![(narrowed, 0.0), (narrowed, most), (widened, most), (widened, 0.0)];
-    lines.push(Line { name: format!("link of {} Mbit/s", NARROW_KBIT / 1000), points });
+    lines.push(ChartLine { name: format!("link of {} Mbit/s", NARROW_KBIT / 1000), points });
     // One step per stream: admitted is up.
     let stood = STREAMS.iter().zip(brought).enumerate().map(|(at, ((name, _), brought))| {
         let height = |is_admitted: bool| at as f64 + if is_admitted { 0.8 } else { 0.1 };
@@ -260,14 +270,14 @@ fn chart(brought: &[Brought; 4], moments: &Moments) -> Chart {
             points.push((when, height(is_admitted)));
         }
         points.extend(points.last().map(|&(_, last)| (ended, last)));
-        Line { name: (*name).to_owned(), points }
+        ChartLine { name: (*name).to_owned(), points }
     });
-    Chart {
+    LineChart {
         title: "Four streams on one bus and one link; the link is narrowed, and widened again".into(),
         across: "seconds".into(),
         panels: vec![
-            Panel { up: "packets/s".into(), is_logarithmic: false, lines },
-            Panel { up: "suspended (low), admitted (high)".into(), is_logarithmic: false, lines: stood.collect() },
+            ChartPanel { up: "packets/s".into(), is_logarithmic: false, lines },
+            ChartPanel { up: "suspended (low), admitted (high)".into(), is_logarithmic: false, lines: stood.collect() },
         ],
     }
 }
@@ -280,11 +290,11 @@ mod tests {
     fn packets_in_time_and_in_order_are_no_miss() {
         let brought = [1000.0, 300.0, 300.0, 1000.0].map(|rate: f64| {
             let packets = (0..300).map(|tenth| (f64::from(tenth) / 10.0, (rate / 10.0) as u32)).collect();
-            Brought { packets, missed: 0, told: vec![(0.0, true), (12.0, rate > 500.0), (22.0, true)] }
+            StreamDelivery { packets, missed: 0, told: vec![(0.0, true), (12.0, rate > 500.0), (22.0, true)] }
         });
-        let moments = Moments { narrowed: 10.0, suspended: 12.0, widened: 20.0, resumed: 25.0, ended: 30.0 };
+        let moments = NarrowingTimes { narrowed: 10.0, suspended: 12.0, widened: 20.0, resumed: 25.0, ended: 30.0 };
         let found = findings(&brought, &moments).unwrap();
-        assert!(!found.iter().any(Finding::missed));
+        assert!(!found.iter().any(BenchmarkFinding::missed));
         let plot = chart(&brought, &moments).render();
         assert!(plot.contains("zero4, high") && plot.contains("link of 6 Mbit/s"));
     }

@@ -40,14 +40,14 @@ mod timeline;
 
 use anyhow::Result;
 
-use crate::{lab::Lab, report::Finding};
+use crate::{lab::BenchmarkEnvironment, report::BenchmarkFinding};
 
 pub struct Benchmark {
     pub name: &'static str,
     pub target: &'static str,
     /// Benchmarks without a target run only when they are asked for.
     pub by_default: bool,
-    pub run: fn(&Lab) -> Result<Vec<Finding>>,
+    pub run: fn(&BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>>,
 }
 
 pub const ALL: [Benchmark; 34] = [

@@ -11,20 +11,20 @@ use std::{collections::BTreeMap, path::Path, process::Command, time::Duration};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farbus::importer::session::bare::{
     pipelines::{
-        Pipeline, Place, Settings,
-        module::{Class, Module, Role},
+        ModuleContext, ModulePipeline, ModuleSettings,
+        module::{Module, ModuleDeviceClass, ModuleRole},
         null::NULL,
     },
-    runners::{ModuleProcess, Sandbox, Use, Way as Reached},
+    runners::{ModuleProcess, ModuleTransport as Reached, ModuleUse, WasmSandbox},
 };
 
-use super::database::Folder;
+use super::database::ScratchFolder;
 use crate::{
-    frames::Way,
-    lab::Lab,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    frames::FrameLink,
+    lab::BenchmarkEnvironment,
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "modules";
@@ -52,14 +52,14 @@ const OPTIONS: &str = "0";
 
 /// The ways to run a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Runner {
+enum ModuleRunner {
     Inside,
     Ring,
     Pipes,
     Sandbox,
 }
 
-impl Runner {
+impl ModuleRunner {
     const ALL: [Self; 4] = [Self::Inside, Self::Ring, Self::Pipes, Self::Sandbox];
 
     fn name(self) -> &'static str {
@@ -72,28 +72,30 @@ impl Runner {
     }
 
     /// The target in percent per pair, and the paper's figures for the first and further pairs.
-    fn promised(self) -> (Target, &'static str) {
+    fn promised(self) -> (SpeedTarget, &'static str) {
         match self {
-            Self::Inside => (Target::AtMost(0.1), ""),
+            Self::Inside => (SpeedTarget::AtMost(0.1), ""),
             Self::Ring => {
-                (Target::AtMost(0.36), "; the paper's shared memory: first pair +5.6 %, each further one +0.36 %")
+                (SpeedTarget::AtMost(0.36), "; the paper's shared memory: first pair +5.6 %, each further one +0.36 %")
             }
-            Self::Pipes => (Target::AtMost(2.3), "; the paper's pipes: first pair +8.9 %, each further one +2.3 %"),
-            Self::Sandbox => (Target::Context, ""),
+            Self::Pipes => {
+                (SpeedTarget::AtMost(2.3), "; the paper's pipes: first pair +8.9 %, each further one +2.3 %")
+            }
+            Self::Sandbox => (SpeedTarget::Context, ""),
         }
     }
 }
 
 /// The processes and programs that run both halves of all pairs.
-struct Crew {
+struct ModuleProcessPool {
     ring: Vec<[ModuleProcess; 2]>,
     pipes: Vec<[ModuleProcess; 2]>,
-    sandbox: Sandbox,
+    sandbox: WasmSandbox,
 }
 
-impl Crew {
+impl ModuleProcessPool {
     /// farbus itself supervises and confines the processes, as in the product.
-    fn hire(lab: &Lab, folder: &Folder, pairs: usize) -> Result<Self> {
+    fn hire(lab: &BenchmarkEnvironment, folder: &ScratchFolder, pairs: usize) -> Result<Self> {
         let farbus = lab.farbus_program()?;
         let compiled = |name: &str, source: &str| {
             let (path, text) = (folder.place(name), folder.place("source.c"));
@@ -117,64 +119,64 @@ impl Crew {
         Ok(Self {
             ring: crew(&ring, Reached::Ring)?,
             pipes: crew(&pipes, Reached::Pipes)?,
-            sandbox: Sandbox::new(&code, PATIENCE).map_err(|why| anyhow!(why))?,
+            sandbox: WasmSandbox::new(&code, PATIENCE).map_err(|why| anyhow!(why))?,
         })
     }
 
     /// Both ends of this many pairs: the exporter's and the importer's.
-    fn ends(&self, runner: Runner, pairs: usize) -> Result<[Pipeline; 2]> {
-        let end = |role: Role| {
+    fn ends(&self, runner: ModuleRunner, pairs: usize) -> Result<[ModulePipeline; 2]> {
+        let end = |role: ModuleRole| {
             let halves = (0..pairs).map(|at| {
                 let half = self.half(runner, at, role).map_err(|why| anyhow!("{}: {why}", runner.name()))?;
                 Ok((format!("null {at}"), half))
             });
-            Ok::<_, anyhow::Error>(Pipeline::new(halves.collect::<Result<_>>()?))
+            Ok::<_, anyhow::Error>(ModulePipeline::new(halves.collect::<Result<_>>()?))
         };
-        Ok([end(Role::Exporter)?, end(Role::Importer)?])
+        Ok([end(ModuleRole::Exporter)?, end(ModuleRole::Importer)?])
     }
 
-    fn half(&self, runner: Runner, at: usize, role: Role) -> Result<Box<dyn Module>, String> {
-        let used = Use { role, class: Class::Stream, failed: &[1], options: OPTIONS, hold_max: None };
-        let end = usize::from(role == Role::Importer);
+    fn half(&self, runner: ModuleRunner, at: usize, role: ModuleRole) -> Result<Box<dyn Module>, String> {
+        let used = ModuleUse { role, class: ModuleDeviceClass::Stream, failed: &[1], options: OPTIONS, hold_max: None };
+        let end = usize::from(role == ModuleRole::Importer);
         match runner {
-            Runner::Inside => {
-                let place = Place { role, class: Class::Stream, failed: vec![1].into() };
-                Ok((NULL.make)(&Settings::default(), &place))
+            ModuleRunner::Inside => {
+                let place = ModuleContext { role, class: ModuleDeviceClass::Stream, failed: vec![1].into() };
+                Ok((NULL.make)(&ModuleSettings::default(), &place))
             }
-            Runner::Ring => self.ring[at][end].half(&used),
-            Runner::Pipes => self.pipes[at][end].half(&used),
-            Runner::Sandbox => self.sandbox.half(&used),
+            ModuleRunner::Ring => self.ring[at][end].half(&used),
+            ModuleRunner::Pipes => self.pipes[at][end].half(&used),
+            ModuleRunner::Sandbox => self.sandbox.half(&used),
         }
     }
 }
 
 /// Seconds a frame, repeat by repeat.
-type Times = BTreeMap<(Runner, usize, usize), Vec<f64>>;
+type FrameTimes = BTreeMap<(ModuleRunner, usize, usize), Vec<f64>>;
 
 /// The bytes of frames of `side` pixels, and how many of them a repeat has at `seconds` each.
 fn shape(side: usize, seconds: f64) -> (usize, usize) {
     (side * side * 3, FRAMES_MIN.max((SPAN.as_secs_f64() / seconds).ceil() as usize + 1))
 }
 
-struct Experiment<'a> {
-    crew: &'a Crew,
+struct ModuleExperiment<'a> {
+    crew: &'a ModuleProcessPool,
     bits_per_s: Option<u64>,
     waits: bool,
     repeats: usize,
 }
 
-impl Experiment<'_> {
+impl ModuleExperiment<'_> {
     /// Runs all sizes, runners and numbers of pairs in turns, as often as there are repeats.
-    fn run(&self, sides: &[usize], pairs: impl Fn(usize) -> Vec<usize>) -> Result<Times> {
-        let mut way = Way::new(self.bits_per_s)?;
-        let mut times = Times::new();
+    fn run(&self, sides: &[usize], pairs: impl Fn(usize) -> Vec<usize>) -> Result<FrameTimes> {
+        let mut way = FrameLink::new(self.bits_per_s)?;
+        let mut times = FrameTimes::new();
         for repeat in 0..=self.repeats {
             for &side in sides {
                 let seconds = (side * side * 3 * 8) as f64 / self.bits_per_s.unwrap_or(OPEN_BITS_PER_S) as f64;
                 let (bytes, count) = shape(side, seconds);
-                let mut turns: Vec<(Runner, usize)> = vec![(Runner::Inside, 0)];
+                let mut turns: Vec<(ModuleRunner, usize)> = vec![(ModuleRunner::Inside, 0)];
                 turns.extend(
-                    Runner::ALL.iter().flat_map(|runner| pairs(side).into_iter().map(|pairs| (*runner, pairs))),
+                    ModuleRunner::ALL.iter().flat_map(|runner| pairs(side).into_iter().map(|pairs| (*runner, pairs))),
                 );
                 if repeat % 2 == 1 {
                     turns.reverse();
@@ -194,19 +196,19 @@ impl Experiment<'_> {
 }
 
 /// Seconds without any module, in each repeat.
-fn bare(times: &Times, side: usize) -> &[f64] {
-    &times[&(Runner::Inside, side, 0)]
+fn bare(times: &FrameTimes, side: usize) -> &[f64] {
+    &times[&(ModuleRunner::Inside, side, 0)]
 }
 
 /// The cost of the first pair, in percent of a frame without any; repeat by repeat.
-fn first(times: &Times, runner: Runner, side: usize) -> Vec<f64> {
+fn first(times: &FrameTimes, runner: ModuleRunner, side: usize) -> Vec<f64> {
     let added = times[&(runner, side, 1)].iter().zip(bare(times, side));
     added.map(|(with, without)| (with / without - 1.0) * 100.0).collect()
 }
 
 /// The cost of each pair: the slope over these sizes, by least squares, in percent of a frame without any; repeat by
 /// repeat.
-fn slope(times: &Times, runner: Runner, side: usize, pairs: &[usize]) -> Vec<f64> {
+fn slope(times: &FrameTimes, runner: ModuleRunner, side: usize, pairs: &[usize]) -> Vec<f64> {
     let mean = pairs.iter().sum::<usize>() as f64 / pairs.len() as f64;
     let square: f64 = pairs.iter().map(|&pairs| (pairs as f64 - mean).powi(2)).sum();
     let in_repeat = |(repeat, without): (usize, &f64)| {
@@ -217,11 +219,11 @@ fn slope(times: &Times, runner: Runner, side: usize, pairs: &[usize]) -> Vec<f64
 }
 
 fn median(values: Vec<f64>) -> f64 {
-    Spread::new(values).median()
+    SampleSpread::new(values).median()
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    let folder = Folder::new(NAME)?;
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    let folder = ScratchFolder::new(NAME)?;
     let (sides, slope_pairs): (&[usize], &[usize]) = match lab.quick {
         true => (&SLOPE_SIDES, &SLOPE_PAIRS[..3]),
         false => (&SIDES, &SLOPE_PAIRS),
@@ -231,7 +233,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     if !has_cc() {
         bail!("modules in processes are compiled here: there is no cc");
     }
-    let crew = Crew::hire(lab, &folder, pairs_max)?;
+    let crew = ModuleProcessPool::hire(lab, &folder, pairs_max)?;
     let all = |side: usize| {
         let mut pairs = PAPER_PAIRS.to_vec();
         pairs.extend(slope_pairs.iter().filter(|_| SLOPE_SIDES.contains(&side)));
@@ -239,15 +241,15 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         pairs.dedup();
         pairs
     };
-    let shaped = Experiment { crew: &crew, bits_per_s: Some(LINK_BITS_PER_S), waits: false, repeats };
+    let shaped = ModuleExperiment { crew: &crew, bits_per_s: Some(LINK_BITS_PER_S), waits: false, repeats };
     let shaped = shaped.run(sides, all)?;
-    let waiting = Experiment { crew: &crew, bits_per_s: None, waits: true, repeats };
+    let waiting = ModuleExperiment { crew: &crew, bits_per_s: None, waits: true, repeats };
     let waiting = waiting.run(&SLOPE_SIDES, |_| PAPER_PAIRS.to_vec())?;
-    let open = Experiment { crew: &crew, bits_per_s: None, waits: false, repeats };
+    let open = ModuleExperiment { crew: &crew, bits_per_s: None, waits: false, repeats };
     let open = open.run(&SLOPE_SIDES, |_| PAPER_PAIRS.to_vec())?;
 
     let mut findings = Vec::new();
-    for runner in Runner::ALL {
+    for runner in ModuleRunner::ALL {
         let (target, paper) = runner.promised();
         for side in SLOPE_SIDES {
             let judged = slope(&shaped, runner, side, slope_pairs);
@@ -265,11 +267,12 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                 alone_us / (side * side * 3 * 8) as f64 / 1e6 * LINK_BITS_PER_S as f64 * 100.0,
             );
             findings.push(
-                Finding::absolute(NAME, what, Quantity::new(Spread::new(judged), "%"), target).with_detail(detail),
+                BenchmarkFinding::absolute(NAME, what, MeasuredQuantity::new(SampleSpread::new(judged), "%"), target)
+                    .with_detail(detail),
             );
         }
     }
-    for runner in Runner::ALL {
+    for runner in ModuleRunner::ALL {
         for side in SLOPE_SIDES {
             let with = |pairs| median(open[&(runner, side, pairs)].clone()) * 1e6;
             let what = format!("{}, {side}² over loopback, unshaped: a frame through 8 pairs", runner.name());
@@ -279,8 +282,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                 with(1)
             );
             let micros = open[&(runner, side, 8)].iter().map(|seconds| seconds * 1e6).collect();
-            let quantity = Quantity::new(Spread::new(micros), "µs");
-            findings.push(Finding::absolute(NAME, what, quantity, Target::Context).with_detail(detail));
+            let quantity = MeasuredQuantity::new(SampleSpread::new(micros), "µs");
+            findings.push(BenchmarkFinding::absolute(NAME, what, quantity, SpeedTarget::Context).with_detail(detail));
         }
     }
     lab.plot(NAME, &chart(&shaped, sides).render())?;
@@ -293,47 +296,47 @@ fn has_cc() -> bool {
 }
 
 /// The paper's Figure 2, and the cost of the pairs.
-fn chart(times: &Times, sides: &[usize]) -> Chart {
-    let line = |name: String, figure: &dyn Fn(usize) -> f64| Line {
+fn chart(times: &FrameTimes, sides: &[usize]) -> LineChart {
+    let line = |name: String, figure: &dyn Fn(usize) -> f64| ChartLine {
         name,
         points: sides.iter().map(|&side| (side as f64, figure(side))).collect(),
     };
-    let absolute = |runner: Runner, pairs: usize| {
+    let absolute = |runner: ModuleRunner, pairs: usize| {
         line(format!("{}, {pairs}", runner.name()), &|side| median(times[&(runner, side, pairs)].clone()) * 1e3)
     };
-    let relative = |runner: Runner, pairs: usize| {
+    let relative = |runner: ModuleRunner, pairs: usize| {
         line(format!("{}, {pairs}", runner.name()), &|side| {
             let added = times[&(runner, side, pairs)].iter().zip(bare(times, side));
             median(added.map(|(with, without)| with / without * 100.0).collect())
         })
     };
-    let ways = [Runner::Ring, Runner::Pipes];
-    Chart {
+    let ways = [ModuleRunner::Ring, ModuleRunner::Pipes];
+    LineChart {
         title: "Frames through null pairs, 100 Mb/s (2013 paper, Figure 2)".into(),
         across: "side of a frame, pixels".into(),
         panels: vec![
-            Panel {
+            ChartPanel {
                 up: "ms from frame to frame; way and pairs".into(),
                 is_logarithmic: false,
                 lines: ways.into_iter().flat_map(|way| PAPER_PAIRS.map(|pairs| absolute(way, pairs))).collect(),
             },
-            Panel {
+            ChartPanel {
                 up: "% of the time without pairs".into(),
                 is_logarithmic: false,
-                lines: Runner::ALL.into_iter().map(|runner| relative(runner, 8)).collect(),
+                lines: ModuleRunner::ALL.into_iter().map(|runner| relative(runner, 8)).collect(),
             },
         ],
     }
 }
 
 /// From one pair to the largest number.
-fn pairs_chart(times: &Times, pairs: &[usize]) -> Chart {
-    let panel = |side: usize| Panel {
+fn pairs_chart(times: &FrameTimes, pairs: &[usize]) -> LineChart {
+    let panel = |side: usize| ChartPanel {
         up: format!("{side}²: % of the time without pairs"),
         is_logarithmic: false,
-        lines: Runner::ALL
+        lines: ModuleRunner::ALL
             .into_iter()
-            .map(|runner| Line {
+            .map(|runner| ChartLine {
                 name: runner.name().into(),
                 points: pairs
                     .iter()
@@ -345,7 +348,7 @@ fn pairs_chart(times: &Times, pairs: &[usize]) -> Chart {
             })
             .collect(),
     };
-    Chart {
+    LineChart {
         title: "Frames through many null pairs, 100 Mb/s".into(),
         across: "pairs".into(),
         panels: SLOPE_SIDES.into_iter().map(panel).collect(),
@@ -358,16 +361,16 @@ mod tests {
 
     #[test]
     fn a_pair_s_cost_is_the_slope_of_its_own_repeat() {
-        let mut times = Times::new();
+        let mut times = FrameTimes::new();
         // Two repeats, the second on a machine of half the speed: 10 % a pair in both, 30 % the first.
         for (pairs, seconds) in [(0, 1.0), (1, 1.3), (4, 1.6), (16, 2.8)] {
-            times.insert((Runner::Ring, 100, pairs), vec![seconds, 2.0 * seconds]);
+            times.insert((ModuleRunner::Ring, 100, pairs), vec![seconds, 2.0 * seconds]);
         }
-        times.insert((Runner::Inside, 100, 0), vec![1.0, 2.0]);
-        for cost in slope(&times, Runner::Ring, 100, &[1, 4, 16]) {
+        times.insert((ModuleRunner::Inside, 100, 0), vec![1.0, 2.0]);
+        for cost in slope(&times, ModuleRunner::Ring, 100, &[1, 4, 16]) {
             assert!((cost - 10.0).abs() < 1e-9, "{cost}");
         }
-        assert!((first(&times, Runner::Ring, 100)[1] - 30.0).abs() < 1e-9);
+        assert!((first(&times, ModuleRunner::Ring, 100)[1] - 30.0).abs() < 1e-9);
         assert_eq!((shape(100, 0.0024), shape(700, 0.1176)), ((30_000, 26), (1_470_000, 2)));
     }
 }

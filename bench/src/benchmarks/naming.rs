@@ -1,6 +1,6 @@
 //! The names of figures in a report.
 
-use crate::contest::Contest;
+use crate::contest::ContestResult;
 
 /// `64 B`, `4 KiB`, `1 MiB`.
 pub fn size(bytes: usize) -> String {
@@ -12,7 +12,7 @@ pub fn size(bytes: usize) -> String {
 }
 
 /// The p50 and p99 of a side over all rounds.
-pub fn latencies(contest: &Contest, side: usize) -> String {
+pub fn latencies(contest: &ContestResult, side: usize) -> String {
     let sum = contest.sum(side);
     format!("p50 {:.1} µs, p99 {:.1} µs", sum.latency_us(50.0), sum.latency_us(99.0))
 }

@@ -6,32 +6,32 @@ use anyhow::{Result, bail};
 
 use super::{
     naming::{latencies, size},
-    storage::{DISK_BYTES, Image},
+    storage::{DISK_BYTES, TmpfsImage},
 };
 use crate::{
-    contest::{Contest, Share, Side},
-    lab::{Lab, Subject},
+    contest::{ContestResult, ContestServer, RoundTally},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
     peers::{
-        Server,
-        nbdkit::{Nbd, NbdPeer, Verb},
+        PeerServer,
+        nbdkit::{BlockVerb, NbdLoadClient, NbdPeer},
     },
-    report::{Finding, Quantity},
-    stats::Target,
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::SpeedTarget,
 };
 
 pub const NAME: &str = "nbd";
 const DEPTH: usize = 32;
 const FILL_BYTES: usize = 128 * 1024;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus serves NBD");
     }
-    let image = Image::create()?;
-    let server = Server::farbus_nbd(lab.farbus_program()?, &format!("memory:{DISK_BYTES}"), lab.placement)?;
+    let image = TmpfsImage::create()?;
+    let server = PeerServer::farbus_nbd(lab.farbus_program()?, &format!("memory:{DISK_BYTES}"), lab.placement)?;
     let nbdkit = NbdPeer::nbdkit(DISK_BYTES, lab.placement)?;
     let qemu = NbdPeer::qemu(&image.0, lab.placement)?;
-    let mut clients = [Nbd::connect(server.address)?, nbdkit.connect()?, qemu.connect()?];
+    let mut clients = [NbdLoadClient::connect(server.address)?, nbdkit.connect()?, qemu.connect()?];
     let block = vec![0xa5; FILL_BYTES];
     // A hole is answered without touching memory; a filled disk has none.
     for client in &mut clients {
@@ -42,32 +42,34 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let [ours, theirs, qemus] = &mut clients;
     let mut findings = Vec::new();
     for (verb, bytes, is_random) in [
-        (Verb::Read, 128 * 1024, false),
-        (Verb::Write, 128 * 1024, false),
-        (Verb::Read, 4096, true),
-        (Verb::Write, 4096, true),
+        (BlockVerb::Read, 128 * 1024, false),
+        (BlockVerb::Write, 128 * 1024, false),
+        (BlockVerb::Read, 4096, true),
+        (BlockVerb::Write, 4096, true),
     ] {
         let rules = if is_random { lab.rules } else { lab.rules.with_long_slices() };
-        let contest = Contest::hold(
+        let contest = ContestResult::hold(
             &rules,
             &mut [
-                Side::new(server.pid(), |slice| ours.run(verb, bytes, DEPTH, is_random, slice)),
-                Side::new(nbdkit.pid(), |slice| theirs.run(verb, bytes, DEPTH, is_random, slice)),
-                Side::new(qemu.pid(), |slice| qemus.run(verb, bytes, DEPTH, is_random, slice)),
+                ContestServer::new(server.pid(), |slice| ours.run(verb, bytes, DEPTH, is_random, slice)),
+                ContestServer::new(nbdkit.pid(), |slice| theirs.run(verb, bytes, DEPTH, is_random, slice)),
+                ContestServer::new(qemu.pid(), |slice| qemus.run(verb, bytes, DEPTH, is_random, slice)),
             ],
         )?;
         let figures = |side| contest.figures(side, |share| share.tally.bytes_per_second() / 1e6);
-        let cpu = [0, 1, 2].map(|side| contest.figures(side, Share::cpu_seconds_per_gb).median());
+        let cpu = [0, 1, 2].map(|side| contest.figures(side, RoundTally::cpu_seconds_per_gb).median());
         let order = if is_random { " random" } else { "" };
-        for (side, peer, target) in [(1, "nbdkit memory", Target::AtLeast(1.0)), (2, "qemu-nbd", Target::Context)] {
+        for (side, peer, target) in
+            [(1, "nbdkit memory", SpeedTarget::AtLeast(1.0)), (2, "qemu-nbd", SpeedTarget::Context)]
+        {
             let detail =
                 format!("{}, server CPU {:.2} s/GB against {:.2} s/GB", latencies(&contest, 0), cpu[0], cpu[side]);
             findings.push(
-                Finding::ratio(
+                BenchmarkFinding::ratio(
                     NAME,
                     format!("{} {}{order} × {DEPTH}", verb.name(), size(bytes)),
-                    Quantity::new(figures(0), "MB/s"),
-                    (peer, Quantity::new(figures(side), "MB/s")),
+                    MeasuredQuantity::new(figures(0), "MB/s"),
+                    (peer, MeasuredQuantity::new(figures(side), "MB/s")),
                     target,
                 )
                 .with_detail(detail)

@@ -5,27 +5,27 @@
 
 use anyhow::{Result, anyhow, ensure};
 use farbus::{
-    gadgets::zero::{Fill, SourceSink},
+    gadgets::zero::{SourcePattern, SourceSink},
     importer::session::bare::{
         blocks::{SparseMemory, StoreDevice},
         native::{
-            Attached, ExporterSession, ImporterSession, LaneLimits, RemoteBlock, RemoteUsb, Served, ServedBlock,
-            ServedUsb, Services, State,
-            control::{Class, End, Open},
+            AttachmentState, ExporterServices, ExporterSession, ImporterAttachment, ImporterSession, LaneLimits,
+            RemoteBlock, RemoteUsb, ServedBlock, ServedExport, ServedUsb,
+            control::{AttachmentClass, AttachmentEndNotice, OpenRequest},
             hello::SessionId,
         },
     },
     model::{
-        BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Device, EpAddr, Instant, IsoPacket, Limits,
-        Payload, Setup, Speed, Urb, UrbId,
+        BlockDevice, BlockId, BlockRequest, BufferPool, CompletionQueue, Device, EpAddr, Instant, IsoPacket, Payload,
+        SessionLimits, SetupPacket, Urb, UrbId, UsbSpeed,
     },
 };
 
 use crate::{
-    lab::Lab,
+    lab::BenchmarkEnvironment,
     peers::session::{open, record},
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
 };
 
 pub const NAME: &str = "overhead";
@@ -37,7 +37,7 @@ const PAPER_BYTES: f64 = 32.0;
 const REQUESTS: u32 = 64;
 
 /// A request of the paper, and its rate.
-struct Shape {
+struct RequestShape {
     what: &'static str,
     data_bytes: u32,
     /// Packets as the paper counts them, of the paper and of farbus.
@@ -48,8 +48,8 @@ struct Shape {
     paper_percent: f64,
 }
 
-pub fn run(_lab: &Lab) -> Result<Vec<Finding>> {
-    let shape = |what, data_bytes, packets, schedule_bytes, paper_percent| Shape {
+pub fn run(_lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    let shape = |what, data_bytes, packets, schedule_bytes, paper_percent| RequestShape {
         what,
         data_bytes,
         packets,
@@ -64,16 +64,16 @@ pub fn run(_lab: &Lab) -> Result<Vec<Finding>> {
             true => BlockRequest::write(BlockId(id), 0, vec![1; bytes as usize].into()),
             false => BlockRequest::read(BlockId(id), 0, bytes),
         };
-        let mut wire = Wire::new(RemoteBlock::new(1, open(Class::BLOCK, "disk")))?;
+        let mut wire = CountedSession::new(RemoteBlock::new(1, open(AttachmentClass::BLOCK, "disk")))?;
         wire.overhead(16_384, |disk, now, id, done| disk.submit(now, request(id, 16_384).launch(), done))
     };
     let usb_bytes = |bytes: u32, make: &dyn Fn(UrbId) -> Urb| {
-        let mut wire = Wire::new(RemoteUsb::new(1, open(Class::USB, "zero")))?;
-        let configure = Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty);
+        let mut wire = CountedSession::new(RemoteUsb::new(1, open(AttachmentClass::USB, "zero")))?;
+        let configure = Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty);
         wire.remote.submit(wire.now, configure.launch(), &mut wire.done);
         wire.exchange()?;
         // The setting that has the isochronous endpoints.
-        let configure = Urb::control(UrbId(0), Setup::set_interface(0, 1), Payload::Empty);
+        let configure = Urb::control(UrbId(0), SetupPacket::set_interface(0, 1), Payload::Empty);
         wire.remote.submit(wire.now, configure.launch(), &mut wire.done);
         wire.exchange()?;
         while wire.done.pop().is_some() {}
@@ -98,8 +98,8 @@ pub fn run(_lab: &Lab) -> Result<Vec<Finding>> {
     Ok(counted.into_iter().flat_map(|(shape, ours)| shape.findings(ours)).collect())
 }
 
-impl Shape {
-    fn findings(&self, header_bytes: f64) -> [Finding; 2] {
+impl RequestShape {
+    fn findings(&self, header_bytes: f64) -> [BenchmarkFinding; 2] {
         let [theirs, ours] = self.packets;
         let data = f64::from(self.data_bytes);
         let percent = (ours * PACKET_BYTES + header_bytes) / data * 100.0;
@@ -109,18 +109,18 @@ impl Shape {
             0.0 => format!("{header_bytes:.1} bytes of ours a request and reply, acknowledgements included"),
             bytes => format!("{header_bytes:.1} bytes of ours, {bytes} of them the schedule and how it ended"),
         };
-        let share = Quantity::new(Spread::once(percent), "%");
-        let own = Quantity::new(Spread::once(header_bytes - self.schedule_bytes), "bytes");
+        let share = MeasuredQuantity::new(SampleSpread::once(percent), "%");
+        let own = MeasuredQuantity::new(SampleSpread::once(header_bytes - self.schedule_bytes), "bytes");
         [
-            Finding::absolute(NAME, self.what.to_owned(), share, Target::AtMost(self.paper_percent))
+            BenchmarkFinding::absolute(NAME, self.what.to_owned(), share, SpeedTarget::AtMost(self.paper_percent))
                 .with_detail(detail),
-            Finding::absolute(NAME, format!("{}: headers", self.what), own, Target::AtMost(PAPER_BYTES)),
+            BenchmarkFinding::absolute(NAME, format!("{}: headers", self.what), own, SpeedTarget::AtMost(PAPER_BYTES)),
         ]
     }
 }
 
 /// Both ends of a session, which counts the bytes between them.
-struct Wire<A: Attached> {
+struct CountedSession<A: ImporterAttachment> {
     importer: ImporterSession,
     exporter: ExporterSession,
     remote: A,
@@ -129,20 +129,25 @@ struct Wire<A: Attached> {
     bytes: u64,
 }
 
-struct Shelf;
+struct OverheadServices;
 
-impl Services for Shelf {
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        if open.class == Class::BLOCK {
+impl ExporterServices for OverheadServices {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        if open.class == AttachmentClass::BLOCK {
             let device = StoreDevice::new(SparseMemory::new(1 << 20, 1 << 20));
             return Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}))));
         }
-        let device = SourceSink::device(Speed::High, Fill::Zeros, false);
-        Ok((1, Box::new(ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {}))))
+        let device = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
+        Ok((1, Box::new(ServedUsb::new(number, device, record(), SessionLimits::DEFAULT, |_, _| {}))))
     }
 }
 
-impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
+impl<D, A: ImporterAttachment<Done = CompletionQueue<D>>> CountedSession<A> {
     fn new(remote: A) -> Result<Self> {
         let (now, limits) = (Instant::ZERO, LaneLimits::DEFAULT);
         let grace = std::time::Duration::from_secs(1);
@@ -150,10 +155,10 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
         let begun = ExporterSession::begin(&importer.hello(0), SessionId([1; 16]), 1, grace, limits);
         let (exporter, welcome) = begun.map_err(|refusal| anyhow!("{:?}", refusal.outcome))?;
         importer.handle_welcome(&welcome)?;
-        let done = Completions::new(BufferPool::new(1 << 20));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
         let mut wire = Self { importer, exporter, remote, done, now, bytes: 0 };
         wire.exchange()?;
-        ensure!(*wire.remote.state() == State::Open, "the device was refused: {:?}", wire.remote.state());
+        ensure!(*wire.remote.state() == AttachmentState::Open, "the device was refused: {:?}", wire.remote.state());
         Ok(wire)
     }
 
@@ -161,7 +166,7 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
     fn overhead(
         &mut self,
         data_bytes: u32,
-        mut ask: impl FnMut(&mut A, Instant, u64, &mut Completions<D>),
+        mut ask: impl FnMut(&mut A, Instant, u64, &mut CompletionQueue<D>),
     ) -> Result<f64> {
         self.bytes = 0;
         let mut answered = 0;
@@ -196,7 +201,7 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
                 is_quiet = false;
                 self.exporter.lane_mut().receive_space()[..out.len()].copy_from_slice(&out);
                 self.exporter.lane_mut().handle_received(out.len());
-                while self.exporter.advance(self.now, &mut Shelf)? {}
+                while self.exporter.advance(self.now, &mut OverheadServices)? {}
             }
             while self.exporter.lane_mut().has_transmit() {
                 let back: Vec<u8> =

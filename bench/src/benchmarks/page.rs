@@ -14,14 +14,14 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    database::Folder,
-    page_clients::{ManyClients, TOKENS},
+    database::ScratchFolder,
+    page_clients::{PageClientLoad, TOKENS},
 };
 use crate::{
-    lab::Lab,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    lab::BenchmarkEnvironment,
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 pub const NAME: &str = "page";
@@ -37,16 +37,16 @@ const PID: u32 = 4_294_967_000;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A process that is ended with this.
-struct Process(Child);
+struct ProcessGuard(Child);
 
-impl Drop for Process {
+impl Drop for ProcessGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Process {
+impl ProcessGuard {
     /// Starts it and reads lines until one has this text; returns that line.
     fn start(mut command: Command, text: &str) -> Result<(Self, String)> {
         let name = command.get_program().to_string_lossy().into_owned();
@@ -61,10 +61,10 @@ impl Process {
 }
 
 /// What a made-up process says it has.
-type Devices = Arc<Mutex<Vec<Value>>>;
+type SimulatedDevices = Arc<Mutex<Vec<Value>>>;
 
 /// Answers on a control socket for a process that shares these devices, until this one ends.
-fn made_up(folder: &std::path::Path, devices: &Devices) -> Result<()> {
+fn made_up(folder: &std::path::Path, devices: &SimulatedDevices) -> Result<()> {
     let path = folder.join(format!("{PID}.sock"));
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
@@ -92,23 +92,23 @@ fn made_up(folder: &std::path::Path, devices: &Devices) -> Result<()> {
 }
 
 /// Chromium without a window, by its WebDriver.
-struct Browser {
-    _driver: Process,
+struct HeadlessBrowser {
+    _driver: ProcessGuard,
     address: SocketAddr,
     session: String,
 }
 
-impl Drop for Browser {
+impl Drop for HeadlessBrowser {
     fn drop(&mut self) {
         let _ = self.request("DELETE", &format!("/session/{}", self.session), None);
     }
 }
 
-impl Browser {
+impl HeadlessBrowser {
     fn start(profile: &std::path::Path) -> Result<Self> {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0").env_remove("CHROMIUM_FLAGS");
-        let (driver, line) = Process::start(command, "started successfully on port ")?;
+        let (driver, line) = ProcessGuard::start(command, "started successfully on port ")?;
         let port = line.trim_end_matches('.').rsplit(' ').next().and_then(|port| port.parse().ok());
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.context("chromedriver's port")?));
         let mut browser = Self { _driver: driver, address, session: String::new() };
@@ -211,7 +211,7 @@ fn plotted(last: u64) -> Value {
 }
 
 /// What a further second of a full plot costs the script of a device's page, milliseconds.
-fn further_seconds(browser: &Browser, url: &str, devices: &Devices, rounds: u64) -> Result<Vec<f64>> {
+fn further_seconds(browser: &HeadlessBrowser, url: &str, devices: &SimulatedDevices, rounds: u64) -> Result<Vec<f64>> {
     let change = |last| devices.lock().unwrap_or_else(PoisonError::into_inner)[DEVICES - 1] = plotted(last);
     change(SECONDS);
     browser.command("url", &json!({ "url": format!("{}/device/{PID}?name=plotted", url.trim_end_matches('/')) }))?;
@@ -233,8 +233,8 @@ const PAINTED: &str = "new PerformanceObserver((list, watch) => {\n\
     if (paint) { watch.disconnect(); done(paint.startTime); }\n\
     }).observe({ type: 'paint', buffered: true });";
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    let folder = Folder::new(NAME)?;
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    let folder = ScratchFolder::new(NAME)?;
     let (runtime, state) = (folder.folder("run")?, folder.folder("state")?);
     let sockets = folder.folder("run/farbus")?;
     for private in [&runtime, &state, &sockets] {
@@ -246,7 +246,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
             "labels": { "rack": format!("r{}", n % 7) },
         })
     };
-    let devices: Devices = Arc::new(Mutex::new((0..DEVICES).map(device).collect()));
+    let devices: SimulatedDevices = Arc::new(Mutex::new((0..DEVICES).map(device).collect()));
     made_up(&sockets, &devices)?;
     let farbus = |arguments: &[&str]| -> Result<Command> {
         let mut command = Command::new(lab.farbus_program()?);
@@ -254,7 +254,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         Ok(command)
     };
     let page = farbus(&["page", "--listen", "127.0.0.1:0", "--tls", "127.0.0.1:0", "--name", "localhost"])?;
-    let (page, line) = Process::start(page, "page at http://")?;
+    let (page, line) = ProcessGuard::start(page, "page at http://")?;
     let url = line.split_whitespace().nth(2).context("the page's address")?.to_owned();
     let place: Value = serde_json::from_slice(&std::fs::read(state.join("page-place.json"))?)?;
     let elsewhere = place["url"].as_str().context("the address for other machines")?;
@@ -264,7 +264,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         let said: Value = serde_json::from_slice(&output.stdout)?;
         Ok(said[field].as_str().with_context(|| format!("{arguments:?}: {said}"))?.to_owned())
     };
-    let browser = Browser::start(&folder.folder("profile")?)?;
+    let browser = HeadlessBrowser::start(&folder.folder("profile")?)?;
     browser.command("goog/cdp/execute", &json!({ "cmd": "Performance.enable", "params": {} }))?;
     browser.command("url", &json!({ "url": said(&["page", "invite", "--json"], "url")? }))?;
     // Its script leads from one document to another: what waits in the first would not be answered.
@@ -297,22 +297,27 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let [over_tls, painted] = painted;
     lab.plot(NAME, &chart((&painted, &over_tls), &spent, &drawn).render())?;
     let of = |what: &str| format!("{DEVICES} devices: {what}");
-    let ms = |times: Vec<f64>| Quantity::new(Spread::new(times), "ms");
-    let paint = Target::AtMost(PAINT_MS_MAX);
+    let ms = |times: Vec<f64>| MeasuredQuantity::new(SampleSpread::new(times), "ms");
+    let paint = SpeedTarget::AtMost(PAINT_MS_MAX);
     let mut findings = vec![
-        Finding::absolute(NAME, of("first contentful paint"), ms(painted), paint),
-        Finding::absolute(NAME, of("first contentful paint over TLS"), ms(over_tls), paint),
-        Finding::absolute(NAME, of("script for the event of one change"), ms(spent), Target::AtMost(SCRIPT_MS_MAX)),
-        Finding::absolute(
+        BenchmarkFinding::absolute(NAME, of("first contentful paint"), ms(painted), paint),
+        BenchmarkFinding::absolute(NAME, of("first contentful paint over TLS"), ms(over_tls), paint),
+        BenchmarkFinding::absolute(
+            NAME,
+            of("script for the event of one change"),
+            ms(spent),
+            SpeedTarget::AtMost(SCRIPT_MS_MAX),
+        ),
+        BenchmarkFinding::absolute(
             NAME,
             format!("script for a further second of four plots of {SECONDS}"),
             ms(drawn),
-            Target::AtMost(SCRIPT_MS_MAX),
+            SpeedTarget::AtMost(SCRIPT_MS_MAX),
         ),
     ];
     let make = ["page", "token", "create", "--scope", "read", "--json"];
     let tokens = (0..TOKENS).map(|_| said(&make, "token")).collect::<Result<Vec<String>>>()?;
-    let many_clients = ManyClients {
+    let many_clients = PageClientLoad {
         pid: page.0.id(),
         plain: url.trim_start_matches("http://").trim_end_matches('/'),
         tls: place["listen"].as_str().and_then(|at| at.parse().ok()).context("its address")?,
@@ -326,14 +331,14 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn chart((painted, over_tls): (&[f64], &[f64]), spent: &[f64], drawn: &[f64]) -> Chart {
-    let line = |name: &str, times: &[f64]| Line {
+fn chart((painted, over_tls): (&[f64], &[f64]), spent: &[f64], drawn: &[f64]) -> LineChart {
+    let line = |name: &str, times: &[f64]| ChartLine {
         name: name.to_owned(),
         points: times.iter().enumerate().map(|(round, ms)| ((round + 1) as f64, *ms)).collect(),
     };
-    let panel = |lines| Panel { up: "ms".into(), is_logarithmic: false, lines };
+    let panel = |lines| ChartPanel { up: "ms".into(), is_logarithmic: false, lines };
     let paints = vec![line("first contentful paint", painted), line("the same over TLS", over_tls)];
-    Chart {
+    LineChart {
         title: "The page of a thousand devices in Chromium (limits: 1,000 ms and 50 ms)".into(),
         across: "load of the page".into(),
         panels: vec![

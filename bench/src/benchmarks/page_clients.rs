@@ -13,9 +13,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::{
     peers::tls::{self, TlsStream},
     probe::resident_kib,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    svg::{Chart, Line, Panel},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 const CLIENTS: usize = 1000;
@@ -30,7 +30,7 @@ const TOLD_MS_MAX: f64 = 1000.0;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A page, and how its clients are let in.
-pub struct ManyClients<'a> {
+pub struct PageClientLoad<'a> {
     /// The number of its process that has the rights.
     pub pid: u32,
     /// Where its owner's programs connect, as `ADDRESS:PORT`.
@@ -45,12 +45,12 @@ pub struct ManyClients<'a> {
     pub retitle: &'a dyn Fn(&str),
 }
 
-enum Client {
+enum PageClientStream {
     Plain(TcpStream),
     Tls(Box<TlsStream>),
 }
 
-impl Client {
+impl PageClientStream {
     fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,
@@ -75,18 +75,18 @@ fn children(pid: u32) -> Result<BTreeSet<u32>> {
     Ok(text.split_whitespace().filter_map(|word| word.parse().ok()).collect())
 }
 
-impl ManyClients<'_> {
+impl PageClientLoad<'_> {
     /// A client that follows the devices, of whose answer the head has come.
-    fn follow(&self, number: usize, is_tls: bool) -> Result<Client> {
+    fn follow(&self, number: usize, is_tls: bool) -> Result<PageClientStream> {
         let (mut client, host, more) = match is_tls {
             false => {
                 let stream = TcpStream::connect(self.plain)?;
                 stream.set_nodelay(true)?;
-                (Client::Plain(stream), self.plain, String::new())
+                (PageClientStream::Plain(stream), self.plain, String::new())
             }
             true => {
                 let token = &self.tokens[number / OF_TOKEN % self.tokens.len()];
-                let client = Client::Tls(Box::new(tls::connect(self.tls)?));
+                let client = PageClientStream::Tls(Box::new(tls::connect(self.tls)?));
                 (client, self.host, format!("Cookie: __Host-farbus={token}\r\n"))
             }
         };
@@ -108,7 +108,7 @@ impl ManyClients<'_> {
 
     /// Changes a device; returns how long each client took to be told, milliseconds, the longest last. A client is told
     /// first to load the view again.
-    fn change(&self, clients: &mut [Client], title: &str) -> Result<Vec<f64>> {
+    fn change(&self, clients: &mut [PageClientStream], title: &str) -> Result<Vec<f64>> {
         let changed = Instant::now();
         (self.retitle)(title);
         let mut texts = vec![Vec::new(); clients.len()];
@@ -153,7 +153,8 @@ impl ManyClients<'_> {
         let processes: Vec<u32> = children(self.pid)?.into_iter().chain([self.pid]).collect();
         let resident = || processes.iter().map(|pid| resident_kib(*pid)).sum::<Result<u64>>();
         let before = resident()?;
-        let mut clients = (0..CLIENTS).map(|number| self.follow(number, is_tls)).collect::<Result<Vec<Client>>>()?;
+        let mut clients =
+            (0..CLIENTS).map(|number| self.follow(number, is_tls)).collect::<Result<Vec<PageClientStream>>>()?;
         let kind = if is_tls { "TLS" } else { "plain" };
         self.change(&mut clients, &format!("{kind} at first."))?;
         let told = (0..rounds).map(|round| self.change(&mut clients, &format!("{kind} round {round}.")));
@@ -162,31 +163,38 @@ impl ManyClients<'_> {
     }
 
     /// The findings of a benchmark of this name, and the plot of them.
-    pub fn run(&self, name: &'static str, rounds: u64) -> Result<(Vec<Finding>, Chart)> {
+    pub fn run(&self, name: &'static str, rounds: u64) -> Result<(Vec<BenchmarkFinding>, LineChart)> {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("descriptors for the clients")?;
         let (mut findings, mut lines) = (Vec::new(), Vec::new());
         for (is_tls, kib_max) in [false, true].into_iter().zip(KIB_MAX) {
             let way = if is_tls { "over TLS" } else { "without TLS" };
             let (kib, told) = self.measure(is_tls, rounds)?;
-            let of = |value| Quantity::new(Spread::once(value), "KiB");
+            let of = |value| MeasuredQuantity::new(SampleSpread::once(value), "KiB");
             let what = format!("{CLIENTS} clients follow the events {way}: memory of one");
-            findings.push(Finding::ratio(name, what, of(kib), ("its limit", of(kib_max)), Target::AtMost(1.0)));
+            findings.push(BenchmarkFinding::ratio(
+                name,
+                what,
+                of(kib),
+                ("its limit", of(kib_max)),
+                SpeedTarget::AtMost(1.0),
+            ));
             let at = |took: &Vec<f64>, percent: usize| took[(took.len() - 1) * percent / 100];
             for percent in [50, 99] {
                 let what = format!("{CLIENTS} clients follow the events {way}: told after, p{percent}");
-                let ms = Quantity::new(Spread::new(told.iter().map(|took| at(took, percent)).collect()), "ms");
-                findings.push(Finding::absolute(name, what, ms, Target::AtMost(TOLD_MS_MAX)));
+                let ms =
+                    MeasuredQuantity::new(SampleSpread::new(told.iter().map(|took| at(took, percent)).collect()), "ms");
+                findings.push(BenchmarkFinding::absolute(name, what, ms, SpeedTarget::AtMost(TOLD_MS_MAX)));
             }
             let mut all: Vec<f64> = told.concat();
             all.sort_unstable_by(f64::total_cmp);
             let points = (0..=100).map(|percent| (percent as f64, at(&all, percent))).collect();
-            lines.push(Line { name: way.to_owned(), points });
+            lines.push(ChartLine { name: way.to_owned(), points });
         }
-        let chart = Chart {
+        let chart = LineChart {
             title: "A thousand clients of a page: when they are told of a change (limit: 1,000 ms)".into(),
             across: "share of the clients, %".into(),
-            panels: vec![Panel { up: "ms".into(), is_logarithmic: false, lines }],
+            panels: vec![ChartPanel { up: "ms".into(), is_logarithmic: false, lines }],
         };
         Ok((findings, chart))
     }

@@ -4,32 +4,32 @@ use anyhow::Result;
 
 use super::naming::{latencies, size};
 use crate::{
-    contest::{Contest, Side},
-    lab::Lab,
-    load::Until,
-    peers::{Kind, ping::Ping},
-    report::{Finding, Quantity},
-    stats::Target,
-    usbip::{Direction, Transfer},
+    contest::{ContestResult, ContestServer},
+    lab::BenchmarkEnvironment,
+    load::LoadLimit,
+    peers::{PeerServerKind, ping::PingClient},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::SpeedTarget,
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "round-trip";
 const SIZES: [usize; 5] = [64, 512, 4096, 16384, 65536];
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let subject = lab.subject()?;
-    let limit = lab.peer(Kind::Ping)?;
+    let limit = lab.peer(PeerServerKind::Ping)?;
     let mut client = subject.attach()?;
     let mut findings = Vec::new();
-    for direction in Direction::BOTH {
+    for direction in UsbipDirection::BOTH {
         for bytes in SIZES {
-            let transfer = Transfer::bulk(direction, bytes);
-            let mut ping = Ping::connect(limit.address, &transfer)?;
-            let contest = Contest::hold(
+            let transfer = TransferTemplate::bulk(direction, bytes);
+            let mut ping = PingClient::connect(limit.address, &transfer)?;
+            let contest = ContestResult::hold(
                 &lab.rules,
                 &mut [
-                    Side::new(subject.pid(), |slice| client.run(&transfer, 1, Until::Elapsed(slice))),
-                    Side::new(limit.pid(), |slice| ping.run(slice)),
+                    ContestServer::new(subject.pid(), |slice| client.run(&transfer, 1, LoadLimit::Elapsed(slice))),
+                    ContestServer::new(limit.pid(), |slice| ping.run(slice)),
                 ],
             )?;
             let [ours, ping] = [0, 1].map(|side| contest.figures(side, |share| share.tally.urbs_per_second() / 1000.0));
@@ -37,12 +37,12 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
             // the reliable figure.
             let by_median = contest.sum(1).latency_us(50.0) / contest.sum(0).latency_us(50.0);
             findings.push(
-                Finding::ratio(
+                BenchmarkFinding::ratio(
                     NAME,
                     format!("{} {} × 1", direction.name(), size(bytes)),
-                    Quantity::new(ours, "k/s"),
-                    ("ping", Quantity::new(ping, "k/s")),
-                    Target::AtLeast(0.90),
+                    MeasuredQuantity::new(ours, "k/s"),
+                    ("ping", MeasuredQuantity::new(ping, "k/s")),
+                    SpeedTarget::AtLeast(0.90),
                 )
                 .with_detail(format!(
                     "{}; ping: {}; {by_median:.2} by medians",

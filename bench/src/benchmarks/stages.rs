@@ -7,24 +7,24 @@
 
 use anyhow::{Result, bail};
 use farbus::{
-    gadgets::zero::{Fill, SourceSink},
+    gadgets::zero::{SourcePattern, SourceSink},
     importer::{port::session::SessionPort, session::bare::blocks::StoreDevice},
-    model::{BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Medium, Payload, Speed},
+    model::{BlockDevice, BlockId, BlockMedium, BlockRequest, BufferPool, CompletionQueue, Payload, UsbSpeed},
 };
 
 use super::naming::size;
 use crate::{
-    lab::{Lab, Subject},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
     peers::{
-        Kind,
+        PeerServerKind,
         local::LocalDevice,
-        nbdkit::{Nbd, NbdPeer, Verb},
-        ping::Ping,
-        session::{Disk, Stages, UsbLoad, full_medium, source_sink},
+        nbdkit::{BlockVerb, NbdLoadClient, NbdPeer},
+        ping::PingClient,
+        session::{LatencyBreakdown, RemoteSessionDisk, UsbLoad, full_medium, source_sink},
     },
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    usbip::{Direction, Transfer},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "stages";
@@ -32,13 +32,13 @@ pub const NAME: &str = "stages";
 const SAMPLES: usize = 100;
 /// The paper's average USB bulk transfer (section 7.1).
 const USB_BYTES: usize = 3050;
-const BLOCK_LOADS: [(Verb, usize); 4] =
-    [(Verb::Read, 4096), (Verb::Read, 16 * 1024), (Verb::Write, 4096), (Verb::Write, 16 * 1024)];
+const BLOCK_LOADS: [(BlockVerb, usize); 4] =
+    [(BlockVerb::Read, 4096), (BlockVerb::Read, 16 * 1024), (BlockVerb::Write, 4096), (BlockVerb::Write, 16 * 1024)];
 
 /// A stage and how to get it from a sample.
-type Named = (&'static str, fn(&Stages) -> f64);
+type LatencyColumn = (&'static str, fn(&LatencyBreakdown) -> f64);
 
-const STAGES: [Named; 5] = [
+const STAGES: [LatencyColumn; 5] = [
     ("front end", |at| at.front_us),
     ("bus", |at| at.bus_us),
     ("network", |at| at.network_us),
@@ -46,20 +46,20 @@ const STAGES: [Named; 5] = [
     ("all", |at| at.front_us + at.bus_us + at.network_us + at.back_us),
 ];
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has sessions");
     }
-    let server = lab.peer(Kind::Session)?;
-    let mut found = table_1(lab, &mut Disk::open(server.address)?)?;
+    let server = lab.peer(PeerServerKind::Session)?;
+    let mut found = table_1(lab, &mut RemoteSessionDisk::open(server.address)?)?;
     found.extend(table_2(&mut source_sink(server.address)?)?);
     Ok(found)
 }
 
 /// A block request: local, in a session, by NBD.
-fn table_1(lab: &Lab, remote: &mut Disk) -> Result<Vec<Finding>> {
-    let mut local = Local::new()?;
-    let bare = lab.peer(Kind::Ping)?;
+fn table_1(lab: &BenchmarkEnvironment, remote: &mut RemoteSessionDisk) -> Result<Vec<BenchmarkFinding>> {
+    let mut local = LocalMemoryDisk::new()?;
+    let bare = lab.peer(PeerServerKind::Ping)?;
     let nbdkit = NbdPeer::nbdkit(64 << 20, lab.placement);
     if let Err(error) = &nbdkit {
         eprintln!("{NAME}: NBD is left out: {error:#}");
@@ -73,8 +73,9 @@ fn table_1(lab: &Lab, remote: &mut Disk) -> Result<Vec<Finding>> {
         found.extend(by_stage(&format!("Table 1, {load}, farbus"), &remote.stages(verb, bytes, SAMPLES)?));
         if let Some(nbd) = &mut nbd {
             let all = (0..SAMPLES).map(|_| nbd_us(nbd, verb, bytes)).collect::<Result<Vec<_>>>()?;
-            let direction = if verb == Verb::Read { Direction::In } else { Direction::Out };
-            let tally = Ping::connect(bare.address, &Transfer::bulk(direction, bytes))?.run(lab.rules.slice)?;
+            let direction = if verb == BlockVerb::Read { UsbipDirection::In } else { UsbipDirection::Out };
+            let tally =
+                PingClient::connect(bare.address, &TransferTemplate::bulk(direction, bytes))?.run(lab.rules.slice)?;
             let network = tally.latency_us(50.0);
             let ends = all.iter().map(|us| (us - network).max(0.0)).collect();
             found.push(finding(format!("Table 1, {load}, NBD: network, a bare exchange"), vec![network]));
@@ -86,10 +87,10 @@ fn table_1(lab: &Lab, remote: &mut Disk) -> Result<Vec<Finding>> {
 }
 
 /// A bulk transfer: local, in a session.
-fn table_2(remote: &mut UsbLoad<SessionPort>) -> Result<Vec<Finding>> {
-    let mut local = UsbLoad::over(LocalDevice::new(SourceSink::device(Speed::High, Fill::Zeros, false)))?;
+fn table_2(remote: &mut UsbLoad<SessionPort>) -> Result<Vec<BenchmarkFinding>> {
+    let mut local = UsbLoad::over(LocalDevice::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)))?;
     let mut found = Vec::new();
-    for direction in Direction::BOTH {
+    for direction in UsbipDirection::BOTH {
         let load = format!("bulk {} {USB_BYTES} B × 1", direction.name());
         let samples = (0..SAMPLES).map(|_| local.one(direction, USB_BYTES)).collect::<Result<_>>()?;
         found.push(finding(format!("Table 2, {load}, local: all, its back end"), samples));
@@ -99,33 +100,38 @@ fn table_2(remote: &mut UsbLoad<SessionPort>) -> Result<Vec<Finding>> {
     Ok(found)
 }
 
-fn by_stage<'a>(what: &'a str, samples: &'a [Stages]) -> impl Iterator<Item = Finding> + 'a {
+fn by_stage<'a>(what: &'a str, samples: &'a [LatencyBreakdown]) -> impl Iterator<Item = BenchmarkFinding> + 'a {
     STAGES.iter().map(move |(name, stage)| finding(format!("{what}: {name}"), samples.iter().map(stage).collect()))
 }
 
-fn finding(what: String, samples: Vec<f64>) -> Finding {
-    Finding::absolute(NAME, what, Quantity::new(Spread::new(samples), "µs"), Target::Context)
+fn finding(what: String, samples: Vec<f64>) -> BenchmarkFinding {
+    BenchmarkFinding::absolute(
+        NAME,
+        what,
+        MeasuredQuantity::new(SampleSpread::new(samples), "µs"),
+        SpeedTarget::Context,
+    )
 }
 
 /// A disk in memory, in this process.
-struct Local {
+struct LocalMemoryDisk {
     disk: Box<dyn BlockDevice>,
-    done: Completions<farbus::model::BlockDone>,
+    done: CompletionQueue<farbus::model::BlockCompletion>,
     next: u64,
 }
 
-impl Local {
+impl LocalMemoryDisk {
     fn new() -> Result<Self> {
         let disk = StoreDevice::new(full_medium()?.open().map_err(anyhow::Error::msg)?);
-        Ok(Self { disk: Box::new(disk), done: Completions::new(BufferPool::new(8 << 20)), next: 0 })
+        Ok(Self { disk: Box::new(disk), done: CompletionQueue::new(BufferPool::new(8 << 20)), next: 0 })
     }
 
-    fn one_us(&mut self, verb: Verb, bytes: usize) -> Result<f64> {
+    fn one_us(&mut self, verb: BlockVerb, bytes: usize) -> Result<f64> {
         let (id, offset) = (BlockId(self.next), self.next * bytes as u64 % (64 << 20));
         self.next += 1;
         let request = match verb {
-            Verb::Read => BlockRequest::read(id, offset, bytes as u32),
-            Verb::Write => BlockRequest::write(id, offset, Payload::from(vec![0xa5; bytes])),
+            BlockVerb::Read => BlockRequest::read(id, offset, bytes as u32),
+            BlockVerb::Write => BlockRequest::write(id, offset, Payload::from(vec![0xa5; bytes])),
         };
         let began = std::time::Instant::now();
         self.disk.submit(farbus::model::Instant::ZERO, request.launch(), &mut self.done);
@@ -139,12 +145,12 @@ impl Local {
     }
 }
 
-fn nbd_us(nbd: &mut Nbd, verb: Verb, bytes: usize) -> Result<f64> {
+fn nbd_us(nbd: &mut NbdLoadClient, verb: BlockVerb, bytes: usize) -> Result<f64> {
     let mut block = vec![0xa5; bytes];
     let began = std::time::Instant::now();
     match verb {
-        Verb::Read => nbd.read_at(0, &mut block)?,
-        Verb::Write => nbd.write_at(0, &block)?,
+        BlockVerb::Read => nbd.read_at(0, &mut block)?,
+        BlockVerb::Write => nbd.write_at(0, &block)?,
     }
     Ok(began.elapsed().as_nanos() as f64 / 1000.0)
 }
@@ -155,7 +161,7 @@ mod tests {
 
     #[test]
     fn stages_of_a_remote_request_add_up_to_all_of_it() {
-        let at = Stages { front_us: 1.0, bus_us: 2.0, network_us: 3.0, back_us: 4.0 };
+        let at = LatencyBreakdown { front_us: 1.0, bus_us: 2.0, network_us: 3.0, back_us: 4.0 };
         let found: Vec<_> = by_stage("Table 1, x", &[at]).collect();
         let of = |at: usize| found[at].ours.spread.median();
         assert_eq!((found[4].what.as_str(), of(4)), ("Table 1, x: all", of(0) + of(1) + of(2) + of(3)));
@@ -163,13 +169,13 @@ mod tests {
 
     #[test]
     fn local_disk_and_local_usb_device_answer_every_load_of_the_tables() {
-        let mut disk = Local::new().expect("a disk");
+        let mut disk = LocalMemoryDisk::new().expect("a disk");
         for (verb, bytes) in BLOCK_LOADS {
             assert!(disk.one_us(verb, bytes).expect("answered") >= 0.0);
         }
-        let device = LocalDevice::new(SourceSink::device(Speed::High, Fill::Zeros, false));
+        let device = LocalDevice::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false));
         let mut usb = UsbLoad::over(device).expect("configured");
-        for direction in Direction::BOTH {
+        for direction in UsbipDirection::BOTH {
             assert!(usb.one(direction, USB_BYTES).expect("answered") >= 0.0);
         }
     }

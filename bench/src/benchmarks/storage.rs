@@ -10,16 +10,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use farbus::{client::Target as FarbusTarget, model::BlockStore};
+use farbus::{client::DeviceTarget as FarbusTarget, model::BlockStore};
 
 use super::naming::size;
 use crate::{
-    contest::{Contest, Share, Side},
-    lab::{Lab, Subject},
-    load::{Tally, one_at_a_time},
-    peers::nbdkit::{NbdPeer, Verb},
-    report::{Finding, Quantity},
-    stats::Target,
+    contest::{ContestResult, ContestServer, RoundTally},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    load::{LoadTally, one_at_a_time},
+    peers::nbdkit::{BlockVerb, NbdPeer},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::SpeedTarget,
 };
 
 pub const NAME: &str = "storage";
@@ -27,8 +27,8 @@ pub(crate) const DISK_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: usize = 128 * 1024;
 const FILL: u8 = 0xa5;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    if lab.subject != Subject::Farbus {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    if lab.subject != BenchmarkSubject::Farbus {
         bail!("only farbus has a user-space host to read a disk with");
     }
     let nbdkit = NbdPeer::nbdkit(DISK_BYTES, lab.placement)?;
@@ -39,7 +39,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         nbd.write_at(offset, &block)?;
     }
 
-    let image = Image::create()?;
+    let image = TmpfsImage::create()?;
     let server = lab.farbus(&format!("disk:{}", image.0.display()))?;
     let target: FarbusTarget = format!("{}/1-1", server.address).parse().map_err(|error: String| anyhow!(error))?;
     let mut disk = farbus::client::open_disk(&target).context("the disk that farbus shares")?;
@@ -50,42 +50,42 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 
     let mut findings = Vec::new();
     for (verb, bytes, target) in [
-        (Verb::Read, BLOCK_BYTES, Target::AtLeast(0.60)),
-        (Verb::Read, 4096, Target::Context),
-        (Verb::Write, BLOCK_BYTES, Target::Context),
+        (BlockVerb::Read, BLOCK_BYTES, SpeedTarget::AtLeast(0.60)),
+        (BlockVerb::Read, 4096, SpeedTarget::Context),
+        (BlockVerb::Write, BLOCK_BYTES, SpeedTarget::Context),
     ] {
-        let contest = Contest::hold(
+        let contest = ContestResult::hold(
             &lab.rules,
             &mut [
-                Side::new(server.pid(), |slice| {
+                ContestServer::new(server.pid(), |slice| {
                     in_turn(slice, bytes, |offset, block| {
                         let done = match verb {
-                            Verb::Read => disk.read_at(offset, block),
-                            Verb::Write => disk.write_at(offset, block),
+                            BlockVerb::Read => disk.read_at(offset, block),
+                            BlockVerb::Write => disk.write_at(offset, block),
                         };
                         done.map_err(|error| anyhow!("{error:?}"))
                     })
                 }),
-                Side::new(nbdkit.pid(), |slice| {
+                ContestServer::new(nbdkit.pid(), |slice| {
                     in_turn(slice, bytes, |offset, block| match verb {
-                        Verb::Read => nbd.read_at(offset, block),
-                        Verb::Write => nbd.write_at(offset, block),
+                        BlockVerb::Read => nbd.read_at(offset, block),
+                        BlockVerb::Write => nbd.write_at(offset, block),
                     })
                 }),
             ],
         )?;
         let [ours, theirs] = [0, 1].map(|side| contest.figures(side, |share| share.tally.bytes_per_second() / 1e6));
-        let [our_cpu, their_cpu] = [0, 1].map(|side| contest.figures(side, Share::cpu_seconds_per_gb).median());
+        let [our_cpu, their_cpu] = [0, 1].map(|side| contest.figures(side, RoundTally::cpu_seconds_per_gb).median());
         let [our_p50, their_p50] = [0, 1].map(|side| contest.sum(side).latency_us(50.0));
         let detail = format!(
             "p50 {our_p50:.1} µs against {their_p50:.1} µs, server CPU {our_cpu:.2} s/GB against {their_cpu:.2} s/GB"
         );
         findings.push(
-            Finding::ratio(
+            BenchmarkFinding::ratio(
                 NAME,
                 format!("{} {} × 1", verb.name(), size(bytes)),
-                Quantity::new(ours, "MB/s"),
-                ("nbdkit memory", Quantity::new(theirs, "MB/s")),
+                MeasuredQuantity::new(ours, "MB/s"),
+                ("nbdkit memory", MeasuredQuantity::new(theirs, "MB/s")),
                 target,
             )
             .with_detail(detail)
@@ -96,9 +96,9 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 }
 
 /// A full disk image in memory, gone when dropped.
-pub(crate) struct Image(pub PathBuf);
+pub(crate) struct TmpfsImage(pub PathBuf);
 
-impl Image {
+impl TmpfsImage {
     pub fn create() -> Result<Self> {
         Self::named("disk")
     }
@@ -111,14 +111,14 @@ impl Image {
     }
 }
 
-impl Drop for Image {
+impl Drop for TmpfsImage {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
 }
 
 /// Block after block, one at a time, cyclically.
-fn in_turn(limit: Duration, bytes: usize, mut operate: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<Tally> {
+fn in_turn(limit: Duration, bytes: usize, mut operate: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<LoadTally> {
     let mut block = vec![FILL; bytes];
     one_at_a_time(limit, bytes, |number| operate(number * bytes as u64 % DISK_BYTES, &mut block))
 }

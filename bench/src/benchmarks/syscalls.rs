@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 
 use super::naming::size;
 use crate::{
-    lab::{Lab, Subject},
-    load::{Client, Until},
-    peers::Server,
-    probe::{Calls, OwnCounters, SyscallCounter},
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
-    usbip::{Direction, Transfer},
+    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    load::{LoadLimit, UsbipLoadClient},
+    peers::PeerServer,
+    probe::{OwnCounters, SyscallCounter, SyscallTotals},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
+    usbip::{TransferTemplate, UsbipDirection},
 };
 
 pub const NAME: &str = "syscalls";
@@ -20,14 +20,14 @@ pub const NAME: &str = "syscalls";
 /// Long enough that the calls of a second of idling do not matter.
 const LOAD: Duration = Duration::from_millis(400);
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let subject = lab.subject()?;
     let mut client = subject.attach()?;
     let cells = [(64, 1, 2.1), (4096, 1, 2.1), (65536, 1, 2.1), (4096, 32, 0.5)];
     let mut findings = Vec::new();
-    for direction in Direction::BOTH {
+    for direction in UsbipDirection::BOTH {
         for (bytes, depth, most) in cells {
-            let transfer = Transfer::bulk(direction, bytes);
+            let transfer = TransferTemplate::bulk(direction, bytes);
             let own_before = own(lab, &subject);
             let mut samples = Vec::new();
             for _ in 0..lab.rules.rounds {
@@ -44,18 +44,20 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                     |(calls, each)| by_name(&calls, each),
                 );
             let what = format!("{} {} × {depth}", direction.name(), size(bytes));
-            let each = Quantity::new(Spread::new(samples), "calls/URB");
-            findings
-                .push(Finding::absolute(NAME, what, each, Target::AtMost(most)).with_detail(format!("{by_name}{own}")));
+            let each = MeasuredQuantity::new(SampleSpread::new(samples), "calls/URB");
+            findings.push(
+                BenchmarkFinding::absolute(NAME, what, each, SpeedTarget::AtMost(most))
+                    .with_detail(format!("{by_name}{own}")),
+            );
         }
     }
     Ok(findings)
 }
 
-fn own(lab: &Lab, subject: &Server) -> Option<OwnCounters> {
+fn own(lab: &BenchmarkEnvironment, subject: &PeerServer) -> Option<OwnCounters> {
     match lab.subject {
-        Subject::Farbus => OwnCounters::read(&lab.farbus, subject.pid()).ok(),
-        Subject::Ref | Subject::Crate => None,
+        BenchmarkSubject::Farbus => OwnCounters::read(&lab.farbus, subject.pid()).ok(),
+        BenchmarkSubject::Ref | BenchmarkSubject::Crate => None,
     }
 }
 
@@ -71,14 +73,19 @@ fn own_share(before: Option<OwnCounters>, after: Option<OwnCounters>) -> String 
 }
 
 /// The calls during a run, and the calls per URB.
-fn count(counter: SyscallCounter, client: &mut Client, transfer: &Transfer, depth: usize) -> Result<(Calls, f64)> {
-    let tally = client.run(transfer, depth, Until::Elapsed(LOAD)).context("under a tracer")?;
+fn count(
+    counter: SyscallCounter,
+    client: &mut UsbipLoadClient,
+    transfer: &TransferTemplate,
+    depth: usize,
+) -> Result<(SyscallTotals, f64)> {
+    let tally = client.run(transfer, depth, LoadLimit::Elapsed(LOAD)).context("under a tracer")?;
     let calls = counter.finish()?;
     let each = calls.total as f64 / tally.urbs as f64;
     Ok((calls, each))
 }
 
-fn by_name(calls: &Calls, each: f64) -> String {
+fn by_name(calls: &SyscallTotals, each: f64) -> String {
     let urbs = calls.total as f64 / each;
     let mut names: Vec<_> = calls.by_name.iter().filter(|(_, count)| *count as f64 / urbs >= 0.001).collect();
     names.sort_by_key(|(_, count)| std::cmp::Reverse(*count));

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::database::Folder;
-use super::hosts::Host;
+use super::database::ScratchFolder;
+use super::hosts::BenchmarkHost;
 use crate::{
-    lab::Lab,
-    peers::nbdkit::{Nbd, Verb},
+    lab::BenchmarkEnvironment,
+    peers::nbdkit::{BlockVerb, NbdLoadClient},
     probe::cpu_seconds,
-    report::{Finding, Quantity},
-    stats::{Spread, Target},
+    report::{BenchmarkFinding, MeasuredQuantity},
+    stats::{SampleSpread, SpeedTarget},
 };
 
 pub const NAME: &str = "thousand";
@@ -43,15 +43,15 @@ const SLICE: Duration = Duration::from_secs(2);
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// A daemon and its helpers.
-struct Family(Vec<u32>);
+struct DaemonProcesses(Vec<u32>);
 
 /// What a daemon has that grows with its devices.
-struct Cost {
+struct DaemonCost {
     kib: f64,
     threads: f64,
 }
 
-impl Family {
+impl DaemonProcesses {
     /// The daemon that runs now with this configuration, and the processes that it started.
     fn of(config: &Path) -> Result<Self> {
         let all = || fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -67,7 +67,7 @@ impl Family {
         Ok(Self([daemon].into_iter().chain(children).collect()))
     }
 
-    fn cost(&self) -> Cost {
+    fn cost(&self) -> DaemonCost {
         let sum = |key: &str| {
             let of = |pid: &u32| {
                 let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -76,7 +76,7 @@ impl Family {
             };
             self.0.iter().filter_map(of).sum()
         };
-        Cost { kib: sum("RssAnon:"), threads: sum("Threads:") }
+        DaemonCost { kib: sum("RssAnon:"), threads: sum("Threads:") }
     }
 
     fn cpu_seconds(&self) -> f64 {
@@ -90,7 +90,7 @@ fn is_gadget(number: usize) -> bool {
 }
 
 /// The configurations of both hosts, with so many devices.
-fn configure(folder: &Folder, port: u16, devices: usize) -> Result<[std::path::PathBuf; 2]> {
+fn configure(folder: &ScratchFolder, port: u16, devices: usize) -> Result<[std::path::PathBuf; 2]> {
     let (images, sockets) = (folder.folder("images")?, folder.folder("sockets")?);
     let mut shared = format!("plain.listen = []\nsecure.listen = ['127.0.0.1:{port}']\n");
     let mut attached = "plain.listen = []\n".to_owned();
@@ -115,14 +115,14 @@ fn configure(folder: &Folder, port: u16, devices: usize) -> Result<[std::path::P
 }
 
 /// How many devices of a host are in this state.
-fn count(host: &Host<'_>, state: &str) -> Result<usize> {
+fn count(host: &BenchmarkHost<'_>, state: &str) -> Result<usize> {
     let status = host.command(&["status", "--json"])?.output()?;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
     let devices = status.as_array().into_iter().flatten().filter_map(|process| process["devices"].as_array()).flatten();
     Ok(devices.filter(|device| device["state"] == state).count())
 }
 
-fn wait_for(host: &Host<'_>, state: &str, devices: usize) -> Result<Duration> {
+fn wait_for(host: &BenchmarkHost<'_>, state: &str, devices: usize) -> Result<Duration> {
     let began = Instant::now();
     while count(host, state)? < devices {
         if began.elapsed() > ATTACH_TIME_MAX {
@@ -134,19 +134,21 @@ fn wait_for(host: &Host<'_>, state: &str, devices: usize) -> Result<Duration> {
 }
 
 /// What programs of the first `disks` disks read together, MB/s.
-fn busy(folder: &Folder, disks: usize) -> Result<f64> {
-    let clients: Vec<Nbd<UnixStream>> = (0..)
+fn busy(folder: &ScratchFolder, disks: usize) -> Result<f64> {
+    let clients: Vec<NbdLoadClient<UnixStream>> = (0..)
         .filter(|&number| !is_gadget(number))
         .take(disks)
-        .map(|number| Nbd::negotiate(UnixStream::connect(folder.place("sockets").join(format!("s{number}")))?))
+        .map(|number| {
+            NbdLoadClient::negotiate(UnixStream::connect(folder.place("sockets").join(format!("s{number}")))?)
+        })
         .collect::<Result<_>>()?;
     let all_ready = Barrier::new(disks);
     thread::scope(|scope| {
-        let run = |mut client: Nbd<UnixStream>| {
+        let run = |mut client: NbdLoadClient<UnixStream>| {
             let all_ready = &all_ready;
             scope.spawn(move || {
                 all_ready.wait();
-                client.run(Verb::Read, READ_BYTES, READS, true, SLICE)
+                client.run(BlockVerb::Read, READ_BYTES, READS, true, SLICE)
             })
         };
         let running: Vec<_> = clients.into_iter().map(run).collect();
@@ -160,20 +162,20 @@ fn busy(folder: &Folder, disks: usize) -> Result<f64> {
     })
 }
 
-fn timed(host: &Host<'_>, words: &[&str], rounds: usize) -> Result<Quantity> {
+fn timed(host: &BenchmarkHost<'_>, words: &[&str], rounds: usize) -> Result<MeasuredQuantity> {
     let mut samples = Vec::new();
     for _ in 0..rounds {
         let began = Instant::now();
         host.ok(words)?;
         samples.push(began.elapsed().as_secs_f64() * 1000.0);
     }
-    Ok(Quantity::new(Spread::new(samples), "ms"))
+    Ok(MeasuredQuantity::new(SampleSpread::new(samples), "ms"))
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let devices = if lab.quick { 300 } else { 1000 };
-    let folder = Folder::new(NAME)?;
-    let [lab3, desk] = [Host::new(lab, &folder, "lab3")?, Host::new(lab, &folder, "desk")?];
+    let folder = ScratchFolder::new(NAME)?;
+    let [lab3, desk] = [BenchmarkHost::new(lab, &folder, "lab3")?, BenchmarkHost::new(lab, &folder, "desk")?];
     lab3.pair(&desk)?;
     lab3.ok(&["allow", "desk", "all"])?;
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -183,46 +185,47 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let mut exporter = lab3.start(&["daemon", "--config", &place(&shared)?])?;
     exporter.wait_for("for paired hosts")?;
     let shared_after = began.elapsed();
-    let (exporters, alone) = (Family::of(&shared)?, Family::of(&shared)?.cost());
+    let (exporters, alone) = (DaemonProcesses::of(&shared)?, DaemonProcesses::of(&shared)?.cost());
     let _importer = desk.start(&["daemon", "--config", &place(&attached)?])?;
     let took = wait_for(&desk, "attached", devices)?;
-    let importers = Family::of(&attached)?;
+    let importers = DaemonProcesses::of(&attached)?;
     let mut findings = Vec::new();
-    let mut add = |what: String, quantity: Quantity, target: Target, detail: String| {
-        findings.push(Finding::absolute(NAME, what, quantity, target).with_detail(detail));
+    let mut add = |what: String, quantity: MeasuredQuantity, target: SpeedTarget, detail: String| {
+        findings.push(BenchmarkFinding::absolute(NAME, what, quantity, target).with_detail(detail));
     };
     let each = |value: f64| value / devices as f64;
     for (end, now, before) in [("exporter", exporters.cost(), alone.kib), ("importer", importers.cost(), 0.0)] {
-        let kib = Quantity::new(Spread::once(each(now.kib - before)), "KiB");
+        let kib = MeasuredQuantity::new(SampleSpread::once(each(now.kib - before)), "KiB");
         let [shared_s, attached_s] = [shared_after, took].map(|span| span.as_secs_f64());
         let detail = format!("{devices} devices, shared in {shared_s:.1} s, attached in {attached_s:.1} s");
-        add(format!("memory of a device at its {end}"), kib, Target::AtMost(KIB_MAX), detail);
+        add(format!("memory of a device at its {end}"), kib, SpeedTarget::AtMost(KIB_MAX), detail);
         // A process has some threads that no device has.
-        let threads = Quantity::new(Spread::once((each(now.threads) * 10.0).floor() / 10.0), "");
-        add(format!("threads of a device at its {end}"), threads, Target::AtMost(THREADS_MAX), String::new());
+        let threads = MeasuredQuantity::new(SampleSpread::once((each(now.threads) * 10.0).floor() / 10.0), "");
+        add(format!("threads of a device at its {end}"), threads, SpeedTarget::AtMost(THREADS_MAX), String::new());
     }
     let (span, before) = (Duration::from_secs(20), [exporters.cpu_seconds(), importers.cpu_seconds()]);
     thread::sleep(span);
     for (end, used) in
         [("exporter", exporters.cpu_seconds() - before[0]), ("importer", importers.cpu_seconds() - before[1])]
     {
-        let percent = Quantity::new(Spread::once(used * 100.0 / span.as_secs_f64()), "%");
-        add(format!("processor of an idle {end}"), percent, Target::AtMost(IDLE_PERCENT_MAX), String::new());
+        let percent = MeasuredQuantity::new(SampleSpread::once(used * 100.0 / span.as_secs_f64()), "%");
+        add(format!("processor of an idle {end}"), percent, SpeedTarget::AtMost(IDLE_PERCENT_MAX), String::new());
     }
     let list = format!("lab3:{port}");
-    add("farbus list".into(), timed(&desk, &["list", &list], 5)?, Target::Context, String::new());
-    add("farbus status at the importer".into(), timed(&desk, &["status"], 5)?, Target::Context, String::new());
+    add("farbus list".into(), timed(&desk, &["list", &list], 5)?, SpeedTarget::Context, String::new());
+    add("farbus status at the importer".into(), timed(&desk, &["status"], 5)?, SpeedTarget::Context, String::new());
     let (mut few, mut many) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         few.push(busy(&folder, FEW)?);
         many.push(busy(&folder, MANY)?);
     }
-    let [few, many] = [few, many].map(|rates| Quantity::new(Spread::new(rates), "MB/s"));
+    let [few, many] = [few, many].map(|rates| MeasuredQuantity::new(SampleSpread::new(rates), "MB/s"));
     let what = format!("{MANY} busy disks beside {FEW}");
-    let (other, target) = (("few", few), Target::AtLeast(BUSY_SHARE_MIN));
-    findings.push(Finding::ratio(NAME, what, many, other, target).with_detail(format!("{READ_BYTES} B reads")));
-    let mut add = |what: String, quantity: Quantity, target: Target, detail: String| {
-        findings.push(Finding::absolute(NAME, what, quantity, target).with_detail(detail));
+    let (other, target) = (("few", few), SpeedTarget::AtLeast(BUSY_SHARE_MIN));
+    findings
+        .push(BenchmarkFinding::ratio(NAME, what, many, other, target).with_detail(format!("{READ_BYTES} B reads")));
+    let mut add = |what: String, quantity: MeasuredQuantity, target: SpeedTarget, detail: String| {
+        findings.push(BenchmarkFinding::absolute(NAME, what, quantity, target).with_detail(detail));
     };
     for (end, host, state, config) in
         [("importer", &desk, "attached", &attached), ("exporter", &lab3, "in use", &shared)]
@@ -233,15 +236,15 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         let answer: Value = serde_json::from_slice(&outcome.stdout)?;
         let kept = answer["kept"].as_array().map_or(0, Vec::len) as u64 + answer["sessions"].as_u64().unwrap_or(0);
         ensure!(kept == devices as u64, "{kept} of {devices} go on");
-        let took = Quantity::new(Spread::once(began.elapsed().as_secs_f64()), "s");
+        let took = MeasuredQuantity::new(SampleSpread::once(began.elapsed().as_secs_f64()), "s");
         wait_for(host, state, devices)?;
         let detail =
             format!("still for {} ms, all {state} after {:.1} s", answer["still_ms"], began.elapsed().as_secs_f64());
-        add(format!("daemon restart at the {end}"), took, Target::AtMost(RESTART_S_MAX), detail);
-        Family::of(config)?;
+        add(format!("daemon restart at the {end}"), took, SpeedTarget::AtMost(RESTART_S_MAX), detail);
+        DaemonProcesses::of(config)?;
     }
     for config in [&attached, &shared] {
-        let family = Family::of(config)?;
+        let family = DaemonProcesses::of(config)?;
         let daemon = family.0.first().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(*pid).ok()?));
         rustix::process::kill_process(daemon.context("a daemon has a number")?, rustix::process::Signal::TERM)?;
     }

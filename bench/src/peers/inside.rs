@@ -10,10 +10,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use farbus::model::{Status, TransferType, UrbFlags};
-use farbus_io_linux::sys::usbfs::{Data, Reap, Transfer, Usbfs};
+use farbus::model::{TransferType, UrbFlags, UrbStatus};
+use farbus_io_linux::sys::usbfs::{ReapOutcome, UsbfsDevice, UsbfsPayload, UsbfsTransfer};
 
-use crate::{load::Tally, usbip::Direction};
+use crate::{load::LoadTally, usbip::UsbipDirection};
 
 /// The hidden subcommand.
 pub const VERB: &str = "inside";
@@ -27,23 +27,23 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the program does for a while.
 #[derive(Clone, Copy, Debug)]
-pub enum Work {
+pub enum UsbfsWorkload {
     /// The cheapest command that is answered at once, without the device: what a request costs by itself.
     Ask,
     /// The device's descriptor, again and again.
     Control,
     /// Bulk transfers of this many bytes, so many at once.
-    Bulk(Direction, usize, usize),
+    Bulk(UsbipDirection, usize, usize),
 }
 
 /// The program, seen from outside.
-pub struct Inside {
+pub struct UsbfsProgram {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Inside {
+impl UsbfsProgram {
     /// Starts it with the device at `address`.
     pub fn start(farbus: &Path, address: SocketAddr, busid: &str) -> Result<Self> {
         let mut command = Command::new(farbus);
@@ -71,13 +71,13 @@ impl Inside {
     }
 
     /// Has it work for a while.
-    pub fn run(&mut self, work: Work, slice: Duration) -> Result<Tally> {
+    pub fn run(&mut self, work: UsbfsWorkload, slice: Duration) -> Result<LoadTally> {
         let nanoseconds = slice.as_nanos();
         match work {
-            Work::Ask => writeln!(self.to, "ask 0 1 {nanoseconds}")?,
-            Work::Control => writeln!(self.to, "control {DESCRIPTOR_BYTES} 1 {nanoseconds}")?,
-            Work::Bulk(direction, bytes, depth) => {
-                let word = if direction == Direction::In { "in" } else { "out" };
+            UsbfsWorkload::Ask => writeln!(self.to, "ask 0 1 {nanoseconds}")?,
+            UsbfsWorkload::Control => writeln!(self.to, "control {DESCRIPTOR_BYTES} 1 {nanoseconds}")?,
+            UsbfsWorkload::Bulk(direction, bytes, depth) => {
+                let word = if direction == UsbipDirection::In { "in" } else { "out" };
                 writeln!(self.to, "{word} {bytes} {depth} {nanoseconds}")?;
             }
         }
@@ -85,7 +85,7 @@ impl Inside {
         self.from.read_line(&mut line)?;
         let mut words = line.split_whitespace();
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).context("farbus run has ended");
-        let mut tally = Tally::nothing();
+        let mut tally = LoadTally::nothing();
         (tally.urbs, tally.bytes) = (number()?, number()?);
         tally.seconds = number()? as f64 / 1e9;
         while let (Ok(value), Ok(count)) = (number(), number()) {
@@ -95,7 +95,7 @@ impl Inside {
     }
 }
 
-impl Drop for Inside {
+impl Drop for UsbfsProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -104,7 +104,7 @@ impl Drop for Inside {
 
 /// Is the program.
 pub fn serve() -> Result<()> {
-    let mut usbfs = Usbfs::open(&node()?)?;
+    let mut usbfs = UsbfsDevice::open(&node()?)?;
     usbfs.calls().claim(0)?;
     for line in std::io::stdin().lines() {
         let line = line?;
@@ -113,9 +113,9 @@ pub fn serve() -> Result<()> {
         let (bytes, depth, slice) = (bytes.parse()?, depth.parse()?, Duration::from_nanos(nanoseconds.parse()?));
         let tally = match word {
             "ask" => ask(&usbfs, slice)?,
-            "control" => transfer(&mut usbfs, TransferType::Control, Direction::In, (bytes, depth), slice)?,
-            "in" => transfer(&mut usbfs, TransferType::Bulk, Direction::In, (bytes, depth), slice)?,
-            _ => transfer(&mut usbfs, TransferType::Bulk, Direction::Out, (bytes, depth), slice)?,
+            "control" => transfer(&mut usbfs, TransferType::Control, UsbipDirection::In, (bytes, depth), slice)?,
+            "in" => transfer(&mut usbfs, TransferType::Bulk, UsbipDirection::In, (bytes, depth), slice)?,
+            _ => transfer(&mut usbfs, TransferType::Bulk, UsbipDirection::Out, (bytes, depth), slice)?,
         };
         let mut answer = format!("{} {} {}", tally.urbs, tally.bytes, (tally.seconds * 1e9) as u64);
         for value in tally.latency_ns.iter_recorded() {
@@ -133,8 +133,8 @@ fn node() -> Result<PathBuf> {
     nodes.max().context("there is no device")
 }
 
-fn ask(usbfs: &Usbfs, slice: Duration) -> Result<Tally> {
-    let mut tally = Tally::nothing();
+fn ask(usbfs: &UsbfsDevice, slice: Duration) -> Result<LoadTally> {
+    let mut tally = LoadTally::nothing();
     let began = Instant::now();
     let mut last = began;
     while last - began < slice {
@@ -150,13 +150,13 @@ fn ask(usbfs: &Usbfs, slice: Duration) -> Result<Tally> {
 
 /// Keeps `depth` transfers of `bytes` in flight.
 fn transfer(
-    usbfs: &mut Usbfs,
+    usbfs: &mut UsbfsDevice,
     kind: TransferType,
-    direction: Direction,
+    direction: UsbipDirection,
     (bytes, depth): (usize, usize),
     slice: Duration,
-) -> Result<Tally> {
-    let mut tally = Tally::nothing();
+) -> Result<LoadTally> {
+    let mut tally = LoadTally::nothing();
     let (sent, mut packets) = (vec![0; bytes], Vec::new());
     let room = match kind {
         TransferType::Control => [GET_DEVICE_DESCRIPTOR.as_slice(), &sent].concat(),
@@ -172,14 +172,14 @@ fn transfer(
     }
     while under_way > 0 {
         let done = match usbfs.reap(&mut packets) {
-            Reap::Done(done) => done,
-            Reap::Nothing => {
+            ReapOutcome::Done(done) => done,
+            ReapOutcome::Nothing => {
                 usbfs.wait(PATIENCE);
                 continue;
             }
-            Reap::Gone => bail!("the device is gone"),
+            ReapOutcome::Gone => bail!("the device is gone"),
         };
-        ensure!(done.status == Status::Ok && done.actual as usize == bytes, "a transfer failed: {done:?}");
+        ensure!(done.status == UrbStatus::Ok && done.actual as usize == bytes, "a transfer failed: {done:?}");
         let now = Instant::now();
         tally.latency_ns.record((now - begun[done.slot]).as_nanos() as u64)?;
         tally.urbs += 1;
@@ -196,19 +196,19 @@ fn transfer(
 }
 
 fn submit(
-    usbfs: &mut Usbfs,
+    usbfs: &mut UsbfsDevice,
     slot: usize,
     kind: TransferType,
-    direction: Direction,
+    direction: UsbipDirection,
     sent: &[u8],
     room: Vec<u8>,
 ) -> Result<()> {
     let (endpoint, data) = match (kind, direction) {
-        (TransferType::Control, _) => (0x80, Data::In(room)),
-        (_, Direction::In) => (0x81, Data::In(room)),
-        (_, Direction::Out) => (0x01, Data::Out(sent)),
+        (TransferType::Control, _) => (0x80, UsbfsPayload::In(room)),
+        (_, UsbipDirection::In) => (0x81, UsbfsPayload::In(room)),
+        (_, UsbipDirection::Out) => (0x01, UsbfsPayload::Out(sent)),
     };
     let transfer =
-        Transfer { kind, endpoint, flags: UrbFlags::default(), data, packets: &[], start_frame: 0, stream: 0 };
+        UsbfsTransfer { kind, endpoint, flags: UrbFlags::default(), data, packets: &[], start_frame: 0, stream: 0 };
     usbfs.submit(slot, transfer).map_err(|status| anyhow::anyhow!("a transfer was refused: {status:?}"))
 }

@@ -3,9 +3,9 @@
 use std::{thread, time::Duration};
 
 use farbus::{
-    host::{Port, PortError},
-    importer::session::bare::Clock,
-    model::{BufferPool, Completions, Device, Done, Instant, Payload, Urb, UrbId},
+    host::{HostPort, HostPortError},
+    importer::session::bare::BoottimeClock,
+    model::{BufferPool, CompletionQueue, Device, Instant, Payload, Urb, UrbCompletion, UrbId},
 };
 
 /// Idle buffers that are kept.
@@ -14,13 +14,13 @@ const POOL_BYTES: usize = 8 << 20;
 /// A port to the device that takes the time that the device's bus takes.
 pub struct LocalDevice<D: Device> {
     device: D,
-    clock: Clock,
-    done: Completions,
+    clock: BoottimeClock,
+    done: CompletionQueue,
 }
 
 impl<D: Device> LocalDevice<D> {
     pub fn new(device: D) -> Self {
-        Self { device, clock: Clock::start(), done: Completions::new(BufferPool::new(POOL_BYTES)) }
+        Self { device, clock: BoottimeClock::start(), done: CompletionQueue::new(BufferPool::new(POOL_BYTES)) }
     }
 }
 
@@ -30,7 +30,7 @@ impl<D: Device> Drop for LocalDevice<D> {
     }
 }
 
-impl<D: Device> Port for LocalDevice<D> {
+impl<D: Device> HostPort for LocalDevice<D> {
     fn submit(&mut self, urb: Urb) {
         self.device.submit(self.clock.now(), urb.launch(), &mut self.done);
     }
@@ -39,7 +39,7 @@ impl<D: Device> Port for LocalDevice<D> {
         self.device.cancel(self.clock.now(), id, &mut self.done);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         loop {
             if let Some(done) = self.done.pop() {
                 return Ok(Some(done));
@@ -53,7 +53,7 @@ impl<D: Device> Port for LocalDevice<D> {
             } else if let Some(next) = due.into_iter().chain(until).min() {
                 thread::sleep(Duration::from_nanos((next - now).as_nanos() as u64));
             } else {
-                return Err(PortError::Idle);
+                return Err(HostPortError::Idle);
             }
         }
     }

@@ -19,20 +19,20 @@ mod usbip_crate;
 
 use anyhow::{Context, Result};
 
-pub use self::server::{Kind, Server};
+pub use self::server::{PeerServer, PeerServerKind};
 
 /// Serves as `kind` until the process that started this one is gone.
-pub fn serve(kind: Kind, told: Option<&str>) -> Result<()> {
+pub fn serve(kind: PeerServerKind, told: Option<&str>) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     match kind {
-        Kind::Ping => ping::serve(listen::announce()?),
-        Kind::Stream => stream::serve(listen::announce()?),
-        Kind::Tls => tls::serve(listen::announce()?),
-        Kind::Ref => reference::serve(listen::announce()?),
-        Kind::Crate => usbip_crate::serve(),
-        Kind::Session => session::serve(&listen::announce_at(told)?),
-        Kind::Proxy => session::serve_proxy(told.context("a proxy is told what it is in front of")?),
-        Kind::Flood => flood::serve(told.context("a flood is told where to and how fast")?),
+        PeerServerKind::Ping => ping::serve(listen::announce()?),
+        PeerServerKind::Stream => stream::serve(listen::announce()?),
+        PeerServerKind::Tls => tls::serve(listen::announce()?),
+        PeerServerKind::Ref => reference::serve(listen::announce()?),
+        PeerServerKind::Crate => usbip_crate::serve(),
+        PeerServerKind::Session => session::serve(&listen::announce_at(told)?),
+        PeerServerKind::Proxy => session::serve_proxy(told.context("a proxy is told what it is in front of")?),
+        PeerServerKind::Flood => flood::serve(told.context("a flood is told where to and how fast")?),
     }
 }
 
@@ -44,18 +44,18 @@ mod tests {
     #[test]
     fn the_load_generator_and_the_reference_server_understand_each_other() {
         use crate::{
-            load::{Client, Until},
-            usbip::{Direction, Transfer},
+            load::{LoadLimit, UsbipLoadClient},
+            usbip::{TransferTemplate, UsbipDirection},
         };
         let listener = std::net::TcpListener::bind(listen::ANY_LOOPBACK_PORT).expect("a port");
         let address = listener.local_addr().expect("an address");
         std::thread::spawn(move || reference::serve(listener));
-        let mut client = Client::attach(address, reference::BUSID).expect("attached");
-        for direction in Direction::BOTH {
+        let mut client = UsbipLoadClient::attach(address, reference::BUSID).expect("attached");
+        for direction in UsbipDirection::BOTH {
             for bytes in [0, 1, 64, 4096, 1_000_003] {
                 for depth in [1, 2, 32] {
                     let tally = client
-                        .run(&Transfer::bulk(direction, bytes), depth, Until::Urbs(100))
+                        .run(&TransferTemplate::bulk(direction, bytes), depth, LoadLimit::Urbs(100))
                         .unwrap_or_else(|error| panic!("{direction:?} {bytes} x {depth}: {error:#}"));
                     assert_eq!((tally.urbs, tally.bytes), (100, 100 * bytes as u64));
                     assert_eq!(tally.latency_ns.len(), 100);

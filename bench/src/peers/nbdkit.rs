@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::listen::{ANY_LOOPBACK_PORT, START_MAX};
 use crate::{
-    load::{RECEIVE_BYTES, Tally},
-    placement::Placement,
+    load::{LoadTally, RECEIVE_BYTES},
+    placement::CpuPlacement,
 };
 
 const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -35,12 +35,12 @@ const CLIENT_FLAGS: u32 = 0b11;
 
 /// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum BlockVerb {
     Read = 0,
     Write = 1,
 }
 
-impl Verb {
+impl BlockVerb {
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -57,16 +57,16 @@ pub struct NbdPeer {
 
 impl NbdPeer {
     /// `nbdkit memory`.
-    pub fn nbdkit(bytes: u64, placement: Placement) -> Result<Self> {
+    pub fn nbdkit(bytes: u64, placement: CpuPlacement) -> Result<Self> {
         Self::nbdkit_with(&["memory", &bytes.to_string()], placement)
     }
 
     /// `nbdkit nbd` in front of another server.
-    pub fn nbdkit_proxy(behind: SocketAddr, placement: Placement) -> Result<Self> {
+    pub fn nbdkit_proxy(behind: SocketAddr, placement: CpuPlacement) -> Result<Self> {
         Self::nbdkit_with(&["nbd", &format!("uri=nbd://{behind}/")], placement)
     }
 
-    fn nbdkit_with(plugin: &[&str], placement: Placement) -> Result<Self> {
+    fn nbdkit_with(plugin: &[&str], placement: CpuPlacement) -> Result<Self> {
         // nbdkit cannot choose a port and announce it, so one is found first and released.
         let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
         let mut command = Command::new("nbdkit");
@@ -82,7 +82,7 @@ impl NbdPeer {
     }
 
     /// `qemu-nbd` over an image.
-    pub fn qemu(image: &Path, placement: Placement) -> Result<Self> {
+    pub fn qemu(image: &Path, placement: CpuPlacement) -> Result<Self> {
         let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
         let mut command = Command::new("qemu-nbd");
         command
@@ -111,8 +111,8 @@ impl NbdPeer {
         self.address
     }
 
-    pub fn connect(&self) -> Result<Nbd> {
-        Nbd::connect(self.address)
+    pub fn connect(&self) -> Result<NbdLoadClient> {
+        NbdLoadClient::connect(self.address)
     }
 }
 
@@ -124,14 +124,14 @@ impl Drop for NbdPeer {
 }
 
 /// The default export of an NBD server, used with simple replies.
-pub struct Nbd<S = TcpStream> {
+pub struct NbdLoadClient<S = TcpStream> {
     stream: S,
     pub bytes: u64,
     cookie: u64,
     seed: u64,
 }
 
-impl Nbd {
+impl NbdLoadClient {
     pub fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -139,7 +139,7 @@ impl Nbd {
     }
 }
 
-impl<S: Read + Write> Nbd<S> {
+impl<S: Read + Write> NbdLoadClient<S> {
     /// Chooses the default export of the server at the other end.
     pub fn negotiate(mut stream: S) -> Result<Self> {
         let mut greeting = [0; 18];
@@ -180,14 +180,14 @@ impl<S: Read + Write> Nbd<S> {
     }
 
     pub fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.request(Verb::Read, offset, buffer.len())?;
+        self.request(BlockVerb::Read, offset, buffer.len())?;
         self.reply()?;
         self.stream.read_exact(buffer)?;
         Ok(())
     }
 
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
-        self.request(Verb::Write, offset, data.len())?;
+        self.request(BlockVerb::Write, offset, data.len())?;
         self.stream.write_all(data)?;
         self.reply()
     }
@@ -196,7 +196,7 @@ impl<S: Read + Write> Nbd<S> {
     pub fn write_in_pieces(&mut self, offset: u64, data: &[u8], piece: usize) -> Result<()> {
         let first = self.cookie;
         for (at, part) in data.chunks(piece).enumerate() {
-            self.request(Verb::Write, offset + (at * piece) as u64, part.len())?;
+            self.request(BlockVerb::Write, offset + (at * piece) as u64, part.len())?;
             self.stream.write_all(part)?;
         }
         // Servers answer in any order.
@@ -211,22 +211,29 @@ impl<S: Read + Write> Nbd<S> {
     /// Makes every write durable.
     pub fn flush(&mut self) -> Result<()> {
         self.cookie += 1;
-        let mut head = request_header(Verb::Read, self.cookie, 0, 0);
+        let mut head = request_header(BlockVerb::Read, self.cookie, 0, 0);
         head[6..8].copy_from_slice(&FLUSH.to_be_bytes());
         self.stream.write_all(&head)?;
         self.reply()
     }
 
     /// Keeps `depth` requests of `bytes` in flight until the time is over, at offsets one after the other or at random.
-    pub fn run(&mut self, verb: Verb, bytes: usize, depth: usize, random: bool, limit: Duration) -> Result<Tally> {
+    pub fn run(
+        &mut self,
+        verb: BlockVerb,
+        bytes: usize,
+        depth: usize,
+        random: bool,
+        limit: Duration,
+    ) -> Result<LoadTally> {
         let blocks = self.bytes / bytes as u64;
-        let mut tally = Tally::nothing();
+        let mut tally = LoadTally::nothing();
         let mut asked = VecDeque::with_capacity(depth);
         let mut buffer = vec![0; RECEIVE_BYTES.max(2 * (bytes + REPLY_BYTES))];
         let (mut start, mut end) = (0, 0);
-        let block = vec![0xa5; if matches!(verb, Verb::Write) { bytes } else { 0 }];
+        let block = vec![0xa5; if matches!(verb, BlockVerb::Write) { bytes } else { 0 }];
         let mut sending = Vec::with_capacity(depth * (REQUEST_BYTES + block.len()));
-        let reply_bytes = REPLY_BYTES + if matches!(verb, Verb::Read) { bytes } else { 0 };
+        let reply_bytes = REPLY_BYTES + if matches!(verb, BlockVerb::Read) { bytes } else { 0 };
         let began = Instant::now();
         let mut now = began;
         // Answers may come out of order, but these servers answer requests of one size in order: latencies are those of
@@ -274,7 +281,7 @@ impl<S: Read + Write> Nbd<S> {
         z ^ (z >> 31)
     }
 
-    fn request(&mut self, verb: Verb, offset: u64, length: usize) -> Result<()> {
+    fn request(&mut self, verb: BlockVerb, offset: u64, length: usize) -> Result<()> {
         self.cookie += 1;
         self.stream.write_all(&request_header(verb, self.cookie, offset, length))?;
         Ok(())
@@ -295,7 +302,7 @@ impl<S: Read + Write> Nbd<S> {
     }
 }
 
-fn request_header(verb: Verb, cookie: u64, offset: u64, length: usize) -> [u8; REQUEST_BYTES] {
+fn request_header(verb: BlockVerb, cookie: u64, offset: u64, length: usize) -> [u8; REQUEST_BYTES] {
     let mut request = [0; REQUEST_BYTES];
     request[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
     request[6..8].copy_from_slice(&(verb as u16).to_be_bytes());
@@ -311,7 +318,7 @@ mod tests {
 
     #[test]
     fn bytes_written_to_nbdkit_are_read_back() {
-        let Ok(nbdkit) = NbdPeer::nbdkit(1 << 20, Placement::Free) else {
+        let Ok(nbdkit) = NbdPeer::nbdkit(1 << 20, CpuPlacement::Free) else {
             eprintln!("skipped: nbdkit is not installed");
             return;
         };
@@ -321,7 +328,7 @@ mod tests {
         let mut buffer = vec![0; 8192];
         nbd.read_at(8192, &mut buffer).expect("read");
         assert_eq!((buffer[0], buffer[4095], buffer[4096]), (7, 7, 0));
-        for (verb, random) in [(Verb::Write, true), (Verb::Read, false)] {
+        for (verb, random) in [(BlockVerb::Write, true), (BlockVerb::Read, false)] {
             let tally = nbd.run(verb, 4096, 32, random, Duration::from_millis(20)).expect("answered");
             assert!(tally.urbs >= 32 && tally.bytes == tally.urbs * 4096);
         }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 
 use super::listen::serve_each;
-use crate::{load::Tally, usbip::Transfer};
+use crate::{load::LoadTally, usbip::TransferTemplate};
 
 /// A connection opens with two little-endian words: the sizes of its requests and of its replies.
 pub fn serve(listener: TcpListener) -> Result<()> {
@@ -26,15 +26,15 @@ pub fn serve(listener: TcpListener) -> Result<()> {
 }
 
 /// The client's end: exchanges exactly as many bytes as a USB/IP client would.
-pub struct Ping {
+pub struct PingClient {
     stream: TcpStream,
     request: Vec<u8>,
     reply: Vec<u8>,
     bytes: usize,
 }
 
-impl Ping {
-    pub fn connect(address: SocketAddr, transfer: &Transfer) -> Result<Self> {
+impl PingClient {
+    pub fn connect(address: SocketAddr, transfer: &TransferTemplate) -> Result<Self> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         let request = vec![0; crate::usbip::HEADER_BYTES + transfer.bytes_out()];
@@ -44,8 +44,8 @@ impl Ping {
         Ok(Self { stream, request, reply, bytes: transfer.bytes })
     }
 
-    pub fn run(&mut self, limit: Duration) -> Result<Tally> {
-        let mut tally = Tally::nothing();
+    pub fn run(&mut self, limit: Duration) -> Result<LoadTally> {
+        let mut tally = LoadTally::nothing();
         let began = Instant::now();
         let mut now = began;
         while now - began < limit {

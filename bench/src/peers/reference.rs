@@ -27,7 +27,7 @@ const REPLIES_MAX: usize = 512;
 pub fn serve(listener: TcpListener) -> Result<()> {
     serve_each(&listener, |mut stream| {
         offer(&mut stream)?;
-        Connection::new(stream).serve()
+        ReferenceConnection::new(stream).serve()
     })
 }
 
@@ -47,7 +47,7 @@ fn offer(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-struct Connection {
+struct ReferenceConnection {
     stream: TcpStream,
     receive: Vec<u8>,
     /// Bytes received and not yet parsed, at the start of `receive`.
@@ -57,7 +57,7 @@ struct Connection {
     zeros: Vec<u8>,
 }
 
-impl Connection {
+impl ReferenceConnection {
     fn new(stream: TcpStream) -> Self {
         Self { stream, receive: vec![0; RECEIVE_BYTES], received: 0, sinking: None, zeros: vec![0; TRANSFER_BYTES_MAX] }
     }
@@ -88,8 +88,8 @@ impl Connection {
             let Some((command, after)) = rest.split_first_chunk::<HEADER_BYTES>() else { break };
             rest = after;
             match answer(command)? {
-                Answer::Now(reply, payload_bytes) => replies.push((reply, payload_bytes)),
-                Answer::AfterSinking(reply, bytes) => self.sinking = Some((reply, bytes)),
+                ReferenceReply::Now(reply, payload_bytes) => replies.push((reply, payload_bytes)),
+                ReferenceReply::AfterSinking(reply, bytes) => self.sinking = Some((reply, bytes)),
             }
         }
         let left = rest.len();
@@ -116,14 +116,14 @@ impl Connection {
     }
 }
 
-enum Answer {
+enum ReferenceReply {
     /// A header and this many zeros.
     Now([u8; HEADER_BYTES], usize),
     /// A header, once this many bytes have been taken.
     AfterSinking([u8; HEADER_BYTES], usize),
 }
 
-fn answer(command: &[u8; HEADER_BYTES]) -> Result<Answer> {
+fn answer(command: &[u8; HEADER_BYTES]) -> Result<ReferenceReply> {
     let mut reply = [0; HEADER_BYTES];
     reply[4..8].copy_from_slice(&command[4..8]);
     match word(command, 0) {
@@ -133,12 +133,12 @@ fn answer(command: &[u8; HEADER_BYTES]) -> Result<Answer> {
             reply[..4].copy_from_slice(&RET_SUBMIT.to_be_bytes());
             reply[24..28].copy_from_slice(&command[24..28]);
             let into_device = word(command, 12) == 0;
-            Ok(if into_device { Answer::AfterSinking(reply, bytes) } else { Answer::Now(reply, bytes) })
+            Ok(if into_device { ReferenceReply::AfterSinking(reply, bytes) } else { ReferenceReply::Now(reply, bytes) })
         }
         CMD_UNLINK => {
             // Nothing is ever pending, so every victim has been answered already.
             reply[..4].copy_from_slice(&RET_UNLINK.to_be_bytes());
-            Ok(Answer::Now(reply, 0))
+            Ok(ReferenceReply::Now(reply, 0))
         }
         other => bail!("command {other:#x}"),
     }

@@ -15,9 +15,9 @@ use clap::ValueEnum;
 
 use super::{listen::START_MAX, reference, usbip_crate};
 use crate::{
-    load::Client,
-    net::{LossyNet, Net},
-    placement::Placement,
+    load::UsbipLoadClient,
+    net::{LossyNetwork, ShapedNetwork},
+    placement::CpuPlacement,
 };
 
 /// The limit within which a device is offered again after its user has gone.
@@ -25,7 +25,7 @@ const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 /// The servers that are part of this binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub enum PeerServerKind {
     /// A bare blocking loop of requests and replies.
     Ping,
     /// One bare TCP stream, sending or receiving.
@@ -44,59 +44,59 @@ pub enum Kind {
     Flood,
 }
 
-impl Kind {
+impl PeerServerKind {
     fn argument(self) -> String {
         self.to_possible_value().expect("no variant is skipped").get_name().to_owned()
     }
 }
 
 /// A running server, killed when dropped.
-pub struct Server {
+pub struct PeerServer {
     child: Child,
     pub address: SocketAddr,
     busid: &'static str,
     pub name: &'static str,
 }
 
-impl Server {
-    pub fn of_this_binary(kind: Kind, placement: Placement) -> Result<Self> {
+impl PeerServer {
+    pub fn of_this_binary(kind: PeerServerKind, placement: CpuPlacement) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["peer", &kind.argument()]);
         let (name, busid) = match kind {
-            Kind::Ping => ("ping", ""),
-            Kind::Stream => ("stream", ""),
-            Kind::Tls => ("TLS stream", ""),
-            Kind::Ref => ("ref", reference::BUSID),
-            Kind::Crate => ("usbip crate", usbip_crate::BUSID),
-            Kind::Session => ("session", ""),
-            Kind::Proxy | Kind::Flood => unreachable!("these are told more"),
+            PeerServerKind::Ping => ("ping", ""),
+            PeerServerKind::Stream => ("stream", ""),
+            PeerServerKind::Tls => ("TLS stream", ""),
+            PeerServerKind::Ref => ("ref", reference::BUSID),
+            PeerServerKind::Crate => ("usbip crate", usbip_crate::BUSID),
+            PeerServerKind::Session => ("session", ""),
+            PeerServerKind::Proxy | PeerServerKind::Flood => unreachable!("these are told more"),
         };
         Self::start(command, name, busid, placement)
     }
 
-    /// farbus's NBD server over the disk of a [`Kind::Session`].
-    pub fn proxy(behind: SocketAddr, placement: Placement) -> Result<Self> {
+    /// farbus's NBD server over the disk of a [`PeerServerKind::Session`].
+    pub fn proxy(behind: SocketAddr, placement: CpuPlacement) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["peer", &Kind::Proxy.argument(), &behind.to_string()]);
+        command.args(["peer", &PeerServerKind::Proxy.argument(), &behind.to_string()]);
         Self::start(command, "farbus proxy", "", placement)
     }
 
-    /// [`Kind::Session`] at an address of its own, in a namespace.
-    pub fn session_in(net: &Net, address: IpAddr, placement: Placement) -> Result<Self> {
+    /// [`PeerServerKind::Session`] at an address of its own, in a namespace.
+    pub fn session_in(net: &ShapedNetwork, address: IpAddr, placement: CpuPlacement) -> Result<Self> {
         let mut command = net.on_server(&std::env::current_exe()?);
-        command.args(["peer", &Kind::Session.argument(), &SocketAddr::new(address, 0).to_string()]);
+        command.args(["peer", &PeerServerKind::Session.argument(), &SocketAddr::new(address, 0).to_string()]);
         Self::start(command, "session", "", placement)
     }
 
-    /// [`Kind::Flood`] on a host of its own.
-    pub fn flood_in(net: &Net, target: &str, placement: Placement) -> Result<Self> {
+    /// [`PeerServerKind::Flood`] on a host of its own.
+    pub fn flood_in(net: &ShapedNetwork, target: &str, placement: CpuPlacement) -> Result<Self> {
         let mut command = net.on_stranger(&std::env::current_exe()?);
-        command.args(["peer", &Kind::Flood.argument(), target]);
+        command.args(["peer", &PeerServerKind::Flood.argument(), target]);
         Self::start(command, "flood", "", placement)
     }
 
     /// `farbus share WHAT`.
-    pub fn farbus(program: &Path, what: &str, placement: Placement) -> Result<Self> {
+    pub fn farbus(program: &Path, what: &str, placement: CpuPlacement) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["share", what, "--listen", "127.0.0.1:0"]);
         Self::start(command, "farbus", "1-1", placement)
@@ -104,11 +104,11 @@ impl Server {
 
     /// `farbus share WHAT` on the other host of a network, at an address of its own there.
     pub fn farbus_in(
-        net: &LossyNet,
+        net: &LossyNetwork,
         program: &Path,
         what: &str,
         address: IpAddr,
-        placement: Placement,
+        placement: CpuPlacement,
     ) -> Result<Self> {
         let mut command = net.on_server(program);
         // No other process uses the port there.
@@ -117,14 +117,14 @@ impl Server {
     }
 
     /// `farbus share WHAT --secure`, as the host whose key is in the folder `state`.
-    pub fn farbus_secure(program: &Path, what: &str, state: &Path, placement: Placement) -> Result<Self> {
+    pub fn farbus_secure(program: &Path, what: &str, state: &Path, placement: CpuPlacement) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["share", what, "--listen", "none", "--secure", "127.0.0.1:0"]).env("FARBUS_STATE", state);
         Self::start(command, "farbus", "1-1", placement)
     }
 
     /// `farbus nbd WHAT`.
-    pub fn farbus_nbd(program: &Path, what: &str, placement: Placement) -> Result<Self> {
+    pub fn farbus_nbd(program: &Path, what: &str, placement: CpuPlacement) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["nbd", what, "--listen", "127.0.0.1:0"]);
         Self::start(command, "farbus nbd", "", placement)
@@ -136,7 +136,7 @@ impl Server {
         exporter: &Self,
         device: &str,
         (round_trip, cache): (Duration, &str),
-        placement: Placement,
+        placement: CpuPlacement,
     ) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["attach", &format!("{}/{device}", exporter.address), "--via", "nbd", "--listen", "127.0.0.1:0"]);
@@ -147,7 +147,7 @@ impl Server {
         Self::start(command, "farbus attach", "", placement)
     }
 
-    fn start(mut command: Command, name: &'static str, busid: &'static str, placement: Placement) -> Result<Self> {
+    fn start(mut command: Command, name: &'static str, busid: &'static str, placement: CpuPlacement) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = placement.start_server(&mut command)?;
         // Both streams are read to their end, long after the expected line: a full pipe stops a server.
@@ -184,10 +184,10 @@ impl Server {
     /// A new connection with the server's device imported and configured.
     ///
     /// A device whose last user has just gone may count as busy until the server has noticed.
-    pub fn attach(&self) -> Result<Client> {
+    pub fn attach(&self) -> Result<UsbipLoadClient> {
         let began = Instant::now();
         loop {
-            match Client::attach(self.address, self.busid) {
+            match UsbipLoadClient::attach(self.address, self.busid) {
                 Err(_) if began.elapsed() < RELEASE_MAX => thread::sleep(Duration::from_millis(1)),
                 result => return result.with_context(|| format!("cannot attach to {}", self.name)),
             }
@@ -195,7 +195,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PeerServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

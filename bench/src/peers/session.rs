@@ -14,31 +14,31 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
-    common::socket_place::Place,
-    frontend::nbd::{NbdServer, Offer},
+    common::socket_place::SocketLocation,
+    frontend::nbd::{NbdExport, NbdServer},
     gadgets::{
-        storage::{Options, Storage},
-        zero::{Fill, SourceSink},
+        storage::{StorageGadget, StorageOptions},
+        zero::{SourcePattern, SourceSink},
     },
-    host::{DrivenDisk, Port},
+    host::{DrivenDisk, HostPort},
     importer::port::session::SessionPort,
     importer::session::bare::{
-        self, Clock, DeviceRecord,
+        self, BoottimeClock, DeviceRecord,
         blocks::{MemoryMedium, SparseMemory, StoreDevice},
         native::{
-            RemoteBlock, RemoteUsb, Served, ServedBlock, ServedUsb, Services, Timed,
-            control::{Cause, Class, End, Mode, Open},
+            ExporterServices, RemoteBlock, RemoteUsb, RequestTiming, ServedBlock, ServedExport, ServedUsb,
+            control::{AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest},
         },
     },
-    importer::session::connection::{Linked, Terms},
+    importer::session::connection::{LinkedDevice, SessionTerms},
     model::{
-        BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, Device, EpAddr, IsoPacket,
-        Limits, Medium, Payload, Setup, Speed, Status, Urb, UrbId,
+        BlockCompletion, BlockDevice, BlockId, BlockMedium, BlockRequest, BlockStore, BufferPool, CompletionQueue,
+        Device, EpAddr, IsoPacket, Payload, SessionLimits, SetupPacket, Urb, UrbId, UrbStatus, UsbSpeed,
     },
 };
 
-use super::{listen::ANY_LOOPBACK_PORT, nbdkit::Verb};
-use crate::{load::Tally, usbip::Direction};
+use super::{listen::ANY_LOOPBACK_PORT, nbdkit::BlockVerb};
+use crate::{load::LoadTally, usbip::UsbipDirection};
 
 /// The same size as the disks for comparison.
 const DISK_BYTES: u64 = 256 << 20;
@@ -64,7 +64,7 @@ pub fn full_medium() -> Result<MemoryMedium> {
 
 /// A USB disk over it.
 pub fn usb_disk(medium: &MemoryMedium) -> Result<Box<dyn Device>, String> {
-    let disk = Storage::device(Box::new(medium.open()?), Options::default());
+    let disk = StorageGadget::device(Box::new(medium.open()?), StorageOptions::default());
     disk.map(|disk| Box::new(disk) as Box<dyn Device>).map_err(|error| error.to_string())
 }
 
@@ -73,8 +73,8 @@ pub fn serve(listener: &TcpListener) -> Result<()> {
     let medium = full_medium()?;
     loop {
         let (stream, _) = listener.accept()?;
-        let clock = Clock::start();
-        let mut shelf = Shelf { medium: medium.clone(), clock };
+        let clock = BoottimeClock::start();
+        let mut shelf = MemoryDiskServices { medium: medium.clone(), clock };
         thread::spawn(move || {
             if let Err(error) = bare::link(stream).and_then(|link| bare::serve(&link, clock, &mut shelf)) {
                 eprintln!("session ended: {error}");
@@ -95,37 +95,42 @@ pub fn serve_for_test() -> SocketAddr {
 /// Serves the disk of the exporter at `address` by NBD, as `farbus attach --via nbd` does.
 pub fn serve_proxy(address: &str) -> Result<()> {
     let (disk, _) = open_disk(address)?;
-    let listener = Place::Address(ANY_LOOPBACK_PORT).listen()?;
+    let listener = SocketLocation::Address(ANY_LOOPBACK_PORT).listen()?;
     println!("listening on {}", listener.place()?);
     let device = Box::new(disk);
-    let offer = Offer { name: String::new(), description: "a disk".into(), device, zeroes_fast: false };
+    let offer = NbdExport { name: String::new(), description: "a disk".into(), device, zeroes_fast: false };
     let ended = NbdServer::new(listener, vec![offer], None)?.run();
     Err(anyhow!("the proxy ended: {ended:?}"))
 }
 
-struct Shelf {
+struct MemoryDiskServices {
     medium: MemoryMedium,
-    clock: Clock,
+    clock: BoottimeClock,
 }
 
-impl Services for Shelf {
-    fn open(&mut self, _now: farbus::model::Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let gone = |message: String| End { cause: Cause::Gone, message };
+impl ExporterServices for MemoryDiskServices {
+    fn open(
+        &mut self,
+        _now: farbus::model::Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        let gone = |message: String| AttachmentEndNotice { cause: AttachmentEndCause::Gone, message };
         let clock = self.clock;
         let clock = Box::new(move || clock.now());
         match open.class {
-            Class::BLOCK if open.name == DRIVEN => {
+            AttachmentClass::BLOCK if open.name == DRIVEN => {
                 let disk = DrivenDisk::new(usb_disk(&self.medium).map_err(gone)?);
                 let disk = Box::new(disk.map_err(|_| gone("it has no disk that is driven".to_owned()))?);
                 Ok((1, Box::new(ServedBlock::new(number, disk, 1, |_, _| {}).timed_by(clock))))
             }
-            Class::BLOCK => {
+            AttachmentClass::BLOCK => {
                 let device = StoreDevice::new(self.medium.open().map_err(gone)?);
                 Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}).timed_by(clock))))
             }
-            Class::USB => {
-                let device = SourceSink::device(Speed::Super, Fill::Zeros, false);
-                let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {});
+            AttachmentClass::USB => {
+                let device = SourceSink::device(UsbSpeed::Super, SourcePattern::Zeros, false);
+                let served = ServedUsb::new(number, device, record(), SessionLimits::DEFAULT, |_, _| {});
                 Ok((1, Box::new(served.timed_by(clock))))
             }
             _ => Err(gone(format!("there is no '{}' here", open.name))),
@@ -139,7 +144,7 @@ pub fn record() -> DeviceRecord {
         bus_id: "1-1".into(),
         bus: 1,
         device: 2,
-        speed: Speed::Super,
+        speed: UsbSpeed::Super,
         vendor: 0x0525,
         product: 0xa4a0,
         device_bcd: 0,
@@ -151,32 +156,36 @@ pub fn record() -> DeviceRecord {
     }
 }
 
-pub fn open(class: Class, name: &str) -> Open {
-    Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: "to measure it".into() }
+pub fn open(class: AttachmentClass, name: &str) -> OpenRequest {
+    OpenRequest { class, mode: AttachmentMode::Exclusive, epoch: 0, name: name.into(), reason: "to measure it".into() }
 }
 
-fn open_disk(address: &str) -> Result<(Linked<RemoteBlock>, Completions<BlockDone>)> {
+fn open_disk(address: &str) -> Result<(LinkedDevice<RemoteBlock>, CompletionQueue<BlockCompletion>)> {
     open_named(address, DISK, 1)
 }
 
-fn open_named(address: &str, name: &str, links: u16) -> Result<(Linked<RemoteBlock>, Completions<BlockDone>)> {
-    let mut done = Completions::new(BufferPool::new(POOL_BYTES));
-    let remote = RemoteBlock::new(1, open(Class::BLOCK, name));
-    let terms = Terms { links, ..Terms::of(GRACE) };
-    let disk = Linked::open_on(terms, bare::dial(address.to_owned()), remote, &mut done)?;
+fn open_named(
+    address: &str,
+    name: &str,
+    links: u16,
+) -> Result<(LinkedDevice<RemoteBlock>, CompletionQueue<BlockCompletion>)> {
+    let mut done = CompletionQueue::new(BufferPool::new(POOL_BYTES));
+    let remote = RemoteBlock::new(1, open(AttachmentClass::BLOCK, name));
+    let terms = SessionTerms { links, ..SessionTerms::of(GRACE) };
+    let disk = LinkedDevice::open_on(terms, bare::dial(address.to_owned()), remote, &mut done)?;
     ensure!(disk.end().is_none(), "the disk was refused: {:?}", disk.end());
     Ok((disk, done))
 }
 
 /// The exporter's disk, as a program uses it through this library.
-pub struct Disk {
-    linked: Linked<RemoteBlock>,
-    done: Completions<BlockDone>,
+pub struct RemoteSessionDisk {
+    linked: LinkedDevice<RemoteBlock>,
+    done: CompletionQueue<BlockCompletion>,
     seed: u64,
     next: u64,
 }
 
-impl Disk {
+impl RemoteSessionDisk {
     pub fn open(address: SocketAddr) -> Result<Self> {
         let (linked, done) = open_disk(&address.to_string())?;
         Ok(Self { linked, done, seed: 1, next: 0 })
@@ -195,7 +204,7 @@ impl Disk {
     }
 
     /// Makes one request and returns its answer.
-    fn ask(&mut self, request: BlockRequest) -> Result<BlockDone> {
+    fn ask(&mut self, request: BlockRequest) -> Result<BlockCompletion> {
         let at = self.linked.clock().now();
         self.linked.submit(at, request.launch(), &mut self.done);
         self.linked.end_turn(at, &mut self.done);
@@ -228,10 +237,17 @@ impl Disk {
     }
 
     /// Keeps `depth` requests of `bytes` in flight until the time is over, at offsets one after the other or at random.
-    pub fn run(&mut self, verb: Verb, bytes: usize, depth: usize, random: bool, limit: Duration) -> Result<Tally> {
+    pub fn run(
+        &mut self,
+        verb: BlockVerb,
+        bytes: usize,
+        depth: usize,
+        random: bool,
+        limit: Duration,
+    ) -> Result<LoadTally> {
         let blocks = DISK_BYTES / bytes as u64;
         let block: Arc<[u8]> = vec![FILL; bytes].into();
-        let mut tally = Tally::nothing();
+        let mut tally = LoadTally::nothing();
         let mut asked = vec![Instant::now(); depth];
         let mut free: Vec<usize> = (0..depth).collect();
         let began = Instant::now();
@@ -245,8 +261,8 @@ impl Disk {
                     let offset = place % blocks * bytes as u64;
                     let id = BlockId(slot as u64);
                     let request = match verb {
-                        Verb::Read => BlockRequest::read(id, offset, bytes as u32),
-                        Verb::Write => BlockRequest::write(id, offset, Payload::shared(&block, 0..bytes)),
+                        BlockVerb::Read => BlockRequest::read(id, offset, bytes as u32),
+                        BlockVerb::Write => BlockRequest::write(id, offset, Payload::shared(&block, 0..bytes)),
                     };
                     asked[slot] = now;
                     self.linked.submit(at, request.launch(), &mut self.done);
@@ -275,7 +291,7 @@ impl Disk {
 }
 
 /// The time of one request by stage, µs.
-pub struct Stages {
+pub struct LatencyBreakdown {
     /// In the requester, in this process.
     pub front_us: f64,
     /// In the exporter's end of the session: arriving, waiting for its data, waiting for the link.
@@ -286,18 +302,18 @@ pub struct Stages {
     pub back_us: f64,
 }
 
-impl Stages {
+impl LatencyBreakdown {
     /// Of a request that took `whole_us` for its user, and was timed.
-    fn of(whole_us: f64, timed: Timed) -> Self {
+    fn of(whole_us: f64, timed: RequestTiming) -> Self {
         let us = |ns: u64| ns as f64 / 1000.0;
         let (bus_us, network_us, back_us) = (us(timed.bus_ns()), us(timed.network_ns()), us(timed.device_ns()));
         Self { front_us: whole_us - us(timed.total_ns), bus_us, network_us, back_us }
     }
 }
 
-impl Disk {
+impl RemoteSessionDisk {
     /// The stages of `count` requests, one at a time: of those that the session measures.
-    pub fn stages(&mut self, verb: Verb, bytes: usize, count: usize) -> Result<Vec<Stages>> {
+    pub fn stages(&mut self, verb: BlockVerb, bytes: usize, count: usize) -> Result<Vec<LatencyBreakdown>> {
         let block: Arc<[u8]> = vec![FILL; bytes].into();
         let mut stages = Vec::with_capacity(count);
         while stages.len() < count {
@@ -305,14 +321,14 @@ impl Disk {
             let offset = self.next * bytes as u64 % DISK_BYTES;
             let began = Instant::now();
             let request = match verb {
-                Verb::Read => BlockRequest::read(BlockId(0), offset, bytes as u32),
-                Verb::Write => BlockRequest::write(BlockId(0), offset, Payload::shared(&block, 0..bytes)),
+                BlockVerb::Read => BlockRequest::read(BlockId(0), offset, bytes as u32),
+                BlockVerb::Write => BlockRequest::write(BlockId(0), offset, Payload::shared(&block, 0..bytes)),
             };
             let done = self.ask(request).with_context(|| format!("{verb:?}"))?;
             let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
             self.done.pool.recycle(done.payload);
             if let Some(timed) = self.linked.status().take_timed() {
-                stages.push(Stages::of(whole_us, timed));
+                stages.push(LatencyBreakdown::of(whole_us, timed));
             }
         }
         Ok(stages)
@@ -321,14 +337,14 @@ impl Disk {
 
 impl UsbLoad<SessionPort> {
     /// The stages of `count` bulk transfers, one at a time: of those that the session measures.
-    pub fn stages(&mut self, direction: Direction, bytes: usize, count: usize) -> Result<Vec<Stages>> {
+    pub fn stages(&mut self, direction: UsbipDirection, bytes: usize, count: usize) -> Result<Vec<LatencyBreakdown>> {
         let mut stages = Vec::with_capacity(count);
         // What was timed before is not of these.
         let _ = self.port.ask(|linked| linked.status().take_timed());
         while stages.len() < count {
             let whole_us = self.one(direction, bytes)?;
             if let Some(timed) = self.port.ask(|linked| linked.status().take_timed()) {
-                stages.push(Stages::of(whole_us, timed));
+                stages.push(LatencyBreakdown::of(whole_us, timed));
             }
         }
         Ok(stages)
@@ -346,16 +362,16 @@ pub fn splitmix(seed: &mut u64) -> u64 {
 
 /// The exporter's source/sink device, behind its session.
 pub fn source_sink(address: SocketAddr) -> Result<UsbLoad<SessionPort>> {
-    let mut done = Completions::new(BufferPool::new(POOL_BYTES));
-    let remote = RemoteUsb::new(1, open(Class::USB, "zero"));
-    let linked = Linked::open(bare::dial(address.to_string()), remote, GRACE, &mut done)?;
+    let mut done = CompletionQueue::new(BufferPool::new(POOL_BYTES));
+    let remote = RemoteUsb::new(1, open(AttachmentClass::USB, "zero"));
+    let linked = LinkedDevice::open(bare::dial(address.to_string()), remote, GRACE, &mut done)?;
     ensure!(linked.end().is_none(), "the device was refused: {:?}", linked.end());
     UsbLoad::over(SessionPort::new(linked))
 }
 
 /// A small transfer whose latency matters.
 #[derive(Clone, Copy, Debug)]
-pub enum Pulse {
+pub enum ProbeTransfer {
     /// A report of an interrupt endpoint.
     Interrupt,
     /// A descriptor.
@@ -364,7 +380,7 @@ pub enum Pulse {
 
 /// What came of an isochronous endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Streamed {
+pub struct IsochronousResult {
     pub bytes: u64,
     pub seconds: f64,
     pub packets: u64,
@@ -378,29 +394,29 @@ pub struct UsbLoad<P> {
     next: u64,
 }
 
-impl<P: Port> UsbLoad<P> {
+impl<P: HostPort> UsbLoad<P> {
     /// Configures the device.
     pub fn over(mut port: P) -> Result<Self> {
-        port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
+        port.submit(Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty));
         let done = port.wait(None)?.context("the device did not answer")?;
-        ensure!(done.status == Status::Ok, "the device did not take its configuration: {:?}", done.status);
+        ensure!(done.status == UrbStatus::Ok, "the device did not take its configuration: {:?}", done.status);
         Ok(Self { port, next: 1 })
     }
 
     /// One small transfer after the other, with a pause between them.
-    pub fn pulse(&mut self, pulse: Pulse, pause: Duration, limit: Duration) -> Result<Tally> {
-        let mut tally = Tally::nothing();
+    pub fn pulse(&mut self, pulse: ProbeTransfer, pause: Duration, limit: Duration) -> Result<LoadTally> {
+        let mut tally = LoadTally::nothing();
         let began = Instant::now();
         while began.elapsed() < limit {
             let id = UrbId(self.next);
             self.next += 1;
             let asked = Instant::now();
             self.port.submit(match pulse {
-                Pulse::Interrupt => Urb::data_in(id, EpAddr::from_byte(0x82), 64),
-                Pulse::Control => Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty),
+                ProbeTransfer::Interrupt => Urb::data_in(id, EpAddr::from_byte(0x82), 64),
+                ProbeTransfer::Control => Urb::control(id, SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty),
             });
             let done = self.port.wait(None)?.context("nothing was answered")?;
-            ensure!(done.status == Status::Ok, "a transfer ended so: {done:?}");
+            ensure!(done.status == UrbStatus::Ok, "a transfer ended so: {done:?}");
             tally.latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
             tally.urbs += 1;
             tally.bytes += u64::from(done.actual);
@@ -412,27 +428,33 @@ impl<P: Port> UsbLoad<P> {
     }
 
     /// Makes one bulk transfer; returns how long it took, µs.
-    pub fn one(&mut self, direction: Direction, bytes: usize) -> Result<f64> {
+    pub fn one(&mut self, direction: UsbipDirection, bytes: usize) -> Result<f64> {
         let id = UrbId(self.next);
         self.next += 1;
         let urb = match direction {
-            Direction::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
-            Direction::Out => Urb::data_out(id, EpAddr::from_byte(0x01), vec![0; bytes].into()),
+            UsbipDirection::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
+            UsbipDirection::Out => Urb::data_out(id, EpAddr::from_byte(0x01), vec![0; bytes].into()),
         };
         let asked = Instant::now();
         self.port.submit(urb);
         let done = self.port.wait(None)?.context("nothing was answered")?;
         let us = asked.elapsed().as_nanos() as f64 / 1000.0;
-        ensure!(done.status == Status::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
+        ensure!(done.status == UrbStatus::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
         self.port.recycle(done.payload);
         Ok(us)
     }
 
     /// Keeps `depth` isochronous IN transfers of `packets` packets in flight until the time is over. Bytes are those of
     /// packets that came; the time is from the first completion to the last.
-    pub fn stream(&mut self, packets: usize, packet_bytes: usize, depth: usize, limit: Duration) -> Result<Streamed> {
+    pub fn stream(
+        &mut self,
+        packets: usize,
+        packet_bytes: usize,
+        depth: usize,
+        limit: Duration,
+    ) -> Result<IsochronousResult> {
         // The setting that has the isochronous endpoints.
-        self.port.submit(Urb::control(UrbId(0), Setup::set_interface(0, 1), Payload::Empty));
+        self.port.submit(Urb::control(UrbId(0), SetupPacket::set_interface(0, 1), Payload::Empty));
         self.port.wait(None)?.context("the device did not answer")?;
         let urb = |id| {
             let mut urb = Urb::data_in(id, EpAddr::from_byte(0x83), (packets * packet_bytes) as u32);
@@ -442,7 +464,7 @@ impl<P: Port> UsbLoad<P> {
             urb.iso = (0..packets).map(|at| packet((at * packet_bytes) as u32)).collect();
             urb
         };
-        let (mut seen, mut in_flight, began) = (Streamed::default(), 0, Instant::now());
+        let (mut seen, mut in_flight, began) = (IsochronousResult::default(), 0, Instant::now());
         let mut first = None;
         while began.elapsed() < limit || in_flight > 0 {
             while in_flight < depth && began.elapsed() < limit {
@@ -452,10 +474,10 @@ impl<P: Port> UsbLoad<P> {
             }
             let done = self.port.wait(None)?.context("nothing was answered")?;
             in_flight -= 1;
-            ensure!(done.status == Status::Ok, "a transfer ended so: {done:?}");
+            ensure!(done.status == UrbStatus::Ok, "a transfer ended so: {done:?}");
             let first = *first.get_or_insert_with(Instant::now);
             seen.seconds = first.elapsed().as_secs_f64();
-            let came = done.iso.iter().filter(|packet| packet.status == Status::Ok);
+            let came = done.iso.iter().filter(|packet| packet.status == UrbStatus::Ok);
             let bytes = came.map(|packet| u64::from(packet.actual)).sum::<u64>();
             seen.packets += packets as u64;
             seen.packets_lost += (packets as u64).saturating_sub(bytes / packet_bytes as u64);
@@ -467,9 +489,9 @@ impl<P: Port> UsbLoad<P> {
     }
 
     /// Keeps `depth` transfers in flight until the time is over.
-    pub fn run(&mut self, direction: Direction, bytes: usize, depth: usize, limit: Duration) -> Result<Tally> {
+    pub fn run(&mut self, direction: UsbipDirection, bytes: usize, depth: usize, limit: Duration) -> Result<LoadTally> {
         let block: Arc<[u8]> = vec![0; bytes].into();
-        let mut tally = Tally::nothing();
+        let mut tally = LoadTally::nothing();
         let mut asked = vec![Instant::now(); depth];
         let began = Instant::now();
         let mut now = began;
@@ -481,13 +503,15 @@ impl<P: Port> UsbLoad<P> {
                 self.next += 1;
                 in_flight += 1;
                 self.port.submit(match direction {
-                    Direction::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
-                    Direction::Out => Urb::data_out(id, EpAddr::from_byte(0x01), Payload::shared(&block, 0..bytes)),
+                    UsbipDirection::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
+                    UsbipDirection::Out => {
+                        Urb::data_out(id, EpAddr::from_byte(0x01), Payload::shared(&block, 0..bytes))
+                    }
                 });
             }
             let done = self.port.wait(None)?.context("nothing was answered")?;
             now = Instant::now();
-            ensure!(done.status == Status::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
+            ensure!(done.status == UrbStatus::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
             let since = asked[(done.id.0 % depth as u64) as usize];
             tally.latency_ns.saturating_record((now - since).as_nanos() as u64);
             tally.urbs += 1;

@@ -10,8 +10,8 @@ use anyhow::Result;
 
 use super::listen::serve_each;
 use crate::{
-    load::Tally,
-    usbip::{Direction, read_some},
+    load::LoadTally,
+    usbip::{UsbipDirection, read_some},
 };
 
 /// Bytes moved between two looks at the clock: some tens of milliseconds, so that the round trip
@@ -50,31 +50,31 @@ pub fn serve_bursts(stream: &mut (impl Read + Write)) -> Result<()> {
     }
 }
 
-pub struct Stream<S = TcpStream> {
+pub struct StreamClient<S = TcpStream> {
     stream: S,
-    direction: Direction,
+    direction: UsbipDirection,
     piece_bytes: usize,
     /// The server uses pieces of the size asked for; the client receives with the load generator's buffer, so that the
     /// same client faces both servers.
     buffer: Vec<u8>,
 }
 
-impl Stream {
-    pub fn connect(address: SocketAddr, direction: Direction, piece_bytes: usize) -> Result<Self> {
+impl StreamClient {
+    pub fn connect(address: SocketAddr, direction: UsbipDirection, piece_bytes: usize) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         Ok(Self::over(stream, direction, piece_bytes))
     }
 }
 
-impl<S: Read + Write> Stream<S> {
-    pub fn over(stream: S, direction: Direction, piece_bytes: usize) -> Self {
-        let buffer = vec![0; if direction == Direction::In { crate::load::RECEIVE_BYTES } else { piece_bytes }];
+impl<S: Read + Write> StreamClient<S> {
+    pub fn over(stream: S, direction: UsbipDirection, piece_bytes: usize) -> Self {
+        let buffer = vec![0; if direction == UsbipDirection::In { crate::load::RECEIVE_BYTES } else { piece_bytes }];
         Self { stream, direction, piece_bytes, buffer }
     }
 
-    pub fn run(&mut self, limit: Duration) -> Result<Tally> {
-        let mut tally = Tally::nothing();
+    pub fn run(&mut self, limit: Duration) -> Result<LoadTally> {
+        let mut tally = LoadTally::nothing();
         let began = Instant::now();
         while began.elapsed() < limit {
             self.burst()?;
@@ -86,17 +86,17 @@ impl<S: Read + Write> Stream<S> {
     }
 
     fn burst(&mut self) -> Result<()> {
-        let to_client = u64::from(self.direction == Direction::In);
+        let to_client = u64::from(self.direction == UsbipDirection::In);
         let order = [to_client, self.piece_bytes as u64, BURST_BYTES].map(u64::to_le_bytes);
         self.stream.write_all(order.as_flattened())?;
         let mut left = BURST_BYTES;
         match self.direction {
-            Direction::In => {
+            UsbipDirection::In => {
                 while left > 0 {
                     left -= read_some(&mut self.stream, &mut self.buffer)? as u64;
                 }
             }
-            Direction::Out => {
+            UsbipDirection::Out => {
                 while left > 0 {
                     let next = left.min(self.buffer.len() as u64) as usize;
                     self.stream.write_all(&self.buffer[..next])?;

@@ -21,8 +21,8 @@ use rustls::{
     version::TLS13,
 };
 
-use super::{listen::serve_each, server::Server, stream::serve_bursts};
-use crate::{load::Client, placement::Placement};
+use super::{listen::serve_each, server::PeerServer, stream::serve_bursts};
+use crate::{load::UsbipLoadClient, placement::CpuPlacement};
 
 /// A client's end.
 pub type TlsStream = StreamOwned<ClientConnection, TcpStream>;
@@ -43,7 +43,7 @@ pub fn serve(listener: TcpListener) -> Result<()> {
 /// A connection to [`serve`], or to any other server of TLS 1.3 that this benchmark has started.
 pub fn connect(address: SocketAddr) -> Result<TlsStream> {
     let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody));
+    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustingVerifier));
     over(address, builder.with_no_client_auth())
 }
 
@@ -55,12 +55,12 @@ fn over(address: SocketAddr, config: ClientConfig) -> Result<TlsStream> {
 }
 
 /// Two paired farbus hosts. Their folder is removed when dropped.
-pub struct Hosts {
+pub struct TlsHostPair {
     folder: PathBuf,
     program: PathBuf,
 }
 
-impl Hosts {
+impl TlsHostPair {
     pub fn pair(program: &Path) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("farbus-bench-{}", std::process::id()));
         let hosts = Self { folder, program: program.to_owned() };
@@ -90,25 +90,25 @@ impl Hosts {
     }
 
     /// `farbus share WHAT --secure` on one of them.
-    pub fn share(&self, what: &str, placement: Placement) -> Result<Server> {
-        Server::farbus_secure(&self.program, what, &self.folder.join("server"), placement)
+    pub fn share(&self, what: &str, placement: CpuPlacement) -> Result<PeerServer> {
+        PeerServer::farbus_secure(&self.program, what, &self.folder.join("server"), placement)
     }
 
     /// The load generator with the other host's key.
-    pub fn attach(&self, server: &Server) -> Result<Client<TlsStream>> {
+    pub fn attach(&self, server: &PeerServer) -> Result<UsbipLoadClient<TlsStream>> {
         let pem = fs::read_to_string(self.folder.join("client/key.pem"))?;
         let (certificate, key) = certified(&KeyPair::from_pem(&pem)?)?;
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody));
+        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustingVerifier));
         let mut config = builder.with_client_auth_cert(vec![certificate], key)?;
         config.alpn_protocols = vec![USBIP.to_vec()];
         let stream = over(server.address, config)?;
         let socket = stream.sock.try_clone()?;
-        Client::attach_over(stream, socket, "1-1").context("cannot attach to farbus over TLS")
+        UsbipLoadClient::attach_over(stream, socket, "1-1").context("cannot attach to farbus over TLS")
     }
 }
 
-impl Drop for Hosts {
+impl Drop for TlsHostPair {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -127,9 +127,9 @@ fn certified(key: &KeyPair) -> Result<(CertificateDer<'static>, PrivateKeyDer<'s
 
 /// The benchmark's client trusts the server that it has started.
 #[derive(Debug)]
-struct Anybody;
+struct TrustingVerifier;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for TrustingVerifier {
     fn verify_server_cert(
         &self,
         _shown: &CertificateDer<'_>,

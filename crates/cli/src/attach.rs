@@ -8,44 +8,46 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farbus::broker::confined::{give_rights_away, report_protection, start_broker};
 use farbus::broker::{BrokerPolicy, SystemAccess};
-use farbus::common::socket_place::Place;
-use farbus::devices::follow::{Follow, FollowWord};
+use farbus::common::socket_place::SocketLocation;
+use farbus::devices::follow::{FollowPolicy, FollowWord};
 use farbus::devices::reservation::{ReservationRequest, together};
 use farbus::frontend::drivers::tell_if_no_driver;
 use farbus::frontend::hold::check_for_disk;
 use farbus::frontend::in_use;
-use farbus::frontend::open_users::Act;
+use farbus::frontend::open_users::DiskOwnerAction;
 use farbus::frontend::{
-    Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Prepared, Request, Running, Status, Via, explain,
-    steer, tell_reason, undurable,
+    AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction, FRONT_ENDS,
+    FrontEnd, FrontEndChoice, FrontEndPreparation, RunningAttachment, explain, steer, tell_reason, undurable,
 };
 use farbus::frontend::{attachment_status, through};
 use farbus::hosts::known_host::moved_to;
-use farbus::importer::client::{Client, ClientError, FailureKind, RememberedDevice, Reopener, Target};
+use farbus::importer::client::{
+    ClientError, DeviceReopener, DeviceTarget, FailureKind, ImporterClient, RememberedDevice,
+};
 use farbus::importer::discovery::local_shares::{is_same, resolve, target_from};
 use farbus::importer::disk::DiskMode;
-use farbus::importer::options::ahead::Ahead;
-use farbus::importer::options::cache::Cache;
+use farbus::importer::options::ahead::PrefetchMode;
+use farbus::importer::options::cache::DiskCacheMode;
 use farbus::link::modules::recipe;
 use farbus_control::process::ProcessStatus;
-use farbus_io_linux::sys::confine::Needs;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
 use farbus_io_linux::sys::startup_memory;
 use farbus_io_linux::sys::writeback::protect_writeback_path;
 use farbus_io_net::local::asking::{ask_owner, heard};
 use farbus_io_net::local::control_socket::{Answer, ControlSocket, Question, ask_all};
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::local::passed_files::Files;
-use farbus_modules::Asked;
+use farbus_io_net::local::passed_files::PassedFiles;
+use farbus_modules::ModuleSpec;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Failure;
+use super::CommandFailure;
 use super::link_args::{LinkArgs, hold_from};
 use super::listen::{SocketAccessArgs, place_told};
 use super::output::{print_done, print_json, say};
 use super::served::say_exports;
-use super::waiting::Waiting;
+use super::waiting::DeviceWait;
 
 /// Use a device of another machine here, until detached.
 ///
@@ -91,10 +93,10 @@ pub struct AttachArgs {
     /// share' offers on this machine. DEVICE is a name or bus id that 'farbus list HOST' shows,
     /// VENDOR:PRODUCT (10c4:ea60) or serial=NUMBER.
     #[arg(value_parser = target_from)]
-    target: Target,
+    target: DeviceTarget,
     /// How it appears: kernel, uas, fuse, nbd, redir.
     #[arg(long, value_parser = via_parser(), default_value = "auto", hide_possible_values = true)]
-    via: Via,
+    via: FrontEndChoice,
     /// fuse: the folder for the disk's file.
     ///
     /// farbus makes the folder if it is missing.
@@ -138,7 +140,7 @@ pub struct AttachArgs {
     /// before they ask for it. 'writeback': as 'ahead', and writes are answered before they have arrived; a program
     /// that wants a write to be durable flushes (fsync), as with any disk that has a write cache. [default: ahead]
     #[arg(long, value_name = "CACHE")]
-    cache: Option<Cache>,
+    cache: Option<DiskCacheMode>,
     /// redir, nbd: take over with a virtual machine.
     ///
     /// 'farbus migrate' on another host hands the device to this one, together with the virtual machine that has it.
@@ -159,8 +161,8 @@ pub struct AttachArgs {
     /// 'auto': descriptors travel once, all together, and farbus fetches what keyboards, serial adapters and the like
     /// send before the kernel asks for it, if the device is far enough away. 'off': farbus asks the device only what
     /// the kernel asks.
-    #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str(), value_parser = ahead())]
-    ahead: Ahead,
+    #[arg(long, value_name = "MODE", default_value = PrefetchMode::Auto.as_str(), value_parser = ahead())]
+    ahead: PrefetchMode,
     /// Reserve bus, processor and path for it.
     ///
     /// bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]: so many bytes each period, in microframes of
@@ -189,19 +191,19 @@ pub struct AttachArgs {
 }
 
 /// A parser for how far ahead a device is asked, with the words for the help.
-fn ahead() -> impl TypedValueParser<Value = Ahead> {
-    let help = |ahead: &Ahead| match ahead {
-        Ahead::Auto => "As far as its class allows, and its distance makes it worth while",
-        Ahead::Off => "Never: all that is asked of it is what its user asks",
+fn ahead() -> impl TypedValueParser<Value = PrefetchMode> {
+    let help = |ahead: &PrefetchMode| match ahead {
+        PrefetchMode::Auto => "As far as its class allows, and its distance makes it worth while",
+        PrefetchMode::Off => "Never: all that is asked of it is what its user asks",
     };
-    let values = Ahead::ALL.iter().map(|ahead| PossibleValue::new(ahead.as_str()).help(help(ahead)));
-    PossibleValuesParser::new(values).try_map(|word| word.parse::<Ahead>())
+    let values = PrefetchMode::ALL.iter().map(|ahead| PossibleValue::new(ahead.as_str()).help(help(ahead)));
+    PossibleValuesParser::new(values).try_map(|word| word.parse::<PrefetchMode>())
 }
 
 /// A parser for the names of front ends, with their summaries for the help.
-fn via_parser() -> impl TypedValueParser<Value = Via> {
+fn via_parser() -> impl TypedValueParser<Value = FrontEndChoice> {
     let values = FRONT_ENDS.iter().map(|front_end| PossibleValue::new(front_end.name()).help(front_end.summary()));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Via>())
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<FrontEndChoice>())
 }
 
 /// A device that 'farbus hold' and 'farbus resume' are about.
@@ -237,17 +239,17 @@ pub struct DetachArgs {
     pub json: bool,
 }
 
-pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
+pub fn attach(mut args: AttachArgs) -> Result<(), CommandFailure> {
     // Before any thread starts: threads inherit what is granted here.
     report_protection(&protect_writeback_path());
     args.target = resolve(args.target)?;
     // Catch signals before there is anything to give back.
-    let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
     let (request, front_end) = request_from(&args)?;
     let lacks = request.via.lacks(&request, &SystemAccess::Own);
     let target = &request.target;
-    let recipe = recipe(&request.modules).map_err(Failure::local)?;
-    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
+    let recipe = recipe(&request.modules).map_err(CommandFailure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(CommandFailure::local)?;
     // From here on, input from the network is read without rights.
     let mut broker_policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
@@ -266,30 +268,30 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // What it waits for is the device that somebody uses now.
     let remembers = args.wait.is_some() || !request.follow.is_nothing();
     let client = match remembers {
-        true => client.remembering(RememberedDevice::new(target, Reopener::Attach).following(&request.follow)),
+        true => client.remembering(RememberedDevice::new(target, DeviceReopener::Attach).following(&request.follow)),
         false => client,
     };
     if !args.no_sandbox {
         // A USB device of this machine that takes the place of the other host's is looked up in sysfs.
         let readable = if front_end.takes_twins() { vec!["/sys".into()] } else { Vec::new() };
-        give_rights_away(&Needs { readable, ..Needs::default() })?;
+        give_rights_away(&ConfinementNeeds { readable, ..ConfinementNeeds::default() })?;
     }
-    let shown = Arc::new(Shown::new(&request));
+    let shown = Arc::new(AttachStatusSource::new(&request));
     let for_control_socket = Arc::clone(&shown);
     control_socket
         .open(control_listener, move |question, files| for_control_socket.answer(question, files))
-        .map_err(Failure::local)?;
+        .map_err(CommandFailure::local)?;
     // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
-    let mut patience = Patience::new(args.wait, signals, &shown, !args.json);
-    let take = |prepared: &mut Prepared| {
+    let mut patience = AttachWait::new(args.wait, signals, &shown, !args.json);
+    let take = |prepared: &mut FrontEndPreparation| {
         let taken = front_end.take(&client, &request, prepared);
         taken.map_err(|error| explain(error, &client, &request, lacks.as_deref()))
     };
     let attachment = patience.have(target, || take(&mut prepared))?;
     if let Some(signal) = patience.signal() {
         // It came while the device was taken: nobody was told of it.
-        Running::of(&*attachment).handle.end();
+        RunningAttachment::of(&*attachment).handle.end();
         attachment.run();
         return Err(not_attached(signal, target));
     }
@@ -300,17 +302,21 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
             say(format!("{} is gone, and is waited for   (Ctrl-C ends)", target.shown()));
         }
         let Some(attachment) = patience.have_again(|| take(&mut prepared))? else {
-            ended = Ended::Asked;
+            ended = AttachmentEnd::Asked;
             break;
         };
         ended = show(attachment, &client, &request, &shown, args.json)?;
     }
     match &ended {
-        Ended::Undurable(why) => return Err(Failure::new(FailureKind::Device, undurable(&target.shown(), why))),
+        AttachmentEnd::Undurable(why) => {
+            return Err(CommandFailure::new(FailureKind::Device, undurable(&target.shown(), why)));
+        }
         _ if args.json => {}
-        Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{} detached", target.shown())),
-        Ended::Moved => say(format!("{} handed over", target.shown())),
-        Ended::Lost(_) | Ended::Over(_) | Ended::Broken(_) => {}
+        AttachmentEnd::Asked | AttachmentEnd::Released | AttachmentEnd::HandedOver => {
+            say(format!("{} detached", target.shown()))
+        }
+        AttachmentEnd::Moved => say(format!("{} handed over", target.shown())),
+        AttachmentEnd::Lost(_) | AttachmentEnd::Over(_) | AttachmentEnd::Broken(_) => {}
     }
     ended.failure(&client, target).map_or(Ok(()), Err)
 }
@@ -318,13 +324,13 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
 /// Shows a device on this machine until that ends.
 fn show(
     attachment: Box<dyn Attachment>,
-    client: &Client,
-    request: &Request,
-    shown: &Shown,
+    client: &ImporterClient,
+    request: &AttachRequest,
+    shown: &AttachStatusSource,
     as_json: bool,
-) -> Result<Ended, Failure> {
-    let (running, target) = (Running::of(&*attachment), &request.target);
-    let Running { status, handle, .. } = &running;
+) -> Result<AttachmentEnd, CommandFailure> {
+    let (running, target) = (RunningAttachment::of(&*attachment), &request.target);
+    let RunningAttachment { status, handle, .. } = &running;
     if status.port.is_some() {
         tracing::debug!(how = status.how, "attached to the kernel");
     }
@@ -341,23 +347,23 @@ fn show(
 }
 
 /// Whether an attachment ended because its device has left its exporter, or has become another one there.
-fn is_gone(ended: &Ended, client: &Client, target: &Target) -> bool {
+fn is_gone(ended: &AttachmentEnd, client: &ImporterClient, target: &DeviceTarget) -> bool {
     match ended {
-        Ended::Over(report) => report.attribute == FailureKind::Gone,
+        AttachmentEnd::Over(report) => report.attribute == FailureKind::Gone,
         // A plain exporter ends the connection alone. What is there now may be another device.
-        Ended::Lost(_) => matches!(client.why_lost(target), FailureKind::Gone | FailureKind::Refused),
+        AttachmentEnd::Lost(_) => matches!(client.why_lost(target), FailureKind::Gone | FailureKind::Refused),
         _ => false,
     }
 }
 
 /// A signal came before the device was attached.
-fn not_attached(signal: i32, target: &Target) -> Failure {
-    Failure::interrupted(signal, format!("{} is not attached", target.shown()))
+fn not_attached(signal: i32, target: &DeviceTarget) -> CommandFailure {
+    CommandFailure::interrupted(signal, format!("{} is not attached", target.shown()))
 }
 
 /// The request that the arguments describe, and the front end that shows it on this machine now.
-fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), Failure> {
-    let mut request = Request {
+fn request_from(args: &AttachArgs) -> Result<(AttachRequest, &'static dyn FrontEnd), CommandFailure> {
+    let mut request = AttachRequest {
         at: args.at.clone(),
         access: args.access.access()?,
         is_handed_over: args.inherit,
@@ -368,68 +374,70 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         links: args.link.links,
         over: args.link.over,
         ahead: args.ahead,
-        reservation: together(&args.reserve).map_err(Failure::local)?,
+        reservation: together(&args.reserve).map_err(CommandFailure::local)?,
         modules: args.link.module.clone(),
         reason: args.reason.clone(),
-        follow: Follow::from_iter(args.follow.iter().copied()),
-        ..Request::new(args.target.clone(), args.via)
+        follow: FollowPolicy::from_iter(args.follow.iter().copied()),
+        ..AttachRequest::new(args.target.clone(), args.via)
     };
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
     request.follow.warn_if_any();
     if front_end.is_for_disks() {
         if !request.follow.is_nothing() {
-            return Err(Failure::local("--follow goes with --via kernel and --via redir: disks are never followed"));
+            return Err(CommandFailure::local(
+                "--follow goes with --via kernel and --via redir: disks are never followed",
+            ));
         }
-        check_for_disk(request.hold).map_err(|why| Failure::local(format!("--hold: {why}")))?;
+        check_for_disk(request.hold).map_err(|why| CommandFailure::local(format!("--hold: {why}")))?;
     }
     match args.mode {
-        _ if args.inherit && !front_end.takes_handed_over() => Err(Failure::local(
+        _ if args.inherit && !front_end.takes_handed_over() => Err(CommandFailure::local(
             "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",
         )),
         DiskMode::Read if args.inherit => {
-            Err(Failure::local("--inherit takes over from the one who writes: --mode read needs nobody's leave"))
+            Err(CommandFailure::local("--inherit takes over from the one who writes: --mode read needs nobody's leave"))
         }
-        DiskMode::Read if !front_end.is_for_disks() => Err(Failure::local(format!(
+        DiskMode::Read if !front_end.is_for_disks() => Err(CommandFailure::local(format!(
             "--mode read goes with --via {}: a USB device has one user\n  try: --via nbd --mode read",
-            Via::for_disks(str::to_owned)
+            FrontEndChoice::for_disks(str::to_owned)
         ))),
         DiskMode::Read if !args.reserve.is_empty() => {
-            Err(Failure::local("--reserve is for a device's only user: leave --mode read out"))
+            Err(CommandFailure::local("--reserve is for a device's only user: leave --mode read out"))
         }
         _ if !args.reserve.is_empty() && args.inherit => {
-            Err(Failure::local("what is reserved comes along with --inherit: leave --reserve out"))
+            Err(CommandFailure::local("what is reserved comes along with --inherit: leave --reserve out"))
         }
-        _ if args.cache.is_some() && !front_end.is_for_disks() => Err(Failure::local(format!(
+        _ if args.cache.is_some() && !front_end.is_for_disks() => Err(CommandFailure::local(format!(
             "--cache goes with --via {}: of a USB device nothing is kept\n  try: --via nbd",
-            Via::for_disks(str::to_owned)
+            FrontEndChoice::for_disks(str::to_owned)
         ))),
         _ => Ok((request, front_end)),
     }
 }
 
 /// Where programs connect to the device, if `front_end` has a protocol. Refuses options that do not fit the front end.
-fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Place>, Failure> {
+fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<SocketLocation>, CommandFailure> {
     match front_end.protocol() {
         Some(_) if args.at.is_some() => {
-            Err(Failure::local("--at goes with --via fuse; with --via nbd and --via redir say --socket PATH"))
+            Err(CommandFailure::local("--at goes with --via fuse; with --via nbd and --via redir say --socket PATH"))
         }
         Some(protocol) => {
             place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device).map(Some)
         }
-        None if args.socket.is_some() || args.listen.is_some() => {
-            Err(Failure::local("--socket and --listen go with --via nbd and --via redir: there programs connect"))
-        }
+        None if args.socket.is_some() || args.listen.is_some() => Err(CommandFailure::local(
+            "--socket and --listen go with --via nbd and --via redir: there programs connect",
+        )),
         None if args.at.is_some() && !front_end.has_folder() => {
-            Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"))
+            Err(CommandFailure::local("--at goes with --via fuse: the kernel names its devices itself"))
         }
         None => Ok(None),
     }
 }
 
 /// Prints where a device is and what to type next. As JSON it is one object: an NBD export, or where the device is.
-fn introduce(target: &Target, status: &Status, as_json: bool) -> Result<(), Failure> {
-    let Introduction { line, next, export } = &status.introduction;
+fn introduce(target: &DeviceTarget, status: &AttachmentFacts, as_json: bool) -> Result<(), CommandFailure> {
+    let AttachmentIntroduction { line, next, export } = &status.introduction;
     match export {
         Some(export) if as_json => return say_exports(std::slice::from_ref(export)),
         None if as_json => return print_json(&json!({ "target": target.to_string(), "at": status.at })),
@@ -443,17 +451,17 @@ fn introduce(target: &Target, status: &Status, as_json: bool) -> Result<(), Fail
 }
 
 /// Signals, and how long to wait for a device that is in use.
-struct Patience<'a> {
+struct AttachWait<'a> {
     signals: Option<Signals>,
-    shown: &'a Shown,
-    waiting: Waiting,
+    shown: &'a AttachStatusSource,
+    waiting: DeviceWait,
     /// Whether to say for whom it waits.
     tells: bool,
 }
 
-impl<'a> Patience<'a> {
-    fn new(wait: Option<Option<u64>>, signals: Signals, shown: &'a Shown, tells: bool) -> Self {
-        Self { signals: Some(signals), shown, waiting: Waiting::new(wait), tells }
+impl<'a> AttachWait<'a> {
+    fn new(wait: Option<Option<u64>>, signals: Signals, shown: &'a AttachStatusSource, tells: bool) -> Self {
+        Self { signals: Some(signals), shown, waiting: DeviceWait::new(wait), tells }
     }
 
     /// Hands over the signals, for the thread that ends the attachment.
@@ -470,7 +478,7 @@ impl<'a> Patience<'a> {
     ///
     /// # Errors
     /// Its exporter cannot be reached, or something here fails.
-    fn have_again<T>(&self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, Failure> {
+    fn have_again<T>(&self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, CommandFailure> {
         let (mut said, mut pause) = (None, AGAIN_MIN);
         while !self.shown.is_ending() {
             let error = match attempt() {
@@ -498,7 +506,11 @@ impl<'a> Patience<'a> {
     ///
     /// # Errors
     /// An error other than *busy*; the time is over; a signal came, or the owner asked for the end.
-    fn have<T>(&mut self, target: &Target, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<T, Failure> {
+    fn have<T>(
+        &mut self,
+        target: &DeviceTarget,
+        mut attempt: impl FnMut() -> Result<T, ClientError>,
+    ) -> Result<T, CommandFailure> {
         let tells = self.tells;
         loop {
             let error = match attempt() {
@@ -516,14 +528,14 @@ impl<'a> Patience<'a> {
     }
 
     /// Sleeps, unless a signal comes or the owner asks for the end.
-    fn sleep_until(&mut self, until: Instant, target: &Target) -> Result<(), Failure> {
+    fn sleep_until(&mut self, until: Instant, target: &DeviceTarget) -> Result<(), CommandFailure> {
         loop {
             if let Some(signal) = self.signal() {
                 return Err(not_attached(signal, target));
             }
             if self.shown.is_ending() {
                 let what = format!("{} is not attached: 'farbus detach' ended the wait for it", target.shown());
-                return Err(Failure::new(FailureKind::Refused, what));
+                return Err(CommandFailure::new(FailureKind::Refused, what));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -539,7 +551,7 @@ const AGAIN_MIN: Duration = Duration::from_millis(50);
 const AGAIN_MAX: Duration = Duration::from_millis(500);
 
 /// The first signal ends the attachment in good order; the second does not wait until a disk is durable.
-fn end_on(mut signals: Signals, shown: Arc<Shown>) {
+fn end_on(mut signals: Signals, shown: Arc<AttachStatusSource>) {
     thread::spawn(move || {
         let mut signals = signals.forever();
         if signals.next().is_some() {
@@ -548,36 +560,36 @@ fn end_on(mut signals: Signals, shown: Arc<Shown>) {
             state.running.iter().for_each(|running| running.handle.end());
         }
         if signals.next().is_some() {
-            shown.handle().iter().for_each(Handle::cut);
+            shown.handle().iter().for_each(AttachmentHandle::cut);
         }
     });
 }
 
 /// What the status shows, from the first try on.
-struct Shown {
-    target: Target,
+struct AttachStatusSource {
+    target: DeviceTarget,
     reason: Option<String>,
-    modules: Vec<Asked>,
-    state: Mutex<State>,
+    modules: Vec<ModuleSpec>,
+    state: Mutex<AttachState>,
 }
 
 #[derive(Default)]
-struct State {
-    running: Option<Running>,
+struct AttachState {
+    running: Option<RunningAttachment>,
     is_ending: bool,
 }
 
-impl Shown {
-    fn new(request: &Request) -> Self {
+impl AttachStatusSource {
+    fn new(request: &AttachRequest) -> Self {
         let (target, reason) = (request.target.clone(), request.reason.clone());
         Self { target, reason, modules: request.modules.clone(), state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AttachState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn attached(&self, running: &Running) {
+    fn attached(&self, running: &RunningAttachment) {
         let mut state = self.state();
         if state.is_ending {
             running.handle.end();
@@ -585,7 +597,7 @@ impl Shown {
         state.running = Some(running.clone());
     }
 
-    fn handle(&self) -> Option<Handle> {
+    fn handle(&self) -> Option<AttachmentHandle> {
         self.state().running.as_ref().map(|running| running.handle.clone())
     }
 
@@ -594,7 +606,7 @@ impl Shown {
         self.state().is_ending
     }
 
-    fn answer(&self, question: Question, files: &Files) -> Answer {
+    fn answer(&self, question: Question, files: &PassedFiles) -> Answer {
         match question {
             Question::Status => self.status(),
             Question::Detach { device, force } if device.as_deref().is_none_or(|asked| self.is_meant(asked)) => {
@@ -610,18 +622,18 @@ impl Shown {
     fn detach(&self, force: bool) -> Answer {
         let mut state = self.state();
         let handle = state.running.as_ref().map(|running| running.handle.clone());
-        if let Some(Err(why)) = handle.as_ref().filter(|_| !force).map(|handle| handle.may(Act::Detach)) {
+        if let Some(Err(why)) = handle.as_ref().filter(|_| !force).map(|handle| handle.may(DiskOwnerAction::Detach)) {
             return Answer::Refused(why.to_string());
         }
         state.is_ending = true;
-        handle.iter().for_each(Handle::end);
+        handle.iter().for_each(AttachmentHandle::end);
         Answer::Ok(serde_json::Value::Null)
     }
 
     fn is_meant(&self, asked: &str) -> bool {
         asked == self.target.device
             || asked == self.target.to_string()
-            || asked.parse::<Target>().is_ok_and(|asked| is_same(&asked, &self.target))
+            || asked.parse::<DeviceTarget>().is_ok_and(|asked| is_same(&asked, &self.target))
     }
 
     fn status(&self) -> Answer {
@@ -634,17 +646,17 @@ impl Shown {
     }
 }
 
-pub fn hold(args: MovingArgs) -> Result<(), Failure> {
+pub fn hold(args: MovingArgs) -> Result<(), CommandFailure> {
     ask_owner(&args.device, Question::Hold { device: args.device.clone() })?;
     print_done(args.json, "hold", &args.device)
 }
 
-pub fn resume(args: MovingArgs) -> Result<(), Failure> {
+pub fn resume(args: MovingArgs) -> Result<(), CommandFailure> {
     ask_owner(&args.device, Question::Resume { device: args.device.clone() })?;
     print_done(args.json, "resume", &args.device)
 }
 
-pub fn detach(args: DetachArgs) -> Result<(), Failure> {
+pub fn detach(args: DetachArgs) -> Result<(), CommandFailure> {
     if args.all {
         let names = all_attached()?;
         if names.is_empty() {
@@ -663,26 +675,26 @@ pub fn detach(args: DetachArgs) -> Result<(), Failure> {
     print_done(args.json, "detach", &name)
 }
 
-fn detach_one(name: &str, is_unmounted: bool, is_forced: bool) -> Result<(), Failure> {
+fn detach_one(name: &str, is_unmounted: bool, is_forced: bool) -> Result<(), CommandFailure> {
     if !is_forced {
         in_use::make_free(name, is_unmounted)?;
     }
     // Several processes may have it under that name: ask all.
     let question = Question::Detach { device: Some(name.to_owned()), force: is_forced };
-    let answers = ask_all(&question).map_err(Failure::local)?;
+    let answers = ask_all(&question).map_err(CommandFailure::local)?;
     let next = "or 'farbus detach --force', which loses that";
     let heard = heard(name, answers.into_iter().map(|(_, answer)| answer));
     heard.map(drop).map_err(|failure| in_use::explain(name, failure, next))
 }
 
-fn nothing_attached() -> Failure {
-    Failure::new(FailureKind::Gone, "nothing is attached here")
+fn nothing_attached() -> CommandFailure {
+    CommandFailure::new(FailureKind::Gone, "nothing is attached here")
 }
 
 /// The names of all devices that are attached here, as attached.
-fn all_attached() -> Result<Vec<String>, Failure> {
+fn all_attached() -> Result<Vec<String>, CommandFailure> {
     let mut attached = Vec::new();
-    for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+    for (_, answer) in ask_all(&Question::Status).map_err(CommandFailure::local)? {
         let Answer::Ok(process) = answer else { continue };
         // What a program has ends with the program.
         if process["role"] == "run" {
@@ -697,11 +709,11 @@ fn all_attached() -> Result<Vec<String>, Failure> {
 }
 
 /// The name of the only attached device, if the command names none.
-fn only_one_attached() -> Result<String, Failure> {
+fn only_one_attached() -> Result<String, CommandFailure> {
     let mut attached = all_attached()?;
     match attached.len() {
         0 => Err(nothing_attached()),
         1 => Ok(attached.remove(0)),
-        _ => Err(Failure::local(format!("which one? farbus detach {}", attached.join(" | ")))),
+        _ => Err(CommandFailure::local(format!("which one? farbus detach {}", attached.join(" | ")))),
     }
 }

@@ -3,10 +3,10 @@
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::trust::{AuditReader, Folder, RecordedEvent};
+use farbus_io_net::trust::{AuditReader, HostFolder, RecordedEvent};
 
-use super::Failure;
-use super::ending::Ending;
+use super::CommandFailure;
+use super::ending::EndCondition;
 use super::output::say;
 
 /// How often the log is read while it is followed.
@@ -62,9 +62,9 @@ impl Args {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let mut ending = Ending::new()?;
-    let folder = Folder::of_user()?;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let mut ending = EndCondition::new()?;
+    let folder = HostFolder::of_user()?;
     let mut reader = AuditReader::new(folder.clone());
     let kept = reader.read_all()?;
     let wanted: Vec<_> = kept.iter().filter(|event| args.is_wanted(event)).collect();

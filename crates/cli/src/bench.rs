@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use super::Failure;
-use super::other_program::{self, AnyWord};
+use super::CommandFailure;
+use super::other_program::{self, AnyWordParser};
 
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
@@ -64,13 +64,13 @@ pub struct Args {
     /// Names, and options of farbus-bench; without any, all that have a target
     #[arg(
         value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true,
-        value_parser = AnyWord(|| ["list"].into_iter().chain(GROUPS).chain(NAMES).collect())
+        value_parser = AnyWordParser(|| ["list"].into_iter().chain(GROUPS).chain(NAMES).collect())
     )]
     words: Vec<OsString>,
 }
 
 /// Replaces this process by the benchmark program.
-pub fn run(args: Args) -> Result<(), Failure> {
+pub fn run(args: Args) -> Result<(), CommandFailure> {
     let ours = other_program::ours()?;
     let mut words = Vec::new();
     if !says_which(&args.words) {
@@ -79,7 +79,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     words.extend(args.words);
     let how_to_get = "build it from farbus's sources: cargo install --path bench";
-    Err(Failure::local(other_program::become_program(PROGRAM, &ours, &words, how_to_get)))
+    Err(CommandFailure::local(other_program::become_program(PROGRAM, &ours, &words, how_to_get)))
 }
 
 fn says_which(words: &[OsString]) -> bool {

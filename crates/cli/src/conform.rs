@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::Failure;
-use super::other_program::{self, AnyWord};
+use super::CommandFailure;
+use super::other_program::{self, AnyWordParser};
 
 /// The program's name.
 const PROGRAM: &str = "farbus-conform";
@@ -32,7 +32,7 @@ pub struct Args {
     /// A command of farbus-conform, and its options
     #[arg(
         value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true,
-        value_parser = AnyWord(|| COMMANDS.to_vec())
+        value_parser = AnyWordParser(|| COMMANDS.to_vec())
     )]
     words: Vec<OsString>,
 }
@@ -45,10 +45,10 @@ impl Args {
 }
 
 /// Replaces this process by the program.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let ours = other_program::ours()?;
     let why = other_program::become_program(PROGRAM, &ours, &args.words, &how_to_get(&ours));
-    Err(Failure::local(format!("could not run: {why}")).with_exit_code(COULD_NOT_RUN))
+    Err(CommandFailure::local(format!("could not run: {why}")).with_exit_code(COULD_NOT_RUN))
 }
 
 /// Where the program comes from: beside a farbus that cargo built, cargo puts it, too.
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn commands_that_a_shell_completes_are_those_of_the_program() {
-        let program = farbus_conform_cli::Cli::command();
+        let program = farbus_conform_cli::ConformCli::command();
         let visible = program.get_subcommands().filter(|command| !command.is_hide_set());
         assert_eq!(visible.map(|command| command.get_name().to_owned()).collect::<Vec<_>>(), COMMANDS);
     }

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use farbus_control::failure::FailureKind;
-use farbus_daemon::{Options, Ready, serve};
+use farbus_daemon::{DaemonOptions, LoadedConfig, serve};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
 
 use super::output::{print_json, say};
-use super::{Failure, sleep};
+use super::{CommandFailure, sleep};
 
 /// Share and attach what a configuration file says, and keep it so.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,7 @@ use super::{Failure, sleep};
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<DaemonVerb>,
     /// What to share and attach.
     #[arg(long, value_name = "FILE", default_value = "/etc/farbus/farbus.toml")]
     config: PathBuf,
@@ -62,7 +62,10 @@ impl Args {
     pub fn is_for_programs(&self) -> bool {
         match self.verb {
             Some(
-                Verb::Reload { json, .. } | Verb::Restart { json, .. } | Verb::Sleep { json } | Verb::Wake { json },
+                DaemonVerb::Reload { json, .. }
+                | DaemonVerb::Restart { json, .. }
+                | DaemonVerb::Sleep { json }
+                | DaemonVerb::Wake { json },
             ) => json,
             None => false,
         }
@@ -70,7 +73,7 @@ impl Args {
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum DaemonVerb {
     /// Let the running daemon read its configuration again.
     #[command(
         after_help = "Sessions of devices that stay in the file continue. SIGHUP does the same.\n\nExamples:\n  farbus daemon --config farbus.toml --check && farbus daemon reload\n  farbus daemon reload --adopt lab3/disk   the device there is right"
@@ -121,36 +124,39 @@ enum Verb {
     },
 }
 
-pub fn run(args: Args) -> Result<(), Failure> {
+pub fn run(args: Args) -> Result<(), CommandFailure> {
     match args.verb {
-        Some(Verb::Reload { adopt, json }) => return reload(adopt, json),
-        Some(Verb::Restart { interrupt, json }) => return restart(interrupt, json),
-        Some(Verb::Sleep { json }) => return sleep::sleep(json),
-        Some(Verb::Wake { json }) => return sleep::wake(json),
+        Some(DaemonVerb::Reload { adopt, json }) => return reload(adopt, json),
+        Some(DaemonVerb::Restart { interrupt, json }) => return restart(interrupt, json),
+        Some(DaemonVerb::Sleep { json }) => return sleep::sleep(json),
+        Some(DaemonVerb::Wake { json }) => return sleep::wake(json),
         None => {}
     }
-    let ready = Ready::read(&args.config)?;
+    let ready = LoadedConfig::read(&args.config)?;
     if args.check {
         say(format!("{} is fine: {}", args.config.display(), ready.summary()));
         return Ok(());
     }
-    serve(Options { config: args.config, no_sandbox: args.no_sandbox, take_over: args.take_over }, ready, say)
+    serve(DaemonOptions { config: args.config, no_sandbox: args.no_sandbox, take_over: args.take_over }, ready, say)
 }
 
 /// The answer of the daemon that runs on this machine.
-fn ask_daemon(question: &Question) -> Result<Value, Failure> {
-    for (_, answer) in ask_all(question).map_err(Failure::local)? {
+fn ask_daemon(question: &Question) -> Result<Value, CommandFailure> {
+    for (_, answer) in ask_all(question).map_err(CommandFailure::local)? {
         match answer {
             Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}
-            Answer::Refused(why) => return Err(Failure::new(FailureKind::Refused, why)),
-            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
+            Answer::Refused(why) => return Err(CommandFailure::new(FailureKind::Refused, why)),
+            Answer::Failed(failure) => return Err(CommandFailure::new(failure.attribute, failure.message)),
         }
     }
-    Err(Failure::new(FailureKind::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
+    Err(CommandFailure::new(
+        FailureKind::Gone,
+        "no daemon of yours runs here\n  start one: farbus daemon --config FILE",
+    ))
 }
 
-fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
+fn restart(interrupt: bool, json: bool) -> Result<(), CommandFailure> {
     let done = ask_daemon(&Question::Restart { interrupt })?;
     if json {
         say(done);
@@ -162,11 +168,11 @@ fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn reload(adopt: Option<String>, json: bool) -> Result<(), Failure> {
+fn reload(adopt: Option<String>, json: bool) -> Result<(), CommandFailure> {
     let changes = ask_daemon(&Question::Reload { adopt: adopt.clone() })?;
     if adopt.is_some() && changes["adopted"].is_null() {
         let what = "the daemon that runs is of an earlier release, and adopts nothing";
-        return Err(Failure::new(FailureKind::Refused, format!("{what}\n  type: farbus daemon restart")));
+        return Err(CommandFailure::new(FailureKind::Refused, format!("{what}\n  type: farbus daemon restart")));
     }
     if json {
         return print_json(&changes);

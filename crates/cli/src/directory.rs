@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Subcommand;
-use farbus::devices::query::Query;
-use farbus::hosts::trust::Trust;
+use farbus::devices::query::DeviceQuery;
+use farbus::hosts::trust::TrustStore;
 use farbus_daemon::directory::sites::SiteLimit;
-pub use farbus_daemon::directory::sites::{SiteDevice, Sites};
+pub use farbus_daemon::directory::sites::{SiteCatalogue, SiteDevice};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use farbus_io_net::local::time_words::parse_span;
 use serde_json::json;
 
-use super::Failure;
+use super::CommandFailure;
 use super::migrate::key_of;
 use super::output::{format_span, print_json, print_table, say, table};
 
@@ -24,11 +24,11 @@ use super::output::{format_span, print_json, print_table, say, table};
 )]
 pub struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: DirectoryVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum DirectoryVerb {
     Limit(LimitArgs),
 }
 
@@ -63,7 +63,7 @@ struct LimitArgs {
 impl Args {
     /// Whether the output is for a program.
     pub fn is_for_programs(&self) -> bool {
-        let Verb::Limit(args) = &self.verb;
+        let DirectoryVerb::Limit(args) = &self.verb;
         args.json
     }
 }
@@ -72,11 +72,11 @@ impl Args {
 pub const NO_DIRECTORY: &str = "no daemon of yours here has a directory\n  \
     it has one with: directory = \"etcd://HOST:2379\" (see the book's chapter)";
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let Verb::Limit(args) = &args.verb;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let DirectoryVerb::Limit(args) = &args.verb;
     let LimitArgs { host, devices, span, none, json } = args;
     let key = match host {
-        Some(host) => Some(key_of(&Trust::open()?.peers().map_err(Failure::local)?, host)?.to_string()),
+        Some(host) => Some(key_of(&TrustStore::open()?.peers().map_err(CommandFailure::local)?, host)?.to_string()),
         None => None,
     };
     match key.filter(|_| devices.is_some() || span.is_some() || *none) {
@@ -98,10 +98,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn show(host: Option<&str>, as_json: bool) -> Result<(), Failure> {
+fn show(host: Option<&str>, as_json: bool) -> Result<(), CommandFailure> {
     // No device is meant by that: only limits are wanted.
     let value = ask(&Question::Directory { query: Some(vec![NO_DEVICE.to_owned()]), known: None })?;
-    let sites = Sites::read(value, &paired()).map_err(Failure::local)?;
+    let sites = SiteCatalogue::read(value, &paired()).map_err(CommandFailure::local)?;
     let limits: Vec<SiteLimit> = sites
         .limits
         .into_iter()
@@ -135,34 +135,34 @@ fn in_words(devices: Option<u32>, for_s: Option<u64>) -> String {
 }
 
 /// Asks this host's daemon.
-fn ask(question: &Question) -> Result<serde_json::Value, Failure> {
-    let answers = ask_all(question).map_err(Failure::local)?;
+fn ask(question: &Question) -> Result<serde_json::Value, CommandFailure> {
+    let answers = ask_all(question).map_err(CommandFailure::local)?;
     let mut refused = None;
     for (_, answer) in answers {
         match answer {
             Answer::Ok(value) => return Ok(value),
-            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
+            Answer::Failed(failure) => return Err(CommandFailure::new(failure.attribute, failure.message)),
             Answer::Refused(why) => refused = Some(why),
             Answer::Unknown => {}
         }
     }
-    Err(Failure::local(refused.unwrap_or_else(|| NO_DIRECTORY.to_owned())))
+    Err(CommandFailure::local(refused.unwrap_or_else(|| NO_DIRECTORY.to_owned())))
 }
 
 /// The names of the paired hosts by their keys.
 pub fn paired() -> BTreeMap<String, String> {
-    if !Trust::is_there() {
+    if !TrustStore::is_there() {
         return BTreeMap::new();
     }
-    Trust::open().map(|trust| trust.names_by_key()).unwrap_or_default()
+    TrustStore::open().map(|trust| trust.names_by_key()).unwrap_or_default()
 }
 
 /// Asks this host's daemon for the devices that a query means; `None` if none runs, or if it has no directory. A daemon
 /// of an earlier release answers all devices, so the caller looks at each.
-pub fn sites(query: &Query, paired: &BTreeMap<String, String>) -> Option<Sites> {
+pub fn sites(query: &DeviceQuery, paired: &BTreeMap<String, String>) -> Option<SiteCatalogue> {
     // A process of an earlier release refuses the question.
     let question = Question::Directory { query: Some(query.texts().to_vec()), known: None };
     let mut answers = ask_all(&question).ok()?.into_iter();
     let value = answers.find_map(|(_, answer)| if let Answer::Ok(value) = answer { Some(value) } else { None })?;
-    Sites::read(value, paired).ok()
+    SiteCatalogue::read(value, paired).ok()
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Command;
 use clap_complete::Shell;
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Print a completion script for a shell.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-pub fn completions(args: &CompletionsArgs, mut farbus: Command) -> Result<(), Failure> {
+pub fn completions(args: &CompletionsArgs, mut farbus: Command) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut farbus, "farbus", &mut script);
     // A reader that has closed the pipe needs no more.
@@ -36,8 +36,9 @@ pub fn completions(args: &CompletionsArgs, mut farbus: Command) -> Result<(), Fa
     Ok(())
 }
 
-pub fn man(args: &ManArgs, farbus: Command) -> Result<(), Failure> {
-    let cannot = |error| Failure::local(format!("cannot write man pages into {}: {error}", args.folder.display()));
+pub fn man(args: &ManArgs, farbus: Command) -> Result<(), CommandFailure> {
+    let cannot =
+        |error| CommandFailure::local(format!("cannot write man pages into {}: {error}", args.folder.display()));
     fs::create_dir_all(&args.folder).map_err(cannot)?;
     clap_mangen::generate_to(farbus, &args.folder).map_err(cannot)
 }

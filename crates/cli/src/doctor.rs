@@ -5,10 +5,10 @@ mod finding;
 
 use serde::Serialize;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, print_table, say, table};
 use checks::CHECKS;
-use finding::{Check, Finding, State};
+use finding::{CapabilityState, CheckFinding, DoctorCheck};
 
 /// Show what this machine can do, and what to type for each lack.
 ///
@@ -29,38 +29,40 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Line {
+struct DoctorRow {
     name: &'static str,
     needed_for: &'static str,
     #[serde(flatten)]
-    finding: Finding,
+    finding: CheckFinding,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let look = |check: &Check| Line { name: check.name, needed_for: check.needed_for, finding: (check.look)() };
-    let lines: Vec<Line> = CHECKS.iter().map(look).collect();
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let look =
+        |check: &DoctorCheck| DoctorRow { name: check.name, needed_for: check.needed_for, finding: (check.look)() };
+    let lines: Vec<DoctorRow> = CHECKS.iter().map(look).collect();
     if args.json {
         print_json(&lines)?;
     } else {
         show(&lines);
     }
-    let is_lacking =
-        |line: &&Line| line.finding.state == State::Missing && args.require.iter().any(|name| name == line.name);
+    let is_lacking = |line: &&DoctorRow| {
+        line.finding.state == CapabilityState::Missing && args.require.iter().any(|name| name == line.name)
+    };
     let missing: Vec<&str> = lines.iter().filter(is_lacking).map(|line| line.name).collect();
     if missing.is_empty() {
         return Ok(());
     }
-    let failure = Failure::local(format!("missing on this machine: {}", missing.join(", ")));
+    let failure = CommandFailure::local(format!("missing on this machine: {}", missing.join(", ")));
     Err(if args.json { failure.told() } else { failure })
 }
 
-fn show(lines: &[Line]) {
+fn show(lines: &[DoctorRow]) {
     let mut table = table(&["NAME", "STATE", "FOUND", "NEEDED FOR"]);
     for line in lines {
         let state = match line.finding.state {
-            State::Ok => "ok",
-            State::Limited => "limited",
-            State::Missing => "missing",
+            CapabilityState::Ok => "ok",
+            CapabilityState::Limited => "limited",
+            CapabilityState::Missing => "missing",
         };
         table.add_row([line.name, state, &line.finding.found, line.needed_for]);
     }

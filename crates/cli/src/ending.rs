@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Ends with the exit code of a program that the command ran, after what a process says at its end (`main.rs`).
 pub fn end(code: u8) -> ! {
@@ -24,13 +24,13 @@ pub fn end(code: u8) -> ! {
 
 /// What ends this command. A signal that comes from now on does not end the process by itself.
 #[derive(Debug)]
-pub struct Ending(Signals);
+pub struct EndCondition(Signals);
 
-impl Ending {
+impl EndCondition {
     /// # Errors
     /// The system has no more descriptors.
-    pub fn new() -> Result<Self, Failure> {
-        Signals::new([SIGINT, SIGTERM]).map(Self).map_err(Failure::local)
+    pub fn new() -> Result<Self, CommandFailure> {
+        Signals::new([SIGINT, SIGTERM]).map(Self).map_err(CommandFailure::local)
     }
 
     /// Whether the command has to end.
@@ -45,9 +45,9 @@ impl Ending {
 
     /// Calls `end` when the command has to end, in another thread. It may be called twice. Returns
     /// what says afterwards whether a signal came.
-    pub fn tell(mut self, end: impl Fn() + Clone + Send + 'static) -> EndedBy {
-        let (of_signal, ended_by) = (end.clone(), EndedBy::default());
-        let EndedBy(came) = ended_by.clone();
+    pub fn tell(mut self, end: impl Fn() + Clone + Send + 'static) -> EndingSignal {
+        let (of_signal, ended_by) = (end.clone(), EndingSignal::default());
+        let EndingSignal(came) = ended_by.clone();
         thread::spawn(move || {
             if let Some(signal) = self.0.forever().next() {
                 came.store(signal, Ordering::Release);
@@ -65,17 +65,17 @@ impl Ending {
 
 /// The signal that ended a command, if one did.
 #[derive(Clone, Debug, Default)]
-pub struct EndedBy(Arc<AtomicI32>);
+pub struct EndingSignal(Arc<AtomicI32>);
 
-impl EndedBy {
+impl EndingSignal {
     /// Fails if a signal came before the command had shown as much as `--count` asked for.
     ///
     /// # Errors
-    /// [`Failure::interrupted`].
-    pub fn check(&self, shown: u64, count: Option<u64>) -> Result<(), Failure> {
+    /// [`CommandFailure::interrupted`].
+    pub fn check(&self, shown: u64, count: Option<u64>) -> Result<(), CommandFailure> {
         match (self.0.load(Ordering::Acquire), count) {
             (signal, Some(count)) if signal != 0 && shown < count => {
-                Err(Failure::interrupted(signal, format!("{shown} of {count} came")))
+                Err(CommandFailure::interrupted(signal, format!("{shown} of {count} came")))
             }
             _ => Ok(()),
         }

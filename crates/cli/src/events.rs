@@ -5,11 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io_net::local::events::{Event, EventKind};
-use farbus_io_net::local::happenings::{Happened, Happenings};
+use farbus_io_net::local::happenings::{ProcessEvent, ProcessEventCursors};
 use serde_json::{Value, json};
 
-use super::Failure;
-use super::ending::Ending;
+use super::CommandFailure;
+use super::ending::EndCondition;
 use super::output::say;
 
 /// How often the processes are asked.
@@ -48,10 +48,10 @@ impl Args {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let mut ending = Ending::new()?;
-    let mut known = Happenings::default();
-    let mut earlier: VecDeque<Happened> = ask(&mut known, args)?.into();
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let mut ending = EndCondition::new()?;
+    let mut known = ProcessEventCursors::default();
+    let mut earlier: VecDeque<ProcessEvent> = ask(&mut known, args)?.into();
     while earlier.len() > args.lines {
         earlier.pop_front();
     }
@@ -64,8 +64,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// What has happened since the last time, as far as it is wanted.
-fn ask(happenings: &mut Happenings, args: &Args) -> Result<Vec<Happened>, Failure> {
-    let mut new = happenings.ask().map_err(Failure::local)?;
+fn ask(happenings: &mut ProcessEventCursors, args: &Args) -> Result<Vec<ProcessEvent>, CommandFailure> {
+    let mut new = happenings.ask().map_err(CommandFailure::local)?;
     for (pid, missed) in new.missed {
         eprintln!("farbus: process {pid}: {missed} events came too fast to be shown");
     }
@@ -73,7 +73,7 @@ fn ask(happenings: &mut Happenings, args: &Args) -> Result<Vec<Happened>, Failur
     Ok(new.happened)
 }
 
-fn show((event, pid): &Happened, as_json: bool) {
+fn show((event, pid): &ProcessEvent, as_json: bool) {
     if !as_json {
         return say(in_a_line(event));
     }

@@ -7,7 +7,7 @@ use std::io::Read;
 
 use farbus_control::failure::FailureKind;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, say};
 use catalogue::Explanation;
 use matching::MessageFit;
@@ -54,7 +54,7 @@ const EXIT_CODES: [(u8, &str, &str); 9] = [
     (143, "", "SIGTERM ended the command before it had what it waited for."),
 ];
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let text = match args.text.as_slice() {
         [dash] if dash == "-" => read_input()?,
         words => words.join(" "),
@@ -75,15 +75,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if found.is_empty() {
         let next =
             "'farbus explain' lists the subjects; the message may be of the operating system, or of another program";
-        return Err(Failure::new(FailureKind::Gone, format!("no message of farbus is like '{text}'\n  {next}")));
+        return Err(CommandFailure::new(FailureKind::Gone, format!("no message of farbus is like '{text}'\n  {next}")));
     }
     show(&found, args.json)
 }
 
-fn read_input() -> Result<String, Failure> {
+fn read_input() -> Result<String, CommandFailure> {
     let mut bytes = Vec::new();
     let input = std::io::stdin().lock().take(INPUT_MAX).read_to_end(&mut bytes);
-    input.map_err(|trouble| Failure::local(format!("cannot read standard input: {trouble}")))?;
+    input.map_err(|trouble| CommandFailure::local(format!("cannot read standard input: {trouble}")))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -110,7 +110,7 @@ fn best<'a>(all: &'a [Explanation], text: &str) -> Vec<&'a Explanation> {
     fits.into_iter().filter(|(fit, _)| is_as_good(*fit)).map(|(_, explanation)| explanation).take(SHOWN_MAX).collect()
 }
 
-fn show(found: &[&Explanation], as_json: bool) -> Result<(), Failure> {
+fn show(found: &[&Explanation], as_json: bool) -> Result<(), CommandFailure> {
     if as_json {
         return print_json(&found);
     }
@@ -140,7 +140,7 @@ fn show(found: &[&Explanation], as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn explain_exit_code((code, word, meaning): (u8, &str, &str), as_json: bool) -> Result<(), Failure> {
+fn explain_exit_code((code, word, meaning): (u8, &str, &str), as_json: bool) -> Result<(), CommandFailure> {
     if as_json {
         return print_json(&serde_json::json!({ "exit_code": code, "word": word, "meaning": meaning }));
     }
@@ -149,7 +149,7 @@ fn explain_exit_code((code, word, meaning): (u8, &str, &str), as_json: bool) -> 
     Ok(())
 }
 
-fn list_subjects(all: &[Explanation], as_json: bool) -> Result<(), Failure> {
+fn list_subjects(all: &[Explanation], as_json: bool) -> Result<(), CommandFailure> {
     let mut subjects: Vec<&str> = all.iter().map(|explanation| explanation.subject.as_str()).collect();
     subjects.dedup();
     if as_json {

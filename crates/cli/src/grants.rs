@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 
 use farbus::devices::identities::naming::looks_automatic;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
-use farbus::hosts::trust::Trust;
+use farbus::hosts::trust::TrustStore;
 use farbus::importer::client::FailureKind;
-use farbus_io_net::trust::{DeviceId, Devices, Event, Folder, Outcome, Peer};
+use farbus_io_net::trust::{AuditEvent, AuditOutcome, DeviceId, HostFolder, KnownDeviceList, Peer};
 use serde::Serialize;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, print_table, say, table};
 
 /// Let a paired host use devices, or show what each may use.
@@ -63,7 +63,7 @@ pub struct ForbidArgs {
 
 /// What a host may use after a change, as `farbus allow` and `farbus forbid` show it with `--json`.
 #[derive(Serialize)]
-struct Granted<'a> {
+struct GrantChange<'a> {
     host: &'a str,
     /// The devices that the command named.
     devices: &'a [String],
@@ -77,7 +77,7 @@ struct Granted<'a> {
 
 /// A permission, as `farbus allow --json` shows it.
 #[derive(Serialize)]
-struct Permission {
+struct DevicePermission {
     host: String,
     device: String,
     /// How the device is named: `all`, `name` or `identity`.
@@ -91,7 +91,7 @@ struct Permission {
     now: Vec<String>,
 }
 
-pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
+pub fn allow(args: &AllowArgs) -> Result<(), CommandFailure> {
     let name = match &args.name {
         Some(name) if !args.devices.is_empty() => name,
         only => return list(only.as_deref(), args.json),
@@ -131,7 +131,7 @@ fn warn_of_unknown(devices: &[String], now: &[SharedNow]) {
     }
 }
 
-pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
+pub fn forbid(args: &ForbidArgs) -> Result<(), CommandFailure> {
     let now = shared_now();
     change_grant(&args.name, &args.devices, "forbid", args.json, |peer, device| {
         let ids = now.iter().filter(|shared| shared.name == device).filter_map(SharedNow::id).collect();
@@ -145,8 +145,8 @@ pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
 /// Binds these names, where farbus gave them, to the devices that have them now. `None`: there is no such peer.
 ///
 /// # Errors
-/// [`Failure`]: the list of peers cannot be changed.
-pub fn bind(trust: &Trust, name: &str, devices: &[String]) -> Result<Option<Peer>, Failure> {
+/// [`CommandFailure`]: the list of peers cannot be changed.
+pub fn bind(trust: &TrustStore, name: &str, devices: &[String]) -> Result<Option<Peer>, CommandFailure> {
     let now = shared_now();
     Ok(trust.change(|peers| {
         let peer = peers.find_mut(name)?;
@@ -186,13 +186,13 @@ pub fn words(peer: &Peer) -> impl Iterator<Item = String> {
     })
 }
 
-fn list(name: Option<&str>, json: bool) -> Result<(), Failure> {
-    let peers = Trust::open()?.peers()?;
+fn list(name: Option<&str>, json: bool) -> Result<(), CommandFailure> {
+    let peers = TrustStore::open()?.peers()?;
     if let Some(name) = name.filter(|name| peers.find(name).is_none()) {
         return Err(no_such_peer(name));
     }
     let now = shared_now();
-    let known = Folder::of_user().and_then(|folder| Devices::load(&folder)).unwrap_or_default();
+    let known = HostFolder::of_user().and_then(|folder| KnownDeviceList::load(&folder)).unwrap_or_default();
     let is_automatic = |word: &str| match now.iter().find(|shared| shared.name == word) {
         Some(shared) => !shared.is_named,
         None => match known.iter().find(|device| device.name == word) {
@@ -216,7 +216,7 @@ fn list(name: Option<&str>, json: bool) -> Result<(), Failure> {
             };
             let now = now.iter().filter(is_meant).map(|shared| shared.name.clone()).collect();
             let is_automatic = by != "all" && is_automatic(word);
-            all.push(Permission { host: peer.name.clone(), device: word.to_owned(), by, ids, is_automatic, now });
+            all.push(DevicePermission { host: peer.name.clone(), device: word.to_owned(), by, ids, is_automatic, now });
         }
     }
     if json {
@@ -237,8 +237,8 @@ fn list(name: Option<&str>, json: bool) -> Result<(), Failure> {
         table.add_row([permission.host.clone(), permission.device.clone(), means, permission.now.join(", ")]);
     }
     print_table(&table);
-    let is_loose = |permission: &&Permission| permission.by == "name" && permission.is_automatic;
-    for Permission { host, device, .. } in all.iter().filter(is_loose) {
+    let is_loose = |permission: &&DevicePermission| permission.by == "name" && permission.is_automatic;
+    for DevicePermission { host, device, .. } in all.iter().filter(is_loose) {
         say(format!(
             "{host} may use whatever is called '{device}', which farbus names by order: while the right one is shared, type"
         ));
@@ -253,8 +253,8 @@ fn change_grant(
     verb: &str,
     json: bool,
     change: impl Fn(&mut Peer, &str) -> bool,
-) -> Result<(), Failure> {
-    let trust = Trust::open()?;
+) -> Result<(), CommandFailure> {
+    let trust = TrustStore::open()?;
     let changed = trust.change(|peers| {
         let peer = peers.find_mut(name)?;
         let unchanged: Vec<_> = devices.iter().filter(|device| !change(peer, device)).cloned().collect();
@@ -262,13 +262,13 @@ fn change_grant(
     })?;
     let Some((peer, unchanged)) = changed else { return Err(no_such_peer(name)) };
     for device in devices {
-        trust.record(&Event { device: Some(device), ..of(&peer, verb) });
+        trust.record(&AuditEvent { device: Some(device), ..of(&peer, verb) });
     }
     let words: Vec<_> = peer.allow.words().collect();
     // With --json a failure is the only object.
     if json && unchanged.is_empty() {
         let may_reserve_high = peer.reserve_high.words().collect();
-        return print_json(&Granted { host: &peer.name, devices, done: verb, may_use: words, may_reserve_high });
+        return print_json(&GrantChange { host: &peer.name, devices, done: verb, may_use: words, may_reserve_high });
     }
     let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
     if !json {
@@ -286,18 +286,25 @@ fn change_grant(
     } else {
         ""
     };
-    Err(Failure::new(
+    Err(CommandFailure::new(
         FailureKind::Gone,
         format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", ")),
     ))
 }
 
 /// An event of the audit log: what the owner did to a peer.
-pub(super) fn of<'a>(peer: &'a Peer, verb: &'a str) -> Event<'a> {
-    Event { peer: Some(&peer.name), fingerprint: Some(peer.fingerprint), ..Event::new(verb, Outcome::Ok) }
+pub(super) fn of<'a>(peer: &'a Peer, verb: &'a str) -> AuditEvent<'a> {
+    AuditEvent {
+        peer: Some(&peer.name),
+        fingerprint: Some(peer.fingerprint),
+        ..AuditEvent::new(verb, AuditOutcome::Ok)
+    }
 }
 
 /// The failure if there is no such peer.
-pub(super) fn no_such_peer(name: &str) -> Failure {
-    Failure::new(FailureKind::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
+pub(super) fn no_such_peer(name: &str) -> CommandFailure {
+    CommandFailure::new(
+        FailureKind::Gone,
+        format!("no host called '{name}' is paired with this one\n  see: farbus peers"),
+    )
 }

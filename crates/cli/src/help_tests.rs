@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Command, CommandFactory};
 
-use super::Cli;
+use super::FarbusCli;
 
 /// The terminals that help is written for.
 const WIDTHS: [usize; 2] = [80, 100];
@@ -20,11 +20,11 @@ const HEADINGS: [&str; 2] = ["### `farbus ", "#### `farbus "];
 
 /// The visible commands, each with its full name: farbus's own, and those of the program that `farbus conform` starts.
 fn commands() -> Vec<(String, Command)> {
-    let mut farbus = Cli::command();
+    let mut farbus = FarbusCli::command();
     farbus.build();
     let mut found = Vec::new();
     collect(&farbus, "farbus", &mut found);
-    let mut kit = farbus_conform_cli::Cli::command();
+    let mut kit = farbus_conform_cli::ConformCli::command();
     kit.build();
     let mut of_kit = Vec::new();
     collect(&kit, "farbus conform", &mut of_kit);
@@ -195,7 +195,7 @@ fn reference(text: &str, rest: &dyn Fn(&Command) -> String) -> (String, Vec<Stri
 }
 
 fn hidden(name: &str) -> Option<Command> {
-    let mut farbus = Cli::command();
+    let mut farbus = FarbusCli::command();
     farbus.build();
     farbus.find_subcommand(name.strip_prefix("farbus ")?).cloned()
 }

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 
 use farbus::devices::identities::evidence_at;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
-use farbus::exporter::sources::what::{UsbSpec, What};
+use farbus::exporter::sources::what::{DeviceSpec, UsbSpec};
 use farbus::importer::client::FailureKind;
-use farbus_io_linux::evidence::Evidence;
-use farbus_io_linux::usb::Inventory;
+use farbus_io_linux::evidence::DeviceEvidence;
+use farbus_io_linux::usb::UsbInventory;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
-use farbus_io_net::trust::{DeviceId, Devices, Folder, KnownDevice, PREFIX_DIGITS_MIN};
+use farbus_io_net::trust::{DeviceId, HostFolder, KnownDevice, KnownDeviceList, PREFIX_DIGITS_MIN};
 use farbus_model::MediumNumber;
 use serde::Serialize;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, print_table, say, table};
-use super::share::words::Called;
+use super::share::words::ShareSpec;
 
 /// Show what this host has shared, or adopt an earlier identity.
 #[derive(Debug, clap::Args)]
@@ -28,11 +28,11 @@ use super::share::words::Called;
 )]
 pub struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: IdentityVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum IdentityVerb {
     /// Show the devices that this host has shared, by identity.
     #[command(
         after_help = "Examples:\n  farbus identity list\n  farbus identity list --json | jq '.[] | {id, name, medium}'"
@@ -62,13 +62,13 @@ enum Verb {
 impl Args {
     /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
-        matches!(self.verb, Verb::List { json: true } | Verb::Adopt { json: true, .. })
+        matches!(self.verb, IdentityVerb::List { json: true } | IdentityVerb::Adopt { json: true, .. })
     }
 }
 
 /// A device, as `farbus identity list --json` shows it.
 #[derive(Serialize)]
-struct Line {
+struct IdentityRow {
     id: DeviceId,
     generation: u64,
     name: String,
@@ -87,21 +87,21 @@ struct Line {
     pid: Option<u32>,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let folder = Folder::of_user()?;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let folder = HostFolder::of_user()?;
     match &args.verb {
-        Verb::List { json } => list(&folder, *json),
-        Verb::Adopt { device, id, json } => adopt(&folder, device, id, *json),
+        IdentityVerb::List { json } => list(&folder, *json),
+        IdentityVerb::Adopt { device, id, json } => adopt(&folder, device, id, *json),
     }
 }
 
-fn list(folder: &Folder, json: bool) -> Result<(), Failure> {
-    let (all, now) = (Devices::load(folder)?, shared_now());
+fn list(folder: &HostFolder, json: bool) -> Result<(), CommandFailure> {
+    let (all, now) = (KnownDeviceList::load(folder)?, shared_now());
     let pid_of = |id: DeviceId| now.iter().find(|shared| shared.id() == Some(id)).map(|shared| shared.pid);
-    let mut lines: Vec<Line> = all.iter().map(|known| line_of(known, pid_of(known.id))).collect();
+    let mut lines: Vec<IdentityRow> = all.iter().map(|known| line_of(known, pid_of(known.id))).collect();
     for SharedNow { pid, name, is_named, identity, .. } in now {
         let Some(identity) = identity.filter(|identity| all.of_id(identity.id).is_none()) else { continue };
-        lines.push(Line {
+        lines.push(IdentityRow {
             id: identity.id,
             generation: identity.generation,
             name,
@@ -136,8 +136,8 @@ fn list(folder: &Folder, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn line_of(known: &KnownDevice, pid: Option<u32>) -> Line {
-    Line {
+fn line_of(known: &KnownDevice, pid: Option<u32>) -> IdentityRow {
+    IdentityRow {
         id: known.id,
         generation: known.generation,
         name: known.name.clone(),
@@ -151,13 +151,13 @@ fn line_of(known: &KnownDevice, pid: Option<u32>) -> Line {
 }
 
 /// The device that is to be known as another one, and its evidence.
-struct Subject {
+struct AdoptedDevice {
     medium: String,
     view: String,
 }
 
-fn adopt(folder: &Folder, device: &str, id: &str, json: bool) -> Result<(), Failure> {
-    let (all, now) = (Devices::load(folder)?, shared_now());
+fn adopt(folder: &HostFolder, device: &str, id: &str, json: bool) -> Result<(), CommandFailure> {
+    let (all, now) = (KnownDeviceList::load(folder)?, shared_now());
     let subject = subject_of(device, &all, &now)?;
     let wanted = find(&all, id, &subject)?;
     let current = all.find(&subject.medium, &subject.view).map(|known| known.id);
@@ -175,18 +175,18 @@ fn adopt(folder: &Folder, device: &str, id: &str, json: bool) -> Result<(), Fail
             other.name,
             other.pid
         );
-        return Err(Failure::new(FailureKind::Refused, message));
+        return Err(CommandFailure::new(FailureKind::Refused, message));
     }
     let running: Vec<&SharedNow> = now.iter().filter(|shared| current.is_some() && shared.id() == current).collect();
     if let Some(SharedNow { name, user: Some(user), .. }) = running.iter().find(|shared| shared.user.is_some()) {
         let message =
             format!("'{name}' is used by {user}, as the device that it is now\n  first: farbus release {name}");
-        return Err(Failure::new(FailureKind::Refused, message));
+        return Err(CommandFailure::new(FailureKind::Refused, message));
     }
     // It may be another medium: without a new generation, an earlier session would continue with it.
     let generation = wanted.identity().adopted().generation;
     let id = wanted.id;
-    Devices::change(folder, |all| all.give(id, generation, &subject.medium, &subject.view))?;
+    KnownDeviceList::change(folder, |all| all.give(id, generation, &subject.medium, &subject.view))?;
     if !json {
         say(format!("{device} is {} from now on", id.short()));
     }
@@ -207,17 +207,17 @@ fn adopt(folder: &Folder, device: &str, id: &str, json: bool) -> Result<(), Fail
 }
 
 /// Prints the result of an adoption as JSON. The processes in `outdated_pids` share the device as what it was.
-fn print_adopted(device: &str, id: DeviceId, outdated_pids: &[u32]) -> Result<(), Failure> {
+fn print_adopted(device: &str, id: DeviceId, outdated_pids: &[u32]) -> Result<(), CommandFailure> {
     print_json(&serde_json::json!({ "device": device, "done": "adopt", "id": id, "outdated_pids": outdated_pids }))
 }
 
-fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject, Failure> {
+fn subject_of(device: &str, all: &KnownDeviceList, now: &[SharedNow]) -> Result<AdoptedDevice, CommandFailure> {
     let called: Vec<&SharedNow> = now.iter().filter(|shared| shared.name == device).collect();
     match called[..] {
         [] if device.contains([':', '/']) => return subject_at(device),
         [] => {
-            let next = "name it as it is shared, such as disk:PATH; see: farbus status";
-            return Err(Failure::new(
+            let next = "name it is shared, such as disk:PATH; see: farbus status";
+            return Err(CommandFailure::new(
                 FailureKind::Gone,
                 format!("no device called '{device}' is shared here\n  {next}"),
             ));
@@ -229,55 +229,55 @@ fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject,
                 "'{device}' is shared by processes {}\n  say which, as it is shared: farbus identity adopt disk:PATH ID",
                 pids.join(", ")
             );
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
     }
     let known = called[0].id().and_then(|id| all.of_id(id));
     match known.and_then(|known| Some((known.medium.clone()?, known.view.clone()))) {
-        Some((medium, view)) => Ok(Subject { medium, view }),
+        Some((medium, view)) => Ok(AdoptedDevice { medium, view }),
         None => Err(unknowable(device)),
     }
 }
 
 /// Identifies a device that is named as `farbus share` names it.
-fn subject_at(text: &str) -> Result<Subject, Failure> {
+fn subject_at(text: &str) -> Result<AdoptedDevice, CommandFailure> {
     let spec = if text.contains(':') { text.to_owned() } else { format!("disk:{text}") };
-    let called: Called = spec.parse().map_err(Failure::local)?;
+    let called: ShareSpec = spec.parse().map_err(CommandFailure::local)?;
     let (evidence, view) = match &called.what {
-        What::Usb(UsbSpec { selector, .. }) => {
-            let inventory = Inventory::default();
-            let all = inventory.devices().map_err(Failure::local)?;
+        DeviceSpec::Usb(UsbSpec { selector, .. }) => {
+            let inventory = UsbInventory::default();
+            let all = inventory.devices().map_err(CommandFailure::local)?;
             let found: Vec<_> = all.iter().filter(|found| selector.matches(found)).collect();
             let [found] = found[..] else {
                 let message = format!(
                     "{} USB devices are {selector}\n  name one by its bus id: farbus share --list",
                     found.len()
                 );
-                return Err(Failure::new(FailureKind::Refused, message));
+                return Err(CommandFailure::new(FailureKind::Refused, message));
             };
-            (Some(Evidence::of_usb(found, &all, &inventory)), String::new())
+            (Some(DeviceEvidence::of_usb(found, &all, &inventory)), String::new())
         }
-        What::Disk { spec, sector_bytes, .. } => {
+        DeviceSpec::Disk { spec, sector_bytes, .. } => {
             let path: Option<PathBuf> = spec.medium_path().map(Into::into);
             let path = path.ok_or_else(|| unknowable(text))?;
             if !path.exists() {
-                return Err(Failure::new(FailureKind::Gone, format!("there is nothing at {}", path.display())));
+                return Err(CommandFailure::new(FailureKind::Gone, format!("there is nothing at {}", path.display())));
             }
             (evidence_at(&path), spec.view_with(*sector_bytes))
         }
         _ => return Err(unknowable(text)),
     };
     let evidence = evidence.filter(|evidence| evidence.is_stable).ok_or_else(|| unknowable(text))?;
-    Ok(Subject { medium: evidence.text, view })
+    Ok(AdoptedDevice { medium: evidence.text, view })
 }
 
-fn unknowable(device: &str) -> Failure {
+fn unknowable(device: &str) -> CommandFailure {
     let why = "it has nothing by which it is known again after a restart: see docs/identity.md";
-    Failure::new(FailureKind::Refused, format!("{device} cannot be said to be a device of before\n  {why}"))
+    CommandFailure::new(FailureKind::Refused, format!("{device} cannot be said to be a device of before\n  {why}"))
 }
 
 /// The known device that `text` means.
-fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a KnownDevice, Failure> {
+fn find<'a>(all: &'a KnownDeviceList, text: &str, subject: &AdoptedDevice) -> Result<&'a KnownDevice, CommandFailure> {
     let is_subject =
         |known: &&KnownDevice| known.medium.as_ref() == Some(&subject.medium) && known.view == subject.view;
     let mut meant: Vec<&KnownDevice> = all.iter().filter(|known| known.id.begins_with(text)).collect();
@@ -288,7 +288,7 @@ fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a Known
         [known] => Ok(known),
         [] => {
             let next = format!("an id has at least {PREFIX_DIGITS_MIN} digits; see: farbus identity list");
-            Err(Failure::new(FailureKind::Gone, format!("no device of before is '{text}'\n  {next}")))
+            Err(CommandFailure::new(FailureKind::Gone, format!("no device of before is '{text}'\n  {next}")))
         }
         _ => {
             let choices: Vec<_> = meant
@@ -296,7 +296,7 @@ fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a Known
                 .map(|known| format!("{}  {} last shared {}", known.id.short(), known.name, known.seen))
                 .collect();
             let message = format!("'{text}' is several devices: say which by its id\n  {}", choices.join("\n  "));
-            Err(Failure::new(FailureKind::Refused, message))
+            Err(CommandFailure::new(FailureKind::Refused, message))
         }
     }
 }

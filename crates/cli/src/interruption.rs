@@ -8,26 +8,26 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Notes SIGINT and SIGTERM. From now on neither ends the process by itself.
 #[derive(Debug)]
-pub struct Interruption {
+pub struct InterruptFlag {
     /// The last that came; 0: none.
     signal: Arc<AtomicUsize>,
     has_come: Arc<AtomicBool>,
 }
 
-impl Interruption {
+impl InterruptFlag {
     /// # Errors
     /// The system's error.
-    pub fn new() -> Result<Self, Failure> {
+    pub fn new() -> Result<Self, CommandFailure> {
         let (signal, has_come) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         for number in [SIGINT, SIGTERM] {
             // In this order: who sees the flag finds the number.
             flag::register_usize(number, Arc::clone(&signal), number as usize)
                 .and_then(|_| flag::register(number, Arc::clone(&has_come)))
-                .map_err(Failure::local)?;
+                .map_err(CommandFailure::local)?;
         }
         Ok(Self { signal, has_come })
     }
@@ -43,7 +43,7 @@ impl Interruption {
     }
 
     /// The failure of what the signal cancelled; a failure with another reason stays what it is.
-    pub fn explains(&self, failure: Failure) -> Failure {
+    pub fn explains(&self, failure: CommandFailure) -> CommandFailure {
         match self.signal() {
             Some(signal) if failure.attribute() == FailureKind::Refused => failure.by_signal(signal),
             _ => failure,

@@ -3,14 +3,14 @@
 use farbus::devices::class_words::class_words;
 use farbus::devices::selection::name;
 use farbus::devices::usb_names::UsbNames;
-use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_linux::usb::{PluggedDevice, UsbInventory};
 use serde::Serialize;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, print_table, say, table};
 
 #[derive(Serialize)]
-struct Line {
+struct ShareableRow {
     share_as: String,
     name: String,
     title: String,
@@ -32,8 +32,8 @@ struct Line {
     why_not: Option<String>,
 }
 
-impl Line {
-    fn of(found: &Found) -> Self {
+impl ShareableRow {
+    fn of(found: &PluggedDevice) -> Self {
         let device = &found.descriptors.device;
         let mut drivers: Vec<String> = found.interfaces.iter().filter_map(|i| i.driver.clone()).collect();
         drivers.dedup();
@@ -57,7 +57,7 @@ impl Line {
     }
 }
 
-impl Line {
+impl ShareableRow {
     /// What the device is called: by its own strings, else by its ids, else by its class.
     fn device(&self) -> String {
         let by_ids = UsbNames { vendor: self.vendor_name, product: self.product_name }.title();
@@ -68,10 +68,11 @@ impl Line {
     }
 }
 
-pub fn run(as_json: bool) -> Result<(), Failure> {
-    let found = Inventory::default().devices();
-    let found = found.map_err(|error| Failure::local(format!("cannot read what USB devices there are: {error}")))?;
-    let lines: Vec<Line> = found.iter().map(Line::of).collect();
+pub fn run(as_json: bool) -> Result<(), CommandFailure> {
+    let found = UsbInventory::default().devices();
+    let found =
+        found.map_err(|error| CommandFailure::local(format!("cannot read what USB devices there are: {error}")))?;
+    let lines: Vec<ShareableRow> = found.iter().map(ShareableRow::of).collect();
     if as_json {
         return print_json(&lines);
     }
@@ -94,36 +95,37 @@ pub fn run(as_json: bool) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io_linux::usb::{Interface, Obstacle};
-    use farbus_model::{Descriptors, Speed};
+    use farbus_io_linux::usb::{ActiveInterface, SharingObstacle};
+    use farbus_model::{DescriptorSet, UsbSpeed};
 
     #[test]
     fn json_inventory_contains_the_obstacle_to_sharing() {
-        let interface = |number, driver: &str| Interface { number, class: [1, 2, 0], driver: Some(driver.into()) };
-        let found = Found {
+        let interface =
+            |number, driver: &str| ActiveInterface { number, class: [1, 2, 0], driver: Some(driver.into()) };
+        let found = PluggedDevice {
             bus_id: "2-1.4".into(),
             bus: 2,
             number: 9,
-            descriptors: Descriptors::default(),
+            descriptors: DescriptorSet::default(),
             serial: Some("0123".into()),
-            speed: Speed::Full,
+            speed: UsbSpeed::Full,
             configuration: 1,
             interfaces: vec![interface(0, "snd-usb-audio"), interface(1, "snd-usb-audio")],
             is_imported: false,
             node: "/dev/bus/usb/002/009".into(),
-            obstacle: Some(Obstacle::InUse { by: "usbfs".into() }),
+            obstacle: Some(SharingObstacle::InUse { by: "usbfs".into() }),
         };
-        let json = serde_json::to_value(Line::of(&found)).unwrap();
+        let json = serde_json::to_value(ShareableRow::of(&found)).unwrap();
         assert_eq!((&json["share_as"], &json["can_be_shared"]), (&"usb:2-1.4".into(), &false.into()));
         assert_eq!((&json["obstacle"], &json["why_not"]), (&"in-use".into(), &"another program uses it".into()));
         assert_eq!(json["drivers"], serde_json::json!(["snd-usb-audio"]));
         assert_eq!(json["interfaces"], serde_json::json!(["audio"]));
-        let mut descriptors = Descriptors::default();
+        let mut descriptors = DescriptorSet::default();
         (descriptors.device.vendor, descriptors.device.product) = (0x0403, 0x6001);
-        let silent = Line::of(&Found { descriptors, ..found.clone() });
+        let silent = ShareableRow::of(&PluggedDevice { descriptors, ..found.clone() });
         assert!(silent.device().starts_with("Future Technology Devices"), "it has no strings: {}", silent.device());
         assert!(serde_json::to_value(silent).unwrap()["product_name"].as_str().unwrap().contains("FT232"));
-        let free = serde_json::to_value(Line::of(&Found { obstacle: None, ..found })).unwrap();
+        let free = serde_json::to_value(ShareableRow::of(&PluggedDevice { obstacle: None, ..found })).unwrap();
         assert_eq!((&free["can_be_shared"], free.get("why_not")), (&true.into(), None));
     }
 }

@@ -3,10 +3,10 @@
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::importer::client::FailureKind;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
-use farbus_io_net::trust::{DeviceNotes, Folder, KnownNotes, NoteChange, NotedDevice};
+use farbus_io_net::trust::{DeviceNotes, HostFolder, KnownNotes, NoteChange, NotedDevice};
 use serde_json::json;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, say};
 
 /// Say what a shared device is for, and where it is.
@@ -35,20 +35,20 @@ pub struct Args {
     pub json: bool,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let folder = Folder::of_user()?;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let folder = HostFolder::of_user()?;
     let called: Vec<SharedNow> = shared_now().into_iter().filter(|shared| shared.name == args.device).collect();
     let Some(first) = called.first() else {
         let next = "share it, then label it; see: farbus status";
         let message = format!("no device called '{}' is shared here\n  {next}", args.device);
-        return Err(Failure::new(FailureKind::Gone, message));
+        return Err(CommandFailure::new(FailureKind::Gone, message));
     };
     if let Some(other) = called.iter().find(|other| other.id() != first.id()) {
         let message = format!(
             "'{}' is the name of two devices, of processes {} and {}\n  give one another name: name=NAME",
             args.device, first.pid, other.pid
         );
-        return Err(Failure::new(FailureKind::Refused, message));
+        return Err(CommandFailure::new(FailureKind::Refused, message));
     }
     let lasting = first.identity.as_ref().filter(|identity| identity.is_lasting).map(|identity| identity.id);
     let device = NotedDevice::of(lasting, &first.name);
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         true => KnownNotes::of(&folder, &device)?,
         false => {
             let changed = KnownNotes::change(&folder, &device, &args.words)?;
-            changed.map_err(|why| Failure::new(FailureKind::Refused, why))?
+            changed.map_err(|why| CommandFailure::new(FailureKind::Refused, why))?
         }
     };
     let mut shown = stored.clone();

@@ -7,7 +7,7 @@
 //! **It never touches** a protocol, a device or a socket of its own: each verb is a few questions to the library, to
 //! the daemon, or to a process that answers.
 //!
-//! **Start reading at** [`Cli`], which lists the verbs; then at `attach.rs` or `share/mod.rs`.
+//! **Start reading at** [`FarbusCli`], which lists the verbs; then at `attach.rs` or `share/mod.rs`.
 //!
 //! **Why** a library and a program of 40 lines: the reference of all commands, the manual and the benchmarks' names are
 //! held against it by tests.
@@ -68,7 +68,7 @@ use farbus_io_linux::sys::descriptors;
 
 pub use interruption::end_by;
 pub use log_limit::LogLimit;
-pub use output::{Failure, report};
+pub use output::{CommandFailure, report};
 use started::{StartedLine, StartedVerb};
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
@@ -89,13 +89,13 @@ use started::{StartedLine, StartedVerb};
         farbus demo                         see it all work, in ten seconds\n\n\
         Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device; 130 or 143: a signal ended it before it had what it waited for."
 )]
-pub struct Cli {
+pub struct FarbusCli {
     #[command(subcommand)]
-    verb: Verb,
+    verb: FarbusCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum FarbusCommand {
     Share(share::Args),
     Unshare(share::by_daemon::UnshareArgs),
     List(list::Args),
@@ -167,19 +167,19 @@ enum Verb {
     Started(StartedVerb),
 }
 
-impl Cli {
+impl FarbusCli {
     /// What the command line of this process says; a line that says nothing ends the process.
     pub fn of_command_line() -> Self {
         // All other verbs and their options are a third of a megabyte, and milliseconds.
         let is_started = std::env::args().nth(1).is_some_and(|verb| StartedVerb::has_subcommand(&verb));
-        if is_started { Self { verb: Verb::Started(StartedLine::parse().verb) } } else { Self::parse() }
+        if is_started { Self { verb: FarbusCommand::Started(StartedLine::parse().verb) } } else { Self::parse() }
     }
 
     /// Whether farbus itself started this process, whose only descriptors are then standard input, output and error.
     pub fn is_started_by_farbus(&self) -> bool {
         match &self.verb {
-            Verb::Started(verb) => verb.has_standard_descriptors_only(),
-            Verb::Daemon(args) => args.is_successor(),
+            FarbusCommand::Started(verb) => verb.has_standard_descriptors_only(),
+            FarbusCommand::Daemon(args) => args.is_successor(),
             _ => false,
         }
     }
@@ -187,44 +187,44 @@ impl Cli {
     /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
-            Verb::List(args) => args.json,
-            Verb::Attach(args) => args.json,
-            Verb::Audit(args) => args.json,
-            Verb::Conform(args) => args.is_for_programs(),
-            Verb::Doctor(args) => args.json,
-            Verb::Explain(args) => args.json,
-            Verb::Events(args) => args.json,
-            Verb::Allow(args) => args.json,
-            Verb::Identity(args) => args.is_for_programs(),
-            Verb::Module(args) => args.is_for_programs(),
-            Verb::Nbd(args) => args.json,
-            Verb::Observe(args) => args.json,
-            Verb::Page(args) => args.is_for_programs(),
-            Verb::Pipe(args) => args.json,
-            Verb::Plan(args) => args.is_for_programs(),
-            Verb::Topology(args) => args.is_for_programs(),
-            Verb::Stream(args) => args.is_for_programs(),
-            Verb::Status(args) => args.json,
-            Verb::Swap(args) => args.json,
-            Verb::Share(args) => args.is_for_programs(),
-            Verb::Unshare(args) => args.json,
-            Verb::Daemon(args) => args.is_for_programs(),
-            Verb::Detach(args) => args.json,
-            Verb::Hold(args) | Verb::Resume(args) => args.json,
-            Verb::Migrate(args) => args.json,
-            Verb::MigrateVm(args) => args.json,
-            Verb::Label(args) => args.json,
-            Verb::Directory(args) => args.is_for_programs(),
-            Verb::Lease(args) => args.is_for_programs(),
-            Verb::Release(args) => args.json,
-            Verb::Type(args) => args.json,
-            Verb::Eject(args) | Verb::Insert(args) => args.json,
-            Verb::Demo(args) => args.json,
-            Verb::Id(args) => args.json,
-            Verb::Pair(args) => args.json,
-            Verb::Peers(args) => args.json,
-            Verb::Unpair(args) => args.json,
-            Verb::Forbid(args) => args.json,
+            FarbusCommand::List(args) => args.json,
+            FarbusCommand::Attach(args) => args.json,
+            FarbusCommand::Audit(args) => args.json,
+            FarbusCommand::Conform(args) => args.is_for_programs(),
+            FarbusCommand::Doctor(args) => args.json,
+            FarbusCommand::Explain(args) => args.json,
+            FarbusCommand::Events(args) => args.json,
+            FarbusCommand::Allow(args) => args.json,
+            FarbusCommand::Identity(args) => args.is_for_programs(),
+            FarbusCommand::Module(args) => args.is_for_programs(),
+            FarbusCommand::Nbd(args) => args.json,
+            FarbusCommand::Observe(args) => args.json,
+            FarbusCommand::Page(args) => args.is_for_programs(),
+            FarbusCommand::Pipe(args) => args.json,
+            FarbusCommand::Plan(args) => args.is_for_programs(),
+            FarbusCommand::Topology(args) => args.is_for_programs(),
+            FarbusCommand::Stream(args) => args.is_for_programs(),
+            FarbusCommand::Status(args) => args.json,
+            FarbusCommand::Swap(args) => args.json,
+            FarbusCommand::Share(args) => args.is_for_programs(),
+            FarbusCommand::Unshare(args) => args.json,
+            FarbusCommand::Daemon(args) => args.is_for_programs(),
+            FarbusCommand::Detach(args) => args.json,
+            FarbusCommand::Hold(args) | FarbusCommand::Resume(args) => args.json,
+            FarbusCommand::Migrate(args) => args.json,
+            FarbusCommand::MigrateVm(args) => args.json,
+            FarbusCommand::Label(args) => args.json,
+            FarbusCommand::Directory(args) => args.is_for_programs(),
+            FarbusCommand::Lease(args) => args.is_for_programs(),
+            FarbusCommand::Release(args) => args.json,
+            FarbusCommand::Type(args) => args.json,
+            FarbusCommand::Eject(args) | FarbusCommand::Insert(args) => args.json,
+            FarbusCommand::Demo(args) => args.json,
+            FarbusCommand::Id(args) => args.json,
+            FarbusCommand::Pair(args) => args.json,
+            FarbusCommand::Peers(args) => args.json,
+            FarbusCommand::Unpair(args) => args.json,
+            FarbusCommand::Forbid(args) => args.json,
             _ => false,
         }
     }
@@ -233,7 +233,10 @@ impl Cli {
     pub fn log_level(&self) -> &'static str {
         let is_quiet = matches!(
             self.verb,
-            Verb::Demo(_) | Verb::Run(_) | Verb::Shell(_) | Verb::Started(StartedVerb::RunInside { .. })
+            FarbusCommand::Demo(_)
+                | FarbusCommand::Run(_)
+                | FarbusCommand::Shell(_)
+                | FarbusCommand::Started(StartedVerb::RunInside { .. })
         );
         if is_quiet { "warn" } else { "info" }
     }
@@ -243,9 +246,14 @@ impl Cli {
 ///
 /// # Errors
 /// A failure, which has its exit code.
-pub fn run(cli: Cli) -> Result<(), Failure> {
-    let serves_many = matches!(cli.verb, Verb::Page(_) | Verb::Started(StartedVerb::PageHttp { .. }));
-    if serves_many || matches!(cli.verb, Verb::Share(_) | Verb::Attach(_) | Verb::Daemon(_) | Verb::Nbd(_)) {
+pub fn run(cli: FarbusCli) -> Result<(), CommandFailure> {
+    let serves_many = matches!(cli.verb, FarbusCommand::Page(_) | FarbusCommand::Started(StartedVerb::PageHttp { .. }));
+    if serves_many
+        || matches!(
+            cli.verb,
+            FarbusCommand::Share(_) | FarbusCommand::Attach(_) | FarbusCommand::Daemon(_) | FarbusCommand::Nbd(_)
+        )
+    {
         // Before the process gives its rights away. The broker that it starts inherits the limit.
         descriptors::raise();
     }
@@ -254,53 +262,53 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     result
 }
 
-fn carry_out(verb: Verb) -> Result<(), Failure> {
+fn carry_out(verb: FarbusCommand) -> Result<(), CommandFailure> {
     match verb {
-        Verb::Share(args) => share::run(args),
-        Verb::Unshare(args) => share::by_daemon::unshare(&args),
-        Verb::List(args) => list::run(&args),
-        Verb::Attach(args) => attach::attach(args),
-        Verb::Run(args) => run::run(args),
-        Verb::Shell(args) => run::shell(args),
-        Verb::Detach(args) => attach::detach(args),
-        Verb::Hold(args) => attach::hold(args),
-        Verb::Resume(args) => attach::resume(args),
-        Verb::Migrate(args) => migrate::run(args),
-        Verb::MigrateVm(args) => migrate_vm::run(&args),
-        Verb::Module(args) => module::run(&args),
-        Verb::Observe(args) => observe::run(&args),
-        Verb::Page(args) => page::run(&args),
-        Verb::Stream(args) => stream::run(args),
-        Verb::Daemon(args) => daemon::run(args),
-        Verb::Nbd(args) => nbd::run(&args),
-        Verb::Status(args) => owner::status(&args),
-        Verb::Events(args) => events::run(&args),
-        Verb::Audit(args) => audit::run(&args),
-        Verb::Doctor(args) => doctor::run(&args),
-        Verb::Explain(args) => explain::run(&args),
-        Verb::Label(args) => label::run(&args),
-        Verb::Directory(args) => directory::run(&args),
-        Verb::Lease(args) => lease::run(args),
-        Verb::Release(args) => release::run(args),
-        Verb::Swap(args) => swap::run(&args),
-        Verb::Type(args) => owner::type_text(args),
-        Verb::Eject(args) => owner::eject(args),
-        Verb::Insert(args) => owner::insert(args),
-        Verb::Demo(args) => demo::run(&args),
-        Verb::Pipe(args) => pipe::run(&args),
-        Verb::Plan(args) => plan::run(&args),
-        Verb::Topology(args) => topology::run(&args),
-        Verb::Bench(args) => bench::run(args),
-        Verb::Conform(args) => conform::run(&args),
-        Verb::Id(args) => trust::id(&args),
-        Verb::Pair(args) => trust::pair(&args),
-        Verb::Peers(args) => trust::peers(&args),
-        Verb::Unpair(args) => trust::unpair(&args),
-        Verb::Allow(args) => grants::allow(&args),
-        Verb::Forbid(args) => grants::forbid(&args),
-        Verb::Identity(args) => identity::run(&args),
-        Verb::Completions(args) => docs::completions(&args, Cli::command()),
-        Verb::Man(args) => docs::man(&args, Cli::command()),
-        Verb::Started(verb) => started::run(verb),
+        FarbusCommand::Share(args) => share::run(args),
+        FarbusCommand::Unshare(args) => share::by_daemon::unshare(&args),
+        FarbusCommand::List(args) => list::run(&args),
+        FarbusCommand::Attach(args) => attach::attach(args),
+        FarbusCommand::Run(args) => run::run(args),
+        FarbusCommand::Shell(args) => run::shell(args),
+        FarbusCommand::Detach(args) => attach::detach(args),
+        FarbusCommand::Hold(args) => attach::hold(args),
+        FarbusCommand::Resume(args) => attach::resume(args),
+        FarbusCommand::Migrate(args) => migrate::run(args),
+        FarbusCommand::MigrateVm(args) => migrate_vm::run(&args),
+        FarbusCommand::Module(args) => module::run(&args),
+        FarbusCommand::Observe(args) => observe::run(&args),
+        FarbusCommand::Page(args) => page::run(&args),
+        FarbusCommand::Stream(args) => stream::run(args),
+        FarbusCommand::Daemon(args) => daemon::run(args),
+        FarbusCommand::Nbd(args) => nbd::run(&args),
+        FarbusCommand::Status(args) => owner::status(&args),
+        FarbusCommand::Events(args) => events::run(&args),
+        FarbusCommand::Audit(args) => audit::run(&args),
+        FarbusCommand::Doctor(args) => doctor::run(&args),
+        FarbusCommand::Explain(args) => explain::run(&args),
+        FarbusCommand::Label(args) => label::run(&args),
+        FarbusCommand::Directory(args) => directory::run(&args),
+        FarbusCommand::Lease(args) => lease::run(args),
+        FarbusCommand::Release(args) => release::run(args),
+        FarbusCommand::Swap(args) => swap::run(&args),
+        FarbusCommand::Type(args) => owner::type_text(args),
+        FarbusCommand::Eject(args) => owner::eject(args),
+        FarbusCommand::Insert(args) => owner::insert(args),
+        FarbusCommand::Demo(args) => demo::run(&args),
+        FarbusCommand::Pipe(args) => pipe::run(&args),
+        FarbusCommand::Plan(args) => plan::run(&args),
+        FarbusCommand::Topology(args) => topology::run(&args),
+        FarbusCommand::Bench(args) => bench::run(args),
+        FarbusCommand::Conform(args) => conform::run(&args),
+        FarbusCommand::Id(args) => trust::id(&args),
+        FarbusCommand::Pair(args) => trust::pair(&args),
+        FarbusCommand::Peers(args) => trust::peers(&args),
+        FarbusCommand::Unpair(args) => trust::unpair(&args),
+        FarbusCommand::Allow(args) => grants::allow(&args),
+        FarbusCommand::Forbid(args) => grants::forbid(&args),
+        FarbusCommand::Identity(args) => identity::run(&args),
+        FarbusCommand::Completions(args) => docs::completions(&args, FarbusCli::command()),
+        FarbusCommand::Man(args) => docs::man(&args, FarbusCli::command()),
+        FarbusCommand::Started(verb) => started::run(verb),
     }
 }

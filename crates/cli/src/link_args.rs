@@ -6,14 +6,14 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farbus::broker::SystemAccess;
 use farbus::exporter::session::threads::GRACE_MAX;
 use farbus::frontend::hold::limit_of;
-use farbus::importer::client::{Client, ClientConfig, ClientError};
-use farbus::importer::options::transport::Over;
+use farbus::importer::client::{ClientConfig, ClientError, ImporterClient};
+use farbus::importer::options::transport::LinkTransport;
 use farbus::link::modules::recipe;
 use farbus_io_net::link::host_address::check_host;
 use farbus_model::limits::LANES_MAX;
-use farbus_modules::Asked;
+use farbus_modules::ModuleSpec;
 
-use super::Failure;
+use super::CommandFailure;
 
 /// How a device's host is reached.
 #[derive(Debug, clap::Args)]
@@ -35,14 +35,14 @@ pub struct LinkArgs {
     /// What links are made of.
     ///
     /// 'quic' is for networks that lose many packets or change their address. It needs a paired host.
-    #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str(), value_parser = over())]
-    pub over: Over,
+    #[arg(long, value_name = "WAY", default_value = LinkTransport::Tcp.as_str(), value_parser = over())]
+    pub over: LinkTransport,
     /// Pass everything through a module.
     ///
     /// NAME[:KEY=VALUE,…]: compression, encryption, faults; see 'farbus module list'. May be given several times: the
     /// first is next to the device's user. The exporter undoes them in reverse order.
     #[arg(long, value_name = "NAME")]
-    pub module: Vec<Asked>,
+    pub module: Vec<ModuleSpec>,
     /// Where the paired host is now.
     ///
     /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
@@ -59,13 +59,13 @@ pub fn hold_from(seconds: &str) -> Result<Duration, String> {
 }
 
 /// A parser for what links are made of, with the words for the help.
-fn over() -> impl TypedValueParser<Value = Over> {
-    let help = |over: &Over| match over {
-        Over::Tcp => "TLS over TCP",
-        Over::Quic => "QUIC: for networks that lose much, or change their address",
+fn over() -> impl TypedValueParser<Value = LinkTransport> {
+    let help = |over: &LinkTransport| match over {
+        LinkTransport::Tcp => "TLS over TCP",
+        LinkTransport::Quic => "QUIC: for networks that lose much, or change their address",
     };
-    let values = Over::ALL.iter().map(|over| PossibleValue::new(over.as_str()).help(help(over)));
-    PossibleValuesParser::new(values).try_map(|word| word.parse::<Over>())
+    let values = LinkTransport::ALL.iter().map(|over| PossibleValue::new(over.as_str()).help(help(over)));
+    PossibleValuesParser::new(values).try_map(|word| word.parse::<LinkTransport>())
 }
 
 impl LinkArgs {
@@ -85,8 +85,8 @@ impl LinkArgs {
     ///
     /// # Errors
     /// A module's options are wrong.
-    pub fn config(&self) -> Result<ClientConfig, Failure> {
-        let modules = recipe(&self.module).map_err(Failure::local)?;
+    pub fn config(&self) -> Result<ClientConfig, CommandFailure> {
+        let modules = recipe(&self.module).map_err(CommandFailure::local)?;
         Ok(ClientConfig {
             grace: self.grace(),
             links: self.links,
@@ -100,10 +100,15 @@ impl LinkArgs {
     ///
     /// # Errors
     /// [`ClientError`]: the host's record cannot be read, or `--address` is given for a host that is not paired.
-    pub fn client(&self, host: &str, system: SystemAccess, config: ClientConfig) -> Result<Client, ClientError> {
+    pub fn client(
+        &self,
+        host: &str,
+        system: SystemAccess,
+        config: ClientConfig,
+    ) -> Result<ImporterClient, ClientError> {
         match &self.address {
-            Some(moved) => Client::for_host_at(host, moved, system, config),
-            None => Client::for_host(host, system, config),
+            Some(moved) => ImporterClient::for_host_at(host, moved, system, config),
+            None => ImporterClient::for_host(host, system, config),
         }
     }
 }

@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 
 use farbus::broker::SystemAccess;
-use farbus::common::socket_place::Place;
-use farbus::devices::offer::Listed;
-use farbus::devices::query::Query;
-use farbus::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
-use farbus::importer::discovery::everywhere::{self, Everybody};
+use farbus::common::socket_place::SocketLocation;
+use farbus::devices::offer::ListedDevice;
+use farbus::devices::query::DeviceQuery;
+use farbus::importer::client::{ANSWER_TIME_MAX, ClientConfig, FailureReport, ImporterClient, address_of};
+use farbus::importer::discovery::everywhere::{self, NetworkListing};
 use farbus::importer::discovery::local_shares::{self, repeated};
 use farbus_io_net::link::host_address::{check_host, shown};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Failure;
-use super::directory::{NO_DIRECTORY, Sites, paired, sites};
+use super::CommandFailure;
+use super::directory::{NO_DIRECTORY, SiteCatalogue, paired, sites};
 use super::output::{print_json, print_table, say, table};
 
 /// Show the devices of a host, or of all hosts known and found.
@@ -53,9 +53,9 @@ pub struct Args {
 
 /// A device, and its target if no host was named.
 #[derive(Serialize)]
-struct Line {
+struct DeviceListRow {
     #[serde(flatten)]
-    device: Listed,
+    device: ListedDevice,
     /// The host that offers it.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<String>,
@@ -64,7 +64,7 @@ struct Line {
     target: Option<String>,
     /// Who says so, if all hosts are asked.
     #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<Source>,
+    from: Option<ListingSource>,
     /// The key of the host, if the directory says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     host_key: Option<String>,
@@ -76,24 +76,24 @@ struct Line {
 /// Who says what a line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Source {
+enum ListingSource {
     /// The host of the device.
     Host,
     /// The directory, which may be wrong.
     Directory,
 }
 
-impl Line {
+impl DeviceListRow {
     /// A device of a host that was named.
-    fn of(device: Listed, target: Option<String>) -> Self {
+    fn of(device: ListedDevice, target: Option<String>) -> Self {
         Self { device, host: None, target, from: None, host_key: None, is_paired: None }
     }
 
     /// The source in a table.
     fn source(&self) -> &'static str {
         match (self.from, self.is_paired) {
-            (Some(Source::Directory), Some(false)) => "directory, not paired",
-            (Some(Source::Directory), _) => "directory",
+            (Some(ListingSource::Directory), Some(false)) => "directory, not paired",
+            (Some(ListingSource::Directory), _) => "directory",
             _ => "host",
         }
     }
@@ -101,35 +101,35 @@ impl Line {
 
 /// A host that did not answer.
 #[derive(Serialize)]
-struct Silent {
+struct SilentHost {
     host: String,
     failure: FailureReport,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let (host, query) = asked(&args.words)?;
     if args.directory {
         return match host {
             None => of_directory(&query, args.json),
-            Some(host) => Err(Failure::local(format!("all sites are meant: for one, write host={host}"))),
+            Some(host) => Err(CommandFailure::local(format!("all sites are meant: for one, write host={host}"))),
         };
     }
     let Some(host) = host else {
         return match &args.address {
-            Some(_) => Err(Failure::local("--address goes with a host: farbus list HOST --address PLACE")),
+            Some(_) => Err(CommandFailure::local("--address goes with a host: farbus list HOST --address PLACE")),
             None => everybody(&query, args.json),
         };
     };
     let address = address_of(host);
-    let mut lines: Vec<Line> = match &args.address {
+    let mut lines: Vec<DeviceListRow> = match &args.address {
         Some(moved) => {
-            let client = Client::for_host_at(&address, moved, SystemAccess::Own, ClientConfig::default())?;
+            let client = ImporterClient::for_host_at(&address, moved, SystemAccess::Own, ClientConfig::default())?;
             lines_at(client.offers(&address, ANSWER_TIME_MAX)?)
         }
         None => {
             let here = local_shares::offers(&address)?;
             if here.is_empty() {
-                lines_at(Client::default().offers(&address, ANSWER_TIME_MAX)?)
+                lines_at(ImporterClient::default().offers(&address, ANSWER_TIME_MAX)?)
             } else {
                 lines_of(here)
             }
@@ -154,50 +154,50 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// A host, or a word of a query.
 fn checked_word(text: &str) -> Result<String, String> {
-    match Query::is_word(text) {
-        true => Query::parse([text]).map(|_| text.to_owned()),
+    match DeviceQuery::is_word(text) {
+        true => DeviceQuery::parse([text]).map(|_| text.to_owned()),
         false => check_host(text),
     }
 }
 
 /// The host that the words name, if one, and the query that the others are.
-fn asked(words: &[String]) -> Result<(Option<&str>, Query), Failure> {
+fn asked(words: &[String]) -> Result<(Option<&str>, DeviceQuery), CommandFailure> {
     let (query, hosts): (Vec<&str>, Vec<&str>) =
-        words.iter().map(String::as_str).partition(|word| Query::is_word(word));
-    let query = Query::parse(query).map_err(Failure::local)?;
+        words.iter().map(String::as_str).partition(|word| DeviceQuery::is_word(word));
+    let query = DeviceQuery::parse(query).map_err(CommandFailure::local)?;
     match hosts[..] {
         [] => Ok((None, query)),
         [host] => Ok((Some(host), query)),
-        [_, other, ..] => Err(Failure::local(format!("one host is named at most: what is '{other}'?"))),
+        [_, other, ..] => Err(CommandFailure::local(format!("one host is named at most: what is '{other}'?"))),
     }
 }
 
 /// What this machine's shares offer; if two have a device of one name, with their sockets.
-fn lines_at(devices: Vec<Listed>) -> Vec<Line> {
-    devices.into_iter().map(|device| Line::of(device, None)).collect()
+fn lines_at(devices: Vec<ListedDevice>) -> Vec<DeviceListRow> {
+    devices.into_iter().map(|device| DeviceListRow::of(device, None)).collect()
 }
 
-fn lines_of(shares: Vec<(Place, Vec<Listed>)>) -> Vec<Line> {
+fn lines_of(shares: Vec<(SocketLocation, Vec<ListedDevice>)>) -> Vec<DeviceListRow> {
     let repeated = repeated(shares.iter().flat_map(|(_, devices)| devices).map(|device| device.name.as_str()));
     let lines =
         shares.into_iter().flat_map(|(place, devices)| devices.into_iter().map(move |it| (place.as_host(), it)));
-    let line = |(socket, device): (String, Listed)| {
+    let line = |(socket, device): (String, ListedDevice)| {
         let target = repeated.contains(&device.name).then(|| format!("{socket}/{}", device.name));
-        Line::of(device, target)
+        DeviceListRow::of(device, target)
     };
     lines.map(line).collect()
 }
 
 /// What the directory says, alone.
-fn of_directory(query: &Query, as_json: bool) -> Result<(), Failure> {
-    let sites = sites(query, &paired()).ok_or_else(|| Failure::local(NO_DIRECTORY))?;
+fn of_directory(query: &DeviceQuery, as_json: bool) -> Result<(), CommandFailure> {
+    let sites = sites(query, &paired()).ok_or_else(|| CommandFailure::local(NO_DIRECTORY))?;
     let (mut lines, silent) = (Vec::new(), Vec::new());
     add_sites(&mut lines, sites, &BTreeSet::new(), query);
     show(lines, silent, query, NOTHING, as_json)
 }
 
 /// Adds the devices of hosts that did not answer themselves.
-fn add_sites(lines: &mut Vec<Line>, sites: Sites, answered: &BTreeSet<&String>, query: &Query) {
+fn add_sites(lines: &mut Vec<DeviceListRow>, sites: SiteCatalogue, answered: &BTreeSet<&String>, query: &DeviceQuery) {
     if let Some(trouble) = sites.trouble {
         eprintln!("farbus: warning: what the directory said may be old: {trouble}");
     }
@@ -205,11 +205,11 @@ fn add_sites(lines: &mut Vec<Line>, sites: Sites, answered: &BTreeSet<&String>, 
     let meant = others.filter(|site| query.matches(&site.host, &site.device));
     lines.extend(meant.map(|site| {
         let target = Some(format!("{}/{}", site.host, site.device.name));
-        Line {
+        DeviceListRow {
             device: site.device,
             host: Some(site.host),
             target,
-            from: Some(Source::Directory),
+            from: Some(ListingSource::Directory),
             host_key: Some(site.host_key),
             is_paired: Some(site.is_paired),
         }
@@ -220,11 +220,11 @@ fn add_sites(lines: &mut Vec<Line>, sites: Sites, answered: &BTreeSet<&String>, 
 const NOTHING: &str = "Nothing is offered here, and nobody nearby announces anything. Name a host: farbus list HOST";
 const NOTHING_ELSE: &str = "Nobody nearby announces anything. Name a host: farbus list HOST";
 
-fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
+fn everybody(query: &DeviceQuery, as_json: bool) -> Result<(), CommandFailure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
     let paired = paired();
     let mut answered = BTreeSet::new();
-    let Everybody { hosts, for_paired_hosts } = everywhere::all();
+    let NetworkListing { hosts, for_paired_hosts } = everywhere::all();
     for host in hosts {
         match host.devices {
             Ok(devices) => {
@@ -232,10 +232,14 @@ fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
                 let meant = devices.into_iter().filter(|device| query.matches(&host.name, device));
                 lines.extend(meant.map(|device| {
                     let target = Some(format!("{}/{}", host.name, device.name));
-                    Line { host: Some(host.name.clone()), from: Some(Source::Host), ..Line::of(device, target) }
+                    DeviceListRow {
+                        host: Some(host.name.clone()),
+                        from: Some(ListingSource::Host),
+                        ..DeviceListRow::of(device, target)
+                    }
                 }));
             }
-            Err(failure) => silent.push(Silent { host: host.name, failure }),
+            Err(failure) => silent.push(SilentHost { host: host.name, failure }),
         }
     }
     if let Some(sites) = sites(query, &paired) {
@@ -250,12 +254,18 @@ fn everybody(query: &Query, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(lines: Vec<Line>, silent: Vec<Silent>, query: &Query, nothing: &str, as_json: bool) -> Result<(), Failure> {
+fn show(
+    lines: Vec<DeviceListRow>,
+    silent: Vec<SilentHost>,
+    query: &DeviceQuery,
+    nothing: &str,
+    as_json: bool,
+) -> Result<(), CommandFailure> {
     if as_json {
-        let json = |value: serde_json::Result<Value>| value.map_err(Failure::local);
+        let json = |value: serde_json::Result<Value>| value.map_err(CommandFailure::local);
         let lines = lines.iter().map(|line| json(serde_json::to_value(line)));
         let silent = silent.iter().map(|silent| json(serde_json::to_value(silent)));
-        return print_json(&lines.chain(silent).collect::<Result<Vec<Value>, Failure>>()?);
+        return print_json(&lines.chain(silent).collect::<Result<Vec<Value>, CommandFailure>>()?);
     }
     if lines.is_empty() && !query.is_empty() {
         say("No device is meant by that. See them all: farbus list");
@@ -264,17 +274,17 @@ fn show(lines: Vec<Line>, silent: Vec<Silent>, query: &Query, nothing: &str, as_
     } else {
         print_lines(lines);
     }
-    for Silent { host, failure } in silent {
+    for SilentHost { host, failure } in silent {
         eprintln!("farbus: {}: {host}: {}", failure.attribute.as_str(), failure.message);
     }
     Ok(())
 }
 
-fn print_lines(lines: Vec<Line>) {
+fn print_lines(lines: Vec<DeviceListRow>) {
     let mut headings = vec!["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"];
     // Most devices have none.
     let has_labels = lines.iter().any(|line| !line.device.notes.is_empty());
-    let has_sources = lines.iter().any(|line| line.from == Some(Source::Directory));
+    let has_sources = lines.iter().any(|line| line.from == Some(ListingSource::Directory));
     let has_queues = lines.iter().any(|line| line.device.waiting > 0);
     headings.extend(has_queues.then_some("WAIT"));
     headings.extend(has_labels.then_some("LABELS"));
@@ -282,7 +292,7 @@ fn print_lines(lines: Vec<Line>) {
     let mut table = table(&headings);
     for line in lines {
         let source = line.source();
-        let Line { device, target, .. } = line;
+        let DeviceListRow { device, target, .. } = line;
         let ids = format!("{}:{}", device.vendor, device.product);
         let lessee = device.lease.as_ref().map(|lease| format!("{} until {}", lease.host, lease.until));
         let user = device.user.clone().or(lessee).unwrap_or_default();

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use farbus::common::listen_words::place_said;
 use farbus::common::socket_access::{SocketAccess, SocketGroup, SocketMode};
-use farbus::common::socket_place::{Place, Protocol};
+use farbus::common::socket_place::{SocketLocation, SocketProtocol};
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Who may connect at the Unix socket that `--socket` names.
 #[derive(Debug, clap::Args)]
@@ -30,19 +30,19 @@ impl SocketAccessArgs {
     ///
     /// # Errors
     /// The mode keeps the group out.
-    pub fn access(&self) -> Result<SocketAccess, Failure> {
-        SocketAccess::said(self.socket_mode, self.socket_group.clone()).map_err(Failure::local)
+    pub fn access(&self) -> Result<SocketAccess, CommandFailure> {
+        SocketAccess::said(self.socket_mode, self.socket_group.clone()).map_err(CommandFailure::local)
     }
 }
 
 /// Where programs that speak `protocol` are to find `device`: at `--socket`, at `--listen`, or at the default place.
 /// Warns of an address that other machines can reach.
 pub fn place_told(
-    protocol: Protocol,
+    protocol: SocketProtocol,
     socket: Option<&Path>,
     listen: Option<&str>,
     device: &str,
-) -> Result<Place, Failure> {
+) -> Result<SocketLocation, CommandFailure> {
     let place = place_said(protocol, socket, listen, device)?;
     if let Some(exposure) = protocol.exposure(&place) {
         eprintln!("farbus: warning: {exposure}");

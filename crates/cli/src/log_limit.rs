@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::Clock;
-use farbus_io_net::tally::{Summary, Tally, Verdict};
+use farbus_io_net::link::BoottimeClock;
+use farbus_io_net::tally::{EventTally, TallyDecision, TallySummary};
 use farbus_io_net::trust::subscriber;
 use farbus_model::Instant;
 use tracing::field::{Field, Visit};
@@ -30,28 +30,28 @@ const TEXT_MAX: usize = 120;
 
 /// Drops the excess lines of a flood. It has to be the outermost layer of a subscriber.
 #[derive(Clone, Debug, Default)]
-pub struct LogLimit(Arc<Inner>);
+pub struct LogLimit(Arc<LogLimitInner>);
 
 #[derive(Debug)]
-struct Inner {
-    clock: Clock,
-    state: Mutex<State>,
+struct LogLimitInner {
+    clock: BoottimeClock,
+    state: Mutex<LogLimitState>,
     is_waited_for: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    tally: Tally<Kind>,
+struct LogLimitState {
+    tally: EventTally<LogLineKey>,
     /// The first dropped line of each place in the code, by the place's address.
     examples: BTreeMap<usize, String>,
 }
 
 /// A place in the code, and the peer that a line is about; empty for all peers together.
-type Kind = (usize, String);
+type LogLineKey = (usize, String);
 
-impl Default for Inner {
+impl Default for LogLimitInner {
     fn default() -> Self {
-        Self { clock: Clock::start(), state: Mutex::default(), is_waited_for: AtomicBool::new(false) }
+        Self { clock: BoottimeClock::start(), state: Mutex::default(), is_waited_for: AtomicBool::new(false) }
     }
 }
 
@@ -61,7 +61,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
         if *metadata.level() > Level::INFO || metadata.target() == module_path!() {
             return true;
         }
-        let mut said = Said::default();
+        let mut said = LogLineFields::default();
         event.record(&mut said);
         let place = std::ptr::from_ref(metadata).addr();
         let is_written = self.0.judge(place, &said.peer, &said.message, self.0.clock.now());
@@ -86,8 +86,8 @@ impl LogLimit {
     }
 }
 
-impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl LogLimitInner {
+    fn state(&self) -> MutexGuard<'_, LogLimitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,13 +95,13 @@ impl Inner {
         let (kind, anybody) = ((place, who(peer)), (place, String::new()));
         let mut state = self.state();
         let mut verdict = state.tally.note(&kind, &anybody, LINES_OF_PEER_MAX, now);
-        if verdict == Verdict::Write && kind != anybody {
+        if verdict == TallyDecision::Write && kind != anybody {
             verdict = state.tally.note(&anybody, &anybody, LINES_MAX, now);
         }
-        if verdict == Verdict::Counted {
+        if verdict == TallyDecision::Counted {
             state.examples.entry(place).or_insert_with(|| message.chars().take(TEXT_MAX).collect());
         }
-        verdict == Verdict::Write
+        verdict == TallyDecision::Write
     }
 
     /// Writes counts as they become due, until none is expected.
@@ -124,7 +124,7 @@ impl Inner {
     fn due(&self, now: Instant) -> Vec<String> {
         let mut state = self.state();
         let mut lines = Vec::new();
-        while let Some(Summary { kind: (place, peer), count, span }) = state.tally.poll_due(now) {
+        while let Some(TallySummary { kind: (place, peer), count, span }) = state.tally.poll_due(now) {
             let example = state.examples.get(&place).map_or("", String::as_str);
             let of_whom = if peer.is_empty() { String::new() } else { format!(" about {peer}") };
             lines.push(format!("{count} more lines{of_whom} in {} s were left out: {example}", span.as_secs()));
@@ -143,12 +143,12 @@ fn who(peer: &str) -> String {
 
 /// The fields of a line that matter for the limit.
 #[derive(Default)]
-struct Said {
+struct LogLineFields {
     peer: String,
     message: String,
 }
 
-impl Visit for Said {
+impl Visit for LogLineFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let to = match field.name() {
             "peer" | "from" => &mut self.peer,
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn flood_about_one_peer_is_limited_and_counted_and_others_are_logged() {
-        let inner = Inner::default();
+        let inner = LogLimitInner::default();
         let written =
             (0..34_626).filter(|n| inner.judge(1, &format!("10.0.0.9:{n}"), "the connection ended", at(1))).count();
         assert_eq!(written, LINES_OF_PEER_MAX as usize);
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn lines_about_many_addresses_together_are_limited() {
-        let inner = Inner::default();
+        let inner = LogLimitInner::default();
         let address = |n: u32| format!("10.{}.{}.{}:1", n >> 16, n >> 8 & 255, n & 255);
         let written = (0..100_000).filter(|&n| inner.judge(1, &address(n), "refused", at(1))).count();
         assert_eq!(written, LINES_MAX as usize);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use farbus_cli::{self as command, Cli, LogLimit};
+use farbus_cli::{self as command, FarbusCli, LogLimit};
 use farbus_io_linux::sys::{inherited, startup_memory};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     // Before this process opens anything: descriptors that are open now are inherited.
     inherited::note();
     startup_memory::permit();
-    let cli = Cli::of_command_line();
+    let cli = FarbusCli::of_command_line();
     if cli.is_started_by_farbus() {
         inherited::close();
     }

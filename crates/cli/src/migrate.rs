@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use farbus::frontend::in_use;
-use farbus::hosts::trust::Trust;
-use farbus::importer::client::{HOLD, Target};
+use farbus::hosts::trust::TrustStore;
+use farbus::importer::client::{DeviceTarget, HOLD};
 use farbus_control::units::format_bytes;
 use farbus_io_net::local::asking::{ask_owner, hear_owner};
 use farbus_io_net::local::control_socket::Question;
-use farbus_io_net::trust::{Fingerprint, Peers};
+use farbus_io_net::trust::{Fingerprint, PairedHostList};
 use serde_json::Value;
 
-use super::Failure;
-use super::migrate_all::{Step, all_or_none};
+use super::CommandFailure;
+use super::migrate_all::{MigrationStep, all_or_none};
 use super::output::{print_json, say};
 
 /// Hand attached devices over to another host, as they are.
@@ -64,15 +64,15 @@ pub struct Args {
     pub json: bool,
 }
 
-pub fn run(args: Args) -> Result<(), Failure> {
+pub fn run(args: Args) -> Result<(), CommandFailure> {
     let Args { device: mut devices, to, unmount, with_machine, discard, json } = args;
-    let peers = Trust::open()?.peers().map_err(Failure::local)?;
+    let peers = TrustStore::open()?.peers().map_err(CommandFailure::local)?;
     let successor = key_of(&peers, &to)?;
     let device = match (devices.pop(), devices.is_empty()) {
         (Some(device), true) => device,
         (last, _) if discard => {
             drop(last);
-            return Err(Failure::local("--discard cannot be taken back, so it takes one device at a time"));
+            return Err(CommandFailure::local("--discard cannot be taken back, so it takes one device at a time"));
         }
         (last, _) => {
             devices.extend(last);
@@ -134,7 +134,7 @@ fn several(
     successor: &Fingerprint,
     (unmount, with_machine): (bool, bool),
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let migrate = |device: &str| match with_machine {
         true => {
             Question::Follow { device: device.to_owned(), successor: successor.to_string(), to: Some(to.to_owned()) }
@@ -148,14 +148,14 @@ fn several(
     };
     let answers = all_or_none(devices, |device, step| {
         let question = match step {
-            Step::Look => {
+            MigrationStep::Look => {
                 if !with_machine {
                     in_use::make_free(device, unmount)?;
                 }
                 Question::MayMigrate { device: device.to_owned() }
             }
-            Step::Migrate => migrate(device),
-            Step::Resume => Question::Resume { device: device.to_owned() },
+            MigrationStep::Migrate => migrate(device),
+            MigrationStep::Resume => Question::Resume { device: device.to_owned() },
         };
         hear_owner(device, question).map_err(|failure| in_use::explain(device, failure, "and try again"))
     })?;
@@ -201,7 +201,7 @@ fn thrown_away(device: &str, discarded: &Value, clients: u64, holders: &[String]
 }
 
 /// Lets the device follow its machine to the host with this key.
-fn follow(device: &str, to: &str, successor: &Fingerprint, json: bool) -> Result<(), Failure> {
+fn follow(device: &str, to: &str, successor: &Fingerprint, json: bool) -> Result<(), CommandFailure> {
     let to_named = Some(to.to_owned());
     let question = Question::Follow { device: device.to_owned(), successor: successor.to_string(), to: to_named };
     ask_owner(device, question)?;
@@ -216,7 +216,7 @@ fn follow(device: &str, to: &str, successor: &Fingerprint, json: bool) -> Result
 }
 
 /// Whether the host with this key is the one that has the device.
-fn is_at(peers: &Peers, target: &Target, key: &Fingerprint) -> bool {
+fn is_at(peers: &PairedHostList, target: &DeviceTarget, key: &Fingerprint) -> bool {
     let host = target.address.rsplit_once(':').map_or(target.address.as_str(), |(host, _)| host);
     peers.find(host).is_some_and(|peer| peer.fingerprint == *key)
 }
@@ -233,12 +233,12 @@ fn waits_for(device: &str, to: &str, clients: u64, hold: Duration) -> String {
 }
 
 /// The key of the host that a person names by its name or key.
-pub fn key_of(peers: &Peers, to: &str) -> Result<Fingerprint, Failure> {
+pub fn key_of(peers: &PairedHostList, to: &str) -> Result<Fingerprint, CommandFailure> {
     if let Ok(key) = to.parse() {
         return Ok(key);
     }
     let peer = peers.find(to).ok_or_else(|| {
-        Failure::local(format!("no paired host is called '{to}'\n  'farbus peers' lists them; the key that 'farbus id' says there will do, too"))
+        CommandFailure::local(format!("no paired host is called '{to}'\n  'farbus peers' lists them; the key that 'farbus id' says there will do, too"))
     })?;
     Ok(peer.fingerprint)
 }

@@ -8,12 +8,12 @@
 
 use std::collections::BTreeSet;
 
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use serde_json::Value;
 
 /// A step of the migration of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum MigrationStep {
     /// Whether it could migrate now: `held` in the answer says whether it would be held first.
     Look,
     /// It migrates: `machine` in the answer says whether it is held until its user has left.
@@ -29,17 +29,17 @@ pub enum Step {
 /// Why none migrates. The message names those that could not be kept.
 pub fn all_or_none(
     devices: &[String],
-    mut ask: impl FnMut(&str, Step) -> Result<Value, Failure>,
-) -> Result<Vec<Value>, Failure> {
+    mut ask: impl FnMut(&str, MigrationStep) -> Result<Value, CommandFailure>,
+) -> Result<Vec<Value>, CommandFailure> {
     if let Some(twice) = (1..devices.len()).find(|&at| devices[..at].contains(&devices[at])) {
-        return Err(Failure::local(format!("{} is named twice", devices[twice])));
+        return Err(CommandFailure::local(format!("{} is named twice", devices[twice])));
     }
-    let none = |device: &str, failure: &Failure, more: &str| {
-        Failure::new(failure.attribute(), format!("{device}: {failure}\n  none of them moves{more}"))
+    let none = |device: &str, failure: &CommandFailure, more: &str| {
+        CommandFailure::new(failure.attribute(), format!("{device}: {failure}\n  none of them moves{more}"))
     };
     let mut order = Vec::new();
     for (at, device) in devices.iter().enumerate() {
-        let looked = ask(device, Step::Look).map_err(|failure| none(device, &failure, ""))?;
+        let looked = ask(device, MigrationStep::Look).map_err(|failure| none(device, &failure, ""))?;
         order.push((looked["held"] != true, at));
     }
     // Those that are held can stay after all: they come first.
@@ -47,7 +47,7 @@ pub fn all_or_none(
     let mut answers: Vec<Value> = vec![Value::Null; devices.len()];
     let mut begun = BTreeSet::new();
     for (_, at) in order {
-        match ask(&devices[at], Step::Migrate) {
+        match ask(&devices[at], MigrationStep::Migrate) {
             Ok(answer) => {
                 answers[at] = answer;
                 begun.insert(at);
@@ -55,9 +55,9 @@ pub fn all_or_none(
             Err(failure) => {
                 let mut more = String::new();
                 // One that did not answer in time may be held all the same.
-                let _ = ask(&devices[at], Step::Resume);
+                let _ = ask(&devices[at], MigrationStep::Resume);
                 for other in begun {
-                    if let Err(why) = ask(&devices[other], Step::Resume) {
+                    if let Err(why) = ask(&devices[other], MigrationStep::Resume) {
                         let name = &devices[other];
                         more +=
                             &format!("\n  but {name} has gone already, and comes back if nobody attaches it: {why}");
@@ -82,36 +82,36 @@ mod tests {
     struct Hosts {
         held: BTreeSet<String>,
         gone: BTreeSet<String>,
-        asked: Vec<(String, Step)>,
+        asked: Vec<(String, MigrationStep)>,
     }
 
     impl Hosts {
         /// `a` and `c` have users, `b` and `d` have none.
-        fn ask(&mut self, device: &str, step: Step) -> Result<Value, Failure> {
+        fn ask(&mut self, device: &str, step: MigrationStep) -> Result<Value, CommandFailure> {
             self.asked.push((device.to_owned(), step));
             let has_user = ["a", "c"].contains(&device);
             match step {
-                Step::Look => Ok(json!({ "held": has_user })),
-                Step::Migrate => {
+                MigrationStep::Look => Ok(json!({ "held": has_user })),
+                MigrationStep::Migrate => {
                     if has_user { &mut self.held } else { &mut self.gone }.insert(device.to_owned());
                     Ok(json!({ "machine": has_user }))
                 }
-                Step::Resume if self.held.remove(device) => Ok(Value::Null),
-                Step::Resume => Err(Failure::new(FailureKind::Refused, "it is not held")),
+                MigrationStep::Resume if self.held.remove(device) => Ok(Value::Null),
+                MigrationStep::Resume => Err(CommandFailure::new(FailureKind::Refused, "it is not held")),
             }
         }
     }
 
     const DEVICES: [&str; 4] = ["a", "b", "c", "d"];
 
-    fn run(fails: Option<(&str, Step, bool)>) -> (Hosts, Result<Vec<Value>, Failure>) {
+    fn run(fails: Option<(&str, MigrationStep, bool)>) -> (Hosts, Result<Vec<Value>, CommandFailure>) {
         let mut hosts = Hosts::default();
         let result = all_or_none(&DEVICES.map(str::to_owned), |device, step| match fails {
             Some((which, when, is_late)) if (which, when) == (device, step) => {
                 if is_late {
                     let _ = hosts.ask(device, step);
                 }
-                Err(Failure::new(FailureKind::Refused, "not now"))
+                Err(CommandFailure::new(FailureKind::Refused, "not now"))
             }
             _ => hosts.ask(device, step),
         });
@@ -123,15 +123,16 @@ mod tests {
         let (hosts, result) = run(None);
         let machines: Vec<bool> = result.unwrap().iter().map(|answer| answer["machine"] == true).collect();
         assert_eq!(machines, [true, false, true, false], "answers have the order of the devices");
-        let migrated = hosts.asked.iter().filter(|(_, step)| *step == Step::Migrate).map(|(device, _)| device.as_str());
+        let migrated =
+            hosts.asked.iter().filter(|(_, step)| *step == MigrationStep::Migrate).map(|(device, _)| device.as_str());
         assert_eq!(migrated.collect::<String>(), "acbd");
-        assert!(hosts.asked[..4].iter().all(|(_, step)| *step == Step::Look), "each is looked at first");
+        assert!(hosts.asked[..4].iter().all(|(_, step)| *step == MigrationStep::Look), "each is looked at first");
     }
 
     #[test]
     fn none_is_held_whichever_device_fails_at_whichever_step() {
         for device in DEVICES {
-            for step in [Step::Look, Step::Migrate] {
+            for step in [MigrationStep::Look, MigrationStep::Migrate] {
                 for is_late in [false, true] {
                     let (hosts, result) = run(Some((device, step, is_late)));
                     let told = result.unwrap_err().to_string();
@@ -139,10 +140,10 @@ mod tests {
                     assert!(hosts.held.is_empty(), "{case}");
                     assert!(told.starts_with(&format!("{device}: not now\n  none of them moves")), "{case}");
                     // What goes at once is asked last: only the last one finds another that has gone.
-                    let has_gone = (device, step) == ("d", Step::Migrate);
+                    let has_gone = (device, step) == ("d", MigrationStep::Migrate);
                     assert_eq!(told.contains("b has gone already"), has_gone, "{case}");
-                    if step == Step::Look {
-                        assert!(hosts.asked.iter().all(|(_, step)| *step == Step::Look), "{case}");
+                    if step == MigrationStep::Look {
+                        assert!(hosts.asked.iter().all(|(_, step)| *step == MigrationStep::Look), "{case}");
                     }
                 }
             }

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use farbus::hosts::trust::Trust;
+use farbus::hosts::trust::TrustStore;
 use farbus_control::units::format_bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::Failure;
-use super::interruption::Interruption;
+use super::CommandFailure;
+use super::interruption::InterruptFlag;
 use super::migrate::key_of;
 use super::output::{print_json, say};
-use crate::machine::{self, Attachments, Moved, Order};
+use crate::machine::{self, MovedMachine, UserAttachments, VmMigrationOrder};
 
 /// The longest downtime limit that QEMU takes, milliseconds (`MAX_MIGRATE_DOWNTIME`, migration/options.c).
 const DOWNTIME_MS_MAX: u64 = 2_000_000;
@@ -68,11 +68,11 @@ fn uri_from(text: &str) -> Result<String, String> {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let Args { monitor, to, uri, device, downtime, check, json } = args;
-    let peers = Trust::open()?.peers().map_err(Failure::local)?;
-    let owner = Attachments { successor: key_of(&peers, to)? };
-    let order = Order { downtime_ms: *downtime, ..Order::new(monitor, uri, to, device) };
+    let peers = TrustStore::open()?.peers().map_err(CommandFailure::local)?;
+    let owner = UserAttachments { successor: key_of(&peers, to)? };
+    let order = VmMigrationOrder { downtime_ms: *downtime, ..VmMigrationOrder::new(monitor, uri, to, device) };
     if *check {
         let found = machine::check(&order, &owner)?;
         if *json {
@@ -84,10 +84,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     // From here on, Ctrl-C lets the machine stay.
-    let interruption = Interruption::new()?;
+    let interruption = InterruptFlag::new()?;
     let bar = if *json { ProgressBar::hidden() } else { ProgressBar::new(0) };
     let template = "{prefix:>14} [{bar:30}] {bytes} of {total_bytes}";
-    bar.set_style(ProgressStyle::with_template(template).map_err(Failure::local)?.progress_chars("=> "));
+    bar.set_style(ProgressStyle::with_template(template).map_err(CommandFailure::local)?.progress_chars("=> "));
     let moved = machine::migrate(&order, &owner, &interruption.flag(), &mut |progress| {
         bar.set_prefix(progress.status.clone());
         bar.set_length(progress.total_bytes);
@@ -96,8 +96,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     bar.finish_and_clear();
     let moved = moved.map_err(|failure| interruption.explains(failure))?;
     if *json {
-        let Moved { devices, downtime_ms, total_ms, sent_bytes, completed_unix_us, ended_ms, departed, departed_ms } =
-            &moved;
+        let MovedMachine {
+            devices,
+            downtime_ms,
+            total_ms,
+            sent_bytes,
+            completed_unix_us,
+            ended_ms,
+            departed,
+            departed_ms,
+        } = &moved;
         return print_json(&serde_json::json!({
             "to": to, "devices": devices, "downtime_ms": downtime_ms, "total_ms": total_ms, "sent_bytes": sent_bytes,
             "completed_unix_us": completed_unix_us,

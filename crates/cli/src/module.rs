@@ -3,11 +3,11 @@
 use farbus::importer::client::FailureKind;
 use farbus_io_net::local::asking::ask_owner;
 use farbus_io_net::local::control_socket::Question;
-use farbus_modules::Catalogue;
-use farbus_modules::module::{Manifest, Parameter};
+use farbus_modules::ModuleCatalogue;
+use farbus_modules::module::{ModuleManifest, ModuleParameter};
 use serde_json::{Value, json};
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_done, say};
 
 /// Show the modules that devices can be used through.
@@ -20,11 +20,11 @@ use super::output::{print_done, say};
 )]
 pub struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: ModuleVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum ModuleVerb {
     /// List the modules.
     #[command(after_help = "Examples:\n  farbus module list\n  farbus module list --json")]
     List {
@@ -66,25 +66,27 @@ impl Args {
     /// Whether the output is JSON.
     pub fn is_for_programs(&self) -> bool {
         match self.verb {
-            Verb::List { json } | Verb::Show { json, .. } => json,
-            Verb::Pause(DeviceArgs { json, .. }) | Verb::Resume(DeviceArgs { json, .. }) => json,
+            ModuleVerb::List { json } | ModuleVerb::Show { json, .. } => json,
+            ModuleVerb::Pause(DeviceArgs { json, .. }) | ModuleVerb::Resume(DeviceArgs { json, .. }) => json,
         }
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let catalogue = Catalogue::builtin();
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let catalogue = ModuleCatalogue::builtin();
     match &args.verb {
-        Verb::List { json: true } => say(json!({ "modules": catalogue.manifests().map(in_json).collect::<Vec<_>>() })),
-        Verb::List { json: false } => {
-            for Manifest { name, summary, .. } in catalogue.manifests() {
+        ModuleVerb::List { json: true } => {
+            say(json!({ "modules": catalogue.manifests().map(in_json).collect::<Vec<_>>() }))
+        }
+        ModuleVerb::List { json: false } => {
+            for ModuleManifest { name, summary, .. } in catalogue.manifests() {
                 say(format!("{name:<9} {summary}"));
             }
             say("\n'farbus module show NAME' tells more");
         }
-        Verb::Show { name, json } => {
+        ModuleVerb::Show { name, json } => {
             let maker = catalogue.find(name).map_err(|refusal| {
-                Failure::new(FailureKind::Gone, format!("{refusal}\n  'farbus module list' shows what they do"))
+                CommandFailure::new(FailureKind::Gone, format!("{refusal}\n  'farbus module list' shows what they do"))
             })?;
             let manifest = maker.manifest();
             match json {
@@ -92,19 +94,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 false => say(format!("{}\nCosts {}.", manifest.manual, manifest.cost)),
             }
         }
-        Verb::Pause(args) => pause(args, true)?,
-        Verb::Resume(args) => pause(args, false)?,
+        ModuleVerb::Pause(args) => pause(args, true)?,
+        ModuleVerb::Resume(args) => pause(args, false)?,
     }
     Ok(())
 }
 
-fn pause(DeviceArgs { device, json }: &DeviceArgs, is_paused: bool) -> Result<(), Failure> {
+fn pause(DeviceArgs { device, json }: &DeviceArgs, is_paused: bool) -> Result<(), CommandFailure> {
     ask_owner(device, Question::Pause { device: device.to_owned(), is_paused })?;
     print_done(*json, if is_paused { "pause" } else { "resume" }, device)
 }
 
-fn in_json(manifest: &'static Manifest) -> Value {
-    let parameter = |parameter: &Parameter| {
+fn in_json(manifest: &'static ModuleManifest) -> Value {
+    let parameter = |parameter: &ModuleParameter| {
         json!({
             "name": parameter.name,
             "form": parameter.form.to_string(),

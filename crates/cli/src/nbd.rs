@@ -10,24 +10,24 @@ use farbus::broker::confined::{give_rights_away, report_protection, start_broker
 use farbus::broker::{BrokerPolicy, SystemAccess};
 use farbus::devices::status::medium_status;
 use farbus::exporter::sources::block::BlockSpec;
-use farbus::exporter::swap::Swaps;
+use farbus::exporter::swap::ExportSwaps;
 use farbus::exporter::swap_answers::{answer_disk, asked_of};
-use farbus::frontend::nbd::{NbdServer, Offer, PROTOCOL, uri};
-use farbus::frontend::{Ended, Export, StopSignal, undurable};
+use farbus::frontend::nbd::{NbdExport, NbdServer, PROTOCOL, uri};
+use farbus::frontend::{AttachmentEnd, NbdExportAddress, StopSignal, undurable};
 use farbus::importer::client::FailureKind;
-use farbus::link::meters::Meters;
+use farbus::link::meters::EngineMeters;
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io_linux::sys::confine::Needs;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
 use farbus_io_linux::sys::startup_memory;
 use farbus_io_linux::sys::writeback::protect_writeback_path;
 use farbus_io_net::local::control_socket::{Answer, ControlSocket, Question};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_session::block::BlockExport;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Failure;
+use super::CommandFailure;
 use super::listen::{SocketAccessArgs, place_told};
 use super::served::say_served;
 
@@ -81,20 +81,20 @@ pub struct Args {
     no_sandbox: bool,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     if args.what.iter().any(|what| what.images().next().is_some()) {
         // Before any thread starts: threads inherit what is granted here.
         report_protection(&protect_writeback_path());
     }
     // Catch signals before any program can know where this one listens.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
     if args.what.len() > NbdServer::offers_max() {
-        return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
+        return Err(CommandFailure::local(format!("at most {} at once", NbdServer::offers_max())));
     }
     let names = names(&args.what);
     let access = args.access.access()?;
     let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
-    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(CommandFailure::local)?;
     let (remove, places) = (vec![control_socket.path().to_owned()], vec![(place.clone(), access.clone())]);
     let system = match args.no_sandbox {
         true => SystemAccess::Own,
@@ -104,29 +104,29 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
         let what = if args.force { &what.clone().forced() } else { what };
-        let opened = what.open(&SystemAccess::Own).map_err(Failure::local)?;
+        let opened = what.open(&SystemAccess::Own).map_err(CommandFailure::local)?;
         let (name, description) = (name.clone(), what.to_string());
-        let offer = Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast };
+        let offer = NbdExport { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast };
         Ok((offer, opened.export))
     });
-    let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, Failure>>()?.into_iter().unzip();
+    let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, CommandFailure>>()?.into_iter().unzip();
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
-    let listener = system.listen_at(&place, &access).map_err(Failure::local)?;
-    let place = listener.place().map_err(Failure::local)?;
+    let listener = system.listen_at(&place, &access).map_err(CommandFailure::local)?;
+    let place = listener.place().map_err(CommandFailure::local)?;
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
         let name = if is_alone { String::new() } else { name.clone() };
-        Export { uri: uri(&place, &name), name, size_bytes }
+        NbdExportAddress { uri: uri(&place, &name), name, size_bytes }
     });
-    let served: Vec<Export> = served.collect();
-    let server = NbdServer::new(listener, offers, None).map_err(Failure::local)?;
+    let served: Vec<NbdExportAddress> = served.collect();
+    let server = NbdServer::new(listener, offers, None).map_err(CommandFailure::local)?;
     if !args.no_sandbox {
-        give_rights_away(&Needs::default())?;
+        give_rights_away(&ConfinementNeeds::default())?;
     }
-    let shown = Arc::new(Shown {
+    let shown = Arc::new(NbdStatusSource {
         names,
         exports,
-        swaps: Swaps::default(),
+        swaps: ExportSwaps::default(),
         uri: served[0].uri.clone(),
         what: args.what.iter().map(BlockSpec::to_string).collect(),
         since: Instant::now(),
@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let for_control_socket = Arc::clone(&shown);
     control_socket
         .open(control_listener, move |question, files| for_control_socket.answer(question, files))
-        .map_err(Failure::local)?;
+        .map_err(CommandFailure::local)?;
     let stop = server.stop();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
@@ -149,11 +149,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     shown.swaps.stop();
     drop(system);
     match ended {
-        Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => Ok(()),
-        Ended::Undurable(why) => Err(Failure::new(FailureKind::Device, undurable("the disk", &why))),
-        Ended::Lost(why) => Err(Failure::new(FailureKind::Device, why)),
-        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
-        Ended::Broken(reject) => Err(Failure::local(reject)),
+        AttachmentEnd::Asked | AttachmentEnd::Released | AttachmentEnd::HandedOver | AttachmentEnd::Moved => Ok(()),
+        AttachmentEnd::Undurable(why) => Err(CommandFailure::new(FailureKind::Device, undurable("the disk", &why))),
+        AttachmentEnd::Lost(why) => Err(CommandFailure::new(FailureKind::Device, why)),
+        AttachmentEnd::Over(report) => Err(CommandFailure::new(report.attribute, report.message)),
+        AttachmentEnd::Broken(reject) => Err(CommandFailure::local(reject)),
     }
 }
 
@@ -171,20 +171,20 @@ fn names(what: &[BlockSpec]) -> Vec<String> {
 }
 
 /// What the status shows.
-struct Shown {
+struct NbdStatusSource {
     names: Vec<String>,
     exports: Vec<Arc<BlockExport>>,
     /// The swaps, by name.
-    swaps: Swaps,
+    swaps: ExportSwaps,
     uri: String,
     what: Vec<String>,
     since: Instant,
     stop: StopSignal,
-    meters: Arc<Meters>,
+    meters: Arc<EngineMeters>,
 }
 
-impl Shown {
-    fn answer(&self, question: Question, files: &Files) -> Answer {
+impl NbdStatusSource {
+    fn answer(&self, question: Question, files: &PassedFiles) -> Answer {
         let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
         if let Some(asked) = asked_of(&question) {
             let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == asked);

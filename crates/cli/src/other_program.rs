@@ -8,13 +8,13 @@ use std::process::Command;
 
 use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Accepts and passes on any word of another program's command line; a shell completes these.
 #[derive(Clone)]
-pub struct AnyWord(pub fn() -> Vec<&'static str>);
+pub struct AnyWordParser(pub fn() -> Vec<&'static str>);
 
-impl TypedValueParser for AnyWord {
+impl TypedValueParser for AnyWordParser {
     type Value = OsString;
 
     fn parse_ref(
@@ -35,8 +35,8 @@ impl TypedValueParser for AnyWord {
 ///
 /// # Errors
 /// The system does not say.
-pub fn ours() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(Failure::local)
+pub fn ours() -> Result<PathBuf, CommandFailure> {
+    std::env::current_exe().map_err(CommandFailure::local)
 }
 
 /// Replaces this process by the program of this name, which is beside `ours` or in PATH. Returns only if that failed:

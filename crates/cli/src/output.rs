@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
-pub use farbus_control::failure::Failure;
+pub use farbus_control::failure::CommandFailure;
 use farbus_control::failure::FailureKind;
 use serde_json::Value;
 
 /// Prints which party failed and how; with `as_json` the same as JSON on standard output. Returns the exit code; 2 is
 /// clap's for usage errors.
-pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
+pub fn report(failure: &CommandFailure, as_json: bool) -> ExitCode {
     match failure.attribute() {
         FailureKind::Local => eprintln!("farbus: {failure}"),
         other => eprintln!("farbus: {}: {failure}", other.as_str()),
@@ -68,7 +68,7 @@ pub fn format_span(span: Duration) -> String {
 ///
 /// # Errors
 /// As [`print_json`].
-pub fn print_done(is_asked: bool, verb: &str, device: &str) -> Result<(), Failure> {
+pub fn print_done(is_asked: bool, verb: &str, device: &str) -> Result<(), CommandFailure> {
     if !is_asked {
         return Ok(());
     }
@@ -91,8 +91,8 @@ pub fn state_of(device: &Value) -> String {
 ///
 /// # Errors
 /// Never for farbus's own types; an error of a closed pipe is ignored.
-pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::local)?;
+pub fn print_json(value: &impl serde::Serialize) -> Result<(), CommandFailure> {
+    let text = serde_json::to_string_pretty(value).map_err(CommandFailure::local)?;
     say(text);
     Ok(())
 }

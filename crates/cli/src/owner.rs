@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use farbus::hosts::questions::HostStatus;
-use farbus::importer::client::{ANSWER_TIME_MAX, Client};
+use farbus::importer::client::{ANSWER_TIME_MAX, ImporterClient};
 use farbus_control::reservation::ReservationStatus;
 use farbus_control::units::format_bytes;
 use farbus_io_net::link::host_address::{address_of, check_host};
 use farbus_io_net::local::asking::ask_sharer;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
-use farbus_io_net::trust::{DeviceNotes, Folder, damaged_files};
+use farbus_io_net::trust::{DeviceNotes, HostFolder, damaged_files};
 use serde_json::{Value, json};
 
 use super::label::in_words;
 use super::output::{format_span, print_done, print_json, print_table, say, state_of, table};
-use super::{Failure, watch};
+use super::{CommandFailure, watch};
 
 /// Show every running share and attach, or a paired host.
 #[derive(Debug, clap::Args)]
@@ -77,7 +77,7 @@ pub struct DeviceArgs {
 /// The columns of the status.
 const COLUMNS: [&str; 11] = ["NAME", "BUS / AT", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"];
 
-pub fn status(args: &StatusArgs) -> Result<(), Failure> {
+pub fn status(args: &StatusArgs) -> Result<(), CommandFailure> {
     if args.watch {
         return watch::run();
     }
@@ -137,7 +137,7 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
 
 /// Says which files of this user's state cannot be used.
 fn say_damaged() {
-    let damaged = Folder::of_user().map(|folder| damaged_files(&folder)).unwrap_or_default();
+    let damaged = HostFolder::of_user().map(|folder| damaged_files(&folder)).unwrap_or_default();
     damaged.iter().for_each(|error| say(format!("damaged: {error}")));
 }
 
@@ -167,9 +167,9 @@ fn directory_in_a_line(status: &Value) -> Option<String> {
 }
 
 /// The status of each process of this owner.
-fn all_running() -> Result<Vec<Value>, Failure> {
+fn all_running() -> Result<Vec<Value>, CommandFailure> {
     let mut running = Vec::new();
-    for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+    for (pid, answer) in ask_all(&Question::Status).map_err(CommandFailure::local)? {
         match answer {
             Answer::Ok(value) => running.push(value),
             Answer::Unknown => {}
@@ -183,9 +183,9 @@ fn all_running() -> Result<Vec<Value>, Failure> {
 }
 
 /// The status of a paired host, in the form of a process's status.
-fn status_of_host(host: &str, args: &StatusArgs) -> Result<Value, Failure> {
+fn status_of_host(host: &str, args: &StatusArgs) -> Result<Value, CommandFailure> {
     let HostStatus { name, farbus, up_s, devices } =
-        Client::default().host_status(&address_of(host), ANSWER_TIME_MAX)?;
+        ImporterClient::default().host_status(&address_of(host), ANSWER_TIME_MAX)?;
     if !args.json {
         say(format!("{name}: farbus {farbus}, up {}", format_span(Duration::from_secs(up_s))));
     }
@@ -406,7 +406,7 @@ fn row(process: &Value, device: &Value) -> Vec<String> {
     ]
 }
 
-pub fn type_text(args: TypeArgs) -> Result<(), Failure> {
+pub fn type_text(args: TypeArgs) -> Result<(), CommandFailure> {
     let mut words = args.words;
     let text = words.pop().expect("clap wants one");
     let device = words.pop().unwrap_or_else(|| "keyboard".to_owned());
@@ -414,12 +414,12 @@ pub fn type_text(args: TypeArgs) -> Result<(), Failure> {
     print_done(args.json, "type", &device)
 }
 
-pub fn eject(args: DeviceArgs) -> Result<(), Failure> {
+pub fn eject(args: DeviceArgs) -> Result<(), CommandFailure> {
     ask_sharer(&args.device, |device| Question::Eject { device })?;
     print_done(args.json, "eject", &args.device)
 }
 
-pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
+pub fn insert(args: DeviceArgs) -> Result<(), CommandFailure> {
     ask_sharer(&args.device, |device| Question::Insert { device })?;
     print_done(args.json, "insert", &args.device)
 }

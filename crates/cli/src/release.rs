@@ -5,7 +5,7 @@ use std::time::Duration;
 use farbus_io_net::local::asking::ask_sharer;
 use farbus_io_net::local::control_socket::Question;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::print_done;
 
 /// Take a shared device back from its user.
@@ -34,7 +34,7 @@ pub struct Args {
 
 const DAY_S: u64 = Duration::from_secs(24 * 3600).as_secs();
 
-pub fn run(args: Args) -> Result<(), Failure> {
+pub fn run(args: Args) -> Result<(), CommandFailure> {
     let Args { device, reason, keep_out: keep_out_s, force, json } = args;
     ask_sharer(&device, |device| Question::Release { device, reason, keep_out_s, force })?;
     print_done(json, "release", &device)

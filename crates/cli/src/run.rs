@@ -6,18 +6,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::broker::SystemAccess;
-use farbus::devices::follow::{Follow, FollowWord};
+use farbus::devices::follow::{FollowPolicy, FollowWord};
 use farbus::frontend::{over, usbfs};
-use farbus::importer::client::Target;
+use farbus::importer::client::DeviceTarget;
 use farbus::importer::discovery::local_shares::{resolve, target_from};
 use farbus_io_linux::sys::inherited;
 use farbus_io_net::local::time_words::parse_span;
 
-use super::Failure;
+use super::CommandFailure;
 use super::ending::end;
 use super::lease;
 use super::link_args::LinkArgs;
-use super::waiting::Waiting;
+use super::waiting::DeviceWait;
 
 /// How long `--lease` leases a device, unless it says so.
 const LEASE_SPAN: Duration = Duration::from_secs(3600);
@@ -50,7 +50,7 @@ const LEASE_SPAN: Duration = Duration::from_secs(3600);
 pub struct RunArgs {
     /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
     #[arg(value_name = "DEVICE", required_unless_present = "join", value_parser = target_from)]
-    devices: Vec<Target>,
+    devices: Vec<DeviceTarget>,
     /// Give it a name, by which other programs of yours join it.
     #[arg(long, value_name = "NAME", value_parser = usbfs::name_from)]
     name: Option<String>,
@@ -98,13 +98,13 @@ pub struct RunArgs {
 pub struct ShellArgs {
     /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
     #[arg(value_name = "DEVICE", required = true, value_parser = target_from)]
-    devices: Vec<Target>,
+    devices: Vec<DeviceTarget>,
     #[command(flatten)]
     link: LinkArgs,
 }
 
 /// Carries out `farbus shell`; ends with the shell's exit code.
-pub fn shell(args: ShellArgs) -> Result<(), Failure> {
+pub fn shell(args: ShellArgs) -> Result<(), CommandFailure> {
     let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
     run(RunArgs {
         devices: args.devices,
@@ -120,14 +120,14 @@ pub fn shell(args: ShellArgs) -> Result<(), Failure> {
 }
 
 /// Carries out `farbus run`; ends with the program's exit code.
-pub fn run(args: RunArgs) -> Result<(), Failure> {
+pub fn run(args: RunArgs) -> Result<(), CommandFailure> {
     if let Some(span) = args.lease {
         return lease_first(args.devices, span.unwrap_or(LEASE_SPAN));
     }
     let finished = match &args.join {
         Some(name) => Err(usbfs::join(name, &args.program)),
         None => {
-            let mut waiting = Waiting::new(args.wait);
+            let mut waiting = DeviceWait::new(args.wait);
             let sources = sources(args.devices, &args.link, &args.follow)?;
             let options = usbfs::RunOptions { name: args.name, with_local: args.with_local };
             usbfs::run(sources, &options, &args.program, &mut |error| {
@@ -137,26 +137,26 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         }
     };
     match finished {
-        Ok(usbfs::Finished { code, taken_away }) => match (taken_away.first(), code) {
+        Ok(usbfs::RunOutcome { code, taken_away }) => match (taken_away.first(), code) {
             (Some((target, report)), code) => {
                 let failure = over(target, report);
-                Err(Failure::new(failure.attribute(), format!("{failure}; the program's exit code is {code}")))
+                Err(CommandFailure::new(failure.attribute(), format!("{failure}; the program's exit code is {code}")))
             }
             (None, 0) => Ok(()),
             (None, code) => end(code),
         },
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),
-        Err(usbfs::RunError::Named { attribute, why }) => Err(Failure::new(attribute, why)),
+        Err(usbfs::RunError::Named { attribute, why }) => Err(CommandFailure::new(attribute, why)),
         Err(usbfs::RunError::Program { code, why }) => {
             eprintln!("farbus: {why}");
             end(code)
         }
-        Err(error @ usbfs::RunError::Local(_)) => Err(Failure::local(error)),
+        Err(error @ usbfs::RunError::Local(_)) => Err(CommandFailure::local(error)),
     }
 }
 
 /// Leases the devices, and runs this command without `--lease` while the leases last.
-fn lease_first(devices: Vec<Target>, span: Duration) -> Result<(), Failure> {
+fn lease_first(devices: Vec<DeviceTarget>, span: Duration) -> Result<(), CommandFailure> {
     let targets = devices.into_iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     let mut is_own = true;
     let words = std::env::args_os().skip(1).filter(|word| {
@@ -164,24 +164,35 @@ fn lease_first(devices: Vec<Target>, span: Duration) -> Result<(), Failure> {
         let text = word.to_string_lossy();
         !(is_own && (text == "--lease" || text.starts_with("--lease=")))
     });
-    let ourselves = std::env::current_exe().map_err(Failure::local)?.into_os_string();
+    let ourselves = std::env::current_exe().map_err(CommandFailure::local)?.into_os_string();
     lease::hold(&targets, span, &std::iter::once(ourselves).chain(words).collect::<Vec<_>>())
 }
 
-fn sources(devices: Vec<Target>, link: &LinkArgs, follow: &[FollowWord]) -> Result<Vec<usbfs::Source>, Failure> {
-    let follow = (!follow.is_empty()).then(|| Follow::from_iter(follow.iter().copied()));
-    follow.iter().for_each(Follow::warn_if_any);
+fn sources(
+    devices: Vec<DeviceTarget>,
+    link: &LinkArgs,
+    follow: &[FollowWord],
+) -> Result<Vec<usbfs::FarDeviceSource>, CommandFailure> {
+    let follow = (!follow.is_empty()).then(|| FollowPolicy::from_iter(follow.iter().copied()));
+    follow.iter().for_each(FollowPolicy::warn_if_any);
     let config = link.config()?;
     let targets = devices.into_iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     if link.address.is_some() && targets.iter().any(|target| target.address != targets[0].address) {
-        return Err(Failure::local("--address goes with devices of one host"));
+        return Err(CommandFailure::local("--address goes with devices of one host"));
     }
-    let client = |target: &Target| link.client(&target.address, SystemAccess::Own, config.clone());
-    targets.into_iter().map(|target| Ok(usbfs::Source::new(client(&target)?, target, follow.as_ref()))).collect()
+    let client = |target: &DeviceTarget| link.client(&target.address, SystemAccess::Own, config.clone());
+    targets
+        .into_iter()
+        .map(|target| Ok(usbfs::FarDeviceSource::new(client(&target)?, target, follow.as_ref())))
+        .collect()
 }
 
 /// Becomes the program. If that fails, the parent is told why, and says it.
-pub fn become_program(parent: RawFd, told: &usbfs::Inside, program: &[OsString]) -> Result<(), Failure> {
-    let parent = inherited::take(parent).ok_or_else(|| Failure::local("farbus itself starts this verb"))?;
+pub fn become_program(
+    parent: RawFd,
+    told: &usbfs::ProgramProcessSetup,
+    program: &[OsString],
+) -> Result<(), CommandFailure> {
+    let parent = inherited::take(parent).ok_or_else(|| CommandFailure::local("farbus itself starts this verb"))?;
     std::process::exit(usbfs::become_program(parent, told, program).into());
 }

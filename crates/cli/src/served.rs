@@ -1,19 +1,19 @@
 //! Tells people where NBD clients find the exports.
 
-use farbus::frontend::Export;
+use farbus::frontend::NbdExportAddress;
 use farbus::frontend::nbd::next_for;
 use farbus_control::units::format_bytes;
 use serde_json::json;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, say};
 
 /// Prints where exports are, and what can be done with the first.
-pub fn say_served(exports: &[Export], as_json: bool) -> Result<(), Failure> {
+pub fn say_served(exports: &[NbdExportAddress], as_json: bool) -> Result<(), CommandFailure> {
     if as_json {
         return say_exports(exports);
     }
-    for Export { uri, name, size_bytes } in exports {
+    for NbdExportAddress { uri, name, size_bytes } in exports {
         let name = if name.is_empty() { String::new() } else { format!(" '{name}'") };
         say(format!("serving{name} as {uri} ({})   (Ctrl-C or 'farbus detach' ends)", format_bytes(*size_bytes)));
     }
@@ -23,6 +23,6 @@ pub fn say_served(exports: &[Export], as_json: bool) -> Result<(), Failure> {
 }
 
 /// Prints where exports are, for programs.
-pub fn say_exports(exports: &[Export]) -> Result<(), Failure> {
+pub fn say_exports(exports: &[NbdExportAddress]) -> Result<(), CommandFailure> {
     print_json(&json!({ "exports": exports }))
 }

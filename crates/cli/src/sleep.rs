@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use farbus::importer::client::FailureKind;
 use farbus_io_linux::sys::vhci::{PortState, Vhci};
-use farbus_io_linux::usb::{Inventory, Obstacle};
+use farbus_io_linux::usb::{SharingObstacle, UsbInventory};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::{Value, json};
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::say;
 
 /// How long the kernel may take to release what was unplugged.
@@ -18,14 +18,14 @@ const FREE_TIME_MAX: Duration = Duration::from_secs(5);
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// The answers of all daemons on this machine.
-fn ask(question: &Question) -> Result<Vec<Value>, Failure> {
+fn ask(question: &Question) -> Result<Vec<Value>, CommandFailure> {
     let mut answers = Vec::new();
-    for (_, answer) in ask_all(question).map_err(Failure::local)? {
+    for (_, answer) in ask_all(question).map_err(CommandFailure::local)? {
         match answer {
             Answer::Ok(value) => answers.push(value),
             Answer::Unknown => {}
-            Answer::Refused(why) => return Err(Failure::new(FailureKind::Refused, why)),
-            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
+            Answer::Refused(why) => return Err(CommandFailure::new(FailureKind::Refused, why)),
+            Answer::Failed(failure) => return Err(CommandFailure::new(failure.attribute, failure.message)),
         }
     }
     Ok(answers)
@@ -44,9 +44,9 @@ fn ports_in_use() -> BTreeMap<u32, Option<String>> {
 
 /// Remote devices that hold a file system or swap of this machine, by bus id, and what they hold.
 fn held_by_this_machine() -> BTreeMap<String, String> {
-    let all = Inventory::default().devices().unwrap_or_default();
+    let all = UsbInventory::default().devices().unwrap_or_default();
     let held = all.into_iter().filter(|found| found.is_imported).filter_map(|found| match found.obstacle {
-        Some(Obstacle::Mounted { device, at }) => Some((found.bus_id, format!("/dev/{device} is {at}"))),
+        Some(SharingObstacle::Mounted { device, at }) => Some((found.bus_id, format!("/dev/{device} is {at}"))),
         _ => None,
     });
     held.collect()
@@ -55,8 +55,8 @@ fn held_by_this_machine() -> BTreeMap<String, String> {
 /// Detaches everything that keeps the kernel from suspending.
 ///
 /// # Errors
-/// [`Failure`]: a device that stays, and why.
-pub fn sleep(json: bool) -> Result<(), Failure> {
+/// [`CommandFailure`]: a device that stays, and why.
+pub fn sleep(json: bool) -> Result<(), CommandFailure> {
     let held = held_by_this_machine();
     let is_held = |(port, bus_id): (u32, Option<String>)| Some((port, held.get(&bus_id?)?.clone()));
     let held: BTreeMap<u32, String> = ports_in_use().into_iter().filter_map(is_held).collect();
@@ -83,7 +83,7 @@ pub fn sleep(json: bool) -> Result<(), Failure> {
         false => {
             let next =
                 "unmount it, or 'farbus detach' it, before this machine sleeps; the kernel refuses to until then";
-            Err(Failure::new(FailureKind::Refused, format!("{}\n  {next}", stays.join(", "))))
+            Err(CommandFailure::new(FailureKind::Refused, format!("{}\n  {next}", stays.join(", "))))
         }
     }
 }
@@ -91,8 +91,8 @@ pub fn sleep(json: bool) -> Result<(), Failure> {
 /// Attaches again what [`sleep`] detached.
 ///
 /// # Errors
-/// [`Failure`].
-pub fn wake(json: bool) -> Result<(), Failure> {
+/// [`CommandFailure`].
+pub fn wake(json: bool) -> Result<(), CommandFailure> {
     let answers = ask(&Question::Wake)?;
     let awake: Vec<&Value> = answers.iter().filter_map(|answer| answer["awake"].as_array()).flatten().collect();
     if json {

@@ -5,9 +5,9 @@ use std::{ffi::OsString, net::SocketAddr, os::fd::RawFd, path::PathBuf};
 use clap::{Parser, Subcommand};
 use farbus::frontend::usbfs;
 use farbus::link::modules::program;
-use farbus_io_linux::module::Way;
+use farbus_io_linux::module::ModuleTransport;
 
-use super::{Failure, demo, page};
+use super::{CommandFailure, demo, page};
 
 /// The command line of such a process.
 #[derive(Debug, Parser)]
@@ -95,29 +95,29 @@ impl StartedVerb {
 ///
 /// # Errors
 /// What it failed at.
-pub fn run(verb: StartedVerb) -> Result<(), Failure> {
+pub fn run(verb: StartedVerb) -> Result<(), CommandFailure> {
     match verb {
-        StartedVerb::Broker => farbus::broker::run(farbus_daemon::read_config).map_err(Failure::local),
+        StartedVerb::Broker => farbus::broker::run(farbus_daemon::read_config).map_err(CommandFailure::local),
         StartedVerb::ModuleHost { ring, program } => {
-            match program::host(&program, way(ring)).map_err(Failure::local)? {
+            match program::host(&program, way(ring)).map_err(CommandFailure::local)? {
                 0 => Ok(()),
-                code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
+                code => Err(CommandFailure::local(format!("{} ended with exit code {code}", program.display()))),
             }
         }
         StartedVerb::ModuleProgram { ring, program } => {
-            Err(Failure::local(program::become_program(&program, way(ring))))
+            Err(CommandFailure::local(program::become_program(&program, way(ring))))
         }
         StartedVerb::RunInside { events: hears_events, with_local, tree, parent, program } => {
-            super::run::become_program(parent, &usbfs::Inside { tree, hears_events, with_local }, &program)
+            super::run::become_program(parent, &usbfs::ProgramProcessSetup { tree, hears_events, with_local }, &program)
         }
-        StartedVerb::RunEvents => usbfs::be_source().map_err(Failure::local),
+        StartedVerb::RunEvents => usbfs::be_source().map_err(CommandFailure::local),
         StartedVerb::DemoLab { folder, listen } => demo::lab::keep(&folder, listen),
-        StartedVerb::Nearby => farbus::hosts::mdns::run().map_err(Failure::local),
+        StartedVerb::Nearby => farbus::hosts::mdns::run().map_err(CommandFailure::local),
         StartedVerb::PageHosts => page::hosts::run(),
-        StartedVerb::PageHttp { no_sandbox } => farbus_page::run(!no_sandbox).map_err(Failure::local),
+        StartedVerb::PageHttp { no_sandbox } => farbus_page::run(!no_sandbox).map_err(CommandFailure::local),
     }
 }
 
-fn way(is_ring: bool) -> Way {
-    if is_ring { Way::Ring } else { Way::Pipes }
+fn way(is_ring: bool) -> ModuleTransport {
+    if is_ring { ModuleTransport::Ring } else { ModuleTransport::Pipes }
 }

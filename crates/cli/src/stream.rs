@@ -8,29 +8,29 @@ use std::time::{Duration, Instant};
 use farbus::broker::confined::{give_rights_away, start_broker};
 use farbus::broker::{BrokerPolicy, SystemAccess};
 use farbus::devices::reservation::ReservationRequest;
-use farbus::frontend::stream::{Frame, Wanted, open_stream};
-use farbus::importer::client::{Client, ClientConfig, Target};
+use farbus::frontend::stream::{FrameSelection, StreamFrame, open_stream};
+use farbus::importer::client::{ClientConfig, DeviceTarget, ImporterClient};
 use farbus::importer::discovery::local_shares::resolve;
 use farbus::link::modules::recipe;
 use farbus_control::failure::FailureKind;
-use farbus_io_linux::sys::confine::Needs;
-use farbus_modules::Asked;
-use farbus_page::pictures::Painter;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
+use farbus_modules::ModuleSpec;
+use farbus_page::pictures::PictureEncoder;
 use serde::Serialize;
 
-use super::Failure;
-use super::ending::Ending;
+use super::CommandFailure;
+use super::ending::EndCondition;
 use super::output::print_json;
 
 /// Read frames of another host's camera, screen or other source.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: StreamVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum StreamVerb {
     Read(ReadArgs),
 }
 
@@ -49,7 +49,7 @@ enum What {
 )]
 struct ReadArgs {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
-    target: Target,
+    target: DeviceTarget,
     /// Only the newest frames, beside other readers.
     #[arg(long, group = "newest")]
     latest: bool,
@@ -62,7 +62,7 @@ struct ReadArgs {
     ///
     /// NUMBER of frames a second at most, such as 4 or 0.5.
     #[arg(long, value_name = "NUMBER", requires = "newest")]
-    rate: Option<Rate>,
+    rate: Option<FramePeriod>,
     /// Write pictures that an image viewer takes.
     ///
     /// PNG of frames in rgb24, grey and yuyv; JPEG as it comes. A frame that is none is left out.
@@ -80,7 +80,7 @@ struct ReadArgs {
     ///
     /// NAME[:KEY=VALUE,…]; see 'farbus module list'. May be given several times: the first is next to the reader.
     #[arg(long, value_name = "NAME")]
-    module: Vec<Asked>,
+    module: Vec<ModuleSpec>,
     /// Reserve processor and path for it.
     ///
     /// bytes=N,period=N[,criticality=low][,latency=5ms]: so many bytes each period, in microframes of 125 µs, of a
@@ -96,19 +96,19 @@ struct ReadArgs {
 impl Args {
     /// Whether a failure is to be reported as JSON.
     pub fn is_for_programs(&self) -> bool {
-        let What::Read(args) = &self.what;
+        let StreamVerb::Read(args) = &self.what;
         args.json
     }
 }
 
 /// The time from frame to frame, as frames a second were given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Rate(Duration);
+struct FramePeriod(Duration);
 
 /// The lowest and the highest rate that can be asked for, frames a second.
 const RATES: std::ops::RangeInclusive<f64> = 0.001..=1000.0;
 
-impl FromStr for Rate {
+impl FromStr for FramePeriod {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -120,7 +120,7 @@ impl FromStr for Rate {
 
 /// What was received, for people and programs.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct StreamReport {
     /// The format of the frames.
     format: String,
     frames: u64,
@@ -137,16 +137,16 @@ struct Report {
     spoiled: u64,
 }
 
-impl Report {
+impl StreamReport {
     /// Notes that a frame has come, whatever becomes of it.
-    fn note(&mut self, frame: &Frame) {
+    fn note(&mut self, frame: &StreamFrame) {
         // A source that was restarted counts from zero again.
         let gap = self.last.and_then(|last| frame.sequence.checked_sub(last.saturating_add(1)));
         self.missed += gap.unwrap_or(0);
         self.last = Some(frame.sequence);
     }
 
-    fn count(&mut self, frame: &Frame, since_s: f64) {
+    fn count(&mut self, frame: &StreamFrame, since_s: f64) {
         self.frames += 1;
         self.bytes += frame.data.len() as u64;
         self.seconds = since_s;
@@ -154,15 +154,15 @@ impl Report {
     }
 }
 
-pub fn run(args: Args) -> Result<(), Failure> {
-    let What::Read(args) = args.what;
+pub fn run(args: Args) -> Result<(), CommandFailure> {
+    let StreamVerb::Read(args) = args.what;
     read(&args)
 }
 
-fn read(args: &ReadArgs) -> Result<(), Failure> {
-    let mut ending = Ending::new()?;
+fn read(args: &ReadArgs) -> Result<(), CommandFailure> {
+    let mut ending = EndCondition::new()?;
     let target = &resolve(args.target.clone())?;
-    let recipe = recipe(&args.module).map_err(Failure::local)?;
+    let recipe = recipe(&args.module).map_err(CommandFailure::local)?;
     let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
     let system = if args.no_sandbox {
         SystemAccess::Own
@@ -171,24 +171,24 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     };
     let reservation = args.reserve.clone().map(|ReservationRequest(reservation)| reservation);
     let config = ClientConfig { modules: recipe, reservation, ..ClientConfig::default() };
-    let client = Client::for_host(&target.address, system, config)?;
+    let client = ImporterClient::for_host(&target.address, system, config)?;
     if !args.no_sandbox {
-        give_rights_away(&Needs::default())?;
+        give_rights_away(&ConfinementNeeds::default())?;
     }
     let wanted = match (args.latest, args.observe) {
-        (_, true) => Wanted::Observed,
-        (true, false) => Wanted::Latest,
-        (false, false) => Wanted::All,
+        (_, true) => FrameSelection::Observed,
+        (true, false) => FrameSelection::Latest,
+        (false, false) => FrameSelection::All,
     };
     let mut frames = open_stream(&client, target, wanted)?;
-    let painter = args.pictures.then(|| Painter::of(frames.description())).transpose();
-    let painter = painter.map_err(|why| Failure::new(FailureKind::Device, format!("{target}: {why}")))?;
+    let painter = args.pictures.then(|| PictureEncoder::of(frames.description())).transpose();
+    let painter = painter.map_err(|why| CommandFailure::new(FailureKind::Device, format!("{target}: {why}")))?;
     let stop_signal = frames.stop_signal();
     if let Some(signal) = ending.signal() {
-        return Err(Failure::interrupted(signal, format!("{target} is not read")));
+        return Err(CommandFailure::interrupted(signal, format!("{target} is not read")));
     }
     let ended_by = ending.tell(move || stop_signal.end());
-    let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };
+    let mut report = StreamReport { format: frames.description().format.to_string(), ..StreamReport::default() };
     eprintln!("{target}: {}   (Ctrl-C ends)", report.format);
     let mut first = None;
     let mut due = Instant::now();
@@ -198,7 +198,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
             Ok(Some(frame)) => {
                 report.note(&frame);
                 let now = Instant::now();
-                if let Some(Rate(period)) = args.rate {
+                if let Some(FramePeriod(period)) = args.rate {
                     if now < due {
                         continue;
                     }
@@ -227,7 +227,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
                 break;
             }
             Err(failure) => {
-                ended = Err(Failure::new(failure.attribute, format!("{target}: {}", failure.message)));
+                ended = Err(CommandFailure::new(failure.attribute, format!("{target}: {}", failure.message)));
                 break;
             }
         }
@@ -236,7 +236,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     if args.json {
         print_json(&report)?;
     } else {
-        let Report { frames, missed, bytes, per_second, .. } = report;
+        let StreamReport { frames, missed, bytes, per_second, .. } = report;
         let spoiled = match report.spoiled {
             0 => String::new(),
             spoiled => format!("; {spoiled} were no pictures"),

@@ -10,29 +10,29 @@ use std::time::Duration;
 
 use farbus::broker::BrokerPolicy;
 use farbus::broker::confined::start_broker;
-use farbus::devices::identities::exchanging::Exchange;
+use farbus::devices::identities::exchanging::IdentityExchange;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::devices::identities::{OnMedium, moving_with, settle};
-use farbus::devices::media_journal::{Journals, Medium, MovedDevice};
+use farbus::devices::media_journal::{MovedDevice, SwapJournalFolder, SwapMedium};
 use farbus::exporter::sources::block::bytes_from;
 use farbus::frontend::usb_swap::is_at;
 use farbus::hosts::known_host::KnownHost;
-use farbus::importer::client::{ClientError, FailureKind, Target};
+use farbus::importer::client::{ClientError, DeviceTarget, FailureKind};
 use farbus::importer::discovery::local_shares::is_same;
 use farbus_control::device::{IdentityStatus, MediumStatus};
 use farbus_control::failure::FailureReport;
 use farbus_control::swap::SwapStatus;
 use farbus_control::units::format_bytes;
-use farbus_io_linux::store::{FileStore, Trouble};
-use farbus_io_linux::usb::{Inventory, Selector};
+use farbus_io_linux::store::{FileStore, FileStoreProblem};
+use farbus_io_linux::usb::{UsbDeviceSelector, UsbInventory};
 use farbus_io_net::local::asking::{ask_sharer, several, split_process};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io_net::trust::{DeviceId, Devices, Folder, KnownLease, Peer};
+use farbus_io_net::trust::{DeviceId, HostFolder, KnownDeviceList, KnownLease, Peer};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use super::Failure;
-use super::interruption::Interruption;
+use super::CommandFailure;
+use super::interruption::InterruptFlag;
 use super::output::{print_done, print_json, say};
 
 /// How often to ask for the progress.
@@ -81,7 +81,7 @@ pub struct Args {
     /// A file or block device that is at least as large, or such a disk of a host; or another device of the same make,
     /// for one that is attached here also one of its host or of another one.
     #[arg(long, value_name = "PLACE", value_parser = place_from)]
-    to: Option<Place>,
+    to: Option<SwapTarget>,
     /// Copy at most so many bytes a second (100M).
     #[arg(long, value_name = "BYTES", value_parser = rate_from, requires = "to")]
     rate: Option<u64>,
@@ -101,22 +101,22 @@ pub struct Args {
 
 /// What a device is swapped for.
 #[derive(Clone, Debug)]
-enum Place {
+enum SwapTarget {
     /// Another medium of a disk: a file or block device.
     Disk(PathBuf),
     /// A disk of another host, or another device of the host that has the attached one.
-    Host(Target),
+    Host(DeviceTarget),
     /// Another real device.
-    Usb(Selector),
+    Usb(UsbDeviceSelector),
 }
 
-fn place_from(text: &str) -> Result<Place, String> {
+fn place_from(text: &str) -> Result<SwapTarget, String> {
     match text.split_once(':') {
-        Some(("block", path)) if !path.is_empty() => Ok(Place::Disk(path.into())),
-        Some(("usb", which)) => which.parse().map(Place::Usb).map_err(|error| format!("'{text}': {error}")),
+        Some(("block", path)) if !path.is_empty() => Ok(SwapTarget::Disk(path.into())),
+        Some(("usb", which)) => which.parse().map(SwapTarget::Usb).map_err(|error| format!("'{text}': {error}")),
         _ => text
             .parse()
-            .map(Place::Host)
+            .map(SwapTarget::Host)
             .map_err(|_| format!("'{text}' is no place for a device: try block:PATH, HOST/DEVICE, or usb:BUSID")),
     }
 }
@@ -128,7 +128,7 @@ fn rate_from(text: &str) -> Result<u64, String> {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     if let Some(path) = &args.forget {
         return forget(path, args.json);
     }
@@ -137,17 +137,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ask_sharer(device, |device| Question::SwapCancel { device })?;
         return print_done(args.json, "cancel", device);
     }
-    let owner = Owner::of(device)?;
+    let owner = OwningProcess::of(device)?;
     // From here on, Ctrl-C cancels the swap.
     let mut interruption = None;
     let mut exchange = None;
     if let Some(place) = &args.to {
-        interruption = Some(Interruption::new()?);
+        interruption = Some(InterruptFlag::new()?);
         match place {
-            Place::Disk(path) => owner.begin(path, args)?,
-            Place::Host(target) if owner.medium.is_some() => owner.begin_at_host(target, args)?,
-            Place::Host(target) => owner.begin_twin_of_host(target)?,
-            Place::Usb(selector) => exchange = owner.begin_twin(selector)?,
+            SwapTarget::Disk(path) => owner.begin(path, args)?,
+            SwapTarget::Host(target) if owner.medium.is_some() => owner.begin_at_host(target, args)?,
+            SwapTarget::Host(target) => owner.begin_twin_of_host(target)?,
+            SwapTarget::Usb(selector) => exchange = owner.begin_twin(selector)?,
         }
     }
     let ended = owner.watch(args.json, interruption.as_ref())?;
@@ -157,7 +157,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             eprintln!("farbus: warning: {} has a new identity when it is shared next: {error}", ended.device)
         });
     }
-    if let Ok(folder) = Folder::of_user() {
+    if let Ok(folder) = HostFolder::of_user() {
         // If it cannot be recorded now, it is when one of the two media is shared next.
         let _ = settle(&folder);
     }
@@ -170,7 +170,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     match ended.failure {
         Some(FailureReport { attribute, message, limit }) => {
-            let failure = Failure::new(attribute, message).at_limit(limit);
+            let failure = CommandFailure::new(attribute, message).at_limit(limit);
             // The signal cancelled it, or came when it had failed already.
             Err(match &interruption {
                 Some(interruption) => interruption.explains(failure),
@@ -220,11 +220,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn forget(path: &Path, json: bool) -> Result<(), Failure> {
+fn forget(path: &Path, json: bool) -> Result<(), CommandFailure> {
     // Record the devices' identities before the swap is forgotten here.
-    Folder::of_user().map_err(io::Error::other).and_then(|folder| settle(&folder)).map_err(Failure::local)?;
-    let forgotten =
-        Journals::of_user().and_then(|journals| journals.forget(&medium_named(path))).map_err(Failure::local)?;
+    HostFolder::of_user()
+        .map_err(io::Error::other)
+        .and_then(|folder| settle(&folder))
+        .map_err(CommandFailure::local)?;
+    let forgotten = SwapJournalFolder::of_user()
+        .and_then(|journals| journals.forget(&medium_named(path)))
+        .map_err(CommandFailure::local)?;
     let forgotten = forgotten || forget_retirement(path)?;
     match forgotten {
         true if json => print_json(&serde_json::json!({ "path": path, "done": "forget" })),
@@ -232,16 +236,16 @@ fn forget(path: &Path, json: bool) -> Result<(), Failure> {
             say(format!("{} may be shared again as it is", path.display()));
             Ok(())
         }
-        false => Err(Failure::new(FailureKind::Gone, format!("nothing is against sharing {}", path.display()))),
+        false => Err(CommandFailure::new(FailureKind::Gone, format!("nothing is against sharing {}", path.display()))),
     }
 }
 
 /// Lets others have the disk of this name or id again, which a host has moved to its own machine. Returns whether there
 /// is one.
-fn forget_retirement(named: &Path) -> Result<bool, Failure> {
+fn forget_retirement(named: &Path) -> Result<bool, CommandFailure> {
     let Some(named) = named.to_str() else { return Ok(false) };
-    let folder = Folder::of_user()?;
-    let (all, now) = (Devices::load(&folder)?, shared_now());
+    let folder = HostFolder::of_user()?;
+    let (all, now) = (KnownDeviceList::load(&folder)?, shared_now());
     let is_called = |shared: &SharedNow, id| shared.id() == Some(id) && shared.name == named;
     let mut found = Vec::new();
     for known in all.iter() {
@@ -260,39 +264,39 @@ fn forget_retirement(named: &Path) -> Result<bool, Failure> {
         _ => {
             let ids: Vec<String> = found.iter().map(|known| known.id.short()).collect();
             let message = format!("several devices are called '{named}'\n  name one by its id: {}", ids.join(", "));
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
     };
     let running: Vec<&SharedNow> = now.iter().filter(|shared| shared.id() == Some(known.id)).collect();
     if let Some(SharedNow { name, user: Some(user), .. }) = running.iter().find(|shared| shared.user.is_some()) {
         let message = format!("'{name}' is used by {user}\n  first: farbus release {name}");
-        return Err(Failure::new(FailureKind::Refused, message));
+        return Err(CommandFailure::new(FailureKind::Refused, message));
     }
     // It is another medium than the one that went on elsewhere: no session of before continues with it.
     let (id, generation) = (known.id, known.identity().adopted().generation);
-    Devices::change(&folder, |all| {
+    KnownDeviceList::change(&folder, |all| {
         all.of_id_mut(id).into_iter().for_each(|known| known.generation = generation);
     })?;
     for SharedNow { pid, name, .. } in running {
         let question = Question::Adopt { device: name.clone(), id, generation };
         if !matches!(ask_one(*pid, &question, &[]), Ok(Answer::Ok(_))) {
             let message = format!("process {pid} shares '{name}' as what it was\n  end it, and type the same again");
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
     }
     Ok(KnownLease::forget_retirement(&folder, id)?)
 }
 
 /// What a person means by a path that is no file: a disk of another host.
-fn medium_named(path: &Path) -> Medium {
-    match path.to_str().and_then(|text| text.parse::<Target>().ok()).filter(|_| !path.exists()) {
-        Some(target) => Medium::called(&target.to_string()),
-        None => Medium::at(path),
+fn medium_named(path: &Path) -> SwapMedium {
+    match path.to_str().and_then(|text| text.parse::<DeviceTarget>().ok()).filter(|_| !path.exists()) {
+        Some(target) => SwapMedium::called(&target.to_string()),
+        None => SwapMedium::at(path),
     }
 }
 
 /// The process that has the device: shares or serves it, or has attached it.
-struct Owner {
+struct OwningProcess {
     pid: u32,
     device: String,
     /// The medium, if the device is a disk.
@@ -303,22 +307,22 @@ struct Owner {
     is_attached: bool,
 }
 
-impl Owner {
-    fn of(device: &str) -> Result<Self, Failure> {
+impl OwningProcess {
+    fn of(device: &str) -> Result<Self, CommandFailure> {
         let (device, wanted) = split_process(device);
         let mut owners: Vec<Self> = Vec::new();
         // HOST/DEVICE is one that is attached here; a name without a host is one that is shared or served here.
-        let attached = device.parse::<Target>().ok();
-        for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+        let attached = device.parse::<DeviceTarget>().ok();
+        for (pid, answer) in ask_all(&Question::Status).map_err(CommandFailure::local)? {
             let Answer::Ok(status) = answer else { continue };
             if wanted.is_some_and(|wanted| wanted != pid) {
                 continue;
             }
             let mut devices = status["devices"].as_array().into_iter().flatten();
-            let title_of = |it: &Value| it["title"].as_str().and_then(|title| title.parse::<Target>().ok());
+            let title_of = |it: &Value| it["title"].as_str().and_then(|title| title.parse::<DeviceTarget>().ok());
             // It may be called by where its disk is now.
-            let is_now = |it: &Value, target: &Target| {
-                let at = it["medium"]["at"].as_str().and_then(|at| at.parse::<Target>().ok());
+            let is_now = |it: &Value, target: &DeviceTarget| {
+                let at = it["medium"]["at"].as_str().and_then(|at| at.parse::<DeviceTarget>().ok());
                 at.is_some_and(|at| is_same(target, &at))
             };
             let is_attachment = |it: &Value| it["bus_id"].is_null() && status["role"] != "nbd";
@@ -341,7 +345,7 @@ impl Owner {
             }
             let (first, second) = (first.pid, second.pid);
             let what = format!("'{device}' is what processes {first} and {second} have attached: which is meant?");
-            return Err(Failure::new(FailureKind::Refused, format!("{what}\n  detach one of them")));
+            return Err(CommandFailure::new(FailureKind::Refused, format!("{what}\n  detach one of them")));
         }
         if let Some(owner) = owners.pop() {
             return Ok(owner);
@@ -351,7 +355,7 @@ impl Owner {
                 "{device} is attached by Linux's usbip: its kernel has the connection itself, and farbus exchanges only \
                  what it carries\n  attach it by farbus: usbip detach -p {port}; farbus attach {device} --via kernel"
             );
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
         let message = match attached {
             Some(_) => format!("{device} is not attached here\n  see: farbus status"),
@@ -360,44 +364,45 @@ impl Owner {
                  see: farbus status"
             ),
         };
-        Err(Failure::new(FailureKind::Gone, message))
+        Err(CommandFailure::new(FailureKind::Gone, message))
     }
 
-    fn ask(&self, question: &Question, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Value, Failure> {
+    fn ask(&self, question: &Question, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Value, CommandFailure> {
         match ask_one(self.pid, question, fds) {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Unknown) => {
                 let what = if self.is_attached { "attached" } else { "shared" };
-                Err(Failure::new(FailureKind::Gone, format!("{} is not {what} any more", self.device)))
+                Err(CommandFailure::new(FailureKind::Gone, format!("{} is not {what} any more", self.device)))
             }
-            Ok(Answer::Refused(why)) => Err(Failure::new(FailureKind::Refused, why)),
-            Ok(Answer::Failed(failure)) => Err(Failure::new(failure.attribute, failure.message)),
+            Ok(Answer::Refused(why)) => Err(CommandFailure::new(FailureKind::Refused, why)),
+            Ok(Answer::Failed(failure)) => Err(CommandFailure::new(failure.attribute, failure.message)),
             Err(error) => {
                 let has = if self.is_attached { "has attached" } else { "shares" };
                 let what = format!("process {}, which {has} {}, does not answer: {error}", self.pid, self.device);
                 let hint = "the disk is complete: share it again, and swap again if it was not done";
-                Err(Failure::new(FailureKind::Gone, format!("{what}\n  {hint}")))
+                Err(CommandFailure::new(FailureKind::Gone, format!("{what}\n  {hint}")))
             }
         }
     }
 
     /// Begins swapping identities; the returned exchange is to be completed or undone.
-    fn begin_twin(&self, selector: &Selector) -> Result<Option<Exchange>, Failure> {
+    fn begin_twin(&self, selector: &UsbDeviceSelector) -> Result<Option<IdentityExchange>, CommandFailure> {
         if self.medium.is_some() {
             let message = format!("{} is a disk: it moves to block:PATH", self.device);
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
-        let all = Inventory::default().devices().map_err(Failure::local)?;
+        let all = UsbInventory::default().devices().map_err(CommandFailure::local)?;
         let found: Vec<_> = all.iter().filter(|found| selector.matches(found)).collect();
         let [found] = found[..] else {
             let (attribute, what) = match found.len() {
                 0 => (FailureKind::Gone, format!("no USB device is {selector}")),
                 count => (FailureKind::Refused, format!("{count} USB devices are {selector}: name one by its bus id")),
             };
-            return Err(Failure::new(attribute, format!("{what}\n  see: farbus share --list")));
+            return Err(CommandFailure::new(attribute, format!("{what}\n  see: farbus share --list")));
         };
         let node = OpenOptions::new().read(true).write(true).open(&found.node);
-        let node = node.map_err(|error| Failure::local(format!("cannot open {}: {error}", found.node.display())))?;
+        let node =
+            node.map_err(|error| CommandFailure::local(format!("cannot open {}: {error}", found.node.display())))?;
         let question = Question::Swap {
             device: self.device.clone(),
             to: format!("usb:{}", found.bus_id),
@@ -406,15 +411,15 @@ impl Owner {
             resume: false,
             peer: None,
         };
-        let exchange = match (self.id, Folder::of_user()) {
-            (Some(id), Ok(folder)) => Exchange::begin(folder, id, found)?,
+        let exchange = match (self.id, HostFolder::of_user()) {
+            (Some(id), Ok(folder)) => IdentityExchange::begin(folder, id, found)?,
             _ => None,
         };
         match self.ask(&question, &[node.as_fd()]) {
             Ok(_) => Ok(exchange),
             Err(failure) => {
                 // If undoing fails, the device gets a new identity, never that of another.
-                let _ = exchange.map(Exchange::undone);
+                let _ = exchange.map(IdentityExchange::undone);
                 Err(failure)
             }
         }
@@ -422,13 +427,13 @@ impl Owner {
 
     /// Begins to swap an attached USB device for a device of its host or of another one, which the process that has it
     /// opens.
-    fn begin_twin_of_host(&self, target: &Target) -> Result<(), Failure> {
+    fn begin_twin_of_host(&self, target: &DeviceTarget) -> Result<(), CommandFailure> {
         if !self.is_attached {
             let why = format!("{0} is shared here: farbus swap {0} --to usb:BUSID swaps it", self.device);
-            return Err(Failure::new(FailureKind::Refused, why));
+            return Err(CommandFailure::new(FailureKind::Refused, why));
         }
         // Its process may connect to its own host.
-        let is_near = self.device.parse::<Target>().is_ok_and(|own| is_at(target, &own));
+        let is_near = self.device.parse::<DeviceTarget>().is_ok_and(|own| is_at(target, &own));
         let passage = if is_near { None } else { Some(passage_to(target)?) };
         let (broker, peer) = passage.unzip();
         let question = Question::Swap {
@@ -444,23 +449,23 @@ impl Owner {
     }
 
     /// Moves it to a disk of another host, which the process that has it opens.
-    fn begin_at_host(&self, target: &Target, args: &Args) -> Result<(), Failure> {
+    fn begin_at_host(&self, target: &DeviceTarget, args: &Args) -> Result<(), CommandFailure> {
         if !self.is_attached {
             let message = format!(
                 "{0} is shared or served here: only a disk that is attached moves to another host's disk\n  here it moves \
                  to a file or block device: farbus swap {0} --to block:PATH",
                 self.device
             );
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
         let from = self.medium_or_refusal()?;
         let (broker, peer) = passage_to(target)?;
         let to = target.to_string();
-        self.ask_to_move((from, &Medium::called(&to)), &to, (broker.as_fd(), peer), args)
+        self.ask_to_move((from, &SwapMedium::called(&to)), &to, (broker.as_fd(), peer), args)
     }
 
     /// Where its disk is now, if it is one that can be moved.
-    fn medium_or_refusal(&self) -> Result<&MediumStatus, Failure> {
+    fn medium_or_refusal(&self) -> Result<&MediumStatus, CommandFailure> {
         self.medium.as_ref().ok_or_else(|| {
             let message = match self.is_attached {
                 true => format!(
@@ -470,14 +475,14 @@ impl Owner {
                 ),
                 false => format!("{} is no disk: only a disk can be moved to a file or block device", self.device),
             };
-            Failure::new(FailureKind::Refused, message)
+            CommandFailure::new(FailureKind::Refused, message)
         })
     }
 
-    fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
+    fn begin(&self, path: &Path, args: &Args) -> Result<(), CommandFailure> {
         let medium = self.medium_or_refusal()?;
         let is_made = make(path, medium.size_bytes)
-            .map_err(|error| Failure::local(format!("cannot make {}: {error}", path.display())))?;
+            .map_err(|error| CommandFailure::local(format!("cannot make {}: {error}", path.display())))?;
         let begun = self.begin_on(path, medium, args);
         if is_made && begun.is_err() {
             let _ = std::fs::remove_file(path);
@@ -485,38 +490,38 @@ impl Owner {
         begun
     }
 
-    fn begin_on(&self, path: &Path, medium: &MediumStatus, args: &Args) -> Result<(), Failure> {
-        let path = std::path::absolute(path).map_err(Failure::local)?;
+    fn begin_on(&self, path: &Path, medium: &MediumStatus, args: &Args) -> Result<(), CommandFailure> {
+        let path = std::path::absolute(path).map_err(CommandFailure::local)?;
         let store = FileStore::open(&path, false).map_err(|error| match error.trouble {
-            Trouble::InUse(user) => {
+            FileStoreProblem::InUse(user) => {
                 let by = user.map(|user| format!(", by {user}")).unwrap_or_default();
                 let what = format!("{} is mounted or shared already{by}", path.display());
-                Failure::new(
+                CommandFailure::new(
                     FailureKind::Refused,
                     format!("{what}, by {} itself perhaps\n  choose another", self.device),
                 )
             }
-            _ => Failure::local(error),
+            _ => CommandFailure::local(error),
         })?;
         let (store, to) = (store.into_descriptor(), format!("block:{}", path.display()));
-        self.ask_to_move((medium, &Medium::at(&path)), &to, (store.as_fd(), None), args)
+        self.ask_to_move((medium, &SwapMedium::at(&path)), &to, (store.as_fd(), None), args)
     }
 
     /// Begins a journal and asks the process that has the disk to move it, with what it needs for the new one.
     fn ask_to_move(
         &self,
-        (medium, new): (&MediumStatus, &Medium),
+        (medium, new): (&MediumStatus, &SwapMedium),
         to: &str,
         (needed, peer): (BorrowedFd<'_>, Option<Box<Peer>>),
         args: &Args,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let from = match medium.at.strip_prefix("block:") {
-            Some(path) => Medium::at(Path::new(path)),
-            None => Medium::remote(&medium.at, medium.identity),
+            Some(path) => SwapMedium::at(Path::new(path)),
+            None => SwapMedium::remote(&medium.at, medium.identity),
         };
-        let journals = Journals::of_user().map_err(Failure::local)?;
+        let journals = SwapJournalFolder::of_user().map_err(CommandFailure::local)?;
         let begun = journals.begin_of(&from, new, &self.moving(&from)?);
-        let begun = begun.map_err(|error| Failure::local(format!("cannot write a journal: {error}")))?;
+        let begun = begun.map_err(|error| CommandFailure::local(format!("cannot write a journal: {error}")))?;
         let question = Question::Swap {
             device: self.device.clone(),
             to: to.to_owned(),
@@ -539,11 +544,11 @@ impl Owner {
     }
 
     /// The devices on its medium: they keep their identities after the swap.
-    fn moving(&self, from: &Medium) -> Result<Vec<MovedDevice>, Failure> {
+    fn moving(&self, from: &SwapMedium) -> Result<Vec<MovedDevice>, CommandFailure> {
         if self.is_attached {
             return Ok(Vec::new());
         }
-        let Ok(folder) = Folder::of_user() else { return Ok(Vec::new()) };
+        let Ok(folder) = HostFolder::of_user() else { return Ok(Vec::new()) };
         let of = self.id.map_or(OnMedium::Path(&from.at), OnMedium::Device);
         match moving_with(&folder, &of) {
             Ok(devices) => Ok(devices),
@@ -554,23 +559,23 @@ impl Owner {
     }
 
     /// Watches the swap until it has ended.
-    fn watch(&self, is_quiet: bool, interruption: Option<&Interruption>) -> Result<SwapStatus, Failure> {
+    fn watch(&self, is_quiet: bool, interruption: Option<&InterruptFlag>) -> Result<SwapStatus, CommandFailure> {
         let bar = if is_quiet {
             ProgressBar::hidden()
         } else {
             ProgressBar::new(self.medium.as_ref().map_or(0, |medium| medium.size_bytes))
         };
         let template = "{prefix:>10} [{bar:30}] {bytes} of {total_bytes}, {msg}";
-        bar.set_style(ProgressStyle::with_template(template).map_err(Failure::local)?.progress_chars("=> "));
+        bar.set_style(ProgressStyle::with_template(template).map_err(CommandFailure::local)?.progress_chars("=> "));
         let mut is_told = false;
         loop {
-            if interruption.and_then(Interruption::signal).is_some() && !is_told {
+            if interruption.and_then(InterruptFlag::signal).is_some() && !is_told {
                 is_told = true;
                 // It may have ended meanwhile.
                 let _ = self.ask(&Question::SwapCancel { device: self.device.clone() }, &[]);
             }
             let status = self.ask(&Question::SwapStatus { device: self.device.clone() }, &[])?;
-            let status: SwapStatus = serde_json::from_value(status).map_err(Failure::local)?;
+            let status: SwapStatus = serde_json::from_value(status).map_err(CommandFailure::local)?;
             bar.set_prefix(status.phase.clone());
             bar.set_position(status.total_bytes.saturating_sub(status.left_bytes));
             bar.set_message(format!("{}/s, round {}", format_bytes(status.bytes_per_s), status.round));
@@ -587,14 +592,14 @@ impl Owner {
 const USBIP_STATE: &str = "/var/run/vhci_hcd";
 
 /// The port at which Linux's `usbip` has attached this device, if it has.
-fn port_of_usbip(target: &Target, state: &Path) -> Option<u32> {
+fn port_of_usbip(target: &DeviceTarget, state: &Path) -> Option<u32> {
     let ports = std::fs::read_dir(state).ok()?.flatten().filter_map(|entry| {
         let port = entry.file_name().to_str()?.strip_prefix("port")?.parse().ok()?;
         Some((port, std::fs::read_to_string(entry.path()).ok()?))
     });
     let is_it = |noted: &str| match noted.split_whitespace().collect::<Vec<_>>()[..] {
         [host, port, bus_id] => {
-            format!("{host}:{port}/{bus_id}").parse::<Target>().is_ok_and(|noted| is_same(target, &noted))
+            format!("{host}:{port}/{bus_id}").parse::<DeviceTarget>().is_ok_and(|noted| is_same(target, &noted))
         }
         _ => false,
     };
@@ -603,8 +608,8 @@ fn port_of_usbip(target: &Target, state: &Path) -> Option<u32> {
 
 /// What a process needs that has given away the right to connect to other hosts than its own: the passage to a broker
 /// that may connect to this one, and the host's entry in the list of paired hosts, if it has one.
-fn passage_to(target: &Target) -> Result<(OwnedFd, Option<Box<Peer>>), Failure> {
-    let known = KnownHost::find(&target.address).map_err(|error| Failure::from(ClientError::from(error)))?;
+fn passage_to(target: &DeviceTarget) -> Result<(OwnedFd, Option<Box<Peer>>), CommandFailure> {
+    let known = KnownHost::find(&target.address).map_err(|error| CommandFailure::from(ClientError::from(error)))?;
     let peer = known.map(|known| Box::new(known.peer().clone()));
     let policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
     Ok((start_broker(&policy)?.into_descriptor(), peer))

@@ -10,7 +10,7 @@ use farbus::importer::client::FailureKind;
 use farbus_io_net::local::control_socket::{Answer, Question, TopologyAct, ask_in_turn};
 use serde_json::Value;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{print_json, print_table, say, table};
 use super::plan::topology as plan;
 
@@ -34,11 +34,11 @@ const GLANCE: Duration = Duration::from_millis(100);
 )]
 pub struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: TopologyVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum TopologyVerb {
     /// Show a plan: the same as 'farbus plan topology'.
     Plan(plan::Args),
     /// Bring this host's links up, and wait until they are.
@@ -79,35 +79,35 @@ impl Args {
     /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
-            Verb::Plan(args) => args.json,
-            Verb::Up { json, .. } | Verb::Status { json } | Verb::Down { json } => *json,
+            TopologyVerb::Plan(args) => args.json,
+            TopologyVerb::Up { json, .. } | TopologyVerb::Status { json } | TopologyVerb::Down { json } => *json,
         }
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     match &args.verb {
-        Verb::Plan(args) => plan::run(args),
-        Verb::Up { file, wait, json } => up(file.as_deref(), Duration::from_secs(*wait), *json),
-        Verb::Status { json } => show(&ask(TopologyAct::Status)?, *json),
-        Verb::Down { json } => show(&ask(TopologyAct::Down)?, *json),
+        TopologyVerb::Plan(args) => plan::run(args),
+        TopologyVerb::Up { file, wait, json } => up(file.as_deref(), Duration::from_secs(*wait), *json),
+        TopologyVerb::Status { json } => show(&ask(TopologyAct::Status)?, *json),
+        TopologyVerb::Down { json } => show(&ask(TopologyAct::Down)?, *json),
     }
 }
 
 /// The answer of the daemon on this machine. If a daemon ends without an answer, asks its replacement.
-fn ask(act: TopologyAct) -> Result<Value, Failure> {
-    match ask_in_turn(&Question::Topology { act }).map_err(Failure::local)? {
+fn ask(act: TopologyAct) -> Result<Value, CommandFailure> {
+    match ask_in_turn(&Question::Topology { act }).map_err(CommandFailure::local)? {
         Answer::Ok(value) => Ok(value),
-        Answer::Refused(why) => Err(Failure::new(FailureKind::Refused, why)),
-        Answer::Failed(failure) => Err(Failure::new(failure.attribute, failure.message)),
-        Answer::Unknown => Err(Failure::new(
+        Answer::Refused(why) => Err(CommandFailure::new(FailureKind::Refused, why)),
+        Answer::Failed(failure) => Err(CommandFailure::new(failure.attribute, failure.message)),
+        Answer::Unknown => Err(CommandFailure::new(
             FailureKind::Gone,
             "no daemon of yours runs here\n  start one: farbus daemon --config FILE",
         )),
     }
 }
 
-fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure> {
+fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), CommandFailure> {
     let before = ask(TopologyAct::Status)?;
     if let Some(file) = file {
         install(file, &before)?;
@@ -123,7 +123,7 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure
         Some("up") => Ok(()),
         Some("no plan") => {
             let what = format!("there is no plan at {}", word(&status["plan"]));
-            Err(Failure::new(FailureKind::Gone, format!("{what}\n  give it one: farbus topology up FILE")))
+            Err(CommandFailure::new(FailureKind::Gone, format!("{what}\n  give it one: farbus topology up FILE")))
         }
         _ if patience.is_zero() => Ok(()),
         _ => {
@@ -134,18 +134,18 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure
                 false => format!("no link yet to {}", late.join(", ")),
             };
             let next = "the daemon goes on; why is above, and in 'farbus topology status' there";
-            Err(Failure::new(FailureKind::Refused, format!("{what}\n  {next}")))
+            Err(CommandFailure::new(FailureKind::Refused, format!("{what}\n  {next}")))
         }
     }
 }
 
 /// Writes the plan where the daemon looks for it, atomically.
-fn install(file: &Path, status: &Value) -> Result<(), Failure> {
+fn install(file: &Path, status: &Value) -> Result<(), CommandFailure> {
     let (text, planned) = plan::read(file)?;
     let host = word(&status["host"]);
     if planned.host(host).is_none() {
         let names = planned.names.join(", ");
-        return Err(Failure::local(format!(
+        return Err(CommandFailure::local(format!(
             "{}: no host is called '{host}', as this one is\n  there are {names}: say host = \"NAME\" below [topology], or name it so in the plan",
             file.display()
         )));
@@ -154,7 +154,7 @@ fn install(file: &Path, status: &Value) -> Result<(), Failure> {
     if fs::read(place).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
-    let cannot = |error: std::io::Error| Failure::local(format!("cannot write {}: {error}", place.display()));
+    let cannot = |error: std::io::Error| CommandFailure::local(format!("cannot write {}: {error}", place.display()));
     let fresh = place.with_extension("new");
     let write = || {
         let mut out = fs::File::create(&fresh)?;
@@ -177,7 +177,7 @@ fn links(status: &Value) -> impl Iterator<Item = &Value> {
     status["links"].as_array().into_iter().flatten()
 }
 
-fn show(status: &Value, json: bool) -> Result<(), Failure> {
+fn show(status: &Value, json: bool) -> Result<(), CommandFailure> {
     if json {
         return print_json(status);
     }

@@ -4,14 +4,14 @@ use std::io::{BufRead, IsTerminal};
 use std::net::SocketAddr;
 
 use farbus::common::listen_words::{everywhere, listen_address};
-use farbus::hosts::pairing::{Progress, join, wait_for_host};
-use farbus::hosts::trust::Trust;
-use farbus_io_net::link::Listener;
+use farbus::hosts::pairing::{PairingProgress, join, wait_for_host};
+use farbus::hosts::trust::TrustStore;
+use farbus_io_net::link::TcpLinkListener;
 use farbus_io_net::link::host_address::{PAIRING_PORT, address_with_port, check_host};
-use farbus_io_net::trust::{Code, Fingerprint, Peer, name_from};
+use farbus_io_net::trust::{Fingerprint, PairingCode, Peer, name_from};
 use serde::Serialize;
 
-use super::Failure;
+use super::CommandFailure;
 use super::grants::{self, no_such_peer, of};
 use super::output::{print_json, print_table, say, table};
 
@@ -41,7 +41,7 @@ pub struct PairArgs {
     host: Option<String>,
     /// The code that it shows; without it, farbus asks for it.
     #[arg(requires = "host")]
-    code: Option<Code>,
+    code: Option<PairingCode>,
     /// A name for the other host, used here.
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
@@ -83,23 +83,23 @@ pub struct UnpairArgs {
 }
 
 #[derive(Serialize)]
-struct Id<'a> {
+struct OwnIdentity<'a> {
     name: &'a str,
     fingerprint: Fingerprint,
 }
 
-pub fn id(args: &IdArgs) -> Result<(), Failure> {
-    let trust = Trust::open()?;
+pub fn id(args: &IdArgs) -> Result<(), CommandFailure> {
+    let trust = TrustStore::open()?;
     if args.json {
-        return print_json(&Id { name: trust.name(), fingerprint: trust.fingerprint() });
+        return print_json(&OwnIdentity { name: trust.name(), fingerprint: trust.fingerprint() });
     }
     say(format!("{}  {}", trust.name(), trust.fingerprint()));
     Ok(())
 }
 
-pub fn pair(args: &PairArgs) -> Result<(), Failure> {
-    let trust = Trust::open()?;
-    let name = args.name.as_deref().map(name_from).transpose().map_err(Failure::local)?;
+pub fn pair(args: &PairArgs) -> Result<(), CommandFailure> {
+    let trust = TrustStore::open()?;
+    let name = args.name.as_deref().map(name_from).transpose().map_err(CommandFailure::local)?;
     let name = name.as_deref();
     let peer = match &args.host {
         Some(host) => {
@@ -111,7 +111,7 @@ pub fn pair(args: &PairArgs) -> Result<(), Failure> {
         }
         None => {
             let listener = listen(args.listen.as_deref())?;
-            let address = listener.address().map_err(Failure::local)?;
+            let address = listener.address().map_err(CommandFailure::local)?;
             wait_for_host(&trust, listener, name, &args.allow, |progress| show(&trust, address, args.json, &progress))?
         }
     };
@@ -130,35 +130,37 @@ pub fn pair(args: &PairArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(trust: &Trust, address: SocketAddr, json: bool, progress: &Progress) {
+fn show(trust: &TrustStore, address: SocketAddr, json: bool, progress: &PairingProgress) {
     match progress {
-        Progress::Code(code) if json => {
+        PairingProgress::Code(code) if json => {
             say(serde_json::json!({ "code": code.to_string(), "address": address.to_string() }));
         }
-        Progress::WrongCode { from, tries_left } if json => {
+        PairingProgress::WrongCode { from, tries_left } if json => {
             say(serde_json::json!({ "wrong_code": { "from": from.to_string(), "tries_left": tries_left } }));
         }
-        Progress::Code(code) => {
+        PairingProgress::Code(code) => {
             let port = if address.port() == PAIRING_PORT { String::new() } else { format!(":{}", address.port()) };
             say(format!("code {code}   (2 minutes; Ctrl-C ends)"));
             say(format!("  on the other host:  farbus pair {}{port} {code}", trust.name()));
             say(format!("  this host's key is {}", trust.fingerprint()));
         }
-        Progress::WrongCode { from, tries_left: 0 } => say(format!("wrong code from {from}; that code is void now")),
-        Progress::WrongCode { from, tries_left } => {
+        PairingProgress::WrongCode { from, tries_left: 0 } => {
+            say(format!("wrong code from {from}; that code is void now"))
+        }
+        PairingProgress::WrongCode { from, tries_left } => {
             say(format!("wrong code from {from}; {tries_left} more and the code is void"));
         }
     }
 }
 
-fn ask_for_code(host: &str) -> Result<Code, Failure> {
+fn ask_for_code(host: &str) -> Result<PairingCode, CommandFailure> {
     let stdin = std::io::stdin();
     if stdin.is_terminal() {
         eprint!("code that {host} shows: ");
     }
     let mut line = String::new();
-    stdin.lock().read_line(&mut line).map_err(Failure::local)?;
-    line.trim().parse().map_err(Failure::local)
+    stdin.lock().read_line(&mut line).map_err(CommandFailure::local)?;
+    line.trim().parse().map_err(CommandFailure::local)
 }
 
 /// `HOST[:PORT]`, with the default port for pairing.
@@ -166,25 +168,25 @@ fn address_of(host: &str) -> String {
     address_with_port(host, PAIRING_PORT)
 }
 
-fn listen(told: Option<&str>) -> Result<Listener, Failure> {
+fn listen(told: Option<&str>) -> Result<TcpLinkListener, CommandFailure> {
     let addresses = match told {
         Some(told) => vec![listen_address(told, PAIRING_PORT)?],
         None => everywhere(PAIRING_PORT),
     };
     let mut last = None;
     for address in addresses {
-        match Listener::bind(address) {
+        match TcpLinkListener::bind(address) {
             Ok(listener) => return Ok(listener),
             Err(error) => {
                 last = Some(format!("cannot wait at {address}: {error}\n  choose another with --listen ADDR:PORT"))
             }
         }
     }
-    Err(Failure::local(last.unwrap_or_default()))
+    Err(CommandFailure::local(last.unwrap_or_default()))
 }
 
-pub fn peers(args: &PeersArgs) -> Result<(), Failure> {
-    let peers = Trust::open()?.peers()?;
+pub fn peers(args: &PeersArgs) -> Result<(), CommandFailure> {
+    let peers = TrustStore::open()?.peers()?;
     if args.json {
         return print_json(&peers.iter().collect::<Vec<&Peer>>());
     }
@@ -207,8 +209,8 @@ pub fn peers(args: &PeersArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub fn unpair(args: &UnpairArgs) -> Result<(), Failure> {
-    let trust = Trust::open()?;
+pub fn unpair(args: &UnpairArgs) -> Result<(), CommandFailure> {
+    let trust = TrustStore::open()?;
     let Some(peer) = trust.change(|peers| peers.remove(&args.name))? else { return Err(no_such_peer(&args.name)) };
     trust.record(&of(&peer, "unpair"));
     if args.json {

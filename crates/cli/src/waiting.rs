@@ -14,22 +14,22 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A wait for a device.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct DeviceWait {
     /// `None`: do not wait.
     until: Option<Instant>,
     tries: usize,
     /// The user that was told last.
     said: Option<Option<String>>,
-    absence: Absence,
+    absence: DeviceAbsence,
 }
 
 /// The absence of a device that is waited for. One that its user flashes is gone for a moment, and comes back.
 #[derive(Debug, Default)]
-pub struct Absence {
+pub struct DeviceAbsence {
     since: Option<Instant>,
 }
 
-impl Absence {
+impl DeviceAbsence {
     /// Whether a device that is not there at `now` may come back: it is away for less than the time for which its
     /// exporter keeps the queue for its user.
     pub fn may_end_by(&mut self, now: Instant) -> bool {
@@ -42,14 +42,14 @@ impl Absence {
     }
 }
 
-impl Waiting {
+impl DeviceWait {
     /// `wait` as `--wait[=SECONDS]` says it: `None` does not wait, and without seconds there is no limit.
     pub fn new(wait: Option<Option<u64>>) -> Self {
         let until = wait.map(|seconds| {
             let span = seconds.map_or(FOR_EVER, Duration::from_secs).min(FOR_EVER);
             Instant::now() + span
         });
-        Self { until, tries: 0, said: None, absence: Absence::default() }
+        Self { until, tries: 0, said: None, absence: DeviceAbsence::default() }
     }
 
     /// When to try again after this failure; `None` if it is not one to wait for, or the time is over. `say` is told

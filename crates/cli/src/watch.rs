@@ -16,18 +16,18 @@ use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::{format_span, state_of};
 
 /// How often the processes are asked.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// A device, and its process.
-type Key = (u64, String, String);
+type DeviceRowKey = (u64, String, String);
 
 /// What a device has transferred since it was shared or attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Counted {
+struct TransferCounts {
     requests: u64,
     bytes_in: u64,
     bytes_out: u64,
@@ -35,7 +35,7 @@ struct Counted {
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Shown {
+struct WatchRow {
     name: String,
     title: String,
     state: String,
@@ -48,13 +48,13 @@ struct Shown {
 
 /// What was counted when the processes were asked last.
 #[derive(Debug, Default)]
-struct Watch {
-    last: BTreeMap<Key, (Counted, Instant)>,
+struct RateMeter {
+    last: BTreeMap<DeviceRowKey, (TransferCounts, Instant)>,
 }
 
-impl Watch {
+impl RateMeter {
     /// The lines for these answers, with the rates since the last ones.
-    fn lines(&mut self, processes: &[Value], now: Instant) -> Vec<Shown> {
+    fn lines(&mut self, processes: &[Value], now: Instant) -> Vec<WatchRow> {
         let mut counts = BTreeMap::new();
         let mut lines = Vec::new();
         for process in processes {
@@ -72,7 +72,7 @@ impl Watch {
 }
 
 /// What has passed: of the user's connection, or else of all links of the session.
-fn counted(device: &Value) -> Option<Counted> {
+fn counted(device: &Value) -> Option<TransferCounts> {
     let of_links = |name: &str| {
         let links = device["links"]["each"].as_array()?;
         Some(links.iter().filter_map(|link| link[name].as_u64()).sum::<u64>())
@@ -83,11 +83,11 @@ fn counted(device: &Value) -> Option<Counted> {
         (of_user, _) => of_user,
     };
     let (bytes_in, bytes_out) = (count("bytes_in")?, count("bytes_out")?);
-    Some(Counted { requests: meters["urbs"].as_u64().unwrap_or_default(), bytes_in, bytes_out })
+    Some(TransferCounts { requests: meters["urbs"].as_u64().unwrap_or_default(), bytes_in, bytes_out })
 }
 
 /// Requests and bytes a second; empty without two counts.
-fn rates(counted: Option<Counted>, last: Option<(Counted, Instant)>, now: Instant) -> [String; 3] {
+fn rates(counted: Option<TransferCounts>, last: Option<(TransferCounts, Instant)>, now: Instant) -> [String; 3] {
     let (Some(counted), Some((last, then))) = (counted, last) else { return Default::default() };
     let seconds = (now - then).as_secs_f64();
     if seconds <= 0.0 {
@@ -120,11 +120,11 @@ fn users_of(device: &Value) -> Vec<String> {
     }
 }
 
-fn shown(device: &Value, rates: [String; 3]) -> Shown {
+fn shown(device: &Value, rates: [String; 3]) -> WatchRow {
     let span = |name: &str| device[name].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
     let latency = &device["latency"]["all_us"];
     let ms = |percentile: &str| latency[percentile].as_f64().map(|us| format!("{:.2}", us / 1000.0));
-    Shown {
+    WatchRow {
         name: text(device, "name"),
         title: text(device, "title"),
         state: plain(&state_of(device)),
@@ -177,12 +177,12 @@ fn fitted(text: &str, width: usize) -> String {
 
 /// Which line is marked, and which is the first that is seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Scroll {
+struct ScrollPosition {
     marked: Option<usize>,
     first: usize,
 }
 
-impl Scroll {
+impl ScrollPosition {
     /// Marks the line below (`true`) or above the one that is marked.
     fn step(&mut self, is_down: bool, count: usize) {
         let next = match (self.marked, is_down) {
@@ -202,7 +202,7 @@ impl Scroll {
 }
 
 /// The lines of a screen of this width and height.
-fn screen(lines: &[Shown], at: &mut Scroll, (width, height): (usize, usize)) -> Vec<StyledContent<String>> {
+fn screen(lines: &[WatchRow], at: &mut ScrollPosition, (width, height): (usize, usize)) -> Vec<StyledContent<String>> {
     let bold = ContentStyle::new().bold();
     let used = lines.iter().filter(|line| !line.peer.is_empty()).count();
     let widths = column_widths(width);
@@ -217,7 +217,7 @@ fn screen(lines: &[Shown], at: &mut Scroll, (width, height): (usize, usize)) -> 
     screen.push(bold.apply(row(COLUMNS.map(|(name, _)| name))));
     for (number, line) in lines.iter().enumerate().skip(at.first).take(seen) {
         let [requests, bytes_in, bytes_out] = &line.rates;
-        let Shown { name, title, state, peer, since, waiting, latency, .. } = line;
+        let WatchRow { name, title, state, peer, since, waiting, latency, .. } = line;
         let style = ContentStyle::new();
         let style = if state.starts_with("link lost") { style.red() } else { style };
         let style = if at.marked == Some(number) { style.reverse() } else { style };
@@ -231,9 +231,9 @@ fn screen(lines: &[Shown], at: &mut Scroll, (width, height): (usize, usize)) -> 
 }
 
 /// The terminal, whose screen is as it was before when this is dropped.
-struct Screen;
+struct AlternateScreen;
 
-impl Screen {
+impl AlternateScreen {
     fn take() -> io::Result<Self> {
         terminal::enable_raw_mode()?;
         let screen = Self;
@@ -241,7 +241,7 @@ impl Screen {
         Ok(screen)
     }
 
-    fn draw(&self, lines: &[Shown], at: &mut Scroll) -> io::Result<()> {
+    fn draw(&self, lines: &[WatchRow], at: &mut ScrollPosition) -> io::Result<()> {
         let (width, height) = terminal::size()?;
         let mut out = io::stdout().lock();
         queue!(out, BeginSynchronizedUpdate)?;
@@ -253,7 +253,7 @@ impl Screen {
     }
 }
 
-impl Drop for Screen {
+impl Drop for AlternateScreen {
     fn drop(&mut self) {
         let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
@@ -264,31 +264,31 @@ impl Drop for Screen {
 ///
 /// # Errors
 /// Standard output is no terminal.
-pub fn run() -> Result<(), Failure> {
+pub fn run() -> Result<(), CommandFailure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return Err(Failure::local(
+        return Err(CommandFailure::local(
             "--watch needs a terminal\n  for programs: farbus status --json, farbus events --json",
         ));
     }
-    let screen = Screen::take().map_err(Failure::local)?;
+    let screen = AlternateScreen::take().map_err(CommandFailure::local)?;
     follow(&screen)
 }
 
-fn follow(screen: &Screen) -> Result<(), Failure> {
-    let (mut watch, mut at) = (Watch::default(), Scroll::default());
+fn follow(screen: &AlternateScreen) -> Result<(), CommandFailure> {
+    let (mut watch, mut at) = (RateMeter::default(), ScrollPosition::default());
     loop {
-        let answers = ask_all(&Question::Status).map_err(Failure::local)?;
+        let answers = ask_all(&Question::Status).map_err(CommandFailure::local)?;
         let ok = |(_, answer)| if let Answer::Ok(status) = answer { Some(status) } else { None };
         let processes: Vec<Value> = answers.into_iter().filter_map(ok).collect();
         let lines = watch.lines(&processes, Instant::now());
         let until = Instant::now() + EVERY;
         loop {
-            screen.draw(&lines, &mut at).map_err(Failure::local)?;
+            screen.draw(&lines, &mut at).map_err(CommandFailure::local)?;
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || !event::poll(left).map_err(Failure::local)? {
+            if left.is_zero() || !event::poll(left).map_err(CommandFailure::local)? {
                 break;
             }
-            let Event::Key(key) = event::read().map_err(Failure::local)? else { continue };
+            let Event::Key(key) = event::read().map_err(CommandFailure::local)? else { continue };
             let is_ctrl_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
             match key.code {
                 _ if key.kind == KeyEventKind::Release => {}
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn rates_are_what_passed_between_two_answers() {
-        let (mut watch, start) = (Watch::default(), Instant::now());
+        let (mut watch, start) = (RateMeter::default(), Instant::now());
         let first = watch.lines(&[process(1_000_000)], start);
         assert_eq!(first[0].rates, ["", "", ""]);
         let second = watch.lines(&[process(21_000_000)], start + Duration::from_secs(2));
@@ -333,7 +333,7 @@ mod tests {
     fn every_reader_is_shown() {
         let users = json!([{"user": "desk"}, {"user": "rack\u{7}"}]);
         let device = json!({ "name": "disk", "state": "in use", "mode": "read", "user": "desk", "users": users });
-        let lines = Watch::default().lines(&[json!({ "pid": 7, "devices": [device] })], Instant::now());
+        let lines = RateMeter::default().lines(&[json!({ "pid": 7, "devices": [device] })], Instant::now());
         assert_eq!((lines[0].state.as_str(), lines[0].peer.as_str()), ("in use, read", "desk, rack?"));
     }
 
@@ -341,16 +341,16 @@ mod tests {
     fn session_s_bytes_come_from_its_links_where_nothing_else_counts_them() {
         let device =
             json!({ "links": {"up": 1, "each": [{"bytes_in": 5, "bytes_out": 6}, {"bytes_in": 1, "bytes_out": 1}]} });
-        assert_eq!(counted(&device), Some(Counted { requests: 0, bytes_in: 6, bytes_out: 7 }));
+        assert_eq!(counted(&device), Some(TransferCounts { requests: 0, bytes_in: 6, bytes_out: 7 }));
         assert_eq!(counted(&json!({ "name": "zero" })), None);
     }
 
     #[test]
     fn table_shows_every_device_and_no_control_characters() {
-        let (mut watch, start) = (Watch::default(), Instant::now());
+        let (mut watch, start) = (RateMeter::default(), Instant::now());
         watch.lines(&[process(0)], start);
         let lines = watch.lines(&[process(5_000_000)], start + Duration::from_secs(1));
-        let shown = screen(&lines, &mut Scroll::default(), (140, 6));
+        let shown = screen(&lines, &mut ScrollPosition::default(), (140, 6));
         assert_eq!(shown.len(), 6);
         let shown = shown.iter().map(|line| line.content().as_str()).collect::<Vec<_>>().join("\n");
         for part in ["1 devices, 1 in use", "disk", "backup?[2J.img", "in use", "lab3", "5.00 MB/s", "0.25 / 1.00 ms"] {
@@ -362,9 +362,9 @@ mod tests {
     #[test]
     fn every_line_of_a_screen_has_its_width_whatever_names_have_and_however_narrow_it_is() {
         let wide = json!({ "name": "\u{5bbf}\u{820e}".repeat(40), "title": "x".repeat(300), "state": "in use" });
-        let lines = Watch::default().lines(&[json!({ "pid": 7, "devices": [wide] })], Instant::now());
+        let lines = RateMeter::default().lines(&[json!({ "pid": 7, "devices": [wide] })], Instant::now());
         for (width, height) in [(0, 0), (1, 1), (40, 2), (80, 24), (104, 3), (300, 50)] {
-            let shown = screen(&lines, &mut Scroll::default(), (width, height));
+            let shown = screen(&lines, &mut ScrollPosition::default(), (width, height));
             assert_eq!(shown.len(), height);
             let widths = shown.iter().map(|line| line.content().width());
             assert!(widths.filter(|&of| of > 0).all(|of| of == width), "{width} x {height}");
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn marked_line_is_always_seen() {
-        let mut at = Scroll::default();
+        let mut at = ScrollPosition::default();
         let mut settled = |step: Option<bool>, count, seen| {
             step.into_iter().for_each(|is_down| at.step(is_down, count));
             at.settle(count, seen);

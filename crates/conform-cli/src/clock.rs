@@ -6,11 +6,11 @@ use farbus_model::Instant;
 
 /// A monotonic clock whose epoch is its creation.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct KitClock {
     epoch: time::Instant,
 }
 
-impl Clock {
+impl KitClock {
     /// A clock that begins now.
     pub fn start() -> Self {
         Self { epoch: time::Instant::now() }

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use farbus_conform::{Check, CheckResult, Report, Severity, Verdict};
-use farbus_control::failure::Failure;
+use farbus_conform::{CheckResult, CheckSeverity, CheckVerdict, ConformanceCheck, ConformanceReport};
+use farbus_control::failure::CommandFailure;
 use serde_json::{Value, json};
 
 use crate::output::{print_json, print_table, say, table};
 
 /// Options of each command.
 #[derive(Debug, clap::Args)]
-pub struct Common {
+pub struct CommonArgs {
     /// Run only the check of this name; may be given several times.
     #[arg(long, value_name = "ID")]
     pub only: Vec<String>,
@@ -28,17 +28,17 @@ pub struct Common {
 /// The exit code of a run that could not take place.
 const COULD_NOT_RUN: u8 = 2;
 
-pub fn could_not_run(why: impl std::fmt::Display) -> Failure {
-    Failure::local(format!("could not run: {why}")).with_exit_code(COULD_NOT_RUN)
+pub fn could_not_run(why: impl std::fmt::Display) -> CommandFailure {
+    CommandFailure::local(format!("could not run: {why}")).with_exit_code(COULD_NOT_RUN)
 }
 
-impl Common {
+impl CommonArgs {
     pub fn patience(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
     /// Checks that each name of `--only` is one.
-    pub fn known(&self, checks: &[Check]) -> Result<(), Failure> {
+    pub fn known(&self, checks: &[ConformanceCheck]) -> Result<(), CommandFailure> {
         match self.only.iter().find(|id| checks.iter().all(|check| check.id != *id)) {
             Some(unknown) => {
                 Err(could_not_run(format!("there is no check '{unknown}'; 'farbus conform … --list' names all")))
@@ -48,9 +48,9 @@ impl Common {
     }
 
     /// Shows the checks that are chosen.
-    pub fn show_checks(&self, checks: &[Check]) {
-        let is_chosen = |check: &&Check| self.only.is_empty() || self.only.iter().any(|id| id == check.id);
-        let chosen: Vec<&Check> = checks.iter().filter(is_chosen).collect();
+    pub fn show_checks(&self, checks: &[ConformanceCheck]) {
+        let is_chosen = |check: &&ConformanceCheck| self.only.is_empty() || self.only.iter().any(|id| id == check.id);
+        let chosen: Vec<&ConformanceCheck> = checks.iter().filter(is_chosen).collect();
         if self.json {
             return print_json(&chosen.into_iter().map(json_of).collect());
         }
@@ -62,7 +62,7 @@ impl Common {
     }
 
     /// Shows the results, as JSON or as a table, and says whether the peer conforms.
-    pub fn show(&self, role: &str, subject: &Value, report: &Report) -> Result<(), Failure> {
+    pub fn show(&self, role: &str, subject: &Value, report: &ConformanceReport) -> Result<(), CommandFailure> {
         match self.json {
             true => print_json(&json!({
                 "role": role,
@@ -73,17 +73,17 @@ impl Common {
             })),
             false => show_table(report),
         }
-        let failed = report.count(Severity::Must, Verdict::Fail);
+        let failed = report.count(CheckSeverity::Must, CheckVerdict::Fail);
         let of = if role == "session" { "session's exporter" } else { role };
         if failed == 0 {
             return Ok(());
         }
-        let failure = Failure::local(format!("{failed} of the claims that bind are false for this {of}"));
+        let failure = CommandFailure::local(format!("{failed} of the claims that bind are false for this {of}"));
         Err(if self.json { failure.told() } else { failure })
     }
 }
 
-fn json_of(check: &Check) -> Value {
+fn json_of(check: &ConformanceCheck) -> Value {
     json!({ "id": check.id, "severity": check.severity.as_str(), "claim": check.claim, "source": check.source })
 }
 
@@ -93,23 +93,24 @@ fn json_of_result(line: &CheckResult) -> Value {
     value
 }
 
-const VERDICTS: [Verdict; 4] = [Verdict::Pass, Verdict::Fail, Verdict::NotApplicable, Verdict::Skipped];
+const VERDICTS: [CheckVerdict; 4] =
+    [CheckVerdict::Pass, CheckVerdict::Fail, CheckVerdict::NotApplicable, CheckVerdict::Skipped];
 
-fn counts(report: &Report) -> Value {
+fn counts(report: &ConformanceReport) -> Value {
     let of = |severity| -> Value {
         VERDICTS.iter().map(|&verdict| (verdict.as_str().to_owned(), json!(report.count(severity, verdict)))).collect()
     };
-    json!({ "must": of(Severity::Must), "should": of(Severity::Should) })
+    json!({ "must": of(CheckSeverity::Must), "should": of(CheckSeverity::Should) })
 }
 
-fn show_table(report: &Report) {
+fn show_table(report: &ConformanceReport) {
     let mut table = table(&["CHECK", "", "RESULT", "CLAIM", "SEEN"]);
     for line in &report.results {
         let result = line.verdict.as_str();
         table.add_row([line.check.id, line.check.severity.as_str(), result, line.check.claim, &line.seen]);
     }
     print_table(&table);
-    for severity in [Severity::Must, Severity::Should] {
+    for severity in [CheckSeverity::Must, CheckSeverity::Should] {
         let of = |verdict| report.count(severity, verdict);
         let words: Vec<String> = VERDICTS
             .iter()

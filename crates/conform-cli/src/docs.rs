@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Command;
 use clap_complete::Shell;
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 
 /// The name by which a shell and `man` know this program.
 const PROGRAM: &str = "farbus-conform";
@@ -28,7 +28,7 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-pub fn completions(args: &CompletionsArgs, mut program: Command) -> Result<(), Failure> {
+pub fn completions(args: &CompletionsArgs, mut program: Command) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, PROGRAM, &mut script);
     // A reader that has closed the pipe needs no more.
@@ -36,8 +36,9 @@ pub fn completions(args: &CompletionsArgs, mut program: Command) -> Result<(), F
     Ok(())
 }
 
-pub fn man(args: &ManArgs, program: Command) -> Result<(), Failure> {
-    let cannot = |error| Failure::local(format!("cannot write man pages into {}: {error}", args.folder.display()));
+pub fn man(args: &ManArgs, program: Command) -> Result<(), CommandFailure> {
+    let cannot =
+        |error| CommandFailure::local(format!("cannot write man pages into {}: {error}", args.folder.display()));
     fs::create_dir_all(&args.folder).map_err(cannot)?;
     clap_mangen::generate_to(program, &args.folder).map_err(cannot)
 }

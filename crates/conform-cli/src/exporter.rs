@@ -1,12 +1,12 @@
 //! `farbus conform exporter`, that is `farbus-conform exporter`.
 
-use farbus_conform::exporter::{self, Settings};
-use farbus_control::failure::Failure;
+use farbus_conform::exporter::{self, ConformanceSettings};
+use farbus_control::failure::CommandFailure;
 use farbus_control::host_address::{address_of, check_host};
 use serde_json::json;
 
-use crate::common::{Common, could_not_run};
-use crate::network::Peer;
+use crate::common::{CommonArgs, could_not_run};
+use crate::network::NetworkPeer;
 
 /// Hold an exporter against what it owes its importers.
 ///
@@ -31,10 +31,10 @@ pub struct Args {
     #[arg(long, value_name = "BUSID")]
     busid: Option<String>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let Args { host, busid, common } = args;
     let checks = exporter::checks();
     common.known(&checks)?;
@@ -43,8 +43,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     };
     let patience = common.patience();
-    let settings = Settings { bus_id: busid.clone(), only: common.only.clone(), ..Settings::new(patience) };
-    let mut network = Peer::at(host, patience);
+    let settings =
+        ConformanceSettings { bus_id: busid.clone(), only: common.only.clone(), ..ConformanceSettings::new(patience) };
+    let mut network = NetworkPeer::at(host, patience);
     let report = exporter::run(&mut network, &settings, &mut |_| {}).map_err(could_not_run)?;
     common.show("exporter", &json!({ "address": address_of(host), "bus_id": busid }), &report)
 }

@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use farbus_conform::importer::{self, Stage};
-use farbus_control::failure::Failure;
+use farbus_conform::importer::{self, ProbeExporter};
+use farbus_control::failure::CommandFailure;
 use farbus_control::host_address::DEFAULT_PORT;
-use farbus_gadgets::audio::Audio;
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::storage::{Options, Storage};
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::audio::AudioGadget;
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::storage::{StorageGadget, StorageOptions};
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::block::MemoryStore;
-use farbus_model::{Device, Speed};
+use farbus_model::{Device, UsbSpeed};
 use serde_json::json;
 
-use crate::common::{Common, could_not_run};
+use crate::common::{CommonArgs, could_not_run};
 use crate::output::say;
-use crate::server::{Attached, Server};
+use crate::server::{ImporterProcess, KitServer};
 
 /// Bytes of the made-up disk: little, as there is one for each exporter that is played.
 const DISK_BYTES: usize = 4 << 20;
@@ -49,7 +49,7 @@ pub struct Args {
     listen: SocketAddr,
     /// What the device is.
     #[arg(long, value_enum, default_value_t)]
-    device: Kind,
+    device: ConformGadget,
     /// Command that attaches the importer, run by a shell for each bus id.
     ///
     /// {address}, {host}, {port} and {busid} stand for the exporter and its device. The command and what it started
@@ -60,12 +60,12 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
     work: u64,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 /// A made-up device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum ConformGadget {
     /// A disk of 4 MiB, empty.
     #[default]
     Disk,
@@ -82,24 +82,25 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().or_else(|_| bare()).map_err(|_| format!("'{text}' is no address: ADDR or ADDR:PORT, as in 10.0.0.7"))
 }
 
-impl Kind {
+impl ConformGadget {
     fn make(self) -> Box<dyn Device> {
         match self {
-            Kind::Disk => disk(),
-            Kind::Keyboard => Box::new(Keyboard::device()),
-            Kind::Audio => Box::new(Audio::device(Speed::High)),
-            Kind::Zero => Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)),
+            ConformGadget::Disk => disk(),
+            ConformGadget::Keyboard => Box::new(KeyboardGadget::device()),
+            ConformGadget::Audio => Box::new(AudioGadget::device(UsbSpeed::High)),
+            ConformGadget::Zero => Box::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)),
         }
     }
 }
 
 fn disk() -> Box<dyn Device> {
-    let options = Options { serial: SERIAL.to_owned(), product: "conformance".to_owned(), ..Options::default() };
-    let disk = Storage::device(Box::new(MemoryStore::new(vec![0; DISK_BYTES])), options);
+    let options =
+        StorageOptions { serial: SERIAL.to_owned(), product: "conformance".to_owned(), ..StorageOptions::default() };
+    let disk = StorageGadget::device(Box::new(MemoryStore::new(vec![0; DISK_BYTES])), options);
     Box::new(disk.expect("these options make a disk"))
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let Args { listen, device, with, work, common } = args;
     let checks = importer::checks();
     common.known(&checks)?;
@@ -107,9 +108,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         common.show_checks(&checks);
         return Ok(());
     }
-    let stage = Stage::new(|| device.make(), &common.only, common.patience());
+    let stage = ProbeExporter::new(|| device.make(), &common.only, common.patience());
     let bus_ids: Vec<&str> = stage.probes().map(|probe| probe.bus_id).collect();
-    let mut server = Server::bind(*listen, stage).map_err(|error| could_not_run(format!("{listen}: {error}")))?;
+    let mut server = KitServer::bind(*listen, stage).map_err(|error| could_not_run(format!("{listen}: {error}")))?;
     let address = server.address();
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&stop)).map_err(could_not_run)?;
@@ -129,10 +130,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         Some(command) => {
             for bus_id in bus_ids {
-                let attached = Attached::start(command, reached_at(address), bus_id).map_err(could_not_run)?;
+                let attached = ImporterProcess::start(command, reached_at(address), bus_id).map_err(could_not_run)?;
                 // An importer that never asks for the device is not waited for twice.
                 let most = common.patience() * 2;
-                let seen = |stage: &Stage| is_stopped() || stage.is_settled(bus_id);
+                let seen = |stage: &ProbeExporter| is_stopped() || stage.is_settled(bus_id);
                 server.serve_until(Some(most), seen).map_err(could_not_run)?;
                 if bus_id == importer::PROBES[0].bus_id {
                     let working = Some(Duration::from_secs(*work));

@@ -8,7 +8,7 @@
 //! **It never touches** farbus's own exporter and importer: the kit holds any implementation against the protocol, and
 //! is built without ours.
 //!
-//! **Start reading at** [`Cli`], which lists the commands; then at `exporter.rs`.
+//! **Start reading at** [`ConformCli`], which lists the commands; then at `exporter.rs`.
 //!
 //! **Why** a program of its own: who tests another implementation needs nothing else of farbus, and who uses farbus
 //! does not carry the kit in every process. Why a crate beside the kit's: the kit never touches a socket or a clock,
@@ -25,7 +25,7 @@ mod server;
 mod session;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 
 pub use output::report;
 
@@ -39,13 +39,13 @@ pub use output::report;
     max_term_width = 100,
     propagate_version = true
 )]
-pub struct Cli {
+pub struct ConformCli {
     #[command(subcommand)]
-    verb: Verb,
+    verb: ConformCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum ConformCommand {
     Exporter(exporter::Args),
     Importer(importer::Args),
     Session(session::Args),
@@ -56,14 +56,14 @@ enum Verb {
     Man(docs::ManArgs),
 }
 
-impl Cli {
+impl ConformCli {
     /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
-            Verb::Exporter(args) => args.common.json,
-            Verb::Importer(args) => args.common.json,
-            Verb::Session(args) => args.common.json,
-            Verb::Completions(_) | Verb::Man(_) => false,
+            ConformCommand::Exporter(args) => args.common.json,
+            ConformCommand::Importer(args) => args.common.json,
+            ConformCommand::Session(args) => args.common.json,
+            ConformCommand::Completions(_) | ConformCommand::Man(_) => false,
         }
     }
 }
@@ -72,12 +72,12 @@ impl Cli {
 ///
 /// # Errors
 /// A failure, which has its exit code.
-pub fn run(cli: &Cli) -> Result<(), Failure> {
+pub fn run(cli: &ConformCli) -> Result<(), CommandFailure> {
     match &cli.verb {
-        Verb::Exporter(args) => exporter::run(args),
-        Verb::Importer(args) => importer::run(args),
-        Verb::Session(args) => session::run(args),
-        Verb::Completions(args) => docs::completions(args, Cli::command()),
-        Verb::Man(args) => docs::man(args, Cli::command()),
+        ConformCommand::Exporter(args) => exporter::run(args),
+        ConformCommand::Importer(args) => importer::run(args),
+        ConformCommand::Session(args) => session::run(args),
+        ConformCommand::Completions(args) => docs::completions(args, ConformCli::command()),
+        ConformCommand::Man(args) => docs::man(args, ConformCli::command()),
     }
 }

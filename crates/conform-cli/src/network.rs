@@ -6,34 +6,34 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use farbus_conform::{Link, Lost, Network, Received};
+use farbus_conform::{LinkLoss, PeerLink, PeerNetwork, ReceiveOutcome};
 use farbus_control::host_address::{LOCAL, address_of};
 use farbus_model::Instant;
 
-use crate::clock::Clock;
+use crate::clock::KitClock;
 
 /// A peer at `HOST:PORT` or `unix:PATH`.
-pub struct Peer {
+pub struct NetworkPeer {
     address: String,
     patience: Duration,
-    clock: Clock,
+    clock: KitClock,
 }
 
-impl Peer {
+impl NetworkPeer {
     pub fn at(host: &str, patience: Duration) -> Self {
-        Self { address: address_of(host), patience, clock: Clock::start() }
+        Self { address: address_of(host), patience, clock: KitClock::start() }
     }
 
-    fn connect(&self) -> io::Result<Socket> {
+    fn connect(&self) -> io::Result<PeerSocket> {
         if let Some(path) = self.address.strip_prefix(LOCAL) {
-            return Ok(Socket::Local(UnixStream::connect(path)?));
+            return Ok(PeerSocket::Local(UnixStream::connect(path)?));
         }
         let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
         for address in self.address.to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, self.patience) {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;
-                    return Ok(Socket::Tcp(stream));
+                    return Ok(PeerSocket::Tcp(stream));
                 }
                 Err(error) => last = error,
             }
@@ -42,10 +42,10 @@ impl Peer {
     }
 }
 
-impl Network for Peer {
-    fn dial(&mut self) -> Result<Box<dyn Link>, Lost> {
-        let socket = self.connect().map_err(|error| Lost(format!("{}: {error}", self.address)))?;
-        Ok(Box::new(Connection { socket, clock: self.clock }))
+impl PeerNetwork for NetworkPeer {
+    fn dial(&mut self) -> Result<Box<dyn PeerLink>, LinkLoss> {
+        let socket = self.connect().map_err(|error| LinkLoss(format!("{}: {error}", self.address)))?;
+        Ok(Box::new(PeerConnection { socket, clock: self.clock }))
     }
 
     fn pause(&mut self, span: Duration) {
@@ -57,39 +57,39 @@ impl Network for Peer {
     }
 }
 
-enum Socket {
+enum PeerSocket {
     Tcp(TcpStream),
     Local(UnixStream),
 }
 
-impl Socket {
+impl PeerSocket {
     /// A limit of 0 would be none.
     fn set_limits(&self, span: Duration) -> io::Result<()> {
         let span = Some(span.max(Duration::from_millis(1)));
         match self {
-            Socket::Tcp(stream) => stream.set_read_timeout(span).and_then(|()| stream.set_write_timeout(span)),
-            Socket::Local(stream) => stream.set_read_timeout(span).and_then(|()| stream.set_write_timeout(span)),
+            PeerSocket::Tcp(stream) => stream.set_read_timeout(span).and_then(|()| stream.set_write_timeout(span)),
+            PeerSocket::Local(stream) => stream.set_read_timeout(span).and_then(|()| stream.set_write_timeout(span)),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Local(stream) => stream.write(bytes),
+            PeerSocket::Tcp(stream) => stream.write(bytes),
+            PeerSocket::Local(stream) => stream.write(bytes),
         }
     }
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Socket::Tcp(stream) => stream.read(into),
-            Socket::Local(stream) => stream.read(into),
+            PeerSocket::Tcp(stream) => stream.read(into),
+            PeerSocket::Local(stream) => stream.read(into),
         }
     }
 }
 
-struct Connection {
-    socket: Socket,
-    clock: Clock,
+struct PeerConnection {
+    socket: PeerSocket,
+    clock: KitClock,
 }
 
 /// Whether the time was over, or a signal came.
@@ -97,8 +97,8 @@ fn is_time(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-impl Link for Connection {
-    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, Lost> {
+impl PeerLink for PeerConnection {
+    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, LinkLoss> {
         let end = self.clock.now() + within;
         let mut sent = 0;
         while sent < bytes.len() {
@@ -108,30 +108,30 @@ impl Link for Connection {
             }
             let count = self.socket.set_limits(left).and_then(|()| self.socket.write(&bytes[sent..]));
             match count {
-                Ok(0) => return Err(Lost("the connection is closed".to_owned())),
+                Ok(0) => return Err(LinkLoss("the connection is closed".to_owned())),
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_time(&error) => break,
-                Err(error) => return Err(Lost(error.to_string())),
+                Err(error) => return Err(LinkLoss(error.to_string())),
             }
         }
         Ok(sent)
     }
 
-    fn receive(&mut self, into: &mut [u8], within: Duration) -> Received {
+    fn receive(&mut self, into: &mut [u8], within: Duration) -> ReceiveOutcome {
         let end = self.clock.now() + within;
         loop {
             let left = end.since(self.clock.now());
             if left.is_zero() {
-                return Received::Silence;
+                return ReceiveOutcome::Silence;
             }
             match self.socket.set_limits(left).and_then(|()| self.socket.read(into)) {
-                Ok(0) => return Received::Closed,
-                Ok(count) => return Received::Bytes(count),
+                Ok(0) => return ReceiveOutcome::Closed,
+                Ok(count) => return ReceiveOutcome::Bytes(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if is_time(&error) => return Received::Silence,
+                Err(error) if is_time(&error) => return ReceiveOutcome::Silence,
                 // A reset is an end, too.
-                Err(_) => return Received::Closed,
+                Err(_) => return ReceiveOutcome::Closed,
             }
         }
     }

@@ -5,12 +5,12 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
-use farbus_control::failure::{Failure, FailureKind};
+use farbus_control::failure::{CommandFailure, FailureKind};
 use serde_json::{Value, json};
 
 /// Prints which party failed and how; with `as_json` the same as JSON on standard output. Returns the exit code; 2 is
 /// clap's for usage errors.
-pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
+pub fn report(failure: &CommandFailure, as_json: bool) -> ExitCode {
     match failure.attribute() {
         FailureKind::Local => eprintln!("farbus: {failure}"),
         other => eprintln!("farbus: {}: {failure}", other.as_str()),

@@ -6,20 +6,20 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use farbus_conform::importer::{Ending, Stage};
+use farbus_conform::importer::{ProbeConnectionState, ProbeExporter};
 use farbus_conform::player::ConnId;
 use farbus_model::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::clock::Clock;
+use crate::clock::KitClock;
 
 /// Importers connected at a time; the others wait.
 const CONNECTIONS_MAX: usize = 64;
 /// The longest wait: a signal sets a flag that is looked at afterwards.
 const TURN: Duration = Duration::from_millis(100);
 
-struct Conn {
+struct KitConnection {
     id: ConnId,
     stream: TcpStream,
     /// The kit sends nothing more.
@@ -27,32 +27,36 @@ struct Conn {
 }
 
 /// A listening kit.
-pub struct Server {
+pub struct KitServer {
     listener: TcpListener,
     address: SocketAddr,
-    stage: Stage,
-    conns: Vec<Conn>,
-    clock: Clock,
+    stage: ProbeExporter,
+    conns: Vec<KitConnection>,
+    clock: KitClock,
 }
 
-impl Server {
-    pub fn bind(at: SocketAddr, stage: Stage) -> io::Result<Self> {
+impl KitServer {
+    pub fn bind(at: SocketAddr, stage: ProbeExporter) -> io::Result<Self> {
         let listener = TcpListener::bind(at)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        Ok(Self { listener, address, stage, conns: Vec::new(), clock: Clock::start() })
+        Ok(Self { listener, address, stage, conns: Vec::new(), clock: KitClock::start() })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    pub fn stage(&self) -> &Stage {
+    pub fn stage(&self) -> &ProbeExporter {
         &self.stage
     }
 
     /// Serves until the stage has seen enough, or for `most`.
-    pub fn serve_until(&mut self, most: Option<Duration>, mut is_enough: impl FnMut(&Stage) -> bool) -> io::Result<()> {
+    pub fn serve_until(
+        &mut self,
+        most: Option<Duration>,
+        mut is_enough: impl FnMut(&ProbeExporter) -> bool,
+    ) -> io::Result<()> {
         let end = most.map(|most| self.clock.now() + most);
         while !is_enough(&self.stage) && end.is_none_or(|end| self.clock.now() < end) {
             self.turn(end)?;
@@ -122,7 +126,7 @@ impl Server {
             Ok((stream, _)) => {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
-                self.conns.push(Conn { id: self.stage.connect(), stream, is_half: false });
+                self.conns.push(KitConnection { id: self.stage.connect(), stream, is_half: false });
                 Ok(())
             }
             // It was there and has left, or the process is short of descriptors for a moment.
@@ -132,7 +136,7 @@ impl Server {
 }
 
 /// Moves what can be moved; returns whether the connection goes on.
-fn serve(stage: &mut Stage, conn: &mut Conn, now: Instant) -> bool {
+fn serve(stage: &mut ProbeExporter, conn: &mut KitConnection, now: Instant) -> bool {
     let mut bytes = [0; 64 << 10];
     while stage.wants(conn.id) {
         match conn.stream.read(&mut bytes) {
@@ -152,24 +156,24 @@ fn serve(stage: &mut Stage, conn: &mut Conn, now: Instant) -> bool {
         }
     }
     match stage.ending(conn.id) {
-        Ending::Open => true,
-        Ending::Half => {
+        ProbeConnectionState::Open => true,
+        ProbeConnectionState::Half => {
             if !std::mem::replace(&mut conn.is_half, true) {
                 // The importer may have left meanwhile; its end is read then.
                 let _ = conn.stream.shutdown(Shutdown::Write);
             }
             true
         }
-        Ending::Closed => false,
+        ProbeConnectionState::Closed => false,
     }
 }
 
 /// The command that attaches an importer, with all that it started. Dropping it kills them.
-pub struct Attached {
+pub struct ImporterProcess {
     child: Child,
 }
 
-impl Attached {
+impl ImporterProcess {
     /// Starts a command of `--with`.
     pub fn start(command: &str, address: SocketAddr, bus_id: &str) -> io::Result<Self> {
         let filled = command
@@ -207,7 +211,7 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
+impl Drop for ImporterProcess {
     fn drop(&mut self) {
         // What it left behind has its process group, too.
         self.signal(Signal::KILL);

@@ -1,12 +1,12 @@
 //! `farbus conform session`, that is `farbus-conform session`.
 
-use farbus_conform::session::{self, Settings};
-use farbus_control::failure::Failure;
+use farbus_conform::session::{self, ConformanceSettings};
+use farbus_control::failure::CommandFailure;
 use farbus_control::host_address::{address_of, check_host};
 use serde_json::json;
 
-use crate::common::{Common, could_not_run};
-use crate::network::Peer;
+use crate::common::{CommonArgs, could_not_run};
+use crate::network::NetworkPeer;
 
 /// Hold an exporter against farbus's own protocol.
 ///
@@ -32,10 +32,10 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let Args { host, device, common } = args;
     let checks = session::checks();
     common.known(&checks)?;
@@ -44,8 +44,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     };
     let patience = common.patience();
-    let settings = Settings { bus_id: device.clone(), only: common.only.clone(), ..Settings::new(patience) };
-    let mut network = Peer::at(host, patience);
+    let settings =
+        ConformanceSettings { bus_id: device.clone(), only: common.only.clone(), ..ConformanceSettings::new(patience) };
+    let mut network = NetworkPeer::at(host, patience);
     let report = session::run(&mut network, &settings, &mut |_| {}).map_err(could_not_run)?;
     common.show("session", &json!({ "address": address_of(host), "device": device }), &report)
 }

@@ -2,26 +2,26 @@
 
 /// How much a claim binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
+pub enum CheckSeverity {
     /// Peers break without it.
     Must,
     /// Peers work without it, slower or by luck.
     Should,
 }
 
-impl Severity {
+impl CheckSeverity {
     /// `must` or `should`.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Severity::Must => "must",
-            Severity::Should => "should",
+            CheckSeverity::Must => "must",
+            CheckSeverity::Should => "should",
         }
     }
 }
 
 /// A check: its name, which stays, and what it claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Check {
+pub struct ConformanceCheck {
     /// The name; never used for another claim.
     pub id: &'static str,
     /// A sentence that can be false.
@@ -29,12 +29,12 @@ pub struct Check {
     /// Where it is written: a clause of a specification, a requirement, a fault that was seen.
     pub source: &'static str,
     /// How much it binds.
-    pub severity: Severity,
+    pub severity: CheckSeverity,
 }
 
 /// What became of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum CheckVerdict {
     /// The claim held.
     Pass,
     /// It was seen to be false.
@@ -45,56 +45,56 @@ pub enum Verdict {
     Skipped,
 }
 
-impl Verdict {
+impl CheckVerdict {
     /// The word in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Verdict::Pass => "pass",
-            Verdict::Fail => "fail",
-            Verdict::NotApplicable => "not applicable",
-            Verdict::Skipped => "skipped",
+            CheckVerdict::Pass => "pass",
+            CheckVerdict::Fail => "fail",
+            CheckVerdict::NotApplicable => "not applicable",
+            CheckVerdict::Skipped => "skipped",
         }
     }
 }
 
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Result {
+pub struct CheckResult {
     /// What was checked.
-    pub check: Check,
+    pub check: ConformanceCheck,
     /// What became of it.
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// What was seen, or why it was not tried.
     pub seen: String,
 }
 
 /// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct ConformanceReport {
     /// The results, in the order of the checks.
-    pub results: Vec<Result>,
+    pub results: Vec<CheckResult>,
 }
 
-impl Report {
+impl ConformanceReport {
     /// How many checks of this severity ended so.
-    pub fn count(&self, severity: Severity, verdict: Verdict) -> usize {
+    pub fn count(&self, severity: CheckSeverity, verdict: CheckVerdict) -> usize {
         self.results.iter().filter(|r| r.check.severity == severity && r.verdict == verdict).count()
     }
 
     /// Whether no claim that binds was seen to be false.
     pub fn conforms(&self) -> bool {
-        self.count(Severity::Must, Verdict::Fail) == 0
+        self.count(CheckSeverity::Must, CheckVerdict::Fail) == 0
     }
 
     /// The names of the checks that failed.
     pub fn failed(&self) -> Vec<&'static str> {
-        self.results.iter().filter(|r| r.verdict == Verdict::Fail).map(|r| r.check.id).collect()
+        self.results.iter().filter(|r| r.verdict == CheckVerdict::Fail).map(|r| r.check.id).collect()
     }
 }
 
 /// Why a check ended without a pass.
 #[derive(Debug)]
-pub(crate) enum Stop {
+pub(crate) enum CheckStop {
     /// The claim is false; holds what was seen.
     Fail(String),
     /// The device cannot show it; holds why.
@@ -104,48 +104,58 @@ pub(crate) enum Stop {
 }
 
 /// What a check returns: what was seen, or why it stopped.
-pub(crate) type Seen = std::result::Result<String, Stop>;
+pub(crate) type CheckOutcome = std::result::Result<String, CheckStop>;
 
-impl Stop {
+impl CheckStop {
     pub fn fail(seen: impl Into<String>) -> Self {
-        Stop::Fail(seen.into())
+        CheckStop::Fail(seen.into())
     }
 
     pub fn not_applicable(why: impl Into<String>) -> Self {
-        Stop::NotApplicable(why.into())
+        CheckStop::NotApplicable(why.into())
     }
 }
 
 /// The line of a report for a check that returned this.
-pub(crate) fn line(check: Check, seen: Seen) -> Result {
+pub(crate) fn line(check: ConformanceCheck, seen: CheckOutcome) -> CheckResult {
     let (verdict, seen) = match seen {
-        Ok(seen) => (Verdict::Pass, seen),
-        Err(Stop::Fail(seen)) => (Verdict::Fail, seen),
-        Err(Stop::NotApplicable(why)) => (Verdict::NotApplicable, why),
-        Err(Stop::Skip(why)) => (Verdict::Skipped, why),
+        Ok(seen) => (CheckVerdict::Pass, seen),
+        Err(CheckStop::Fail(seen)) => (CheckVerdict::Fail, seen),
+        Err(CheckStop::NotApplicable(why)) => (CheckVerdict::NotApplicable, why),
+        Err(CheckStop::Skip(why)) => (CheckVerdict::Skipped, why),
     };
-    Result { check, verdict, seen }
+    CheckResult { check, verdict, seen }
 }
 
 /// A check and the function that tries it.
-pub(crate) struct Entry<R> {
-    pub check: Check,
+pub(crate) struct CheckEntry<R> {
+    pub check: ConformanceCheck,
     pub run: R,
 }
 
 /// A row of a table of checks: a claim that binds.
-pub(crate) const fn must<R: Copy>(id: &'static str, claim: &'static str, source: &'static str, run: R) -> Entry<R> {
-    Entry { check: Check { id, claim, source, severity: Severity::Must }, run }
+pub(crate) const fn must<R: Copy>(
+    id: &'static str,
+    claim: &'static str,
+    source: &'static str,
+    run: R,
+) -> CheckEntry<R> {
+    CheckEntry { check: ConformanceCheck { id, claim, source, severity: CheckSeverity::Must }, run }
 }
 
 /// A row of a table of checks: a claim without which peers still work.
-pub(crate) const fn should<R: Copy>(id: &'static str, claim: &'static str, source: &'static str, run: R) -> Entry<R> {
-    Entry { check: Check { id, claim, source, severity: Severity::Should }, run }
+pub(crate) const fn should<R: Copy>(
+    id: &'static str,
+    claim: &'static str,
+    source: &'static str,
+    run: R,
+) -> CheckEntry<R> {
+    CheckEntry { check: ConformanceCheck { id, claim, source, severity: CheckSeverity::Should }, run }
 }
 
 /// A check that the device cannot show.
-pub(crate) fn not_applicable(why: impl Into<String>) -> Stop {
-    Stop::not_applicable(why)
+pub(crate) fn not_applicable(why: impl Into<String>) -> CheckStop {
+    CheckStop::not_applicable(why)
 }
 
 /// Whether a check was chosen by name; without names all are.

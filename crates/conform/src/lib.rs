@@ -5,7 +5,7 @@
 //! of farbus's own protocol against any exporter of it ([`session`]). Every check has a name that stays, a claim that
 //! can be false, and the place where the claim is written.
 //!
-//! **It may touch** the connections that it is given ([`Network`], [`Link`]), and the moments that they tell.
+//! **It may touch** the connections that it is given ([`PeerNetwork`], [`PeerLink`]), and the moments that they tell.
 //!
 //! **It never touches** a socket, a thread or a clock. A test gives it an exporter in memory.
 //!
@@ -25,5 +25,5 @@ pub mod session;
 mod settings;
 mod transport;
 
-pub use check::{Check, Report, Result as CheckResult, Severity, Verdict};
-pub use transport::{Link, Lost, Network, Received};
+pub use check::{CheckResult, CheckSeverity, CheckVerdict, ConformanceCheck, ConformanceReport};
+pub use transport::{LinkLoss, PeerLink, PeerNetwork, ReceiveOutcome};

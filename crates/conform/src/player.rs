@@ -1,14 +1,15 @@
-//! An exporter without sockets: made-up devices for several connections. What it sends passes a [`Tamper`], which may
+//! An exporter without sockets: made-up devices for several connections. What it sends passes a [`ExporterTamper`], which may
 //! change it: the kit's importer checks need an exporter that is wrong, and so do tests of its exporter checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use farbus_model::usb::request;
 use farbus_model::{
-    BufferPool, Completions, Device, EpAddr, Instant, Limits, Payload, Setup, Status, TransferType, UrbId,
+    BufferPool, CompletionQueue, Device, EpAddr, Instant, Payload, SessionLimits, SetupPacket, TransferType, UrbId,
+    UrbStatus,
 };
 use farbus_wire::usbip::message::{HEADER_BYTES, ISO_PACKET_BYTES, command};
-use farbus_wire::usbip::{DeviceRecord, OpStatus, Request, ServerConn};
+use farbus_wire::usbip::{DeviceRecord, OpStatus, UsbipRequest, UsbipServerConn};
 
 /// Answers that wait for a client that does not read; beyond, its requests are left unread.
 const BACKLOG_BYTES_MAX: usize = 256 << 10;
@@ -19,7 +20,7 @@ const POOL_BYTES: usize = 4 << 20;
 const RET_SUBMIT: u8 = command::RET_SUBMIT as u8;
 
 /// SET_FEATURE(PORT_RESET) of a hub's port (USB 2.0 §11.24.2.13): Linux's stub_rx resets the device.
-fn asks_for_port_reset(setup: &Setup) -> bool {
+fn asks_for_port_reset(setup: &SetupPacket) -> bool {
     (setup.request_type, setup.request, setup.value) == (0x23, request::SET_FEATURE, 4)
 }
 
@@ -29,7 +30,7 @@ pub struct ConnId(u32);
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExporterMessageKind {
     /// The answer to a list.
     List,
     /// The answer to an import.
@@ -41,9 +42,9 @@ pub enum Kind {
 }
 
 /// Changes what an exporter sends to the users of one device, or to those who have none yet.
-pub trait Tamper {
+pub trait ExporterTamper {
     /// A whole message that is about to be sent; it may be changed, emptied, or have others before and behind it.
-    fn message(&mut self, kind: Kind, bytes: &mut Vec<u8>) {
+    fn message(&mut self, kind: ExporterMessageKind, bytes: &mut Vec<u8>) {
         let _ = (kind, bytes);
     }
 
@@ -81,52 +82,52 @@ pub trait Tamper {
 
 /// Sends each message as it should be.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Right;
+pub struct NoTamper;
 
-impl Tamper for Right {}
+impl ExporterTamper for NoTamper {}
 
-struct Shelf {
+struct MockExport {
     record: DeviceRecord,
     device: Box<dyn Device>,
     user: Option<ConnId>,
-    tamper: Box<dyn Tamper>,
+    tamper: Box<dyn ExporterTamper>,
 }
 
-struct Conn {
-    server: ServerConn,
+struct MockExporterConnection {
+    server: UsbipServerConn,
     shelf: Option<usize>,
-    done: Completions,
+    done: CompletionQueue,
     out: Vec<u8>,
     is_over: bool,
 }
 
 /// An exporter with made-up devices, over as many connections as are accepted.
-pub struct Player {
-    shelves: Vec<Shelf>,
-    conns: BTreeMap<ConnId, Conn>,
+pub struct MockExporter {
+    shelves: Vec<MockExport>,
+    conns: BTreeMap<ConnId, MockExporterConnection>,
     next: u32,
-    limits: Limits,
+    limits: SessionLimits,
     /// Halted endpoints that a client was told of.
     halted: BTreeSet<(ConnId, EpAddr)>,
     /// For messages of connections without a device.
-    tamper: Box<dyn Tamper>,
+    tamper: Box<dyn ExporterTamper>,
 }
 
-impl Player {
+impl MockExporter {
     /// An exporter without devices; `tamper` sees lists and refusals.
-    pub fn new(tamper: Box<dyn Tamper>) -> Self {
+    pub fn new(tamper: Box<dyn ExporterTamper>) -> Self {
         Self {
             shelves: Vec::new(),
             conns: BTreeMap::new(),
             next: 0,
-            limits: Limits::DEFAULT,
+            limits: SessionLimits::DEFAULT,
             halted: BTreeSet::new(),
             tamper,
         }
     }
 
     /// Offers a device under this bus id.
-    pub fn offer(&mut self, bus_id: &str, device: Box<dyn Device>, tamper: Box<dyn Tamper>) {
+    pub fn offer(&mut self, bus_id: &str, device: Box<dyn Device>, tamper: Box<dyn ExporterTamper>) {
         let number = self.shelves.len() as u32 + 1;
         let descriptors = device.descriptors();
         let configuration = descriptors.configurations.first();
@@ -147,16 +148,16 @@ impl Player {
             interface_count: interfaces.len() as u8,
             interfaces,
         };
-        self.shelves.push(Shelf { record, device, user: None, tamper });
+        self.shelves.push(MockExport { record, device, user: None, tamper });
     }
 
     /// A client connected.
     pub fn connect(&mut self) -> ConnId {
         let id = ConnId(self.next);
         self.next += 1;
-        let done = Completions::new(BufferPool::new(POOL_BYTES));
-        let server = ServerConn::new(&self.limits);
-        self.conns.insert(id, Conn { server, shelf: None, done, out: Vec::new(), is_over: false });
+        let done = CompletionQueue::new(BufferPool::new(POOL_BYTES));
+        let server = UsbipServerConn::new(&self.limits);
+        self.conns.insert(id, MockExporterConnection { server, shelf: None, done, out: Vec::new(), is_over: false });
         id
     }
 
@@ -197,7 +198,7 @@ impl Player {
                         Some(at) => self.shelves[at].tamper.forgives(),
                         None => self.tamper.forgives(),
                     };
-                    self.drain(id, shelf, Some((Kind::Import, usize::MAX)));
+                    self.drain(id, shelf, Some((ExporterMessageKind::Import, usize::MAX)));
                     if let Some(conn) = self.conns.get_mut(&id) {
                         conn.is_over = !forgives;
                     }
@@ -208,30 +209,30 @@ impl Player {
         self.collect(id, now);
     }
 
-    fn carry_out(&mut self, id: ConnId, request: Request, now: Instant) {
+    fn carry_out(&mut self, id: ConnId, request: UsbipRequest, now: Instant) {
         match request {
-            Request::DeviceList => {
+            UsbipRequest::DeviceList => {
                 let records: Vec<DeviceRecord> = self.shelves.iter().map(|shelf| shelf.record.clone()).collect();
                 if let Some(conn) = self.conns.get_mut(&id) {
                     conn.server.reply_device_list(&records);
                 }
-                self.drain(id, None, Some((Kind::List, usize::MAX)));
+                self.drain(id, None, Some((ExporterMessageKind::List, usize::MAX)));
             }
-            Request::Import(bus_id) => self.import(id, &bus_id),
-            Request::Submit(urb) => {
+            UsbipRequest::Import(bus_id) => self.import(id, &bus_id),
+            UsbipRequest::Submit(urb) => {
                 let Some(conn) = self.conns.get_mut(&id) else { return };
                 let Some(at) = conn.shelf else { return };
                 if conn.server.in_flight() > REQUESTS_MAX {
-                    conn.done.push(urb.launch().fail(Status::NoCredit));
+                    conn.done.push(urb.launch().fail(UrbStatus::NoCredit));
                 } else if urb.endpoint.is_control() && asks_for_port_reset(&urb.setup) {
                     self.shelves[at].device.reset(now, &mut conn.done);
-                    conn.done.push(urb.launch().done(Status::Ok, 0, Payload::Empty));
+                    conn.done.push(urb.launch().done(UrbStatus::Ok, 0, Payload::Empty));
                 } else {
                     self.shelves[at].device.submit(now, urb.launch(), &mut conn.done);
                 }
                 self.collect(id, now);
             }
-            Request::Unlink(urb) => {
+            UsbipRequest::Unlink(urb) => {
                 let Some(conn) = self.conns.get_mut(&id) else { return };
                 let Some(at) = conn.shelf else { return };
                 self.shelves[at].device.cancel(now, urb, &mut conn.done);
@@ -257,7 +258,7 @@ impl Player {
             conn.shelf = Some(at);
             self.shelves[at].user = Some(id);
         }
-        self.drain(id, at, Some((Kind::Import, usize::MAX)));
+        self.drain(id, at, Some((ExporterMessageKind::Import, usize::MAX)));
     }
 
     /// Encodes the completions of a connection.
@@ -274,13 +275,13 @@ impl Player {
             if !conn.server.is_in_flight(done.id) {
                 continue;
             }
-            if done.status == Status::Stall && !done.endpoint.is_control() {
+            if done.status == UrbStatus::Stall && !done.endpoint.is_control() {
                 self.halted.insert((id, done.endpoint));
             }
             let length = HEADER_BYTES + done.payload.len() + done.iso.len() * ISO_PACKET_BYTES;
             conn.server.complete(done, &mut conn.done.pool);
             let shelf = conn.shelf;
-            self.drain(id, shelf, Some((Kind::Submit, length)));
+            self.drain(id, shelf, Some((ExporterMessageKind::Submit, length)));
         }
     }
 
@@ -297,18 +298,19 @@ impl Player {
     }
 
     /// Passes on whole messages: the first of this kind and length, if it is there, then answers to unlinks.
-    fn drain(&mut self, id: ConnId, at: Option<usize>, first: Option<(Kind, usize)>) {
+    fn drain(&mut self, id: ConnId, at: Option<usize>, first: Option<(ExporterMessageKind, usize)>) {
         let mut bytes = self.taken(id);
-        let mut first = first.filter(|(kind, _)| *kind != Kind::Submit || bytes.get(3) == Some(&RET_SUBMIT));
+        let mut first =
+            first.filter(|(kind, _)| *kind != ExporterMessageKind::Submit || bytes.get(3) == Some(&RET_SUBMIT));
         while !bytes.is_empty() {
-            let (kind, length) = first.take().unwrap_or((Kind::Unlink, HEADER_BYTES));
+            let (kind, length) = first.take().unwrap_or((ExporterMessageKind::Unlink, HEADER_BYTES));
             let rest = bytes.split_off(length.min(bytes.len()));
             self.put(id, at, kind, bytes);
             bytes = rest;
         }
     }
 
-    fn put(&mut self, id: ConnId, at: Option<usize>, kind: Kind, mut bytes: Vec<u8>) {
+    fn put(&mut self, id: ConnId, at: Option<usize>, kind: ExporterMessageKind, mut bytes: Vec<u8>) {
         let tamper = match at {
             Some(at) => &mut self.shelves[at].tamper,
             None => &mut self.tamper,
@@ -381,7 +383,7 @@ impl Player {
         while conn.done.pop().is_some() {}
     }
 
-    /// When [`Player::handle_timeout`] wants to be called.
+    /// When [`MockExporter::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.shelves.iter().filter_map(|shelf| shelf.device.poll_timeout()).min()
     }
@@ -418,13 +420,13 @@ impl Player {
     }
 }
 
-impl Drop for Player {
+impl Drop for MockExporter {
     /// Every request is answered before its device goes.
     fn drop(&mut self) {
         while let Some(id) = self.conns.keys().next().copied() {
             self.close(id, Instant::ZERO);
         }
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         self.shelves.iter_mut().for_each(|shelf| shelf.device.reset(Instant::ZERO, &mut done));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// What a run is told.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ConformanceSettings {
     /// The device to use, by its bus id (or by its name, in a session); without, the first of the exporter's list.
     pub bus_id: Option<String>,
     /// How long an answer may take.
@@ -15,7 +15,7 @@ pub struct Settings {
     pub only: Vec<String>,
 }
 
-impl Settings {
+impl ConformanceSettings {
     /// All checks, with a first device, and an answer in `patience`.
     pub fn new(patience: Duration) -> Self {
         let quiet = (patience / 10).clamp(Duration::from_millis(50), Duration::from_millis(500));

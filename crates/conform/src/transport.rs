@@ -6,12 +6,12 @@ use std::time::Duration;
 use farbus_model::Instant;
 
 /// The way to the peer that is tested.
-pub trait Network {
+pub trait PeerNetwork {
     /// Opens a connection.
     ///
     /// # Errors
-    /// [`Lost`]: why there is none.
-    fn dial(&mut self) -> Result<Box<dyn Link>, Lost>;
+    /// [`LinkLoss`]: why there is none.
+    fn dial(&mut self) -> Result<Box<dyn PeerLink>, LinkLoss>;
 
     /// Lets time pass: the peer is asked again later.
     fn pause(&mut self, span: Duration);
@@ -21,20 +21,20 @@ pub trait Network {
 }
 
 /// A connection to the peer. Dropping it closes it.
-pub trait Link {
+pub trait PeerLink {
     /// Sends bytes, as long as the peer takes them. Returns how many it took within the time.
     ///
     /// # Errors
-    /// [`Lost`]: the peer ended the connection.
-    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, Lost>;
+    /// [`LinkLoss`]: the peer ended the connection.
+    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, LinkLoss>;
 
     /// Waits for bytes.
-    fn receive(&mut self, into: &mut [u8], within: Duration) -> Received;
+    fn receive(&mut self, into: &mut [u8], within: Duration) -> ReceiveOutcome;
 }
 
 /// What came within the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum ReceiveOutcome {
     /// So many bytes, at least one.
     Bytes(usize),
     /// The peer ended the connection.
@@ -45,12 +45,12 @@ pub enum Received {
 
 /// A connection that is not there (any more); holds a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost(pub String);
+pub struct LinkLoss(pub String);
 
-impl fmt::Display for Lost {
+impl fmt::Display for LinkLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Lost {}
+impl std::error::Error for LinkLoss {}

@@ -3,23 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use farbus_conform::importer::{self, Ending, Stage};
+use farbus_conform::importer::{self, ProbeConnectionState, ProbeExporter};
 use farbus_conform::player::ConnId;
-use farbus_conform::{Report, Verdict};
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_conform::{CheckVerdict, ConformanceReport};
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::descriptor::kind;
 use farbus_model::{
-    BufferPool, Device, EpAddr, Instant, IsoPacket, Limits, Setup, Speed, TransferType, Urb, UrbFlags, UrbId,
+    BufferPool, Device, EpAddr, Instant, IsoPacket, SessionLimits, SetupPacket, TransferType, Urb, UrbFlags, UrbId,
+    UsbSpeed,
 };
-use farbus_wire::usbip::ClientConn;
-use farbus_wire::usbip::client::Answer;
+use farbus_wire::usbip::UsbipClientConn;
+use farbus_wire::usbip::client::UsbipReply;
 use farbus_wire::usbip::message::{OpHeader, RawHeader, encode_unlink, op};
 use farbus_wire::usbip::{OpStatus, message};
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn zero() -> Box<dyn Device> {
-    Box::new(SourceSink::device(Speed::High, Fill::Zeros, false))
+    Box::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false))
 }
 
 /// What an importer does wrong.
@@ -44,7 +45,7 @@ const NONE: Faults =
 
 /// An importer without sockets, on the parser that farbus uses.
 struct Importer {
-    conn: ClientConn,
+    conn: UsbipClientConn,
     pool: BufferPool,
     sent: usize,
     step: usize,
@@ -63,14 +64,15 @@ impl Importer {
         self.step += 1;
         let id = UrbId(self.step as u64);
         match self.step {
-            1 => {
-                self.submit(Urb { id, ..control(Setup::get_descriptor(kind::DEVICE, 0, 0, 18)) }, TransferType::Control)
-            }
-            2 => self.submit(
-                Urb { id, ..control(Setup::get_descriptor(kind::CONFIGURATION, 0, 0, 255)) },
+            1 => self.submit(
+                Urb { id, ..control(SetupPacket::get_descriptor(kind::DEVICE, 0, 0, 18)) },
                 TransferType::Control,
             ),
-            3 => self.submit(Urb { id, ..control(Setup::set_configuration(1)) }, TransferType::Control),
+            2 => self.submit(
+                Urb { id, ..control(SetupPacket::get_descriptor(kind::CONFIGURATION, 0, 0, 255)) },
+                TransferType::Control,
+            ),
+            3 => self.submit(Urb { id, ..control(SetupPacket::set_configuration(1)) }, TransferType::Control),
             4 => self.submit(Urb::data_in(id, EpAddr::from_byte(0x81), 512), TransferType::Bulk),
             5 => {
                 let iso = vec![IsoPacket { offset: 0, length: 1024, ..IsoPacket::default() }; 1];
@@ -113,12 +115,12 @@ impl Importer {
             loop {
                 match self.conn.poll_answer() {
                     Ok(None) => break,
-                    Ok(Some(Answer::Imported(Ok(record)))) => {
+                    Ok(Some(UsbipReply::Imported(Ok(record)))) => {
                         self.devid = record.device_id();
                         self.go_on();
                     }
-                    Ok(Some(Answer::Done(_))) if self.faults.leaves => return false,
-                    Ok(Some(Answer::Done(_))) => self.go_on(),
+                    Ok(Some(UsbipReply::Done(_))) if self.faults.leaves => return false,
+                    Ok(Some(UsbipReply::Done(_))) => self.go_on(),
                     Ok(Some(_)) => return self.faults.stays,
                     Err(_) => return self.faults.ignores,
                 }
@@ -129,10 +131,10 @@ impl Importer {
 }
 
 /// Attaches an importer to a device until nothing more happens.
-fn attach(stage: &mut Stage, bus_id: &str, faults: Faults, now: &mut Instant) {
+fn attach(stage: &mut ProbeExporter, bus_id: &str, faults: Faults, now: &mut Instant) {
     let id: ConnId = stage.connect();
-    let (limits, pool) = (Limits::DEFAULT, BufferPool::new(1 << 20));
-    let mut importer = Importer { conn: ClientConn::new(&limits), pool, sent: 0, step: 0, faults, devid: 0 };
+    let (limits, pool) = (SessionLimits::DEFAULT, BufferPool::new(1 << 20));
+    let mut importer = Importer { conn: UsbipClientConn::new(&limits), pool, sent: 0, step: 0, faults, devid: 0 };
     importer.conn.import(bus_id);
     let mut extra = None;
     for _ in 0..20_000 {
@@ -153,14 +155,14 @@ fn attach(stage: &mut Stage, bus_id: &str, faults: Faults, now: &mut Instant) {
             extra = Some(());
             continue;
         }
-        if stage.ending(id) == Ending::Half && faults.pads {
+        if stage.ending(id) == ProbeConnectionState::Half && faults.pads {
             stage.receive(id, &request(importer.devid, 98), *now);
         }
-        if stage.ending(id) != Ending::Open && !faults.ignores {
+        if stage.ending(id) != ProbeConnectionState::Open && !faults.ignores {
             break;
         }
         // A wrong importer repeats itself.
-        if faults.ignores && (importer.step == 0 || stage.ending(id) != Ending::Open) {
+        if faults.ignores && (importer.step == 0 || stage.ending(id) != ProbeConnectionState::Open) {
             *now = *now + PATIENCE / 2;
             stage.receive(id, &request(importer.devid.max(0x0001_0001), 99), *now);
         }
@@ -177,14 +179,14 @@ fn attach(stage: &mut Stage, bus_id: &str, faults: Faults, now: &mut Instant) {
 
 /// GET_DESCRIPTOR with this device id and number.
 fn request(devid: u32, number: u32) -> Vec<u8> {
-    let setup = Setup::get_descriptor(kind::DEVICE, 0, 0, 18).to_bytes();
+    let setup = SetupPacket::get_descriptor(kind::DEVICE, 0, 0, 18).to_bytes();
     RawHeader { command: 1, seqnum: number, devid, direction: 1, ep: 0, body: [0x200, 18, 0, 0, 0], setup }
         .to_bytes()
         .to_vec()
 }
 
-fn test(faults: Faults) -> Report {
-    let mut stage = Stage::new(zero, &[], PATIENCE);
+fn test(faults: Faults) -> ConformanceReport {
+    let mut stage = ProbeExporter::new(zero, &[], PATIENCE);
     let bus_ids: Vec<&str> = stage.probes().map(|probe| probe.bus_id).collect();
     let mut now = Instant::ZERO;
     for bus_id in bus_ids {
@@ -193,8 +195,8 @@ fn test(faults: Faults) -> Report {
     stage.report(&[])
 }
 
-fn failed(report: &Report) -> BTreeMap<&'static str, String> {
-    let failed = report.results.iter().filter(|line| line.verdict == Verdict::Fail);
+fn failed(report: &ConformanceReport) -> BTreeMap<&'static str, String> {
+    let failed = report.results.iter().filter(|line| line.verdict == CheckVerdict::Fail);
     failed.map(|line| (line.check.id, line.seen.clone())).collect()
 }
 
@@ -203,7 +205,7 @@ fn a_right_importer_passes_each_check_that_its_device_can_show() {
     let report = test(NONE);
     assert_eq!(failed(&report), BTreeMap::new());
     let open: Vec<&str> =
-        report.results.iter().filter(|line| line.verdict != Verdict::Pass).map(|line| line.check.id).collect();
+        report.results.iter().filter(|line| line.verdict != CheckVerdict::Pass).map(|line| line.check.id).collect();
     assert_eq!(open, [] as [&str; 0]);
     assert!(report.conforms());
 }
@@ -280,7 +282,7 @@ fn an_importer_that_is_wrong_in_one_way_breaks_that_rule_and_only_related_ones()
         (
             "a halted endpoint is used",
             extra(|devid| {
-                let halt = Setup { request: 3, ..Setup::clear_halt(EpAddr::from_byte(0x81)) }.to_bytes();
+                let halt = SetupPacket { request: 3, ..SetupPacket::clear_halt(EpAddr::from_byte(0x81)) }.to_bytes();
                 let raw = RawHeader::from_bytes(request(devid, 700).first_chunk().unwrap());
                 let halted = RawHeader { direction: 0, body: [0; 5], setup: halt, ..raw };
                 let read = |seqnum| RawHeader { seqnum, ep: 1, setup: [0; 8], body: [0x200, 512, 0, 0, 0], ..raw };
@@ -330,18 +332,20 @@ fn an_importer_that_is_wrong_in_one_way_breaks_that_rule_and_only_related_ones()
 
 #[test]
 fn an_importer_that_attaches_to_nothing_is_not_judged() {
-    let stage = Stage::new(zero, &[], PATIENCE);
+    let stage = ProbeExporter::new(zero, &[], PATIENCE);
     let report = stage.report(&[]);
-    assert!(report.results.iter().all(|line| matches!(line.verdict, Verdict::Skipped | Verdict::NotApplicable)));
+    assert!(
+        report.results.iter().all(|line| matches!(line.verdict, CheckVerdict::Skipped | CheckVerdict::NotApplicable))
+    );
 }
 
 #[test]
 fn a_list_alone_is_held_against_the_rules_of_operations() {
-    let mut stage = Stage::new(zero, &[], PATIENCE);
+    let mut stage = ProbeExporter::new(zero, &[], PATIENCE);
     let id = stage.connect();
     stage.receive(id, &OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes(), Instant::ZERO);
     assert!(stage.transmit(id).len() > 312 * importer::PROBES.len());
     let report = stage.report(&["operation".to_owned()]);
     assert_eq!(report.results.len(), 1);
-    assert_eq!(report.results[0].verdict, Verdict::Pass);
+    assert_eq!(report.results[0].verdict, CheckVerdict::Pass);
 }

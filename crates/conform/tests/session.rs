@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farbus_conform::session::{self, Settings};
-use farbus_conform::{Link, Lost, Network, Received, Report, Verdict};
+use farbus_conform::session::{self, ConformanceSettings};
+use farbus_conform::{CheckVerdict, ConformanceReport, LinkLoss, PeerLink, PeerNetwork, ReceiveOutcome};
 use farbus_model::Instant;
-use farbus_wire::native::{Hello, LanePosition, Options, Outcome, SessionId, Welcome};
+use farbus_wire::native::{ExporterWelcome, HelloOptions, ImporterHello, LanePosition, SessionId, WelcomeOutcome};
 
 /// An exporter that greets, answers pings and hears goodbyes.
 struct Greeter {
@@ -29,8 +29,8 @@ struct End {
     said: Vec<u8>,
 }
 
-impl Network for Greeter {
-    fn dial(&mut self) -> Result<Box<dyn Link>, Lost> {
+impl PeerNetwork for Greeter {
+    fn dial(&mut self) -> Result<Box<dyn PeerLink>, LinkLoss> {
         self.sessions += 1;
         Ok(Box::new(End {
             now: Rc::clone(&self.now),
@@ -55,12 +55,13 @@ impl Network for Greeter {
 
 impl End {
     fn greet(&mut self) {
-        match Hello::decode(&self.heard) {
+        match ImporterHello::decode(&self.heard) {
             Ok(Some((hello, count))) => {
                 self.heard.drain(..count);
                 let position = LanePosition { session: SessionId([self.session; 16]), ..hello.position };
-                let options = Options { grace_ms: hello.options.grace_ms, ..Options::default() };
-                self.said.extend(Welcome { version: 1, outcome: Outcome::Begun, position, options }.encode());
+                let options = HelloOptions { grace_ms: hello.options.grace_ms, ..HelloOptions::default() };
+                self.said
+                    .extend(ExporterWelcome { version: 1, outcome: WelcomeOutcome::Begun, position, options }.encode());
                 self.is_greeted = true;
             }
             Ok(None) => {}
@@ -87,10 +88,10 @@ impl End {
     }
 }
 
-impl Link for End {
-    fn send(&mut self, bytes: &[u8], _: Duration) -> Result<usize, Lost> {
+impl PeerLink for End {
+    fn send(&mut self, bytes: &[u8], _: Duration) -> Result<usize, LinkLoss> {
         if self.is_over {
-            return Err(Lost("closed".to_owned()));
+            return Err(LinkLoss("closed".to_owned()));
         }
         self.heard.extend_from_slice(bytes);
         if !self.is_greeted {
@@ -105,34 +106,39 @@ impl Link for End {
         Ok(bytes.len())
     }
 
-    fn receive(&mut self, into: &mut [u8], within: Duration) -> Received {
+    fn receive(&mut self, into: &mut [u8], within: Duration) -> ReceiveOutcome {
         if self.said.is_empty() {
             if self.is_over {
-                return Received::Closed;
+                return ReceiveOutcome::Closed;
             }
             let mut now = self.now.borrow_mut();
             *now = *now + within;
-            return Received::Silence;
+            return ReceiveOutcome::Silence;
         }
         let count = self.said.len().min(into.len());
         into[..count].copy_from_slice(&self.said[..count]);
         self.said.drain(..count);
-        Received::Bytes(count)
+        ReceiveOutcome::Bytes(count)
     }
 }
 
 const CHECKS: [&str; 5] = ["hello", "hello-pieces", "session-names", "ping", "ping-pieces"];
 
-fn test(wants_whole: bool) -> Report {
+fn test(wants_whole: bool) -> ConformanceReport {
     let mut network = Greeter { now: Rc::default(), wants_whole, sessions: 0 };
     let only = CHECKS.map(str::to_owned).to_vec();
-    session::run(&mut network, &Settings { only, ..Settings::new(Duration::from_secs(2)) }, &mut |_| {}).unwrap()
+    session::run(
+        &mut network,
+        &ConformanceSettings { only, ..ConformanceSettings::new(Duration::from_secs(2)) },
+        &mut |_| {},
+    )
+    .unwrap()
 }
 
 #[test]
 fn exporter_that_understands_only_whole_messages_fails_the_checks_of_pieces_and_no_other() {
     assert_eq!(test(true).failed(), ["hello-pieces", "ping-pieces"]);
-    let passed = |report: Report| report.results.iter().filter(|r| r.verdict == Verdict::Pass).count();
+    let passed = |report: ConformanceReport| report.results.iter().filter(|r| r.verdict == CheckVerdict::Pass).count();
     assert_eq!(passed(test(false)), CHECKS.len());
 }
 

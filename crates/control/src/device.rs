@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farbus_model::Identity;
+use farbus_model::ExportIdentity;
 #[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -263,13 +263,13 @@ impl RemoteIdentity {
     /// Whether one of the two has the content of the other, as far as identities tell: the same medium, or one that a
     /// swap at its exporter has made of it.
     pub fn is_same_content(self, other: Self) -> bool {
-        let [one, other] = [self, other].map(|it| Identity { id: it.id.number(), generation: it.generation });
+        let [one, other] = [self, other].map(|it| ExportIdentity { id: it.id.number(), generation: it.generation });
         one.continues(other) || other.continues(one)
     }
 }
 
-impl From<Identity> for RemoteIdentity {
-    fn from(identity: Identity) -> Self {
+impl From<ExportIdentity> for RemoteIdentity {
+    fn from(identity: ExportIdentity) -> Self {
         Self { id: DeviceId::of(identity), generation: identity.generation }
     }
 }

@@ -73,7 +73,7 @@ impl FailureReport {
 
 /// Why a command failed: the kind, what happened and where, and what to type next.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct CommandFailure {
     attribute: FailureKind,
     message: String,
     is_told: bool,
@@ -82,7 +82,7 @@ pub struct Failure {
     limit: Option<String>,
 }
 
-impl Failure {
+impl CommandFailure {
     /// A failure of this machine.
     pub fn local(message: impl fmt::Display) -> Self {
         Self::new(FailureKind::Local, message)
@@ -149,10 +149,10 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CommandFailure {}

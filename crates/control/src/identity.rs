@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use farbus_model::Identity;
+use farbus_model::ExportIdentity;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Hexadecimal digits of an id.
@@ -22,7 +22,7 @@ impl DeviceId {
     }
 
     /// The id in an identity.
-    pub fn of(identity: Identity) -> Self {
+    pub fn of(identity: ExportIdentity) -> Self {
         Self(identity.id)
     }
 

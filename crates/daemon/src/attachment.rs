@@ -6,21 +6,24 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farbus::broker::SystemAccess;
-use farbus::common::turns::{Turn, Turns};
+use farbus::common::turns::{KeyedPermit, KeyedSemaphore};
 use farbus::frontend::drivers::tell_if_no_driver;
-use farbus::frontend::open_users::Act;
+use farbus::frontend::open_users::DiskOwnerAction;
 use farbus::frontend::{
-    ANOTHER_DEVICE, Attachment, Ended, Handle, Prepared, Refused, Request, Restored, Running, explain, tell_reason,
+    ANOTHER_DEVICE, AttachRequest, Attachment, AttachmentEnd, AttachmentHandle, AttachmentRefusal, FrontEndPreparation,
+    RestoredAttachment, RunningAttachment, explain, tell_reason,
 };
 use farbus::frontend::{attachment_status, through};
-use farbus::importer::client::{Client, ClientError, FailureKind, FailureReport, RememberedDevice, Reopener};
+use farbus::importer::client::{
+    ClientError, DeviceReopener, FailureKind, FailureReport, ImporterClient, RememberedDevice,
+};
 use farbus_control::attachment::{AttachmentStatus, MigrationStatus};
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use farbus_io_linux::sys::startup_memory;
-use farbus_io_linux::sys::vhci::Port;
+use farbus_io_linux::sys::vhci::VhciPort;
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::saving::Saved;
-use farbus_model::Identity;
+use farbus_io_net::saving::SavedAttachment;
+use farbus_model::ExportIdentity;
 use tracing::{info, warn};
 
 use super::modules::ReadyModules;
@@ -46,7 +49,7 @@ const GOOD: Duration = Duration::from_secs(10);
 
 /// What all attachments of a daemon are kept with.
 #[derive(Clone, Copy)]
-pub struct Keeping<'a> {
+pub struct AttachmentContext<'a> {
     /// The absolute path of the configuration: the devices that its attachments have are remembered under it.
     pub config: &'a Path,
     /// The modules that it names.
@@ -56,18 +59,18 @@ pub struct Keeping<'a> {
 }
 
 /// A kept attachment and its thread.
-pub struct Kept {
-    request: Request,
-    shared: Arc<Shared>,
+pub struct ManagedAttachment {
+    request: AttachRequest,
+    shared: Arc<ManagedAttachmentInner>,
     /// The attachment of another process, until this one has restored it.
-    restored: Option<Box<dyn Restored>>,
+    restored: Option<Box<dyn RestoredAttachment>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What happens to an attachment in a handover.
-pub enum Going {
+pub enum AttachmentHandover {
     /// The replacement continues it.
-    Along(Handle),
+    Along(AttachmentHandle),
     /// It ends with this process, and the replacement attaches anew.
     Anew,
     /// It is held or migrating: this process has to complete that.
@@ -78,34 +81,34 @@ pub enum Going {
     Torn(&'static str),
 }
 
-struct Shared {
-    client: Client,
+struct ManagedAttachmentInner {
+    client: ImporterClient,
     /// Which device it is: another one is not attached in its place.
     remembered: RememberedDevice,
-    state: Mutex<State>,
+    state: Mutex<ManagedAttachmentState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    word: Word,
-    running: Option<Running>,
+struct ManagedAttachmentState {
+    word: AttachmentPhase,
+    running: Option<RunningAttachment>,
     /// The last migration of an attachment that has ended.
     migration: Option<MigrationStatus>,
     failure: Option<FailureReport>,
     /// The word of the last failure.
-    waits_for: Word,
+    waits_for: AttachmentPhase,
     is_ending: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Word {
+enum AttachmentPhase {
     #[default]
     Connecting,
     Attached,
     /// Waits for the next attempt.
     Waiting,
-    /// As [`Word::Waiting`]: another device is where it was.
+    /// As [`AttachmentPhase::Waiting`]: another device is where it was.
     Another,
     /// Detached by its owner, until the next reload.
     Detached,
@@ -113,63 +116,69 @@ enum Word {
     Asleep,
 }
 
-impl Word {
+impl AttachmentPhase {
     /// Whether the device is not to be attached for now.
     fn is_stopped(self) -> bool {
-        matches!(self, Word::Detached | Word::Asleep)
+        matches!(self, AttachmentPhase::Detached | AttachmentPhase::Asleep)
     }
 
     const fn as_str(self) -> &'static str {
         match self {
-            Word::Connecting => "connecting",
-            Word::Attached => "attached",
-            Word::Waiting => "waiting",
-            Word::Another => ANOTHER_DEVICE,
-            Word::Detached => "detached",
-            Word::Asleep => "asleep",
+            AttachmentPhase::Connecting => "connecting",
+            AttachmentPhase::Attached => "attached",
+            AttachmentPhase::Waiting => "waiting",
+            AttachmentPhase::Another => ANOTHER_DEVICE,
+            AttachmentPhase::Detached => "detached",
+            AttachmentPhase::Asleep => "asleep",
         }
     }
 }
 
-impl Kept {
+impl ManagedAttachment {
     /// Starts to attach the device.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(request: Request, keeping: &Keeping<'_>) -> std::io::Result<Self> {
+    pub fn start(request: AttachRequest, keeping: &AttachmentContext<'_>) -> std::io::Result<Self> {
         let mut kept = Self::new(request, keeping)?;
         kept.begin()?;
         Ok(kept)
     }
 
-    fn new(request: Request, keeping: &Keeping<'_>) -> std::io::Result<Self> {
+    fn new(request: AttachRequest, keeping: &AttachmentContext<'_>) -> std::io::Result<Self> {
         // An own line to the broker: waiting for one host must not delay the others.
         let system = keeping.system.apart()?;
         let modules = keeping.ready_modules.recipe(&request).map_err(std::io::Error::other)?;
-        let remembered = RememberedDevice::new(&request.target, Reopener::Daemon(keeping.config.to_owned()));
+        let remembered = RememberedDevice::new(&request.target, DeviceReopener::Daemon(keeping.config.to_owned()));
         let remembered = remembered.following(&request.follow);
-        let client = Client::through(system, request.client_config(modules)).remembering(remembered.clone());
-        let shared = Arc::new(Shared { client, remembered, state: Mutex::default(), changed: Condvar::new() });
+        let client = ImporterClient::through(system, request.client_config(modules)).remembering(remembered.clone());
+        let shared =
+            Arc::new(ManagedAttachmentInner { client, remembered, state: Mutex::default(), changed: Condvar::new() });
         Ok(Self { request, shared, restored: None, thread: None })
     }
 
-    /// Creates an attachment that stays detached until [`Kept::resume`], as it was in another process.
+    /// Creates an attachment that stays detached until [`ManagedAttachment::resume`], as it was in another process.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn detached(request: Request, keeping: &Keeping<'_>) -> std::io::Result<Self> {
+    pub fn detached(request: AttachRequest, keeping: &AttachmentContext<'_>) -> std::io::Result<Self> {
         let mut kept = Self::new(request, keeping)?;
-        kept.shared.state().word = Word::Detached;
+        kept.shared.state().word = AttachmentPhase::Detached;
         kept.begin()?;
         Ok(kept)
     }
 
     /// Restores an attachment that another process kept. The broker knows `ports`. Nothing happens before
-    /// [`Kept::begin`].
+    /// [`ManagedAttachment::begin`].
     ///
     /// # Errors
     /// [`ClientError`]: this process cannot continue it.
-    pub fn restored(request: Request, keeping: &Keeping<'_>, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+    pub fn restored(
+        request: AttachRequest,
+        keeping: &AttachmentContext<'_>,
+        ports: &[u32],
+        saved: SavedAttachment,
+    ) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
         let mut kept = Self::new(request, keeping).map_err(local)?;
         let (client, request) = (&kept.shared.client, &kept.request);
@@ -190,36 +199,40 @@ impl Kept {
     }
 
     /// What happens to it in a handover.
-    pub fn going(&self) -> Going {
+    pub fn going(&self) -> AttachmentHandover {
         let state = self.shared.state();
         match (&state.running, state.word) {
-            (Some(running), Word::Attached) if running.handle.is_moving() => Going::Moving,
-            (Some(running), Word::Attached) if running.handle.is_swapping() => Going::Swapping,
-            (Some(running), Word::Attached) if running.handle.replaced_by().is_some() => Going::Torn("by its twin"),
-            (Some(running), Word::Attached) if running.handle.can_save() => Going::Along(running.handle.clone()),
-            (Some(running), Word::Attached) => Going::Torn(running.status.how),
-            _ => Going::Anew,
+            (Some(running), AttachmentPhase::Attached) if running.handle.is_moving() => AttachmentHandover::Moving,
+            (Some(running), AttachmentPhase::Attached) if running.handle.is_swapping() => AttachmentHandover::Swapping,
+            (Some(running), AttachmentPhase::Attached) if running.handle.replaced_by().is_some() => {
+                AttachmentHandover::Torn("by its twin")
+            }
+            (Some(running), AttachmentPhase::Attached) if running.handle.can_save() => {
+                AttachmentHandover::Along(running.handle.clone())
+            }
+            (Some(running), AttachmentPhase::Attached) => AttachmentHandover::Torn(running.status.how),
+            _ => AttachmentHandover::Anew,
         }
     }
 
     /// Whether its owner detached it.
     pub fn is_detached(&self) -> bool {
-        self.shared.state().word == Word::Detached
+        self.shared.state().word == AttachmentPhase::Detached
     }
 
     /// Whether it is attached.
     pub fn is_attached(&self) -> bool {
-        self.shared.state().word == Word::Attached
+        self.shared.state().word == AttachmentPhase::Attached
     }
 
-    pub fn request(&self) -> &Request {
+    pub fn request(&self) -> &AttachRequest {
         &self.request
     }
 
     /// Its status, and why it is not attached.
     pub fn status(&self) -> (AttachmentStatus, Option<FailureReport>) {
         let state = self.shared.state();
-        let Request { target, reason, modules, .. } = &self.request;
+        let AttachRequest { target, reason, modules, .. } = &self.request;
         let status = attachment_status(target, state.word.as_str(), reason.as_ref(), state.running.as_ref());
         let mut status = through(status, modules);
         status.migration = status.migration.or_else(|| state.migration.clone());
@@ -228,39 +241,39 @@ impl Kept {
 
     /// The handle that steers it, if it is attached now. Do not call the handle with a lock held: a virtual machine's
     /// device may take long.
-    pub fn handle(&self) -> Option<Handle> {
+    pub fn handle(&self) -> Option<AttachmentHandle> {
         self.shared.state().running.as_ref().map(|running| running.handle.clone())
     }
 
     /// Checks whether no program would lose data if it were detached now.
     ///
     /// # Errors
-    /// [`Refused::InUse`].
-    pub fn may_detach(&self) -> Result<(), Refused> {
-        self.handle().map_or(Ok(()), |handle| handle.may(Act::Detach))
+    /// [`AttachmentRefusal::InUse`].
+    pub fn may_detach(&self) -> Result<(), AttachmentRefusal> {
+        self.handle().map_or(Ok(()), |handle| handle.may(DiskOwnerAction::Detach))
     }
 
     /// The port of the kernel that it is plugged into, if it is.
-    pub fn port(&self) -> Option<Port> {
+    pub fn port(&self) -> Option<VhciPort> {
         self.shared.state().running.as_ref().and_then(|running| running.status.port)
     }
 
     /// Whether it is detached while this machine sleeps.
     pub fn is_asleep(&self) -> bool {
-        self.shared.state().word == Word::Asleep
+        self.shared.state().word == AttachmentPhase::Asleep
     }
 
-    /// Detaches the device until [`Kept::resume`].
+    /// Detaches the device until [`ManagedAttachment::resume`].
     pub fn detach(&self) {
-        self.stop(Word::Detached);
+        self.stop(AttachmentPhase::Detached);
     }
 
     /// Detaches the device because this machine goes to sleep.
     pub fn sleep(&self) {
-        self.stop(Word::Asleep);
+        self.stop(AttachmentPhase::Asleep);
     }
 
-    fn stop(&self, word: Word) {
+    fn stop(&self, word: AttachmentPhase) {
         let mut state = self.shared.state();
         state.word = word;
         state.end();
@@ -271,7 +284,7 @@ impl Kept {
     pub fn resume(&self) {
         let mut state = self.shared.state();
         if state.word.is_stopped() {
-            state.word = Word::Connecting;
+            state.word = AttachmentPhase::Connecting;
             self.shared.changed.notify_all();
         }
     }
@@ -290,7 +303,7 @@ impl Kept {
         info!(%target, "whichever device is there now is attached, as its owner said");
         let mut state = self.shared.state();
         if !state.word.is_stopped() {
-            state.word = Word::Connecting;
+            state.word = AttachmentPhase::Connecting;
         }
         self.shared.changed.notify_all();
         Ok(())
@@ -305,7 +318,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for ManagedAttachment {
     fn drop(&mut self) {
         if let Some(restored) = self.restored.take() {
             restored.leave();
@@ -318,7 +331,7 @@ impl Drop for Kept {
     }
 }
 
-impl State {
+impl ManagedAttachmentState {
     /// Ends the running attachment, if there is one.
     fn end(&self) {
         if let Some(running) = &self.running {
@@ -327,15 +340,15 @@ impl State {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ManagedAttachmentInner {
+    fn state(&self) -> MutexGuard<'_, ManagedAttachmentState> {
         self.state.lock().expect("no attachment panics with its state open")
     }
 
-    fn keep_attached(&self, request: &Request, mut restored: Option<Box<dyn Restored>>) {
+    fn keep_attached(&self, request: &AttachRequest, mut restored: Option<Box<dyn RestoredAttachment>>) {
         let mut pause = PAUSE;
         // The disk that was refused because it was moved to this machine, and when.
-        let mut moved: Option<(Instant, Option<Identity>)> = None;
+        let mut moved: Option<(Instant, Option<ExportIdentity>)> = None;
         while self.may_try() {
             // One that goes on needs no place at its exporter.
             let turn = match restored {
@@ -370,10 +383,10 @@ impl Shared {
                     }
                     failure.map(|failure| (false, failure))
                 }
-                Err(error) => Some((is_busy(&error), Failure::from(error))),
+                Err(error) => Some((is_busy(&error), CommandFailure::from(error))),
             };
             let Some((is_busy, failure)) = failure else { continue };
-            self.fail(request, &failure, if is_another { Word::Another } else { Word::Waiting });
+            self.fail(request, &failure, if is_another { AttachmentPhase::Another } else { AttachmentPhase::Waiting });
             let pause_max = if is_busy { PAUSE_BUSY_MAX } else { PAUSE_MAX };
             self.pause(pause.min(pause_max));
             pause = (pause * 2).min(PAUSE_MAX);
@@ -385,13 +398,14 @@ impl Shared {
         let state = self.state();
         let waited = self.changed.wait_while(state, |state| state.word.is_stopped() && !state.is_ending);
         let mut state = waited.expect("no attachment panics with its state open");
-        state.word = Word::Connecting;
+        state.word = AttachmentPhase::Connecting;
         !state.is_ending
     }
 
     /// Waits until few others open devices of the same host; `None` if this one is not to be attached any more.
-    fn turn_to_open(&self, request: &Request) -> Option<Turn<'static, String>> {
-        static TURNS: LazyLock<Turns<String>> = LazyLock::new(|| Turns::new(OPENED_AT_A_TIME, OPENING_TIME_MAX));
+    fn turn_to_open(&self, request: &AttachRequest) -> Option<KeyedPermit<'static, String>> {
+        static TURNS: LazyLock<KeyedSemaphore<String>> =
+            LazyLock::new(|| KeyedSemaphore::new(OPENED_AT_A_TIME, OPENING_TIME_MAX));
         let wants = || {
             let state = self.state();
             !state.word.is_stopped() && !state.is_ending
@@ -400,8 +414,13 @@ impl Shared {
     }
 
     /// Runs an attachment to its end. Returns why it ended, unless the owner here ended it.
-    fn run(&self, request: &Request, attachment: Box<dyn Attachment>, is_restored: bool) -> Option<Failure> {
-        let (target, running) = (&request.target, Running::of(&*attachment));
+    fn run(
+        &self,
+        request: &AttachRequest,
+        attachment: Box<dyn Attachment>,
+        is_restored: bool,
+    ) -> Option<CommandFailure> {
+        let (target, running) = (&request.target, RunningAttachment::of(&*attachment));
         info!(%target, at = %running.status.at, "attached");
         publish(Event::of(EventKind::Attached, target.to_string()).how(running.status.at.as_str()));
         startup_memory::give_back_soon();
@@ -412,7 +431,7 @@ impl Shared {
             if state.is_ending || state.word.is_stopped() {
                 running.handle.end();
             } else {
-                state.word = Word::Attached;
+                state.word = AttachmentPhase::Attached;
             }
             (state.running, state.failure) = (Some(running.clone()), None);
         }
@@ -432,20 +451,22 @@ impl Shared {
             state.migration = migration.or_else(|| state.migration.take());
         }
         match &ended {
-            Ended::Undurable(why) => warn!(%target, why, "detached, and something may be lost"),
-            Ended::Moved => {
+            AttachmentEnd::Undurable(why) => warn!(%target, why, "detached, and something may be lost"),
+            AttachmentEnd::Moved => {
                 info!(%target, "handed over");
-                self.state().word = Word::Detached;
+                self.state().word = AttachmentPhase::Detached;
             }
-            Ended::Released => return Some(Failure::local(format!("{target}: this machine let go of it"))),
-            Ended::HandedOver => self.state().is_ending = true,
-            Ended::Asked | Ended::Lost(_) | Ended::Over(_) | Ended::Broken(_) => {}
+            AttachmentEnd::Released => {
+                return Some(CommandFailure::local(format!("{target}: this machine let go of it")));
+            }
+            AttachmentEnd::HandedOver => self.state().is_ending = true,
+            AttachmentEnd::Asked | AttachmentEnd::Lost(_) | AttachmentEnd::Over(_) | AttachmentEnd::Broken(_) => {}
         }
         ended.failure(&self.client, target)
     }
 
     /// Remembers the device of an attachment that goes on: the process before this one may not have.
-    fn recall_restored(&self, running: &Running) {
+    fn recall_restored(&self, running: &RunningAttachment) {
         let system = self.client.system();
         match self.remembered.recall(system) {
             Ok(()) => {
@@ -457,7 +478,7 @@ impl Shared {
     }
 
     /// Notes why it is not attached. `word` says what it waits for.
-    fn fail(&self, request: &Request, failure: &Failure, word: Word) {
+    fn fail(&self, request: &AttachRequest, failure: &CommandFailure, word: AttachmentPhase) {
         let report = failure.report();
         let mut state = self.state();
         let is_news = std::mem::replace(&mut state.waits_for, word) != word;
@@ -466,7 +487,7 @@ impl Shared {
         }
         // Each trouble is logged once.
         if is_news || state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
-            let next = if word == Word::Another { "" } else { "; trying again" };
+            let next = if word == AttachmentPhase::Another { "" } else { "; trying again" };
             warn!(target = %request.target, attribute = report.attribute.as_str(), "{}{next}", report.message);
             let event = Event::of(EventKind::Failed, request.target.to_string());
             publish(event.how(report.attribute.as_str()).why(report.message.as_str()));
@@ -476,16 +497,18 @@ impl Shared {
 
     fn pause(&self, span: Duration) {
         let state = self.state();
-        let goes_on = |state: &mut State| matches!(state.word, Word::Waiting | Word::Another) && !state.is_ending;
+        let goes_on = |state: &mut ManagedAttachmentState| {
+            matches!(state.word, AttachmentPhase::Waiting | AttachmentPhase::Another) && !state.is_ending
+        };
         // The caller checks the state, whether the pause ended or the state changed.
         let _ = self.changed.wait_timeout_while(state, span, goes_on);
     }
 }
 
 /// Attaches the device. Programs can connect to it only once it is there.
-fn take(client: &Client, request: &Request) -> Result<Box<dyn Attachment>, ClientError> {
+fn take(client: &ImporterClient, request: &AttachRequest) -> Result<Box<dyn Attachment>, ClientError> {
     let front_end = request.via.front_end(request, client.system());
-    let taken = front_end.take(client, request, &mut Prepared::default());
+    let taken = front_end.take(client, request, &mut FrontEndPreparation::default());
     taken.map_err(|error| {
         let lacks = request.via.lacks(request, client.system());
         explain(error, client, request, lacks.as_deref())

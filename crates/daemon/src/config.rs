@@ -15,45 +15,45 @@ use std::time::Duration;
 use farbus::broker::BrokerPolicy;
 use farbus::common::listen_words::{everywhere, listen_address, listen_place, place_said};
 use farbus::common::socket_access::{SocketAccess, SocketMode};
-use farbus::common::socket_place::Place;
-use farbus::devices::follow::{FOLLOWS_ANY, Follow, FollowWord};
+use farbus::common::socket_place::SocketLocation;
+use farbus::devices::follow::{FOLLOWS_ANY, FollowPolicy, FollowWord};
 use farbus::devices::identities::naming::{check_name, split_name};
 use farbus::devices::reservation::{ReservationRequest, together};
-use farbus::devices::selection::{NamingRule, Wanted};
+use farbus::devices::selection::{NamingRule, ShareSelection};
 use farbus::exporter::access::local_users::LocalUser;
-use farbus::exporter::access::networks::Network;
+use farbus::exporter::access::networks::IpNetwork;
 use farbus::exporter::session::threads::GRACE_MAX;
-use farbus::exporter::sources::what::{UsbSpec, What};
+use farbus::exporter::sources::what::{DeviceSpec, UsbSpec};
 use farbus::exporter::state::lease_limits::{LeaseLimit, PEER_LEASES_MAX};
 use farbus::exporter::state::note_book::ConfiguredNotes;
 use farbus::frontend::hold::{check_for_disk, limit_of};
-use farbus::frontend::{Request, Via};
-use farbus::importer::client::{HOLD, Target};
+use farbus::frontend::{AttachRequest, FrontEndChoice};
+use farbus::importer::client::{DeviceTarget, HOLD};
 use farbus::importer::discovery::local_shares;
 use farbus::importer::disk::DiskMode;
-use farbus::link::modules::program::Program;
+use farbus::link::modules::program::ModuleProgram;
 use farbus_io_net::link::host_address::{DEFAULT_PORT, SECURE_PORT};
 use farbus_io_net::local::time_words::parse_span;
 use farbus_io_net::trust::DeviceNotes;
-use farbus_model::budget::{Budget, DEVICES_MAX};
+use farbus_model::budget::{DEVICES_MAX, MemoryBudget};
 use farbus_model::limits::LANES_MAX;
-use farbus_modules::{Asked, Catalogue, Files, Recipe, Sink};
-use farbus_session::reserve::Reservation;
-use farbus_session::rules::{Pattern, Rule, id_from};
+use farbus_modules::{ModuleCatalogue, ModuleFileSink, ModuleFiles, ModuleSpec, PipelineRecipe};
+use farbus_session::reserve::ReservationTerms;
+use farbus_session::rules::{SharingRule, WildcardPattern, id_from};
 use serde::Deserialize;
 use toml::Spanned;
 use tracing::warn;
 
-use super::directory::settings::{Files as DirectoryFiles, Settings as DirectorySettings};
+use super::directory::settings::{EtcdCredentials as DirectoryFiles, EtcdSettings as DirectorySettings};
 use super::page::{PageTable, WantedPage};
-use super::spec::{Shared, Wrong};
-use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
+use super::spec::{DaemonShare, SpannedError};
+use super::topology_plan::{HostPlan, TopologyConfig, TopologyTable, joined_from, plan_path};
 
 /// A configuration file, parsed and checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct DaemonConfig {
     /// Where plain USB/IP is served.
-    pub listen: Vec<Place>,
+    pub listen: Vec<SocketLocation>,
     /// Whether `listen` is the default. Then passed sockets of the loopback are served as well.
     pub is_default_listen: bool,
     /// Users of this machine that are served at TCP ports besides the owner and root.
@@ -61,9 +61,9 @@ pub struct Config {
     /// The file mode of the Unix sockets in `listen`.
     pub socket_mode: SocketMode,
     /// Networks that may connect in addition to this machine.
-    pub allow: Vec<Network>,
+    pub allow: Vec<IpNetwork>,
     /// Networks among these whose hosts may reserve with high criticality.
-    pub reserve_high: Vec<Network>,
+    pub reserve_high: Vec<IpNetwork>,
     /// Where paired hosts are served.
     pub secure: Vec<SocketAddr>,
     /// Whether plain addresses off the loopback are announced to hosts nearby.
@@ -73,23 +73,23 @@ pub struct Config {
     /// Whether a host that may use a device may observe it while another host uses it.
     pub observable: bool,
     /// How much memory peers may make this process hold.
-    pub budget: Budget,
+    pub budget: MemoryBudget,
     /// How many devices one host may have here, and for how long.
     pub lease_limit: LeaseLimit,
     /// How long a device that was handed over waits for its successor at most, if that is configured.
     pub hold: Option<Duration>,
     /// Modules that importers may ask for, in addition to those that need nothing of this host.
-    pub allow_modules: Vec<Asked>,
+    pub allow_modules: Vec<ModuleSpec>,
     /// Shared devices, each with a unique name.
-    pub shares: Vec<Shared>,
+    pub shares: Vec<DaemonShare>,
     /// What is said of devices.
     pub notes: ConfiguredNotes,
     /// Rules for real devices.
     pub rules: Vec<NamingRule>,
     /// Devices of other machines that are kept attached here.
-    pub attachments: Vec<Request>,
+    pub attachments: Vec<AttachRequest>,
     /// The links between this host and others.
-    pub joined: Option<Joined>,
+    pub joined: Option<TopologyConfig>,
     /// The directory of all sites.
     pub directory: Option<DirectorySettings>,
     /// The page, if there is to be one.
@@ -120,7 +120,7 @@ impl std::error::Error for ConfigError {}
 /// The file as its TOML is structured.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     observable: bool,
     peer_memory: Option<Spanned<u64>>,
     peer_devices: Option<Spanned<u64>>,
@@ -129,8 +129,8 @@ struct File {
     preempt_notice: Option<Spanned<String>>,
     hold: Option<Spanned<u64>>,
     allow_modules: Vec<Spanned<String>>,
-    plain: Plain,
-    secure: Option<Secure>,
+    plain: PlainTable,
+    secure: Option<SecureTable>,
     share: Vec<ShareTable>,
     usb: Vec<UsbTable>,
     attach: Vec<AttachTable>,
@@ -151,7 +151,7 @@ struct PlanTable {
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Plain {
+struct PlainTable {
     listen: Option<Vec<Spanned<String>>>,
     socket_mode: Option<Spanned<String>>,
     local_users: Vec<Spanned<String>>,
@@ -162,7 +162,7 @@ struct Plain {
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Secure {
+struct SecureTable {
     listen: Option<Vec<Spanned<String>>>,
     announce: Option<bool>,
 }
@@ -229,7 +229,7 @@ struct AttachTable {
     follow: Option<Spanned<FollowTable>>,
 }
 
-impl Config {
+impl DaemonConfig {
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -254,7 +254,7 @@ impl Config {
     /// A file of the directory cannot be read, or the plan exists and cannot be read.
     pub fn complete(path: &Path, mut text: String) -> io::Result<String> {
         // An invalid text is reported by the process that parses all of it.
-        let Ok(File { topology, directory, .. }) = toml::from_str(&text) else { return Ok(text) };
+        let Ok(ConfigFile { topology, directory, .. }) = toml::from_str(&text) else { return Ok(text) };
         if let Some(said) = directory
             && let Some(files) = DirectorySettings::read_files(path, said.get_ref())?
         {
@@ -284,10 +284,10 @@ impl Config {
     }
 
     /// The selectors and rules of real devices to share. A share that selects a device itself comes before the rules.
-    pub fn wanted(&self) -> Wanted {
-        let mut wanted = Wanted::by_rules(&self.rules);
+    pub fn wanted(&self) -> ShareSelection {
+        let mut wanted = ShareSelection::by_rules(&self.rules);
         for shared in &self.shares {
-            if let What::Usb(UsbSpec { selector, follow }) = &shared.what {
+            if let DeviceSpec::Usb(UsbSpec { selector, follow }) = &shared.what {
                 match shared.is_named {
                     true => wanted.add(selector.clone(), Some(shared.name.clone()), follow.clone()),
                     false => wanted.add_unnamed(selector.clone(), shared.name.clone(), follow.clone()),
@@ -309,7 +309,12 @@ impl Config {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             frames: self.shares.iter().filter_map(|shared| shared.what.frames()).map(Path::to_owned).collect(),
             hosts: self.all_attachments().map(|attach| attach.target.address.clone()).chain(neighbours).collect(),
-            listen: self.listen.iter().cloned().chain(self.secure.iter().copied().map(Place::Address)).collect(),
+            listen: self
+                .listen
+                .iter()
+                .cloned()
+                .chain(self.secure.iter().copied().map(SocketLocation::Address))
+                .collect(),
             socket_mode: self.socket_mode,
             local_users: self.local_users.iter().map(ToString::to_string).collect(),
             wanted: self.wanted(),
@@ -325,22 +330,22 @@ impl Config {
     }
 
     /// This host's part of the plan, if there is a plan.
-    pub fn part(&self) -> Option<&Part> {
+    pub fn part(&self) -> Option<&HostPlan> {
         self.joined.as_ref()?.part.as_ref()
     }
 
     /// The attachments of the configuration and those for links between hosts.
-    pub fn all_attachments(&self) -> impl Iterator<Item = &Request> {
+    pub fn all_attachments(&self) -> impl Iterator<Item = &AttachRequest> {
         let links = self.part().into_iter().flat_map(|part| &part.links);
         self.attachments.iter().chain(links.map(|link| &link.attach))
     }
 
     /// Parses a configuration.
-    pub fn parse(text: &str) -> Result<Self, Wrong> {
-        let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
+    pub fn parse(text: &str) -> Result<Self, SpannedError> {
+        let file: ConfigFile = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let announce = file.plain.announce.unwrap_or(true);
         let socket_mode = file.plain.socket_mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
-        let reserve_high = file.plain.reserve_high.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
+        let reserve_high = file.plain.reserve_high.iter().map(parsed).collect::<Result<Vec<IpNetwork>, _>>()?;
         let local_users = file.plain.local_users.iter().map(parsed).collect::<Result<_, _>>()?;
         let is_default_listen = file.plain.listen.is_none();
         let (listen, allow) = plain_from(file.plain)?;
@@ -352,14 +357,14 @@ impl Config {
             let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
             let shared = share_from(table, &mut names)?;
             let names = match &shared.what {
-                What::Usb(_) if !shared.is_named => vec![],
-                What::Bridge(_) => vec![format!("{}-a", shared.name), format!("{}-b", shared.name)],
+                DeviceSpec::Usb(_) if !shared.is_named => vec![],
+                DeviceSpec::Bridge(_) => vec![format!("{}-a", shared.name), format!("{}-b", shared.name)],
                 _ => vec![shared.name.clone()],
             };
             add_notes(&mut notes.by_name, said, names)?;
             Ok(shared)
         });
-        let shares = shares.collect::<Result<_, Wrong>>()?;
+        let shares = shares.collect::<Result<_, SpannedError>>()?;
         let rules = file.usb.into_iter().map(|mut table| {
             let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
             let rule = rule_from(table, &mut names)?;
@@ -367,7 +372,7 @@ impl Config {
             add_notes(&mut notes.by_rule, said, named)?;
             Ok(rule)
         });
-        let rules = rules.collect::<Result<_, Wrong>>()?;
+        let rules = rules.collect::<Result<_, SpannedError>>()?;
         let mut targets = BTreeSet::new();
         let mut sockets = BTreeSet::new();
         let attachments = file.attach.into_iter().map(|table| {
@@ -377,7 +382,7 @@ impl Config {
                 return Err((Some(span), format!("{} is attached twice", attach.target)));
             }
             if let Some(path) =
-                attach.place.as_ref().and_then(Place::path).filter(|path| !sockets.insert((*path).clone()))
+                attach.place.as_ref().and_then(SocketLocation::path).filter(|path| !sockets.insert((*path).clone()))
             {
                 let message = format!("another device is found at {}: 'socket = ' names another place", path.display());
                 return Err((Some(span), message));
@@ -387,7 +392,7 @@ impl Config {
         let attachments = attachments.collect::<Result<_, _>>()?;
         let allow_modules = file.allow_modules.iter().map(module_from).collect::<Result<_, _>>()?;
         let observable = file.observable;
-        let budget = file.peer_memory.map_or(Ok(Budget::DEFAULT), budget_from)?;
+        let budget = file.peer_memory.map_or(Ok(MemoryBudget::DEFAULT), budget_from)?;
         let budget = file.peer_devices.map_or(Ok(budget), |count| devices_from(budget, &count))?;
         let spans = [file.lease_span.as_ref(), file.preempt_notice.as_ref()];
         let lease_limit = lease_limit_from(file.peer_leases.as_ref(), spans)?;
@@ -438,8 +443,8 @@ fn place_of(text: &str, at: usize) -> (usize, usize, String) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1, line.to_owned())
 }
 
-fn plain_from(plain: Plain) -> Result<(Vec<Place>, Vec<Network>), Wrong> {
-    let allow = plain.allow.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
+fn plain_from(plain: PlainTable) -> Result<(Vec<SocketLocation>, Vec<IpNetwork>), SpannedError> {
+    let allow = plain.allow.iter().map(parsed).collect::<Result<Vec<IpNetwork>, _>>()?;
     let Some(words) = plain.listen else { return Ok((vec![local_shares::place_of_daemon()], allow)) };
     let mut listen = Vec::new();
     for word in words {
@@ -460,18 +465,18 @@ fn plain_from(plain: Plain) -> Result<(Vec<Place>, Vec<Network>), Wrong> {
 }
 
 /// Whether it names one port; port 0 takes a free one each time.
-fn is_one(place: &Place) -> bool {
-    !matches!(place, Place::Address(address) if address.port() == 0)
+fn is_one(place: &SocketLocation) -> bool {
+    !matches!(place, SocketLocation::Address(address) if address.port() == 0)
 }
 
 /// Addresses for paired hosts: all, unless the table names some.
-fn secure_from(secure: Secure, plain: &[Place]) -> Result<Vec<SocketAddr>, Wrong> {
+fn secure_from(secure: SecureTable, plain: &[SocketLocation]) -> Result<Vec<SocketAddr>, SpannedError> {
     let Some(words) = secure.listen else { return Ok(everywhere(SECURE_PORT)[..1].to_vec()) };
     let mut listen = Vec::new();
     for word in words {
         let address = listen_address(word.get_ref(), SECURE_PORT);
         let address = address.map_err(|failure| (Some(word.span()), failure.to_string()))?;
-        let place = Place::Address(address);
+        let place = SocketLocation::Address(address);
         if is_one(&place) && (plain.contains(&place) || listen.contains(&address)) {
             return Err((Some(word.span()), format!("{address} is listened at already")));
         }
@@ -480,16 +485,16 @@ fn secure_from(secure: Secure, plain: &[Place]) -> Result<Vec<SocketAddr>, Wrong
     Ok(listen)
 }
 
-fn parsed_place(text: &str, span: Option<Range<usize>>) -> Result<Place, Wrong> {
+fn parsed_place(text: &str, span: Option<Range<usize>>) -> Result<SocketLocation, SpannedError> {
     listen_place(text, DEFAULT_PORT).map_err(|failure| (span, failure.to_string()))
 }
 
-fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared, Wrong> {
+fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<DaemonShare, SpannedError> {
     if split_name(table.what.get_ref()).is_ok_and(|(_, name)| name.is_some()) {
         let message = "its name stands beside it here: name = \"NAME\"";
         return Err((Some(table.what.span()), message.into()));
     }
-    let what: What = parsed(&table.what)?;
+    let what: DeviceSpec = parsed(&table.what)?;
     let follow = follow_from(table.follow.as_ref())?;
     let what = what.following(&follow).map_err(|why| (table.follow.as_ref().map(Spanned::span), why))?;
     let is_named = table.name.is_some();
@@ -499,21 +504,21 @@ fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared,
     };
     names.insert(name.clone());
     let reservation = reservation_from(&table.reserve)?;
-    if let (Some(word), What::Usb(_)) = (table.reserve.first(), &what) {
+    if let (Some(word), DeviceSpec::Usb(_)) = (table.reserve.first(), &what) {
         let message = "a real device may be several, and come and go: the host that attaches it says 'reserve'";
         return Err((Some(word.span()), message.into()));
     }
-    Ok(Shared { name, is_named, what, reservation })
+    Ok(DaemonShare { name, is_named, what, reservation })
 }
 
 /// What is said of a device, and where the first of it stands.
-type Said = Option<(DeviceNotes, Range<usize>)>;
+type SpannedNotes = Option<(DeviceNotes, Range<usize>)>;
 
 fn notes_from(
     labels: Option<Spanned<BTreeMap<String, String>>>,
     place: Option<Spanned<String>>,
     comment: Option<Spanned<String>>,
-) -> Result<Said, Wrong> {
+) -> Result<SpannedNotes, SpannedError> {
     let spans =
         [labels.as_ref().map(Spanned::span), place.as_ref().map(Spanned::span), comment.as_ref().map(Spanned::span)];
     let Some(span) = spans.into_iter().flatten().next() else { return Ok(None) };
@@ -527,7 +532,11 @@ fn notes_from(
 }
 
 /// Adds what is said of the devices of these names; there are none if farbus names the device, or never shares it.
-fn add_notes(all: &mut BTreeMap<String, DeviceNotes>, said: Said, names: Vec<String>) -> Result<(), Wrong> {
+fn add_notes(
+    all: &mut BTreeMap<String, DeviceNotes>,
+    said: SpannedNotes,
+    names: Vec<String>,
+) -> Result<(), SpannedError> {
     let Some((notes, span)) = said else { return Ok(()) };
     if names.is_empty() {
         let message = "labels belong to a device that is shared under a name: name = \"NAME\"";
@@ -544,7 +553,7 @@ fn free_name(kind: &str, names: &BTreeSet<String>) -> String {
     all.find(|name| !names.contains(name)).expect("numbers do not end")
 }
 
-fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<String, Wrong> {
+fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<String, SpannedError> {
     let text = name.get_ref();
     check_name(text).map_err(|message| (Some(name.span()), message))?;
     match names.contains(text) {
@@ -553,14 +562,14 @@ fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<Stri
     }
 }
 
-/// What is followed; [`Follow::any`] is warned of.
-fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<Follow, Wrong> {
-    let Some(said) = said else { return Ok(Follow::default()) };
+/// What is followed; [`FollowPolicy::any`] is warned of.
+fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<FollowPolicy, SpannedError> {
+    let Some(said) = said else { return Ok(FollowPolicy::default()) };
     let words = match said.get_ref() {
         FollowTable::One(word) => std::slice::from_ref(word),
         FollowTable::Many(words) => words.as_slice(),
     };
-    let follow: Result<Follow, String> = words.iter().map(|word| word.parse::<FollowWord>()).collect();
+    let follow: Result<FollowPolicy, String> = words.iter().map(|word| word.parse::<FollowWord>()).collect();
     let follow = follow.map_err(|why| (Some(said.span()), why))?;
     if follow.is_any() {
         warn!("follow = \"port\": {FOLLOWS_ANY}");
@@ -568,15 +577,15 @@ fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<Follow, Wrong> {
     Ok(follow)
 }
 
-fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<NamingRule, Wrong> {
+fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<NamingRule, SpannedError> {
     let id = |word: &Spanned<String>| id_from(word.get_ref()).map_err(|message| (Some(word.span()), message));
-    let rule = Rule {
+    let rule = SharingRule {
         is_refusal: table.share == Some(false),
         class: table.class.as_ref().map(parsed).transpose()?,
         vendor: table.vendor.as_ref().map(id).transpose()?,
         product: table.product.as_ref().map(id).transpose()?,
-        serial: table.serial.as_deref().map(Pattern::new),
-        port: table.port.as_deref().map(Pattern::new),
+        serial: table.serial.as_deref().map(WildcardPattern::new),
+        port: table.port.as_deref().map(WildcardPattern::new),
     };
     if let Some(class) = table.class.as_ref().filter(|class| class.get_ref() == "hub" && !rule.is_refusal) {
         // Not an error: a daemon of an earlier release started with such a rule.
@@ -595,9 +604,9 @@ fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<NamingRule
     Ok(NamingRule { rule, name, follow })
 }
 
-fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
+fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
     let target = parsed(&table.target)?;
-    let via: Via = table.via.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let via: FrontEndChoice = table.via.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let front_end = via.named();
     if let Some(at) = table.at.as_ref().filter(|_| !front_end.has_folder()) {
         let message = match front_end.protocol() {
@@ -609,7 +618,7 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
     let access = attach_access_from(&table)?;
     let place = attach_place_from(via, table.socket, table.listen, &target)?;
     let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
-    let for_disks = || Via::for_disks(|name| format!("\"{name}\""));
+    let for_disks = || FrontEndChoice::for_disks(|name| format!("\"{name}\""));
     if let Some(word) = table.mode.as_ref().filter(|_| mode == DiskMode::Read && !front_end.is_for_disks()) {
         let message = format!("mode = \"read\" goes with via = {}: a USB device has one user", for_disks());
         return Err((Some(word.span()), message));
@@ -643,7 +652,7 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
     }
     let reason = table.reason;
     let is_handed_over = false;
-    Ok(Request {
+    Ok(AttachRequest {
         target,
         via,
         at,
@@ -665,21 +674,21 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
 }
 
 /// The reservation of one device.
-fn reservation_from(words: &[Spanned<String>]) -> Result<Option<Reservation>, Wrong> {
+fn reservation_from(words: &[Spanned<String>]) -> Result<Option<ReservationTerms>, SpannedError> {
     let requests = words.iter().map(parsed).collect::<Result<Vec<ReservationRequest>, _>>()?;
     together(&requests).map_err(|message| (words.first().map(Spanned::span), message))
 }
 
 /// Parses a module. What it needs of this host is checked when the daemon begins and still has its rights
 /// ([`needs_host`]).
-fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
+fn module_from(word: &Spanned<String>) -> Result<ModuleSpec, SpannedError> {
     let wrong = |message: String| (Some(word.span()), message);
-    let asked: Asked = word.get_ref().parse().map_err(wrong)?;
-    if Program::is_meant(&asked) {
+    let asked: ModuleSpec = word.get_ref().parse().map_err(wrong)?;
+    if ModuleProgram::is_meant(&asked) {
         return Ok(asked);
     }
-    let mut files = Named::default();
-    let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(&asked), &mut files);
+    let mut files = FileReadDetector::default();
+    let made = PipelineRecipe::new(&ModuleCatalogue::builtin(), std::slice::from_ref(&asked), &mut files);
     match made {
         Err(_) if files.is_read => Ok(asked),
         made => made.map(|_| asked).map_err(|refusal| wrong(refusal.to_string())),
@@ -687,50 +696,50 @@ fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
 }
 
 /// Whether a module is a program or reads a file.
-pub fn needs_host(asked: &Asked) -> bool {
-    let mut files = Named::default();
-    let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(asked), &mut files);
-    Program::is_meant(asked) || (made.is_err() && files.is_read)
+pub fn needs_host(asked: &ModuleSpec) -> bool {
+    let mut files = FileReadDetector::default();
+    let made = PipelineRecipe::new(&ModuleCatalogue::builtin(), std::slice::from_ref(asked), &mut files);
+    ModuleProgram::is_meant(asked) || (made.is_err() && files.is_read)
 }
 
 /// Detects that a module reads a file. It reads none, and refuses to create any: such a file would begin anew with
 /// every start of the daemon.
 #[derive(Default)]
-struct Named {
+struct FileReadDetector {
     is_read: bool,
 }
 
-impl Files for Named {
+impl ModuleFiles for FileReadDetector {
     fn read(&mut self, _path: &str, _bytes_max: usize) -> Result<Vec<u8>, String> {
         self.is_read = true;
         Err("it is read later".to_owned())
     }
 
-    fn create(&mut self, _path: &str) -> Result<Arc<dyn Sink>, String> {
+    fn create(&mut self, _path: &str) -> Result<Arc<dyn ModuleFileSink>, String> {
         Err("modules that make files go with 'farbus attach --module'".to_owned())
     }
 }
 
-fn links_from(links: Spanned<u64>) -> Result<u16, Wrong> {
+fn links_from(links: Spanned<u64>) -> Result<u16, SpannedError> {
     let count = u16::try_from(*links.get_ref()).ok().filter(|count| (1..=LANES_MAX).contains(count));
     let wrong = || (Some(links.span()), format!("a session has 1 to {LANES_MAX} links"));
     count.ok_or_else(wrong)
 }
 
-fn budget_from(mib: Spanned<u64>) -> Result<Budget, Wrong> {
+fn budget_from(mib: Spanned<u64>) -> Result<MemoryBudget, SpannedError> {
     match *mib.get_ref() {
-        mib @ 16..=65536 => Ok(Budget::DEFAULT.with_peer_bytes((mib as usize) << 20)),
+        mib @ 16..=65536 => Ok(MemoryBudget::DEFAULT.with_peer_bytes((mib as usize) << 20)),
         _ => Err((Some(mib.span()), "a peer may hold 16 to 65536 MiB of memory".to_owned())),
     }
 }
 
-fn devices_from(budget: Budget, count: &Spanned<u64>) -> Result<Budget, Wrong> {
+fn devices_from(budget: MemoryBudget, count: &Spanned<u64>) -> Result<MemoryBudget, SpannedError> {
     let devices = usize::try_from(*count.get_ref()).ok().filter(|count| (1..=DEVICES_MAX).contains(count));
     let wrong = || (Some(count.span()), format!("a host may use 1 to {DEVICES_MAX} devices at a time"));
     devices.map(|devices| budget.with_devices(devices)).ok_or_else(wrong)
 }
 
-fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
+fn grace_from(seconds: Spanned<u64>) -> Result<Duration, SpannedError> {
     let grace = Duration::from_secs(*seconds.get_ref());
     if grace <= GRACE_MAX {
         return Ok(grace);
@@ -742,7 +751,7 @@ fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
 fn lease_limit_from(
     devices: Option<&Spanned<u64>>,
     [span, notice]: [Option<&Spanned<String>>; 2],
-) -> Result<LeaseLimit, Wrong> {
+) -> Result<LeaseLimit, SpannedError> {
     let count = |said: &Spanned<u64>| {
         let count = u32::try_from(*said.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
         count.ok_or_else(|| (Some(said.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
@@ -752,18 +761,18 @@ fn lease_limit_from(
     Ok(LeaseLimit { devices: devices.map(count).transpose()?, span, notice })
 }
 
-fn hold_from(seconds: &Spanned<u64>) -> Result<Duration, Wrong> {
+fn hold_from(seconds: &Spanned<u64>) -> Result<Duration, SpannedError> {
     limit_of(*seconds.get_ref()).map_err(|message| (Some(seconds.span()), message))
 }
 
 /// Where programs find the device. An address off the loopback is refused, because any host could connect there, and a
 /// daemon's warning would go unread.
 fn attach_place_from(
-    via: Via,
+    via: FrontEndChoice,
     socket: Option<Spanned<PathBuf>>,
     listen: Option<Spanned<String>>,
-    target: &Target,
-) -> Result<Option<Place>, Wrong> {
+    target: &DeviceTarget,
+) -> Result<Option<SocketLocation>, SpannedError> {
     let span = listen.as_ref().map(Spanned::span).or(socket.as_ref().map(Spanned::span));
     let Some(protocol) = via.named().protocol() else {
         let message = "'socket' and 'listen' go with via = \"nbd\" and via = \"redir\": there programs connect";
@@ -783,7 +792,7 @@ fn attach_place_from(
 
 /// Who may connect at the attachment's socket. A group is looked up when its socket is made, by a process that may read
 /// who is in it.
-fn attach_access_from(table: &AttachTable) -> Result<SocketAccess, Wrong> {
+fn attach_access_from(table: &AttachTable) -> Result<SocketAccess, SpannedError> {
     let (mode, group) = (table.socket_mode.as_ref(), table.socket_group.as_ref());
     let span = group.or(mode).map(Spanned::span);
     if span.is_some() && table.socket.is_none() {
@@ -795,7 +804,7 @@ fn attach_access_from(table: &AttachTable) -> Result<SocketAccess, Wrong> {
     SocketAccess::said(mode, group).map_err(|message| (span, message))
 }
 
-fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, Wrong> {
+fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, SpannedError> {
     word.get_ref().parse().map_err(|message| (Some(word.span()), message))
 }
 

@@ -23,10 +23,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::frontend::Request;
-use farbus_io_net::link::{Interest, Listener, wait};
-use farbus_io_net::saving::{SaveReply, Saved};
-use farbus_io_net::sys::passing::{Parcel, Passage};
+use farbus::frontend::AttachRequest;
+use farbus_io_net::link::{PollInterest, TcpLinkListener, wait};
+use farbus_io_net::saving::{SaveReply, SavedAttachment};
+use farbus_io_net::sys::passing::{MessageSocket, PassedMessage};
 use farbus_io_net::trust::AttachedDevice;
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_session::snapshot::SNAPSHOT_BYTES_MAX;
@@ -34,8 +34,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::attachment::{Keeping, Kept};
-use super::config::Config;
+use super::attachment::{AttachmentContext, ManagedAttachment};
+use super::config::DaemonConfig;
 use super::requested::PassedShare;
 
 /// How long the replacement may take to begin: it loads a program and reads a key.
@@ -57,7 +57,7 @@ const DESCRIPTORS_MAX: usize = 2 + NBD_CONNECTIONS_MAX;
 /// The words of a handover: JSON, with a descriptor where one is passed.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-enum Word {
+enum HandoverMessage {
     /// Replacement: it has begun and dropped its rights.
     Here,
     /// Old: a listening socket, with its address in the configuration, or a passed socket that is not in use.
@@ -113,28 +113,28 @@ enum Word {
 }
 
 /// A listening socket that is passed.
-pub struct Passed {
+pub struct PassedListener {
     /// Its address in the configuration; `None` if it is not in use.
     pub asked: Option<SocketAddr>,
     /// Whether it is for paired hosts.
     pub is_secure: bool,
     /// A duplicate of the socket.
-    pub listener: Listener,
+    pub listener: TcpLinkListener,
 }
 
 /// A saved attachment that waits for the outcome of the handover.
-pub struct Leaving {
+pub struct OutgoingAttachment {
     /// The name of its target.
     pub target: String,
     /// The manner in which it is attached.
     pub manner: String,
     /// Its snapshot, and the way to answer it.
-    pub save_reply: SaveReply<Saved>,
+    pub save_reply: SaveReply<SavedAttachment>,
 }
 
 /// What the replacement continues.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct HandoverAcceptance {
     /// Attachments, by the names of their targets.
     pub targets: BTreeSet<String>,
     /// Sessions, by their position among those that were passed.
@@ -142,11 +142,11 @@ pub struct Taken {
 }
 
 /// What the old process passes on.
-pub struct PassedOn {
+pub struct OutgoingHandover {
     /// Listening sockets.
-    pub listeners: Vec<Passed>,
+    pub listeners: Vec<PassedListener>,
     /// Saved attachments.
-    pub leaving: Vec<Leaving>,
+    pub leaving: Vec<OutgoingAttachment>,
     /// Saved sessions of importers that use devices shared here.
     pub sessions: Vec<SaveReply<Vec<u8>>>,
     /// Targets that the owner has detached.
@@ -166,8 +166,8 @@ pub fn answer_time(entries: usize) -> Duration {
 }
 
 /// Sends a word, once there is room for it.
-fn say(passage: &Passage, word: &Word, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut interests = [Interest::room(passage.as_fd())];
+fn say(passage: &MessageSocket, word: &HandoverMessage, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut interests = [PollInterest::room(passage.as_fd())];
     wait(&mut interests, Some(ANSWER_TIME_MAX))?;
     if !interests[0].writable {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the other process does not listen"));
@@ -176,39 +176,39 @@ fn say(passage: &Passage, word: &Word, fd: Option<BorrowedFd<'_>>) -> io::Result
 }
 
 /// Receives the next known word.
-fn hear(passage: &Passage, until: Instant) -> io::Result<(Word, Option<OwnedFd>)> {
+fn hear(passage: &MessageSocket, until: Instant) -> io::Result<(HandoverMessage, Option<OwnedFd>)> {
     loop {
         match hear_any(passage, until)? {
-            (Word::Unknown, _) => info!("passed over a word of another release of farbus"),
+            (HandoverMessage::Unknown, _) => info!("passed over a word of another release of farbus"),
             known => return Ok(known),
         }
     }
 }
 
-fn hear_any(passage: &Passage, until: Instant) -> io::Result<(Word, Option<OwnedFd>)> {
+fn hear_any(passage: &MessageSocket, until: Instant) -> io::Result<(HandoverMessage, Option<OwnedFd>)> {
     let left = until.saturating_duration_since(Instant::now());
-    let mut interests = [Interest::new(passage.as_fd(), false)];
+    let mut interests = [PollInterest::new(passage.as_fd(), false)];
     wait(&mut interests, Some(left))?;
     if !interests[0].readable {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the other process does not answer in time"));
     }
     let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the other process has ended");
-    let Parcel { bytes, fd } = passage.receive()?.ok_or_else(gone)?;
+    let PassedMessage { bytes, fd } = passage.receive()?.ok_or_else(gone)?;
     Ok((serde_json::from_slice(&bytes)?, fd))
 }
 
-fn unexpected(word: &Word) -> io::Error {
+fn unexpected(word: &HandoverMessage) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the other process said what it should not: {word:?}"))
 }
 
 /// The old process's end of the passage to its replacement.
 pub struct ReplacementPassage {
-    passage: Passage,
+    passage: MessageSocket,
 }
 
 impl ReplacementPassage {
     /// Uses the passage to a process that was started.
-    pub fn new(passage: Passage) -> Self {
+    pub fn new(passage: MessageSocket) -> Self {
         Self { passage }
     }
 
@@ -218,7 +218,7 @@ impl ReplacementPassage {
     /// It did not begin in time.
     pub fn wait(&self) -> io::Result<()> {
         match hear(&self.passage, Instant::now() + BEGINNING_TIME_MAX)? {
-            (Word::Here, _) => Ok(()),
+            (HandoverMessage::Here, _) => Ok(()),
             (word, _) => Err(unexpected(&word)),
         }
     }
@@ -227,7 +227,7 @@ impl ReplacementPassage {
     ///
     /// # Errors
     /// The passage failed, or the replacement said something unexpected.
-    pub fn pass(&self, passed_on: &PassedOn) -> io::Result<Taken> {
+    pub fn pass(&self, passed_on: &OutgoingHandover) -> io::Result<HandoverAcceptance> {
         let until = Instant::now() + answer_time(passed_on.leaving.len() + passed_on.sessions.len());
         // The replacement answers while it is still told: a passage has room for some hundred words.
         thread::scope(|scope| {
@@ -238,53 +238,57 @@ impl ReplacementPassage {
         })
     }
 
-    fn say_all(&self, passed_on: &PassedOn) -> io::Result<()> {
-        for Passed { asked, is_secure, listener } in &passed_on.listeners {
+    fn say_all(&self, passed_on: &OutgoingHandover) -> io::Result<()> {
+        for PassedListener { asked, is_secure, listener } in &passed_on.listeners {
             let is_passed = listener.is_passed();
-            let word = Word::Listener { asked: *asked, is_secure: *is_secure, is_passed };
+            let word = HandoverMessage::Listener { asked: *asked, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
-        for Leaving { target, manner, save_reply } in &passed_on.leaving {
-            let Saved { snapshot, descriptors, medium } = &save_reply.saved;
+        for OutgoingAttachment { target, manner, save_reply } in &passed_on.leaving {
+            let SavedAttachment { snapshot, descriptors, medium } = &save_reply.saved;
             let count = descriptors.len() + medium.iter().len();
             let (target, manner) = (target.clone(), manner.clone());
-            let word = Word::Attachment { target, manner, descriptors: count, has_medium: medium.is_some() };
+            let word = HandoverMessage::Attachment { target, manner, descriptors: count, has_medium: medium.is_some() };
             say(&self.passage, &word, Some(memory(snapshot)?.as_fd()))?;
             for open in descriptors.iter().chain(medium) {
-                say(&self.passage, &Word::Open, Some(open.as_fd()))?;
+                say(&self.passage, &HandoverMessage::Open, Some(open.as_fd()))?;
             }
         }
         for session in &passed_on.sessions {
-            say(&self.passage, &Word::Session, Some(memory(&session.saved)?.as_fd()))?;
+            say(&self.passage, &HandoverMessage::Session, Some(memory(&session.saved)?.as_fd()))?;
         }
         for target in &passed_on.detached {
-            say(&self.passage, &Word::Detached { target: target.clone() }, None)?;
+            say(&self.passage, &HandoverMessage::Detached { target: target.clone() }, None)?;
         }
         for name in &passed_on.unshared {
-            say(&self.passage, &Word::Unshared { name: name.clone() }, None)?;
+            say(&self.passage, &HandoverMessage::Unshared { name: name.clone() }, None)?;
         }
         for PassedShare { words, name, is_named, files, lease, first_in_port } in &passed_on.requested {
             for file in files.iter().chain(lease) {
-                say(&self.passage, &Word::SharedFile, Some(file.as_fd()))?;
+                say(&self.passage, &HandoverMessage::SharedFile, Some(file.as_fd()))?;
             }
             let (what, name, has_lease) = (words.clone(), name.clone(), lease.is_some());
             let first_in_port = first_in_port.clone().map(Box::new);
-            say(&self.passage, &Word::Shared { what, name, is_named: *is_named, has_lease, first_in_port }, None)?;
+            say(
+                &self.passage,
+                &HandoverMessage::Shared { what, name, is_named: *is_named, has_lease, first_in_port },
+                None,
+            )?;
         }
         if passed_on.is_down {
-            say(&self.passage, &Word::Down, None)?;
+            say(&self.passage, &HandoverMessage::Down, None)?;
         }
-        say(&self.passage, &Word::All, None)
+        say(&self.passage, &HandoverMessage::All, None)
     }
 
     /// What the replacement can continue, as it says one after the other.
-    fn hear_taken(&self, until: Instant) -> io::Result<Taken> {
-        let mut taken = Taken::default();
+    fn hear_taken(&self, until: Instant) -> io::Result<HandoverAcceptance> {
+        let mut taken = HandoverAcceptance::default();
         loop {
             match hear(&self.passage, until)?.0 {
-                Word::Taken { target } => drop(taken.targets.insert(target)),
-                Word::TakenSession { number } => drop(taken.sessions.insert(number)),
-                Word::Ready => return Ok(taken),
+                HandoverMessage::Taken { target } => drop(taken.targets.insert(target)),
+                HandoverMessage::TakenSession { number } => drop(taken.sessions.insert(number)),
+                HandoverMessage::Ready => return Ok(taken),
                 word => return Err(unexpected(&word)),
             }
         }
@@ -295,13 +299,13 @@ impl ReplacementPassage {
     /// # Errors
     /// The replacement has ended.
     pub fn go(&self) -> io::Result<()> {
-        say(&self.passage, &Word::Go, None)
+        say(&self.passage, &HandoverMessage::Go, None)
     }
 
     /// Tells the replacement that this process continues.
     pub fn stay(&self) {
         // If the word does not arrive, the replacement gives up by itself.
-        let _ = say(&self.passage, &Word::Stay, None);
+        let _ = say(&self.passage, &HandoverMessage::Stay, None);
     }
 }
 
@@ -324,17 +328,17 @@ fn contents(memory: OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 /// The replacement's end of the passage to the old process.
-pub struct Predecessor {
-    passage: Passage,
+pub struct PredecessorPassage {
+    passage: MessageSocket,
 }
 
 /// What the replacement has once the old process lets it take over.
 #[derive(Default)]
-pub struct TakenOver {
+pub struct IncomingHandover {
     /// Listening sockets, not to be used before the old process has ended.
-    pub listeners: Vec<Passed>,
+    pub listeners: Vec<PassedListener>,
     /// Attachments that have not begun yet.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<ManagedAttachment>,
     /// Targets that stay detached.
     pub detached: BTreeSet<String>,
     /// Entries of the configuration that stay unshared.
@@ -346,11 +350,11 @@ pub struct TakenOver {
 }
 
 /// Restores a saved session, if this process can continue it.
-pub type TakeSession<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
+pub type SessionRestorer<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 
-impl Predecessor {
+impl PredecessorPassage {
     /// Uses the passage that this process was started with.
-    pub fn new(passage: Passage) -> Self {
+    pub fn new(passage: MessageSocket) -> Self {
         Self { passage }
     }
 
@@ -361,16 +365,16 @@ impl Predecessor {
     /// The old process continues, has ended, or said something unexpected: this process is not needed.
     pub fn inherit(
         &self,
-        config: &Config,
-        keeping: &Keeping<'_>,
+        config: &DaemonConfig,
+        keeping: &AttachmentContext<'_>,
         ports: &[u32],
-        take_session: TakeSession<'_>,
-    ) -> io::Result<TakenOver> {
-        say(&self.passage, &Word::Here, None)?;
-        let mut inherited = TakenOver::default();
+        take_session: SessionRestorer<'_>,
+    ) -> io::Result<IncomingHandover> {
+        say(&self.passage, &HandoverMessage::Here, None)?;
+        let mut inherited = IncomingHandover::default();
         let (mut count, mut sessions) = (0, 0);
         let mut shared_files: Vec<Arc<OwnedFd>> = Vec::new();
-        let requests: BTreeMap<String, &Request> =
+        let requests: BTreeMap<String, &AttachRequest> =
             config.all_attachments().map(|request| (request.target.to_string(), request)).collect();
         // The old process's attachments come to rest first. It knows how many there are, and ends what takes too long.
         let mut until = Instant::now() + 2 * ALL_TIME_MAX;
@@ -383,14 +387,15 @@ impl Predecessor {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "nobody has so many attachments"));
             }
             match hear(&self.passage, until)? {
-                (Word::Listener { asked, is_secure, is_passed }, Some(socket)) => {
-                    let listener = if is_passed { Listener::passed(socket.into()) } else { Listener::over(socket) };
-                    inherited.listeners.push(Passed { asked, is_secure, listener });
+                (HandoverMessage::Listener { asked, is_secure, is_passed }, Some(socket)) => {
+                    let listener =
+                        if is_passed { TcpLinkListener::passed(socket.into()) } else { TcpLinkListener::over(socket) };
+                    inherited.listeners.push(PassedListener { asked, is_secure, listener });
                 }
-                (Word::Attachment { target, manner, descriptors: count, has_medium }, Some(memory)) => {
+                (HandoverMessage::Attachment { target, manner, descriptors: count, has_medium }, Some(memory)) => {
                     let mut descriptors = Vec::new();
                     for _ in 0..count.min(DESCRIPTORS_MAX) {
-                        let (Word::Open, Some(open)) = hear(&self.passage, until)? else {
+                        let (HandoverMessage::Open, Some(open)) = hear(&self.passage, until)? else {
                             return Err(io::Error::new(io::ErrorKind::InvalidData, "what is open of it comes with it"));
                         };
                         descriptors.push(open);
@@ -401,42 +406,43 @@ impl Predecessor {
                         if request.manner(keeping.system) != manner {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
-                        let saved = Saved { snapshot, descriptors, medium };
-                        Kept::restored((*request).clone(), keeping, ports, saved).map_err(|error| error.to_string())
+                        let saved = SavedAttachment { snapshot, descriptors, medium };
+                        ManagedAttachment::restored((*request).clone(), keeping, ports, saved)
+                            .map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
-                            say(&self.passage, &Word::Taken { target }, None)?;
+                            say(&self.passage, &HandoverMessage::Taken { target }, None)?;
                             inherited.kept.push(kept);
                         }
                         Err(error) => warn!(target, error, "it is begun anew"),
                     }
                 }
-                (Word::Session, Some(memory)) => {
+                (HandoverMessage::Session, Some(memory)) => {
                     match contents(memory).and_then(|saved| take_session(&saved)) {
-                        Ok(()) => say(&self.passage, &Word::TakenSession { number: sessions }, None)?,
+                        Ok(()) => say(&self.passage, &HandoverMessage::TakenSession { number: sessions }, None)?,
                         Err(error) => warn!(%error, "a session that uses what is shared begins anew"),
                     }
                     sessions += 1;
                 }
-                (Word::Detached { target }, _) => drop(inherited.detached.insert(target)),
-                (Word::Unshared { name }, _) => drop(inherited.unshared.insert(name)),
-                (Word::SharedFile, Some(file)) => shared_files.push(Arc::new(file)),
-                (Word::Shared { what: words, name, is_named, has_lease, first_in_port }, _) => {
+                (HandoverMessage::Detached { target }, _) => drop(inherited.detached.insert(target)),
+                (HandoverMessage::Unshared { name }, _) => drop(inherited.unshared.insert(name)),
+                (HandoverMessage::SharedFile, Some(file)) => shared_files.push(Arc::new(file)),
+                (HandoverMessage::Shared { what: words, name, is_named, has_lease, first_in_port }, _) => {
                     let mut files = std::mem::take(&mut shared_files);
                     let lease = if has_lease { files.pop() } else { None };
                     let first_in_port = first_in_port.map(|first| *first);
                     inherited.requested.push(PassedShare { words, name, is_named, files, lease, first_in_port });
                 }
-                (Word::Down, _) => inherited.is_down = true,
-                (Word::All, _) => break,
+                (HandoverMessage::Down, _) => inherited.is_down = true,
+                (HandoverMessage::All, _) => break,
                 (word, _) => return Err(unexpected(&word)),
             }
         }
-        say(&self.passage, &Word::Ready, None)?;
+        say(&self.passage, &HandoverMessage::Ready, None)?;
         match hear(&self.passage, Instant::now() + ALL_TIME_MAX)? {
-            (Word::Go, _) => Ok(inherited),
-            (Word::Stay, _) => Err(io::Error::other("the other process goes on")),
+            (HandoverMessage::Go, _) => Ok(inherited),
+            (HandoverMessage::Stay, _) => Err(io::Error::other("the other process goes on")),
             (word, _) => Err(unexpected(&word)),
         }
     }
@@ -455,27 +461,27 @@ impl Predecessor {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_net::link::Wake;
+    use farbus_io_net::link::ThreadWaker;
 
     use super::*;
     use crate::modules::ReadyModules;
     use farbus::broker::SystemAccess;
 
-    fn keeping(ready_modules: &ReadyModules) -> Keeping<'_> {
-        Keeping { config: "/etc/farbus/farbus.toml".as_ref(), ready_modules, system: &SystemAccess::Own }
+    fn keeping(ready_modules: &ReadyModules) -> AttachmentContext<'_> {
+        AttachmentContext { config: "/etc/farbus/farbus.toml".as_ref(), ready_modules, system: &SystemAccess::Own }
     }
 
     use farbus_io_net::saving::SaveRequester;
 
-    fn both() -> (ReplacementPassage, Predecessor) {
-        let (ours, theirs) = Passage::pair().unwrap();
-        (ReplacementPassage::new(ours), Predecessor::new(Passage::over(theirs)))
+    fn both() -> (ReplacementPassage, PredecessorPassage) {
+        let (ours, theirs) = MessageSocket::pair().unwrap();
+        (ReplacementPassage::new(ours), PredecessorPassage::new(MessageSocket::over(theirs)))
     }
 
-    fn passed_on() -> PassedOn {
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    fn passed_on() -> OutgoingHandover {
+        let listener = TcpLinkListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let asked = Some("127.0.0.1:0".parse().unwrap());
-        let listeners = vec![Passed { asked, is_secure: true, listener }];
+        let listeners = vec![PassedListener { asked, is_secure: true, listener }];
         let detached = vec!["lab3:3240/disk".into()];
         let file: Arc<OwnedFd> = Arc::new(memory(b"disk").unwrap());
         let share = |name: &str, lease| {
@@ -485,14 +491,14 @@ mod tests {
         let requested = vec![share("kept", None), share("leased", Some(Arc::clone(&file)))];
         let unshared = vec!["music".into()];
         let (leaving, sessions) = (Vec::new(), Vec::new());
-        PassedOn { listeners, leaving, sessions, detached, unshared, requested, is_down: true }
+        OutgoingHandover { listeners, leaving, sessions, detached, unshared, requested, is_down: true }
     }
 
     #[test]
     fn sockets_and_detached_targets_are_inherited_after_go() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
+            predecessor.inherit(&DaemonConfig::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
         let passed_on = passed_on();
@@ -502,7 +508,9 @@ mod tests {
         let shares = inherited.requested.iter().map(|it| (it.name.as_str(), it.files.len(), it.lease.is_some()));
         assert_eq!(shares.collect::<Vec<_>>(), [("kept", 1, false), ("leased", 1, true)]);
         assert!(inherited.unshared.contains("music"));
-        let [Passed { asked, is_secure: true, listener }] = &inherited.listeners[..] else { panic!("one socket") };
+        let [PassedListener { asked, is_secure: true, listener }] = &inherited.listeners[..] else {
+            panic!("one socket")
+        };
         assert_eq!(asked, &passed_on.listeners[0].asked);
         assert_eq!(listener.address().unwrap(), passed_on.listeners[0].listener.address().unwrap());
         assert!(inherited.detached.contains("lab3:3240/disk") && inherited.is_down);
@@ -512,7 +520,9 @@ mod tests {
     fn replacement_inherits_nothing_if_the_old_process_stays_or_ends() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(())).map(drop)
+            predecessor
+                .inherit(&DaemonConfig::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
+                .map(drop)
         });
         replacement.wait().unwrap();
         replacement.pass(&passed_on()).unwrap();
@@ -520,7 +530,9 @@ mod tests {
         assert!(new.join().unwrap().is_err());
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(())).map(drop)
+            predecessor
+                .inherit(&DaemonConfig::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
+                .map(drop)
         });
         replacement.wait().unwrap();
         drop(replacement);
@@ -535,10 +547,10 @@ mod tests {
         const SESSIONS: usize = 1000;
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
+            predecessor.inherit(&DaemonConfig::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
-        let wake = Arc::new(Wake::new().unwrap());
+        let wake = Arc::new(ThreadWaker::new().unwrap());
         let taken = thread::scope(|scope| {
             let save = |_| {
                 let requester = SaveRequester::new(Arc::clone(&wake));
@@ -547,7 +559,7 @@ mod tests {
                 asked.wait(Duration::from_secs(60)).unwrap()
             };
             let sessions = (0..SESSIONS).map(save).collect();
-            replacement.pass(&PassedOn { sessions, ..passed_on() }).unwrap()
+            replacement.pass(&OutgoingHandover { sessions, ..passed_on() }).unwrap()
         });
         assert_eq!(taken.sessions.len(), SESSIONS);
         replacement.go().unwrap();
@@ -570,14 +582,17 @@ mod tests {
     #[test]
     fn words_of_the_previous_release_are_read_and_written_the_same() {
         for text in WORDS_OF_0_1_0 {
-            let word: Word = serde_json::from_str(text).unwrap();
+            let word: HandoverMessage = serde_json::from_str(text).unwrap();
             assert_eq!(serde_json::to_string(&word).unwrap(), text);
         }
         for (word, text) in [
-            (Word::Taken { target: "lab3:3240/disk".into() }, r#"{"say":"taken","target":"lab3:3240/disk"}"#),
-            (Word::TakenSession { number: 0 }, r#"{"say":"taken_session","number":0}"#),
-            (Word::Ready, r#"{"say":"ready"}"#),
-            (Word::Stay, r#"{"say":"stay"}"#),
+            (
+                HandoverMessage::Taken { target: "lab3:3240/disk".into() },
+                r#"{"say":"taken","target":"lab3:3240/disk"}"#,
+            ),
+            (HandoverMessage::TakenSession { number: 0 }, r#"{"say":"taken_session","number":0}"#),
+            (HandoverMessage::Ready, r#"{"say":"ready"}"#),
+            (HandoverMessage::Stay, r#"{"say":"stay"}"#),
         ] {
             assert_eq!(serde_json::to_string(&word).unwrap(), text);
         }
@@ -587,14 +602,16 @@ mod tests {
     fn words_and_fields_of_another_release_are_skipped() {
         let (replacement, predecessor) = both();
         let (say_more, socket) = (
-            |passage: &Passage, text: &str, fd: Option<BorrowedFd<'_>>| passage.send(text.as_bytes(), fd).unwrap(),
+            |passage: &MessageSocket, text: &str, fd: Option<BorrowedFd<'_>>| {
+                passage.send(text.as_bytes(), fd).unwrap()
+            },
             std::os::unix::net::UnixStream::pair().unwrap().0,
         );
         say_more(&replacement.passage, r#"{"say":"identity","of":"lab3:3240/disk","id":[1,2]}"#, Some(socket.as_fd()));
         say_more(&replacement.passage, r#"{"say":"detached","target":"lab3:3240/disk","since":5}"#, None);
         say_more(&predecessor.passage, r#"{"say":"version","number":14}"#, None);
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
+            predecessor.inherit(&DaemonConfig::default(), &keeping(&ReadyModules::default()), &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
         replacement.pass(&passed_on()).unwrap();
@@ -604,23 +621,23 @@ mod tests {
 
     #[test]
     fn attachment_with_an_invalid_snapshot_is_not_taken() {
-        let (ours, theirs) = Passage::pair().unwrap();
-        let predecessor = Predecessor::new(Passage::over(theirs));
+        let (ours, theirs) = MessageSocket::pair().unwrap();
+        let predecessor = PredecessorPassage::new(MessageSocket::over(theirs));
         let text = "[[attach]]\ntarget = '127.0.0.1:9/disk'\nvia = 'kernel'";
-        let config = Config::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
+        let config = DaemonConfig::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
         let target = config.attachments[0].target.to_string();
         let new =
             thread::spawn(move || predecessor.inherit(&config, &keeping(&ReadyModules::default()), &[3], &|_| Ok(())));
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let (manner, descriptors) = ("kernel".to_owned(), 1);
-        let word = Word::Attachment { target, manner, descriptors, has_medium: false };
+        let word = HandoverMessage::Attachment { target, manner, descriptors, has_medium: false };
         say(&ours, &word, Some(memory(b"no snapshot").unwrap().as_fd())).unwrap();
-        say(&ours, &Word::Open, Some(socket.as_fd())).unwrap();
-        say(&ours, &Word::All, None).unwrap();
+        say(&ours, &HandoverMessage::Open, Some(socket.as_fd())).unwrap();
+        say(&ours, &HandoverMessage::All, None).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
-        assert_eq!(hear(&ours, until).unwrap().0, Word::Here);
-        assert_eq!(hear(&ours, until).unwrap().0, Word::Ready, "nothing was taken");
-        say(&ours, &Word::Go, None).unwrap();
+        assert_eq!(hear(&ours, until).unwrap().0, HandoverMessage::Here);
+        assert_eq!(hear(&ours, until).unwrap().0, HandoverMessage::Ready, "nothing was taken");
+        say(&ours, &HandoverMessage::Go, None).unwrap();
         assert!(new.join().unwrap().unwrap().kept.is_empty());
     }
 
@@ -630,12 +647,15 @@ mod tests {
         const WORDS: [&str; 8] = ["null", "-1", "1e99", "\"say\":", "\\u0000", "[[[[[[", "{", "18446744073709551616"];
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_handover_words", |input| {
             let text = input.text(&WORDS_OF_0_1_0, &WORDS);
-            let Ok(word) = serde_json::from_str::<Word>(&text) else { return };
-            if matches!(word, Word::Unknown) {
+            let Ok(word) = serde_json::from_str::<HandoverMessage>(&text) else { return };
+            if matches!(word, HandoverMessage::Unknown) {
                 return;
             }
             let again = serde_json::to_string(&word).unwrap();
-            assert_eq!(serde_json::to_string(&serde_json::from_str::<Word>(&again).unwrap()).unwrap(), again);
+            assert_eq!(
+                serde_json::to_string(&serde_json::from_str::<HandoverMessage>(&again).unwrap()).unwrap(),
+                again
+            );
         });
     }
 }

@@ -39,33 +39,33 @@ use std::time::Duration;
 
 use farbus::broker::confined::{give_rights_away, report_protection, start_broker};
 use farbus::broker::{BrokerPolicy, HandoverState, ReplacementStart, handover_state};
-use farbus::hosts::mdns::Nearby;
-use farbus::hosts::trust::Trust;
-use farbus_control::failure::Failure;
-use farbus_io_linux::service::Manager;
+use farbus::hosts::mdns::MdnsProcess;
+use farbus::hosts::trust::TrustStore;
+use farbus_control::failure::CommandFailure;
+use farbus_io_linux::service::ServiceNotifier;
 use farbus_io_linux::sys::activation;
-use farbus_io_linux::sys::confine::Needs;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
 use farbus_io_linux::sys::startup_memory;
 use farbus_io_linux::sys::writeback::protect_writeback_path;
-use farbus_io_linux::usb::Hotplug;
-use farbus_io_net::link::Listener;
+use farbus_io_linux::usb::HotplugMonitor;
+use farbus_io_net::link::TcpLinkListener;
 use farbus_io_net::local::control_socket::ControlSocket;
-use farbus_io_net::sys::passing::Passage;
+use farbus_io_net::sys::passing::MessageSocket;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::iterator::Signals;
 use tracing::{info, warn};
 
-use config::Config;
-use handover::Predecessor;
+use config::DaemonConfig;
+use handover::PredecessorPassage;
 use modules::ReadyModules;
-use supervisor::{Supervisor, Tools};
+use supervisor::{DaemonResources, Supervisor};
 
 /// How often the daemon retries what failed and reports to the watchdog that it lives.
 const TICK: Duration = Duration::from_secs(2);
 
 /// How a daemon is to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct DaemonOptions {
     /// The configuration file.
     pub config: PathBuf,
     /// Whether the process keeps the rights it was started with.
@@ -75,25 +75,25 @@ pub struct Options {
 }
 
 /// A parsed configuration and its modules, which were opened while the process had its rights.
-pub struct Ready {
-    config: Config,
+pub struct LoadedConfig {
+    config: DaemonConfig,
     ready_modules: ReadyModules,
 }
 
-impl Ready {
+impl LoadedConfig {
     /// Reads a configuration and opens the modules that it names.
     ///
     /// # Errors
-    /// [`Failure`]: what is wrong with it, and where.
-    pub fn read(path: &Path) -> Result<Self, Failure> {
-        let config = Config::read(path).map_err(Failure::local)?;
+    /// [`CommandFailure`]: what is wrong with it, and where.
+    pub fn read(path: &Path) -> Result<Self, CommandFailure> {
+        let config = DaemonConfig::read(path).map_err(CommandFailure::local)?;
         let ready_modules = ReadyModules::open(&config)?;
         Ok(Self { config, ready_modules })
     }
 
     /// The configuration in one line.
     pub fn summary(&self) -> String {
-        let Config { shares, rules, attachments, listen, secure, .. } = &self.config;
+        let DaemonConfig { shares, rules, attachments, listen, secure, .. } = &self.config;
         format!(
             "{} shared, {} rules, {} attachments, listening at {} addresses",
             shares.len(),
@@ -108,8 +108,8 @@ impl Ready {
 ///
 /// # Errors
 /// What is wrong with it, and where.
-pub fn check_config(path: &Path, text: &str) -> Result<(), Failure> {
-    Config::parse_file(path, text).map(drop).map_err(Failure::local)
+pub fn check_config(path: &Path, text: &str) -> Result<(), CommandFailure> {
+    DaemonConfig::parse_file(path, text).map(drop).map_err(CommandFailure::local)
 }
 
 /// Reads a configuration for the broker.
@@ -118,13 +118,13 @@ pub fn check_config(path: &Path, text: &str) -> Result<(), Failure> {
 /// What is wrong with it, and where.
 pub fn read_config(path: &Path) -> io::Result<(String, BrokerPolicy)> {
     let text = fs::read_to_string(path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
-    let text = Config::complete(path, text)?;
-    let config = Config::parse_file(path, &text).map_err(io::Error::other)?;
+    let text = DaemonConfig::complete(path, text)?;
+    let config = DaemonConfig::parse_file(path, &text).map_err(io::Error::other)?;
     Ok((text, config.broker_policy()))
 }
 
 /// The arguments of this process's replacement.
-fn replacement(options: &Options) -> Vec<String> {
+fn replacement(options: &DaemonOptions) -> Vec<String> {
     // Without a path in UTF-8 the daemon cannot be replaced.
     let Some(config) = options.config.to_str() else { return Vec::new() };
     let mut words: Vec<String> = ["daemon", "--take-over", "--config", config].map(str::to_owned).into();
@@ -136,21 +136,21 @@ fn replacement(options: &Options) -> Vec<String> {
 /// listening address to `tell`.
 ///
 /// # Errors
-/// [`Failure`]: it could not begin, or a device may not be durable.
-pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<(), Failure> {
-    let Ready { config, ready_modules } = ready;
-    let handover_state = if options.take_over { Some(handover_state().map_err(Failure::local)?) } else { None };
+/// [`CommandFailure`]: it could not begin, or a device may not be durable.
+pub fn serve(options: DaemonOptions, ready: LoadedConfig, tell: impl Fn(String)) -> Result<(), CommandFailure> {
+    let LoadedConfig { config, ready_modules } = ready;
+    let handover_state = if options.take_over { Some(handover_state().map_err(CommandFailure::local)?) } else { None };
     let replacement = replacement(&options);
-    let Options { config: path, no_sandbox, .. } = options;
+    let DaemonOptions { config: path, no_sandbox, .. } = options;
     // Threads inherit what is granted here, so it comes before any thread. Attachments may be configured later, when it
     // cannot be granted any more.
     let protection = protect_writeback_path();
     if !config.attachments.is_empty() {
         report_protection(&protection);
     }
-    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
-    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
-    let config_path = path.canonicalize().map_err(Failure::local)?;
+    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(CommandFailure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(CommandFailure::local)?;
+    let config_path = path.canonicalize().map_err(CommandFailure::local)?;
     let policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
         replacement,
@@ -160,12 +160,12 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     let broker = Arc::new(start_broker(&policy)?);
     if let Some(start) = &handover_state {
         for (&(bus, device), node) in start.handover_state.devices.iter().zip(&start.nodes) {
-            broker.inherit_usb(bus, device, node.as_fd()).map_err(Failure::local)?;
+            broker.inherit_usb(bus, device, node.as_fd()).map_err(CommandFailure::local)?;
         }
     }
     // Attaching needs the list of paired hosts. A confined process cannot tell an empty list from a folder that it may
     // not read, so the folder is created here.
-    let trust = match Trust::open() {
+    let trust = match TrustStore::open() {
         Ok(trust) => Some(trust),
         Err(error) if config.secure.is_empty() => {
             info!(%error, "no paired host is served or attached");
@@ -173,22 +173,29 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         }
         Err(error) => return Err(error.into()),
     };
-    let tools = Tools {
+    let tools = DaemonResources {
         config_path,
-        manager: Manager::from_environment().map_err(Failure::local)?,
+        manager: ServiceNotifier::from_environment().map_err(CommandFailure::local)?,
         broker,
         ready_modules,
         trust,
-        nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
-        hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
-        passed: activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect(),
+        nearby: MdnsProcess::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
+        hotplug: HotplugMonitor::new()
+            .inspect_err(|error| info!(%error, "what is plugged in is seen a little later"))
+            .ok(),
+        passed: activation::listeners()
+            .map_err(CommandFailure::local)?
+            .into_iter()
+            .map(TcpLinkListener::passed)
+            .collect(),
         devices: handover_state.as_ref().map(|start| start.handover_state.devices.clone()).unwrap_or_default(),
     };
     if !no_sandbox {
-        let state = tools.trust.as_ref().map(|trust| trust.folder().hand_over()).transpose().map_err(Failure::local)?;
-        give_rights_away(&Needs { readable: vec!["/sys".into()], state, ..Needs::default() })?;
+        let state =
+            tools.trust.as_ref().map(|trust| trust.folder().hand_over()).transpose().map_err(CommandFailure::local)?;
+        give_rights_away(&ConfinementNeeds { readable: vec!["/sys".into()], state, ..ConfinementNeeds::default() })?;
     }
-    let supervisor = Arc::new(Supervisor::new(path, tools).map_err(Failure::local)?);
+    let supervisor = Arc::new(Supervisor::new(path, tools).map_err(CommandFailure::local)?);
     if let Some(ReplacementStart { passage, handover_state, nodes }) = handover_state {
         // The broker has them.
         drop(nodes);
@@ -203,9 +210,9 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     let for_control_socket = Arc::clone(&supervisor);
     control_socket
         .open(control_listener, move |question, files| for_control_socket.answer(question, files))
-        .map_err(Failure::local)?;
-    tick(&supervisor).map_err(Failure::local)?;
-    join(&supervisor).map_err(Failure::local)?;
+        .map_err(CommandFailure::local)?;
+    tick(&supervisor).map_err(CommandFailure::local)?;
+    join(&supervisor).map_err(CommandFailure::local)?;
     for address in supervisor.unused() {
         warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
     }
@@ -224,7 +231,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     info!("ending");
     match supervisor.stop() {
         true => Ok(()),
-        false => Err(Failure::local("a device did not become durable in time; its last writes may be lost")),
+        false => Err(CommandFailure::local("a device did not become durable in time; its last writes may be lost")),
     }
 }
 
@@ -258,12 +265,16 @@ fn wait_for_end(supervisor: &Supervisor, mut signals: Signals) {
 }
 
 /// Continues what another process had: the attachments at once, the rest when that process has ended.
-fn take_over(supervisor: &Supervisor, passage: Passage, handover_state: &HandoverState) -> Result<(), Failure> {
-    let predecessor = Predecessor::new(passage);
+fn take_over(
+    supervisor: &Supervisor,
+    passage: MessageSocket,
+    handover_state: &HandoverState,
+) -> Result<(), CommandFailure> {
+    let predecessor = PredecessorPassage::new(passage);
     let config = supervisor.read()?;
     let inherited = predecessor
         .inherit(&config, &supervisor.keeping(), &handover_state.ports, &|saved| supervisor.take_session(saved));
-    supervisor.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
+    supervisor.inherit(inherited.map_err(|error| CommandFailure::local(format!("not needed: {error}")))?);
     predecessor.wait_for_end();
     Ok(())
 }

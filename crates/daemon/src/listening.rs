@@ -7,42 +7,42 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::broker::Broker;
+use farbus::broker::BrokerClient;
 use farbus::common::listen_words::listen_failure;
-use farbus::common::socket_place::{Place, SocketListener};
+use farbus::common::socket_place::{SocketListener, SocketLocation};
 use farbus::exporter::access::local_users::LocalUsers;
-use farbus::exporter::access::networks::Network;
+use farbus::exporter::access::networks::IpNetwork;
 use farbus::exporter::share::QuicBeside;
-use farbus_control::failure::Failure;
-use farbus_io_net::discovery::{Announcement, Kind};
-use farbus_io_net::link::Listener;
+use farbus_control::failure::CommandFailure;
+use farbus_io_net::discovery::{AnnouncedProtocol, HostAnnouncement};
+use farbus_io_net::link::TcpLinkListener;
 use tracing::warn;
 
-use super::config::Config;
-use super::handover::Passed;
-use super::supervisor::{Changes, Has, Listens, Supervisor};
+use super::config::DaemonConfig;
+use super::handover::PassedListener;
+use super::supervisor::{DaemonListener, Supervisor, SupervisorChanges, SupervisorState};
 
 /// This machine's own addresses, which may always connect to a plain listener.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 /// An address that was opened and is not served yet.
-pub(super) struct Opened {
-    asked: Place,
+pub(super) struct BoundListener {
+    asked: SocketLocation,
     is_secure: bool,
     /// Whether the service manager, or the daemon before this one, passed it.
     is_passed: bool,
     listener: SocketListener,
 }
 
-impl Has {
+impl SupervisorState {
     /// Addresses of the loopback that were passed: by the service manager, for a unit that an earlier version enabled,
     /// or by the daemon before this one. Served users who connect there continue to be served.
-    fn passed_plain(&self) -> Vec<Place> {
+    fn passed_plain(&self) -> Vec<SocketLocation> {
         let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
         let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
         let served = self.listeners.iter().filter(|listens| listens.is_passed).map(|listens| listens.asked.clone());
         let all: BTreeSet<SocketAddr> = fresh.chain(inherited).collect();
-        let local = all.into_iter().map(Place::Address).filter(Place::is_local);
+        let local = all.into_iter().map(SocketLocation::Address).filter(SocketLocation::is_local);
         local.chain(served).collect()
     }
 }
@@ -54,7 +54,7 @@ impl Supervisor {
     }
 
     /// The listening places, and whether each is for paired hosts.
-    pub fn places(&self) -> Vec<(Place, bool)> {
+    pub fn places(&self) -> Vec<(SocketLocation, bool)> {
         self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
     }
 
@@ -63,26 +63,31 @@ impl Supervisor {
     ///
     /// # Errors
     /// An address cannot be opened.
-    pub(super) fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<Vec<Opened>, Failure> {
+    pub(super) fn listen(
+        &self,
+        has: &mut SupervisorState,
+        config: &DaemonConfig,
+        changes: &mut SupervisorChanges,
+    ) -> Result<Vec<BoundListener>, CommandFailure> {
         if !config.secure.is_empty() && self.trust.is_none() {
             let what = "it began without [secure], and has given away what it needs for that\n  restart it";
-            return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
+            return Err(CommandFailure::local(format!("cannot serve paired hosts: {what}")));
         }
         self.share.allow_reserve_high(config.reserve_high.clone());
         let users = LocalUsers::of(&config.local_users, |name| self.system.user_number(name));
-        self.share.serve_local_users(users.map_err(Failure::local)?);
+        self.share.serve_local_users(users.map_err(CommandFailure::local)?);
         let passed = if config.is_default_listen { has.passed_plain() } else { Vec::new() };
         let plain = config.listen.iter().map(|place| (place.clone(), false));
-        let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
-        let wanted: Vec<(Place, bool)> =
+        let secure = config.secure.iter().map(|address| (SocketLocation::Address(*address), true));
+        let wanted: Vec<(SocketLocation, bool)> =
             plain.chain(secure).chain(passed.iter().map(|place| (place.clone(), false))).collect();
-        let mut fresh: Vec<(Place, bool, SocketListener)> = Vec::new();
+        let mut fresh: Vec<(SocketLocation, bool, SocketListener)> = Vec::new();
         for (asked, is_secure) in &wanted {
             if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
                 fresh.push((asked.clone(), *is_secure, self.listener_at(has, asked, *is_secure)?));
             }
         }
-        has.listeners.retain(|Listens { asked, place, is_secure, .. }| {
+        has.listeners.retain(|DaemonListener { asked, place, is_secure, .. }| {
             let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (asked, is_secure));
             match stays {
                 true if *is_secure => {}
@@ -96,7 +101,7 @@ impl Supervisor {
         });
         let opened = |(asked, is_secure, listener)| {
             let is_passed = passed.contains(&asked);
-            Opened { asked, is_secure, is_passed, listener }
+            BoundListener { asked, is_secure, is_passed, listener }
         };
         Ok(fresh.into_iter().map(opened).collect())
     }
@@ -108,16 +113,16 @@ impl Supervisor {
     /// An address cannot be listened at.
     pub(super) fn serve(
         &self,
-        opened: Vec<Opened>,
-        has: &mut Has,
-        config: &Config,
-        changes: &mut Changes,
-    ) -> Result<(), Failure> {
-        for Opened { asked, is_secure, is_passed, listener } in opened {
+        opened: Vec<BoundListener>,
+        has: &mut SupervisorState,
+        config: &DaemonConfig,
+        changes: &mut SupervisorChanges,
+    ) -> Result<(), CommandFailure> {
+        for BoundListener { asked, is_secure, is_passed, listener } in opened {
             let begun = self.begin(listener, &asked, is_secure, &config.allow);
             let place = begun.map_err(|error| listen_failure(&asked, &error))?;
             changes.added.push(place.as_host());
-            has.listeners.push(Listens { asked, place, is_secure, is_passed });
+            has.listeners.push(DaemonListener { asked, place, is_secure, is_passed });
         }
         Ok(())
     }
@@ -125,10 +130,10 @@ impl Supervisor {
     fn begin(
         &self,
         listener: SocketListener,
-        asked: &Place,
+        asked: &SocketLocation,
         is_secure: bool,
-        allow: &[Network],
-    ) -> std::io::Result<Place> {
+        allow: &[IpNetwork],
+    ) -> std::io::Result<SocketLocation> {
         let place = listener.place()?;
         match (self.trust.as_ref().filter(|_| is_secure), listener) {
             (Some(trust), SocketListener::Tcp(listener)) => {
@@ -153,13 +158,18 @@ impl Supervisor {
         }
     }
 
-    fn listener_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<SocketListener, Failure> {
-        if let Place::Address(address) = *place {
-            let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
+    fn listener_at(
+        &self,
+        has: &mut SupervisorState,
+        place: &SocketLocation,
+        is_secure: bool,
+    ) -> Result<SocketListener, CommandFailure> {
+        if let SocketLocation::Address(address) = *place {
+            let is_it = |passed: &PassedListener| (passed.asked, passed.is_secure) == (Some(address), is_secure);
             if let Some(at) = has.inherited.iter().position(is_it) {
                 return Ok(SocketListener::Tcp(has.inherited.swap_remove(at).listener));
             }
-            let is_it = |listener: &Listener| listener.address().is_ok_and(|passed| passed == address);
+            let is_it = |listener: &TcpLinkListener| listener.address().is_ok_and(|passed| passed == address);
             if let Some(at) = has.passed.iter().position(is_it) {
                 return Ok(SocketListener::Tcp(has.passed.swap_remove(at)));
             }
@@ -168,7 +178,7 @@ impl Supervisor {
     }
 
     /// Announces the listening addresses that other hosts can reach.
-    pub(super) fn announce(&self, has: &mut Has, config: &Config) {
+    pub(super) fn announce(&self, has: &mut SupervisorState, config: &DaemonConfig) {
         let Some(nearby) = &self.nearby else { return };
         let fingerprint = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
         let wanted = announcements(&has.listeners, config, fingerprint.as_deref());
@@ -182,16 +192,20 @@ impl Supervisor {
 }
 
 /// The announcements: each port once, with its addresses.
-fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
-    let mut wanted: Vec<Announcement> = Vec::new();
-    for Listens { place, is_secure, .. } in listeners {
-        let Place::Address(address) = place else { continue };
+fn announcements(
+    listeners: &[DaemonListener],
+    config: &DaemonConfig,
+    fingerprint: Option<&str>,
+) -> Vec<HostAnnouncement> {
+    let mut wanted: Vec<HostAnnouncement> = Vec::new();
+    for DaemonListener { place, is_secure, .. } in listeners {
+        let SocketLocation::Address(address) = place else { continue };
         if place.is_local() {
             continue;
         }
         let (kind, is_wished) = match is_secure {
-            true => (Kind::Secure, config.announce_secure),
-            false => (Kind::Plain, config.announce),
+            true => (AnnouncedProtocol::Secure, config.announce_secure),
+            false => (AnnouncedProtocol::Plain, config.announce),
         };
         if !is_wished {
             continue;
@@ -201,7 +215,7 @@ fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&st
         let at = known.unwrap_or_else(|| {
             let version = env!("CARGO_PKG_VERSION").to_owned();
             let fingerprint = fingerprint.filter(|_| *is_secure).map(str::to_owned);
-            wanted.push(Announcement { kind, port, addresses: Vec::new(), version, fingerprint });
+            wanted.push(HostAnnouncement { kind, port, addresses: Vec::new(), version, fingerprint });
             wanted.len() - 1
         });
         // An empty list of addresses means all of them.
@@ -219,7 +233,7 @@ const PORT_TIME_MAX: Duration = Duration::from_secs(30);
 const PORT_ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Serves paired hosts by QUIC once the port is free.
-fn serve_when_free(beside: &QuicBeside, broker: &Broker, asked: &Place, port: u16) {
+fn serve_when_free(beside: &QuicBeside, broker: &BrokerClient, asked: &SocketLocation, port: u16) {
     let until = Instant::now() + PORT_TIME_MAX;
     while !beside.is_closed() {
         thread::sleep(PORT_ASKED_EVERY);
@@ -231,12 +245,12 @@ fn serve_when_free(beside: &QuicBeside, broker: &Broker, asked: &Place, port: u1
     }
 }
 
-fn warn_of_port(place: &Place, error: &std::io::Error) {
+fn warn_of_port(place: &SocketLocation, error: &std::io::Error) {
     warn!(%place, %error, "no QUIC: its port is not to be had");
 }
 
 /// The networks that may connect at a place. The loopback is open to all, because only this machine reaches it.
-fn allowed_at(place: &Place, allow: &[Network]) -> Option<Vec<Network>> {
+fn allowed_at(place: &SocketLocation, allow: &[IpNetwork]) -> Option<Vec<IpNetwork>> {
     let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
     (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
 }
@@ -248,8 +262,8 @@ mod tests {
     #[test]
     fn only_listeners_off_the_loopback_are_announced_with_their_kind() {
         let listens = |address: &str, is_secure| {
-            let place: Place = address.parse().unwrap();
-            Listens { asked: place.clone(), place, is_secure, is_passed: false }
+            let place: SocketLocation = address.parse().unwrap();
+            DaemonListener { asked: place.clone(), place, is_secure, is_passed: false }
         };
         let all = [
             listens("127.0.0.1:3240", false),
@@ -257,15 +271,15 @@ mod tests {
             listens("10.0.0.1:3240", false),
             listens("[::]:3241", true),
         ];
-        let config = Config { announce: true, announce_secure: true, ..Config::default() };
+        let config = DaemonConfig { announce: true, announce_secure: true, ..DaemonConfig::default() };
         let told = announcements(&all, &config, Some("sha256:ab"));
         assert_eq!(
             told.iter().map(|told| (told.kind, told.port)).collect::<Vec<_>>(),
-            [(Kind::Plain, 3240), (Kind::Secure, 3241)]
+            [(AnnouncedProtocol::Plain, 3240), (AnnouncedProtocol::Secure, 3241)]
         );
         assert_eq!((&told[0].addresses, &told[0].fingerprint), (&vec!["10.0.0.1".parse().unwrap()], &None));
         assert_eq!((told[1].addresses.len(), told[1].fingerprint.as_deref()), (0, Some("sha256:ab")));
-        let quiet = Config { announce: true, ..Config::default() };
+        let quiet = DaemonConfig { announce: true, ..DaemonConfig::default() };
         assert_eq!(announcements(&all, &quiet, Some("sha256:ab")).len(), 1);
     }
 

@@ -3,41 +3,41 @@
 
 use std::sync::Arc;
 
-use farbus::frontend::Request;
+use farbus::frontend::AttachRequest;
 use farbus::link::modules::{allowed, recipe};
-use farbus_control::failure::Failure;
-use farbus_modules::{Asked, Recipe};
-use farbus_session::native::Allowed;
+use farbus_control::failure::CommandFailure;
+use farbus_modules::{ModuleSpec, PipelineRecipe};
+use farbus_session::native::AllowedModules;
 
-use super::config::{Config, needs_host};
+use super::config::{DaemonConfig, needs_host};
 
 /// Modules that are ready for use.
 #[derive(Default)]
 pub struct ReadyModules {
     /// For each attachment: its target, the modules as configured, and their recipe. A program serves one attachment at
     /// a time, so each attachment has its own.
-    recipes: Vec<(String, Vec<Asked>, Recipe)>,
+    recipes: Vec<(String, Vec<ModuleSpec>, PipelineRecipe)>,
     /// The modules that importers may ask for: as configured, and ready.
-    allowed: Option<(Vec<Asked>, Arc<Allowed>)>,
+    allowed: Option<(Vec<ModuleSpec>, Arc<AllowedModules>)>,
 }
 
 impl ReadyModules {
     /// Reads and starts the modules that this configuration names.
     ///
     /// # Errors
-    /// [`Failure`]: which module cannot be opened, and why.
-    pub fn open(config: &Config) -> Result<Self, Failure> {
+    /// [`CommandFailure`]: which module cannot be opened, and why.
+    pub fn open(config: &DaemonConfig) -> Result<Self, CommandFailure> {
         let mut recipes = Vec::new();
         for attach in &config.attachments {
             if attach.modules.iter().any(needs_host) {
                 let name = attach.target.to_string();
                 let made = recipe(&attach.modules)
-                    .map_err(|refusal| Failure::local(format!("to attach {name}: {refusal}")))?;
+                    .map_err(|refusal| CommandFailure::local(format!("to attach {name}: {refusal}")))?;
                 recipes.push((name, attach.modules.clone(), made));
             }
         }
         let words = &config.allow_modules;
-        let made = allowed(words).map_err(|refusal| Failure::local(format!("allow_modules: {refusal}")))?;
+        let made = allowed(words).map_err(|refusal| CommandFailure::local(format!("allow_modules: {refusal}")))?;
         Ok(Self { recipes, allowed: Some((words.clone(), made)) })
     }
 
@@ -45,12 +45,12 @@ impl ReadyModules {
     /// open more.
     ///
     /// # Errors
-    /// [`Failure`]: which module is not ready, and what to do.
-    pub fn check(&self, config: &Config) -> Result<(), Failure> {
-        let late = |module: &Asked, whose: &str| {
+    /// [`CommandFailure`]: which module is not ready, and what to do.
+    pub fn check(&self, config: &DaemonConfig) -> Result<(), CommandFailure> {
+        let late = |module: &ModuleSpec, whose: &str| {
             let why = "it is read or started before the daemon gives its rights away";
             let next = "farbus daemon restart starts it";
-            Failure::local(format!("module '{module}' of {whose}: {why}\n  {next}"))
+            CommandFailure::local(format!("module '{module}' of {whose}: {why}\n  {next}"))
         };
         for attach in &config.attachments {
             if let Some(module) = attach.modules.iter().find(|module| needs_host(module))
@@ -59,7 +59,7 @@ impl ReadyModules {
                 return Err(late(module, &attach.target.to_string()));
             }
         }
-        let is_ready = |module: &&Asked| match &self.allowed {
+        let is_ready = |module: &&ModuleSpec| match &self.allowed {
             Some((words, _)) => words.contains(module),
             None => false,
         };
@@ -73,7 +73,7 @@ impl ReadyModules {
     ///
     /// # Errors
     /// A sentence for a person.
-    pub fn recipe(&self, attach: &Request) -> Result<Recipe, String> {
+    pub fn recipe(&self, attach: &AttachRequest) -> Result<PipelineRecipe, String> {
         match self.known(attach) {
             Some(made) => Ok(made.clone()),
             None => recipe(&attach.modules).map_err(|refusal| refusal.to_string()),
@@ -81,11 +81,11 @@ impl ReadyModules {
     }
 
     /// The modules that importers may ask for.
-    pub fn allowed(&self) -> Option<Arc<Allowed>> {
+    pub fn allowed(&self) -> Option<Arc<AllowedModules>> {
         self.allowed.as_ref().map(|(_, allowed)| Arc::clone(allowed))
     }
 
-    fn known(&self, attach: &Request) -> Option<&Recipe> {
+    fn known(&self, attach: &AttachRequest) -> Option<&PipelineRecipe> {
         let name = attach.target.to_string();
         let made = self.recipes.iter().find(|(whose, words, _)| (whose, words) == (&name, &attach.modules));
         made.map(|(_, _, made)| made)
@@ -96,8 +96,8 @@ impl ReadyModules {
 mod tests {
     use super::*;
 
-    fn config(text: &str) -> Config {
-        Config::parse(text).unwrap()
+    fn config(text: &str) -> DaemonConfig {
+        DaemonConfig::parse(text).unwrap()
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
         let modules = ReadyModules::open(&began).unwrap();
         modules.check(&began).unwrap();
         let names =
-            |config: &Config| modules.recipe(&config.attachments[0]).map(|made| made.names().collect::<Vec<_>>());
+            |config: &DaemonConfig| modules.recipe(&config.attachments[0]).map(|made| made.names().collect::<Vec<_>>());
         assert_eq!(names(&began).unwrap(), ["zstd", "seal"]);
         // A module that needs nothing of this host can be named at any time.
         let plain = of("a/c", "modules = [\"lz4\"]");

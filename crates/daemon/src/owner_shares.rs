@@ -2,7 +2,7 @@
 
 use farbus_control::share::{ListeningPlace, ShareReport};
 use farbus_io_net::local::control_socket::Answer;
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use serde_json::json;
 
 use super::supervisor::Supervisor;
@@ -15,7 +15,7 @@ impl Supervisor {
         (what, is_again): (&str, bool),
         name: Option<String>,
         is_kept: bool,
-        files: &Files,
+        files: &PassedFiles,
     ) -> Answer {
         // A reload must not offer anything meanwhile.
         let has = self.has();
@@ -33,7 +33,7 @@ impl Supervisor {
             Ok(records) => records,
             Err(why) => return Answer::Refused(why),
         };
-        let place = |listens: &super::supervisor::Listens| ListeningPlace {
+        let place = |listens: &super::supervisor::DaemonListener| ListeningPlace {
             at: listens.place.as_host(),
             is_secure: listens.is_secure,
         };

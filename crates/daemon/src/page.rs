@@ -11,30 +11,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus::broker::Broker;
+use farbus::broker::BrokerClient;
 use farbus::common::page_address::{NAMES_MAX, site_name, tls_address};
 use farbus_control::daemon::{Elsewhere, PageStatus};
-use farbus_io_net::sys::passing::Passage;
+use farbus_io_net::sys::passing::MessageSocket;
 use rustix::net::{Shutdown, shutdown};
 use serde::Deserialize;
 use toml::Spanned;
 use tracing::{info, warn};
 
-use super::spec::Wrong;
+use super::spec::SpannedError;
 
 /// After what time a page that has ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
 
 /// Where the configuration wants a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PagePlace {
+pub enum DaemonPageAddress {
     /// At an address of the loopback.
     Loopback(SocketAddr),
     /// At a socket in the owner's runtime folder.
     Socket,
 }
 
-impl FromStr for PagePlace {
+impl FromStr for DaemonPageAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -57,7 +57,7 @@ impl FromStr for PagePlace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedPage {
     /// Where it is on this machine.
-    pub place: PagePlace,
+    pub place: DaemonPageAddress,
     /// Where browsers of other machines reach it, if they may.
     pub tls: Option<SocketAddr>,
     /// The names that they ask for.
@@ -86,9 +86,9 @@ impl WantedPage {
     /// The page that the configuration says.
     ///
     /// # Errors
-    /// [`Wrong`]: what may be said, and where.
-    pub fn from_config(said: &PageTable) -> Result<Self, Wrong> {
-        fn parsed<T>(said: &Spanned<String>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, Wrong> {
+    /// [`SpannedError`]: what may be said, and where.
+    pub fn from_config(said: &PageTable) -> Result<Self, SpannedError> {
+        fn parsed<T>(said: &Spanned<String>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, SpannedError> {
             parse(said.get_ref()).map_err(|message| (Some(said.span()), message))
         }
         let tls = said.tls.as_ref().map(|tls| parsed(tls, tls_address)).transpose()?;
@@ -107,8 +107,8 @@ impl WantedPage {
     pub fn arguments(&self) -> Vec<String> {
         let mut all = vec!["page".to_owned(), "--of-daemon".to_owned()];
         match self.place {
-            PagePlace::Loopback(address) => all.extend(["--listen".to_owned(), address.to_string()]),
-            PagePlace::Socket => all.push("--socket".to_owned()),
+            DaemonPageAddress::Loopback(address) => all.extend(["--listen".to_owned(), address.to_string()]),
+            DaemonPageAddress::Socket => all.push("--socket".to_owned()),
         }
         all.extend(self.tls.iter().flat_map(|address| ["--tls".to_owned(), address.to_string()]));
         all.extend(self.names.iter().flat_map(|name| ["--name".to_owned(), name.clone()]));
@@ -118,7 +118,7 @@ impl WantedPage {
 }
 
 #[derive(Debug, Default)]
-struct Has {
+struct DaemonPageState {
     wanted: Option<WantedPage>,
     /// The passage to the page's process: the page ends when it is shut down.
     running: Option<OwnedFd>,
@@ -131,28 +131,28 @@ struct Has {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    has: Mutex<Has>,
+struct DaemonPageInner {
+    has: Mutex<DaemonPageState>,
     changed: Condvar,
 }
 
-impl State {
-    fn has(&self) -> MutexGuard<'_, Has> {
+impl DaemonPageInner {
+    fn has(&self) -> MutexGuard<'_, DaemonPageState> {
         self.has.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The daemon's page, as the configuration wants it.
 #[derive(Debug)]
-pub struct Page {
-    broker: Arc<Broker>,
-    state: Arc<State>,
+pub struct DaemonPage {
+    broker: Arc<BrokerClient>,
+    state: Arc<DaemonPageInner>,
     is_begun: Mutex<bool>,
 }
 
-impl Page {
+impl DaemonPage {
     /// No page yet; `broker` is a line of its own.
-    pub fn new(broker: Arc<Broker>) -> Self {
+    pub fn new(broker: Arc<BrokerClient>) -> Self {
         Self { broker, state: Arc::default(), is_begun: Mutex::default() }
     }
 
@@ -195,7 +195,7 @@ impl Page {
     }
 }
 
-fn end_running(has: &mut Has) {
+fn end_running(has: &mut DaemonPageState) {
     (has.at, has.failure, has.elsewhere) = (None, None, None);
     if let Some(running) = has.running.take() {
         // One that has ended is fine.
@@ -204,7 +204,7 @@ fn end_running(has: &mut Has) {
 }
 
 /// Keeps the page running while it is wanted.
-fn keep(broker: &Broker, state: &State) {
+fn keep(broker: &BrokerClient, state: &DaemonPageInner) {
     loop {
         let has = state.changed.wait_while(state.has(), |has| has.wanted.is_none() && !has.is_ending);
         let mut has = has.unwrap_or_else(PoisonError::into_inner);
@@ -212,7 +212,7 @@ fn keep(broker: &Broker, state: &State) {
             return;
         }
         let wanted = has.wanted.clone();
-        let begun = broker.page().and_then(|passage| Ok((passage.try_clone()?, Passage::over(passage))));
+        let begun = broker.page().and_then(|passage| Ok((passage.try_clone()?, MessageSocket::over(passage))));
         match begun {
             Ok((running, passage)) => {
                 has.running = Some(running);
@@ -226,13 +226,13 @@ fn keep(broker: &Broker, state: &State) {
             }
         }
         let has = state.has();
-        let is_as_it_was = |has: &mut Has| has.wanted == wanted && !has.is_ending;
+        let is_as_it_was = |has: &mut DaemonPageState| has.wanted == wanted && !has.is_ending;
         drop(state.changed.wait_timeout_while(has, RESTART_PAUSE, is_as_it_was));
     }
 }
 
 /// Hears what the page says of itself, until it ends.
-fn hear(passage: &Passage, state: &State, wanted: &Option<WantedPage>) {
+fn hear(passage: &MessageSocket, state: &DaemonPageInner, wanted: &Option<WantedPage>) {
     let heard = || -> io::Result<Option<PageStatus>> {
         let Some(parcel) = passage.receive()? else { return Ok(None) };
         Ok(Some(serde_json::from_slice(&parcel.bytes)?))
@@ -264,14 +264,14 @@ mod tests {
     #[test]
     fn a_page_is_this_machines_alone() {
         for (text, place) in [
-            ("127.0.0.1:7240", PagePlace::Loopback(([127, 0, 0, 1], 7240).into())),
-            ("[::1]:80", PagePlace::Loopback((std::net::Ipv6Addr::LOCALHOST, 80).into())),
-            ("unix", PagePlace::Socket),
+            ("127.0.0.1:7240", DaemonPageAddress::Loopback(([127, 0, 0, 1], 7240).into())),
+            ("[::1]:80", DaemonPageAddress::Loopback((std::net::Ipv6Addr::LOCALHOST, 80).into())),
+            ("unix", DaemonPageAddress::Socket),
         ] {
             assert_eq!(text.parse(), Ok(place));
         }
         for wrong in ["0.0.0.0:7240", "192.0.2.1:7240", "127.0.0.1", "lab3:7240", "unix:/run/page", ""] {
-            assert!(wrong.parse::<PagePlace>().unwrap_err().contains("127.0.0.1:7240"), "{wrong}");
+            assert!(wrong.parse::<DaemonPageAddress>().unwrap_err().contains("127.0.0.1:7240"), "{wrong}");
         }
     }
 

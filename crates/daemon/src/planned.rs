@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farbus_realtime::topology::{HOSTS_MAX, Network, Topology, plan};
+use farbus_realtime::topology::{HOSTS_MAX, HostTopology, NetworkPattern, plan};
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
-    network: Option<NetworkWord>,
-    hosts: Hosts,
+struct TopologyPlanFile {
+    network: Option<NetworkShape>,
+    hosts: PlannedHosts,
     cables: Option<Vec<(String, String)>>,
     #[serde(default)]
     without_debug: Vec<String>,
@@ -18,14 +18,14 @@ struct Wanted {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Hosts {
+enum PlannedHosts {
     Count(u32),
     Names(Vec<String>),
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum NetworkWord {
+enum NetworkShape {
     Line,
     Star,
     Tree,
@@ -35,14 +35,14 @@ enum NetworkWord {
 
 /// Hosts, and the links between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Planned {
+pub struct TopologyPlan {
     /// The names of the hosts.
     pub names: Vec<String>,
     /// The links. A host's number is its position in `names`.
-    pub topology: Topology,
+    pub topology: HostTopology,
 }
 
-impl Planned {
+impl TopologyPlan {
     /// Parses a plan.
     ///
     /// # Errors
@@ -56,13 +56,13 @@ impl Planned {
         (0..).zip(&self.names).find(|(_, known)| *known == name).map(|(host, _)| host)
     }
 
-    fn of(wanted: Wanted) -> Result<Self, String> {
+    fn of(wanted: TopologyPlanFile) -> Result<Self, String> {
         let names = match wanted.hosts {
-            Hosts::Count(count) if count > HOSTS_MAX => {
+            PlannedHosts::Count(count) if count > HOSTS_MAX => {
                 return Err(format!("{count} hosts: there are at most {HOSTS_MAX}"));
             }
-            Hosts::Count(count) => (1..=count).map(|number| format!("host{number}")).collect(),
-            Hosts::Names(names) => names,
+            PlannedHosts::Count(count) => (1..=count).map(|number| format!("host{number}")).collect(),
+            PlannedHosts::Names(names) => names,
         };
         let ids: BTreeMap<_, _> = names.iter().map(String::as_str).zip(0u32..).collect();
         if ids.len() != names.len() {
@@ -76,11 +76,11 @@ impl Planned {
         let cables = match (wanted.network, wanted.cables) {
             (Some(word), None) => {
                 let network = match word {
-                    NetworkWord::Line => Network::Line,
-                    NetworkWord::Star => Network::Star,
-                    NetworkWord::Tree => Network::Tree,
-                    NetworkWord::Ring => Network::Ring,
-                    NetworkWord::Hypercube => Network::Hypercube,
+                    NetworkShape::Line => NetworkPattern::Line,
+                    NetworkShape::Star => NetworkPattern::Star,
+                    NetworkShape::Tree => NetworkPattern::Tree,
+                    NetworkShape::Ring => NetworkPattern::Ring,
+                    NetworkShape::Hypercube => NetworkPattern::Hypercube,
                 };
                 network.cables(count).map_err(|why| why.to_string())?
             }

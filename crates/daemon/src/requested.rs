@@ -22,24 +22,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use farbus::broker::{Broker, SystemAccess};
+use farbus::broker::{BrokerClient, SystemAccess};
 use farbus::devices::class_words::name_of;
-use farbus::devices::follow::Follow;
-use farbus::devices::identities::naming::{Naming, check_name};
-use farbus::devices::selection::Wanted;
+use farbus::devices::follow::FollowPolicy;
+use farbus::devices::identities::naming::{DeviceNaming, check_name};
+use farbus::devices::selection::ShareSelection;
 use farbus::exporter::share::Share;
 use farbus::exporter::sources::making::{offer, offer_stream};
 use farbus::exporter::sources::stream::StreamSpec;
 use farbus::exporter::sources::usb::{self, PassedState};
-use farbus::exporter::sources::what::{UsbSpec, What};
-use farbus_io_linux::usb::Selector;
-use farbus_io_net::link::{Wake, wait_for_ends};
+use farbus::exporter::sources::what::{DeviceSpec, UsbSpec};
+use farbus_io_linux::usb::UsbDeviceSelector;
+use farbus_io_net::link::{ThreadWaker, wait_for_ends};
 use farbus_io_net::local::control_socket::{HAS_ENDED, IS_UNPLUGGED};
 use farbus_io_net::trust::AttachedDevice;
 use farbus_session::DeviceRecord;
 use tracing::{info, warn};
 
-use super::spec::Shared;
+use super::spec::DaemonShare;
 
 /// The most devices at once. Each keeps up to three descriptors open, and one thread watches all leases.
 const SHARES_MAX: usize = 64;
@@ -50,27 +50,27 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct RequestedShares {
     share: Arc<Share>,
     /// The real devices of this process.
-    real: Arc<Mutex<usb::Shared>>,
-    broker: Arc<Broker>,
+    real: Arc<Mutex<usb::SharedUsbDevices>>,
+    broker: Arc<BrokerClient>,
     system: SystemAccess,
-    all: Mutex<All>,
+    all: Mutex<RequestedShareTable>,
     /// Wakes the thread that watches the leases.
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
     /// Whether a replacement has the devices.
     is_handed_over: AtomicBool,
 }
 
 #[derive(Default)]
-struct All {
-    shares: BTreeMap<u64, Requested>,
+struct RequestedShareTable {
+    shares: BTreeMap<u64, RequestedShare>,
     last: u64,
 }
 
 /// A device, or both ends of a bridge.
-struct Requested {
+struct RequestedShare {
     /// What a replacement needs.
     passed: PassedShare,
-    what: What,
+    what: DeviceSpec,
     /// The listed names; empty until a replacement has offered it.
     listed: Vec<String>,
     /// Where its first medium is, as it was when it was offered.
@@ -89,7 +89,7 @@ pub struct PassedShare {
     pub name: String,
     /// Whether its owner gave it that name.
     pub is_named: bool,
-    /// Its files: the images in the order of [`What::images`], the source of its frames, or the node of a real device.
+    /// Its files: the images in the order of [`DeviceSpec::images`], the source of its frames, or the node of a real device.
     pub files: Vec<Arc<OwnedFd>>,
     /// The lease; `None` if the daemon keeps the device.
     pub lease: Option<Arc<OwnedFd>>,
@@ -104,18 +104,18 @@ impl RequestedShares {
     /// The system has no more descriptors or threads.
     pub fn new(
         share: Arc<Share>,
-        real: Arc<Mutex<usb::Shared>>,
-        broker: Arc<Broker>,
+        real: Arc<Mutex<usb::SharedUsbDevices>>,
+        broker: Arc<BrokerClient>,
         system: SystemAccess,
     ) -> io::Result<Arc<Self>> {
-        let (all, wake, is_handed_over) = (Mutex::default(), Arc::new(Wake::new()?), AtomicBool::new(false));
+        let (all, wake, is_handed_over) = (Mutex::default(), Arc::new(ThreadWaker::new()?), AtomicBool::new(false));
         let requested = Arc::new(Self { share, real, broker, system, all, wake, is_handed_over });
         let (weak, wake) = (Arc::downgrade(&requested), Arc::clone(&requested.wake));
         thread::Builder::new().name("leases".into()).spawn(move || watch(&weak, &wake))?;
         Ok(requested)
     }
 
-    fn all(&self) -> MutexGuard<'_, All> {
+    fn all(&self) -> MutexGuard<'_, RequestedShareTable> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +131,7 @@ impl RequestedShares {
         is_kept: bool,
         mut files: Vec<OwnedFd>,
     ) -> Result<Vec<DeviceRecord>, String> {
-        let what: What = words.parse()?;
+        let what: DeviceSpec = words.parse()?;
         if !what.is_passable() {
             let rule = "its paths have to be absolute, and a real device is named by its bus id";
             return Err(format!("'{words}' is not to be passed: {rule}"));
@@ -161,7 +161,7 @@ impl RequestedShares {
         let kind = if what.usb().is_some() { "" } else { what.kind() };
         let name = name.unwrap_or_else(|| kind.to_owned());
         let passed = PassedShare { words: words.to_owned(), name, is_named, files, lease, first_in_port: None };
-        let mut requested = Requested { passed, what, listed: Vec::new(), medium: None, usb: None };
+        let mut requested = RequestedShare { passed, what, listed: Vec::new(), medium: None, usb: None };
         let records = self.offer(&mut requested, is_again)?;
         info!(names = ?requested.listed, is_kept, "shared for its owner");
         let mut all = self.all();
@@ -174,10 +174,10 @@ impl RequestedShares {
     }
 
     /// Offers the device, and notes how it is listed.
-    fn offer(&self, requested: &mut Requested, is_again: bool) -> Result<Vec<DeviceRecord>, String> {
+    fn offer(&self, requested: &mut RequestedShare, is_again: bool) -> Result<Vec<DeviceRecord>, String> {
         let records = match &requested.what {
-            What::Stream(spec) => self.offer_stream(&requested.passed, spec),
-            What::Usb(UsbSpec { selector: Selector::BusId(bus_id), follow }) => {
+            DeviceSpec::Stream(spec) => self.offer_stream(&requested.passed, spec),
+            DeviceSpec::Usb(UsbSpec { selector: UsbDeviceSelector::BusId(bus_id), follow }) => {
                 let (number, record) = self.offer_usb(&requested.passed, (bus_id, follow, is_again))?;
                 requested.usb = Some(number);
                 Ok(vec![record])
@@ -200,7 +200,11 @@ impl RequestedShares {
     }
 
     /// Offers a real device, whose open node was passed.
-    fn offer_usb(&self, passed: &PassedShare, port: (&str, &Follow, bool)) -> Result<(u64, DeviceRecord), String> {
+    fn offer_usb(
+        &self,
+        passed: &PassedShare,
+        port: (&str, &FollowPolicy, bool),
+    ) -> Result<(u64, DeviceRecord), String> {
         let node = passed.files.first().ok_or("its node has to come along")?;
         let naming = (!passed.name.is_empty()).then(|| passed.naming());
         let mut real = self.real();
@@ -213,12 +217,12 @@ impl RequestedShares {
         offered.map_err(|error| error.to_string())
     }
 
-    fn real(&self) -> MutexGuard<'_, usb::Shared> {
+    fn real(&self) -> MutexGuard<'_, usb::SharedUsbDevices> {
         self.real.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Offers any other device, by way of the broker, which checks and identifies its images.
-    fn offer_images(&self, passed: &PassedShare, what: &What) -> Result<Vec<DeviceRecord>, String> {
+    fn offer_images(&self, passed: &PassedShare, what: &DeviceSpec) -> Result<Vec<DeviceRecord>, String> {
         let pass = |((path, read_only), file): ((&std::path::Path, bool), &Arc<OwnedFd>)| {
             self.broker.pass_image(path, read_only, what.is_forced(), file.as_fd())
         };
@@ -230,7 +234,7 @@ impl RequestedShares {
         offered
     }
 
-    fn medium_of(&self, requested: &Requested) -> Option<String> {
+    fn medium_of(&self, requested: &RequestedShare) -> Option<String> {
         let (_, export) = self.share.disk(requested.listed.first()?).ok()?;
         export?.place()
     }
@@ -249,7 +253,7 @@ impl RequestedShares {
 
     /// Stops sharing the device that has this name; the command that asked for it is told.
     pub fn remove(&self, listed: &str) {
-        let is_it = |requested: &Requested| requested.listed.iter().any(|name| name == listed);
+        let is_it = |requested: &RequestedShare| requested.listed.iter().any(|name| name == listed);
         let removed = self.take(|_, requested| is_it(requested));
         for requested in removed {
             self.stop(&requested);
@@ -259,7 +263,7 @@ impl RequestedShares {
         }
     }
 
-    fn take(&self, is_it: impl Fn(u64, &Requested) -> bool) -> Vec<Requested> {
+    fn take(&self, is_it: impl Fn(u64, &RequestedShare) -> bool) -> Vec<RequestedShare> {
         let mut all = self.all();
         let taken =
             all.shares.extract_if(.., |number, requested| is_it(*number, requested)).map(|(_, it)| it).collect();
@@ -281,8 +285,8 @@ impl RequestedShares {
     }
 
     /// Leaves to the configuration the real devices that it now selects under their names.
-    pub fn adopt_usb(&self, wanted: &Wanted) {
-        let is_selected = |requested: &Requested| {
+    pub fn adopt_usb(&self, wanted: &ShareSelection) {
+        let is_selected = |requested: &RequestedShare| {
             let name = requested.listed.first().map(String::as_str).unwrap_or_default();
             requested.usb.is_some_and(|usb| self.real().adopt_passed(&self.share, usb, wanted, name))
         };
@@ -293,7 +297,7 @@ impl RequestedShares {
         }
     }
 
-    fn stop(&self, requested: &Requested) {
+    fn stop(&self, requested: &RequestedShare) {
         if let Some(usb) = requested.usb {
             self.real().remove_passed(&self.share, usb);
             return;
@@ -307,8 +311,8 @@ impl RequestedShares {
     }
 
     /// Leaves to the configuration what it now names in the same words: returns the listed names.
-    pub fn adopt(&self, shared: &Shared) -> Option<Vec<String>> {
-        let is_it = |requested: &Requested| {
+    pub fn adopt(&self, shared: &DaemonShare) -> Option<Vec<String>> {
+        let is_it = |requested: &RequestedShare| {
             !requested.listed.is_empty()
                 && shared.reservation.is_none()
                 && (&requested.passed.name, &requested.what) == (&shared.name, &shared.what)
@@ -322,7 +326,7 @@ impl RequestedShares {
 
     /// Why a replacement cannot go on with a device: its disk has moved to another medium (`farbus swap`), so its files
     /// are not what was passed; or its frames are being read, so the next ones would begin within one.
-    fn obstacle(&self, requested: &Requested) -> Option<&'static str> {
+    fn obstacle(&self, requested: &RequestedShare) -> Option<&'static str> {
         if self.medium_of(requested) != requested.medium {
             return Some("has moved to another medium");
         }
@@ -337,7 +341,7 @@ impl RequestedShares {
     /// What a replacement could not continue: one sentence for each device.
     pub fn unmovable(&self) -> Vec<String> {
         let all = self.all();
-        let why = |requested: &Requested| {
+        let why = |requested: &RequestedShare| {
             let obstacle = self.obstacle(requested)?;
             Some(format!("{} was shared by a command, and {obstacle}", requested.passed.name))
         };
@@ -357,10 +361,10 @@ impl RequestedShares {
     /// What a replacement gets: all that it can continue.
     pub fn leaving(&self) -> Vec<PassedShare> {
         let all = self.all();
-        let leaves = |requested: &&Requested| self.obstacle(requested).is_none();
-        let passed = |requested: &Requested| {
+        let leaves = |requested: &&RequestedShare| self.obstacle(requested).is_none();
+        let passed = |requested: &RequestedShare| {
             let first_in_port = match requested.what.usb() {
-                Some(Selector::BusId(bus_id)) => self.real().first_of_passed(bus_id),
+                Some(UsbDeviceSelector::BusId(bus_id)) => self.real().first_of_passed(bus_id),
                 _ => None,
             };
             PassedShare { first_in_port, ..requested.passed.clone() }
@@ -377,11 +381,11 @@ impl RequestedShares {
     pub fn inherit(&self, passed: Vec<PassedShare>) {
         let mut all = self.all();
         for passed in passed {
-            match passed.words.parse::<What>() {
+            match passed.words.parse::<DeviceSpec>() {
                 Ok(what) => {
                     all.last += 1;
                     let number = all.last;
-                    let requested = Requested { passed, what, listed: Vec::new(), medium: None, usb: None };
+                    let requested = RequestedShare { passed, what, listed: Vec::new(), medium: None, usb: None };
                     all.shares.insert(number, requested);
                 }
                 Err(error) => warn!(name = passed.name, error, "not shared any more"),
@@ -431,8 +435,8 @@ impl RequestedShares {
 }
 
 impl PassedShare {
-    fn naming(&self) -> Naming<'_> {
-        Naming::of(&self.name, self.is_named)
+    fn naming(&self) -> DeviceNaming<'_> {
+        DeviceNaming::of(&self.name, self.is_named)
     }
 }
 
@@ -443,7 +447,7 @@ impl Drop for RequestedShares {
 }
 
 /// Ends the devices whose leases have ended, until the object is dropped.
-fn watch(requested: &Weak<RequestedShares>, wake: &Wake) {
+fn watch(requested: &Weak<RequestedShares>, wake: &ThreadWaker) {
     loop {
         wake.clear();
         let Some(held) = requested.upgrade().map(|requested| requested.leases()) else { return };
@@ -480,9 +484,9 @@ fn is_taken_by(name: &str, listed: &str) -> bool {
 }
 
 /// The name of a device without what tells the ends of a bridge apart.
-fn base_of<'a>(what: &What, listed: &'a str) -> &'a str {
+fn base_of<'a>(what: &DeviceSpec, listed: &'a str) -> &'a str {
     match what {
-        What::Bridge(_) => listed.strip_suffix("-a").unwrap_or(listed),
+        DeviceSpec::Bridge(_) => listed.strip_suffix("-a").unwrap_or(listed),
         _ => listed,
     }
 }

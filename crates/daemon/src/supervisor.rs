@@ -7,41 +7,44 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use farbus::broker::{Broker, ReplacementProcess, SystemAccess};
-use farbus::common::socket_place::Place;
-use farbus::devices::identities::naming::Naming;
+use farbus::broker::{BrokerClient, ReplacementProcess, SystemAccess};
+use farbus::common::socket_place::SocketLocation;
+use farbus::devices::identities::naming::DeviceNaming;
 use farbus::exporter::owner_answers::{self, ServedAt};
 use farbus::exporter::share::Share;
 use farbus::exporter::sources::making::{expect, offer};
-use farbus::exporter::sources::usb::{self, Follower, PortKeeper};
-use farbus::exporter::sources::what::What;
-use farbus::exporter::state::shared::Neighbourhood;
-use farbus::frontend::{Refused, Request, steer};
-use farbus::hosts::mdns::Nearby;
-use farbus::hosts::trust::Trust;
-use farbus::importer::client::{FailureKind, FailureReport, HOLD, Target, name_of};
+use farbus::exporter::sources::usb::{self, HotplugFollower, PortKeeper};
+use farbus::exporter::sources::what::DeviceSpec;
+use farbus::exporter::state::shared::NeighbourResponder;
+use farbus::frontend::{AttachRequest, AttachmentRefusal, steer};
+use farbus::hosts::mdns::MdnsProcess;
+use farbus::hosts::trust::TrustStore;
+use farbus::importer::client::{DeviceTarget, FailureKind, FailureReport, HOLD, name_of};
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::daemon::{DaemonStatus, FailedDevice};
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io_linux::service::Manager;
-use farbus_io_linux::usb::Hotplug;
-use farbus_io_net::link::Listener;
+use farbus_io_linux::service::ServiceNotifier;
+use farbus_io_linux::usb::HotplugMonitor;
+use farbus_io_net::link::TcpLinkListener;
 use farbus_io_net::local::control_socket::{Answer, Question, SentAnswer, TopologyAct};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_io_net::trust::AuditRecorder;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use super::attachment::{Going, Keeping, Kept};
-use super::config::Config;
-use super::directory::Directory;
-use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
+use super::attachment::{AttachmentContext, AttachmentHandover, ManagedAttachment};
+use super::config::DaemonConfig;
+use super::directory::DirectoryService;
+use super::handover::{
+    self, HandoverAcceptance, IncomingHandover, OutgoingAttachment, OutgoingHandover, PassedListener,
+    ReplacementPassage,
+};
 use super::modules::ReadyModules;
-use super::page::Page;
+use super::page::DaemonPage;
 use super::requested::RequestedShares;
-use super::spec::Shared as DaemonShare;
-use super::topology_links::{Joining, Sight};
+use super::spec::DaemonShare;
+use super::topology_links::{HostView, TopologyLinks};
 use super::topology_plan::plan_path;
 
 /// What commands may pass to this release of the daemon, besides images (docs/control.md).
@@ -55,29 +58,29 @@ pub struct Supervisor {
     pub(super) share: Arc<Share>,
     /// Devices that the owner asked this process to share.
     pub(super) requested: Arc<RequestedShares>,
-    manager: Manager,
+    manager: ServiceNotifier,
     /// Does what this process has no rights for.
-    pub(super) broker: Arc<Broker>,
+    pub(super) broker: Arc<BrokerClient>,
     pub(super) system: SystemAccess,
     ready_modules: ReadyModules,
     /// This host's key and paired hosts; `None` if no paired host is served or attached.
-    pub(super) trust: Option<Trust>,
-    pub(super) nearby: Option<Nearby>,
+    pub(super) trust: Option<TrustStore>,
+    pub(super) nearby: Option<MdnsProcess>,
     /// The links between this host and others.
-    joining: Arc<Joining>,
+    joining: Arc<TopologyLinks>,
     /// The directory of all sites.
-    directory: Directory,
-    page: Page,
-    has: Mutex<Has>,
+    directory: DirectoryService,
+    page: DaemonPage,
+    has: Mutex<SupervisorState>,
     is_handed_over: AtomicBool,
     end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// A listening socket.
-pub(super) struct Listens {
+pub(super) struct DaemonListener {
     /// As the configuration names it; port 0 takes a free port.
-    pub(super) asked: Place,
-    pub(super) place: Place,
+    pub(super) asked: SocketLocation,
+    pub(super) place: SocketLocation,
     pub(super) is_secure: bool,
     /// Whether the socket was passed by a former process, and is served only because the configuration names no
     /// address.
@@ -85,48 +88,48 @@ pub(super) struct Listens {
 }
 
 /// What the daemon runs.
-pub(super) struct Has {
-    config: Config,
+pub(super) struct SupervisorState {
+    config: DaemonConfig,
     /// Passed listeners that are not in use.
-    pub(super) passed: Vec<Listener>,
+    pub(super) passed: Vec<TcpLinkListener>,
     /// Listeners of the former process, until the configuration says what they are for.
-    pub(super) inherited: Vec<Passed>,
+    pub(super) inherited: Vec<PassedListener>,
     /// Targets that the owner had detached before this process began.
     detached: BTreeSet<String>,
-    pub(super) listeners: Vec<Listens>,
+    pub(super) listeners: Vec<DaemonListener>,
     /// Why the last announcement failed.
     pub(super) unannounced: Option<String>,
-    pub(super) shares: BTreeMap<String, Offered>,
+    pub(super) shares: BTreeMap<String, OfferedShare>,
     /// Names of the configuration's shares that the owner has unshared, until the next reload.
     pub(super) unshared: BTreeSet<String>,
     /// Follows real devices; `None` once the daemon ends.
-    real: Option<Follower>,
-    attachments: BTreeMap<String, Kept>,
+    real: Option<HotplugFollower>,
+    attachments: BTreeMap<String, ManagedAttachment>,
 }
 
 /// What a daemon opens before it drops its rights.
-pub struct Tools {
+pub struct DaemonResources {
     /// The absolute path of the configuration.
     pub config_path: PathBuf,
     /// The connection to the service manager.
-    pub manager: Manager,
+    pub manager: ServiceNotifier,
     /// The broker.
-    pub broker: Arc<Broker>,
+    pub broker: Arc<BrokerClient>,
     pub ready_modules: ReadyModules,
     /// This host's key and paired hosts.
-    pub trust: Option<Trust>,
+    pub trust: Option<TrustStore>,
     /// Announces this host to hosts nearby.
-    pub nearby: Option<Nearby>,
+    pub nearby: Option<MdnsProcess>,
     /// Reports devices that are plugged in or unplugged.
-    pub hotplug: Option<Hotplug>,
+    pub hotplug: Option<HotplugMonitor>,
     /// Listeners that were passed by the service manager.
-    pub passed: Vec<Listener>,
+    pub passed: Vec<TcpLinkListener>,
     /// USB devices that the process before this one had open, by bus and number.
     pub devices: Vec<(u32, u32)>,
 }
 
 /// A share of the configuration.
-pub(super) struct Offered {
+pub(super) struct OfferedShare {
     shared: DaemonShare,
     /// The listed names of its devices, or why it is not shared.
     pub(super) result: Result<Vec<String>, FailureReport>,
@@ -134,7 +137,7 @@ pub(super) struct Offered {
 
 /// What a change started and stopped.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct SupervisorChanges {
     pub(super) added: Vec<String>,
     pub(super) removed: Vec<String>,
 }
@@ -144,8 +147,9 @@ impl Supervisor {
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
-    pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
-        let Tools { config_path, manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } = tools;
+    pub fn new(path: PathBuf, tools: DaemonResources) -> std::io::Result<Self> {
+        let DaemonResources { config_path, manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } =
+            tools;
         let share = Arc::new(Share::default());
         let recorder: Arc<dyn AuditRecorder> = Arc::new(broker.line()?);
         let trust = trust.map(|trust| trust.recorded_by(Arc::clone(&recorder)));
@@ -156,8 +160,8 @@ impl Supervisor {
         // All attachments share its lines: a thousand of them have no thousand threads in the broker.
         let system = SystemAccess::Through(Arc::clone(&broker)).apart()?;
         let keeper = PortKeeper { config: config_path.clone(), system: system.clone() };
-        let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices).remembering(keeper);
-        let real = Follower::start(Arc::clone(&share), real, hotplug)?;
+        let real = usb::SharedUsbDevices::new(Arc::new(broker.line()?)).inheriting(&devices).remembering(keeper);
+        let real = HotplugFollower::start(Arc::clone(&share), real, hotplug)?;
         // An own line to the broker, so that a connecting program does not wait for slow questions.
         share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
         share.write_leases_through(&broker)?;
@@ -166,13 +170,13 @@ impl Supervisor {
         share.keep_retirements(SystemAccess::Through(Arc::new(broker.line()?)));
         let requested =
             RequestedShares::new(Arc::clone(&share), real.handle(), Arc::new(broker.line()?), system.clone())?;
-        let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
-        let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
+        let joining = Arc::new(TopologyLinks::new(trust.clone(), system.clone()));
+        let neighbourhood: Arc<dyn NeighbourResponder> = Arc::<TopologyLinks>::clone(&joining);
         share.answer_neighbours(neighbourhood);
-        let directory = Directory::new(Arc::clone(&share), trust.clone(), system.clone());
-        let page = Page::new(Arc::new(broker.line()?));
-        let has = Has {
-            config: Config::default(),
+        let directory = DirectoryService::new(Arc::clone(&share), trust.clone(), system.clone());
+        let page = DaemonPage::new(Arc::new(broker.line()?));
+        let has = SupervisorState {
+            config: DaemonConfig::default(),
             passed,
             inherited: vec![],
             detached: BTreeSet::new(),
@@ -203,12 +207,12 @@ impl Supervisor {
         })
     }
 
-    pub(super) fn has(&self) -> MutexGuard<'_, Has> {
+    pub(super) fn has(&self) -> MutexGuard<'_, SupervisorState> {
         self.has.lock().expect("no change panics")
     }
 
     /// The connection to the service manager.
-    pub fn manager(&self) -> &Manager {
+    pub fn manager(&self) -> &ServiceNotifier {
         &self.manager
     }
 
@@ -216,8 +220,8 @@ impl Supervisor {
     /// continue.
     ///
     /// # Errors
-    /// [`Failure`]: if the file is wrong, nothing has changed; otherwise, what could be applied was applied.
-    pub fn reload(&self) -> Result<Changes, Failure> {
+    /// [`CommandFailure`]: if the file is wrong, nothing has changed; otherwise, what could be applied was applied.
+    pub fn reload(&self) -> Result<SupervisorChanges, CommandFailure> {
         self.manager.reloading();
         let result = self.read().and_then(|config| {
             self.has().unshared.clear();
@@ -225,7 +229,7 @@ impl Supervisor {
         });
         if result.is_ok() {
             // Attachments that their owner had detached begin again.
-            self.has().attachments.values().for_each(Kept::resume);
+            self.has().attachments.values().for_each(ManagedAttachment::resume);
         }
         match &result {
             Ok(changes) => info!(added = ?changes.added, removed = ?changes.removed, "reloaded"),
@@ -239,9 +243,9 @@ impl Supervisor {
     ///
     /// # Errors
     /// What is wrong with it, and where.
-    pub fn read(&self) -> Result<Config, Failure> {
-        let text = self.broker.config().map_err(Failure::local)?;
-        Config::parse_file(&self.path, &text).map_err(Failure::local)
+    pub fn read(&self) -> Result<DaemonConfig, CommandFailure> {
+        let text = self.broker.config().map_err(CommandFailure::local)?;
+        DaemonConfig::parse_file(&self.path, &text).map_err(CommandFailure::local)
     }
 
     /// Starts and stops what is needed so that the daemon runs what `config` says. What its owner detached stays
@@ -250,17 +254,17 @@ impl Supervisor {
     /// # Errors
     /// The daemon cannot listen at an address. Devices that are not available are retried later, and shown in the
     /// status.
-    pub fn apply(&self, config: Config) -> Result<Changes, Failure> {
+    pub fn apply(&self, config: DaemonConfig) -> Result<SupervisorChanges, CommandFailure> {
         self.ready_modules.check(&config)?;
         let mut has = self.has();
-        let mut changes = Changes::default();
+        let mut changes = SupervisorChanges::default();
         let opened = self.listen(&mut has, &config, &mut changes)?;
         self.share.show(config.observable);
         self.share.configure_notes(config.notes.clone());
         self.share.set_budget(config.budget);
         self.share.limit_leases(config.lease_limit);
         self.share.wait_for_successors(config.hold.unwrap_or(HOLD));
-        self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
+        self.joining.follow(config.joined.as_ref(), &SupervisorView::by(self, &has));
         has.config = config;
         self.offer_all(&mut has, &mut changes);
         if let Some(real) = &has.real {
@@ -281,7 +285,7 @@ impl Supervisor {
     }
 
     /// The links between this host and others.
-    pub fn joining(&self) -> &Joining {
+    pub fn joining(&self) -> &TopologyLinks {
         &self.joining
     }
 
@@ -293,8 +297,8 @@ impl Supervisor {
         }
         // Hosts that were paired meanwhile get their ends.
         self.share.lend(self.joining.lent());
-        while self.joining.step(&Seen::by(self, &has)) {
-            let mut changes = Changes::default();
+        while self.joining.step(&SupervisorView::by(self, &has)) {
+            let mut changes = SupervisorChanges::default();
             self.offer_all(&mut has, &mut changes);
             self.attach_all(&mut has, &mut changes);
         }
@@ -311,7 +315,7 @@ impl Supervisor {
             TopologyAct::Down => {
                 let mut has = self.has();
                 self.joining.take_down();
-                let mut changes = Changes::default();
+                let mut changes = SupervisorChanges::default();
                 self.attach_all(&mut has, &mut changes);
                 self.offer_all(&mut has, &mut changes);
             }
@@ -322,18 +326,18 @@ impl Supervisor {
             let next = format!("add to {}:\n    [topology]\n    plan = \"topology.toml\"", self.path.display());
             return Answer::Refused(format!("{what}\n  {next}\n  and then: farbus topology up FILE"));
         };
-        let mut status = self.joining.status(&Seen::by(self, &has));
+        let mut status = self.joining.status(&SupervisorView::by(self, &has));
         status["host"] = json!(joined.host);
         status["plan"] = json!(plan_path(&self.path, &joined.plan));
         Answer::Ok(status)
     }
 
-    fn offer_all(&self, has: &mut Has, changes: &mut Changes) {
+    fn offer_all(&self, has: &mut SupervisorState, changes: &mut SupervisorChanges) {
         let mut shares = has.config.shares.clone();
         shares.extend(self.joining.shares());
         // The restriction must be set before the device is offered.
         self.share.lend(self.joining.lent());
-        let stays = |offered: &Offered| shares.iter().any(|shared| shared.is(&offered.shared));
+        let stays = |offered: &OfferedShare| shares.iter().any(|shared| shared.is(&offered.shared));
         for (name, offered) in has.shares.extract_if(.., |_, offered| !stays(offered)) {
             for listed in offered.result.iter().flatten() {
                 if let Err(error) = self.share.remove(listed) {
@@ -344,10 +348,10 @@ impl Supervisor {
         }
         self.requested.offer_inherited();
         let is_here =
-            |shared: &&DaemonShare| !matches!(shared.what, What::Usb(_)) && !has.unshared.contains(&shared.name);
+            |shared: &&DaemonShare| !matches!(shared.what, DeviceSpec::Usb(_)) && !has.unshared.contains(&shared.name);
         let shares: Vec<&DaemonShare> = shares.iter().filter(is_here).collect();
         let new = shares.iter().filter(|shared| !has.shares.contains_key(&shared.name));
-        expect(&self.system, new.map(|shared| (Naming::of(&shared.name, shared.is_named), &shared.what)));
+        expect(&self.system, new.map(|shared| (DeviceNaming::of(&shared.name, shared.is_named), &shared.what)));
         for shared in shares {
             if let Some(offered) = has.shares.get_mut(&shared.name) {
                 // The file may have given it a name meanwhile.
@@ -364,14 +368,14 @@ impl Supervisor {
                     warn!(name = shared.name, "not shared: {}; tried again later", failure.message);
                 }
                 changes.added.push(shared.name.clone());
-                has.shares.insert(shared.name.clone(), Offered { shared: shared.clone(), result });
+                has.shares.insert(shared.name.clone(), OfferedShare { shared: shared.clone(), result });
             }
         }
     }
 
     fn offer(&self, shared: &DaemonShare) -> Result<Vec<String>, FailureReport> {
         let offered =
-            offer(&self.share, &mut None, &self.system, Naming::of(&shared.name, shared.is_named), &shared.what)
+            offer(&self.share, &mut None, &self.system, DeviceNaming::of(&shared.name, shared.is_named), &shared.what)
                 .map_err(|failure| failure.report())?;
         let names: Vec<_> = offered.iter().map(|record| name_of(record).to_owned()).collect();
         let reserved = match &shared.reservation {
@@ -422,7 +426,7 @@ impl Supervisor {
     }
 
     /// Answers a question of the owner.
-    pub fn answer(&self, question: Question, files: &Files) -> SentAnswer {
+    pub fn answer(&self, question: Question, files: &PassedFiles) -> SentAnswer {
         if self.is_handed_over() {
             // The replacement is asked as well.
             return Answer::Unknown.into();
@@ -435,7 +439,7 @@ impl Supervisor {
         }
     }
 
-    fn answer_plain(&self, question: Question, files: &Files) -> Answer {
+    fn answer_plain(&self, question: Question, files: &PassedFiles) -> Answer {
         match question {
             Question::Status => self.status(),
             Question::Reload { adopt } => {
@@ -461,29 +465,29 @@ impl Supervisor {
             }
             Question::Unshare { device, force } => self.unshare(&device, force),
             // No lock is held here: a virtual machine's device may take long.
-            question => steer(question, files, |device| self.ask_kept(device, Kept::handle))
+            question => steer(question, files, |device| self.ask_kept(device, ManagedAttachment::handle))
                 .unwrap_or_else(|other| owner_answers::answer(&self.share, &ServedAt::default(), other, files)),
         }
     }
 
     /// What all attachments are kept with.
-    pub fn keeping(&self) -> Keeping<'_> {
-        Keeping { config: &self.config_path, ready_modules: &self.ready_modules, system: &self.system }
+    pub fn keeping(&self) -> AttachmentContext<'_> {
+        AttachmentContext { config: &self.config_path, ready_modules: &self.ready_modules, system: &self.system }
     }
 
     /// Has an attachment, or a share by port, take whichever device is there now. Returns its target or name.
-    fn adopt(&self, device: &str) -> Result<String, Failure> {
+    fn adopt(&self, device: &str) -> Result<String, CommandFailure> {
         let in_port = self.has().real.as_ref().and_then(|real| real.shared().adopt(&self.share, device));
         if let Some(adopted) = in_port {
-            return adopted.map_err(|why| Failure::new(FailureKind::Refused, why));
+            return adopted.map_err(|why| CommandFailure::new(FailureKind::Refused, why));
         }
         let adopted = self.ask_kept(device, |kept| kept.adopt().map(|()| kept.request().target.to_string()));
         let unknown = || {
             let all: Vec<String> = self.has().attachments.values().map(|kept| kept.request().target.shown()).collect();
             let all = if all.is_empty() { "nothing".to_owned() } else { all.join(", ") };
-            Failure::new(FailureKind::Gone, format!("the daemon keeps no '{device}' attached; it keeps: {all}"))
+            CommandFailure::new(FailureKind::Gone, format!("the daemon keeps no '{device}' attached; it keeps: {all}"))
         };
-        adopted.ok_or_else(unknown)?.map_err(|why| Failure::new(FailureKind::Refused, why))
+        adopted.ok_or_else(unknown)?.map_err(|why| CommandFailure::new(FailureKind::Refused, why))
     }
 
     /// Restores a session of the process before this one.
@@ -495,7 +499,7 @@ impl Supervisor {
     }
 
     /// Takes what the process before this one passed on. Attachments continue at once.
-    pub fn inherit(&self, inherited: TakenOver) {
+    pub fn inherit(&self, inherited: IncomingHandover) {
         let mut has = self.has();
         for mut kept in inherited.kept {
             let name = kept.request().target.to_string();
@@ -529,38 +533,42 @@ impl Supervisor {
     /// Hands over to a replacement. If that succeeds, this process has to end.
     ///
     /// # Errors
-    /// [`Failure`]: nothing has changed.
-    pub fn hand_over(&self, interrupt: bool) -> Result<Value, Failure> {
+    /// [`CommandFailure`]: nothing has changed.
+    pub fn hand_over(&self, interrupt: bool) -> Result<Value, CommandFailure> {
         let has = self.has();
         if self.is_handed_over() {
-            return Err(Failure::new(FailureKind::Refused, "another process goes on already"));
+            return Err(CommandFailure::new(FailureKind::Refused, "another process goes on already"));
         }
-        let going: Vec<(&String, Going)> = has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
-        let moving: Vec<&str> =
-            going.iter().filter(|(_, going)| matches!(going, Going::Moving)).map(|(name, _)| name.as_str()).collect();
+        let going: Vec<(&String, AttachmentHandover)> =
+            has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
+        let moving: Vec<&str> = going
+            .iter()
+            .filter(|(_, going)| matches!(going, AttachmentHandover::Moving))
+            .map(|(name, _)| name.as_str())
+            .collect();
         if !moving.is_empty() && !interrupt {
             let what = format!("{}: held still, or on its way to another host", moving.join(", "));
             let next = "try again when that is over, at most 20 s; or 'farbus resume DEVICE' first";
-            return Err(Failure::new(FailureKind::Refused, format!("{what}\n  {next}")));
+            return Err(CommandFailure::new(FailureKind::Refused, format!("{what}\n  {next}")));
         }
-        let swapping = going.iter().find(|(_, going)| matches!(going, Going::Swapping));
+        let swapping = going.iter().find(|(_, going)| matches!(going, AttachmentHandover::Swapping));
         if let Some((name, _)) = swapping.filter(|_| !interrupt) {
             let next = format!("wait for it: farbus swap {name}\n  or stop it: farbus swap {name} --cancel");
-            return Err(Failure::new(FailureKind::Refused, format!("{name} is being moved\n  {next}")));
+            return Err(CommandFailure::new(FailureKind::Refused, format!("{name} is being moved\n  {next}")));
         }
         let torn = going.iter().filter_map(|(name, going)| match going {
-            Going::Torn(how) => Some(format!("{name} is attached {how}")),
-            Going::Moving => Some(format!("{name} is on its way to another host")),
-            Going::Swapping => Some(format!("{name} is being moved")),
-            Going::Along(_) | Going::Anew => None,
+            AttachmentHandover::Torn(how) => Some(format!("{name} is attached {how}")),
+            AttachmentHandover::Moving => Some(format!("{name} is on its way to another host")),
+            AttachmentHandover::Swapping => Some(format!("{name} is being moved")),
+            AttachmentHandover::Along(_) | AttachmentHandover::Anew => None,
         });
         let torn: Vec<String> = torn.chain(self.requested.unmovable()).chain(self.share.unmovable()).collect();
         if !torn.is_empty() && !interrupt {
             let what = "the new process cannot continue with that: its users would get errors";
             let next = "detach it first, or 'farbus daemon restart --interrupt'";
-            return Err(Failure::new(FailureKind::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
+            return Err(CommandFailure::new(FailureKind::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
         }
-        let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
+        let failed = |error: std::io::Error| CommandFailure::local(format!("this process goes on: {error}"));
         let ReplacementProcess { pid, passage } = self.broker.replacement().map_err(failed)?;
         let replacement = ReplacementPassage::new(passage);
         let (taken, still) = replacement
@@ -582,18 +590,21 @@ impl Supervisor {
     /// long they were stopped.
     fn pass_on(
         &self,
-        has: &Has,
-        going: &[(&String, Going)],
+        has: &SupervisorState,
+        going: &[(&String, AttachmentHandover)],
         replacement: &ReplacementPassage,
         (pid, interrupt): (u32, bool),
-    ) -> std::io::Result<(Taken, Duration)> {
+    ) -> std::io::Result<(HandoverAcceptance, Duration)> {
         let began = Instant::now();
         // All come to rest at the same time, so none waits for the others.
         let asked: Vec<_> = going
             .iter()
             .filter_map(|(name, going)| match going {
-                Going::Along(handle) => handle.save().ok().map(|asked| (*name, handle, asked)),
-                Going::Anew | Going::Torn(_) | Going::Moving | Going::Swapping => None,
+                AttachmentHandover::Along(handle) => handle.save().ok().map(|asked| (*name, handle, asked)),
+                AttachmentHandover::Anew
+                | AttachmentHandover::Torn(_)
+                | AttachmentHandover::Moving
+                | AttachmentHandover::Swapping => None,
             })
             .collect();
         let sessions = self.share.ask_sessions();
@@ -606,7 +617,7 @@ impl Supervisor {
             // While it is at rest, its medium does not change.
             save_reply.saved.medium = handle.medium()?;
             let manner = has.attachments[target].request().manner(&self.system);
-            leaving.push(Leaving { target: target.clone(), manner, save_reply });
+            leaving.push(OutgoingAttachment { target: target.clone(), manner, save_reply });
         }
         let sessions = match interrupt {
             true => sessions.into_iter().filter_map(|asked| asked.wait(left())).collect(),
@@ -617,20 +628,20 @@ impl Supervisor {
             }
         };
         let mut listeners = Vec::new();
-        for Listens { asked, place, is_secure, .. } in &has.listeners {
+        for DaemonListener { asked, place, is_secure, .. } in &has.listeners {
             // A Unix socket ends with this process, and its importers reconnect at the replacement's.
-            if let (Place::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
-                listeners.push(Passed { asked: Some(*asked), is_secure: *is_secure, listener });
+            if let (SocketLocation::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
+                listeners.push(PassedListener { asked: Some(*asked), is_secure: *is_secure, listener });
             }
         }
         for listener in &has.passed {
-            listeners.push(Passed { asked: None, is_secure: false, listener: listener.try_clone()? });
+            listeners.push(PassedListener { asked: None, is_secure: false, listener: listener.try_clone()? });
         }
         let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
         let detached = detached.map(|(name, _)| name.clone()).collect();
         let is_down = self.joining.is_down();
         let (unshared, requested) = (has.unshared.iter().cloned().collect(), self.requested.leaving());
-        let passed_on = PassedOn { listeners, leaving, sessions, detached, unshared, requested, is_down };
+        let passed_on = OutgoingHandover { listeners, leaving, sessions, detached, unshared, requested, is_down };
         let taken = replacement.pass(&passed_on)?;
         let left =
             passed_on.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
@@ -642,7 +653,7 @@ impl Supervisor {
         // From here on the service manager listens to the replacement.
         self.manager.hand_over(pid);
         self.share.addresses().hand_over();
-        for Leaving { target, save_reply, .. } in passed_on.leaving {
+        for OutgoingAttachment { target, save_reply, .. } in passed_on.leaving {
             if taken.targets.contains(&target) {
                 save_reply.go();
             }
@@ -661,9 +672,9 @@ impl Supervisor {
     }
 
     /// Asks an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
-    fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&Kept) -> T) -> Option<T> {
-        let asked = device.parse::<Target>().ok();
-        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
+    fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&ManagedAttachment) -> T) -> Option<T> {
+        let asked = device.parse::<DeviceTarget>().ok();
+        let is_it = |target: &DeviceTarget| device == target.device || asked.as_ref() == Some(target);
         self.has().attachments.values().find(|kept| is_it(&kept.request().target)).map(ask)
     }
 
@@ -671,8 +682,8 @@ impl Supervisor {
     /// targets.
     fn sleep(&self, held: &BTreeSet<u32>) -> Vec<String> {
         let has = self.has();
-        let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains(&port.0));
-        let going: Vec<&Kept> = has.attachments.values().filter(is_free).collect();
+        let is_free = |kept: &&ManagedAttachment| kept.port().is_some_and(|port| !held.contains(&port.0));
+        let going: Vec<&ManagedAttachment> = has.attachments.values().filter(is_free).collect();
         going.iter().for_each(|kept| kept.sleep());
         has.attachments.values().filter(|kept| kept.is_asleep()).map(|kept| kept.request().target.to_string()).collect()
     }
@@ -691,7 +702,7 @@ impl Supervisor {
                 kept.may_detach()?;
             }
             kept.detach();
-            Ok::<_, Refused>(())
+            Ok::<_, AttachmentRefusal>(())
         });
         match detached {
             None => Answer::Unknown,
@@ -709,7 +720,7 @@ impl Supervisor {
             }
         }
         let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
-        devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
+        devices.extend(troubles.map(|usb::UsbShareFailure { name, attribute, message }| {
             FailedDevice::new(&name, FailureReport::new(attribute, message)).into()
         }));
         for kept in has.attachments.values() {
@@ -751,24 +762,24 @@ impl Supervisor {
             debug!(%error, "no farewell was said");
         }
         let mut real = self.has().real.take();
-        real.iter_mut().for_each(Follower::stop);
+        real.iter_mut().for_each(HotplugFollower::stop);
         let attachments = std::mem::take(&mut self.has().attachments);
         // All begin to end before the first one is waited for.
-        attachments.values().for_each(Kept::end);
+        attachments.values().for_each(ManagedAttachment::end);
         drop(attachments);
         let is_durable = match self.is_handed_over() {
             true => self.share.stop_for_another(),
             false => self.share.stop(),
         };
         // Each device returned to its drivers as it was dropped.
-        real.into_iter().for_each(Follower::dismiss);
+        real.into_iter().for_each(HotplugFollower::dismiss);
         is_durable
     }
 
-    fn attach_all(&self, has: &mut Has, changes: &mut Changes) {
-        let mut requests: Vec<Request> = has.config.attachments.clone();
+    fn attach_all(&self, has: &mut SupervisorState, changes: &mut SupervisorChanges) {
+        let mut requests: Vec<AttachRequest> = has.config.attachments.clone();
         requests.extend(self.joining.attachments());
-        let stays = |kept: &Kept| {
+        let stays = |kept: &ManagedAttachment| {
             let is_wanted = requests.contains(kept.request());
             let why = kept.may_detach().err().filter(|_| !is_wanted);
             if let Some(why) = &why {
@@ -786,8 +797,8 @@ impl Supervisor {
                 continue;
             }
             let kept = match has.detached.remove(&name) {
-                true => Kept::detached(request.clone(), &self.keeping()),
-                false => Kept::start(request.clone(), &self.keeping()),
+                true => ManagedAttachment::detached(request.clone(), &self.keeping()),
+                false => ManagedAttachment::start(request.clone(), &self.keeping()),
             };
             match kept {
                 Ok(kept) => {
@@ -801,32 +812,32 @@ impl Supervisor {
 }
 
 /// The state of the daemon, as the links between hosts see it.
-struct Seen<'a> {
-    has: &'a Has,
+struct SupervisorView<'a> {
+    has: &'a SupervisorState,
     share: &'a Share,
     used: OnceCell<BTreeSet<String>>,
 }
 
-impl<'a> Seen<'a> {
-    fn by(supervisor: &'a Supervisor, has: &'a Has) -> Self {
+impl<'a> SupervisorView<'a> {
+    fn by(supervisor: &'a Supervisor, has: &'a SupervisorState) -> Self {
         Self { has, share: &supervisor.share, used: OnceCell::new() }
     }
 }
 
-impl Sight for Seen<'_> {
+impl HostView for SupervisorView<'_> {
     fn is_offered(&self, name: &str) -> bool {
         // In the process before this one, an importer may have used one of the ends.
         let is_inherited = || ["a", "b"].iter().any(|end| self.share.is_inherited(&format!("{name}-{end}")));
         self.has.shares.get(name).map_or_else(is_inherited, |offered| offered.result.is_ok())
     }
 
-    fn attachment(&self, target: &Target) -> Option<Value> {
+    fn attachment(&self, target: &DeviceTarget) -> Option<Value> {
         let (status, failure) = self.has.attachments.get(&target.to_string())?.status();
         Some(json!({ "state": status.state, "at": status.at, "failure": failure }))
     }
 
-    fn is_attached(&self, target: &Target) -> bool {
-        self.has.attachments.get(&target.to_string()).is_some_and(Kept::is_attached)
+    fn is_attached(&self, target: &DeviceTarget) -> bool {
+        self.has.attachments.get(&target.to_string()).is_some_and(ManagedAttachment::is_attached)
     }
 
     fn is_used(&self, device: &str) -> bool {

@@ -1,7 +1,7 @@
 //! Brings up the links between hosts: what this host's part of the plan asks for now, and what it exchanges with its
 //! neighbours.
 //!
-//! [`Party`] decides the order: it says when to share a debug port, and when to attach what neighbours lend. Each host
+//! [`BringUpProtocol`] decides the order: it says when to share a debug port, and when to attach what neighbours lend. Each host
 //! talks to all its neighbours over encrypted links (`farbus-control/1`): a question carries all that the asking host
 //! has to say, its answer all that the other has. A neighbour that is not heard for a while is reported, but nothing is
 //! undone: it continues where it was once it is back.
@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 
 use farbus::broker::SystemAccess;
 use farbus::exporter::state::permissions::ExclusiveUse;
-use farbus::exporter::state::shared::Neighbourhood;
-use farbus::frontend::Request;
-use farbus::hosts::questions::{Answer, Lines, Question};
-use farbus::hosts::trust::Trust;
-use farbus::importer::client::{Client, ClientConfig, Target};
+use farbus::exporter::state::shared::NeighbourResponder;
+use farbus::frontend::AttachRequest;
+use farbus::hosts::questions::{HostAnswer, HostQuestion, JsonLineChannel};
+use farbus::hosts::trust::TrustStore;
+use farbus::importer::client::{ClientConfig, DeviceTarget, ImporterClient};
 use farbus_io_net::trust::Fingerprint;
-use farbus_realtime::topology::bring_up::{Act, BringUp};
-use farbus_realtime::topology::party::{MESSAGE_BYTES, Party, PartyError};
+use farbus_realtime::topology::bring_up::{BringUp, BringUpAction};
+use farbus_realtime::topology::party::{BringUpMessageError, BringUpProtocol, MESSAGE_BYTES};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::spec::Shared;
-use super::topology_plan::{Joined, JoinedLink, Part, Role};
+use super::spec::DaemonShare;
+use super::topology_plan::{HostPlan, LinkRole, PlannedLink, TopologyConfig};
 
 /// The first pause after a failed talk with a neighbour; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -41,16 +41,16 @@ const MISSED_AFTER: Duration = Duration::from_secs(4);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The links between this host and its neighbours.
-pub struct Joining {
-    trust: Option<Trust>,
+pub struct TopologyLinks {
+    trust: Option<TrustStore>,
     system: SystemAccess,
-    state: Mutex<State>,
+    state: Mutex<TopologyLinksState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    following: Option<Following>,
+struct TopologyLinksState {
+    following: Option<ActiveTopology>,
     /// Whether the owner took the links down.
     is_down: bool,
     /// Whether they were down in the process before this one.
@@ -61,9 +61,9 @@ struct State {
 }
 
 /// A plan that is being carried out.
-struct Following {
-    part: Part,
-    party: Party,
+struct ActiveTopology {
+    part: HostPlan,
+    party: BringUpProtocol,
     /// A number that grows whenever there is something new to say.
     news: u64,
     /// Devices of links that another plan or process had brought up: they stay.
@@ -74,32 +74,32 @@ struct Following {
     may_enumerate: bool,
     /// Whether all links were up at the last check.
     is_complete: bool,
-    neighbours: BTreeMap<u32, Neighbour>,
+    neighbours: BTreeMap<u32, NeighbourContact>,
 }
 
 #[derive(Default)]
-struct Neighbour {
+struct NeighbourContact {
     heard: Option<Instant>,
     trouble: Option<String>,
 }
 
 /// What is shared and attached on this host.
-pub trait Sight {
+pub trait HostView {
     /// Whether the share of this name is offered.
     fn is_offered(&self, name: &str) -> bool;
     /// The status of this device's attachment; `None` if there is none.
-    fn attachment(&self, target: &Target) -> Option<Value>;
+    fn attachment(&self, target: &DeviceTarget) -> Option<Value>;
     /// Whether the device is attached, even if its link is lost at the moment.
-    fn is_attached(&self, target: &Target) -> bool;
+    fn is_attached(&self, target: &DeviceTarget) -> bool;
     /// Whether an importer uses the device of this name, which is shared here.
     fn is_used(&self, device: &str) -> bool;
 }
 
-impl Following {
+impl ActiveTopology {
     /// Begins a plan, from what another plan or process has brought up.
-    fn new(part: Part, sight: &dyn Sight) -> Self {
-        let party = Party::new(&part.planned.topology, part.me);
-        let is_there = |link: &&JoinedLink| match link.shared {
+    fn new(part: HostPlan, sight: &dyn HostView) -> Self {
+        let party = BringUpProtocol::new(&part.planned.topology, part.me);
+        let is_there = |link: &&PlannedLink| match link.shared {
             Some(_) => sight.is_offered(&link.device),
             None => sight.attachment(&link.attach.target).is_some(),
         };
@@ -107,7 +107,7 @@ impl Following {
             had: part.links.iter().filter(is_there).map(|link| link.device.clone()).collect(),
             may_enable: false,
             may_enumerate: false,
-            neighbours: part.links.iter().map(|link| (link.to, Neighbour::default())).collect(),
+            neighbours: part.links.iter().map(|link| (link.to, NeighbourContact::default())).collect(),
             party,
             news: 1,
             is_complete: false,
@@ -115,46 +115,46 @@ impl Following {
         }
     }
 
-    fn of_role(&self, role: Role) -> impl Iterator<Item = &JoinedLink> {
+    fn of_role(&self, role: LinkRole) -> impl Iterator<Item = &PlannedLink> {
         self.part.links.iter().filter(move |link| link.role == role)
     }
 
     /// Whether the share and attachment of this link may exist now.
-    fn may_be(&self, link: &JoinedLink) -> bool {
+    fn may_be(&self, link: &PlannedLink) -> bool {
         let is_its_turn = match link.role {
-            Role::Target => self.may_enable,
-            Role::Host => self.may_enumerate,
-            Role::Bridge | Role::BridgeThere => true,
+            LinkRole::Target => self.may_enable,
+            LinkRole::Host => self.may_enumerate,
+            LinkRole::Bridge | LinkRole::BridgeThere => true,
         };
         is_its_turn || self.had.contains(&link.device)
     }
 
     /// Advances the plan as far as possible. Returns whether shares or attachments have to change.
-    fn step(&mut self, sight: &dyn Sight) -> bool {
+    fn step(&mut self, sight: &dyn HostView) -> bool {
         let (before, mut changed) = (self.party.clone(), false);
         while let Some(act) = self.party.poll() {
             let is_done = match act {
-                Act::Enable => {
+                BringUpAction::Enable => {
                     changed |= !std::mem::replace(&mut self.may_enable, true);
-                    self.of_role(Role::Target).all(|link| sight.is_offered(&link.device))
+                    self.of_role(LinkRole::Target).all(|link| sight.is_offered(&link.device))
                 }
-                Act::Enumerate => {
+                BringUpAction::Enumerate => {
                     changed |= !std::mem::replace(&mut self.may_enumerate, true);
-                    self.of_role(Role::Host).all(|link| sight.is_attached(&link.attach.target))
+                    self.of_role(LinkRole::Host).all(|link| sight.is_attached(&link.attach.target))
                 }
             };
             if !is_done {
                 break;
             }
             let found: Vec<u32> = match act {
-                Act::Enable => Vec::new(),
-                Act::Enumerate => self.of_role(Role::Host).map(|link| link.to).collect(),
+                BringUpAction::Enable => Vec::new(),
+                BringUpAction::Enumerate => self.of_role(LinkRole::Host).map(|link| link.to).collect(),
             };
             info!(host = self.part.planned.name(self.part.me), ?act, "done");
             self.party.handle_done(act, found);
         }
         let held: Vec<_> =
-            self.of_role(Role::Host).map(|link| (link.to, sight.is_attached(&link.attach.target))).collect();
+            self.of_role(LinkRole::Host).map(|link| (link.to, sight.is_attached(&link.attach.target))).collect();
         held.into_iter().for_each(|(to, is_held)| self.party.handle_held(to, is_held));
         if self.party != before {
             self.news += 1;
@@ -168,17 +168,17 @@ impl Following {
     }
 
     /// Whether both hosts have their ends of the link, as far as this host can see.
-    fn is_up(&self, link: &JoinedLink, sight: &dyn Sight) -> bool {
+    fn is_up(&self, link: &PlannedLink, sight: &dyn HostView) -> bool {
         let has_other = link.shared.is_none() || sight.is_used(&format!("{}-b", link.device));
         let is_missed = self.neighbours.get(&link.to).is_none_or(Self::is_missed);
         has_other && !is_missed && sight.is_attached(&link.attach.target)
     }
 
-    fn is_missed(neighbour: &Neighbour) -> bool {
+    fn is_missed(neighbour: &NeighbourContact) -> bool {
         neighbour.heard.is_none_or(|heard| heard.elapsed() >= MISSED_AFTER)
     }
 
-    fn status(&self, sight: &dyn Sight) -> Value {
+    fn status(&self, sight: &dyn HostView) -> Value {
         let planned = &self.part.planned;
         let steps = BringUp::of(&planned.topology, self.part.me);
         let links = self.part.links.iter().map(|link| {
@@ -212,13 +212,13 @@ impl Following {
     }
 }
 
-impl Joining {
+impl TopologyLinks {
     /// No plan yet.
-    pub fn new(trust: Option<Trust>, system: SystemAccess) -> Self {
+    pub fn new(trust: Option<TrustStore>, system: SystemAccess) -> Self {
         Self { trust, system, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TopologyLinksState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -228,7 +228,7 @@ impl Joining {
     }
 
     /// Carries out this plan from now on, or none.
-    pub fn follow(self: &Arc<Self>, joined: Option<&Joined>, sight: &dyn Sight) {
+    pub fn follow(self: &Arc<Self>, joined: Option<&TopologyConfig>, sight: &dyn HostView) {
         let mut state = self.state();
         state.is_down = std::mem::take(&mut state.stays_down);
         let part = joined.and_then(|joined| joined.part.as_ref()).filter(|_| !state.is_down && !state.is_over);
@@ -236,7 +236,7 @@ impl Joining {
             return;
         }
         state.epoch += 1;
-        state.following = part.map(|part| Following::new(part.clone(), sight));
+        state.following = part.map(|part| ActiveTopology::new(part.clone(), sight));
         let epoch = state.epoch;
         for link in part.into_iter().flat_map(|part| &part.links) {
             let is_wired =
@@ -278,7 +278,7 @@ impl Joining {
     }
 
     /// What is to be shared now.
-    pub fn shares(&self) -> Vec<Shared> {
+    pub fn shares(&self) -> Vec<DaemonShare> {
         let state = self.state();
         let links = state
             .following
@@ -288,7 +288,7 @@ impl Joining {
     }
 
     /// What is to be attached now.
-    pub fn attachments(&self) -> Vec<Request> {
+    pub fn attachments(&self) -> Vec<AttachRequest> {
         let state = self.state();
         let links = state
             .following
@@ -319,7 +319,7 @@ impl Joining {
     }
 
     /// Advances the plan as far as possible. Returns whether shares or attachments have to change.
-    pub fn step(&self, sight: &dyn Sight) -> bool {
+    pub fn step(&self, sight: &dyn HostView) -> bool {
         let mut state = self.state();
         let Some(following) = &mut state.following else { return false };
         let news = following.news;
@@ -340,7 +340,7 @@ impl Joining {
     }
 
     /// The status of the links, for the owner.
-    pub fn status(&self, sight: &dyn Sight) -> Value {
+    pub fn status(&self, sight: &dyn HostView) -> Value {
         let state = self.state();
         match &state.following {
             Some(following) => following.status(sight),
@@ -353,12 +353,12 @@ impl Joining {
     }
 
     /// Talks to a neighbour as long as this plan is followed.
-    fn speak(&self, epoch: u64, link: &JoinedLink) {
+    fn speak(&self, epoch: u64, link: &PlannedLink) {
         let mut pause = PAUSE;
         while self.is_current(epoch) {
             let trouble = match self.system.apart() {
                 Ok(system) => {
-                    self.talk(epoch, link, &Client::through(system, ClientConfig::default()), &mut pause).err()
+                    self.talk(epoch, link, &ImporterClient::through(system, ClientConfig::default()), &mut pause).err()
                 }
                 Err(error) => Some(error.to_string()),
             };
@@ -378,9 +378,9 @@ impl Joining {
         }
     }
 
-    fn complain(&self, epoch: u64, link: &JoinedLink, trouble: String) {
+    fn complain(&self, epoch: u64, link: &PlannedLink, trouble: String) {
         let mut state = self.state();
-        let State { following: Some(following), epoch: now, .. } = &mut *state else { return };
+        let TopologyLinksState { following: Some(following), epoch: now, .. } = &mut *state else { return };
         if *now != epoch {
             return;
         }
@@ -392,20 +392,26 @@ impl Joining {
     }
 
     /// Asks and is answered until there is nothing more to say.
-    fn talk(&self, epoch: u64, link: &JoinedLink, client: &Client, pause: &mut Duration) -> Result<(), String> {
+    fn talk(
+        &self,
+        epoch: u64,
+        link: &PlannedLink,
+        client: &ImporterClient,
+        pause: &mut Duration,
+    ) -> Result<(), String> {
         let line = client.question_link(&link.address, TALK_TIME_MAX).map_err(|error| error.to_string())?;
         let line = line.ok_or_else(|| {
             format!("'{0}' is no paired host\n  pair it: farbus pair, and here farbus pair {0} CODE", link.peer)
         })?;
         let failed = |error: std::io::Error| error.to_string();
-        let mut lines = Lines::over(&line, TALK_TIME_MAX).map_err(failed)?;
+        let mut lines = JsonLineChannel::over(&line, TALK_TIME_MAX).map_err(failed)?;
         let mut said = 0;
         while let Some((news, message)) = self.next_to_say(epoch, link.to, said) {
-            lines.send(&Question::Topology { said: to_hex(&message) }).map_err(failed)?;
+            lines.send(&HostQuestion::Topology { said: to_hex(&message) }).map_err(failed)?;
             let answer = lines.receive().map_err(failed)?.ok_or("it has ended the connection")?;
             match serde_json::from_slice(&answer).map_err(|error| error.to_string())? {
-                Answer::Topology(answer) => self.heard(epoch, link.to, &answer)?,
-                Answer::Refused(why) => return Err(why),
+                HostAnswer::Topology(answer) => self.heard(epoch, link.to, &answer)?,
+                HostAnswer::Refused(why) => return Err(why),
                 other => return Err(format!("it answers something else: {other:?}")),
             }
             (said, *pause) = (news, PAUSE);
@@ -430,7 +436,7 @@ impl Joining {
     fn heard(&self, epoch: u64, from: u32, said: &str) -> Result<(), String> {
         let message = from_hex(said).ok_or("it answers what is no message")?;
         let mut state = self.state();
-        let State { following: Some(following), epoch: now, .. } = &mut *state else { return Ok(()) };
+        let TopologyLinksState { following: Some(following), epoch: now, .. } = &mut *state else { return Ok(()) };
         if *now == epoch {
             following.hear(from, &message)?;
             // Only an answer clears the trouble. A message that the neighbour sends on its own connection does not: the
@@ -445,7 +451,7 @@ impl Joining {
     }
 }
 
-impl Following {
+impl ActiveTopology {
     /// A host's name; its number for one that the plan does not have.
     fn name(&self, host: u32) -> String {
         self.part.planned.names.get(host as usize).cloned().unwrap_or_else(|| format!("host {host}"))
@@ -460,7 +466,7 @@ impl Following {
     }
 }
 
-impl Neighbourhood for Joining {
+impl NeighbourResponder for TopologyLinks {
     fn hear(&self, host: Fingerprint, said: &str) -> Result<String, String> {
         let message = from_hex(said).ok_or("that is no message")?;
         let joined: Vec<(u32, String)> = {
@@ -482,15 +488,15 @@ impl Neighbourhood for Joining {
 }
 
 /// What is wrong with a neighbour's message, with the host's name instead of its number.
-fn trouble(error: PartyError, name: impl Fn(u32) -> String) -> String {
+fn trouble(error: BringUpMessageError, name: impl Fn(u32) -> String) -> String {
     match error {
-        PartyError::Plan { host } => {
+        BringUpMessageError::Plan { host } => {
             format!("{} follows another plan: give both the same file, see 'farbus plan topology'", name(host))
         }
-        PartyError::Stranger { expected, said } => {
+        BringUpMessageError::Stranger { expected, said } => {
             format!("{} speaks where {} is expected", name(said), name(expected))
         }
-        PartyError::Tongue { .. } => error.to_string(),
+        BringUpMessageError::Tongue { .. } => error.to_string(),
     }
 }
 
@@ -511,9 +517,9 @@ mod tests {
     #[test]
     fn host_with_another_plan_is_called_by_its_name() {
         let name = |host: u32| ["lab", "desk"][host as usize].to_owned();
-        let said = trouble(PartyError::Plan { host: 1 }, name);
+        let said = trouble(BringUpMessageError::Plan { host: 1 }, name);
         assert!(said.starts_with("desk follows another plan: "), "{said}");
-        let said = trouble(PartyError::Stranger { expected: 0, said: 1 }, name);
+        let said = trouble(BringUpMessageError::Stranger { expected: 0, said: 1 }, name);
         assert_eq!(said, "desk speaks where lab is expected");
     }
 

@@ -15,18 +15,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use farbus::common::socket_place::Place;
+use farbus::common::socket_place::SocketLocation;
 use farbus::frontend::redir::PROTOCOL;
-use farbus::frontend::{Request, Via};
-use farbus::importer::client::{GRACE, Target};
+use farbus::frontend::{AttachRequest, FrontEndChoice};
+use farbus::importer::client::{DeviceTarget, GRACE};
 use farbus_io_net::link::host_address::DEFAULT_PORT;
 use farbus_io_net::trust::host_name;
-use farbus_realtime::topology::Link;
+use farbus_realtime::topology::TopologyLink;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::planned::Planned;
-use super::spec::{Shared, Wrong};
+use super::planned::TopologyPlan;
+use super::spec::{DaemonShare, SpannedError};
 
 /// The longest name of a device.
 const NAME_BYTES_MAX: usize = 64;
@@ -54,48 +54,48 @@ impl TopologyTable {
 
 /// The table `[topology]`, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Joined {
+pub struct TopologyConfig {
     /// The path of the plan, as the configuration names it.
     pub plan: PathBuf,
     /// This host's name in the plan.
     pub host: String,
     /// This host's part; `None` while the plan's file does not exist.
-    pub part: Option<Part>,
+    pub part: Option<HostPlan>,
 }
 
 /// This host's part of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct HostPlan {
     /// The whole plan.
-    pub planned: Planned,
+    pub planned: TopologyPlan,
     /// This host's number in the plan.
     pub me: u32,
     /// The links of this host.
-    pub links: Vec<JoinedLink>,
+    pub links: Vec<PlannedLink>,
 }
 
 /// One link of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JoinedLink {
+pub struct PlannedLink {
     /// The other host's number in the plan.
     pub to: u32,
     /// The name under which the other host is paired here.
     pub peer: String,
-    /// The other host's address for questions, as [`Target::address`].
+    /// The other host's address for questions, as [`DeviceTarget::address`].
     pub address: String,
     /// This host's role in the link.
-    pub role: Role,
+    pub role: LinkRole,
     /// The name of the link's device, without the letter of an end.
     pub device: String,
     /// What this host shares for the link, if anything.
-    pub shared: Option<Shared>,
+    pub shared: Option<DaemonShare>,
     /// What this host attaches for the link.
-    pub attach: Request,
+    pub attach: AttachRequest,
 }
 
 /// The role of a host in a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum LinkRole {
     /// It lends its debug port.
     Target,
     /// It uses the other host's debug port.
@@ -106,17 +106,17 @@ pub enum Role {
     BridgeThere,
 }
 
-impl Role {
+impl LinkRole {
     pub const fn as_str(self) -> &'static str {
         match self {
-            Role::Target => "debug target",
-            Role::Host => "debug host",
-            Role::Bridge | Role::BridgeThere => "bridge",
+            LinkRole::Target => "debug target",
+            LinkRole::Host => "debug host",
+            LinkRole::Bridge | LinkRole::BridgeThere => "bridge",
         }
     }
 
     const fn shares(self) -> bool {
-        matches!(self, Role::Target | Role::Bridge)
+        matches!(self, LinkRole::Target | LinkRole::Bridge)
     }
 }
 
@@ -126,11 +126,15 @@ pub fn plan_path(config: &Path, plan: &Path) -> PathBuf {
 }
 
 /// Checks `table`, for a daemon that serves plain USB/IP at `listen`, with the `text` of the plan.
-pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -> Result<Joined, Wrong> {
+pub fn joined_from(
+    table: TopologyTable,
+    listen: &[SocketLocation],
+    text: Option<&str>,
+) -> Result<TopologyConfig, SpannedError> {
     let via = match table.via.as_ref().map(|word| (word.get_ref().as_str(), word.span())) {
-        None | Some(("auto", _)) => Via::AUTO,
-        Some(("kernel", _)) => Via::KERNEL,
-        Some(("redir", _)) => Via::REDIR,
+        None | Some(("auto", _)) => FrontEndChoice::AUTO,
+        Some(("kernel", _)) => FrontEndChoice::KERNEL,
+        Some(("redir", _)) => FrontEndChoice::REDIR,
         Some((other, span)) => {
             return Err((
                 Some(span),
@@ -141,9 +145,11 @@ pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -
     let speed = table.speed.as_ref().map_or("super", |word| word.get_ref().as_str());
     let what = format!("bridge,speed={speed}");
     if let Some(word) = &table.speed {
-        what.parse::<farbus::exporter::sources::what::What>().map_err(|message| (Some(word.span()), message))?;
+        what.parse::<farbus::exporter::sources::what::DeviceSpec>().map_err(|message| (Some(word.span()), message))?;
     }
-    let is_own = |place: &&Place| place.is_local() && !matches!(place, Place::Address(address) if address.port() == 0);
+    let is_own = |place: &&SocketLocation| {
+        place.is_local() && !matches!(place, SocketLocation::Address(address) if address.port() == 0)
+    };
     let own = listen.iter().find(is_own).ok_or_else(|| {
         let message = "a link's own end comes through a plain listener of this machine: say a port of the loopback or a socket, \
                        such as plain.listen = [\"127.0.0.1:3240\"]";
@@ -151,9 +157,9 @@ pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -
     })?;
     let host = table.host.as_ref().map_or_else(host_name, |host| host.get_ref().clone());
     let plan = table.plan.get_ref().clone();
-    let Some(text) = text else { return Ok(Joined { plan, host, part: None }) };
+    let Some(text) = text else { return Ok(TopologyConfig { plan, host, part: None }) };
     let wrong = |message: String| (Some(table.plan.span()), message);
-    let planned = Planned::parse(text).map_err(|why| wrong(format!("{}: {why}", plan.display())))?;
+    let planned = TopologyPlan::parse(text).map_err(|why| wrong(format!("{}: {why}", plan.display())))?;
     let me = planned.host(&host).ok_or_else(|| {
         let all = planned.names.join(", ");
         let message =
@@ -166,10 +172,10 @@ pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -
         }
     }
     let sides = planned.topology.links().iter().filter_map(|link| match *link {
-        Link::Debug { target, host } if target == me => Some((Role::Target, me, host)),
-        Link::Debug { target, host } if host == me => Some((Role::Host, target, me)),
-        Link::Bridge { a, b } if a == me => Some((Role::Bridge, me, b)),
-        Link::Bridge { a, b } if b == me => Some((Role::BridgeThere, a, me)),
+        TopologyLink::Debug { target, host } if target == me => Some((LinkRole::Target, me, host)),
+        TopologyLink::Debug { target, host } if host == me => Some((LinkRole::Host, target, me)),
+        TopologyLink::Bridge { a, b } if a == me => Some((LinkRole::Bridge, me, b)),
+        TopologyLink::Bridge { a, b } if b == me => Some((LinkRole::BridgeThere, a, me)),
         _ => None,
     });
     let links = sides.map(|(role, sharer, other)| {
@@ -184,44 +190,52 @@ pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -
         let paired = format!("{peer}:{DEFAULT_PORT}");
         let address = if role.shares() { own.as_host() } else { paired.clone() };
         let end = if role.shares() { "a" } else { "b" };
-        let target = Target { address, device: format!("{device}-{end}") };
+        let target = DeviceTarget { address, device: format!("{device}-{end}") };
         let shared = role.shares().then(|| {
             let what = what.parse().map_err(wrong)?;
-            Ok(Shared { name: device.clone(), is_named: true, what, reservation: None })
+            Ok(DaemonShare { name: device.clone(), is_named: true, what, reservation: None })
         });
         let attach = attach(target, via);
-        Ok(JoinedLink { to, peer: peer.to_owned(), address: paired, role, device, shared: shared.transpose()?, attach })
+        Ok(PlannedLink {
+            to,
+            peer: peer.to_owned(),
+            address: paired,
+            role,
+            device,
+            shared: shared.transpose()?,
+            attach,
+        })
     });
-    let links = links.collect::<Result<Vec<_>, Wrong>>()?;
-    Ok(Joined { plan, host, part: Some(Part { planned, me, links }) })
+    let links = links.collect::<Result<Vec<_>, SpannedError>>()?;
+    Ok(TopologyConfig { plan, host, part: Some(HostPlan { planned, me, links }) })
 }
 
 /// Attaches to the kernel if it has vhci-hcd, and otherwise offers the device to programs at a socket.
-fn attach(target: Target, via: Via) -> Request {
-    let place = (via != Via::KERNEL).then(|| PROTOCOL.default_place(&target.device));
-    Request {
+fn attach(target: DeviceTarget, via: FrontEndChoice) -> AttachRequest {
+    let place = (via != FrontEndChoice::KERNEL).then(|| PROTOCOL.default_place(&target.device));
+    AttachRequest {
         place,
         // The grace period is set explicitly: a host's own end would get no session otherwise, and a restart could not
         // hand it over.
         grace: Some(GRACE),
         reason: Some(REASON.to_owned()),
-        ..Request::new(target, via)
+        ..AttachRequest::new(target, via)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::DaemonConfig;
 
     /// Parses a configuration as a daemon does that has read the plan.
-    fn read(table: &str, plan: Option<&str>) -> Result<Config, String> {
+    fn read(table: &str, plan: Option<&str>) -> Result<DaemonConfig, String> {
         let text = format!("[topology]\nplan = 'plan.toml'\n{table}\n");
-        let text = plan.map_or(text.clone(), |plan| Config::with_plan(&text, plan));
-        Config::parse(&text).map_err(|wrong| wrong.1)
+        let text = plan.map_or(text.clone(), |plan| DaemonConfig::with_plan(&text, plan));
+        DaemonConfig::parse(&text).map_err(|wrong| wrong.1)
     }
 
-    fn part(host: &str, plan: &str) -> Part {
+    fn part(host: &str, plan: &str) -> HostPlan {
         read(&format!("host = '{host}'"), Some(plan)).unwrap().joined.unwrap().part.unwrap()
     }
 
@@ -230,7 +244,7 @@ mod tests {
 
     #[test]
     fn each_host_attaches_its_own_end_of_each_of_its_links() {
-        let seen = |part: &Part| -> Vec<_> {
+        let seen = |part: &HostPlan| -> Vec<_> {
             let links = part.links.iter();
             links
                 .map(|link| (link.role, link.peer.clone(), link.attach.target.to_string(), link.shared.is_some()))
@@ -243,13 +257,13 @@ mod tests {
         assert_eq!(
             a,
             [
-                (Role::Host, "b".to_owned(), "b:3240/link-b-a-b".to_owned(), false),
-                (Role::Bridge, "c".to_owned(), own("link-a-c-a"), true)
+                (LinkRole::Host, "b".to_owned(), "b:3240/link-b-a-b".to_owned(), false),
+                (LinkRole::Bridge, "c".to_owned(), own("link-a-c-a"), true)
             ]
         );
-        assert_eq!(seen(&part("b", STAR)), [(Role::Target, "a".to_owned(), own("link-b-a-a"), true)]);
+        assert_eq!(seen(&part("b", STAR)), [(LinkRole::Target, "a".to_owned(), own("link-b-a-a"), true)]);
         let c = seen(&part("c", STAR));
-        assert_eq!(c, [(Role::BridgeThere, "a".to_owned(), "a:3240/link-a-c-b".to_owned(), false)]);
+        assert_eq!(c, [(LinkRole::BridgeThere, "a".to_owned(), "a:3240/link-a-c-b".to_owned(), false)]);
         let broker_policy = read("host = 'b'", Some(STAR)).unwrap().broker_policy();
         let own_end = farbus::importer::discovery::local_shares::place_of_daemon().as_host();
         assert_eq!(broker_policy.hosts, [own_end.as_str(), "a:3240"], "its own end, and whom it talks to");
@@ -275,6 +289,6 @@ mod tests {
         assert!(why("host = 'a'", "hosts = 2\n").contains("plan.toml: say either"));
         assert!(why("host = 'a b'", "hosts = ['a b', 'c']\nnetwork = 'line'").contains("letters, digits"));
         let hidden = "[plain]\nlisten = ['127.0.0.1:0']\n[topology]\nplan = 'p'";
-        assert!(Config::parse(hidden).unwrap_err().1.contains("plain.listen = [\"127.0.0.1:3240\"]"));
+        assert!(DaemonConfig::parse(hidden).unwrap_err().1.contains("plain.listen = [\"127.0.0.1:3240\"]"));
     }
 }

@@ -46,7 +46,7 @@ pub fn request(host: &str, path: &str, token: Option<&str>, body: &[u8]) -> Vec<
 
 /// What was read next of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum HttpResponsePart {
     /// The status code.
     Head(u16),
     /// A piece of the body.
@@ -59,11 +59,11 @@ pub enum Piece {
 #[derive(Debug, Default)]
 pub struct ResponseReader {
     received: Vec<u8>,
-    state: State,
+    state: ResponseParsePosition,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum ResponseParsePosition {
     #[default]
     Head,
     /// So many bytes are left.
@@ -87,30 +87,33 @@ impl ResponseReader {
     ///
     /// # Errors
     /// [`HttpError`]: the connection cannot be used any more.
-    pub fn poll(&mut self) -> Result<Option<Piece>, HttpError> {
+    pub fn poll(&mut self) -> Result<Option<HttpResponsePart>, HttpError> {
         loop {
             match self.state {
-                State::Head => {
+                ResponseParsePosition::Head => {
                     let Some(end) = find(&self.received, b"\r\n\r\n") else {
                         return if self.received.len() > HEAD_BYTES_MAX { Err(HttpError::LongHead) } else { Ok(None) };
                     };
                     let (status, state) = head_of(&self.received[..end])?;
                     self.received.drain(..end + 4);
                     self.state = state;
-                    return Ok(Some(Piece::Head(status)));
+                    return Ok(Some(HttpResponsePart::Head(status)));
                 }
-                State::Counted(0) => self.state = State::Done,
-                State::Counted(left) | State::Chunk(left) if left > 0 => {
+                ResponseParsePosition::Counted(0) => self.state = ResponseParsePosition::Done,
+                ResponseParsePosition::Counted(left) | ResponseParsePosition::Chunk(left) if left > 0 => {
                     let count = left.min(self.received.len());
                     if count == 0 {
                         return Ok(None);
                     }
                     let rest = left - count;
-                    self.state =
-                        if matches!(self.state, State::Chunk(_)) { State::Chunk(rest) } else { State::Counted(rest) };
-                    return Ok(Some(Piece::Body(self.received.drain(..count).collect())));
+                    self.state = if matches!(self.state, ResponseParsePosition::Chunk(_)) {
+                        ResponseParsePosition::Chunk(rest)
+                    } else {
+                        ResponseParsePosition::Counted(rest)
+                    };
+                    return Ok(Some(HttpResponsePart::Body(self.received.drain(..count).collect())));
                 }
-                State::Counted(_) | State::Chunk(_) => {
+                ResponseParsePosition::Counted(_) | ResponseParsePosition::Chunk(_) => {
                     if self.received.len() < 2 {
                         return Ok(None);
                     }
@@ -118,25 +121,25 @@ impl ResponseReader {
                         return Err(HttpError::NoLength);
                     }
                     self.received.drain(..2);
-                    self.state = State::ChunkLine;
+                    self.state = ResponseParsePosition::ChunkLine;
                 }
-                State::ChunkLine => {
+                ResponseParsePosition::ChunkLine => {
                     let Some(line) = self.line()? else { return Ok(None) };
                     let digits = line.split(';').next().unwrap_or_default().trim();
                     // As many digits as 16 MiB - 1 has: no length overflows.
                     let is_length = (1..=6).contains(&digits.len()) && digits.bytes().all(|d| d.is_ascii_hexdigit());
                     let length = usize::from_str_radix(digits, 16).ok().filter(|_| is_length);
                     self.state = match length.ok_or(HttpError::NoLength)? {
-                        0 => State::Trailer,
-                        length => State::Chunk(length),
+                        0 => ResponseParsePosition::Trailer,
+                        length => ResponseParsePosition::Chunk(length),
                     };
                 }
-                State::Trailer => match self.line()? {
+                ResponseParsePosition::Trailer => match self.line()? {
                     None => return Ok(None),
-                    Some(line) if line.is_empty() => self.state = State::Done,
+                    Some(line) if line.is_empty() => self.state = ResponseParsePosition::Done,
                     Some(_) => {}
                 },
-                State::Done => return Ok(Some(Piece::End)),
+                ResponseParsePosition::Done => return Ok(Some(HttpResponsePart::End)),
             }
         }
     }
@@ -157,7 +160,7 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
 }
 
 /// The status code, and how the body comes.
-fn head_of(head: &[u8]) -> Result<(u16, State), HttpError> {
+fn head_of(head: &[u8]) -> Result<(u16, ResponseParsePosition), HttpError> {
     let head = std::str::from_utf8(head).map_err(|_| HttpError::NotHttp)?;
     if head.len() > HEAD_BYTES_MAX {
         return Err(HttpError::LongHead);
@@ -170,10 +173,10 @@ fn head_of(head: &[u8]) -> Result<(u16, State), HttpError> {
         let value = value.trim();
         if name.eq_ignore_ascii_case("transfer-encoding") && value.eq_ignore_ascii_case("chunked") {
             // It overrides a length (RFC 9112, section 6.3).
-            return Ok((status, State::ChunkLine));
+            return Ok((status, ResponseParsePosition::ChunkLine));
         }
         if name.eq_ignore_ascii_case("content-length") {
-            state = value.parse().ok().map(State::Counted);
+            state = value.parse().ok().map(ResponseParsePosition::Counted);
         }
     }
     Ok((status, state.ok_or(HttpError::NoLength)?))
@@ -191,9 +194,9 @@ mod tests {
             reader.handle(bytes);
             while let Some(piece) = reader.poll()? {
                 match piece {
-                    Piece::Head(read) => status = read,
-                    Piece::Body(more) => body.extend(more),
-                    Piece::End => {
+                    HttpResponsePart::Head(read) => status = read,
+                    HttpResponsePart::Body(more) => body.extend(more),
+                    HttpResponsePart::End => {
                         is_over = true;
                         break;
                     }

@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use crate::trouble::{Trouble, TroubleKind};
+use crate::trouble::{DirectoryFailure, DirectoryFailureKind};
 
 /// The number of this layout.
 pub const FORMAT: &str = "1";
@@ -53,7 +53,7 @@ impl fmt::Display for HostId {
 
 /// What a key is of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Key {
+pub enum DirectoryKey {
     /// A host's own key.
     Host(HostId),
     /// A device of a host, by its name there.
@@ -62,11 +62,11 @@ pub enum Key {
     Limit(HostId),
 }
 
-impl Key {
+impl DirectoryKey {
     /// The host that it says something of.
     pub fn host(&self) -> &HostId {
         match self {
-            Key::Host(host) | Key::Device(host, _) | Key::Limit(host) => host,
+            DirectoryKey::Host(host) | DirectoryKey::Device(host, _) | DirectoryKey::Limit(host) => host,
         }
     }
 
@@ -74,21 +74,21 @@ impl Key {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let rest = std::str::from_utf8(bytes).ok()?.strip_prefix(PREFIX)?;
         match rest.split_once('/') {
-            None => HostId::new(rest).map(Key::Host),
-            Some((LIMIT, host)) => HostId::new(host).map(Key::Limit),
-            Some((host, device)) => {
-                HostId::new(host).filter(|_| is_device_name(device)).map(|host| Key::Device(host, device.to_owned()))
-            }
+            None => HostId::new(rest).map(DirectoryKey::Host),
+            Some((LIMIT, host)) => HostId::new(host).map(DirectoryKey::Limit),
+            Some((host, device)) => HostId::new(host)
+                .filter(|_| is_device_name(device))
+                .map(|host| DirectoryKey::Device(host, device.to_owned())),
         }
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for DirectoryKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Key::Host(host) => write!(f, "{PREFIX}{host}"),
-            Key::Device(host, device) => write!(f, "{PREFIX}{host}/{device}"),
-            Key::Limit(host) => write!(f, "{PREFIX}{LIMIT}/{host}"),
+            DirectoryKey::Host(host) => write!(f, "{PREFIX}{host}"),
+            DirectoryKey::Device(host, device) => write!(f, "{PREFIX}{host}/{device}"),
+            DirectoryKey::Limit(host) => write!(f, "{PREFIX}{LIMIT}/{host}"),
         }
     }
 }
@@ -102,14 +102,14 @@ pub fn is_device_name(name: &str) -> bool {
 /// Checks the layout's number.
 ///
 /// # Errors
-/// [`TroubleKind::OtherFormat`]: it is another release's.
-pub(crate) fn check_format(value: &[u8]) -> Result<(), Trouble> {
+/// [`DirectoryFailureKind::OtherFormat`]: it is another release's.
+pub(crate) fn check_format(value: &[u8]) -> Result<(), DirectoryFailure> {
     if value == FORMAT.as_bytes() {
         return Ok(());
     }
     let found = String::from_utf8_lossy(&value[..value.len().min(16)]).escape_debug().to_string();
     let message = format!("the directory is in format '{found}', and this release of farbus knows format {FORMAT}");
-    Err(Trouble::new(TroubleKind::OtherFormat, message))
+    Err(DirectoryFailure::new(DirectoryFailureKind::OtherFormat, message))
 }
 
 /// A range of keys: from the first, and before the second.
@@ -134,7 +134,7 @@ impl KeyRange {
     }
 
     /// One key.
-    pub fn of_key(key: &Key) -> Self {
+    pub fn of_key(key: &DirectoryKey) -> Self {
         Self { from: key.to_string().into(), to: String::new() }
     }
 
@@ -151,19 +151,19 @@ mod tests {
     #[test]
     fn keys_are_read_as_they_are_written_and_others_are_none() {
         let host = HostId::new(&"a".repeat(52)).unwrap();
-        for key in [Key::Host(host.clone()), Key::Device(host.clone(), "board-2.a".to_owned())] {
+        for key in [DirectoryKey::Host(host.clone()), DirectoryKey::Device(host.clone(), "board-2.a".to_owned())] {
             let text = key.to_string();
             let KeyRange { from, to } = KeyRange::of_host(&host);
             assert!(from.as_slice() <= text.as_bytes() && text < to, "{text}");
             let KeyRange { from, to } = KeyRange::everything();
             assert!(from.as_slice() <= text.as_bytes() && text < to, "{text}");
-            assert_eq!(Key::parse(text.as_bytes()), Some(key));
+            assert_eq!(DirectoryKey::parse(text.as_bytes()), Some(key));
         }
-        let limit = Key::Limit(host.clone());
+        let limit = DirectoryKey::Limit(host.clone());
         let text = limit.to_string();
         let KeyRange { from, to } = KeyRange::everything();
         assert!(from.as_slice() <= text.as_bytes() && text < to, "limits are followed, too: {text}");
-        assert_eq!(Key::parse(text.as_bytes()), Some(limit));
+        assert_eq!(DirectoryKey::parse(text.as_bytes()), Some(limit));
         let host = host.as_str();
         for wrong in [
             "/farbus/1/limit".to_owned(),
@@ -181,8 +181,8 @@ mod tests {
             format!("/farbus/1/{}/x", &host[1..]),
             format!("/farbus/1/{}/x", host.to_uppercase()),
         ] {
-            assert_eq!(Key::parse(wrong.as_bytes()), None, "{wrong:?}");
+            assert_eq!(DirectoryKey::parse(wrong.as_bytes()), None, "{wrong:?}");
         }
-        assert_eq!(Key::parse(b"/farbus/1/\xff"), None);
+        assert_eq!(DirectoryKey::parse(b"/farbus/1/\xff"), None);
     }
 }

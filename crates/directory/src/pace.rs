@@ -12,13 +12,13 @@ const LONGEST: Duration = Duration::from_secs(16);
 /// The pauses between attempts. Each is up to twice as long as the last, with a random part, so that the hosts of a
 /// directory that comes back do not all ask at once.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct RetryBackoff {
     failures: u32,
     dice: u64,
     not_before: Instant,
 }
 
-impl Pace {
+impl RetryBackoff {
     /// No failure yet. `seed` decides the random parts.
     pub fn new(seed: u64) -> Self {
         Self { failures: 0, dice: seed | 1, not_before: Instant::ZERO }
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn pauses_grow_to_a_limit_and_differ_between_hosts() {
         let pauses = |seed| {
-            let mut pace = Pace::new(seed);
+            let mut pace = RetryBackoff::new(seed);
             let spans: Vec<Duration> = (0..12)
                 .map(|_| {
                     pace.fail(Instant::ZERO);

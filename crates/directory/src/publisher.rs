@@ -24,12 +24,12 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use crate::gateway::{Call, Change, Refusal, Reply};
-use crate::key::{FORMAT, FORMAT_KEY, HostId, Key, KeyRange, check_format, is_device_name};
-use crate::pace::Pace;
+use crate::gateway::{EtcdCall, EtcdRefusal, EtcdReply, EtcdTransaction};
+use crate::key::{DirectoryKey, FORMAT, FORMAT_KEY, HostId, KeyRange, check_format, is_device_name};
+use crate::pace::RetryBackoff;
 use crate::record::{DeviceRecord, HostRecord};
-use crate::trouble::{Trouble, TroubleKind};
-use crate::view::View;
+use crate::trouble::{DirectoryFailure, DirectoryFailureKind};
+use crate::view::DirectoryView;
 
 /// How long a host's keys stay when it is not heard of, seconds. A cluster of etcd that loses a member has another
 /// leader after a few.
@@ -47,23 +47,23 @@ const CONTENDED_AFTER: u32 = 5;
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Make this call, and pass its answer to [`Publisher::handle`].
-    Call(Call),
-    /// Nothing until this moment, or until [`Publisher::want`] is called.
+pub enum PublisherStep {
+    /// Make this call, and pass its answer to [`HostPublisher::handle`].
+    Call(EtcdCall),
+    /// Nothing until this moment, or until [`HostPublisher::want`] is called.
     Wait(Option<Instant>),
 }
 
 /// Publishes one host. A call is made at a time.
 #[derive(Clone, Debug)]
-pub struct Publisher {
+pub struct HostPublisher {
     host: HostId,
-    wanted: BTreeMap<Key, Vec<u8>>,
+    wanted: BTreeMap<DirectoryKey, Vec<u8>>,
     /// What is there under this lease, as far as is known.
-    told: BTreeMap<Key, Vec<u8>>,
+    told: BTreeMap<DirectoryKey, Vec<u8>>,
     /// Keys there that are not under this lease.
-    left: Vec<Key>,
-    asked: Option<Asked>,
+    left: Vec<DirectoryKey>,
+    asked: Option<PendingPublisherCall>,
     is_format_read: bool,
     must_write_format: bool,
     lease: Option<i64>,
@@ -75,22 +75,22 @@ pub struct Publisher {
     unanswered: Option<i64>,
     refused_guards: u32,
     write_not_before: Instant,
-    pace: Pace,
-    trouble: Option<Trouble>,
+    pace: RetryBackoff,
+    trouble: Option<DirectoryFailure>,
 }
 
 /// The call that is being made.
 #[derive(Clone, Debug)]
-enum Asked {
+enum PendingPublisherCall {
     Format,
     WriteFormat,
     Grant,
     Alive,
     Own,
-    Write { puts: Vec<(Key, Vec<u8>)>, deletes: Vec<Key> },
+    Write { puts: Vec<(DirectoryKey, Vec<u8>)>, deletes: Vec<DirectoryKey> },
 }
 
-impl Publisher {
+impl HostPublisher {
     /// Nothing is said yet. `seed` makes the pauses of this host differ from those of others.
     pub fn new(host: HostId, seed: u64) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Publisher {
             unanswered: None,
             refused_guards: 0,
             write_not_before: Instant::ZERO,
-            pace: Pace::new(seed),
+            pace: RetryBackoff::new(seed),
             trouble: None,
         }
     }
@@ -117,11 +117,11 @@ impl Publisher {
     /// out.
     pub fn want<'a>(&mut self, host: &HostRecord, devices: impl IntoIterator<Item = (&'a str, &'a DeviceRecord)>) {
         let device = |(name, record): (&str, &DeviceRecord)| {
-            (Key::Device(self.host.clone(), name.to_owned()), record.to_value())
+            (DirectoryKey::Device(self.host.clone(), name.to_owned()), record.to_value())
         };
         let devices = devices.into_iter().filter(|(name, _)| is_device_name(name)).take(DEVICES_MAX).map(device);
         self.wanted = devices.collect();
-        self.wanted.insert(Key::Host(self.host.clone()), host.to_value());
+        self.wanted.insert(DirectoryKey::Host(self.host.clone()), host.to_value());
     }
 
     /// The lease under which this host's keys are.
@@ -130,20 +130,20 @@ impl Publisher {
     }
 
     /// Why the directory is not as it should be, if it is not.
-    pub fn trouble(&self) -> Option<&Trouble> {
+    pub fn trouble(&self) -> Option<&DirectoryFailure> {
         self.trouble.as_ref()
     }
 
     /// Whether all that is wanted is there, as far as is known.
     pub fn is_told(&self) -> bool {
-        let is_writing = matches!(self.asked, Some(Asked::Write { .. }));
+        let is_writing = matches!(self.asked, Some(PendingPublisherCall::Write { .. }));
         let is_sure = self.guard.is_some() && self.unanswered.is_none() && !is_writing;
         is_sure && self.lease.is_some() && self.told == self.wanted && self.left.is_empty()
     }
 
     /// Whether a view that follows the directory shows what this host says, as far as it is there. What it shows lags
-    /// behind, by less than [`Publisher::doubt`] is to be called after.
-    pub fn is_shown_by(&self, view: &View) -> bool {
+    /// behind, by less than [`HostPublisher::doubt`] is to be called after.
+    pub fn is_shown_by(&self, view: &DirectoryView) -> bool {
         let wanted = self.wanted.iter().map(|(key, value)| (key, value.as_slice()));
         !self.is_told() || !view.is_watching() || view.values_of(&self.host).eq(wanted)
     }
@@ -156,45 +156,46 @@ impl Publisher {
     }
 
     /// What to do next.
-    pub fn poll(&mut self, now: Instant) -> Step {
+    pub fn poll(&mut self, now: Instant) -> PublisherStep {
         if self.asked.is_some() {
-            return Step::Wait(None);
+            return PublisherStep::Wait(None);
         }
         if let Some(pause) = self.pace.pause(now) {
-            return Step::Wait(Some(pause));
+            return PublisherStep::Wait(Some(pause));
         }
         let (asked, call) = match self.lease {
-            _ if self.must_write_format => (Asked::WriteFormat, write_format()),
+            _ if self.must_write_format => (PendingPublisherCall::WriteFormat, write_format()),
             _ if !self.is_format_read => {
-                (Asked::Format, Call::Range { range: KeyRange::format(), limit: 1, revision: 0 })
+                (PendingPublisherCall::Format, EtcdCall::Range { range: KeyRange::format(), limit: 1, revision: 0 })
             }
-            None => (Asked::Grant, Call::Grant { ttl_s: TTL_S }),
-            Some(lease) if now >= self.alive_at => (Asked::Alive, Call::KeepAlive { lease }),
-            Some(_) if self.guard.is_none() => {
-                (Asked::Own, Call::Range { range: KeyRange::of_host(&self.host), limit: 0, revision: 0 })
-            }
-            Some(_) if self.is_told() => return Step::Wait(Some(self.alive_at)),
+            None => (PendingPublisherCall::Grant, EtcdCall::Grant { ttl_s: TTL_S }),
+            Some(lease) if now >= self.alive_at => (PendingPublisherCall::Alive, EtcdCall::KeepAlive { lease }),
+            Some(_) if self.guard.is_none() => (
+                PendingPublisherCall::Own,
+                EtcdCall::Range { range: KeyRange::of_host(&self.host), limit: 0, revision: 0 },
+            ),
+            Some(_) if self.is_told() => return PublisherStep::Wait(Some(self.alive_at)),
             Some(_) if now < self.write_not_before => {
-                return Step::Wait(Some(self.write_not_before.min(self.alive_at)));
+                return PublisherStep::Wait(Some(self.write_not_before.min(self.alive_at)));
             }
             Some(lease) => self.write(lease),
         };
         self.asked = Some(asked);
-        Step::Call(call)
+        PublisherStep::Call(call)
     }
 
     /// Whether only a write that is done ends the trouble.
     fn must_be_written(&self) -> bool {
         let is_of_writes = matches!(
             self.trouble.as_ref().map(|trouble| trouble.kind),
-            Some(TroubleKind::Full | TroubleKind::Permission | TroubleKind::Contended)
+            Some(DirectoryFailureKind::Full | DirectoryFailureKind::Permission | DirectoryFailureKind::Contended)
         );
         is_of_writes && !self.is_told()
     }
 
     /// The next piece of what differs.
-    fn write(&self, lease: i64) -> (Asked, Call) {
-        let own = Key::Host(self.host.clone());
+    fn write(&self, lease: i64) -> (PendingPublisherCall, EtcdCall) {
+        let own = DirectoryKey::Host(self.host.clone());
         let mut puts = vec![(own.clone(), self.wanted.get(&own).cloned().unwrap_or_default())];
         let mut bytes = 0;
         let differs = self.wanted.iter().filter(|(key, value)| **key != own && self.told.get(*key) != Some(*value));
@@ -206,23 +207,28 @@ impl Publisher {
             puts.push((key.clone(), value.clone()));
         }
         let old = self.told.keys().chain(&self.left).filter(|key| !self.wanted.contains_key(*key));
-        let deletes: Vec<Key> = old.take(KEYS_AT_ONCE_MAX.saturating_sub(puts.len())).cloned().collect();
-        let change = Change {
+        let deletes: Vec<DirectoryKey> = old.take(KEYS_AT_ONCE_MAX.saturating_sub(puts.len())).cloned().collect();
+        let change = EtcdTransaction {
             guard: own.to_string(),
             revision: self.guard.unwrap_or_default(),
             lease,
             puts: puts.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
             deletes: deletes.iter().map(ToString::to_string).collect(),
         };
-        (Asked::Write { puts, deletes }, Call::Change(change))
+        (PendingPublisherCall::Write { puts, deletes }, EtcdCall::Change(change))
     }
 
-    /// Handles the answer to the call that [`Publisher::poll`] asked for last.
-    pub fn handle(&mut self, answer: Result<Reply, Refusal>, now: Instant) {
+    /// Handles the answer to the call that [`HostPublisher::poll`] asked for last.
+    pub fn handle(&mut self, answer: Result<EtcdReply, EtcdRefusal>, now: Instant) {
         let Some(asked) = self.asked.take() else { return };
         match answer {
             Ok(reply) => {
-                let is_write = matches!(asked, Asked::Write { .. } | Asked::Grant | Asked::WriteFormat);
+                let is_write = matches!(
+                    asked,
+                    PendingPublisherCall::Write { .. }
+                        | PendingPublisherCall::Grant
+                        | PendingPublisherCall::WriteFormat
+                );
                 let done = self.handle_reply(asked, reply, now);
                 match done {
                     // That keys can be read says nothing of writes that failed.
@@ -234,13 +240,19 @@ impl Publisher {
                     Err(trouble) => self.fail(trouble, now),
                 }
             }
-            Err(Refusal::NoLease) => self.forget_lease(),
-            Err(Refusal::Compacted | Refusal::OldToken) => {
-                self.fail(Trouble::new(TroubleKind::Unreachable, "a call was not done, and may be made again"), now);
+            Err(EtcdRefusal::NoLease) => self.forget_lease(),
+            Err(EtcdRefusal::Compacted | EtcdRefusal::OldToken) => {
+                self.fail(
+                    DirectoryFailure::new(
+                        DirectoryFailureKind::Unreachable,
+                        "a call was not done, and may be made again",
+                    ),
+                    now,
+                );
             }
-            Err(Refusal::Trouble(trouble)) => {
+            Err(EtcdRefusal::Trouble(trouble)) => {
                 // Whether it was done is not known.
-                if matches!(asked, Asked::Write { .. }) {
+                if matches!(asked, PendingPublisherCall::Write { .. }) {
                     (self.unanswered, self.guard) = (self.guard.take(), None);
                 }
                 self.fail(trouble, now);
@@ -248,9 +260,14 @@ impl Publisher {
         }
     }
 
-    fn handle_reply(&mut self, asked: Asked, reply: Reply, now: Instant) -> Result<(), Trouble> {
+    fn handle_reply(
+        &mut self,
+        asked: PendingPublisherCall,
+        reply: EtcdReply,
+        now: Instant,
+    ) -> Result<(), DirectoryFailure> {
         match (asked, reply) {
-            (Asked::Format, Reply::Found(found)) => match found.pairs.first() {
+            (PendingPublisherCall::Format, EtcdReply::Found(found)) => match found.pairs.first() {
                 None => self.must_write_format = true,
                 Some(pair) => {
                     check_format(&pair.value)?;
@@ -258,21 +275,21 @@ impl Publisher {
                 }
             },
             // If another host wrote it first, it is read.
-            (Asked::WriteFormat, Reply::Changed { .. }) => self.must_write_format = false,
-            (Asked::Grant, Reply::Granted { lease, ttl_s }) => {
+            (PendingPublisherCall::WriteFormat, EtcdReply::Changed { .. }) => self.must_write_format = false,
+            (PendingPublisherCall::Grant, EtcdReply::Granted { lease, ttl_s }) => {
                 self.guard = None;
                 self.ttl = Duration::from_secs(ttl_s.min(TTL_S));
                 self.lease = Some(lease);
                 self.alive_at = now + self.ttl / 3;
             }
-            (Asked::Alive, Reply::Alive(0)) => self.forget_lease(),
-            (Asked::Alive, Reply::Alive(_)) => self.alive_at = now + self.ttl / 3,
-            (Asked::Own, Reply::Found(found)) => {
-                let own = Key::Host(self.host.clone());
+            (PendingPublisherCall::Alive, EtcdReply::Alive(0)) => self.forget_lease(),
+            (PendingPublisherCall::Alive, EtcdReply::Alive(_)) => self.alive_at = now + self.ttl / 3,
+            (PendingPublisherCall::Own, EtcdReply::Found(found)) => {
+                let own = DirectoryKey::Host(self.host.clone());
                 (self.told, self.left) = (BTreeMap::new(), Vec::new());
                 let mut guard = 0;
                 for pair in found.pairs {
-                    let Some(key) = Key::parse(&pair.key) else { continue };
+                    let Some(key) = DirectoryKey::parse(&pair.key) else { continue };
                     if key == own {
                         guard = pair.revision;
                     }
@@ -285,22 +302,24 @@ impl Publisher {
                 // It was done, or another was: it cannot be done any more.
                 self.unanswered = self.unanswered.filter(|revision| *revision == guard);
             }
-            (Asked::Write { puts, deletes }, Reply::Changed { is_done: true, revision }) => {
+            (PendingPublisherCall::Write { puts, deletes }, EtcdReply::Changed { is_done: true, revision }) => {
                 self.left.retain(|key| !deletes.contains(key) && !puts.iter().any(|(put, _)| put == key));
                 deletes.iter().for_each(|key| drop(self.told.remove(key)));
                 self.told.extend(puts);
                 (self.guard, self.unanswered, self.refused_guards) = (Some(revision), None, 0);
                 self.write_not_before = now + WRITE_EVERY;
             }
-            (Asked::Write { .. }, Reply::Changed { is_done: false, .. }) => {
+            (PendingPublisherCall::Write { .. }, EtcdReply::Changed { is_done: false, .. }) => {
                 self.guard = None;
                 self.refused_guards += 1;
                 if self.refused_guards >= CONTENDED_AFTER {
                     let message = "another process with this host's key writes to the directory, too";
-                    return Err(Trouble::new(TroubleKind::Contended, message));
+                    return Err(DirectoryFailure::new(DirectoryFailureKind::Contended, message));
                 }
             }
-            _ => return Err(Trouble::new(TroubleKind::NotEtcd, "the answer is that to another call")),
+            _ => {
+                return Err(DirectoryFailure::new(DirectoryFailureKind::NotEtcd, "the answer is that to another call"));
+            }
         }
         Ok(())
     }
@@ -314,8 +333,8 @@ impl Publisher {
         self.left.clear();
     }
 
-    fn fail(&mut self, trouble: Trouble, now: Instant) {
-        if trouble.kind == TroubleKind::OtherFormat {
+    fn fail(&mut self, trouble: DirectoryFailure, now: Instant) {
+        if trouble.kind == DirectoryFailureKind::OtherFormat {
             self.is_format_read = false;
         }
         self.trouble = Some(trouble);
@@ -324,8 +343,8 @@ impl Publisher {
 }
 
 /// Writes the layout's number if there is none.
-fn write_format() -> Call {
-    Call::Change(Change {
+fn write_format() -> EtcdCall {
+    EtcdCall::Change(EtcdTransaction {
         guard: FORMAT_KEY.to_owned(),
         revision: 0,
         lease: 0,
@@ -337,55 +356,55 @@ fn write_format() -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::{Found, KeyChange, News, Pair};
+    use crate::gateway::{KeyChange, KeyValue, RangeResult, WatchUpdate};
 
     const fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    fn publisher() -> Publisher {
-        let mut publisher = Publisher::new(HostId::new(&"a".repeat(52)).unwrap(), 1);
+    fn publisher() -> HostPublisher {
+        let mut publisher = HostPublisher::new(HostId::new(&"a".repeat(52)).unwrap(), 1);
         want(&mut publisher, &["board"]);
         publisher
     }
 
-    fn want(publisher: &mut Publisher, devices: &[&str]) {
+    fn want(publisher: &mut HostPublisher, devices: &[&str]) {
         let record = DeviceRecord::default();
         publisher.want(&HostRecord::default(), devices.iter().map(|name| (*name, &record)));
     }
 
-    fn call(publisher: &mut Publisher, now: Instant) -> Call {
+    fn call(publisher: &mut HostPublisher, now: Instant) -> EtcdCall {
         match publisher.poll(now) {
-            Step::Call(call) => call,
-            Step::Wait(until) => panic!("waits until {until:?}"),
+            PublisherStep::Call(call) => call,
+            PublisherStep::Wait(until) => panic!("waits until {until:?}"),
         }
     }
 
-    fn change(publisher: &mut Publisher, now: Instant) -> Change {
-        let Call::Change(change) = call(publisher, now) else { panic!("no change") };
+    fn change(publisher: &mut HostPublisher, now: Instant) -> EtcdTransaction {
+        let EtcdCall::Change(change) = call(publisher, now) else { panic!("no change") };
         change
     }
 
-    fn found(pairs: Vec<Pair>) -> Result<Reply, Refusal> {
-        Ok(Reply::Found(Found { revision: 9, pairs, has_more: false }))
+    fn found(pairs: Vec<KeyValue>) -> Result<EtcdReply, EtcdRefusal> {
+        Ok(EtcdReply::Found(RangeResult { revision: 9, pairs, has_more: false }))
     }
 
-    fn pair(key: &str, value: &[u8], lease: i64, revision: i64) -> Pair {
-        Pair { key: key.into(), value: value.into(), lease, revision }
+    fn pair(key: &str, value: &[u8], lease: i64, revision: i64) -> KeyValue {
+        KeyValue { key: key.into(), value: value.into(), lease, revision }
     }
 
     /// A publisher that has said all that it has to.
-    fn told() -> Publisher {
+    fn told() -> HostPublisher {
         let mut publisher = publisher();
-        assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+        assert!(matches!(call(&mut publisher, at(0)), EtcdCall::Range { .. }));
         publisher.handle(found(vec![pair(FORMAT_KEY, b"1", 0, 1)]), at(0));
-        assert_eq!(call(&mut publisher, at(0)), Call::Grant { ttl_s: 60 });
-        publisher.handle(Ok(Reply::Granted { lease: 7, ttl_s: 60 }), at(0));
-        assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+        assert_eq!(call(&mut publisher, at(0)), EtcdCall::Grant { ttl_s: 60 });
+        publisher.handle(Ok(EtcdReply::Granted { lease: 7, ttl_s: 60 }), at(0));
+        assert!(matches!(call(&mut publisher, at(0)), EtcdCall::Range { .. }));
         publisher.handle(found(vec![]), at(0));
         let first = change(&mut publisher, at(0));
         assert_eq!((first.revision, first.lease, first.puts.len(), first.deletes.len()), (0, 7, 2, 0));
-        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 12 }), at(0));
+        publisher.handle(Ok(EtcdReply::Changed { is_done: true, revision: 12 }), at(0));
         assert!(publisher.is_told());
         publisher
     }
@@ -393,21 +412,21 @@ mod tests {
     #[test]
     fn with_nothing_to_say_only_the_lease_is_kept() {
         let mut publisher = told();
-        assert_eq!(publisher.poll(at(0)), Step::Wait(Some(at(20_000))));
-        assert_eq!(call(&mut publisher, at(20_000)), Call::KeepAlive { lease: 7 });
-        publisher.handle(Ok(Reply::Alive(60)), at(20_100));
-        assert_eq!(publisher.poll(at(20_100)), Step::Wait(Some(at(40_100))));
+        assert_eq!(publisher.poll(at(0)), PublisherStep::Wait(Some(at(20_000))));
+        assert_eq!(call(&mut publisher, at(20_000)), EtcdCall::KeepAlive { lease: 7 });
+        publisher.handle(Ok(EtcdReply::Alive(60)), at(20_100));
+        assert_eq!(publisher.poll(at(20_100)), PublisherStep::Wait(Some(at(40_100))));
     }
 
     #[test]
     fn changes_within_a_quarter_of_a_second_are_written_together_and_guarded() {
         let mut publisher = told();
         want(&mut publisher, &["disk"]);
-        assert_eq!(publisher.poll(at(100)), Step::Wait(Some(at(250))));
+        assert_eq!(publisher.poll(at(100)), PublisherStep::Wait(Some(at(250))));
         want(&mut publisher, &["disk", "a b", "probe"]);
         let change = change(&mut publisher, at(250));
         assert_eq!((change.revision, change.puts.len(), change.deletes.len()), (12, 3, 1), "a key has no blank");
-        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 15 }), at(250));
+        publisher.handle(Ok(EtcdReply::Changed { is_done: true, revision: 15 }), at(250));
         assert!(publisher.is_told());
     }
 
@@ -416,12 +435,12 @@ mod tests {
         let mut publisher = told();
         want(&mut publisher, &["disk"]);
         change(&mut publisher, at(300));
-        let lost = Trouble::new(TroubleKind::Unreachable, "lost");
-        publisher.handle(Err(Refusal::Trouble(lost.clone())), at(300));
+        let lost = DirectoryFailure::new(DirectoryFailureKind::Unreachable, "lost");
+        publisher.handle(Err(EtcdRefusal::Trouble(lost.clone())), at(300));
         assert_eq!(publisher.trouble(), Some(&lost));
-        let Step::Wait(Some(pause)) = publisher.poll(at(300)) else { panic!("no pause") };
-        assert!(matches!(call(&mut publisher, pause), Call::Range { .. }));
-        let own = Key::Host(publisher.host.clone()).to_string();
+        let PublisherStep::Wait(Some(pause)) = publisher.poll(at(300)) else { panic!("no pause") };
+        assert!(matches!(call(&mut publisher, pause), EtcdCall::Range { .. }));
+        let own = DirectoryKey::Host(publisher.host.clone()).to_string();
         // It was not done yet, and is not wanted any more: it must not be done later.
         let mut other = publisher.clone();
         want(&mut other, &["board"]);
@@ -431,7 +450,7 @@ mod tests {
         other.handle(found(before), pause);
         assert!(!other.is_told());
         assert_eq!(change(&mut other, pause).puts.len(), 1, "the guard is changed");
-        other.handle(Ok(Reply::Changed { is_done: true, revision: 13 }), pause);
+        other.handle(Ok(EtcdReply::Changed { is_done: true, revision: 13 }), pause);
         assert!(other.is_told());
         // It was done: only its answer was lost.
         let device = DeviceRecord::default().to_value();
@@ -445,21 +464,21 @@ mod tests {
     fn lease_that_ended_while_the_host_lives_is_replaced_and_all_is_written_anew() {
         let mut publisher = told();
         call(&mut publisher, at(90_000));
-        publisher.handle(Ok(Reply::Alive(0)), at(90_000));
+        publisher.handle(Ok(EtcdReply::Alive(0)), at(90_000));
         call(&mut publisher, at(90_000));
         publisher.handle(found(vec![pair(FORMAT_KEY, b"1", 0, 1)]), at(90_000));
-        assert_eq!(call(&mut publisher, at(90_000)), Call::Grant { ttl_s: 60 });
-        publisher.handle(Ok(Reply::Granted { lease: 8, ttl_s: 60 }), at(90_000));
+        assert_eq!(call(&mut publisher, at(90_000)), EtcdCall::Grant { ttl_s: 60 });
+        publisher.handle(Ok(EtcdReply::Granted { lease: 8, ttl_s: 60 }), at(90_000));
         call(&mut publisher, at(90_000));
         // A key of the process before, under a lease of its own, and one that is wanted no more.
-        let own = Key::Host(publisher.host.clone()).to_string();
+        let own = DirectoryKey::Host(publisher.host.clone()).to_string();
         publisher.handle(found(vec![pair(&own, b"{}", 7, 40), pair(&format!("{own}/old"), b"{}", 7, 40)]), at(90_000));
         let change = change(&mut publisher, at(90_000));
         assert_eq!((change.revision, change.lease, change.puts.len()), (40, 8, 2));
         assert_eq!(change.deletes, [format!("{own}/old")]);
-        publisher.handle(Err(Refusal::NoLease), at(90_000));
+        publisher.handle(Err(EtcdRefusal::NoLease), at(90_000));
         assert!(publisher.lease().is_none());
-        assert!(matches!(call(&mut publisher, at(90_000)), Call::Range { .. }));
+        assert!(matches!(call(&mut publisher, at(90_000)), EtcdCall::Range { .. }));
     }
 
     #[test]
@@ -468,19 +487,19 @@ mod tests {
         call(&mut publisher, at(0));
         publisher.handle(found(vec![pair(FORMAT_KEY, b"2\x1b", 0, 1)]), at(0));
         let trouble = publisher.trouble().unwrap();
-        assert_eq!(trouble.kind, TroubleKind::OtherFormat);
+        assert_eq!(trouble.kind, DirectoryFailureKind::OtherFormat);
         assert!(trouble.message.contains("format '2\\u{1b}'") && trouble.message.contains("knows format 1"));
-        let Step::Wait(Some(pause)) = publisher.poll(at(0)) else { panic!("it goes on") };
-        assert!(matches!(call(&mut publisher, pause), Call::Range { .. }), "it is only looked at again");
+        let PublisherStep::Wait(Some(pause)) = publisher.poll(at(0)) else { panic!("it goes on") };
+        assert!(matches!(call(&mut publisher, pause), EtcdCall::Range { .. }), "it is only looked at again");
     }
 
     #[test]
     fn keys_that_another_process_changed_or_removed_are_written_again() {
         let mut publisher = told();
-        let own = Key::Host(publisher.host.clone()).to_string();
-        let mut view = View::new(1);
+        let own = DirectoryKey::Host(publisher.host.clone()).to_string();
+        let mut view = DirectoryView::new(1);
         let now = at(1000);
-        let values: Vec<Pair> =
+        let values: Vec<KeyValue> =
             publisher.wanted.iter().map(|(key, value)| pair(&key.to_string(), value, 7, 12)).collect();
         assert!(publisher.is_shown_by(&view), "it has read nothing");
         for found in [found(vec![]), found(values.clone())] {
@@ -490,15 +509,15 @@ mod tests {
         view.poll(now);
         assert!(view.is_watching() && publisher.is_shown_by(&view));
         let lie = KeyChange { key: format!("{own}/board").into(), value: Some(b"{}".to_vec()) };
-        view.handle_news(News::Changes { changes: vec![lie], revision: Some(13) }, now);
+        view.handle_news(WatchUpdate::Changes { changes: vec![lie], revision: Some(13) }, now);
         assert!(!publisher.is_shown_by(&view));
         publisher.doubt();
-        assert!(matches!(call(&mut publisher, now), Call::Range { .. }));
+        assert!(matches!(call(&mut publisher, now), EtcdCall::Range { .. }));
         // The other process has removed the host's key, and has put a device under no lease.
         publisher.handle(found(vec![pair(&format!("{own}/board"), b"{}", 0, 13)]), now);
         let change = change(&mut publisher, now);
         assert_eq!((change.revision, change.puts.len(), change.deletes.len()), (0, 2, 0));
-        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 14 }), now);
+        publisher.handle(Ok(EtcdReply::Changed { is_done: true, revision: 14 }), now);
         assert!(publisher.is_told());
     }
 
@@ -509,8 +528,8 @@ mod tests {
         publisher.handle(found(vec![]), at(0));
         let change = change(&mut publisher, at(0));
         assert_eq!((change.guard.as_str(), change.revision, change.lease), (FORMAT_KEY, 0, 0));
-        publisher.handle(Ok(Reply::Changed { is_done: false, revision: 3 }), at(0));
-        assert!(matches!(call(&mut publisher, at(0)), Call::Range { .. }));
+        publisher.handle(Ok(EtcdReply::Changed { is_done: false, revision: 3 }), at(0));
+        assert!(matches!(call(&mut publisher, at(0)), EtcdCall::Range { .. }));
     }
 
     #[test]
@@ -521,22 +540,22 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..6 {
             change(&mut publisher, now);
-            let full = Trouble::new(TroubleKind::Full, "mvcc: database space exceeded");
-            publisher.handle(Err(Refusal::Trouble(full)), now);
-            let Step::Wait(Some(until)) = publisher.poll(now) else { panic!("no pause") };
+            let full = DirectoryFailure::new(DirectoryFailureKind::Full, "mvcc: database space exceeded");
+            publisher.handle(Err(EtcdRefusal::Trouble(full)), now);
+            let PublisherStep::Wait(Some(until)) = publisher.poll(now) else { panic!("no pause") };
             pauses.push(until - now);
             now = until;
-            if matches!(publisher.lease(), Some(lease) if matches!(publisher.poll(now), Step::Call(Call::KeepAlive { lease: kept }) if kept == lease))
+            if matches!(publisher.lease(), Some(lease) if matches!(publisher.poll(now), PublisherStep::Call(EtcdCall::KeepAlive { lease: kept }) if kept == lease))
             {
-                publisher.handle(Ok(Reply::Alive(60)), now);
+                publisher.handle(Ok(EtcdReply::Alive(60)), now);
                 call(&mut publisher, now);
             }
             publisher.handle(found(vec![]), now);
-            assert_eq!(publisher.trouble().unwrap().kind, TroubleKind::Full);
+            assert_eq!(publisher.trouble().unwrap().kind, DirectoryFailureKind::Full);
         }
         assert!(pauses[5] > Duration::from_secs(7), "{pauses:?}");
         change(&mut publisher, now);
-        publisher.handle(Ok(Reply::Changed { is_done: true, revision: 60 }), now);
+        publisher.handle(Ok(EtcdReply::Changed { is_done: true, revision: 60 }), now);
         assert!(publisher.is_told() && publisher.trouble().is_none());
     }
 
@@ -547,8 +566,8 @@ mod tests {
         let mut now = at(300);
         for _ in 0..CONTENDED_AFTER {
             change(&mut publisher, now);
-            publisher.handle(Ok(Reply::Changed { is_done: false, revision: 50 }), now);
-            if let Step::Wait(Some(pause)) = publisher.poll(now) {
+            publisher.handle(Ok(EtcdReply::Changed { is_done: false, revision: 50 }), now);
+            if let PublisherStep::Wait(Some(pause)) = publisher.poll(now) {
                 now = pause;
                 call(&mut publisher, now);
             }
@@ -568,11 +587,11 @@ mod tests {
         let mut now = at(1000);
         for revision in 20.. {
             match publisher.poll(now) {
-                Step::Call(Call::Change(change)) => {
+                PublisherStep::Call(EtcdCall::Change(change)) => {
                     assert!(change.puts.len() + change.deletes.len() <= 128);
-                    publisher.handle(Ok(Reply::Changed { is_done: true, revision }), now);
+                    publisher.handle(Ok(EtcdReply::Changed { is_done: true, revision }), now);
                 }
-                Step::Wait(Some(until)) if !publisher.is_told() => now = until,
+                PublisherStep::Wait(Some(until)) if !publisher.is_told() => now = until,
                 step => {
                     assert!(publisher.is_told(), "{step:?}");
                     break;

@@ -15,14 +15,14 @@ const FREED_PARTS: usize = 64;
 
 /// Keys, and the bytes of their values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct KeyValueUsage {
     /// Keys.
     pub keys: usize,
     /// Bytes of values.
     pub bytes: usize,
 }
 
-impl Held {
+impl KeyValueUsage {
     fn fits(self, parts: usize) -> bool {
         self.keys <= KEYS_MAX / parts && self.bytes <= BYTES_MAX / parts
     }
@@ -40,15 +40,15 @@ impl Held {
 
 /// What a view holds, in all and of each host.
 #[derive(Clone, Debug, Default)]
-pub struct Room {
-    all: Held,
-    hosts: BTreeMap<HostId, Held>,
+pub struct DirectoryQuota {
+    all: KeyValueUsage,
+    hosts: BTreeMap<HostId, KeyValueUsage>,
 }
 
-impl Room {
+impl DirectoryQuota {
     /// What is held in all.
     #[cfg(test)]
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> KeyValueUsage {
         self.all
     }
 
@@ -73,7 +73,7 @@ impl Room {
         self.all.keys <= KEYS_MAX - KEYS_MAX / FREED_PARTS && self.all.bytes <= BYTES_MAX - BYTES_MAX / FREED_PARTS
     }
 
-    /// Notes a value, as [`Room::fits`] describes it.
+    /// Notes a value, as [`DirectoryQuota::fits`] describes it.
     pub fn add(&mut self, host: &HostId, former: Option<usize>, bytes: usize) {
         self.all = self.all.with(former, bytes);
         let of_host = self.hosts.get(host).copied().unwrap_or_default().with(former, bytes);

@@ -8,9 +8,9 @@
 //! | 2 | read all keys, a page at a time, all at the revision of the first | compacted meanwhile: begin again |
 //! | 3 | watch from the next revision on | a lost watch: watch again from where it was; compacted: step 2 |
 //!
-//! What was known stays while keys are read again, and while the directory is away: [`View::heard`] says how old it is.
+//! What was known stays while keys are read again, and while the directory is away: [`DirectoryView::heard`] says how old it is.
 //!
-//! There is room for so many keys. One host has a part of it at most; the hosts that [`View::prefer`] names come first:
+//! There is room for so many keys. One host has a part of it at most; the hosts that [`DirectoryView::prefer`] names come first:
 //! where there is no room for a key of theirs, others' keys go. After some were left out, all is read again when others
 //! have gone, and else every few minutes.
 
@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use crate::gateway::{Call, Found, News, Refusal, Reply};
-use crate::key::{HostId, Key, KeyRange, check_format};
-use crate::pace::Pace;
+use crate::gateway::{EtcdCall, EtcdRefusal, EtcdReply, RangeResult, WatchUpdate};
+use crate::key::{DirectoryKey, HostId, KeyRange, check_format};
+use crate::pace::RetryBackoff;
 use crate::record::{DeviceRecord, HostRecord, LimitRecord};
-use crate::room::Room;
-use crate::trouble::{Trouble, TroubleKind};
+use crate::room::DirectoryQuota;
+use crate::trouble::{DirectoryFailure, DirectoryFailureKind};
 
 /// How many keys are read at once.
 const PAGE: u32 = 1000;
@@ -39,27 +39,27 @@ const LASTED: Duration = Duration::from_secs(10);
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Make this call, and pass its answer to [`View::handle`].
-    Call(Call),
-    /// Begin this watch: pass what it says to [`View::handle_news`], and its end to [`View::handle_end`].
-    Watch(Call),
+pub enum DirectoryViewStep {
+    /// Make this call, and pass its answer to [`DirectoryView::handle`].
+    Call(EtcdCall),
+    /// Begin this watch: pass what it says to [`DirectoryView::handle_news`], and its end to [`DirectoryView::handle_end`].
+    Watch(EtcdCall),
     /// Nothing until this moment.
     Wait(Option<Instant>),
 }
 
 /// What all hosts say.
 #[derive(Clone, Debug)]
-pub struct View {
-    entries: BTreeMap<Key, Entry>,
-    room: Room,
+pub struct DirectoryView {
+    entries: BTreeMap<DirectoryKey, DirectoryEntry>,
+    room: DirectoryQuota,
     /// The hosts whose keys come first.
     preferred: BTreeSet<HostId>,
     /// How often all keys were read. An entry of an earlier time was not there at the last.
     epoch: u32,
     /// Another number with each change of what is known.
     version: u64,
-    state: State,
+    state: DirectoryViewPhase,
     is_busy: bool,
     /// Values that were no records, and keys that were none, since all keys were read last.
     unfit: usize,
@@ -74,17 +74,17 @@ pub struct View {
     /// When it was, last.
     read_again: Option<Instant>,
     /// The pauses between that.
-    reading_pace: Pace,
+    reading_pace: RetryBackoff,
     heard: Option<Instant>,
     /// When the watch that goes on has begun.
     begun: Option<Instant>,
     is_complete: bool,
-    pace: Pace,
-    trouble: Option<Trouble>,
+    pace: RetryBackoff,
+    trouble: Option<DirectoryFailure>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct DirectoryEntry {
     value: Box<[u8]>,
     epoch: u32,
     /// The key of the host that has the device, if it is a device that a paired host has.
@@ -92,7 +92,7 @@ struct Entry {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
+enum DirectoryViewPhase {
     Format,
     /// Reads these ranges, the last one first, at this revision (0: the present one).
     Reading {
@@ -107,22 +107,22 @@ enum State {
     },
 }
 
-impl State {
+impl DirectoryViewPhase {
     fn reading() -> Self {
-        State::Reading { ranges: vec![KeyRange::everything()], revision: 0, is_narrowed: false }
+        DirectoryViewPhase::Reading { ranges: vec![KeyRange::everything()], revision: 0, is_narrowed: false }
     }
 }
 
-impl View {
+impl DirectoryView {
     /// Nothing is known yet. `seed` makes the pauses of this host differ from those of others.
     pub fn new(seed: u64) -> Self {
         Self {
             entries: BTreeMap::new(),
-            room: Room::default(),
+            room: DirectoryQuota::default(),
             preferred: BTreeSet::new(),
             epoch: 1,
             version: seed,
-            state: State::Format,
+            state: DirectoryViewPhase::Format,
             is_busy: false,
             unfit: 0,
             is_overfull: false,
@@ -130,16 +130,16 @@ impl View {
             is_old_forgotten: false,
             read_again_at: None,
             read_again: None,
-            reading_pace: Pace::new(seed.rotate_left(16)),
+            reading_pace: RetryBackoff::new(seed.rotate_left(16)),
             heard: None,
             begun: None,
             is_complete: false,
-            pace: Pace::new(seed),
+            pace: RetryBackoff::new(seed),
             trouble: None,
         }
     }
 
-    /// A number that is another one after each change of an entry. It begins with the seed of [`View::new`], so that it
+    /// A number that is another one after each change of an entry. It begins with the seed of [`DirectoryView::new`], so that it
     /// is not that of an earlier view.
     pub fn version(&self) -> u64 {
         self.version
@@ -156,7 +156,7 @@ impl View {
     }
 
     /// Why what is known is not what is there, if it is not.
-    pub fn trouble(&self) -> Option<&Trouble> {
+    pub fn trouble(&self) -> Option<&DirectoryFailure> {
         self.trouble.as_ref()
     }
 
@@ -168,46 +168,47 @@ impl View {
     /// The hosts, by their keys. What they say of themselves is a claim.
     pub fn hosts(&self) -> impl Iterator<Item = (&HostId, HostRecord)> {
         self.entries.iter().filter_map(|(key, entry)| match key {
-            Key::Host(host) => Some((host, HostRecord::parse(&entry.value).ok()?)),
-            Key::Device(..) | Key::Limit(_) => None,
+            DirectoryKey::Host(host) => Some((host, HostRecord::parse(&entry.value).ok()?)),
+            DirectoryKey::Device(..) | DirectoryKey::Limit(_) => None,
         })
     }
 
     /// The limits of the leases of a host, if there are any. They are a claim: they may keep a host from having a
     /// device, and give it none.
     pub fn limit_of(&self, host: &HostId) -> Option<LimitRecord> {
-        let entry = self.entries.get(&Key::Limit(host.clone()))?;
+        let entry = self.entries.get(&DirectoryKey::Limit(host.clone()))?;
         LimitRecord::parse(&entry.value).ok()
     }
 
     /// All limits, by the hosts whose leases they limit.
     pub fn limits(&self) -> impl Iterator<Item = (&HostId, LimitRecord)> {
         self.entries.iter().rev().map_while(|(key, entry)| match key {
-            Key::Limit(host) => Some((host, LimitRecord::parse(&entry.value).ok()?)),
-            Key::Host(_) | Key::Device(..) => None,
+            DirectoryKey::Limit(host) => Some((host, LimitRecord::parse(&entry.value).ok()?)),
+            DirectoryKey::Host(_) | DirectoryKey::Device(..) => None,
         })
     }
 
     /// How many devices a host has, of other hosts than `but`, by what these say.
     pub fn devices_held_by(&self, holder: &HostId, but: Option<&HostId>) -> usize {
-        let is_its =
-            |(host, _, entry): &(&HostId, &str, &Entry)| entry.holder.as_ref() == Some(holder) && Some(*host) != but;
+        let is_its = |(host, _, entry): &(&HostId, &str, &DirectoryEntry)| {
+            entry.holder.as_ref() == Some(holder) && Some(*host) != but
+        };
         self.present_devices().filter(is_its).count()
     }
 
     /// How many hosts and devices are known.
     pub fn counts(&self) -> (usize, usize) {
-        let hosts = self.entries.keys().take_while(|key| matches!(key, Key::Host(_))).count();
+        let hosts = self.entries.keys().take_while(|key| matches!(key, DirectoryKey::Host(_))).count();
         (hosts, self.present_devices().count())
     }
 
-    fn present_devices(&self) -> impl Iterator<Item = (&HostId, &str, &Entry)> {
+    fn present_devices(&self) -> impl Iterator<Item = (&HostId, &str, &DirectoryEntry)> {
         let mut present: Option<&HostId> = None;
         self.entries.iter().filter_map(move |(key, entry)| match key {
-            Key::Host(_) | Key::Limit(_) => None,
-            Key::Device(host, name) => {
+            DirectoryKey::Host(_) | DirectoryKey::Limit(_) => None,
+            DirectoryKey::Device(host, name) => {
                 if present != Some(host) {
-                    self.entries.get(&Key::Host(host.clone()))?;
+                    self.entries.get(&DirectoryKey::Host(host.clone()))?;
                     present = Some(host);
                 }
                 Some((host, name.as_str(), entry))
@@ -223,12 +224,11 @@ impl View {
     }
 
     /// The keys of a host with their values.
-    pub(crate) fn values_of(&self, host: &HostId) -> impl Iterator<Item = (&Key, &[u8])> {
-        let own = self.entries.get_key_value(&Key::Host(host.clone()));
-        let from = Key::Device(host.clone(), String::new());
-        let is_its =
-            move |key: &Key| matches!((key, &from), (Key::Device(one, _), Key::Device(other, _)) if one == other);
-        let devices = self.entries.range(Key::Device(host.clone(), String::new())..);
+    pub(crate) fn values_of(&self, host: &HostId) -> impl Iterator<Item = (&DirectoryKey, &[u8])> {
+        let own = self.entries.get_key_value(&DirectoryKey::Host(host.clone()));
+        let from = DirectoryKey::Device(host.clone(), String::new());
+        let is_its = move |key: &DirectoryKey| matches!((key, &from), (DirectoryKey::Device(one, _), DirectoryKey::Device(other, _)) if one == other);
+        let devices = self.entries.range(DirectoryKey::Device(host.clone(), String::new())..);
         own.into_iter().chain(devices.take_while(move |(key, _)| is_its(key))).map(|(key, entry)| (key, &*entry.value))
     }
 
@@ -237,9 +237,9 @@ impl View {
         self.entries.len()
     }
 
-    /// Whether the watch that [`View::poll`] asked for goes on.
+    /// Whether the watch that [`DirectoryView::poll`] asked for goes on.
     pub fn is_watching(&self) -> bool {
-        self.is_busy && matches!(self.state, State::Following { .. })
+        self.is_busy && matches!(self.state, DirectoryViewPhase::Following { .. })
     }
 
     /// The keys of these hosts come first from now on.
@@ -255,7 +255,7 @@ impl View {
     /// Begins to read all again, if keys were left out and it is time; then no watch goes on.
     pub fn handle_timeout(&mut self, now: Instant) {
         let is_due = self.read_again_at.is_some_and(|at| at <= now);
-        if !is_due || !matches!(self.state, State::Following { .. }) {
+        if !is_due || !matches!(self.state, DirectoryViewPhase::Following { .. }) {
             return;
         }
         if self.read_again.is_none_or(|last| now - last > CALM) {
@@ -263,7 +263,7 @@ impl View {
         }
         self.reading_pace.fail(now);
         (self.read_again, self.read_again_at) = (Some(now), None);
-        (self.state, self.is_busy, self.begun) = (State::reading(), false, None);
+        (self.state, self.is_busy, self.begun) = (DirectoryViewPhase::reading(), false, None);
     }
 
     fn read_again_soon(&mut self, now: Instant) {
@@ -272,60 +272,71 @@ impl View {
     }
 
     /// What to do next.
-    pub fn poll(&mut self, now: Instant) -> Step {
+    pub fn poll(&mut self, now: Instant) -> DirectoryViewStep {
         self.handle_timeout(now);
         if self.is_busy {
-            return Step::Wait(None);
+            return DirectoryViewStep::Wait(None);
         }
         if let Some(pause) = self.pace.pause(now) {
-            return Step::Wait(Some(pause));
+            return DirectoryViewStep::Wait(Some(pause));
         }
         self.is_busy = true;
         let everything = KeyRange::everything();
         match &self.state {
-            State::Format => Step::Call(Call::Range { range: KeyRange::format(), limit: 1, revision: 0 }),
-            State::Reading { ranges, revision, .. } => {
+            DirectoryViewPhase::Format => {
+                DirectoryViewStep::Call(EtcdCall::Range { range: KeyRange::format(), limit: 1, revision: 0 })
+            }
+            DirectoryViewPhase::Reading { ranges, revision, .. } => {
                 let range = ranges.last().cloned().unwrap_or(everything);
                 // A range of one key has no end.
                 let limit = if range.to.is_empty() { 1 } else { PAGE };
-                Step::Call(Call::Range { range, limit, revision: *revision })
+                DirectoryViewStep::Call(EtcdCall::Range { range, limit, revision: *revision })
             }
-            State::Following { revision } => Step::Watch(Call::Watch { range: everything, revision: *revision }),
+            DirectoryViewPhase::Following { revision } => {
+                DirectoryViewStep::Watch(EtcdCall::Watch { range: everything, revision: *revision })
+            }
         }
     }
 
     /// Handles the answer to a call.
-    pub fn handle(&mut self, answer: Result<Reply, Refusal>, now: Instant) {
+    pub fn handle(&mut self, answer: Result<EtcdReply, EtcdRefusal>, now: Instant) {
         if !std::mem::take(&mut self.is_busy) {
             return;
         }
         match answer {
-            Ok(Reply::Found(found)) => match self.handle_found(found, now) {
+            Ok(EtcdReply::Found(found)) => match self.handle_found(found, now) {
                 Ok(()) => self.heard = Some(now),
                 Err(trouble) => self.fail(trouble, now),
             },
-            Ok(_) => self.fail(Trouble::new(TroubleKind::NotEtcd, "the answer is that to another call"), now),
-            Err(Refusal::Compacted) => {
+            Ok(_) => self
+                .fail(DirectoryFailure::new(DirectoryFailureKind::NotEtcd, "the answer is that to another call"), now),
+            Err(EtcdRefusal::Compacted) => {
                 // Pages at a revision that is gone: from the beginning, and not at once, since it may happen again.
-                self.state = State::reading();
+                self.state = DirectoryViewPhase::reading();
                 self.pace.fail(now);
             }
-            Err(Refusal::NoLease | Refusal::OldToken) => {
-                self.fail(Trouble::new(TroubleKind::Unreachable, "a call was not done, and may be made again"), now);
+            Err(EtcdRefusal::NoLease | EtcdRefusal::OldToken) => {
+                self.fail(
+                    DirectoryFailure::new(
+                        DirectoryFailureKind::Unreachable,
+                        "a call was not done, and may be made again",
+                    ),
+                    now,
+                );
             }
-            Err(Refusal::Trouble(trouble)) => self.fail(trouble, now),
+            Err(EtcdRefusal::Trouble(trouble)) => self.fail(trouble, now),
         }
     }
 
-    fn handle_found(&mut self, found: Found, now: Instant) -> Result<(), Trouble> {
+    fn handle_found(&mut self, found: RangeResult, now: Instant) -> Result<(), DirectoryFailure> {
         match &mut self.state {
-            State::Format => {
+            DirectoryViewPhase::Format => {
                 if let Some(pair) = found.pairs.first() {
                     check_format(&pair.value)?;
                 }
-                self.state = State::reading();
+                self.state = DirectoryViewPhase::reading();
             }
-            State::Reading { ranges, revision, is_narrowed } => {
+            DirectoryViewPhase::Reading { ranges, revision, is_narrowed } => {
                 let (mut ranges, revision, is_narrowed) = (std::mem::take(ranges), *revision, *is_narrowed);
                 let range = ranges.pop().unwrap_or_else(KeyRange::everything);
                 let is_first = revision == 0;
@@ -343,8 +354,11 @@ impl View {
                     ranges = self.preferred_ranges();
                 } else if let Some(mut from) = last.filter(|_| found.has_more) {
                     if from < range.from {
-                        self.state = State::Reading { ranges: vec![range], revision, is_narrowed };
-                        return Err(Trouble::new(TroubleKind::NotEtcd, "the keys of a page are not in order"));
+                        self.state = DirectoryViewPhase::Reading { ranges: vec![range], revision, is_narrowed };
+                        return Err(DirectoryFailure::new(
+                            DirectoryFailureKind::NotEtcd,
+                            "the keys of a page are not in order",
+                        ));
                     }
                     from.push(0);
                     ranges.push(KeyRange { from, to: range.to });
@@ -352,23 +366,23 @@ impl View {
                 if ranges.is_empty() {
                     self.forget_old();
                     self.is_complete = true;
-                    self.state = State::Following { revision: revision.saturating_add(1) };
+                    self.state = DirectoryViewPhase::Following { revision: revision.saturating_add(1) };
                     self.read_again_at = self.is_overfull.then(|| now + READ_AGAIN_AFTER);
                 } else {
-                    self.state = State::Reading { ranges, revision, is_narrowed: is_narrow };
+                    self.state = DirectoryViewPhase::Reading { ranges, revision, is_narrowed: is_narrow };
                 }
                 self.note_overfull(now);
             }
-            State::Following { .. } => {}
+            DirectoryViewPhase::Following { .. } => {}
         }
         Ok(())
     }
 
     /// Handles a line of the watch.
-    pub fn handle_news(&mut self, news: News, now: Instant) {
-        let State::Following { revision: next } = &mut self.state else { return };
+    pub fn handle_news(&mut self, news: WatchUpdate, now: Instant) {
+        let DirectoryViewPhase::Following { revision: next } = &mut self.state else { return };
         match news {
-            News::Changes { changes, revision } => {
+            WatchUpdate::Changes { changes, revision } => {
                 if let Some(revision) = revision {
                     *next = (*next).max(revision.saturating_add(1));
                 }
@@ -382,31 +396,31 @@ impl View {
                 self.pace.succeed();
                 self.note_overfull(now);
             }
-            News::Begun(revision) if revision.saturating_add(1) < *next => {
+            WatchUpdate::Begun(revision) if revision.saturating_add(1) < *next => {
                 // A member that lags behind, or another history: a watch of what is to come would say nothing.
                 let message = "the directory has forgotten what it said: all is read again";
-                self.handle_end(Trouble::new(TroubleKind::Unreachable, message), now);
-                self.state = State::reading();
+                self.handle_end(DirectoryFailure::new(DirectoryFailureKind::Unreachable, message), now);
+                self.state = DirectoryViewPhase::reading();
             }
-            News::Begun(_) => {
+            WatchUpdate::Begun(_) => {
                 // Nothing may change for long: the directory is followed again, and says so.
                 (self.heard, self.begun) = (Some(now), Some(now));
                 self.note_overfull(now);
             }
-            News::Compacted => {
-                self.state = State::reading();
+            WatchUpdate::Compacted => {
+                self.state = DirectoryViewPhase::reading();
                 self.is_busy = false;
             }
-            News::Ended(why) => {
+            WatchUpdate::Ended(why) => {
                 let message = format!("the directory ended what it tells: {}", why.escape_debug());
-                self.handle_end(Trouble::new(TroubleKind::Unreachable, message), now);
+                self.handle_end(DirectoryFailure::new(DirectoryFailureKind::Unreachable, message), now);
             }
         }
     }
 
     /// Handles the end of the watch.
-    pub fn handle_end(&mut self, why: Trouble, now: Instant) {
-        if matches!(self.state, State::Following { .. }) && std::mem::take(&mut self.is_busy) {
+    pub fn handle_end(&mut self, why: DirectoryFailure, now: Instant) {
+        if matches!(self.state, DirectoryViewPhase::Following { .. }) && std::mem::take(&mut self.is_busy) {
             if self.begun.take().is_some_and(|begun| now - begun > LASTED) {
                 self.pace.succeed();
             }
@@ -414,13 +428,13 @@ impl View {
         }
     }
 
-    fn fail(&mut self, trouble: Trouble, now: Instant) {
-        if trouble.kind == TroubleKind::OtherFormat {
+    fn fail(&mut self, trouble: DirectoryFailure, now: Instant) {
+        if trouble.kind == DirectoryFailureKind::OtherFormat {
             // Keys of another layout say nothing.
-            self.state = State::Format;
+            self.state = DirectoryViewPhase::Format;
             self.version = self.version.wrapping_add(1);
             self.entries.clear();
-            self.room = Room::default();
+            self.room = DirectoryQuota::default();
         }
         self.trouble = Some(trouble);
         self.pace.fail(now);
@@ -432,7 +446,7 @@ impl View {
             self.trouble = None;
             return;
         }
-        let was_told = self.trouble.as_ref().is_some_and(|trouble| trouble.kind == TroubleKind::TooMuch);
+        let was_told = self.trouble.as_ref().is_some_and(|trouble| trouble.kind == DirectoryFailureKind::TooMuch);
         if !was_told {
             // Looked for once: it takes as long as there are hosts.
             let largest = self.room.largest();
@@ -440,9 +454,12 @@ impl View {
                 largest.map(|(host, keys)| format!("; the most, {keys} keys, are of the host with the key {host}"));
             let message = "the directory has more hosts and devices than farbus keeps in memory: some are not shown, those \
                            of paired hosts last";
-            self.trouble = Some(Trouble::new(TroubleKind::TooMuch, format!("{message}{}", of.unwrap_or_default())));
+            self.trouble = Some(DirectoryFailure::new(
+                DirectoryFailureKind::TooMuch,
+                format!("{message}{}", of.unwrap_or_default()),
+            ));
         }
-        if !matches!(self.state, State::Following { .. }) {
+        if !matches!(self.state, DirectoryViewPhase::Following { .. }) {
             return;
         }
         self.read_again_at.get_or_insert(now + READ_AGAIN_AFTER);
@@ -453,15 +470,15 @@ impl View {
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) {
-        let read = |key: Key| {
+        let read = |key: DirectoryKey| {
             let holder = match &key {
-                Key::Host(_) => HostRecord::parse(value).ok().map(|_| None),
-                Key::Device(..) => DeviceRecord::parse(value).ok().map(|record| record.holder_key),
-                Key::Limit(_) => LimitRecord::parse(value).ok().map(|_| None),
+                DirectoryKey::Host(_) => HostRecord::parse(value).ok().map(|_| None),
+                DirectoryKey::Device(..) => DeviceRecord::parse(value).ok().map(|record| record.holder_key),
+                DirectoryKey::Limit(_) => LimitRecord::parse(value).ok().map(|_| None),
             };
             Some((key, holder?.and_then(|holder| HostId::new(&holder))))
         };
-        let Some((key, holder)) = Key::parse(key).and_then(read) else {
+        let Some((key, holder)) = DirectoryKey::parse(key).and_then(read) else {
             self.unfit = self.unfit.saturating_add(1);
             // What was there before is not there any more.
             return self.remove(key);
@@ -472,14 +489,14 @@ impl View {
         }
         let former = self.entries.get(&key).map(|entry| entry.value.len());
         self.room.add(key.host(), former, value.len());
-        let former = self.entries.insert(key, Entry { value: value.into(), epoch: self.epoch, holder });
+        let former = self.entries.insert(key, DirectoryEntry { value: value.into(), epoch: self.epoch, holder });
         if former.is_none_or(|former| *former.value != *value) {
             self.version = self.version.wrapping_add(1);
         }
     }
 
     /// Makes room for a value of so many bytes. Returns whether there is.
-    fn make_room(&mut self, key: &Key, bytes: usize) -> bool {
+    fn make_room(&mut self, key: &DirectoryKey, bytes: usize) -> bool {
         let host = key.host();
         let former = self.entries.get(key).map(|entry| entry.value.len());
         if !self.room.fits_share(host, former, bytes) {
@@ -488,7 +505,9 @@ impl View {
         if self.room.fits(former, bytes) {
             return true;
         }
-        if matches!(self.state, State::Reading { .. }) && !std::mem::replace(&mut self.is_old_forgotten, true) {
+        if matches!(self.state, DirectoryViewPhase::Reading { .. })
+            && !std::mem::replace(&mut self.is_old_forgotten, true)
+        {
             // What was not read again yet may have gone.
             self.forget_those(|this, key, entry| entry.epoch != this.epoch && !this.preferred.contains(key.host()));
             if self.room.fits(former, bytes) {
@@ -509,7 +528,7 @@ impl View {
         let mut hosts = self.room.by_weight(|host| self.preferred.contains(host));
         while let Some(host) = hosts.pop().filter(|_| !self.room.has_slack()) {
             let devices = self.values_of(&host).map(|(key, _)| key.clone());
-            let mut keys: Vec<Key> = devices.chain([Key::Limit(host.clone())]).collect();
+            let mut keys: Vec<DirectoryKey> = devices.chain([DirectoryKey::Limit(host.clone())]).collect();
             while let Some(key) = keys.pop().filter(|_| !self.room.has_slack()) {
                 self.take(&key);
             }
@@ -518,17 +537,17 @@ impl View {
 
     /// What is read of the hosts that come first.
     fn preferred_ranges(&self) -> Vec<KeyRange> {
-        let of_host = |host: &HostId| [KeyRange::of_key(&Key::Limit(host.clone())), KeyRange::of_host(host)];
+        let of_host = |host: &HostId| [KeyRange::of_key(&DirectoryKey::Limit(host.clone())), KeyRange::of_host(host)];
         self.preferred.iter().flat_map(of_host).collect()
     }
 
     fn remove(&mut self, key: &[u8]) {
-        if let Some(key) = Key::parse(key) {
+        if let Some(key) = DirectoryKey::parse(key) {
             self.take(&key);
         }
     }
 
-    fn take(&mut self, key: &Key) {
+    fn take(&mut self, key: &DirectoryKey) {
         if let Some(entry) = self.entries.remove(key) {
             self.room.remove(key.host(), entry.value.len());
             self.version = self.version.wrapping_add(1);
@@ -540,8 +559,8 @@ impl View {
         self.forget_those(|this, _, entry| entry.epoch != this.epoch);
     }
 
-    fn forget_those(&mut self, is_meant: impl Fn(&Self, &Key, &Entry) -> bool) {
-        let those: Vec<Key> =
+    fn forget_those(&mut self, is_meant: impl Fn(&Self, &DirectoryKey, &DirectoryEntry) -> bool) {
+        let those: Vec<DirectoryKey> =
             self.entries.iter().filter(|(key, entry)| is_meant(self, key, entry)).map(|(key, _)| key.clone()).collect();
         those.iter().for_each(|key| self.take(key));
     }
@@ -550,7 +569,7 @@ impl View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::{KeyChange, Pair};
+    use crate::gateway::{KeyChange, KeyValue};
     use crate::room::{BYTES_MAX, KEYS_MAX};
 
     const NOW: Instant = Instant::from_nanos(1_000_000_000);
@@ -559,48 +578,49 @@ mod tests {
         HostId::new(&letter.repeat(52)).unwrap()
     }
 
-    fn page(keys: &[String], revision: i64, has_more: bool) -> Result<Reply, Refusal> {
-        let pair = |key: &String| Pair { key: key.clone().into(), value: b"{}".to_vec(), lease: 7, revision };
-        Ok(Reply::Found(Found { revision, pairs: keys.iter().map(pair).collect(), has_more }))
+    fn page(keys: &[String], revision: i64, has_more: bool) -> Result<EtcdReply, EtcdRefusal> {
+        let pair = |key: &String| KeyValue { key: key.clone().into(), value: b"{}".to_vec(), lease: 7, revision };
+        Ok(EtcdReply::Found(RangeResult { revision, pairs: keys.iter().map(pair).collect(), has_more }))
     }
 
-    fn call(view: &mut View) -> Call {
+    fn call(view: &mut DirectoryView) -> EtcdCall {
         match view.poll(NOW) {
-            Step::Call(call) => call,
+            DirectoryViewStep::Call(call) => call,
             step => panic!("{step:?}"),
         }
     }
 
-    fn names(view: &View) -> Vec<String> {
+    fn names(view: &DirectoryView) -> Vec<String> {
         view.devices().map(|(host, name, _)| format!("{}/{name}", &host.as_str()[..1])).collect()
     }
 
     fn keys(hosts: &[&str], devices: &[(&str, &str)]) -> Vec<String> {
-        let hosts = hosts.iter().map(|letter| Key::Host(host(letter)).to_string());
-        let devices = devices.iter().map(|(letter, name)| Key::Device(host(letter), (*name).to_owned()).to_string());
+        let hosts = hosts.iter().map(|letter| DirectoryKey::Host(host(letter)).to_string());
+        let devices =
+            devices.iter().map(|(letter, name)| DirectoryKey::Device(host(letter), (*name).to_owned()).to_string());
         let mut keys: Vec<String> = hosts.chain(devices).collect();
         keys.sort();
         keys
     }
 
     /// A view that follows from revision 6 on.
-    fn following() -> View {
-        let mut view = View::new(1);
+    fn following() -> DirectoryView {
+        let mut view = DirectoryView::new(1);
         call(&mut view);
         view.handle(page(&[], 3, false), NOW);
         call(&mut view);
         view.handle(page(&keys(&["a"], &[("a", "board")]), 5, true), NOW);
         assert!(!view.is_complete());
-        let Call::Range { range, revision, .. } = call(&mut view) else { panic!("not a page") };
+        let EtcdCall::Range { range, revision, .. } = call(&mut view) else { panic!("not a page") };
         assert_eq!((range.from.ends_with(b"/board\0"), revision), (true, 5));
         view.handle(page(&keys(&["b"], &[("b", "disk")]), 8, false), NOW);
         assert!(view.is_complete());
         view
     }
 
-    fn watch(view: &mut View, now: Instant) -> i64 {
+    fn watch(view: &mut DirectoryView, now: Instant) -> i64 {
         match view.poll(now) {
-            Step::Watch(Call::Watch { revision, .. }) => revision,
+            DirectoryViewStep::Watch(EtcdCall::Watch { revision, .. }) => revision,
             step => panic!("{step:?}"),
         }
     }
@@ -613,17 +633,17 @@ mod tests {
         let version = view.version();
         let put = KeyChange { key: keys(&[], &[("b", "cam")])[0].clone().into(), value: Some(b"{}".to_vec()) };
         let gone = KeyChange { key: keys(&["a"], &[])[0].clone().into(), value: None };
-        view.handle_news(News::Changes { changes: vec![put.clone(), gone], revision: Some(9) }, NOW);
+        view.handle_news(WatchUpdate::Changes { changes: vec![put.clone(), gone], revision: Some(9) }, NOW);
         let changed = view.version();
         assert_ne!(changed, version);
-        view.handle_news(News::Changes { changes: vec![put], revision: Some(9) }, NOW);
+        view.handle_news(WatchUpdate::Changes { changes: vec![put], revision: Some(9) }, NOW);
         assert_eq!(view.version(), changed, "what was known before is no change");
         assert_eq!(names(&view), ["b/cam", "b/disk"], "a device without its host is not shown");
         assert_eq!((view.counts(), view.count()), ((1, 2), 4));
-        view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), NOW);
+        view.handle_end(DirectoryFailure::new(DirectoryFailureKind::Unreachable, "lost"), NOW);
         assert_eq!(view.trouble().unwrap().message, "lost");
         assert_eq!(names(&view), ["b/cam", "b/disk"], "what was known stays");
-        let Step::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
+        let DirectoryViewStep::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
         assert_eq!(watch(&mut view, pause), 10, "nothing is missed and nothing told twice");
     }
 
@@ -631,8 +651,8 @@ mod tests {
     fn compaction_between_reading_and_watching_means_reading_again() {
         let mut view = following();
         watch(&mut view, NOW);
-        view.handle_news(News::Compacted, NOW);
-        let Call::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
+        view.handle_news(WatchUpdate::Compacted, NOW);
+        let EtcdCall::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
         assert_eq!(names(&view), ["a/board", "b/disk"], "what was known stays meanwhile");
         view.handle(page(&keys(&["b"], &[("b", "disk")]), 20, false), NOW);
         assert_eq!((names(&view), watch(&mut view, NOW)), (vec!["b/disk".to_owned()], 21));
@@ -643,22 +663,26 @@ mod tests {
     fn directory_that_was_replaced_is_read_again() {
         let mut view = following();
         watch(&mut view, NOW);
-        view.handle_news(News::Begun(2), NOW);
-        let Step::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
-        let Step::Call(Call::Range { revision: 0, .. }) = view.poll(pause) else { panic!("not from the beginning") };
+        view.handle_news(WatchUpdate::Begun(2), NOW);
+        let DirectoryViewStep::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
+        let DirectoryViewStep::Call(EtcdCall::Range { revision: 0, .. }) = view.poll(pause) else {
+            panic!("not from the beginning")
+        };
     }
 
     #[test]
     fn compaction_between_two_pages_means_beginning_again_after_a_pause() {
-        let mut view = View::new(1);
+        let mut view = DirectoryView::new(1);
         call(&mut view);
         view.handle(page(&[], 3, false), NOW);
         call(&mut view);
         view.handle(page(&keys(&["a"], &[]), 5, true), NOW);
         call(&mut view);
-        view.handle(Err(Refusal::Compacted), NOW);
-        let Step::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
-        let Step::Call(Call::Range { revision: 0, .. }) = view.poll(pause) else { panic!("not from the beginning") };
+        view.handle(Err(EtcdRefusal::Compacted), NOW);
+        let DirectoryViewStep::Wait(Some(pause)) = view.poll(NOW) else { panic!("no pause") };
+        let DirectoryViewStep::Call(EtcdCall::Range { revision: 0, .. }) = view.poll(pause) else {
+            panic!("not from the beginning")
+        };
     }
 
     #[test]
@@ -672,20 +696,20 @@ mod tests {
             (keys(&[], &[("b", "big")])[0].clone().as_bytes(), &[b'x'; 9000]),
         ]
         .map(|(key, value)| KeyChange { key: key.to_vec(), value: Some(value.to_vec()) });
-        view.handle_news(News::Changes { changes: changes.to_vec(), revision: Some(9) }, NOW);
+        view.handle_news(WatchUpdate::Changes { changes: changes.to_vec(), revision: Some(9) }, NOW);
         assert_eq!((names(&view), view.unfit()), (vec!["a/board".to_owned()], 4));
     }
 
     #[test]
     fn foreign_key_at_the_end_of_a_page_hides_nothing_behind_it() {
         for foreign in [[&b"/farbus/1/aaa"[..], &[b'x'; 9000]].concat(), b"/farbus/1/aaa\xff".to_vec()] {
-            let mut view = View::new(1);
+            let mut view = DirectoryView::new(1);
             call(&mut view);
             view.handle(page(&[], 3, false), NOW);
             call(&mut view);
-            let pair = Pair { key: foreign.clone(), value: Vec::new(), lease: 0, revision: 4 };
-            view.handle(Ok(Reply::Found(Found { revision: 5, pairs: vec![pair], has_more: true })), NOW);
-            let Call::Range { range, .. } = call(&mut view) else { panic!("not a page") };
+            let pair = KeyValue { key: foreign.clone(), value: Vec::new(), lease: 0, revision: 4 };
+            view.handle(Ok(EtcdReply::Found(RangeResult { revision: 5, pairs: vec![pair], has_more: true })), NOW);
+            let EtcdCall::Range { range, .. } = call(&mut view) else { panic!("not a page") };
             assert_eq!(range.from, [&foreign[..], &[0]].concat());
             view.handle(page(&keys(&["b"], &[("b", "disk")]), 5, false), NOW);
             assert_eq!((names(&view), view.unfit(), view.is_complete()), (vec!["b/disk".to_owned()], 1, true));
@@ -698,15 +722,15 @@ mod tests {
         watch(&mut view, NOW);
         let value = format!("{{\"title\":\"{}\",\"x\":\"{}\"}}", "t".repeat(200), "x".repeat(7000)).into_bytes();
         for number in 0..BYTES_MAX / 7000 + 10 {
-            let key = Key::Device(host("b"), format!("d{number}")).to_string().into();
+            let key = DirectoryKey::Device(host("b"), format!("d{number}")).to_string().into();
             let changes = vec![KeyChange { key, value: Some(value.clone()) }];
-            view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
+            view.handle_news(WatchUpdate::Changes { changes, revision: Some(9) }, NOW);
         }
         assert!(
             view.room.held().bytes <= BYTES_MAX / 4 && view.count() < BYTES_MAX / 4 / 7000 + 3,
             "a host has its part"
         );
-        assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+        assert_eq!(view.trouble().unwrap().kind, DirectoryFailureKind::TooMuch);
     }
 
     fn numbered(number: usize) -> HostId {
@@ -714,34 +738,34 @@ mod tests {
         HostId::new(&format!("{letters}{}", "x".repeat(46))).unwrap()
     }
 
-    fn change(view: &mut View, key: &Key, value: Option<&str>, now: Instant) {
+    fn change(view: &mut DirectoryView, key: &DirectoryKey, value: Option<&str>, now: Instant) {
         let changes = vec![KeyChange { key: key.to_string().into(), value: value.map(Into::into) }];
-        view.handle_news(News::Changes { changes, revision: Some(9) }, now);
+        view.handle_news(WatchUpdate::Changes { changes, revision: Some(9) }, now);
     }
 
     /// A view that follows and has as many keys of strangers, each a host of its own, as there is room for.
-    fn flooded() -> View {
+    fn flooded() -> DirectoryView {
         let mut view = following();
         watch(&mut view, NOW);
         for number in 0..KEYS_MAX {
-            change(&mut view, &Key::Host(numbered(number)), Some("{}"), NOW);
+            change(&mut view, &DirectoryKey::Host(numbered(number)), Some("{}"), NOW);
         }
-        assert_eq!((view.count(), view.trouble().unwrap().kind), (KEYS_MAX, TroubleKind::TooMuch));
+        assert_eq!((view.count(), view.trouble().unwrap().kind), (KEYS_MAX, DirectoryFailureKind::TooMuch));
         view
     }
 
     #[test]
     fn keys_that_were_left_out_are_read_when_those_that_took_the_room_have_gone() {
         let mut view = flooded();
-        change(&mut view, &Key::Device(host("b"), "late".into()), Some("{}"), NOW);
+        change(&mut view, &DirectoryKey::Device(host("b"), "late".into()), Some("{}"), NOW);
         assert!(!names(&view).contains(&"b/late".to_owned()), "there is no room for it");
         let mut gone = 0;
         while view.is_watching() {
-            change(&mut view, &Key::Host(numbered(gone)), None, NOW);
+            change(&mut view, &DirectoryKey::Host(numbered(gone)), None, NOW);
             gone += 1;
         }
         assert!(gone < KEYS_MAX / 3, "{gone}");
-        let Call::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
+        let EtcdCall::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
         view.handle(page(&keys(&["a", "b"], &[("a", "board"), ("b", "late")]), 20, false), NOW);
         assert_eq!((names(&view), view.trouble()), (vec!["a/board".to_owned(), "b/late".to_owned()], None));
         assert_eq!(view.count(), 4);
@@ -754,7 +778,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             for number in 0..KEYS_MAX / 2 {
-                change(&mut view, &Key::Host(numbered(number)), None, now);
+                change(&mut view, &DirectoryKey::Host(numbered(number)), None, now);
             }
             let before = now;
             while view.is_watching() {
@@ -766,9 +790,9 @@ mod tests {
             view.handle(page(&keys(&["a"], &[]), 20, false), now);
             watch(&mut view, now);
             for number in 0..=KEYS_MAX {
-                change(&mut view, &Key::Host(numbered(number)), Some("{}"), now);
+                change(&mut view, &DirectoryKey::Host(numbered(number)), Some("{}"), now);
             }
-            assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+            assert_eq!(view.trouble().unwrap().kind, DirectoryFailureKind::TooMuch);
         }
         assert!(pauses[0] < Duration::from_millis(200) && pauses[7] > Duration::from_secs(7), "{pauses:?}");
         now = now + READ_AGAIN_AFTER;
@@ -780,12 +804,13 @@ mod tests {
     fn keys_of_hosts_that_come_first_displace_others_and_are_read_although_there_is_no_room() {
         let mut view = flooded();
         view.prefer([host("p"), host("q")].into(), NOW);
-        let Call::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
+        let EtcdCall::Range { revision: 0, .. } = call(&mut view) else { panic!("not from the beginning") };
         // As many strangers, before these hosts, as there is room for, and more.
-        let strangers: Vec<String> = (0..KEYS_MAX + 10).map(|number| Key::Host(numbered(number)).to_string()).collect();
+        let strangers: Vec<String> =
+            (0..KEYS_MAX + 10).map(|number| DirectoryKey::Host(numbered(number)).to_string()).collect();
         view.handle(page(&strangers, 20, true), NOW);
         let mut asked = Vec::new();
-        while let Step::Call(Call::Range { range, revision, .. }) = view.poll(NOW) {
+        while let DirectoryViewStep::Call(EtcdCall::Range { range, revision, .. }) = view.poll(NOW) {
             assert_eq!(revision, 20);
             let of = |letter: &str| range == KeyRange::of_host(&host(letter));
             let found = if of("p") { keys(&["p"], &[("p", "board")]) } else { Vec::new() };
@@ -795,11 +820,11 @@ mod tests {
         assert_eq!(asked.len(), 4, "of each host its keys, and its limit: {asked:?}");
         assert_eq!(names(&view), ["p/board"]);
         assert!(view.is_watching() && view.count() <= KEYS_MAX);
-        assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+        assert_eq!(view.trouble().unwrap().kind, DirectoryFailureKind::TooMuch);
         // And so are those that come later.
-        change(&mut view, &Key::Host(host("q")), Some("{}"), NOW);
-        change(&mut view, &Key::Device(host("q"), "disk".into()), Some("{}"), NOW);
-        change(&mut view, &Key::Limit(host("q")), Some("{\"devices\":2}"), NOW);
+        change(&mut view, &DirectoryKey::Host(host("q")), Some("{}"), NOW);
+        change(&mut view, &DirectoryKey::Device(host("q"), "disk".into()), Some("{}"), NOW);
+        change(&mut view, &DirectoryKey::Limit(host("q")), Some("{\"devices\":2}"), NOW);
         assert_eq!(names(&view), ["p/board", "q/disk"]);
         assert_eq!(view.limit_of(&host("q")).and_then(|limit| limit.devices), Some(2));
     }
@@ -809,22 +834,22 @@ mod tests {
         let mut view = following();
         watch(&mut view, NOW);
         for number in 0..KEYS_MAX {
-            change(&mut view, &Key::Device(host("a"), format!("d{number}")), Some("{}"), NOW);
+            change(&mut view, &DirectoryKey::Device(host("a"), format!("d{number}")), Some("{}"), NOW);
         }
-        assert_eq!(view.trouble().unwrap().kind, TroubleKind::TooMuch);
+        assert_eq!(view.trouble().unwrap().kind, DirectoryFailureKind::TooMuch);
         assert!(view.trouble().unwrap().message.contains(&"a".repeat(52)), "it says whose they are");
-        change(&mut view, &Key::Device(host("b"), "late".into()), Some("{}"), NOW);
+        change(&mut view, &DirectoryKey::Device(host("b"), "late".into()), Some("{}"), NOW);
         assert!(names(&view).contains(&"b/late".to_owned()));
         assert!(view.is_watching(), "there is room, and reading again would change nothing");
     }
 
     #[test]
     fn directory_of_another_format_is_not_read() {
-        let mut view = View::new(1);
+        let mut view = DirectoryView::new(1);
         call(&mut view);
-        let pair = Pair { key: b"/farbus/format".to_vec(), value: b"7".to_vec(), lease: 0, revision: 1 };
-        view.handle(Ok(Reply::Found(Found { revision: 1, pairs: vec![pair], has_more: false })), NOW);
-        assert_eq!(view.trouble().unwrap().kind, TroubleKind::OtherFormat);
+        let pair = KeyValue { key: b"/farbus/format".to_vec(), value: b"7".to_vec(), lease: 0, revision: 1 };
+        view.handle(Ok(EtcdReply::Found(RangeResult { revision: 1, pairs: vec![pair], has_more: false })), NOW);
+        assert_eq!(view.trouble().unwrap().kind, DirectoryFailureKind::OtherFormat);
         assert!(!view.is_complete() && view.heard().is_none());
     }
 
@@ -836,12 +861,12 @@ mod tests {
         // Lost at once, again and again: later each time. Then after it went on for a while.
         for lasted in [0, 0, 0, 0, 0, 11].map(Duration::from_secs) {
             watch(&mut view, now);
-            view.handle_news(News::Begun(5), now);
+            view.handle_news(WatchUpdate::Begun(5), now);
             assert_eq!((view.trouble(), view.heard()), (None, Some(now)));
             now = now + lasted;
-            view.handle_end(Trouble::new(TroubleKind::Unreachable, "lost"), now);
+            view.handle_end(DirectoryFailure::new(DirectoryFailureKind::Unreachable, "lost"), now);
             assert_eq!(view.trouble().unwrap().message, "lost");
-            let Step::Wait(Some(until)) = view.poll(now) else { panic!("no pause") };
+            let DirectoryViewStep::Wait(Some(until)) = view.poll(now) else { panic!("no pause") };
             pauses.push(until - now);
             now = until;
         }
@@ -852,23 +877,23 @@ mod tests {
     fn limits_and_holders_are_followed_and_are_no_hosts_or_devices() {
         let mut view = following();
         watch(&mut view, NOW);
-        let mut change = |key: Key, value: Option<&str>| {
+        let mut change = |key: DirectoryKey, value: Option<&str>| {
             let changes = vec![KeyChange { key: key.to_string().into(), value: value.map(Into::into) }];
-            view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
+            view.handle_news(WatchUpdate::Changes { changes, revision: Some(9) }, NOW);
         };
         let held = format!("{{\"holder_key\":\"{}\"}}", host("d"));
-        change(Key::Device(host("a"), "board".into()), Some(&held));
-        change(Key::Device(host("b"), "disk".into()), Some(&held));
-        change(Key::Device(host("b"), "cam".into()), Some("{\"holder_key\":\"nobody\"}"));
-        change(Key::Limit(host("d")), Some("{\"devices\":2}"));
-        change(Key::Limit(host("e")), Some("{\"devices\":\"many\"}"));
+        change(DirectoryKey::Device(host("a"), "board".into()), Some(&held));
+        change(DirectoryKey::Device(host("b"), "disk".into()), Some(&held));
+        change(DirectoryKey::Device(host("b"), "cam".into()), Some("{\"holder_key\":\"nobody\"}"));
+        change(DirectoryKey::Limit(host("d")), Some("{\"devices\":2}"));
+        change(DirectoryKey::Limit(host("e")), Some("{\"devices\":\"many\"}"));
         assert_eq!((view.counts(), view.unfit()), ((2, 3), 1));
         assert_eq!(view.devices_held_by(&host("d"), None), 2);
         assert_eq!(view.devices_held_by(&host("d"), Some(&host("b"))), 1);
         assert_eq!(view.limit_of(&host("d")).and_then(|limit| limit.devices), Some(2));
         assert_eq!((view.limit_of(&host("e")), view.limits().count()), (None, 1));
-        let gone = vec![KeyChange { key: Key::Limit(host("d")).to_string().into(), value: None }];
-        view.handle_news(News::Changes { changes: gone, revision: Some(10) }, NOW);
+        let gone = vec![KeyChange { key: DirectoryKey::Limit(host("d")).to_string().into(), value: None }];
+        view.handle_news(WatchUpdate::Changes { changes: gone, revision: Some(10) }, NOW);
         assert_eq!(view.limit_of(&host("d")), None);
     }
 
@@ -881,7 +906,11 @@ mod tests {
             dice ^= dice << 17;
             usize::try_from(dice >> 33).unwrap() % below
         };
-        let keys = [Key::Host(host("a")), Key::Device(host("a"), "board".into()), Key::Limit(host("a"))];
+        let keys = [
+            DirectoryKey::Host(host("a")),
+            DirectoryKey::Device(host("a"), "board".into()),
+            DirectoryKey::Limit(host("a")),
+        ];
         let values = [
             r#"{"name":"a","queue":[{"host":"x","priority":3,"for_s":60}],"holder_key":"k","devices":3,"for_s":5}"#,
             r#"{"lease":{"host":"x","until":"y","reason":"z"},"labels":{"a":"b"},"interfaces":["c"],"waiting":1}"#,
@@ -904,14 +933,17 @@ mod tests {
             }
             let before = view.unfit();
             let changes = vec![KeyChange { key: key.clone(), value: Some(value) }];
-            view.handle_news(News::Changes { changes, revision: Some(9) }, NOW);
+            view.handle_news(WatchUpdate::Changes { changes, revision: Some(9) }, NOW);
             let is_kept = view.unfit() == before;
             assert_eq!(view.entries.keys().any(|known| known.to_string().as_bytes() == key), is_kept);
             kept += usize::from(is_kept);
         }
         assert!(kept > 1000 && view.unfit() > 1000, "{kept}");
         // All that was kept can be read.
-        assert_eq!(view.limits().count(), view.entries.keys().filter(|key| matches!(key, Key::Limit(_))).count());
+        assert_eq!(
+            view.limits().count(),
+            view.entries.keys().filter(|key| matches!(key, DirectoryKey::Limit(_))).count()
+        );
         assert_eq!(view.devices().count(), view.counts().1);
     }
 }

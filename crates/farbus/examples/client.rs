@@ -5,15 +5,15 @@
 
 use std::time::Instant;
 
-use farbus::gadgets::zero::{Fill, SourceSink};
-use farbus::model::{EpAddr, Setup, Speed};
+use farbus::gadgets::zero::{SourcePattern, SourceSink};
+use farbus::model::{EpAddr, SetupPacket, UsbSpeed};
 use farbus::{Share, client};
 
 const SOURCE: EpAddr = EpAddr::from_byte(0x81);
 const SINK: EpAddr = EpAddr::from_byte(0x01);
 /// Vendor requests of the device: remember these bytes, and give them back.
-const REMEMBER: Setup = Setup { request_type: 0x40, request: 0x5b, value: 0, index: 0, length: 0 };
-const RECALL: Setup = Setup { request_type: 0xc0, request: 0x5c, value: 0, index: 0, length: 64 };
+const REMEMBER: SetupPacket = SetupPacket { request_type: 0x40, request: 0x5b, value: 0, index: 0, length: 0 };
+const RECALL: SetupPacket = SetupPacket { request_type: 0xc0, request: 0x5c, value: 0, index: 0, length: 64 };
 
 const TRANSFERS: usize = 500;
 const TRANSFER_BYTES: usize = 128 << 10;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let target = match std::env::args().nth(1) {
         Some(target) => target,
         None => {
-            share.add("zero", SourceSink::device(Speed::High, Fill::Zeros, false))?;
+            share.add("zero", SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false))?;
             format!("{}/zero", share.listen(([127, 0, 0, 1], 0).into())?)
         }
     };

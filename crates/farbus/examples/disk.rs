@@ -3,7 +3,7 @@
 //! Name a disk that somebody shares (`farbus share disk:IMAGE` on HOST: `HOST/disk`), and its first sector is read;
 //! without one it shares a disk in memory, and writes to that too.
 
-use farbus::gadgets::storage::{Options, Storage};
+use farbus::gadgets::storage::{StorageGadget, StorageOptions};
 use farbus::model::BlockStore;
 use farbus::model::block::MemoryStore;
 use farbus::{Share, client};
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(target) => target.clone(),
         None => {
             let store = Box::new(MemoryStore::new(vec![0; 1 << 20]));
-            share.add("disk", Storage::device(store, Options::default())?)?;
+            share.add("disk", StorageGadget::device(store, StorageOptions::default())?)?;
             format!("{}/disk", share.listen(([127, 0, 0, 1], 0).into())?)
         }
     };

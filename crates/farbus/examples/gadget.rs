@@ -5,15 +5,15 @@
 
 use std::time::Duration;
 
-use farbus::gadgets::{Context, Control, Emulated, Function, Sent};
+use farbus::gadgets::{ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer};
 use farbus::model::definition::InterfaceDefinition;
-use farbus::model::{Definition, Direction, EpAddr, Payload, Setup};
+use farbus::model::{DeviceDefinition, EpAddr, Payload, SetupPacket, TransferDirection};
 use farbus::{Share, client};
 
 /// Each packet is a temperature: thousandths of a degree, four bytes.
 const READING: EpAddr = EpAddr::from_byte(0x81);
 /// Vendor request, no data: the value switches the lamp.
-const SWITCH: Setup = Setup { request_type: 0x40, request: 1, value: 0, index: 0, length: 0 };
+const SWITCH: SetupPacket = SetupPacket { request_type: 0x40, request: 1, value: 0, index: 0, length: 0 };
 
 struct Thermometer {
     millidegrees: i32,
@@ -21,25 +21,25 @@ struct Thermometer {
 }
 
 impl Thermometer {
-    fn device() -> Emulated<Self> {
-        let interface = InterfaceDefinition::vendor().interrupt(1, Direction::In, 4, Duration::from_millis(10));
-        let definition = Definition::new(0x1209, 0x0001).names("you", "thermometer", "1").interface(interface);
-        Emulated::new(&definition, Self { millidegrees: 20_000, lamp_is_lit: false })
+    fn device() -> EmulatedDevice<Self> {
+        let interface = InterfaceDefinition::vendor().interrupt(1, TransferDirection::In, 4, Duration::from_millis(10));
+        let definition = DeviceDefinition::new(0x1209, 0x0001).names("you", "thermometer", "1").interface(interface);
+        EmulatedDevice::new(&definition, Self { millidegrees: 20_000, lamp_is_lit: false })
     }
 }
 
-impl Function for Thermometer {
-    fn send(&mut self, _endpoint: EpAddr, _room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for Thermometer {
+    fn send(&mut self, _endpoint: EpAddr, _room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         self.millidegrees += if self.lamp_is_lit { 250 } else { -50 };
-        Sent::Data(self.millidegrees.to_le_bytes().as_slice().into())
+        InTransferAnswer::Data(self.millidegrees.to_le_bytes().as_slice().into())
     }
 
-    fn control(&mut self, setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
+    fn control(&mut self, setup: SetupPacket, _data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
         if (setup.request_type, setup.request) != (SWITCH.request_type, SWITCH.request) {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
         self.lamp_is_lit = setup.value != 0;
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 }
 
@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{} at {address}", thermometer.descriptors().title());
     let mut last = 20.0;
     for lamp_is_lit in [false, true] {
-        thermometer.control_out(Setup { value: lamp_is_lit.into(), ..SWITCH }, Payload::Empty)?;
+        thermometer.control_out(SetupPacket { value: lamp_is_lit.into(), ..SWITCH }, Payload::Empty)?;
         println!("the lamp is {}", if lamp_is_lit { "lit" } else { "dark" });
         for _ in 0..3 {
             let reading = thermometer.data_in(READING, 4)?.into_vec();

@@ -78,37 +78,40 @@ pub mod share {
 
 /// Attaches a device of another host to this machine: to its kernel, as a file, to programs, to a virtual machine.
 ///
-/// A [`Request`](attach::Request) says what and how, [`FrontEnd::take`](attach::FrontEnd::take) takes the device, and
-/// [`Attachment::run`](attach::Attachment::run) serves it until a [`Handle`](attach::Handle) or its exporter ends it.
+/// A [`AttachRequest`](attach::Request) says what and how, [`FrontEnd::take`](attach::FrontEnd::take) takes the device, and
+/// [`Attachment::run`](attach::Attachment::run) serves it until a [`AttachmentHandle`](attach::Handle) or its exporter ends it.
 pub mod attach {
     pub use crate::frontend::{
-        Attachment, Ended, Export, FRONT_ENDS, FileAttachment, FrontEnd, Handle, Introduction, Migration, Need,
-        Prepared, Refused, Request, Restored, Status, Via,
+        AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction,
+        AttachmentRefusal, FRONT_ENDS, FileAttachment, FrontEnd, FrontEndChoice, FrontEndPreparation,
+        FrontEndRequirement, MigrationTiming, NbdExportAddress, RestoredAttachment,
     };
     pub use crate::importer::disk::DiskMode;
 }
 
 /// Stream exports of another host, frame by frame.
 pub mod frames {
-    pub use crate::frontend::stream::{Description, Format, Frame, Frames, PixelFormat, Wanted, open_stream};
+    pub use crate::frontend::stream::{
+        FrameSelection, PixelFormat, RemoteStreamReader, StreamDescription, StreamFormat, StreamFrame, open_stream,
+    };
 }
 
 /// This host's key and the hosts that it is paired with.
 pub mod trust {
-    pub use crate::hosts::trust::Trust;
-    pub use farbus_io_net::trust::{Folder, StateError};
+    pub use crate::hosts::trust::TrustStore;
+    pub use farbus_io_net::trust::{HostFolder, StateError};
 }
 
 /// What the data of a device passes through on its way: compression, sealing, recording, and external programs.
 pub mod modules {
     pub use crate::link::modules::{allowed, recipe};
-    pub use farbus_modules::{Asked, Recipe, Refusal};
-    pub use farbus_session::native::Allowed;
+    pub use farbus_modules::{ModuleRefusal, ModuleSpec, PipelineRecipe};
+    pub use farbus_session::native::AllowedModules;
 }
 
 /// What is reserved for a device: time on its bus and on the way to it.
 pub mod reservation {
     pub use crate::devices::reservation::{ReservationRequest, together};
     pub use farbus_control::reservation::ReservationStatus;
-    pub use farbus_session::reserve::{Claim, Criticality, Reservation};
+    pub use farbus_session::reserve::{EndpointBandwidth, ReservationCriticality, ReservationTerms};
 }

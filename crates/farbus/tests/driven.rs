@@ -4,42 +4,44 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farbus::importer::session::connection::{Dial, Linked};
+use farbus::importer::session::connection::{DialCallback, LinkedDevice};
 use farbus::share::Share;
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::storage::{Options, Storage};
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::storage::{StorageGadget, StorageOptions};
 use farbus_io_net::link::Link;
 use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Command, Completions, Device, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockRequest, BufferPool, CompletionQueue, Device, OwnerCommand, StoreError,
 };
-use farbus_session::native::control::{Cause, Class, End, Mode, Open};
-use farbus_session::native::{Attached, RemoteBlock, RemoteUsb};
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest,
+};
+use farbus_session::native::{ImporterAttachment, RemoteBlock, RemoteUsb};
 
 const GRACE: Duration = Duration::from_secs(60);
 const SIZE: usize = 4 << 20;
 
 /// A share with a USB stick, which is no block device, and a keyboard.
-fn exporter(options: Options) -> (Share, SocketAddr) {
+fn exporter(options: StorageOptions) -> (Share, SocketAddr) {
     let share = Share::default();
-    let stick = Storage::device(Box::new(MemoryStore::new(vec![0; SIZE])), options).unwrap();
+    let stick = StorageGadget::device(Box::new(MemoryStore::new(vec![0; SIZE])), options).unwrap();
     share.add("stick", stick).unwrap();
-    share.add("keyboard", Keyboard::device()).unwrap();
+    share.add("keyboard", KeyboardGadget::device()).unwrap();
     let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     (share, address)
 }
 
-fn open<A: Attached>(
+fn open<A: ImporterAttachment>(
     address: SocketAddr,
-    (name, class, mode): (&str, Class, Mode),
-    make: impl FnOnce(u16, Open) -> A,
+    (name, class, mode): (&str, AttachmentClass, AttachmentMode),
+    make: impl FnOnce(u16, OpenRequest) -> A,
     done: &mut A::Done,
-) -> Result<Linked<A>, End> {
+) -> Result<LinkedDevice<A>, AttachmentEndNotice> {
     let address = address.to_string();
     let connect = move || Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
-    let dial: Dial = Box::new(connect);
-    let open = Open { class, mode, epoch: 0, name: name.into(), reason: String::new() };
-    let linked = Linked::open(dial, make(1, open), GRACE, done).unwrap();
+    let dial: DialCallback = Box::new(connect);
+    let open = OpenRequest { class, mode, epoch: 0, name: name.into(), reason: String::new() };
+    let linked = LinkedDevice::open(dial, make(1, open), GRACE, done).unwrap();
     match linked.end() {
         Some(end) => Err(end.clone()),
         None => Ok(linked),
@@ -47,14 +49,15 @@ fn open<A: Attached>(
 }
 
 struct User {
-    linked: Linked<RemoteBlock>,
-    done: Completions<BlockDone>,
+    linked: LinkedDevice<RemoteBlock>,
+    done: CompletionQueue<BlockCompletion>,
 }
 
 impl User {
-    fn open(address: SocketAddr) -> Result<Self, End> {
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = open(address, ("stick", Class::BLOCK, Mode::Exclusive), RemoteBlock::new, &mut done)?;
+    fn open(address: SocketAddr) -> Result<Self, AttachmentEndNotice> {
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let linked =
+            open(address, ("stick", AttachmentClass::BLOCK, AttachmentMode::Exclusive), RemoteBlock::new, &mut done)?;
         Ok(Self { linked, done })
     }
 
@@ -63,7 +66,7 @@ impl User {
         self.linked.submit(now, request.launch(), &mut self.done);
     }
 
-    fn answer(&mut self) -> BlockDone {
+    fn answer(&mut self) -> BlockCompletion {
         loop {
             self.linked.turn(&mut self.done);
             match self.done.pop() {
@@ -82,7 +85,7 @@ impl User {
 
 #[test]
 fn usb_stick_is_a_block_device_with_one_user() {
-    let (share, address) = exporter(Options::default());
+    let (share, address) = exporter(StorageOptions::default());
     let mut user = User::open(address).unwrap();
     assert_eq!((user.linked.info().size_bytes, user.linked.info().block_bytes), (SIZE as u64, 512));
     for at in 0..32u64 {
@@ -94,11 +97,11 @@ fn usb_stick_is_a_block_device_with_one_user() {
 
     // The claim is exclusive, as a driver's is.
     let second = User::open(address).err().unwrap();
-    assert_eq!(second.cause, Cause::Busy);
+    assert_eq!(second.cause, AttachmentEndCause::Busy);
     assert!(second.message.starts_with("in use by 127.0.0.1"), "{}", second.message);
-    let mut done = Completions::new(BufferPool::new(0));
-    let second = open(address, ("stick", Class::USB, Mode::Exclusive), RemoteUsb::new, &mut done);
-    assert_eq!(second.err().map(|end| end.cause), Some(Cause::Busy));
+    let mut done = CompletionQueue::new(BufferPool::new(0));
+    let second = open(address, ("stick", AttachmentClass::USB, AttachmentMode::Exclusive), RemoteUsb::new, &mut done);
+    assert_eq!(second.err().map(|end| end.cause), Some(AttachmentEndCause::Busy));
     assert_eq!(share.status()[0].state, "in use");
     user.linked.close(&mut user.done);
 
@@ -106,34 +109,39 @@ fn usb_stick_is_a_block_device_with_one_user() {
     let mut user = User::open(address).unwrap();
     assert_eq!(user.ask(BlockRequest::read(BlockId(0), 5 << 12, 4096)), Ok(vec![5; 4096]));
     user.linked.close(&mut user.done);
-    let mut done = Completions::new(BufferPool::new(0));
-    let usb = open(address, ("stick", Class::USB, Mode::Exclusive), RemoteUsb::new, &mut done).unwrap();
+    let mut done = CompletionQueue::new(BufferPool::new(0));
+    let usb =
+        open(address, ("stick", AttachmentClass::USB, AttachmentMode::Exclusive), RemoteUsb::new, &mut done).unwrap();
     assert_eq!(usb.selection().configuration(), 0);
 }
 
 #[test]
 fn non_disk_is_refused_by_class_and_disk_without_medium_with_the_reason() {
-    let (share, address) = exporter(Options { removable: true, ..Options::default() });
+    let (share, address) = exporter(StorageOptions { removable: true, ..StorageOptions::default() });
     let refused = |name, mode| {
-        let mut done = Completions::new(BufferPool::new(0));
-        open(address, (name, Class::BLOCK, mode), RemoteBlock::new, &mut done).err().unwrap()
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        open(address, (name, AttachmentClass::BLOCK, mode), RemoteBlock::new, &mut done).err().unwrap()
     };
-    assert_eq!(refused("keyboard", Mode::Exclusive).cause, Cause::Class);
-    assert_eq!(refused("stick", Mode::Read).cause, Cause::Class, "it has one user, who may change it");
-    share.command("stick", Command::Eject).unwrap();
-    let end = refused("stick", Mode::Exclusive);
-    assert_eq!((end.cause, end.message.as_str()), (Cause::Device, "there is no medium in the device"));
+    assert_eq!(refused("keyboard", AttachmentMode::Exclusive).cause, AttachmentEndCause::Class);
+    assert_eq!(
+        refused("stick", AttachmentMode::Read).cause,
+        AttachmentEndCause::Class,
+        "it has one user, who may change it"
+    );
+    share.command("stick", OwnerCommand::Eject).unwrap();
+    let end = refused("stick", AttachmentMode::Exclusive);
+    assert_eq!((end.cause, end.message.as_str()), (AttachmentEndCause::Device, "there is no medium in the device"));
     assert_eq!(share.status()[0].state, "available");
-    share.command("stick", Command::Insert).unwrap();
+    share.command("stick", OwnerCommand::Insert).unwrap();
 
     let mut user = User::open(address).unwrap();
     assert_eq!(user.ask(BlockRequest::write(BlockId(1), 0, vec![1; 512].into())), Ok(Vec::new()));
-    share.command("stick", Command::Eject).unwrap();
+    share.command("stick", OwnerCommand::Eject).unwrap();
     assert_eq!(user.ask(BlockRequest::read(BlockId(2), 0, 512)), Err(StoreError::Gone));
     loop {
         user.linked.turn(&mut user.done);
         if let Some(end) = user.linked.end() {
-            assert_eq!(end.cause, Cause::Gone);
+            assert_eq!(end.cause, AttachmentEndCause::Gone);
             break;
         }
         user.linked.wait(None).unwrap();

@@ -10,18 +10,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use farbus::attach::{Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Migration, Need, Refused, Request, Status, Via};
+use farbus::attach::{
+    AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentRefusal, FRONT_ENDS,
+    FrontEnd, FrontEndChoice, FrontEndRequirement, MigrationTiming,
+};
 use farbus::broker::SystemAccess;
-use farbus::client::{Client, ClientConfig, Target};
-use farbus::common::socket_place::Place;
-use farbus::frontend::open_users::Act;
+use farbus::client::{ClientConfig, DeviceTarget, ImporterClient};
+use farbus::common::socket_place::SocketLocation;
+use farbus::frontend::open_users::DiskOwnerAction;
 use farbus::share::Share;
-use farbus_gadgets::storage::{Options, Storage};
+use farbus_gadgets::storage::{StorageGadget, StorageOptions};
 use farbus_io_linux::frontend::fuse::DiskMount;
-use farbus_io_net::saving::Saved;
+use farbus_io_net::saving::SavedAttachment;
 use farbus_io_net::trust::Fingerprint;
 use farbus_model::Device;
-use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, StoreDevice, View};
+use farbus_session::block::{BlockExport, MediumView, MemoryMedium, SparseMemory, StoreDevice};
 use farbus_session::registry::BlockClass;
 
 const SIZE: u64 = 1 << 20;
@@ -34,13 +37,13 @@ const PROMPT: Duration = Duration::from_secs(20);
 /// A shared disk, and a folder for the files and sockets of its front ends.
 struct Harness {
     share: Share,
-    target: Target,
+    target: DeviceTarget,
     folder: PathBuf,
 }
 
 fn usb_disk() -> Box<dyn Device> {
     let store = Box::new(farbus_model::block::MemoryStore::new(vec![0; SIZE as usize]));
-    Box::new(Storage::device(store, Options::default()).unwrap())
+    Box::new(StorageGadget::device(store, StorageOptions::default()).unwrap())
 }
 
 impl Harness {
@@ -51,25 +54,25 @@ impl Harness {
         fs::create_dir(&folder).unwrap();
         let share = Share::default();
         let medium = Arc::new(MemoryMedium::new(SparseMemory::new(SIZE, SIZE)));
-        let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
+        let export = Arc::new(BlockExport::new(medium, MediumView::default(), 1).unwrap());
         let class = BlockClass { export, renew: Box::new(|| Ok(usb_disk())) };
         share.add_block("disk", usb_disk(), class).unwrap();
         let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        Self { share, target: Target { address: address.to_string(), device: "disk".into() }, folder }
+        Self { share, target: DeviceTarget { address: address.to_string(), device: "disk".into() }, folder }
     }
 
-    fn request(&self, front_end: &'static dyn FrontEnd) -> Request {
-        let via: Via = front_end.name().parse().unwrap();
-        let place = front_end.protocol().map(|_| Place::Socket(self.folder.join("programs.sock")));
-        Request { at: Some(self.folder.join("mounted")), place, ..Request::new(self.target.clone(), via) }
+    fn request(&self, front_end: &'static dyn FrontEnd) -> AttachRequest {
+        let via: FrontEndChoice = front_end.name().parse().unwrap();
+        let place = front_end.protocol().map(|_| SocketLocation::Socket(self.folder.join("programs.sock")));
+        AttachRequest { at: Some(self.folder.join("mounted")), place, ..AttachRequest::new(self.target.clone(), via) }
     }
 
-    fn client(&self, grace: Duration) -> Client {
-        Client::new(ClientConfig { grace: Some(grace), ..ClientConfig::default() })
+    fn client(&self, grace: Duration) -> ImporterClient {
+        ImporterClient::new(ClientConfig { grace: Some(grace), ..ClientConfig::default() })
     }
 
     /// Attaches the disk. Its previous user gave it back: nobody waits for that.
-    fn take(&self, client: &Client, request: &Request) -> Box<dyn Attachment> {
+    fn take(&self, client: &ImporterClient, request: &AttachRequest) -> Box<dyn Attachment> {
         let front_end = request.via.front_end(request, client.system());
         let mut prepared = front_end.prepare(client, request).unwrap();
         front_end.take(client, request, &mut prepared).unwrap_or_else(|error| panic!("{}: {error}", front_end.name()))
@@ -84,9 +87,9 @@ impl Drop for Harness {
 
 /// An attachment that runs on a thread of its own.
 struct Running {
-    status: Status,
-    handle: Handle,
-    thread: JoinHandle<Ended>,
+    status: AttachmentFacts,
+    handle: AttachmentHandle,
+    thread: JoinHandle<AttachmentEnd>,
 }
 
 impl Running {
@@ -96,7 +99,7 @@ impl Running {
     }
 
     /// Waits for the end, within this time, and returns it.
-    fn ended(self, time_max: Duration) -> Ended {
+    fn ended(self, time_max: Duration) -> AttachmentEnd {
         let until = Instant::now() + time_max;
         while !self.thread.is_finished() {
             assert!(Instant::now() < until, "it has not ended after {time_max:?}");
@@ -108,22 +111,22 @@ impl Running {
 }
 
 /// Why this machine cannot run `front_end`, or `None` if it can.
-fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> Option<String> {
+fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &AttachRequest) -> Option<String> {
     let chosen = request.via.front_end(request, &SystemAccess::Own);
-    let obstacle = |need: &Need| match need {
-        Need::Kernel => SystemAccess::Own.may_plug().err().map(|error| error.to_string()),
-        Need::Mount(_) => {
+    let obstacle = |need: &FrontEndRequirement| match need {
+        FrontEndRequirement::Kernel => SystemAccess::Own.may_plug().err().map(|error| error.to_string()),
+        FrontEndRequirement::Mount(_) => {
             let device = StoreDevice::new(farbus_model::block::MemoryStore::new(vec![0; 512]));
             DiskMount::mount(&harness.folder.join("try"), "disk", device).err().map(|error| error.to_string())
         }
-        Need::Listen(..) => None,
+        FrontEndRequirement::Listen(..) => None,
     };
     let found = chosen.needs(request).iter().find_map(obstacle);
     found.inspect(|why| println!("{}: left out: {why}", front_end.name()))
 }
 
 /// Runs `claim` for each front end that this machine can run, each in a new harness; returns how many there were.
-fn for_each(claim: impl Fn(&Harness, &Request)) -> usize {
+fn for_each(claim: impl Fn(&Harness, &AttachRequest)) -> usize {
     let mut count = 0;
     for front_end in FRONT_ENDS {
         let harness = Harness::new();
@@ -143,13 +146,13 @@ const ALWAYS: usize = 2;
 #[test]
 fn front_ends_have_names_of_their_own_by_which_they_are_found() {
     for front_end in FRONT_ENDS {
-        let via: Via = front_end.name().parse().unwrap();
+        let via: FrontEndChoice = front_end.name().parse().unwrap();
         assert_eq!(via.named().name(), front_end.name());
         assert!(!front_end.summary().is_empty());
     }
-    let unknown = "magic".parse::<Via>().unwrap_err();
+    let unknown = "magic".parse::<FrontEndChoice>().unwrap_err();
     assert!(FRONT_ENDS.iter().all(|front_end| unknown.contains(front_end.name())), "{unknown}");
-    assert_eq!(Via::for_disks(str::to_owned), "fuse, nbd and uas");
+    assert_eq!(FrontEndChoice::for_disks(str::to_owned), "fuse, nbd and uas");
 }
 
 #[test]
@@ -158,14 +161,14 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
         let client = harness.client(GRACE);
         for _ in 0..2 {
             let running = Running::begin(harness.take(&client, request));
-            let Status { at, how, introduction, .. } = &running.status;
+            let AttachmentFacts { at, how, introduction, .. } = &running.status;
             assert!(!at.is_empty() && !how.is_empty());
             assert!(introduction.line.contains(at) && introduction.line.contains(&request.target.to_string()));
             assert!(running.handle.session().is_some_and(|session| session.end().is_none()));
-            assert_eq!(running.handle.may(Act::Detach), Ok(()), "nobody uses it");
+            assert_eq!(running.handle.may(DiskOwnerAction::Detach), Ok(()), "nobody uses it");
             running.handle.end();
             running.handle.end();
-            assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+            assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
         }
         let is_free = || harness.share.status().iter().all(|device| device.user.is_none());
         let until = Instant::now() + PATIENCE;
@@ -197,7 +200,7 @@ fn attachment_that_is_ended_before_it_runs_ends_when_it_runs() {
     for_each(|harness, request| {
         let attachment = harness.take(&harness.client(GRACE), request);
         attachment.handle().end();
-        assert!(matches!(Running::begin(attachment).ended(PATIENCE), Ended::Asked));
+        assert!(matches!(Running::begin(attachment).ended(PATIENCE), AttachmentEnd::Asked));
     });
 }
 
@@ -231,13 +234,13 @@ fn attachment_without_a_session_refuses_migration_hold_pause_and_save() {
         let Running { handle, .. } = &running;
         assert!(handle.session().is_none());
         assert!(handle.migrate(Fingerprint::from_bytes([7; 32])).is_err());
-        assert_eq!(handle.discard(Fingerprint::from_bytes([7; 32])), Err(Refused::NoSession));
-        assert_eq!(handle.pause(true), Err(Refused::NoModules));
+        assert_eq!(handle.discard(Fingerprint::from_bytes([7; 32])), Err(AttachmentRefusal::NoSession));
+        assert_eq!(handle.pause(true), Err(AttachmentRefusal::NoModules));
         assert!(!handle.can_save());
-        assert_eq!(handle.save().err(), Some(Refused::NotSaved));
+        assert_eq!(handle.save().err(), Some(AttachmentRefusal::NotSaved));
         assert!(handle.hold().is_err() && handle.resume().is_err(), "nobody uses it who could be held");
         handle.end();
-        assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
     });
 }
 
@@ -246,7 +249,7 @@ fn idle_device_is_promised_to_its_successor_at_once() {
     for_each(|harness, request| {
         let running = Running::begin(harness.take(&harness.client(GRACE), request));
         let migration = running.handle.migrate(Fingerprint::from_bytes([7; 32]));
-        assert!(matches!(migration, Ok(Migration::AtOnce | Migration::WhenQuiet)), "{migration:?}");
+        assert!(matches!(migration, Ok(MigrationTiming::AtOnce | MigrationTiming::WhenQuiet)), "{migration:?}");
         assert!(running.handle.migrate(Fingerprint::from_bytes([8; 32])).is_err(), "it is promised already");
         running.handle.cut();
         running.ended(PROMPT);
@@ -259,16 +262,16 @@ fn discarded_device_is_promised_to_its_successor_and_its_attachment_ends() {
         let running = Running::begin(harness.take(&harness.client(GRACE), request));
         let key = Fingerprint::from_bytes([7; 32]);
         assert!(running.handle.discard(key).is_ok());
-        assert!(matches!(running.handle.discard(key), Err(Refused::Engine(_))), "it has gone");
-        assert!(matches!(running.ended(PROMPT), Ended::Moved));
+        assert!(matches!(running.handle.discard(key), Err(AttachmentRefusal::Engine(_))), "it has gone");
+        assert!(matches!(running.ended(PROMPT), AttachmentEnd::Moved));
         let kept = &harness.share.status()[0];
         assert!(kept.state == "in use" && kept.successor.is_some(), "{kept:?}");
     });
 }
 
 /// Takes the snapshot out of an answer, and leaves an empty one.
-fn saved(of: &mut Saved) -> Saved {
-    std::mem::replace(of, Saved { snapshot: Vec::new(), descriptors: Vec::new(), medium: None })
+fn saved(of: &mut SavedAttachment) -> SavedAttachment {
+    std::mem::replace(of, SavedAttachment { snapshot: Vec::new(), descriptors: Vec::new(), medium: None })
 }
 
 #[test]
@@ -276,7 +279,7 @@ fn attachment_continues_from_its_snapshot() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
-        if front_end.needs(request).iter().any(|need| matches!(need, Need::Mount(_))) {
+        if front_end.needs(request).iter().any(|need| matches!(need, FrontEndRequirement::Mount(_))) {
             // Tests of the command have a daemon, whose broker keeps the mount.
             println!("{}: left out: a mount goes on with a daemon alone", front_end.name());
             return;
@@ -286,12 +289,12 @@ fn attachment_continues_from_its_snapshot() {
         let mut reply = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
         let restored = front_end.restore(&client, request, &[], saved(&mut reply.saved)).unwrap();
         reply.go();
-        assert!(matches!(running.ended(PATIENCE), Ended::HandedOver));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::HandedOver));
         let running = Running::begin(restored.go_on(&SystemAccess::Own).unwrap());
         assert_eq!(running.status.at, at);
         assert!(running.handle.can_save(), "and once more");
         running.handle.end();
-        assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
     });
 }
 
@@ -307,7 +310,7 @@ fn attachment_continues_unchanged_when_its_snapshot_is_not_used() {
         let again = running.handle.save().unwrap().wait(PATIENCE).expect("it runs, and answers again");
         drop(again);
         running.handle.end();
-        assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
     });
 }
 
@@ -317,7 +320,7 @@ fn snapshot_bytes_that_no_attachment_saved_are_refused() {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
         for snapshot in [Vec::new(), b"no snapshot".to_vec(), vec![0xff; 4096]] {
-            let saved = Saved { snapshot, descriptors: Vec::new(), medium: None };
+            let saved = SavedAttachment { snapshot, descriptors: Vec::new(), medium: None };
             assert!(front_end.restore(&client, request, &[], saved).is_err());
         }
     });
@@ -332,7 +335,7 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
         let mut prepared = front_end.prepare(&client, request).unwrap();
         for _ in 0..2 {
             assert!(front_end.take(&client, request, &mut prepared).is_err(), "one user at a time");
-            if let Some(path) = request.place.as_ref().and_then(Place::path) {
+            if let Some(path) = request.place.as_ref().and_then(SocketLocation::path) {
                 assert!(path.exists(), "a client that connects waits");
             }
         }
@@ -347,6 +350,6 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
             thread::sleep(Duration::from_millis(20));
         };
         attachment.handle().end();
-        assert!(matches!(attachment.run(), Ended::Asked));
+        assert!(matches!(attachment.run(), AttachmentEnd::Asked));
     });
 }

@@ -4,17 +4,17 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farbus::importer::session::connection::{Dial, Linked, Terms};
+use farbus::importer::session::connection::{DialCallback, LinkedDevice, SessionTerms};
 use farbus::share::Share;
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_io_net::link::Link;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Completions, Device, Direction, EpAddr, Payload, Setup,
-    Speed, Status, Urb, UrbId,
+    BlockCompletion, BlockDevice, BlockId, BlockRequest, BufferPool, CompletionQueue, Device, EpAddr, Payload,
+    SetupPacket, TransferDirection, Urb, UrbId, UrbStatus, UsbSpeed,
 };
-use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, View};
-use farbus_session::native::control::{Class, Mode, Open};
-use farbus_session::native::{Attached, RemoteBlock, RemoteUsb};
+use farbus_session::block::{BlockExport, MediumView, MemoryMedium, SparseMemory};
+use farbus_session::native::control::{AttachmentClass, AttachmentMode, OpenRequest};
+use farbus_session::native::{ImporterAttachment, RemoteBlock, RemoteUsb};
 use farbus_session::registry::BlockClass;
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ const PIECES: u64 = 64;
 struct Road(Arc<Mutex<(Vec<Link>, bool)>>);
 
 impl Road {
-    fn dial(&self, share: &Share) -> Dial {
+    fn dial(&self, share: &Share) -> DialCallback {
         let (road, address) = (self.clone(), share.listen("127.0.0.1:0".parse().unwrap()).unwrap().to_string());
         Box::new(move || {
             let mut all = road.0.lock().unwrap();
@@ -57,22 +57,23 @@ impl Road {
     }
 }
 
-fn opened<A: Attached>(
-    dial: Dial,
-    (name, class): (&str, Class),
-    make: impl FnOnce(u16, Open) -> A,
+fn opened<A: ImporterAttachment>(
+    dial: DialCallback,
+    (name, class): (&str, AttachmentClass),
+    make: impl FnOnce(u16, OpenRequest) -> A,
     done: &mut A::Done,
-) -> Linked<A> {
-    let open = Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: String::new() };
-    let terms = Terms { links: LINKS, ..Terms::of(GRACE) };
-    let linked = Linked::open_on(terms, dial, make(1, open), done).unwrap();
+) -> LinkedDevice<A> {
+    let open =
+        OpenRequest { class, mode: AttachmentMode::Exclusive, epoch: 0, name: name.into(), reason: String::new() };
+    let terms = SessionTerms { links: LINKS, ..SessionTerms::of(GRACE) };
+    let linked = LinkedDevice::open_on(terms, dial, make(1, open), done).unwrap();
     assert_eq!(linked.end(), None);
     assert_eq!(linked.links(), usize::from(LINKS), "they are there before it is used");
     linked
 }
 
 /// Runs the session until it has `count` links.
-fn until_links<A: Attached>(linked: &mut Linked<A>, count: usize, done: &mut A::Done) {
+fn until_links<A: ImporterAttachment>(linked: &mut LinkedDevice<A>, count: usize, done: &mut A::Done) {
     while linked.links() != count {
         linked.wait(None).unwrap();
         linked.turn(done);
@@ -80,8 +81,8 @@ fn until_links<A: Attached>(linked: &mut Linked<A>, count: usize, done: &mut A::
 }
 
 struct Disk {
-    linked: Linked<RemoteBlock>,
-    done: Completions<BlockDone>,
+    linked: LinkedDevice<RemoteBlock>,
+    done: CompletionQueue<BlockCompletion>,
     answered: u64,
 }
 
@@ -131,12 +132,12 @@ impl Disk {
 fn a_disk_goes_on_over_the_other_links_whichever_is_lost() {
     let (share, road) = (Share::default(), Road::default());
     let medium = Arc::new(MemoryMedium::new(SparseMemory::new(8 << 20, 8 << 20)));
-    let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
-    let make = || SourceSink::device(Speed::High, Fill::Zeros, false);
+    let export = Arc::new(BlockExport::new(medium, MediumView::default(), 1).unwrap());
+    let make = || SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
     let renew = move || Ok(Box::new(make()) as Box<dyn Device>);
     share.add_block("disk", Box::new(make()), BlockClass { export, renew: Box::new(renew) }).unwrap();
-    let mut done = Completions::new(BufferPool::new(0));
-    let linked = opened(road.dial(&share), ("disk", Class::BLOCK), RemoteBlock::new, &mut done);
+    let mut done = CompletionQueue::new(BufferPool::new(0));
+    let linked = opened(road.dial(&share), ("disk", AttachmentClass::BLOCK), RemoteBlock::new, &mut done);
     let mut disk = Disk { linked, done, answered: 0 };
 
     // The number of the link that each lane has.
@@ -175,29 +176,29 @@ fn a_disk_goes_on_over_the_other_links_whichever_is_lost() {
 fn a_control_transfer_is_not_behind_a_bulk_endpoint_s_lost_link() {
     const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
     let (share, road) = (Share::default(), Road::default());
-    share.add("zero", SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
-    let mut done = Completions::new(BufferPool::new(0));
-    let mut linked = opened(road.dial(&share), ("zero", Class::USB), RemoteUsb::new, &mut done);
+    share.add("zero", SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)).unwrap();
+    let mut done = CompletionQueue::new(BufferPool::new(0));
+    let mut linked = opened(road.dial(&share), ("zero", AttachmentClass::USB), RemoteUsb::new, &mut done);
     let mut next = 0;
-    let mut submit = |linked: &mut Linked<RemoteUsb>, done: &mut Completions, urb: &dyn Fn(UrbId) -> Urb| {
+    let mut submit = |linked: &mut LinkedDevice<RemoteUsb>, done: &mut CompletionQueue, urb: &dyn Fn(UrbId) -> Urb| {
         next += 1;
         let now = linked.clock().now();
         linked.submit(now, urb(UrbId(next)).launch(), done);
         linked.send();
         next
     };
-    let answer = |linked: &mut Linked<RemoteUsb>, done: &mut Completions| loop {
+    let answer = |linked: &mut LinkedDevice<RemoteUsb>, done: &mut CompletionQueue| loop {
         linked.turn(done);
         if let Some(done) = done.pop() {
-            assert_eq!(done.status, Status::Ok);
+            assert_eq!(done.status, UrbStatus::Ok);
             return done.id.0;
         }
         linked.wait(None).unwrap();
     };
-    let configure = |id| Urb::control(id, Setup::set_configuration(1), Payload::Empty);
-    let describe = |id| Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+    let configure = |id| Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty);
+    let describe = |id| Urb::control(id, SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
     let read = |id| Urb::data_in(id, BULK_IN, 4096);
-    assert_eq!(BULK_IN.direction(), Direction::In);
+    assert_eq!(BULK_IN.direction(), TransferDirection::In);
     let id = submit(&mut linked, &mut done, &configure);
     assert_eq!(answer(&mut linked, &mut done), id);
     let id = submit(&mut linked, &mut done, &read);

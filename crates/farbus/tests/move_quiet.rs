@@ -15,21 +15,21 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use farbus::attach::Ended;
+use farbus::attach::AttachmentEnd;
 use farbus::common::socket_place::SocketListener;
 use farbus::frontend::StopSignal;
-use farbus::frontend::hold::{Granted, HoldHandle};
-use farbus::frontend::nbd::{NbdServer, Offer};
-use farbus::importer::session::connection::Linked;
+use farbus::frontend::hold::{HoldGrant, HoldHandle};
+use farbus::frontend::nbd::{NbdExport, NbdServer};
+use farbus::importer::session::connection::LinkedDevice;
 use farbus::share::Share;
-use farbus::trust::Trust;
-use farbus_gadgets::keyboard::Keyboard;
+use farbus::trust::TrustStore;
+use farbus_gadgets::keyboard::KeyboardGadget;
 use farbus_io_net::link::{Link, LocalListener};
-use farbus_io_net::trust::{Accepts, Folder, Grant, Peer, Protocol};
-use farbus_model::{BlockStore, BufferPool, Completions, Device, Medium, StoreError};
-use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, View};
+use farbus_io_net::trust::{AcceptedKeys, Grant, HostFolder, LinkProtocol, Peer};
+use farbus_model::{BlockMedium, BlockStore, BufferPool, CompletionQueue, Device, StoreError};
+use farbus_session::block::{BlockExport, MediumView, MemoryMedium, SparseMemory};
 use farbus_session::native::RemoteBlock;
-use farbus_session::native::control::{Class, Mode, Open};
+use farbus_session::native::control::{AttachmentClass, AttachmentMode, OpenRequest};
 use farbus_session::registry::BlockClass;
 
 const PENDING: u64 = 32;
@@ -51,7 +51,7 @@ struct Slow(MemoryMedium);
 
 struct SlowStore(Box<dyn BlockStore>);
 
-impl Medium for Slow {
+impl BlockMedium for Slow {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         Ok(Box::new(SlowStore(self.0.open()?)))
     }
@@ -102,8 +102,8 @@ impl Home {
         Self(path)
     }
 
-    fn trust(&self, name: &str) -> Trust {
-        Trust::at(Folder::at(self.0.join(name))).unwrap()
+    fn trust(&self, name: &str) -> TrustStore {
+        TrustStore::at(HostFolder::at(self.0.join(name))).unwrap()
     }
 }
 
@@ -114,7 +114,7 @@ impl Drop for Home {
 }
 
 /// The exporter lets the importer use everything.
-fn pair(here: &Trust, there: &Trust, name: &str) {
+fn pair(here: &TrustStore, there: &TrustStore, name: &str) {
     let (fingerprint, allow) = (there.fingerprint(), Grant::of(["all"]));
     let (paired, reserve_high) = ("2007-06-11T00:00:00Z".into(), Grant::default());
     let peer =
@@ -127,29 +127,37 @@ struct Host {
     socket: PathBuf,
     hold_handle: HoldHandle,
     stop: StopSignal,
-    thread: JoinHandle<Ended>,
+    thread: JoinHandle<AttachmentEnd>,
 }
 
 impl Host {
     /// Starts a host that has the disk, or is to inherit it.
-    fn start(home: &Home, number: usize, address: &str, trust: &Trust, exporter: &Trust, inherits: bool) -> Self {
+    fn start(
+        home: &Home,
+        number: usize,
+        address: &str,
+        trust: &TrustStore,
+        exporter: &TrustStore,
+        inherits: bool,
+    ) -> Self {
         let (name, reason) = ("disk".to_owned(), String::new());
-        let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
+        let open =
+            OpenRequest { class: AttachmentClass::BLOCK, mode: AttachmentMode::Exclusive, epoch: 0, name, reason };
         let remote = if inherits { RemoteBlock::successor(1, open) } else { RemoteBlock::new(1, open) };
         let (address, trust, theirs) = (address.to_owned(), trust.clone(), exporter.fingerprint());
         let dial = move || {
             let link = Link::connect(&address, PATIENCE).map_err(|error| io::Error::other(error.to_string()))?;
-            let terms = trust.terms(Accepts::One(theirs), &[Protocol::Session]);
+            let terms = trust.terms(AcceptedKeys::One(theirs), &[LinkProtocol::Session]);
             terms.connect(link).map(|secured| secured.link).map_err(|error| io::Error::other(error.to_string()))
         };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(Box::new(dial), remote, Duration::from_secs(20), &mut done).unwrap();
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let linked = LinkedDevice::open(Box::new(dial), remote, Duration::from_secs(20), &mut done).unwrap();
         assert!(linked.end().is_none(), "{:?}", linked.end());
         let (status, clock) = (linked.status(), linked.clock());
         let socket = home.0.join(format!("{number}.sock"));
         let listener = SocketListener::Local(LocalListener::bind(&socket).unwrap());
         let (name, description, zeroes_fast) = (String::new(), String::new(), false);
-        let offer = Offer { name, description, device: Box::new(linked), zeroes_fast };
+        let offer = NbdExport { name, description, device: Box::new(linked), zeroes_fast };
         let server = NbdServer::new(listener, vec![offer], None).unwrap().with_clock(clock).movable(status).unwrap();
         let (hold_handle, stop) = (server.hold_handle().unwrap(), server.stop());
         Self { socket, hold_handle, stop, thread: thread::spawn(move || server.run()) }
@@ -236,12 +244,12 @@ fn go(here: &Host, client: NbdClient, there: &Host, successor: [u8; 32]) -> (Nbd
     let round_trip = median((0..21).map(|_| timed(|| client.read(1)).1));
     client.load();
     let (granted, drained) = timed(|| here.hold_handle.hold());
-    assert_eq!(granted, Ok(Granted::ToUser));
+    assert_eq!(granted, Ok(HoldGrant::ToUser));
     client.hear_all();
     here.hold_handle.go_on().unwrap();
     client.load();
     let since = Instant::now();
-    assert_eq!(here.hold_handle.hand_over(successor), Ok(Granted::ToUser));
+    assert_eq!(here.hold_handle.hand_over(successor), Ok(HoldGrant::ToUser));
     let held = since.elapsed();
     client.hear_all();
     drop(client);
@@ -257,10 +265,10 @@ fn go(here: &Host, client: NbdClient, there: &Host, successor: [u8; 32]) -> (Nbd
 fn exporter() -> Share {
     let share = Share::default();
     let medium = Arc::new(Slow(MemoryMedium::new(SparseMemory::new(SIZE, SIZE))));
-    let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
-    let renew = || Ok(Box::new(Keyboard::device()) as Box<dyn Device>);
+    let export = Arc::new(BlockExport::new(medium, MediumView::default(), 1).unwrap());
+    let renew = || Ok(Box::new(KeyboardGadget::device()) as Box<dyn Device>);
     let class = BlockClass { export, renew: Box::new(renew) };
-    share.add_block("disk", Box::new(Keyboard::device()), class).unwrap();
+    share.add_block("disk", Box::new(KeyboardGadget::device()), class).unwrap();
     share
 }
 
@@ -281,7 +289,7 @@ fn migrated_disk_has_all_its_writes_and_waits_for_no_timeout() {
         let there = Host::start(&home, number, &address, successor, &lab3, true);
         let (goes_on, moved) = go(&here, client, &there, *successor.fingerprint().as_bytes());
         let gone = std::mem::replace(&mut here, there);
-        assert!(!matches!(gone.thread.join().unwrap(), Ended::Broken(_)));
+        assert!(!matches!(gone.thread.join().unwrap(), AttachmentEnd::Broken(_)));
         client = goes_on;
         moves.push(moved);
     }

@@ -8,16 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant as Moment};
 
-use farbus::attach::Ended;
+use farbus::attach::AttachmentEnd;
 use farbus::common::socket_place::SocketListener;
 use farbus::frontend::StopSignal;
-use farbus::frontend::nbd::{ClientBudget, NbdServer, Offer};
+use farbus::frontend::nbd::{ClientBudget, NbdExport, NbdServer};
 use farbus::model::block::MemoryStore;
 use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, Readiness, StoreDevice,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp, CompletionQueue, Instant, Payload,
+    ReadinessSource, StoreDevice,
 };
-use farbus_io_net::link::{LocalListener, Wake, Watched};
+use farbus_io_net::link::{DeviceWaitSource, LocalListener, ThreadWaker};
 
 const SIZE: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,8 +39,8 @@ struct Reins {
 /// Holds its requests until its reins release them, and answers the last first. Reads return the offset's low byte.
 struct Slow {
     reins: Arc<Reins>,
-    wake: Arc<Wake>,
-    readiness: Readiness,
+    wake: Arc<ThreadWaker>,
+    readiness: ReadinessSource,
     /// Requests of this turn, sent at its end.
     unsent: Vec<BlockInFlight>,
     held: Vec<BlockInFlight>,
@@ -55,7 +56,7 @@ const INFO: BlockInfo = BlockInfo {
 };
 
 impl Slow {
-    fn let_out(&mut self, done: &mut Completions<BlockDone>) {
+    fn let_out(&mut self, done: &mut CompletionQueue<BlockCompletion>) {
         if !self.reins.is_open.load(Ordering::Acquire) {
             return;
         }
@@ -76,22 +77,22 @@ impl BlockDevice for Slow {
         &INFO
     }
 
-    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut CompletionQueue<BlockCompletion>) {
         request.own_payload();
         self.unsent.push(request);
     }
 
-    fn end_turn(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, _: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.reins.held.fetch_add(self.unsent.len() as u32, Ordering::Release);
         self.held.append(&mut self.unsent);
         self.let_out(done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.wake.clear();
         self.let_out(done);
     }
@@ -104,9 +105,9 @@ impl BlockDevice for Slow {
 struct Served {
     path: PathBuf,
     reins: Arc<Reins>,
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
     stop: StopSignal,
-    thread: JoinHandle<Ended>,
+    thread: JoinHandle<AttachmentEnd>,
 }
 
 impl Served {
@@ -114,8 +115,8 @@ impl Served {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("farbus-nbd-engine-{}-{number}.sock", std::process::id()));
-        let (reins, wake) = (Arc::<Reins>::default(), Arc::new(Wake::new().unwrap()));
-        let readiness = Watched::woken(Arc::clone(&wake));
+        let (reins, wake) = (Arc::<Reins>::default(), Arc::new(ThreadWaker::new().unwrap()));
+        let readiness = DeviceWaitSource::woken(Arc::clone(&wake));
         let device = Slow {
             reins: Arc::clone(&reins),
             wake: Arc::clone(&wake),
@@ -124,7 +125,7 @@ impl Served {
             held: Vec::new(),
         };
         let offer =
-            Offer { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
+            NbdExport { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
         let listener = SocketListener::Local(LocalListener::bind(&path).unwrap());
         let server = NbdServer::new(listener, vec![offer], None).unwrap().with_handshake_time(HANDSHAKE);
         let stop = server.stop();
@@ -199,7 +200,7 @@ fn answers_reach_their_clients_in_any_order() {
         assert_eq!(seen, [0, 1, 2]);
     }
     served.stop.end();
-    assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Asked));
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
     stays.read_exact(&mut data).unwrap();
     assert_eq!(data, [2; 4]);
     served.stop.end();
-    assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Asked));
     assert!(!served.path.exists());
 }
 
@@ -261,7 +262,7 @@ fn server_that_ends_answers_pending_requests_and_flushes() {
     served.open();
     assert_eq!(reply(&mut client), 7);
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
-    assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Asked));
     assert_eq!(*served.reins.log.lock().unwrap(), [BlockOp::Write, BlockOp::Flush]);
 }
 
@@ -308,7 +309,7 @@ impl BlockDevice for Plodding {
         &INFO
     }
 
-    fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         // waits: the device, disk or peer is that slow: its time is an argument of the test
         thread::sleep(Duration::from_millis(5));
         self.0.fetch_add(1, Ordering::Release);
@@ -320,7 +321,7 @@ impl BlockDevice for Plodding {
 fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-plodding-{}.sock", std::process::id()));
     let count = Arc::<AtomicU32>::default();
-    let offer = Offer {
+    let offer = NbdExport {
         name: String::new(),
         description: String::new(),
         device: Box::new(Plodding(Arc::clone(&count))),
@@ -348,7 +349,7 @@ fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     let before = count.load(Ordering::Acquire);
     assert!(before < 500, "{before} of 1000 came first");
     stop.end();
-    assert!(matches!(thread.join().unwrap(), Ended::Asked));
+    assert!(matches!(thread.join().unwrap(), AttachmentEnd::Asked));
     let all = count.load(Ordering::Acquire);
     assert!(all < 1000, "nor the thread that ends it: {all} were carried out");
 }
@@ -357,7 +358,7 @@ fn busy_client_of_a_slow_device_does_not_delay_the_others() {
 fn client_that_sends_ahead_of_a_slow_device_is_not_cut_off() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-ahead-{}.sock", std::process::id()));
     let device = Box::new(Plodding(Arc::default()));
-    let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
+    let offer = NbdExport { name: String::new(), description: String::new(), device, zeroes_fast: false };
     let server = NbdServer::new(SocketListener::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
     let stop = server.stop();
     let thread = thread::spawn(move || server.run());
@@ -377,7 +378,7 @@ fn client_that_sends_ahead_of_a_slow_device_is_not_cut_off() {
     assert!(answered.into_iter().eq(0..120), "all, in order: the device answers at once");
     sender.join().unwrap();
     stop.end();
-    assert!(matches!(thread.join().unwrap(), Ended::Asked));
+    assert!(matches!(thread.join().unwrap(), AttachmentEnd::Asked));
 }
 
 #[test]
@@ -386,7 +387,7 @@ fn a_medium_that_goes_ends_the_server() {
     let mut client = served.client();
     served.reins.is_gone.store(true, Ordering::Release);
     served.wake.wake();
-    assert!(matches!(served.thread.join().unwrap(), Ended::Lost(why) if why.contains("gone")));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Lost(why) if why.contains("gone")));
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
 }
 
@@ -394,7 +395,7 @@ fn a_medium_that_goes_ends_the_server() {
 struct Plain {
     path: PathBuf,
     stop: StopSignal,
-    thread: JoinHandle<Ended>,
+    thread: JoinHandle<AttachmentEnd>,
 }
 
 impl Plain {
@@ -403,7 +404,7 @@ impl Plain {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("farbus-nbd-plain-{}-{number}.sock", std::process::id()));
         let device = Box::new(StoreDevice::new(MemoryStore::new(vec![7; 64 << 20])));
-        let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
+        let offer = NbdExport { name: String::new(), description: String::new(), device, zeroes_fast: false };
         let listener = SocketListener::Local(LocalListener::bind(&path).unwrap());
         let server = NbdServer::new(listener, vec![offer], None).unwrap().with_budget(budget.clone());
         let stop = server.stop();
@@ -429,7 +430,7 @@ impl Plain {
 
     fn end(self) {
         self.stop.end();
-        assert!(matches!(self.thread.join().unwrap(), Ended::Asked));
+        assert!(matches!(self.thread.join().unwrap(), AttachmentEnd::Asked));
     }
 }
 

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use farbus::devices::media_journal as journal;
 use farbus_io_linux::store::FileStore;
-use farbus_model::{BlockStore, Medium, StoreError};
-use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Step};
-use farbus_session::block::{Swap, Switch};
+use farbus_model::{BlockMedium, BlockStore, StoreError};
+use farbus_session::block::swap::{MilestoneJournal, SwapMilestone, SwapOptions, SwapPhase, SwapStep};
+use farbus_session::block::{MediumSwap, MediumSwitch};
 
 /// As many as were pending in the paper.
 const PENDING: usize = 30;
@@ -73,20 +73,20 @@ impl Drop for Folder {
 
 /// The swap's journal. When it records that the device is the destination, thirty requests are pending, and stay so.
 struct Notes {
-    journal: journal::Notes,
+    journal: journal::SwapJournalWriter,
     load: Arc<Load>,
 }
 
-impl Journal for Notes {
-    fn note(&mut self, milestone: Milestone) -> Result<(), String> {
-        self.load.is_pressing.store(milestone == Milestone::Switched, Ordering::Relaxed);
+impl MilestoneJournal for Notes {
+    fn note(&mut self, milestone: SwapMilestone) -> Result<(), String> {
+        self.load.is_pressing.store(milestone == SwapMilestone::Switched, Ordering::Relaxed);
         self.journal.note(milestone)
     }
 }
 
 /// A disk that serves one request at a time, and each takes its time: like an old disk, or a busy store elsewhere.
 struct Slow {
-    medium: Arc<dyn Medium>,
+    medium: Arc<dyn BlockMedium>,
     queue: Arc<Queue>,
 }
 
@@ -129,7 +129,7 @@ impl SlowStore {
     }
 }
 
-impl Medium for Slow {
+impl BlockMedium for Slow {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         Ok(Box::new(SlowStore { store: self.medium.open()?, queue: Arc::clone(&self.queue) }))
     }
@@ -250,21 +250,28 @@ fn at_most(answers: &[Answer], of: impl Fn(&Answer) -> Duration) -> String {
 }
 
 /// Swaps, and records when each phase began.
-fn swap(switch: &Switch, to: Arc<dyn Medium>, state: &Path, verify: bool, load: &Arc<Load>) -> Vec<(Phase, Instant)> {
+fn swap(
+    switch: &MediumSwitch,
+    to: Arc<dyn BlockMedium>,
+    state: &Path,
+    verify: bool,
+    load: &Arc<Load>,
+) -> Vec<(SwapPhase, Instant)> {
     let clock = Instant::now();
     let now = || farbus_model::Instant::ZERO + clock.elapsed();
-    let (from, onto) = (journal::Medium::called("from"), journal::Medium::called("onto"));
-    let journal = journal::Notes::to(journal::Journals::of(state).begin(&from, &onto).unwrap().file);
+    let (from, onto) = (journal::SwapMedium::called("from"), journal::SwapMedium::called("onto"));
+    let journal =
+        journal::SwapJournalWriter::to(journal::SwapJournalFolder::of(state).begin(&from, &onto).unwrap().file);
     let notes = Box::new(Notes { journal, load: Arc::clone(load) });
-    let options = Options { verify, ..Options::default() };
-    let mut swap = Swap::begin(switch, to, notes, options, now()).unwrap();
+    let options = SwapOptions { verify, ..SwapOptions::default() };
+    let mut swap = MediumSwap::begin(switch, to, notes, options, now()).unwrap();
     let mut phases = vec![(swap.phase(), Instant::now())];
     let report = loop {
         match swap.step(now()) {
-            Step::Again => {}
+            SwapStep::Again => {}
             // waits: the swap says when it wants to be called again
-            Step::At(when) => thread::sleep(when - now()),
-            Step::Ended(result) => break result.unwrap(),
+            SwapStep::At(when) => thread::sleep(when - now()),
+            SwapStep::Ended(result) => break result.unwrap(),
         }
         if phases.last().is_none_or(|(phase, _)| *phase != swap.phase()) {
             phases.push((swap.phase(), Instant::now()));
@@ -281,7 +288,7 @@ struct Noticed {
     wait: Duration,
 }
 
-fn noticed(load: &Load, phases: &[(Phase, Instant)]) -> Noticed {
+fn noticed(load: &Load, phases: &[(SwapPhase, Instant)]) -> Noticed {
     for pair in phases.windows(2) {
         let (began, ended) = (pair[0].1, pair[1].1);
         let answers = load.between(began, ended);
@@ -295,7 +302,8 @@ fn noticed(load: &Load, phases: &[(Phase, Instant)]) -> Noticed {
         );
     }
     let began = |phase| phases.iter().rev().find(|(begun, _)| *begun == phase).map(|(_, when)| *when);
-    let [from, to] = [Phase::Joining, Phase::Releasing].map(|phase| began(phase).expect("each phase is passed"));
+    let [from, to] =
+        [SwapPhase::Joining, SwapPhase::Releasing].map(|phase| began(phase).expect("each phase is passed"));
     let mut around = load.between(from, to);
     // Those that were pending when all pointers changed.
     let after = load.between(to, Instant::now());
@@ -305,7 +313,7 @@ fn noticed(load: &Load, phases: &[(Phase, Instant)]) -> Noticed {
 }
 
 /// Checks that every block of a medium holds what was written there last.
-fn check(medium: &dyn Medium, held: &[u32]) {
+fn check(medium: &dyn BlockMedium, held: &[u32]) {
     let mut store = medium.open().unwrap();
     let mut bytes = vec![0; BLOCK as usize];
     for (block, number) in held.iter().enumerate() {
@@ -350,13 +358,13 @@ impl Seen {
 /// Swaps a disk `count` times under load, every other time with a comparison, between media that `is_slow` selects.
 fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(usize) -> bool) -> Vec<Seen> {
     let folder = Folder::new(under, name);
-    let medium = |number: usize| -> (Arc<dyn Medium>, Arc<dyn Medium>) {
-        let disk: Arc<dyn Medium> = Arc::new(folder.disk(&format!("{number}.img"), bytes));
+    let medium = |number: usize| -> (Arc<dyn BlockMedium>, Arc<dyn BlockMedium>) {
+        let disk: Arc<dyn BlockMedium> = Arc::new(folder.disk(&format!("{number}.img"), bytes));
         let slow = Arc::new(Slow { medium: Arc::clone(&disk), queue: Arc::default() });
         (Arc::clone(&disk), if is_slow(number) { slow } else { disk })
     };
     let (mut last, first) = medium(0);
-    let switch = Switch::new(first).unwrap();
+    let switch = MediumSwitch::new(first).unwrap();
     let (load, writer) = Load::start(switch.open().unwrap());
     let mut before = drain(&load);
     let mut seen = Vec::new();

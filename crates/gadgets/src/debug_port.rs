@@ -4,7 +4,7 @@
 //! | rule | here |
 //! |---|---|
 //! | a controller has one | [`DebugPort::enable`] a second time is refused |
-//! | neighbours see it once it is enabled, not before | [`Cable::is_attached`], [`Cable::enumerate`] |
+//! | neighbours see it once it is enabled, not before | [`DebugPortPeer::is_attached`], [`DebugPortPeer::enumerate`] |
 //! | the first neighbour that enumerates has it, wanted or not | all others find nothing |
 //! | it offers a bulk endpoint each way and no periodic one | what the target writes the host reads, and the other way round |
 //! | it disappears when its host resets it, and can be enabled again | [`DebugPort::disable`] |
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::{Definition, EpAddr, Payload, Readiness, Speed};
+use farbus_model::{DeviceDefinition, EpAddr, Payload, ReadinessSource, UsbSpeed};
 
-use crate::emulated::{Context, Emulated, Function, Received, Sent};
-use crate::lane::{Bell, Reader, Writer, lane};
+use crate::emulated::{EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer};
+use crate::lane::{GadgetWaker, TransferQueueReader, TransferQueueWriter, lane};
 
 /// Bytes under way to one end, beyond which no more are taken; a transfer that was begun is taken as a whole.
 const BYTES_MAX: usize = 256 << 10;
@@ -28,70 +28,70 @@ pub const DATA: u8 = 1;
 
 /// Why a port was not enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Enabled;
+pub struct DebugPortEnabledError;
 
-impl fmt::Display for Enabled {
+impl fmt::Display for DebugPortEnabledError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a controller has one debug capability, and this one's is enabled")
     }
 }
 
-impl std::error::Error for Enabled {}
+impl std::error::Error for DebugPortEnabledError {}
 
 /// A host's debug port, as the host itself has it: the debug target.
 #[derive(Debug)]
 pub struct DebugPort {
-    socket: Arc<Socket>,
-    target: Option<Target>,
+    socket: Arc<DebugConnector>,
+    target: Option<DebugTargetPipes>,
 }
 
 /// The target's ends of an enabled port.
 #[derive(Debug)]
-struct Target {
-    out: Writer,
-    back: Reader,
-    near: Arc<Bell>,
-    far: Arc<Bell>,
+struct DebugTargetPipes {
+    out: TransferQueueWriter,
+    back: TransferQueueReader,
+    near: Arc<GadgetWaker>,
+    far: Arc<GadgetWaker>,
     is_on: Arc<AtomicBool>,
 }
 
 /// The port as its neighbours see it.
 #[derive(Debug)]
-struct Socket {
+struct DebugConnector {
     serial: String,
     /// The device, until a neighbour has enumerated it.
-    waiting: Mutex<Option<Emulated<Debug>>>,
+    waiting: Mutex<Option<EmulatedDevice<DebugDevice>>>,
 }
 
 /// The other end of a cable to a debug port.
 #[derive(Clone, Debug)]
-pub struct Cable(Arc<Socket>);
+pub struct DebugPortPeer(Arc<DebugConnector>);
 
 impl DebugPort {
     /// A disabled port; `serial` is its serial number.
     pub fn new(serial: &str) -> Self {
-        Self { socket: Arc::new(Socket { serial: serial.to_owned(), waiting: Mutex::new(None) }), target: None }
+        Self { socket: Arc::new(DebugConnector { serial: serial.to_owned(), waiting: Mutex::new(None) }), target: None }
     }
 
     /// A cable to the port. There may be as many as the controller has ports; one neighbour will get the device.
-    pub fn cable(&self) -> Cable {
-        Cable(Arc::clone(&self.socket))
+    pub fn cable(&self) -> DebugPortPeer {
+        DebugPortPeer(Arc::clone(&self.socket))
     }
 
     /// Enables the port, so that neighbours can enumerate it. `near` wakes the thread that reads and writes here, `far`
     /// the thread that serves the device at the other end.
     ///
     /// # Errors
-    /// [`Enabled`].
-    pub fn enable(&mut self, near: Bell, far: Bell) -> Result<(), Enabled> {
+    /// [`DebugPortEnabledError`].
+    pub fn enable(&mut self, near: GadgetWaker, far: GadgetWaker) -> Result<(), DebugPortEnabledError> {
         if self.target.is_some() {
-            return Err(Enabled);
+            return Err(DebugPortEnabledError);
         }
         let (near, far) = (Arc::new(near), Arc::new(far));
         let (out, to_host) = lane(BYTES_MAX);
         let (of_host, back) = lane(BYTES_MAX);
         let is_on = Arc::new(AtomicBool::new(true));
-        let function = Debug {
+        let function = DebugDevice {
             to_host,
             of_host,
             rest: Payload::Empty,
@@ -99,8 +99,8 @@ impl DebugPort {
             target: Arc::clone(&near),
             is_on: Arc::clone(&is_on),
         };
-        self.target = Some(Target { out, back, near, far, is_on });
-        *self.socket.waiting() = Some(Emulated::new(&definition(&self.socket.serial), function));
+        self.target = Some(DebugTargetPipes { out, back, near, far, is_on });
+        *self.socket.waiting() = Some(EmulatedDevice::new(&definition(&self.socket.serial), function));
         Ok(())
     }
 
@@ -138,61 +138,61 @@ impl Drop for DebugPort {
     }
 }
 
-impl Socket {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<Emulated<Debug>>> {
+impl DebugConnector {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<EmulatedDevice<DebugDevice>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Cable {
+impl DebugPortPeer {
     /// Whether a device is at the other end: enabled, and not enumerated by another neighbour.
     pub fn is_attached(&self) -> bool {
         self.0.waiting().is_some()
     }
 
     /// Takes the device: the first neighbour that asks has it.
-    pub fn enumerate(&self) -> Option<Emulated<Debug>> {
+    pub fn enumerate(&self) -> Option<EmulatedDevice<DebugDevice>> {
         self.0.waiting().take()
     }
 }
 
 /// The device that the neighbour drives.
 #[derive(Debug)]
-pub struct Debug {
-    to_host: Reader,
-    of_host: Writer,
+pub struct DebugDevice {
+    to_host: TransferQueueReader,
+    of_host: TransferQueueWriter,
     rest: Payload,
-    near: Arc<Bell>,
-    target: Arc<Bell>,
+    near: Arc<GadgetWaker>,
+    target: Arc<GadgetWaker>,
     is_on: Arc<AtomicBool>,
 }
 
-impl Function for Debug {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for DebugDevice {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         if self.rest.is_empty() {
             match self.to_host.take(&self.target) {
                 Some(transfer) => self.rest = transfer.into(),
-                None => return Sent::Nak,
+                None => return InTransferAnswer::Nak,
             }
         }
-        Sent::Data(self.rest.split_front(room))
+        InTransferAnswer::Data(self.rest.split_front(room))
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         if self.of_host.is_full() {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         match self.of_host.put(payload.contiguous().into_owned(), &self.target) {
-            Ok(()) => Received::Accepted,
-            Err(_) => Received::Nak,
+            Ok(()) => OutTransferAnswer::Accepted,
+            Err(_) => OutTransferAnswer::Nak,
         }
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.near.readiness)
     }
 
-    fn handle_ready(&mut self, _cx: &mut Context<'_>) {
+    fn handle_ready(&mut self, _cx: &mut FunctionContext<'_>) {
         (self.near.hush)();
     }
 
@@ -202,9 +202,9 @@ impl Function for Debug {
 }
 
 /// As Linux's own debug capability shows itself (1d6b:0010, class "diagnostic"), at SuperSpeed, which it always has.
-fn definition(serial: &str) -> Definition {
-    Definition::new(0x1d6b, 0x0010)
-        .speed(Speed::Super)
+fn definition(serial: &str) -> DeviceDefinition {
+    DeviceDefinition::new(0x1d6b, 0x0010)
+        .speed(UsbSpeed::Super)
         .class(0, 0, 0)
         .names("farbus", "debug port", serial)
         .interface(InterfaceDefinition::new(0xdc, 2, 0).bulk_pair(DATA))
@@ -212,12 +212,12 @@ fn definition(serial: &str) -> Definition {
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::{BufferPool, Completions, Device, Instant, Setup, Status, Urb, UrbId};
+    use farbus_model::{BufferPool, CompletionQueue, Device, Instant, SetupPacket, Urb, UrbId, UrbStatus};
 
     use super::*;
 
-    fn bell() -> Bell {
-        Bell { readiness: Readiness::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) }
+    fn bell() -> GadgetWaker {
+        GadgetWaker { readiness: ReadinessSource::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) }
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
         let (one, other) = (port.cable(), port.cable());
         assert!(!one.is_attached() && one.enumerate().is_none(), "enable before enumerate");
         port.enable(bell(), bell()).unwrap();
-        assert_eq!(port.enable(bell(), bell()), Err(Enabled), "one a host");
+        assert_eq!(port.enable(bell(), bell()), Err(DebugPortEnabledError), "one a host");
         assert!(one.is_attached() && other.is_attached() && !port.is_taken());
         let device = other.enumerate().unwrap();
         assert!(port.is_taken() && !one.is_attached() && one.enumerate().is_none());
@@ -239,9 +239,13 @@ mod tests {
         let mut port = DebugPort::new("host1");
         port.enable(bell(), bell()).unwrap();
         let mut device = port.cable().enumerate().unwrap();
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         let now = Instant::ZERO;
-        device.submit(now, Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty).launch(), &mut done);
+        device.submit(
+            now,
+            Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty).launch(),
+            &mut done,
+        );
         port.write(vec![7; 2000]).unwrap();
         for (id, room) in [(1, 1024), (2, 1024)] {
             device.submit(now, Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), room).launch(), &mut done);
@@ -258,7 +262,7 @@ mod tests {
         port.disable();
         device.handle_ready(now, &mut done);
         device.submit(now, Urb::data_in(UrbId(5), EpAddr::from_byte(0x81), 8).launch(), &mut done);
-        assert_eq!(done.pop().unwrap().status, Status::Gone);
+        assert_eq!(done.pop().unwrap().status, UrbStatus::Gone);
         assert!(device.is_gone() && port.write(vec![1]).is_none());
         port.enable(bell(), bell()).unwrap();
         assert!(port.cable().is_attached(), "it began anew");

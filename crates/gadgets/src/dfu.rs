@@ -16,11 +16,11 @@
 //! | a request with a field that DFU 1.1 §3 does not give it | a stall, and the state stays |
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::usb::{Recipient, RequestKind};
-use farbus_model::{Definition, Direction, Setup};
+use farbus_model::usb::{RequestKind, RequestRecipient};
+use farbus_model::{DeviceDefinition, SetupPacket, TransferDirection};
 
-use crate::emulated::{Context, Control, Emulated, Function};
-use crate::saved::{Loader, Saver};
+use crate::emulated::{ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// The largest firmware, bytes.
 pub const FIRMWARE_BYTES_MAX: usize = 1 << 20;
@@ -42,7 +42,7 @@ const ABORT: u8 = 6;
 /// The states that this device can be in (§6.1.2); the value is `bState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum DfuState {
     /// dfuIDLE: nothing is under way.
     Idle = 2,
     /// dfuDNLOAD-SYNC: a block was received, and the host has to ask for the status.
@@ -60,7 +60,7 @@ pub enum State {
 /// Why the state is dfuERROR (§6.1.2); the value is `bStatus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Fault {
+pub enum DfuErrorStatus {
     /// errADDRESS: the block lies outside the memory, or is not the next one.
     Address = 0x08,
     /// errSTALLEDPKT: the state does not allow the request.
@@ -69,10 +69,10 @@ pub enum Fault {
 
 /// A device in DFU mode.
 #[derive(Debug)]
-pub struct Dfu {
-    state: State,
-    /// While the state is [`State::Error`].
-    fault: Option<Fault>,
+pub struct DfuGadget {
+    state: DfuState,
+    /// While the state is [`DfuState::Error`].
+    fault: Option<DfuErrorStatus>,
     firmware: Vec<u8>,
     /// What was downloaded so far.
     staged: Vec<u8>,
@@ -82,21 +82,21 @@ pub struct Dfu {
     next_block: Option<u16>,
 }
 
-impl Dfu {
+impl DfuGadget {
     /// The device, ready to be shared, without a firmware. Its ids are of those that pid.codes keeps for tests.
-    pub fn device() -> Emulated<Self> {
+    pub fn device() -> EmulatedDevice<Self> {
         let [low, high] = BLOCK_BYTES_MAX.to_le_bytes();
         // wDetachTimeOut 0, bcdDFUVersion 1.1.
         let functional = [9, DESCRIPTOR_FUNCTIONAL, ATTRIBUTES, 0, 0, low, high, 0x10, 0x01];
         // Application specific, device firmware upgrade, DFU mode (table 4.4).
         let interface = InterfaceDefinition::new(0xfe, 1, 2).name("firmware").class_descriptors(&functional);
-        let definition = Definition::new(0x1209, 0x0002).names("farbus", "DFU device", "0").interface(interface);
-        Emulated::new(&definition, Self::new())
+        let definition = DeviceDefinition::new(0x1209, 0x0002).names("farbus", "DFU device", "0").interface(interface);
+        EmulatedDevice::new(&definition, Self::new())
     }
 
     fn new() -> Self {
         Self {
-            state: State::Idle,
+            state: DfuState::Idle,
             fault: None,
             firmware: Vec::new(),
             staged: Vec::new(),
@@ -106,12 +106,12 @@ impl Dfu {
     }
 
     /// The state, as GETSTATE reports it.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DfuState {
         self.state
     }
 
-    /// Why the state is [`State::Error`].
-    pub fn fault(&self) -> Option<Fault> {
+    /// Why the state is [`DfuState::Error`].
+    pub fn fault(&self) -> Option<DfuErrorStatus> {
         self.fault
     }
 
@@ -122,15 +122,15 @@ impl Dfu {
 
     /// Ends what was begun. A download that did not end leaves the firmware as it was.
     fn idle(&mut self) {
-        (self.state, self.fault) = (State::Idle, None);
+        (self.state, self.fault) = (DfuState::Idle, None);
         self.staged = Vec::new();
         (self.uploaded, self.next_block) = (0, None);
     }
 
-    fn fail(&mut self, fault: Fault) -> Control {
+    fn fail(&mut self, fault: DfuErrorStatus) -> ControlTransferAnswer {
         self.idle();
-        (self.state, self.fault) = (State::Error, Some(fault));
-        Control::Stall
+        (self.state, self.fault) = (DfuState::Error, Some(fault));
+        ControlTransferAnswer::Stall
     }
 
     /// Checks the number of a block and expects the next one. Numbers wrap (§6.1.1).
@@ -140,50 +140,50 @@ impl Dfu {
         is_next
     }
 
-    fn download(&mut self, block: u16, data: &[u8]) -> Control {
+    fn download(&mut self, block: u16, data: &[u8]) -> ControlTransferAnswer {
         match (self.state, data.len()) {
-            (State::DownloadIdle, 0) => {
-                self.state = State::ManifestSync;
-                Control::Ack
+            (DfuState::DownloadIdle, 0) => {
+                self.state = DfuState::ManifestSync;
+                ControlTransferAnswer::Ack
             }
-            (State::Idle | State::DownloadIdle, 1..) => {
+            (DfuState::Idle | DfuState::DownloadIdle, 1..) => {
                 let is_next = self.follows(block);
                 let has_room = self.staged.len() + data.len() <= FIRMWARE_BYTES_MAX;
                 if !is_next || !has_room || data.len() > BLOCK_BYTES_MAX.into() {
-                    return self.fail(Fault::Address);
+                    return self.fail(DfuErrorStatus::Address);
                 }
                 self.staged.extend_from_slice(data);
-                self.state = State::DownloadSync;
-                Control::Ack
+                self.state = DfuState::DownloadSync;
+                ControlTransferAnswer::Ack
             }
-            _ => self.fail(Fault::Stalled),
+            _ => self.fail(DfuErrorStatus::Stalled),
         }
     }
 
-    fn upload(&mut self, block: u16, room: usize) -> Control {
-        if !matches!(self.state, State::Idle | State::UploadIdle) {
-            return self.fail(Fault::Stalled);
+    fn upload(&mut self, block: u16, room: usize) -> ControlTransferAnswer {
+        if !matches!(self.state, DfuState::Idle | DfuState::UploadIdle) {
+            return self.fail(DfuErrorStatus::Stalled);
         }
         if !self.follows(block) || !(1..=BLOCK_BYTES_MAX.into()).contains(&room) {
-            return self.fail(Fault::Address);
+            return self.fail(DfuErrorStatus::Address);
         }
         let left = &self.firmware[self.uploaded..];
         let bytes = &left[..room.min(left.len())];
-        let answer = Control::Data(bytes.into());
+        let answer = ControlTransferAnswer::Data(bytes.into());
         if bytes.len() < room {
             self.idle();
         } else {
             self.uploaded += room;
-            self.state = State::UploadIdle;
+            self.state = DfuState::UploadIdle;
         }
         answer
     }
 
     /// Reports the state that the device is in after the report (§6.1.2).
-    fn status(&mut self) -> Control {
+    fn status(&mut self) -> ControlTransferAnswer {
         match self.state {
-            State::DownloadSync => self.state = State::DownloadIdle,
-            State::ManifestSync => {
+            DfuState::DownloadSync => self.state = DfuState::DownloadIdle,
+            DfuState::ManifestSync => {
                 self.firmware = std::mem::take(&mut self.staged);
                 self.idle();
             }
@@ -191,55 +191,55 @@ impl Dfu {
         }
         let status = self.fault.map_or(0, |fault| fault as u8);
         // bwPollTimeout 0 ms, no string.
-        Control::Data([status, 0, 0, 0, self.state as u8, 0].as_slice().into())
+        ControlTransferAnswer::Data([status, 0, 0, 0, self.state as u8, 0].as_slice().into())
     }
 
     /// Ends an error (§6.1.3). In any other state there is nothing to clear.
-    fn clear_status(&mut self) -> Control {
-        if self.state != State::Error {
-            return self.fail(Fault::Stalled);
+    fn clear_status(&mut self) -> ControlTransferAnswer {
+        if self.state != DfuState::Error {
+            return self.fail(DfuErrorStatus::Stalled);
         }
         self.idle();
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 
     /// Returns to dfuIDLE (§6.1.4), from the states in which something may be aborted.
-    fn abort(&mut self) -> Control {
-        if !matches!(self.state, State::Idle | State::DownloadIdle | State::UploadIdle) {
-            return self.fail(Fault::Stalled);
+    fn abort(&mut self) -> ControlTransferAnswer {
+        if !matches!(self.state, DfuState::Idle | DfuState::DownloadIdle | DfuState::UploadIdle) {
+            return self.fail(DfuErrorStatus::Stalled);
         }
         self.idle();
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 }
 
-impl Function for Dfu {
-    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
-        if (setup.kind(), setup.recipient(), setup.index) != (RequestKind::Class, Recipient::Interface, 0) {
-            return Control::Stall;
+impl GadgetFunction for DfuGadget {
+    fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
+        if (setup.kind(), setup.recipient(), setup.index) != (RequestKind::Class, RequestRecipient::Interface, 0) {
+            return ControlTransferAnswer::Stall;
         }
-        let is_in = setup.direction() == Direction::In;
+        let is_in = setup.direction() == TransferDirection::In;
         match (setup.request, is_in) {
             (DNLOAD, false) => self.download(setup.value, data),
             (UPLOAD, true) => self.upload(setup.value, setup.length.into()),
             (GETSTATUS, true) if (setup.value, setup.length) == (0, 6) => self.status(),
             (GETSTATE, true) if (setup.value, setup.length) == (0, 1) => {
-                Control::Data([self.state as u8].as_slice().into())
+                ControlTransferAnswer::Data([self.state as u8].as_slice().into())
             }
             (CLRSTATUS, false) if (setup.value, setup.length) == (0, 0) => self.clear_status(),
             (ABORT, false) if (setup.value, setup.length) == (0, 0) => self.abort(),
-            (GETSTATUS | GETSTATE | CLRSTATUS | ABORT, _) => Control::Stall,
+            (GETSTATUS | GETSTATE | CLRSTATUS | ABORT, _) => ControlTransferAnswer::Stall,
             // Among them DETACH, which is for devices that run their application (A.2).
-            _ => self.fail(Fault::Stalled),
+            _ => self.fail(DfuErrorStatus::Stalled),
         }
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.idle();
     }
 
     fn save(&self) -> Option<Vec<u8>> {
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         to.u8(self.state as u8);
         to.u8(self.fault.map_or(0, |fault| fault as u8));
         to.bytes(&self.firmware);
@@ -251,20 +251,20 @@ impl Function for Dfu {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let number = from.u8()?;
         let all = [
-            State::Idle,
-            State::DownloadSync,
-            State::DownloadIdle,
-            State::ManifestSync,
-            State::UploadIdle,
-            State::Error,
+            DfuState::Idle,
+            DfuState::DownloadSync,
+            DfuState::DownloadIdle,
+            DfuState::ManifestSync,
+            DfuState::UploadIdle,
+            DfuState::Error,
         ];
         let state = all.into_iter().find(|state| *state as u8 == number)?;
         let number = from.u8()?;
-        let fault = [Fault::Address, Fault::Stalled].into_iter().find(|fault| *fault as u8 == number);
-        let is_whole = (state == State::Error) == fault.is_some() && (number == 0) == fault.is_none();
+        let fault = [DfuErrorStatus::Address, DfuErrorStatus::Stalled].into_iter().find(|fault| *fault as u8 == number);
+        let is_whole = (state == DfuState::Error) == fault.is_some() && (number == 0) == fault.is_none();
         let within = |bytes: &&[u8]| bytes.len() <= FIRMWARE_BYTES_MAX;
         let firmware = from.bytes().filter(within)?.to_vec();
         let staged = from.bytes().filter(within)?.to_vec();
@@ -281,38 +281,38 @@ impl Function for Dfu {
 mod tests {
     use super::*;
     use crate::fuzzing::fuzz;
-    use farbus_model::{BufferPool, Completions, Device, Instant, Status, Urb, UrbId};
+    use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Urb, UrbId, UrbStatus};
     use proptest::prelude::*;
 
     const DETACH: u8 = 0;
 
     /// A host with the device.
     struct Host {
-        device: Emulated<Dfu>,
-        done: Completions,
+        device: EmulatedDevice<DfuGadget>,
+        done: CompletionQueue,
     }
 
     impl Host {
         fn new() -> Self {
-            let mut host = Self { device: Dfu::device(), done: Completions::new(BufferPool::new(0)) };
-            host.control(Setup::set_configuration(1), &[]);
+            let mut host = Self { device: DfuGadget::device(), done: CompletionQueue::new(BufferPool::new(0)) };
+            host.control(SetupPacket::set_configuration(1), &[]);
             host
         }
 
-        fn control(&mut self, setup: Setup, data: &[u8]) -> Option<Vec<u8>> {
+        fn control(&mut self, setup: SetupPacket, data: &[u8]) -> Option<Vec<u8>> {
             let urb = Urb::control(UrbId(1), setup, data.to_vec().into());
             self.device.submit(Instant::ZERO, urb.launch(), &mut self.done);
             let done = self.done.pop().expect("a control request is answered at once");
-            (done.status == Status::Ok).then(|| done.payload.into_vec())
+            (done.status == UrbStatus::Ok).then(|| done.payload.into_vec())
         }
 
         fn out(&mut self, request: u8, value: u16, data: &[u8]) -> Option<()> {
-            let setup = Setup { request_type: 0x21, request, value, index: 0, length: data.len() as u16 };
+            let setup = SetupPacket { request_type: 0x21, request, value, index: 0, length: data.len() as u16 };
             self.control(setup, data).map(|_| ())
         }
 
         fn ask(&mut self, request: u8, value: u16, length: u16) -> Option<Vec<u8>> {
-            self.control(Setup { request_type: 0xa1, request, value, index: 0, length }, &[])
+            self.control(SetupPacket { request_type: 0xa1, request, value, index: 0, length }, &[])
         }
 
         /// `bStatus` and `bState`.
@@ -325,11 +325,11 @@ mod tests {
         fn download(&mut self, firmware: &[u8]) {
             for (block, data) in firmware.chunks(BLOCK_BYTES_MAX.into()).enumerate() {
                 self.out(DNLOAD, block as u16, data).unwrap();
-                assert_eq!(self.status(), (0, State::DownloadIdle as u8));
+                assert_eq!(self.status(), (0, DfuState::DownloadIdle as u8));
             }
             self.out(DNLOAD, 0, &[]).unwrap();
-            assert_eq!(self.device.function().state(), State::ManifestSync);
-            assert_eq!(self.status(), (0, State::Idle as u8));
+            assert_eq!(self.device.function().state(), DfuState::ManifestSync);
+            assert_eq!(self.status(), (0, DfuState::Idle as u8));
         }
 
         fn upload(&mut self) -> Vec<u8> {
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_those_of_dfu_mode() {
-        let device = Dfu::device();
+        let device = DfuGadget::device();
         let bytes = &device.descriptors().configurations[0].bytes;
         assert_eq!(bytes[9..18], [9, 4, 0, 0, 0, 0xfe, 1, 2, 4]);
         assert_eq!(bytes[18..], [9, 0x21, 7, 0, 0, 0, 0x10, 0x10, 1]);
@@ -362,9 +362,9 @@ mod tests {
             let firmware: Vec<u8> = (0..length).map(|at| (at / 3) as u8).collect();
             host.download(&firmware);
             assert!(host.upload() == firmware, "{length} bytes");
-            assert_eq!(host.device.function().state(), State::Idle);
+            assert_eq!(host.device.function().state(), DfuState::Idle);
             host.device.reset(Instant::ZERO, &mut host.done);
-            host.control(Setup::set_configuration(1), &[]);
+            host.control(SetupPacket::set_configuration(1), &[]);
         }
         assert_eq!(host.device.function().firmware().len(), FIRMWARE_BYTES_MAX, "a reset does not erase it");
     }
@@ -376,21 +376,21 @@ mod tests {
         host.out(DNLOAD, 0, b"new").unwrap();
         host.status();
         host.out(ABORT, 0, &[]).unwrap();
-        assert_eq!(host.status(), (0, State::Idle as u8));
+        assert_eq!(host.status(), (0, DfuState::Idle as u8));
         host.out(DNLOAD, 0, b"new").unwrap();
         host.device.reset(Instant::ZERO, &mut host.done);
-        assert_eq!((host.device.function().state(), host.device.function().firmware()), (State::Idle, &b"old"[..]));
+        assert_eq!((host.device.function().state(), host.device.function().firmware()), (DfuState::Idle, &b"old"[..]));
     }
 
     #[test]
     fn what_the_state_does_not_allow_stalls_until_the_status_is_cleared() {
         type Reached = fn(&mut Host);
         // Each state, and the requests that it allows besides GETSTATUS and GETSTATE (A.2.3 to A.2.11).
-        let states: [(State, Reached, &[u8]); 6] = [
-            (State::Idle, |_| {}, &[DNLOAD, UPLOAD, ABORT]),
-            (State::DownloadSync, |host| host.out(DNLOAD, 0, &[1]).unwrap(), &[]),
+        let states: [(DfuState, Reached, &[u8]); 6] = [
+            (DfuState::Idle, |_| {}, &[DNLOAD, UPLOAD, ABORT]),
+            (DfuState::DownloadSync, |host| host.out(DNLOAD, 0, &[1]).unwrap(), &[]),
             (
-                State::DownloadIdle,
+                DfuState::DownloadIdle,
                 |host| {
                     host.out(DNLOAD, 0, &[1]).unwrap();
                     host.status();
@@ -398,7 +398,7 @@ mod tests {
                 &[DNLOAD, ABORT],
             ),
             (
-                State::ManifestSync,
+                DfuState::ManifestSync,
                 |host| {
                     host.out(DNLOAD, 0, &[1]).unwrap();
                     host.status();
@@ -406,8 +406,8 @@ mod tests {
                 },
                 &[],
             ),
-            (State::UploadIdle, |host| drop(host.ask(UPLOAD, 0, 1).unwrap()), &[UPLOAD, ABORT]),
-            (State::Error, |host| assert!(host.out(DETACH, 0, &[]).is_none()), &[CLRSTATUS]),
+            (DfuState::UploadIdle, |host| drop(host.ask(UPLOAD, 0, 1).unwrap()), &[UPLOAD, ABORT]),
+            (DfuState::Error, |host| assert!(host.out(DETACH, 0, &[]).is_none()), &[CLRSTATUS]),
         ];
         for (state, reach, allowed) in states {
             for request in [DETACH, DNLOAD, UPLOAD, CLRSTATUS, ABORT, 7, 0xff] {
@@ -422,7 +422,11 @@ mod tests {
                 };
                 assert_eq!(answer.is_some(), allowed.contains(&request), "request {request} in {state:?}");
                 if answer.is_none() {
-                    assert_eq!(host.status(), (Fault::Stalled as u8, State::Error as u8), "{request} in {state:?}");
+                    assert_eq!(
+                        host.status(),
+                        (DfuErrorStatus::Stalled as u8, DfuState::Error as u8),
+                        "{request} in {state:?}"
+                    );
                     host.out(CLRSTATUS, 0, &[]).unwrap();
                     assert_eq!(host.upload(), b"firmware");
                 }
@@ -435,7 +439,7 @@ mod tests {
         let mut host = Host::new();
         host.download(&vec![7; FIRMWARE_BYTES_MAX]);
         let refused = |host: &mut Host, what: &str| {
-            assert_eq!(host.status(), (Fault::Address as u8, State::Error as u8), "{what}");
+            assert_eq!(host.status(), (DfuErrorStatus::Address as u8, DfuState::Error as u8), "{what}");
             host.out(CLRSTATUS, 0, &[]).unwrap();
         };
         host.out(DNLOAD, 0xffff, &[1]).unwrap();
@@ -457,7 +461,7 @@ mod tests {
         }
         refused(&mut host, "the memory is full");
         assert!(host.ask(GETSTATUS, 1, 6).is_none() && host.ask(GETSTATUS, 0, 5).is_none());
-        assert_eq!(host.status(), (0, State::Idle as u8), "a malformed request changes nothing");
+        assert_eq!(host.status(), (0, DfuState::Idle as u8), "a malformed request changes nothing");
     }
 
     #[test]
@@ -468,15 +472,15 @@ mod tests {
         let state = host.device.function().save().unwrap();
         let mut next = Host::new();
         next.device.function_mut().restore(&state).unwrap();
-        assert_eq!(next.status(), (0, State::DownloadIdle as u8));
+        assert_eq!(next.status(), (0, DfuState::DownloadIdle as u8));
         next.out(DNLOAD, 6, b"w").unwrap();
         next.status();
         next.out(DNLOAD, 7, &[]).unwrap();
         next.status();
         assert_eq!(next.upload(), b"new");
-        assert!((0..state.len()).all(|end| Dfu::new().restore(&state[..end]).is_none()));
-        let impossible = [&[State::Idle as u8, Fault::Address as u8], &state[2..]].concat();
-        assert!(Dfu::new().restore(&impossible).is_none());
+        assert!((0..state.len()).all(|end| DfuGadget::new().restore(&state[..end]).is_none()));
+        let impossible = [&[DfuState::Idle as u8, DfuErrorStatus::Address as u8], &state[2..]].concat();
+        assert!(DfuGadget::new().restore(&impossible).is_none());
     }
 
     /// What a host does.
@@ -484,14 +488,14 @@ mod tests {
     enum Op {
         Out(u8, u16, Vec<u8>),
         In(u8, u16, u16),
-        Any(Setup),
+        Any(SetupPacket),
         Reset,
         Restart,
     }
 
     fn op() -> impl Strategy<Value = Op> {
         let data = prop::collection::vec(any::<u8>(), 0..40);
-        let any_setup = any::<[u8; 8]>().prop_map(Setup::from_bytes);
+        let any_setup = any::<[u8; 8]>().prop_map(SetupPacket::from_bytes);
         prop_oneof![
             6 => (prop::sample::select(vec![DNLOAD, ABORT, CLRSTATUS, DETACH]), 0..4_u16, data)
                 .prop_map(|(request, value, data)| Op::Out(request, value, data)),
@@ -513,30 +517,30 @@ mod tests {
                         Op::Out(request, value, data) => drop(host.out(request, value, &data)),
                         Op::In(request, value, length) => drop(host.ask(request, value, length)),
                         Op::Any(setup) => {
-                            let length = if setup.direction() == Direction::Out { setup.length } else { 0 };
+                            let length = if setup.direction() == TransferDirection::Out { setup.length } else { 0 };
                             host.control(setup, &vec![0; length.into()]);
                         }
                         Op::Reset => {
                             host.device.reset(Instant::ZERO, &mut host.done);
-                            host.control(Setup::set_configuration(1), &[]);
+                            host.control(SetupPacket::set_configuration(1), &[]);
                         }
                         Op::Restart => {
                             let state = host.device.function().save().unwrap();
-                            let mut next = Dfu::new();
+                            let mut next = DfuGadget::new();
                             prop_assert!(next.restore(&state).is_some());
                             prop_assert_eq!(next.save().unwrap(), state);
                         }
                     }
                     let dfu = host.device.function();
-                    prop_assert_eq!(dfu.fault.is_some(), dfu.state == State::Error);
+                    prop_assert_eq!(dfu.fault.is_some(), dfu.state == DfuState::Error);
                     prop_assert!(dfu.staged.len() <= FIRMWARE_BYTES_MAX && dfu.uploaded <= dfu.firmware.len());
                     let is_downloading =
-                        matches!(dfu.state, State::DownloadSync | State::DownloadIdle | State::ManifestSync);
+                        matches!(dfu.state, DfuState::DownloadSync | DfuState::DownloadIdle | DfuState::ManifestSync);
                     prop_assert_eq!(is_downloading, !dfu.staged.is_empty());
                 }
                 // Whatever came before, a host can begin again.
                 host.device.reset(Instant::ZERO, &mut host.done);
-                host.control(Setup::set_configuration(1), &[]);
+                host.control(SetupPacket::set_configuration(1), &[]);
                 host.download(b"again");
                 prop_assert_eq!(host.upload(), b"again");
                 Ok(())

@@ -8,80 +8,81 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farbus_model::descriptor::{self, Selection, kind};
-use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::descriptor::{self, ConfigurationSelection, kind};
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
-    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, Urb, UrbId,
+    BufferPool, CompletionQueue, DescriptorSet, Device, DeviceDefinition, EndpointDescriptor, EpAddr, Instant,
+    IsoPacket, NamedCounters, OwnerCommand, OwnerCommandError, Payload, ReadinessSource, SetupPacket,
+    TransferDirection, TransferType, Urb, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 
 /// What a gadget does, endpoint by endpoint. The defaults cover everything that a gadget does not need.
-pub trait Function: Send {
+pub trait GadgetFunction: Send {
     /// The host asks an IN endpoint for up to `room` bytes. Fewer end the transfer (short packet).
-    fn send(&mut self, endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+    fn send(&mut self, endpoint: EpAddr, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let _ = (endpoint, room, cx);
-        Sent::Nak
+        InTransferAnswer::Nak
     }
 
-    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. After [`Received::Nak`] it is offered
+    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. After [`OutTransferAnswer::Nak`] it is offered
     /// again when the function's state may have changed.
-    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         let _ = (endpoint, payload, cx);
-        Received::Stall
+        OutTransferAnswer::Stall
     }
 
     /// A class or vendor request, or a standard one to an interface that chapter 9 leaves to the
     /// class (such as the HID report descriptor). `data` is the OUT data stage.
-    fn control(&mut self, setup: Setup, data: &[u8], cx: &mut Context<'_>) -> Control {
+    fn control(&mut self, setup: SetupPacket, data: &[u8], cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
         let _ = (setup, data, cx);
-        Control::Stall
+        ControlTransferAnswer::Stall
     }
 
     /// The host selected a configuration (0: none) or an alternate setting: endpoints start afresh.
-    fn selected(&mut self, selection: &Selection, cx: &mut Context<'_>) {
+    fn selected(&mut self, selection: &ConfigurationSelection, cx: &mut FunctionContext<'_>) {
         let _ = (selection, cx);
     }
 
     /// The host wants to clear this endpoint's halt. `false` keeps it halted.
-    fn clear_halt(&mut self, endpoint: EpAddr, cx: &mut Context<'_>) -> bool {
+    fn clear_halt(&mut self, endpoint: EpAddr, cx: &mut FunctionContext<'_>) -> bool {
         let _ = (endpoint, cx);
         true
     }
 
     /// The bus was reset: discard everything that the host has set.
-    fn reset(&mut self, cx: &mut Context<'_>) {
+    fn reset(&mut self, cx: &mut FunctionContext<'_>) {
         let _ = cx;
     }
 
     /// The host came late: an isochronous endpoint that it uses had nothing queued for this many service intervals.
-    fn starved(&mut self, endpoint: EpAddr, intervals: u64, cx: &mut Context<'_>) {
+    fn starved(&mut self, endpoint: EpAddr, intervals: u64, cx: &mut FunctionContext<'_>) {
         let _ = (endpoint, intervals, cx);
     }
 
-    /// When [`Function::handle_timeout`] wants to be called.
+    /// When [`GadgetFunction::handle_timeout`] wants to be called.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// Called when the moment of [`Function::poll_timeout`] has come.
-    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    /// Called when the moment of [`GadgetFunction::poll_timeout`] has come.
+    fn handle_timeout(&mut self, cx: &mut FunctionContext<'_>) {
         let _ = cx;
     }
 
     /// What the engine has to wait on besides, if the function depends on something outside the process
     /// ([`Device::readiness`]).
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         None
     }
 
-    /// Called when [`Function::readiness`] became ready.
-    fn handle_ready(&mut self, cx: &mut Context<'_>) {
+    /// Called when [`GadgetFunction::readiness`] became ready.
+    fn handle_ready(&mut self, cx: &mut FunctionContext<'_>) {
         let _ = cx;
     }
 
     /// Called after the last submission of a turn ([`Device::end_turn`]). Returns whether the function can now do what
     /// it could not do before.
-    fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
+    fn end_turn(&mut self, cx: &mut FunctionContext<'_>) -> bool {
         let _ = cx;
         false
     }
@@ -91,7 +92,7 @@ pub trait Function: Send {
         false
     }
 
-    /// The commands that [`Function::command`] knows, by the words its owner types.
+    /// The commands that [`GadgetFunction::command`] knows, by the words its owner types.
     fn verbs(&self) -> &'static [&'static str] {
         &[]
     }
@@ -99,14 +100,14 @@ pub trait Function: Send {
     /// Carries out a command of the owner's.
     ///
     /// # Errors
-    /// [`CommandError`] when it is unknown or refused.
-    fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
+    /// [`OwnerCommandError`] when it is unknown or refused.
+    fn command(&mut self, command: &OwnerCommand, cx: &mut FunctionContext<'_>) -> Result<(), OwnerCommandError> {
         let _ = cx;
-        Err(CommandError::unknown(command))
+        Err(OwnerCommandError::unknown(command))
     }
 
     /// Its counters, readable while the device is in use.
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         None
     }
 
@@ -127,7 +128,7 @@ pub trait Function: Send {
 
 /// What a function may use during a call.
 #[derive(Debug)]
-pub struct Context<'a> {
+pub struct FunctionContext<'a> {
     /// Now.
     pub now: Instant,
     /// Buffers for IN data.
@@ -135,7 +136,7 @@ pub struct Context<'a> {
     halts: &'a mut u32,
 }
 
-impl Context<'_> {
+impl FunctionContext<'_> {
     /// Halts `endpoint`: it answers STALL until the host clears the halt (and the function permits that).
     pub fn halt(&mut self, endpoint: EpAddr) {
         *self.halts |= 1 << endpoint.index();
@@ -149,7 +150,7 @@ impl Context<'_> {
 
 /// A function's answer to a request for data.
 #[derive(Debug)]
-pub enum Sent {
+pub enum InTransferAnswer {
     /// These bytes, at most as many as there is space for.
     Data(Payload),
     /// No data now.
@@ -160,7 +161,7 @@ pub enum Sent {
 
 /// A function's answer to data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum OutTransferAnswer {
     /// All bytes were taken.
     Accepted,
     /// Not now.
@@ -171,7 +172,7 @@ pub enum Received {
 
 /// A function's answer to a control request.
 #[derive(Debug)]
-pub enum Control {
+pub enum ControlTransferAnswer {
     /// OUT: done.
     Ack,
     /// IN: these bytes (cut to what the host asked for).
@@ -182,12 +183,12 @@ pub enum Control {
 
 /// A device made of a definition and a function.
 #[derive(Debug)]
-pub struct Emulated<F> {
-    descriptors: Descriptors,
-    speed: Speed,
+pub struct EmulatedDevice<F> {
+    descriptors: DescriptorSet,
+    speed: UsbSpeed,
     function: F,
-    selection: Selection,
-    pipes: [Pipe; 32],
+    selection: ConfigurationSelection,
+    pipes: [EndpointQueue; 32],
     /// Bit n: the endpoint with index n is halted.
     halts: u32,
     /// Bit n: the queue with index n is not empty.
@@ -195,28 +196,28 @@ pub struct Emulated<F> {
 }
 
 #[derive(Debug, Default)]
-struct Pipe {
-    queue: VecDeque<InFlight>,
+struct EndpointQueue {
+    queue: VecDeque<UrbInFlight>,
     /// Periodic endpoints: the first moment that no earlier packet occupies.
     free_at: Instant,
 }
 
 /// The result of trying the first request of a queue.
-enum Step {
+enum RequestAttempt {
     /// It was answered; the next one may be tried.
     Done,
     /// It waits for the function, or for its time.
     Waits,
 }
 
-impl<F: Function> Emulated<F> {
+impl<F: GadgetFunction> EmulatedDevice<F> {
     /// Makes the device that `definition` declares and `function` carries out.
-    pub fn new(definition: &Definition, function: F) -> Self {
+    pub fn new(definition: &DeviceDefinition, function: F) -> Self {
         Self {
             descriptors: definition.build(),
             speed: definition.declared_speed(),
             function,
-            selection: Selection::default(),
+            selection: ConfigurationSelection::default(),
             pipes: Default::default(),
             halts: 0,
             waiting: 0,
@@ -238,7 +239,7 @@ impl<F: Function> Emulated<F> {
         self.pipes.iter().flat_map(|pipe| &pipe.queue).map(|urb| &**urb)
     }
 
-    /// Which endpoints are halted, for [`Emulated::resume`].
+    /// Which endpoints are halted, for [`EmulatedDevice::resume`].
     pub fn halts(&self) -> u32 {
         self.halts
     }
@@ -248,11 +249,16 @@ impl<F: Function> Emulated<F> {
     ///
     /// # Errors
     /// Why no device can have been in this state; the device is unchanged.
-    pub fn resume(&mut self, selection: Selection, halts: u32, waiting: Vec<Urb>) -> Result<(), &'static str> {
-        let mut pipes: [Pipe; 32] = Default::default();
+    pub fn resume(
+        &mut self,
+        selection: ConfigurationSelection,
+        halts: u32,
+        waiting: Vec<Urb>,
+    ) -> Result<(), &'static str> {
+        let mut pipes: [EndpointQueue; 32] = Default::default();
         for urb in &waiting {
             let endpoint = selection.endpoint(urb.endpoint).ok_or("a request waits at an endpoint that is there")?;
-            let is_whole = urb.direction == Direction::In || urb.payload.len() == urb.length as usize;
+            let is_whole = urb.direction == TransferDirection::In || urb.payload.len() == urb.length as usize;
             if !matches!(endpoint.kind, TransferType::Bulk | TransferType::Interrupt)
                 || urb.endpoint.direction() != urb.direction
                 || !urb.iso.is_empty()
@@ -274,10 +280,10 @@ impl<F: Function> Emulated<F> {
     fn with_function<T>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut F, &Selection, &mut Context<'_>) -> T,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut F, &ConfigurationSelection, &mut FunctionContext<'_>) -> T,
     ) -> T {
-        let mut cx = Context { now, pool: &mut done.pool, halts: &mut self.halts };
+        let mut cx = FunctionContext { now, pool: &mut done.pool, halts: &mut self.halts };
         act(&mut self.function, &self.selection, &mut cx)
     }
 
@@ -286,7 +292,7 @@ impl<F: Function> Emulated<F> {
     }
 
     /// Serves every queue until no request moves: one endpoint's progress may be what another waits for.
-    fn serve(&mut self, now: Instant, done: &mut Completions) {
+    fn serve(&mut self, now: Instant, done: &mut CompletionQueue) {
         loop {
             let mut moved = false;
             let mut left = self.waiting;
@@ -302,21 +308,21 @@ impl<F: Function> Emulated<F> {
     }
 
     /// Serves every queue, or ends all requests if what the function depends on is gone.
-    fn serve_or_end(&mut self, now: Instant, done: &mut Completions) {
+    fn serve_or_end(&mut self, now: Instant, done: &mut CompletionQueue) {
         if self.function.is_gone() {
-            self.withdraw_all(Status::Gone, done);
+            self.withdraw_all(UrbStatus::Gone, done);
         } else {
             self.serve(now, done);
         }
     }
 
     /// Serves one queue; returns whether any request was answered.
-    fn serve_pipe(&mut self, index: usize, now: Instant, done: &mut Completions) -> bool {
+    fn serve_pipe(&mut self, index: usize, now: Instant, done: &mut CompletionQueue) -> bool {
         let mut moved = false;
         while let Some(urb) = self.pipes[index].queue.pop_front() {
             match self.step(urb, now, done) {
-                Step::Done => moved = true,
-                Step::Waits => break,
+                RequestAttempt::Done => moved = true,
+                RequestAttempt::Waits => break,
             }
         }
         self.note_waiting(index);
@@ -324,7 +330,7 @@ impl<F: Function> Emulated<F> {
     }
 
     /// Tells the function that nothing was queued there for this long.
-    fn note_idle(&mut self, address: EpAddr, idle: Duration, now: Instant, done: &mut Completions) {
+    fn note_idle(&mut self, address: EpAddr, idle: Duration, now: Instant, done: &mut CompletionQueue) {
         let Some(endpoint) = self.selection.endpoint(address) else { return };
         let intervals = idle.as_nanos().div_ceil(endpoint.service_interval(self.speed).as_nanos().max(1));
         let intervals = u64::try_from(intervals).unwrap_or(u64::MAX);
@@ -337,15 +343,15 @@ impl<F: Function> Emulated<F> {
     }
 
     /// Tries the first request of its queue; puts it back if it has to wait.
-    fn step(&mut self, urb: InFlight, now: Instant, done: &mut Completions) -> Step {
+    fn step(&mut self, urb: UrbInFlight, now: Instant, done: &mut CompletionQueue) -> RequestAttempt {
         let address = urb.endpoint;
         if self.is_halted(address) {
-            done.push(urb.fail(Status::Stall));
-            return Step::Done;
+            done.push(urb.fail(UrbStatus::Stall));
+            return RequestAttempt::Done;
         }
         let Some(endpoint) = self.selection.endpoint(address).copied() else {
-            done.push(urb.fail(Status::Invalid));
-            return Step::Done;
+            done.push(urb.fail(UrbStatus::Invalid));
+            return RequestAttempt::Done;
         };
         match endpoint.kind {
             TransferType::Isochronous => self.step_isochronous(urb, &endpoint, now, done),
@@ -354,47 +360,61 @@ impl<F: Function> Emulated<F> {
         }
     }
 
-    fn wait(&mut self, urb: InFlight) -> Step {
+    fn wait(&mut self, urb: UrbInFlight) -> RequestAttempt {
         self.pipes[urb.endpoint.index()].queue.push_front(urb);
-        Step::Waits
+        RequestAttempt::Waits
     }
 
     /// Puts the request back to wait for the function: there is no moment to wake up at.
-    fn wait_for_function(&mut self, urb: InFlight) -> Step {
+    fn wait_for_function(&mut self, urb: UrbInFlight) -> RequestAttempt {
         self.pipes[urb.endpoint.index()].free_at = Instant::ZERO;
         self.wait(urb)
     }
 
     /// A bulk or interrupt transfer.
-    fn step_data(&mut self, urb: InFlight, endpoint: &Endpoint, now: Instant, done: &mut Completions) -> Step {
+    fn step_data(
+        &mut self,
+        urb: UrbInFlight,
+        endpoint: &EndpointDescriptor,
+        now: Instant,
+        done: &mut CompletionQueue,
+    ) -> RequestAttempt {
         let (address, room) = (urb.endpoint, urb.length as usize);
         let answer = match urb.direction {
-            Direction::In => match self.with_function(now, done, |f, _, cx| f.send(address, room, cx)) {
-                Sent::Data(payload) => urb.answer(payload),
-                Sent::Nak => return self.wait_for_function(urb),
-                Sent::Stall => self.halt(urb),
+            TransferDirection::In => match self.with_function(now, done, |f, _, cx| f.send(address, room, cx)) {
+                InTransferAnswer::Data(payload) => urb.answer(payload),
+                InTransferAnswer::Nak => return self.wait_for_function(urb),
+                InTransferAnswer::Stall => self.halt(urb),
             },
-            Direction::Out => match self.with_function(now, done, |f, _, cx| f.receive(address, &urb.payload, cx)) {
-                Received::Accepted => urb.accept(),
-                Received::Nak => return self.wait_for_function(urb),
-                Received::Stall => self.halt(urb),
-            },
+            TransferDirection::Out => {
+                match self.with_function(now, done, |f, _, cx| f.receive(address, &urb.payload, cx)) {
+                    OutTransferAnswer::Accepted => urb.accept(),
+                    OutTransferAnswer::Nak => return self.wait_for_function(urb),
+                    OutTransferAnswer::Stall => self.halt(urb),
+                }
+            }
         };
         if endpoint.kind == TransferType::Interrupt {
             let packets = answer.actual.div_ceil(endpoint.interval_bytes_max().max(1)).max(1);
             self.pipes[address.index()].free_at = now + endpoint.service_interval(self.speed) * packets;
         }
         done.push(answer);
-        Step::Done
+        RequestAttempt::Done
     }
 
-    fn halt(&mut self, urb: InFlight) -> farbus_model::Done {
+    fn halt(&mut self, urb: UrbInFlight) -> farbus_model::UrbCompletion {
         self.halts |= 1 << urb.endpoint.index();
-        urb.fail(Status::Stall)
+        urb.fail(UrbStatus::Stall)
     }
 
     /// An isochronous transfer: answered when its last packet's interval has passed.
-    fn step_isochronous(&mut self, urb: InFlight, endpoint: &Endpoint, now: Instant, done: &mut Completions) -> Step {
+    fn step_isochronous(
+        &mut self,
+        urb: UrbInFlight,
+        endpoint: &EndpointDescriptor,
+        now: Instant,
+        done: &mut CompletionQueue,
+    ) -> RequestAttempt {
         let pipe = &mut self.pipes[urb.endpoint.index()];
         let span = endpoint.service_interval(self.speed) * urb.iso.len() as u32;
         if now < pipe.free_at + span {
@@ -405,20 +425,25 @@ impl<F: Function> Emulated<F> {
         let mut done_urb = self.move_packets(urb, now, done);
         done_urb.start_frame = frame_number(start, self.speed);
         done.push(done_urb);
-        Step::Done
+        RequestAttempt::Done
     }
 
-    fn move_packets(&mut self, urb: InFlight, now: Instant, done: &mut Completions) -> farbus_model::Done {
+    fn move_packets(
+        &mut self,
+        urb: UrbInFlight,
+        now: Instant,
+        done: &mut CompletionQueue,
+    ) -> farbus_model::UrbCompletion {
         let address = urb.endpoint;
         let mut packets = urb.iso.clone();
         match urb.direction {
-            Direction::In => {
+            TransferDirection::In => {
                 let mut data = done.pool.take(urb.length as usize);
                 let mut at = 0;
                 for packet in &mut packets {
                     let room = packet.length as usize;
                     let sent = self.with_function(now, done, |f, _, cx| f.send(address, room, cx));
-                    let Sent::Data(payload) = sent else { continue };
+                    let InTransferAnswer::Data(payload) = sent else { continue };
                     let moved = payload.copy_to(&mut data[at..at + room]);
                     packet.actual = moved as u32;
                     at += moved;
@@ -427,12 +452,12 @@ impl<F: Function> Emulated<F> {
                 data.truncate(at);
                 urb.done_iso(packets, data.into())
             }
-            Direction::Out => {
+            TransferDirection::Out => {
                 let all = urb.payload.clone();
                 for packet in &mut packets {
                     let payload = packet_of(&all, packet);
                     let received = self.with_function(now, done, |f, _, cx| f.receive(address, &payload, cx));
-                    if received == Received::Accepted {
+                    if received == OutTransferAnswer::Accepted {
                         packet.actual = packet.length;
                     }
                 }
@@ -455,13 +480,13 @@ impl<F: Function> Emulated<F> {
         }
     }
 
-    fn withdraw_all(&mut self, status: Status, done: &mut Completions) {
+    fn withdraw_all(&mut self, status: UrbStatus, done: &mut CompletionQueue) {
         for index in 0..self.pipes.len() {
             self.withdraw(index, status, done);
         }
     }
 
-    fn withdraw(&mut self, index: usize, status: Status, done: &mut Completions) {
+    fn withdraw(&mut self, index: usize, status: UrbStatus, done: &mut CompletionQueue) {
         for urb in self.pipes[index].queue.drain(..) {
             done.push(urb.fail(status));
         }
@@ -469,7 +494,7 @@ impl<F: Function> Emulated<F> {
     }
 
     /// Control requests are answered at once.
-    fn submit_control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit_control(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         let setup = urb.setup;
         let data = urb.take_payload();
         let answer = match setup.kind() {
@@ -479,52 +504,61 @@ impl<F: Function> Emulated<F> {
         let answer = answer
             .unwrap_or_else(|| self.with_function(now, done, |f, _, cx| f.control(setup, &data.contiguous(), cx)));
         let finished = match (answer, urb.direction) {
-            (Control::Ack, Direction::Out) => urb.accept(),
-            (Control::Ack, Direction::In) => urb.answer(Payload::Empty),
-            (Control::Data(mut payload), Direction::In) => {
+            (ControlTransferAnswer::Ack, TransferDirection::Out) => urb.accept(),
+            (ControlTransferAnswer::Ack, TransferDirection::In) => urb.answer(Payload::Empty),
+            (ControlTransferAnswer::Data(mut payload), TransferDirection::In) => {
                 payload.truncate(urb.length as usize);
                 urb.answer(payload)
             }
             // An IN request without a data stage travels as OUT (USB 2.0 §9.3.1).
-            (Control::Data(_), Direction::Out) if urb.length == 0 => urb.accept(),
-            (Control::Data(_), Direction::Out) | (Control::Stall, _) => urb.fail(Status::Stall),
+            (ControlTransferAnswer::Data(_), TransferDirection::Out) if urb.length == 0 => urb.accept(),
+            (ControlTransferAnswer::Data(_), TransferDirection::Out) | (ControlTransferAnswer::Stall, _) => {
+                urb.fail(UrbStatus::Stall)
+            }
         };
         done.push(finished);
     }
 
     /// Chapter 9 (USB 2.0 §9.4). `None` leaves the request to the function.
-    fn standard_request(&mut self, now: Instant, setup: Setup, done: &mut Completions) -> Option<Control> {
+    fn standard_request(
+        &mut self,
+        now: Instant,
+        setup: SetupPacket,
+        done: &mut CompletionQueue,
+    ) -> Option<ControlTransferAnswer> {
         let endpoint = descriptor::endpoint_of_index(setup.index);
         Some(match (setup.request, setup.recipient()) {
-            (request::GET_DESCRIPTOR, Recipient::Device) => self.get_descriptor(setup),
-            (request::GET_CONFIGURATION, Recipient::Device) => bytes(&[self.selection.configuration()]),
-            (request::SET_CONFIGURATION, Recipient::Device) => self.set_configuration(now, setup.value as u8, done),
+            (request::GET_DESCRIPTOR, RequestRecipient::Device) => self.get_descriptor(setup),
+            (request::GET_CONFIGURATION, RequestRecipient::Device) => bytes(&[self.selection.configuration()]),
+            (request::SET_CONFIGURATION, RequestRecipient::Device) => {
+                self.set_configuration(now, setup.value as u8, done)
+            }
             // The host controller assigns addresses, not the gadget: nothing to do.
-            (request::SET_ADDRESS, Recipient::Device) => Control::Ack,
-            (request::SET_SEL | request::SET_ISOCH_DELAY, Recipient::Device) => Control::Ack,
+            (request::SET_ADDRESS, RequestRecipient::Device) => ControlTransferAnswer::Ack,
+            (request::SET_SEL | request::SET_ISOCH_DELAY, RequestRecipient::Device) => ControlTransferAnswer::Ack,
             // Self-powered, no remote wake-up.
-            (request::GET_STATUS, Recipient::Device) => bytes(&[1, 0]),
-            (request::SET_FEATURE | request::CLEAR_FEATURE, Recipient::Device) => match setup.value {
-                request::DEVICE_REMOTE_WAKEUP => Control::Ack,
-                _ => Control::Stall,
+            (request::GET_STATUS, RequestRecipient::Device) => bytes(&[1, 0]),
+            (request::SET_FEATURE | request::CLEAR_FEATURE, RequestRecipient::Device) => match setup.value {
+                request::DEVICE_REMOTE_WAKEUP => ControlTransferAnswer::Ack,
+                _ => ControlTransferAnswer::Stall,
             },
-            (request::GET_STATUS, Recipient::Interface) if self.has_interface(setup.index) => bytes(&[0, 0]),
-            (request::GET_INTERFACE, Recipient::Interface) if self.has_interface(setup.index) => {
+            (request::GET_STATUS, RequestRecipient::Interface) if self.has_interface(setup.index) => bytes(&[0, 0]),
+            (request::GET_INTERFACE, RequestRecipient::Interface) if self.has_interface(setup.index) => {
                 bytes(&[self.selection.alternate(setup.index as u8)])
             }
-            (request::SET_INTERFACE, Recipient::Interface) => self.set_interface(now, setup, done),
-            (request::GET_STATUS, Recipient::Endpoint) if self.has_endpoint(endpoint) => {
+            (request::SET_INTERFACE, RequestRecipient::Interface) => self.set_interface(now, setup, done),
+            (request::GET_STATUS, RequestRecipient::Endpoint) if self.has_endpoint(endpoint) => {
                 bytes(&[u8::from(self.is_halted(endpoint)), 0])
             }
-            (request::CLEAR_FEATURE, Recipient::Endpoint) if setup.value == request::ENDPOINT_HALT => {
+            (request::CLEAR_FEATURE, RequestRecipient::Endpoint) if setup.value == request::ENDPOINT_HALT => {
                 self.clear_halt(now, endpoint, done)
             }
-            (request::SET_FEATURE, Recipient::Endpoint) if setup.value == request::ENDPOINT_HALT => {
+            (request::SET_FEATURE, RequestRecipient::Endpoint) if setup.value == request::ENDPOINT_HALT => {
                 self.set_halt(endpoint, done)
             }
             // What a class defines under a standard code: HID's report descriptor.
-            (request::GET_DESCRIPTOR | request::SET_DESCRIPTOR, Recipient::Interface) => return None,
-            _ => Control::Stall,
+            (request::GET_DESCRIPTOR | request::SET_DESCRIPTOR, RequestRecipient::Interface) => return None,
+            _ => ControlTransferAnswer::Stall,
         })
     }
 
@@ -537,14 +571,14 @@ impl<F: Function> Emulated<F> {
         endpoint.is_control() || self.selection.endpoint(endpoint).is_some()
     }
 
-    fn get_descriptor(&self, setup: Setup) -> Control {
+    fn get_descriptor(&self, setup: SetupPacket) -> ControlTransferAnswer {
         let [index, kind] = setup.value.to_le_bytes();
         let all = &self.descriptors;
         match kind {
             kind::DEVICE => bytes(&all.device.to_bytes()),
             kind::CONFIGURATION => match all.configurations.get(usize::from(index)) {
                 Some(configuration) => bytes(&configuration.bytes),
-                None => Control::Stall,
+                None => ControlTransferAnswer::Stall,
             },
             kind::STRING if index == 0 => {
                 let [low, high] = descriptor::LANGUAGE_EN_US.to_le_bytes();
@@ -552,44 +586,44 @@ impl<F: Function> Emulated<F> {
             }
             kind::STRING => match all.string(index) {
                 Some(text) => bytes(&descriptor::string_to_bytes(text)),
-                None => Control::Stall,
+                None => ControlTransferAnswer::Stall,
             },
             kind::BOS if !all.bos.is_empty() => bytes(&all.bos),
             kind::DEVICE_QUALIFIER => match all.qualifier() {
                 Some(qualifier) => bytes(&qualifier),
                 // A device of one speed (USB 2.0 §9.6.2).
-                None => Control::Stall,
+                None => ControlTransferAnswer::Stall,
             },
             kind::OTHER_SPEED if index == 0 && !all.other_speed.is_empty() => bytes(&all.other_speed),
-            _ => Control::Stall,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn set_configuration(&mut self, now: Instant, value: u8, done: &mut Completions) -> Control {
+    fn set_configuration(&mut self, now: Instant, value: u8, done: &mut CompletionQueue) -> ControlTransferAnswer {
         if !self.selection.select_configuration(&self.descriptors, value) {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
-        self.withdraw_all(Status::Shutdown, done);
+        self.withdraw_all(UrbStatus::Shutdown, done);
         self.halts = 0;
         self.restart_pace(now);
         self.with_function(now, done, |f, selection, cx| f.selected(selection, cx));
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 
-    fn set_interface(&mut self, now: Instant, setup: Setup, done: &mut Completions) -> Control {
+    fn set_interface(&mut self, now: Instant, setup: SetupPacket, done: &mut CompletionQueue) -> ControlTransferAnswer {
         let (interface, alternate) = (setup.index as u8, setup.value as u8);
         let before = self.interface_endpoints(interface);
         if !self.selection.select_interface(&self.descriptors, interface, alternate) {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
         // The interface's endpoints start afresh (USB 2.0 §9.1.1.5), whichever setting they were in.
         for endpoint in before.into_iter().chain(self.interface_endpoints(interface)) {
-            self.withdraw(endpoint.index(), Status::Shutdown, done);
+            self.withdraw(endpoint.index(), UrbStatus::Shutdown, done);
             self.halts &= !(1 << endpoint.index());
             self.pipes[endpoint.index()].free_at = now;
         }
         self.with_function(now, done, |f, selection, cx| f.selected(selection, cx));
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 
     fn interface_endpoints(&self, interface: u8) -> Vec<EpAddr> {
@@ -598,23 +632,23 @@ impl<F: Function> Emulated<F> {
         setting.map_or_else(Vec::new, |s| s.endpoints.iter().map(|e| e.address).collect())
     }
 
-    fn clear_halt(&mut self, now: Instant, endpoint: EpAddr, done: &mut Completions) -> Control {
+    fn clear_halt(&mut self, now: Instant, endpoint: EpAddr, done: &mut CompletionQueue) -> ControlTransferAnswer {
         if !self.has_endpoint(endpoint) {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
         if self.with_function(now, done, |f, _, cx| f.clear_halt(endpoint, cx)) {
             self.halts &= !(1 << endpoint.index());
         }
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 
-    fn set_halt(&mut self, endpoint: EpAddr, done: &mut Completions) -> Control {
+    fn set_halt(&mut self, endpoint: EpAddr, done: &mut CompletionQueue) -> ControlTransferAnswer {
         if endpoint.is_control() || !self.has_endpoint(endpoint) {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
         self.halts |= 1 << endpoint.index();
-        self.withdraw(endpoint.index(), Status::Stall, done);
-        Control::Ack
+        self.withdraw(endpoint.index(), UrbStatus::Stall, done);
+        ControlTransferAnswer::Ack
     }
 
     fn restart_pace(&mut self, now: Instant) {
@@ -627,22 +661,22 @@ impl<F: Function> Emulated<F> {
 /// Bytes of the saved state before the function's own.
 const HALTS_BYTES: usize = 4;
 
-impl<F: Function> Device for Emulated<F> {
-    fn descriptors(&self) -> &Descriptors {
+impl<F: GadgetFunction> Device for EmulatedDevice<F> {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.speed
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
-    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if self.function.is_gone() {
-            done.push(urb.fail(Status::Gone));
+            done.push(urb.fail(UrbStatus::Gone));
         } else if urb.endpoint.is_control() {
             self.submit_control(now, urb, done);
         } else {
@@ -659,7 +693,7 @@ impl<F: Function> Device for Emulated<F> {
                 let idle = now - std::mem::replace(&mut pipe.free_at, now);
                 self.note_idle(urb.endpoint, idle, now, done);
             }
-            if let Step::Waits = self.step(urb, now, done) {
+            if let RequestAttempt::Waits = self.step(urb, now, done) {
                 self.waiting |= 1 << index;
                 let kept = self.pipes[index].queue.front_mut().expect("a request that waits is in its queue");
                 kept.own_payload();
@@ -671,20 +705,20 @@ impl<F: Function> Device for Emulated<F> {
         }
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
         for index in 0..self.pipes.len() {
             let queue = &mut self.pipes[index].queue;
             if let Some(at) = queue.iter().position(|urb| urb.id == id) {
                 let urb = queue.remove(at).expect("its position was found just now");
-                done.push(urb.fail(Status::Cancelled));
+                done.push(urb.fail(UrbStatus::Cancelled));
                 self.note_waiting(index);
                 return;
             }
         }
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
-        self.withdraw_all(Status::Shutdown, done);
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
+        self.withdraw_all(UrbStatus::Shutdown, done);
         self.selection.clear();
         self.halts = 0;
         self.with_function(now, done, |f, _, cx| f.reset(cx));
@@ -704,24 +738,24 @@ impl<F: Function> Device for Emulated<F> {
         first
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         if self.function.poll_timeout().is_some_and(|at| at <= now) {
             self.with_function(now, done, |f, _, cx| f.handle_timeout(cx));
         }
         self.serve_or_end(now, done);
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue) {
         if self.with_function(now, done, |f, _, cx| f.end_turn(cx)) {
             self.serve_or_end(now, done);
         }
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.function.readiness()
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_function(now, done, |f, _, cx| f.handle_ready(cx));
         self.serve_or_end(now, done);
     }
@@ -734,13 +768,18 @@ impl<F: Function> Device for Emulated<F> {
         self.function.verbs()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         let result = self.with_function(now, done, |f, _, cx| f.command(command, cx));
         self.serve(now, done);
         result
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         self.function.tally()
     }
 
@@ -750,9 +789,9 @@ impl<F: Function> Device for Emulated<F> {
     }
 
     /// The pace of periodic endpoints begins again.
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         let Some((halts, state)) = state.split_first_chunk::<HALTS_BYTES>() else { return false };
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         self.selection = selection.clone();
         self.halts = 0;
         self.with_function(Instant::ZERO, &mut done, |f, selection, cx| f.selected(selection, cx));
@@ -772,8 +811,8 @@ impl<F: Function> Device for Emulated<F> {
     }
 }
 
-fn bytes(data: &[u8]) -> Control {
-    Control::Data(data.into())
+fn bytes(data: &[u8]) -> ControlTransferAnswer {
+    ControlTransferAnswer::Data(data.into())
 }
 
 fn packet_of(all: &Payload, packet: &IsoPacket) -> Payload {
@@ -784,7 +823,7 @@ fn packet_of(all: &Payload, packet: &IsoPacket) -> Payload {
 }
 
 /// The frame (full speed) or microframe (high speed and up) number of a moment, 31 bits as the wire carries it.
-fn frame_number(at: Instant, speed: Speed) -> u32 {
+fn frame_number(at: Instant, speed: UsbSpeed) -> u32 {
     let unit = if speed.has_microframes() { Duration::from_micros(125) } else { Duration::from_millis(1) };
     (at.as_nanos() / unit.as_nanos() as u64) as u32 & 0x7fff_ffff
 }

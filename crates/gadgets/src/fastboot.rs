@@ -20,11 +20,11 @@
 use std::collections::VecDeque;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::Selection;
-use farbus_model::{Definition, EpAddr, Payload};
+use farbus_model::descriptor::ConfigurationSelection;
+use farbus_model::{DeviceDefinition, EpAddr, Payload};
 
-use crate::emulated::{Context, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
+use crate::emulated::{EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// The most bytes of a download, and so of a partition.
 pub const DOWNLOAD_BYTES_MAX: usize = 16 << 20;
@@ -41,7 +41,7 @@ const SERIAL: &str = "0";
 
 /// A device in fastboot mode.
 #[derive(Debug, Default)]
-pub struct Fastboot {
+pub struct FastbootGadget {
     /// What the host has to read, transfer by transfer.
     answers: VecDeque<Payload>,
     /// What was downloaded, or read from a partition.
@@ -51,12 +51,12 @@ pub struct Fastboot {
     partitions: [Vec<u8>; PARTITIONS.len()],
 }
 
-impl Fastboot {
+impl FastbootGadget {
     /// The device, ready to be shared, with empty partitions. Its ids are of those that pid.codes keeps for tests.
-    pub fn device() -> Emulated<Self> {
+    pub fn device() -> EmulatedDevice<Self> {
         let interface = InterfaceDefinition::new(0xff, 0x42, 3).name("fastboot").bulk_pair(DATA);
-        let definition = Definition::new(0x1209, 0x0003).names("farbus", "fastboot device", SERIAL);
-        Emulated::new(&definition.interface(interface), Self::default())
+        let definition = DeviceDefinition::new(0x1209, 0x0003).names("farbus", "fastboot device", SERIAL);
+        EmulatedDevice::new(&definition.interface(interface), Self::default())
     }
 
     /// What a partition holds; `None` if there is none of this name.
@@ -213,47 +213,47 @@ fn partition_index(name: &str) -> Option<usize> {
     PARTITIONS.iter().position(|known| *known == name)
 }
 
-impl Function for Fastboot {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
-        let Some(answer) = self.answers.front_mut() else { return Sent::Nak };
+impl GadgetFunction for FastbootGadget {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
+        let Some(answer) = self.answers.front_mut() else { return InTransferAnswer::Nak };
         let bytes = answer.split_front(room);
         if answer.is_empty() {
             self.answers.pop_front();
         }
-        Sent::Data(bytes)
+        InTransferAnswer::Data(bytes)
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         if self.expected > 0 {
             self.take(payload);
-            return Received::Accepted;
+            return OutTransferAnswer::Accepted;
         }
         // Empty packets mean nothing.
         if payload.is_empty() {
-            return Received::Accepted;
+            return OutTransferAnswer::Accepted;
         }
         self.answers.clear();
         if payload.len() > MESSAGE_BYTES_MAX {
             self.say("FAIL", "a command has 64 bytes at most");
-            return Received::Accepted;
+            return OutTransferAnswer::Accepted;
         }
         match str::from_utf8(&payload.contiguous()) {
             Ok(command) if command.is_ascii() => self.command(command),
             _ => self.say("FAIL", "a command is ASCII"),
         }
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn selected(&mut self, _selection: &Selection, _cx: &mut Context<'_>) {
+    fn selected(&mut self, _selection: &ConfigurationSelection, _cx: &mut FunctionContext<'_>) {
         self.begin_again();
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.begin_again();
     }
 
     fn save(&self) -> Option<Vec<u8>> {
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         to.u32(u32::try_from(self.answers.len()).ok()?);
         self.answers.iter().for_each(|answer| to.bytes(&answer.contiguous()));
         to.bytes(&self.staged);
@@ -263,7 +263,7 @@ impl Function for Fastboot {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let mut answers = VecDeque::new();
         for _ in 0..from.u32()? {
             answers.push_back(from.bytes().filter(|bytes| !bytes.is_empty())?.into());
@@ -285,7 +285,7 @@ impl Function for Fastboot {
 mod tests {
     use super::*;
     use crate::fuzzing::fuzz;
-    use farbus_model::{BufferPool, Completions, Device, Instant, Setup, Status, Urb, UrbId};
+    use farbus_model::{BufferPool, CompletionQueue, Device, Instant, SetupPacket, Urb, UrbId, UrbStatus};
     use proptest::prelude::*;
 
     const IN: EpAddr = EpAddr::from_byte(0x81);
@@ -293,27 +293,27 @@ mod tests {
 
     /// A host with the device.
     struct Host {
-        device: Emulated<Fastboot>,
-        done: Completions,
+        device: EmulatedDevice<FastbootGadget>,
+        done: CompletionQueue,
     }
 
     impl Host {
         fn new() -> Self {
-            let mut host = Self { device: Fastboot::device(), done: Completions::new(BufferPool::new(0)) };
+            let mut host = Self { device: FastbootGadget::device(), done: CompletionQueue::new(BufferPool::new(0)) };
             host.configure();
             host
         }
 
         fn configure(&mut self) {
-            let setup = Setup::set_configuration(1);
+            let setup = SetupPacket::set_configuration(1);
             self.device.submit(Instant::ZERO, Urb::control(UrbId(0), setup, Payload::Empty).launch(), &mut self.done);
-            assert_eq!(self.done.pop().unwrap().status, Status::Ok);
+            assert_eq!(self.done.pop().unwrap().status, UrbStatus::Ok);
         }
 
         fn give(&mut self, bytes: &[u8]) {
             let urb = Urb::data_out(UrbId(1), OUT, bytes.to_vec().into());
             self.device.submit(Instant::ZERO, urb.launch(), &mut self.done);
-            assert_eq!(self.done.pop().unwrap().status, Status::Ok);
+            assert_eq!(self.done.pop().unwrap().status, UrbStatus::Ok);
         }
 
         /// What the device has for the host; `None` if nothing.
@@ -321,7 +321,7 @@ mod tests {
             self.device.submit(Instant::ZERO, Urb::data_in(UrbId(2), IN, room).launch(), &mut self.done);
             self.device.cancel(Instant::ZERO, UrbId(2), &mut self.done);
             let done = self.done.pop().unwrap();
-            (done.status == Status::Ok).then(|| done.payload.into_vec())
+            (done.status == UrbStatus::Ok).then(|| done.payload.into_vec())
         }
 
         /// All answers to a command.
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn interface_is_known_by_its_class() {
-        let device = Fastboot::device();
+        let device = FastbootGadget::device();
         let bytes = &device.descriptors().configurations[0].bytes;
         assert_eq!(bytes[9..18], [9, 4, 0, 0, 2, 0xff, 0x42, 3, 4]);
         assert_eq!(bytes[20..25], [0x81, 2, 0, 2, 0], "bulk, 512 bytes");
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(next.command("flash:data"), ["OKAY"]);
         let held = PARTITIONS.map(|name| next.device.function().partition(name).unwrap().to_vec());
         assert_eq!(held, [b"boot image".to_vec(), b"data".to_vec()]);
-        assert!((0..state.len()).all(|end| Fastboot::default().restore(&state[..end]).is_none()));
+        assert!((0..state.len()).all(|end| FastbootGadget::default().restore(&state[..end]).is_none()));
     }
 
     /// What a host does.
@@ -520,7 +520,7 @@ mod tests {
                         }
                         Op::Restart => {
                             let state = host.device.function().save().unwrap();
-                            let mut next = Fastboot::default();
+                            let mut next = FastbootGadget::default();
                             prop_assert!(next.restore(&state).is_some());
                             prop_assert_eq!(next.save().unwrap(), state);
                         }

@@ -4,11 +4,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::usb::{Recipient, RequestKind, request};
-use farbus_model::{Command, CommandError, Definition, Direction, EpAddr, Payload, Setup, Speed};
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
+use farbus_model::{
+    DeviceDefinition, EpAddr, OwnerCommand, OwnerCommandError, Payload, SetupPacket, TransferDirection, UsbSpeed,
+};
 
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Key events that may wait for a host: two a character, so 8,192 characters.
 const EVENTS_MAX: usize = 16384;
@@ -36,33 +40,35 @@ const REPORT_DESCRIPTOR: [u8; 63] = [
     0x00, 0x29, 0x65, 0x81, 0x00, 0xc0,
 ];
 
-type Report = [u8; 8];
+type KeyboardReport = [u8; 8];
 
 /// A keyboard.
 #[derive(Debug, Default)]
-pub struct Keyboard {
-    events: VecDeque<Report>,
-    held: Report,
+pub struct KeyboardGadget {
+    events: VecDeque<KeyboardReport>,
+    held: KeyboardReport,
     leds: u8,
     idle: u8,
     protocol: u8,
 }
 
-impl Keyboard {
+impl KeyboardGadget {
     /// The device, ready to be shared.
-    pub fn device() -> Emulated<Self> {
+    pub fn device() -> EmulatedDevice<Self> {
         let [low, high] = (REPORT_DESCRIPTOR.len() as u16).to_le_bytes();
         let hid = [9, DESCRIPTOR_HID, 0x11, 0x01, 0, 1, DESCRIPTOR_REPORT, low, high];
         // Class 3, boot interface, keyboard.
         let interface = InterfaceDefinition::new(3, 1, 1).class_descriptors(&hid).interrupt(
             1,
-            Direction::In,
+            TransferDirection::In,
             8,
             Duration::from_millis(2),
         );
-        let definition =
-            Definition::new(0x0525, 0xa4ac).speed(Speed::Full).names("farbus", "keyboard", "0").interface(interface);
-        Emulated::new(&definition, Self { protocol: 1, ..Self::default() })
+        let definition = DeviceDefinition::new(0x0525, 0xa4ac)
+            .speed(UsbSpeed::Full)
+            .names("farbus", "keyboard", "0")
+            .interface(interface);
+        EmulatedDevice::new(&definition, Self { protocol: 1, ..Self::default() })
     }
 
     /// The LEDs that the host lit (bit 0 Num, 1 Caps, 2 Scroll).
@@ -70,66 +76,72 @@ impl Keyboard {
         self.leds
     }
 
-    fn type_text(&mut self, text: &str) -> Result<(), CommandError> {
+    fn type_text(&mut self, text: &str) -> Result<(), OwnerCommandError> {
         let mut events = Vec::new();
         for character in text.chars() {
             let (modifiers, key) = key_of(character)
-                .ok_or_else(|| CommandError(format!("there is no key for {character:?} on a US keyboard")))?;
+                .ok_or_else(|| OwnerCommandError(format!("there is no key for {character:?} on a US keyboard")))?;
             events.push([modifiers, 0, key, 0, 0, 0, 0, 0]);
-            events.push(Report::default());
+            events.push(KeyboardReport::default());
         }
         if self.events.len() + events.len() > EVENTS_MAX {
             let free = (EVENTS_MAX - self.events.len()) / 2;
-            return Err(CommandError(format!("the host has not read what was typed: room for {free} characters")));
+            return Err(OwnerCommandError(format!("the host has not read what was typed: room for {free} characters")));
         }
         self.events.extend(events);
         Ok(())
     }
 }
 
-impl Function for Keyboard {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for KeyboardGadget {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         match self.events.pop_front() {
             Some(report) => {
                 self.held = report;
-                Sent::Data(report[..room.min(8)].into())
+                InTransferAnswer::Data(report[..room.min(8)].into())
             }
-            None => Sent::Nak,
+            None => InTransferAnswer::Nak,
         }
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, _payload: &Payload, _cx: &mut Context<'_>) -> Received {
-        Received::Stall
+    fn receive(&mut self, _endpoint: EpAddr, _payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
+        OutTransferAnswer::Stall
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
+    fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
         let [_, high] = setup.value.to_le_bytes();
         match (setup.kind(), setup.recipient(), setup.request) {
-            (RequestKind::Standard, Recipient::Interface, request::GET_DESCRIPTOR) if high == DESCRIPTOR_REPORT => {
-                Control::Data(REPORT_DESCRIPTOR.as_slice().into())
+            (RequestKind::Standard, RequestRecipient::Interface, request::GET_DESCRIPTOR)
+                if high == DESCRIPTOR_REPORT =>
+            {
+                ControlTransferAnswer::Data(REPORT_DESCRIPTOR.as_slice().into())
             }
-            (RequestKind::Class, Recipient::Interface, GET_REPORT) => Control::Data(self.held.as_slice().into()),
-            (RequestKind::Class, Recipient::Interface, GET_IDLE) => Control::Data([self.idle].as_slice().into()),
-            (RequestKind::Class, Recipient::Interface, GET_PROTOCOL) => {
-                Control::Data([self.protocol].as_slice().into())
+            (RequestKind::Class, RequestRecipient::Interface, GET_REPORT) => {
+                ControlTransferAnswer::Data(self.held.as_slice().into())
             }
-            (RequestKind::Class, Recipient::Interface, SET_REPORT) => {
+            (RequestKind::Class, RequestRecipient::Interface, GET_IDLE) => {
+                ControlTransferAnswer::Data([self.idle].as_slice().into())
+            }
+            (RequestKind::Class, RequestRecipient::Interface, GET_PROTOCOL) => {
+                ControlTransferAnswer::Data([self.protocol].as_slice().into())
+            }
+            (RequestKind::Class, RequestRecipient::Interface, SET_REPORT) => {
                 self.leds = data.first().copied().unwrap_or(self.leds);
-                Control::Ack
+                ControlTransferAnswer::Ack
             }
-            (RequestKind::Class, Recipient::Interface, SET_IDLE) => {
+            (RequestKind::Class, RequestRecipient::Interface, SET_IDLE) => {
                 self.idle = high;
-                Control::Ack
+                ControlTransferAnswer::Ack
             }
-            (RequestKind::Class, Recipient::Interface, SET_PROTOCOL) => {
+            (RequestKind::Class, RequestRecipient::Interface, SET_PROTOCOL) => {
                 self.protocol = setup.value as u8;
-                Control::Ack
+                ControlTransferAnswer::Ack
             }
-            _ => Control::Stall,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         // Typed keys that were not read stay: the owner who typed them did not see the bus reset.
         *self = Self { events: std::mem::take(&mut self.events), protocol: 1, ..Self::default() };
     }
@@ -138,17 +150,17 @@ impl Function for Keyboard {
         &["type"]
     }
 
-    fn command(&mut self, command: &Command, _cx: &mut Context<'_>) -> Result<(), CommandError> {
+    fn command(&mut self, command: &OwnerCommand, _cx: &mut FunctionContext<'_>) -> Result<(), OwnerCommandError> {
         match command {
-            Command::Type(text) => self.type_text(text),
-            Command::Sync => Ok(()),
-            other => Err(CommandError::unknown(other)),
+            OwnerCommand::Type(text) => self.type_text(text),
+            OwnerCommand::Sync => Ok(()),
+            other => Err(OwnerCommandError::unknown(other)),
         }
     }
 
     /// The state includes keys that the host has not fetched yet.
     fn save(&self) -> Option<Vec<u8>> {
-        let mut state = Saver::default();
+        let mut state = SavedStateWriter::default();
         [self.leds, self.idle, self.protocol].into_iter().for_each(|byte| state.u8(byte));
         state.bytes(&self.held);
         state.bytes(&self.events.iter().flatten().copied().collect::<Vec<u8>>());
@@ -156,10 +168,10 @@ impl Function for Keyboard {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let (leds, idle, protocol) = (from.u8()?, from.u8()?, from.u8()?);
-        let held: Report = from.bytes()?.try_into().ok()?;
-        let (events, rest) = from.bytes()?.as_chunks::<{ size_of::<Report>() }>();
+        let held: KeyboardReport = from.bytes()?.try_into().ok()?;
+        let (events, rest) = from.bytes()?.as_chunks::<{ size_of::<KeyboardReport>() }>();
         from.end().filter(|()| rest.is_empty())?;
         *self = Self { events: events.iter().copied().collect(), held, leds, idle, protocol };
         Some(())
@@ -202,7 +214,7 @@ fn key_of(character: char) -> Option<(u8, u8)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_model::{BufferPool, Completions, Device, Instant, Urb, UrbId};
+    use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Urb, UrbId};
 
     #[test]
     fn every_printable_ascii_character_has_a_key_of_its_own() {
@@ -222,18 +234,18 @@ mod tests {
 
     #[test]
     fn a_waiting_host_gets_the_keys_at_the_polling_interval() {
-        let mut keyboard = Keyboard::device();
-        let mut done = Completions::new(BufferPool::new(0));
-        let setup = Setup::set_configuration(1);
+        let mut keyboard = KeyboardGadget::device();
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let setup = SetupPacket::set_configuration(1);
         keyboard.submit(Instant::ZERO, Urb::control(UrbId(0), setup, Payload::Empty).launch(), &mut done);
         done.pop();
         let mut now = Instant::from_nanos(1);
-        let submit = |keyboard: &mut Emulated<Keyboard>, now, id, done: &mut Completions| {
+        let submit = |keyboard: &mut EmulatedDevice<KeyboardGadget>, now, id, done: &mut CompletionQueue| {
             keyboard.submit(now, Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), 8).launch(), done);
         };
         submit(&mut keyboard, now, 1, &mut done);
         assert!(done.is_empty() && keyboard.poll_timeout().is_none(), "an idle keyboard waits for its typist alone");
-        keyboard.command(now, &Command::Type("aB".into()), &mut done).unwrap();
+        keyboard.command(now, &OwnerCommand::Type("aB".into()), &mut done).unwrap();
         let mut reports = vec![done.pop().unwrap().payload.into_vec()];
         for id in 2..=4 {
             submit(&mut keyboard, now, id, &mut done);
@@ -244,7 +256,7 @@ mod tests {
         }
         let keys: Vec<_> = reports.iter().map(|r| (r[0], r[2])).collect();
         assert_eq!(keys, [(0, 4), (0, 0), (SHIFT, 5), (0, 0)]);
-        assert!(keyboard.command(now, &Command::Type("é".into()), &mut done).is_err());
-        assert!(keyboard.command(now, &Command::Type("x".repeat(9000)), &mut done).is_err());
+        assert!(keyboard.command(now, &OwnerCommand::Type("é".into()), &mut done).is_err());
+        assert!(keyboard.command(now, &OwnerCommand::Type("x".repeat(9000)), &mut done).is_err());
     }
 }

@@ -14,19 +14,19 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_model::Readiness;
+use farbus_model::ReadinessSource;
 
 /// Wakes the thread that serves an end.
-pub struct Bell {
+pub struct GadgetWaker {
     /// What that thread waits on.
-    pub readiness: Readiness,
+    pub readiness: ReadinessSource,
     /// Rings the bell, from any thread.
     pub ring: Box<dyn Fn() + Send + Sync>,
     /// Resets the bell, after the thread woke up.
     pub hush: Box<dyn Fn() + Send + Sync>,
 }
 
-impl fmt::Debug for Bell {
+impl fmt::Debug for GadgetWaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Bell")
     }
@@ -34,7 +34,7 @@ impl fmt::Debug for Bell {
 
 /// The state that both ends of a lane share.
 #[derive(Debug, Default)]
-struct Inside {
+struct TransferQueueInner {
     transfers: VecDeque<Vec<u8>>,
     bytes: usize,
     reader_waits: bool,
@@ -44,30 +44,30 @@ struct Inside {
 
 /// A lane's near end.
 #[derive(Debug)]
-pub struct Writer {
-    inside: Arc<Mutex<Inside>>,
+pub struct TransferQueueWriter {
+    inside: Arc<Mutex<TransferQueueInner>>,
     bytes_max: usize,
 }
 
 /// A lane's far end.
 #[derive(Debug)]
-pub struct Reader(Arc<Mutex<Inside>>);
+pub struct TransferQueueReader(Arc<Mutex<TransferQueueInner>>);
 
 /// What a transfer counts besides its bytes, so that empty ones fill a lane too.
 const OVERHEAD_BYTES: usize = 256;
 
 /// Makes a lane that is full with `bytes_max` bytes; a transfer that was begun before is taken as a whole.
-pub fn lane(bytes_max: usize) -> (Writer, Reader) {
-    let inside = Arc::new(Mutex::new(Inside::default()));
-    (Writer { inside: Arc::clone(&inside), bytes_max }, Reader(inside))
+pub fn lane(bytes_max: usize) -> (TransferQueueWriter, TransferQueueReader) {
+    let inside = Arc::new(Mutex::new(TransferQueueInner::default()));
+    (TransferQueueWriter { inside: Arc::clone(&inside), bytes_max }, TransferQueueReader(inside))
 }
 
 /// A panic leaves no state half changed, so a poisoned lock may be used.
-fn look(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
+fn look(inside: &Mutex<TransferQueueInner>) -> MutexGuard<'_, TransferQueueInner> {
     inside.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Writer {
+impl TransferQueueWriter {
     /// Whether the lane is full; if so, the writer's bell rings when that changes.
     pub fn is_full(&self) -> bool {
         let mut inside = look(&self.inside);
@@ -80,7 +80,7 @@ impl Writer {
     ///
     /// # Errors
     /// The transfer, if the reader holds the lane; the writer's bell rings when it no longer does.
-    pub fn put(&self, transfer: Vec<u8>, far: &Bell) -> Result<(), Vec<u8>> {
+    pub fn put(&self, transfer: Vec<u8>, far: &GadgetWaker) -> Result<(), Vec<u8>> {
         let mut inside = look(&self.inside);
         if inside.is_held {
             inside.writer_waits = true;
@@ -97,10 +97,10 @@ impl Writer {
     }
 }
 
-impl Reader {
+impl TransferQueueReader {
     /// Takes the next transfer off the lane; `far` is the writer's bell. If there is none, the reader's bell rings when
     /// one comes.
-    pub fn take(&self, far: &Bell) -> Option<Vec<u8>> {
+    pub fn take(&self, far: &GadgetWaker) -> Option<Vec<u8>> {
         let mut inside = look(&self.0);
         let was_held = std::mem::take(&mut inside.is_held);
         let transfer = inside.transfers.pop_front();
@@ -117,7 +117,7 @@ impl Reader {
     }
 
     /// Drops what is on the lane.
-    pub fn clear(&self, far: &Bell) {
+    pub fn clear(&self, far: &GadgetWaker) {
         while self.take(far).is_some() {}
     }
 

@@ -1,7 +1,7 @@
 //! # Devices made of code
 //!
 //! **This crate is** where gadgets live: each a short declarative [`Definition`](farbus_model::Definition)
-//! and a [`Function`] that says what its endpoints do. [`Emulated`] turns the two into a
+//! and a [`GadgetFunction`] that says what its endpoints do. [`EmulatedDevice`] turns the two into a
 //! [`Device`](farbus_model::Device): standard requests, halts, queues and the bus's pace are its work.
 //!
 //! **It may touch** the stores and the moments that it is handed.
@@ -32,5 +32,7 @@ pub mod serial;
 pub mod storage;
 pub mod zero;
 
-pub use emulated::{Context, Control, Emulated, Function, Received, Sent};
-pub use lane::Bell;
+pub use emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+pub use lane::GadgetWaker;

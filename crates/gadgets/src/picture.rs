@@ -1,9 +1,9 @@
 //! Generated pictures, and a source of frames as a USB host sees it.
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::{Definition, Tally};
+use farbus_model::{DeviceDefinition, NamedCounters};
 
-use crate::emulated::{Emulated, Function};
+use crate::emulated::{EmulatedDevice, GadgetFunction};
 
 /// Bytes of the number at the front of a picture.
 pub const NUMBER_BYTES: usize = 8;
@@ -14,7 +14,7 @@ const STEP: u64 = 4;
 
 /// A moving gradient: every picture is predictable, and has its number in its first 8 bytes.
 #[derive(Clone, Debug)]
-pub struct Picture {
+pub struct GradientPicture {
     line_bytes: usize,
     lines: usize,
     point_bytes: usize,
@@ -22,7 +22,7 @@ pub struct Picture {
     gradient: Vec<u8>,
 }
 
-impl Picture {
+impl GradientPicture {
     /// Pictures of `width` by `height` pixels of `point_bytes` bytes each.
     pub fn new(width: usize, height: usize, point_bytes: usize) -> Self {
         let points = (0..width + SHADES).flat_map(|point| std::iter::repeat_n(point as u8, point_bytes));
@@ -45,18 +45,18 @@ impl Picture {
 /// A source of frames as a USB device: it has descriptors and no endpoint. Its frames travel over farbus's own
 /// protocol.
 #[derive(Debug)]
-pub struct Placard(Tally);
+pub struct FrameSourceGadget(NamedCounters);
 
-impl Placard {
+impl FrameSourceGadget {
     /// Makes the device: `what` is its product's name, `tally` holds its source's counters.
-    pub fn device(what: &str, tally: Tally) -> Emulated<Self> {
-        let definition = Definition::new(0x1d6b, 0x0104).names("farbus", what, "0");
-        Emulated::new(&definition.interface(InterfaceDefinition::vendor()), Self(tally))
+    pub fn device(what: &str, tally: NamedCounters) -> EmulatedDevice<Self> {
+        let definition = DeviceDefinition::new(0x1d6b, 0x0104).names("farbus", what, "0");
+        EmulatedDevice::new(&definition.interface(InterfaceDefinition::vendor()), Self(tally))
     }
 }
 
-impl Function for Placard {
-    fn tally(&self) -> Option<Tally> {
+impl GadgetFunction for FrameSourceGadget {
+    fn tally(&self) -> Option<NamedCounters> {
         Some(self.0.clone())
     }
 
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn every_picture_is_known_by_its_number() {
-        let picture = Picture::new(10, 4, 3);
+        let picture = GradientPicture::new(10, 4, 3);
         let first = picture.numbered(0);
         assert_eq!(first.len(), 10 * 4 * 3);
         assert_eq!(first[..12], [0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 3, 3]);
@@ -84,6 +84,6 @@ mod tests {
         let later = picture.numbered(1 << 40 | 63);
         assert_eq!(later[..8], (1_u64 << 40 | 63).to_le_bytes());
         assert_eq!(later[30..33], [253; 3]);
-        assert_eq!(Picture::new(1, 1, 1).numbered(5), [5]);
+        assert_eq!(GradientPicture::new(1, 1, 1).numbered(5), [5]);
     }
 }

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::usb::{Recipient, RequestKind, request};
-use farbus_model::{Definition, Direction, Setup, Speed};
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
+use farbus_model::{DeviceDefinition, SetupPacket, TransferDirection, UsbSpeed};
 
-use crate::emulated::{Context, Control, Emulated, Function};
+use crate::emulated::{ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction};
 
 /// The class of a hub.
 const CLASS: u8 = 9;
@@ -31,28 +31,33 @@ const HIGH_SPEED: u16 = 0x0400;
 pub struct RootHub {
     is_super: bool,
     /// What is at each port.
-    ports: Vec<Option<Speed>>,
+    ports: Vec<Option<UsbSpeed>>,
 }
 
 impl RootHub {
     /// A hub with these devices at its ports, from port 1 on. One for SuperSpeed has SuperSpeed devices alone, at most
     /// [`SUPER_PORTS_MAX`]; the other has at most [`PORTS_MAX`] devices, none of them SuperSpeed.
-    pub fn device(is_super: bool, ports: Vec<Option<Speed>>) -> Emulated<Self> {
-        let (product, speed, protocol) = if is_super { (0x0003, Speed::Super, 3) } else { (0x0002, Speed::High, 1) };
+    pub fn device(is_super: bool, ports: Vec<Option<UsbSpeed>>) -> EmulatedDevice<Self> {
+        let (product, speed, protocol) =
+            if is_super { (0x0003, UsbSpeed::Super, 3) } else { (0x0002, UsbSpeed::High, 1) };
         // A bit for each port, and one for the hub (USB 2.0 §11.12.4); a SuperSpeed hub has 15 ports at most.
         let bytes = if is_super { 2 } else { (ports.len() / 8 + 1) as u16 };
-        let interface =
-            InterfaceDefinition::new(CLASS, 0, 0).interrupt(1, Direction::In, bytes, Duration::from_millis(256));
-        let definition = Definition::new(0x1d6b, product)
+        let interface = InterfaceDefinition::new(CLASS, 0, 0).interrupt(
+            1,
+            TransferDirection::In,
+            bytes,
+            Duration::from_millis(256),
+        );
+        let definition = DeviceDefinition::new(0x1d6b, product)
             .speed(speed)
             .names("farbus", "bus of remote devices", "farbus")
             .class(CLASS, 0, protocol)
             .interface(interface);
-        Emulated::new(&definition, Self { is_super, ports })
+        EmulatedDevice::new(&definition, Self { is_super, ports })
     }
 
     /// What is at a port from now on; ports are counted from 1.
-    pub fn set_port(&mut self, port: u8, device: Option<Speed>) {
+    pub fn set_port(&mut self, port: u8, device: Option<UsbSpeed>) {
         if let Some(at) = usize::from(port).checked_sub(1).and_then(|index| self.ports.get_mut(index)) {
             *at = device;
         }
@@ -85,49 +90,51 @@ impl RootHub {
         let power = if self.is_super { SUPER_POWERED } else { POWERED };
         Some(match device {
             None => power,
-            Some(Speed::Low) => power | ATTACHED | LOW_SPEED,
-            Some(Speed::High) => power | ATTACHED | HIGH_SPEED,
+            Some(UsbSpeed::Low) => power | ATTACHED | LOW_SPEED,
+            Some(UsbSpeed::High) => power | ATTACHED | HIGH_SPEED,
             Some(_) => power | ATTACHED,
         })
     }
 }
 
-impl Function for RootHub {
-    fn control(&mut self, setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
+impl GadgetFunction for RootHub {
+    fn control(&mut self, setup: SetupPacket, _data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
         if setup.kind() != RequestKind::Class {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
         match (setup.recipient(), setup.request) {
-            (Recipient::Device, request::GET_DESCRIPTOR) => Control::Data(self.descriptor().into()),
-            (Recipient::Device, request::GET_STATUS) => Control::Data([0; 4].as_slice().into()),
-            (Recipient::Other, request::GET_STATUS) => match self.port_status(setup.index & 0xff) {
-                Some(status) => Control::Data([status.to_le_bytes(), [0; 2]].concat().into()),
-                None => Control::Stall,
+            (RequestRecipient::Device, request::GET_DESCRIPTOR) => {
+                ControlTransferAnswer::Data(self.descriptor().into())
+            }
+            (RequestRecipient::Device, request::GET_STATUS) => ControlTransferAnswer::Data([0; 4].as_slice().into()),
+            (RequestRecipient::Other, request::GET_STATUS) => match self.port_status(setup.index & 0xff) {
+                Some(status) => ControlTransferAnswer::Data([status.to_le_bytes(), [0; 2]].concat().into()),
+                None => ControlTransferAnswer::Stall,
             },
             // Its ports are not switched.
-            _ => Control::Stall,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::{BufferPool, Completions, Device, Payload, Urb, UrbId};
+    use farbus_model::{BufferPool, CompletionQueue, Device, Payload, Urb, UrbId};
 
     use super::*;
 
-    fn ask(hub: &mut Emulated<RootHub>, request_type: u8, request: u8, index: u16) -> Option<Vec<u8>> {
-        let setup = Setup { request_type, request, value: 0x2900, index, length: 64 };
-        let mut done = Completions::new(BufferPool::new(0));
+    fn ask(hub: &mut EmulatedDevice<RootHub>, request_type: u8, request: u8, index: u16) -> Option<Vec<u8>> {
+        let setup = SetupPacket { request_type, request, value: 0x2900, index, length: 64 };
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         let now = farbus_model::Instant::ZERO;
         hub.submit(now, Urb::control(UrbId(1), setup, Payload::Empty).launch(), &mut done);
         let done = done.pop().expect("a hub answers at once");
-        (done.status == farbus_model::Status::Ok).then(|| done.payload.into_vec())
+        (done.status == farbus_model::UrbStatus::Ok).then(|| done.payload.into_vec())
     }
 
     #[test]
     fn its_descriptor_and_ports_are_as_the_specifications_say() {
-        let mut hub = RootHub::device(false, vec![Some(Speed::High), Some(Speed::Low), None]);
+        let mut hub = RootHub::device(false, vec![Some(UsbSpeed::High), Some(UsbSpeed::Low), None]);
         assert_eq!(ask(&mut hub, 0xa0, 6, 0).unwrap(), [9, 0x29, 3, 0x12, 0, 0, 0, 0, 0xff]);
         assert_eq!(ask(&mut hub, 0xa0, 0, 0).unwrap(), [0; 4]);
         assert_eq!(ask(&mut hub, 0xa3, 0, 1).unwrap(), [0x03, 0x05, 0, 0]);
@@ -136,9 +143,9 @@ mod tests {
         for port in [0, 4] {
             assert_eq!(ask(&mut hub, 0xa3, 0, port), None, "there is no port {port}");
         }
-        hub.function_mut().set_port(3, Some(Speed::Full));
+        hub.function_mut().set_port(3, Some(UsbSpeed::Full));
         assert_eq!(ask(&mut hub, 0xa3, 0, 3).unwrap(), [0x03, 0x01, 0, 0]);
-        let mut hub = RootHub::device(true, vec![Some(Speed::Super)]);
+        let mut hub = RootHub::device(true, vec![Some(UsbSpeed::Super)]);
         assert_eq!(ask(&mut hub, 0xa0, 6, 0).unwrap(), [12, 0x2a, 1, 0x12, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(ask(&mut hub, 0xa3, 0, 1).unwrap(), [0x03, 0x02, 0, 0]);
     }

@@ -2,9 +2,9 @@
 
 /// Writes a saved state.
 #[derive(Debug, Default)]
-pub(crate) struct Saver(Vec<u8>);
+pub(crate) struct SavedStateWriter(Vec<u8>);
 
-impl Saver {
+impl SavedStateWriter {
     /// The whole state.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
@@ -35,9 +35,9 @@ impl Saver {
 
 /// Reads a saved state; `None` where it is invalid.
 #[derive(Debug)]
-pub(crate) struct Loader<'a>(pub &'a [u8]);
+pub(crate) struct SavedStateReader<'a>(pub &'a [u8]);
 
-impl<'a> Loader<'a> {
+impl<'a> SavedStateReader<'a> {
     fn chunk<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (chunk, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn saved_state_is_read_back_and_refused_if_truncated() {
-        let mut saver = Saver::default();
+        let mut saver = SavedStateWriter::default();
         saver.flag(true);
         saver.u8(7);
         saver.u32(1 << 20);
@@ -92,12 +92,12 @@ mod tests {
         saver.bytes(b"held");
         let bytes = saver.into_bytes();
         let read = |bytes: &[u8]| {
-            let mut from = Loader(bytes);
+            let mut from = SavedStateReader(bytes);
             let all = (from.flag()?, from.u8()?, from.u32()?, from.u64()?, from.bytes()?.to_vec());
             from.end().map(|()| all)
         };
         assert_eq!(read(&bytes), Some((true, 7, 1 << 20, 1 << 40, b"held".to_vec())));
         assert!((0..bytes.len()).all(|end| read(&bytes[..end]).is_none()));
-        assert_eq!(Loader(&[2]).flag(), None);
+        assert_eq!(SavedStateReader(&[2]).flag(), None);
     }
 }

@@ -7,11 +7,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::usb::{Recipient, RequestKind};
-use farbus_model::{Definition, Direction, EpAddr, Payload, Setup, Speed};
+use farbus_model::usb::{RequestKind, RequestRecipient};
+use farbus_model::{DeviceDefinition, EpAddr, Payload, SetupPacket, TransferDirection, UsbSpeed};
 
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Bytes on the line beyond which no more are taken; a transfer that was begun is taken as a whole.
 const LINE_BYTES_MAX: usize = 16 << 10;
@@ -36,7 +38,7 @@ const FUNCTIONAL: [u8; 19] = [5, 0x24, 0, 0x20, 1, 5, 0x24, 1, 0, 1, 4, 0x24, 2,
 
 /// A serial line.
 #[derive(Debug)]
-pub struct Serial {
+pub struct SerialGadget {
     line: VecDeque<u8>,
     coding: [u8; 7],
     control: u16,
@@ -44,22 +46,22 @@ pub struct Serial {
     has_news: bool,
 }
 
-impl Serial {
+impl SerialGadget {
     /// The device, ready to be shared.
-    pub fn device(speed: Speed) -> Emulated<Self> {
+    pub fn device(speed: UsbSpeed) -> EmulatedDevice<Self> {
         let control = InterfaceDefinition::new(2, 2, 1).class_descriptors(&FUNCTIONAL).interrupt(
             NOTIFICATION,
-            Direction::In,
+            TransferDirection::In,
             16,
             Duration::from_millis(32),
         );
-        let definition = Definition::new(0x0525, 0xa4a7)
+        let definition = DeviceDefinition::new(0x0525, 0xa4a7)
             .speed(speed)
             .class(2, 0, 0)
             .names("farbus", "serial loopback", "0")
             .interface(control)
             .interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(DATA));
-        Emulated::new(&definition, Self::new())
+        EmulatedDevice::new(&definition, Self::new())
     }
 
     fn new() -> Self {
@@ -72,62 +74,62 @@ impl Serial {
     }
 }
 
-impl Function for Serial {
-    fn send(&mut self, endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for SerialGadget {
+    fn send(&mut self, endpoint: EpAddr, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         if endpoint.number() == NOTIFICATION {
             if !std::mem::take(&mut self.has_news) {
-                return Sent::Nak;
+                return InTransferAnswer::Nak;
             }
             let state = if self.control & DTR != 0 { CARRIER } else { 0 };
-            return Sent::Data([0xa1, 0x20, 0, 0, 0, 0, 2, 0, state, 0][..room.min(10)].into());
+            return InTransferAnswer::Data([0xa1, 0x20, 0, 0, 0, 0, 2, 0, state, 0][..room.min(10)].into());
         }
         if self.line.is_empty() {
-            return Sent::Nak;
+            return InTransferAnswer::Nak;
         }
         let count = room.min(self.line.len());
         let mut bytes = cx.pool.take(count);
         bytes.clear();
         bytes.extend(self.line.drain(..count));
-        Sent::Data(bytes.into())
+        InTransferAnswer::Data(bytes.into())
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         if self.line.len() >= LINE_BYTES_MAX {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         payload.runs().for_each(|run| self.line.extend(run));
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
-        if (setup.kind(), setup.recipient()) != (RequestKind::Class, Recipient::Interface) {
-            return Control::Stall;
+    fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
+        if (setup.kind(), setup.recipient()) != (RequestKind::Class, RequestRecipient::Interface) {
+            return ControlTransferAnswer::Stall;
         }
         match setup.request {
             SET_LINE_CODING => match data.try_into() {
                 Ok(coding) => {
                     self.coding = coding;
-                    Control::Ack
+                    ControlTransferAnswer::Ack
                 }
-                Err(_) => Control::Stall,
+                Err(_) => ControlTransferAnswer::Stall,
             },
-            GET_LINE_CODING => Control::Data(self.coding.as_slice().into()),
+            GET_LINE_CODING => ControlTransferAnswer::Data(self.coding.as_slice().into()),
             SET_CONTROL_LINE_STATE => {
                 self.has_news |= (self.control ^ setup.value) & DTR != 0;
                 self.control = setup.value;
-                Control::Ack
+                ControlTransferAnswer::Ack
             }
-            SEND_BREAK => Control::Ack,
-            _ => Control::Stall,
+            SEND_BREAK => ControlTransferAnswer::Ack,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         *self = Self::new();
     }
 
     fn save(&self) -> Option<Vec<u8>> {
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         let (front, back) = self.line.as_slices();
         to.bytes(&[front, back].concat());
         to.bytes(&self.coding);
@@ -137,7 +139,7 @@ impl Function for Serial {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let line: VecDeque<u8> = from.bytes()?.to_vec().into();
         let coding = from.bytes()?.try_into().ok()?;
         let control = u16::try_from(from.u32()?).ok()?;
@@ -151,21 +153,21 @@ impl Function for Serial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_model::{BufferPool, Completions, Device, Instant, Status, Urb, UrbId};
+    use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Urb, UrbId, UrbStatus};
 
     #[test]
     fn serial_loopback_returns_data_and_stops_when_it_is_not_fetched() {
-        let mut serial = Serial::device(Speed::High);
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut serial = SerialGadget::device(UsbSpeed::High);
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         let now = Instant::ZERO;
         let control = |setup, data: &[u8]| Urb::control(UrbId(0), setup, data.to_vec().into()).launch();
-        serial.submit(now, control(Setup::set_configuration(1), &[]), &mut done);
+        serial.submit(now, control(SetupPacket::set_configuration(1), &[]), &mut done);
         let coding = [0xc0, 0xc6, 0x2d, 0, 0, 0, 8];
-        let setup = Setup { request_type: 0x21, request: SET_LINE_CODING, value: 0, index: 0, length: 7 };
+        let setup = SetupPacket { request_type: 0x21, request: SET_LINE_CODING, value: 0, index: 0, length: 7 };
         serial.submit(now, control(setup, &coding), &mut done);
-        let setup = Setup { request_type: 0x21, request: SET_CONTROL_LINE_STATE, value: 3, index: 0, length: 0 };
+        let setup = SetupPacket { request_type: 0x21, request: SET_CONTROL_LINE_STATE, value: 3, index: 0, length: 0 };
         serial.submit(now, control(setup, &[]), &mut done);
-        assert!((0..3).all(|_| done.pop().unwrap().status == Status::Ok));
+        assert!((0..3).all(|_| done.pop().unwrap().status == UrbStatus::Ok));
         assert_eq!(serial.function().rate(), 3_000_000);
         serial.submit(now, Urb::data_in(UrbId(1), EpAddr::from_byte(0x82), 16).launch(), &mut done);
         assert_eq!(done.pop().unwrap().payload.into_vec()[8], CARRIER, "the plug tells of its other end");
@@ -182,20 +184,20 @@ mod tests {
                 &mut done,
             );
             let mut came: Vec<_> = std::iter::from_fn(|| done.pop()).collect();
-            came.retain(|done| done.direction == Direction::In);
+            came.retain(|done| done.direction == TransferDirection::In);
             assert_eq!(came[0].payload.clone().into_vec()[0], first);
         }
     }
 
     #[test]
     fn another_process_goes_on_with_the_same_line() {
-        let mut serial = Serial::new();
+        let mut serial = SerialGadget::new();
         serial.line.extend(b"held");
         (serial.control, serial.has_news) = (DTR, true);
         let state = serial.save().unwrap();
-        let mut again = Serial::new();
+        let mut again = SerialGadget::new();
         again.restore(&state).unwrap();
         assert_eq!((again.line, again.control, again.has_news), (serial.line, DTR, true));
-        assert!((0..state.len()).all(|end| Serial::new().restore(&state[..end]).is_none()));
+        assert!((0..state.len()).all(|end| SerialGadget::new().restore(&state[..end]).is_none()));
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BufferPool, Command, CommandError, Completions, Device,
-    Done, Instant, Payload, Readiness, Speed, StoreError, Urb, UrbId,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp, BufferPool, CompletionQueue, Device, Instant,
+    OwnerCommand, OwnerCommandError, Payload, ReadinessSource, StoreError, Urb, UrbCompletion, UrbId, UsbSpeed,
 };
 
-use crate::driver::{Driver, IdSource};
-use crate::enumerate::Configure;
+use crate::driver::{DeviceDriver, IdSource};
+use crate::enumerate::ConfigurationSetter;
 use crate::limits::BLOCK_BYTES;
-use crate::storage::{Answer, Disk, DiskError, Options, Target};
+use crate::storage::{BulkOnlyInterface, DiskError, OperationResult, ScsiDisk, ScsiDiskOptions};
 
 /// The most bytes of one request: eight or more commands at high speed, one at SuperSpeed. Users split longer requests.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
@@ -41,15 +41,15 @@ const ONE_OF_SEVERAL: &str =
 #[derive(Debug)]
 pub struct DrivenDisk<D: Device> {
     device: D,
-    below: Completions,
+    below: CompletionQueue,
     ids: IdSource,
-    target: Target,
-    driver: Stage,
+    target: BulkOnlyInterface,
+    driver: DrivenDiskState,
     info: BlockInfo,
     /// The disk was brought up, here or in another process.
     is_ready: bool,
     queue: VecDeque<BlockInFlight>,
-    job: Option<Job>,
+    job: Option<DrivenRequest>,
     end: Option<DiskError>,
     /// Another process continues with the disk.
     is_left: bool,
@@ -57,30 +57,30 @@ pub struct DrivenDisk<D: Device> {
 
 /// The state of the driver.
 #[derive(Debug)]
-enum Stage {
+enum DrivenDiskState {
     /// No request was sent to the device yet; says whether it was configured in another process.
     New {
         is_configured: bool,
     },
-    Configuring(Configure),
+    Configuring(ConfigurationSetter),
     /// The disk is brought up, and then used.
-    Driving(Box<Disk>),
+    Driving(Box<ScsiDisk>),
     Ended,
 }
 
 /// The request being carried out.
 #[derive(Debug)]
-struct Job {
+struct DrivenRequest {
     request: BlockInFlight,
     /// It was carried out, and is being flushed.
     is_flushing: bool,
 }
 
 /// The Bulk-Only interface of a device, if it has one in some configuration.
-fn target_of(device: &(impl Device + ?Sized)) -> Option<Target> {
-    let speed: Speed = device.speed();
+fn target_of(device: &(impl Device + ?Sized)) -> Option<BulkOnlyInterface> {
+    let speed: UsbSpeed = device.speed();
     let selectable = device.descriptors().configurations.iter().filter(|configuration| configuration.value != 0);
-    selectable.filter_map(|configuration| Target::find(configuration, speed)).next()
+    selectable.filter_map(|configuration| BulkOnlyInterface::find(configuration, speed)).next()
 }
 
 /// Whether this driver can drive `device`.
@@ -97,10 +97,10 @@ impl<D: Device> DrivenDisk<D> {
         let Some(target) = target_of(&device) else { return Err(device) };
         Ok(Self {
             device,
-            below: Completions::new(BufferPool::new(0)),
+            below: CompletionQueue::new(BufferPool::new(0)),
             ids: IdSource::new(),
             target,
-            driver: Stage::New { is_configured: false },
+            driver: DrivenDiskState::New { is_configured: false },
             info: block_info(0, *BLOCK_BYTES.start(), true, false),
             is_ready: false,
             queue: VecDeque::new(),
@@ -117,11 +117,11 @@ impl<D: Device> DrivenDisk<D> {
 
     /// Returns the device in a state fit for its next user. Unflushed writes are as durable as the device makes them by
     /// itself; a gadget is told to flush.
-    pub fn into_device(mut self, now: Instant, done: &mut Completions<BlockDone>) -> D {
+    pub fn into_device(mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> D {
         if !self.is_left {
             self.device.reset(now, &mut self.below);
             // A device that cannot flush reports it at the next command.
-            let _ = self.device.command(now, &Command::Sync, &mut self.below);
+            let _ = self.device.command(now, &OwnerCommand::Sync, &mut self.below);
         }
         while self.below.pop().is_some() {}
         self.finish_all(&DiskError::Gone, done);
@@ -129,11 +129,15 @@ impl<D: Device> DrivenDisk<D> {
     }
 
     /// Passes requests to the device and answers back, until there is nothing more to pass.
-    fn pump(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn pump(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         std::mem::swap(&mut self.below.pool, &mut done.pool);
-        if let Stage::New { is_configured } = self.driver {
+        if let DrivenDiskState::New { is_configured } = self.driver {
             self.driver = match is_configured {
-                false => Stage::Configuring(Configure::new(now, self.ids.clone(), self.target.configuration)),
+                false => DrivenDiskState::Configuring(ConfigurationSetter::new(
+                    now,
+                    self.ids.clone(),
+                    self.target.configuration,
+                )),
                 true => self.bring_up(now),
             };
         }
@@ -147,8 +151,13 @@ impl<D: Device> DrivenDisk<D> {
         std::mem::swap(&mut self.below.pool, &mut done.pool);
     }
 
-    fn bring_up(&self, now: Instant) -> Stage {
-        Stage::Driving(Box::new(Disk::new(now, self.ids.clone(), self.target, Options::default())))
+    fn bring_up(&self, now: Instant) -> DrivenDiskState {
+        DrivenDiskState::Driving(Box::new(ScsiDisk::new(
+            now,
+            self.ids.clone(),
+            self.target,
+            ScsiDiskOptions::default(),
+        )))
     }
 
     /// Passes requests and answers once; returns whether there were any.
@@ -171,9 +180,9 @@ impl<D: Device> DrivenDisk<D> {
     }
 
     /// Advances the operation; returns whether one ended or began.
-    fn advance(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+    fn advance(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         match &mut self.driver {
-            Stage::Configuring(configure) => match configure.poll_outcome() {
+            DrivenDiskState::Configuring(configure) => match configure.poll_outcome() {
                 None => return false,
                 Some(Ok(_)) => self.driver = self.bring_up(now),
                 Some(Err(_)) if self.device.is_gone() => self.finish_all(&DiskError::Gone, done),
@@ -181,19 +190,24 @@ impl<D: Device> DrivenDisk<D> {
                     self.finish_all(&DiskError::Unsupported("its configuration cannot be selected"), done);
                 }
             },
-            Stage::Driving(disk) => match disk.poll_outcome() {
+            DrivenDiskState::Driving(disk) => match disk.poll_outcome() {
                 Some(outcome) => self.handle_outcome(now, outcome, done),
                 None if self.job.is_none() && disk.is_idle() => return self.begin_next(now, done),
                 None => return false,
             },
-            Stage::New { .. } | Stage::Ended => return false,
+            DrivenDiskState::New { .. } | DrivenDiskState::Ended => return false,
         }
         true
     }
 
-    fn handle_outcome(&mut self, now: Instant, outcome: Result<Answer, DiskError>, done: &mut Completions<BlockDone>) {
-        let Stage::Driving(disk) = &mut self.driver else { return };
-        let Some(Job { request, is_flushing }) = self.job.take() else {
+    fn handle_outcome(
+        &mut self,
+        now: Instant,
+        outcome: Result<OperationResult, DiskError>,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
+        let DrivenDiskState::Driving(disk) = &mut self.driver else { return };
+        let Some(DrivenRequest { request, is_flushing }) = self.job.take() else {
             match outcome {
                 Ok(_) => self.get_to_know(done),
                 Err(error) => self.finish_all(&error, done),
@@ -203,10 +217,10 @@ impl<D: Device> DrivenDisk<D> {
         match outcome {
             Ok(_) if request.is_durable && !is_flushing && request.op != BlockOp::Flush => {
                 disk.flush(now);
-                self.job = Some(Job { request, is_flushing: true });
+                self.job = Some(DrivenRequest { request, is_flushing: true });
             }
-            Ok(Answer::Data(data)) => done.push(request.answer(data.into_payload())),
-            Ok(Answer::Done | Answer::Ready) => done.push(request.answer(Payload::Empty)),
+            Ok(OperationResult::Data(data)) => done.push(request.answer(data.into_payload())),
+            Ok(OperationResult::Done | OperationResult::Ready) => done.push(request.answer(Payload::Empty)),
             Err(error) => {
                 done.push(request.fail(StoreError::from(&error)));
                 if matches!(StoreError::from(&error), StoreError::Gone) {
@@ -217,8 +231,8 @@ impl<D: Device> DrivenDisk<D> {
     }
 
     /// Processes the result of bringing the disk up, and compares it with the disk of before, if there was one.
-    fn get_to_know(&mut self, done: &mut Completions<BlockDone>) {
-        let Stage::Driving(disk) = &self.driver else { return };
+    fn get_to_know(&mut self, done: &mut CompletionQueue<BlockCompletion>) {
+        let DrivenDiskState::Driving(disk) = &self.driver else { return };
         let known = disk.info();
         if known.luns > 1 {
             return self.finish_all(&DiskError::Unsupported(ONE_OF_SEVERAL), done);
@@ -230,8 +244,8 @@ impl<D: Device> DrivenDisk<D> {
         (self.info, self.is_ready) = (info, true);
     }
 
-    fn begin_next(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
-        let Stage::Driving(disk) = &mut self.driver else { return false };
+    fn begin_next(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> bool {
+        let DrivenDiskState::Driving(disk) = &mut self.driver else { return false };
         let Some(mut request) = self.queue.pop_front() else { return false };
         let (offset, length) = (request.offset, request.length);
         match request.op {
@@ -247,63 +261,63 @@ impl<D: Device> DrivenDisk<D> {
                 return true;
             }
         }
-        self.job = Some(Job { request, is_flushing: false });
+        self.job = Some(DrivenRequest { request, is_flushing: false });
         true
     }
 
     /// Ends: fails every request with this error.
-    fn finish_all(&mut self, error: &DiskError, done: &mut Completions<BlockDone>) {
-        self.driver = Stage::Ended;
+    fn finish_all(&mut self, error: &DiskError, done: &mut CompletionQueue<BlockCompletion>) {
+        self.driver = DrivenDiskState::Ended;
         let job = self.job.take().map(|job| job.request);
         job.into_iter().chain(self.queue.drain(..)).for_each(|request| done.push(request.fail(StoreError::Gone)));
         self.end.get_or_insert(error.clone());
     }
 }
 
-impl Stage {
+impl DrivenDiskState {
     fn poll_submit(&mut self) -> Option<Urb> {
         match self {
-            Stage::Configuring(configure) => configure.poll_submit(),
-            Stage::Driving(disk) => disk.poll_submit(),
-            Stage::New { .. } | Stage::Ended => None,
+            DrivenDiskState::Configuring(configure) => configure.poll_submit(),
+            DrivenDiskState::Driving(disk) => disk.poll_submit(),
+            DrivenDiskState::New { .. } | DrivenDiskState::Ended => None,
         }
     }
 
     fn poll_cancel(&mut self) -> Option<UrbId> {
         match self {
-            Stage::Configuring(configure) => configure.poll_cancel(),
-            Stage::Driving(disk) => disk.poll_cancel(),
-            Stage::New { .. } | Stage::Ended => None,
+            DrivenDiskState::Configuring(configure) => configure.poll_cancel(),
+            DrivenDiskState::Driving(disk) => disk.poll_cancel(),
+            DrivenDiskState::New { .. } | DrivenDiskState::Ended => None,
         }
     }
 
-    fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: UrbCompletion) {
         match self {
-            Stage::Configuring(configure) => configure.handle_done(now, done),
-            Stage::Driving(disk) => disk.handle_done(now, done),
-            Stage::New { .. } | Stage::Ended => {}
+            DrivenDiskState::Configuring(configure) => configure.handle_done(now, done),
+            DrivenDiskState::Driving(disk) => disk.handle_done(now, done),
+            DrivenDiskState::New { .. } | DrivenDiskState::Ended => {}
         }
     }
 
     fn poll_spent(&mut self) -> Payload {
-        if let Stage::Driving(disk) = self { disk.poll_spent() } else { Payload::Empty }
+        if let DrivenDiskState::Driving(disk) = self { disk.poll_spent() } else { Payload::Empty }
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         match self {
-            Stage::Configuring(configure) => configure.poll_timeout(),
-            Stage::Driving(disk) => disk.poll_timeout(),
+            DrivenDiskState::Configuring(configure) => configure.poll_timeout(),
+            DrivenDiskState::Driving(disk) => disk.poll_timeout(),
             // The bring-up has not begun and is due.
-            Stage::New { .. } => Some(Instant::ZERO),
-            Stage::Ended => None,
+            DrivenDiskState::New { .. } => Some(Instant::ZERO),
+            DrivenDiskState::Ended => None,
         }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         match self {
-            Stage::Configuring(configure) => configure.handle_timeout(now),
-            Stage::Driving(disk) => disk.handle_timeout(now),
-            Stage::New { .. } | Stage::Ended => {}
+            DrivenDiskState::Configuring(configure) => configure.handle_timeout(now),
+            DrivenDiskState::Driving(disk) => disk.handle_timeout(now),
+            DrivenDiskState::New { .. } | DrivenDiskState::Ended => {}
         }
     }
 }
@@ -318,7 +332,7 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if self.end.is_some() {
             return done.push(request.fail(StoreError::Gone));
         }
@@ -332,7 +346,7 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
         self.driver.poll_timeout().into_iter().chain(self.device.poll_timeout()).min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if self.device.poll_timeout().is_some_and(|due| due <= now) {
             self.device.handle_timeout(now, &mut self.below);
         }
@@ -343,15 +357,15 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
         }
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.pump(now, done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.device.readiness()
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.device.handle_ready(now, &mut self.below);
         self.pump(now, done);
         if self.device.is_gone() && self.end.is_none() {
@@ -362,9 +376,9 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
     fn command(
         &mut self,
         now: Instant,
-        command: &Command,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), CommandError> {
+        command: &OwnerCommand,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), OwnerCommandError> {
         self.device.command(now, command, &mut self.below)?;
         self.pump(now, done);
         Ok(())
@@ -384,9 +398,9 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
 
     fn state(&self) -> Option<Vec<u8>> {
         let is_idle = match &self.driver {
-            Stage::New { .. } => true,
-            Stage::Driving(disk) => disk.is_idle() && self.job.is_none(),
-            Stage::Configuring(_) | Stage::Ended => false,
+            DrivenDiskState::New { .. } => true,
+            DrivenDiskState::Driving(disk) => disk.is_idle() && self.job.is_none(),
+            DrivenDiskState::Configuring(_) | DrivenDiskState::Ended => false,
         };
         let device = if self.is_ready && is_idle { self.device.save()? } else { return None };
         let info = &self.info;
@@ -411,7 +425,7 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
             return false;
         }
         (self.info, self.is_ready) = (block_info(size_bytes, block_bytes, *is_read_only != 0, *trims != 0), true);
-        self.driver = Stage::New { is_configured: true };
+        self.driver = DrivenDiskState::New { is_configured: true };
         self.device.restore(&selection, device)
     }
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farbus_model::{Done, Instant, Payload, Urb, UrbId};
+use farbus_model::{Instant, Payload, Urb, UrbCompletion, UrbId};
 
 /// A state machine that uses a device through requests.
 ///
 /// Its caller passes on what it polls, tells it what happened, and polls again, in the order of [`run`](crate::run).
 /// Cancellations are polled before new requests. Completions of requests that are not the driver's (any more) are
 /// ignored.
-pub trait Driver {
+pub trait DeviceDriver {
     /// The result of the driver's work.
     type Outcome;
 
@@ -21,12 +21,12 @@ pub trait Driver {
     fn poll_cancel(&mut self) -> Option<UrbId>;
 
     /// Processes a request that came back.
-    fn handle_done(&mut self, now: Instant, done: Done);
+    fn handle_done(&mut self, now: Instant, done: UrbCompletion);
 
-    /// When [`Driver::handle_timeout`] wants to be called, if at all.
+    /// When [`DeviceDriver::handle_timeout`] wants to be called, if at all.
     fn poll_timeout(&self) -> Option<Instant>;
 
-    /// Called when the moment of [`Driver::poll_timeout`] has come. An early call does no harm.
+    /// Called when the moment of [`DeviceDriver::poll_timeout`] has come. An early call does no harm.
     fn handle_timeout(&mut self, now: Instant);
 
     /// The result, once. No request of the driver is in flight then, unless the device left a cancellation unanswered.

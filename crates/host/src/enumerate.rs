@@ -17,13 +17,13 @@
 use std::fmt;
 
 use farbus_model::descriptor::{
-    Configuration, DescriptorError, Descriptors, DeviceDescriptor, LANGUAGE_EN_US, kind, string_from_bytes,
+    DescriptorError, DescriptorSet, DeviceDescriptor, LANGUAGE_EN_US, UsbConfiguration, kind, string_from_bytes,
 };
-use farbus_model::{Done, Instant, Payload, Setup, Speed, Status, Urb, UrbId};
+use farbus_model::{Instant, Payload, SetupPacket, Urb, UrbCompletion, UrbId, UrbStatus, UsbSpeed};
 
-use crate::driver::{Driver, IdSource};
+use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::{self, BOS_BYTES_MAX, CONFIGURATIONS_MAX, CONTROL_TIMEOUT, STRINGS_MAX};
-use crate::transfers::Transfers;
+use crate::transfers::TransferTracker;
 
 /// Bytes of a binary object store's header (USB 3.2 table 9-12).
 const BOS_HEADER_BYTES: usize = 5;
@@ -32,23 +32,23 @@ const STRING_BYTES: u16 = 255;
 
 /// Reads all descriptors of one device, one control transfer at a time.
 #[derive(Debug)]
-pub struct Enumerate {
-    transfers: Transfers,
-    speed: Speed,
-    step: Step,
-    found: Descriptors,
+pub struct DescriptorEnumerator {
+    transfers: TransferTracker,
+    speed: UsbSpeed,
+    step: EnumerationStep,
+    found: DescriptorSet,
     /// Indexes of the strings still to be read, last one first.
     strings: Vec<u8>,
     language: u16,
     asked: usize,
     /// When the last piece has to be there; `None`: each has its own time.
     until: Option<Instant>,
-    outcome: Option<Result<Descriptors, EnumerateError>>,
+    outcome: Option<Result<DescriptorSet, EnumerationError>>,
 }
 
 /// What the request in flight asks for.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum EnumerationStep {
     Device,
     BosHeader,
     Bos(usize),
@@ -59,17 +59,17 @@ enum Step {
     Finished,
 }
 
-impl Enumerate {
+impl DescriptorEnumerator {
     /// Begins to read the descriptors of a device that runs at `speed`.
-    pub fn new(now: Instant, ids: IdSource, speed: Speed) -> Self {
-        let mut this = Self::of(Descriptors::default(), ids, speed);
-        this.ask(now, Step::Device);
+    pub fn new(now: Instant, ids: IdSource, speed: UsbSpeed) -> Self {
+        let mut this = Self::of(DescriptorSet::default(), ids, speed);
+        this.ask(now, EnumerationStep::Device);
         this
     }
 
     /// Begins to read the strings of a device that runs at `speed` and has these descriptors. They are returned with
     /// the strings that came within [`limits::STRINGS_TIME_MAX`]; it is no error if there is none.
-    pub fn strings(now: Instant, ids: IdSource, speed: Speed, descriptors: &Descriptors) -> Self {
+    pub fn strings(now: Instant, ids: IdSource, speed: UsbSpeed, descriptors: &DescriptorSet) -> Self {
         let mut this = Self::of(descriptors.clone(), ids, speed);
         this.until = Some(now + limits::STRINGS_TIME_MAX);
         let first = this.first_string();
@@ -77,22 +77,22 @@ impl Enumerate {
         this
     }
 
-    fn of(found: Descriptors, ids: IdSource, speed: Speed) -> Self {
-        let (transfers, strings) = (Transfers::new(ids), Vec::new());
-        let (step, language, asked, until, outcome) = (Step::Finished, LANGUAGE_EN_US, 0, None, None);
+    fn of(found: DescriptorSet, ids: IdSource, speed: UsbSpeed) -> Self {
+        let (transfers, strings) = (TransferTracker::new(ids), Vec::new());
+        let (step, language, asked, until, outcome) = (EnumerationStep::Finished, LANGUAGE_EN_US, 0, None, None);
         Self { transfers, speed, step, found, strings, language, asked, until, outcome }
     }
 
-    fn ask(&mut self, now: Instant, step: Step) {
+    fn ask(&mut self, now: Instant, step: EnumerationStep) {
         let (kind, index, language, length) = match step {
-            Step::Device => (kind::DEVICE, 0, 0, DeviceDescriptor::BYTES as u16),
-            Step::BosHeader => (kind::BOS, 0, 0, BOS_HEADER_BYTES as u16),
-            Step::Bos(total) => (kind::BOS, 0, 0, total as u16),
-            Step::Header(index) => (kind::CONFIGURATION, index, 0, Configuration::HEADER_BYTES as u16),
-            Step::Configuration(index, total) => (kind::CONFIGURATION, index, 0, total as u16),
-            Step::Languages => (kind::STRING, 0, 0, STRING_BYTES),
-            Step::String(index) => (kind::STRING, index, self.language, STRING_BYTES),
-            Step::Finished => return self.finish(),
+            EnumerationStep::Device => (kind::DEVICE, 0, 0, DeviceDescriptor::BYTES as u16),
+            EnumerationStep::BosHeader => (kind::BOS, 0, 0, BOS_HEADER_BYTES as u16),
+            EnumerationStep::Bos(total) => (kind::BOS, 0, 0, total as u16),
+            EnumerationStep::Header(index) => (kind::CONFIGURATION, index, 0, UsbConfiguration::HEADER_BYTES as u16),
+            EnumerationStep::Configuration(index, total) => (kind::CONFIGURATION, index, 0, total as u16),
+            EnumerationStep::Languages => (kind::STRING, 0, 0, STRING_BYTES),
+            EnumerationStep::String(index) => (kind::STRING, index, self.language, STRING_BYTES),
+            EnumerationStep::Finished => return self.finish(),
         };
         let left = self.until.map_or(CONTROL_TIMEOUT, |until| (until - now).min(CONTROL_TIMEOUT));
         if left.is_zero() {
@@ -101,72 +101,77 @@ impl Enumerate {
         self.step = step;
         self.asked += 1;
         assert!(self.asked <= limits::ENUMERATION_TRANSFERS_MAX, "each step is bounded, so is their sum");
-        let setup = Setup::get_descriptor(kind, index, language, length);
+        let setup = SetupPacket::get_descriptor(kind, index, language, length);
         self.transfers.control_in(now, setup, Some(left));
     }
 
     fn finish(&mut self) {
-        self.step = Step::Finished;
+        self.step = EnumerationStep::Finished;
         self.outcome = Some(Ok(std::mem::take(&mut self.found)));
     }
 
-    fn answered(&mut self, now: Instant, done: Done) {
+    fn answered(&mut self, now: Instant, done: UrbCompletion) {
         match self.understand(&done) {
             Ok(next) => self.ask(now, next),
             Err(reason) => {
                 let piece = self.step.piece();
-                self.step = Step::Finished;
-                self.outcome = Some(Err(EnumerateError { piece, reason }));
+                self.step = EnumerationStep::Finished;
+                self.outcome = Some(Err(EnumerationError { piece, reason }));
             }
         }
     }
 
     /// Processes one answer and returns what to ask next.
-    fn understand(&mut self, done: &Done) -> Result<Step, Reason> {
-        if matches!(done.status, Status::Gone | Status::Shutdown) {
-            return Err(Reason::Gone);
+    fn understand(&mut self, done: &UrbCompletion) -> Result<EnumerationStep, EnumerationErrorReason> {
+        if matches!(done.status, UrbStatus::Gone | UrbStatus::Shutdown) {
+            return Err(EnumerationErrorReason::Gone);
         }
-        let refused = !matches!(done.status, Status::Ok | Status::Short);
+        let refused = !matches!(done.status, UrbStatus::Ok | UrbStatus::Short);
         let bytes = done.payload.contiguous();
         match self.step {
-            Step::BosHeader | Step::Bos(_) if refused => Ok(Step::Header(0)),
-            Step::Languages if refused => Ok(Step::Finished),
+            EnumerationStep::BosHeader | EnumerationStep::Bos(_) if refused => Ok(EnumerationStep::Header(0)),
+            EnumerationStep::Languages if refused => Ok(EnumerationStep::Finished),
             // A device that refuses one string may have the next; one that is silent has had its chance.
-            Step::String(_) if done.status == Status::TimedOut => Ok(Step::Finished),
-            Step::String(_) if refused => Ok(self.next_string()),
-            _ if done.status == Status::TimedOut => Err(Reason::TimedOut),
-            _ if refused => Err(Reason::Refused(done.status)),
-            Step::Device => self.understand_device(&bytes),
-            Step::BosHeader => Self::bos_total(&bytes).map(Step::Bos),
-            Step::Bos(total) => self.understand_bos(&bytes, total),
-            Step::Header(index) => {
-                Self::room(&bytes, Configuration::HEADER_BYTES)?;
-                Ok(Step::Configuration(index, Configuration::total_length(&bytes)?))
+            EnumerationStep::String(_) if done.status == UrbStatus::TimedOut => Ok(EnumerationStep::Finished),
+            EnumerationStep::String(_) if refused => Ok(self.next_string()),
+            _ if done.status == UrbStatus::TimedOut => Err(EnumerationErrorReason::TimedOut),
+            _ if refused => Err(EnumerationErrorReason::Refused(done.status)),
+            EnumerationStep::Device => self.understand_device(&bytes),
+            EnumerationStep::BosHeader => Self::bos_total(&bytes).map(EnumerationStep::Bos),
+            EnumerationStep::Bos(total) => self.understand_bos(&bytes, total),
+            EnumerationStep::Header(index) => {
+                Self::room(&bytes, UsbConfiguration::HEADER_BYTES)?;
+                Ok(EnumerationStep::Configuration(index, UsbConfiguration::total_length(&bytes)?))
             }
-            Step::Configuration(index, total) => self.understand_configuration(&bytes, index, total),
-            Step::Languages => Ok(self.understand_languages(&bytes)),
-            Step::String(index) => {
+            EnumerationStep::Configuration(index, total) => self.understand_configuration(&bytes, index, total),
+            EnumerationStep::Languages => Ok(self.understand_languages(&bytes)),
+            EnumerationStep::String(index) => {
                 if bytes.get(1) == Some(&kind::STRING) {
                     self.found.strings.insert(index, string_from_bytes(&bytes));
                 }
                 Ok(self.next_string())
             }
-            Step::Finished => Ok(Step::Finished),
+            EnumerationStep::Finished => Ok(EnumerationStep::Finished),
         }
     }
 
-    fn understand_device(&mut self, bytes: &[u8]) -> Result<Step, Reason> {
+    fn understand_device(&mut self, bytes: &[u8]) -> Result<EnumerationStep, EnumerationErrorReason> {
         self.found.device = DeviceDescriptor::parse(bytes)?;
         match self.found.device.configurations {
-            0 => Err(Reason::Malformed(DescriptorError { offset: 17, rule: "a device has a configuration" })),
-            n if n > CONFIGURATIONS_MAX => Err(Reason::TooMany { count: n.into(), max: CONFIGURATIONS_MAX.into() }),
-            _ if self.speed >= Speed::Super => Ok(Step::BosHeader),
-            _ => Ok(Step::Header(0)),
+            0 => Err(EnumerationErrorReason::Malformed(DescriptorError {
+                offset: 17,
+                rule: "a device has a configuration",
+            })),
+            n if n > CONFIGURATIONS_MAX => {
+                Err(EnumerationErrorReason::TooMany { count: n.into(), max: CONFIGURATIONS_MAX.into() })
+            }
+            _ if self.speed >= UsbSpeed::Super => Ok(EnumerationStep::BosHeader),
+            _ => Ok(EnumerationStep::Header(0)),
         }
     }
 
     /// `wTotalLength` of an object store whose header these bytes are.
-    fn bos_total(bytes: &[u8]) -> Result<usize, Reason> {
+    fn bos_total(bytes: &[u8]) -> Result<usize, EnumerationErrorReason> {
         Self::room(bytes, BOS_HEADER_BYTES)?;
         let total = usize::from(u16::from_le_bytes([bytes[2], bytes[3]]));
         if bytes[1] != kind::BOS || total < BOS_HEADER_BYTES {
@@ -174,65 +179,70 @@ impl Enumerate {
             return Err(DescriptorError { offset: 0, rule }.into());
         }
         if total > BOS_BYTES_MAX {
-            return Err(Reason::TooMany { count: total, max: BOS_BYTES_MAX });
+            return Err(EnumerationErrorReason::TooMany { count: total, max: BOS_BYTES_MAX });
         }
         Ok(total)
     }
 
-    fn understand_bos(&mut self, bytes: &[u8], total: usize) -> Result<Step, Reason> {
+    fn understand_bos(&mut self, bytes: &[u8], total: usize) -> Result<EnumerationStep, EnumerationErrorReason> {
         Self::room(bytes, total)?;
         if Self::bos_total(bytes)? != total {
             return Err(DescriptorError { offset: 2, rule: "wTotalLength stays what it was" }.into());
         }
         self.found.bos = bytes[..total].to_vec();
-        Ok(Step::Header(0))
+        Ok(EnumerationStep::Header(0))
     }
 
-    fn understand_configuration(&mut self, bytes: &[u8], index: u8, total: usize) -> Result<Step, Reason> {
+    fn understand_configuration(
+        &mut self,
+        bytes: &[u8],
+        index: u8,
+        total: usize,
+    ) -> Result<EnumerationStep, EnumerationErrorReason> {
         Self::room(bytes, total)?;
-        let configuration = Configuration::parse(bytes)?;
+        let configuration = UsbConfiguration::parse(bytes)?;
         if configuration.bytes.len() != total {
             return Err(DescriptorError { offset: 2, rule: "wTotalLength stays what it was" }.into());
         }
         self.found.configurations.push(configuration);
         let next = index + 1;
         if next < self.found.device.configurations {
-            return Ok(Step::Header(next));
+            return Ok(EnumerationStep::Header(next));
         }
         Ok(self.first_string())
     }
 
-    fn first_string(&mut self) -> Step {
+    fn first_string(&mut self) -> EnumerationStep {
         self.strings = self.found.string_indexes().take(STRINGS_MAX).collect();
         self.strings.reverse();
-        if self.strings.is_empty() { Step::Finished } else { Step::Languages }
+        if self.strings.is_empty() { EnumerationStep::Finished } else { EnumerationStep::Languages }
     }
 
     /// English if there is any, else the first language (USB 2.0 §9.6.7). Some devices answer, and name no language:
     /// they have strings in English (`usb_get_langid` of Linux).
-    fn understand_languages(&mut self, bytes: &[u8]) -> Step {
+    fn understand_languages(&mut self, bytes: &[u8]) -> EnumerationStep {
         let length = bytes.first().map_or(0, |&length| usize::from(length).min(bytes.len()));
         let codes = bytes.get(2..length).unwrap_or(&[]).chunks_exact(2).map(|c| u16::from_le_bytes([c[0], c[1]]));
         let is_string = bytes.get(1) == Some(&kind::STRING);
         if bytes.len() < 2 {
-            return Step::Finished;
+            return EnumerationStep::Finished;
         }
         let first = codes.clone().next().filter(|_| is_string && !codes.clone().any(|code| code == LANGUAGE_EN_US));
         self.language = first.unwrap_or(LANGUAGE_EN_US);
         self.next_string()
     }
 
-    fn next_string(&mut self) -> Step {
-        self.strings.pop().map_or(Step::Finished, Step::String)
+    fn next_string(&mut self) -> EnumerationStep {
+        self.strings.pop().map_or(EnumerationStep::Finished, EnumerationStep::String)
     }
 
-    fn room(bytes: &[u8], wanted: usize) -> Result<(), Reason> {
-        if bytes.len() < wanted { Err(Reason::Cut { got: bytes.len(), wanted }) } else { Ok(()) }
+    fn room(bytes: &[u8], wanted: usize) -> Result<(), EnumerationErrorReason> {
+        if bytes.len() < wanted { Err(EnumerationErrorReason::Cut { got: bytes.len(), wanted }) } else { Ok(()) }
     }
 }
 
-impl Driver for Enumerate {
-    type Outcome = Result<Descriptors, EnumerateError>;
+impl DeviceDriver for DescriptorEnumerator {
+    type Outcome = Result<DescriptorSet, EnumerationError>;
 
     fn poll_submit(&mut self) -> Option<Urb> {
         self.transfers.poll_submit()
@@ -242,7 +252,7 @@ impl Driver for Enumerate {
         self.transfers.poll_cancel()
     }
 
-    fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: UrbCompletion) {
         self.transfers.handle_done(now, done);
         if let Some(done) = self.transfers.poll_outcome() {
             self.answered(now, done);
@@ -267,16 +277,16 @@ impl Driver for Enumerate {
 
 /// Why a device's descriptors could not be read, or a configuration not selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EnumerateError {
+pub struct EnumerationError {
     /// Which piece.
-    pub piece: Piece,
+    pub piece: DescriptorPart,
     /// What was wrong with it.
-    pub reason: Reason,
+    pub reason: EnumerationErrorReason,
 }
 
 /// A part of a device's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum DescriptorPart {
     /// The device descriptor.
     Device,
     /// The binary object store.
@@ -291,9 +301,9 @@ pub enum Piece {
 
 /// What was wrong with a piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum EnumerationErrorReason {
     /// The device did not give it.
-    Refused(Status),
+    Refused(UrbStatus),
     /// The device did not answer.
     TimedOut,
     /// The device is gone, or was reset meanwhile.
@@ -316,69 +326,73 @@ pub enum Reason {
     },
 }
 
-impl From<DescriptorError> for Reason {
+impl From<DescriptorError> for EnumerationErrorReason {
     fn from(error: DescriptorError) -> Self {
-        Reason::Malformed(error)
+        EnumerationErrorReason::Malformed(error)
     }
 }
 
-impl Step {
-    fn piece(self) -> Piece {
+impl EnumerationStep {
+    fn piece(self) -> DescriptorPart {
         match self {
-            Step::Device | Step::Finished => Piece::Device,
-            Step::BosHeader | Step::Bos(_) => Piece::Bos,
-            Step::Header(index) | Step::Configuration(index, _) => Piece::Configuration(index),
-            Step::Languages => Piece::String(0),
-            Step::String(index) => Piece::String(index),
+            EnumerationStep::Device | EnumerationStep::Finished => DescriptorPart::Device,
+            EnumerationStep::BosHeader | EnumerationStep::Bos(_) => DescriptorPart::Bos,
+            EnumerationStep::Header(index) | EnumerationStep::Configuration(index, _) => {
+                DescriptorPart::Configuration(index)
+            }
+            EnumerationStep::Languages => DescriptorPart::String(0),
+            EnumerationStep::String(index) => DescriptorPart::String(index),
         }
     }
 }
 
-impl fmt::Display for EnumerateError {
+impl fmt::Display for EnumerationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.piece, self.reason)
     }
 }
 
-impl std::error::Error for EnumerateError {}
+impl std::error::Error for EnumerationError {}
 
-impl fmt::Display for Piece {
+impl fmt::Display for DescriptorPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Piece::Device => f.write_str("device descriptor"),
-            Piece::Bos => f.write_str("binary object store"),
-            Piece::Configuration(index) => write!(f, "configuration descriptor {index}"),
-            Piece::String(index) => write!(f, "string {index}"),
-            Piece::Selection(value) => write!(f, "selecting configuration {value}"),
+            DescriptorPart::Device => f.write_str("device descriptor"),
+            DescriptorPart::Bos => f.write_str("binary object store"),
+            DescriptorPart::Configuration(index) => write!(f, "configuration descriptor {index}"),
+            DescriptorPart::String(index) => write!(f, "string {index}"),
+            DescriptorPart::Selection(value) => write!(f, "selecting configuration {value}"),
         }
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for EnumerationErrorReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Refused(status) => write!(f, "the device refused it ({status:?})"),
-            Reason::TimedOut => f.write_str("the device did not answer in time"),
-            Reason::Gone => f.write_str("the device is gone or was reset"),
-            Reason::Cut { got, wanted } => write!(f, "{got} of {wanted} bytes came"),
-            Reason::Malformed(error) => error.fmt(f),
-            Reason::TooMany { count, max } => write!(f, "{count} is more than the {max} that are allowed"),
+            EnumerationErrorReason::Refused(status) => write!(f, "the device refused it ({status:?})"),
+            EnumerationErrorReason::TimedOut => f.write_str("the device did not answer in time"),
+            EnumerationErrorReason::Gone => f.write_str("the device is gone or was reset"),
+            EnumerationErrorReason::Cut { got, wanted } => write!(f, "{got} of {wanted} bytes came"),
+            EnumerationErrorReason::Malformed(error) => error.fmt(f),
+            EnumerationErrorReason::TooMany { count, max } => {
+                write!(f, "{count} is more than the {max} that are allowed")
+            }
         }
     }
 }
 
 /// Selects a configuration.
 #[derive(Debug)]
-pub struct Configure {
-    transfers: Transfers,
+pub struct ConfigurationSetter {
+    transfers: TransferTracker,
     value: u8,
 }
 
-impl Configure {
+impl ConfigurationSetter {
     /// Selects the configuration of this value.
     pub fn new(now: Instant, ids: IdSource, value: u8) -> Self {
-        let mut transfers = Transfers::new(ids);
-        let setup = Setup::set_configuration(value);
+        let mut transfers = TransferTracker::new(ids);
+        let setup = SetupPacket::set_configuration(value);
         transfers.control_out(now, setup, Payload::Empty, Some(CONTROL_TIMEOUT));
         Self { transfers, value }
     }
@@ -387,11 +401,11 @@ impl Configure {
     ///
     /// # Errors
     /// If it has none that can be selected: value 0 means "not configured" (USB 2.0 §9.4.7).
-    pub fn first(now: Instant, ids: IdSource, descriptors: &Descriptors) -> Result<Self, EnumerateError> {
+    pub fn first(now: Instant, ids: IdSource, descriptors: &DescriptorSet) -> Result<Self, EnumerationError> {
         let selectable = descriptors.configurations.iter().find(|configuration| configuration.value != 0);
         let Some(configuration) = selectable else {
             let error = DescriptorError { offset: 5, rule: "some configuration has a value other than 0" };
-            return Err(EnumerateError { piece: Piece::Configuration(0), reason: error.into() });
+            return Err(EnumerationError { piece: DescriptorPart::Configuration(0), reason: error.into() });
         };
         Ok(Self::new(now, ids, configuration.value))
     }
@@ -402,8 +416,8 @@ impl Configure {
     }
 }
 
-impl Driver for Configure {
-    type Outcome = Result<u8, EnumerateError>;
+impl DeviceDriver for ConfigurationSetter {
+    type Outcome = Result<u8, EnumerationError>;
 
     fn poll_submit(&mut self) -> Option<Urb> {
         self.transfers.poll_submit()
@@ -413,7 +427,7 @@ impl Driver for Configure {
         self.transfers.poll_cancel()
     }
 
-    fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: UrbCompletion) {
         self.transfers.handle_done(now, done);
     }
 
@@ -428,11 +442,11 @@ impl Driver for Configure {
     fn poll_outcome(&mut self) -> Option<Self::Outcome> {
         let done = self.transfers.poll_outcome()?;
         let reason = match done.status {
-            Status::Ok => return Some(Ok(self.value)),
-            Status::TimedOut => Reason::TimedOut,
-            Status::Gone | Status::Shutdown => Reason::Gone,
-            status => Reason::Refused(status),
+            UrbStatus::Ok => return Some(Ok(self.value)),
+            UrbStatus::TimedOut => EnumerationErrorReason::TimedOut,
+            UrbStatus::Gone | UrbStatus::Shutdown => EnumerationErrorReason::Gone,
+            status => EnumerationErrorReason::Refused(status),
         };
-        Some(Err(EnumerateError { piece: Piece::Selection(self.value), reason }))
+        Some(Err(EnumerationError { piece: DescriptorPart::Selection(self.value), reason }))
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! **This crate is** what a kernel's USB stack is to a device, without a kernel: it reads a device's
 //! descriptors ([`enumerate`]), selects a configuration, and drives mass storage ([`storage`]) or
-//! whatever a client asks ([`Transfers`]). Everything in it is a state machine that asks for URBs
-//! and is told how they ended ([`Driver`]); a [`Port`] is the way to a device, and [`run`] pumps
+//! whatever a client asks ([`TransferTracker`]). Everything in it is a state machine that asks for URBs
+//! and is told how they ended ([`DeviceDriver`]); a [`HostPort`] is the way to a device, and [`run`] pumps
 //! the one through the other.
 //!
 //! **It may touch** nothing: requests, completions and moments are handed to it.
@@ -30,11 +30,11 @@ pub mod storage;
 pub mod transfers;
 
 pub use driven_disk::DrivenDisk;
-pub use driver::{Driver, IdSource};
-pub use enumerate::{Configure, Enumerate, EnumerateError};
+pub use driver::{DeviceDriver, IdSource};
+pub use enumerate::{ConfigurationSetter, DescriptorEnumerator, EnumerationError};
 pub use local::LocalPort;
-pub use port::{Port, PortError, run};
+pub use port::{HostPort, HostPortError, run};
 pub use remote_device::{RemoteDevice, RemoteError};
 pub use remote_disk::RemoteDisk;
-pub use storage::{Disk, DiskError, DiskInfo, Options};
-pub use transfers::Transfers;
+pub use storage::{DiskError, DiskInfo, ScsiDisk, ScsiDiskOptions};
+pub use transfers::TransferTracker;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Payload, Urb, UrbId};
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Payload, SessionLimits, Urb, UrbCompletion, UrbId};
 
-use crate::port::{Port, PortError};
+use crate::port::{HostPort, HostPortError};
 
 /// A device in this process, in simulated time: the clock stands still while anything can happen and jumps to the next
 /// due moment when nothing can, so that thirty-second timeouts take no time.
@@ -12,14 +12,14 @@ use crate::port::{Port, PortError};
 pub struct LocalPort<D: Device> {
     device: D,
     now: Instant,
-    done: Completions,
+    done: CompletionQueue,
 }
 
 impl<D: Device> LocalPort<D> {
     /// A port to `device`, at the epoch.
     pub fn new(device: D) -> Self {
-        let pool = BufferPool::new(Limits::DEFAULT.pool_bytes);
-        Self { device, now: Instant::ZERO, done: Completions::new(pool) }
+        let pool = BufferPool::new(SessionLimits::DEFAULT.pool_bytes);
+        Self { device, now: Instant::ZERO, done: CompletionQueue::new(pool) }
     }
 
     /// The device.
@@ -33,7 +33,7 @@ impl<D: Device> LocalPort<D> {
     }
 
     /// The device and where it leaves what it has finished, as an engine holds them.
-    pub fn parts_mut(&mut self) -> (&mut D, &mut Completions) {
+    pub fn parts_mut(&mut self) -> (&mut D, &mut CompletionQueue) {
         (&mut self.device, &mut self.done)
     }
 
@@ -50,7 +50,7 @@ impl<D: Device> Drop for LocalPort<D> {
     }
 }
 
-impl<D: Device> Port for LocalPort<D> {
+impl<D: Device> HostPort for LocalPort<D> {
     fn submit(&mut self, urb: Urb) {
         self.device.submit(self.now, urb.launch(), &mut self.done);
     }
@@ -59,7 +59,7 @@ impl<D: Device> Port for LocalPort<D> {
         self.device.cancel(self.now, id, &mut self.done);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         loop {
             if let Some(done) = self.done.pop() {
                 return Ok(Some(done));
@@ -73,7 +73,7 @@ impl<D: Device> Port for LocalPort<D> {
                     self.now = self.now.max(until);
                     return Ok(None);
                 }
-                (_, None) => return Err(PortError::Idle),
+                (_, None) => return Err(HostPortError::Idle),
             }
         }
     }

@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-use farbus_model::{Done, Instant, Payload, Urb, UrbId};
+use farbus_model::{Instant, Payload, Urb, UrbCompletion, UrbId};
 
-use crate::driver::Driver;
+use crate::driver::DeviceDriver;
 
 /// The connection to one device: in this process ([`LocalPort`](crate::LocalPort)), or over a link.
 ///
-/// Every submitted request comes back from [`Port::wait`] exactly once, cancelled or not, unless `wait` fails; after
+/// Every submitted request comes back from [`HostPort::wait`] exactly once, cancelled or not, unless `wait` fails; after
 /// that no request comes back.
-pub trait Port {
-    /// Sends a request. The port may keep it until the next [`Port::wait`], so that requests submitted together travel
+pub trait HostPort {
+    /// Sends a request. The port may keep it until the next [`HostPort::wait`], so that requests submitted together travel
     /// together.
     fn submit(&mut self, urb: Urb);
 
@@ -21,8 +21,8 @@ pub trait Port {
     /// The next request that came back; `None` when `until` passed first.
     ///
     /// # Errors
-    /// [`PortError`] when the device can no longer be reached.
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError>;
+    /// [`HostPortError`] when the device can no longer be reached.
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError>;
 
     /// Now, on the clock that `until` is measured by.
     fn now(&self) -> Instant;
@@ -33,7 +33,7 @@ pub trait Port {
     }
 }
 
-impl<P: Port + ?Sized> Port for &mut P {
+impl<P: HostPort + ?Sized> HostPort for &mut P {
     fn submit(&mut self, urb: Urb) {
         (**self).submit(urb);
     }
@@ -42,7 +42,7 @@ impl<P: Port + ?Sized> Port for &mut P {
         (**self).cancel(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         (**self).wait(until)
     }
 
@@ -55,7 +55,7 @@ impl<P: Port + ?Sized> Port for &mut P {
     }
 }
 
-impl<P: Port + ?Sized> Port for Box<P> {
+impl<P: HostPort + ?Sized> HostPort for Box<P> {
     fn submit(&mut self, urb: Urb) {
         (**self).submit(urb);
     }
@@ -64,7 +64,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
         (**self).cancel(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         (**self).wait(until)
     }
 
@@ -79,7 +79,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
 
 /// Why a device can no longer be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortError {
+pub enum HostPortError {
     /// The device was withdrawn, or the connection was closed.
     Gone,
     /// The peer broke the protocol; a sentence for a person.
@@ -90,24 +90,27 @@ pub enum PortError {
     Idle,
 }
 
-impl fmt::Display for PortError {
+impl fmt::Display for HostPortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PortError::Gone => f.write_str("the device is gone"),
-            PortError::Peer(what) => write!(f, "the other side broke the rules: {what}"),
-            PortError::World(what) => f.write_str(what),
-            PortError::Idle => f.write_str("nothing is in flight that could be waited for"),
+            HostPortError::Gone => f.write_str("the device is gone"),
+            HostPortError::Peer(what) => write!(f, "the other side broke the rules: {what}"),
+            HostPortError::World(what) => f.write_str(what),
+            HostPortError::Idle => f.write_str("nothing is in flight that could be waited for"),
         }
     }
 }
 
-impl std::error::Error for PortError {}
+impl std::error::Error for HostPortError {}
 
 /// Runs `driver` over `port` to its outcome: it sends everything that can be sent before it waits.
 ///
 /// # Errors
-/// [`PortError`] when the device can no longer be reached; the driver is of no use then.
-pub fn run<D: Driver + ?Sized, P: Port + ?Sized>(driver: &mut D, port: &mut P) -> Result<D::Outcome, PortError> {
+/// [`HostPortError`] when the device can no longer be reached; the driver is of no use then.
+pub fn run<D: DeviceDriver + ?Sized, P: HostPort + ?Sized>(
+    driver: &mut D,
+    port: &mut P,
+) -> Result<D::Outcome, HostPortError> {
     loop {
         while let Some(id) = driver.poll_cancel() {
             port.cancel(id);

@@ -3,36 +3,36 @@
 use std::fmt;
 use std::time::Duration;
 
-use farbus_model::{Descriptors, EpAddr, Payload, Setup, Speed, Status, UrbId};
+use farbus_model::{DescriptorSet, EpAddr, Payload, SetupPacket, UrbId, UrbStatus, UsbSpeed};
 
 use crate::driver::IdSource;
-use crate::enumerate::{Configure, Enumerate, EnumerateError};
+use crate::enumerate::{ConfigurationSetter, DescriptorEnumerator, EnumerationError};
 use crate::limits::CONTROL_TIMEOUT;
-use crate::port::{Port, PortError, run};
+use crate::port::{HostPort, HostPortError, run};
 use crate::remote_disk::RemoteDisk;
-use crate::storage::{DiskError, Options, Target};
-use crate::transfers::Transfers;
+use crate::storage::{BulkOnlyInterface, DiskError, ScsiDiskOptions};
+use crate::transfers::TransferTracker;
 
 /// A device behind a port: its descriptors are read and its first configuration is selected.
 #[derive(Debug)]
 pub struct RemoteDevice<P> {
     port: P,
     ids: IdSource,
-    transfers: Transfers,
-    speed: Speed,
-    descriptors: Descriptors,
+    transfers: TransferTracker,
+    speed: UsbSpeed,
+    descriptors: DescriptorSet,
     configuration: u8,
     /// Time of a bulk or interrupt transfer; `None` waits for ever.
     timeout: Option<Duration>,
 }
 
-impl<P: Port> RemoteDevice<P> {
+impl<P: HostPort> RemoteDevice<P> {
     /// Reads the descriptors of the device behind `port` and selects its first configuration.
     ///
     /// # Errors
     /// [`RemoteError`] when its descriptors are wrong or it cannot be reached.
-    pub fn open(mut port: P, speed: Speed) -> Result<Self, RemoteError> {
-        let descriptors = run(&mut Enumerate::new(port.now(), IdSource::new(), speed), &mut port)??;
+    pub fn open(mut port: P, speed: UsbSpeed) -> Result<Self, RemoteError> {
+        let descriptors = run(&mut DescriptorEnumerator::new(port.now(), IdSource::new(), speed), &mut port)??;
         Self::enumerated(port, speed, descriptors)
     }
 
@@ -40,15 +40,15 @@ impl<P: Port> RemoteDevice<P> {
     ///
     /// # Errors
     /// [`RemoteError`] when it cannot be configured or reached.
-    pub fn enumerated(mut port: P, speed: Speed, descriptors: Descriptors) -> Result<Self, RemoteError> {
+    pub fn enumerated(mut port: P, speed: UsbSpeed, descriptors: DescriptorSet) -> Result<Self, RemoteError> {
         let ids = IdSource::new();
-        let configuration = run(&mut Configure::first(port.now(), ids.clone(), &descriptors)?, &mut port)??;
-        let transfers = Transfers::new(ids.clone());
+        let configuration = run(&mut ConfigurationSetter::first(port.now(), ids.clone(), &descriptors)?, &mut port)??;
+        let transfers = TransferTracker::new(ids.clone());
         Ok(Self { port, ids, transfers, speed, descriptors, configuration, timeout: None })
     }
 
     /// The device's descriptors.
-    pub fn descriptors(&self) -> &Descriptors {
+    pub fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
@@ -76,7 +76,7 @@ impl<P: Port> RemoteDevice<P> {
     ///
     /// # Errors
     /// [`RemoteError`] when it does not succeed.
-    pub fn control_in(&mut self, setup: Setup) -> Result<Payload, RemoteError> {
+    pub fn control_in(&mut self, setup: SetupPacket) -> Result<Payload, RemoteError> {
         let id = self.transfers.control_in(self.port.now(), setup, Some(CONTROL_TIMEOUT));
         self.finish(id).map(|(payload, _)| payload)
     }
@@ -88,10 +88,10 @@ impl<P: Port> RemoteDevice<P> {
     ///
     /// # Panics
     /// If there are more bytes than a setup packet can announce.
-    pub fn control_out(&mut self, setup: Setup, data: impl Into<Payload>) -> Result<(), RemoteError> {
+    pub fn control_out(&mut self, setup: SetupPacket, data: impl Into<Payload>) -> Result<(), RemoteError> {
         let payload = data.into();
         let length = u16::try_from(payload.len()).expect("a control transfer's data is at most 65535 bytes");
-        let setup = Setup { length, ..setup };
+        let setup = SetupPacket { length, ..setup };
         let id = self.transfers.control_out(self.port.now(), setup, payload, Some(CONTROL_TIMEOUT));
         self.finish(id).map(|_| ())
     }
@@ -119,16 +119,16 @@ impl<P: Port> RemoteDevice<P> {
     /// # Errors
     /// [`RemoteError`] when it does not succeed.
     pub fn clear_halt(&mut self, endpoint: EpAddr) -> Result<(), RemoteError> {
-        self.control_in(Setup::clear_halt(endpoint)).map(|_| ())
+        self.control_in(SetupPacket::clear_halt(endpoint)).map(|_| ())
     }
 
     /// Brings up the device's disk.
     ///
     /// # Errors
     /// [`DiskError`] when it has none, or it cannot be brought up.
-    pub fn into_disk(self, options: Options) -> Result<RemoteDisk<P>, DiskError> {
+    pub fn into_disk(self, options: ScsiDiskOptions) -> Result<RemoteDisk<P>, DiskError> {
         let configuration = self.descriptors.configuration(self.configuration);
-        let target = configuration.and_then(|configuration| Target::find(configuration, self.speed));
+        let target = configuration.and_then(|configuration| BulkOnlyInterface::find(configuration, self.speed));
         let target = target.ok_or(DiskError::Unsupported(crate::storage::NO_DISK))?;
         RemoteDisk::new(self.port, self.ids, target, options)
     }
@@ -144,7 +144,7 @@ impl<P: Port> RemoteDevice<P> {
             match done.status {
                 // The remainder of an earlier call whose port could not wait.
                 _ if done.id != id => {}
-                Status::Ok => return Ok((done.payload, done.actual)),
+                UrbStatus::Ok => return Ok((done.payload, done.actual)),
                 status => return Err(RemoteError::Transfer(status)),
             }
         }
@@ -155,21 +155,21 @@ impl<P: Port> RemoteDevice<P> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteError {
     /// Its descriptors are wrong, or it cannot be configured.
-    Enumerate(EnumerateError),
+    Enumerate(EnumerationError),
     /// A transfer ended in this way.
-    Transfer(Status),
+    Transfer(UrbStatus),
     /// It cannot be reached any more.
-    Port(PortError),
+    Port(HostPortError),
 }
 
-impl From<EnumerateError> for RemoteError {
-    fn from(error: EnumerateError) -> Self {
+impl From<EnumerationError> for RemoteError {
+    fn from(error: EnumerationError) -> Self {
         RemoteError::Enumerate(error)
     }
 }
 
-impl From<PortError> for RemoteError {
-    fn from(error: PortError) -> Self {
+impl From<HostPortError> for RemoteError {
+    fn from(error: HostPortError) -> Self {
         RemoteError::Port(error)
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use farbus_model::{BlockStore, Payload, StoreError};
 
 use crate::driver::IdSource;
-use crate::port::{Port, run};
-use crate::storage::{Answer, Disk, DiskError, DiskInfo, Options, ReadData, Target};
+use crate::port::{HostPort, run};
+use crate::storage::{BulkOnlyInterface, DiskError, DiskInfo, OperationResult, ReadData, ScsiDisk, ScsiDiskOptions};
 
 /// A disk and the port to it, used one call at a time.
 ///
@@ -15,19 +15,24 @@ use crate::storage::{Answer, Disk, DiskError, DiskInfo, Options, ReadData, Targe
 #[derive(Debug)]
 pub struct RemoteDisk<P> {
     port: P,
-    disk: Disk,
+    disk: ScsiDisk,
     /// The staging buffer for writes, as large as a command may be.
     staging: Arc<[u8]>,
     last_error: Option<DiskError>,
 }
 
-impl<P: Port> RemoteDisk<P> {
+impl<P: HostPort> RemoteDisk<P> {
     /// Brings up the disk at `target` of a configured device; `ids` are the device's.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be brought up.
-    pub fn new(mut port: P, ids: IdSource, target: Target, options: Options) -> Result<Self, DiskError> {
-        let mut disk = Disk::new(port.now(), ids, target, options);
+    pub fn new(
+        mut port: P,
+        ids: IdSource,
+        target: BulkOnlyInterface,
+        options: ScsiDiskOptions,
+    ) -> Result<Self, DiskError> {
+        let mut disk = ScsiDisk::new(port.now(), ids, target, options);
         run(&mut disk, &mut port)??;
         Ok(Self { port, disk, staging: Arc::new([]), last_error: None })
     }
@@ -58,8 +63,8 @@ impl<P: Port> RemoteDisk<P> {
     /// [`DiskError`] when it does not succeed.
     pub fn read(&mut self, offset: u64, len: usize) -> Result<ReadData, DiskError> {
         match self.operate(|disk, now| disk.read(now, offset, len))? {
-            Answer::Data(data) => Ok(data),
-            Answer::Ready | Answer::Done => unreachable!("a read brings data"),
+            OperationResult::Data(data) => Ok(data),
+            OperationResult::Ready | OperationResult::Done => unreachable!("a read brings data"),
         }
     }
 
@@ -71,7 +76,7 @@ impl<P: Port> RemoteDisk<P> {
         self.operate(|disk, now| disk.write(now, offset, payload)).map(|_| ())
     }
 
-    /// Declares a range unneeded, see [`Disk::discard`]. Its content is undefined afterwards, whereas
+    /// Declares a range unneeded, see [`ScsiDisk::discard`]. Its content is undefined afterwards, whereas
     /// [`BlockStore::discard`] guarantees zeros. This is [`BlockStore::trim`].
     ///
     /// # Errors
@@ -96,7 +101,10 @@ impl<P: Port> RemoteDisk<P> {
         self.operate(|disk, now| disk.bring_up(now)).map(|_| ())
     }
 
-    fn operate(&mut self, begin: impl FnOnce(&mut Disk, farbus_model::Instant)) -> Result<Answer, DiskError> {
+    fn operate(
+        &mut self,
+        begin: impl FnOnce(&mut ScsiDisk, farbus_model::Instant),
+    ) -> Result<OperationResult, DiskError> {
         if let Some(error @ DiskError::Port(_)) = &self.last_error {
             // An operation on the disk was interrupted.
             return Err(error.clone());
@@ -127,7 +135,7 @@ impl<P: Port> RemoteDisk<P> {
     }
 }
 
-impl<P: Port + Send> BlockStore for RemoteDisk<P> {
+impl<P: HostPort + Send> BlockStore for RemoteDisk<P> {
     fn size_bytes(&self) -> u64 {
         self.disk.info().size_bytes()
     }

@@ -4,45 +4,45 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farbus_model::{Direction, Done, EpAddr, Instant, Payload, Setup, Status, Urb, UrbId};
+use farbus_model::{EpAddr, Instant, Payload, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId, UrbStatus};
 
-use crate::driver::{Driver, IdSource};
+use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::WITHDRAWAL_TIMEOUT;
 
-/// Requests in flight. The outcome is the next request that came back; see [`Transfers::is_idle`] before waiting for
+/// Requests in flight. The outcome is the next request that came back; see [`TransferTracker::is_idle`] before waiting for
 /// one.
 ///
 /// | what happened | how it comes back |
 /// |---|---|
 /// | it ended | as it ended |
-/// | its time passed; the cancellation was confirmed | [`Status::TimedOut`] |
+/// | its time passed; the cancellation was confirmed | [`UrbStatus::TimedOut`] |
 /// | its time passed; it ended before the cancellation reached it | as it ended |
-/// | cancelled by the caller | [`Status::Cancelled`], or as it ended |
-/// | cancelled, and the cancellation was not answered | [`Status::TimedOut`], [`Transfers::unanswered`] counts it |
+/// | cancelled by the caller | [`UrbStatus::Cancelled`], or as it ended |
+/// | cancelled, and the cancellation was not answered | [`UrbStatus::TimedOut`], [`TransferTracker::unanswered`] counts it |
 #[derive(Debug)]
-pub struct Transfers {
+pub struct TransferTracker {
     ids: IdSource,
     urbs: VecDeque<Urb>,
     cancels: VecDeque<UrbId>,
-    flying: Vec<Flying>,
-    done: VecDeque<Done>,
+    flying: Vec<TrackedTransfer>,
+    done: VecDeque<UrbCompletion>,
     unanswered: usize,
 }
 
 /// What is known of a request in flight.
 #[derive(Debug)]
-struct Flying {
+struct TrackedTransfer {
     id: UrbId,
     endpoint: EpAddr,
-    direction: Direction,
-    setup: Setup,
+    direction: TransferDirection,
+    setup: SetupPacket,
     length: u32,
     until: Option<Instant>,
-    outcome: Outcome,
+    outcome: CancellationCause,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Outcome {
+enum CancellationCause {
     /// Not cancelled.
     Open,
     /// Its time passed.
@@ -51,7 +51,7 @@ enum Outcome {
     Withdrawn,
 }
 
-impl Transfers {
+impl TransferTracker {
     /// Makes an empty one; `ids` gives the requests' ids.
     pub fn new(ids: IdSource) -> Self {
         Self {
@@ -65,13 +65,19 @@ impl Transfers {
     }
 
     /// A control request with an IN data stage, or without one.
-    pub fn control_in(&mut self, now: Instant, setup: Setup, timeout: Option<Duration>) -> UrbId {
+    pub fn control_in(&mut self, now: Instant, setup: SetupPacket, timeout: Option<Duration>) -> UrbId {
         let urb = Urb::control(self.ids.next_id(), setup, Payload::Empty);
         self.submit(now, urb, timeout)
     }
 
     /// A control request whose data stage is `payload`, of `setup.length` bytes.
-    pub fn control_out(&mut self, now: Instant, setup: Setup, payload: Payload, timeout: Option<Duration>) -> UrbId {
+    pub fn control_out(
+        &mut self,
+        now: Instant,
+        setup: SetupPacket,
+        payload: Payload,
+        timeout: Option<Duration>,
+    ) -> UrbId {
         let urb = Urb::control(self.ids.next_id(), setup, payload);
         self.submit(now, urb, timeout)
     }
@@ -91,14 +97,14 @@ impl Transfers {
     /// Submits any request, under a new id. Without a `timeout` it waits for ever.
     pub fn submit(&mut self, now: Instant, urb: Urb, timeout: Option<Duration>) -> UrbId {
         let id = urb.id;
-        self.flying.push(Flying {
+        self.flying.push(TrackedTransfer {
             id,
             endpoint: urb.endpoint,
             direction: urb.direction,
             setup: urb.setup,
             length: urb.length,
             until: timeout.map(|timeout| now + timeout),
-            outcome: Outcome::Open,
+            outcome: CancellationCause::Open,
         });
         self.urbs.push_back(urb);
         id
@@ -106,16 +112,18 @@ impl Transfers {
 
     /// Cancels a request. Does nothing if it has come back already or was cancelled before.
     pub fn withdraw(&mut self, now: Instant, id: UrbId) {
-        if let Some(at) = self.flying.iter().position(|flying| flying.id == id && flying.outcome == Outcome::Open) {
-            self.recall(now, at, Outcome::Withdrawn);
+        if let Some(at) =
+            self.flying.iter().position(|flying| flying.id == id && flying.outcome == CancellationCause::Open)
+        {
+            self.recall(now, at, CancellationCause::Withdrawn);
         }
     }
 
     /// Cancels every request.
     pub fn withdraw_all(&mut self, now: Instant) {
         for at in (0..self.flying.len()).rev() {
-            if self.flying[at].outcome == Outcome::Open {
-                self.recall(now, at, Outcome::Withdrawn);
+            if self.flying[at].outcome == CancellationCause::Open {
+                self.recall(now, at, CancellationCause::Withdrawn);
             }
         }
     }
@@ -141,11 +149,11 @@ impl Transfers {
     }
 
     /// Cancels the request at `at`; one that was not sent yet comes back at once.
-    fn recall(&mut self, now: Instant, at: usize, outcome: Outcome) {
+    fn recall(&mut self, now: Instant, at: usize, outcome: CancellationCause) {
         let flying = &mut self.flying[at];
         if let Some(queued) = self.urbs.iter().position(|urb| urb.id == flying.id) {
             self.urbs.remove(queued);
-            let status = if outcome == Outcome::Expired { Status::TimedOut } else { Status::Cancelled };
+            let status = if outcome == CancellationCause::Expired { UrbStatus::TimedOut } else { UrbStatus::Cancelled };
             let flying = self.flying.swap_remove(at);
             return self.done.push_back(flying.into_done(status));
         }
@@ -155,8 +163,8 @@ impl Transfers {
     }
 }
 
-impl Driver for Transfers {
-    type Outcome = Done;
+impl DeviceDriver for TransferTracker {
+    type Outcome = UrbCompletion;
 
     fn poll_submit(&mut self) -> Option<Urb> {
         self.urbs.pop_front()
@@ -166,13 +174,13 @@ impl Driver for Transfers {
         self.cancels.pop_front()
     }
 
-    fn handle_done(&mut self, _now: Instant, mut done: Done) {
+    fn handle_done(&mut self, _now: Instant, mut done: UrbCompletion) {
         let Some(at) = self.flying.iter().position(|flying| flying.id == done.id) else { return };
         let flying = self.flying.swap_remove(at);
         // A cancellation that was not passed on yet has nothing left to cancel.
         self.cancels.retain(|id| *id != done.id);
-        if flying.outcome == Outcome::Expired && done.status == Status::Cancelled {
-            done.status = Status::TimedOut;
+        if flying.outcome == CancellationCause::Expired && done.status == UrbStatus::Cancelled {
+            done.status = UrbStatus::TimedOut;
         }
         self.done.push_back(done);
     }
@@ -187,25 +195,25 @@ impl Driver for Transfers {
             if flying.until.is_none_or(|until| now < until) {
                 continue;
             }
-            if flying.outcome == Outcome::Open {
-                self.recall(now, at, Outcome::Expired);
+            if flying.outcome == CancellationCause::Open {
+                self.recall(now, at, CancellationCause::Expired);
             } else {
                 let flying = self.flying.swap_remove(at);
                 self.unanswered += 1;
-                self.done.push_back(flying.into_done(Status::TimedOut));
+                self.done.push_back(flying.into_done(UrbStatus::TimedOut));
             }
         }
     }
 
-    fn poll_outcome(&mut self) -> Option<Done> {
+    fn poll_outcome(&mut self) -> Option<UrbCompletion> {
         self.done.pop_front()
     }
 }
 
-impl Flying {
+impl TrackedTransfer {
     /// The end of a request that the device did not end.
-    fn into_done(self, status: Status) -> Done {
-        Done {
+    fn into_done(self, status: UrbStatus) -> UrbCompletion {
+        UrbCompletion {
             id: self.id,
             endpoint: self.endpoint,
             direction: self.direction,
@@ -229,14 +237,14 @@ mod tests {
     const ENDPOINT: EpAddr = EpAddr::from_byte(0x81);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn flying_one() -> (Transfers, Urb) {
-        let mut transfers = Transfers::new(IdSource::new());
+    fn flying_one() -> (TransferTracker, Urb) {
+        let mut transfers = TransferTracker::new(IdSource::new());
         transfers.data_in(Instant::ZERO, ENDPOINT, 8, Some(SECOND));
         let urb = transfers.poll_submit().unwrap();
         (transfers, urb)
     }
 
-    fn expire(transfers: &mut Transfers) {
+    fn expire(transfers: &mut TransferTracker) {
         let due = transfers.poll_timeout().unwrap();
         transfers.handle_timeout(due);
     }
@@ -247,8 +255,8 @@ mod tests {
         expire(&mut transfers);
         assert_eq!(transfers.poll_cancel(), Some(urb.id));
         assert!(transfers.poll_outcome().is_none());
-        transfers.handle_done(Instant::ZERO + SECOND, urb.launch().fail(Status::Cancelled));
-        assert_eq!(transfers.poll_outcome().unwrap().status, Status::TimedOut);
+        transfers.handle_done(Instant::ZERO + SECOND, urb.launch().fail(UrbStatus::Cancelled));
+        assert_eq!(transfers.poll_outcome().unwrap().status, UrbStatus::TimedOut);
         assert!(transfers.is_idle());
     }
 
@@ -257,7 +265,7 @@ mod tests {
         let (mut transfers, urb) = flying_one();
         expire(&mut transfers);
         transfers.handle_done(Instant::ZERO + SECOND, urb.launch().answer(vec![7].into()));
-        assert_eq!(transfers.poll_outcome().unwrap().status, Status::Ok);
+        assert_eq!(transfers.poll_outcome().unwrap().status, UrbStatus::Ok);
         assert_eq!(transfers.poll_cancel(), None, "there is nothing left to withdraw");
     }
 
@@ -268,18 +276,18 @@ mod tests {
         transfers.withdraw(Instant::ZERO, urb.id);
         assert_eq!((transfers.poll_cancel(), transfers.poll_cancel()), (Some(urb.id), None));
         expire(&mut transfers);
-        assert_eq!(transfers.poll_outcome().unwrap().status, Status::TimedOut);
+        assert_eq!(transfers.poll_outcome().unwrap().status, UrbStatus::TimedOut);
         assert_eq!((transfers.unanswered(), transfers.is_idle()), (1, true));
-        transfers.handle_done(Instant::ZERO, urb.launch().fail(Status::Cancelled));
+        transfers.handle_done(Instant::ZERO, urb.launch().fail(UrbStatus::Cancelled));
         assert!(transfers.poll_outcome().is_none(), "it comes too late to be known");
     }
 
     #[test]
     fn a_request_that_never_left_is_withdrawn_without_a_word() {
-        let mut transfers = Transfers::new(IdSource::new());
+        let mut transfers = TransferTracker::new(IdSource::new());
         let id = transfers.data_out(Instant::ZERO, ENDPOINT, vec![1].into(), None);
         transfers.withdraw(Instant::ZERO, id);
         assert!(transfers.poll_submit().is_none() && transfers.poll_cancel().is_none());
-        assert_eq!(transfers.poll_outcome().unwrap().status, Status::Cancelled);
+        assert_eq!(transfers.poll_outcome().unwrap().status, UrbStatus::Cancelled);
     }
 }

@@ -1,10 +1,10 @@
 //! A bridge between two hosts in user space, each with the end that it attached.
 
-use farbus_gadgets::Bell;
-use farbus_gadgets::bridge::{End, address_of, pair};
-use farbus_gadgets::emulated::Emulated;
+use farbus_gadgets::GadgetWaker;
+use farbus_gadgets::bridge::{BridgeEnd, address_of, pair};
+use farbus_gadgets::emulated::EmulatedDevice;
 use farbus_host::{LocalPort, RemoteDevice};
-use farbus_model::{EpAddr, Readiness, Setup, Speed};
+use farbus_model::{EpAddr, ReadinessSource, SetupPacket, UsbSpeed};
 
 const NOTIFICATIONS: EpAddr = EpAddr::from_byte(0x81);
 const FRAMES_OUT: EpAddr = EpAddr::from_byte(0x02);
@@ -12,15 +12,15 @@ const FRAMES_IN: EpAddr = EpAddr::from_byte(0x82);
 const RAW_OUT: EpAddr = EpAddr::from_byte(0x03);
 const RAW_IN: EpAddr = EpAddr::from_byte(0x83);
 
-fn hosts(speed: Speed) -> [RemoteDevice<LocalPort<Emulated<End>>>; 2] {
+fn hosts(speed: UsbSpeed) -> [RemoteDevice<LocalPort<EmulatedDevice<BridgeEnd>>>; 2] {
     // No thread sleeps here: each request is answered in its own turn.
-    let bell = || Bell { readiness: Readiness::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) };
+    let bell = || GadgetWaker { readiness: ReadinessSource::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) };
     pair(speed, "desk/bridge", [bell(), bell()]).map(|end| RemoteDevice::open(LocalPort::new(end), speed).unwrap())
 }
 
 #[test]
 fn two_hosts_enumerate_their_ends_and_reach_each_other() {
-    for speed in [Speed::Full, Speed::High, Speed::Super] {
+    for speed in [UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super] {
         let mut hosts = hosts(speed);
         for (end, host) in (0..).zip(&mut hosts) {
             // The address is where the Ethernet descriptor says: fourth byte, the string's number.
@@ -28,10 +28,10 @@ fn two_hosts_enumerate_their_ends_and_reach_each_other() {
             let at = bytes.windows(3).position(|head| head == [13, 0x24, 0x0f]).unwrap();
             let address = address_of("desk/bridge", end).map(|byte| format!("{byte:02X}")).concat();
             let value = 0x0300 | u16::from(bytes[at + 3]);
-            let text = Setup { request_type: 0x80, request: 6, value, index: 0x0409, length: 255 };
+            let text = SetupPacket { request_type: 0x80, request: 6, value, index: 0x0409, length: 255 };
             let text = host.control_in(text).unwrap().into_vec();
             assert_eq!(text[2..].iter().step_by(2).copied().collect::<Vec<_>>(), address.as_bytes());
-            let on = Setup { request_type: 1, request: 11, value: 1, index: 1, length: 0 };
+            let on = SetupPacket { request_type: 1, request: 11, value: 1, index: 1, length: 0 };
             host.control_out(on, Vec::new()).unwrap();
         }
         let [mut a, mut b] = hosts;

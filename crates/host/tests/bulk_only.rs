@@ -7,8 +7,8 @@ use common::port::Event;
 use common::rng::Rng;
 use common::{read, ready, write};
 use farbus_host::DiskError;
-use farbus_host::storage::Fault;
-use farbus_model::{Speed, Status};
+use farbus_host::storage::TransportFault;
+use farbus_model::{UrbStatus, UsbSpeed};
 
 const READ: u8 = 0x28;
 const WRITE: u8 = 0x2a;
@@ -38,7 +38,7 @@ fn a_write_of_whole_packets_is_one_round_trip() {
 #[test]
 fn a_write_whose_last_packet_is_short_goes_phase_by_phase() {
     // Sectors of 512 bytes at SuperSpeed: an odd number of them ends in half a packet.
-    let (mut disk, mut port) = ready(Fake::new(Speed::Super, 512, 2048));
+    let (mut disk, mut port) = ready(Fake::new(UsbSpeed::Super, 512, 2048));
     write(&mut disk, &mut port, 0, &stamp(3 * 512)).unwrap();
     assert_eq!((port.submitted_at_first(), port.turns), (vec![(0x01, 31)], 3));
     port.forget();
@@ -82,11 +82,11 @@ fn recovers(wrong: Wrong, resets: usize) {
 fn faults_end_in_reset_recovery_and_the_command_is_repeated() {
     for wrong in [
         Wrong::StallCommand,
-        Wrong::LoseCommand(Status::Protocol),
-        Wrong::LoseCommand(Status::NoCredit),
-        Wrong::BreakData(Status::Protocol),
-        Wrong::BreakData(Status::Overflow),
-        Wrong::BreakData(Status::Crc),
+        Wrong::LoseCommand(UrbStatus::Protocol),
+        Wrong::LoseCommand(UrbStatus::NoCredit),
+        Wrong::BreakData(UrbStatus::Protocol),
+        Wrong::BreakData(UrbStatus::Overflow),
+        Wrong::BreakData(UrbStatus::Crc),
         Wrong::Residue(512),
         Wrong::Residue(4097),
         Wrong::StallStatus(2),
@@ -223,7 +223,7 @@ fn a_fault_that_stays_is_reported_after_three_tries() {
     for _ in 0..3 {
         port.device.wrong(Wrong::Status(2));
     }
-    assert_eq!(read(&mut disk, &mut port, 0, 512), Err(DiskError::Transport(Fault::PhaseError)));
+    assert_eq!(read(&mut disk, &mut port, 0, 512), Err(DiskError::Transport(TransportFault::PhaseError)));
     assert_eq!(port.device.resets, 3);
     assert!(read(&mut disk, &mut port, 0, 512).is_ok());
 }
@@ -232,7 +232,7 @@ fn a_fault_that_stays_is_reported_after_three_tries() {
 fn a_device_that_refuses_the_reset_is_configured_anew() {
     // CLEAR_FEATURE is 1.
     for request in [0xff, 1] {
-        for refusal in [Status::Stall, Status::Protocol, Status::TimedOut] {
+        for refusal in [UrbStatus::Stall, UrbStatus::Protocol, UrbStatus::TimedOut] {
             let (mut disk, mut port) = ready(Fake::small());
             port.device.wrong(Wrong::Silence(Silent::Data));
             port.device.refuses.push((request, refusal));
@@ -244,7 +244,7 @@ fn a_device_that_refuses_the_reset_is_configured_anew() {
 
 #[test]
 fn a_reset_that_fails_is_made_again_before_the_next_command() {
-    for refusal in [Status::Protocol, Status::TimedOut] {
+    for refusal in [UrbStatus::Protocol, UrbStatus::TimedOut] {
         let (mut disk, mut port) = ready(Fake::small());
         port.device.wrong(Wrong::Status(2));
         port.device.refuses = vec![(0xff, refusal), (9, refusal)];
@@ -261,7 +261,7 @@ fn a_device_that_does_not_answer_a_withdrawal_is_given_up() {
     let (mut disk, mut port) = ready(Fake::small());
     port.device.ignores_cancel = true;
     port.device.wrong(Wrong::Silence(Silent::Data));
-    let dead = Err(DiskError::Transport(Fault::Unanswered));
+    let dead = Err(DiskError::Transport(TransportFault::Unanswered));
     assert_eq!(read(&mut disk, &mut port, 0, 512), dead);
     let turns = port.turns;
     assert_eq!(read(&mut disk, &mut port, 0, 512), dead);

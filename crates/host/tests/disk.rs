@@ -8,13 +8,13 @@ use common::fake::{Fake, Wrong, limits_page};
 use common::port::TestPort;
 use common::rng::Rng;
 use common::{begin, finish, read, ready, ready_with, write};
-use farbus_host::storage::{Answer, Sense};
-use farbus_host::{DiskError, Options};
-use farbus_model::{Payload, Speed, Status};
+use farbus_host::storage::{OperationResult, SenseCode};
+use farbus_host::{DiskError, ScsiDiskOptions};
+use farbus_model::{Payload, UrbStatus, UsbSpeed};
 
 fn refusal(fake: Fake) -> DiskError {
     let mut port = TestPort::new(fake);
-    let mut disk = begin(&port, Options::default());
+    let mut disk = begin(&port, ScsiDiskOptions::default());
     let error = finish(&mut disk, &mut port).expect_err("it cannot come up");
     disk.read(port.now, 0, 0);
     assert_eq!(finish(&mut disk, &mut port).unwrap_err(), error, "and nothing is let through");
@@ -23,7 +23,7 @@ fn refusal(fake: Fake) -> DiskError {
 
 #[test]
 fn a_disk_is_known_once_it_is_up() {
-    let (disk, _) = ready(Fake::new(Speed::Super, 4096, 1000).removable());
+    let (disk, _) = ready(Fake::new(UsbSpeed::Super, 4096, 1000).removable());
     let info = disk.info();
     assert_eq!((info.vendor.as_str(), info.product.as_str(), info.revision.as_str()), ("test", "fake disk", "0001"));
     assert_eq!((info.block_bytes, info.blocks, info.size_bytes()), (4096, 1000, 4_096_000));
@@ -37,12 +37,12 @@ fn bulk_only_is_selected_where_it_is_not_the_first_setting() {
     let (mut disk, mut port) = ready(Fake::small().second_setting());
     assert_eq!(port.device.settings, [1]);
     // And again when only a new configuration of the device helps.
-    port.device.refuses.push((0xff, Status::Stall));
+    port.device.refuses.push((0xff, UrbStatus::Stall));
     port.device.wrong(Wrong::OtherTag);
     assert!(read(&mut disk, &mut port, 0, 512).is_ok());
     assert_eq!((port.device.configurations, port.device.settings.len()), (1, 2));
     let mut fake = Fake::small().second_setting();
-    fake.refuses.push((11, Status::Stall));
+    fake.refuses.push((11, UrbStatus::Stall));
     assert!(matches!(refusal(fake), DiskError::Unsupported(_)));
 }
 
@@ -83,7 +83,7 @@ fn non_disk_is_refused_with_the_reason() {
 
 fn refusal_of_unit(lun: u8) -> DiskError {
     let mut port = TestPort::new(Fake::small());
-    let mut disk = begin(&port, Options { lun, ..Options::default() });
+    let mut disk = begin(&port, ScsiDiskOptions { lun, ..ScsiDiskOptions::default() });
     finish(&mut disk, &mut port).unwrap_err()
 }
 
@@ -97,7 +97,7 @@ fn a_medium_may_take_its_time() {
         fake.wrong_at(0x00, Wrong::Fail(6, 0x29, 0x00));
     }
     let mut port = TestPort::new(fake);
-    let mut disk = begin(&port, Options::default());
+    let mut disk = begin(&port, ScsiDiskOptions::default());
     finish(&mut disk, &mut port).unwrap();
     assert_eq!(port.now.as_nanos(), 2_500_000_000, "ten pauses of 250 ms");
 }
@@ -109,9 +109,9 @@ fn a_medium_that_never_becomes_ready_is_given_up_after_half_a_minute() {
         fake.wrong_at(0x00, Wrong::Fail(2, 0x04, 0x01));
     }
     let mut port = TestPort::new(fake);
-    let mut disk = begin(&port, Options::default());
+    let mut disk = begin(&port, ScsiDiskOptions::default());
     let error = finish(&mut disk, &mut port).unwrap_err();
-    assert_eq!(error, DiskError::NotReady(Sense { key: 2, code: 4, qualifier: 1, is_deferred: false }));
+    assert_eq!(error, DiskError::NotReady(SenseCode { key: 2, code: 4, qualifier: 1, is_deferred: false }));
     assert_eq!(port.now.as_nanos(), 30_000_000_000);
 }
 
@@ -132,7 +132,7 @@ fn missing_medium_is_reported_as_no_medium() {
 
 #[test]
 fn senses_become_errors_a_front_end_can_act_on() {
-    let sense = |key, code, qualifier| Sense { key, code, qualifier, is_deferred: false };
+    let sense = |key, code, qualifier| SenseCode { key, code, qualifier, is_deferred: false };
     let cases = [
         ((2, 0x3a, 0), DiskError::NoMedium),
         ((2, 0x04, 0x03), DiskError::NotReady(sense(2, 0x04, 0x03))),
@@ -168,7 +168,7 @@ fn attentions_and_aborts_are_repeated_but_not_for_ever() {
         for _ in 0..6 {
             port.device.wrong(Wrong::Fail(key, code, 0));
         }
-        let refused = Sense { key, code, qualifier: 0, is_deferred: false };
+        let refused = SenseCode { key, code, qualifier: 0, is_deferred: false };
         assert_eq!(read(&mut disk, &mut port, 0, 512), Err(DiskError::Refused(refused)));
     }
 }
@@ -227,7 +227,7 @@ fn large_requests_are_split_where_the_device_says() {
     let (mut disk, mut port) = ready(fake);
     write(&mut disk, &mut port, 0, &[7; 1 << 20]).unwrap();
     assert_eq!(port.turns, 32, "64 sectors");
-    let options = Options { transfer_bytes_max: Some(512 << 10), ..Options::default() };
+    let options = ScsiDiskOptions { transfer_bytes_max: Some(512 << 10), ..ScsiDiskOptions::default() };
     let (mut disk, mut port) = ready_with(Fake::small(), options);
     assert_eq!(read(&mut disk, &mut port, 0, 1 << 20).unwrap().len(), 1 << 20);
     assert_eq!(port.turns, 2, "as wished");
@@ -236,7 +236,7 @@ fn large_requests_are_split_where_the_device_says() {
 #[test]
 fn a_disk_beyond_two_to_the_32_sectors_is_reached_with_sixteen_bytes() {
     let blocks = (1u64 << 33) + 5;
-    let (mut disk, mut port) = ready(Fake::new(Speed::Super, 512, blocks));
+    let (mut disk, mut port) = ready(Fake::new(UsbSpeed::Super, 512, blocks));
     assert_eq!(disk.info().blocks, blocks);
     port.device.commands.clear();
     let end = blocks * 512;
@@ -252,7 +252,7 @@ fn a_disk_beyond_two_to_the_32_sectors_is_reached_with_sixteen_bytes() {
 fn data_of_a_single_command_is_not_copied() {
     let (mut disk, mut port) = ready(Fake::small());
     disk.read(port.now, 512, 1024);
-    let Answer::Data(data) = finish(&mut disk, &mut port).unwrap() else { panic!("it was a read") };
+    let OperationResult::Data(data) = finish(&mut disk, &mut port).unwrap() else { panic!("it was a read") };
     let at = data.runs().next().unwrap().as_ptr();
     let Payload::Bytes(bytes) = data.into_payload() else { panic!("it has its own buffer") };
     assert_eq!((bytes.as_ptr(), bytes.len()), (at, 1024));
@@ -372,14 +372,15 @@ fn bytes_are_bytes_whatever_the_offsets_sectors_and_mishaps() {
     for seed in 0..60 {
         let mut rng = Rng(seed);
         let block_bytes = [512, 2048, 4096][rng.below(3) as usize];
-        let speed = [Speed::Full, Speed::High, Speed::Super][rng.below(3) as usize];
+        let speed = [UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super][rng.below(3) as usize];
         let mut fake = Fake::new(speed, block_bytes, 32);
         if rng.one_in(3) {
             fake = fake.old();
         }
         fake.keeps_behind_halt = rng.one_in(2);
         let transfer_bytes_max = Some(1 + rng.below(64 << 10) as u32);
-        let (mut disk, mut port) = ready_with(fake, Options { transfer_bytes_max, ..Options::default() });
+        let (mut disk, mut port) =
+            ready_with(fake, ScsiDiskOptions { transfer_bytes_max, ..ScsiDiskOptions::default() });
         port.shuffle = Some(Rng(seed));
         let size = 32 * block_bytes;
         let mut model = vec![0; size];
@@ -416,9 +417,9 @@ fn mishap(rng: &mut Rng) -> Wrong {
     use common::fake::Silent;
     let all = [
         Wrong::StallCommand,
-        Wrong::LoseCommand(Status::Protocol),
+        Wrong::LoseCommand(UrbStatus::Protocol),
         Wrong::StallData { after: 512, status: 2 },
-        Wrong::BreakData(Status::Crc),
+        Wrong::BreakData(UrbStatus::Crc),
         Wrong::SkipData,
         Wrong::EarlyStatus,
         Wrong::StallStatus(1),

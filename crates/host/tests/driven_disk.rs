@@ -4,18 +4,18 @@ mod common;
 
 use common::fake::{Fake, Wrong};
 use common::rng::Rng;
-use farbus_gadgets::storage::{Options as GadgetOptions, Storage};
+use farbus_gadgets::storage::{StorageGadget, StorageOptions as GadgetOptions};
 use farbus_host::DrivenDisk;
 use farbus_host::driven_disk::fits;
 use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Device, Instant, Speed, Status,
-    StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockOp, BlockRequest, BufferPool, CompletionQueue, Device, Instant,
+    StoreError, UrbStatus, UsbSpeed,
 };
 
 struct User<D: Device> {
     disk: DrivenDisk<D>,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
     now: Instant,
     next: u64,
 }
@@ -24,7 +24,7 @@ impl<D: Device> User<D> {
     fn new(device: D) -> Self {
         assert!(fits(&device));
         let Ok(disk) = DrivenDisk::new(device) else { panic!("it is a disk") };
-        let mut user = Self { disk, done: Completions::new(BufferPool::new(1 << 20)), now: Instant::ZERO, next: 0 };
+        let mut user = Self { disk, done: CompletionQueue::new(BufferPool::new(1 << 20)), now: Instant::ZERO, next: 0 };
         assert!(!user.disk.is_ready());
         user.let_pass();
         user
@@ -85,7 +85,7 @@ fn many_requests_wait_while_the_disk_takes_one_command_at_a_time() {
     for sector_bytes in [512, 4096] {
         let options = GadgetOptions { sector_bytes, ..GadgetOptions::default() };
         let store = Box::new(MemoryStore::new(vec![0; 4 << 20]));
-        let mut user = User::new(Storage::device(store, options).unwrap());
+        let mut user = User::new(StorageGadget::device(store, options).unwrap());
         let info = *user.disk.info();
         assert_eq!((info.size_bytes, info.block_bytes, info.is_read_only), (4 << 20, sector_bytes, false));
         let (mut rng, mut model) = (Rng(7), vec![0; 4 << 20]);
@@ -190,7 +190,7 @@ fn disk_properties_are_known_before_its_use() {
     assert_eq!(user.write(0, &[0; 512]), Err(StoreError::ReadOnly));
 
     // More sectors than ten bytes can name, and beyond 2 TiB.
-    let mut user = User::new(Fake::new(Speed::Super, 512, 3 << 32));
+    let mut user = User::new(Fake::new(UsbSpeed::Super, 512, 3 << 32));
     assert_eq!(user.disk.info().size_bytes, 6 << 40);
     let last = (6 << 40) - 512;
     user.write(last, &[9; 512]).unwrap();
@@ -206,7 +206,7 @@ fn disk_properties_are_known_before_its_use() {
     reader.max_lun = Some(3);
     assert!(refusal(reader).contains("several units"));
     let mut shy = Fake::small();
-    shy.refuses.push((9, Status::Stall));
+    shy.refuses.push((9, UrbStatus::Stall));
     assert!(refusal(shy).contains("configuration"));
 }
 
@@ -242,7 +242,7 @@ fn a_disk_that_is_unplugged_answers_all_it_was_asked() {
 fn another_process_goes_on_with_the_disk_that_it_was() {
     let device = || {
         let store = Box::new(MemoryStore::new(vec![3; 1 << 20]));
-        Storage::device(store, GadgetOptions::default()).unwrap()
+        StorageGadget::device(store, GadgetOptions::default()).unwrap()
     };
     let mut user = User::new(device());
     user.write(4096, &[4; 4096]).unwrap();

@@ -6,17 +6,22 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use common::rng::Rng;
-use farbus_host::enumerate::{Piece, Reason};
-use farbus_host::{Configure, Enumerate, EnumerateError, IdSource, Port, PortError, limits, run};
+use farbus_host::enumerate::{DescriptorPart, EnumerationErrorReason};
+use farbus_host::{
+    ConfigurationSetter, DescriptorEnumerator, EnumerationError, HostPort, HostPortError, IdSource, limits, run,
+};
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::{Configuration, kind, string_to_bytes};
-use farbus_model::{Definition, Descriptors, Direction, Done, Instant, Setup, Speed, Status, Urb, UrbId};
+use farbus_model::descriptor::{UsbConfiguration, kind, string_to_bytes};
+use farbus_model::{
+    DescriptorSet, DeviceDefinition, Instant, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId, UrbStatus,
+    UsbSpeed,
+};
 
 /// A device that is nothing but answers to GET_DESCRIPTOR, by wValue and wIndex.
 struct Answers {
     answers: BTreeMap<(u16, u16), Answer>,
-    speed: Speed,
-    asked: Vec<Setup>,
+    speed: UsbSpeed,
+    asked: Vec<SetupPacket>,
     waiting: Vec<Urb>,
     cancelled: Vec<UrbId>,
     now: Instant,
@@ -26,12 +31,12 @@ struct Answers {
 enum Answer {
     /// These bytes, as many as were asked for.
     Bytes(Vec<u8>),
-    Ends(Status),
+    Ends(UrbStatus),
     Silence,
 }
 
 impl Answers {
-    fn of(descriptors: &Descriptors, speed: Speed) -> Self {
+    fn of(descriptors: &DescriptorSet, speed: UsbSpeed) -> Self {
         let mut answers = BTreeMap::new();
         let mut add = |kind: u8, index: u8, language: u16, bytes: &[u8]| {
             answers.insert((value(kind, index), language), Answer::Bytes(bytes.to_vec()));
@@ -65,13 +70,14 @@ impl Answers {
         self
     }
 
-    fn enumerate(&mut self) -> Result<Descriptors, EnumerateError> {
-        let result = run(&mut Enumerate::new(self.now, IdSource::new(), self.speed), self).expect("the port works");
+    fn enumerate(&mut self) -> Result<DescriptorSet, EnumerationError> {
+        let result =
+            run(&mut DescriptorEnumerator::new(self.now, IdSource::new(), self.speed), self).expect("the port works");
         assert!(self.asked.len() <= limits::ENUMERATION_TRANSFERS_MAX);
         result
     }
 
-    fn error(mut self) -> (Piece, Reason) {
+    fn error(mut self) -> (DescriptorPart, EnumerationErrorReason) {
         let error = self.enumerate().expect_err("this device is wrong");
         (error.piece, error.reason)
     }
@@ -81,7 +87,7 @@ fn value(kind: u8, index: u8) -> u16 {
     u16::from(kind) << 8 | u16::from(index)
 }
 
-impl Port for Answers {
+impl HostPort for Answers {
     fn submit(&mut self, urb: Urb) {
         self.asked.push(urb.setup);
         self.waiting.push(urb);
@@ -91,10 +97,10 @@ impl Port for Answers {
         self.cancelled.push(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         if let Some(id) = self.cancelled.pop() {
             let at = self.waiting.iter().position(|urb| urb.id == id).expect("it is in flight");
-            return Ok(Some(self.waiting.remove(at).launch().fail(Status::Cancelled)));
+            return Ok(Some(self.waiting.remove(at).launch().fail(UrbStatus::Cancelled)));
         }
         let setup = self.waiting.first().expect("something is in flight").setup;
         let answer = match self.answers.get(&(setup.value, setup.index)) {
@@ -111,7 +117,7 @@ impl Port for Answers {
                 urb.answer(bytes.into())
             }
             Some(Answer::Ends(status)) => urb.fail(status),
-            _ => urb.fail(Status::Stall),
+            _ => urb.fail(UrbStatus::Stall),
         }))
     }
 
@@ -120,21 +126,21 @@ impl Port for Answers {
     }
 }
 
-fn sample(speed: Speed) -> Descriptors {
+fn sample(speed: UsbSpeed) -> DescriptorSet {
     let interface = InterfaceDefinition::vendor().class_descriptors(&[3, 0x24, 7]).bulk_pair(1);
-    let interface = interface.interrupt(2, Direction::In, 8, Duration::from_millis(10));
-    let all = Definition::new(0x1209, 1).speed(speed).names("farbus", "sample", "7").interface(interface).build();
+    let interface = interface.interrupt(2, TransferDirection::In, 8, Duration::from_millis(10));
+    let all = DeviceDefinition::new(0x1209, 1).speed(speed).names("farbus", "sample", "7").interface(interface).build();
     // A host does not ask what a device would be at a speed it does not run at.
-    Descriptors { other_speed: Vec::new(), ..all }
+    DescriptorSet { other_speed: Vec::new(), ..all }
 }
 
-fn device(speed: Speed) -> Answers {
+fn device(speed: UsbSpeed) -> Answers {
     Answers::of(&sample(speed), speed)
 }
 
 #[test]
 fn enumerated_descriptors_are_those_declared() {
-    for speed in [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus] {
+    for speed in [UsbSpeed::Low, UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super, UsbSpeed::SuperPlus] {
         assert_eq!(device(speed).enumerate().unwrap(), sample(speed));
     }
 }
@@ -142,7 +148,7 @@ fn enumerated_descriptors_are_those_declared() {
 /// An exporter takes a GET_DESCRIPTOR(DEVICE) of 8 or 64 bytes for a port reset.
 #[test]
 fn the_device_descriptor_is_asked_for_whole_and_once() {
-    let mut device = device(Speed::High);
+    let mut device = device(UsbSpeed::High);
     device.enumerate().unwrap();
     let lengths: Vec<_> = device.asked.iter().filter(|s| s.value >> 8 == 1).map(|s| s.length).collect();
     assert_eq!(lengths, [18]);
@@ -151,28 +157,28 @@ fn the_device_descriptor_is_asked_for_whole_and_once() {
 
 #[test]
 fn several_configurations_are_read_and_the_first_is_selected() {
-    let mut all = sample(Speed::High);
+    let mut all = sample(UsbSpeed::High);
     let mut second = all.configurations[0].clone();
     (second.bytes[5], second.value) = (9, 9);
     all.configurations.push(second);
     all.device.configurations = 2;
-    let mut device = Answers::of(&all, Speed::High);
+    let mut device = Answers::of(&all, UsbSpeed::High);
     assert_eq!(device.enumerate().unwrap(), all);
-    let configure = Configure::first(device.now, IdSource::new(), &all).unwrap();
+    let configure = ConfigurationSetter::first(device.now, IdSource::new(), &all).unwrap();
     assert_eq!(configure.value(), 1);
     all.configurations.iter_mut().for_each(|configuration| configuration.value = 0);
-    assert!(Configure::first(device.now, IdSource::new(), &all).is_err(), "0 is no configuration");
+    assert!(ConfigurationSetter::first(device.now, IdSource::new(), &all).is_err(), "0 is no configuration");
 }
 
 #[test]
 fn strings_of_interfaces_and_configurations_are_read_too() {
-    let mut all = sample(Speed::High);
+    let mut all = sample(UsbSpeed::High);
     let configuration = &mut all.configurations[0];
     configuration.bytes[6] = 20;
     configuration.bytes[9 + 8] = 21;
-    *configuration = Configuration::parse(&configuration.bytes).unwrap();
+    *configuration = UsbConfiguration::parse(&configuration.bytes).unwrap();
     all.strings.extend([(20, "the configuration".to_owned()), (21, "the interface".to_owned())]);
-    assert_eq!(Answers::of(&all, Speed::High).enumerate().unwrap(), all);
+    assert_eq!(Answers::of(&all, UsbSpeed::High).enumerate().unwrap(), all);
 }
 
 #[test]
@@ -183,77 +189,79 @@ fn a_device_may_be_without_strings_or_with_odd_ones() {
         assert!(found.strings.is_empty(), "{:?}", found.strings);
         device
     };
-    for answer in [Answer::Ends(Status::Stall), Answer::Ends(Status::Protocol), Answer::Bytes(vec![])] {
-        none(device(Speed::High).change(kind::STRING, 0, answer));
+    for answer in [Answer::Ends(UrbStatus::Stall), Answer::Ends(UrbStatus::Protocol), Answer::Bytes(vec![])] {
+        none(device(UsbSpeed::High).change(kind::STRING, 0, answer));
     }
-    none(device(Speed::High).change(kind::STRING, 0, Answer::Bytes(vec![2])));
+    none(device(UsbSpeed::High).change(kind::STRING, 0, Answer::Bytes(vec![2])));
     // They name no language: Linux takes English.
     for table in [vec![2, 3], vec![3, 3, 9], vec![4, 9, 9, 4]] {
-        let mut device = device(Speed::High).change(kind::STRING, 0, Answer::Bytes(table));
+        let mut device = device(UsbSpeed::High).change(kind::STRING, 0, Answer::Bytes(table));
         assert_eq!(device.enumerate().unwrap().title(), "farbus sample");
     }
-    let silent = none(device(Speed::High).change(kind::STRING, 1, Answer::Silence));
+    let silent = none(device(UsbSpeed::High).change(kind::STRING, 1, Answer::Silence));
     assert_eq!(silent.now.as_nanos(), 5_000_000_000, "one silence is enough");
-    let mut missing = device(Speed::High).change(kind::STRING, 1, Answer::Ends(Status::Stall));
+    let mut missing = device(UsbSpeed::High).change(kind::STRING, 1, Answer::Ends(UrbStatus::Stall));
     assert_eq!(missing.enumerate().unwrap().title(), "sample");
-    let mut lying = device(Speed::High).edit(kind::STRING, 1, |bytes| bytes[0] = 255);
+    let mut lying = device(UsbSpeed::High).edit(kind::STRING, 1, |bytes| bytes[0] = 255);
     assert_eq!(lying.enumerate().unwrap().title(), "farbus sample");
 }
 
 #[test]
 fn strings_of_a_known_device_are_read_in_5_s_or_left_out() {
-    let all = sample(Speed::High);
-    let known = Descriptors { strings: BTreeMap::new(), ..all.clone() };
+    let all = sample(UsbSpeed::High);
+    let known = DescriptorSet { strings: BTreeMap::new(), ..all.clone() };
     let read = |mut device: Answers| {
-        let mut driver = Enumerate::strings(device.now, IdSource::new(), device.speed, &known);
+        let mut driver = DescriptorEnumerator::strings(device.now, IdSource::new(), device.speed, &known);
         let found = run(&mut driver, &mut device).expect("the port works").expect("no string is needed");
         (found, device)
     };
-    let (found, device) = read(device(Speed::High));
+    let (found, device) = read(device(UsbSpeed::High));
     assert_eq!(found, all);
     assert!(device.asked.iter().all(|setup| setup.value.to_be_bytes()[0] == kind::STRING), "{:?}", device.asked);
-    for answer in [Answer::Ends(Status::Stall), Answer::Ends(Status::Protocol), Answer::Silence] {
-        let (found, device) = read(self::device(Speed::High).change(kind::STRING, 0, answer));
+    for answer in [Answer::Ends(UrbStatus::Stall), Answer::Ends(UrbStatus::Protocol), Answer::Silence] {
+        let (found, device) = read(self::device(UsbSpeed::High).change(kind::STRING, 0, answer));
         assert_eq!(found, known);
         assert!(device.now.as_nanos() <= 5_000_000_000, "{:?}", device.now);
     }
-    let (found, device) = read(self::device(Speed::High).change(kind::STRING, 2, Answer::Silence));
+    let (found, device) = read(self::device(UsbSpeed::High).change(kind::STRING, 2, Answer::Silence));
     assert_eq!((found.title().as_str(), device.now.as_nanos()), ("farbus", 5_000_000_000), "what came is kept");
 }
 
 #[test]
 fn strings_come_in_the_first_language_if_there_is_no_english() {
     let german = Answer::Bytes(vec![6, 3, 0x07, 0x04, 0x0c, 0x04]);
-    let mut device = device(Speed::High).change(kind::STRING, 0, german);
+    let mut device = device(UsbSpeed::High).change(kind::STRING, 0, german);
     device.answers.insert((value(kind::STRING, 1), 0x0407), Answer::Bytes(string_to_bytes("Gerät")));
     assert_eq!(device.enumerate().unwrap().strings, BTreeMap::from([(1, "Gerät".to_owned())]));
 }
 
 #[test]
 fn an_object_store_may_be_missing_but_not_lie() {
-    let mut without = device(Speed::Super).change(kind::BOS, 0, Answer::Ends(Status::Stall));
+    let mut without = device(UsbSpeed::Super).change(kind::BOS, 0, Answer::Ends(UrbStatus::Stall));
     assert!(without.enumerate().unwrap().bos.is_empty());
     let total = |total: u16| {
-        device(Speed::Super).edit(kind::BOS, 0, move |bytes| bytes[2..4].copy_from_slice(&total.to_le_bytes()))
+        device(UsbSpeed::Super).edit(kind::BOS, 0, move |bytes| bytes[2..4].copy_from_slice(&total.to_le_bytes()))
     };
-    assert_eq!(total(4).error().0, Piece::Bos);
-    assert_eq!(total(23).error(), (Piece::Bos, Reason::Cut { got: 22, wanted: 23 }));
-    assert_eq!(total(5000).error(), (Piece::Bos, Reason::TooMany { count: 5000, max: 4096 }));
-    let mut never_asked = device(Speed::High).change(kind::BOS, 0, Answer::Silence);
+    assert_eq!(total(4).error().0, DescriptorPart::Bos);
+    assert_eq!(total(23).error(), (DescriptorPart::Bos, EnumerationErrorReason::Cut { got: 22, wanted: 23 }));
+    assert_eq!(total(5000).error(), (DescriptorPart::Bos, EnumerationErrorReason::TooMany { count: 5000, max: 4096 }));
+    let mut never_asked = device(UsbSpeed::High).change(kind::BOS, 0, Answer::Silence);
     assert!(never_asked.enumerate().is_ok());
 }
 
 #[test]
 fn a_missing_piece_is_an_error_with_its_name() {
-    for (kind, piece) in [(kind::DEVICE, Piece::Device), (kind::CONFIGURATION, Piece::Configuration(0))] {
+    for (kind, piece) in
+        [(kind::DEVICE, DescriptorPart::Device), (kind::CONFIGURATION, DescriptorPart::Configuration(0))]
+    {
         for (answer, reason) in [
-            (Answer::Ends(Status::Stall), Reason::Refused(Status::Stall)),
-            (Answer::Ends(Status::Protocol), Reason::Refused(Status::Protocol)),
-            (Answer::Ends(Status::Gone), Reason::Gone),
-            (Answer::Ends(Status::Shutdown), Reason::Gone),
-            (Answer::Silence, Reason::TimedOut),
+            (Answer::Ends(UrbStatus::Stall), EnumerationErrorReason::Refused(UrbStatus::Stall)),
+            (Answer::Ends(UrbStatus::Protocol), EnumerationErrorReason::Refused(UrbStatus::Protocol)),
+            (Answer::Ends(UrbStatus::Gone), EnumerationErrorReason::Gone),
+            (Answer::Ends(UrbStatus::Shutdown), EnumerationErrorReason::Gone),
+            (Answer::Silence, EnumerationErrorReason::TimedOut),
         ] {
-            assert_eq!(device(Speed::High).change(kind, 0, answer).error(), (piece, reason));
+            assert_eq!(device(UsbSpeed::High).change(kind, 0, answer).error(), (piece, reason));
         }
     }
 }
@@ -261,25 +269,28 @@ fn a_missing_piece_is_an_error_with_its_name() {
 #[test]
 fn lying_lengths_are_errors_with_their_place() {
     let place = |device: Answers| match device.error() {
-        (piece, Reason::Malformed(error)) => (piece, error.offset),
+        (piece, EnumerationErrorReason::Malformed(error)) => (piece, error.offset),
         other => panic!("{other:?}"),
     };
-    let device_edit = |edit: fn(&mut Vec<u8>)| device(Speed::High).edit(kind::DEVICE, 0, edit);
-    assert_eq!(place(device_edit(|bytes| bytes[0] = 17)), (Piece::Device, 0));
-    assert_eq!(place(device_edit(|bytes| bytes.truncate(8))), (Piece::Device, 0));
-    assert_eq!(place(device_edit(|bytes| bytes[17] = 0)), (Piece::Device, 17));
+    let device_edit = |edit: fn(&mut Vec<u8>)| device(UsbSpeed::High).edit(kind::DEVICE, 0, edit);
+    assert_eq!(place(device_edit(|bytes| bytes[0] = 17)), (DescriptorPart::Device, 0));
+    assert_eq!(place(device_edit(|bytes| bytes.truncate(8))), (DescriptorPart::Device, 0));
+    assert_eq!(place(device_edit(|bytes| bytes[17] = 0)), (DescriptorPart::Device, 17));
     let many = device_edit(|bytes| bytes[17] = 9).error();
-    assert_eq!(many, (Piece::Device, Reason::TooMany { count: 9, max: 8 }));
+    assert_eq!(many, (DescriptorPart::Device, EnumerationErrorReason::TooMany { count: 9, max: 8 }));
 
-    let edit = |edit: fn(&mut Vec<u8>)| device(Speed::High).edit(kind::CONFIGURATION, 0, edit);
-    let configuration = Piece::Configuration(0);
+    let edit = |edit: fn(&mut Vec<u8>)| device(UsbSpeed::High).edit(kind::CONFIGURATION, 0, edit);
+    let configuration = DescriptorPart::Configuration(0);
     assert_eq!(place(edit(|bytes| bytes[1] = 4)), (configuration, 0));
     assert_eq!(place(edit(|bytes| bytes[2..4].fill(0))), (configuration, 2));
     assert_eq!(place(edit(|bytes| bytes[9] = 0)), (configuration, 9));
     assert_eq!(place(edit(|bytes| bytes[9] = 255)), (configuration, 9));
     let long = edit(|bytes| bytes[2..4].fill(255)).error();
-    assert!(matches!(long, (Piece::Configuration(0), Reason::Cut { wanted: 65535, .. })), "{long:?}");
-    assert_eq!(edit(|bytes| bytes.truncate(8)).error().1, Reason::Cut { got: 8, wanted: 9 });
+    assert!(
+        matches!(long, (DescriptorPart::Configuration(0), EnumerationErrorReason::Cut { wanted: 65535, .. })),
+        "{long:?}"
+    );
+    assert_eq!(edit(|bytes| bytes.truncate(8)).error().1, EnumerationErrorReason::Cut { got: 8, wanted: 9 });
     // A header that claims to reach beyond everything, as Linux has it.
     assert_eq!(place(edit(|bytes| (bytes[0], bytes[2], bytes[3]) = (200, 9, 0))), (configuration, 0));
 }
@@ -288,7 +299,7 @@ fn lying_lengths_are_errors_with_their_place() {
 #[test]
 fn a_total_length_that_changes_is_an_error() {
     struct Fickle(Answers);
-    impl Port for Fickle {
+    impl HostPort for Fickle {
         fn submit(&mut self, urb: Urb) {
             let is_whole = urb.setup.value >> 8 == 2 && urb.setup.length > 9;
             if is_whole && let Some(Answer::Bytes(bytes)) = self.0.answers.get_mut(&(0x0200, 0)) {
@@ -301,28 +312,30 @@ fn a_total_length_that_changes_is_an_error() {
         fn cancel(&mut self, id: UrbId) {
             self.0.cancel(id);
         }
-        fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+        fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
             self.0.wait(until)
         }
         fn now(&self) -> Instant {
             self.0.now
         }
     }
-    let mut port = Fickle(device(Speed::High));
-    let error = run(&mut Enumerate::new(Instant::ZERO, IdSource::new(), Speed::High), &mut port).unwrap().unwrap_err();
+    let mut port = Fickle(device(UsbSpeed::High));
+    let error = run(&mut DescriptorEnumerator::new(Instant::ZERO, IdSource::new(), UsbSpeed::High), &mut port)
+        .unwrap()
+        .unwrap_err();
     assert_eq!(error.to_string(), "configuration descriptor 0: descriptor byte 2: wTotalLength stays what it was");
 }
 
 #[test]
 fn a_device_that_names_a_thousand_strings_is_asked_for_a_few() {
-    let mut all = sample(Speed::High);
+    let mut all = sample(UsbSpeed::High);
     let configuration = &mut all.configurations[0];
     for index in 0..200u8 {
         configuration.bytes.extend([9, kind::INTERFACE, index, 1, 0, 0xff, 0, 0, index]);
     }
     let total = configuration.bytes.len() as u16;
     configuration.bytes[2..4].copy_from_slice(&total.to_le_bytes());
-    let mut device = Answers::of(&all, Speed::High);
+    let mut device = Answers::of(&all, UsbSpeed::High);
     device.enumerate().unwrap();
     let strings = device.asked.iter().filter(|setup| setup.value >> 8 == 3).count();
     assert_eq!(strings, 1 + limits::STRINGS_MAX);
@@ -332,7 +345,7 @@ fn a_device_that_names_a_thousand_strings_is_asked_for_a_few() {
 fn mutated_descriptors_are_read_or_refused() {
     for seed in 0..2000 {
         let mut rng = Rng(seed);
-        let speed = [Speed::High, Speed::Super][rng.below(2) as usize];
+        let speed = [UsbSpeed::High, UsbSpeed::Super][rng.below(2) as usize];
         let mut device = device(speed);
         for answer in device.answers.values_mut() {
             if let (true, Answer::Bytes(bytes)) = (rng.one_in(2), answer) {
@@ -347,11 +360,11 @@ fn mutated_descriptors_are_read_or_refused() {
 }
 
 /// A device that ends SET_CONFIGURATION in one way.
-struct Selecting(Status, Option<Urb>);
+struct Selecting(UrbStatus, Option<Urb>);
 
-impl Port for Selecting {
+impl HostPort for Selecting {
     fn submit(&mut self, urb: Urb) {
-        assert_eq!(urb.setup, Setup::set_configuration(3));
+        assert_eq!(urb.setup, SetupPacket::set_configuration(3));
         self.1 = Some(urb);
     }
 
@@ -359,9 +372,9 @@ impl Port for Selecting {
         unreachable!("it is always answered");
     }
 
-    fn wait(&mut self, _: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, _: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         let urb = self.1.take().expect("something is in flight").launch();
-        Ok(Some(if self.0 == Status::Ok { urb.accept() } else { urb.fail(self.0) }))
+        Ok(Some(if self.0 == UrbStatus::Ok { urb.accept() } else { urb.fail(self.0) }))
     }
 
     fn now(&self) -> Instant {
@@ -372,13 +385,16 @@ impl Port for Selecting {
 #[test]
 fn a_configuration_is_selected_or_the_reason_is_known() {
     for (status, expected) in [
-        (Status::Ok, Ok(3)),
-        (Status::Stall, Err(Reason::Refused(Status::Stall))),
-        (Status::Gone, Err(Reason::Gone)),
-        (Status::TimedOut, Err(Reason::TimedOut)),
+        (UrbStatus::Ok, Ok(3)),
+        (UrbStatus::Stall, Err(EnumerationErrorReason::Refused(UrbStatus::Stall))),
+        (UrbStatus::Gone, Err(EnumerationErrorReason::Gone)),
+        (UrbStatus::TimedOut, Err(EnumerationErrorReason::TimedOut)),
     ] {
-        let mut configure = Configure::new(Instant::ZERO, IdSource::new(), 3);
+        let mut configure = ConfigurationSetter::new(Instant::ZERO, IdSource::new(), 3);
         let result = run(&mut configure, &mut Selecting(status, None)).unwrap();
-        assert_eq!(result.map_err(|error| (error.piece, error.reason)), expected.map_err(|r| (Piece::Selection(3), r)));
+        assert_eq!(
+            result.map_err(|error| (error.piece, error.reason)),
+            expected.map_err(|r| (DescriptorPart::Selection(3), r))
+        );
     }
 }

@@ -12,9 +12,12 @@ use common::fake::{Fake, Silent, Wrong};
 use common::port::TestPort;
 use common::rng::Rng;
 use common::target;
-use farbus_host::storage::{Answer, Target};
-use farbus_host::{Configure, Disk, DiskError, Driver, Enumerate, IdSource, Options, Port, PortError, limits};
-use farbus_model::{Done, Instant, Payload, Speed, Status, Urb, UrbId};
+use farbus_host::storage::{BulkOnlyInterface, OperationResult};
+use farbus_host::{
+    ConfigurationSetter, DescriptorEnumerator, DeviceDriver, DiskError, HostPort, HostPortError, IdSource, ScsiDisk,
+    ScsiDiskOptions, limits,
+};
+use farbus_model::{Instant, Payload, Urb, UrbCompletion, UrbId, UrbStatus, UsbSpeed};
 
 /// The most turns of the pump for one operation: far above what a correct device needs (a read of 64 commands, each
 /// repeated a few times with resets, each check of a slow medium).
@@ -60,21 +63,21 @@ fn enumerate_noise(seed: u64) {
     let mut port = Noise::new(seed);
     port.starts = vec![18, 1];
     let ids = IdSource::new();
-    let driver = &mut Enumerate::new(port.now(), ids.clone(), Speed::Super);
+    let driver = &mut DescriptorEnumerator::new(port.now(), ids.clone(), UsbSpeed::Super);
     let Some(Ok(found)) = pump(driver, &mut port, 4 * limits::ENUMERATION_TRANSFERS_MAX) else { return };
     assert!(port.submitted <= limits::ENUMERATION_TRANSFERS_MAX);
-    if let Ok(mut configure) = Configure::first(port.now(), ids, &found) {
+    if let Ok(mut configure) = ConfigurationSetter::first(port.now(), ids, &found) {
         pump(&mut configure, &mut port, 10);
     }
-    let _: Vec<_> = found.configurations.iter().map(|c| Target::find(c, Speed::Super)).collect();
+    let _: Vec<_> = found.configurations.iter().map(|c| BulkOnlyInterface::find(c, UsbSpeed::Super)).collect();
 }
 
 /// Brings up a disk and makes requests, as long as the port works.
-fn drive(mut port: impl Port, seed: u64, tally: &mut Tally) {
+fn drive(mut port: impl HostPort, seed: u64, tally: &mut Tally) {
     let mut rng = Rng(!seed);
     let fake = Fake::small();
-    let options = Options { transfer_bytes_max: Some(16 << 10), ..Options::default() };
-    let mut disk = Disk::new(port.now(), IdSource::new(), target(&fake), options);
+    let options = ScsiDiskOptions { transfer_bytes_max: Some(16 << 10), ..ScsiDiskOptions::default() };
+    let mut disk = ScsiDisk::new(port.now(), IdSource::new(), target(&fake), options);
     for _ in 0..12 {
         let Some(outcome) = pump(&mut disk, &mut port, TURNS_MAX) else { return };
         assert!(disk.is_idle());
@@ -83,15 +86,15 @@ fn drive(mut port: impl Port, seed: u64, tally: &mut Tally) {
     }
 }
 
-fn count(outcome: &Result<Answer, DiskError>, tally: &mut Tally) {
+fn count(outcome: &Result<OperationResult, DiskError>, tally: &mut Tally) {
     match outcome {
-        Ok(Answer::Ready) => tally.up += 1,
-        Ok(Answer::Data(data)) => {
+        Ok(OperationResult::Ready) => tally.up += 1,
+        Ok(OperationResult::Data(data)) => {
             tally.read += 1;
             let run_bytes: usize = data.runs().map(<[u8]>::len).sum();
             assert_eq!(run_bytes, data.len(), "a read that succeeds brings what was asked for");
         }
-        Ok(Answer::Done) => {}
+        Ok(OperationResult::Done) => {}
         Err(error) => {
             assert!(!error.to_string().is_empty());
             tally.failed += 1;
@@ -99,7 +102,7 @@ fn count(outcome: &Result<Answer, DiskError>, tally: &mut Tally) {
     }
 }
 
-fn operate(disk: &mut Disk, now: Instant, rng: &mut Rng) {
+fn operate(disk: &mut ScsiDisk, now: Instant, rng: &mut Rng) {
     let size = disk.info().size_bytes();
     let offset = rng.below(size.min(1 << 20) + 10);
     let len = rng.below(64 << 10);
@@ -115,7 +118,7 @@ fn operate(disk: &mut Disk, now: Instant, rng: &mut Rng) {
 }
 
 /// Like `run`, with a limit of turns. `None` when the port failed.
-fn pump<D: Driver>(driver: &mut D, port: &mut impl Port, turns_max: usize) -> Option<D::Outcome> {
+fn pump<D: DeviceDriver>(driver: &mut D, port: &mut impl HostPort, turns_max: usize) -> Option<D::Outcome> {
     for _ in 0..turns_max {
         while let Some(id) = driver.poll_cancel() {
             port.cancel(id);
@@ -138,25 +141,25 @@ fn pump<D: Driver>(driver: &mut D, port: &mut impl Port, turns_max: usize) -> Op
     panic!("no end after {turns_max} turns");
 }
 
-const STATUSES: [Status; 15] = [
-    Status::Ok,
-    Status::Stall,
-    Status::Short,
-    Status::Overflow,
-    Status::Protocol,
-    Status::Crc,
-    Status::DataRate,
-    Status::TimedOut,
-    Status::Cancelled,
-    Status::Shutdown,
-    Status::Gone,
-    Status::Invalid,
-    Status::NoCredit,
-    Status::IsoMissed,
-    Status::Other,
+const STATUSES: [UrbStatus; 15] = [
+    UrbStatus::Ok,
+    UrbStatus::Stall,
+    UrbStatus::Short,
+    UrbStatus::Overflow,
+    UrbStatus::Protocol,
+    UrbStatus::Crc,
+    UrbStatus::DataRate,
+    UrbStatus::TimedOut,
+    UrbStatus::Cancelled,
+    UrbStatus::Shutdown,
+    UrbStatus::Gone,
+    UrbStatus::Invalid,
+    UrbStatus::NoCredit,
+    UrbStatus::IsoMissed,
+    UrbStatus::Other,
 ];
 
-fn any_status(rng: &mut Rng) -> Status {
+fn any_status(rng: &mut Rng) -> UrbStatus {
     STATUSES[rng.below(STATUSES.len() as u64) as usize]
 }
 
@@ -202,7 +205,7 @@ fn copy(to: &mut [u8], from: &[u8]) {
     to[..n].copy_from_slice(&from[..n]);
 }
 
-impl Port for Noise {
+impl HostPort for Noise {
     fn submit(&mut self, urb: Urb) {
         self.submitted += 1;
         self.flying.push(urb);
@@ -212,18 +215,18 @@ impl Port for Noise {
         assert!(self.flying.iter().any(|urb| urb.id == id), "only what is in flight is withdrawn");
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         let is_late = self.rng.one_in(12) || self.flying.is_empty();
         if let (true, Some(until)) = (is_late, until) {
             self.now = self.now.max(until);
             return Ok(None);
         }
         if self.flying.is_empty() || self.rng.one_in(5000) {
-            return Err(PortError::Gone);
+            return Err(HostPortError::Gone);
         }
         let urb = self.flying.swap_remove(self.rng.below(self.flying.len() as u64) as usize);
         let payload = if urb.payload.is_empty() && urb.length > 0 { self.answer(&urb) } else { Payload::Empty };
-        let status = if self.rng.one_in(3) { any_status(&mut self.rng) } else { Status::Ok };
+        let status = if self.rng.one_in(3) { any_status(&mut self.rng) } else { UrbStatus::Ok };
         let is_stray = self.rng.one_in(50);
         if is_stray {
             self.flying.push(urb.clone());
@@ -261,7 +264,7 @@ impl Meddler {
     }
 }
 
-impl Port for Meddler {
+impl HostPort for Meddler {
     fn submit(&mut self, urb: Urb) {
         self.port.submit(urb);
     }
@@ -270,7 +273,7 @@ impl Port for Meddler {
         self.port.cancel(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         let Some(mut done) = self.port.wait(until)? else { return Ok(None) };
         if !self.rng.one_in(self.rarely) {
             return Ok(Some(done));
@@ -343,9 +346,9 @@ fn any_wrong(rng: &mut Rng) -> Wrong {
     }
 }
 
-fn failure(rng: &mut Rng) -> Status {
+fn failure(rng: &mut Rng) -> UrbStatus {
     match any_status(rng) {
-        Status::Ok => Status::Protocol,
+        UrbStatus::Ok => UrbStatus::Protocol,
         status => status,
     }
 }

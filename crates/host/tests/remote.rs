@@ -8,67 +8,69 @@ use common::fake::{Fake, Wrong};
 use common::port::TestPort;
 use common::rng::Rng;
 use common::target;
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_host::{
-    DiskError, IdSource, LocalPort, Options, Port, PortError, RemoteDevice, RemoteDisk, RemoteError, Transfers, run,
+    DiskError, HostPort, HostPortError, IdSource, LocalPort, RemoteDevice, RemoteDisk, RemoteError, ScsiDiskOptions,
+    TransferTracker, run,
 };
 use farbus_model::usb::request;
 use farbus_model::{
-    BlockStore, Device, Direction, Done, EpAddr, Instant, Setup, Speed, Status, StoreError, TransferType, Urb, UrbId,
+    BlockStore, Device, EpAddr, Instant, SetupPacket, StoreError, TransferDirection, TransferType, Urb, UrbCompletion,
+    UrbId, UrbStatus, UsbSpeed,
 };
 
 const SOURCE: EpAddr = EpAddr::from_byte(0x81);
 const SINK: EpAddr = EpAddr::from_byte(0x01);
 
-fn source_sink(speed: Speed) -> RemoteDevice<LocalPort<impl Device>> {
-    let port = LocalPort::new(SourceSink::device(speed, Fill::Mod63, true));
+fn source_sink(speed: UsbSpeed) -> RemoteDevice<LocalPort<impl Device>> {
+    let port = LocalPort::new(SourceSink::device(speed, SourcePattern::Mod63, true));
     RemoteDevice::open(port, speed).unwrap()
 }
 
 #[test]
 fn a_client_opens_a_device_and_moves_data() {
-    for speed in [Speed::Full, Speed::High, Speed::Super] {
+    for speed in [UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super] {
         let mut device = source_sink(speed);
         assert_eq!((device.descriptors().title().as_str(), device.configuration()), ("farbus source/sink", 1));
         let data = device.data_in(SOURCE, 100_000).unwrap();
         assert_eq!(device.data_out(SINK, data).unwrap(), 100_000);
-        let write = Setup { request_type: 0x40, request: 0x5b, ..Setup::default() };
+        let write = SetupPacket { request_type: 0x40, request: 0x5b, ..SetupPacket::default() };
         device.control_out(write, vec![7, 8, 9]).unwrap();
-        let read = Setup { request_type: 0xc0, request: 0x5c, length: 64, ..Setup::default() };
+        let read = SetupPacket { request_type: 0xc0, request: 0x5c, length: 64, ..SetupPacket::default() };
         assert_eq!(device.control_in(read).unwrap().into_vec(), [7, 8, 9]);
     }
 }
 
 #[test]
 fn a_refusal_is_a_result_and_a_halt_can_be_cleared() {
-    let mut device = source_sink(Speed::High);
-    let stall = RemoteError::Transfer(Status::Stall);
+    let mut device = source_sink(UsbSpeed::High);
+    let stall = RemoteError::Transfer(UrbStatus::Stall);
     assert_eq!(device.data_out(SINK, vec![9; 64]).unwrap_err(), stall);
     assert_eq!(device.data_out(SINK, vec![0; 1]).unwrap_err(), stall, "it is halted");
     device.clear_halt(SINK).unwrap();
     assert_eq!(device.data_out(SINK, vec![0; 1]).unwrap(), 1);
-    let nonsense = Setup { request_type: 0xc0, request: 0x77, length: 1, ..Setup::default() };
+    let nonsense = SetupPacket { request_type: 0xc0, request: 0x77, length: 1, ..SetupPacket::default() };
     assert_eq!(device.control_in(nonsense).unwrap_err(), stall);
 }
 
 #[test]
 fn a_transfer_that_takes_too_long_is_taken_back() {
-    let mut device = RemoteDevice::open(LocalPort::new(Keyboard::device()), Speed::Full).unwrap();
+    let mut device = RemoteDevice::open(LocalPort::new(KeyboardGadget::device()), UsbSpeed::Full).unwrap();
     let setting = &device.descriptors().configurations[0].settings[0];
-    let keys = setting.find(TransferType::Interrupt, Direction::In).unwrap().address;
+    let keys = setting.find(TransferType::Interrupt, TransferDirection::In).unwrap().address;
     device.set_timeout(Some(Duration::from_millis(100)));
-    assert_eq!(device.data_in(keys, 8).unwrap_err(), RemoteError::Transfer(Status::TimedOut));
+    assert_eq!(device.data_in(keys, 8).unwrap_err(), RemoteError::Transfer(UrbStatus::TimedOut));
     device.set_timeout(None);
-    assert_eq!(device.data_in(keys, 8).unwrap_err(), RemoteError::Port(PortError::Idle), "nobody types");
+    assert_eq!(device.data_in(keys, 8).unwrap_err(), RemoteError::Port(HostPortError::Idle), "nobody types");
 }
 
 #[test]
 fn many_transfers_are_in_flight_together_and_drivers_share_a_device() {
-    let mut port = LocalPort::new(SourceSink::device(Speed::High, Fill::Zeros, true));
-    run(&mut farbus_host::Configure::new(port.now(), IdSource::new(), 1), &mut port).unwrap().unwrap();
+    let mut port = LocalPort::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, true));
+    run(&mut farbus_host::ConfigurationSetter::new(port.now(), IdSource::new(), 1), &mut port).unwrap().unwrap();
     let ids = IdSource::new();
-    let (mut first, mut second) = (Transfers::new(ids.clone()), Transfers::new(ids));
+    let (mut first, mut second) = (TransferTracker::new(ids.clone()), TransferTracker::new(ids));
     let mut wanted: Vec<_> = (0..32).map(|_| first.data_in(port.now(), SOURCE, 512, None)).collect();
     let other = second.data_in(port.now(), SOURCE, 64, None);
     assert!(!wanted.contains(&other));
@@ -81,12 +83,12 @@ fn many_transfers_are_in_flight_together_and_drivers_share_a_device() {
 
 fn disk(fake: Fake) -> RemoteDisk<TestPort<Fake>> {
     let target = target(&fake);
-    RemoteDisk::new(TestPort::new(fake), IdSource::new(), target, Options::default()).unwrap()
+    RemoteDisk::new(TestPort::new(fake), IdSource::new(), target, ScsiDiskOptions::default()).unwrap()
 }
 
 #[test]
 fn a_disk_is_a_block_store() {
-    let mut disk = disk(Fake::new(Speed::High, 4096, 100));
+    let mut disk = disk(Fake::new(UsbSpeed::High, 4096, 100));
     assert_eq!((disk.size_bytes(), disk.is_read_only()), (409_600, false));
     let mut rng = Rng(1);
     let mut model = vec![0; 409_600];
@@ -142,15 +144,15 @@ fn store_errors_say_little_and_the_last_error_says_the_rest() {
 /// A port that breaks when it is told to.
 struct Fragile(TestPort<Fake>, bool);
 
-impl Port for Fragile {
+impl HostPort for Fragile {
     fn submit(&mut self, urb: Urb) {
         self.0.submit(urb);
     }
     fn cancel(&mut self, id: UrbId) {
         self.0.cancel(id);
     }
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
-        if self.1 { Err(PortError::Gone) } else { self.0.wait(until) }
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
+        if self.1 { Err(HostPortError::Gone) } else { self.0.wait(until) }
     }
     fn now(&self) -> Instant {
         self.0.now()
@@ -162,19 +164,21 @@ fn a_port_that_failed_is_not_used_again() {
     let fake = Fake::small();
     let target = target(&fake);
     let port = Fragile(TestPort::new(fake), false);
-    let mut disk = RemoteDisk::new(port, IdSource::new(), target, Options::default()).unwrap();
+    let mut disk = RemoteDisk::new(port, IdSource::new(), target, ScsiDiskOptions::default()).unwrap();
     disk.read_at(0, &mut [0; 512]).unwrap();
     disk.port_mut().1 = true;
     for _ in 0..2 {
         assert_eq!(disk.read_at(0, &mut [0; 512]), Err(StoreError::Gone));
-        assert_eq!(disk.last_error(), Some(&DiskError::Port(PortError::Gone)));
+        assert_eq!(disk.last_error(), Some(&DiskError::Port(HostPortError::Gone)));
     }
 }
 
 #[test]
 fn standard_requests_of_a_client_go_through() {
-    let mut device = source_sink(Speed::High);
-    let get_status = Setup { request_type: 0x82, request: request::GET_STATUS, value: 0, index: 0x81, length: 2 };
+    let mut device = source_sink(UsbSpeed::High);
+    let get_status = SetupPacket { request_type: 0x82, request: request::GET_STATUS, value: 0, index: 0x81, length: 2 };
     assert_eq!(device.control_in(get_status).unwrap().into_vec(), [0, 0]);
-    assert!(device.into_disk(Options::default()).is_err_and(|error| matches!(error, DiskError::Unsupported(_))));
+    assert!(
+        device.into_disk(ScsiDiskOptions::default()).is_err_and(|error| matches!(error, DiskError::Unsupported(_)))
+    );
 }

@@ -7,14 +7,16 @@ use std::sync::{Arc, Mutex};
 
 use common::port::TestPort;
 use common::rng::Rng;
-use farbus_gadgets::storage::{Options as GadgetOptions, Storage};
-use farbus_gadgets::{Emulated, Function};
-use farbus_host::storage::{Answer, Target};
+use farbus_gadgets::storage::{StorageGadget, StorageOptions as GadgetOptions};
+use farbus_gadgets::{EmulatedDevice, GadgetFunction};
+use farbus_host::storage::{BulkOnlyInterface, OperationResult};
 use farbus_host::{
-    Configure, Disk, DiskError, IdSource, LocalPort, Options, Port, PortError, RemoteDevice, RemoteDisk, run,
+    ConfigurationSetter, DiskError, HostPort, HostPortError, IdSource, LocalPort, RemoteDevice, RemoteDisk, ScsiDisk,
+    ScsiDiskOptions, run,
 };
 use farbus_model::{
-    BlockStore, BufferPool, Command, Completions, Device, Done, Instant, Speed, Status, StoreError, Urb, UrbId,
+    BlockStore, BufferPool, CompletionQueue, Device, Instant, OwnerCommand, StoreError, Urb, UrbCompletion, UrbId,
+    UrbStatus, UsbSpeed,
 };
 
 /// A sparse store whose owner can look at it.
@@ -117,17 +119,17 @@ impl BlockStore for Sparse {
     }
 }
 
-fn gadget(store: &Sparse, options: GadgetOptions) -> Emulated<Storage> {
-    Storage::device(Box::new(store.clone()), options).unwrap()
+fn gadget(store: &Sparse, options: GadgetOptions) -> EmulatedDevice<StorageGadget> {
+    StorageGadget::device(Box::new(store.clone()), options).unwrap()
 }
 
-fn open(store: &Sparse, options: GadgetOptions) -> RemoteDisk<LocalPort<Emulated<Storage>>> {
+fn open(store: &Sparse, options: GadgetOptions) -> RemoteDisk<LocalPort<EmulatedDevice<StorageGadget>>> {
     let speed = options.speed;
     let device = RemoteDevice::open(LocalPort::new(gadget(store, options)), speed).unwrap();
-    device.into_disk(Options::default()).unwrap()
+    device.into_disk(ScsiDiskOptions::default()).unwrap()
 }
 
-fn owner<F: Function>(disk: &mut RemoteDisk<LocalPort<Emulated<F>>>, command: Command) {
+fn owner<F: GadgetFunction>(disk: &mut RemoteDisk<LocalPort<EmulatedDevice<F>>>, command: OwnerCommand) {
     let (device, done) = disk.port_mut().parts_mut();
     device.command(Instant::ZERO, &command, done).unwrap();
 }
@@ -135,7 +137,7 @@ fn owner<F: Function>(disk: &mut RemoteDisk<LocalPort<Emulated<F>>>, command: Co
 #[test]
 fn every_sector_size_at_every_speed_holds_what_was_written() {
     for (seed, sector_bytes) in [512, 1024, 2048, 4096].into_iter().enumerate() {
-        for speed in [Speed::Full, Speed::High, Speed::Super] {
+        for speed in [UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super] {
             let store = Sparse::new(1 << 20);
             let mut disk = open(&store, GadgetOptions { sector_bytes, speed, ..GadgetOptions::default() });
             assert_eq!((disk.info().block_bytes, disk.size_bytes()), (sector_bytes, 1 << 20));
@@ -219,14 +221,14 @@ fn an_eject_is_durable_and_what_comes_in_is_another_medium() {
     assert!(store.0.lock().unwrap().flushes > 0);
     assert_eq!(disk.read(0, 512).unwrap_err(), DiskError::NoMedium);
     assert_eq!(disk.bring_up(), Err(DiskError::NoMedium));
-    owner(&mut disk, Command::Insert);
+    owner(&mut disk, OwnerCommand::Insert);
     disk.bring_up().unwrap();
     let mut bytes = [0; 512];
     disk.read_at(0, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 512]);
     // Now the owner ejects and inserts the medium while it is in use.
-    owner(&mut disk, Command::Eject);
-    owner(&mut disk, Command::Insert);
+    owner(&mut disk, OwnerCommand::Eject);
+    owner(&mut disk, OwnerCommand::Insert);
     assert_eq!(disk.write_at(0, &[8; 512]), Err(StoreError::Gone));
     assert_eq!(disk.last_error(), Some(&DiskError::MediumChanged));
     assert_eq!(store.bytes(0, 512), [7; 512]);
@@ -255,28 +257,28 @@ fn a_read_of_128_kib_is_one_round_trip() {
     let mut disk = bring_up(&mut port);
     port.forget();
     disk.read(port.now, 0, 128 << 10);
-    assert!(matches!(run(&mut disk, &mut port).unwrap(), Ok(Answer::Data(_))));
+    assert!(matches!(run(&mut disk, &mut port).unwrap(), Ok(OperationResult::Data(_))));
     assert_eq!((port.submitted_at_first(), port.turns), (vec![(0x01, 31), (0x81, 128 << 10), (0x81, 13)], 1));
-    port.device.reset(port.now, &mut Completions::new(BufferPool::new(0)));
+    port.device.reset(port.now, &mut CompletionQueue::new(BufferPool::new(0)));
 }
 
-fn bring_up<D: Device>(port: &mut TestPort<D>) -> Disk {
+fn bring_up<D: Device>(port: &mut TestPort<D>) -> ScsiDisk {
     let ids = IdSource::new();
-    run(&mut Configure::new(port.now, ids.clone(), 1), port).unwrap().unwrap();
-    let target = Target::find(&port.device.descriptors().configurations[0], port.device.speed()).unwrap();
-    let mut disk = Disk::new(port.now, ids, target, Options::default());
+    run(&mut ConfigurationSetter::new(port.now, ids.clone(), 1), port).unwrap().unwrap();
+    let target = BulkOnlyInterface::find(&port.device.descriptors().configurations[0], port.device.speed()).unwrap();
+    let mut disk = ScsiDisk::new(port.now, ids, target, ScsiDiskOptions::default());
     run(&mut disk, port).unwrap().unwrap();
     disk
 }
 
 /// A port whose device is reset by someone else before the n-th request reaches it.
 struct ResetAt {
-    port: LocalPort<Emulated<Storage>>,
+    port: LocalPort<EmulatedDevice<StorageGadget>>,
     countdown: Option<usize>,
     resets: usize,
 }
 
-impl Port for ResetAt {
+impl HostPort for ResetAt {
     fn submit(&mut self, urb: Urb) {
         self.countdown = match self.countdown {
             Some(0) => {
@@ -295,7 +297,7 @@ impl Port for ResetAt {
         self.port.cancel(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         self.port.wait(until)
     }
 
@@ -312,10 +314,10 @@ fn a_reset_in_the_middle_of_anything_is_survived() {
         for is_write in [false, true] {
             let store = Sparse::new(1 << 20);
             // 512 bytes at SuperSpeed go phase by phase, whole packets together.
-            let options = GadgetOptions { speed: Speed::Super, ..GadgetOptions::default() };
+            let options = GadgetOptions { speed: UsbSpeed::Super, ..GadgetOptions::default() };
             let port = ResetAt { port: LocalPort::new(gadget(&store, options)), countdown: None, resets: 0 };
-            let device = RemoteDevice::open(port, Speed::Super).unwrap();
-            let mut disk = device.into_disk(Options::default()).unwrap();
+            let device = RemoteDevice::open(port, UsbSpeed::Super).unwrap();
+            let mut disk = device.into_disk(ScsiDiskOptions::default()).unwrap();
             disk.write_at(0, &[7; 8192]).unwrap();
             disk.port_mut().countdown = Some(at);
             for offset in [0, 512, 1024] {
@@ -345,9 +347,9 @@ fn a_host_that_left_in_the_data_phase_does_no_harm_to_the_next() {
         let mut port = TestPort::new(gadget(&store, GadgetOptions::default()));
         let mut disk = bring_up(&mut port);
         disk.write(port.now, 0, vec![7; 1 << 16].into());
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         let mut left = 0;
-        while let Some(urb) = farbus_host::Driver::poll_submit(&mut disk) {
+        while let Some(urb) = farbus_host::DeviceDriver::poll_submit(&mut disk) {
             // Only the command arrives, or the command and half of its data.
             match (left, sent) {
                 (0, _) => port.device.submit(port.now, urb.launch(), &mut done),
@@ -363,8 +365,8 @@ fn a_host_that_left_in_the_data_phase_does_no_harm_to_the_next() {
         // The next host configures the device, as every host does, and that ends the data phase.
         let mut disk = bring_up(&mut port);
         disk.read(port.now, 1 << 16, 512);
-        assert!(matches!(run(&mut disk, &mut port).unwrap(), Ok(Answer::Data(_))));
-        assert!(done.pop().is_some_and(|done| done.status == Status::Ok));
+        assert!(matches!(run(&mut disk, &mut port).unwrap(), Ok(OperationResult::Data(_))));
+        assert!(done.pop().is_some_and(|done| done.status == UrbStatus::Ok));
         port.device.reset(port.now, &mut done);
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 /// The connection to the service manager, if there is one.
 #[derive(Debug, Default)]
-pub struct Manager {
+pub struct ServiceNotifier {
     socket: Option<UnixDatagram>,
     watchdog: Option<Duration>,
 }
 
-impl Manager {
+impl ServiceNotifier {
     /// Connects as the environment says; without a manager, messages go nowhere. The connection survives confinement.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Manager {
         self.say(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// Reports that the configuration is being read again; [`Manager::ready`] reports the end of that.
+    /// Reports that the configuration is being read again; [`ServiceNotifier::ready`] reports the end of that.
     pub fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_us = now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use farbus_io_linux::sys::confine::{Needs, confine};
+use farbus_io_linux::sys::confine::{ConfinementNeeds, confine};
 
 /// Tells the child process from a test run: the port on which the parent listens.
 const CHILD: &str = "FARBUS_TEST_CONFINED_CHILD";
@@ -23,7 +23,8 @@ fn child_that_is_confined_tries_everything() {
     let folder = std::env::temp_dir().join(format!("farbus-confine-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("named"), "x").unwrap();
-    let needs = Needs { readable: vec![folder.clone(), "/nowhere/at/all".into()], ..Needs::default() };
+    let needs =
+        ConfinementNeeds { readable: vec![folder.clone(), "/nowhere/at/all".into()], ..ConfinementNeeds::default() };
 
     let confinement = confine(&needs).unwrap();
     let has_landlock = confinement.files.is_ok();

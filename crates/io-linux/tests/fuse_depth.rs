@@ -14,12 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_linux::frontend::fuse::{DiskMount, Health, Unmounted};
-use farbus_io_net::link::{Wake, Watched};
+use farbus_io_linux::frontend::fuse::{DiskMount, MountHealth, UnmountOutcome};
+use farbus_io_net::link::{DeviceWaitSource, ThreadWaker};
 use farbus_model::block::MemoryStore;
 use farbus_model::limits::FUSE_REQUESTS_MAX;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Readiness, StoreDevice, StoreError,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp, CompletionQueue, Instant, ReadinessSource,
+    StoreDevice, StoreError,
 };
 use rustix::io::Errno;
 
@@ -31,13 +32,13 @@ struct Late {
     delay: Duration,
     held: BTreeMap<(Instant, u64), BlockInFlight>,
     next: u64,
-    readiness: Readiness,
+    readiness: ReadinessSource,
     strings: Arc<Strings>,
 }
 
 /// How a test controls the device, and what it observes.
 struct Strings {
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
     /// Whether answers are held back.
     is_holding: AtomicBool,
     /// Whether the device is gone and everything fails.
@@ -59,7 +60,7 @@ impl Strings {
 
 impl Late {
     fn new(bytes: usize, delay: Duration) -> (Self, Arc<Strings>) {
-        let wake = Arc::new(Wake::new().unwrap());
+        let wake = Arc::new(ThreadWaker::new().unwrap());
         let strings = Arc::new(Strings {
             wake: Arc::clone(&wake),
             is_holding: AtomicBool::new(false),
@@ -71,13 +72,13 @@ impl Late {
             flushed: Mutex::default(),
         });
         let device = StoreDevice::new(MemoryStore::new(vec![0; bytes]));
-        let readiness = Watched::woken(wake);
+        let readiness = DeviceWaitSource::woken(wake);
         let late =
             Self { device, delay, held: BTreeMap::new(), next: u64::MAX, readiness, strings: Arc::clone(&strings) };
         (late, strings)
     }
 
-    fn answer(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn answer(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if self.strings.is_gone.load(Ordering::Acquire) {
             while let Some((_, request)) = self.held.pop_first() {
                 done.push(request.fail(StoreError::Lost));
@@ -103,7 +104,7 @@ impl BlockDevice for Late {
         self.device.info()
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         // Like a device behind a link: written data stays where it is.
         request.share_payload();
         if request.op == BlockOp::Flush {
@@ -123,15 +124,15 @@ impl BlockDevice for Late {
         self.held.first_key_value().map(|(key, _)| key.0).filter(|_| !is_held)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.answer(now, done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.strings.wake.clear();
         self.answer(now, done);
     }
@@ -172,7 +173,7 @@ fn concurrent_requests_of_programs_reach_the_device_concurrently() {
     run("fio", &args);
     let depth = strings.in_flight_max.load(Ordering::Acquire);
     assert!((16..=FUSE_REQUESTS_MAX).contains(&depth), "{depth} at once");
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: false, flushed: Ok(()) });
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn requests_in_flight_keep_to_the_limit() {
     let args: Vec<&str> = std::iter::once(&*filename).chain(work.split_whitespace()).collect();
     run("fio", &args);
     assert_eq!(strings.in_flight_max.load(Ordering::Acquire), FUSE_REQUESTS_MAX);
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: false, flushed: Ok(()) });
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn a_flush_comes_after_what_was_answered_and_covers_it() {
     }
     // No writes since: closing and unmounting have nothing to flush.
     drop(file);
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: false, flushed: Ok(()) });
     assert_eq!(strings.flushes.load(Ordering::Relaxed), 3);
 }
 
@@ -224,7 +225,7 @@ fn requests_to_a_lost_device_fail_and_it_is_dropped() {
         let error = errno(reader.join().unwrap());
         assert!([Errno::NOLINK, Errno::NODEV].contains(&error), "{error}");
     });
-    assert_eq!(disk.wait_for(Health::Lost, Some(Duration::from_secs(5))), Health::Lost);
+    assert_eq!(disk.wait_for(MountHealth::Lost, Some(Duration::from_secs(5))), MountHealth::Lost);
     assert_eq!(errno(file.read_at(&mut [0; 512], 0)), Errno::NODEV);
     drop(file);
     // `Lost` if the device failed a flush before it was known to be gone, else `Gone`.
@@ -249,7 +250,7 @@ fn cut_disk_fails_its_users_at_once_and_drops_its_device_after_its_answers() {
     });
     assert_eq!(strings.in_flight.load(Ordering::Acquire), 1, "the device still has it");
     strings.set(&strings.is_holding, false);
-    assert_eq!(disk.wait_for(Health::Ended, Some(Duration::from_secs(5))), Health::Ended);
+    assert_eq!(disk.wait_for(MountHealth::Ended, Some(Duration::from_secs(5))), MountHealth::Ended);
     assert_eq!(disk.unmount().unwrap().flushed, Err(StoreError::Gone), "what was written may be lost");
     assert_eq!(Arc::strong_count(&strings), 1);
 }
@@ -262,8 +263,8 @@ fn a_disk_that_is_unmounted_waits_for_its_last_answers() {
     let mut file = File::options().write(true).open(disk.file()).unwrap();
     file.write_all(&[7; 3 * MIB]).unwrap();
     drop(file);
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
-    assert_eq!((disk.health(), Arc::strong_count(&strings)), (Health::Ended, 1));
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: false, flushed: Ok(()) });
+    assert_eq!((disk.health(), Arc::strong_count(&strings)), (MountHealth::Ended, 1));
     assert_eq!(strings.in_flight.load(Ordering::Acquire), 0);
     assert!(strings.flushes.load(Ordering::Relaxed) >= 1);
 }
@@ -278,7 +279,7 @@ fn requests_keep_to_the_devices_size_limit() {
             &self.1
         }
 
-        fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
             match self.1.check(&request) {
                 Ok(()) => self.0.submit(now, request, done),
                 Err(error) => done.push(request.fail(error)),
@@ -299,7 +300,7 @@ fn requests_keep_to_the_devices_size_limit() {
     file.read_exact_at(&mut back, 12345).unwrap();
     assert!(back == pattern);
     drop(file);
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: false, flushed: Ok(()) });
 }
 
 // ---- the tests' tools ----

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use farbus_io_linux::frontend::fuse::{DiskMount, Health, MountError, Unmounted};
-use farbus_io_linux::store::{FileStore, Trouble};
+use farbus_io_linux::frontend::fuse::{DiskMount, MountError, MountHealth, UnmountOutcome};
+use farbus_io_linux::store::{FileStore, FileStoreProblem};
 use farbus_model::block::MemoryStore;
 use farbus_model::{BlockStore, StoreDevice, StoreError};
 use rustix::event::{PollFd, PollFlags};
@@ -27,7 +27,7 @@ use rustix::io::Errno;
 const MIB: u64 = 1 << 20;
 /// How long an operation may take that should take no time, on a machine that is busy or stalls.
 const PATIENCE: Duration = Duration::from_secs(60);
-const CLEAN: Unmounted = Unmounted { in_use: false, flushed: Ok(()) };
+const CLEAN: UnmountOutcome = UnmountOutcome { in_use: false, flushed: Ok(()) };
 
 // ---- ext4 over loop over FUSE over a store ----
 
@@ -152,15 +152,15 @@ fn store_lost_during_a_write_ends_the_mount_and_reports_lost_data() {
     strings.fail(Some(StoreError::Gone));
     let written = (0..64).try_for_each(|_| file.write_all(&[2; 1 << 20])).and_then(|()| file.sync_all());
     written.unwrap_err();
-    assert_eq!(disk.wait_for(Health::Lost, Some(PATIENCE)), Health::Lost);
+    assert_eq!(disk.wait_for(MountHealth::Lost, Some(PATIENCE)), MountHealth::Lost);
     assert!(is_readable(disk.event()));
     assert_eq!(errno(File::open(disk.file())), Errno::NODEV);
     drop(file);
     tree.unmount();
     drop(device);
     // Acknowledged data is lost, and that is reported.
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Err(StoreError::Gone) });
-    assert_eq!(disk.health(), Health::Ended);
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: false, flushed: Err(StoreError::Gone) });
+    assert_eq!(disk.health(), MountHealth::Ended);
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
 }
 
@@ -197,7 +197,7 @@ fn a_store_that_never_answers_is_cut_off_from_its_users() {
     });
     assert!(strings.store_is_dropped());
     assert!(!scratch.path("at").exists());
-    assert_eq!(disk.health(), Health::Ended);
+    assert_eq!(disk.health(), MountHealth::Ended);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn unmount_by_another_program_is_reported_to_the_owner() {
     File::options().write(true).open(disk.file()).unwrap().write_all(&[1; 512]).unwrap();
     assert_eq!(strings.flushes.load(Ordering::Relaxed), 1, "closing made it durable");
     unmount(disk.mountpoint());
-    assert_eq!(disk.wait_for(Health::Lost, Some(Duration::from_secs(5))), Health::Ended);
+    assert_eq!(disk.wait_for(MountHealth::Lost, Some(Duration::from_secs(5))), MountHealth::Ended);
     assert!(is_readable(disk.event()));
     assert_eq!(disk.unmount().unwrap(), CLEAN);
 }
@@ -252,7 +252,7 @@ fn another_mount_at_the_same_place_is_left_alone() {
     let _below = Mounted::tmpfs(&at);
     let mut disk = mount(&at, "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
     unmount(&at);
-    assert_eq!(disk.wait_for(Health::Ended, Some(Duration::from_secs(5))), Health::Ended);
+    assert_eq!(disk.wait_for(MountHealth::Ended, Some(Duration::from_secs(5))), MountHealth::Ended);
     assert_eq!(disk.unmount().unwrap(), CLEAN);
     drop(disk);
     assert!(is_mountpoint(&at));
@@ -264,15 +264,15 @@ fn a_disk_in_use_leaves_the_tree_and_serves_its_users_to_the_end() {
     let mut disk = mount(&scratch.path("at"), "disk", MemoryStore::new(vec![7; 1 << 20])).unwrap();
     let file = File::options().read(true).write(true).open(disk.file()).unwrap();
     file.write_all_at(&[8; 512], 0).unwrap();
-    assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: true, flushed: Ok(()) });
+    assert_eq!(disk.unmount().unwrap(), UnmountOutcome { in_use: true, flushed: Ok(()) });
     assert!(!disk.file().exists());
     let mut bytes = [0; 1024];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!((bytes[0], bytes[1023]), (8, 7));
     file.write_all_at(&[9; 512], 0).unwrap();
-    assert_eq!(disk.health(), Health::Serving);
+    assert_eq!(disk.health(), MountHealth::Serving);
     drop(file);
-    assert_eq!(disk.wait_for(Health::Ended, Some(Duration::from_secs(5))), Health::Ended);
+    assert_eq!(disk.wait_for(MountHealth::Ended, Some(Duration::from_secs(5))), MountHealth::Ended);
     assert_eq!(disk.unmount().unwrap(), CLEAN);
 }
 
@@ -343,7 +343,7 @@ fn an_ordinary_user_mounts_with_fuses_helper_or_is_told_to_install_it() {
 fn child_that_mounts_and_waits() {
     let Some(at) = std::env::var_os("FARBUS_TEST_CHILD_MOUNTS_AT") else { return };
     let disk = mount(Path::new(&at), "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
-    disk.wait_for(Health::Ended, None);
+    disk.wait_for(MountHealth::Ended, None);
 }
 
 #[test]
@@ -498,12 +498,12 @@ fn a_block_device_is_a_store_and_is_refused_while_mounted() {
         expected[65536..69632].fill(0);
         assert!(bytes == expected);
         let second = FileStore::open(&device.0, true).unwrap_err();
-        assert!(matches!(second.trouble, Trouble::InUse(_)), "{second}");
+        assert!(matches!(second.trouble, FileStoreProblem::InUse(_)), "{second}");
     }
     run("mkfs.ext4", &["-q", "-F", &device.0]);
     let tree = Mounted::new(&device.0, &scratch.path("tree"));
     let mounted = FileStore::open(&device.0, false).unwrap_err();
-    assert!(matches!(mounted.trouble, Trouble::InUse(_)), "{mounted}");
+    assert!(matches!(mounted.trouble, FileStoreProblem::InUse(_)), "{mounted}");
     tree.unmount();
 }
 

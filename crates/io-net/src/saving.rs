@@ -12,11 +12,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::link::Wake;
+use crate::link::ThreadWaker;
 
 /// What a replacement process needs to continue an attachment.
 #[derive(Debug)]
-pub struct Saved {
+pub struct SavedAttachment {
     /// The state.
     pub snapshot: Vec<u8>,
     /// The open descriptors, in an order that the snapshot knows.
@@ -29,12 +29,12 @@ pub struct Saved {
 /// Asks a serving thread, which answers with an `S`.
 #[derive(Debug)]
 pub struct SaveRequester<S> {
-    questions: Arc<Questions<S>>,
-    wake: Arc<Wake>,
+    questions: Arc<SaveRequestSlot<S>>,
+    wake: Arc<ThreadWaker>,
 }
 
 #[derive(Debug)]
-struct Questions<S> {
+struct SaveRequestSlot<S> {
     /// Checked in every turn of the serving thread.
     is_asked: AtomicBool,
     asker: Mutex<Option<SaveRequest<S>>>,
@@ -62,7 +62,7 @@ pub struct SaveReply<S> {
 
 /// The asking thread's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SaveDecision {
     /// The replacement process continues.
     Go,
     /// The attachment stays in this process.
@@ -71,21 +71,24 @@ pub enum Verdict {
 
 /// An answer that is awaited.
 #[derive(Debug)]
-pub struct Asked<S>(Receiver<SaveReply<S>>);
+pub struct PendingSaveReply<S>(Receiver<SaveReply<S>>);
 
 impl<S> SaveRequester<S> {
     /// A requester for a thread that `wake` wakes.
-    pub fn new(wake: Arc<Wake>) -> Self {
-        Self { questions: Arc::new(Questions { is_asked: AtomicBool::new(false), asker: Mutex::new(None) }), wake }
+    pub fn new(wake: Arc<ThreadWaker>) -> Self {
+        Self {
+            questions: Arc::new(SaveRequestSlot { is_asked: AtomicBool::new(false), asker: Mutex::new(None) }),
+            wake,
+        }
     }
 
     /// Asks for a snapshot.
-    pub fn ask(&self) -> Asked<S> {
+    pub fn ask(&self) -> PendingSaveReply<S> {
         let (save_reply, answer) = channel();
         *self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner) = Some(SaveRequest { save_reply });
         self.questions.is_asked.store(true, Ordering::Release);
         self.wake.wake();
-        Asked(answer)
+        PendingSaveReply(answer)
     }
 
     /// The request, if there is one; for the serving thread.
@@ -99,7 +102,7 @@ impl<S> SaveRequester<S> {
     }
 }
 
-impl<S> Asked<S> {
+impl<S> PendingSaveReply<S> {
     /// The answer; `None` if the serving thread has ended meanwhile, or does not answer in time.
     pub fn wait(self, time_max: Duration) -> Option<SaveReply<S>> {
         self.0.recv_timeout(time_max).ok()
@@ -108,11 +111,11 @@ impl<S> Asked<S> {
 
 impl<S> SaveRequest<S> {
     /// Answers with `saved`, and waits for the decision.
-    pub fn part(self, saved: S) -> Verdict {
+    pub fn part(self, saved: S) -> SaveDecision {
         let (go, gone) = channel();
         match self.save_reply.send(SaveReply { saved, go }) {
-            Ok(()) if gone.recv().is_ok() => Verdict::Go,
-            _ => Verdict::Stay,
+            Ok(()) if gone.recv().is_ok() => SaveDecision::Go,
+            _ => SaveDecision::Stay,
         }
     }
 }
@@ -133,7 +136,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn save_requester() -> SaveRequester<Vec<u8>> {
-        SaveRequester::new(Arc::new(Wake::new().unwrap()))
+        SaveRequester::new(Arc::new(ThreadWaker::new().unwrap()))
     }
 
     #[test]
@@ -151,7 +154,7 @@ mod tests {
             } else {
                 drop(save_reply);
             }
-            assert_eq!(attachment.join().unwrap(), if is_meant { Verdict::Go } else { Verdict::Stay });
+            assert_eq!(attachment.join().unwrap(), if is_meant { SaveDecision::Go } else { SaveDecision::Stay });
         }
     }
 
@@ -162,6 +165,6 @@ mod tests {
         drop(save_requester.asked());
         assert!(asked.wait(PATIENCE).is_none());
         drop(save_requester.ask());
-        assert_eq!(save_requester.asked().expect("somebody asked").part(vec![1]), Verdict::Stay);
+        assert_eq!(save_requester.asked().expect("somebody asked").part(vec![1]), SaveDecision::Stay);
     }
 }

@@ -1,7 +1,7 @@
 //! Limits how often similar events are logged: the first few of a kind are written, the others are counted.
 //!
 //! Time is an argument. A kind's *window* begins with its first event, and lasts [`WINDOW`]. Within it, as many events
-//! are written as the caller says; the rest are counted, and [`Tally::poll_due`] returns their number when the window
+//! are written as the caller says; the rest are counted, and [`EventTally::poll_due`] returns their number when the window
 //! is over. The number of kinds is bounded: beyond [`KINDS_MAX`], all further kinds are counted as one.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub const KINDS_MAX: usize = 1024;
 
 /// What to do with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TallyDecision {
     /// Write it.
     Write,
     /// Do not write it: it was counted.
@@ -26,7 +26,7 @@ pub enum Verdict {
 
 /// The number of events of a kind that were counted and not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary<K> {
+pub struct TallySummary<K> {
     /// The kind of event.
     pub kind: K,
     /// How many events of that kind were not written down.
@@ -37,9 +37,9 @@ pub struct Summary<K> {
 
 /// Counts events by kind.
 #[derive(Debug)]
-pub struct Tally<K> {
+pub struct EventTally<K> {
     window: Duration,
-    kinds: BTreeMap<K, Window>,
+    kinds: BTreeMap<K, TallyWindow>,
     /// When the next summary is due.
     due: Option<Instant>,
     /// When expired kinds were last removed to make room.
@@ -47,29 +47,29 @@ pub struct Tally<K> {
 }
 
 #[derive(Debug)]
-struct Window {
+struct TallyWindow {
     began: Instant,
     written: u32,
     counted: u64,
 }
 
-impl<K> Default for Tally<K> {
+impl<K> Default for EventTally<K> {
     fn default() -> Self {
         Self::over(WINDOW)
     }
 }
 
-impl<K> Tally<K> {
+impl<K> EventTally<K> {
     /// A tally with windows of this length.
     pub fn over(window: Duration) -> Self {
         Self { window, kinds: BTreeMap::new(), due: None, swept: Instant::ZERO }
     }
 }
 
-impl<K: Ord + Clone> Tally<K> {
+impl<K: Ord + Clone> EventTally<K> {
     /// Counts an event, of whose kind `written_max` may be written in a window. It counts as `other` if there are too
     /// many kinds.
-    pub fn note(&mut self, kind: &K, other: &K, written_max: u32, now: Instant) -> Verdict {
+    pub fn note(&mut self, kind: &K, other: &K, written_max: u32, now: Instant) -> TallyDecision {
         let is_new = !self.kinds.contains_key(kind);
         // Not at each event of a flood.
         if is_new && self.kinds.len() >= KINDS_MAX && now >= self.swept + self.window / 16 {
@@ -79,7 +79,7 @@ impl<K: Ord + Clone> Tally<K> {
         }
         let kind = if is_new && self.kinds.len() >= KINDS_MAX { other } else { kind };
         if !self.kinds.contains_key(kind) {
-            self.kinds.insert(kind.clone(), Window { began: now, written: 0, counted: 0 });
+            self.kinds.insert(kind.clone(), TallyWindow { began: now, written: 0, counted: 0 });
         }
         let of_kind = self.kinds.get_mut(kind).expect("it was inserted");
         if of_kind.counted == 0 && now >= of_kind.began + self.window {
@@ -87,12 +87,12 @@ impl<K: Ord + Clone> Tally<K> {
         }
         if of_kind.written < written_max && of_kind.counted == 0 {
             of_kind.written += 1;
-            return Verdict::Write;
+            return TallyDecision::Write;
         }
         of_kind.counted += 1;
         let due = of_kind.began + self.window;
         self.due = Some(self.due.map_or(due, |other| other.min(due)));
-        Verdict::Counted
+        TallyDecision::Counted
     }
 
     /// When the next summary is due, if any is.
@@ -101,24 +101,24 @@ impl<K: Ord + Clone> Tally<K> {
     }
 
     /// Takes a summary whose window is over.
-    pub fn poll_due(&mut self, now: Instant) -> Option<Summary<K>> {
+    pub fn poll_due(&mut self, now: Instant) -> Option<TallySummary<K>> {
         self.due.filter(|due| now >= *due)?;
-        let is_due = |of_kind: &Window| of_kind.counted > 0 && now >= of_kind.began + self.window;
+        let is_due = |of_kind: &TallyWindow| of_kind.counted > 0 && now >= of_kind.began + self.window;
         let kind = self.kinds.iter().find(|(_, of_kind)| is_due(of_kind)).map(|(kind, _)| kind.clone())?;
         self.take(kind, now)
     }
 
     /// Takes a summary even if its window is not over: counting ends.
-    pub fn poll_last(&mut self, now: Instant) -> Option<Summary<K>> {
+    pub fn poll_last(&mut self, now: Instant) -> Option<TallySummary<K>> {
         let kind = self.kinds.iter().find(|(_, of_kind)| of_kind.counted > 0).map(|(kind, _)| kind.clone())?;
         self.take(kind, now)
     }
 
-    fn take(&mut self, kind: K, now: Instant) -> Option<Summary<K>> {
-        let Window { began, counted, .. } = self.kinds.remove(&kind)?;
+    fn take(&mut self, kind: K, now: Instant) -> Option<TallySummary<K>> {
+        let TallyWindow { began, counted, .. } = self.kinds.remove(&kind)?;
         let counting = self.kinds.values().filter(|of_kind| of_kind.counted > 0);
         self.due = counting.map(|of_kind| of_kind.began + self.window).min();
-        Some(Summary { kind, count: counted, span: now - began })
+        Some(TallySummary { kind, count: counted, span: now - began })
     }
 }
 
@@ -132,16 +132,16 @@ mod tests {
 
     #[test]
     fn every_one_of_a_flood_is_either_written_or_counted() {
-        let mut tally = Tally::default();
+        let mut tally = EventTally::default();
         let (mut written, mut counted) = (0, 0);
         // 100,000 events in 200 s.
         for n in 0..100_000 {
             let now = at(2 * n);
-            while let Some(Summary { kind: "flood", count, span }) = tally.poll_due(now) {
+            while let Some(TallySummary { kind: "flood", count, span }) = tally.poll_due(now) {
                 assert!(span >= WINDOW && span < WINDOW + Duration::from_secs(1), "{span:?}");
                 counted += count;
             }
-            written += u64::from(tally.note(&"flood", &"others", 10, now) == Verdict::Write);
+            written += u64::from(tally.note(&"flood", &"others", 10, now) == TallyDecision::Write);
         }
         assert_eq!(tally.poll_due(at(200_000)), None, "the last window is not over");
         counted += tally.poll_last(at(200_000)).unwrap().count;
@@ -151,9 +151,9 @@ mod tests {
 
     #[test]
     fn rare_events_are_always_written_and_no_kind_hides_another() {
-        let mut tally = Tally::default();
+        let mut tally = EventTally::default();
         for n in 0..1000 {
-            assert_eq!(tally.note(&"seldom", &"others", 10, at(7000 * n)), Verdict::Write, "{n}");
+            assert_eq!(tally.note(&"seldom", &"others", 10, at(7000 * n)), TallyDecision::Write, "{n}");
             for _ in 0..20 {
                 tally.note(&"often", &"others", 10, at(7000 * n));
             }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_number_is_due_when_its_window_is_over_and_not_before() {
-        let mut tally = Tally::default();
+        let mut tally = EventTally::default();
         assert_eq!(tally.poll_timeout(), None);
         for n in 0..3 {
             tally.note(&"kind", &"others", 2, at(n));
@@ -171,17 +171,17 @@ mod tests {
         assert_eq!(tally.poll_timeout(), Some(at(0) + WINDOW));
         assert_eq!(tally.poll_due(at(59_999)), None);
         // A late event still belongs to this window until the summary is taken.
-        assert_eq!(tally.note(&"kind", &"others", 2, at(60_500)), Verdict::Counted);
+        assert_eq!(tally.note(&"kind", &"others", 2, at(60_500)), TallyDecision::Counted);
         assert_eq!(tally.poll_due(at(61_000)).map(|summary| summary.count), Some(2));
-        assert_eq!(tally.note(&"kind", &"others", 2, at(61_000)), Verdict::Write);
+        assert_eq!(tally.note(&"kind", &"others", 2, at(61_000)), TallyDecision::Write);
     }
 
     #[test]
     fn number_of_kinds_is_bounded_and_no_event_is_lost() {
-        let mut tally = Tally::default();
+        let mut tally = EventTally::default();
         let (mut written, mut counted) = (0, 0);
         for n in 1..=10_000u32 {
-            written += u64::from(tally.note(&n, &0, 1, at(1)) == Verdict::Write);
+            written += u64::from(tally.note(&n, &0, 1, at(1)) == TallyDecision::Write);
         }
         assert_eq!(tally.kinds.len(), KINDS_MAX + 1);
         while let Some(summary) = tally.poll_last(at(2)) {
@@ -190,7 +190,7 @@ mod tests {
         }
         assert_eq!(written + counted, 10_000);
         // Kinds whose windows are over make room.
-        assert_eq!(tally.note(&20_000, &0, 1, at(70_000)), Verdict::Write);
+        assert_eq!(tally.note(&20_000, &0, 1, at(70_000)), TallyDecision::Write);
         assert_eq!(tally.kinds.len(), 1);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::extents::Extent;
+use crate::extents::StoreExtent;
 
 /// Bytes at offsets, with a fixed size. Offsets and lengths are bytes; every call lies inside the
 /// size, which the caller has checked (a violation is the caller's bug and may panic).
@@ -63,9 +63,9 @@ pub trait BlockStore: Send {
     ///
     /// # Errors
     /// [`StoreError`] when the medium fails.
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         let _ = offset;
-        Ok(Extent { length: len, is_hole: false })
+        Ok(StoreExtent { length: len, is_hole: false })
     }
 }
 
@@ -106,14 +106,14 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
         (**self).trim(offset, len)
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         (**self).extent(offset, len)
     }
 }
 
 /// A store that several users open at once, each with a handle of its own: each reads what the others wrote. The code
 /// that gives out the handles decides which of them may write.
-pub trait Medium: Send + Sync {
+pub trait BlockMedium: Send + Sync {
     /// Opens one more handle.
     ///
     /// # Errors

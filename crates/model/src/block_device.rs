@@ -2,20 +2,20 @@
 //!
 //! [`BlockStore`](crate::BlockStore) is the synchronous one, for a medium that answers before its call returns. A
 //! request has the same three shapes here as a URB has ([`crate::urb`]): [`BlockRequest`], [`BlockInFlight`],
-//! [`BlockDone`].
+//! [`BlockCompletion`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use crate::block::StoreError;
-use crate::device::{Command, CommandError, Completions, Readiness};
-use crate::extents::Extents;
+use crate::device::{CompletionQueue, OwnerCommand, OwnerCommandError, ReadinessSource};
+use crate::extents::ExtentList;
 use crate::payload::Payload;
 use crate::time::Instant;
 
 /// A block device: one over a store, one on another machine (requirement N4).
 ///
-/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`Completions`]. Every request
+/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`CompletionQueue`]. Every request
 /// given to [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order.
 /// Requests in flight together may also be carried out in any order: a user that needs one done before another waits
 /// for its answer.
@@ -25,7 +25,7 @@ pub trait BlockDevice: Send {
 
     /// Starts a request. May finish it at once. A device that keeps a write beyond the call first calls
     /// [`BlockInFlight::own_payload`], because its bytes may lie in a link's receive buffer.
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>);
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>);
 
     /// When [`BlockDevice::handle_timeout`] wants to be called, if at all.
     fn poll_timeout(&self) -> Option<Instant> {
@@ -33,23 +33,23 @@ pub trait BlockDevice: Send {
     }
 
     /// Called when the moment of [`BlockDevice::poll_timeout`] has come.
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let _ = (now, done);
     }
 
     /// Called after the last submission of a turn: a device behind a link then sends them together.
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let _ = (now, done);
     }
 
     /// What the engine has to wait on for this device, if the device is outside the process. The engine then calls
     /// [`BlockDevice::handle_ready`].
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         None
     }
 
     /// Called when [`BlockDevice::readiness`] became ready.
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let _ = (now, done);
     }
 
@@ -62,15 +62,15 @@ pub trait BlockDevice: Send {
     /// Carries out a command of the owner's, as [`Device::command`](crate::Device::command) does.
     ///
     /// # Errors
-    /// [`CommandError`] when this device does not know the command or refuses it.
+    /// [`OwnerCommandError`] when this device does not know the command or refuses it.
     fn command(
         &mut self,
         now: Instant,
-        command: &Command,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), CommandError> {
+        command: &OwnerCommand,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), OwnerCommandError> {
         let _ = (now, done);
-        Err(CommandError::unknown(command))
+        Err(OwnerCommandError::unknown(command))
     }
 
     /// Identifies the time in which only this user changes the content: data that was read stays valid until this user
@@ -158,7 +158,7 @@ impl BlockInfo {
 pub struct BlockId(pub u64);
 
 /// The unanswered requests of a device, by id: operation, offset, and length in bytes.
-pub type Pending = BTreeMap<BlockId, (BlockOp, u64, u32)>;
+pub type PendingBlockRequests = BTreeMap<BlockId, (BlockOp, u64, u32)>;
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -176,7 +176,7 @@ pub enum BlockOp {
     /// Declares the content of the range unneeded. Until it is written again, its content is undefined. A device that
     /// cannot make use of that does nothing, and writes no zeros.
     Trim,
-    /// Says which parts of the range are holes; the payload of the answer is [`Extents`]. The range may be longer than
+    /// Says which parts of the range are holes; the payload of the answer is [`ExtentList`]. The range may be longer than
     /// that of a read.
     Map,
 }
@@ -238,7 +238,7 @@ impl BlockRequest {
     pub fn answer_bytes(&self) -> usize {
         match self.op {
             BlockOp::Read => self.length as usize,
-            BlockOp::Map => Extents::BYTES,
+            BlockOp::Map => ExtentList::BYTES,
             BlockOp::Write | BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
         }
     }
@@ -291,8 +291,8 @@ impl BlockInFlight {
     }
 
     /// Answers [`BlockOp::Map`] where it is not known: all is data.
-    pub fn answer_all_data(self) -> BlockDone {
-        let extents = Extents::data(self.length.into());
+    pub fn answer_all_data(self) -> BlockCompletion {
+        let extents = ExtentList::data(self.length.into());
         self.answer(extents.to_payload())
     }
 
@@ -300,13 +300,13 @@ impl BlockInFlight {
     ///
     /// # Panics
     /// If they are not as many as were asked for: a device's bug.
-    pub fn answer(self, payload: Payload) -> BlockDone {
+    pub fn answer(self, payload: Payload) -> BlockCompletion {
         assert_eq!(payload.len(), self.answer_bytes(), "a read brings what was asked for, all others nothing");
         self.end(Ok(()), payload)
     }
 
     /// Answers with an error.
-    pub fn fail(self, error: StoreError) -> BlockDone {
+    pub fn fail(self, error: StoreError) -> BlockCompletion {
         self.end(Err(error), Payload::Empty)
     }
 
@@ -315,9 +315,9 @@ impl BlockInFlight {
         self.request.take().expect("an unanswered request is there")
     }
 
-    fn end(mut self, result: Result<(), StoreError>, payload: Payload) -> BlockDone {
+    fn end(mut self, result: Result<(), StoreError>, payload: Payload) -> BlockCompletion {
         let request = self.request.take().expect("an unanswered request is there");
-        BlockDone {
+        BlockCompletion {
             id: request.id,
             op: request.op,
             offset: request.offset,
@@ -351,7 +351,7 @@ pub fn take_lost() -> Vec<BlockId> {
 
 /// An answered request.
 #[derive(Debug)]
-pub struct BlockDone {
+pub struct BlockCompletion {
     /// The requester's name for it.
     pub id: BlockId,
     /// The operation.

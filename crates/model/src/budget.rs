@@ -1,21 +1,21 @@
 //! How much memory a peer may make this process hold, accounted in one place.
 //!
 //! A peer is a paired host, identified by its key, or all clients at one address. All its connections, links and
-//! sessions draw on one [`Account`]; all accounts draw on the process's. A connection takes memory in large pieces:
-//! when it begins, when a device is opened, or when it has outgrown what it took ([`Allowance`]). It gives the memory
+//! sessions draw on one [`MemoryAccount`]; all accounts draw on the process's. A connection takes memory in large pieces:
+//! when it begins, when a device is opened, or when it has outgrown what it took ([`ConnectionAllowance`]). It gives the memory
 //! back when the connection or the device is closed. Between these moments a connection compares numbers of its own,
 //! and touches no shared memory.
 //!
 //! | who | may hold | of which each part is in |
 //! |---|---|---|
-//! | a peer that uses no device | [`Budget::stranger_bytes`] | [`SESSION_PARTS`], [`CONNECTION_PARTS`] |
-//! | a peer that uses one or more | [`Budget::peer_bytes`] | the same, and [`credit_bytes`] of each device twice: on its way, and unacknowledged |
-//! | a connection of QUIC of a peer | [`Account::left_for_speed`] when it begins | what links have not read, and the peer has not acknowledged |
-//! | all peers | [`Budget::process_bytes`], the second half of which is for peers that use a device | |
+//! | a peer that uses no device | [`MemoryBudget::stranger_bytes`] | [`SESSION_PARTS`], [`CONNECTION_PARTS`] |
+//! | a peer that uses one or more | [`MemoryBudget::peer_bytes`] | the same, and [`credit_bytes`] of each device twice: on its way, and unacknowledged |
+//! | a connection of QUIC of a peer | [`MemoryAccount::left_for_speed`] when it begins | what links have not read, and the peer has not acknowledged |
+//! | all peers | [`MemoryBudget::process_bytes`], the second half of which is for peers that use a device | |
 //! | a peer whose identity is certain, for each device that it uses | [`ROOM_BYTES`] more, and so may all peers | the smallest connection, session and credit |
 //!
 //! So a paired host that uses a thousand devices needs no larger limit for what is on their way: how many devices it
-//! may use is a limit of its own ([`Budget::devices_max`]).
+//! may use is a limit of its own ([`MemoryBudget::devices_max`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::limits::{CREDIT_BYTES_MAX, CREDIT_BYTES_MIN};
 
 /// What peers may make a process hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct MemoryBudget {
     /// Limit of a peer that uses no device, bytes.
     pub stranger_bytes: usize,
     /// Limit of a peer that uses at least one device, bytes.
@@ -37,9 +37,9 @@ pub struct Budget {
     pub devices_max: usize,
 }
 
-impl Budget {
+impl MemoryBudget {
     /// The default: four peers may use their full limit; the rest is for peers that use little.
-    pub const DEFAULT: Budget = Budget {
+    pub const DEFAULT: MemoryBudget = MemoryBudget {
         stranger_bytes: 64 << 20,
         peer_bytes: 256 << 20,
         process_bytes: 1 << 30,
@@ -52,7 +52,7 @@ impl Budget {
     pub const fn with_peer_bytes(self, bytes: usize) -> Self {
         let process_bytes =
             if bytes.saturating_mul(4) > self.process_bytes { bytes.saturating_mul(4) } else { self.process_bytes };
-        Budget {
+        MemoryBudget {
             stranger_bytes: if bytes < self.stranger_bytes { bytes } else { self.stranger_bytes },
             peer_bytes: bytes,
             process_bytes,
@@ -63,21 +63,21 @@ impl Budget {
     /// Sets how many devices one peer whose identity is certain may use at a time.
     #[must_use]
     pub const fn with_devices(self, devices_max: usize) -> Self {
-        Budget { devices_max, ..self }
+        MemoryBudget { devices_max, ..self }
     }
 }
 
-impl Default for Budget {
+impl Default for MemoryBudget {
     fn default() -> Self {
         Self::DEFAULT
     }
 }
 
-/// [`Budget::devices_max`] of a process that is told nothing else: a host of a large test farm uses a thousand devices
+/// [`MemoryBudget::devices_max`] of a process that is told nothing else: a host of a large test farm uses a thousand devices
 /// of one exporter, and a few places are left for those that are attached anew while others end.
 pub const DEVICES_MAX_DEFAULT: usize = 1024;
 
-/// The most that [`Budget::devices_max`] may be set to: as many as there are TCP ports between two addresses.
+/// The most that [`MemoryBudget::devices_max`] may be set to: as many as there are TCP ports between two addresses.
 pub const DEVICES_MAX: usize = 1 << 16;
 
 /// Answers to open, reserve and inherit requests that the link has not taken yet; beyond, such requests wait.
@@ -144,7 +144,7 @@ pub const fn sum(parts: &[(&str, usize)]) -> usize {
 
 /// The credit of one more device, bytes: a fair part of the peer's limit if it used `devices` devices, or more while
 /// the peer uses little of its limit. `left` is what the peer may still take.
-pub fn credit_bytes(budget: &Budget, left: usize, devices: usize) -> usize {
+pub fn credit_bytes(budget: &MemoryBudget, left: usize, devices: usize) -> usize {
     let session_bytes = CONNECTION_BYTES + SESSION_BYTES + 2 * STEP_BYTES;
     let fair = (budget.peer_bytes / devices.max(1)).saturating_sub(session_bytes) / 2;
     fair.max(left / 256).clamp(CREDIT_BYTES_MIN, CREDIT_BYTES_MAX)
@@ -158,21 +158,21 @@ pub const fn attachment_bytes(credit_bytes: usize) -> usize {
 
 /// What a peer or the process holds, and may hold.
 #[derive(Debug)]
-pub struct Account {
+pub struct MemoryAccount {
     used: AtomicUsize,
     /// Devices in use by the peer, and those of them that brought room along; of the process: the sum of the latter.
     devices: AtomicUsize,
     rooms: AtomicUsize,
     /// Bytes of the credits of its devices beyond the smallest.
     extra: AtomicUsize,
-    kind: Kind,
-    budget: Budget,
-    process: Option<Arc<Account>>,
+    kind: AccountOwner,
+    budget: MemoryBudget,
+    process: Option<Arc<MemoryAccount>>,
 }
 
 /// Whose account it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum AccountOwner {
     Process,
     /// A peer, whose identity is certain or not.
     Peer {
@@ -182,30 +182,30 @@ enum Kind {
     Questions,
 }
 
-impl Account {
+impl MemoryAccount {
     /// Makes the account that the accounts of all peers draw on.
-    pub fn of_process(budget: Budget) -> Arc<Self> {
-        Self::new(Kind::Process, budget, None)
+    pub fn of_process(budget: MemoryBudget) -> Arc<Self> {
+        Self::new(AccountOwner::Process, budget, None)
     }
 
     /// Makes the account of one peer, which draws on the process's account.
-    pub fn of_peer(process: &Arc<Account>) -> Arc<Self> {
-        Self::new(Kind::Peer { is_known: false }, process.budget, Some(Arc::clone(process)))
+    pub fn of_peer(process: &Arc<MemoryAccount>) -> Arc<Self> {
+        Self::new(AccountOwner::Peer { is_known: false }, process.budget, Some(Arc::clone(process)))
     }
 
-    /// As [`Account::of_peer`], of a peer whose identity is certain: each of its devices adds [`ROOM_BYTES`] to its
+    /// As [`MemoryAccount::of_peer`], of a peer whose identity is certain: each of its devices adds [`ROOM_BYTES`] to its
     /// limit and to the process's.
-    pub fn of_known_peer(process: &Arc<Account>) -> Arc<Self> {
-        Self::new(Kind::Peer { is_known: true }, process.budget, Some(Arc::clone(process)))
+    pub fn of_known_peer(process: &Arc<MemoryAccount>) -> Arc<Self> {
+        Self::new(AccountOwner::Peer { is_known: true }, process.budget, Some(Arc::clone(process)))
     }
 
     /// Makes the account of the questions of a peer whose identity is certain. It is apart from that of its devices, so
     /// that they cannot leave it nothing.
-    pub fn of_questions(process: &Arc<Account>) -> Arc<Self> {
-        Self::new(Kind::Questions, process.budget, Some(Arc::clone(process)))
+    pub fn of_questions(process: &Arc<MemoryAccount>) -> Arc<Self> {
+        Self::new(AccountOwner::Questions, process.budget, Some(Arc::clone(process)))
     }
 
-    fn new(kind: Kind, budget: Budget, process: Option<Arc<Account>>) -> Arc<Self> {
+    fn new(kind: AccountOwner, budget: MemoryBudget, process: Option<Arc<MemoryAccount>>) -> Arc<Self> {
         let [used, devices, rooms, extra] = [const { AtomicUsize::new(0) }; 4];
         Arc::new(Self { used, devices, rooms, extra, kind, budget, process })
     }
@@ -223,9 +223,9 @@ impl Account {
     /// The same, if the peer used this many devices.
     fn max_of(&self, devices: usize) -> usize {
         let limit = match (self.kind, devices) {
-            (Kind::Process, _) => self.budget.process_bytes,
-            (Kind::Questions, _) | (Kind::Peer { .. }, 0) => self.budget.stranger_bytes,
-            (Kind::Peer { .. }, _) => self.budget.peer_bytes,
+            (AccountOwner::Process, _) => self.budget.process_bytes,
+            (AccountOwner::Questions, _) | (AccountOwner::Peer { .. }, 0) => self.budget.stranger_bytes,
+            (AccountOwner::Peer { .. }, _) => self.budget.peer_bytes,
         };
         limit.saturating_add(self.rooms.load(Ordering::Relaxed).saturating_mul(ROOM_BYTES))
     }
@@ -233,7 +233,7 @@ impl Account {
     /// Counts a device of this peer, and the room that it brings along.
     fn add_device(&self) {
         self.devices.fetch_add(1, Ordering::Relaxed);
-        if self.kind == (Kind::Peer { is_known: true }) {
+        if self.kind == (AccountOwner::Peer { is_known: true }) {
             [Some(self), self.process.as_deref()].into_iter().flatten().for_each(|account| {
                 account.rooms.fetch_add(1, Ordering::Relaxed);
             });
@@ -242,7 +242,7 @@ impl Account {
 
     fn remove_device(&self) {
         self.devices.fetch_sub(1, Ordering::Relaxed);
-        if self.kind == (Kind::Peer { is_known: true }) {
+        if self.kind == (AccountOwner::Peer { is_known: true }) {
             [Some(self), self.process.as_deref()].into_iter().flatten().for_each(|account| {
                 account.rooms.fetch_sub(1, Ordering::Relaxed);
             });
@@ -259,7 +259,7 @@ impl Account {
     /// leave enough for what further ones need.
     pub fn left_for_speed(&self) -> usize {
         let own = self.max().saturating_sub(self.used());
-        let left_in = |process: &Arc<Account>| {
+        let left_in = |process: &Arc<MemoryAccount>| {
             (self.max_in(process, self.devices.load(Ordering::Relaxed)) / 2).saturating_sub(process.used())
         };
         (own / SPEED_PARTS).min(self.process.as_ref().map_or(usize::MAX, left_in) / SPEED_PARTS_OF_ALL)
@@ -282,25 +282,25 @@ impl Account {
     }
 
     /// The budget that sets the limits.
-    pub fn budget(&self) -> &Budget {
+    pub fn budget(&self) -> &MemoryBudget {
         &self.budget
     }
 
     /// Takes `bytes` until the returned value is dropped.
     ///
     /// # Errors
-    /// [`Exhausted`].
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Taken, Exhausted> {
+    /// [`BudgetExhaustion`].
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<MemoryCharge, BudgetExhaustion> {
         self.charge(bytes)?;
-        Ok(Taken { account: Arc::clone(self), bytes, extra: 0, is_device: false })
+        Ok(MemoryCharge { account: Arc::clone(self), bytes, extra: 0, is_device: false })
     }
 
     /// Takes memory for a device: the peer counts as a user of devices until the returned value is dropped. Also
     /// returns the device's credit, where the peer could use `devices` in all.
     ///
     /// # Errors
-    /// [`Exhausted`].
-    pub fn take_for_device(self: &Arc<Self>, devices: usize) -> Result<(Taken, usize), Exhausted> {
+    /// [`BudgetExhaustion`].
+    pub fn take_for_device(self: &Arc<Self>, devices: usize) -> Result<(MemoryCharge, usize), BudgetExhaustion> {
         self.add_device();
         let left = self.left_for_credit();
         let mut credit = credit_bytes(&self.budget, left, devices);
@@ -311,7 +311,7 @@ impl Account {
             match charged {
                 Ok(()) => {
                     self.extra.fetch_add(extra, Ordering::Relaxed);
-                    return Ok((Taken { account: Arc::clone(self), bytes, extra, is_device: true }, credit));
+                    return Ok((MemoryCharge { account: Arc::clone(self), bytes, extra, is_device: true }, credit));
                 }
                 Err(Some(exhausted)) if credit == CREDIT_BYTES_MIN => {
                     self.remove_device();
@@ -325,7 +325,7 @@ impl Account {
     /// Bytes of which one more device's credit may be a part. The room that devices bring along is none of it.
     fn left_for_credit(&self) -> usize {
         let left = self.left();
-        if self.kind != (Kind::Peer { is_known: true }) {
+        if self.kind != (AccountOwner::Peer { is_known: true }) {
             return left;
         }
         let most = self.budget.peer_bytes / 4 * CREDIT_QUARTERS;
@@ -335,36 +335,36 @@ impl Account {
     /// Takes a fixed number of bytes for a device, instead of a part of what is left.
     ///
     /// # Errors
-    /// [`Exhausted`].
-    pub fn take_fixed_for_device(self: &Arc<Self>, bytes: usize) -> Result<Taken, Exhausted> {
+    /// [`BudgetExhaustion`].
+    pub fn take_fixed_for_device(self: &Arc<Self>, bytes: usize) -> Result<MemoryCharge, BudgetExhaustion> {
         self.add_device();
         let charged = self.charge(bytes);
         if charged.is_err() {
             self.remove_device();
         }
-        charged.map(|()| Taken { account: Arc::clone(self), bytes, extra: 0, is_device: true })
+        charged.map(|()| MemoryCharge { account: Arc::clone(self), bytes, extra: 0, is_device: true })
     }
 
-    fn charge(&self, bytes: usize) -> Result<(), Exhausted> {
+    fn charge(&self, bytes: usize) -> Result<(), BudgetExhaustion> {
         self.charge_as(bytes, self.devices.load(Ordering::Relaxed))
     }
 
     /// Charges as if the peer used this many devices.
-    fn charge_as(&self, bytes: usize, devices: usize) -> Result<(), Exhausted> {
+    fn charge_as(&self, bytes: usize, devices: usize) -> Result<(), BudgetExhaustion> {
         let max = self.max_of(devices);
-        self.charge_up_to(bytes, max).map_err(|()| Exhausted::Peer(max))?;
+        self.charge_up_to(bytes, max).map_err(|()| BudgetExhaustion::Peer(max))?;
         let Some(process) = &self.process else { return Ok(()) };
         let max = self.max_in(process, devices);
         process.charge_up_to(bytes, max).map_err(|()| {
             self.give_back(bytes);
-            Exhausted::Process(max)
+            BudgetExhaustion::Process(max)
         })
     }
 
     /// What all peers may hold when this one takes something and uses so many devices: peers without a device leave
     /// half of the process's budget to those with one.
-    fn max_in(&self, process: &Account, devices: usize) -> usize {
-        let is_stranger = devices == 0 && self.kind != Kind::Questions;
+    fn max_in(&self, process: &MemoryAccount, devices: usize) -> usize {
+        let is_stranger = devices == 0 && self.kind != AccountOwner::Questions;
         let kept = if is_stranger { process.budget.process_bytes / 2 } else { 0 };
         process.max().saturating_sub(kept)
     }
@@ -386,31 +386,31 @@ impl Account {
 
 /// Why no more memory may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exhausted {
+pub enum BudgetExhaustion {
     /// The peer holds its maximum, this many bytes.
     Peer(usize),
     /// All peers together hold their maximum, this many bytes.
     Process(usize),
 }
 
-impl fmt::Display for Exhausted {
+impl fmt::Display for BudgetExhaustion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Exhausted::Peer(max) => {
+            BudgetExhaustion::Peer(max) => {
                 write!(f, "this peer already holds the {} MiB of memory that it may hold here", max >> 20)
             }
-            Exhausted::Process(max) => {
+            BudgetExhaustion::Process(max) => {
                 write!(f, "all peers together already hold the {} MiB of memory that they may hold here", max >> 20)
             }
         }
     }
 }
 
-impl std::error::Error for Exhausted {}
+impl std::error::Error for BudgetExhaustion {}
 
-/// What is left where [`Allowance::cover_for_device`] found too little.
+/// What is left where [`ConnectionAllowance::cover_for_device`] found too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shortage {
+pub struct BudgetShortage {
     /// What may still be taken, bytes.
     pub left_bytes: usize,
     /// The limit of the peer, or of all peers together, bytes.
@@ -419,22 +419,22 @@ pub struct Shortage {
 
 /// Memory taken from an account; dropping this gives it back.
 #[derive(Debug)]
-pub struct Taken {
-    account: Arc<Account>,
+pub struct MemoryCharge {
+    account: Arc<MemoryAccount>,
     bytes: usize,
     /// Bytes of a device's credit beyond the smallest.
     extra: usize,
     is_device: bool,
 }
 
-impl Taken {
+impl MemoryCharge {
     /// How many bytes are taken.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-impl Drop for Taken {
+impl Drop for MemoryCharge {
     fn drop(&mut self) {
         self.account.return_all(self.bytes);
         self.account.extra.fetch_sub(self.extra, Ordering::Relaxed);
@@ -446,15 +446,15 @@ impl Drop for Taken {
 
 /// What one connection may hold: it compares its use with what it took, and takes more in steps.
 #[derive(Debug, Default)]
-pub struct Allowance {
+pub struct ConnectionAllowance {
     /// `None`: not accounted; the connection's own limits bound it.
-    account: Option<Arc<Account>>,
+    account: Option<Arc<MemoryAccount>>,
     taken: usize,
 }
 
-impl Allowance {
+impl ConnectionAllowance {
     /// Draws on `account`, and takes nothing yet.
-    pub fn of(account: Arc<Account>) -> Self {
+    pub fn of(account: Arc<MemoryAccount>) -> Self {
         Self { account: Some(account), taken: 0 }
     }
 
@@ -473,18 +473,18 @@ impl Allowance {
         is_taken
     }
 
-    /// As [`Allowance::covers`], for a device that the peer opens next: it counts as a user of devices. Leaves
+    /// As [`ConnectionAllowance::covers`], for a device that the peer opens next: it counts as a user of devices. Leaves
     /// [`LEFT_BYTES`] for its next sessions.
     ///
     /// # Errors
-    /// [`Shortage`].
-    pub fn cover_for_device(&mut self, bytes: usize) -> Result<(), Shortage> {
+    /// [`BudgetShortage`].
+    pub fn cover_for_device(&mut self, bytes: usize) -> Result<(), BudgetShortage> {
         let Some(account) = self.account.as_ref().filter(|_| bytes > self.taken) else { return Ok(()) };
         let more = (bytes - self.taken).next_multiple_of(STEP_BYTES);
         let (left_bytes, limit_bytes) = account.left_for_device();
         let is_taken = more <= left_bytes && account.charge_as(more, account.users()).is_ok();
         if !is_taken {
-            return Err(Shortage { left_bytes, limit_bytes });
+            return Err(BudgetShortage { left_bytes, limit_bytes });
         }
         self.taken += more;
         Ok(())
@@ -513,7 +513,7 @@ impl Allowance {
     }
 }
 
-impl Drop for Allowance {
+impl Drop for ConnectionAllowance {
     fn drop(&mut self) {
         if let Some(account) = &self.account {
             account.return_all(self.taken);
@@ -529,7 +529,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_session_and_of_a_connection_are_below_what_a_stranger_may_hold() {
-        let budget = Budget::DEFAULT;
+        let budget = MemoryBudget::DEFAULT;
         let (session, connection) = (sum(&SESSION_PARTS), sum(&CONNECTION_PARTS));
         assert!(session < 7 * MIB && connection < MIB, "{session} {connection}");
         assert!(8 * session < budget.stranger_bytes, "a peer that asks has some sessions at a time");
@@ -539,9 +539,9 @@ mod tests {
 
     #[test]
     fn the_devices_of_a_peer_together_are_below_what_it_may_hold() {
-        let process = Account::of_process(Budget::DEFAULT);
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
         for devices in [1, 2, 4, 8, 30, 200, 1000] {
-            let peer = Account::of_peer(&process);
+            let peer = MemoryAccount::of_peer(&process);
             let mut all = Vec::new();
             let mut credits = Vec::new();
             while all.len() < devices {
@@ -565,12 +565,12 @@ mod tests {
 
     #[test]
     fn a_thousand_devices_of_a_known_peer_fit_beside_what_its_busy_ones_hold() {
-        let process = Account::of_process(Budget::DEFAULT);
-        let peer = Account::of_known_peer(&process);
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+        let peer = MemoryAccount::of_known_peer(&process);
         let mut all = Vec::new();
         for number in 0..1000 {
             let base = peer.take(CONNECTION_BYTES).and_then(|connection| {
-                let mut session = Allowance::of(Arc::clone(&peer));
+                let mut session = ConnectionAllowance::of(Arc::clone(&peer));
                 assert!(session.covers(SESSION_BYTES), "session {number}: {} of {}", peer.used(), peer.max());
                 Ok((connection, session, peer.take_for_device(1000)?))
             });
@@ -580,10 +580,10 @@ mod tests {
         assert!(credits.clone().min() >= Some(CREDIT_BYTES_MIN));
         let beyond: usize =
             all.iter().map(|(_, _, (taken, _))| taken.bytes() - attachment_bytes(CREDIT_BYTES_MIN)).sum();
-        assert!(beyond <= Budget::DEFAULT.peer_bytes / 4 * 3, "{beyond} bytes of credit beyond the smallest");
-        assert!(peer.left() >= Budget::DEFAULT.peer_bytes / 4, "sessions that begin have room: {}", peer.left());
-        assert!(peer.used() <= Budget::DEFAULT.peer_bytes + 1000 * ROOM_BYTES);
-        let stranger = Account::of_peer(&process);
+        assert!(beyond <= MemoryBudget::DEFAULT.peer_bytes / 4 * 3, "{beyond} bytes of credit beyond the smallest");
+        assert!(peer.left() >= MemoryBudget::DEFAULT.peer_bytes / 4, "sessions that begin have room: {}", peer.left());
+        assert!(peer.used() <= MemoryBudget::DEFAULT.peer_bytes + 1000 * ROOM_BYTES);
+        let stranger = MemoryAccount::of_peer(&process);
         assert!(stranger.take(64 * MIB).is_ok(), "others may hold what they could before");
         drop(all);
         assert_eq!((peer.used(), process.used(), peer.max(), process.max()), (0, 0, 64 * MIB, 1024 * MIB));
@@ -591,18 +591,18 @@ mod tests {
 
     #[test]
     fn questions_of_a_peer_are_answered_when_its_devices_hold_all() {
-        let process = Account::of_process(Budget { process_bytes: 300 * MIB, ..Budget::DEFAULT });
-        let peer = Account::of_known_peer(&process);
+        let process = MemoryAccount::of_process(MemoryBudget { process_bytes: 300 * MIB, ..MemoryBudget::DEFAULT });
+        let peer = MemoryAccount::of_known_peer(&process);
         let _device = peer.take_for_device(1000).unwrap();
         let _all = peer.take(peer.left()).unwrap();
         assert!(peer.take(1).is_err());
-        assert!(Account::of_questions(&process).take(MIB).is_ok());
+        assert!(MemoryAccount::of_questions(&process).take(MIB).is_ok());
     }
 
     #[test]
     fn the_document_says_the_same() {
         let document = include_str!("../../../docs/security.md");
-        let budget = Budget::DEFAULT;
+        let budget = MemoryBudget::DEFAULT;
         let mut rows: Vec<String> =
             SESSION_PARTS.iter().map(|(part, bytes)| format!("| {part} | {} |", bytes >> 10)).collect();
         rows.push(format!("| a peer that uses no device, whatever it does | {} MiB |", budget.stranger_bytes >> 20));
@@ -622,13 +622,17 @@ mod tests {
 
     #[test]
     fn a_peer_without_a_device_is_stopped_sooner_and_leaves_half_to_others() {
-        let process =
-            Account::of_process(Budget { stranger_bytes: 8, peer_bytes: 16, process_bytes: 24, ..Budget::DEFAULT });
-        let (a, b) = (Account::of_peer(&process), Account::of_peer(&process));
+        let process = MemoryAccount::of_process(MemoryBudget {
+            stranger_bytes: 8,
+            peer_bytes: 16,
+            process_bytes: 24,
+            ..MemoryBudget::DEFAULT
+        });
+        let (a, b) = (MemoryAccount::of_peer(&process), MemoryAccount::of_peer(&process));
         let of_a = a.take(8).unwrap();
-        assert_eq!(a.take(1).unwrap_err(), Exhausted::Peer(8));
+        assert_eq!(a.take(1).unwrap_err(), BudgetExhaustion::Peer(8));
         let of_b = b.take(4).unwrap();
-        assert_eq!(b.take(1).unwrap_err(), Exhausted::Process(12));
+        assert_eq!(b.take(1).unwrap_err(), BudgetExhaustion::Process(12));
         assert_eq!((b.used(), process.used()), (4, 12), "what was not had was given back");
         drop((of_a, of_b));
         assert_eq!((a.used(), process.used()), (0, 0));
@@ -636,8 +640,8 @@ mod tests {
 
     #[test]
     fn peer_without_its_last_device_has_the_smaller_limit_again() {
-        let process = Account::of_process(Budget::DEFAULT);
-        let peer = Account::of_peer(&process);
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+        let peer = MemoryAccount::of_peer(&process);
         assert_eq!(peer.max(), 64 * MIB);
         let (device, credit) = peer.take_for_device(1).unwrap();
         assert_eq!((credit, device.bytes(), peer.max()), (32 * MIB, 48 * MIB, 256 * MIB));
@@ -647,10 +651,10 @@ mod tests {
 
     #[test]
     fn what_is_taken_for_speed_leaves_enough_for_what_others_need() {
-        let process = Account::of_process(Budget::DEFAULT);
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
         let mut taken = Vec::new();
         for host in 0..200 {
-            let peer = Account::of_known_peer(&process);
+            let peer = MemoryAccount::of_known_peer(&process);
             for connection in 0..8 {
                 let needed = peer.take(CONNECTION_BYTES + SESSION_BYTES);
                 assert!(needed.is_ok() || host >= 64, "connection {connection} of host {host} begins");
@@ -658,15 +662,16 @@ mod tests {
                 taken.extend(peer.take(peer.left_for_speed()));
             }
         }
-        let peer = Account::of_known_peer(&process);
+        let peer = MemoryAccount::of_known_peer(&process);
         assert!(peer.take_for_device(1).is_ok(), "peers with a device have the other half");
     }
 
     #[test]
     fn an_allowance_takes_in_steps_and_gives_back() {
-        let process = Account::of_process(Budget { stranger_bytes: 4 * STEP_BYTES, ..Budget::DEFAULT });
-        let peer = Account::of_peer(&process);
-        let mut allowance = Allowance::of(Arc::clone(&peer));
+        let process =
+            MemoryAccount::of_process(MemoryBudget { stranger_bytes: 4 * STEP_BYTES, ..MemoryBudget::DEFAULT });
+        let peer = MemoryAccount::of_peer(&process);
+        let mut allowance = ConnectionAllowance::of(Arc::clone(&peer));
         assert!(allowance.covers(1) && peer.used() == STEP_BYTES);
         assert!(allowance.covers(3 * STEP_BYTES) && peer.used() == 3 * STEP_BYTES);
         assert!(!allowance.covers(5 * STEP_BYTES) && peer.used() == 3 * STEP_BYTES);
@@ -675,6 +680,6 @@ mod tests {
         assert_eq!(peer.used(), 4 * STEP_BYTES, "a little more than is held is kept");
         drop(allowance);
         assert_eq!(peer.used(), 0);
-        assert!(Allowance::default().covers(usize::MAX), "without an account nothing is counted");
+        assert!(ConnectionAllowance::default().covers(usize::MAX), "without an account nothing is counted");
     }
 }

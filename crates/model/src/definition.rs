@@ -2,13 +2,13 @@
 
 use core::time::Duration;
 
-use crate::descriptor::{Configuration, Descriptors, DeviceDescriptor, kind};
-use crate::usb::{Direction, EpAddr, Speed, TransferType};
+use crate::descriptor::{DescriptorSet, DeviceDescriptor, UsbConfiguration, kind};
+use crate::usb::{EpAddr, TransferDirection, TransferType, UsbSpeed};
 
 /// A declared device with one configuration (of value 1).
 #[derive(Clone, Debug)]
-pub struct Definition {
-    speed: Speed,
+pub struct DeviceDefinition {
+    speed: UsbSpeed,
     vendor: u16,
     product: u16,
     release_bcd: u16,
@@ -38,7 +38,7 @@ struct EndpointDefinition {
     kind: TransferType,
     packet_bytes_max: u16,
     interval: Duration,
-    synchronization: Synchronization,
+    synchronization: SynchronizationType,
     /// The class's bytes after the seven standard ones of the endpoint descriptor.
     tail: Vec<u8>,
     class_descriptors: Vec<u8>,
@@ -48,7 +48,7 @@ struct EndpointDefinition {
 /// 9-13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Synchronization {
+pub enum SynchronizationType {
     /// The endpoint's own clock.
     #[default]
     Asynchronous = 1,
@@ -58,11 +58,11 @@ pub enum Synchronization {
     Synchronous = 3,
 }
 
-impl Definition {
+impl DeviceDefinition {
     /// A high-speed device with these ids and no interface yet.
     pub fn new(vendor: u16, product: u16) -> Self {
         Self {
-            speed: Speed::High,
+            speed: UsbSpeed::High,
             vendor,
             product,
             release_bcd: 0x0100,
@@ -75,7 +75,7 @@ impl Definition {
 
     /// Runs at `speed`.
     #[must_use]
-    pub fn speed(mut self, speed: Speed) -> Self {
+    pub fn speed(mut self, speed: UsbSpeed) -> Self {
         self.speed = speed;
         self
     }
@@ -87,7 +87,7 @@ impl Definition {
         self
     }
 
-    /// Adds a string for class descriptors to name: the first has the index after those of [`Definition::names`].
+    /// Adds a string for class descriptors to name: the first has the index after those of [`DeviceDefinition::names`].
     #[must_use]
     pub fn text(mut self, text: &str) -> Self {
         self.texts.push(text.to_owned());
@@ -109,7 +109,7 @@ impl Definition {
     }
 
     /// The speed it was declared with.
-    pub fn declared_speed(&self) -> Speed {
+    pub fn declared_speed(&self) -> UsbSpeed {
         self.speed
     }
 
@@ -118,7 +118,7 @@ impl Definition {
     /// # Panics
     /// If they do not fit a configuration descriptor's 16-bit length, or the first interface is declared as an
     /// alternate: an author's mistake.
-    pub fn build(&self) -> Descriptors {
+    pub fn build(&self) -> DescriptorSet {
         let mut strings = std::collections::BTreeMap::new();
         let mut index_of = |text: &str| {
             if text.is_empty() {
@@ -133,15 +133,15 @@ impl Definition {
             index_of(text);
         }
         let interface_strings: Vec<u8> = self.interfaces.iter().map(|interface| index_of(&interface.name)).collect();
-        let is_super = self.speed >= Speed::Super;
+        let is_super = self.speed >= UsbSpeed::Super;
         let device = DeviceDescriptor {
             usb_bcd: if is_super { 0x0300 } else { 0x0200 },
             class: self.class,
             max_packet_0: match self.speed {
-                Speed::Low => 8,
-                Speed::Full | Speed::High => 64,
+                UsbSpeed::Low => 8,
+                UsbSpeed::Full | UsbSpeed::High => 64,
                 // An exponent (USB 3.2 table 9-11): 512 bytes.
-                Speed::Super | Speed::SuperPlus => 9,
+                UsbSpeed::Super | UsbSpeed::SuperPlus => 9,
             },
             vendor: self.vendor,
             product: self.product,
@@ -152,24 +152,24 @@ impl Definition {
             configurations: 1,
         };
         let bytes = self.configuration_bytes(self.speed, &interface_strings);
-        let configuration = Configuration::parse(&bytes).expect("what we declare parses");
+        let configuration = UsbConfiguration::parse(&bytes).expect("what we declare parses");
         let bos = if is_super { bos_bytes() } else { Vec::new() };
         let other_speed = match self.speed {
-            Speed::High => self.other_speed_bytes(&interface_strings),
+            UsbSpeed::High => self.other_speed_bytes(&interface_strings),
             _ => Vec::new(),
         };
-        Descriptors { device, configurations: vec![configuration], strings, bos, other_speed }
+        DescriptorSet { device, configurations: vec![configuration], strings, bos, other_speed }
     }
 
     /// The device's full-speed configuration; hosts ask for it though the device never runs at full speed.
     fn other_speed_bytes(&self, interface_strings: &[u8]) -> Vec<u8> {
-        let mut bytes = self.configuration_bytes(Speed::Full, interface_strings);
+        let mut bytes = self.configuration_bytes(UsbSpeed::Full, interface_strings);
         bytes[1] = kind::OTHER_SPEED;
         bytes
     }
 
     /// `interface_strings`: the index of each interface's string, 0 if it has none.
-    fn configuration_bytes(&self, speed: Speed, interface_strings: &[u8]) -> Vec<u8> {
+    fn configuration_bytes(&self, speed: UsbSpeed, interface_strings: &[u8]) -> Vec<u8> {
         let count = self.interfaces.iter().filter(|interface| !interface.alternate).count() as u8;
         // Self-powered (bit 6; bit 7 is always one), 2 mA.
         let mut bytes = vec![9, kind::CONFIGURATION, 0, 0, count, 1, 0, 0xc0, 1];
@@ -232,28 +232,47 @@ impl InterfaceDefinition {
     /// Bulk endpoints IN and OUT of the same number.
     #[must_use]
     pub fn bulk_pair(self, number: u8) -> Self {
-        self.bulk(number, Direction::In).bulk(number, Direction::Out)
+        self.bulk(number, TransferDirection::In).bulk(number, TransferDirection::Out)
     }
 
     /// One bulk endpoint.
     #[must_use]
-    pub fn bulk(self, number: u8, direction: Direction) -> Self {
+    pub fn bulk(self, number: u8, direction: TransferDirection) -> Self {
         self.endpoint(number, direction, TransferType::Bulk, 0, Duration::ZERO)
     }
 
     /// An interrupt endpoint with packets of at most `packet_bytes_max`, polled every `interval`.
     #[must_use]
-    pub fn interrupt(self, number: u8, direction: Direction, packet_bytes_max: u16, interval: Duration) -> Self {
+    pub fn interrupt(
+        self,
+        number: u8,
+        direction: TransferDirection,
+        packet_bytes_max: u16,
+        interval: Duration,
+    ) -> Self {
         self.endpoint(number, direction, TransferType::Interrupt, packet_bytes_max, interval)
     }
 
     /// An isochronous endpoint with one packet of at most `packet_bytes_max` every `interval`.
     #[must_use]
-    pub fn isochronous(self, number: u8, direction: Direction, packet_bytes_max: u16, interval: Duration) -> Self {
+    pub fn isochronous(
+        self,
+        number: u8,
+        direction: TransferDirection,
+        packet_bytes_max: u16,
+        interval: Duration,
+    ) -> Self {
         self.endpoint(number, direction, TransferType::Isochronous, packet_bytes_max, interval)
     }
 
-    fn endpoint(mut self, number: u8, direction: Direction, kind: TransferType, max: u16, interval: Duration) -> Self {
+    fn endpoint(
+        mut self,
+        number: u8,
+        direction: TransferDirection,
+        kind: TransferType,
+        max: u16,
+        interval: Duration,
+    ) -> Self {
         assert!((1..=15).contains(&number), "endpoint numbers are 1 to 15");
         let address = EpAddr::new(number, direction).expect("checked just now");
         self.endpoints.push(EndpointDefinition {
@@ -261,7 +280,7 @@ impl InterfaceDefinition {
             kind,
             packet_bytes_max: max,
             interval,
-            synchronization: Synchronization::default(),
+            synchronization: SynchronizationType::default(),
             tail: Vec::new(),
             class_descriptors: Vec::new(),
         });
@@ -274,7 +293,7 @@ impl InterfaceDefinition {
     /// # Panics
     /// If there is no endpoint yet: an author's mistake.
     #[must_use]
-    pub fn of_endpoint(mut self, synchronization: Synchronization, tail: &[u8], class_descriptors: &[u8]) -> Self {
+    pub fn of_endpoint(mut self, synchronization: SynchronizationType, tail: &[u8], class_descriptors: &[u8]) -> Self {
         let endpoint = self.endpoints.last_mut().expect("an endpoint is declared first");
         endpoint.synchronization = synchronization;
         endpoint.tail.extend_from_slice(tail);
@@ -282,7 +301,7 @@ impl InterfaceDefinition {
         self
     }
 
-    fn write(&self, speed: Speed, number: u8, alternate: u8, string: u8, bytes: &mut Vec<u8>) {
+    fn write(&self, speed: UsbSpeed, number: u8, alternate: u8, string: u8, bytes: &mut Vec<u8>) {
         let [class, subclass, protocol] = self.class;
         let endpoints = self.endpoints.len() as u8;
         if self.associated > 0 {
@@ -297,13 +316,13 @@ impl InterfaceDefinition {
 }
 
 impl EndpointDefinition {
-    fn write(&self, speed: Speed, bytes: &mut Vec<u8>) {
+    fn write(&self, speed: UsbSpeed, bytes: &mut Vec<u8>) {
         let max = match (self.kind, speed) {
             (TransferType::Bulk, _) => speed.bulk_packet_bytes_max(),
             // USB 2.0 §5.6.3, §5.7.3.
-            (TransferType::Isochronous, Speed::Full) => self.packet_bytes_max.min(1023),
-            (TransferType::Interrupt, Speed::Full) => self.packet_bytes_max.min(64),
-            (TransferType::Interrupt, Speed::Low) => self.packet_bytes_max.min(8),
+            (TransferType::Isochronous, UsbSpeed::Full) => self.packet_bytes_max.min(1023),
+            (TransferType::Interrupt, UsbSpeed::Full) => self.packet_bytes_max.min(64),
+            (TransferType::Interrupt, UsbSpeed::Low) => self.packet_bytes_max.min(8),
             _ => self.packet_bytes_max,
         };
         let attributes = match self.kind {
@@ -316,7 +335,7 @@ impl EndpointDefinition {
         let address = self.address.as_byte();
         bytes.extend([length, kind::ENDPOINT, address, attributes, low, high, self.interval_field(speed)]);
         bytes.extend(&self.tail);
-        if speed >= Speed::Super {
+        if speed >= UsbSpeed::Super {
             let interval_bytes = if self.interval.is_zero() { 0 } else { max };
             let [low, high] = interval_bytes.to_le_bytes();
             bytes.extend([6, kind::SS_ENDPOINT_COMPANION, 0, 0, low, high]);
@@ -326,7 +345,7 @@ impl EndpointDefinition {
 
     /// `bInterval`, rounded down to a value that the speed can express: the endpoint is polled at least as often as
     /// declared.
-    fn interval_field(&self, speed: Speed) -> u8 {
+    fn interval_field(&self, speed: UsbSpeed) -> u8 {
         if self.interval.is_zero() {
             return 0;
         }
@@ -350,16 +369,16 @@ fn bos_bytes() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn sample(speed: Speed) -> Descriptors {
-        Definition::new(0x0525, 0xa4a0)
+    fn sample(speed: UsbSpeed) -> DescriptorSet {
+        DeviceDefinition::new(0x0525, 0xa4a0)
             .speed(speed)
             .names("farbus", "sample", "")
             .interface(
                 InterfaceDefinition::vendor()
                     .class_descriptors(&[3, 0x24, 7])
                     .bulk_pair(1)
-                    .interrupt(2, Direction::In, 8, Duration::from_millis(10))
-                    .isochronous(3, Direction::Out, 192, Duration::from_millis(1)),
+                    .interrupt(2, TransferDirection::In, 8, Duration::from_millis(10))
+                    .isochronous(3, TransferDirection::Out, 192, Duration::from_millis(1)),
             )
             .interface(InterfaceDefinition::vendor().alternate_of_previous())
             .interface(InterfaceDefinition::new(3, 1, 1))
@@ -368,7 +387,7 @@ mod tests {
 
     #[test]
     fn host_reads_the_descriptors_that_were_declared() {
-        let all = sample(Speed::High);
+        let all = sample(UsbSpeed::High);
         assert_eq!(DeviceDescriptor::parse(&all.device.to_bytes()).unwrap(), all.device);
         assert_eq!(all.title(), "farbus sample");
         assert_eq!(all.device.serial_string, 0);
@@ -378,13 +397,13 @@ mod tests {
         assert_eq!(shape, [(0, 0), (0, 1), (1, 0)]);
         let endpoints = &configuration.settings[0].endpoints;
         assert_eq!(endpoints[0].packet_bytes_max, 512);
-        assert_eq!(endpoints[2].service_interval(Speed::High), Duration::from_millis(8));
-        assert_eq!(endpoints[3].service_interval(Speed::High), Duration::from_millis(1));
+        assert_eq!(endpoints[2].service_interval(UsbSpeed::High), Duration::from_millis(8));
+        assert_eq!(endpoints[3].service_interval(UsbSpeed::High), Duration::from_millis(1));
     }
 
     #[test]
     fn a_function_of_two_interfaces_says_so_and_may_name_a_text() {
-        let all = Definition::new(1, 2)
+        let all = DeviceDefinition::new(1, 2)
             .names("farbus", "sample", "")
             .text("02A0")
             .interface(InterfaceDefinition::new(2, 13, 0).associated(2))
@@ -397,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_named_interface_has_a_string_after_all_others() {
-        let all = Definition::new(1, 2)
+        let all = DeviceDefinition::new(1, 2)
             .names("farbus", "sample", "")
             .text("02A0")
             .interface(InterfaceDefinition::vendor())
@@ -410,31 +429,31 @@ mod tests {
 
     #[test]
     fn every_speed_has_its_own_numbers() {
-        assert_eq!(sample(Speed::Full).configurations[0].settings[0].endpoints[0].packet_bytes_max, 64);
-        let all = sample(Speed::Super);
+        assert_eq!(sample(UsbSpeed::Full).configurations[0].settings[0].endpoints[0].packet_bytes_max, 64);
+        let all = sample(UsbSpeed::Super);
         assert_eq!(all.configurations[0].settings[0].endpoints[0].packet_bytes_max, 1024);
         assert_eq!((all.device.max_packet_0, all.bos.len()), (9, usize::from(all.bos[2])));
         assert_eq!(
-            sample(Speed::Full).configurations[0].settings[0].endpoints[2].service_interval(Speed::Full),
+            sample(UsbSpeed::Full).configurations[0].settings[0].endpoints[2].service_interval(UsbSpeed::Full),
             Duration::from_millis(10)
         );
     }
 
     #[test]
     fn a_high_speed_device_tells_of_its_other_speed() {
-        let all = sample(Speed::High);
+        let all = sample(UsbSpeed::High);
         assert_eq!(all.qualifier().unwrap()[..4], [10, 6, 0x00, 0x02]);
         let mut other = all.other_speed.clone();
         assert_eq!(std::mem::replace(&mut other[1], kind::CONFIGURATION), kind::OTHER_SPEED);
-        let other = Configuration::parse(&other).unwrap();
+        let other = UsbConfiguration::parse(&other).unwrap();
         assert_eq!(other.settings[0].endpoints[0].packet_bytes_max, 64);
-        assert_eq!(sample(Speed::Full).qualifier(), None);
+        assert_eq!(sample(UsbSpeed::Full).qualifier(), None);
     }
 
     #[test]
     fn selecting_changes_which_endpoints_are_active() {
-        let all = sample(Speed::High);
-        let mut selection = crate::descriptor::Selection::default();
+        let all = sample(UsbSpeed::High);
+        let mut selection = crate::descriptor::ConfigurationSelection::default();
         let bulk = EpAddr::from_byte(0x81);
         assert!(selection.endpoint(bulk).is_none());
         assert!(!selection.select_configuration(&all, 2));

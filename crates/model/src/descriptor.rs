@@ -7,7 +7,7 @@ use core::fmt;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use crate::usb::{Direction, EpAddr, Speed, TransferType};
+use crate::usb::{EpAddr, TransferDirection, TransferType, UsbSpeed};
 
 /// Descriptor types (USB 2.0 table 9-5, USB 3.2 table 9-6).
 pub mod kind {
@@ -32,11 +32,11 @@ pub const CONFIGURATION_BYTES_MAX: usize = u16::MAX as usize;
 
 /// All descriptors of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Descriptors {
+pub struct DescriptorSet {
     /// The device descriptor.
     pub device: DeviceDescriptor,
     /// Configurations, in index order.
-    pub configurations: Vec<Configuration>,
+    pub configurations: Vec<UsbConfiguration>,
     /// Strings by index, in [`LANGUAGE_EN_US`].
     pub strings: BTreeMap<u8, String>,
     /// The binary object store, or empty.
@@ -46,9 +46,9 @@ pub struct Descriptors {
     pub other_speed: Vec<u8>,
 }
 
-impl Descriptors {
+impl DescriptorSet {
     /// The configuration whose value is `value`.
-    pub fn configuration(&self, value: u8) -> Option<&Configuration> {
+    pub fn configuration(&self, value: u8) -> Option<&UsbConfiguration> {
         self.configurations.iter().find(|configuration| configuration.value == value)
     }
 
@@ -170,7 +170,7 @@ impl DeviceDescriptor {
 
 /// One configuration: its bytes and their parsed form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Configuration {
+pub struct UsbConfiguration {
     /// The configuration descriptor and all its parts, `wTotalLength` bytes.
     pub bytes: Vec<u8>,
     /// `bConfigurationValue`.
@@ -191,12 +191,12 @@ pub struct AltSetting {
     /// `iInterface`.
     pub name_string: u8,
     /// Its endpoints, without the control pipe.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<EndpointDescriptor>,
 }
 
 /// An endpoint descriptor and, at SuperSpeed, its companion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EndpointDescriptor {
     /// Number and direction.
     pub address: EpAddr,
     /// Transfer type.
@@ -210,10 +210,10 @@ pub struct Endpoint {
     pub interval: u8,
 }
 
-impl Endpoint {
+impl EndpointDescriptor {
     /// The service interval at `speed` (USB 2.0 §5.6.4, §5.7.4; table 9-13 for `bInterval`).
     /// Zero for control and bulk.
-    pub fn service_interval(&self, speed: Speed) -> Duration {
+    pub fn service_interval(&self, speed: UsbSpeed) -> Duration {
         let periodic = matches!(self.kind, TransferType::Interrupt | TransferType::Isochronous);
         if !periodic {
             return Duration::ZERO;
@@ -249,7 +249,7 @@ impl fmt::Display for DescriptorError {
 
 impl std::error::Error for DescriptorError {}
 
-impl Configuration {
+impl UsbConfiguration {
     /// Length of the configuration descriptor proper.
     pub const HEADER_BYTES: usize = 9;
 
@@ -314,7 +314,7 @@ impl Configuration {
                 let d: &[u8; 7] = d.first_chunk().ok_or("an endpoint descriptor has 7 bytes")?;
                 let setting = settings.last_mut().ok_or("an endpoint belongs to an interface")?;
                 let max = u16::from_le_bytes([d[4], d[5]]);
-                setting.endpoints.push(Endpoint {
+                setting.endpoints.push(EndpointDescriptor {
                     address: EpAddr::from_byte(d[2]),
                     kind: TransferType::from_attributes(d[3]),
                     packet_bytes_max: max & 0x7ff,
@@ -367,14 +367,14 @@ pub fn string_from_bytes(bytes: &[u8]) -> String {
 
 /// Which endpoints are active: the state that SET_CONFIGURATION and SET_INTERFACE change.
 #[derive(Clone, Debug, Default)]
-pub struct Selection {
+pub struct ConfigurationSelection {
     configuration: u8,
     /// (interface, alternate) where it is not 0.
     alternates: Vec<(u8, u8)>,
-    endpoints: [Option<Endpoint>; 32],
+    endpoints: [Option<EndpointDescriptor>; 32],
 }
 
-impl Selection {
+impl ConfigurationSelection {
     /// The active configuration's value, 0 when unconfigured.
     pub fn configuration(&self) -> u8 {
         self.configuration
@@ -391,17 +391,17 @@ impl Selection {
     }
 
     /// The active endpoint at `address`.
-    pub fn endpoint(&self, address: EpAddr) -> Option<&Endpoint> {
+    pub fn endpoint(&self, address: EpAddr) -> Option<&EndpointDescriptor> {
         self.endpoints[address.index()].as_ref()
     }
 
     /// All active endpoints.
-    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+    pub fn endpoints(&self) -> impl Iterator<Item = &EndpointDescriptor> {
         self.endpoints.iter().flatten()
     }
 
     /// Carries out SET_CONFIGURATION; 0 unconfigures. `false` and no change if there is no such configuration.
-    pub fn select_configuration(&mut self, all: &Descriptors, value: u8) -> bool {
+    pub fn select_configuration(&mut self, all: &DescriptorSet, value: u8) -> bool {
         if value != 0 && all.configuration(value).is_none() {
             return false;
         }
@@ -412,7 +412,7 @@ impl Selection {
     }
 
     /// Carries out SET_INTERFACE. `false` and no change if there is no such setting.
-    pub fn select_interface(&mut self, all: &Descriptors, interface: u8, alternate: u8) -> bool {
+    pub fn select_interface(&mut self, all: &DescriptorSet, interface: u8, alternate: u8) -> bool {
         let known = all.configuration(self.configuration).and_then(|c| c.setting(interface, alternate));
         if known.is_none() {
             return false;
@@ -430,7 +430,7 @@ impl Selection {
         *self = Self::default();
     }
 
-    fn rebuild(&mut self, all: &Descriptors) {
+    fn rebuild(&mut self, all: &DescriptorSet) {
         self.endpoints = [None; 32];
         let Some(configuration) = all.configuration(self.configuration) else { return };
         for setting in &configuration.settings {
@@ -450,7 +450,7 @@ pub fn endpoint_of_index(index: u16) -> EpAddr {
 
 impl AltSetting {
     /// The first endpoint of `kind` in `direction`.
-    pub fn find(&self, kind: TransferType, direction: Direction) -> Option<&Endpoint> {
+    pub fn find(&self, kind: TransferType, direction: TransferDirection) -> Option<&EndpointDescriptor> {
         self.endpoints.iter().find(|e| e.kind == kind && e.address.direction() == direction)
     }
 }
@@ -473,10 +473,14 @@ mod tests {
             (&[9, 2, 16, 0, 1, 1, 0, 0x80, 50, 7, 5, 0x81, 2, 0, 2, 0], 9),
         ];
         for (bytes, offset) in cases {
-            assert_eq!(Configuration::parse(bytes).unwrap_err().offset, offset, "{bytes:?}");
+            assert_eq!(UsbConfiguration::parse(bytes).unwrap_err().offset, offset, "{bytes:?}");
         }
         let longer = [10, 2, 19, 0, 1, 1, 0, 0x80, 50, 99, 9, 4, 3, 0, 0, 255, 0, 0, 0];
-        assert_eq!(Configuration::parse(&longer).unwrap().settings[0].interface, 3, "a later specification's header");
+        assert_eq!(
+            UsbConfiguration::parse(&longer).unwrap().settings[0].interface,
+            3,
+            "a later specification's header"
+        );
     }
 
     #[test]
@@ -488,19 +492,19 @@ mod tests {
 
     #[test]
     fn intervals_follow_the_speed() {
-        let mut endpoint = Endpoint {
+        let mut endpoint = EndpointDescriptor {
             address: EpAddr::from_byte(0x83),
             kind: TransferType::Isochronous,
             packet_bytes_max: 1024,
             packets_per_interval: 3,
             interval: 4,
         };
-        assert_eq!(endpoint.service_interval(Speed::High), Duration::from_millis(1));
-        assert_eq!(endpoint.service_interval(Speed::Full), Duration::from_millis(8));
+        assert_eq!(endpoint.service_interval(UsbSpeed::High), Duration::from_millis(1));
+        assert_eq!(endpoint.service_interval(UsbSpeed::Full), Duration::from_millis(8));
         assert_eq!(endpoint.interval_bytes_max(), 3072);
         endpoint.kind = TransferType::Interrupt;
-        assert_eq!(endpoint.service_interval(Speed::Low), Duration::from_millis(4));
+        assert_eq!(endpoint.service_interval(UsbSpeed::Low), Duration::from_millis(4));
         endpoint.interval = 0;
-        assert_eq!(endpoint.service_interval(Speed::High), Duration::from_micros(125));
+        assert_eq!(endpoint.service_interval(UsbSpeed::High), Duration::from_micros(125));
     }
 }

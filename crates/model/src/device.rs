@@ -6,16 +6,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::descriptor::{Descriptors, Selection};
+use crate::descriptor::{ConfigurationSelection, DescriptorSet};
 use crate::payload::BufferPool;
-use crate::tally::Tally;
+use crate::tally::NamedCounters;
 use crate::time::Instant;
-use crate::urb::{Done, InFlight, UrbId};
-use crate::usb::Speed;
+use crate::urb::{UrbCompletion, UrbId, UrbInFlight};
+use crate::usb::UsbSpeed;
 
 /// A USB device: a gadget, a device behind usbfs, or a device on another machine.
 ///
-/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`Completions`]. Every request
+/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`CompletionQueue`]. Every request
 /// given to [`Device::submit`] comes back there exactly once, during that call or any later one. Requests of one
 /// endpoint (of one stream, where it has streams) complete in the order in which they were submitted.
 ///
@@ -27,25 +27,25 @@ use crate::usb::Speed;
 /// | reset or dropped configuration | every request with [`Status::Shutdown`](crate::Status::Shutdown) |
 pub trait Device: Send {
     /// The device's descriptors; constant while it is attached.
-    fn descriptors(&self) -> &Descriptors;
+    fn descriptors(&self) -> &DescriptorSet;
 
     /// The speed it runs at.
-    fn speed(&self) -> Speed;
+    fn speed(&self) -> UsbSpeed;
 
     /// What SET_CONFIGURATION and SET_INTERFACE have selected.
-    fn selection(&self) -> &Selection;
+    fn selection(&self) -> &ConfigurationSelection;
 
     /// Starts a request. May finish it at once. A device that keeps an OUT request beyond the call
-    /// first calls [`InFlight::own_payload`], because its bytes may lie in a link's receive buffer.
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
+    /// first calls [`UrbInFlight::own_payload`], because its bytes may lie in a link's receive buffer.
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue);
 
     /// Cancels a request. May finish it at once or later.
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue);
 
     /// Port reset (USB 2.0 §7.1.7.5): cancels every request and clears configuration, alternate settings and halts.
     /// Every request is finished before this returns: an engine that gives the device back afterwards relies on that. A
     /// device outside the process may itself still be resetting: requests submitted meanwhile wait for it.
-    fn reset(&mut self, now: Instant, done: &mut Completions);
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue);
 
     /// When [`Device::handle_timeout`] wants to be called, if at all.
     fn poll_timeout(&self) -> Option<Instant> {
@@ -53,23 +53,23 @@ pub trait Device: Send {
     }
 
     /// Called when the moment of [`Device::poll_timeout`] has come.
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         let _ = (now, done);
     }
 
     /// Called after the last submission of a turn: a device behind a link then sends them together.
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue) {
         let _ = (now, done);
     }
 
     /// What the engine has to wait on besides the link, if the device is outside the process. The engine then calls
     /// [`Device::handle_ready`]. A gadget has none.
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         None
     }
 
     /// Called when [`Device::readiness`] became ready.
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         let _ = (now, done);
     }
 
@@ -88,14 +88,19 @@ pub trait Device: Send {
     /// Carries out a command of the owner's, such as typing a text or ejecting a medium.
     ///
     /// # Errors
-    /// [`CommandError`] when this device does not know the command or refuses it.
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+    /// [`OwnerCommandError`] when this device does not know the command or refuses it.
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         let _ = (now, done);
-        Err(CommandError::unknown(command))
+        Err(OwnerCommandError::unknown(command))
     }
 
     /// The device's own counters, readable while it is in use; `None` if it has none.
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         None
     }
 
@@ -107,7 +112,7 @@ pub trait Device: Send {
 
     /// Makes this new device continue as the device that another process saved, with this selection. Returns whether it
     /// can; if not, the device is unchanged.
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         let _ = (selection, state);
         false
     }
@@ -120,9 +125,9 @@ pub trait Device: Send {
 /// What an engine waits on for a device outside the process. Opaque here, because this crate knows no descriptors: only
 /// the code that made it can look inside. A simulator puts in something of its own.
 #[derive(Clone)]
-pub struct Readiness(Arc<dyn Any + Send + Sync>);
+pub struct ReadinessSource(Arc<dyn Any + Send + Sync>);
 
-impl Readiness {
+impl ReadinessSource {
     /// Whether both are the same object: a busy device may be waited for by another one.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -139,7 +144,7 @@ impl Readiness {
     }
 }
 
-impl fmt::Debug for Readiness {
+impl fmt::Debug for ReadinessSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Readiness")
     }
@@ -147,7 +152,7 @@ impl fmt::Debug for Readiness {
 
 /// A command of a device's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum OwnerCommand {
     /// A keyboard: type this text.
     Type(String),
     /// Removable storage: take the medium out.
@@ -156,54 +161,54 @@ pub enum Command {
     Insert,
     /// Make every acknowledged write durable; sent before a device is withdrawn.
     Sync,
-    /// Replace the device by another one like it. If accepted, the exchange runs by itself, and [`Twin::tell`] reports
+    /// Replace the device by another one like it. If accepted, the exchange runs by itself, and [`SwapCandidate::tell`] reports
     /// its outcome.
-    Swap(Twin),
+    Swap(SwapCandidate),
 }
 
-/// Why a [`Command`] was not carried out; a sentence for a person.
+/// Why a [`OwnerCommand`] was not carried out; a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CommandError(pub String);
+pub struct OwnerCommandError(pub String);
 
-impl CommandError {
+impl OwnerCommandError {
     /// This device has no such command.
-    pub fn unknown(command: &Command) -> Self {
+    pub fn unknown(command: &OwnerCommand) -> Self {
         let verb = match command {
-            Command::Type(_) => "type",
-            Command::Eject => "eject",
-            Command::Insert => "insert",
-            Command::Sync => "sync",
-            Command::Swap(_) => "swap",
+            OwnerCommand::Type(_) => "type",
+            OwnerCommand::Eject => "eject",
+            OwnerCommand::Insert => "insert",
+            OwnerCommand::Sync => "sync",
+            OwnerCommand::Swap(_) => "swap",
         };
         Self(format!("this device does not know '{verb}'"))
     }
 }
 
-impl fmt::Display for CommandError {
+impl fmt::Display for OwnerCommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for CommandError {}
+impl std::error::Error for OwnerCommandError {}
 
 /// A device that is to take another's place while that one is in use (requirement N12), and the function to tell the
 /// outcome to.
-pub struct Twin<D: ?Sized = dyn Device>(Arc<Inside<D>>);
+pub struct SwapCandidate<D: ?Sized = dyn Device>(Arc<SwapCandidateInner<D>>);
 
-struct Inside<D: ?Sized> {
+struct SwapCandidateInner<D: ?Sized> {
     device: Mutex<Option<Box<D>>>,
-    tell: Box<dyn Fn(Exchange<D>) + Send + Sync>,
+    tell: Box<dyn Fn(DeviceSwapOutcome<D>) + Send + Sync>,
 }
 
 /// The outcome of an exchange.
-pub enum Exchange<D: ?Sized = dyn Device> {
+pub enum DeviceSwapOutcome<D: ?Sized = dyn Device> {
     /// The twin is now the device.
     Done {
         /// The former device, which is the owner's again.
         left: Box<D>,
         /// What the exchange took.
-        report: ExchangeReport,
+        report: DeviceSwapReport,
     },
     /// The device is unchanged.
     Failed {
@@ -216,7 +221,7 @@ pub enum Exchange<D: ?Sized = dyn Device> {
 
 /// What an exchange of devices took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExchangeReport {
+pub struct DeviceSwapReport {
     /// Requests that were replayed to the twin to bring it to the former device's state.
     pub replayed: usize,
     /// Requests that waited for data, withdrawn from the former device and submitted to the twin.
@@ -227,10 +232,10 @@ pub struct ExchangeReport {
     pub quiet: Duration,
 }
 
-impl<D: ?Sized> Twin<D> {
+impl<D: ?Sized> SwapCandidate<D> {
     /// `device` is to take another's place; `tell` is called once, on the thread that has the device.
-    pub fn new(device: Box<D>, tell: impl Fn(Exchange<D>) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Inside { device: Mutex::new(Some(device)), tell: Box::new(tell) }))
+    pub fn new(device: Box<D>, tell: impl Fn(DeviceSwapOutcome<D>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(SwapCandidateInner { device: Mutex::new(Some(device)), tell: Box::new(tell) }))
     }
 
     /// Takes the device, which the caller puts into its place; `None` if it was taken before.
@@ -239,49 +244,49 @@ impl<D: ?Sized> Twin<D> {
     }
 
     /// Reports the outcome.
-    pub fn tell(&self, exchange: Exchange<D>) {
+    pub fn tell(&self, exchange: DeviceSwapOutcome<D>) {
         (self.0.tell)(exchange);
     }
 }
 
-impl<D: ?Sized> Clone for Twin<D> {
+impl<D: ?Sized> Clone for SwapCandidate<D> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<D: ?Sized> PartialEq for Twin<D> {
+impl<D: ?Sized> PartialEq for SwapCandidate<D> {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl<D: ?Sized> Eq for Twin<D> {}
+impl<D: ?Sized> Eq for SwapCandidate<D> {}
 
-impl<D: ?Sized> fmt::Debug for Twin<D> {
+impl<D: ?Sized> fmt::Debug for SwapCandidate<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Twin")
     }
 }
 
-impl<D: ?Sized> fmt::Debug for Exchange<D> {
+impl<D: ?Sized> fmt::Debug for DeviceSwapOutcome<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Exchange::Done { report, .. } => f.debug_tuple("Done").field(report).finish(),
-            Exchange::Failed { why, .. } => f.debug_tuple("Failed").field(why).finish(),
+            DeviceSwapOutcome::Done { report, .. } => f.debug_tuple("Done").field(report).finish(),
+            DeviceSwapOutcome::Failed { why, .. } => f.debug_tuple("Failed").field(why).finish(),
         }
     }
 }
 
 /// Where a device leaves finished requests, and the buffers it fills.
 #[derive(Debug)]
-pub struct Completions<D = Done> {
+pub struct CompletionQueue<D = UrbCompletion> {
     queue: VecDeque<D>,
     /// Buffers for read data; the reader of a finished request recycles its payload here.
     pub pool: BufferPool,
 }
 
-impl<D> Completions<D> {
+impl<D> CompletionQueue<D> {
     /// Makes an empty one over `pool`.
     pub fn new(pool: BufferPool) -> Self {
         Self { queue: VecDeque::new(), pool }
@@ -320,7 +325,7 @@ mod tests {
 
     #[test]
     fn readiness_equals_itself_and_its_clones_only() {
-        let (one, other) = (Readiness::new(1), Readiness::new(1));
+        let (one, other) = (ReadinessSource::new(1), ReadinessSource::new(1));
         assert!(one.is(&one.clone()));
         assert!(!one.is(&other), "what is inside may be alike");
     }

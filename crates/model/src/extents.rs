@@ -4,7 +4,7 @@ use crate::payload::Payload;
 
 /// Bytes in a row that are all data or all a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct StoreExtent {
     /// How many, from 1.
     pub length: u64,
     /// Whether they read as zeros and take no space. Data may read as zeros, too.
@@ -14,15 +14,15 @@ pub struct Extent {
 /// The extents of a range from its start, in order and without gaps. They may end before the range does: who wants
 /// to know the rest asks for it.
 ///
-/// As an answer's payload they have [`Extents::BYTES`] bytes, however many they are:
+/// As an answer's payload they have [`ExtentList::BYTES`] bytes, however many they are:
 ///
 /// ```text
 ///   0 length 4, big-endian   4 1 for a hole, 0 for data 4, big-endian   8 the next one …   then zeros
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extents(Vec<Extent>);
+pub struct ExtentList(Vec<StoreExtent>);
 
-impl Extents {
+impl ExtentList {
     /// The most extents of one answer: enough for few round trips, and little memory for each request in flight.
     pub const MAX: usize = 128;
     /// Bytes of an answer's payload.
@@ -32,12 +32,12 @@ impl Extents {
     /// What a device answers that does not know better: all is data.
     pub fn data(length: u64) -> Self {
         let mut extents = Self::default();
-        extents.push(Extent { length, is_hole: false });
+        extents.push(StoreExtent { length, is_hole: false });
         extents
     }
 
     /// Adds an extent, joined with the one before if both are of the same kind. Returns whether there was room.
-    pub fn push(&mut self, extent: Extent) -> bool {
+    pub fn push(&mut self, extent: StoreExtent) -> bool {
         let is_full = self.0.len() == Self::MAX;
         match self.0.last_mut() {
             _ if extent.length == 0 => {}
@@ -49,7 +49,7 @@ impl Extents {
     }
 
     /// The extents, in order.
-    pub fn iter(&self) -> impl Iterator<Item = Extent> {
+    pub fn iter(&self) -> impl Iterator<Item = StoreExtent> {
         self.0.iter().copied()
     }
 
@@ -64,7 +64,7 @@ impl Extents {
         let (mut part, mut at, end) = (Self::default(), 0, from + length);
         for extent in self.iter() {
             let (start, stop) = (from.max(at), end.min(at + extent.length));
-            part.push(Extent { length: stop.saturating_sub(start), ..extent });
+            part.push(StoreExtent { length: stop.saturating_sub(start), ..extent });
             at += extent.length;
         }
         part
@@ -77,7 +77,7 @@ impl Extents {
         for extent in self.iter() {
             at += extent.length;
             let end = if extent.is_hole { at / block * block } else { at.next_multiple_of(block) };
-            whole.push(Extent { length: end.saturating_sub(told), ..extent });
+            whole.push(StoreExtent { length: end.saturating_sub(told), ..extent });
             told = told.max(end);
         }
         if told == 0 && at > 0 { Self::data(block) } else { whole }
@@ -86,7 +86,7 @@ impl Extents {
     /// Writes them as an answer's payload, which fills `to`.
     ///
     /// # Panics
-    /// If `to` has not [`Extents::BYTES`] bytes, or an extent has more than 32 bits can count: a range has not.
+    /// If `to` has not [`ExtentList::BYTES`] bytes, or an extent has more than 32 bits can count: a range has not.
     pub fn write(&self, to: &mut [u8]) {
         assert_eq!(to.len(), Self::BYTES, "the payload of such an answer has one size");
         to.fill(0);
@@ -116,7 +116,7 @@ impl Extents {
         });
         let mut extents = Self::default();
         for (length, kind) in all.by_ref().take_while(|extent| *extent != (0, 0)) {
-            let extent = Extent { length: length.into(), is_hole: kind == 1 };
+            let extent = StoreExtent { length: length.into(), is_hole: kind == 1 };
             if length == 0 || kind > 1 || !extents.push(extent) {
                 return None;
             }
@@ -132,10 +132,10 @@ mod tests {
     use super::*;
 
     /// Positive: data; negative: a hole.
-    fn extents(all: &[i64]) -> Extents {
-        let mut extents = Extents::default();
+    fn extents(all: &[i64]) -> ExtentList {
+        let mut extents = ExtentList::default();
         for length in all {
-            assert!(extents.push(Extent { length: length.unsigned_abs(), is_hole: *length < 0 }));
+            assert!(extents.push(StoreExtent { length: length.unsigned_abs(), is_hole: *length < 0 }));
         }
         extents
     }
@@ -146,21 +146,24 @@ mod tests {
         for all in [&[][..], &[7], &[-i64::from(u32::MAX)], &[512, -512, 1], &many] {
             let extents = extents(all);
             let length = u32::try_from(extents.length()).unwrap();
-            assert_eq!(Extents::read(&extents.to_payload(), length), Some(extents));
+            assert_eq!(ExtentList::read(&extents.to_payload(), length), Some(extents));
         }
         let mut full = extents(&many);
-        assert!(full.push(Extent { length: 1, is_hole: true }) && !full.push(Extent { length: 1, is_hole: false }));
+        assert!(
+            full.push(StoreExtent { length: 1, is_hole: true })
+                && !full.push(StoreExtent { length: 1, is_hole: false })
+        );
     }
 
     #[test]
     fn payload_that_cannot_be_the_answer_is_none() {
         let good = extents(&[512, -512]).to_payload().into_vec();
-        let read = |bytes: &[u8], length| Extents::read(&bytes.to_vec().into(), length);
+        let read = |bytes: &[u8], length| ExtentList::read(&bytes.to_vec().into(), length);
         assert!(read(&good, 1024).is_some() && read(&good, 2048).is_some());
         assert_eq!(read(&good, 1023), None, "more than was asked for");
         assert_eq!(read(&good[1..], 1024), None);
-        assert_eq!(read(&[0; Extents::BYTES], 1024), None, "it tells nothing");
-        for (at, byte) in [(7, 2), (4, 1), (20, 1), (Extents::BYTES - 1, 1)] {
+        assert_eq!(read(&[0; ExtentList::BYTES], 1024), None, "it tells nothing");
+        for (at, byte) in [(7, 2), (4, 1), (20, 1), (ExtentList::BYTES - 1, 1)] {
             let mut bad = good.clone();
             bad[at] = byte;
             assert_eq!(read(&bad, 1024), None, "byte {at}");

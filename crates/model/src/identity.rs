@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes of an encoded [`Identity`].
+/// Bytes of an encoded [`ExportIdentity`].
 pub const IDENTITY_BYTES: usize = 24;
 
 /// The identity of an exported device: a random 128-bit id, and a generation that a hot-swap raises.
@@ -11,7 +11,7 @@ pub const IDENTITY_BYTES: usize = 24;
 /// device's serial number). Two devices never share an id. A name, a bus id or an address is not an identity: another
 /// device may have it later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Identity {
+pub struct ExportIdentity {
     /// The device's id. It is random; all zeros is not a valid id.
     pub id: u128,
     /// Counts the media that the device has had. The lower 32 bits count swaps, which copy the content; the upper 32
@@ -22,7 +22,7 @@ pub struct Identity {
 /// What an adoption adds to a generation; swaps are counted from 0 again afterwards.
 const ADOPTION: u64 = 1 << 32;
 
-impl Identity {
+impl ExportIdentity {
     /// The identity after an adoption: the same device on another medium, whose content was not copied.
     pub fn adopted(self) -> Self {
         Self { generation: (self.generation / ADOPTION + 1) * ADOPTION, ..self }
@@ -43,7 +43,7 @@ impl Identity {
         bytes
     }
 
-    /// Reads what [`Identity::to_bytes`] wrote; `None` if the id is all zeros.
+    /// Reads what [`ExportIdentity::to_bytes`] wrote; `None` if the id is all zeros.
     pub fn from_bytes(bytes: [u8; IDENTITY_BYTES]) -> Option<Self> {
         let (id, generation) = bytes.split_at(16);
         let id = u128::from_le_bytes(id.try_into().expect("sixteen bytes"));
@@ -52,7 +52,7 @@ impl Identity {
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for ExportIdentity {
     /// The form that people read and type: 32 hexadecimal digits, `.` and the [`MediumNumber`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}.{}", self.id, MediumNumber(self.generation))
@@ -72,7 +72,7 @@ impl fmt::Display for MediumNumber {
     }
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for ExportIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -84,25 +84,25 @@ mod tests {
 
     #[test]
     fn bytes_are_read_back_and_an_id_of_zeros_is_refused() {
-        let identity = Identity { id: 0x0123_4567_89ab_cdef_0011_2233_4455_6677, generation: 7 };
-        assert_eq!(Identity::from_bytes(identity.to_bytes()), Some(identity));
-        assert_eq!(Identity::from_bytes([0; IDENTITY_BYTES]), None);
+        let identity = ExportIdentity { id: 0x0123_4567_89ab_cdef_0011_2233_4455_6677, generation: 7 };
+        assert_eq!(ExportIdentity::from_bytes(identity.to_bytes()), Some(identity));
+        assert_eq!(ExportIdentity::from_bytes([0; IDENTITY_BYTES]), None);
         assert_eq!(identity.to_string(), "0123456789abcdef0011223344556677.7");
     }
 
     #[test]
     fn a_swap_continues_a_device_and_an_adoption_does_not() {
-        let before = Identity { id: 1, generation: 7 };
-        let swapped = Identity { generation: 8, ..before };
+        let before = ExportIdentity { id: 1, generation: 7 };
+        let swapped = ExportIdentity { generation: 8, ..before };
         assert!(before.continues(before) && swapped.continues(before) && !before.continues(swapped));
         let adopted = swapped.adopted();
         assert!(adopted.generation > swapped.generation && !adopted.continues(swapped) && !before.continues(adopted));
-        assert!(Identity { generation: adopted.generation + 1, ..adopted }.continues(adopted));
+        assert!(ExportIdentity { generation: adopted.generation + 1, ..adopted }.continues(adopted));
         assert_eq!(
             [7, adopted.generation, adopted.generation + 3].map(|n| MediumNumber(n).to_string()),
             ["7", "1.0", "1.3"]
         );
-        assert!(!Identity { id: 2, ..before }.continues(before));
+        assert!(!ExportIdentity { id: 2, ..before }.continues(before));
         assert!(adopted.adopted().generation > adopted.generation + 1);
     }
 }

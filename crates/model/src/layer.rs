@@ -11,13 +11,13 @@
 //! `crates/session/tests/layers.rs` runs one contract against all layers: each method reaches the inner device, unless
 //! the test's table says that the layer answers it.
 
-use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo};
-use crate::descriptor::{Descriptors, Selection};
-use crate::device::{Command, CommandError, Completions, Device, Readiness};
-use crate::tally::Tally;
+use crate::block_device::{BlockCompletion, BlockDevice, BlockInFlight, BlockInfo};
+use crate::descriptor::{ConfigurationSelection, DescriptorSet};
+use crate::device::{CompletionQueue, Device, OwnerCommand, OwnerCommandError, ReadinessSource};
+use crate::tally::NamedCounters;
 use crate::time::Instant;
-use crate::urb::{InFlight, UrbId};
-use crate::usb::Speed;
+use crate::urb::{UrbId, UrbInFlight};
+use crate::usb::UsbSpeed;
 
 /// A layer over a block device. Each method is the one of [`BlockDevice`] with the same name; by default it passes
 /// through.
@@ -36,8 +36,8 @@ pub trait BlockLayer: Send {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut Self::Inner, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut Self::Inner, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let _ = now;
         act(self.inner_mut(), done)
@@ -49,7 +49,7 @@ pub trait BlockLayer: Send {
     }
 
     /// See [`BlockDevice::submit`].
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.submit(now, request, done));
     }
 
@@ -59,22 +59,22 @@ pub trait BlockLayer: Send {
     }
 
     /// See [`BlockDevice::handle_timeout`].
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.handle_timeout(now, done));
     }
 
     /// See [`BlockDevice::end_turn`].
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.end_turn(now, done));
     }
 
     /// See [`BlockDevice::readiness`].
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.inner().readiness()
     }
 
     /// See [`BlockDevice::handle_ready`].
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.handle_ready(now, done));
     }
 
@@ -86,13 +86,13 @@ pub trait BlockLayer: Send {
     /// See [`BlockDevice::command`].
     ///
     /// # Errors
-    /// [`CommandError`] when the device does not know the command or refuses it.
+    /// [`OwnerCommandError`] when the device does not know the command or refuses it.
     fn command(
         &mut self,
         now: Instant,
-        command: &Command,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), CommandError> {
+        command: &OwnerCommand,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), OwnerCommandError> {
         self.with_inner(now, done, |inner, done| inner.command(now, command, done))
     }
 
@@ -139,7 +139,7 @@ impl<L: BlockLayer> BlockDevice for L {
         BlockLayer::info(self)
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         BlockLayer::submit(self, now, request, done);
     }
 
@@ -147,19 +147,19 @@ impl<L: BlockLayer> BlockDevice for L {
         BlockLayer::poll_timeout(self)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         BlockLayer::handle_timeout(self, now, done);
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         BlockLayer::end_turn(self, now, done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         BlockLayer::readiness(self)
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         BlockLayer::handle_ready(self, now, done);
     }
 
@@ -170,9 +170,9 @@ impl<L: BlockLayer> BlockDevice for L {
     fn command(
         &mut self,
         now: Instant,
-        command: &Command,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), CommandError> {
+        command: &OwnerCommand,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), OwnerCommandError> {
         BlockLayer::command(self, now, command, done)
     }
 
@@ -233,40 +233,40 @@ pub trait DeviceLayer: Send {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut Self::Inner, &mut Completions) -> R,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut Self::Inner, &mut CompletionQueue) -> R,
     ) -> R {
         let _ = now;
         act(self.inner_mut(), done)
     }
 
     /// See [`Device::descriptors`].
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.inner().descriptors()
     }
 
     /// See [`Device::speed`].
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.inner().speed()
     }
 
     /// See [`Device::selection`].
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.inner().selection()
     }
 
     /// See [`Device::submit`].
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.submit(now, urb, done));
     }
 
     /// See [`Device::cancel`].
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.cancel(now, id, done));
     }
 
     /// See [`Device::reset`].
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.reset(now, done));
     }
 
@@ -276,22 +276,22 @@ pub trait DeviceLayer: Send {
     }
 
     /// See [`Device::handle_timeout`].
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.handle_timeout(now, done));
     }
 
     /// See [`Device::end_turn`].
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.end_turn(now, done));
     }
 
     /// See [`Device::readiness`].
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.inner().readiness()
     }
 
     /// See [`Device::handle_ready`].
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.handle_ready(now, done));
     }
 
@@ -308,13 +308,18 @@ pub trait DeviceLayer: Send {
     /// See [`Device::command`].
     ///
     /// # Errors
-    /// [`CommandError`] when the device does not know the command or refuses it.
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+    /// [`OwnerCommandError`] when the device does not know the command or refuses it.
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         self.with_inner(now, done, |inner, done| inner.command(now, command, done))
     }
 
     /// See [`Device::tally`].
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         self.inner().tally()
     }
 
@@ -324,7 +329,7 @@ pub trait DeviceLayer: Send {
     }
 
     /// See [`Device::restore`].
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         self.inner_mut().restore(selection, state)
     }
 
@@ -337,27 +342,27 @@ pub trait DeviceLayer: Send {
 // A method added to the trait has to be forwarded here, too: clippy refuses the impl without it.
 #[deny(clippy::missing_trait_methods)]
 impl<L: DeviceLayer> Device for L {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         DeviceLayer::descriptors(self)
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         DeviceLayer::speed(self)
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         DeviceLayer::selection(self)
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         DeviceLayer::submit(self, now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         DeviceLayer::cancel(self, now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         DeviceLayer::reset(self, now, done);
     }
 
@@ -365,19 +370,19 @@ impl<L: DeviceLayer> Device for L {
         DeviceLayer::poll_timeout(self)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         DeviceLayer::handle_timeout(self, now, done);
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue) {
         DeviceLayer::end_turn(self, now, done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         DeviceLayer::readiness(self)
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         DeviceLayer::handle_ready(self, now, done);
     }
 
@@ -389,11 +394,16 @@ impl<L: DeviceLayer> Device for L {
         DeviceLayer::verbs(self)
     }
 
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         DeviceLayer::command(self, now, command, done)
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         DeviceLayer::tally(self)
     }
 
@@ -401,7 +411,7 @@ impl<L: DeviceLayer> Device for L {
         DeviceLayer::save(self)
     }
 
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         DeviceLayer::restore(self, selection, state)
     }
 

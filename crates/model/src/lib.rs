@@ -35,20 +35,25 @@ pub mod trace;
 pub mod urb;
 pub mod usb;
 
-pub use block::{BlockStore, Medium, StoreError};
-pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Pending};
-pub use definition::Definition;
-pub use descriptor::{Descriptors, Endpoint, Selection};
-pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeReport, Readiness, Twin};
-pub use extents::{Extent, Extents};
-pub use identity::{Identity, MediumNumber};
+pub use block::{BlockMedium, BlockStore, StoreError};
+pub use block_device::{
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, PendingBlockRequests,
+};
+pub use definition::DeviceDefinition;
+pub use descriptor::{ConfigurationSelection, DescriptorSet, EndpointDescriptor};
+pub use device::{
+    CompletionQueue, Device, DeviceSwapOutcome, DeviceSwapReport, OwnerCommand, OwnerCommandError, ReadinessSource,
+    SwapCandidate,
+};
+pub use extents::{ExtentList, StoreExtent};
+pub use identity::{ExportIdentity, MediumNumber};
 pub use layer::{BlockLayer, DeviceLayer};
-pub use limits::Limits;
-pub use losses::{LossCursor, Losses};
+pub use limits::SessionLimits;
+pub use losses::{LossCounter, LossCursor};
 pub use module::Module;
-pub use payload::{BufferPool, Payload, Pieces, new_chunk};
+pub use payload::{BufferPool, Payload, PayloadAssembler, new_chunk};
 pub use store_device::StoreDevice;
-pub use tally::Tally;
+pub use tally::NamedCounters;
 pub use time::Instant;
-pub use urb::{Done, InFlight, IsoPacket, Status, Urb, UrbFlags, UrbId};
-pub use usb::{Direction, EpAddr, Setup, Speed, TransferType};
+pub use urb::{IsoPacket, Urb, UrbCompletion, UrbFlags, UrbId, UrbInFlight, UrbStatus};
+pub use usb::{EpAddr, SetupPacket, TransferDirection, TransferType, UsbSpeed};

@@ -121,9 +121,9 @@ pub const CREDIT_BYTES_MAX: usize = 32 << 20;
 /// The smallest credit: one request of a kernel's disk driver. One request may be larger if it is alone.
 pub const CREDIT_BYTES_MIN: usize = 128 << 10;
 
-/// What one session may hold. Summed by [`Limits::bytes_max`].
+/// What one session may hold. Summed by [`SessionLimits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SessionLimits {
     /// Requests in flight or queued. Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64.
     pub urbs_in_flight_max: usize,
     /// Payload bytes of all requests together: submitted to the device or being returned. Beyond, a request is refused.
@@ -146,9 +146,9 @@ pub struct Limits {
     pub link_bytes: usize,
 }
 
-impl Limits {
+impl SessionLimits {
     /// The default of a session.
-    pub const DEFAULT: Limits = Limits {
+    pub const DEFAULT: SessionLimits = SessionLimits {
         urbs_in_flight_max: 4096,
         payload_bytes_max: 32 << 20,
         reply_bytes_backlog: 512 << 10,
@@ -161,7 +161,7 @@ impl Limits {
 
     /// For a session that relays what it receives, and keeps it until 256 KiB are acknowledged: it lends few payloads,
     /// so that receive buffers can be reused.
-    pub const RELAYED: Limits = Limits { copied_bytes_max: 64 << 10, ..Limits::DEFAULT };
+    pub const RELAYED: SessionLimits = SessionLimits { copied_bytes_max: 64 << 10, ..SessionLimits::DEFAULT };
 
     /// The most memory that a session's payloads can take; the sum names every holder.
     pub const fn bytes_max(&self) -> usize {
@@ -191,7 +191,7 @@ pub const fn nbd_bytes_max(receive_bytes: usize, pool_bytes: usize) -> usize {
         + pool_bytes + RECEIVE_BUFFERS_KEPT_MAX * receive_bytes
 }
 
-impl Default for Limits {
+impl Default for SessionLimits {
     fn default() -> Self {
         Self::DEFAULT
     }
@@ -203,8 +203,8 @@ mod tests {
 
     #[test]
     fn a_session_is_bounded() {
-        assert!(Limits::DEFAULT.bytes_max() < 96 << 20, "{}", Limits::DEFAULT.bytes_max());
-        let nbd = nbd_bytes_max(Limits::DEFAULT.receive_bytes, Limits::DEFAULT.pool_bytes);
+        assert!(SessionLimits::DEFAULT.bytes_max() < 96 << 20, "{}", SessionLimits::DEFAULT.bytes_max());
+        let nbd = nbd_bytes_max(SessionLimits::DEFAULT.receive_bytes, SessionLimits::DEFAULT.pool_bytes);
         assert!(nbd < 72 << 20, "{nbd}");
     }
 }

@@ -3,21 +3,21 @@
 //!
 //! A *loss* is written data that was acknowledged and will not become durable: a flush failed. A device reports it
 //! once, to the first flush. Several users may rely on that data: programs with an open file, clients with a
-//! connection. So the owner of the device keeps one [`Losses`], and a [`LossCursor`] for each user:
+//! connection. So the owner of the device keeps one [`LossCounter`], and a [`LossCursor`] for each user:
 //!
 //! | what happens | what follows |
 //! |---|---|
 //! | any flush fails, a background flush too | the loss is [recorded](Losses::record) |
 //! | a user flushes (`fsync`, NBD flush) | it [is told](Losses::tell) of every loss since its last flush, once |
 //! | no user waits for the result (a background flush, FUSE's RELEASE) | no user counts as told |
-//! | a user may look at the result, but need not (FUSE's FLUSH: `close`) | it gets it ([`Losses::untold`]) and does not count as told |
+//! | a user may look at the result, but need not (FUSE's FLUSH: `close`) | it gets it ([`LossCounter::untold`]) and does not count as told |
 //! | a user comes while no user was told of the last loss | it is told of that, too: the user that wrote may have left |
 
 use crate::block::StoreError;
 
 /// The losses of one block device, counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Losses {
+pub struct LossCounter {
     count: u64,
     /// The reason of the last loss.
     last: Option<StoreError>,
@@ -29,7 +29,7 @@ pub struct Losses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossCursor(u64);
 
-impl Losses {
+impl LossCounter {
     /// Restores a snapshot: the number of losses, the reason of the last one, and whether any user was told of it.
     pub fn restore(count: u64, last: Option<StoreError>, is_told: bool) -> Self {
         Self { count, last, is_told }
@@ -119,7 +119,7 @@ mod tests {
     #[derive(Default)]
     struct World {
         device_lost: bool,
-        losses: Losses,
+        losses: LossCounter,
         cursors: [Option<LossCursor>; 3],
         /// Whether each user relies on lost data and was not told.
         owed: [bool; 3],
@@ -192,11 +192,11 @@ mod tests {
 
     #[test]
     fn saved_losses_and_cursors_tell_what_was_not_told_before() {
-        let mut losses = Losses::default();
+        let mut losses = LossCounter::default();
         let (mut told, untold) = (losses.cursor(), losses.cursor());
         losses.record(StoreError::Medium);
         assert_eq!(losses.tell(&mut told), Err(StoreError::Medium));
-        let mut losses = Losses::restore(losses.count(), losses.last(), losses.told_to_nobody().is_none());
+        let mut losses = LossCounter::restore(losses.count(), losses.last(), losses.told_to_nobody().is_none());
         let [mut told, mut untold] = [told, untold].map(|cursor| LossCursor::restore(cursor.told()));
         assert_eq!((losses.tell(&mut told), losses.tell(&mut untold)), (Ok(()), Err(StoreError::Medium)));
         assert_eq!(losses.tell(&mut untold), Ok(()));

@@ -14,7 +14,7 @@
 //! | messages of one kind and way leave in the order in which they came | devices count on the order of their requests |
 //! | a half that keeps a request completes it itself, once | a request cannot vanish |
 //! | a cancellation never overtakes its own request | it would find no request to cancel |
-//! | a half that cannot continue says so ([`Turn::fail`]) | its attachment ends with the reason |
+//! | a half that cannot continue says so ([`ModuleOutput::fail`]) | its attachment ends with the reason |
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,7 +33,7 @@ pub const GROWTH_BYTES_MAX: usize = 4 << 10;
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ModuleMessageKind {
     /// A request from the importer; completed once.
     Request,
     /// The end of a request. An empty head: it succeeded.
@@ -48,25 +48,25 @@ pub enum Kind {
     Aside(u8),
 }
 
-impl Kind {
+impl ModuleMessageKind {
     /// Its number, as in `docs/modules.md`.
     pub const fn code(self) -> u8 {
         match self {
-            Kind::Request => 0,
-            Kind::Completion => 1,
-            Kind::Cancel => 2,
-            Kind::Cancelled => 3,
-            Kind::Event => 4,
-            Kind::Aside(_) => 5,
+            ModuleMessageKind::Request => 0,
+            ModuleMessageKind::Completion => 1,
+            ModuleMessageKind::Cancel => 2,
+            ModuleMessageKind::Cancelled => 3,
+            ModuleMessageKind::Event => 4,
+            ModuleMessageKind::Aside(_) => 5,
         }
     }
 }
 
 /// A message between importer and exporter. Its payload is moved, not copied.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Message {
+pub struct ModuleMessage {
     /// What it is.
-    pub kind: Kind,
+    pub kind: ModuleMessageKind,
     /// The request in flight that it belongs to; 0 if it belongs to none.
     pub id: u64,
     /// The header of the device class (`docs/protocol.md`), or what a half above made of it.
@@ -75,7 +75,7 @@ pub struct Message {
     pub payload: Payload,
 }
 
-impl Message {
+impl ModuleMessage {
     /// Bytes of head and payload.
     pub fn len(&self) -> usize {
         self.head.len() + self.payload.len()
@@ -94,22 +94,22 @@ impl Message {
 }
 
 /// What a message takes besides its bytes while a half holds it back: itself, and two allocations.
-pub const MESSAGE_BYTES: usize = size_of::<Message>() + 32;
+pub const MESSAGE_BYTES: usize = size_of::<ModuleMessage>() + 32;
 
 /// Where a message comes from, seen from a half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum ModuleNeighbor {
     /// From the importer's user, or from the exporter's device: it goes to the link.
     Above,
     /// From the link.
     Below,
-    /// From the other half of the pair: a [`Kind::Aside`].
+    /// From the other half of the pair: a [`ModuleMessageKind::Aside`].
     Peer,
 }
 
 /// Which half of a pair a module is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum ModuleRole {
     /// The half where the device is used.
     Importer,
     /// The half where the device is.
@@ -118,7 +118,7 @@ pub enum Role {
 
 /// What kind of device a pair serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Class {
+pub enum ModuleDeviceClass {
     /// USB devices.
     Usb,
     /// Block devices.
@@ -129,17 +129,18 @@ pub enum Class {
     Private,
 }
 
-impl Class {
+impl ModuleDeviceClass {
     /// All of them.
-    pub const ALL: &[Class] = &[Class::Usb, Class::Block, Class::Stream, Class::Private];
+    pub const ALL: &[ModuleDeviceClass] =
+        &[ModuleDeviceClass::Usb, ModuleDeviceClass::Block, ModuleDeviceClass::Stream, ModuleDeviceClass::Private];
 
     /// The name for people and configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Class::Usb => "usb",
-            Class::Block => "block",
-            Class::Stream => "stream",
-            Class::Private => "private",
+            ModuleDeviceClass::Usb => "usb",
+            ModuleDeviceClass::Block => "block",
+            ModuleDeviceClass::Stream => "stream",
+            ModuleDeviceClass::Private => "private",
         }
     }
 }
@@ -147,7 +148,7 @@ impl Class {
 /// One half of a pair. Sans-IO: its caller passes messages and the time, and it says which messages go on.
 pub trait Module: Send {
     /// Handles a message from `from`. What goes on is put into `out`, now or in any later call.
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn);
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput);
 
     /// When [`Module::handle_timeout`] wants to be called, if at all.
     fn poll_timeout(&self) -> Option<Instant> {
@@ -155,12 +156,12 @@ pub trait Module: Send {
     }
 
     /// Called when the moment of [`Module::poll_timeout`] has come.
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         let _ = (now, out);
     }
 
     /// The owner pauses all messages, or resumes them. Most modules ignore this.
-    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut ModuleOutput) {
         let _ = (now, is_paused, out);
     }
 
@@ -170,7 +171,7 @@ pub trait Module: Send {
         None
     }
 
-    /// Memory of what the module holds back now, bytes ([`Message::memory_bytes`]). An exporter counts it as data that
+    /// Memory of what the module holds back now, bytes ([`ModuleMessage::memory_bytes`]). An exporter counts it as data that
     /// is under way, which its importer's credit limits. It is asked after every message: keep a sum.
     fn held_bytes(&self) -> usize;
 
@@ -194,16 +195,16 @@ pub trait Module: Send {
 
 /// Why a pair cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ModuleFailure {
     /// What is at fault.
-    pub trouble: Trouble,
+    pub trouble: ModuleFailureCause,
     /// A sentence for a person.
     pub why: String,
 }
 
 /// What is at fault for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Trouble {
+pub enum ModuleFailureCause {
     /// The other end sent what no such half sends: a wrong key, bytes that do not decompress.
     Peer,
     /// The link between the halves is gone.
@@ -212,46 +213,46 @@ pub enum Trouble {
     Module,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ModuleFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for ModuleFailure {}
 
 /// What a half puts out during one call.
 #[derive(Debug, Default)]
-pub struct Turn {
+pub struct ModuleOutput {
     /// What was said, and for a pipeline which of its halves made it.
-    said: VecDeque<(Side, Message, Option<u8>)>,
+    said: VecDeque<(ModuleNeighbor, ModuleMessage, Option<u8>)>,
     lost: u32,
-    failure: Option<Failure>,
+    failure: Option<ModuleFailure>,
 }
 
-impl Turn {
+impl ModuleOutput {
     /// Sends to the importer's user, or to the exporter's device.
-    pub fn above(&mut self, message: Message) {
-        self.put(Side::Above, message, None);
+    pub fn above(&mut self, message: ModuleMessage) {
+        self.put(ModuleNeighbor::Above, message, None);
     }
 
     /// Sends to the link.
-    pub fn below(&mut self, message: Message) {
-        self.put(Side::Below, message, None);
+    pub fn below(&mut self, message: ModuleMessage) {
+        self.put(ModuleNeighbor::Below, message, None);
     }
 
     /// Sends to the other half of the pair.
     pub fn aside(&mut self, bytes: Payload) {
-        let (kind, id, head) = (Kind::Aside(0), 0, Payload::Empty);
-        self.put(Side::Peer, Message { kind, id, head, payload: bytes }, None);
+        let (kind, id, head) = (ModuleMessageKind::Aside(0), 0, Payload::Empty);
+        self.put(ModuleNeighbor::Peer, ModuleMessage { kind, id, head, payload: bytes }, None);
     }
 
     /// Passes a message on: from above to below, or from below to above. A message from the peer is dropped.
-    pub fn pass(&mut self, from: Side, message: Message) {
+    pub fn pass(&mut self, from: ModuleNeighbor, message: ModuleMessage) {
         match from {
-            Side::Above => self.below(message),
-            Side::Below => self.above(message),
-            Side::Peer => {}
+            ModuleNeighbor::Above => self.below(message),
+            ModuleNeighbor::Below => self.above(message),
+            ModuleNeighbor::Peer => {}
         }
     }
 
@@ -266,34 +267,34 @@ impl Turn {
     }
 
     /// Reports that the half cannot continue: the attachment ends.
-    pub fn fail(&mut self, trouble: Trouble, why: impl Into<String>) {
-        self.failure.get_or_insert(Failure { trouble, why: why.into() });
+    pub fn fail(&mut self, trouble: ModuleFailureCause, why: impl Into<String>) {
+        self.failure.get_or_insert(ModuleFailure { trouble, why: why.into() });
     }
 
     /// The next message, and where it goes.
-    pub fn pop(&mut self) -> Option<(Side, Message)> {
+    pub fn pop(&mut self) -> Option<(ModuleNeighbor, ModuleMessage)> {
         self.pop_made().map(|(to, message, _)| (to, message))
     }
 
     /// The next message, where it goes, and which half of a pipeline made it; `None` if it only passed.
-    pub fn pop_made(&mut self) -> Option<(Side, Message, Option<u8>)> {
+    pub fn pop_made(&mut self) -> Option<(ModuleNeighbor, ModuleMessage, Option<u8>)> {
         self.said.pop_front()
     }
 
     /// Sends a message that this half of a pipeline made, counted from 0; `None` if it only passed the halves.
-    pub fn put(&mut self, to: Side, message: Message, maker: Option<u8>) {
+    pub fn put(&mut self, to: ModuleNeighbor, message: ModuleMessage, maker: Option<u8>) {
         self.said.push_back((to, message, maker));
     }
 
     /// Why the half cannot continue, if it cannot.
-    pub fn failure(&mut self) -> Option<Failure> {
+    pub fn failure(&mut self) -> Option<ModuleFailure> {
         self.failure.take()
     }
 }
 
 /// A module's description, for negotiation, lists and help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub struct ModuleManifest {
     /// Its name, one word.
     pub name: &'static str,
     /// The version of the messages between its halves; both halves have the same one.
@@ -301,11 +302,11 @@ pub struct Manifest {
     /// A line for a list.
     pub summary: &'static str,
     /// The classes it serves.
-    pub classes: &'static [Class],
+    pub classes: &'static [ModuleDeviceClass],
     /// Its parameters.
-    pub parameters: &'static [Parameter],
+    pub parameters: &'static [ModuleParameter],
     /// What it does to the data.
-    pub effects: Effects,
+    pub effects: ModuleEffects,
     /// Its cost, for people: latency, memory, processor.
     pub cost: &'static str,
     /// Its manual.
@@ -314,7 +315,7 @@ pub struct Manifest {
 
 /// What a module does to the data that passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Effects {
+pub struct ModuleEffects {
     /// It alters or drops data: a fault, for tests.
     pub is_fault: bool,
     /// It can continue in another process (restart, migration).
@@ -323,11 +324,11 @@ pub struct Effects {
 
 /// A parameter of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter {
+pub struct ModuleParameter {
     /// Its name.
     pub name: &'static str,
     /// Which values are valid.
-    pub form: Form,
+    pub form: ParameterFormat,
     /// Its default; `None` if it must be given.
     pub default: Option<&'static str>,
     /// What it means.
@@ -338,7 +339,7 @@ pub struct Parameter {
 
 /// The form of a parameter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ParameterFormat {
     /// A number in a range, both ends included.
     Number(u64, u64),
     /// A duration with its unit, `250us`, `20ms`, `1s`, up to this maximum.
@@ -353,22 +354,22 @@ pub enum Form {
     NewFile,
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for ParameterFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Form::Number(min, max) => write!(f, "{min} to {max}"),
-            Form::SpanUpTo(max) => write!(f, "a span (us, ms, s) up to {max:?}"),
-            Form::Text(max) => write!(f, "a text of up to {max} bytes"),
-            Form::OneOf(words) => f.write_str(&words.join(" or ")),
-            Form::File(_) => f.write_str("a file"),
-            Form::NewFile => f.write_str("a file to be made"),
+            ParameterFormat::Number(min, max) => write!(f, "{min} to {max}"),
+            ParameterFormat::SpanUpTo(max) => write!(f, "a span (us, ms, s) up to {max:?}"),
+            ParameterFormat::Text(max) => write!(f, "a text of up to {max} bytes"),
+            ParameterFormat::OneOf(words) => f.write_str(&words.join(" or ")),
+            ParameterFormat::File(_) => f.write_str("a file"),
+            ParameterFormat::NewFile => f.write_str("a file to be made"),
         }
     }
 }
 
 /// An importer's description of its own half, which the exporter's half has to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct ModuleOffer {
     /// The module's name.
     pub name: String,
     /// Its version.
@@ -385,17 +386,18 @@ mod tests {
 
     #[test]
     fn passed_message_goes_to_the_other_side_and_only_the_first_failure_counts() {
-        let message = Message { kind: Kind::Request, id: 1, head: vec![1].into(), payload: vec![2, 3].into() };
+        let message =
+            ModuleMessage { kind: ModuleMessageKind::Request, id: 1, head: vec![1].into(), payload: vec![2, 3].into() };
         assert_eq!((message.len(), message.is_empty()), (3, false));
-        let mut turn = Turn::default();
-        turn.pass(Side::Above, message.clone());
-        turn.pass(Side::Below, message.clone());
-        turn.pass(Side::Peer, message.clone());
-        assert_eq!(turn.pop(), Some((Side::Below, message.clone())));
-        assert_eq!(turn.pop(), Some((Side::Above, message)));
+        let mut turn = ModuleOutput::default();
+        turn.pass(ModuleNeighbor::Above, message.clone());
+        turn.pass(ModuleNeighbor::Below, message.clone());
+        turn.pass(ModuleNeighbor::Peer, message.clone());
+        assert_eq!(turn.pop(), Some((ModuleNeighbor::Below, message.clone())));
+        assert_eq!(turn.pop(), Some((ModuleNeighbor::Above, message)));
         assert_eq!(turn.pop(), None);
-        turn.fail(Trouble::Peer, "first");
-        turn.fail(Trouble::Network, "second");
+        turn.fail(ModuleFailureCause::Peer, "first");
+        turn.fail(ModuleFailureCause::Network, "second");
         assert_eq!(turn.failure().map(|failure| failure.why), Some("first".to_owned()));
         assert_eq!(turn.failure(), None);
     }

@@ -18,7 +18,7 @@
 //! number of *messages*, and ends the answer with *done* (or *fail*). *Passed* stands for one message, once: a module
 //! that changes no data sends it instead of the data.
 
-use crate::module::{Class, Kind, Message, Role, Side};
+use crate::module::{ModuleDeviceClass, ModuleMessage, ModuleMessageKind, ModuleNeighbor, ModuleRole};
 use crate::payload::Payload;
 use crate::time::Instant;
 
@@ -37,12 +37,12 @@ const FAIL: u8 = 5;
 const PASSED: u8 = 6;
 
 /// The *start* frame that begins a use, with its length in front.
-pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> {
+pub fn start(role: ModuleRole, class: ModuleDeviceClass, failed: &[u8], options: &str) -> Vec<u8> {
     let class = match class {
-        Class::Usb => 1,
-        Class::Block => 2,
-        Class::Stream => 3,
-        Class::Private => 128,
+        ModuleDeviceClass::Usb => 1,
+        ModuleDeviceClass::Block => 2,
+        ModuleDeviceClass::Stream => 3,
+        ModuleDeviceClass::Private => 128,
     };
     let mut bytes = vec![0, 0, 0, 0, START, VERSION, role as u8, class];
     bytes.extend((failed.len() as u16).to_le_bytes());
@@ -57,12 +57,12 @@ pub fn is_start(frame: &[u8]) -> bool {
 }
 
 /// The *message* frame up to the payload, with the length of both in front.
-pub fn message(now: Instant, from: Side, message: &Message) -> Vec<u8> {
-    let pair = if let Kind::Aside(pair) = message.kind { pair } else { 0 };
+pub fn message(now: Instant, from: ModuleNeighbor, message: &ModuleMessage) -> Vec<u8> {
+    let pair = if let ModuleMessageKind::Aside(pair) = message.kind { pair } else { 0 };
     let from = match from {
-        Side::Above => 0,
-        Side::Below => 1,
-        Side::Peer => 2,
+        ModuleNeighbor::Above => 0,
+        ModuleNeighbor::Below => 1,
+        ModuleNeighbor::Peer => 2,
     };
     let mut bytes = vec![0, 0, 0, 0, MESSAGE, from, message.kind.code(), pair];
     bytes.extend(now.as_nanos().to_le_bytes());
@@ -87,11 +87,11 @@ fn measured(mut bytes: Vec<u8>, behind: usize) -> Vec<u8> {
 
 /// A frame from a module.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Said {
+pub enum ModuleAbiFrame {
     /// A message, and where it goes.
-    Message(Side, Message),
+    Message(ModuleNeighbor, ModuleMessage),
     /// A message, and where it goes; its payload is that of the message being answered.
-    Passed(Side, Message),
+    Passed(ModuleNeighbor, ModuleMessage),
     /// The end of the answer, and when the module wants to be called.
     Done(Option<Instant>),
     /// The module cannot continue, for this reason.
@@ -100,17 +100,17 @@ pub enum Said {
 
 /// Why a module's bytes are not a valid frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wrong(pub &'static str);
+pub struct ModuleAbiError(pub &'static str);
 
 /// Bytes of the frame at the front, once its length has arrived.
 ///
 /// # Errors
-/// [`Wrong`] if it is longer than `bytes_max`.
-pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, Wrong> {
+/// [`ModuleAbiError`] if it is longer than `bytes_max`.
+pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, ModuleAbiError> {
     let Some(length) = bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) else { return Ok(None) };
     match length {
-        0 => Err(Wrong("a frame of no bytes")),
-        _ if length > bytes_max => Err(Wrong("a frame that is longer than any message")),
+        0 => Err(ModuleAbiError("a frame of no bytes")),
+        _ if length > bytes_max => Err(ModuleAbiError("a frame that is longer than any message")),
         _ => Ok(Some(4 + length)),
     }
 }
@@ -118,25 +118,26 @@ pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, Wron
 /// Decodes a whole frame of a module, without its length.
 ///
 /// # Errors
-/// [`Wrong`] if it is not a valid frame.
-pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
-    let (what, words) = frame.split_first().ok_or(Wrong("a frame of no bytes"))?;
+/// [`ModuleAbiError`] if it is not a valid frame.
+pub fn decode(frame: &[u8]) -> Result<ModuleAbiFrame, ModuleAbiError> {
+    let (what, words) = frame.split_first().ok_or(ModuleAbiError("a frame of no bytes"))?;
     match *what {
         MESSAGE => {
             let (to, message, at) = decode_message(frame)?;
-            Ok(Said::Message(to, Message { payload: frame[at..].into(), ..message }))
+            Ok(ModuleAbiFrame::Message(to, ModuleMessage { payload: frame[at..].into(), ..message }))
         }
         PASSED => match decode_message(frame)? {
-            (Side::Peer, ..) => Err(Wrong("what it was told, to its other half")),
-            (to, message, at) if at == frame.len() => Ok(Said::Passed(to, message)),
-            _ => Err(Wrong("a payload with what it passes on as it was")),
+            (ModuleNeighbor::Peer, ..) => Err(ModuleAbiError("what it was told, to its other half")),
+            (to, message, at) if at == frame.len() => Ok(ModuleAbiFrame::Passed(to, message)),
+            _ => Err(ModuleAbiError("a payload with what it passes on as it was")),
         },
         DONE => {
-            let due = words.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("a done of another length"))?;
-            Ok(Said::Done((due != u64::MAX).then(|| Instant::from_nanos(due))))
+            let due =
+                words.try_into().map(u64::from_le_bytes).map_err(|_| ModuleAbiError("a done of another length"))?;
+            Ok(ModuleAbiFrame::Done((due != u64::MAX).then(|| Instant::from_nanos(due))))
         }
-        FAIL => Ok(Said::Fail(String::from_utf8_lossy(&words[..words.len().min(512)]).into_owned())),
-        _ => Err(Wrong("a frame of another kind")),
+        FAIL => Ok(ModuleAbiFrame::Fail(String::from_utf8_lossy(&words[..words.len().min(512)]).into_owned())),
+        _ => Err(ModuleAbiError("a frame of another kind")),
     }
 }
 
@@ -150,49 +151,56 @@ fn behind_head(words: &[u8]) -> usize {
 }
 
 /// A message without its payload, where it goes, and where in the frame its payload begins.
-fn decode_message(frame: &[u8]) -> Result<(Side, Message, usize), Wrong> {
-    let short = Wrong("a message without all its fields");
+fn decode_message(frame: &[u8]) -> Result<(ModuleNeighbor, ModuleMessage, usize), ModuleAbiError> {
+    let short = ModuleAbiError("a message without all its fields");
     let words = frame.get(..MESSAGE_BYTES).ok_or(short)?;
     let to = match words[1] {
-        0 => Side::Above,
-        1 => Side::Below,
-        2 => Side::Peer,
-        _ => return Err(Wrong("a message to nobody")),
+        0 => ModuleNeighbor::Above,
+        1 => ModuleNeighbor::Below,
+        2 => ModuleNeighbor::Peer,
+        _ => return Err(ModuleAbiError("a message to nobody")),
     };
     let kind = match words[2] {
-        0 => Kind::Request,
-        1 => Kind::Completion,
-        2 => Kind::Cancel,
-        3 => Kind::Cancelled,
-        4 => Kind::Event,
-        5 => Kind::Aside(words[3]),
-        _ => return Err(Wrong("a message of another kind")),
+        0 => ModuleMessageKind::Request,
+        1 => ModuleMessageKind::Completion,
+        2 => ModuleMessageKind::Cancel,
+        3 => ModuleMessageKind::Cancelled,
+        4 => ModuleMessageKind::Event,
+        5 => ModuleMessageKind::Aside(words[3]),
+        _ => return Err(ModuleAbiError("a message of another kind")),
     };
     let id = u64::from_le_bytes(words[12..20].try_into().map_err(|_| short)?);
     let at = behind_head(words);
-    let head = frame.get(MESSAGE_BYTES..at).ok_or(Wrong("a head that is longer than its message"))?;
-    Ok((to, Message { kind, id, head: Payload::from(head), payload: Payload::Empty }, at))
+    let head = frame.get(MESSAGE_BYTES..at).ok_or(ModuleAbiError("a head that is longer than its message"))?;
+    Ok((to, ModuleMessage { kind, id, head: Payload::from(head), payload: Payload::Empty }, at))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sample(kind: Kind) -> Message {
-        Message { kind, id: 0x0102_0304, head: vec![1, 2, 3].into(), payload: vec![4; 10].into() }
+    fn sample(kind: ModuleMessageKind) -> ModuleMessage {
+        ModuleMessage { kind, id: 0x0102_0304, head: vec![1, 2, 3].into(), payload: vec![4; 10].into() }
     }
 
     #[test]
     fn a_message_that_is_said_back_is_the_same() {
-        let kinds = [Kind::Request, Kind::Completion, Kind::Cancel, Kind::Cancelled, Kind::Event, Kind::Aside(3)];
+        let kinds = [
+            ModuleMessageKind::Request,
+            ModuleMessageKind::Completion,
+            ModuleMessageKind::Cancel,
+            ModuleMessageKind::Cancelled,
+            ModuleMessageKind::Event,
+            ModuleMessageKind::Aside(3),
+        ];
         for kind in kinds {
-            for side in [Side::Above, Side::Below, Side::Peer] {
+            for side in [ModuleNeighbor::Above, ModuleNeighbor::Below, ModuleNeighbor::Peer] {
                 let sample = sample(kind);
                 let mut frame = message(Instant::from_nanos(7), side, &sample);
                 frame.extend(sample.payload.contiguous().iter());
                 assert_eq!(frame_bytes(&frame, 1000), Ok(Some(frame.len())));
                 let frame = &frame[LENGTH_BYTES..];
-                assert_eq!(decode(frame), Ok(Said::Message(side, sample)));
+                assert_eq!(decode(frame), Ok(ModuleAbiFrame::Message(side, sample)));
                 assert_eq!(payload_at(frame), Some(MESSAGE_BYTES + 3));
                 for end in 0..MESSAGE_BYTES + 3 {
                     assert!(decode(&frame[..end]).is_err(), "{end} bytes");
@@ -203,18 +211,18 @@ mod tests {
 
     #[test]
     fn passed_frame_has_no_payload_and_goes_above_or_below() {
-        let bare = Message { payload: Payload::Empty, ..sample(Kind::Event) };
-        let said = |to: Side, behind: &[u8]| {
+        let bare = ModuleMessage { payload: Payload::Empty, ..sample(ModuleMessageKind::Event) };
+        let said = |to: ModuleNeighbor, behind: &[u8]| {
             let mut frame = message(Instant::ZERO, to, &bare).split_off(LENGTH_BYTES);
             frame[0] = PASSED;
             frame.extend(behind);
             decode(&frame)
         };
-        for to in [Side::Above, Side::Below] {
-            assert_eq!(said(to, &[]), Ok(Said::Passed(to, bare.clone())));
+        for to in [ModuleNeighbor::Above, ModuleNeighbor::Below] {
+            assert_eq!(said(to, &[]), Ok(ModuleAbiFrame::Passed(to, bare.clone())));
             assert!(said(to, &[0]).is_err(), "with a payload");
         }
-        assert!(said(Side::Peer, &[]).is_err());
+        assert!(said(ModuleNeighbor::Peer, &[]).is_err());
     }
 
     #[test]
@@ -222,22 +230,28 @@ mod tests {
         assert_eq!(frame_bytes(&[1, 0, 0], 10), Ok(None));
         assert!(frame_bytes(&[0; 4], 10).is_err() && frame_bytes(&[11, 0, 0, 0], 10).is_err());
         let done = |due: u64| [&[DONE][..], &due.to_le_bytes()].concat();
-        assert_eq!(decode(&done(u64::MAX)), Ok(Said::Done(None)));
-        assert_eq!(decode(&done(5)), Ok(Said::Done(Some(Instant::from_nanos(5)))));
+        assert_eq!(decode(&done(u64::MAX)), Ok(ModuleAbiFrame::Done(None)));
+        assert_eq!(decode(&done(5)), Ok(ModuleAbiFrame::Done(Some(Instant::from_nanos(5)))));
         assert!(decode(&done(5)[..8]).is_err());
-        assert_eq!(decode(b"\x05no"), Ok(Said::Fail("no".to_owned())));
+        assert_eq!(decode(b"\x05no"), Ok(ModuleAbiFrame::Fail("no".to_owned())));
         for what in [0, START, TIME, 7, 255] {
             assert!(decode(&[what]).is_err(), "{what}");
         }
-        let mut frame = message(Instant::ZERO, Side::Above, &sample(Kind::Request)).split_off(LENGTH_BYTES);
+        let mut frame =
+            message(Instant::ZERO, ModuleNeighbor::Above, &sample(ModuleMessageKind::Request)).split_off(LENGTH_BYTES);
         assert_eq!((payload_at(&frame[..21]), payload_at(&[0; 30])), (None, None));
         for (at, byte) in [(1, 3), (2, 6), (21, 1)] {
             let before = std::mem::replace(&mut frame[at], byte);
             assert!(decode(&frame).is_err(), "byte {at}");
             frame[at] = before;
         }
-        assert_eq!(start(Role::Exporter, Class::Block, &[9], "x=1"), b"\x0a\0\0\0\x01\x02\x01\x02\x01\0\x09x=1");
-        assert!(is_start(&start(Role::Importer, Class::Usb, &[], "")) && !is_start(&time(Instant::ZERO)));
+        assert_eq!(
+            start(ModuleRole::Exporter, ModuleDeviceClass::Block, &[9], "x=1"),
+            b"\x0a\0\0\0\x01\x02\x01\x02\x01\0\x09x=1"
+        );
+        assert!(
+            is_start(&start(ModuleRole::Importer, ModuleDeviceClass::Usb, &[], "")) && !is_start(&time(Instant::ZERO))
+        );
         assert_eq!(time(Instant::from_nanos(1)), b"\x09\0\0\0\x03\x01\0\0\0\0\0\0\0");
     }
 }

@@ -14,18 +14,18 @@ pub enum Payload {
     /// Owned bytes, usually from a [`BufferPool`].
     Bytes(Vec<u8>),
     /// A window on a shared buffer, for example a link's receive buffer.
-    Shared(Shared),
+    Shared(BufferWindow),
     /// Memory lent by a kernel or a device until the last clone is dropped.
-    Borrowed(Borrowed),
+    Borrowed(BorrowedMemory),
     /// A fixed pattern, repeated: costs no memory whatever its length.
-    Pattern(Pattern),
+    Pattern(RepeatedPattern),
     /// Several windows, one behind the other: what arrived in several frames.
-    Parts(Vec<Shared>),
+    Parts(Vec<BufferWindow>),
 }
 
 /// A window on a shared buffer.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct BufferWindow {
     chunk: Arc<[u8]>,
     start: usize,
     len: usize,
@@ -34,24 +34,24 @@ pub struct Shared {
 /// The beginning of lent memory. Opaque here: the lender knows what it is made of, and that nothing writes to it while
 /// this is held.
 #[derive(Clone)]
-pub struct Borrowed {
+pub struct BorrowedMemory {
     memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
     len: usize,
 }
 
-impl fmt::Debug for Borrowed {
+impl fmt::Debug for BorrowedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("BorrowedMemory").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
-impl Borrowed {
+impl BorrowedMemory {
     fn bytes(&self) -> &[u8] {
         &(*self.memory).as_ref()[..self.len]
     }
 }
 
-impl Shared {
+impl BufferWindow {
     fn bytes(&self) -> &[u8] {
         &self.chunk[self.start..self.start + self.len]
     }
@@ -61,7 +61,7 @@ impl Shared {
 const COPIED_BYTES_MAX: usize = 1 << 20;
 
 /// A shared buffer of so many bytes, which are zero, for data that are read into it and handed on without a copy
-/// ([`Payload::Shared`]).
+/// ([`Payload::BufferWindow`]).
 pub fn new_chunk(bytes: usize) -> Arc<[u8]> {
     if bytes > COPIED_BYTES_MAX || !cfg!(debug_assertions) {
         // One allocation of a known length: a huge frame takes its size and not three times as much.
@@ -73,7 +73,7 @@ pub fn new_chunk(bytes: usize) -> Arc<[u8]> {
 
 /// `unit`, repeated from its start until `len` bytes are made. `unit` is never empty.
 #[derive(Clone, Copy, Debug)]
-pub struct Pattern {
+pub struct RepeatedPattern {
     unit: &'static [u8],
     len: usize,
 }
@@ -88,7 +88,7 @@ impl Payload {
         if range.is_empty() {
             return Payload::Empty;
         }
-        Payload::Shared(Shared { chunk: Arc::clone(chunk), start: range.start, len: range.len() })
+        Payload::Shared(BufferWindow { chunk: Arc::clone(chunk), start: range.start, len: range.len() })
     }
 
     /// The first `len` bytes of lent memory; dropping the last clone gives it back.
@@ -97,7 +97,7 @@ impl Payload {
     /// If there are fewer.
     pub fn lent(memory: Arc<dyn AsRef<[u8]> + Send + Sync>, len: usize) -> Self {
         assert!(len <= (*memory).as_ref().len(), "a payload lies in its memory");
-        if len == 0 { Payload::Empty } else { Payload::Borrowed(Borrowed { memory, len }) }
+        if len == 0 { Payload::Empty } else { Payload::Borrowed(BorrowedMemory { memory, len }) }
     }
 
     /// `len` bytes of `unit` repeated.
@@ -106,7 +106,7 @@ impl Payload {
     /// If `unit` is empty.
     pub fn pattern(unit: &'static [u8], len: usize) -> Self {
         assert!(!unit.is_empty(), "a pattern has a unit");
-        if len == 0 { Payload::Empty } else { Payload::Pattern(Pattern { unit, len }) }
+        if len == 0 { Payload::Empty } else { Payload::Pattern(RepeatedPattern { unit, len }) }
     }
 
     /// Joins payloads. Windows are not copied.
@@ -130,14 +130,14 @@ impl Payload {
         }
     }
 
-    fn into_windows(self) -> Vec<Shared> {
+    fn into_windows(self) -> Vec<BufferWindow> {
         match self {
             Payload::Empty => Vec::new(),
             Payload::Shared(window) => vec![window],
             Payload::Parts(parts) => parts,
             other => {
                 let chunk: Arc<[u8]> = other.into_vec().into();
-                vec![Shared { start: 0, len: chunk.len(), chunk }]
+                vec![BufferWindow { start: 0, len: chunk.len(), chunk }]
             }
         }
     }
@@ -206,7 +206,7 @@ impl Payload {
                 let left = pattern.len.checked_sub(index * pattern.unit.len())?;
                 return Some(&pattern.unit[..pattern.unit.len().min(left)]).filter(|run| !run.is_empty());
             }
-            Payload::Parts(parts) => return parts.get(index).map(Shared::bytes),
+            Payload::Parts(parts) => return parts.get(index).map(BufferWindow::bytes),
         };
         (index == 0).then_some(whole)
     }
@@ -280,15 +280,15 @@ impl Payload {
                 let whole =
                     parts.iter().take_while(|part| left.checked_sub(part.len).map(|rest| left = rest).is_some());
                 let whole = whole.count();
-                let mut front: Vec<Shared> = parts.drain(..whole).collect();
+                let mut front: Vec<BufferWindow> = parts.drain(..whole).collect();
                 if left > 0
                     && let Some(part) = parts.first_mut()
                 {
-                    front.push(Shared { chunk: Arc::clone(&part.chunk), start: part.start, len: left });
+                    front.push(BufferWindow { chunk: Arc::clone(&part.chunk), start: part.start, len: left });
                     part.start += left;
                     part.len -= left;
                 }
-                match <[Shared; 1]>::try_from(front) {
+                match <[BufferWindow; 1]>::try_from(front) {
                     Ok([one]) => Payload::Shared(one),
                     Err(front) if front.is_empty() => Payload::Empty,
                     Err(front) => Payload::Parts(front),
@@ -306,7 +306,7 @@ impl Payload {
 /// A payload that arrives piece by piece. Large pieces stay where they are; small ones are copied together, so that a
 /// peer that cuts a message into tiny pieces makes it take no more memory than its bytes.
 #[derive(Debug, Default)]
-pub struct Pieces {
+pub struct PayloadAssembler {
     whole: Payload,
     /// Small pieces, after all others.
     tail: Vec<u8>,
@@ -315,7 +315,7 @@ pub struct Pieces {
 /// Pieces below this size are copied.
 const SMALL_PIECE_BYTES: usize = 4 << 10;
 
-impl Pieces {
+impl PayloadAssembler {
     /// Appends a piece.
     pub fn push(&mut self, piece: Payload) {
         match piece.len() {
@@ -363,7 +363,7 @@ impl Pieces {
     }
 }
 
-impl From<Payload> for Pieces {
+impl From<Payload> for PayloadAssembler {
     fn from(whole: Payload) -> Self {
         Self { whole, tail: Vec::new() }
     }
@@ -525,7 +525,7 @@ mod tests {
     fn pieces_of_any_size_become_the_whole_and_small_ones_hold_no_chunk() {
         let chunk: Arc<[u8]> = (0..64_000_u32).map(|at| (at / 7) as u8).collect();
         for cuts in [vec![1; 3000], vec![5000, 1, 1, 5000, 4095, 4096, 3], vec![64_000], vec![3, 60_000], Vec::new()] {
-            let (mut pieces, mut at) = (Pieces::default(), 0);
+            let (mut pieces, mut at) = (PayloadAssembler::default(), 0);
             for len in &cuts {
                 pieces.push(Payload::shared(&chunk, at..at + len));
                 pieces.push(Payload::Empty);

@@ -1,9 +1,9 @@
 //! A block device over a store.
 
 use crate::block::{BlockStore, StoreError};
-use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp};
-use crate::device::Completions;
-use crate::extents::{Extent, Extents};
+use crate::block_device::{BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp};
+use crate::device::CompletionQueue;
+use crate::extents::{ExtentList, StoreExtent};
 use crate::limits::BLOCK_REQUEST_BYTES_MAX;
 use crate::payload::Payload;
 use crate::time::Instant;
@@ -88,11 +88,11 @@ impl<S: BlockStore> StoreDevice<S> {
         if request.is_durable { self.store.flush() } else { Ok(()) }
     }
 
-    fn map(&mut self, offset: u64, length: u64) -> Result<Extents, StoreError> {
-        let (mut extents, mut at, end) = (Extents::default(), offset, offset + length);
+    fn map(&mut self, offset: u64, length: u64) -> Result<ExtentList, StoreError> {
+        let (mut extents, mut at, end) = (ExtentList::default(), offset, offset + length);
         while at < end {
-            let Extent { length, is_hole } = self.store.extent(at, end - at)?;
-            if length == 0 || !extents.push(Extent { length: length.min(end - at), is_hole }) {
+            let StoreExtent { length, is_hole } = self.store.extent(at, end - at)?;
+            if length == 0 || !extents.push(StoreExtent { length: length.min(end - at), is_hole }) {
                 break;
             }
             at += length;
@@ -106,7 +106,7 @@ impl<S: BlockStore> BlockDevice for StoreDevice<S> {
         &self.info
     }
 
-    fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if let Err(error) = self.info.check(&request) {
             done.push(request.fail(error));
             return;

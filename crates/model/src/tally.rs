@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Named counters that only grow. Clones share their counts.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct NamedCounters {
     names: &'static [&'static str],
     counts: Arc<[AtomicU64]>,
 }
 
-impl Tally {
+impl NamedCounters {
     /// All counters at zero.
     pub fn new(names: &'static [&'static str]) -> Self {
         Self { names, counts: names.iter().map(|_| AtomicU64::new(0)).collect() }
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn copies_count_together() {
-        let tally = Tally::new(&["frames", "late"]);
+        let tally = NamedCounters::new(&["frames", "late"]);
         tally.clone().count(1, 2);
         tally.count(1, 1);
         assert_eq!(tally.read().collect::<Vec<_>>(), [("frames", 0), ("late", 3)]);

@@ -5,17 +5,17 @@
 //! | shape | who holds it | next |
 //! |---|---|---|
 //! | [`Urb`] | the requester, or a queue in front of the device | [`Urb::launch`] |
-//! | [`InFlight`] | the device | [`InFlight::done`] and its shorthands |
-//! | [`Done`] | the requester again | read it |
+//! | [`UrbInFlight`] | the device | [`UrbInFlight::done`] and its shorthands |
+//! | [`UrbCompletion`] | the requester again | read it |
 //!
-//! Dropping an unanswered [`InFlight`] is a bug of farbus: it panics where debug assertions are on, and elsewhere it is
+//! Dropping an unanswered [`UrbInFlight`] is a bug of farbus: it panics where debug assertions are on, and elsewhere it is
 //! left with [`take_lost`], which the engine turns into a cancelled completion, counted and logged.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use crate::payload::Payload;
-use crate::usb::{Direction, EpAddr, Setup};
+use crate::usb::{EpAddr, SetupPacket, TransferDirection};
 
 /// Names a request among those in flight on one device. Chosen by the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,7 @@ pub struct IsoPacket {
     /// Bytes moved.
     pub actual: u32,
     /// How this packet ended.
-    pub status: Status,
+    pub status: UrbStatus,
 }
 
 /// A request: one transfer on one endpoint.
@@ -53,13 +53,13 @@ pub struct Urb {
     /// The endpoint it goes to.
     pub endpoint: EpAddr,
     /// Direction of the data, the setup packet's for control.
-    pub direction: Direction,
+    pub direction: TransferDirection,
     /// Bytes to send, or space for IN.
     pub length: u32,
     /// The bytes to send; empty for IN. Isochronous OUT: the whole buffer, packets at their offsets.
     pub payload: Payload,
     /// Control only; all zeros elsewhere.
-    pub setup: Setup,
+    pub setup: SetupPacket,
     /// Isochronous only; empty elsewhere.
     pub iso: Vec<IsoPacket>,
     /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
@@ -75,7 +75,7 @@ pub struct Urb {
 
 impl Urb {
     /// A control request; `payload` is its OUT data stage (of `setup.length` bytes) or empty.
-    pub fn control(id: UrbId, setup: Setup, payload: Payload) -> Self {
+    pub fn control(id: UrbId, setup: SetupPacket, payload: Payload) -> Self {
         let length = u32::from(setup.length);
         Self { setup, payload, ..Self::plain(id, EpAddr::CONTROL, setup.direction(), length) }
     }
@@ -83,22 +83,22 @@ impl Urb {
     /// A bulk or interrupt OUT transfer.
     pub fn data_out(id: UrbId, endpoint: EpAddr, payload: Payload) -> Self {
         let length = u32::try_from(payload.len()).expect("a URB's length fits 32 bits");
-        Self { payload, ..Self::plain(id, endpoint, Direction::Out, length) }
+        Self { payload, ..Self::plain(id, endpoint, TransferDirection::Out, length) }
     }
 
     /// A bulk or interrupt IN transfer with room for `length` bytes.
     pub fn data_in(id: UrbId, endpoint: EpAddr, length: u32) -> Self {
-        Self::plain(id, endpoint, Direction::In, length)
+        Self::plain(id, endpoint, TransferDirection::In, length)
     }
 
-    fn plain(id: UrbId, endpoint: EpAddr, direction: Direction, length: u32) -> Self {
+    fn plain(id: UrbId, endpoint: EpAddr, direction: TransferDirection, length: u32) -> Self {
         Self {
             id,
             endpoint,
             direction,
             length,
             payload: Payload::Empty,
-            setup: Setup::default(),
+            setup: SetupPacket::default(),
             iso: Vec::new(),
             start_frame: 0,
             interval: 0,
@@ -108,19 +108,19 @@ impl Urb {
     }
 
     /// Hands the request to a device: from here on it has to be answered.
-    pub fn launch(self) -> InFlight {
-        InFlight { urb: Some(self) }
+    pub fn launch(self) -> UrbInFlight {
+        UrbInFlight { urb: Some(self) }
     }
 }
 
 /// A request that a device holds and owes an answer to.
 #[derive(Debug)]
-pub struct InFlight {
+pub struct UrbInFlight {
     /// `None` only after it was answered.
     urb: Option<Urb>,
 }
 
-impl std::ops::Deref for InFlight {
+impl std::ops::Deref for UrbInFlight {
     type Target = Urb;
 
     fn deref(&self) -> &Urb {
@@ -128,7 +128,7 @@ impl std::ops::Deref for InFlight {
     }
 }
 
-impl InFlight {
+impl UrbInFlight {
     /// Takes the OUT data, leaving none; the length stays.
     pub fn take_payload(&mut self) -> Payload {
         std::mem::take(&mut self.urb.as_mut().expect("an unanswered request holds its URB").payload)
@@ -144,14 +144,14 @@ impl InFlight {
     ///
     /// # Panics
     /// If more moved than was asked for, or IN data does not match `actual`: a device's bug.
-    pub fn done(mut self, status: Status, actual: u32, payload: Payload) -> Done {
+    pub fn done(mut self, status: UrbStatus, actual: u32, payload: Payload) -> UrbCompletion {
         let urb = self.urb.take().expect("an unanswered request holds its URB");
         assert!(actual <= urb.length, "{:?}: moved {actual} of {} bytes", urb.endpoint, urb.length);
         match urb.direction {
-            Direction::In => assert_eq!(payload.len(), actual as usize, "IN data is what moved"),
-            Direction::Out => assert!(payload.is_empty(), "an OUT transfer returns no data"),
+            TransferDirection::In => assert_eq!(payload.len(), actual as usize, "IN data is what moved"),
+            TransferDirection::Out => assert!(payload.is_empty(), "an OUT transfer returns no data"),
         }
-        Done {
+        UrbCompletion {
             id: urb.id,
             endpoint: urb.endpoint,
             direction: urb.direction,
@@ -168,19 +168,19 @@ impl InFlight {
     }
 
     /// Answers IN with these bytes.
-    pub fn answer(self, payload: Payload) -> Done {
+    pub fn answer(self, payload: Payload) -> UrbCompletion {
         let actual = u32::try_from(payload.len()).expect("a URB's length fits 32 bits");
-        self.done(Status::Ok, actual, payload)
+        self.done(UrbStatus::Ok, actual, payload)
     }
 
     /// Answers OUT: the device took all of it.
-    pub fn accept(self) -> Done {
+    pub fn accept(self) -> UrbCompletion {
         let actual = self.length;
-        self.done(Status::Ok, actual, Payload::Empty)
+        self.done(UrbStatus::Ok, actual, Payload::Empty)
     }
 
     /// Answers that the request failed and no bytes moved.
-    pub fn fail(self, status: Status) -> Done {
+    pub fn fail(self, status: UrbStatus) -> UrbCompletion {
         self.done(status, 0, Payload::Empty)
     }
 
@@ -189,11 +189,11 @@ impl InFlight {
     ///
     /// # Panics
     /// If the packets' count changed or their sum does not match the data: a device's bug.
-    pub fn done_iso(self, packets: Vec<IsoPacket>, payload: Payload) -> Done {
+    pub fn done_iso(self, packets: Vec<IsoPacket>, payload: Payload) -> UrbCompletion {
         assert_eq!(packets.len(), self.iso.len(), "as many packets come back as were sent");
         let actual = packets.iter().map(|packet| packet.actual).sum();
-        let error_count = packets.iter().filter(|packet| packet.status != Status::Ok).count();
-        let mut done = self.done(Status::Ok, actual, payload);
+        let error_count = packets.iter().filter(|packet| packet.status != UrbStatus::Ok).count();
+        let mut done = self.done(UrbStatus::Ok, actual, payload);
         done.iso = packets;
         done.error_count = error_count as u32;
         done
@@ -210,7 +210,7 @@ thread_local! {
     static LOST: RefCell<Vec<Urb>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Drop for InFlight {
+impl Drop for UrbInFlight {
     fn drop(&mut self) {
         if let Some(mut urb) = self.urb.take() {
             // The answer needs its packets, not its data.
@@ -230,19 +230,19 @@ pub fn take_lost() -> Vec<Urb> {
 
 /// An answered request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Done {
+pub struct UrbCompletion {
     /// The requester's name for it.
     pub id: UrbId,
     /// The endpoint it went to.
     pub endpoint: EpAddr,
     /// Direction of the data.
-    pub direction: Direction,
+    pub direction: TransferDirection,
     /// Control only.
-    pub setup: Setup,
+    pub setup: SetupPacket,
     /// Bytes asked for.
     pub length: u32,
     /// How it ended.
-    pub status: Status,
+    pub status: UrbStatus,
     /// Bytes moved.
     pub actual: u32,
     /// The bytes that came IN. Isochronous: packets one behind the other, without gaps.
@@ -259,7 +259,7 @@ pub struct Done {
 
 /// How a transfer ended. These are values and not errors: a device may well answer with a stall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Status {
+pub enum UrbStatus {
     /// It succeeded; fewer bytes than asked for may have moved.
     #[default]
     Ok,
@@ -297,15 +297,15 @@ pub enum Status {
 mod tests {
     use super::*;
 
-    fn urb(id: u64) -> InFlight {
+    fn urb(id: u64) -> UrbInFlight {
         Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), 8).launch()
     }
 
     #[test]
     fn an_answer_consumes_the_request() {
         let done = urb(1).answer(vec![1, 2, 3].into());
-        assert_eq!((done.id, done.status, done.actual), (UrbId(1), Status::Ok, 3));
-        assert_eq!(urb(2).fail(Status::Stall).status, Status::Stall);
+        assert_eq!((done.id, done.status, done.actual), (UrbId(1), UrbStatus::Ok, 3));
+        assert_eq!(urb(2).fail(UrbStatus::Stall).status, UrbStatus::Stall);
         assert!(take_lost().is_empty());
     }
 

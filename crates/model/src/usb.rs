@@ -4,7 +4,7 @@ use core::fmt;
 
 /// Bus speed of a device (USB 2.0 §4.2.1, USB 3.2 §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Speed {
+pub enum UsbSpeed {
     /// 1.5 Mb/s.
     Low,
     /// 12 Mb/s.
@@ -17,35 +17,35 @@ pub enum Speed {
     SuperPlus,
 }
 
-impl Speed {
+impl UsbSpeed {
     /// The name that `farbus list` shows.
     pub const fn name(self) -> &'static str {
         match self {
-            Speed::Low => "low",
-            Speed::Full => "full",
-            Speed::High => "high",
-            Speed::Super => "super",
-            Speed::SuperPlus => "super+",
+            UsbSpeed::Low => "low",
+            UsbSpeed::Full => "full",
+            UsbSpeed::High => "high",
+            UsbSpeed::Super => "super",
+            UsbSpeed::SuperPlus => "super+",
         }
     }
 
     /// Whether service intervals are counted in 125 us microframes rather than 1 ms frames.
     pub const fn has_microframes(self) -> bool {
-        matches!(self, Speed::High | Speed::Super | Speed::SuperPlus)
+        matches!(self, UsbSpeed::High | UsbSpeed::Super | UsbSpeed::SuperPlus)
     }
 
     /// Largest bulk packet that the speed allows, which farbus's gadgets use (USB 2.0 §5.8.3, USB 3.2 §8.12.1).
     pub const fn bulk_packet_bytes_max(self) -> u16 {
         match self {
-            Speed::Low => 8,
-            Speed::Full => 64,
-            Speed::High => 512,
-            Speed::Super | Speed::SuperPlus => 1024,
+            UsbSpeed::Low => 8,
+            UsbSpeed::Full => 64,
+            UsbSpeed::High => 512,
+            UsbSpeed::Super | UsbSpeed::SuperPlus => 1024,
         }
     }
 }
 
-impl fmt::Display for Speed {
+impl fmt::Display for UsbSpeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -53,7 +53,7 @@ impl fmt::Display for Speed {
 
 /// Which way data moves, seen from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
+pub enum TransferDirection {
     /// Host to device.
     Out,
     /// Device to host.
@@ -69,14 +69,14 @@ impl EpAddr {
     pub const CONTROL: EpAddr = EpAddr(0);
 
     /// The endpoint `number` (0 to 15) in `direction`; `None` if the number is out of range.
-    pub const fn new(number: u8, direction: Direction) -> Option<Self> {
+    pub const fn new(number: u8, direction: TransferDirection) -> Option<Self> {
         if number > 15 {
             return None;
         }
         Some(match (number, direction) {
             (0, _) => Self::CONTROL,
-            (n, Direction::Out) => Self(n),
-            (n, Direction::In) => Self(n | 0x80),
+            (n, TransferDirection::Out) => Self(n),
+            (n, TransferDirection::In) => Self(n | 0x80),
         })
     }
 
@@ -96,8 +96,8 @@ impl EpAddr {
     }
 
     /// The direction; meaningless for the control pipe, whose direction is in the setup packet.
-    pub const fn direction(self) -> Direction {
-        if self.0 & 0x80 == 0 { Direction::Out } else { Direction::In }
+    pub const fn direction(self) -> TransferDirection {
+        if self.0 & 0x80 == 0 { TransferDirection::Out } else { TransferDirection::In }
     }
 
     /// Whether this is the default control pipe.
@@ -173,7 +173,7 @@ pub enum RequestKind {
 
 /// What a control request addresses (USB 2.0 table 9-2, bits 4..0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Recipient {
+pub enum RequestRecipient {
     /// The whole device.
     Device,
     /// The interface in `wIndex`.
@@ -186,7 +186,7 @@ pub enum Recipient {
 
 /// A setup packet: eight bytes, little-endian on the bus and on every wire (USB 2.0 §9.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Setup {
+pub struct SetupPacket {
     /// Direction, kind and recipient.
     pub request_type: u8,
     /// `bRequest`.
@@ -221,7 +221,7 @@ pub mod request {
     pub const DEVICE_REMOTE_WAKEUP: u16 = 1;
 }
 
-impl Setup {
+impl SetupPacket {
     /// From the eight bytes on the bus.
     pub const fn from_bytes(b: [u8; 8]) -> Self {
         Self {
@@ -240,8 +240,8 @@ impl Setup {
     }
 
     /// Direction of the data stage.
-    pub const fn direction(self) -> Direction {
-        if self.request_type & 0x80 == 0 { Direction::Out } else { Direction::In }
+    pub const fn direction(self) -> TransferDirection {
+        if self.request_type & 0x80 == 0 { TransferDirection::Out } else { TransferDirection::In }
     }
 
     /// Who defines the request.
@@ -255,17 +255,17 @@ impl Setup {
     }
 
     /// What it addresses.
-    pub const fn recipient(self) -> Recipient {
+    pub const fn recipient(self) -> RequestRecipient {
         match self.request_type & 0x1f {
-            0 => Recipient::Device,
-            1 => Recipient::Interface,
-            2 => Recipient::Endpoint,
-            _ => Recipient::Other,
+            0 => RequestRecipient::Device,
+            1 => RequestRecipient::Interface,
+            2 => RequestRecipient::Endpoint,
+            _ => RequestRecipient::Other,
         }
     }
 
     /// Whether it is the standard request `code` to `recipient`.
-    pub fn is_standard(self, code: u8, recipient: Recipient) -> bool {
+    pub fn is_standard(self, code: u8, recipient: RequestRecipient) -> bool {
         self.kind() == RequestKind::Standard && self.request == code && self.recipient() == recipient
     }
 
@@ -314,25 +314,25 @@ mod tests {
 
     #[test]
     fn a_setup_packet_survives_the_bus() {
-        let setup = Setup { request_type: 0xa1, request: 0xfe, value: 0x1234, index: 0x5678, length: 0x9abc };
+        let setup = SetupPacket { request_type: 0xa1, request: 0xfe, value: 0x1234, index: 0x5678, length: 0x9abc };
         assert_eq!(setup.to_bytes(), [0xa1, 0xfe, 0x34, 0x12, 0x78, 0x56, 0xbc, 0x9a]);
-        assert_eq!(Setup::from_bytes(setup.to_bytes()), setup);
+        assert_eq!(SetupPacket::from_bytes(setup.to_bytes()), setup);
         assert_eq!(setup.kind(), RequestKind::Class);
-        assert_eq!(setup.recipient(), Recipient::Interface);
-        assert_eq!(setup.direction(), Direction::In);
+        assert_eq!(setup.recipient(), RequestRecipient::Interface);
+        assert_eq!(setup.direction(), TransferDirection::In);
     }
 
     #[test]
     fn endpoint_addresses_have_dense_indexes() {
         let mut seen = [false; 32];
         for number in 1..16 {
-            for direction in [Direction::Out, Direction::In] {
+            for direction in [TransferDirection::Out, TransferDirection::In] {
                 let ep = EpAddr::new(number, direction).unwrap();
                 assert_eq!(EpAddr::from_byte(ep.as_byte()), ep);
                 assert!(!core::mem::replace(&mut seen[ep.index()], true));
             }
         }
-        assert_eq!(EpAddr::new(16, Direction::In), None);
+        assert_eq!(EpAddr::new(16, TransferDirection::In), None);
         assert_eq!(EpAddr::from_byte(0x80), EpAddr::CONTROL);
     }
 }

@@ -4,7 +4,7 @@
 mod fuzzing;
 
 use farbus_model::Instant;
-use farbus_model::module_abi::{self, LENGTH_BYTES, MESSAGE_BYTES, Said};
+use farbus_model::module_abi::{self, LENGTH_BYTES, MESSAGE_BYTES, ModuleAbiFrame};
 
 /// Longer than any frame here.
 const BYTES_MAX: usize = 1 << 16;
@@ -22,9 +22,9 @@ fn fuzz_module_frames() {
         assert_eq!(module_abi::frame_bytes(&bytes, BYTES_MAX), Ok(Some(bytes.len())));
         assert!(module_abi::frame_bytes(&bytes, frame.len() - 1).is_err());
         assert!(module_abi::payload_at(&frame).is_none_or(|at| at >= MESSAGE_BYTES));
-        let Ok(Said::Message(side, message)) = module_abi::decode(&frame) else { return };
+        let Ok(ModuleAbiFrame::Message(side, message)) = module_abi::decode(&frame) else { return };
         let mut again = module_abi::message(Instant::ZERO, side, &message);
         again.extend(message.payload.contiguous().iter());
-        assert_eq!(module_abi::decode(&again[LENGTH_BYTES..]), Ok(Said::Message(side, message)));
+        assert_eq!(module_abi::decode(&again[LENGTH_BYTES..]), Ok(ModuleAbiFrame::Message(side, message)));
     });
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use farbus_model::module::Manifest;
+use farbus_model::module::ModuleManifest;
 
-use crate::maker::Maker;
-use crate::refusal::{Mismatch, Refusal};
+use crate::maker::ModuleMaker;
+use crate::refusal::{ModuleMismatch, ModuleRefusal};
 use crate::{
     buffer, bundle, corrupt, cut, delay, drop, jitter, lz4, null, pause, pointer, rate, record, replay, seal, stale,
     zstd,
@@ -13,14 +13,14 @@ use crate::{
 
 /// Modules by their names.
 #[derive(Clone)]
-pub struct Catalogue {
-    makers: Vec<Arc<dyn Maker>>,
+pub struct ModuleCatalogue {
+    makers: Vec<Arc<dyn ModuleMaker>>,
 }
 
-impl Catalogue {
+impl ModuleCatalogue {
     /// The modules that ship with farbus.
     pub fn builtin() -> Self {
-        let makers: Vec<Arc<dyn Maker>> = vec![
+        let makers: Vec<Arc<dyn ModuleMaker>> = vec![
             Arc::new(lz4::LZ4),
             Arc::new(zstd::ZSTD),
             Arc::new(seal::SEAL),
@@ -43,29 +43,29 @@ impl Catalogue {
     }
 
     /// Adds a module. If the name is known already, the new module replaces the old one.
-    pub fn add(&mut self, maker: Arc<dyn Maker>) {
+    pub fn add(&mut self, maker: Arc<dyn ModuleMaker>) {
         self.makers.retain(|known| known.manifest().name != maker.manifest().name);
         self.makers.push(maker);
     }
 
     /// The manifests of all modules.
-    pub fn manifests(&self) -> impl Iterator<Item = &'static Manifest> {
+    pub fn manifests(&self) -> impl Iterator<Item = &'static ModuleManifest> {
         self.makers.iter().map(|maker| maker.manifest())
     }
 
     /// All modules.
-    pub fn makers(&self) -> &[Arc<dyn Maker>] {
+    pub fn makers(&self) -> &[Arc<dyn ModuleMaker>] {
         &self.makers
     }
 
     /// The module of this name.
     ///
     /// # Errors
-    /// [`Refusal`]: there is none; it names those that there are.
-    pub fn find(&self, name: &str) -> Result<&Arc<dyn Maker>, Refusal> {
+    /// [`ModuleRefusal`]: there is none; it names those that there are.
+    pub fn find(&self, name: &str) -> Result<&Arc<dyn ModuleMaker>, ModuleRefusal> {
         let known = || self.manifests().map(|manifest| manifest.name.to_owned()).collect();
         let found = self.makers.iter().find(|maker| maker.manifest().name == name);
-        found.ok_or_else(|| Refusal::new(name, Mismatch::Unknown { known: known() }))
+        found.ok_or_else(|| ModuleRefusal::new(name, ModuleMismatch::Unknown { known: known() }))
     }
 }
 
@@ -75,10 +75,10 @@ mod tests {
 
     #[test]
     fn every_module_has_a_name_a_line_and_a_manual_that_shows_how_it_is_asked_for() {
-        let catalogue = Catalogue::builtin();
+        let catalogue = ModuleCatalogue::builtin();
         let mut names: Vec<&str> = catalogue.manifests().map(|manifest| manifest.name).collect();
         for manifest in catalogue.manifests() {
-            let Manifest { name, summary, manual, parameters, .. } = manifest;
+            let ModuleManifest { name, summary, manual, parameters, .. } = manifest;
             assert!(summary.len() <= 60 && !summary.is_empty(), "{name}: '{summary}' fits a list's line");
             assert!(manual.starts_with(&format!("# {name}\n")), "{name}: {manual:.40}");
             assert!(manual.contains(&format!("--module {name}")), "{name}: its manual has an example");

@@ -7,11 +7,11 @@
 //! ```
 
 use farbus_model::limits::URB_BYTES_MAX;
-use farbus_model::module::{GROWTH_BYTES_MAX, Message, Module, Side, Trouble, Turn};
+use farbus_model::module::{GROWTH_BYTES_MAX, Module, ModuleFailureCause, ModuleMessage, ModuleNeighbor, ModuleOutput};
 use farbus_model::{Instant, Payload};
 
 /// A compression of whole payloads.
-pub trait Codec: Send {
+pub trait PayloadCodec: Send {
     /// The compressed bytes, or `None` if they could not be compressed.
     fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>>;
 
@@ -28,7 +28,7 @@ const AS_IT_IS: u8 = 0;
 const COMPRESSED: u8 = 1;
 
 /// One half of a compression.
-pub struct Compress<C> {
+pub struct PayloadCompressor<C> {
     codec: C,
     /// Shorter payloads are not compressed.
     bytes_min: usize,
@@ -38,7 +38,7 @@ pub struct Compress<C> {
     skip_next: u32,
 }
 
-impl<C: Codec> Compress<C> {
+impl<C: PayloadCodec> PayloadCompressor<C> {
     /// Makes a half that does not compress payloads shorter than `bytes_min`.
     pub fn new(codec: C, bytes_min: usize) -> Self {
         Self { codec, bytes_min, skip: 0, skip_next: 1 }
@@ -70,7 +70,7 @@ impl<C: Codec> Compress<C> {
         }
     }
 
-    fn down(&mut self, mut message: Message, out: &mut Turn) {
+    fn down(&mut self, mut message: ModuleMessage, out: &mut ModuleOutput) {
         if message.is_empty() {
             return out.below(message);
         }
@@ -89,11 +89,13 @@ impl<C: Codec> Compress<C> {
         out.below(message);
     }
 
-    fn up(&mut self, mut message: Message, out: &mut Turn) {
+    fn up(&mut self, mut message: ModuleMessage, out: &mut ModuleOutput) {
         if message.is_empty() {
             return out.above(message);
         }
-        let wrong = |out: &mut Turn, what: &str| out.fail(Trouble::Peer, format!("its other half sent {what}"));
+        let wrong = |out: &mut ModuleOutput, what: &str| {
+            out.fail(ModuleFailureCause::Peer, format!("its other half sent {what}"))
+        };
         match message.head.split_front(1).contiguous().as_ref() {
             [AS_IT_IS] => {}
             [COMPRESSED] => {
@@ -115,12 +117,12 @@ impl<C: Codec> Compress<C> {
     }
 }
 
-impl<C: Codec> Module for Compress<C> {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl<C: PayloadCodec> Module for PayloadCompressor<C> {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         match from {
-            Side::Above => self.down(message, out),
-            Side::Below => self.up(message, out),
-            Side::Peer => out.fail(Trouble::Peer, "its other half has nothing to say to it"),
+            ModuleNeighbor::Above => self.down(message, out),
+            ModuleNeighbor::Below => self.up(message, out),
+            ModuleNeighbor::Peer => out.fail(ModuleFailureCause::Peer, "its other half has nothing to say to it"),
         }
     }
 
@@ -140,14 +142,14 @@ impl<C: Codec> Module for Compress<C> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::module::Kind;
+    use farbus_model::module::ModuleMessageKind;
 
     use super::*;
-    use crate::lz4::Lz4;
-    use crate::zstd::Zstd;
+    use crate::lz4::Lz4Codec;
+    use crate::zstd::ZstdCodec;
 
-    fn sent(half: &mut dyn Module, from: Side, message: Message) -> Result<Message, String> {
-        let mut turn = Turn::default();
+    fn sent(half: &mut dyn Module, from: ModuleNeighbor, message: ModuleMessage) -> Result<ModuleMessage, String> {
+        let mut turn = ModuleOutput::default();
         half.handle(Instant::ZERO, from, message, &mut turn);
         match turn.failure() {
             Some(failure) => Err(failure.why),
@@ -156,17 +158,17 @@ mod tests {
     }
 
     fn noise(len: usize) -> Vec<u8> {
-        let mut dice = crate::dice::Dice::new(3);
+        let mut dice = crate::dice::ModuleRng::new(3);
         (0..len).map(|_| dice.below(256) as u8).collect()
     }
 
-    fn message(payload: Vec<u8>) -> Message {
-        Message { kind: Kind::Request, id: 1, head: vec![9; 14].into(), payload: payload.into() }
+    fn message(payload: Vec<u8>) -> ModuleMessage {
+        ModuleMessage { kind: ModuleMessageKind::Request, id: 1, head: vec![9; 14].into(), payload: payload.into() }
     }
 
     fn halves() -> [(&'static str, [Box<dyn Module>; 2]); 2] {
-        let lz4 = || Box::new(Compress::new(Lz4, 64)) as Box<dyn Module>;
-        let zstd = || Box::new(Compress::new(Zstd::new(1), 64)) as Box<dyn Module>;
+        let lz4 = || Box::new(PayloadCompressor::new(Lz4Codec, 64)) as Box<dyn Module>;
+        let zstd = || Box::new(PayloadCompressor::new(ZstdCodec::new(1), 64)) as Box<dyn Module>;
         [("lz4", [lz4(), lz4()]), ("zstd", [zstd(), zstd()])]
     }
 
@@ -174,9 +176,9 @@ mod tests {
     fn compressible_payload_is_short_on_the_link_and_restored_behind_it() {
         for (name, [mut here, mut there]) in halves() {
             let original = message(vec![7; 100_000]);
-            let travelling = sent(&mut *here, Side::Above, original.clone()).unwrap();
+            let travelling = sent(&mut *here, ModuleNeighbor::Above, original.clone()).unwrap();
             assert!(travelling.len() < 1000, "{name}: {} bytes", travelling.len());
-            assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(original), "{name}");
+            assert_eq!(sent(&mut *there, ModuleNeighbor::Below, travelling), Ok(original), "{name}");
         }
     }
 
@@ -185,36 +187,37 @@ mod tests {
         for (name, [mut here, mut there]) in halves() {
             for _ in 0..3 {
                 let original = message(noise(5000));
-                let travelling = sent(&mut *here, Side::Above, original.clone()).unwrap();
+                let travelling = sent(&mut *here, ModuleNeighbor::Above, original.clone()).unwrap();
                 assert_eq!((travelling.head.len(), travelling.payload.len()), (15, 5000), "{name}");
-                assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(original), "{name}");
+                assert_eq!(sent(&mut *there, ModuleNeighbor::Below, travelling), Ok(original), "{name}");
             }
             // One failed, one was skipped, one failed: the next two are skipped as well.
-            let lengths: Vec<usize> =
-                (0..3).map(|_| sent(&mut *here, Side::Above, message(vec![7; 5000])).unwrap().payload.len()).collect();
+            let lengths: Vec<usize> = (0..3)
+                .map(|_| sent(&mut *here, ModuleNeighbor::Above, message(vec![7; 5000])).unwrap().payload.len())
+                .collect();
             assert_eq!((lengths[0], lengths[1], lengths[2] < 500), (5000, 5000, true), "{name}: {lengths:?}");
             for short in [message(vec![7; 63]), message(Vec::new())] {
-                let travelling = sent(&mut *here, Side::Above, short.clone()).unwrap();
+                let travelling = sent(&mut *here, ModuleNeighbor::Above, short.clone()).unwrap();
                 assert_eq!(travelling.payload, short.payload, "{name}");
-                assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(short), "{name}");
+                assert_eq!(sent(&mut *there, ModuleNeighbor::Below, travelling), Ok(short), "{name}");
             }
-            let nothing = Message { head: Payload::Empty, ..message(Vec::new()) };
-            assert_eq!(sent(&mut *here, Side::Above, nothing.clone()), Ok(nothing.clone()), "{name}");
-            assert_eq!(sent(&mut *there, Side::Below, nothing.clone()), Ok(nothing), "{name}");
+            let nothing = ModuleMessage { head: Payload::Empty, ..message(Vec::new()) };
+            assert_eq!(sent(&mut *here, ModuleNeighbor::Above, nothing.clone()), Ok(nothing.clone()), "{name}");
+            assert_eq!(sent(&mut *there, ModuleNeighbor::Below, nothing.clone()), Ok(nothing), "{name}");
         }
     }
 
     #[test]
     fn bytes_that_no_other_half_sends_are_refused() {
         for (name, [mut here, mut there]) in halves() {
-            let good = sent(&mut *here, Side::Above, message(vec![7; 10_000])).unwrap();
-            let head = |bytes: &[u8]| Message { head: bytes.into(), ..good.clone() };
+            let good = sent(&mut *here, ModuleNeighbor::Above, message(vec![7; 10_000])).unwrap();
+            let head = |bytes: &[u8]| ModuleMessage { head: bytes.into(), ..good.clone() };
             let mut cases = vec![head(&[2]), head(&[]), head(&[1, 0, 0]), head(&[1, 0xff, 0xff, 0xff, 0xff])];
             // Longer or shorter than it is.
             cases.extend([9_999u32, 10_001, 0].map(|length| head(&[&[1][..], &length.to_le_bytes()].concat())));
-            cases.push(Message { payload: noise(50).into(), ..good.clone() });
+            cases.push(ModuleMessage { payload: noise(50).into(), ..good.clone() });
             for case in cases {
-                let why = sent(&mut *there, Side::Below, case.clone()).expect_err(name);
+                let why = sent(&mut *there, ModuleNeighbor::Below, case.clone()).expect_err(name);
                 assert!(why.starts_with("its other half sent "), "{name}: {why}: {case:?}");
             }
         }

@@ -8,7 +8,7 @@
 //! | what a pipeline notes of each message | [`PIPELINE_BYTES`], once | as the state; beyond, as what is held |
 //! | processor time | [`ModuleCost::processor_ns_per_byte`] | all halves together have [`PROCESSOR_NS_PER_BYTE_MAX`], unless the owner named the module |
 
-use crate::refusal::{Mismatch, Refusal};
+use crate::refusal::{ModuleMismatch, ModuleRefusal};
 
 /// What one half costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +66,14 @@ impl PipelineCost {
     /// Whether the halves together take no more processor time than an importer's may.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn check_processor(&self) -> Result<(), Refusal> {
+    /// [`ModuleRefusal`].
+    pub fn check_processor(&self) -> Result<(), ModuleRefusal> {
         let (ns_per_byte, limit_ns_per_byte) = (self.processor_ns_per_byte, PROCESSOR_NS_PER_BYTE_MAX);
         if ns_per_byte > limit_ns_per_byte.into() {
-            return Err(Refusal::new(&self.slowest, Mismatch::Processor { ns_per_byte, limit_ns_per_byte }));
+            return Err(ModuleRefusal::new(
+                &self.slowest,
+                ModuleMismatch::Processor { ns_per_byte, limit_ns_per_byte },
+            ));
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Pseudorandom numbers, the same for the same seed.
 
-use farbus_model::module::{Form, Parameter};
+use farbus_model::module::{ModuleParameter, ParameterFormat};
 
 /// The `seed` parameter.
-pub const SEED: Parameter = Parameter {
+pub const SEED: ModuleParameter = ModuleParameter {
     name: "seed",
-    form: Form::Number(0, u64::MAX),
+    form: ParameterFormat::Number(0, u64::MAX),
     default: Some("0"),
     what: "of the draws",
     is_own: false,
@@ -13,9 +13,9 @@ pub const SEED: Parameter = Parameter {
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug)]
-pub struct Dice(u64);
+pub struct ModuleRng(u64);
 
-impl Dice {
+impl ModuleRng {
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 /// Reads and creates files for modules. A function that reads creates none.
-pub trait Files {
+pub trait ModuleFiles {
     /// The content of a file of at most `bytes_max` bytes.
     ///
     /// # Errors
@@ -14,21 +14,21 @@ pub trait Files {
     ///
     /// # Errors
     /// A sentence.
-    fn create(&mut self, path: &str) -> Result<Arc<dyn Sink>, String>;
+    fn create(&mut self, path: &str) -> Result<Arc<dyn ModuleFileSink>, String>;
 }
 
-impl<F: FnMut(&str) -> Result<Vec<u8>, String>> Files for F {
+impl<F: FnMut(&str) -> Result<Vec<u8>, String>> ModuleFiles for F {
     fn read(&mut self, path: &str, _bytes_max: usize) -> Result<Vec<u8>, String> {
         self(path)
     }
 
-    fn create(&mut self, _path: &str) -> Result<Arc<dyn Sink>, String> {
+    fn create(&mut self, _path: &str) -> Result<Arc<dyn ModuleFileSink>, String> {
         Err("no file is made here".to_owned())
     }
 }
 
 /// A file to write to. Writing does not block.
-pub trait Sink: Send + Sync {
+pub trait ModuleFileSink: Send + Sync {
     /// Appends all of `bytes` and returns true, or none of them and returns false.
     fn put(&self, bytes: Vec<u8>) -> bool;
 

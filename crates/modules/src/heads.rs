@@ -30,9 +30,9 @@ pub fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
-struct Words<'a>(&'a [u8]);
+struct HeadFieldReader<'a>(&'a [u8]);
 
-impl Words<'_> {
+impl HeadFieldReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (word, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -58,7 +58,7 @@ impl Words<'_> {
 
 /// One packet of an isochronous transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Packet {
+pub struct IsoPacketHead {
     /// Its place in the transfer's data.
     pub offset: u32,
     /// Bytes asked for or sent; in a reply, bytes moved.
@@ -85,7 +85,7 @@ pub struct UsbRequest {
     /// Isochronous: the frame to start in.
     pub start_frame: u32,
     /// Isochronous: its packets.
-    pub packets: Vec<Packet>,
+    pub packets: Vec<IsoPacketHead>,
 }
 
 impl UsbRequest {
@@ -102,7 +102,7 @@ impl UsbRequest {
     /// Parses a request's head.
     pub fn read(head: &Payload) -> Option<Self> {
         let head = head.contiguous();
-        let mut words = Words(&head);
+        let mut words = HeadFieldReader(&head);
         let (endpoint, bits, qualifier, length) = (words.u8()?, words.u8()?, words.u16()?, words.u32()?);
         let kind = bits & KINDS;
         let mut request =
@@ -124,7 +124,7 @@ impl UsbRequest {
                         None => words.u32()?,
                     };
                     next = offset.checked_add(length)?;
-                    request.packets.push(Packet { offset, length, status: OK });
+                    request.packets.push(IsoPacketHead { offset, length, status: OK });
                 }
             }
             _ => {}
@@ -143,7 +143,7 @@ pub struct UsbReply {
     /// Isochronous: the frame it started in.
     pub start_frame: u32,
     /// Isochronous: its packets; received data has no gaps.
-    pub packets: Vec<Packet>,
+    pub packets: Vec<IsoPacketHead>,
 }
 
 impl UsbReply {
@@ -154,7 +154,7 @@ impl UsbReply {
             return Some(Self { status: OK, actual, start_frame: 0, packets: Vec::new() });
         }
         let head = head.contiguous();
-        let mut words = Words(&head);
+        let mut words = HeadFieldReader(&head);
         let (status, shape, count, actual) = (words.u8()?, words.u8()?, words.u16()?, words.u32()?);
         let start_frame = if shape == 0 { 0 } else { words.u32()? };
         let mut packets = Vec::new();
@@ -163,7 +163,7 @@ impl UsbReply {
             let asked = request.packets.get(packet)?;
             let field = if shape == 2 { words.u32()? } else { asked.length };
             let (length, status) = (field & 0xff_ffff, (field >> 24) as u8);
-            packets.push(Packet { offset: if request.is_in() { offset } else { asked.offset }, length, status });
+            packets.push(IsoPacketHead { offset: if request.is_in() { offset } else { asked.offset }, length, status });
             offset += length;
         }
         words.end().map(|()| Self { status, actual, start_frame, packets })
@@ -171,7 +171,8 @@ impl UsbReply {
 
     /// The head of this reply to `asked`.
     pub fn head(&self, asked: &UsbRequest) -> Payload {
-        let is_full = |(packet, asked): (&Packet, &Packet)| packet.length == asked.length && packet.status == OK;
+        let is_full =
+            |(packet, asked): (&IsoPacketHead, &IsoPacketHead)| packet.length == asked.length && packet.status == OK;
         let shape = match self.packets.is_empty() {
             true => 0,
             false if self.packets.iter().zip(&asked.packets).all(is_full) => 1,
@@ -192,7 +193,7 @@ impl UsbReply {
 
 /// A request to a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockAsk {
+pub struct BlockRequestHead {
     /// 0 read, 1 write, 2 flush, 3 discard, 4 write zeroes, 5 trim.
     pub op: u8,
     /// 1: durable before it is answered.
@@ -203,11 +204,11 @@ pub struct BlockAsk {
     pub offset: u64,
 }
 
-impl BlockAsk {
+impl BlockRequestHead {
     /// Parses a request's head.
     pub fn read(head: &Payload) -> Option<Self> {
         let head = head.contiguous();
-        let mut words = Words(&head);
+        let mut words = HeadFieldReader(&head);
         let (op, flags, length) = (words.u8()?, words.u8()?, words.u32()?);
         let offset = u64::from_le_bytes(words.take()?);
         words.end().filter(|()| op <= 5)?;
@@ -225,7 +226,7 @@ impl BlockAsk {
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::{Direction, EpAddr, IsoPacket, Setup, Status, TransferType, Urb, UrbId};
+    use farbus_model::{EpAddr, IsoPacket, SetupPacket, TransferDirection, TransferType, Urb, UrbId, UrbStatus};
     use farbus_wire::native::usb;
 
     use super::*;
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn heads_of_the_protocol_are_read() {
-        let control = Urb::control(UrbId(1), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+        let control = Urb::control(UrbId(1), SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
         let ask = read(&control, TransferType::Control);
         assert_eq!((ask.endpoint, ask.kind, ask.length, ask.setup), (0x80, CONTROL, 18, [0x80, 6, 0, 1, 0, 0, 18, 0]));
         let mut interrupt = Urb::data_in(UrbId(1), EpAddr::from_byte(0x84), 8);
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!(UsbRequest::read(&vec![0x81, 2, 0, 0, 1, 0, 0, 0, 9].into()), None, "more than a head");
         for lengths in [[(0, 100), (100, 100)], [(0, 100), (100, 50)], [(0, 100), (128, 50)]] {
             let mut iso = Urb::data_in(UrbId(1), EpAddr::from_byte(0x05), 200);
-            iso.direction = Direction::Out;
+            iso.direction = TransferDirection::Out;
             iso.start_frame = 77;
             iso.iso = lengths.map(|(offset, length)| IsoPacket { offset, length, ..IsoPacket::default() }).into();
             let ask = read(&iso, TransferType::Isochronous);
@@ -262,10 +263,10 @@ mod tests {
         let mut iso = Urb::data_in(UrbId(1), EpAddr::from_byte(0x84), 300);
         iso.iso = (0..3).map(|at| IsoPacket { offset: at * 100, length: 100, ..IsoPacket::default() }).collect();
         let ask = read(&iso, TransferType::Isochronous);
-        let packets = [(100, Status::Ok), (2, Status::Ok), (0, Status::IsoMissed)];
+        let packets = [(100, UrbStatus::Ok), (2, UrbStatus::Ok), (0, UrbStatus::IsoMissed)];
         let packets =
             iso.iso.iter().zip(packets).map(|(packet, (actual, status))| IsoPacket { actual, status, ..*packet });
-        let reply = usb::Reply { status: Status::Ok, actual: 102, start_frame: 9, iso: packets.collect() };
+        let reply = usb::UsbReplyPart { status: UrbStatus::Ok, actual: 102, start_frame: 9, iso: packets.collect() };
         let head: Payload = reply.encode().to_vec().into();
         let found = UsbReply::read(&ask, &head, 102).unwrap();
         let places: Vec<_> = found.packets.iter().map(|packet| (packet.offset, packet.length, packet.status)).collect();
@@ -273,12 +274,12 @@ mod tests {
         assert_eq!((found.actual, found.start_frame, found.head(&ask)), (102, 9, head));
         let plain = UsbReply::read(&ask, &Payload::Empty, 5).unwrap();
         assert_eq!((plain.status, plain.actual), (OK, 5));
-        let stalled = usb::Reply { status: Status::Stall, actual: 0, start_frame: 0, iso: Vec::new() };
+        let stalled = usb::UsbReplyPart { status: UrbStatus::Stall, actual: 0, start_frame: 0, iso: Vec::new() };
         assert_eq!(usb_outcome(STALL), stalled.encode().to_vec().into());
-        let cancelled = usb::Reply { status: Status::Cancelled, ..stalled };
+        let cancelled = usb::UsbReplyPart { status: UrbStatus::Cancelled, ..stalled };
         assert_eq!(usb_outcome(CANCELLED), cancelled.encode().to_vec().into());
-        let write = BlockAsk { op: 1, flags: 1, length: 4096, offset: 1 << 40 };
-        assert_eq!(BlockAsk::read(&write.head()), Some(write));
-        assert_eq!(BlockAsk::read(&vec![1; 13].into()), None);
+        let write = BlockRequestHead { op: 1, flags: 1, length: 4096, offset: 1 << 40 };
+        assert_eq!(BlockRequestHead::read(&write.head()), Some(write));
+        assert_eq!(BlockRequestHead::read(&vec![1; 13].into()), None);
     }
 }

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 
 use farbus_model::Instant;
-use farbus_model::module::{Message, Module, Side, Turn};
+use farbus_model::module::{Module, ModuleMessage, ModuleNeighbor, ModuleOutput};
 
 /// Decides when a message leaves.
-pub trait Pace: Send {
+pub trait DelayPolicy: Send {
     /// When a message that came now leaves. Messages leave in the order of their arrival.
-    fn due(&mut self, now: Instant, message: &Message) -> Instant;
+    fn due(&mut self, now: Instant, message: &ModuleMessage) -> Instant;
 
     /// The state with which another process can continue.
     fn state(&self) -> Vec<u8>;
@@ -19,23 +19,23 @@ pub trait Pace: Send {
 }
 
 /// A half that holds messages from above until they are due.
-pub struct Later<P> {
+pub struct DelayQueue<P> {
     pace: P,
-    waiting: VecDeque<(Instant, Message)>,
+    waiting: VecDeque<(Instant, ModuleMessage)>,
     /// Memory of what waits.
     held_bytes: usize,
 }
 
-impl<P: Pace> Later<P> {
+impl<P: DelayPolicy> DelayQueue<P> {
     /// Makes a half with this pace.
     pub fn new(pace: P) -> Self {
         Self { pace, waiting: VecDeque::new(), held_bytes: 0 }
     }
 }
 
-impl<P: Pace> Module for Later<P> {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
-        if from != Side::Above {
+impl<P: DelayPolicy> Module for DelayQueue<P> {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
+        if from != ModuleNeighbor::Above {
             return out.pass(from, message);
         }
         let due = self.pace.due(now, &message);
@@ -53,7 +53,7 @@ impl<P: Pace> Module for Later<P> {
         self.waiting.front().map(|(due, _)| *due)
     }
 
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         while let Some((_, message)) = self.waiting.pop_front_if(|(due, _)| *due <= now) {
             self.held_bytes -= message.memory_bytes();
             out.below(message);

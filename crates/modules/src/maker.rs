@@ -1,111 +1,121 @@
 //! How a module's two halves are made: one makes an offer, the other answers.
 
 use farbus_model::Payload;
-use farbus_model::module::{Class, Manifest, Module, Role};
+use farbus_model::module::{Module, ModuleDeviceClass, ModuleManifest, ModuleRole};
 
 use crate::cost::ModuleCost;
-use crate::refusal::Refusal;
-use crate::settings::Settings;
+use crate::refusal::ModuleRefusal;
+use crate::settings::ModuleSettings;
 
 /// A source of random bytes.
-pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]);
+pub type RandomSource<'a> = &'a mut dyn FnMut(&mut [u8]);
 
 /// The circumstances of a half.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ModuleContext {
     /// The end at which it runs.
-    pub role: Role,
+    pub role: ModuleRole,
     /// The class of its device.
-    pub class: Class,
+    pub class: ModuleDeviceClass,
     /// The head of a completion that reports a failure.
     pub failed: Payload,
 }
 
 /// A kind of module.
-pub trait Maker: Send + Sync {
+pub trait ModuleMaker: Send + Sync {
     /// The module's description.
-    fn manifest(&self) -> &'static Manifest;
+    fn manifest(&self) -> &'static ModuleManifest;
 
     /// What a half costs with these settings.
-    fn cost(&self, settings: &Settings) -> ModuleCost;
+    fn cost(&self, settings: &ModuleSettings) -> ModuleCost;
 
     /// Begins the importer's half, before the other end has answered.
     ///
     /// # Errors
-    /// [`Refusal`]: the settings do not permit it.
-    fn begin(&self, settings: &Settings, place: &Place, random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal>;
+    /// [`ModuleRefusal`]: the settings do not permit it.
+    fn begin(
+        &self,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
+        random: RandomSource<'_>,
+    ) -> Result<Box<dyn PendingModule>, ModuleRefusal>;
 
     /// Makes the exporter's half and its answer to the importer's opening.
     ///
     /// # Errors
-    /// [`Refusal`]: the two halves do not match.
+    /// [`ModuleRefusal`]: the two halves do not match.
     fn answer(
         &self,
-        settings: &Settings,
-        place: &Place,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
         opening: &[u8],
-        random: Fill<'_>,
-    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal>;
+        random: RandomSource<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal>;
 }
 
 /// An importer's half that waits for the answer.
-pub trait Begun: Send {
+pub trait PendingModule: Send {
     /// Its opening, the first message to the other half.
     fn opening(&self) -> &[u8];
 
     /// Makes the half, once the other end has answered; called again if the device is opened again.
     ///
     /// # Errors
-    /// [`Refusal`]: the two halves do not match.
-    fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, Refusal>;
+    /// [`ModuleRefusal`]: the two halves do not match.
+    fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal>;
 }
 
 /// A kind of module whose halves need no opening and no answer.
-pub struct Simple {
+pub struct SimpleMaker {
     /// The module's description.
-    pub manifest: &'static Manifest,
+    pub manifest: &'static ModuleManifest,
     /// What a half costs with these settings.
-    pub cost: fn(&Settings) -> ModuleCost,
+    pub cost: fn(&ModuleSettings) -> ModuleCost,
     /// Makes a half.
-    pub make: fn(&Settings, &Place) -> Box<dyn Module>,
+    pub make: fn(&ModuleSettings, &ModuleContext) -> Box<dyn Module>,
 }
 
-struct SimpleBegun {
-    make: fn(&Settings, &Place) -> Box<dyn Module>,
-    settings: Settings,
-    place: Place,
+struct PendingSimpleModule {
+    make: fn(&ModuleSettings, &ModuleContext) -> Box<dyn Module>,
+    settings: ModuleSettings,
+    place: ModuleContext,
 }
 
-impl Maker for Simple {
-    fn manifest(&self) -> &'static Manifest {
+impl ModuleMaker for SimpleMaker {
+    fn manifest(&self) -> &'static ModuleManifest {
         self.manifest
     }
 
-    fn cost(&self, settings: &Settings) -> ModuleCost {
+    fn cost(&self, settings: &ModuleSettings) -> ModuleCost {
         (self.cost)(settings)
     }
 
-    fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
-        Ok(Box::new(SimpleBegun { make: self.make, settings: settings.clone(), place: place.clone() }))
+    fn begin(
+        &self,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
+        _random: RandomSource<'_>,
+    ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
+        Ok(Box::new(PendingSimpleModule { make: self.make, settings: settings.clone(), place: place.clone() }))
     }
 
     fn answer(
         &self,
-        settings: &Settings,
-        place: &Place,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
         _opening: &[u8],
-        _random: Fill<'_>,
-    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal> {
+        _random: RandomSource<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
         Ok(((self.make)(settings, place), Vec::new()))
     }
 }
 
-impl Begun for SimpleBegun {
+impl PendingModule for PendingSimpleModule {
     fn opening(&self) -> &[u8] {
         &[]
     }
 
-    fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, Refusal> {
+    fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
         Ok((self.make)(&self.settings, &self.place))
     }
 }

@@ -4,41 +4,45 @@
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::module::{Offer, PAIRS_MAX, Role};
+use farbus_model::module::{ModuleOffer, ModuleRole, PAIRS_MAX};
 
-use crate::catalogue::Catalogue;
+use crate::catalogue::ModuleCatalogue;
 use crate::cost::{PIPELINE_BYTES, PipelineCost};
-use crate::files::Files;
-use crate::maker::{Begun, Fill, Maker, Place};
-use crate::pipeline::Pipeline;
-use crate::refusal::{Mismatch, Refusal};
-use crate::settings::{Asked, Settings};
+use crate::files::ModuleFiles;
+use crate::maker::{ModuleContext, ModuleMaker, PendingModule, RandomSource};
+use crate::pipeline::ModulePipeline;
+use crate::refusal::{ModuleMismatch, ModuleRefusal};
+use crate::settings::{ModuleSettings, ModuleSpec};
 
 /// The modules of an importer's attachment, beginning at the device's user.
 #[derive(Clone, Default)]
-pub struct Recipe {
-    steps: Vec<(Arc<dyn Maker>, Settings)>,
+pub struct PipelineRecipe {
+    steps: Vec<(Arc<dyn ModuleMaker>, ModuleSettings)>,
 }
 
-impl fmt::Debug for Recipe {
+impl fmt::Debug for PipelineRecipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
     }
 }
 
-impl Recipe {
+impl PipelineRecipe {
     /// Makes a recipe of these modules, and reads the files they name.
     ///
     /// # Errors
-    /// [`Refusal`]: which module is impossible, and why.
-    pub fn new(catalogue: &Catalogue, asked: &[Asked], files: &mut dyn Files) -> Result<Self, Refusal> {
+    /// [`ModuleRefusal`]: which module is impossible, and why.
+    pub fn new(
+        catalogue: &ModuleCatalogue,
+        asked: &[ModuleSpec],
+        files: &mut dyn ModuleFiles,
+    ) -> Result<Self, ModuleRefusal> {
         if let Some(one) = asked.get(PAIRS_MAX) {
-            return Err(Refusal::new(&one.name, Mismatch::TooMany { max: PAIRS_MAX }));
+            return Err(ModuleRefusal::new(&one.name, ModuleMismatch::TooMany { max: PAIRS_MAX }));
         }
         let mut steps = Vec::new();
         for asked in asked {
             let maker = catalogue.find(&asked.name)?;
-            let settings = Settings::of(maker.manifest(), asked, files)?;
+            let settings = ModuleSettings::of(maker.manifest(), asked, files)?;
             steps.push((Arc::clone(maker), settings));
         }
         Ok(Self { steps })
@@ -59,25 +63,30 @@ impl Recipe {
         self.steps.iter().all(|(maker, _)| maker.manifest().effects.is_movable)
     }
 
-    /// Restores the importer's halves from saved states ([`Pipeline::save`]); `None` if that is impossible.
-    pub fn restore(&self, place: &Place, states: &[Vec<u8>], random: Fill<'_>) -> Option<Pipeline> {
+    /// Restores the importer's halves from saved states ([`ModulePipeline::save`]); `None` if that is impossible.
+    pub fn restore(
+        &self,
+        place: &ModuleContext,
+        states: &[Vec<u8>],
+        random: RandomSource<'_>,
+    ) -> Option<ModulePipeline> {
         let mut halves = Vec::new();
         for (maker, settings) in &self.steps {
             // Made as if the other half answered again; what the two had agreed on is in the state.
             let begun = maker.begin(settings, place, random).ok()?;
-            let there = Place { role: Role::Exporter, ..place.clone() };
+            let there = ModuleContext { role: ModuleRole::Exporter, ..place.clone() };
             let (_, answer) = maker.answer(settings, &there, begun.opening(), random).ok()?;
             halves.push((maker.manifest().name.to_owned(), begun.finish(&answer).ok()?));
         }
-        let mut pipeline = Pipeline::new(halves);
+        let mut pipeline = ModulePipeline::new(halves);
         pipeline.restore(states).then_some(pipeline)
     }
 
     /// Begins the importer's halves for a device.
     ///
     /// # Errors
-    /// [`Refusal`]: a module does not serve such a device.
-    pub fn begin(&self, place: &Place, random: Fill<'_>) -> Result<Beginning, Refusal> {
+    /// [`ModuleRefusal`]: a module does not serve such a device.
+    pub fn begin(&self, place: &ModuleContext, random: RandomSource<'_>) -> Result<PendingPipeline, ModuleRefusal> {
         let mut halves = Vec::new();
         for (maker, settings) in &self.steps {
             serves(&**maker, place)?;
@@ -85,84 +94,85 @@ impl Recipe {
         }
         let halves = halves.into_iter().map(|(offer, begun)| {
             let opening = begun.opening().to_vec();
-            (Offer { opening, ..offer }, begun)
+            (ModuleOffer { opening, ..offer }, begun)
         });
-        Ok(Beginning { halves: halves.collect() })
+        Ok(PendingPipeline { halves: halves.collect() })
     }
 }
 
-fn serves(maker: &dyn Maker, place: &Place) -> Result<(), Refusal> {
+fn serves(maker: &dyn ModuleMaker, place: &ModuleContext) -> Result<(), ModuleRefusal> {
     let manifest = maker.manifest();
     match manifest.classes.contains(&place.class) {
         true => Ok(()),
-        false => Err(Refusal::new(manifest.name, Mismatch::Class(place.class.as_str()))),
+        false => Err(ModuleRefusal::new(manifest.name, ModuleMismatch::Class(place.class.as_str()))),
     }
 }
 
-fn offer_of(maker: &dyn Maker, settings: &Settings) -> Offer {
+fn offer_of(maker: &dyn ModuleMaker, settings: &ModuleSettings) -> ModuleOffer {
     let manifest = maker.manifest();
     let parameters = settings.travelling().to_owned();
-    Offer { name: manifest.name.to_owned(), version: manifest.version, parameters, opening: Vec::new() }
+    ModuleOffer { name: manifest.name.to_owned(), version: manifest.version, parameters, opening: Vec::new() }
 }
 
 /// An importer's halves that wait for their answers.
-pub struct Beginning {
-    halves: Vec<(Offer, Box<dyn Begun>)>,
+pub struct PendingPipeline {
+    halves: Vec<(ModuleOffer, Box<dyn PendingModule>)>,
 }
 
-impl Beginning {
+impl PendingPipeline {
     /// The offers to the exporter.
-    pub fn offers(&self) -> impl Iterator<Item = &Offer> {
+    pub fn offers(&self) -> impl Iterator<Item = &ModuleOffer> {
         self.halves.iter().map(|(offer, _)| offer)
     }
 
     /// Makes the pipeline, once the exporter has answered; called again if the device is opened again.
     ///
     /// # Errors
-    /// [`Refusal`]: the answers do not match.
-    pub fn finish(&self, answers: &[Vec<u8>]) -> Result<Pipeline, Refusal> {
+    /// [`ModuleRefusal`]: the answers do not match.
+    pub fn finish(&self, answers: &[Vec<u8>]) -> Result<ModulePipeline, ModuleRefusal> {
         let mut halves = Vec::new();
-        for (index, (Offer { name, .. }, begun)) in self.halves.iter().enumerate() {
-            let missing = || Refusal::new(name, Mismatch::Halves("its other half did not answer".to_owned()));
+        for (index, (ModuleOffer { name, .. }, begun)) in self.halves.iter().enumerate() {
+            let missing =
+                || ModuleRefusal::new(name, ModuleMismatch::Halves("its other half did not answer".to_owned()));
             let answer = answers.get(index).filter(|_| answers.len() == self.halves.len()).ok_or_else(missing)?;
             halves.push((name.clone(), begun.finish(answer)?));
         }
-        Ok(Pipeline::new(halves))
+        Ok(ModulePipeline::new(halves))
     }
 }
 
 /// The modules that an exporter lets importers use.
 #[derive(Clone, Default)]
-pub struct Allowance {
-    entries: Vec<Entry>,
+pub struct ModuleAllowance {
+    entries: Vec<AllowedModule>,
     known: Vec<String>,
 }
 
 /// A module that importers may use.
 #[derive(Clone)]
-struct Entry {
-    maker: Arc<dyn Maker>,
+struct AllowedModule {
+    maker: Arc<dyn ModuleMaker>,
     /// The settings of this host.
-    own: Settings,
+    own: ModuleSettings,
     /// The owner named it: the processor time that it takes is his to give.
     is_named: bool,
 }
 
 /// An offer that is understood: its module, and the settings of both hosts.
-struct Step<'a> {
-    entry: &'a Entry,
-    settings: Settings,
+struct AcceptedModuleOffer<'a> {
+    entry: &'a AllowedModule,
+    settings: ModuleSettings,
 }
 
-impl Allowance {
+impl ModuleAllowance {
     /// The modules that need nothing of the exporter's host: they run inside the process, see only what passes, and
     /// cost only the importer that asked for them.
-    pub fn usual(catalogue: &Catalogue) -> Self {
+    pub fn usual(catalogue: &ModuleCatalogue) -> Self {
         let entries = catalogue.makers().iter().filter_map(|maker| {
-            let untold = Asked { name: maker.manifest().name.to_owned(), parameters: Vec::new() };
+            let untold = ModuleSpec { name: maker.manifest().name.to_owned(), parameters: Vec::new() };
             let mut no_file = |_: &str| Err("nobody named a file".to_owned());
-            let settings = Settings::own(maker.manifest(), &untold, &mut no_file).ok()?;
-            Some(Entry { maker: Arc::clone(maker), own: settings, is_named: false })
+            let settings = ModuleSettings::own(maker.manifest(), &untold, &mut no_file).ok()?;
+            Some(AllowedModule { maker: Arc::clone(maker), own: settings, is_named: false })
         });
         let known = catalogue.manifests().map(|manifest| manifest.name.to_owned()).collect();
         Self { entries: entries.collect(), known }
@@ -171,23 +181,28 @@ impl Allowance {
     /// Also allows this module, with its settings, and whatever processor time it takes.
     ///
     /// # Errors
-    /// [`Refusal`]: there is no such module, or its settings are invalid.
-    pub fn allow(&mut self, catalogue: &Catalogue, asked: &Asked, files: &mut dyn Files) -> Result<(), Refusal> {
+    /// [`ModuleRefusal`]: there is no such module, or its settings are invalid.
+    pub fn allow(
+        &mut self,
+        catalogue: &ModuleCatalogue,
+        asked: &ModuleSpec,
+        files: &mut dyn ModuleFiles,
+    ) -> Result<(), ModuleRefusal> {
         let maker = catalogue.find(&asked.name)?;
-        let own = Settings::own(maker.manifest(), asked, files)?;
+        let own = ModuleSettings::own(maker.manifest(), asked, files)?;
         self.entries.retain(|known| known.maker.manifest().name != asked.name);
-        self.entries.push(Entry { maker: Arc::clone(maker), own, is_named: true });
+        self.entries.push(AllowedModule { maker: Arc::clone(maker), own, is_named: true });
         Ok(())
     }
 
     /// What the other halves of an importer's offers will cost. Nothing is made yet.
     ///
     /// # Errors
-    /// [`Refusal`]: which one does not match, and why.
-    pub fn cost(&self, offers: &[Offer], place: &Place) -> Result<PipelineCost, Refusal> {
+    /// [`ModuleRefusal`]: which one does not match, and why.
+    pub fn cost(&self, offers: &[ModuleOffer], place: &ModuleContext) -> Result<PipelineCost, ModuleRefusal> {
         let (mut bytes, mut processor_ns_per_byte) = (PIPELINE_BYTES, 0);
         let (mut largest, mut slowest) = ((0, ""), (0, ""));
-        for Step { entry, settings } in self.steps(offers, place)? {
+        for AcceptedModuleOffer { entry, settings } in self.steps(offers, place)? {
             let name = entry.maker.manifest().name;
             let half = entry.maker.cost(&settings);
             bytes = bytes.saturating_add(half.state_bytes);
@@ -201,45 +216,49 @@ impl Allowance {
         Ok(PipelineCost { bytes, largest, halves: offers.len(), processor_ns_per_byte, slowest })
     }
 
-    /// Makes the other halves of an importer's offers, and their answers. [`Allowance::cost`] said before what they
+    /// Makes the other halves of an importer's offers, and their answers. [`ModuleAllowance::cost`] said before what they
     /// cost.
     ///
     /// # Errors
-    /// [`Refusal`]: which one does not match, and why.
+    /// [`ModuleRefusal`]: which one does not match, and why.
     pub fn answer(
         &self,
-        offers: &[Offer],
-        place: &Place,
-        random: Fill<'_>,
-    ) -> Result<(Pipeline, Vec<Vec<u8>>), Refusal> {
+        offers: &[ModuleOffer],
+        place: &ModuleContext,
+        random: RandomSource<'_>,
+    ) -> Result<(ModulePipeline, Vec<Vec<u8>>), ModuleRefusal> {
         let (mut halves, mut answers) = (Vec::new(), Vec::new());
-        for (offer, Step { entry, settings }) in offers.iter().zip(self.steps(offers, place)?) {
+        for (offer, AcceptedModuleOffer { entry, settings }) in offers.iter().zip(self.steps(offers, place)?) {
             let (half, answer) = entry.maker.answer(&settings, place, &offer.opening, random)?;
             halves.push((offer.name.clone(), half));
             answers.push(answer);
         }
-        Ok((Pipeline::new(halves), answers))
+        Ok((ModulePipeline::new(halves), answers))
     }
 
-    fn steps(&self, offers: &[Offer], place: &Place) -> Result<Vec<Step<'_>>, Refusal> {
+    fn steps(
+        &self,
+        offers: &[ModuleOffer],
+        place: &ModuleContext,
+    ) -> Result<Vec<AcceptedModuleOffer<'_>>, ModuleRefusal> {
         if let Some(one) = offers.get(PAIRS_MAX) {
-            return Err(Refusal::new(&one.name, Mismatch::TooMany { max: PAIRS_MAX }));
+            return Err(ModuleRefusal::new(&one.name, ModuleMismatch::TooMany { max: PAIRS_MAX }));
         }
         offers.iter().map(|offer| self.step(offer, place)).collect()
     }
 
-    fn step(&self, offer: &Offer, place: &Place) -> Result<Step<'_>, Refusal> {
+    fn step(&self, offer: &ModuleOffer, place: &ModuleContext) -> Result<AcceptedModuleOffer<'_>, ModuleRefusal> {
         let found = self.entries.iter().find(|entry| entry.maker.manifest().name == offer.name);
         let entry = found.ok_or_else(|| match self.known.contains(&offer.name) {
-            true => Refusal::new(&offer.name, Mismatch::NotAllowed),
-            false => Refusal::new(&offer.name, Mismatch::UnknownToExporter { known: self.known.clone() }),
+            true => ModuleRefusal::new(&offer.name, ModuleMismatch::NotAllowed),
+            false => ModuleRefusal::new(&offer.name, ModuleMismatch::UnknownToExporter { known: self.known.clone() }),
         })?;
         let here = entry.maker.manifest().version;
         if here != offer.version {
-            return Err(Refusal::new(&offer.name, Mismatch::Version { here, there: offer.version }));
+            return Err(ModuleRefusal::new(&offer.name, ModuleMismatch::Version { here, there: offer.version }));
         }
         serves(&*entry.maker, place)?;
-        let settings = Settings::joined(entry.maker.manifest(), &offer.parameters, &entry.own)?;
-        Ok(Step { entry, settings })
+        let settings = ModuleSettings::joined(entry.maker.manifest(), &offer.parameters, &entry.own)?;
+        Ok(AcceptedModuleOffer { entry, settings })
     }
 }

@@ -4,23 +4,23 @@ use std::fmt;
 
 /// The refusal of a module for an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ModuleRefusal {
     /// Name of the module that was refused.
     pub module: String,
     /// The reason.
-    pub mismatch: Mismatch,
+    pub mismatch: ModuleMismatch,
 }
 
-impl Refusal {
+impl ModuleRefusal {
     /// Makes a refusal.
-    pub fn new(module: impl Into<String>, mismatch: Mismatch) -> Self {
+    pub fn new(module: impl Into<String>, mismatch: ModuleMismatch) -> Self {
         Self { module: module.into(), mismatch }
     }
 }
 
 /// The reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mismatch {
+pub enum ModuleMismatch {
     /// This host has no module of that name.
     Unknown {
         /// The names of the modules that there are.
@@ -71,33 +71,33 @@ pub enum Mismatch {
     },
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ModuleRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "module '{}': ", self.module)?;
         match &self.mismatch {
-            Mismatch::Unknown { known } => write!(
+            ModuleMismatch::Unknown { known } => write!(
                 f,
                 "this machine has none of that name; there are {}; your own is named by its path: './{}'",
                 known.join(", "),
                 self.module
             ),
-            Mismatch::UnknownToExporter { known } => write!(
+            ModuleMismatch::UnknownToExporter { known } => write!(
                 f,
                 "the exporter has none of that name; there are {}; its owner adds one there: \
                  'farbus share … --allow-module ./{}'",
                 known.join(", "),
                 self.module
             ),
-            Mismatch::Version { here, there } => {
+            ModuleMismatch::Version { here, there } => {
                 write!(f, "version {here} here and {there} there: install the same farbus on both hosts")
             }
-            Mismatch::Parameter(what) => f.write_str(what),
-            Mismatch::NotAllowed => {
+            ModuleMismatch::Parameter(what) => f.write_str(what),
+            ModuleMismatch::NotAllowed => {
                 write!(f, "the exporter does not allow it: 'farbus share --allow-module {}' would", self.module)
             }
-            Mismatch::Class(class) => write!(f, "it does not serve devices of class {class}"),
-            Mismatch::Halves(what) => f.write_str(what),
-            Mismatch::Memory { modules, needed_bytes, left_bytes, limit_bytes } => write!(
+            ModuleMismatch::Class(class) => write!(f, "it does not serve devices of class {class}"),
+            ModuleMismatch::Halves(what) => f.write_str(what),
+            ModuleMismatch::Memory { modules, needed_bytes, left_bytes, limit_bytes } => write!(
                 f,
                 "with it the {modules} of this attachment need {} KiB of the exporter's memory, and {} KiB are left of \
                  the {} MiB that this host may hold there: choose a lower level or fewer modules, detach something, or \
@@ -106,16 +106,16 @@ impl fmt::Display for Refusal {
                 left_bytes >> 10,
                 limit_bytes >> 20
             ),
-            Mismatch::Processor { ns_per_byte, limit_ns_per_byte } => write!(
+            ModuleMismatch::Processor { ns_per_byte, limit_ns_per_byte } => write!(
                 f,
                 "with it the modules of this attachment take about {ns_per_byte} ns of the exporter's processor for each \
                  byte, and an importer's may take {limit_ns_per_byte}: choose a lower level or fewer modules, or its \
                  owner allows it there: 'farbus share … --allow-module {}'",
                 self.module
             ),
-            Mismatch::TooMany { max } => write!(f, "an attachment goes through {max} modules at most"),
+            ModuleMismatch::TooMany { max } => write!(f, "an attachment goes through {max} modules at most"),
         }
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for ModuleRefusal {}

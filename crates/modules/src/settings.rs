@@ -6,21 +6,21 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_model::module::{Form, Manifest, Parameter};
+use farbus_model::module::{ModuleManifest, ModuleParameter, ParameterFormat};
 
-use crate::files::{Files, Sink};
-use crate::refusal::{Mismatch, Refusal};
+use crate::files::{ModuleFileSink, ModuleFiles};
+use crate::refusal::{ModuleMismatch, ModuleRefusal};
 
 /// A module as a person writes it. Its settings are not checked yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ModuleSpec {
     /// The module's name.
     pub name: String,
     /// The settings, in the order in which they were written.
     pub parameters: Vec<(String, String)>,
 }
 
-impl FromStr for Asked {
+impl FromStr for ModuleSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -32,7 +32,7 @@ impl FromStr for Asked {
     }
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for ModuleSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         for (index, (name, value)) in self.parameters.iter().enumerate() {
@@ -52,37 +52,41 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
 }
 
 #[derive(Clone)]
-enum Value {
+enum ParameterValue {
     Number(u64),
     Span(Duration),
     Text(String),
     File(Arc<Vec<u8>>),
-    NewFile(Option<Arc<dyn Sink>>),
+    NewFile(Option<Arc<dyn ModuleFileSink>>),
 }
 
 /// A module's checked settings.
 #[derive(Clone, Default)]
-pub struct Settings {
-    values: BTreeMap<&'static str, Value>,
+pub struct ModuleSettings {
+    values: BTreeMap<&'static str, ParameterValue>,
     travelling: String,
 }
 
-impl Settings {
+impl ModuleSettings {
     /// Checks `asked` against the module's manifest, and reads its files.
     ///
     /// # Errors
-    /// [`Refusal`]: an unknown or missing parameter, or an invalid value.
-    pub fn of(manifest: &Manifest, asked: &Asked, files: &mut dyn Files) -> Result<Self, Refusal> {
+    /// [`ModuleRefusal`]: an unknown or missing parameter, or an invalid value.
+    pub fn of(
+        manifest: &ModuleManifest,
+        asked: &ModuleSpec,
+        files: &mut dyn ModuleFiles,
+    ) -> Result<Self, ModuleRefusal> {
         Self::understand(manifest, &asked.parameters, files, |_| true)
     }
 
     /// Joins the other end's settings (`name=value`, separated by commas) with those of this host, which
-    /// [`Settings::own`] made.
+    /// [`ModuleSettings::own`] made.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn joined(manifest: &Manifest, travelled: &str, own: &Settings) -> Result<Self, Refusal> {
-        let wrong = |what| Refusal::new(manifest.name, Mismatch::Parameter(what));
+    /// [`ModuleRefusal`].
+    pub fn joined(manifest: &ModuleManifest, travelled: &str, own: &ModuleSettings) -> Result<Self, ModuleRefusal> {
+        let wrong = |what| ModuleRefusal::new(manifest.name, ModuleMismatch::Parameter(what));
         let pairs = pairs(travelled).map_err(wrong)?;
         let mut no_file = |_: &str| Err("a file is its own host's to name".to_owned());
         let mut settings = Self::understand(manifest, &pairs, &mut no_file, |parameter| !parameter.is_own)?;
@@ -93,18 +97,22 @@ impl Settings {
     /// Checks the settings that each host gives to its own half, and no others.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn own(manifest: &Manifest, asked: &Asked, files: &mut dyn Files) -> Result<Self, Refusal> {
+    /// [`ModuleRefusal`].
+    pub fn own(
+        manifest: &ModuleManifest,
+        asked: &ModuleSpec,
+        files: &mut dyn ModuleFiles,
+    ) -> Result<Self, ModuleRefusal> {
         Self::understand(manifest, &asked.parameters, files, |parameter| parameter.is_own)
     }
 
     fn understand(
-        manifest: &Manifest,
+        manifest: &ModuleManifest,
         pairs: &[(String, String)],
-        files: &mut dyn Files,
-        is_meant: impl Fn(&Parameter) -> bool,
-    ) -> Result<Self, Refusal> {
-        let wrong = |what| Refusal::new(manifest.name, Mismatch::Parameter(what));
+        files: &mut dyn ModuleFiles,
+        is_meant: impl Fn(&ModuleParameter) -> bool,
+    ) -> Result<Self, ModuleRefusal> {
+        let wrong = |what| ModuleRefusal::new(manifest.name, ModuleMismatch::Parameter(what));
         let meant = || manifest.parameters.iter().filter(|parameter| is_meant(parameter));
         let mut settings = Self::default();
         for (name, text) in pairs {
@@ -145,7 +153,7 @@ impl Settings {
     /// Here and below: if the manifest has no such parameter, a bug of farbus.
     pub fn number(&self, name: &str) -> u64 {
         match self.values.get(name) {
-            Some(Value::Number(number)) => *number,
+            Some(ParameterValue::Number(number)) => *number,
             _ => panic!("the manifest has a number '{name}'"),
         }
     }
@@ -153,7 +161,7 @@ impl Settings {
     /// A duration.
     pub fn span(&self, name: &str) -> Duration {
         match self.values.get(name) {
-            Some(Value::Span(span)) => *span,
+            Some(ParameterValue::Span(span)) => *span,
             _ => panic!("the manifest has a span '{name}'"),
         }
     }
@@ -161,7 +169,7 @@ impl Settings {
     /// A text.
     pub fn text(&self, name: &str) -> &str {
         match self.values.get(name) {
-            Some(Value::Text(text)) => text,
+            Some(ParameterValue::Text(text)) => text,
             _ => panic!("the manifest has a text '{name}'"),
         }
     }
@@ -172,9 +180,9 @@ impl Settings {
     }
 
     /// The file to write to, if the setting is given.
-    pub fn sink(&self, name: &str) -> Option<Arc<dyn Sink>> {
+    pub fn sink(&self, name: &str) -> Option<Arc<dyn ModuleFileSink>> {
         match self.values.get(name) {
-            Some(Value::NewFile(sink)) => sink.clone(),
+            Some(ParameterValue::NewFile(sink)) => sink.clone(),
             _ => panic!("the manifest has a new file '{name}'"),
         }
     }
@@ -182,46 +190,48 @@ impl Settings {
     /// The content of a file; empty if the setting names none.
     pub fn file(&self, name: &str) -> &[u8] {
         match self.values.get(name) {
-            Some(Value::File(bytes)) => bytes,
+            Some(ParameterValue::File(bytes)) => bytes,
             _ => panic!("the manifest has a file '{name}'"),
         }
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for ModuleSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The content of files is secret.
-        f.debug_struct("Settings").field("travelling", &self.travelling).finish_non_exhaustive()
+        f.debug_struct("ModuleSettings").field("travelling", &self.travelling).finish_non_exhaustive()
     }
 }
 
-trait Read {
-    fn read(&self, text: &str, files: &mut dyn Files) -> Result<Value, String>;
+trait ParameterParser {
+    fn read(&self, text: &str, files: &mut dyn ModuleFiles) -> Result<ParameterValue, String>;
 }
 
-impl Read for Form {
-    fn read(&self, text: &str, files: &mut dyn Files) -> Result<Value, String> {
+impl ParameterParser for ParameterFormat {
+    fn read(&self, text: &str, files: &mut dyn ModuleFiles) -> Result<ParameterValue, String> {
         match *self {
-            Form::Number(min, max) => {
+            ParameterFormat::Number(min, max) => {
                 let number = text.parse().ok().filter(|number| (min..=max).contains(number));
-                number.map(Value::Number).ok_or_else(|| format!("it is a number from {min} to {max}"))
+                number.map(ParameterValue::Number).ok_or_else(|| format!("it is a number from {min} to {max}"))
             }
-            Form::SpanUpTo(max) => {
+            ParameterFormat::SpanUpTo(max) => {
                 let span = span(text).filter(|span| *span <= max);
-                span.map(Value::Span).ok_or_else(|| format!("it is {self}"))
+                span.map(ParameterValue::Span).ok_or_else(|| format!("it is {self}"))
             }
-            Form::Text(max) if text.len() <= max => Ok(Value::Text(text.to_owned())),
-            Form::Text(_) => Err(format!("it is {self}")),
-            Form::OneOf(words) => match words.contains(&text) {
-                true => Ok(Value::Text(text.to_owned())),
+            ParameterFormat::Text(max) if text.len() <= max => Ok(ParameterValue::Text(text.to_owned())),
+            ParameterFormat::Text(_) => Err(format!("it is {self}")),
+            ParameterFormat::OneOf(words) => match words.contains(&text) {
+                true => Ok(ParameterValue::Text(text.to_owned())),
                 false => Err(format!("it is {self}")),
             },
-            Form::File(_) | Form::NewFile if text.is_empty() => Ok(match self {
-                Form::NewFile => Value::NewFile(None),
-                _ => Value::File(Arc::default()),
+            ParameterFormat::File(_) | ParameterFormat::NewFile if text.is_empty() => Ok(match self {
+                ParameterFormat::NewFile => ParameterValue::NewFile(None),
+                _ => ParameterValue::File(Arc::default()),
             }),
-            Form::File(bytes_max) => files.read(text, bytes_max).map(|bytes| Value::File(Arc::new(bytes))),
-            Form::NewFile => files.create(text).map(|sink| Value::NewFile(Some(sink))),
+            ParameterFormat::File(bytes_max) => {
+                files.read(text, bytes_max).map(|bytes| ParameterValue::File(Arc::new(bytes)))
+            }
+            ParameterFormat::NewFile => files.create(text).map(|sink| ParameterValue::NewFile(Some(sink))),
         }
     }
 }
@@ -242,7 +252,7 @@ fn span(text: &str) -> Option<Duration> {
 mod tests {
     use super::*;
     use crate::delay::DELAY;
-    use crate::maker::Maker;
+    use crate::maker::ModuleMaker;
     use crate::seal::SEAL;
 
     fn read(path: &str) -> Result<Vec<u8>, String> {
@@ -251,24 +261,25 @@ mod tests {
 
     #[test]
     fn a_module_is_asked_for_in_one_word() {
-        let asked: Asked = "delay:time=20ms,jitter=1ms".parse().unwrap();
+        let asked: ModuleSpec = "delay:time=20ms,jitter=1ms".parse().unwrap();
         assert_eq!(asked.to_string(), "delay:time=20ms,jitter=1ms");
-        let settings = Settings::of(DELAY.manifest(), &asked, &mut read).unwrap();
+        let settings = ModuleSettings::of(DELAY.manifest(), &asked, &mut read).unwrap();
         assert_eq!((settings.span("time"), settings.number("seed")), (Duration::from_millis(20), 0));
         assert_eq!(settings.travelling(), "time=20ms,jitter=1ms");
-        let there = Settings::joined(DELAY.manifest(), settings.travelling(), &Settings::default()).unwrap();
+        let there =
+            ModuleSettings::joined(DELAY.manifest(), settings.travelling(), &ModuleSettings::default()).unwrap();
         assert_eq!((there.span("jitter"), there.span("time")), (settings.span("jitter"), settings.span("time")));
-        assert_eq!("zstd".parse::<Asked>().map(|asked| asked.to_string()), Ok("zstd".to_owned()));
-        assert!("".parse::<Asked>().is_err() && ":a=b".parse::<Asked>().is_err());
-        assert_eq!("delay:fast".parse::<Asked>(), Err("'fast' is no NAME=VALUE".to_owned()));
+        assert_eq!("zstd".parse::<ModuleSpec>().map(|asked| asked.to_string()), Ok("zstd".to_owned()));
+        assert!("".parse::<ModuleSpec>().is_err() && ":a=b".parse::<ModuleSpec>().is_err());
+        assert_eq!("delay:fast".parse::<ModuleSpec>(), Err("'fast' is no NAME=VALUE".to_owned()));
     }
 
     #[test]
     fn invalid_setting_is_refused_with_what_would_be_valid() {
         let refused = |text: &str| {
-            let asked: Asked = text.parse().unwrap();
-            let maker: &dyn Maker = if asked.name == "delay" { &DELAY } else { &SEAL };
-            Settings::of(maker.manifest(), &asked, &mut read).unwrap_err().to_string()
+            let asked: ModuleSpec = text.parse().unwrap();
+            let maker: &dyn ModuleMaker = if asked.name == "delay" { &DELAY } else { &SEAL };
+            ModuleSettings::of(maker.manifest(), &asked, &mut read).unwrap_err().to_string()
         };
         assert_eq!(refused("delay"), "module 'delay': it has to be told time: delay:time=…");
         assert_eq!(refused("delay:time=20"), "module 'delay': time=20: it is a span (us, ms, s) up to 10s");
@@ -284,14 +295,14 @@ mod tests {
     #[test]
     fn a_file_stays_with_its_host() {
         let asked = "seal:key-file=key".parse().unwrap();
-        let settings = Settings::of(SEAL.manifest(), &asked, &mut read).unwrap();
+        let settings = ModuleSettings::of(SEAL.manifest(), &asked, &mut read).unwrap();
         assert_eq!((settings.travelling(), settings.file("key-file")), ("", [7; 32].as_slice()));
         assert!(
-            Settings::joined(SEAL.manifest(), "key-file=key", &settings).is_err(),
+            ModuleSettings::joined(SEAL.manifest(), "key-file=key", &settings).is_err(),
             "the other end names no file here"
         );
-        let own = Settings::own(SEAL.manifest(), &asked, &mut read).unwrap();
-        assert_eq!(Settings::joined(SEAL.manifest(), "", &own).unwrap().file("key-file"), [7; 32]);
+        let own = ModuleSettings::own(SEAL.manifest(), &asked, &mut read).unwrap();
+        assert_eq!(ModuleSettings::joined(SEAL.manifest(), "", &own).unwrap().file("key-file"), [7; 32]);
         assert!(!format!("{own:?}").contains('7'), "nobody logs a key");
     }
 }

@@ -23,7 +23,7 @@ const SUBSTITUTE: char = '\u{1a}';
 pub struct ConsoleText {
     /// The beginning of a character, of at most three bytes.
     begun: Vec<u8>,
-    state: State,
+    state: EscapeSequenceState,
     /// Whether the last line has text and is not ended.
     is_in_line: bool,
     /// Whether the last byte was a CR that has ended no line yet.
@@ -32,7 +32,7 @@ pub struct ConsoleText {
 
 /// Where in an escape sequence it is (ECMA-48 §5.3 to §5.6).
 #[derive(Clone, Copy, Debug, Default)]
-enum State {
+enum EscapeSequenceState {
     #[default]
     Text,
     /// After ESC, and intermediate characters.
@@ -79,25 +79,31 @@ impl ConsoleText {
             // A sequence does not take the end of a line with it.
             (_, '\n' | '\r') => {
                 self.end_of_line(c, to);
-                State::Text
+                EscapeSequenceState::Text
             }
-            (_, CANCEL | SUBSTITUTE) => State::Text,
-            (State::String(_), BELL) => State::Text,
-            (State::String(count), ESCAPE) => State::StringEscape(count + 1),
-            (State::StringEscape(_), '\\') => State::Text,
-            (State::StringEscape(count) | State::String(count), _) if count < STRING_CHARS_MAX => {
-                State::String(count + 1)
+            (_, CANCEL | SUBSTITUTE) => EscapeSequenceState::Text,
+            (EscapeSequenceState::String(_), BELL) => EscapeSequenceState::Text,
+            (EscapeSequenceState::String(count), ESCAPE) => EscapeSequenceState::StringEscape(count + 1),
+            (EscapeSequenceState::StringEscape(_), '\\') => EscapeSequenceState::Text,
+            (EscapeSequenceState::StringEscape(count) | EscapeSequenceState::String(count), _)
+                if count < STRING_CHARS_MAX =>
+            {
+                EscapeSequenceState::String(count + 1)
             }
-            (_, ESCAPE) => State::Escape(0),
-            (State::Escape(0), '[') => State::Control(0),
-            (State::Escape(0), ']' | 'P' | 'X' | '^' | '_') => State::String(0),
-            (State::Escape(count), ' '..='/') if count < SEQUENCE_CHARS_MAX => State::Escape(count + 1),
-            (State::Escape(_), '0'..='~') => State::Text,
-            (State::Control(count), ' '..='?') if count < SEQUENCE_CHARS_MAX => State::Control(count + 1),
-            (State::Control(_), '@'..='~') => State::Text,
+            (_, ESCAPE) => EscapeSequenceState::Escape(0),
+            (EscapeSequenceState::Escape(0), '[') => EscapeSequenceState::Control(0),
+            (EscapeSequenceState::Escape(0), ']' | 'P' | 'X' | '^' | '_') => EscapeSequenceState::String(0),
+            (EscapeSequenceState::Escape(count), ' '..='/') if count < SEQUENCE_CHARS_MAX => {
+                EscapeSequenceState::Escape(count + 1)
+            }
+            (EscapeSequenceState::Escape(_), '0'..='~') => EscapeSequenceState::Text,
+            (EscapeSequenceState::Control(count), ' '..='?') if count < SEQUENCE_CHARS_MAX => {
+                EscapeSequenceState::Control(count + 1)
+            }
+            (EscapeSequenceState::Control(_), '@'..='~') => EscapeSequenceState::Text,
             (_, c) => {
                 self.plain(c, to);
-                State::Text
+                EscapeSequenceState::Text
             }
         };
     }

@@ -30,5 +30,5 @@ pub use api::{actions, table};
 pub use http::server::run;
 pub use known::lab::HOSTS_VERB;
 pub use line::VERB;
-pub use rights::{PageSettings, Place, Served, serve};
+pub use rights::{PageAddress, PageLocation, PageSettings, serve};
 pub use view::bus_drawing;

@@ -2,13 +2,13 @@
 //!
 //! The numbers are those of Linux's `drivers/net/can/usb/gs_usb.c`.
 
-use farbus_host::{Port, RemoteDevice, RemoteError};
-use farbus_model::{Direction, Setup, Status, TransferType};
-use farbus_realtime::pipe::Attributes;
+use farbus_host::{HostPort, RemoteDevice, RemoteError};
+use farbus_model::{SetupPacket, TransferDirection, TransferType, UrbStatus};
+use farbus_realtime::pipe::EndpointAttributes;
 
-use super::bus::Bus;
-use super::codec::{Codec, Sorted};
-use super::endpoint::Shape;
+use super::bus::ChannelBus;
+use super::codec::{ChannelCodec, MessageClass};
+use super::endpoint::EndpointLayout;
 use super::unfit::SetUpError;
 
 const HOST_FORMAT: u8 = 0;
@@ -37,7 +37,7 @@ pub const ROOM: usize = 64;
 
 /// A frame, as `gs_usb` writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame {
+pub struct GsCanFrame {
     /// Identifier and flags, as SocketCAN has them.
     pub id: u32,
     /// Bytes of data, at most 8.
@@ -46,7 +46,7 @@ pub struct Frame {
     pub data: [u8; 8],
 }
 
-impl Frame {
+impl GsCanFrame {
     /// The message for [`Turn::put`](super::Turn::put).
     pub fn to_message(self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
@@ -70,20 +70,25 @@ impl Frame {
 ///
 /// # Errors
 /// [`SetUpError`].
-pub fn set_up<P: Port>(device: &mut RemoteDevice<P>, rates: &[Option<u32>], room: usize) -> Result<Shape, SetUpError> {
+pub fn set_up<P: HostPort>(
+    device: &mut RemoteDevice<P>,
+    rates: &[Option<u32>],
+    room: usize,
+) -> Result<EndpointLayout, SetUpError> {
     let no_adapter = || SetUpError::Unfit("it is no USB-CAN adapter of the gs_usb kind".to_owned());
     let configuration = device.descriptors().configuration(device.configuration()).ok_or_else(no_adapter)?;
     let setting = configuration.settings.iter().find(|setting| {
         let has = |direction| setting.find(TransferType::Bulk, direction).is_some();
-        has(Direction::In) && has(Direction::Out)
+        has(TransferDirection::In) && has(TransferDirection::Out)
     });
     let setting = setting.ok_or_else(no_adapter)?;
     let of = |direction| setting.find(TransferType::Bulk, direction).map(|endpoint| endpoint.address);
-    let (input, output) = (of(Direction::In), of(Direction::Out));
-    let packet_bytes = setting.find(TransferType::Bulk, Direction::In).map_or(512, |e| u32::from(e.packet_bytes_max));
+    let (input, output) = (of(TransferDirection::In), of(TransferDirection::Out));
+    let packet_bytes =
+        setting.find(TransferType::Bulk, TransferDirection::In).map_or(512, |e| u32::from(e.packet_bytes_max));
     let (setup, data) = told(HOST_FORMAT, 1, &[LITTLE_ENDIAN]);
     device.control_out(setup, data).map_err(|error| match error {
-        RemoteError::Transfer(Status::Stall) => no_adapter(),
+        RemoteError::Transfer(UrbStatus::Stall) => no_adapter(),
         error => error.into(),
     })?;
     let config = ask(device, DEVICE_CONFIG, 1, 12)?;
@@ -104,14 +109,14 @@ pub fn set_up<P: Port>(device: &mut RemoteDevice<P>, rates: &[Option<u32>], room
     // The device's room as whole packets: one read takes all that the device can hold.
     let read_bytes = ((room * MESSAGE_BYTES) as u32).next_multiple_of(packet_bytes.max(1));
     let messages_per_s = BITS_PER_S_MAX / FRAME_BITS_MIN * channels as u64;
-    Ok(Shape {
+    Ok(EndpointLayout {
         input,
         output,
         read_bytes,
         channels,
         codec: Box::new(GsUsb { next: 0, channels }),
         begin,
-        attributes: Attributes {
+        attributes: EndpointAttributes {
             channels_max: channels as u32,
             throughput_bits_max: messages_per_s * 8 * MESSAGE_BYTES as u64 / (NS_PER_S / NS_PER_MS),
             latency_min_ns: NS_PER_MS,
@@ -124,17 +129,22 @@ pub fn set_up<P: Port>(device: &mut RemoteDevice<P>, rates: &[Option<u32>], room
     })
 }
 
-fn bus_of(bits_per_s: u32) -> Bus {
-    Bus { bits_per_s, messages_per_s_max: u64::from(bits_per_s) / FRAME_BITS_MIN }
+fn bus_of(bits_per_s: u32) -> ChannelBus {
+    ChannelBus { bits_per_s, messages_per_s_max: u64::from(bits_per_s) / FRAME_BITS_MIN }
 }
 
-fn told(request: u8, channel: u16, words: &[u32]) -> (Setup, Vec<u8>) {
+fn told(request: u8, channel: u16, words: &[u32]) -> (SetupPacket, Vec<u8>) {
     let data: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    (Setup { request_type: OUT, request, value: channel, index: 0, length: data.len() as u16 }, data)
+    (SetupPacket { request_type: OUT, request, value: channel, index: 0, length: data.len() as u16 }, data)
 }
 
-fn ask<P: Port>(device: &mut RemoteDevice<P>, request: u8, value: u16, length: u16) -> Result<Vec<u8>, RemoteError> {
-    let setup = Setup { request_type: IN, request, value, index: 0, length };
+fn ask<P: HostPort>(
+    device: &mut RemoteDevice<P>,
+    request: u8,
+    value: u16,
+    length: u16,
+) -> Result<Vec<u8>, RemoteError> {
+    let setup = SetupPacket { request_type: IN, request, value, index: 0, length };
     device.control_in(setup).map(|payload| payload.into_vec())
 }
 
@@ -162,24 +172,24 @@ struct GsUsb {
     channels: usize,
 }
 
-impl Codec for GsUsb {
+impl ChannelCodec for GsUsb {
     fn message_bytes(&self) -> usize {
         MESSAGE_BYTES
     }
 
-    fn sort(&mut self, message: &[u8]) -> Sorted {
+    fn sort(&mut self, message: &[u8]) -> MessageClass {
         let Some(number) = message.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
-            return Sorted::Unknown;
+            return MessageClass::Unknown;
         };
         match (message.get(9), message.get(10)) {
             (Some(&channel), Some(flags)) if usize::from(channel) < self.channels => {
                 let channel = usize::from(channel);
                 match number {
-                    NOT_OURS => Sorted::Came { channel, has_lost: flags & OVERFLOW != 0 },
-                    _ => Sorted::WentOut { channel },
+                    NOT_OURS => MessageClass::Came { channel, has_lost: flags & OVERFLOW != 0 },
+                    _ => MessageClass::WentOut { channel },
                 }
             }
-            _ => Sorted::Unknown,
+            _ => MessageClass::Unknown,
         }
     }
 
@@ -202,16 +212,16 @@ mod tests {
     #[test]
     fn messages_are_told_apart_by_number_and_channel() {
         let mut codec = GsUsb { next: NOT_OURS - 1, channels: 5 };
-        let frame = Frame { id: 0x123, length: 3, data: [1, 2, 3, 0, 0, 0, 0, 0] };
+        let frame = GsCanFrame { id: 0x123, length: 3, data: [1, 2, 3, 0, 0, 0, 0, 0] };
         let mut message = frame.to_message();
         codec.address(4, &mut message);
-        assert_eq!((codec.sort(&message), codec.next), (Sorted::WentOut { channel: 4 }, 0));
-        assert_eq!(Frame::of_message(&message), Some(frame));
+        assert_eq!((codec.sort(&message), codec.next), (MessageClass::WentOut { channel: 4 }, 0));
+        assert_eq!(GsCanFrame::of_message(&message), Some(frame));
         message[..4].copy_from_slice(&NOT_OURS.to_le_bytes());
         message[10] = OVERFLOW;
-        assert_eq!(codec.sort(&message), Sorted::Came { channel: 4, has_lost: true });
+        assert_eq!(codec.sort(&message), MessageClass::Came { channel: 4, has_lost: true });
         message[9] = 5;
-        assert_eq!((codec.sort(&message), codec.sort(&message[..3])), (Sorted::Unknown, Sorted::Unknown));
+        assert_eq!((codec.sort(&message), codec.sort(&message[..3])), (MessageClass::Unknown, MessageClass::Unknown));
     }
 
     #[test]

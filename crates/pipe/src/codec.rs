@@ -1,24 +1,24 @@
 //! How the messages of several pipes are packed into the transfers of one endpoint.
 
 /// How a device marks channels in its transfers. All messages of one direction have one size.
-pub trait Codec: Send {
+pub trait ChannelCodec: Send {
     /// Bytes of a message.
     fn message_bytes(&self) -> usize;
 
     /// Classifies a message that arrived.
-    fn sort(&mut self, message: &[u8]) -> Sorted;
+    fn sort(&mut self, message: &[u8]) -> MessageClass;
 
     /// Writes the channel into an outgoing message.
     fn address(&mut self, channel: usize, message: &mut [u8]);
 
-    /// Whether the device reports each message that went out ([`Sorted::WentOut`]); without reports a message counts as
+    /// Whether the device reports each message that went out ([`MessageClass::WentOut`]); without reports a message counts as
     /// out when its transfer completes.
     fn is_told(&self) -> bool;
 }
 
 /// What an incoming message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sorted {
+pub enum MessageClass {
     /// It arrived on a channel.
     Came {
         /// The channel.
@@ -37,18 +37,18 @@ pub enum Sorted {
 
 /// One channel, whose bytes are cut into messages of one size.
 #[derive(Clone, Copy, Debug)]
-pub struct Whole {
+pub struct SingleChannelCodec {
     /// Bytes of one message.
     pub message_bytes: usize,
 }
 
-impl Codec for Whole {
+impl ChannelCodec for SingleChannelCodec {
     fn message_bytes(&self) -> usize {
         self.message_bytes
     }
 
-    fn sort(&mut self, _message: &[u8]) -> Sorted {
-        Sorted::Came { channel: 0, has_lost: false }
+    fn sort(&mut self, _message: &[u8]) -> MessageClass {
+        MessageClass::Came { channel: 0, has_lost: false }
     }
 
     fn address(&mut self, _channel: usize, _message: &mut [u8]) {}

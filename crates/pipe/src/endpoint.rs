@@ -19,23 +19,23 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use farbus_control::pipe::{PipeGrant, PipeJobs};
-use farbus_host::{IdSource, PortError};
+use farbus_host::{HostPortError, IdSource};
 use farbus_io_linux::sys::pi_lock::PiLock;
 use farbus_io_linux::sys::scheduling::now_ns;
-use farbus_model::{Direction, Done, EpAddr, Setup, Status, Urb};
-use farbus_realtime::pipe::{Attributes, Quality, Stage, carried_per_s, carrying_period_ns, fill_ns};
-use farbus_realtime::vcpu::Reserve;
+use farbus_model::{EpAddr, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbStatus};
+use farbus_realtime::pipe::{EndpointAttributes, PathSegment, PipeQuality, carried_per_s, carrying_period_ns, fill_ns};
+use farbus_realtime::vcpu::VcpuReserve;
 use serde::Serialize;
 
-use super::bus::Bus;
-use super::codec::{Codec, Sorted};
+use super::bus::ChannelBus;
+use super::codec::{ChannelCodec, MessageClass};
 use super::error::PipeError;
-use super::job::Roster;
-use super::lag::Lag;
+use super::job::JobSchedule;
+use super::lag::ChannelLag;
 use super::path::PathDelay;
-use super::processors::{ProcessorShare, Processors, said};
-use super::ring::Ring;
-use super::way::Way;
+use super::processors::{ProcessorPool, ProcessorShare, said};
+use super::ring::MessageRing;
+use super::way::PolledDevice;
 
 /// The shortest period that the kernel accepts for a deadline (`sysctl_sched_dl_period_min`), in nanoseconds.
 pub const PERIOD_NS_MIN: u64 = 100_000;
@@ -59,7 +59,7 @@ const GRANT_PATIENCE: Duration = Duration::from_secs(1);
 const PPM: u64 = 1_000_000;
 
 /// The properties of a device's endpoints.
-pub struct Shape {
+pub struct EndpointLayout {
     /// The endpoint that data comes from.
     pub input: Option<EpAddr>,
     /// The endpoint that data goes to.
@@ -69,28 +69,28 @@ pub struct Shape {
     /// The number of channels; each has at most one pipe each way.
     pub channels: usize,
     /// How they share the endpoints.
-    pub codec: Box<dyn Codec>,
+    pub codec: Box<dyn ChannelCodec>,
     /// For each channel, the control transfers that turn it on when it has its first pipe: before that it would fill
     /// the device's room with data that is not read.
-    pub begin: Vec<Vec<(Setup, Vec<u8>)>>,
+    pub begin: Vec<Vec<(SetupPacket, Vec<u8>)>>,
     /// The capacity of each direction.
-    pub attributes: Attributes,
+    pub attributes: EndpointAttributes,
     /// Messages that the device buffers until they are fetched, and loses beyond that; `None` if it makes its source
     /// wait.
     pub room_in: Option<usize>,
     /// Messages of a channel that it buffers until they are out; `None` if there is no need to know.
     pub room_out: Option<usize>,
     /// For each channel, the bus behind it, if it limits the messages. Empty if no channel has one.
-    pub buses: Vec<Bus>,
+    pub buses: Vec<ChannelBus>,
 }
 
 /// The receiving thread's share of a processor, and the delay between it and the device.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct ReceiverTerms {
     /// In millionths of a processor.
     pub share_ppm: u32,
     /// The stage between device and thread.
-    pub transfer: Stage,
+    pub transfer: PathSegment,
     /// Reads that are under way at once: 1 if they end as soon as the thread looks, more if they travel over a network.
     pub reads: usize,
     /// Whether another host moves the device's data by a thread without a reservation.
@@ -99,11 +99,11 @@ pub struct Terms {
     pub usual_ns: Option<u64>,
 }
 
-impl Terms {
+impl ReceiverTerms {
     /// For a device in this process: one microframe on its bus.
     pub const HERE: Self = Self {
         share_ppm: 150_000,
-        transfer: Stage::Transfer { intervals: 1, interval_ns: 125_000, interrupt_every_ns: 0 },
+        transfer: PathSegment::Transfer { intervals: 1, interval_ns: 125_000, interrupt_every_ns: 0 },
         reads: 2,
         is_far_unreserved: false,
         usual_ns: None,
@@ -111,7 +111,7 @@ impl Terms {
 
     /// For a device behind a network with this delay.
     pub const fn there(delay: PathDelay) -> Self {
-        let transfer = Stage::Network { delay_ns: delay.worst_ns };
+        let transfer = PathSegment::Network { delay_ns: delay.worst_ns };
         Self { transfer, reads: 32, is_far_unreserved: true, usual_ns: Some(delay.usual_ns), ..Self::HERE }
     }
 
@@ -127,71 +127,71 @@ impl Terms {
 }
 
 /// An open device, for pipes.
-pub struct Endpoint {
-    shared: Arc<Shared>,
+pub struct PipeEndpoint {
+    shared: Arc<PipeEndpointInner>,
     channels: Mutex<OpenedChannels>,
     share: Arc<ProcessorShare>,
-    processors: Processors,
-    attributes: Attributes,
+    processors: ProcessorPool,
+    attributes: EndpointAttributes,
     has: [bool; 2],
     room_in: Option<usize>,
     room_out: Option<usize>,
-    buses: Vec<Bus>,
+    buses: Vec<ChannelBus>,
     message_bytes: usize,
     /// The messages that one read takes, if the device has so many.
     messages_per_read: usize,
-    terms: Terms,
+    terms: ReceiverTerms,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The channels that are open, and their users.
 #[derive(Default)]
 struct OpenedChannels {
-    opened: Vec<Opened>,
+    opened: Vec<OpenedChannel>,
 }
 
 #[derive(Clone, Copy)]
-struct Opened {
+struct OpenedChannel {
     channel: usize,
-    direction: Direction,
-    quality: Quality,
+    direction: TransferDirection,
+    quality: PipeQuality,
     period_ns: u64,
 }
 
 /// The state that threads share.
-pub struct Shared {
-    lanes: [Vec<PiLock<Lane>>; 2],
+pub struct PipeEndpointInner {
+    lanes: [Vec<PiLock<ChannelQueue>>; 2],
     budget_ns: AtomicU64,
     period_ns: AtomicU64,
     /// One bit per channel that has had a pipe.
     used: AtomicU64,
     is_ended: AtomicBool,
-    ended: OnceLock<PortError>,
-    counts: PiLock<Received>,
+    ended: OnceLock<HostPortError>,
+    counts: PiLock<ReceiverCounts>,
     granted: PiLock<PipeGrant>,
     /// What the thread has asked the kernel for last, and who waits for that.
-    asked: Mutex<Reserve>,
+    asked: Mutex<VcpuReserve>,
     has_asked: Condvar,
 }
 
 /// One direction of one channel.
 #[derive(Debug, Default)]
-struct Lane {
-    ring: Option<Ring>,
+struct ChannelQueue {
+    ring: Option<MessageRing>,
     /// Messages that the device has taken and not sent yet.
     flying: usize,
     went_out: u64,
     device_lost: u64,
     waited_ns: u64,
     /// Incoming, from a device that makes its source wait.
-    lag: Lag,
+    lag: ChannelLag,
     /// Messages at the last look.
     seen: u64,
 }
 
 /// The counters of the receiving thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Received {
+pub struct ReceiverCounts {
     /// Its jobs.
     pub jobs: PipeJobs,
     /// Transfers that arrived.
@@ -206,7 +206,7 @@ pub struct Received {
 
 /// The counters of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneCounts {
+pub struct ChannelQueueCounts {
     pub messages: u64,
     pub lost: u64,
     pub device_lost: u64,
@@ -216,24 +216,29 @@ pub struct LaneCounts {
     pub behind_ns: u64,
 }
 
-const fn of(direction: Direction) -> usize {
+const fn of(direction: TransferDirection) -> usize {
     match direction {
-        Direction::In => 0,
-        Direction::Out => 1,
+        TransferDirection::In => 0,
+        TransferDirection::Out => 1,
     }
 }
 
-impl Endpoint {
+impl PipeEndpoint {
     /// Starts the receiving thread. No request may be in flight on `way`.
     ///
     /// # Errors
     /// [`PipeError`] if no processor can carry the thread.
-    pub fn open(way: Box<dyn Way>, shape: Shape, processors: &Processors, terms: Terms) -> Result<Self, PipeError> {
+    pub fn open(
+        way: Box<dyn PolledDevice>,
+        shape: EndpointLayout,
+        processors: &ProcessorPool,
+        terms: ReceiverTerms,
+    ) -> Result<Self, PipeError> {
         let reserve = reserve_of(IDLE_PERIOD_NS, terms.share_ppm);
         let share = Arc::new(processors.share(reserve)?);
         assert!(shape.channels <= CHANNELS_MAX, "{} channels", shape.channels);
-        let lanes = || (0..shape.channels).map(|_| PiLock::new(Lane::default())).collect();
-        let shared = Arc::new(Shared {
+        let lanes = || (0..shape.channels).map(|_| PiLock::new(ChannelQueue::default())).collect();
+        let shared = Arc::new(PipeEndpointInner {
             lanes: [lanes(), lanes()],
             budget_ns: AtomicU64::new(reserve.budget_ns),
             period_ns: AtomicU64::new(reserve.period_ns),
@@ -255,8 +260,8 @@ impl Endpoint {
             let (mut reservation, warnings) = own_share.reserve(reserve);
             *for_thread.granted.lock() = PipeGrant { policy: reservation.policy().to_string(), warnings };
             let _ = tell.send(());
-            let mut receiver = Receiver::new(way, shape, for_thread, terms);
-            let mut roster = Roster::new(reserve);
+            let mut receiver = EndpointReceiver::new(way, shape, for_thread, terms);
+            let mut roster = JobSchedule::new(reserve);
             let mut now = reserve;
             while !receiver.shared.is_ended.load(Ordering::Acquire) {
                 let job = roster.next_job();
@@ -309,7 +314,7 @@ impl Endpoint {
     /// the most.
     pub fn granted(&self) -> PipeGrant {
         let asked = self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_behind = |asked: &mut Reserve| *asked != self.shared.reserve() && !self.shared.is_ended();
+        let is_behind = |asked: &mut VcpuReserve| *asked != self.shared.reserve() && !self.shared.is_ended();
         drop(self.shared.has_asked.wait_timeout_while(asked, GRANT_PATIENCE, is_behind));
         self.shared.granted.lock().clone()
     }
@@ -320,12 +325,12 @@ impl Endpoint {
     }
 
     /// The counters of its thread.
-    pub fn counts(&self) -> Received {
+    pub fn counts(&self) -> ReceiverCounts {
         *self.shared.counts.lock()
     }
 
     /// Why it ended, if it has.
-    pub fn end(&self) -> Option<PortError> {
+    pub fn end(&self) -> Option<HostPortError> {
         self.shared.ended.get().cloned()
     }
 
@@ -334,15 +339,15 @@ impl Endpoint {
         self.message_bytes
     }
 
-    pub(super) fn processors(&self) -> &Processors {
+    pub(super) fn processors(&self) -> &ProcessorPool {
         &self.processors
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<PipeEndpointInner> {
         &self.shared
     }
 
-    pub(super) fn transfer(&self) -> Stage {
+    pub(super) fn transfer(&self) -> PathSegment {
         self.terms.transfer
     }
 
@@ -360,9 +365,9 @@ impl Endpoint {
     pub(super) fn claim(
         &self,
         channel: usize,
-        direction: Direction,
-        quality: &Quality,
-        derive: impl FnOnce(&Attributes, &[Quality]) -> Result<u64, PipeError>,
+        direction: TransferDirection,
+        quality: &PipeQuality,
+        derive: impl FnOnce(&EndpointAttributes, &[PipeQuality]) -> Result<u64, PipeError>,
     ) -> Result<(), PipeError> {
         if !self.has[of(direction)] {
             return Err(PipeError::Direction);
@@ -372,11 +377,11 @@ impl Endpoint {
             return Err(PipeError::Channel { asked: channel, channels });
         }
         let mut channels = self.channels();
-        let beside = |opened: &&Opened| opened.direction == direction;
+        let beside = |opened: &&OpenedChannel| opened.direction == direction;
         if channels.opened.iter().filter(beside).any(|opened| opened.channel == channel) {
             return Err(PipeError::Taken(channel));
         }
-        let others: Vec<Quality> = channels.opened.iter().filter(beside).map(|opened| opened.quality).collect();
+        let others: Vec<PipeQuality> = channels.opened.iter().filter(beside).map(|opened| opened.quality).collect();
         let period_ns = derive(&self.attributes, &others)?;
         if let Some(bus) = self.buses.get(channel) {
             let asked_per_s = messages_per_s(quality, self.message_bytes);
@@ -384,7 +389,7 @@ impl Endpoint {
                 return Err(PipeError::Bus { channel, asked_per_s, bus: *bus });
             }
         }
-        let opened = Opened { channel, direction, quality: *quality, period_ns };
+        let opened = OpenedChannel { channel, direction, quality: *quality, period_ns };
         let receiver_ns = self.receiver_period(channels.opened.iter().chain([&opened]))?;
         self.share.change(reserve_of(receiver_ns, self.terms.share_ppm))?;
         // A user without a thread is given what other threads collected: as much as their buffers, twice.
@@ -392,20 +397,20 @@ impl Endpoint {
         let buffered = 2 * (quality.buffer_bytes as usize).div_ceil(self.message_bytes);
         let mut messages =
             messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
-        if direction == Direction::In {
+        if direction == TransferDirection::In {
             // The reads under way are made only if there is room for what they bring.
             messages += self.terms.reads_max() * self.messages_per_read;
         }
-        let lag = Lag::new(messages_per_s(quality, self.message_bytes));
+        let lag = ChannelLag::new(messages_per_s(quality, self.message_bytes));
         *self.shared.lane(channel, direction).lock() =
-            Lane { ring: Some(Ring::new(self.message_bytes, messages)), lag, ..Lane::default() };
+            ChannelQueue { ring: Some(MessageRing::new(self.message_bytes, messages)), lag, ..ChannelQueue::default() };
         channels.opened.push(opened);
         self.shared.promise(reserve_of(receiver_ns, self.terms.share_ppm));
         self.shared.used.fetch_or(1 << channel, Ordering::Release);
         Ok(())
     }
 
-    pub(super) fn release(&self, channel: usize, direction: Direction) {
+    pub(super) fn release(&self, channel: usize, direction: TransferDirection) {
         let mut channels = self.channels();
         channels.opened.retain(|opened| (opened.channel, opened.direction) != (channel, direction));
         self.shared.lane(channel, direction).lock().ring = None;
@@ -418,13 +423,13 @@ impl Endpoint {
         }
     }
 
-    fn receiver_period<'a>(&self, opened: impl Iterator<Item = &'a Opened> + Clone) -> Result<u64, PipeError> {
-        let is_in = |opened: &&Opened| opened.direction == Direction::In;
+    fn receiver_period<'a>(&self, opened: impl Iterator<Item = &'a OpenedChannel> + Clone) -> Result<u64, PipeError> {
+        let is_in = |opened: &&OpenedChannel| opened.direction == TransferDirection::In;
         let bytes = |messages: usize| (messages * self.message_bytes) as u64;
         let of_pipes = opened.clone().map(|opened| opened.period_ns).min().unwrap_or(u64::MAX);
         let rate = opened.clone().filter(is_in).map(|opened| bits_per_s(&opened.quality)).fold(0, u64::saturating_add);
         let of_input = self.room_in.filter(|_| rate > 0).map(|room| emptied_ns(fill_ns(bytes(room), rate, NS_PER_S)));
-        let per_s = |opened: &Opened| messages_per_s(&opened.quality, self.message_bytes);
+        let per_s = |opened: &OpenedChannel| messages_per_s(&opened.quality, self.message_bytes);
         let outputs = || opened.clone().filter(|opened| !is_in(opened)).map(per_s);
         // Each channel has its part of the device's room, and all together the writes that are under way at once.
         let [reads, writes] = [self.terms.reads_max() * self.messages_per_read, WRITES_MAX];
@@ -478,28 +483,28 @@ pub(super) fn in_range(whose: &'static str, period_ns: u64) -> Result<u64, PipeE
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-fn bits_per_s(quality: &Quality) -> u64 {
+fn bits_per_s(quality: &PipeQuality) -> u64 {
     let bits = u128::from(quality.throughput_bits) * u128::from(NS_PER_S);
     u64::try_from(bits.div_ceil(u128::from(quality.latency_ns.max(1)))).unwrap_or(u64::MAX)
 }
 
 /// How many messages of this size that is a second, rounded up.
-pub(super) fn messages_per_s(quality: &Quality, message_bytes: usize) -> u64 {
+pub(super) fn messages_per_s(quality: &PipeQuality, message_bytes: usize) -> u64 {
     bits_per_s(quality).div_ceil(8 * (message_bytes as u64).max(1))
 }
 
-fn messages_in(span_ns: u64, quality: &Quality, message_bytes: usize) -> usize {
+fn messages_in(span_ns: u64, quality: &PipeQuality, message_bytes: usize) -> usize {
     let bits = u128::from(bits_per_s(quality)) * u128::from(span_ns);
     let messages = bits.div_ceil(u128::from(NS_PER_S) * 8 * message_bytes as u128) + 1;
     usize::try_from(messages).unwrap_or(usize::MAX / message_bytes)
 }
 
-fn reserve_of(period_ns: u64, share_ppm: u32) -> Reserve {
+fn reserve_of(period_ns: u64, share_ppm: u32) -> VcpuReserve {
     let budget_ns = (u128::from(period_ns) * u128::from(share_ppm) / u128::from(PPM)) as u64;
-    Reserve { budget_ns: budget_ns.max(1), period_ns }
+    VcpuReserve { budget_ns: budget_ns.max(1), period_ns }
 }
 
-impl Drop for Endpoint {
+impl Drop for PipeEndpoint {
     fn drop(&mut self) {
         self.shared.is_ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -509,24 +514,24 @@ impl Drop for Endpoint {
     }
 }
 
-impl Shared {
-    fn lane(&self, channel: usize, direction: Direction) -> &PiLock<Lane> {
+impl PipeEndpointInner {
+    fn lane(&self, channel: usize, direction: TransferDirection) -> &PiLock<ChannelQueue> {
         &self.lanes[of(direction)][channel]
     }
 
-    fn promise(&self, reserve: Reserve) {
+    fn promise(&self, reserve: VcpuReserve) {
         self.budget_ns.store(reserve.budget_ns, Ordering::Relaxed);
         self.period_ns.store(reserve.period_ns, Ordering::Release);
     }
 
-    fn note_asked(&self, reserve: Reserve) {
+    fn note_asked(&self, reserve: VcpuReserve) {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = reserve;
         self.has_asked.notify_all();
     }
 
-    fn reserve(&self) -> Reserve {
+    fn reserve(&self) -> VcpuReserve {
         let period_ns = self.period_ns.load(Ordering::Acquire);
-        Reserve { budget_ns: self.budget_ns.load(Ordering::Relaxed), period_ns }
+        VcpuReserve { budget_ns: self.budget_ns.load(Ordering::Relaxed), period_ns }
     }
 
     /// Whether nothing will arrive any more.
@@ -536,40 +541,40 @@ impl Shared {
 
     /// Appends what arrived to `to`; returns since when the oldest of it waited.
     pub fn take(&self, channel: usize, to: &mut Vec<u8>) -> u64 {
-        let mut lane = self.lane(channel, Direction::In).lock();
+        let mut lane = self.lane(channel, TransferDirection::In).lock();
         lane.ring.as_mut().map_or(0, |ring| ring.take(usize::MAX, to))
     }
 
     /// How many messages a channel has room for, and how many it has sent.
     pub fn room(&self, channel: usize) -> (usize, u64) {
-        let lane = self.lane(channel, Direction::Out).lock();
-        (lane.ring.as_ref().map_or(0, Ring::room), lane.went_out)
+        let lane = self.lane(channel, TransferDirection::Out).lock();
+        (lane.ring.as_ref().map_or(0, MessageRing::room), lane.went_out)
     }
 
     /// Queues messages to be sent. Returns how many there was room for.
     pub fn put(&self, channel: usize, message_bytes: usize, messages: &[u8], now_ns: u64) -> usize {
-        let mut lane = self.lane(channel, Direction::Out).lock();
+        let mut lane = self.lane(channel, TransferDirection::Out).lock();
         let Some(ring) = lane.ring.as_mut() else { return 0 };
         messages.chunks_exact(message_bytes).take_while(|message| ring.put(message, now_ns)).count()
     }
 
     /// The counters of a lane.
-    pub fn counts_of(&self, channel: usize, direction: Direction) -> LaneCounts {
+    pub fn counts_of(&self, channel: usize, direction: TransferDirection) -> ChannelQueueCounts {
         let lane = self.lane(channel, direction).lock();
         let (messages, lost) = lane.ring.as_ref().map_or((0, 0), |ring| (ring.count(), ring.lost()));
         let waits_ns =
-            lane.ring.as_ref().and_then(Ring::since_ns).map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
-        let Lane { went_out, device_lost, waited_ns, lag, .. } = *lane;
+            lane.ring.as_ref().and_then(MessageRing::since_ns).map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
+        let ChannelQueue { went_out, device_lost, waited_ns, lag, .. } = *lane;
         let (waited_ns, behind_ns) = (waited_ns.max(waits_ns), lag.worst_ns());
-        LaneCounts { messages, lost, device_lost, went_out, waited_ns, behind_ns }
+        ChannelQueueCounts { messages, lost, device_lost, went_out, waited_ns, behind_ns }
     }
 }
 
 /// The receiving thread's own half.
-struct Receiver {
-    way: Box<dyn Way>,
-    shape: Shape,
-    shared: Arc<Shared>,
+struct EndpointReceiver {
+    way: Box<dyn PolledDevice>,
+    shape: EndpointLayout,
+    shared: Arc<PipeEndpointInner>,
     ids: IdSource,
     reads: usize,
     reads_max: usize,
@@ -578,16 +583,21 @@ struct Receiver {
     /// The channel of each write under way: an endpoint's writes complete in order.
     writes: VecDeque<usize>,
     scratch: Vec<u8>,
-    counts: Received,
+    counts: ReceiverCounts,
     /// Whether each read since the last job was as long as it could be.
     were_full: bool,
 }
 
-impl Receiver {
-    fn new(way: Box<dyn Way>, shape: Shape, shared: Arc<Shared>, terms: Terms) -> Self {
+impl EndpointReceiver {
+    fn new(
+        way: Box<dyn PolledDevice>,
+        shape: EndpointLayout,
+        shared: Arc<PipeEndpointInner>,
+        terms: ReceiverTerms,
+    ) -> Self {
         let scratch = Vec::with_capacity(shape.codec.message_bytes() * WRITES_MAX);
         let (ids, reads_max) = (IdSource::new(), terms.reads_max());
-        let counts = Received::default();
+        let counts = ReceiverCounts::default();
         Self {
             way,
             shape,
@@ -604,7 +614,7 @@ impl Receiver {
     }
 
     /// One job: takes what arrived, sends what waits, and starts the next reads.
-    fn turn(&mut self, now_ns: u64) -> Result<(), PortError> {
+    fn turn(&mut self, now_ns: u64) -> Result<(), HostPortError> {
         self.way.turn()?;
         self.take_in(now_ns)?;
         self.note_lag(now_ns);
@@ -624,8 +634,8 @@ impl Receiver {
         if self.shape.room_in.is_some() || self.shape.channels != 1 {
             return;
         }
-        let mut lane = self.shared.lane(0, Direction::In).lock();
-        let Some(count) = lane.ring.as_ref().map(Ring::count) else { return };
+        let mut lane = self.shared.lane(0, TransferDirection::In).lock();
+        let Some(count) = lane.ring.as_ref().map(MessageRing::count) else { return };
         let messages = count - std::mem::replace(&mut lane.seen, count);
         lane.lag.note(now_ns, messages, has_more);
     }
@@ -643,18 +653,18 @@ impl Receiver {
         }
     }
 
-    fn take_in(&mut self, now_ns: u64) -> Result<(), PortError> {
+    fn take_in(&mut self, now_ns: u64) -> Result<(), HostPortError> {
         while let Some(done) = self.way.pop() {
-            if !matches!(done.status, Status::Ok | Status::Short) {
-                return Err(PortError::World(format!("a transfer ended with {:?}", done.status)));
+            if !matches!(done.status, UrbStatus::Ok | UrbStatus::Short) {
+                return Err(HostPortError::World(format!("a transfer ended with {:?}", done.status)));
             }
             match done.direction {
                 _ if done.endpoint.is_control() => {}
-                Direction::In => {
+                TransferDirection::In => {
                     self.reads -= 1;
                     self.sort(done, now_ns);
                 }
-                Direction::Out => {
+                TransferDirection::Out => {
                     let channel = self.writes.pop_front().unwrap_or(0);
                     self.counts.writes += 1;
                     if !self.shape.codec.is_told() {
@@ -667,16 +677,16 @@ impl Receiver {
         Ok(())
     }
 
-    fn sort(&mut self, done: Done, now_ns: u64) {
+    fn sort(&mut self, done: UrbCompletion, now_ns: u64) {
         self.counts.reads += 1;
         let bytes = done.payload.contiguous();
         self.were_full &= bytes.len() == self.shape.read_bytes as usize;
         self.counts.cut_bytes += (bytes.len() % self.shape.codec.message_bytes()) as u64;
         for message in bytes.chunks_exact(self.shape.codec.message_bytes()) {
             match self.shape.codec.sort(message) {
-                Sorted::WentOut { channel } => self.went_out(channel),
-                Sorted::Came { channel, has_lost } if channel < self.shape.channels => {
-                    let mut lane = self.shared.lane(channel, Direction::In).lock();
+                MessageClass::WentOut { channel } => self.went_out(channel),
+                MessageClass::Came { channel, has_lost } if channel < self.shape.channels => {
+                    let mut lane = self.shared.lane(channel, TransferDirection::In).lock();
                     lane.device_lost += u64::from(has_lost);
                     match lane.ring.as_mut() {
                         Some(ring) => {
@@ -685,7 +695,7 @@ impl Receiver {
                         None => self.counts.unknown += 1,
                     }
                 }
-                Sorted::Came { .. } | Sorted::Unknown => self.counts.unknown += 1,
+                MessageClass::Came { .. } | MessageClass::Unknown => self.counts.unknown += 1,
             }
         }
         drop(bytes);
@@ -693,7 +703,7 @@ impl Receiver {
     }
 
     fn went_out(&mut self, channel: usize) {
-        let mut lane = self.shared.lane(channel, Direction::Out).lock();
+        let mut lane = self.shared.lane(channel, TransferDirection::Out).lock();
         lane.flying = lane.flying.saturating_sub(1);
         lane.went_out += 1;
     }
@@ -709,7 +719,7 @@ impl Receiver {
             }
             self.scratch.clear();
             {
-                let mut lane = self.shared.lane(channel, Direction::Out).lock();
+                let mut lane = self.shared.lane(channel, TransferDirection::Out).lock();
                 let of_device = self.shape.room_out.unwrap_or(WRITES_MAX).saturating_sub(lane.flying);
                 let count = of_device.min(WRITES_MAX.saturating_sub(self.writes.len()));
                 let Some(ring) = lane.ring.as_mut().filter(|ring| ring.len() > 0 && count > 0) else { continue };
@@ -744,8 +754,9 @@ impl Receiver {
         }
         let per_read = (self.shape.read_bytes as usize / self.shape.codec.message_bytes()).max(1);
         // Without a pipe, what arrives is counted and dropped.
-        let rooms =
-            self.shared.lanes[of(Direction::In)].iter().filter_map(|lane| lane.lock().ring.as_ref().map(Ring::room));
+        let rooms = self.shared.lanes[of(TransferDirection::In)]
+            .iter()
+            .filter_map(|lane| lane.lock().ring.as_ref().map(MessageRing::room));
         rooms.min().map_or(usize::MAX, |room| room / per_read)
     }
 

@@ -4,20 +4,20 @@ use std::fmt;
 use std::io;
 
 use farbus_control::failure::FailureKind;
-use farbus_host::{PortError, RemoteError};
-use farbus_realtime::pipe::Refusal;
-use farbus_realtime::vcpu::Overload;
+use farbus_host::{HostPortError, RemoteError};
+use farbus_realtime::pipe::PipeRefusal;
+use farbus_realtime::vcpu::VcpuOverload;
 
-use super::bus::Bus;
+use super::bus::ChannelBus;
 use super::unfit::SetUpError;
 
 /// Why a pipe was not made. Existing pipes keep what they were promised.
 #[derive(Debug)]
 pub enum PipeError {
     /// The endpoint does not carry that quality of service.
-    Quality(Refusal),
+    Quality(PipeRefusal),
     /// By Equation 1, no processor can carry it.
-    Processor(Overload),
+    Processor(VcpuOverload),
     /// The processors cannot carry it beside what other processes of this host were promised; in words.
     Promised(String),
     /// The scheduler does not accept the period that follows from the buffers.
@@ -51,7 +51,7 @@ pub enum PipeError {
         /// Asked for, in messages a second.
         asked_per_s: u64,
         /// What there is.
-        bus: Bus,
+        bus: ChannelBus,
     },
     /// The device has no endpoint in that direction.
     Direction,
@@ -67,7 +67,7 @@ pub enum PipeError {
     /// The device is not what was expected.
     Device(SetUpError),
     /// The device cannot be reached any more.
-    Lost(PortError),
+    Lost(HostPortError),
     /// The system has no more threads.
     System(io::Error),
 }
@@ -82,9 +82,9 @@ impl PipeError {
                 FailureKind::Refused
             }
             Self::Device(SetUpError::Device(RemoteError::Port(error))) | Self::Lost(error) => match error {
-                PortError::Gone => FailureKind::Gone,
-                PortError::World(_) => FailureKind::Network,
-                PortError::Peer(_) | PortError::Idle => FailureKind::Device,
+                HostPortError::Gone => FailureKind::Gone,
+                HostPortError::World(_) => FailureKind::Network,
+                HostPortError::Peer(_) | HostPortError::Idle => FailureKind::Device,
             },
             Self::Device(_) => FailureKind::Device,
             Self::System(_) => FailureKind::Local,
@@ -99,7 +99,7 @@ fn ms(ns: u64) -> String {
 impl fmt::Display for PipeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Quality(refusal @ Refusal::Execution { .. }) => {
+            Self::Quality(refusal @ PipeRefusal::Execution { .. }) => {
                 write!(f, "{refusal}\n  a larger buffer gives it more time")
             }
             Self::Quality(refusal) => refusal.fmt(f),
@@ -132,10 +132,10 @@ impl fmt::Display for PipeError {
                 }
                 write!(f, "\n  ask for --rate {max_per_s}, or for larger messages and fewer of them")
             }
-            Self::Bus { channel, bus: Bus { bits_per_s: 0, .. }, .. } => {
+            Self::Bus { channel, bus: ChannelBus { bits_per_s: 0, .. }, .. } => {
                 write!(f, "channel {channel} is off, and carries nothing\n  --can gives the bit rate of each channel")
             }
-            Self::Bus { channel, asked_per_s, bus: Bus { bits_per_s, messages_per_s_max } } => write!(
+            Self::Bus { channel, asked_per_s, bus: ChannelBus { bits_per_s, messages_per_s_max } } => write!(
                 f,
                 "{asked_per_s} messages/s: the bus of channel {channel}, with {bits_per_s} bit/s, carries at most {messages_per_s_max} \
                  messages/s, {} are missing\n  ask for --rate {messages_per_s_max} at the most, or for a faster bus",
@@ -155,14 +155,14 @@ impl fmt::Display for PipeError {
 
 impl std::error::Error for PipeError {}
 
-impl From<Refusal> for PipeError {
-    fn from(refusal: Refusal) -> Self {
+impl From<PipeRefusal> for PipeError {
+    fn from(refusal: PipeRefusal) -> Self {
         Self::Quality(refusal)
     }
 }
 
-impl From<Overload> for PipeError {
-    fn from(overload: Overload) -> Self {
+impl From<VcpuOverload> for PipeError {
+    fn from(overload: VcpuOverload) -> Self {
         Self::Processor(overload)
     }
 }

@@ -4,25 +4,25 @@
 use std::sync::Arc;
 
 use farbus_io_linux::sys::scheduling::now_ns;
-use farbus_model::Direction;
-use farbus_realtime::pipe::{Quality, Stage, worst_ns};
+use farbus_model::TransferDirection;
+use farbus_realtime::pipe::{PathSegment, PipeQuality, worst_ns};
 
-use super::endpoint::Endpoint;
+use super::endpoint::PipeEndpoint;
 use super::error::PipeError;
 
 /// The outgoing end of a channel, for the function of another pipe.
-pub struct Inlet {
-    endpoint: Arc<Endpoint>,
+pub struct PipeInlet {
+    endpoint: Arc<PipeEndpoint>,
     channel: usize,
 }
 
-impl Inlet {
+impl PipeInlet {
     /// Opens the outgoing end of a channel.
     ///
     /// # Errors
     /// [`PipeError`].
-    pub fn open(endpoint: &Arc<Endpoint>, channel: usize, quality: &Quality) -> Result<Self, PipeError> {
-        endpoint.claim(channel, Direction::Out, quality, |_, _| Ok(u64::MAX))?;
+    pub fn open(endpoint: &Arc<PipeEndpoint>, channel: usize, quality: &PipeQuality) -> Result<Self, PipeError> {
+        endpoint.claim(channel, TransferDirection::Out, quality, |_, _| Ok(u64::MAX))?;
         Ok(Self { endpoint: Arc::clone(endpoint), channel })
     }
 
@@ -33,25 +33,25 @@ impl Inlet {
     }
 
     /// The stages of a message's way from here, after those of the pipe whose function puts it in.
-    pub fn stages(&self) -> [Stage; 3] {
-        let server = Stage::Server { period_ns: self.endpoint.period_ns() };
+    pub fn stages(&self) -> [PathSegment; 3] {
+        let server = PathSegment::Server { period_ns: self.endpoint.period_ns() };
         [server, server, self.endpoint.transfer()]
     }
 
     /// Whether no message was lost here, or waited longer than the stages allow.
     pub fn is_kept(&self) -> bool {
-        let counts = self.endpoint.shared().counts_of(self.channel, Direction::Out);
+        let counts = self.endpoint.shared().counts_of(self.channel, TransferDirection::Out);
         counts.lost == 0 && counts.waited_ns <= worst_ns(&self.stages())
     }
 
     /// Messages for which there was no room.
     pub fn lost(&self) -> u64 {
-        self.endpoint.shared().counts_of(self.channel, Direction::Out).lost
+        self.endpoint.shared().counts_of(self.channel, TransferDirection::Out).lost
     }
 }
 
-impl Drop for Inlet {
+impl Drop for PipeInlet {
     fn drop(&mut self) {
-        self.endpoint.release(self.channel, Direction::Out);
+        self.endpoint.release(self.channel, TransferDirection::Out);
     }
 }

@@ -3,14 +3,14 @@
 /// The lag of one direction of a channel. A source that has less than it was granted makes no lag: only what waited
 /// because the pipe did not take it counts.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Lag {
+pub struct ChannelLag {
     per_s: u64,
     last_ns: Option<u64>,
     behind_ns: u64,
     worst_ns: u64,
 }
 
-impl Lag {
+impl ChannelLag {
     /// Of a pipe that was granted `per_s` messages a second.
     pub const fn new(per_s: u64) -> Self {
         Self { per_s, last_ns: None, behind_ns: 0, worst_ns: 0 }
@@ -40,13 +40,13 @@ mod tests {
 
     #[test]
     fn a_pipe_that_carries_less_than_there_is_falls_behind() {
-        let mut lag = Lag::new(1000);
+        let mut lag = ChannelLag::new(1000);
         lag.note(0, 0, true);
         // 4 messages each 10 ms are 4 ms' worth: 6 ms are missing each time.
         (1..=10).for_each(|at| lag.note(at * 10 * MS, 4, true));
         assert_eq!(lag.worst_ns(), 60 * MS);
         // A source without more data has taken back its claim; a late job that catches up is late once.
-        let mut lag = Lag::new(1000);
+        let mut lag = ChannelLag::new(1000);
         lag.note(0, 0, true);
         (1..=10).for_each(|at| lag.note(at * 10 * MS, 4, false));
         assert_eq!(lag.worst_ns(), 0);

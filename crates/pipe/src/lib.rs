@@ -24,7 +24,7 @@
 //! |---|---|
 //! | Main VCPU of a pipe | its thread under `SCHED_DEADLINE`, else `SCHED_FIFO`, else a warning |
 //! | I/O VCPU and receiving thread of an endpoint | one thread: what the kernel did before it belongs to no process |
-//! | VCPUs of one processor | [`Processors`]: all together, or each a cpuset of its own |
+//! | VCPUs of one processor | [`ProcessorPool`]: all together, or each a cpuset of its own |
 
 mod bus;
 pub mod can;
@@ -42,23 +42,26 @@ mod ring;
 mod unfit;
 mod way;
 
-pub use farbus::common::processor_leases::Beside;
+pub use farbus::common::processor_leases::ProcessorAdmission;
 pub use farbus_control::pipe::{PipeGrant as Granted, PipeJobs as Jobs, PipeReport as Report};
 pub use farbus_io_linux::sys::pi_lock::PiLock;
 /// The scheduler and the clock, for threads beside pipes.
 pub use farbus_io_linux::sys::scheduling;
-pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
-pub use farbus_realtime::timetable::Jump;
-pub use farbus_realtime::vcpu::{Overload, Reserve};
+pub use farbus_realtime::pipe::{PathSegment, PipeQuality, PipeRefusal, worst_ns};
+pub use farbus_realtime::timetable::ClockJump;
+pub use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve};
 
-pub use bus::Bus;
-pub use codec::{Codec, Sorted, Whole};
-pub use endpoint::{CHANNELS_MAX, Endpoint, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms};
+pub use bus::ChannelBus;
+pub use codec::{ChannelCodec, MessageClass, SingleChannelCodec};
+pub use endpoint::{
+    CHANNELS_MAX, EndpointLayout, PERIOD_NS_MAX, PERIOD_NS_MIN, PipeEndpoint, ReceiverCounts, ReceiverTerms,
+    STILL_NS_MAX,
+};
 pub use error::PipeError;
-pub use inlet::Inlet;
+pub use inlet::PipeInlet;
 pub use opening::{FarTime, claim_of, here, path_delay, there, there_reserving};
 pub use path::PathDelay;
-pub use pipe::{End, Flow, Pipe, Turn, tpipe};
-pub use processors::{ProcessorShare, Processors, Strictness};
+pub use pipe::{Pipe, PipeEnd, PipeFlow, PipeJobContext, tpipe};
+pub use processors::{ProcessorPool, ProcessorShare, SchedulingStrictness};
 pub use unfit::SetUpError;
-pub use way::{Driven, InSession, Patient, Plain, Way};
+pub use way::{BlockingPort, LocalPolledDevice, PolledDevice, SessionPolledDevice, UsbipPolledDevice};

@@ -8,33 +8,33 @@ use std::thread::{self, JoinHandle};
 use farbus_control::pipe::{PipeGrant, PipeJobs, PipeReport};
 use farbus_io_linux::sys::pi_lock::PiLock;
 use farbus_io_linux::sys::scheduling::now_ns;
-use farbus_model::Direction;
-use farbus_realtime::pipe::{Quality, Stage, derive, worst_ns};
-use farbus_realtime::timetable::Jump;
-use farbus_realtime::vcpu::Reserve;
+use farbus_model::TransferDirection;
+use farbus_realtime::pipe::{PathSegment, PipeQuality, derive, worst_ns};
+use farbus_realtime::timetable::ClockJump;
+use farbus_realtime::vcpu::VcpuReserve;
 
-use super::endpoint::{Endpoint, in_range, messages_per_s};
+use super::endpoint::{PipeEndpoint, in_range, messages_per_s};
 use super::error::PipeError;
-use super::job::Roster;
-use super::lag::Lag;
+use super::job::JobSchedule;
+use super::lag::ChannelLag;
 
 /// One direction of one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct PipeEnd {
     /// Counted from 0.
     pub channel: usize,
     /// From the device or to it.
-    pub direction: Direction,
+    pub direction: TransferDirection,
 }
 
 /// What a function sees and can do in one of its jobs.
-pub struct Turn<'a> {
+pub struct PipeJobContext<'a> {
     /// The current time of the system's monotonic clock.
     pub now_ns: u64,
     /// Periods without a job before this one.
     pub missed: u64,
     /// How the clock jumped since the last job.
-    pub jump: Option<Jump>,
+    pub jump: Option<ClockJump>,
     /// Outgoing: messages that the device has sent so far.
     pub went_out: u64,
     message_bytes: usize,
@@ -45,14 +45,14 @@ pub struct Turn<'a> {
 
 /// Whether a pipe goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum PipeFlow {
     /// It does.
     On,
     /// It ends: this was its last job.
     End,
 }
 
-impl Turn<'_> {
+impl PipeJobContext<'_> {
     /// The messages that arrived since the last job.
     pub fn messages(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.received.chunks_exact(self.message_bytes)
@@ -80,23 +80,23 @@ impl Turn<'_> {
 
 /// A running pipe. Dropping it ends it.
 pub struct Pipe<A> {
-    end: End,
-    reserve: Reserve,
+    end: PipeEnd,
+    reserve: VcpuReserve,
     asked_per_s: u64,
     granted: PipeGrant,
-    endpoint: Arc<Endpoint>,
-    inside: Arc<Inside>,
+    endpoint: Arc<PipeEndpoint>,
+    inside: Arc<PipeInner>,
     thread: Option<JoinHandle<A>>,
 }
 
 #[derive(Default)]
-struct Inside {
+struct PipeInner {
     is_ended: AtomicBool,
-    counts: PiLock<Counts>,
+    counts: PiLock<PipeCounts>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct PipeCounts {
     jobs: PipeJobs,
     messages: u64,
     worst_ns: u64,
@@ -111,24 +111,25 @@ struct Counts {
 /// # Errors
 /// [`PipeError`]: the endpoint or the processors cannot carry it, or it cannot be made.
 pub fn tpipe<A: Send + 'static>(
-    endpoint: &Arc<Endpoint>,
-    end: End,
-    quality: Quality,
-    mut function: impl FnMut(&mut Turn<'_>, &mut A) -> Flow + Send + 'static,
+    endpoint: &Arc<PipeEndpoint>,
+    end: PipeEnd,
+    quality: PipeQuality,
+    mut function: impl FnMut(&mut PipeJobContext<'_>, &mut A) -> PipeFlow + Send + 'static,
     mut argument: A,
 ) -> Result<Pipe<A>, PipeError> {
-    let End { channel, direction } = end;
+    let PipeEnd { channel, direction } = end;
     let mut derived = None;
     endpoint.claim(channel, direction, &quality, |attributes, others| {
         let reserve = derive(attributes, others, &quality)?;
-        let share =
-            endpoint.processors().share(Reserve { period_ns: in_range("the pipe", reserve.period_ns)?, ..reserve })?;
+        let share = endpoint
+            .processors()
+            .share(VcpuReserve { period_ns: in_range("the pipe", reserve.period_ns)?, ..reserve })?;
         derived = Some((reserve, share));
         Ok(reserve.period_ns)
     })?;
     let (reserve, share) = derived.expect("a claim derives");
     // From here on a drop gives everything back.
-    let inside = Arc::new(Inside::default());
+    let inside = Arc::new(PipeInner::default());
     let granted = PipeGrant::default();
     let asked_per_s = messages_per_s(&quality, endpoint.message_bytes());
     let mut pipe = Pipe {
@@ -147,7 +148,8 @@ pub fn tpipe<A: Send + 'static>(
     let thread = thread::Builder::new().name(name).spawn(move || {
         let (reservation, warnings) = share.reserve(reserve);
         let _ = tell.send(PipeGrant { policy: reservation.policy().to_string(), warnings });
-        let (mut roster, mut counts, mut lag) = (Roster::new(reserve), Counts::default(), Lag::new(asked_per_s));
+        let (mut roster, mut counts, mut lag) =
+            (JobSchedule::new(reserve), PipeCounts::default(), ChannelLag::new(asked_per_s));
         let room_bytes = quota * message_bytes;
         let (mut received, mut outgoing) = (Vec::with_capacity(2 * room_bytes), Vec::with_capacity(room_bytes));
         let mut first_ns = None;
@@ -159,13 +161,13 @@ pub fn tpipe<A: Send + 'static>(
             outgoing.clear();
             let (mut since_ns, mut room, mut went_out) = (job.now_ns, 0, 0);
             match direction {
-                Direction::In => since_ns = shared.take(channel, &mut received),
-                Direction::Out => {
+                TransferDirection::In => since_ns = shared.take(channel, &mut received),
+                TransferDirection::Out => {
                     (room, went_out) = shared.room(channel);
                     room = room.min(quota);
                 }
             }
-            let mut turn = Turn {
+            let mut turn = PipeJobContext {
                 now_ns: job.now_ns,
                 missed: job.missed,
                 jump: job.jump,
@@ -179,7 +181,7 @@ pub fn tpipe<A: Send + 'static>(
             if !outgoing.is_empty() {
                 shared.put(channel, message_bytes, &outgoing, now_ns());
             }
-            if direction == Direction::Out {
+            if direction == TransferDirection::Out {
                 // A function that used all of its room may have had more.
                 let sent = outgoing.len() / message_bytes;
                 lag.note(job.now_ns, sent as u64, sent == room);
@@ -191,7 +193,7 @@ pub fn tpipe<A: Send + 'static>(
                 counts.worst_ns = counts.worst_ns.max(now_ns().saturating_sub(since_ns));
             }
             *inside.counts.lock() = counts;
-            if is_last || flow == Flow::End {
+            if is_last || flow == PipeFlow::End {
                 inside.is_ended.store(true, Ordering::Release);
                 return argument;
             }
@@ -206,31 +208,31 @@ pub fn tpipe<A: Send + 'static>(
 /// ones, the reverse. A thread that looks once a period and is not woken may have looked as early, and look again as
 /// late, as possible: two of its periods. Equation 9 has two for the receiving thread (bottom half and thread) and one
 /// for the user's, which a message wakes there.
-fn stages(direction: Direction, transfer: Stage, receiver_ns: u64, period_ns: u64) -> Vec<Stage> {
-    let [receiver, user] = [receiver_ns, period_ns].map(|period_ns| Stage::Server { period_ns });
+fn stages(direction: TransferDirection, transfer: PathSegment, receiver_ns: u64, period_ns: u64) -> Vec<PathSegment> {
+    let [receiver, user] = [receiver_ns, period_ns].map(|period_ns| PathSegment::Server { period_ns });
     let mut stages = vec![transfer, receiver, receiver, user, user];
-    if direction == Direction::Out {
+    if direction == TransferDirection::Out {
         stages.reverse();
     }
     stages
 }
 
-const fn direction_name(direction: Direction) -> &'static str {
+const fn direction_name(direction: TransferDirection) -> &'static str {
     match direction {
-        Direction::In => "in",
-        Direction::Out => "out",
+        TransferDirection::In => "in",
+        TransferDirection::Out => "out",
     }
 }
 
 impl<A> Pipe<A> {
     /// Its execution time and period.
-    pub fn reserve(&self) -> Reserve {
+    pub fn reserve(&self) -> VcpuReserve {
         self.reserve
     }
 
     /// The stages of a message's way, as long as the endpoint keeps its present pipes. The worst delay over several
     /// pipes and hosts is the sum of theirs (Equation 10, [`worst_ns`]).
-    pub fn stages(&self) -> Vec<Stage> {
+    pub fn stages(&self) -> Vec<PathSegment> {
         let receiver_ns = self.endpoint.period_ns();
         stages(self.end.direction, self.endpoint.transfer(), receiver_ns, self.reserve.period_ns)
     }
@@ -247,9 +249,9 @@ impl<A> Pipe<A> {
 
     /// How well it has kept its promise so far.
     pub fn report(&self) -> PipeReport {
-        let End { channel, direction } = self.end;
+        let PipeEnd { channel, direction } = self.end;
         let lane = self.endpoint.shared().counts_of(channel, direction);
-        let Counts { jobs, messages, worst_ns, behind_ns, ran_ns } = *self.inside.counts.lock();
+        let PipeCounts { jobs, messages, worst_ns, behind_ns, ran_ns } = *self.inside.counts.lock();
         PipeReport {
             channel,
             direction: direction_name(direction).into(),
@@ -264,7 +266,7 @@ impl<A> Pipe<A> {
             lost: lane.lost,
             device_overruns: lane.device_lost,
             device_lost: lane.device_lost,
-            cut_bytes: if direction == Direction::In { self.endpoint.counts().cut_bytes } else { 0 },
+            cut_bytes: if direction == TransferDirection::In { self.endpoint.counts().cut_bytes } else { 0 },
             asked_per_s: self.asked_per_s,
             behind_ns: behind_ns.max(lane.behind_ns),
             went_out: lane.went_out,

@@ -4,19 +4,19 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus::common::processor_leases::Beside;
-use farbus_io_linux::sys::cpuset::{CpusetEntry, CpusetError, Exclusive};
-use farbus_io_linux::sys::scheduling::{LockedMemory, Policy, Reservation};
-use farbus_realtime::vcpu::{Overload, Reserve, admit};
+use farbus::common::processor_leases::ProcessorAdmission;
+use farbus_io_linux::sys::cpuset::{CpusetEntry, CpusetError, ExclusiveProcessor};
+use farbus_io_linux::sys::scheduling::{LockedMemory, SchedulingGrant, SchedulingPolicy};
+use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve, admit};
 
 use super::error::PipeError;
 
 /// A whole processor.
-const WHOLE: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 1_000_000 };
+const WHOLE: VcpuReserve = VcpuReserve { budget_ns: 1_000_000, period_ns: 1_000_000 };
 
 /// Which scheduling a pipe's thread asks for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strictness {
+pub enum SchedulingStrictness {
     /// A deadline, else a priority, else none and a warning.
     Deadline,
     /// A priority, else none and a warning.
@@ -27,63 +27,63 @@ pub enum Strictness {
 
 /// Processors, and the time that was promised on them. Threads of one set of processors are admitted together.
 #[derive(Clone)]
-pub struct Processors(Arc<Inner>);
+pub struct ProcessorPool(Arc<ProcessorPoolInner>);
 
-struct Inner {
-    strictness: Strictness,
-    places: Vec<Place>,
-    ledger: Mutex<Ledger>,
-    beside: Option<Box<dyn Beside>>,
+struct ProcessorPoolInner {
+    strictness: SchedulingStrictness,
+    places: Vec<ThreadPlacement>,
+    ledger: Mutex<ProcessorShareLedger>,
+    beside: Option<Box<dyn ProcessorAdmission>>,
     /// Keeps memory from being paged out while any promise exists; or why that is not possible.
     memory: Result<LockedMemory, String>,
 }
 
 /// Where threads run.
-enum Place {
+enum ThreadPlacement {
     /// On any processor. All processors together keep deadlines then: a set that one processor would carry (its sum is
     /// at most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its
     /// largest part (Goossens, Funk and Baruah, 2003).
     Anywhere,
     /// On a processor that runs nothing else, for as long as it is kept.
-    Own { cpuset_entry: CpusetEntry, _kept: Option<Exclusive> },
+    Own { cpuset_entry: CpusetEntry, _kept: Option<ExclusiveProcessor> },
 }
 
 #[derive(Default)]
-struct Ledger {
+struct ProcessorShareLedger {
     next: u64,
     /// What was promised: place, number of the share, reserve.
-    shares: Vec<(usize, u64, Reserve)>,
+    shares: Vec<(usize, u64, VcpuReserve)>,
 }
 
 /// A promise that counts until it is dropped.
 pub struct ProcessorShare {
-    processors: Processors,
+    processors: ProcessorPool,
     place: usize,
     id: u64,
 }
 
-impl Processors {
+impl ProcessorPool {
     /// All processors, as the kernel divides them.
-    pub fn anywhere(strictness: Strictness) -> Self {
-        Self::over(vec![Place::Anywhere], strictness)
+    pub fn anywhere(strictness: SchedulingStrictness) -> Self {
+        Self::over(vec![ThreadPlacement::Anywhere], strictness)
     }
 
     /// These processors and no others, each taken away from all other threads.
     ///
     /// # Errors
     /// [`CpusetError`]; processors that were taken already are given back.
-    pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
+    pub fn exclusive(cpus: &[usize], strictness: SchedulingStrictness) -> Result<Self, CpusetError> {
         let take = |&cpu: &usize| {
-            let kept = Exclusive::take(cpu)?;
-            Ok(Place::Own { cpuset_entry: kept.cpuset_entry()?, _kept: Some(kept) })
+            let kept = ExclusiveProcessor::take(cpu)?;
+            Ok(ThreadPlacement::Own { cpuset_entry: kept.cpuset_entry()?, _kept: Some(kept) })
         };
         let own = cpus.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::over(own, strictness))
     }
 
     /// These processors, which another process has taken and keeps.
-    pub fn kept_elsewhere(cpuset_entries: Vec<CpusetEntry>, strictness: Strictness) -> Self {
-        let own = cpuset_entries.into_iter().map(|cpuset_entry| Place::Own { cpuset_entry, _kept: None });
+    pub fn kept_elsewhere(cpuset_entries: Vec<CpusetEntry>, strictness: SchedulingStrictness) -> Self {
+        let own = cpuset_entries.into_iter().map(|cpuset_entry| ThreadPlacement::Own { cpuset_entry, _kept: None });
         Self::over(own.collect(), strictness)
     }
 
@@ -92,7 +92,7 @@ impl Processors {
     ///
     /// # Errors
     /// [`PipeError::Promised`] if they have promised time that is ours.
-    pub fn beside(mut self, others: impl Beside) -> Result<Self, PipeError> {
+    pub fn beside(mut self, others: impl ProcessorAdmission) -> Result<Self, PipeError> {
         let own = self.0.places.iter().filter(|place| place.own().is_some()).count();
         if own > 0 {
             others.admit(&vec![WHOLE; own]).map_err(PipeError::Promised)?;
@@ -103,17 +103,18 @@ impl Processors {
         Ok(self)
     }
 
-    fn over(places: Vec<Place>, strictness: Strictness) -> Self {
+    fn over(places: Vec<ThreadPlacement>, strictness: SchedulingStrictness) -> Self {
         let memory = match strictness {
-            Strictness::None => Err("nobody asked for it".to_owned()),
+            SchedulingStrictness::None => Err("nobody asked for it".to_owned()),
             _ => LockedMemory::take().map_err(|error| error.to_string()),
         };
-        Self(Arc::new(Inner { strictness, places, ledger: Mutex::default(), beside: None, memory }))
+        Self(Arc::new(ProcessorPoolInner { strictness, places, ledger: Mutex::default(), beside: None, memory }))
     }
 
     /// Where threads run, for people.
     pub fn described(&self) -> String {
-        let own: Vec<_> = self.0.places.iter().filter_map(Place::own).map(|own| own.cpu().to_string()).collect();
+        let own: Vec<_> =
+            self.0.places.iter().filter_map(ThreadPlacement::own).map(|own| own.cpu().to_string()).collect();
         match own.as_slice() {
             [] => "all processors together".to_owned(),
             cpus => format!("processors {} alone", cpus.join(", ")),
@@ -129,7 +130,7 @@ impl Processors {
     ///
     /// # Errors
     /// [`PipeError::Processor`] of the processor that lacks least, [`PipeError::Promised`].
-    pub fn share(&self, reserve: Reserve) -> Result<ProcessorShare, PipeError> {
+    pub fn share(&self, reserve: VcpuReserve) -> Result<ProcessorShare, PipeError> {
         let mut ledger = self.ledger();
         let mut least = None;
         for place in 0..self.0.places.len() {
@@ -142,8 +143,8 @@ impl Processors {
                     return Ok(ProcessorShare { processors: self.clone(), place, id });
                 }
                 Err(overload) => {
-                    let missing = |overload: &Overload| match overload {
-                        Overload::Demand(load) => load.missing_ppb(),
+                    let missing = |overload: &VcpuOverload| match overload {
+                        VcpuOverload::Demand(load) => load.missing_ppb(),
                         _ => u64::MAX,
                     };
                     if least.as_ref().is_none_or(|best| missing(&overload) < missing(best)) {
@@ -156,36 +157,36 @@ impl Processors {
     }
 
     /// Asks the other processes; on exclusive processors they have no time in any case.
-    fn admit_beside(&self, place: usize, all: Vec<Reserve>) -> Result<(), PipeError> {
+    fn admit_beside(&self, place: usize, all: Vec<VcpuReserve>) -> Result<(), PipeError> {
         match (&self.0.places[place], &self.0.beside) {
-            (Place::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
+            (ThreadPlacement::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
             _ => Ok(()),
         }
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn ledger(&self) -> MutexGuard<'_, ProcessorShareLedger> {
         self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Processors {
+impl fmt::Debug for ProcessorPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Processors({})", self.described())
     }
 }
 
-impl Place {
+impl ThreadPlacement {
     fn own(&self) -> Option<&CpusetEntry> {
         match self {
-            Place::Anywhere => None,
-            Place::Own { cpuset_entry, .. } => Some(cpuset_entry),
+            ThreadPlacement::Anywhere => None,
+            ThreadPlacement::Own { cpuset_entry, .. } => Some(cpuset_entry),
         }
     }
 }
 
-impl Ledger {
+impl ProcessorShareLedger {
     /// What is promised at a place with `reserve` added, or in place of the share `instead_of`.
-    fn with(&self, place: usize, instead_of: Option<u64>, reserve: Reserve) -> Vec<Reserve> {
+    fn with(&self, place: usize, instead_of: Option<u64>, reserve: VcpuReserve) -> Vec<VcpuReserve> {
         let others = self.shares.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
         others.map(|(.., reserve)| *reserve).chain([reserve]).collect()
     }
@@ -195,8 +196,8 @@ impl ProcessorShare {
     /// Changes the promise to `reserve`.
     ///
     /// # Errors
-    /// [`PipeError`] as [`Processors::share`]; the promise stays as it was.
-    pub fn change(&self, reserve: Reserve) -> Result<(), PipeError> {
+    /// [`PipeError`] as [`ProcessorPool::share`]; the promise stays as it was.
+    pub fn change(&self, reserve: VcpuReserve) -> Result<(), PipeError> {
         let mut ledger = self.processors.ledger();
         let all = ledger.with(self.place, Some(self.id), reserve);
         admit(&all, &[])?;
@@ -209,34 +210,34 @@ impl ProcessorShare {
 
     /// Moves the calling thread to its processor and asks the kernel for what was promised. The second value lists what
     /// was denied.
-    pub fn reserve(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
+    pub fn reserve(&self, reserve: VcpuReserve) -> (SchedulingGrant, Vec<String>) {
         let mut warnings = Vec::new();
         if let Some(own) = self.processors.0.places[self.place].own()
             && let Err(error) = own.enter()
         {
             warnings.push(error.to_string());
         }
-        let reservation = Reservation::take(&self.wishes(reserve));
+        let reservation = SchedulingGrant::take(&self.wishes(reserve));
         warnings.extend(said(&reservation));
         (reservation, warnings)
     }
 
     /// The policies to ask for, best first.
-    pub fn wishes(&self, reserve: Reserve) -> Vec<Policy> {
+    pub fn wishes(&self, reserve: VcpuReserve) -> Vec<SchedulingPolicy> {
         let [budget, period] = [reserve.budget_ns, reserve.period_ns].map(Duration::from_nanos);
-        let fifo = Policy::Fifo { priority: priority_of(reserve.period_ns) };
+        let fifo = SchedulingPolicy::Fifo { priority: priority_of(reserve.period_ns) };
         match self.processors.0.strictness {
-            Strictness::Deadline => vec![Policy::Deadline { budget, period }, fifo],
-            Strictness::Fifo => vec![fifo],
-            Strictness::None => Vec::new(),
+            SchedulingStrictness::Deadline => vec![SchedulingPolicy::Deadline { budget, period }, fifo],
+            SchedulingStrictness::Fifo => vec![fifo],
+            SchedulingStrictness::None => Vec::new(),
         }
     }
 }
 
 /// What was denied, for people.
-pub fn said(reservation: &Reservation) -> Vec<String> {
+pub fn said(reservation: &SchedulingGrant) -> Vec<String> {
     let mut said: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
-    if !said.is_empty() && reservation.policy() == Policy::Ordinary {
+    if !said.is_empty() && reservation.policy() == SchedulingPolicy::Ordinary {
         said.push("nothing is promised: it runs as every thread does".to_owned());
     }
     said
@@ -261,31 +262,31 @@ fn priority_of(period_ns: u64) -> u8 {
 mod tests {
     use super::*;
 
-    fn reserve(budget_ns: u64, period_ns: u64) -> Reserve {
-        Reserve { budget_ns, period_ns }
+    fn reserve(budget_ns: u64, period_ns: u64) -> VcpuReserve {
+        VcpuReserve { budget_ns, period_ns }
     }
 
     #[test]
     fn equation_1_decides_before_the_kernel_is_asked() {
-        let processors = Processors::anywhere(Strictness::None);
+        let processors = ProcessorPool::anywhere(SchedulingStrictness::None);
         let first = processors.share(reserve(40_000, 100_000)).unwrap();
         let second = processors.share(reserve(40_000, 100_000)).unwrap();
         let beyond = processors.share(reserve(1_000, 100_000));
-        let Err(PipeError::Processor(Overload::Demand(load))) = beyond else { panic!("beyond the bound") };
+        let Err(PipeError::Processor(VcpuOverload::Demand(load))) = beyond else { panic!("beyond the bound") };
         assert_eq!(load.demand_ppb, 810_000_000);
         assert!(second.change(reserve(60_000, 100_000)).is_err());
         drop(first);
         second.change(reserve(60_000, 100_000)).unwrap();
         assert!(processors.share(reserve(22_000, 100_000)).is_ok());
-        assert!(matches!(processors.share(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
+        assert!(matches!(processors.share(reserve(2, 1)), Err(PipeError::Processor(VcpuOverload::Reserve(_)))));
     }
 
     /// A fake of the other processes: what they leave, and what they were told last.
     #[derive(Clone, Default)]
-    struct Others(Arc<Mutex<Vec<Reserve>>>);
+    struct Others(Arc<Mutex<Vec<VcpuReserve>>>);
 
-    impl Beside for Others {
-        fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+    impl ProcessorAdmission for Others {
+        fn admit(&self, all: &[VcpuReserve]) -> Result<(), String> {
             admit(&[all, &[reserve(30, 100)]].concat(), &[]).map_err(|overload| overload.to_string())?;
             *self.0.lock().unwrap() = all.to_vec();
             Ok(())
@@ -296,7 +297,7 @@ mod tests {
     fn time_promised_by_other_processes_is_not_promised_again() {
         let others = Others::default();
         let told = || others.0.lock().unwrap().clone();
-        let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();
+        let processors = ProcessorPool::anywhere(SchedulingStrictness::None).beside(others.clone()).unwrap();
         let first = processors.share(reserve(30, 100)).unwrap();
         let Err(PipeError::Promised(why)) = processors.share(reserve(40, 100)) else { panic!("beyond what is left") };
         assert!(why.contains("missing"), "{why}");

@@ -9,7 +9,7 @@ const TIMES_MAX: usize = 1024;
 
 /// A bounded queue of messages of one size.
 #[derive(Debug)]
-pub struct Ring {
+pub struct MessageRing {
     bytes: VecDeque<u8>,
     message_bytes: usize,
     bytes_max: usize,
@@ -21,7 +21,7 @@ pub struct Ring {
     put: u64,
 }
 
-impl Ring {
+impl MessageRing {
     /// Allocates room for `messages` of `message_bytes` each.
     pub fn new(message_bytes: usize, messages: usize) -> Self {
         let bytes_max = message_bytes * messages.max(1);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_is_never_empty_tells_the_delay_of_its_oldest_message() {
-        let (mut ring, mut taken) = (Ring::new(1, 4), Vec::new());
+        let (mut ring, mut taken) = (MessageRing::new(1, 4), Vec::new());
         ring.put(&[0], 0);
         for now_ns in 1..10 {
             ring.put(&[0], now_ns);
@@ -107,7 +107,7 @@ mod tests {
             assert_eq!(ring.since_ns(), Some(now_ns));
         }
         // More moments than a ring of four remembers are those of older messages.
-        let mut ring = Ring::new(1, TIMES_MAX + 100);
+        let mut ring = MessageRing::new(1, TIMES_MAX + 100);
         (0..TIMES_MAX as u64 + 100).for_each(|at| assert!(ring.put(&[0], at)));
         ring.take(TIMES_MAX, &mut taken);
         assert_eq!((ring.len(), ring.since_ns().is_some_and(|at| at < TIMES_MAX as u64 + 1)), (100, true));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn messages_stay_whole_and_in_order_and_lost_ones_are_counted() {
-        let (mut ring, mut taken) = (Ring::new(3, 4), Vec::new());
+        let (mut ring, mut taken) = (MessageRing::new(3, 4), Vec::new());
         for round in 0..10u8 {
             for at in 0..5 {
                 assert_eq!(ring.put(&[round, at, 7], 100 + u64::from(at)), at < 4);

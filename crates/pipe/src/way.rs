@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use farbus::importer::port::usbip::HoldingLink;
-use farbus::importer::session::connection::Linked;
-use farbus_host::{Port, PortError};
+use farbus::importer::session::connection::LinkedDevice;
+use farbus_host::{HostPort, HostPortError};
 use farbus_io_linux::sys::scheduling::{now_ns, sleep_until};
-use farbus_io_net::link::Clock;
-use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Payload, Urb, UrbId};
+use farbus_io_net::link::BoottimeClock;
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Payload, SessionLimits, Urb, UrbCompletion, UrbId};
 use farbus_session::RemoteDevice;
 use farbus_session::native::RemoteUsb;
 
@@ -16,8 +16,8 @@ use farbus_session::native::RemoteUsb;
 const LOOK: Duration = Duration::from_micros(200);
 
 /// A device, here or on another machine.
-pub trait Way: Send {
-    /// Sends a request; may keep it until the next [`Way::turn`].
+pub trait PolledDevice: Send {
+    /// Sends a request; may keep it until the next [`PolledDevice::turn`].
     fn submit(&mut self, urb: Urb);
 
     /// Cancels a request.
@@ -26,11 +26,11 @@ pub trait Way: Send {
     /// Takes what arrived and sends what waits, without waiting.
     ///
     /// # Errors
-    /// [`PortError`] when the device can no longer be reached.
-    fn turn(&mut self) -> Result<(), PortError>;
+    /// [`HostPortError`] when the device can no longer be reached.
+    fn turn(&mut self) -> Result<(), HostPortError>;
 
     /// The next completed request.
-    fn pop(&mut self) -> Option<Done>;
+    fn pop(&mut self) -> Option<UrbCompletion>;
 
     /// The buffers of transfers in both directions.
     fn pool(&mut self) -> &mut BufferPool;
@@ -40,16 +40,20 @@ pub trait Way: Send {
 }
 
 /// A device that this process drives itself.
-pub struct Driven<D: Device> {
+pub struct LocalPolledDevice<D: Device> {
     device: D,
-    done: Completions,
-    clock: Clock,
+    done: CompletionQueue,
+    clock: BoottimeClock,
 }
 
-impl<D: Device> Driven<D> {
+impl<D: Device> LocalPolledDevice<D> {
     /// Takes a device that no other code drives.
     pub fn new(device: D) -> Self {
-        Self { device, done: Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes)), clock: Clock::start() }
+        Self {
+            device,
+            done: CompletionQueue::new(BufferPool::new(SessionLimits::DEFAULT.pool_bytes)),
+            clock: BoottimeClock::start(),
+        }
     }
 
     /// The device.
@@ -58,7 +62,7 @@ impl<D: Device> Driven<D> {
     }
 }
 
-impl<D: Device> Way for Driven<D> {
+impl<D: Device> PolledDevice for LocalPolledDevice<D> {
     fn submit(&mut self, urb: Urb) {
         self.device.submit(self.clock.now(), urb.launch(), &mut self.done);
     }
@@ -67,7 +71,7 @@ impl<D: Device> Way for Driven<D> {
         self.device.cancel(self.clock.now(), id, &mut self.done);
     }
 
-    fn turn(&mut self) -> Result<(), PortError> {
+    fn turn(&mut self) -> Result<(), HostPortError> {
         let now = self.clock.now();
         if self.device.readiness().is_some() {
             self.device.handle_ready(now, &mut self.done);
@@ -76,10 +80,10 @@ impl<D: Device> Way for Driven<D> {
             self.device.handle_timeout(now, &mut self.done);
         }
         self.device.end_turn(now, &mut self.done);
-        if self.device.is_gone() && self.done.is_empty() { Err(PortError::Gone) } else { Ok(()) }
+        if self.device.is_gone() && self.done.is_empty() { Err(HostPortError::Gone) } else { Ok(()) }
     }
 
-    fn pop(&mut self) -> Option<Done> {
+    fn pop(&mut self) -> Option<UrbCompletion> {
         self.done.pop()
     }
 
@@ -94,19 +98,19 @@ impl<D: Device> Way for Driven<D> {
 }
 
 /// A device in a session of farbus's own.
-pub struct InSession {
-    linked: Linked<RemoteUsb>,
-    done: Completions,
+pub struct SessionPolledDevice {
+    linked: LinkedDevice<RemoteUsb>,
+    done: CompletionQueue,
 }
 
-impl InSession {
+impl SessionPolledDevice {
     /// Takes an open device.
-    pub fn new(linked: Linked<RemoteUsb>) -> Self {
-        Self { linked, done: Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes)) }
+    pub fn new(linked: LinkedDevice<RemoteUsb>) -> Self {
+        Self { linked, done: CompletionQueue::new(BufferPool::new(SessionLimits::DEFAULT.pool_bytes)) }
     }
 }
 
-impl Way for InSession {
+impl PolledDevice for SessionPolledDevice {
     fn submit(&mut self, urb: Urb) {
         self.linked.submit(self.linked.clock().now(), urb.launch(), &mut self.done);
     }
@@ -115,15 +119,15 @@ impl Way for InSession {
         self.linked.cancel(self.linked.clock().now(), id, &mut self.done);
     }
 
-    fn turn(&mut self) -> Result<(), PortError> {
+    fn turn(&mut self) -> Result<(), HostPortError> {
         self.linked.turn(&mut self.done);
         match self.linked.end() {
-            Some(end) if self.done.is_empty() => Err(PortError::World(end.message.clone())),
+            Some(end) if self.done.is_empty() => Err(HostPortError::World(end.message.clone())),
             _ => Ok(()),
         }
     }
 
-    fn pop(&mut self) -> Option<Done> {
+    fn pop(&mut self) -> Option<UrbCompletion> {
         self.done.pop()
     }
 
@@ -138,18 +142,18 @@ impl Way for InSession {
 }
 
 /// A device behind a plain USB/IP link.
-pub struct Plain {
+pub struct UsbipPolledDevice {
     link: HoldingLink,
     device: RemoteDevice,
-    done: Completions,
-    clock: Clock,
+    done: CompletionQueue,
+    clock: BoottimeClock,
 }
 
-impl Plain {
+impl UsbipPolledDevice {
     /// Takes an imported device.
     pub fn new(link: HoldingLink, device: RemoteDevice) -> Self {
-        let done = Completions::new(BufferPool::new(device.limits().pool_bytes));
-        Self { link, device, done, clock: Clock::start() }
+        let done = CompletionQueue::new(BufferPool::new(device.limits().pool_bytes));
+        Self { link, device, done, clock: BoottimeClock::start() }
     }
 
     fn send(&mut self) -> std::io::Result<()> {
@@ -164,7 +168,7 @@ impl Plain {
     }
 }
 
-impl Way for Plain {
+impl PolledDevice for UsbipPolledDevice {
     fn submit(&mut self, urb: Urb) {
         self.device.submit(self.clock.now(), urb.launch(), &mut self.done);
     }
@@ -173,20 +177,20 @@ impl Way for Plain {
         self.device.cancel(self.clock.now(), id, &mut self.done);
     }
 
-    fn turn(&mut self) -> Result<(), PortError> {
-        let world = |error: std::io::Error| PortError::World(format!("the link was lost: {error}"));
+    fn turn(&mut self) -> Result<(), HostPortError> {
+        let world = |error: std::io::Error| HostPortError::World(format!("the link was lost: {error}"));
         self.send().map_err(world)?;
         while let Some(count) = self.link.try_receive(self.device.receive_space()).map_err(world)? {
             if count == 0 {
-                return if self.done.is_empty() { Err(PortError::Gone) } else { Ok(()) };
+                return if self.done.is_empty() { Err(HostPortError::Gone) } else { Ok(()) };
             }
             let taken = self.device.handle_received(count, &mut self.done);
-            taken.map_err(|reject| PortError::Peer(reject.to_string()))?;
+            taken.map_err(|reject| HostPortError::Peer(reject.to_string()))?;
         }
         Ok(())
     }
 
-    fn pop(&mut self) -> Option<Done> {
+    fn pop(&mut self) -> Option<UrbCompletion> {
         self.done.pop()
     }
 
@@ -202,17 +206,17 @@ impl Way for Plain {
 }
 
 /// A way for a caller that may wait: to set a device up before its pipes run.
-pub struct Patient {
-    way: Box<dyn Way>,
-    lost: Option<PortError>,
-    clock: Clock,
+pub struct BlockingPort {
+    way: Box<dyn PolledDevice>,
+    lost: Option<HostPortError>,
+    clock: BoottimeClock,
     overslept_ns: u64,
 }
 
-impl Patient {
+impl BlockingPort {
     /// Waits on `way`.
-    pub fn new(way: Box<dyn Way>) -> Self {
-        Self { way, lost: None, clock: Clock::start(), overslept_ns: 0 }
+    pub fn new(way: Box<dyn PolledDevice>) -> Self {
+        Self { way, lost: None, clock: BoottimeClock::start(), overslept_ns: 0 }
     }
 
     /// For how long in all this thread slept on after it should have looked, since the last call, in nanoseconds.
@@ -221,12 +225,12 @@ impl Patient {
     }
 
     /// The way, for a caller that does not wait. No request may be in flight.
-    pub fn into_way(self) -> Box<dyn Way> {
+    pub fn into_way(self) -> Box<dyn PolledDevice> {
         self.way
     }
 }
 
-impl Port for Patient {
+impl HostPort for BlockingPort {
     fn submit(&mut self, urb: Urb) {
         self.way.submit(urb);
     }
@@ -235,7 +239,7 @@ impl Port for Patient {
         self.way.cancel(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         loop {
             if let Some(error) = &self.lost {
                 return Err(error.clone());

@@ -10,16 +10,17 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::Share;
-use farbus::client::{Client, Target};
-use farbus::common::socket_place::Place;
-use farbus::gadgets::can::{Can, Settings};
-use farbus::gadgets::zero::{Fill, SourceSink};
-use farbus_io_linux::sys::scheduling::{Policy, Reservation, now_ns};
+use farbus::client::{DeviceTarget, ImporterClient};
+use farbus::common::socket_place::SocketLocation;
+use farbus::gadgets::can::{CanAdapter, CanSettings};
+use farbus::gadgets::zero::{SourcePattern, SourceSink};
+use farbus_io_linux::sys::scheduling::{SchedulingGrant, SchedulingPolicy, now_ns};
 use farbus_io_net::local::control_socket::Answer;
-use farbus_model::{Direction, Speed};
+use farbus_model::{TransferDirection, UsbSpeed};
 use farbus_pipe::{
-    End, Endpoint, Flow, Overload, PathDelay, PipeError, Processors, Quality, Refusal, Report, STILL_NS_MAX, Shape,
-    Strictness, Terms, Turn, can, here, path_delay, there, tpipe,
+    EndpointLayout, PathDelay, PipeEnd, PipeEndpoint, PipeError, PipeFlow, PipeJobContext, PipeQuality, PipeRefusal,
+    ProcessorPool, ReceiverTerms, Report, STILL_NS_MAX, SchedulingStrictness, VcpuOverload, can, here, path_delay,
+    there, tpipe,
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -30,9 +31,9 @@ const TABLE_7: [u64; 5] = [397, 336, 1191, 1343, 2739];
 const RATES: [Option<u32>; 5] = [Some(500_000), Some(250_000), Some(500_000), Some(500_000), Some(500_000)];
 
 /// A quality of `per_s` messages a second through a buffer of `messages`.
-fn quality(per_s: u64, messages: u64, execution_ns: u64) -> Quality {
+fn quality(per_s: u64, messages: u64, execution_ns: u64) -> PipeQuality {
     let bits = 8 * can::MESSAGE_BYTES as u64;
-    Quality {
+    PipeQuality {
         latency_ns: SECOND_NS,
         throughput_bits: per_s * bits,
         buffer_bytes: messages * can::MESSAGE_BYTES as u64,
@@ -40,19 +41,27 @@ fn quality(per_s: u64, messages: u64, execution_ns: u64) -> Quality {
     }
 }
 
-fn adapter(settings: &str, rates: &[Option<u32>], strictness: Strictness) -> Result<Arc<Endpoint>, PipeError> {
-    adapter_on(&Processors::anywhere(strictness), settings, rates)
+fn adapter(
+    settings: &str,
+    rates: &[Option<u32>],
+    strictness: SchedulingStrictness,
+) -> Result<Arc<PipeEndpoint>, PipeError> {
+    adapter_on(&ProcessorPool::anywhere(strictness), settings, rates)
 }
 
-fn adapter_on(processors: &Processors, settings: &str, rates: &[Option<u32>]) -> Result<Arc<Endpoint>, PipeError> {
-    let settings: Settings = settings.parse().unwrap();
-    let mut device = here(Can::device(&settings)).unwrap();
+fn adapter_on(
+    processors: &ProcessorPool,
+    settings: &str,
+    rates: &[Option<u32>],
+) -> Result<Arc<PipeEndpoint>, PipeError> {
+    let settings: CanSettings = settings.parse().unwrap();
+    let mut device = here(CanAdapter::device(&settings)).unwrap();
     let shape = can::set_up(&mut device, rates, can::ROOM).unwrap();
-    Endpoint::open(device.into_port().into_way(), shape, processors, Terms::HERE).map(Arc::new)
+    PipeEndpoint::open(device.into_port().into_way(), shape, processors, ReceiverTerms::HERE).map(Arc::new)
 }
 
-const fn end(channel: usize, direction: Direction) -> End {
-    End { channel, direction }
+const fn end(channel: usize, direction: TransferDirection) -> PipeEnd {
+    PipeEnd { channel, direction }
 }
 
 /// What a pipe's function has seen of a device that numbers its frames.
@@ -63,14 +72,14 @@ struct Seen {
     gaps: u64,
 }
 
-fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
+fn count(turn: &mut PipeJobContext<'_>, seen: &mut Seen) -> PipeFlow {
     for message in turn.messages() {
-        let frame = can::Frame::of_message(message).expect("a frame");
+        let frame = can::GsCanFrame::of_message(message).expect("a frame");
         let number = u64::from_le_bytes(frame.data);
         seen.gaps += seen.next.map_or(0, |next| number.wrapping_sub(next));
         (seen.next, seen.frames) = (Some(number + 1), seen.frames + 1);
     }
-    Flow::On
+    PipeFlow::On
 }
 
 /// Checks that frames are missing only where the device or the buffer reports a loss.
@@ -92,10 +101,10 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
-    let endpoint = adapter("traffic=paper", &RATES, Strictness::Deadline).unwrap();
+    let endpoint = adapter("traffic=paper", &RATES, SchedulingStrictness::Deadline).unwrap();
     let open = |channel: usize| {
         let quality = quality(TABLE_7[channel], 64, 2_000_000);
-        tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
+        tpipe(&endpoint, end(channel, TransferDirection::In), quality, count, Seen::default()).unwrap()
     };
     let pipes: Vec<_> = (0..5).map(open).collect();
     // Half of the time in which the adapter's buffer fills (64 frames at 6,006 a second), since the processor may stand
@@ -115,16 +124,16 @@ fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
 
 #[test]
 fn outgoing_messages_reach_the_bus_and_channels_do_not_delay_each_other() {
-    let endpoint = adapter("channels=2", &[Some(500_000), Some(10_000)], Strictness::Deadline).unwrap();
+    let endpoint = adapter("channels=2", &[Some(500_000), Some(10_000)], SchedulingStrictness::Deadline).unwrap();
     let open = |channel: usize, per_s: u64| {
-        let send = |turn: &mut Turn<'_>, next: &mut u64| {
+        let send = |turn: &mut PipeJobContext<'_>, next: &mut u64| {
             while turn.room() > 0 {
-                turn.put(&can::Frame { id: 0x100, length: 8, data: next.to_le_bytes() }.to_message());
+                turn.put(&can::GsCanFrame { id: 0x100, length: 8, data: next.to_le_bytes() }.to_message());
                 *next += 1;
             }
-            Flow::On
+            PipeFlow::On
         };
-        let direction = Direction::Out;
+        let direction = TransferDirection::Out;
         tpipe(&endpoint, end(channel, direction), quality(per_s, 32, 500_000), send, 0).unwrap()
     };
     let began = now_ns();
@@ -141,24 +150,24 @@ fn outgoing_messages_reach_the_bus_and_channels_do_not_delay_each_other() {
 
 #[test]
 fn impossible_pipe_is_refused_with_its_reason_and_takes_no_processor_time() {
-    let endpoint = adapter("traffic=10/20", &RATES[..2], Strictness::None).unwrap();
+    let endpoint = adapter("traffic=10/20", &RATES[..2], SchedulingStrictness::None).unwrap();
     let open = |channel, direction, quality| tpipe(&endpoint, end(channel, direction), quality, count, Seen::default());
-    let input = |channel, quality| open(channel, Direction::In, quality).map(drop).unwrap_err();
+    let input = |channel, quality| open(channel, TransferDirection::In, quality).map(drop).unwrap_err();
 
     assert!(matches!(input(7, quality(100, 10, 1)), PipeError::Channel { asked: 7, channels: 2 }));
     let slow = input(0, quality(1000, 1, 1_000_001));
     assert!(
-        matches!(slow, PipeError::Quality(Refusal::Execution { .. })) && slow.to_string().contains("larger buffer")
+        matches!(slow, PipeError::Quality(PipeRefusal::Execution { .. })) && slow.to_string().contains("larger buffer")
     );
-    assert!(matches!(input(0, quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
+    assert!(matches!(input(0, quality(1_000_000_000, 10, 1)), PipeError::Quality(PipeRefusal::Throughput { .. })));
     // Periods that no scheduler keeps: 50 us is too short, 5 s is too long.
-    let hasty = input(0, Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) });
+    let hasty = input(0, PipeQuality { latency_ns: 1_000_000, ..quality(20, 1, 1000) });
     assert!(matches!(hasty, PipeError::Period { period_ns: 50_000, .. }), "{hasty}");
     assert!(hasty.to_string().contains("a larger buffer makes it longer"), "{hasty}");
     assert!(matches!(input(0, quality(10, 50, 1000)), PipeError::Period { period_ns: 5_000_000_000, .. }));
     // Beyond Equation 1: nine tenths of a processor beside the thread that receives.
     let beyond = input(0, quality(1000, 10, 9_000_000));
-    assert!(matches!(beyond, PipeError::Processor(Overload::Demand(load)) if load.missing_ppb() > 0), "{beyond}");
+    assert!(matches!(beyond, PipeError::Processor(VcpuOverload::Demand(load)) if load.missing_ppb() > 0), "{beyond}");
 
     // A bus carries no more frames than its bits are, however short they are.
     let full = input(0, quality(9804, 100, 1000));
@@ -170,35 +179,36 @@ fn impossible_pipe_is_refused_with_its_reason_and_takes_no_processor_time() {
     assert!(half.to_string().contains("at most 4901 messages/s"), "{half}");
 
     // None of the refused pipes took anything.
-    let pipe = open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap();
+    let pipe = open(0, TransferDirection::In, quality(500, 10, 1_000_000)).unwrap();
     assert!(matches!(input(0, quality(1, 1, 1)), PipeError::Taken(0)));
     drop(pipe);
-    drop(open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap());
+    drop(open(0, TransferDirection::In, quality(500, 10, 1_000_000)).unwrap());
 }
 
 #[test]
 fn transfers_under_way_carry_the_rate_or_the_pipe_is_refused() {
     let endpoint = |terms| {
-        let device = here(SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
-        let shape = Shape::bulk(&device, Speed::High, 512).unwrap();
-        let processors = Processors::anywhere(Strictness::None);
-        Endpoint::open(device.into_port().into_way(), shape, &processors, terms).map(Arc::new).unwrap()
+        let device = here(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)).unwrap();
+        let shape = EndpointLayout::bulk(&device, UsbSpeed::High, 512).unwrap();
+        let processors = ProcessorPool::anywhere(SchedulingStrictness::None);
+        PipeEndpoint::open(device.into_port().into_way(), shape, &processors, terms).map(Arc::new).unwrap()
     };
-    let quality = |per_s: u64, messages: u64| Quality {
+    let quality = |per_s: u64, messages: u64| PipeQuality {
         latency_ns: SECOND_NS,
         throughput_bits: per_s * 512 * 8,
         buffer_bytes: messages * 512,
         execution_ns: 1000,
     };
-    let nothing = |_: &mut Turn<'_>, (): &mut ()| Flow::On;
-    let open = |endpoint: &Arc<Endpoint>, direction, quality| tpipe(endpoint, end(0, direction), quality, nothing, ());
+    let nothing = |_: &mut PipeJobContext<'_>, (): &mut ()| PipeFlow::On;
+    let open =
+        |endpoint: &Arc<PipeEndpoint>, direction, quality| tpipe(endpoint, end(0, direction), quality, nothing, ());
 
     // Two reads of one message each, which last for two periods and a microframe: 2 / (2 x 100 us + 125 us).
-    let near = endpoint(Terms::HERE);
-    let refused = open(&near, Direction::In, quality(20_000, 1000)).map(drop).unwrap_err();
+    let near = endpoint(ReceiverTerms::HERE);
+    let refused = open(&near, TransferDirection::In, quality(20_000, 1000)).map(drop).unwrap_err();
     assert!(matches!(refused, PipeError::Rate { asked_per_s: 20_000, max_per_s: 6153, places: 2, .. }), "{refused}");
     assert!(refused.to_string().contains("--rate 6153"), "{refused}");
-    let pipe = open(&near, Direction::In, quality(2000, 100)).unwrap();
+    let pipe = open(&near, TransferDirection::In, quality(2000, 100)).unwrap();
     assert_eq!(near.period_ns(), (SECOND_NS / 1000 - 125_000) / 2);
     let began = now_ns();
     wait_until("a source that always has data fills the pipe", || pipe.report().messages > 2000);
@@ -206,15 +216,15 @@ fn transfers_under_way_carry_the_rate_or_the_pipe_is_refused() {
     assert_eq!(report.lost, 0, "a device that makes its source wait loses nothing: {report:?}");
     assert!(now_ns() - began < PATIENCE_NS);
     // 64 writes are under way.
-    drop(open(&near, Direction::Out, quality(20_000, 1000)).unwrap());
+    drop(open(&near, TransferDirection::Out, quality(20_000, 1000)).unwrap());
 
     // 32 reads, and a path that delays by 10 ms.
-    let far = endpoint(Terms::there(PathDelay::at_worst(10_000_000)));
+    let far = endpoint(ReceiverTerms::there(PathDelay::at_worst(10_000_000)));
     assert!(matches!(
-        open(&far, Direction::In, quality(20_000, 1000)).map(drop),
+        open(&far, TransferDirection::In, quality(20_000, 1000)).map(drop),
         Err(PipeError::Rate { max_per_s: 3137, .. })
     ));
-    let pipe = open(&far, Direction::In, quality(2500, 100)).unwrap();
+    let pipe = open(&far, TransferDirection::In, quality(2500, 100)).unwrap();
     assert_eq!(far.period_ns(), (32 * SECOND_NS / 2500 - 10_000_000) / 2);
     drop(pipe);
 }
@@ -225,15 +235,15 @@ const STALLED: PathDelay = PathDelay { worst_ns: 332_000_000, usual_ns: 20_000_0
 
 #[test]
 fn path_that_stalled_once_while_it_was_measured_carries_the_rate_of_a_source_that_can_wait() {
-    let device = here(SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
-    let shape = Shape::bulk(&device, Speed::High, 512).unwrap();
-    let processors = Processors::anywhere(Strictness::None);
-    let endpoint = Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::there(STALLED));
+    let device = here(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)).unwrap();
+    let shape = EndpointLayout::bulk(&device, UsbSpeed::High, 512).unwrap();
+    let processors = ProcessorPool::anywhere(SchedulingStrictness::None);
+    let endpoint = PipeEndpoint::open(device.into_port().into_way(), shape, &processors, ReceiverTerms::there(STALLED));
     let endpoint = endpoint.map(Arc::new).unwrap();
-    let nothing = |_: &mut Turn<'_>, (): &mut ()| Flow::On;
-    for direction in [Direction::In, Direction::Out] {
+    let nothing = |_: &mut PipeJobContext<'_>, (): &mut ()| PipeFlow::On;
+    for direction in [TransferDirection::In, TransferDirection::Out] {
         let open = |per_s: u64| {
-            let quality = Quality {
+            let quality = PipeQuality {
                 latency_ns: SECOND_NS,
                 throughput_bits: per_s * 512 * 8,
                 buffer_bytes: 64 * 512,
@@ -245,7 +255,7 @@ fn path_that_stalled_once_while_it_was_measured_carries_the_rate_of_a_source_tha
         let pipe = open(200).unwrap();
         assert!(pipe.bound_ns() > STALLED.worst_ns, "what occurred once may occur again: the bound has room for it");
         // 32 / (20 ms + 2 x 100 us), of which half makes up for what a stall left behind.
-        let places = if direction == Direction::In { 32 } else { 64 };
+        let places = if direction == TransferDirection::In { 32 } else { 64 };
         assert!(endpoint.period_ns() <= (places * SECOND_NS / 400 - 20_000_000) / 2, "{}", endpoint.period_ns());
         drop(pipe);
         let refused = open(10_000).map(drop).unwrap_err();
@@ -258,13 +268,13 @@ fn path_that_stalled_once_while_it_was_measured_carries_the_rate_of_a_source_tha
 
 #[test]
 fn device_that_loses_what_is_not_fetched_has_to_be_carried_at_the_worst_delay() {
-    let processors = Processors::anywhere(Strictness::None);
-    let mut device = here(Can::device(&"traffic=10".parse::<Settings>().unwrap())).unwrap();
+    let processors = ProcessorPool::anywhere(SchedulingStrictness::None);
+    let mut device = here(CanAdapter::device(&"traffic=10".parse::<CanSettings>().unwrap())).unwrap();
     let shape = can::set_up(&mut device, &RATES[..1], can::ROOM).unwrap();
-    let endpoint = Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::there(STALLED));
+    let endpoint = PipeEndpoint::open(device.into_port().into_way(), shape, &processors, ReceiverTerms::there(STALLED));
     let endpoint = endpoint.map(Arc::new).unwrap();
     let open = |per_s: u64| {
-        tpipe(&endpoint, end(0, Direction::In), quality(per_s, 100, 1000), count, Seen::default()).map(drop)
+        tpipe(&endpoint, end(0, TransferDirection::In), quality(per_s, 100, 1000), count, Seen::default()).map(drop)
     };
     let refused = open(9803).unwrap_err();
     assert!(!refused.to_string().contains("usually"), "{refused}");
@@ -277,23 +287,24 @@ fn device_that_loses_what_is_not_fetched_has_to_be_carried_at_the_worst_delay() 
 
 #[test]
 fn source_that_a_slow_function_makes_wait_is_reported_as_late() {
-    let device = here(SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
-    let shape = Shape::bulk(&device, Speed::High, 512).unwrap();
-    let processors = Processors::anywhere(Strictness::None);
-    let endpoint =
-        Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new).unwrap();
+    let device = here(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)).unwrap();
+    let shape = EndpointLayout::bulk(&device, UsbSpeed::High, 512).unwrap();
+    let processors = ProcessorPool::anywhere(SchedulingStrictness::None);
+    let endpoint = PipeEndpoint::open(device.into_port().into_way(), shape, &processors, ReceiverTerms::HERE)
+        .map(Arc::new)
+        .unwrap();
     let quality =
-        Quality { latency_ns: SECOND_NS, throughput_bits: 1000 * 4096, buffer_bytes: 8192, execution_ns: 1000 };
+        PipeQuality { latency_ns: SECOND_NS, throughput_bits: 1000 * 4096, buffer_bytes: 8192, execution_ns: 1000 };
     // Its fifth job takes a second: the pipe fills, and its device has to wait.
-    let slow = |_: &mut Turn<'_>, jobs: &mut u64| {
+    let slow = |_: &mut PipeJobContext<'_>, jobs: &mut u64| {
         *jobs += 1;
         let until = now_ns() + if *jobs == 5 { SECOND_NS } else { 0 };
         while now_ns() < until {
             thread::yield_now();
         }
-        Flow::On
+        PipeFlow::On
     };
-    let pipe = tpipe(&endpoint, end(0, Direction::In), quality, slow, 0).unwrap();
+    let pipe = tpipe(&endpoint, end(0, TransferDirection::In), quality, slow, 0).unwrap();
     wait_until("it goes on", || pipe.report().jobs.ran > 6);
     let (_, report) = pipe.stop();
     assert!(!report.is_kept() && report.lost == 0, "{report:?}");
@@ -302,23 +313,24 @@ fn source_that_a_slow_function_makes_wait_is_reported_as_late() {
 
 #[test]
 fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
-    let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
-    let open = |channel, quality| tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default());
+    let endpoint = adapter("traffic=30/30", &RATES[..2], SchedulingStrictness::Deadline).unwrap();
+    let open =
+        |channel, quality| tpipe(&endpoint, end(channel, TransferDirection::In), quality, count, Seen::default());
     let innocent = open(1, quality(1200, 24, 1_000_000)).unwrap();
     let before = (innocent.bound_ns(), endpoint.period_ns());
     let until = now_ns() + SECOND_NS;
     while now_ns() < until {
         let refused = |quality| open(0, quality).map(drop).unwrap_err();
-        assert!(matches!(refused(quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
-        assert!(matches!(refused(quality(1000, 1, 2_000_000)), PipeError::Quality(Refusal::Execution { .. })));
-        let hasty = Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) };
+        assert!(matches!(refused(quality(1_000_000_000, 10, 1)), PipeError::Quality(PipeRefusal::Throughput { .. })));
+        assert!(matches!(refused(quality(1000, 1, 2_000_000)), PipeError::Quality(PipeRefusal::Execution { .. })));
+        let hasty = PipeQuality { latency_ns: 1_000_000, ..quality(20, 1, 1000) };
         assert!(matches!(refused(hasty), PipeError::Period { .. }));
         assert!(matches!(refused(quality(1000, 10, 9_000_000)), PipeError::Processor(_)));
         // The kernel denies a thread more than all processors have.
         thread::spawn(|| {
             let [budget, period] = [Duration::from_millis(200), Duration::from_millis(100)];
-            let denied = Reservation::take(&[Policy::Deadline { budget, period }]);
-            assert_eq!((denied.policy(), denied.denied().len()), (Policy::Ordinary, 1));
+            let denied = SchedulingGrant::take(&[SchedulingPolicy::Deadline { budget, period }]);
+            assert_eq!((denied.policy(), denied.denied().len()), (SchedulingPolicy::Ordinary, 1));
         })
         .join()
         .unwrap();
@@ -335,7 +347,7 @@ fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
 fn pipes_of_this_and_of_other_processes_draw_on_the_same_processors() {
     let share = Share::default();
     let processors = thread::available_parallelism().unwrap().get();
-    let on = |owner: &str| Processors::anywhere(Strictness::None).beside(share.beside(owner)).unwrap();
+    let on = |owner: &str| ProcessorPool::anywhere(SchedulingStrictness::None).beside(share.beside(owner)).unwrap();
     let adapter = || adapter_on(&on("pipes of this test"), "traffic=10", &RATES[..1]);
     // Another process has all processors, but for a quarter of the last.
     let (lease, theirs) = UnixStream::pair().unwrap();
@@ -358,7 +370,8 @@ fn pipes_of_this_and_of_other_processes_draw_on_the_same_processors() {
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }
     };
-    let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 40, 40_000_000), count, Seen::default()).unwrap();
+    let pipe =
+        tpipe(&endpoint, end(0, TransferDirection::In), quality(400, 40, 40_000_000), count, Seen::default()).unwrap();
     // The pipe has 40 % and its receiving thread 15 %: one processor has less than a whole one left.
     let (_lease, theirs) = UnixStream::pair().unwrap();
     let whole = vec![(100, 100); processors];
@@ -376,15 +389,15 @@ fn pipes_of_this_and_of_other_processes_draw_on_the_same_processors() {
 
 #[test]
 fn a_function_that_overruns_is_counted_and_the_others_run_on() {
-    let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
-    let spin = |turn: &mut Turn<'_>, seen: &mut Seen| {
+    let endpoint = adapter("traffic=30/30", &RATES[..2], SchedulingStrictness::Deadline).unwrap();
+    let spin = |turn: &mut PipeJobContext<'_>, seen: &mut Seen| {
         let until = farbus_io_linux::sys::scheduling::ran_ns() + 30_000_000;
         while farbus_io_linux::sys::scheduling::ran_ns() < until {}
         count(turn, seen)
     };
     let quality = quality(1200, 24, 1_000_000);
-    let guilty = tpipe(&endpoint, end(0, Direction::In), quality, spin, Seen::default()).unwrap();
-    let innocent = tpipe(&endpoint, end(1, Direction::In), quality, count, Seen::default()).unwrap();
+    let guilty = tpipe(&endpoint, end(0, TransferDirection::In), quality, spin, Seen::default()).unwrap();
+    let innocent = tpipe(&endpoint, end(1, TransferDirection::In), quality, count, Seen::default()).unwrap();
     wait_until("both run for a while", || guilty.report().jobs.ran > 5 && innocent.report().messages > 1200);
     let (guilty, innocent) = (guilty.stop().1, innocent.stop());
     assert!(guilty.jobs.overruns > 0 && guilty.jobs.longest_ns >= 30_000_000, "{guilty:?}");
@@ -403,10 +416,10 @@ fn pipe_without_rights_runs_and_says_that_its_quality_is_not_guaranteed() {
         sets.effective.remove(CapabilitySet::SYS_NICE);
         sets.permitted.remove(CapabilitySet::SYS_NICE);
         set_capabilities(None, sets).unwrap();
-        let endpoint = adapter("traffic=10", &RATES[..1], Strictness::Deadline).unwrap();
+        let endpoint = adapter("traffic=10", &RATES[..1], SchedulingStrictness::Deadline).unwrap();
         let warnings = endpoint.granted().warnings;
         assert!(warnings[0].contains("CAP_SYS_NICE"), "{warnings:?}");
-        let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 40, 1_000_000), count, Seen::default());
+        let pipe = tpipe(&endpoint, end(0, TransferDirection::In), quality(400, 40, 1_000_000), count, Seen::default());
         let (seen, report) = pipe.unwrap().stop();
         assert!(seen.is_some() && report.granted.warnings[0].contains("was denied"), "{report:?}");
     })
@@ -416,12 +429,13 @@ fn pipe_without_rights_runs_and_says_that_its_quality_is_not_guaranteed() {
 
 #[test]
 fn a_function_may_end_its_pipe() {
-    let endpoint = adapter("traffic=10", &RATES[..1], Strictness::None).unwrap();
-    let take_one = |turn: &mut Turn<'_>, seen: &mut Seen| match count(turn, seen) {
-        Flow::On if seen.frames > 0 => Flow::End,
+    let endpoint = adapter("traffic=10", &RATES[..1], SchedulingStrictness::None).unwrap();
+    let take_one = |turn: &mut PipeJobContext<'_>, seen: &mut Seen| match count(turn, seen) {
+        PipeFlow::On if seen.frames > 0 => PipeFlow::End,
         flow => flow,
     };
-    let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 4, 1_000_000), take_one, Seen::default()).unwrap();
+    let pipe =
+        tpipe(&endpoint, end(0, TransferDirection::In), quality(400, 4, 1_000_000), take_one, Seen::default()).unwrap();
     let until = now_ns() + PATIENCE_NS;
     while !pipe.is_ended() && now_ns() < until {
         // waits: between two looks for an event
@@ -437,17 +451,17 @@ fn channels_of_another_host_arrive_through_pipes_until_it_takes_its_device_back(
     let folder = std::env::temp_dir().join(format!("farbus-tuned-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let share = Share::default();
-    share.add("can", Can::device(&"traffic=10/69".parse::<Settings>().unwrap())).unwrap();
+    share.add("can", CanAdapter::device(&"traffic=10/69".parse::<CanSettings>().unwrap())).unwrap();
     let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let socket = folder.join("share.sock");
-    share.listen_at(Place::Socket(socket.clone()).listen().unwrap(), None).unwrap();
+    share.listen_at(SocketLocation::Socket(socket.clone()).listen().unwrap(), None).unwrap();
     // Plain USB/IP, then a session, as at a local socket.
     for host in [address.to_string(), format!("unix:{}", socket.display())] {
-        let target: Target = format!("{host}/can").parse().unwrap();
+        let target: DeviceTarget = format!("{host}/can").parse().unwrap();
         let until = now_ns() + PATIENCE_NS;
         let (mut device, _) = loop {
             // The exporter notices the end of the previous session with a delay.
-            match there(&Client::default(), &target) {
+            match there(&ImporterClient::default(), &target) {
                 Ok(opened) => break opened,
                 Err(error) if now_ns() > until => panic!("{host}: {error}"),
                 // waits: between two looks for an event
@@ -457,12 +471,13 @@ fn channels_of_another_host_arrive_through_pipes_until_it_takes_its_device_back(
         let delay = path_delay(&mut device).unwrap();
         assert!(0 < delay.usual_ns && delay.usual_ns <= delay.worst_ns, "{delay:?}");
         let shape = can::set_up(&mut device, &RATES[..2], can::ROOM).unwrap();
-        let processors = Processors::anywhere(Strictness::Deadline);
-        let endpoint = Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::there(delay));
+        let processors = ProcessorPool::anywhere(SchedulingStrictness::Deadline);
+        let endpoint =
+            PipeEndpoint::open(device.into_port().into_way(), shape, &processors, ReceiverTerms::there(delay));
         let endpoint = Arc::new(endpoint.unwrap());
         let open = |channel: usize| {
             let quality = quality(2752, 64, 1_000_000);
-            tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
+            tpipe(&endpoint, end(channel, TransferDirection::In), quality, count, Seen::default()).unwrap()
         };
         let pipes = [open(0), open(1)];
         assert!(pipes[0].bound_ns() > delay.worst_ns + 2 * pipes[0].reserve().period_ns);

@@ -11,12 +11,12 @@ mod table;
 mod usb2;
 mod usb3;
 
-use crate::bus::{Speed, TransferKind};
+use crate::bus::{BusSpeed, TransferKind};
 
 pub use bulk_only::{
     BULK_ONLY_BLOCKS_BYTES, BulkOnlyRow, COMMAND_WRAPPER_BYTES, STATUS_WRAPPER_BYTES, bulk_only, bulk_only_table,
 };
-pub use table::{Absence, Overhead, OverheadPart, Row, Table};
+pub use table::{BandwidthRow, BandwidthTable, OverheadPart, TransferOverhead, UnsupportedTransferType};
 
 /// The assumptions of all tables.
 pub const ASSUMPTIONS: &[&str] = &[
@@ -28,12 +28,12 @@ pub const ASSUMPTIONS: &[&str] = &[
 ];
 
 /// The bandwidth table of `kind` at `speed`, or why there is none.
-pub fn table(speed: Speed, kind: TransferKind) -> Result<Table, Absence> {
+pub fn table(speed: BusSpeed, kind: TransferKind) -> Result<BandwidthTable, UnsupportedTransferType> {
     let plan = match speed {
-        Speed::Low => usb2::low_speed(kind)?,
-        Speed::Full => usb2::full_speed(kind),
-        Speed::High => usb2::high_speed(kind),
-        Speed::Super => usb3::super_speed(kind),
+        BusSpeed::Low => usb2::low_speed(kind)?,
+        BusSpeed::Full => usb2::full_speed(kind),
+        BusSpeed::High => usb2::high_speed(kind),
+        BusSpeed::Super => usb3::super_speed(kind),
     };
     Ok(plan.fill(speed, kind))
 }
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn every_combination_is_a_table_or_a_reason() {
-        for speed in Speed::ALL {
+        for speed in BusSpeed::ALL {
             for kind in TransferKind::ALL {
                 match table(speed, kind) {
                     Ok(table) => {
@@ -62,17 +62,17 @@ mod tests {
 
     #[test]
     fn only_low_speed_lacks_transfer_types() {
-        let absent: Vec<_> = Speed::ALL
+        let absent: Vec<_> = BusSpeed::ALL
             .into_iter()
             .flat_map(|speed| TransferKind::ALL.map(|kind| (speed, kind)))
             .filter(|&(speed, kind)| table(speed, kind).is_err())
             .collect();
-        assert_eq!(absent, [(Speed::Low, TransferKind::Isochronous), (Speed::Low, TransferKind::Bulk)]);
+        assert_eq!(absent, [(BusSpeed::Low, TransferKind::Isochronous), (BusSpeed::Low, TransferKind::Bulk)]);
     }
 
     #[test]
     fn every_row_adds_up() {
-        for speed in Speed::ALL {
+        for speed in BusSpeed::ALL {
             for kind in TransferKind::ALL {
                 let Ok(table) = table(speed, kind) else { continue };
                 for row in &table.rows {

@@ -2,7 +2,7 @@
 
 /// A signalling rate of USB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Speed {
+pub enum BusSpeed {
     /// 1.5 Mb/s (USB 2.0 7.1.11).
     Low,
     /// 12 Mb/s (USB 2.0 7.1.11).
@@ -39,7 +39,7 @@ pub enum IntervalKind {
 
 /// The interval that a host controller fills, measured in the bytes it could carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Interval {
+pub struct IntervalCapacity {
     /// Its name at this speed.
     pub kind: IntervalKind,
     /// How long it lasts.
@@ -51,17 +51,17 @@ pub struct Interval {
     pub usable_bytes: u32,
 }
 
-impl Speed {
+impl BusSpeed {
     /// Every speed, slowest first.
-    pub const ALL: [Speed; 4] = [Speed::Low, Speed::Full, Speed::High, Speed::Super];
+    pub const ALL: [BusSpeed; 4] = [BusSpeed::Low, BusSpeed::Full, BusSpeed::High, BusSpeed::Super];
 
     /// Bits on the wire each second.
     pub const fn signalling_bits_per_s(self) -> u64 {
         match self {
-            Speed::Low => 1_500_000,
-            Speed::Full => 12_000_000,
-            Speed::High => 480_000_000,
-            Speed::Super => 5_000_000_000,
+            BusSpeed::Low => 1_500_000,
+            BusSpeed::Full => 12_000_000,
+            BusSpeed::High => 480_000_000,
+            BusSpeed::Super => 5_000_000_000,
         }
     }
 
@@ -69,8 +69,8 @@ impl Speed {
     /// no table counts them); at SuperSpeed 8b/10b makes ten of them (USB 3.2 6.3.1).
     pub const fn bits_per_byte(self) -> u64 {
         match self {
-            Speed::Low | Speed::Full | Speed::High => 8,
-            Speed::Super => 10,
+            BusSpeed::Low | BusSpeed::Full | BusSpeed::High => 8,
+            BusSpeed::Super => 10,
         }
     }
 
@@ -80,20 +80,20 @@ impl Speed {
     }
 
     /// The interval of this bus.
-    pub const fn interval(self) -> Interval {
+    pub const fn interval(self) -> IntervalCapacity {
         let (kind, duration_us) = match self {
             // USB 2.0 4.8.2 and 8.4.3: a frame each millisecond, eight microframes in it.
-            Speed::Low | Speed::Full => (IntervalKind::Frame, 1000),
-            Speed::High => (IntervalKind::Microframe, 125),
+            BusSpeed::Low | BusSpeed::Full => (IntervalKind::Frame, 1000),
+            BusSpeed::High => (IntervalKind::Microframe, 125),
             // USB 3.2 8.7: bus intervals are as long as microframes, and lie within 125 us of them.
-            Speed::Super => (IntervalKind::BusInterval, 125),
+            BusSpeed::Super => (IntervalKind::BusInterval, 125),
         };
         let raw_bytes = (self.raw_bytes_per_s() * duration_us as u64 / MICROSECONDS_PER_S) as u32;
         let housekeeping_bytes = match self {
-            Speed::Low | Speed::Full | Speed::High => 0,
-            Speed::Super => skip_bytes(raw_bytes) + TIMESTAMP_PACKET_BYTES,
+            BusSpeed::Low | BusSpeed::Full | BusSpeed::High => 0,
+            BusSpeed::Super => skip_bytes(raw_bytes) + TIMESTAMP_PACKET_BYTES,
         };
-        Interval { kind, duration_us, raw_bytes, usable_bytes: raw_bytes - housekeeping_bytes }
+        IntervalCapacity { kind, duration_us, raw_bytes, usable_bytes: raw_bytes - housekeeping_bytes }
     }
 }
 
@@ -103,7 +103,7 @@ impl TransferKind {
         [TransferKind::Control, TransferKind::Isochronous, TransferKind::Interrupt, TransferKind::Bulk];
 }
 
-impl Interval {
+impl IntervalCapacity {
     /// How many such intervals a second has.
     pub const fn per_s(self) -> u64 {
         MICROSECONDS_PER_S / self.duration_us as u64
@@ -131,29 +131,29 @@ mod tests {
 
     #[test]
     fn an_interval_holds_what_the_specification_says() {
-        assert_eq!(Speed::Low.interval().raw_bytes, 187, "187.5, rounded down");
-        assert_eq!(Speed::Full.interval().raw_bytes, 1500);
-        assert_eq!(Speed::High.interval().raw_bytes, 7500);
-        assert_eq!(Speed::Super.interval().raw_bytes, 62_500);
-        for speed in [Speed::Low, Speed::Full, Speed::High] {
+        assert_eq!(BusSpeed::Low.interval().raw_bytes, 187, "187.5, rounded down");
+        assert_eq!(BusSpeed::Full.interval().raw_bytes, 1500);
+        assert_eq!(BusSpeed::High.interval().raw_bytes, 7500);
+        assert_eq!(BusSpeed::Super.interval().raw_bytes, 62_500);
+        for speed in [BusSpeed::Low, BusSpeed::Full, BusSpeed::High] {
             assert_eq!(speed.interval().usable_bytes, speed.interval().raw_bytes);
         }
     }
 
     #[test]
     fn the_bare_bus_is_the_tables_last_line() {
-        let raw = Speed::ALL.map(Speed::raw_bytes_per_s);
+        let raw = BusSpeed::ALL.map(BusSpeed::raw_bytes_per_s);
         assert_eq!(raw, [187_500, 1_500_000, 60_000_000, 500_000_000]);
     }
 
     #[test]
     fn frames_and_microframes_a_second() {
-        assert_eq!(Speed::ALL.map(|speed| speed.interval().per_s()), [1000, 1000, 8000, 8000]);
+        assert_eq!(BusSpeed::ALL.map(|speed| speed.interval().per_s()), [1000, 1000, 8000, 8000]);
     }
 
     #[test]
     fn a_superspeed_link_spends_a_little_on_itself() {
         // 62500 / 354 is 176.6: 177 ordered sets of two symbols, and one timestamp packet of twenty.
-        assert_eq!(Speed::Super.interval().usable_bytes, 62_500 - 2 * 177 - 20);
+        assert_eq!(BusSpeed::Super.interval().usable_bytes, 62_500 - 2 * 177 - 20);
     }
 }

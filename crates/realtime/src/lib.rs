@@ -6,7 +6,7 @@
 //! It may touch numbers, and nothing else: every function is pure, takes plain values and returns plain data.
 //!
 //! It never touches clocks, devices, threads, text for people (the command line renders what this room returns), or any
-//! other crate: it has no dependencies at all, the ground floor included, so it brings its own [`Speed`] and
+//! other crate: it has no dependencies at all, the ground floor included, so it brings its own [`BusSpeed`] and
 //! [`TransferKind`].
 //!
 //! Start reading at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
@@ -20,7 +20,7 @@
 //!
 //! # What `farbus plan bandwidth` should print
 //!
-//! One block a table, in the order of [`Speed::ALL`] and, within a speed, of [`TransferKind::ALL`]; numbers
+//! One block a table, in the order of [`BusSpeed::ALL`] and, within a speed, of [`TransferKind::ALL`]; numbers
 //! right-aligned with two spaces between columns; no rounding beyond what the rows already carry (a share of `0` reads
 //! `<1%`). A line of title, one that says how long the interval is, one that says where the overhead comes from, the
 //! heads, the rows, the bare bus as `max`, then the notes, broken where a screen ends. The full-speed bulk block, to
@@ -70,4 +70,4 @@ pub mod topology;
 pub mod transfer;
 pub mod vcpu;
 
-pub use bus::{Interval, IntervalKind, Speed, TransferKind};
+pub use bus::{BusSpeed, IntervalCapacity, IntervalKind, TransferKind};

@@ -3,11 +3,11 @@
 
 use std::fmt;
 
-use crate::vcpu::Reserve;
+use crate::vcpu::VcpuReserve;
 
 /// The attributes of an endpoint, as its driver states them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct EndpointAttributes {
     /// The most pipes that it can have.
     pub channels_max: u32,
     /// The most bits that it moves each `latency_min_ns`.
@@ -22,7 +22,7 @@ pub struct Attributes {
 
 /// The requested quality of a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quality {
+pub struct PipeQuality {
     /// The time to which `throughput_bits` refers.
     pub latency_ns: u64,
     /// Bits each `latency_ns`.
@@ -35,7 +35,7 @@ pub struct Quality {
 
 /// Why a pipe is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PipeRefusal {
     /// A quality or an attribute is zero.
     Zero,
     /// All channels of the endpoint have a pipe.
@@ -79,32 +79,36 @@ pub enum Refusal {
 /// processed by then. `open` are the pipes that the endpoint has already.
 ///
 /// The paper rounds down to milliseconds (2.048 to 2, 46.5 to 46); here the values are in nanoseconds.
-pub fn derive(attributes: &Attributes, open: &[Quality], quality: &Quality) -> Result<Reserve, Refusal> {
-    let Quality { latency_ns, throughput_bits, buffer_bytes, execution_ns } = *quality;
+pub fn derive(
+    attributes: &EndpointAttributes,
+    open: &[PipeQuality],
+    quality: &PipeQuality,
+) -> Result<VcpuReserve, PipeRefusal> {
+    let PipeQuality { latency_ns, throughput_bits, buffer_bytes, execution_ns } = *quality;
     if [latency_ns, throughput_bits, buffer_bytes, execution_ns, attributes.latency_min_ns].contains(&0) {
-        return Err(Refusal::Zero);
+        return Err(PipeRefusal::Zero);
     }
     if open.len() >= attributes.channels_max as usize {
-        return Err(Refusal::Channels { max: attributes.channels_max });
+        return Err(PipeRefusal::Channels { max: attributes.channels_max });
     }
     if latency_ns < attributes.latency_min_ns {
-        return Err(Refusal::Latency { asked_ns: latency_ns, min_ns: attributes.latency_min_ns });
+        return Err(PipeRefusal::Latency { asked_ns: latency_ns, min_ns: attributes.latency_min_ns });
     }
     let others: u64 = open.iter().map(|other| bits_per_s(other.throughput_bits, other.latency_ns)).sum();
     let asked_bits_per_s = bits_per_s(throughput_bits, latency_ns).saturating_add(others);
     let max_bits_per_s = bits_per_s(attributes.throughput_bits_max, attributes.latency_min_ns);
     if asked_bits_per_s > max_bits_per_s {
-        return Err(Refusal::Throughput { asked_bits_per_s, max_bits_per_s });
+        return Err(PipeRefusal::Throughput { asked_bits_per_s, max_bits_per_s });
     }
     let (min_bytes, max_bytes) = (attributes.buffer_bytes_min, attributes.buffer_bytes_max);
     if !(min_bytes..=max_bytes).contains(&buffer_bytes) {
-        return Err(Refusal::Buffer { asked_bytes: buffer_bytes, min_bytes, max_bytes });
+        return Err(PipeRefusal::Buffer { asked_bytes: buffer_bytes, min_bytes, max_bytes });
     }
     let period_ns = fill_ns(buffer_bytes, throughput_bits, latency_ns);
     if execution_ns > period_ns {
-        return Err(Refusal::Execution { execution_ns, period_ns });
+        return Err(PipeRefusal::Execution { execution_ns, period_ns });
     }
-    Ok(Reserve { budget_ns: execution_ns, period_ns })
+    Ok(VcpuReserve { budget_ns: execution_ns, period_ns })
 }
 
 /// How long `buffer_bytes` take to fill at `bits` each `window_ns`, rounded down; `window_ns` and `bits` are not zero.
@@ -134,7 +138,7 @@ fn bits_per_s(bits: u64, window_ns: u64) -> u64 {
 
 /// A stage of a path that delays data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum PathSegment {
     /// A task, or a bottom half with an inherited period: it may finish at the very end of its period.
     Server {
         /// The period, in nanoseconds.
@@ -156,7 +160,7 @@ pub enum Stage {
     },
 }
 
-impl Stage {
+impl PathSegment {
     /// The longest delay of the stage.
     pub fn worst_ns(&self) -> u64 {
         match *self {
@@ -175,18 +179,18 @@ impl Stage {
 
 /// The longest that data take over all of `stages`, on one host or many: the sum (Equations 9 and 10), because each
 /// stage keeps its bound whatever the others do.
-pub fn worst_ns(stages: &[Stage]) -> u64 {
-    stages.iter().map(Stage::worst_ns).fold(0, u64::saturating_add)
+pub fn worst_ns(stages: &[PathSegment]) -> u64 {
+    stages.iter().map(PathSegment::worst_ns).fold(0, u64::saturating_add)
 }
 
 /// Equation 9: the path of a message through a bottom half (which inherits the receiver's period), the receiving thread
 /// and the user's thread.
-pub fn input_stages(transfer: Stage, receiver_period_ns: u64, user_period_ns: u64) -> [Stage; 4] {
-    let server = |period_ns| Stage::Server { period_ns };
+pub fn input_stages(transfer: PathSegment, receiver_period_ns: u64, user_period_ns: u64) -> [PathSegment; 4] {
+    let server = |period_ns| PathSegment::Server { period_ns };
     [transfer, server(receiver_period_ns), server(receiver_period_ns), server(user_period_ns)]
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PipeRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Zero => write!(f, "latency, throughput, buffer and execution time must each be more than nothing"),
@@ -210,7 +214,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for PipeRefusal {}
 
 #[cfg(test)]
 mod tests {
@@ -218,7 +222,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
     /// The paper's USB-CAN interface: five channels, 2.25 Mb/s together, a buffer of 4 KiB; 64 bytes a frame.
-    const CAN: Attributes = Attributes {
+    const CAN: EndpointAttributes = EndpointAttributes {
         channels_max: 5,
         throughput_bits_max: 2_250_000,
         latency_min_ns: SECOND,
@@ -226,18 +230,18 @@ mod tests {
         buffer_bytes_max: 8192,
     };
 
-    fn quality(bits: u64, buffer_bytes: u64, execution_ns: u64) -> Quality {
-        Quality { latency_ns: SECOND, throughput_bits: bits, buffer_bytes, execution_ns }
+    fn quality(bits: u64, buffer_bytes: u64, execution_ns: u64) -> PipeQuality {
+        PipeQuality { latency_ns: SECOND, throughput_bits: bits, buffer_bytes, execution_ns }
     }
 
     #[test]
     fn littles_law_gives_the_periods_of_the_paper() {
         // 5.1: 128 bytes at 512 kb/s are 2 ms, and 32 Kib at 2.25 Mb/s the 14 ms of the receiving thread.
         let reserve = derive(&CAN, &[], &quality(512_000, 128, 1_000_000)).unwrap();
-        assert_eq!(reserve, Reserve { budget_ns: 1_000_000, period_ns: 2_000_000 });
+        assert_eq!(reserve, VcpuReserve { budget_ns: 1_000_000, period_ns: 2_000_000 });
         assert_eq!(fill_ns(4096, 2_250_000, SECOND) / 1_000_000, 14);
         // 6.2.2: 128 frames at 2,752 and 3,073 a second, 46 and 41 ms.
-        let wide = Attributes { throughput_bits_max: 10_000_000, ..CAN };
+        let wide = EndpointAttributes { throughput_bits_max: 10_000_000, ..CAN };
         for (frames, period_ms) in [(2752, 46), (3073, 41)] {
             let reserve = derive(&wide, &[], &quality(frames * 64 * 8, 128 * 64, 2_000_000)).unwrap();
             assert_eq!((reserve.budget_ns, reserve.period_ns / 1_000_000), (2_000_000, period_ms));
@@ -247,17 +251,17 @@ mod tests {
     #[test]
     fn pipe_beyond_the_endpoint_is_refused_with_what_is_missing() {
         let half = quality(500_000, 128, 1_000_000);
-        assert_eq!(derive(&CAN, &[half; 5], &half), Err(Refusal::Channels { max: 5 }));
+        assert_eq!(derive(&CAN, &[half; 5], &half), Err(PipeRefusal::Channels { max: 5 }));
         let refusal = derive(&CAN, &[half; 4], &half).unwrap_err();
-        assert_eq!(refusal, Refusal::Throughput { asked_bits_per_s: 2_500_000, max_bits_per_s: 2_250_000 });
+        assert_eq!(refusal, PipeRefusal::Throughput { asked_bits_per_s: 2_500_000, max_bits_per_s: 2_250_000 });
         assert!(refusal.to_string().ends_with("250000 are missing"), "{refusal}");
         assert!(derive(&CAN, &[half; 4], &quality(250_000, 128, 1_000_000)).is_ok(), "the last bit is to be had");
         let slow = derive(&CAN, &[], &quality(500_000, 128, 2_048_001));
-        assert_eq!(slow, Err(Refusal::Execution { execution_ns: 2_048_001, period_ns: 2_048_000 }));
-        let hasty = Quality { latency_ns: SECOND - 1, ..half };
-        assert_eq!(derive(&CAN, &[], &hasty), Err(Refusal::Latency { asked_ns: SECOND - 1, min_ns: SECOND }));
-        assert!(matches!(derive(&CAN, &[], &quality(1, 63, 1)), Err(Refusal::Buffer { asked_bytes: 63, .. })));
-        assert_eq!(derive(&CAN, &[], &quality(0, 128, 1)), Err(Refusal::Zero));
+        assert_eq!(slow, Err(PipeRefusal::Execution { execution_ns: 2_048_001, period_ns: 2_048_000 }));
+        let hasty = PipeQuality { latency_ns: SECOND - 1, ..half };
+        assert_eq!(derive(&CAN, &[], &hasty), Err(PipeRefusal::Latency { asked_ns: SECOND - 1, min_ns: SECOND }));
+        assert!(matches!(derive(&CAN, &[], &quality(1, 63, 1)), Err(PipeRefusal::Buffer { asked_bytes: 63, .. })));
+        assert_eq!(derive(&CAN, &[], &quality(0, 128, 1)), Err(PipeRefusal::Zero));
     }
 
     #[test]
@@ -276,7 +280,8 @@ mod tests {
 
     #[test]
     fn equation_9_adds_four_stages() {
-        let transfer = |interrupt_every_ns| Stage::Transfer { intervals: 3, interval_ns: 125_000, interrupt_every_ns };
+        let transfer =
+            |interrupt_every_ns| PathSegment::Transfer { intervals: 3, interval_ns: 125_000, interrupt_every_ns };
         assert_eq!(worst_ns(&input_stages(transfer(0), 14_000_000, 46_000_000)), 375_000 + 28_000_000 + 46_000_000);
         assert_eq!(transfer(250_000).worst_ns(), 500_000, "it waits for the next interrupt");
     }
@@ -284,8 +289,8 @@ mod tests {
     #[test]
     fn equation_10_composes_over_three_hosts() {
         // Table 3: board, router, board, and back; every server has 250 us, the board's transfers take one microframe.
-        let server = Stage::Server { period_ns: 250_000 };
-        let transfer = |intervals| Stage::Transfer { intervals, interval_ns: 125_000, interrupt_every_ns: 0 };
+        let server = PathSegment::Server { period_ns: 250_000 };
+        let transfer = |intervals| PathSegment::Transfer { intervals, interval_ns: 125_000, interrupt_every_ns: 0 };
         for (c, us) in [(1, 4000), (2, 4500), (4, 5500), (8, 7500), (16, 11_500)] {
             let board = [server, transfer(1)];
             let router = [transfer(c), server, server];

@@ -1,5 +1,5 @@
 //! Which endpoint gets which interval of the bus: admission with mixed criticality, Algorithms 1 to 3 of West, Golchin
-//! and Njavro (2023), in three modes ([`Mode`]).
+//! and Njavro (2023), in three modes ([`SchedulingMode`]).
 //!
 //! Asynchronous endpoints (`A`: control and bulk) get a reservation `t_A` of every interval, periodic ones of high
 //! criticality (`H`) a place each or the whole set is refused, those of low criticality (`L`) a place if one is left.
@@ -15,35 +15,35 @@ mod request;
 mod reserve;
 mod search;
 
-use crate::bus::Speed;
+use crate::bus::BusSpeed;
 use crate::transfer::interval_ps;
 
 pub use request::{
-    AsynchronousBound, Criticality, ENDPOINTS_MAX, Invalid, Mode, Options, PERIOD_MAX, Placement, Refusal, Rejected,
-    Request, WORK_MAX,
+    AsynchronousBound, ENDPOINTS_MAX, EndpointCriticality, EndpointPlacement, EndpointRequest, EndpointRequestError,
+    PERIOD_MAX, RejectedEndpoint, ScheduleOptions, ScheduleRefusal, SchedulingMode, WORK_MAX,
 };
 
-use bins::{Bins, Slot};
-use search::Item;
+use bins::{IntervalBins, IntervalSlot};
+use search::DivisibleEndpoint;
 
 /// A schedule: the intervals of each endpoint, and what is left of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    options: Options,
-    requests: Vec<Request>,
-    speed: Speed,
+pub struct BusSchedule {
+    options: ScheduleOptions,
+    requests: Vec<EndpointRequest>,
+    speed: BusSpeed,
     reservation_ps: u64,
     reservation_max_ps: u64,
-    bins: Bins,
-    placements: Vec<Placement>,
+    bins: IntervalBins,
+    placements: Vec<EndpointPlacement>,
     asynchronous: Vec<AsynchronousBound>,
-    rejected: Vec<Rejected>,
+    rejected: Vec<RejectedEndpoint>,
     is_searched: bool,
 }
 
 /// The difference between a plan and the previous one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct ScheduleChange {
     /// Periodic endpoints whose place is unchanged.
     pub kept: Vec<u32>,
     /// Periodic endpoints that now have a place and had none.
@@ -55,8 +55,8 @@ pub struct Change {
 }
 
 /// A schedule for `requests`, all of one bus instance; Algorithm 1.
-pub fn plan(requests: &[Request], options: Options) -> Result<Plan, Refusal> {
-    let mut draft = Draft::of(requests, options)?;
+pub fn plan(requests: &[EndpointRequest], options: ScheduleOptions) -> Result<BusSchedule, ScheduleRefusal> {
+    let mut draft = BusScheduleDraft::of(requests, options)?;
     draft.place_high()?;
     draft.place_low();
     Ok(draft.into_plan())
@@ -64,18 +64,22 @@ pub fn plan(requests: &[Request], options: Options) -> Result<Plan, Refusal> {
 
 /// Makes a schedule for `requests` that replaces `previous`: an endpoint with the same request keeps its place. Low
 /// criticality gives way to high; places are moved only where high criticality has no place otherwise.
-pub fn replan(previous: &Plan, requests: &[Request], options: Options) -> Result<(Plan, Change), Refusal> {
-    let mut draft = Draft::of(requests, options)?;
-    let kept = |request: &Request| {
+pub fn replan(
+    previous: &BusSchedule,
+    requests: &[EndpointRequest],
+    options: ScheduleOptions,
+) -> Result<(BusSchedule, ScheduleChange), ScheduleRefusal> {
+    let mut draft = BusScheduleDraft::of(requests, options)?;
+    let kept = |request: &EndpointRequest| {
         let is_same = previous.options.mode == options.mode && previous.requests.contains(request);
         is_same.then(|| previous.placement(request.id)).flatten()
     };
     draft.keep_high(kept);
     if draft.first_fit_high().is_err() {
-        draft = Draft::of(requests, options)?;
+        draft = BusScheduleDraft::of(requests, options)?;
         draft.place_high()?;
     }
-    for request in requests.iter().filter(|request| request.criticality == Criticality::Low) {
+    for request in requests.iter().filter(|request| request.criticality == EndpointCriticality::Low) {
         if let Some(place) = kept(request) {
             draft.take(place);
         } else if is_low_asynchronous(request) && previous.requests.contains(request) && previous.has(request.id) {
@@ -89,33 +93,33 @@ pub fn replan(previous: &Plan, requests: &[Request], options: Options) -> Result
 }
 
 /// A plan under construction.
-struct Draft {
-    options: Options,
-    requests: Vec<Request>,
-    high: Vec<Item>,
-    low: Vec<Item>,
-    empty: Bins,
-    bins: Bins,
-    reservation: reserve::Reservation,
-    slots: Vec<(u32, Slot)>,
-    rejected: Vec<Rejected>,
+struct BusScheduleDraft {
+    options: ScheduleOptions,
+    requests: Vec<EndpointRequest>,
+    high: Vec<DivisibleEndpoint>,
+    low: Vec<DivisibleEndpoint>,
+    empty: IntervalBins,
+    bins: IntervalBins,
+    reservation: reserve::AsynchronousReservation,
+    slots: Vec<(u32, IntervalSlot)>,
+    rejected: Vec<RejectedEndpoint>,
     is_searched: bool,
 }
 
-impl Draft {
-    fn of(requests: &[Request], options: Options) -> Result<Self, Refusal> {
+impl BusScheduleDraft {
+    fn of(requests: &[EndpointRequest], options: ScheduleOptions) -> Result<Self, ScheduleRefusal> {
         let speed = check(requests)?;
         let reservation = reserve::reserve(requests, speed, options.mode)?;
         let items = |criticality| {
             let chosen = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == criticality);
-            let mut items: Vec<_> = chosen.map(|request| Item::of(request, options.mode)).collect();
+            let mut items: Vec<_> = chosen.map(|request| DivisibleEndpoint::of(request, options.mode)).collect();
             items.sort_by_key(|item| (item.period, std::cmp::Reverse(item.slots[0].time_ps), item.id));
             items
         };
-        let (high, low) = (items(Criticality::High), items(Criticality::Low));
+        let (high, low) = (items(EndpointCriticality::High), items(EndpointCriticality::Low));
         // The least common multiple of powers of two is the greatest.
         let count = high.iter().chain(&low).map(|item| item.period).max().unwrap_or(1);
-        let bins = Bins::new(count, interval_ps(speed) - reservation.time_ps);
+        let bins = IntervalBins::new(count, interval_ps(speed) - reservation.time_ps);
         Ok(Self {
             options,
             requests: requests.to_vec(),
@@ -136,12 +140,12 @@ impl Draft {
     }
 
     /// Adds an asynchronous endpoint of low criticality, or returns what is missing of the fullest interval.
-    fn add_asynchronous(&mut self, request: &Request) -> Option<u64> {
+    fn add_asynchronous(&mut self, request: &EndpointRequest) -> Option<u64> {
         let speed = request.shape.speed();
         let smallest_ps = reserve::smallest_quantum_ps(&self.requests);
         let reservation = self.reservation.with(request, speed, self.options.mode, smallest_ps);
         let more_ps = reservation.time_ps - self.reservation.time_ps;
-        let more = Slot { start: 0, every: 1, packets: 0, time_ps: more_ps };
+        let more = IntervalSlot { start: 0, every: 1, packets: 0, time_ps: more_ps };
         if !self.bins.take(&more) {
             return Some(more_ps - self.bins.least_free_ps(0, 1));
         }
@@ -152,22 +156,23 @@ impl Draft {
     }
 
     /// Gives those of high criticality their previous place, as far as it is free.
-    fn keep_high(&mut self, had: impl Fn(&Request) -> Option<Placement>) {
-        let high = self.requests.iter().filter(|request| request.criticality == Criticality::High);
+    fn keep_high(&mut self, had: impl Fn(&EndpointRequest) -> Option<EndpointPlacement>) {
+        let high = self.requests.iter().filter(|request| request.criticality == EndpointCriticality::High);
         let places: Vec<_> = high.filter_map(had).collect();
         places.into_iter().for_each(|place| self.take(place));
     }
 
     /// Takes a place if it is free.
-    fn take(&mut self, place: Placement) {
-        let slot = Slot { start: place.start, every: place.every, packets: place.packets, time_ps: place.time_ps };
+    fn take(&mut self, place: EndpointPlacement) {
+        let slot =
+            IntervalSlot { start: place.start, every: place.every, packets: place.packets, time_ps: place.time_ps };
         if self.bins.take(&slot) {
             self.slots.push((place.id, slot));
         }
     }
 
     /// Algorithm 3 for the endpoints of `H` that have no place yet.
-    fn first_fit_high(&mut self) -> Result<(), Refusal> {
+    fn first_fit_high(&mut self) -> Result<(), ScheduleRefusal> {
         for item in &self.high {
             if self.slots.iter().any(|(placed, _)| *placed == item.id) {
                 continue;
@@ -176,23 +181,23 @@ impl Draft {
                 Some(slot) => self.slots.push((item.id, slot)),
                 None => {
                     let missing_ps = search::missing_ps(item, &self.bins);
-                    return Err(Refusal::High { id: item.id, missing_ps, is_proven: false });
+                    return Err(ScheduleRefusal::High { id: item.id, missing_ps, is_proven: false });
                 }
             }
         }
         Ok(())
     }
 
-    fn place_high(&mut self) -> Result<(), Refusal> {
+    fn place_high(&mut self) -> Result<(), ScheduleRefusal> {
         let Err(refusal) = self.first_fit_high() else { return Ok(()) };
         let found = search::search(&self.high, &self.empty, self.options.work_max);
         match (found, refusal) {
-            (search::Found::Places(slots), _) => {
+            (search::PlacementSearchOutcome::Places(slots), _) => {
                 self.adopt(slots);
                 Ok(())
             }
-            (search::Found::Nothing { is_proven }, Refusal::High { id, missing_ps, .. }) => {
-                Err(Refusal::High { id, missing_ps, is_proven })
+            (search::PlacementSearchOutcome::Nothing { is_proven }, ScheduleRefusal::High { id, missing_ps, .. }) => {
+                Err(ScheduleRefusal::High { id, missing_ps, is_proven })
             }
             (_, refusal) => Err(refusal),
         }
@@ -200,7 +205,7 @@ impl Draft {
 
     /// Step 4 of Algorithm 1, then the asynchronous endpoints of low criticality.
     fn place_low(&mut self) {
-        let mut admitted: Vec<Item> = self.high.clone();
+        let mut admitted: Vec<DivisibleEndpoint> = self.high.clone();
         for item in self.low.clone() {
             if let Some(slot) = search::first_fit(&item, &mut self.bins) {
                 self.slots.push((item.id, slot));
@@ -208,10 +213,12 @@ impl Draft {
                 continue;
             }
             admitted.push(item);
-            if let search::Found::Places(slots) = search::search(&admitted, &self.empty, self.options.work_max) {
+            if let search::PlacementSearchOutcome::Places(slots) =
+                search::search(&admitted, &self.empty, self.options.work_max)
+            {
                 self.adopt(slots);
             } else if let Some(item) = admitted.pop() {
-                self.rejected.push(Rejected { id: item.id, missing_ps: search::missing_ps(&item, &self.bins) });
+                self.rejected.push(RejectedEndpoint { id: item.id, missing_ps: search::missing_ps(&item, &self.bins) });
             }
         }
         self.add_low();
@@ -220,7 +227,7 @@ impl Draft {
     /// Adds those of low criticality that are in no list yet where room is left, in the order of the requests. Places
     /// in use are not moved for them.
     fn add_low(&mut self) {
-        for request in self.requests.clone().iter().filter(|request| request.criticality == Criticality::Low) {
+        for request in self.requests.clone().iter().filter(|request| request.criticality == EndpointCriticality::Low) {
             let id = request.id;
             if self.has(id) || self.rejected.iter().any(|rejected| rejected.id == id) {
                 continue;
@@ -228,16 +235,16 @@ impl Draft {
             let missing_ps = if is_low_asynchronous(request) {
                 self.add_asynchronous(request)
             } else {
-                let item = Item::of(request, self.options.mode);
+                let item = DivisibleEndpoint::of(request, self.options.mode);
                 let slot = search::first_fit(&item, &mut self.bins);
                 self.slots.extend(slot.map(|slot| (id, slot)));
                 slot.is_none().then(|| search::missing_ps(&item, &self.bins))
             };
-            self.rejected.extend(missing_ps.map(|missing_ps| Rejected { id, missing_ps }));
+            self.rejected.extend(missing_ps.map(|missing_ps| RejectedEndpoint { id, missing_ps }));
         }
     }
 
-    fn adopt(&mut self, slots: Vec<(u32, Slot)>) {
+    fn adopt(&mut self, slots: Vec<(u32, IntervalSlot)>) {
         self.bins = self.empty.clone();
         for (_, slot) in &slots {
             let fits = self.bins.take(slot);
@@ -247,10 +254,10 @@ impl Draft {
         self.is_searched = true;
     }
 
-    fn into_plan(self) -> Plan {
+    fn into_plan(self) -> BusSchedule {
         let mut placements: Vec<_> = self.slots.into_iter().map(|(id, slot)| slot.placement(id)).collect();
         placements.sort_by_key(|place| place.id);
-        Plan {
+        BusSchedule {
             options: self.options,
             speed: self.requests[0].shape.speed(),
             requests: self.requests,
@@ -265,14 +272,14 @@ impl Draft {
     }
 }
 
-impl Plan {
+impl BusSchedule {
     /// The requests of the plan.
-    pub fn requests(&self) -> &[Request] {
+    pub fn requests(&self) -> &[EndpointRequest] {
         &self.requests
     }
 
     /// The speed of the bus.
-    pub fn speed(&self) -> Speed {
+    pub fn speed(&self) -> BusSpeed {
         self.speed
     }
 
@@ -289,22 +296,22 @@ impl Plan {
     /// Gives the asynchronous endpoints all that the fullest interval has left, as Table 2 of the paper does: their
     /// bounds get shorter, and nothing can be added to the plan.
     pub fn reserve_rest(&mut self) {
-        let all = Slot { start: 0, every: 1, packets: 0, time_ps: self.bins.least_free_ps(0, 1) };
+        let all = IntervalSlot { start: 0, every: 1, packets: 0, time_ps: self.bins.least_free_ps(0, 1) };
         if self.bins.take(&all) {
             self.reservation_ps += all.time_ps;
-            let admitted = |request: &&Request| !request.shape.is_periodic() && self.has(request.id);
+            let admitted = |request: &&EndpointRequest| !request.shape.is_periodic() && self.has(request.id);
             let admitted: Vec<_> = self.requests.iter().filter(admitted).copied().collect();
             self.asynchronous = reserve::bounds(&admitted, self.speed, self.reservation_ps, self.options.mode);
         }
     }
 
     /// The places of the periodic endpoints, by id.
-    pub fn placements(&self) -> &[Placement] {
+    pub fn placements(&self) -> &[EndpointPlacement] {
         &self.placements
     }
 
     /// The place of a periodic endpoint.
-    pub fn placement(&self, id: u32) -> Option<Placement> {
+    pub fn placement(&self, id: u32) -> Option<EndpointPlacement> {
         self.placements.iter().find(|place| place.id == id).copied()
     }
 
@@ -319,7 +326,7 @@ impl Plan {
     }
 
     /// Endpoints of low criticality that have no place.
-    pub fn rejected(&self) -> &[Rejected] {
+    pub fn rejected(&self) -> &[RejectedEndpoint] {
         &self.rejected
     }
 
@@ -345,8 +352,8 @@ impl Plan {
         Some(u64::from(request.period) * interval_ps(self.speed) / 1000)
     }
 
-    fn change_from(&self, previous: &Plan) -> Change {
-        let mut change = Change::default();
+    fn change_from(&self, previous: &BusSchedule) -> ScheduleChange {
+        let mut change = ScheduleChange::default();
         for place in &self.placements {
             match previous.placement(place.id) {
                 None => change.placed.push(place.id),
@@ -360,25 +367,25 @@ impl Plan {
     }
 }
 
-fn is_low_asynchronous(request: &Request) -> bool {
-    !request.shape.is_periodic() && request.criticality == Criticality::Low
+fn is_low_asynchronous(request: &EndpointRequest) -> bool {
+    !request.shape.is_periodic() && request.criticality == EndpointCriticality::Low
 }
 
 /// Checks the requests, and returns the speed of the bus.
-fn check(requests: &[Request]) -> Result<Speed, Refusal> {
+fn check(requests: &[EndpointRequest]) -> Result<BusSpeed, ScheduleRefusal> {
     let Some(first) = requests.first().filter(|_| requests.len() <= ENDPOINTS_MAX) else {
-        return Err(Refusal::Count { asked: requests.len() });
+        return Err(ScheduleRefusal::Count { asked: requests.len() });
     };
     let (first, mut ids) = (first.shape.speed(), std::collections::BTreeSet::new());
     for request in requests {
         let id = request.id;
-        request.check().map_err(|why| Refusal::Invalid { id, why })?;
+        request.check().map_err(|why| ScheduleRefusal::Invalid { id, why })?;
         let this = request.shape.speed();
         if this != first {
-            return Err(Refusal::Invalid { id, why: Invalid::OtherSpeed { first, this } });
+            return Err(ScheduleRefusal::Invalid { id, why: EndpointRequestError::OtherSpeed { first, this } });
         }
         if !ids.insert(id) {
-            return Err(Refusal::Invalid { id, why: Invalid::Twice });
+            return Err(ScheduleRefusal::Invalid { id, why: EndpointRequestError::Twice });
         }
     }
     Ok(first)

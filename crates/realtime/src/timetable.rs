@@ -2,7 +2,7 @@
 
 /// The release times of a periodic task on a given clock, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timetable {
+pub struct ReleaseTimetable {
     period_ns: u64,
     next_ns: u64,
     seen_ns: u64,
@@ -10,7 +10,7 @@ pub struct Timetable {
 
 /// The result of a look at the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tick {
+pub enum TimetableTick {
     /// No job is due yet.
     Early,
     /// A job begins.
@@ -21,12 +21,12 @@ pub enum Tick {
         missed: u64,
     },
     /// The clock jumped: the task begins again from here, and the time in between is not counted.
-    Jumped(Jump),
+    Jumped(ClockJump),
 }
 
 /// How a clock jumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Jump {
+pub enum ClockJump {
     /// It went back.
     Back {
         /// By how much.
@@ -45,7 +45,7 @@ pub const LATE_NS_MAX: u64 = 2_000_000_000;
 /// The limit in periods; see [`LATE_NS_MAX`].
 pub const LATE_PERIODS_MAX: u64 = 16;
 
-impl Timetable {
+impl ReleaseTimetable {
     /// The first job is due at once.
     pub fn new(now_ns: u64, period_ns: u64) -> Self {
         Self { period_ns: period_ns.max(1), next_ns: now_ns, seen_ns: now_ns }
@@ -68,21 +68,21 @@ impl Timetable {
     }
 
     /// Evaluates the clock's time.
-    pub fn look(&mut self, now_ns: u64) -> Tick {
+    pub fn look(&mut self, now_ns: u64) -> TimetableTick {
         let seen_ns = std::mem::replace(&mut self.seen_ns, now_ns);
         if now_ns < seen_ns {
             self.next_ns = now_ns.saturating_add(self.period_ns);
-            return Tick::Jumped(Jump::Back { by_ns: seen_ns - now_ns });
+            return TimetableTick::Jumped(ClockJump::Back { by_ns: seen_ns - now_ns });
         }
-        let Some(late_ns) = now_ns.checked_sub(self.next_ns) else { return Tick::Early };
+        let Some(late_ns) = now_ns.checked_sub(self.next_ns) else { return TimetableTick::Early };
         if late_ns > LATE_NS_MAX.max(self.period_ns.saturating_mul(LATE_PERIODS_MAX)) {
             self.next_ns = now_ns.saturating_add(self.period_ns);
-            return Tick::Jumped(Jump::Ahead { by_ns: late_ns });
+            return TimetableTick::Jumped(ClockJump::Ahead { by_ns: late_ns });
         }
         let missed = late_ns / self.period_ns;
         let release_ns = self.next_ns + missed * self.period_ns;
         self.next_ns = release_ns.saturating_add(self.period_ns);
-        Tick::Due { release_ns, missed }
+        TimetableTick::Due { release_ns, missed }
     }
 }
 
@@ -92,44 +92,46 @@ mod tests {
 
     #[test]
     fn jobs_follow_without_drift_and_missed_periods_are_counted() {
-        let mut table = Timetable::new(1000, 100);
-        assert_eq!(table.look(1003), Tick::Due { release_ns: 1000, missed: 0 });
-        assert_eq!((table.look(1099), table.next_ns()), (Tick::Early, 1100));
-        assert_eq!(table.look(1199), Tick::Due { release_ns: 1100, missed: 0 });
-        assert_eq!(table.look(1450), Tick::Due { release_ns: 1400, missed: 2 });
+        let mut table = ReleaseTimetable::new(1000, 100);
+        assert_eq!(table.look(1003), TimetableTick::Due { release_ns: 1000, missed: 0 });
+        assert_eq!((table.look(1099), table.next_ns()), (TimetableTick::Early, 1100));
+        assert_eq!(table.look(1199), TimetableTick::Due { release_ns: 1100, missed: 0 });
+        assert_eq!(table.look(1450), TimetableTick::Due { release_ns: 1400, missed: 2 });
         assert_eq!(table.next_ns(), 1500);
         table.set_period(10);
         assert_eq!(table.next_ns(), 1460, "it is not kept waiting for the end of a longer period");
-        assert_eq!(table.look(1460), Tick::Due { release_ns: 1460, missed: 0 });
+        assert_eq!(table.look(1460), TimetableTick::Due { release_ns: 1460, missed: 0 });
         table.set_period(100);
-        assert_eq!((table.next_ns(), table.look(1470)), (1470, Tick::Due { release_ns: 1470, missed: 0 }));
+        assert_eq!((table.next_ns(), table.look(1470)), (1470, TimetableTick::Due { release_ns: 1470, missed: 0 }));
         assert_eq!(table.next_ns(), 1570);
     }
 
     #[test]
     fn a_clock_that_jumps_is_told_apart_from_being_late() {
-        let mut table = Timetable::new(5000, 100);
-        assert_eq!(table.look(4000), Tick::Jumped(Jump::Back { by_ns: 1000 }));
-        assert_eq!(table.look(4100), Tick::Due { release_ns: 4100, missed: 0 });
-        let late = Tick::Due { release_ns: 4100 + LATE_NS_MAX, missed: LATE_NS_MAX / 100 - 1 };
+        let mut table = ReleaseTimetable::new(5000, 100);
+        assert_eq!(table.look(4000), TimetableTick::Jumped(ClockJump::Back { by_ns: 1000 }));
+        assert_eq!(table.look(4100), TimetableTick::Due { release_ns: 4100, missed: 0 });
+        let late = TimetableTick::Due { release_ns: 4100 + LATE_NS_MAX, missed: LATE_NS_MAX / 100 - 1 };
         assert_eq!(table.look(4100 + LATE_NS_MAX), late, "late is not a jump");
         let by_ns = LATE_NS_MAX + 1;
         let now_ns = table.next_ns() + by_ns;
-        assert_eq!(table.look(now_ns), Tick::Jumped(Jump::Ahead { by_ns }));
+        assert_eq!(table.look(now_ns), TimetableTick::Jumped(ClockJump::Ahead { by_ns }));
         assert_eq!(table.next_ns(), now_ns + 100);
-        assert_eq!(table.look(u64::MAX), Tick::Jumped(Jump::Ahead { by_ns: u64::MAX - now_ns - 100 }));
+        assert_eq!(table.look(u64::MAX), TimetableTick::Jumped(ClockJump::Ahead { by_ns: u64::MAX - now_ns - 100 }));
     }
 
     #[test]
     fn timetable_survives_any_clock() {
         // A small generator that covers the whole range of 64 bits.
-        let (mut state, mut table) = (1u64, Timetable::new(0, 0));
+        let (mut state, mut table) = (1u64, ReleaseTimetable::new(0, 0));
         for _ in 0..100_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let now_ns = state >> (state % 60);
             match table.look(now_ns) {
-                Tick::Due { release_ns, .. } => assert!(release_ns <= now_ns && table.next_ns() > now_ns),
-                Tick::Early | Tick::Jumped(_) => assert!(table.next_ns() > now_ns || now_ns == u64::MAX),
+                TimetableTick::Due { release_ns, .. } => assert!(release_ns <= now_ns && table.next_ns() > now_ns),
+                TimetableTick::Early | TimetableTick::Jumped(_) => {
+                    assert!(table.next_ns() > now_ns || now_ns == u64::MAX)
+                }
             }
             table.set_period(state % 1_000_000);
         }

@@ -8,4 +8,4 @@ pub mod bring_up;
 mod links;
 pub mod party;
 
-pub use links::{CABLES_MAX, HOSTS_MAX, Link, Network, Topology, TopologyError, plan};
+pub use links::{CABLES_MAX, HOSTS_MAX, HostTopology, NetworkPattern, TopologyError, TopologyLink, plan};

@@ -6,11 +6,11 @@
 
 use std::fmt;
 
-use crate::bus::{Speed, TransferKind};
+use crate::bus::{BusSpeed, TransferKind};
 
 /// The direction of an endpoint's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
+pub enum BusDirection {
     /// To the host.
     In,
     /// To the device.
@@ -19,22 +19,22 @@ pub enum Direction {
 
 /// The packets of an endpoint by its descriptors, checked against what the bus can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
-    speed: Speed,
+pub struct PacketShape {
+    speed: BusSpeed,
     kind: TransferKind,
-    direction: Direction,
+    direction: BusDirection,
     packet_bytes: u32,
     burst: u32,
     mult: u32,
 }
 
-/// Why a [`Shape`] is impossible: no such endpoint exists at that speed.
+/// Why a [`PacketShape`] is impossible: no such endpoint exists at that speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShapeError {
+pub enum PacketShapeError {
     /// Low speed has neither bulk nor isochronous endpoints (USB 2.0 5.6.3, 5.8.3).
     NoSuchKind {
         /// The speed.
-        speed: Speed,
+        speed: BusSpeed,
         /// The transfer type that does not exist at this speed.
         kind: TransferKind,
     },
@@ -61,43 +61,43 @@ pub enum ShapeError {
     },
 }
 
-impl Shape {
+impl PacketShape {
     /// An endpoint whose packets have at most `packet_bytes`, `burst` + 1 of them a burst (`n`) and `mult` + 1 bursts
     /// an interval (`m`): both are counted from zero, as descriptors and the paper do.
     pub const fn new(
-        speed: Speed,
+        speed: BusSpeed,
         kind: TransferKind,
-        direction: Direction,
+        direction: BusDirection,
         packet_bytes: u32,
         burst: u32,
         mult: u32,
-    ) -> Result<Self, ShapeError> {
+    ) -> Result<Self, PacketShapeError> {
         let max = packet_bytes_max(speed, kind);
         if max == 0 {
-            return Err(ShapeError::NoSuchKind { speed, kind });
+            return Err(PacketShapeError::NoSuchKind { speed, kind });
         }
         if packet_bytes == 0 || packet_bytes > max {
-            return Err(ShapeError::PacketBytes { asked: packet_bytes, max });
+            return Err(PacketShapeError::PacketBytes { asked: packet_bytes, max });
         }
         // Equation 2; at high speed a periodic endpoint has up to three transactions a microframe (USB 2.0 5.9).
         let (burst_max, mult_max) = match (speed, kind) {
-            (Speed::Super, TransferKind::Isochronous) => (15, 2),
-            (Speed::Super, TransferKind::Bulk) => (15, 0),
-            (Speed::Super | Speed::High, TransferKind::Interrupt) => (0, 2),
-            (Speed::High, TransferKind::Isochronous) => (0, 2),
+            (BusSpeed::Super, TransferKind::Isochronous) => (15, 2),
+            (BusSpeed::Super, TransferKind::Bulk) => (15, 0),
+            (BusSpeed::Super | BusSpeed::High, TransferKind::Interrupt) => (0, 2),
+            (BusSpeed::High, TransferKind::Isochronous) => (0, 2),
             _ => (0, 0),
         };
         if burst > burst_max {
-            return Err(ShapeError::Burst { asked: burst, max: burst_max });
+            return Err(PacketShapeError::Burst { asked: burst, max: burst_max });
         }
         if mult > mult_max {
-            return Err(ShapeError::Mult { asked: mult, max: mult_max });
+            return Err(PacketShapeError::Mult { asked: mult, max: mult_max });
         }
         Ok(Self { speed, kind, direction, packet_bytes, burst, mult })
     }
 
     /// The signalling rate of its bus instance.
-    pub const fn speed(&self) -> Speed {
+    pub const fn speed(&self) -> BusSpeed {
         self.speed
     }
 
@@ -154,16 +154,16 @@ impl Shape {
 }
 
 /// How long the interval of a bus lasts, in picoseconds: a frame up to full speed, else a microframe.
-pub const fn interval_ps(speed: Speed) -> u64 {
+pub const fn interval_ps(speed: BusSpeed) -> u64 {
     speed.interval().duration_us as u64 * PS_PER_US
 }
 
 /// The part of each interval that periodic transfers may not use, in picoseconds: 10 % of a frame, 20 % of a high-speed
 /// microframe (USB 2.0 5.5.4), 10 % of a SuperSpeed bus interval (USB 3.2 8.12.4).
-pub const fn asynchronous_share_ps(speed: Speed) -> u64 {
+pub const fn asynchronous_share_ps(speed: BusSpeed) -> u64 {
     match speed {
-        Speed::Low | Speed::Full | Speed::Super => interval_ps(speed) / 10,
-        Speed::High => interval_ps(speed) / 5,
+        BusSpeed::Low | BusSpeed::Full | BusSpeed::Super => interval_ps(speed) / 10,
+        BusSpeed::High => interval_ps(speed) / 5,
     }
 }
 
@@ -175,23 +175,23 @@ const HOST_DELAY_PS: u64 = 5_000;
 /// A hub's time for a low-speed transaction (`Hub_LS_Setup` of USB 2.0 5.11.3), as Linux assumes it.
 const HUB_LOW_SPEED_SETUP_PS: u64 = 333_000;
 
-struct Overhead {
+struct PacketOverhead {
     /// `h + p`: the time of a packet apart from its bits.
     fixed_ps: u64,
     /// `alpha`: the time of each bit.
     bit_ps: u64,
 }
 
-const fn overhead(speed: Speed, kind: TransferKind, direction: Direction) -> Overhead {
+const fn overhead(speed: BusSpeed, kind: TransferKind, direction: BusDirection) -> PacketOverhead {
     let is_isochronous = matches!(kind, TransferKind::Isochronous);
-    let is_in = matches!(direction, Direction::In);
+    let is_in = matches!(direction, BusDirection::In);
     let (protocol_ps, bit_ps) = match speed {
         // Section 3.1 of the paper: 32 bytes out and 16 in for isochronous transfers, else 48 and 36; it counts both
         // ways.
-        Speed::Super => ((if is_isochronous { 32 + 16 } else { 48 + 36 }) * 8 * 200, 200),
+        BusSpeed::Super => ((if is_isochronous { 32 + 16 } else { 48 + 36 }) * 8 * 200, 200),
         // USB 2.0 5.11.3, whose constants these are from here on.
-        Speed::High => ((if is_isochronous { 38 } else { 55 }) * 8 * 2083, 2083),
-        Speed::Full => (
+        BusSpeed::High => ((if is_isochronous { 38 } else { 55 }) * 8 * 2083, 2083),
+        BusSpeed::Full => (
             match (is_isochronous, is_in) {
                 (true, true) => 7_268_000,
                 (true, false) => 6_265_000,
@@ -199,37 +199,37 @@ const fn overhead(speed: Speed, kind: TransferKind, direction: Direction) -> Ove
             },
             83_540,
         ),
-        Speed::Low => (
+        BusSpeed::Low => (
             2 * HUB_LOW_SPEED_SETUP_PS + if is_in { 64_060_000 } else { 64_107_000 },
             if is_in { 676_670 } else { 667_000 },
         ),
     };
-    Overhead { fixed_ps: HOST_DELAY_PS + protocol_ps, bit_ps }
+    PacketOverhead { fixed_ps: HOST_DELAY_PS + protocol_ps, bit_ps }
 }
 
 /// `floor(O_bits + 8 gamma b)` with `O_bits` = 19/6, and gamma 7/6 where bits are stuffed, 1 at SuperSpeed.
-const fn payload_bits(speed: Speed, bytes: u32) -> u64 {
+const fn payload_bits(speed: BusSpeed, bytes: u32) -> u64 {
     let sixths_per_byte = match speed {
-        Speed::Super => 48,
-        Speed::Low | Speed::Full | Speed::High => 56,
+        BusSpeed::Super => 48,
+        BusSpeed::Low | BusSpeed::Full | BusSpeed::High => 56,
     };
     (19 + sixths_per_byte * bytes as u64) / 6
 }
 
 /// The longest packet there is; 0 where the transfer type does not exist.
-const fn packet_bytes_max(speed: Speed, kind: TransferKind) -> u32 {
+const fn packet_bytes_max(speed: BusSpeed, kind: TransferKind) -> u32 {
     match (speed, kind) {
-        (Speed::Low, TransferKind::Control | TransferKind::Interrupt) => 8,
-        (Speed::Low, TransferKind::Isochronous | TransferKind::Bulk) => 0,
-        (Speed::Full, TransferKind::Isochronous) => 1023,
-        (Speed::Full, _) => 64,
-        (Speed::High, TransferKind::Control) => 64,
-        (Speed::High, TransferKind::Bulk) | (Speed::Super, TransferKind::Control) => 512,
-        (Speed::High | Speed::Super, _) => 1024,
+        (BusSpeed::Low, TransferKind::Control | TransferKind::Interrupt) => 8,
+        (BusSpeed::Low, TransferKind::Isochronous | TransferKind::Bulk) => 0,
+        (BusSpeed::Full, TransferKind::Isochronous) => 1023,
+        (BusSpeed::Full, _) => 64,
+        (BusSpeed::High, TransferKind::Control) => 64,
+        (BusSpeed::High, TransferKind::Bulk) | (BusSpeed::Super, TransferKind::Control) => 512,
+        (BusSpeed::High | BusSpeed::Super, _) => 1024,
     }
 }
 
-impl fmt::Display for ShapeError {
+impl fmt::Display for PacketShapeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSuchKind { speed, kind } => write!(f, "{speed:?} speed has no {kind:?} endpoints"),
@@ -240,38 +240,38 @@ impl fmt::Display for ShapeError {
     }
 }
 
-impl std::error::Error for ShapeError {}
+impl std::error::Error for PacketShapeError {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn packet_ps(speed: Speed, kind: TransferKind, direction: Direction, bytes: u32) -> u64 {
-        Shape::new(speed, kind, direction, bytes, 0, 0).unwrap().packet_ps()
+    fn packet_ps(speed: BusSpeed, kind: TransferKind, direction: BusDirection, bytes: u32) -> u64 {
+        PacketShape::new(speed, kind, direction, bytes, 0, 0).unwrap().packet_ps()
     }
 
     #[test]
     fn a_superspeed_packet_takes_what_the_paper_says() {
-        assert_eq!(packet_ps(Speed::Super, TransferKind::Bulk, Direction::Out, 1024), 1_778_400);
-        assert_eq!(packet_ps(Speed::Super, TransferKind::Isochronous, Direction::In, 1024), 1_720_800);
+        assert_eq!(packet_ps(BusSpeed::Super, TransferKind::Bulk, BusDirection::Out, 1024), 1_778_400);
+        assert_eq!(packet_ps(BusSpeed::Super, TransferKind::Isochronous, BusDirection::In, 1024), 1_720_800);
     }
 
     #[test]
     fn slower_packets_take_what_the_specification_says() {
         // 55 x 8 x 2.083 + 2.083 x floor(3.167 + 7/6 x 8 x 512) + 5.
-        let high = packet_ps(Speed::High, TransferKind::Bulk, Direction::In, 512);
+        let high = packet_ps(BusSpeed::High, TransferKind::Bulk, BusDirection::In, 512);
         assert_eq!(high, 916_520 + 2083 * 4781 + 5000);
-        let full = packet_ps(Speed::Full, TransferKind::Isochronous, Direction::Out, 192);
+        let full = packet_ps(BusSpeed::Full, TransferKind::Isochronous, BusDirection::Out, 192);
         assert_eq!(full, 6_265_000 + 83_540 * 1795 + 5000);
-        let low = packet_ps(Speed::Low, TransferKind::Interrupt, Direction::In, 8);
+        let low = packet_ps(BusSpeed::Low, TransferKind::Interrupt, BusDirection::In, 8);
         assert_eq!(low, 64_060_000 + 666_000 + 676_670 * 77 + 5000);
     }
 
     #[test]
     fn a_longer_packet_never_takes_less_and_a_whole_one_fits_its_interval() {
-        for speed in Speed::ALL {
+        for speed in BusSpeed::ALL {
             for kind in TransferKind::ALL {
-                for direction in [Direction::In, Direction::Out] {
+                for direction in [BusDirection::In, BusDirection::Out] {
                     let max = packet_bytes_max(speed, kind);
                     let mut times = (1..=max).map(|bytes| packet_ps(speed, kind, direction, bytes));
                     assert!(times.clone().is_sorted());
@@ -283,30 +283,37 @@ mod tests {
 
     #[test]
     fn shapes_that_do_not_exist_are_refused() {
-        let shape = |speed, kind, bytes, n, m| Shape::new(speed, kind, Direction::In, bytes, n, m);
+        let shape = |speed, kind, bytes, n, m| PacketShape::new(speed, kind, BusDirection::In, bytes, n, m);
         assert_eq!(
-            shape(Speed::Low, TransferKind::Bulk, 8, 0, 0),
-            Err(ShapeError::NoSuchKind { speed: Speed::Low, kind: TransferKind::Bulk })
+            shape(BusSpeed::Low, TransferKind::Bulk, 8, 0, 0),
+            Err(PacketShapeError::NoSuchKind { speed: BusSpeed::Low, kind: TransferKind::Bulk })
         );
         assert_eq!(
-            shape(Speed::Full, TransferKind::Bulk, 65, 0, 0),
-            Err(ShapeError::PacketBytes { asked: 65, max: 64 })
+            shape(BusSpeed::Full, TransferKind::Bulk, 65, 0, 0),
+            Err(PacketShapeError::PacketBytes { asked: 65, max: 64 })
         );
-        assert!(shape(Speed::Full, TransferKind::Bulk, 0, 0, 0).is_err());
-        assert_eq!(shape(Speed::Super, TransferKind::Bulk, 1024, 16, 0), Err(ShapeError::Burst { asked: 16, max: 15 }));
+        assert!(shape(BusSpeed::Full, TransferKind::Bulk, 0, 0, 0).is_err());
         assert_eq!(
-            shape(Speed::Super, TransferKind::Isochronous, 1024, 15, 3),
-            Err(ShapeError::Mult { asked: 3, max: 2 })
+            shape(BusSpeed::Super, TransferKind::Bulk, 1024, 16, 0),
+            Err(PacketShapeError::Burst { asked: 16, max: 15 })
         );
-        assert_eq!(shape(Speed::High, TransferKind::Bulk, 512, 0, 1), Err(ShapeError::Mult { asked: 1, max: 0 }));
+        assert_eq!(
+            shape(BusSpeed::Super, TransferKind::Isochronous, 1024, 15, 3),
+            Err(PacketShapeError::Mult { asked: 3, max: 2 })
+        );
+        assert_eq!(
+            shape(BusSpeed::High, TransferKind::Bulk, 512, 0, 1),
+            Err(PacketShapeError::Mult { asked: 1, max: 0 })
+        );
     }
 
     #[test]
     fn quanta_and_passes() {
-        let camera = Shape::new(Speed::Super, TransferKind::Isochronous, Direction::In, 1024, 10, 2).unwrap();
+        let camera =
+            PacketShape::new(BusSpeed::Super, TransferKind::Isochronous, BusDirection::In, 1024, 10, 2).unwrap();
         assert_eq!((camera.quantum_packets(), camera.quantum_bytes()), (33, 33_792));
         assert_eq!(camera.quantum_ps(), 56_786_400);
-        let bulk = Shape::new(Speed::Super, TransferKind::Bulk, Direction::In, 1024, 3, 0).unwrap();
+        let bulk = PacketShape::new(BusSpeed::Super, TransferKind::Bulk, BusDirection::In, 1024, 3, 0).unwrap();
         assert_eq!([1, 4096, 4097, 88_064].map(|bytes| bulk.passes(bytes)), [1, 1, 2, 22]);
     }
 }

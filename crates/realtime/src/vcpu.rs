@@ -10,7 +10,7 @@ mod inheriting;
 mod reserve;
 mod sporadic;
 
-pub use admission::{Load, Overload, admit};
+pub use admission::{VcpuLoad, VcpuOverload, admit};
 pub use inheriting::InheritingServer;
-pub use reserve::{Overrun, Reserve};
+pub use reserve::{BudgetOverrun, VcpuReserve};
 pub use sporadic::{REPLENISHMENTS_MAX, SporadicServer};

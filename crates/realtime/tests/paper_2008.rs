@@ -1,7 +1,7 @@
 //! "Real Embedded USB Host Performance" (2008): its Table 1 to the digit, and its mass-storage overheads. E1 and E2.
 
 use farbus_realtime::bandwidth::{bulk_only, bulk_only_table, table};
-use farbus_realtime::{Speed, TransferKind};
+use farbus_realtime::{BusSpeed, TransferKind};
 
 /// Payload, bandwidth, share, transfers, remaining, useful; kilobytes a second as the paper has them. Its 351 in the
 /// last column of the 4-byte row is a misprint (88 x 4 = 352, and its own bandwidth column says so); its payload "KB"
@@ -18,7 +18,7 @@ const TABLE_1: [(u32, u64, u32, u32, u32, u32); 7] = [
 
 #[test]
 fn table_1_to_the_digit() {
-    let table = table(Speed::Full, TransferKind::Bulk).unwrap();
+    let table = table(BusSpeed::Full, TransferKind::Bulk).unwrap();
     assert_eq!(table.rows.len(), TABLE_1.len());
     for (row, (payload, kb_per_s, percent, transfers, remaining, useful)) in table.rows.iter().zip(TABLE_1) {
         assert_eq!(row.data_payload_bytes, payload);
@@ -56,7 +56,7 @@ fn larger_blocks_cost_less_and_carry_more() {
 fn ceilings_stay_below_bare_bulk() {
     let bare = |speed| table(speed, TransferKind::Bulk).unwrap().rows.last().unwrap().bandwidth_bytes_per_s_max;
     for row in bulk_only_table() {
-        assert!(row.full_speed_bytes_per_s_max < bare(Speed::Full), "{row:?}");
-        assert!(row.high_speed_bytes_per_s_max < bare(Speed::High), "{row:?}");
+        assert!(row.full_speed_bytes_per_s_max < bare(BusSpeed::Full), "{row:?}");
+        assert!(row.high_speed_bytes_per_s_max < bare(BusSpeed::High), "{row:?}");
     }
 }

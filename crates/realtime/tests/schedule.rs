@@ -1,10 +1,11 @@
 //! Schedules compared with brute force and with a bus that counts whole packets, over thousands of random sets. R2.
 
 use farbus_realtime::schedule::{
-    Criticality, Invalid, Mode, Options, PERIOD_MAX, Plan, Refusal, Request, WORK_MAX, plan, replan,
+    BusSchedule, EndpointCriticality, EndpointRequest, EndpointRequestError, PERIOD_MAX, ScheduleOptions,
+    ScheduleRefusal, SchedulingMode, WORK_MAX, plan, replan,
 };
-use farbus_realtime::transfer::{Direction, Shape, interval_ps};
-use farbus_realtime::{Speed, TransferKind};
+use farbus_realtime::transfer::{BusDirection, PacketShape, interval_ps};
+use farbus_realtime::{BusSpeed, TransferKind};
 
 /// SplitMix64: a seed reproduces a set.
 struct Random(u64);
@@ -23,18 +24,26 @@ impl Random {
     }
 }
 
-fn isochronous(id: u32, packet_bytes: u32, n: u32, m: u32, period: u32, criticality: Criticality) -> Request {
-    let shape = Shape::new(Speed::Super, TransferKind::Isochronous, Direction::In, packet_bytes, n, m).unwrap();
-    Request { id, shape, budget_bytes: shape.quantum_bytes(), period, criticality }
+fn isochronous(
+    id: u32,
+    packet_bytes: u32,
+    n: u32,
+    m: u32,
+    period: u32,
+    criticality: EndpointCriticality,
+) -> EndpointRequest {
+    let shape =
+        PacketShape::new(BusSpeed::Super, TransferKind::Isochronous, BusDirection::In, packet_bytes, n, m).unwrap();
+    EndpointRequest { id, shape, budget_bytes: shape.quantum_bytes(), period, criticality }
 }
 
-fn bulk(id: u32, packet_bytes: u32, n: u32, budget_bytes: u32, period: u32) -> Request {
-    let shape = Shape::new(Speed::Super, TransferKind::Bulk, Direction::Out, packet_bytes, n, 0).unwrap();
-    Request { id, shape, budget_bytes, period, criticality: Criticality::High }
+fn bulk(id: u32, packet_bytes: u32, n: u32, budget_bytes: u32, period: u32) -> EndpointRequest {
+    let shape = PacketShape::new(BusSpeed::Super, TransferKind::Bulk, BusDirection::Out, packet_bytes, n, 0).unwrap();
+    EndpointRequest { id, shape, budget_bytes, period, criticality: EndpointCriticality::High }
 }
 
-fn options(mode: Mode, work_max: u64) -> Options {
-    Options { mode, work_max }
+fn options(mode: SchedulingMode, work_max: u64) -> ScheduleOptions {
+    ScheduleOptions { mode, work_max }
 }
 
 /// Whether any arrangement fits: tries every start of every endpoint.
@@ -61,13 +70,20 @@ fn the_search_is_right_where_first_fit_is_wrong() {
         let requests: Vec<_> = (0..count)
             .map(|id| {
                 let period = random.one_of(&[2, 2, 2, 4]);
-                isochronous(id, 1024, random.below(16) as u32, random.below(3) as u32, period, Criticality::High)
+                isochronous(
+                    id,
+                    1024,
+                    random.below(16) as u32,
+                    random.below(3) as u32,
+                    period,
+                    EndpointCriticality::High,
+                )
             })
             .collect();
-        let mode = Mode::Printed { step_ps: 0 };
+        let mode = SchedulingMode::Printed { step_ps: 0 };
         let items: Vec<_> = requests.iter().map(|r| (r.period, r.shape.quantum_ps())).collect();
         let cycle = items.iter().map(|item| item.0).max().unwrap();
-        let mut free = vec![interval_ps(Speed::Super) * 9 / 10; cycle as usize];
+        let mut free = vec![interval_ps(BusSpeed::Super) * 9 / 10; cycle as usize];
         let is_feasible = brute_force(&items, &mut free);
         let first_fit = plan(&requests, options(mode, 0));
         let searched = plan(&requests, options(mode, WORK_MAX));
@@ -76,7 +92,7 @@ fn the_search_is_right_where_first_fit_is_wrong() {
             assert_eq!(plan.is_searched(), first_fit.is_err());
             assert_adds_up(plan);
         } else {
-            assert!(matches!(searched, Err(Refusal::High { is_proven: true, .. })));
+            assert!(matches!(searched, Err(ScheduleRefusal::High { is_proven: true, .. })));
         }
         assert!(is_feasible || first_fit.is_err(), "first-fit finds nothing that is not there");
         feasible += u32::from(is_feasible);
@@ -87,7 +103,7 @@ fn the_search_is_right_where_first_fit_is_wrong() {
 }
 
 /// Checks that every place is within the interval, and that free and taken time add up.
-fn assert_adds_up(plan: &Plan) {
+fn assert_adds_up(plan: &BusSchedule) {
     for interval in 0..plan.cycle() {
         let here = plan.placements().iter().filter(|p| interval % p.every == p.start);
         let busy_ps: u64 = here.map(|p| p.time_ps).sum();
@@ -99,11 +115,11 @@ fn assert_adds_up(plan: &Plan) {
 }
 
 /// A random set of one speed, with or without asynchronous endpoints of mixed packets.
-fn random_set(random: &mut Random) -> Vec<Request> {
+fn random_set(random: &mut Random) -> Vec<EndpointRequest> {
     let mut requests = Vec::new();
     let periodic = random.below(5) as u32;
     for id in 0..periodic {
-        let criticality = random.one_of(&[Criticality::High, Criticality::Low]);
+        let criticality = random.one_of(&[EndpointCriticality::High, EndpointCriticality::Low]);
         let period = random.one_of(&[1, 2, 4, 8]);
         let (n, m) = (random.below(12) as u32, random.below(3) as u32);
         let mut request = isochronous(id, random.one_of(&[256, 700, 1024]), n, m, period, criticality);
@@ -116,7 +132,8 @@ fn random_set(random: &mut Random) -> Vec<Request> {
         let period = 1 + random.below(40) as u32;
         let budget_bytes = 1 + random.below(u64::from(period) * 20_000) as u32;
         let mut request = bulk(100 + id, packet_bytes, random.below(4) as u32, budget_bytes, period);
-        request.criticality = random.one_of(&[Criticality::High, Criticality::High, Criticality::Low]);
+        request.criticality =
+            random.one_of(&[EndpointCriticality::High, EndpointCriticality::High, EndpointCriticality::Low]);
         requests.push(request);
     }
     requests
@@ -125,7 +142,7 @@ fn random_set(random: &mut Random) -> Vec<Request> {
 /// The worst run of a bus for asynchronous endpoint `victim`: all others always have something to send, the periodic
 /// endpoints use all their time, no packet crosses the end of an interval, and the victim comes last. Returns the
 /// intervals until its budget is transferred.
-fn worst_intervals(plan: &Plan, victim: usize, phase: u32) -> u64 {
+fn worst_intervals(plan: &BusSchedule, victim: usize, phase: u32) -> u64 {
     let request = |id: u32| plan.requests().iter().find(|request| request.id == id).unwrap();
     let pool: Vec<_> = plan.asynchronous().iter().map(|bound| request(bound.id)).collect();
     let mut order: Vec<_> = (0..pool.len()).filter(|&i| i != victim).collect();
@@ -161,7 +178,7 @@ fn set_admitted_as_sound_never_misses() {
     let (mut random, mut admitted) = (Random(2), 0);
     for case in 0..10_000 {
         let requests = random_set(&mut random);
-        let Ok(plan) = plan(&requests, Options::default()) else { continue };
+        let Ok(plan) = plan(&requests, ScheduleOptions::default()) else { continue };
         assert_adds_up(&plan);
         admitted += 1;
         for (victim, bound) in plan.asynchronous().iter().enumerate() {
@@ -177,7 +194,7 @@ fn set_admitted_as_sound_never_misses() {
             let packets = place.packets * (request.period / place.every);
             assert!(packets >= request.shape.packets(request.budget_bytes), "its whole budget each period");
         }
-        let highs = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == Criticality::High);
+        let highs = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == EndpointCriticality::High);
         assert!(highs.into_iter().all(|r| plan.placement(r.id).is_some()));
         assert_low_asynchronous_takes_nothing(&plan, &requests);
     }
@@ -186,39 +203,42 @@ fn set_admitted_as_sound_never_misses() {
 
 /// Without the asynchronous endpoints of low criticality all others have the same places and bounds, and whoever is not
 /// admitted has no room.
-fn assert_low_asynchronous_takes_nothing(with: &Plan, requests: &[Request]) {
-    let is_low = |r: &Request| !r.shape.is_periodic() && r.criticality == Criticality::Low;
+fn assert_low_asynchronous_takes_nothing(with: &BusSchedule, requests: &[EndpointRequest]) {
+    let is_low = |r: &EndpointRequest| !r.shape.is_periodic() && r.criticality == EndpointCriticality::Low;
     let others: Vec<_> = requests.iter().filter(|r| !is_low(r)).copied().collect();
     if others.is_empty() {
         return;
     }
-    let without = plan(&others, Options::default()).unwrap();
+    let without = plan(&others, ScheduleOptions::default()).unwrap();
     assert_eq!(with.placements(), without.placements());
     for bound in without.asynchronous() {
         let now = with.asynchronous().iter().find(|now| now.id == bound.id).expect("high stays");
         assert!(now.intervals <= bound.intervals, "{now:?} {bound:?}");
     }
-    let count = |plan: &Plan| plan.placements().len() + plan.asynchronous().len() + plan.rejected().len();
+    let count = |plan: &BusSchedule| plan.placements().len() + plan.asynchronous().len() + plan.rejected().len();
     assert_eq!(count(with), requests.len(), "everyone is admitted or refused");
     assert!(with.rejected().iter().all(|rejected| rejected.missing_ps > 0));
 }
 
 #[test]
 fn low_bulk_endpoint_runs_where_room_remains_and_gives_way() {
-    let low = |id, budget_bytes| Request { criticality: Criticality::Low, ..bulk(id, 1024, 0, budget_bytes, 1) };
+    let low = |id, budget_bytes| EndpointRequest {
+        criticality: EndpointCriticality::Low,
+        ..bulk(id, 1024, 0, budget_bytes, 1)
+    };
     // Half of each microframe is a camera's.
-    let camera = isochronous(1, 1024, 10, 2, 1, Criticality::High);
-    let before = plan(&[camera, low(2, 16 << 10), low(3, 20 << 10)], Options::default()).unwrap();
-    let admitted = |plan: &Plan| plan.asynchronous().iter().map(|bound| bound.id).collect::<Vec<_>>();
+    let camera = isochronous(1, 1024, 10, 2, 1, EndpointCriticality::High);
+    let before = plan(&[camera, low(2, 16 << 10), low(3, 20 << 10)], ScheduleOptions::default()).unwrap();
+    let admitted = |plan: &BusSchedule| plan.asynchronous().iter().map(|bound| bound.id).collect::<Vec<_>>();
     assert_eq!(admitted(&before), [2], "38 packets fit beside it: 16 do, but not 20 in turns with them");
     // High criticality needs 20 of them, and with the other in turns 40.
     let requests = [camera, bulk(4, 1024, 0, 20 << 10, 1), low(2, 16 << 10)];
-    let (after, change) = replan(&before, &requests, Options::default()).unwrap();
+    let (after, change) = replan(&before, &requests, ScheduleOptions::default()).unwrap();
     assert_eq!((admitted(&after), change.suspended.as_slice(), change.kept.as_slice()), (vec![4], &[2][..], &[1][..]));
-    let room_ps = interval_ps(Speed::Super) - 33 * camera.shape.packet_ps();
+    let room_ps = interval_ps(BusSpeed::Super) - 33 * camera.shape.packet_ps();
     let missing_ps = 40 * requests[1].shape.packet_ps() - room_ps;
     assert_eq!(after.rejected().iter().map(|lack| (lack.id, lack.missing_ps)).collect::<Vec<_>>(), [(2, missing_ps)]);
-    let (again, _) = replan(&after, &[camera, low(2, 16 << 10)], Options::default()).unwrap();
+    let (again, _) = replan(&after, &[camera, low(2, 16 << 10)], ScheduleOptions::default()).unwrap();
     assert_eq!((admitted(&again), again.placements()), (vec![2], before.placements()));
 }
 
@@ -227,12 +247,12 @@ fn as_printed_admits_a_set_that_misses() {
     // 723 packets in 103 microframes. For Equation 6 12.5 us of each are 7.03 packets' time: 724 in all. The periodic
     // endpoints leave no more than that, so seven whole packets go through each time: 721.
     let mut requests = vec![bulk(1, 1024, 0, 1024 * 723, 103)];
-    requests.push(isochronous(2, 1024, 12, 4 - 2, 1, Criticality::High));
-    requests.push(isochronous(3, 1024, 12, 1, 1, Criticality::High));
-    let printed = plan(&requests, options(Mode::Printed { step_ps: 1 }, 0)).unwrap();
+    requests.push(isochronous(2, 1024, 12, 4 - 2, 1, EndpointCriticality::High));
+    requests.push(isochronous(3, 1024, 12, 1, 1, EndpointCriticality::High));
+    let printed = plan(&requests, options(SchedulingMode::Printed { step_ps: 1 }, 0)).unwrap();
     assert!(printed.asynchronous()[0].intervals <= 103);
     assert_eq!(worst_intervals(&printed, 0, 0), 104, "it misses its period");
-    let refusal = plan(&requests, Options::default());
+    let refusal = plan(&requests, ScheduleOptions::default());
     assert!(refusal.is_err() || worst_intervals(&refusal.unwrap(), 0, 0) <= 103);
 }
 
@@ -242,9 +262,9 @@ fn new_plan_moves_no_endpoint_without_need() {
     let mut moved = 0;
     for _ in 0..2000 {
         let mut requests = random_set(&mut random);
-        let Ok(before) = plan(&requests, Options::default()) else { continue };
-        requests.push(isochronous(50, 1024, random.below(12) as u32, 0, 4, Criticality::High));
-        let Ok((after, change)) = replan(&before, &requests, Options::default()) else { continue };
+        let Ok(before) = plan(&requests, ScheduleOptions::default()) else { continue };
+        requests.push(isochronous(50, 1024, random.below(12) as u32, 0, 4, EndpointCriticality::High));
+        let Ok((after, change)) = replan(&before, &requests, ScheduleOptions::default()) else { continue };
         assert_adds_up(&after);
         assert!(after.placement(50).is_some());
         for &id in &change.kept {
@@ -255,7 +275,7 @@ fn new_plan_moves_no_endpoint_without_need() {
         assert_eq!(all, before.placements().len(), "nobody is forgotten");
         moved += change.moved.len();
         // The same requests: no place changes.
-        let (same, change) = replan(&after, &requests, Options::default()).unwrap();
+        let (same, change) = replan(&after, &requests, ScheduleOptions::default()).unwrap();
         assert_eq!((same.placements(), same.asynchronous()), (after.placements(), after.asynchronous()));
         assert!(change.moved.is_empty() && change.suspended.is_empty() && change.placed.is_empty());
     }
@@ -264,45 +284,59 @@ fn new_plan_moves_no_endpoint_without_need() {
 
 #[test]
 fn refusals_have_their_types() {
-    let refused = |request: Request| plan(&[request], Options::default()).unwrap_err();
-    let ok = isochronous(7, 1024, 0, 0, 4, Criticality::High);
+    let refused = |request: EndpointRequest| plan(&[request], ScheduleOptions::default()).unwrap_err();
+    let ok = isochronous(7, 1024, 0, 0, 4, EndpointCriticality::High);
     let why = |request| match refused(request) {
-        Refusal::Invalid { id: 7, why } => why,
+        ScheduleRefusal::Invalid { id: 7, why } => why,
         other => panic!("{other}"),
     };
-    assert_eq!(why(Request { period: 6, ..ok }), Invalid::PeriodNotPowerOfTwo { asked: 6, shorter: 4 });
-    assert_eq!(why(Request { period: 0, ..ok }), Invalid::Period { asked: 0, max: PERIOD_MAX });
-    assert_eq!(why(Request { period: u32::MAX, ..ok }), Invalid::Period { asked: u32::MAX, max: PERIOD_MAX });
-    assert_eq!(why(Request { budget_bytes: 0, ..ok }), Invalid::NoBudget);
     assert_eq!(
-        why(Request { budget_bytes: 1025, ..ok }),
-        Invalid::BudgetOverWire { asked_bytes: 1025, max_bytes: 1024 }
+        why(EndpointRequest { period: 6, ..ok }),
+        EndpointRequestError::PeriodNotPowerOfTwo { asked: 6, shorter: 4 }
     );
-    assert!(matches!(plan(&[ok, ok], Options::default()), Err(Refusal::Invalid { id: 7, why: Invalid::Twice })));
-    let other = Shape::new(Speed::High, TransferKind::Bulk, Direction::In, 512, 0, 0).unwrap();
-    let other = Request { id: 8, shape: other, budget_bytes: 1, period: 1, criticality: Criticality::High };
-    let Err(Refusal::Invalid { id: 8, why: Invalid::OtherSpeed { .. } }) = plan(&[ok, other], Options::default())
+    assert_eq!(why(EndpointRequest { period: 0, ..ok }), EndpointRequestError::Period { asked: 0, max: PERIOD_MAX });
+    assert_eq!(
+        why(EndpointRequest { period: u32::MAX, ..ok }),
+        EndpointRequestError::Period { asked: u32::MAX, max: PERIOD_MAX }
+    );
+    assert_eq!(why(EndpointRequest { budget_bytes: 0, ..ok }), EndpointRequestError::NoBudget);
+    assert_eq!(
+        why(EndpointRequest { budget_bytes: 1025, ..ok }),
+        EndpointRequestError::BudgetOverWire { asked_bytes: 1025, max_bytes: 1024 }
+    );
+    assert!(matches!(
+        plan(&[ok, ok], ScheduleOptions::default()),
+        Err(ScheduleRefusal::Invalid { id: 7, why: EndpointRequestError::Twice })
+    ));
+    let other = PacketShape::new(BusSpeed::High, TransferKind::Bulk, BusDirection::In, 512, 0, 0).unwrap();
+    let other =
+        EndpointRequest { id: 8, shape: other, budget_bytes: 1, period: 1, criticality: EndpointCriticality::High };
+    let Err(ScheduleRefusal::Invalid { id: 8, why: EndpointRequestError::OtherSpeed { .. } }) =
+        plan(&[ok, other], ScheduleOptions::default())
     else {
         panic!("another bus instance");
     };
-    assert!(matches!(plan(&[], Options::default()), Err(Refusal::Count { asked: 0 })));
+    assert!(matches!(plan(&[], ScheduleOptions::default()), Err(ScheduleRefusal::Count { asked: 0 })));
     // More than there is, however much is asked for: the missing amount is said and nothing overflows.
     let greedy = bulk(1, 1024, 15, u32::MAX, 1);
-    let Err(Refusal::Asynchronous { id: 1, needed_ps, available_ps }) = plan(&[greedy], Options::default()) else {
+    let Err(ScheduleRefusal::Asynchronous { id: 1, needed_ps, available_ps }) =
+        plan(&[greedy], ScheduleOptions::default())
+    else {
         panic!("it fits no bus");
     };
     assert!(needed_ps > available_ps && available_ps == 125_000_000);
-    let longest = plan(&[Request { period: PERIOD_MAX, ..ok }], Options::default()).unwrap();
+    let longest = plan(&[EndpointRequest { period: PERIOD_MAX, ..ok }], ScheduleOptions::default()).unwrap();
     assert_eq!(longest.cycle(), PERIOD_MAX);
 }
 
 #[test]
 fn every_speed_and_type_has_a_plan() {
-    for speed in Speed::ALL {
+    for speed in BusSpeed::ALL {
         for kind in TransferKind::ALL {
-            let Ok(shape) = Shape::new(speed, kind, Direction::In, 8, 0, 0) else { continue };
-            let request = Request { id: 0, shape, budget_bytes: 8, period: 8, criticality: Criticality::High };
-            for mode in [Mode::Printed { step_ps: 0 }, Mode::Spread, Mode::Sound] {
+            let Ok(shape) = PacketShape::new(speed, kind, BusDirection::In, 8, 0, 0) else { continue };
+            let request =
+                EndpointRequest { id: 0, shape, budget_bytes: 8, period: 8, criticality: EndpointCriticality::High };
+            for mode in [SchedulingMode::Printed { step_ps: 0 }, SchedulingMode::Spread, SchedulingMode::Sound] {
                 let plan = plan(&[request], options(mode, WORK_MAX)).unwrap();
                 assert_eq!(plan.placements().len() + plan.asynchronous().len(), 1, "{speed:?} {kind:?}");
             }

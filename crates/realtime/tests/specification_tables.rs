@@ -4,12 +4,12 @@
 //! bytes a (micro)frame. Where the print contradicts its own arithmetic, the line has the right number and a comment
 //! says so.
 
-use farbus_realtime::bandwidth::{Table, table};
-use farbus_realtime::{IntervalKind, Speed, TransferKind};
+use farbus_realtime::bandwidth::{BandwidthTable, table};
+use farbus_realtime::{BusSpeed, IntervalKind, TransferKind};
 
 type Line = (u32, u64, u32, u32, u32, u32);
 
-fn lines(table: &Table) -> Vec<Line> {
+fn lines(table: &BandwidthTable) -> Vec<Line> {
     table
         .rows
         .iter()
@@ -27,7 +27,7 @@ fn lines(table: &Table) -> Vec<Line> {
 }
 
 #[track_caller]
-fn assert_prints(speed: Speed, kind: TransferKind, number: &str, overhead_bytes: u32, printed: &[Line]) {
+fn assert_prints(speed: BusSpeed, kind: TransferKind, number: &str, overhead_bytes: u32, printed: &[Line]) {
     let table = table(speed, kind).unwrap();
     assert!(table.clause.ends_with(number), "{}", table.clause);
     assert_eq!(table.overhead.total_bytes, overhead_bytes);
@@ -38,7 +38,7 @@ fn assert_prints(speed: Speed, kind: TransferKind, number: &str, overhead_bytes:
 #[test]
 fn table_5_1_low_speed_control() {
     assert_prints(
-        Speed::Low,
+        BusSpeed::Low,
         TransferKind::Control,
         "Table 5-1",
         48,
@@ -50,7 +50,7 @@ fn table_5_1_low_speed_control() {
 #[test]
 fn table_5_2_full_speed_control() {
     assert_prints(
-        Speed::Full,
+        BusSpeed::Full,
         TransferKind::Control,
         "Table 5-2",
         45,
@@ -69,7 +69,7 @@ fn table_5_2_full_speed_control() {
 #[test]
 fn table_5_3_high_speed_control() {
     assert_prints(
-        Speed::High,
+        BusSpeed::High,
         TransferKind::Control,
         "Table 5-3",
         173,
@@ -88,7 +88,7 @@ fn table_5_3_high_speed_control() {
 #[test]
 fn table_5_4_full_speed_isochronous() {
     assert_prints(
-        Speed::Full,
+        BusSpeed::Full,
         TransferKind::Isochronous,
         "Table 5-4",
         9,
@@ -111,7 +111,7 @@ fn table_5_4_full_speed_isochronous() {
 #[test]
 fn table_5_5_high_speed_isochronous() {
     assert_prints(
-        Speed::High,
+        BusSpeed::High,
         TransferKind::Isochronous,
         "Table 5-5",
         38,
@@ -136,7 +136,7 @@ fn table_5_5_high_speed_isochronous() {
 #[test]
 fn table_5_6_low_speed_interrupt() {
     assert_prints(
-        Speed::Low,
+        BusSpeed::Low,
         TransferKind::Interrupt,
         "Table 5-6",
         19,
@@ -156,7 +156,7 @@ const FULL_SPEED_ACKNOWLEDGED: &[Line] = &[
 
 #[test]
 fn table_5_7_full_speed_interrupt() {
-    assert_prints(Speed::Full, TransferKind::Interrupt, "Table 5-7", 13, FULL_SPEED_ACKNOWLEDGED);
+    assert_prints(BusSpeed::Full, TransferKind::Interrupt, "Table 5-7", 13, FULL_SPEED_ACKNOWLEDGED);
 }
 
 const HIGH_SPEED_ACKNOWLEDGED: &[Line] = &[
@@ -177,17 +177,17 @@ fn table_5_8_high_speed_interrupt() {
     let large =
         [(1024, 49152000, 14, 6, 1026, 6144), (2048, 49152000, 28, 3, 1191, 6144), (3072, 49152000, 42, 2, 1246, 6144)];
     let printed = [HIGH_SPEED_ACKNOWLEDGED, &large].concat();
-    assert_prints(Speed::High, TransferKind::Interrupt, "Table 5-8", 55, &printed);
+    assert_prints(BusSpeed::High, TransferKind::Interrupt, "Table 5-8", 55, &printed);
 }
 
 #[test]
 fn table_5_9_full_speed_bulk() {
-    assert_prints(Speed::Full, TransferKind::Bulk, "Table 5-9", 13, FULL_SPEED_ACKNOWLEDGED);
+    assert_prints(BusSpeed::Full, TransferKind::Bulk, "Table 5-9", 13, FULL_SPEED_ACKNOWLEDGED);
 }
 
 #[test]
 fn table_5_10_high_speed_bulk() {
-    assert_prints(Speed::High, TransferKind::Bulk, "Table 5-10", 55, HIGH_SPEED_ACKNOWLEDGED);
+    assert_prints(BusSpeed::High, TransferKind::Bulk, "Table 5-10", 55, HIGH_SPEED_ACKNOWLEDGED);
 }
 
 /// The clauses also state ceilings in words: "fewer than" so many of one size in a (micro)frame.
@@ -197,34 +197,34 @@ fn the_ceilings_in_the_text_hold() {
         let table = table(speed, kind).unwrap();
         table.rows.iter().find(|row| row.data_payload_bytes == payload_bytes).unwrap().transfers_per_interval_max
     };
-    assert_eq!(most(Speed::Full, TransferKind::Control, 8) + 1, 29, "5.5.4");
-    assert_eq!(most(Speed::Low, TransferKind::Control, 8) + 1, 4, "5.5.4");
-    assert_eq!(most(Speed::High, TransferKind::Control, 64) + 1, 32, "5.5.4");
-    assert_eq!(most(Speed::Full, TransferKind::Bulk, 8) + 1, 72, "5.8.4");
-    assert_eq!(most(Speed::High, TransferKind::Bulk, 512) + 1, 14, "5.8.4");
+    assert_eq!(most(BusSpeed::Full, TransferKind::Control, 8) + 1, 29, "5.5.4");
+    assert_eq!(most(BusSpeed::Low, TransferKind::Control, 8) + 1, 4, "5.5.4");
+    assert_eq!(most(BusSpeed::High, TransferKind::Control, 64) + 1, 32, "5.5.4");
+    assert_eq!(most(BusSpeed::Full, TransferKind::Bulk, 8) + 1, 72, "5.8.4");
+    assert_eq!(most(BusSpeed::High, TransferKind::Bulk, 512) + 1, 14, "5.8.4");
 }
 
 #[test]
 fn intervals_have_their_names() {
-    let kind = |speed: Speed| speed.interval().kind;
-    assert_eq!(kind(Speed::Low), IntervalKind::Frame);
-    assert_eq!(kind(Speed::Full), IntervalKind::Frame);
-    assert_eq!(kind(Speed::High), IntervalKind::Microframe);
-    assert_eq!(kind(Speed::Super), IntervalKind::BusInterval);
+    let kind = |speed: BusSpeed| speed.interval().kind;
+    assert_eq!(kind(BusSpeed::Low), IntervalKind::Frame);
+    assert_eq!(kind(BusSpeed::Full), IntervalKind::Frame);
+    assert_eq!(kind(BusSpeed::High), IntervalKind::Microframe);
+    assert_eq!(kind(BusSpeed::Super), IntervalKind::BusInterval);
 }
 
 #[test]
 fn low_speed_says_why_it_has_no_bulk_and_no_isochronous() {
-    let bulk = table(Speed::Low, TransferKind::Bulk).unwrap_err();
+    let bulk = table(BusSpeed::Low, TransferKind::Bulk).unwrap_err();
     assert_eq!(bulk.clause, "USB 2.0 5.8.3");
-    let isochronous = table(Speed::Low, TransferKind::Isochronous).unwrap_err();
+    let isochronous = table(BusSpeed::Low, TransferKind::Isochronous).unwrap_err();
     assert_eq!(isochronous.clause, "USB 2.0 5.6");
     assert!(isochronous.reason.contains("187 bytes"));
 }
 
 #[test]
 fn overheads_are_explained_part_by_part() {
-    for speed in Speed::ALL {
+    for speed in BusSpeed::ALL {
         for kind in TransferKind::ALL {
             let Ok(table) = table(speed, kind) else { continue };
             let sum: u32 = table.overhead.parts.iter().map(|part| part.bytes).sum();

@@ -1,22 +1,25 @@
 //! A device class that is neither USB nor block: a thermometer.
 //!
-//! A class has two parts: its exporting end ([`Served`]) and its importing end ([`Attached`]). The session does
+//! A class has two parts: its exporting end ([`ServedExport`]) and its importing end ([`ImporterAttachment`]). The session does
 //! everything else: it opens and closes attachments, and loses nothing when a link is lost. Here both ends of a session
 //! are in one process, and the link between them is cut while readings are on their way.
 
 use std::time::Duration;
 
-use farbus_model::{Identity, Instant, Payload, Readiness};
-use farbus_session::Reject;
-use farbus_session::native::control::{Cause, Class, Credit, End, Mode, Open};
+use farbus_model::{ExportIdentity, Instant, Payload, ReadinessSource};
+use farbus_session::ProtocolViolation;
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentCredit, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest,
+};
 use farbus_session::native::hello::SessionId;
 use farbus_session::native::{
-    Arrived, Attached, Attachment, ExporterSession, Flow, Head, Heard, ImporterSession, Kind, LaneLimits, Lanes,
-    Message, Progress, Served, Services, State, Urgency,
+    AttachmentBase, AttachmentState, ExporterServices, ExporterSession, FlowId, FrameHeader, FrameKind, FrameMeaning,
+    GreetingOutcome, ImporterAttachment, ImporterSession, LaneArray, LaneLimits, MessageUrgency, OutboundMessage,
+    ReceivedFrame, ServedExport,
 };
 
 /// Class codes from 128 on are for private use.
-const THERMOMETER: Class = Class(200);
+const THERMOMETER: AttachmentClass = AttachmentClass(200);
 /// Interval between readings, while the importer has granted some.
 const EVERY: Duration = Duration::from_millis(100);
 /// Readings that are granted at a time.
@@ -31,37 +34,43 @@ struct Thermometer {
     next: Instant,
 }
 
-impl Served for Thermometer {
-    fn credit(&self) -> Credit {
-        Credit { requests: 4, bytes: 64 }
+impl ServedExport for Thermometer {
+    fn credit(&self) -> AttachmentCredit {
+        AttachmentCredit { requests: 4, bytes: 64 }
     }
 
     fn description(&self) -> Vec<u8> {
         250_u32.to_le_bytes().to_vec()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        lanes: &mut LaneArray,
+    ) -> Result<(), ProtocolViolation> {
         match arrived.head.kind {
-            Kind::Grant => {
+            FrameKind::Grant => {
                 let more = arrived.body.contiguous().as_ref().try_into().map(u32::from_le_bytes);
-                let more = more.map_err(|_| Reject::new("grant", arrived.body.len() as u64, "it has 4 bytes"))?;
+                let more =
+                    more.map_err(|_| ProtocolViolation::new("grant", arrived.body.len() as u64, "it has 4 bytes"))?;
                 if self.granted == 0 {
                     self.next = now + EVERY;
                 }
                 self.granted = self.granted.saturating_add(more);
             }
-            Kind::Request => self.say(Kind::Reply, arrived.head.tag, lanes),
+            FrameKind::Request => self.say(FrameKind::Reply, arrived.head.tag, lanes),
             _ => {}
         }
         Ok(())
     }
 
-    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut LaneArray) {
         while self.granted > 0 && self.next <= now {
             self.granted -= 1;
             self.next = self.next + EVERY;
             self.millidegrees += 250;
-            self.say(Kind::Event, 0, lanes);
+            self.say(FrameKind::Event, 0, lanes);
         }
     }
 
@@ -69,11 +78,11 @@ impl Served for Thermometer {
         (self.granted > 0).then_some(self.next)
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         None
     }
 
-    fn poll_end(&mut self) -> Option<End> {
+    fn poll_end(&mut self) -> Option<AttachmentEndNotice> {
         None
     }
 
@@ -81,13 +90,13 @@ impl Served for Thermometer {
 }
 
 impl Thermometer {
-    fn say(&self, kind: Kind, tag: u16, lanes: &mut Lanes) {
-        lanes.send(Message {
-            head: Head::new(kind, self.attachment, tag),
+    fn say(&self, kind: FrameKind, tag: u16, lanes: &mut LaneArray) {
+        lanes.send(OutboundMessage {
+            head: FrameHeader::new(kind, self.attachment, tag),
             part: self.millidegrees.to_le_bytes().into(),
             payload: Payload::Empty,
-            urgency: Urgency::High,
-            flow: Flow(self.attachment.into()),
+            urgency: MessageUrgency::High,
+            flow: FlowId(self.attachment.into()),
             done_at: None,
         });
     }
@@ -96,15 +105,23 @@ impl Thermometer {
 /// The exporter's devices.
 struct Shelf;
 
-impl Services for Shelf {
+impl ExporterServices for Shelf {
     /// A device without an identity is not opened again after the exporter is restarted.
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 13, generation: 0 })
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 13, generation: 0 })
     }
 
-    fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    fn open(
+        &mut self,
+        now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         if (open.class, open.name.as_str()) != (THERMOMETER, "window") {
-            return Err(End { cause: Cause::Gone, message: format!("there is no '{}' here", open.name) });
+            return Err(AttachmentEndNotice {
+                cause: AttachmentEndCause::Gone,
+                message: format!("there is no '{}' here", open.name),
+            });
         }
         Ok((1, Box::new(Thermometer { attachment: number, millidegrees: 20_000, granted: 0, next: now })))
     }
@@ -112,7 +129,7 @@ impl Services for Shelf {
 
 /// The importing end: collects readings, and grants a few at a time.
 struct Readings {
-    attachment: Attachment,
+    attachment: AttachmentBase,
     step_millidegrees: u32,
     under_way: u32,
 }
@@ -120,46 +137,51 @@ struct Readings {
 impl Readings {
     fn new(name: &str) -> Self {
         let (name, reason) = (name.to_owned(), "to show how".to_owned());
-        let open = Open { class: THERMOMETER, mode: Mode::Read, epoch: 0, name, reason };
-        Self { attachment: Attachment::new(1, open, 64), step_millidegrees: 0, under_way: 0 }
+        let open = OpenRequest { class: THERMOMETER, mode: AttachmentMode::Read, epoch: 0, name, reason };
+        Self { attachment: AttachmentBase::new(1, open, 64), step_millidegrees: 0, under_way: 0 }
     }
 
     fn want_more(&mut self) {
         let part = (GRANTED - self.under_way).to_le_bytes().into();
         self.under_way = GRANTED;
-        self.attachment.say(Message::control(Kind::Grant, self.attachment.number(), 0, part));
+        self.attachment.say(OutboundMessage::control(FrameKind::Grant, self.attachment.number(), 0, part));
     }
 }
 
-impl Attached for Readings {
+impl ImporterAttachment for Readings {
     type Done = Vec<i32>;
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         &self.attachment
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         &mut self.attachment
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Vec<i32>) -> Result<(), Reject> {
-        let wrong = |bytes: usize| Reject::new("reading", bytes as u64, "it has 4 bytes");
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut Vec<i32>,
+    ) -> Result<(), ProtocolViolation> {
+        let wrong = |bytes: usize| ProtocolViolation::new("reading", bytes as u64, "it has 4 bytes");
         match self.attachment.handle_arrived(now, arrived)? {
-            Heard::Opened(opened) => {
+            FrameMeaning::Opened(opened) => {
                 let step = opened.info.as_slice().try_into().map_err(|_| wrong(opened.info.len()))?;
                 self.step_millidegrees = u32::from_le_bytes(step);
                 self.want_more();
             }
-            Heard::Own(arrived) if arrived.head.kind == Kind::Event => {
+            FrameMeaning::Own(arrived) if arrived.head.kind == FrameKind::Event => {
                 let reading = arrived.body.contiguous().as_ref().try_into();
                 done.push(i32::from_le_bytes(reading.map_err(|_| wrong(arrived.body.len()))?));
-                let unasked = Reject::new("event", 0, "no more come than were granted");
+                let unasked = ProtocolViolation::new("event", 0, "no more come than were granted");
                 self.under_way = self.under_way.checked_sub(1).ok_or(unasked)?;
                 if self.under_way <= GRANTED / 2 {
                     self.want_more();
                 }
             }
-            Heard::Own(_) | Heard::Ended(_) | Heard::Part => {}
+            FrameMeaning::Own(_) | FrameMeaning::Ended(_) | FrameMeaning::Part => {}
         }
         Ok(())
     }
@@ -169,7 +191,7 @@ impl Attached for Readings {
         self.attachment.handle_renewed();
     }
 
-    fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<i32>) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, _done: &mut Vec<i32>) {
         self.attachment.handle_over(cause, message);
     }
 }
@@ -181,7 +203,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut importer = ImporterSession::new(now, 1, GRACE, limits);
     let begun = ExporterSession::begin(&importer.hello(0), id, 2, GRACE, limits);
     let (mut exporter, welcome) = begun.map_err(|refusal| format!("{:?}", refusal.outcome))?;
-    assert_eq!(importer.handle_welcome(&welcome)?, Progress::Linked);
+    assert_eq!(importer.handle_welcome(&welcome)?, GreetingOutcome::Linked);
 
     let mut window = Readings::new("window");
     let mut readings = Vec::new();
@@ -195,7 +217,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             exporter.handle_lost(0, now);
             now = now + Duration::from_secs(3);
             let welcome = exporter.resume(&importer.hello(0));
-            assert_eq!(importer.handle_welcome(&welcome)?, Progress::Linked);
+            assert_eq!(importer.handle_welcome(&welcome)?, GreetingOutcome::Linked);
         }
         exchange(now, &mut importer, &mut exporter, &mut window, &mut readings, None)?;
     }
@@ -207,7 +229,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     window.close();
     exchange(now, &mut importer, &mut exporter, &mut window, &mut readings, None)?;
-    assert!(matches!(window.state(), State::Ended(end) if end.cause == Cause::Asked));
+    assert!(matches!(window.state(), AttachmentState::Ended(end) if end.cause == AttachmentEndCause::Asked));
     assert_eq!(exporter.attachments(), 0);
     Ok(())
 }
@@ -221,7 +243,7 @@ fn exchange(
     window: &mut Readings,
     readings: &mut Vec<i32>,
     most: Option<usize>,
-) -> Result<usize, Reject> {
+) -> Result<usize, ProtocolViolation> {
     exporter.handle_ready(now);
     loop {
         while let Some(message) = window.poll_message() {

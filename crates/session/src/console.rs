@@ -15,10 +15,10 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::descriptor::{AltSetting, Configuration, Selection};
+use farbus_model::descriptor::{AltSetting, ConfigurationSelection, UsbConfiguration};
 use farbus_model::limits::{CONSOLE_BYTES_MAX, CONSOLE_EVENT_BYTES_MAX, CONSOLE_EVENTS_MAX, CONSOLE_PORTS_MAX};
-use farbus_model::{Descriptors, Direction, EpAddr, Instant, TransferType};
-use farbus_wire::native::console::{self, Description, Output, PortKind};
+use farbus_model::{DescriptorSet, EpAddr, Instant, TransferDirection, TransferType};
+use farbus_wire::native::console::{self, ConsoleDescription, ConsoleOutput, PortKind};
 
 /// Descriptor types (USB 2.0 table 9-5; CDC 1.2 table 12) and subtypes of CDC (table 13; PSTN 1.2 §5.3.1).
 const INTERFACE: u8 = 4;
@@ -45,19 +45,19 @@ const CHIPS: [(u16, &[u16], PortKind); 4] = [
 
 /// A serial port, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct DeviceSerialPort {
     /// The bulk IN endpoint that carries what it sends, and how.
-    pub port: console::Port,
+    pub port: console::ConsolePort,
     configuration: u8,
     interface: u8,
     alternate: u8,
     packet_bytes: usize,
 }
 
-impl Port {
+impl DeviceSerialPort {
     /// Whether this endpoint is the port while that is selected: in another configuration or setting it may be
     /// something else.
-    pub fn is_at(&self, endpoint: EpAddr, selection: &Selection) -> bool {
+    pub fn is_at(&self, endpoint: EpAddr, selection: &ConfigurationSelection) -> bool {
         self.port.endpoint == endpoint
             && selection.configuration() == self.configuration
             && selection.alternate(self.interface) == self.alternate
@@ -84,26 +84,26 @@ fn chip((vendor, product): (u16, u16)) -> Option<PortKind> {
 }
 
 /// The serial ports of a device, at most [`CONSOLE_PORTS_MAX`] of each configuration.
-pub fn ports(all: &Descriptors) -> Vec<Port> {
+pub fn ports(all: &DescriptorSet) -> Vec<DeviceSerialPort> {
     let chip = chip((all.device.vendor, all.device.product));
     let of = |configuration| ports_of(configuration, chip).take(CONSOLE_PORTS_MAX);
     all.configurations.iter().flat_map(of).collect()
 }
 
-fn ports_of(configuration: &Configuration, chip: Option<PortKind>) -> impl Iterator<Item = Port> {
+fn ports_of(configuration: &UsbConfiguration, chip: Option<PortKind>) -> impl Iterator<Item = DeviceSerialPort> {
     let data = acm_data_interfaces(&configuration.bytes);
     let kind_of = move |setting: &AltSetting| match setting.class[0] {
         CDC_DATA if data.contains(&setting.interface) => Some(PortKind::CDC_ACM),
-        VENDOR_SPECIFIC if bulk(setting, Direction::Out).is_some() => chip,
+        VENDOR_SPECIFIC if bulk(setting, TransferDirection::Out).is_some() => chip,
         _ => None,
     };
     configuration.settings.iter().filter_map(move |setting| {
         let kind = kind_of(setting)?;
-        let (endpoint, packet_bytes) = bulk(setting, Direction::In)?;
+        let (endpoint, packet_bytes) = bulk(setting, TransferDirection::In)?;
         // Packets that hold nothing but their state have nothing to show.
         let is_empty = kind == PortKind::FTDI && packet_bytes <= FTDI_STATUS_BYTES;
-        (!is_empty && endpoint.number() > 0).then_some(Port {
-            port: console::Port { endpoint, kind },
+        (!is_empty && endpoint.number() > 0).then_some(DeviceSerialPort {
+            port: console::ConsolePort { endpoint, kind },
             configuration: configuration.value,
             interface: setting.interface,
             alternate: setting.alternate,
@@ -112,7 +112,7 @@ fn ports_of(configuration: &Configuration, chip: Option<PortKind>) -> impl Itera
     })
 }
 
-fn bulk(setting: &AltSetting, direction: Direction) -> Option<(EpAddr, usize)> {
+fn bulk(setting: &AltSetting, direction: TransferDirection) -> Option<(EpAddr, usize)> {
     let mut endpoints = setting.endpoints.iter();
     let found = endpoints.find(|e| e.kind == TransferType::Bulk && e.address.direction() == direction)?;
     Some((found.address, found.packet_bytes_max.into()))
@@ -140,34 +140,34 @@ fn acm_data_interfaces(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// What observers of a console are told first; `None`: the device has no port.
-pub fn described(ports: &[Port]) -> Option<Description> {
-    let mut told: Vec<console::Port> = Vec::new();
-    for Port { port, .. } in ports {
+pub fn described(ports: &[DeviceSerialPort]) -> Option<ConsoleDescription> {
+    let mut told: Vec<console::ConsolePort> = Vec::new();
+    for DeviceSerialPort { port, .. } in ports {
         // Another configuration or setting may have a port at the same endpoint.
         if told.len() < CONSOLE_PORTS_MAX && told.iter().all(|known| known.endpoint != port.endpoint) {
             told.push(*port);
         }
     }
-    (!told.is_empty()).then_some(Description { ports: told })
+    (!told.is_empty()).then_some(ConsoleDescription { ports: told })
 }
 
 /// What waits for one observer of a console: at most [`CONSOLE_BYTES_MAX`] in [`CONSOLE_EVENTS_MAX`] pieces. What is
 /// too much displaces the oldest.
 #[derive(Debug, Default)]
-pub struct Queue {
-    pieces: VecDeque<Piece>,
+pub struct ConsoleQueue {
+    pieces: VecDeque<ConsoleChunk>,
     bytes: usize,
     lost: u32,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct ConsoleChunk {
     endpoint: EpAddr,
     moment_ns: u64,
     bytes: VecDeque<u8>,
 }
 
-impl Queue {
+impl ConsoleQueue {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
@@ -199,7 +199,7 @@ impl Queue {
                         let oldest = self.pieces.front().map_or(0, |piece| piece.bytes.len());
                         self.lose_front(oldest);
                     }
-                    self.pieces.push_back(Piece { endpoint, moment_ns: now.as_nanos(), bytes: VecDeque::new() });
+                    self.pieces.push_back(ConsoleChunk { endpoint, moment_ns: now.as_nanos(), bytes: VecDeque::new() });
                 }
             }
         }
@@ -222,9 +222,9 @@ impl Queue {
     }
 
     /// Takes the oldest piece.
-    pub fn take(&mut self) -> Option<Output> {
-        let Piece { endpoint, moment_ns, bytes } = self.pieces.pop_front()?;
+    pub fn take(&mut self) -> Option<ConsoleOutput> {
+        let ConsoleChunk { endpoint, moment_ns, bytes } = self.pieces.pop_front()?;
         self.bytes -= bytes.len();
-        Some(Output { endpoint, lost: std::mem::take(&mut self.lost), moment_ns, data: Vec::from(bytes).into() })
+        Some(ConsoleOutput { endpoint, lost: std::mem::take(&mut self.lost), moment_ns, data: Vec::from(bytes).into() })
     }
 }

@@ -4,21 +4,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-use farbus_model::budget::Allowance;
+use farbus_model::budget::ConnectionAllowance;
 use farbus_model::descriptor::kind;
-use farbus_model::trace::{Ring, Stage};
+use farbus_model::trace::{TracePoint, TraceRing};
 use farbus_model::urb::take_lost;
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Device, Direction, Done, Instant, Limits, Payload, Selection,
-    Setup, Status, Urb, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, Device, Instant, OwnerCommand, OwnerCommandError, Payload,
+    SessionLimits, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId, UrbStatus,
 };
-use farbus_wire::Runs;
-use farbus_wire::snapshot::{Reader, Writer};
-use farbus_wire::usbip::{DeviceRecord, OpStatus, Reject, Request, ServerConn};
+use farbus_wire::SendSlices;
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
+use farbus_wire::usbip::{DeviceRecord, OpStatus, ProtocolViolation, UsbipRequest, UsbipServerConn};
 
 /// What a client can ask for before it has a device.
-pub trait Offers<D> {
+pub trait ExportOffers<D> {
     /// The records of all devices on offer.
     fn list(&mut self) -> Vec<DeviceRecord>;
 
@@ -31,7 +31,7 @@ pub trait Offers<D> {
 
 /// What an exporter does when it detects that its client reset the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnReset {
+pub enum PortResetPolicy {
     /// The device is local: reset it and restore its configuration.
     ResetDevice,
     /// The device is on another exporter, which detects the same signs: pass the requests on.
@@ -40,9 +40,9 @@ pub enum OnReset {
 
 /// Why a connection ended before its client ended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ConnectionFault {
     /// The client violated the protocol.
-    Rejected(Reject),
+    Rejected(ProtocolViolation),
     /// The client connected and made no request in time.
     SaidNothing,
     /// The client sends requests and does not read the replies.
@@ -51,22 +51,24 @@ pub enum Fault {
     Memory,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConnectionFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Rejected(reject) => reject.fmt(f),
-            Fault::SaidNothing => f.write_str("the peer asked for nothing within 10 s"),
-            Fault::NeverReads => f.write_str("the peer sends and does not read its answers"),
-            Fault::Memory => f.write_str("the peer's connections hold as much memory as a peer may have here"),
+            ConnectionFault::Rejected(reject) => reject.fmt(f),
+            ConnectionFault::SaidNothing => f.write_str("the peer asked for nothing within 10 s"),
+            ConnectionFault::NeverReads => f.write_str("the peer sends and does not read its answers"),
+            ConnectionFault::Memory => {
+                f.write_str("the peer's connections hold as much memory as a peer may have here")
+            }
         }
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for ConnectionFault {}
 
-impl From<Reject> for Fault {
-    fn from(reject: Reject) -> Self {
-        Fault::Rejected(reject)
+impl From<ProtocolViolation> for ConnectionFault {
+    fn from(reject: ProtocolViolation) -> Self {
+        ConnectionFault::Rejected(reject)
     }
 }
 
@@ -79,7 +81,7 @@ const OWN_ID_FIRST: u64 = 1 << 32;
 
 /// Counters of an exporter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct ExporterCounters {
     /// Requests answered.
     pub urbs: u64,
     /// Bytes that came IN from the device.
@@ -98,9 +100,9 @@ pub struct Counters {
 
 /// One connection and, once claimed, its device.
 pub struct Exporter<D> {
-    conn: ServerConn,
+    conn: UsbipServerConn,
     device: Option<D>,
-    done: Completions,
+    done: CompletionQueue,
     /// Requests that wait, in order, until the link takes replies or a reset ends.
     held: VecDeque<Urb>,
     /// Bytes that the device may still return for IN requests: they may come all at once.
@@ -108,16 +110,16 @@ pub struct Exporter<D> {
     /// Own requests in flight that restore the device. Meanwhile no request of the client is started.
     restoring: usize,
     /// The selection before the reset, which is being restored. Requests that arrive meanwhile are decoded by it.
-    before_reset: Option<Selection>,
+    before_reset: Option<ConfigurationSelection>,
     /// The request that revealed a reset; it waits until the device is restored.
     reset_shown_by: Option<UrbId>,
     next_own_id: u64,
-    limits: Limits,
-    on_reset: OnReset,
+    limits: SessionLimits,
+    on_reset: PortResetPolicy,
     handshake_until: Instant,
-    counters: Counters,
-    trace: Ring,
-    allowance: Allowance,
+    counters: ExporterCounters,
+    trace: TraceRing,
+    allowance: ConnectionAllowance,
 }
 
 /// What a connection holds besides payloads, bytes: its receive buffer.
@@ -127,25 +129,31 @@ const LISTED_BYTES: usize = 512;
 
 impl<D: Device> Exporter<D> {
     /// An exporter for a client that has just connected.
-    pub fn new(now: Instant, limits: Limits) -> Self {
-        Self::over(ServerConn::new(&limits), None, OnReset::ResetDevice, now, limits)
+    pub fn new(now: Instant, limits: SessionLimits) -> Self {
+        Self::over(UsbipServerConn::new(&limits), None, PortResetPolicy::ResetDevice, now, limits)
     }
 
     /// An exporter for a client that uses `device`, known to it as `devid`, without a handshake: a kernel.
-    pub fn imported(now: Instant, limits: Limits, devid: u32, device: D, on_reset: OnReset) -> Self {
-        Self::over(ServerConn::imported(&limits, devid), Some(device), on_reset, now, limits)
+    pub fn imported(now: Instant, limits: SessionLimits, devid: u32, device: D, on_reset: PortResetPolicy) -> Self {
+        Self::over(UsbipServerConn::imported(&limits, devid), Some(device), on_reset, now, limits)
     }
 
     /// What it does from now on when its client resets the port: the device is another one.
-    pub fn set_on_reset(&mut self, on_reset: OnReset) {
+    pub fn set_on_reset(&mut self, on_reset: PortResetPolicy) {
         self.on_reset = on_reset;
     }
 
-    fn over(conn: ServerConn, device: Option<D>, on_reset: OnReset, now: Instant, limits: Limits) -> Self {
+    fn over(
+        conn: UsbipServerConn,
+        device: Option<D>,
+        on_reset: PortResetPolicy,
+        now: Instant,
+        limits: SessionLimits,
+    ) -> Self {
         Self {
             conn,
             device,
-            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            done: CompletionQueue::new(BufferPool::new(limits.pool_bytes)),
             held: VecDeque::new(),
             in_bytes_asked: 0,
             restoring: 0,
@@ -155,16 +163,16 @@ impl<D: Device> Exporter<D> {
             limits,
             on_reset,
             handshake_until: now + HANDSHAKE_TIME_MAX,
-            counters: Counters::default(),
-            trace: Ring::new(TRACE_TAPS),
-            allowance: Allowance::default(),
+            counters: ExporterCounters::default(),
+            trace: TraceRing::new(TRACE_TAPS),
+            allowance: ConnectionAllowance::default(),
         }
     }
 
     /// From now on, takes memory from `allowance`. A request that exceeds it is refused like one beyond the limits.
     /// Returns whether the allowance covers the connection's minimum.
     #[must_use]
-    pub fn draw_on(&mut self, allowance: Allowance) -> bool {
+    pub fn draw_on(&mut self, allowance: ConnectionAllowance) -> bool {
         self.allowance = allowance;
         self.allowance.covers(CONNECTION_BYTES)
     }
@@ -183,40 +191,40 @@ impl<D: Device> Exporter<D> {
     /// happened; it does everything that can be done now.
     ///
     /// # Errors
-    /// [`Fault`]: the connection must end; send what is left and call [`Exporter::finish`].
-    pub fn advance(&mut self, now: Instant, offers: &mut dyn Offers<D>) -> Result<(), Fault> {
+    /// [`ConnectionFault`]: the connection must end; send what is left and call [`Exporter::finish`].
+    pub fn advance(&mut self, now: Instant, offers: &mut dyn ExportOffers<D>) -> Result<(), ConnectionFault> {
         // Held requests go first, so that one endpoint's requests stay in order.
         self.release(now);
         while let Some(request) = self.poll_request()? {
             match request {
-                Request::DeviceList => {
+                UsbipRequest::DeviceList => {
                     let records = offers.list();
                     if !self.allowance.covers(CONNECTION_BYTES + records.len() * LISTED_BYTES) {
-                        return Err(Fault::Memory);
+                        return Err(ConnectionFault::Memory);
                     }
                     self.conn.reply_device_list(&records);
                 }
-                Request::Import(bus_id) => self.import(&bus_id, offers),
-                Request::Submit(urb) => self.admit(now, urb),
-                Request::Unlink(id) => self.withdraw(now, id),
+                UsbipRequest::Import(bus_id) => self.import(&bus_id, offers),
+                UsbipRequest::Submit(urb) => self.admit(now, urb),
+                UsbipRequest::Unlink(id) => self.withdraw(now, id),
             }
         }
         self.answer_lost(now);
         if self.conn.backlog_header_bytes() > self.limits.reply_header_bytes_max {
-            return Err(Fault::NeverReads);
+            return Err(ConnectionFault::NeverReads);
         }
         if !self.conn.is_imported() && !self.conn.is_finished() && now >= self.handshake_until {
-            return Err(Fault::SaidNothing);
+            return Err(ConnectionFault::SaidNothing);
         }
         Ok(())
     }
 
-    fn poll_request(&mut self) -> Result<Option<Request>, Reject> {
+    fn poll_request(&mut self) -> Result<Option<UsbipRequest>, ProtocolViolation> {
         let selection = self.before_reset.as_ref().or(self.device.as_ref().map(Device::selection));
         self.conn.poll_request(|endpoint| Some(selection?.endpoint(endpoint)?.kind))
     }
 
-    fn import(&mut self, bus_id: &str, offers: &mut dyn Offers<D>) {
+    fn import(&mut self, bus_id: &str, offers: &mut dyn ExportOffers<D>) {
         match offers.claim(bus_id) {
             Ok((record, device)) => {
                 self.conn.reply_import(Ok(&record));
@@ -228,7 +236,7 @@ impl<D: Device> Exporter<D> {
 
     /// Starts a request, holds it for later, or refuses it; never blocks the requests behind it.
     fn admit(&mut self, now: Instant, mut urb: Urb) {
-        self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Received, now);
+        self.trace.tap(urb.id.0, urb.endpoint.as_byte(), TracePoint::Received, now);
         if self.conn.in_flight() > self.limits.urbs_in_flight_max || !self.has_credit() {
             // Reading goes on, so that an unlink never waits behind submits.
             self.refuse(now, urb);
@@ -249,7 +257,7 @@ impl<D: Device> Exporter<D> {
 
     fn refuse(&mut self, now: Instant, urb: Urb) {
         self.counters.no_credit += 1;
-        self.reply(now, urb.launch().fail(Status::NoCredit));
+        self.reply(now, urb.launch().fail(UrbStatus::NoCredit));
     }
 
     fn may_start(&self) -> bool {
@@ -266,8 +274,8 @@ impl<D: Device> Exporter<D> {
 
     fn start(&mut self, now: Instant, urb: Urb) {
         let is_restored = self.reset_shown_by.take() == Some(urb.id);
-        let asks_for_reset = self.on_reset == OnReset::ResetDevice && asks_for_port_reset(&urb);
-        let resets = asks_for_reset || (self.on_reset == OnReset::ResetDevice && self.shows_port_reset(&urb));
+        let asks_for_reset = self.on_reset == PortResetPolicy::ResetDevice && asks_for_port_reset(&urb);
+        let resets = asks_for_reset || (self.on_reset == PortResetPolicy::ResetDevice && self.shows_port_reset(&urb));
         if resets && !is_restored {
             self.reset_and_restore(now);
             if self.restoring > 0 {
@@ -278,23 +286,23 @@ impl<D: Device> Exporter<D> {
         }
         if asks_for_reset {
             // The port is this end's, not the device's.
-            self.done.push(urb.launch().done(Status::Ok, 0, Payload::Empty));
+            self.done.push(urb.launch().done(UrbStatus::Ok, 0, Payload::Empty));
             return self.collect(now);
         }
-        if urb.direction == Direction::In {
+        if urb.direction == TransferDirection::In {
             if !self.has_credit() {
                 return self.refuse(now, urb);
             }
             self.in_bytes_asked += urb.length as usize;
         }
         let device = self.device.as_mut().expect("URBs come after a device was claimed");
-        self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Submitted, now);
+        self.trace.tap(urb.id.0, urb.endpoint.as_byte(), TracePoint::Submitted, now);
         let makes_sense = match urb.endpoint.is_control() {
             true => !control_contradicts(&urb),
             false => device.selection().endpoint(urb.endpoint).is_some(),
         };
         if !makes_sense {
-            self.done.push(urb.launch().fail(Status::Invalid));
+            self.done.push(urb.launch().fail(UrbStatus::Invalid));
         } else {
             device.submit(now, urb.launch(), &mut self.done);
         }
@@ -308,7 +316,7 @@ impl<D: Device> Exporter<D> {
     fn shows_port_reset(&self, urb: &Urb) -> bool {
         let setup = urb.setup;
         urb.endpoint.is_control()
-            && setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device)
+            && setup.is_standard(request::GET_DESCRIPTOR, RequestRecipient::Device)
             && setup.value == u16::from(kind::DEVICE) << 8
             && matches!(setup.length, 8 | 64)
             && self.conn.is_alone_on_control(urb.id)
@@ -322,8 +330,8 @@ impl<D: Device> Exporter<D> {
         self.counters.resets += 1;
         device.reset(now, &mut self.done);
         let alternates = before.alternates().iter();
-        let setups = std::iter::once(Setup::set_configuration(before.configuration()))
-            .chain(alternates.map(|&(interface, alternate)| Setup::set_interface(interface, alternate)));
+        let setups = std::iter::once(SetupPacket::set_configuration(before.configuration()))
+            .chain(alternates.map(|&(interface, alternate)| SetupPacket::set_interface(interface, alternate)));
         for setup in setups {
             self.restoring += 1;
             let urb = Urb::control(UrbId(self.next_own_id), setup, Payload::Empty);
@@ -338,7 +346,7 @@ impl<D: Device> Exporter<D> {
         self.counters.unlinked += 1;
         if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
             let urb = self.held.remove(at).expect("found just now");
-            self.reply(now, urb.launch().fail(Status::Cancelled));
+            self.reply(now, urb.launch().fail(UrbStatus::Cancelled));
             return;
         }
         let device = self.device.as_mut().expect("URBs come after a device was claimed");
@@ -355,7 +363,7 @@ impl<D: Device> Exporter<D> {
                     self.before_reset = None;
                 }
             } else {
-                if done.direction == Direction::In {
+                if done.direction == TransferDirection::In {
                     self.in_bytes_asked -= done.length as usize;
                 }
                 self.reply(now, done);
@@ -363,17 +371,17 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    fn reply(&mut self, now: Instant, done: Done) {
+    fn reply(&mut self, now: Instant, done: UrbCompletion) {
         let (id, endpoint) = (done.id.0, done.endpoint.as_byte());
-        let stage = if done.status == Status::Cancelled { Stage::Unlinked } else { Stage::Completed };
+        let stage = if done.status == UrbStatus::Cancelled { TracePoint::Unlinked } else { TracePoint::Completed };
         self.trace.tap(id, endpoint, stage, now);
         self.counters.urbs += 1;
         match done.direction {
-            Direction::In => self.counters.bytes_in += u64::from(done.actual),
-            Direction::Out => self.counters.bytes_out += u64::from(done.actual),
+            TransferDirection::In => self.counters.bytes_in += u64::from(done.actual),
+            TransferDirection::Out => self.counters.bytes_out += u64::from(done.actual),
         }
         self.conn.complete(done, &mut self.done.pool);
-        self.trace.tap(id, endpoint, Stage::Replied, now);
+        self.trace.tap(id, endpoint, TracePoint::Replied, now);
     }
 
     /// Answers requests that a device dropped as cancelled, and counts them.
@@ -381,7 +389,7 @@ impl<D: Device> Exporter<D> {
         for urb in take_lost() {
             if urb.id.0 >= OWN_ID_FIRST || self.conn.is_in_flight(urb.id) {
                 self.counters.lost += 1;
-                self.done.push(urb.launch().fail(Status::Cancelled));
+                self.done.push(urb.launch().fail(UrbStatus::Cancelled));
             }
         }
         self.collect(now);
@@ -408,14 +416,14 @@ impl<D: Device> Exporter<D> {
     /// Passes a command of the owner to the device.
     ///
     /// # Errors
-    /// [`CommandError`]: the device does not know the command or refuses it.
-    pub fn command(&mut self, now: Instant, command: &Command) -> Result<(), CommandError> {
-        let refused = CommandError("the connection has no device yet".into());
+    /// [`OwnerCommandError`]: the device does not know the command or refuses it.
+    pub fn command(&mut self, now: Instant, command: &OwnerCommand) -> Result<(), OwnerCommandError> {
+        let refused = OwnerCommandError("the connection has no device yet".into());
         self.with_device(now, |device, done| device.command(now, command, done)).unwrap_or(Err(refused))
     }
 
     /// Runs `act` with the device and its completions; `None` without a device.
-    pub fn with_device<T>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut Completions) -> T) -> Option<T> {
+    pub fn with_device<T>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut CompletionQueue) -> T) -> Option<T> {
         let result = act(self.device.as_mut()?, &mut self.done);
         self.collect(now);
         Some(result)
@@ -432,7 +440,7 @@ impl<D: Device> Exporter<D> {
     }
 
     /// The runs of memory to send next, in order.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.conn.poll_transmit()
     }
 
@@ -458,16 +466,16 @@ impl<D: Device> Exporter<D> {
     }
 
     /// The counters.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ExporterCounters {
         self.counters
     }
 
     /// The latest taps.
-    pub fn trace(&self) -> &Ring {
+    pub fn trace(&self) -> &TraceRing {
         &self.trace
     }
 
-    /// Reads `clock` at each tap from now on: see [`Ring::read_clock`].
+    /// Reads `clock` at each tap from now on: see [`TraceRing::read_clock`].
     pub fn trace_with_clock(&mut self, clock: impl Fn() -> Instant + Send + 'static) {
         self.trace.read_clock(clock);
     }
@@ -482,7 +490,7 @@ impl<D: Device> Exporter<D> {
         }
         device.reset(now, &mut self.done);
         // A device that cannot sync reports that at its next command.
-        let _ = device.command(now, &Command::Sync, &mut self.done);
+        let _ = device.command(now, &OwnerCommand::Sync, &mut self.done);
         while self.done.pop().is_some() {}
         Some(device)
     }
@@ -499,7 +507,7 @@ fn control_contradicts(urb: &Urb) -> bool {
 fn asks_for_port_reset(urb: &Urb) -> bool {
     const OF_PORT: u8 = 0x23;
     const PORT_RESET: u16 = 4;
-    let Setup { request_type, request, value, .. } = urb.setup;
+    let SetupPacket { request_type, request, value, .. } = urb.setup;
     urb.endpoint.is_control() && (request_type, request, value) == (OF_PORT, request::SET_FEATURE, PORT_RESET)
 }
 
@@ -512,7 +520,7 @@ impl<D: Device> Exporter<D> {
     ///
     /// # Panics
     /// If it has no device yet.
-    pub fn save(&mut self, now: Instant, to: &mut Writer) {
+    pub fn save(&mut self, now: Instant, to: &mut SnapshotWriter) {
         self.collect(now);
         self.conn.save(to);
         to.count(self.held.len());
@@ -525,7 +533,7 @@ impl<D: Device> Exporter<D> {
         to.flag(self.reset_shown_by.is_some());
         to.u64(self.reset_shown_by.map_or(0, |id| id.0));
         to.u64(self.next_own_id);
-        let Counters { urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost } = self.counters;
+        let ExporterCounters { urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost } = self.counters;
         [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost].into_iter().for_each(|number| to.u64(number));
     }
 
@@ -533,17 +541,17 @@ impl<D: Device> Exporter<D> {
     /// device as well; its open requests will not be answered.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
     pub fn restore<'a>(
         now: Instant,
-        limits: Limits,
-        on_reset: OnReset,
+        limits: SessionLimits,
+        on_reset: PortResetPolicy,
         device: D,
-        requests: impl Fn(&D) -> Vec<(UrbId, Direction, u32)>,
-        from: &mut Reader<'a>,
-    ) -> Result<Self, (D, Reject)> {
-        let read = |from: &mut Reader<'a>| -> Result<Self, Reject> {
-            let conn = ServerConn::restore(&limits, from)?;
+        requests: impl Fn(&D) -> Vec<(UrbId, TransferDirection, u32)>,
+        from: &mut FieldReader<'a>,
+    ) -> Result<Self, (D, ProtocolViolation)> {
+        let read = |from: &mut FieldReader<'a>| -> Result<Self, ProtocolViolation> {
+            let conn = UsbipServerConn::restore(&limits, from)?;
             let mut exporter = Self::over(conn, None, on_reset, now, limits);
             exporter.held = held(from)?;
             exporter.restoring = from.u32("requests of ours")? as usize;
@@ -554,7 +562,11 @@ impl<D: Device> Exporter<D> {
             exporter.reset_shown_by = shown.0.then_some(UrbId(shown.1));
             exporter.next_own_id = from.u64("next id")?;
             if !(OWN_ID_FIRST..DEVICE_ID_FIRST / 2).contains(&exporter.next_own_id) {
-                return Err(Reject::new("next id", exporter.next_own_id, "our own ids are beyond a client's"));
+                return Err(ProtocolViolation::new(
+                    "next id",
+                    exporter.next_own_id,
+                    "our own ids are beyond a client's",
+                ));
             }
             let counters = &mut exporter.counters;
             for counter in [
@@ -583,25 +595,30 @@ impl<D: Device> Exporter<D> {
 
     /// Checks that every open request is either held here or in flight on the device, exactly once, and that there are
     /// no others.
-    fn hold_against(&mut self, requests: &[(UrbId, Direction, u32)]) -> Result<(), Reject> {
-        let mut owed: BTreeMap<UrbId, (Direction, u32)> =
+    fn hold_against(&mut self, requests: &[(UrbId, TransferDirection, u32)]) -> Result<(), ProtocolViolation> {
+        let mut owed: BTreeMap<UrbId, (TransferDirection, u32)> =
             self.conn.flights().map(|(id, direction, length)| (id, (direction, length))).collect();
         let held = self.held.iter().map(|urb| (urb.id, urb.direction, urb.length));
         let of_clients = requests.iter().copied().filter(|(id, ..)| id.0 < OWN_ID_FIRST);
         for (id, direction, length) in held.chain(of_clients) {
             if owed.remove(&id) != Some((direction, length)) {
-                return Err(Reject::new("request", id.0, "what is in flight is owed an answer, once"));
+                return Err(ProtocolViolation::new("request", id.0, "what is in flight is owed an answer, once"));
             }
         }
         if let Some(&id) = owed.keys().next() {
-            return Err(Reject::new("request", id.0, "what is owed an answer is in flight"));
+            return Err(ProtocolViolation::new("request", id.0, "what is owed an answer is in flight"));
         }
         let own = requests.iter().filter(|(id, ..)| id.0 >= OWN_ID_FIRST).count();
         if own != self.restoring || (own > 0) != self.before_reset.is_some() {
-            return Err(Reject::new("requests of ours", self.restoring as u64, "what is waited for is in flight"));
+            return Err(ProtocolViolation::new(
+                "requests of ours",
+                self.restoring as u64,
+                "what is waited for is in flight",
+            ));
         }
-        let comes_in =
-            |(id, direction, _): &&(UrbId, Direction, u32)| id.0 < OWN_ID_FIRST && *direction == Direction::In;
+        let comes_in = |(id, direction, _): &&(UrbId, TransferDirection, u32)| {
+            id.0 < OWN_ID_FIRST && *direction == TransferDirection::In
+        };
         self.in_bytes_asked = requests.iter().filter(comes_in).map(|&(_, _, length)| length as usize).sum();
         Ok(())
     }
@@ -613,12 +630,12 @@ impl<D: Device> Exporter<D> {
     }
 }
 
-fn held(from: &mut Reader<'_>) -> Result<VecDeque<Urb>, Reject> {
+fn held(from: &mut FieldReader<'_>) -> Result<VecDeque<Urb>, ProtocolViolation> {
     let mut held = VecDeque::new();
     for _ in 0..from.count("requests held", 8)? {
         let urb = from.urb()?;
-        if urb.direction == Direction::Out && urb.payload.len() != urb.length as usize {
-            return Err(Reject::new("data", urb.payload.len() as u64, "what is to be sent is held whole"));
+        if urb.direction == TransferDirection::Out && urb.payload.len() != urb.length as usize {
+            return Err(ProtocolViolation::new("data", urb.payload.len() as u64, "what is to be sent is held whole"));
         }
         held.push_back(urb);
     }

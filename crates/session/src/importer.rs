@@ -1,26 +1,26 @@
 //! A device on another machine, as a [`Device`] on this one.
 
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Completions, Descriptors, Device, Done, InFlight, Instant, Limits, Selection, Speed, Status,
-    TransferType, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, Instant, SessionLimits, TransferType,
+    UrbCompletion, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
-use farbus_wire::Runs;
-use farbus_wire::usbip::client::Answer;
-use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
+use farbus_wire::SendSlices;
+use farbus_wire::usbip::client::UsbipReply;
+use farbus_wire::usbip::{DeviceRecord, OpStatus, ProtocolViolation, UsbipClientConn};
 
 /// The requests of a plain USB/IP connection before a device is imported.
 #[derive(Debug)]
-pub struct Handshake {
-    conn: ClientConn,
+pub struct ImportHandshake {
+    conn: UsbipClientConn,
     /// Empty: payloads exist only for URBs. The transmit functions need a pool all the same.
     pool: BufferPool,
-    limits: Limits,
+    limits: SessionLimits,
 }
 
 /// The answer to a handshake.
 #[derive(Debug)]
-pub enum Greeting {
+pub enum HandshakeAnswer {
     /// The exporter's devices.
     Devices(Vec<DeviceRecord>),
     /// The device was imported; the connection continues as a [`RemoteDevice`].
@@ -29,23 +29,23 @@ pub enum Greeting {
     Refused(OpStatus),
 }
 
-impl Handshake {
+impl ImportHandshake {
     /// Asks for the list of devices.
-    pub fn list(limits: Limits) -> Self {
+    pub fn list(limits: SessionLimits) -> Self {
         let mut handshake = Self::over(limits);
         handshake.conn.device_list();
         handshake
     }
 
     /// Asks for a device.
-    pub fn import(limits: Limits, bus_id: &str) -> Self {
+    pub fn import(limits: SessionLimits, bus_id: &str) -> Self {
         let mut handshake = Self::over(limits);
         handshake.conn.import(bus_id);
         handshake
     }
 
-    fn over(limits: Limits) -> Self {
-        Self { conn: ClientConn::new(&limits), pool: BufferPool::new(0), limits }
+    fn over(limits: SessionLimits) -> Self {
+        Self { conn: UsbipClientConn::new(&limits), pool: BufferPool::new(0), limits }
     }
 
     /// The buffer for received bytes.
@@ -56,16 +56,16 @@ impl Handshake {
     /// `count` bytes arrived.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol.
-    pub fn handle_received(&mut self, count: usize) -> Result<Option<Greeting>, Reject> {
+    /// [`ProtocolViolation`]: the exporter broke the protocol.
+    pub fn handle_received(&mut self, count: usize) -> Result<Option<HandshakeAnswer>, ProtocolViolation> {
         self.conn.handle_received(count);
         Ok(match self.conn.poll_answer()? {
             None => None,
-            Some(Answer::DeviceList(devices)) => Some(Greeting::Devices(devices)),
-            Some(Answer::Imported(Ok(record))) => Some(Greeting::Imported(record)),
-            Some(Answer::Imported(Err(status))) => Some(Greeting::Refused(status)),
-            Some(Answer::Done(done)) => {
-                return Err(Reject::new("seqnum", done.id.0, "nothing was submitted yet"));
+            Some(UsbipReply::DeviceList(devices)) => Some(HandshakeAnswer::Devices(devices)),
+            Some(UsbipReply::Imported(Ok(record))) => Some(HandshakeAnswer::Imported(record)),
+            Some(UsbipReply::Imported(Err(status))) => Some(HandshakeAnswer::Refused(status)),
+            Some(UsbipReply::Done(done)) => {
+                return Err(ProtocolViolation::new("seqnum", done.id.0, "nothing was submitted yet"));
             }
         })
     }
@@ -76,7 +76,7 @@ impl Handshake {
     }
 
     /// What to send next.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.conn.poll_transmit()
     }
 
@@ -85,12 +85,12 @@ impl Handshake {
         self.conn.handle_transmitted(count, &mut self.pool);
     }
 
-    /// The device that [`Greeting::Imported`] named.
+    /// The device that [`HandshakeAnswer::Imported`] named.
     pub fn into_device(self, record: DeviceRecord) -> RemoteDevice {
         RemoteDevice {
             conn: self.conn,
-            descriptors: Descriptors::default(),
-            selection: Selection::default(),
+            descriptors: DescriptorSet::default(),
+            selection: ConfigurationSelection::default(),
             record,
             limits: self.limits,
             is_lost: false,
@@ -101,11 +101,11 @@ impl Handshake {
 /// A device on another machine. The owner of the link moves its bytes.
 #[derive(Debug)]
 pub struct RemoteDevice {
-    conn: ClientConn,
-    descriptors: Descriptors,
-    selection: Selection,
+    conn: UsbipClientConn,
+    descriptors: DescriptorSet,
+    selection: ConfigurationSelection,
     record: DeviceRecord,
-    limits: Limits,
+    limits: SessionLimits,
     is_lost: bool,
 }
 
@@ -116,12 +116,12 @@ impl RemoteDevice {
     }
 
     /// The session's limits.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> SessionLimits {
         self.limits
     }
 
     /// Sets the descriptors that enumeration has read. Without them only the control pipe can be used.
-    pub fn set_descriptors(&mut self, descriptors: Descriptors) {
+    pub fn set_descriptors(&mut self, descriptors: DescriptorSet) {
         self.descriptors = descriptors;
     }
 
@@ -133,25 +133,25 @@ impl RemoteDevice {
     /// `count` bytes arrived: adds what they complete to `done`.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol; treat the link as lost.
-    pub fn handle_received(&mut self, count: usize, done: &mut Completions) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: the exporter broke the protocol; treat the link as lost.
+    pub fn handle_received(&mut self, count: usize, done: &mut CompletionQueue) -> Result<(), ProtocolViolation> {
         self.conn.handle_received(count);
         while let Some(answer) = self.conn.poll_answer()? {
             match answer {
-                Answer::Done(finished) => {
+                UsbipReply::Done(finished) => {
                     note_selection(&mut self.selection, &self.descriptors, &finished);
                     done.push(finished);
                 }
-                Answer::DeviceList(_) | Answer::Imported(_) => unreachable!("nothing of the kind was asked"),
+                UsbipReply::DeviceList(_) | UsbipReply::Imported(_) => unreachable!("nothing of the kind was asked"),
             }
         }
         Ok(())
     }
 
-    /// The link is lost: everything in flight, and every later request, ends with [`Status::Gone`].
-    pub fn handle_lost(&mut self, done: &mut Completions) {
+    /// The link is lost: everything in flight, and every later request, ends with [`UrbStatus::Gone`].
+    pub fn handle_lost(&mut self, done: &mut CompletionQueue) {
         self.is_lost = true;
-        for finished in self.conn.abandon(Status::Gone) {
+        for finished in self.conn.abandon(UrbStatus::Gone) {
             done.push(finished);
         }
     }
@@ -167,49 +167,49 @@ impl RemoteDevice {
     }
 
     /// What to send next.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.conn.poll_transmit()
     }
 
     /// `count` bytes were sent.
-    pub fn handle_transmitted(&mut self, count: usize, done: &mut Completions) {
+    pub fn handle_transmitted(&mut self, count: usize, done: &mut CompletionQueue) {
         self.conn.handle_transmitted(count, &mut done.pool);
     }
 }
 
 impl Device for RemoteDevice {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.record.speed
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, _now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         if self.is_lost {
-            return done.push(urb.fail(Status::Gone));
+            return done.push(urb.fail(UrbStatus::Gone));
         }
         let kind = match self.selection.endpoint(urb.endpoint) {
             _ if urb.endpoint.is_control() => TransferType::Control,
             Some(endpoint) => endpoint.kind,
-            None => return done.push(urb.fail(Status::Invalid)),
+            None => return done.push(urb.fail(UrbStatus::Invalid)),
         };
         self.conn.submit(urb, kind, &mut done.pool);
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut CompletionQueue) {
         self.conn.unlink(id);
     }
 
     /// The protocol has no reset: the exporter detects one by the client's first descriptor read. Requests in flight
     /// are unlinked there, and the link continues.
-    fn reset(&mut self, _now: Instant, done: &mut Completions) {
-        for finished in self.conn.withdraw_all(Status::Shutdown) {
+    fn reset(&mut self, _now: Instant, done: &mut CompletionQueue) {
+        for finished in self.conn.withdraw_all(UrbStatus::Shutdown) {
             done.push(finished);
         }
         self.selection.clear();
@@ -217,14 +217,18 @@ impl Device for RemoteDevice {
 }
 
 /// Updates the selection after a request that changes which endpoints are active.
-pub(crate) fn note_selection(selection: &mut Selection, descriptors: &Descriptors, done: &Done) {
-    if !done.endpoint.is_control() || done.status != Status::Ok {
+pub(crate) fn note_selection(
+    selection: &mut ConfigurationSelection,
+    descriptors: &DescriptorSet,
+    done: &UrbCompletion,
+) {
+    if !done.endpoint.is_control() || done.status != UrbStatus::Ok {
         return;
     }
     let setup = done.setup;
-    if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+    if setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) {
         selection.select_configuration(descriptors, setup.value as u8);
-    } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+    } else if setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface) {
         selection.select_interface(descriptors, setup.index as u8, setup.value as u8);
     }
 }

@@ -21,10 +21,10 @@
 
 use std::collections::BTreeMap;
 
-use farbus_model::{Identity, Instant};
+use farbus_model::{ExportIdentity, Instant};
 
 /// A host's key; `None` for a host without one.
-pub type Key = Option<[u8; 32]>;
+pub type LeaseHostKey = Option<[u8; 32]>;
 
 /// Bits of a lease that are its device's mark. The other bits count leases and start at the time of day in
 /// milliseconds, which fits into 42 bits until the year 2109.
@@ -47,7 +47,7 @@ pub enum DeviceKey {
 
 impl DeviceKey {
     /// The key of the device that has this bus id now, and this identity if it has one.
-    pub fn of(bus_id: &str, identity: Option<Identity>) -> Self {
+    pub fn of(bus_id: &str, identity: Option<ExportIdentity>) -> Self {
         identity.map_or_else(|| Self::BusId(bus_id.to_owned()), |identity| Self::Id(identity.id))
     }
 
@@ -63,29 +63,29 @@ impl DeviceKey {
 
 /// A device that was handed over and waits.
 #[derive(Debug)]
-struct Waits<T> {
+struct MigratingDevice<T> {
     lease: u64,
-    successor: Key,
-    from: Key,
+    successor: LeaseHostKey,
+    from: LeaseHostKey,
     until: Instant,
     what: T,
 }
 
 /// The leases of an exporter's devices. `T` is what is kept of a device that was handed over.
 #[derive(Debug)]
-pub struct Leases<T> {
+pub struct DeviceLeases<T> {
     /// The latest lease of any device, without its mark.
     last: u64,
     /// The value of `last` when this process began.
     begun: u64,
     /// The latest lease of each device.
     given: BTreeMap<DeviceKey, u64>,
-    waiting: BTreeMap<DeviceKey, Waits<T>>,
+    waiting: BTreeMap<DeviceKey, MigratingDevice<T>>,
 }
 
 /// What a lease that an importer names entitles to.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Worth<T> {
+pub enum LeaseEntitlement<T> {
     /// The importer gets what waits.
     Inherits(T),
     /// Nothing in particular: a normal open.
@@ -98,7 +98,7 @@ pub enum Worth<T> {
     Other,
 }
 
-impl<T> Leases<T> {
+impl<T> DeviceLeases<T> {
     /// No leases yet. The first one will be later than `now_ms`, the time of day by a clock that all exporters of a
     /// device share.
     pub fn after(now_ms: u64) -> Self {
@@ -112,7 +112,7 @@ impl<T> Leases<T> {
     }
 
     /// The latest count of any device, which the next lease exceeds: its exporter reserves a count above it, stores
-    /// that, and then calls [`Leases::give_reserved`].
+    /// that, and then calls [`DeviceLeases::give_reserved`].
     pub fn last_count(&self) -> u64 {
         self.last
     }
@@ -127,7 +127,7 @@ impl<T> Leases<T> {
         self.latest(device).map_or(0, |lease| lease >> MARK_BITS)
     }
 
-    /// Every lease of `device` that was given is [`Worth::Stale`] from now on; the next one is later by two.
+    /// Every lease of `device` that was given is [`LeaseEntitlement::Stale`] from now on; the next one is later by two.
     pub fn fence_off(&mut self, device: &DeviceKey) {
         if let Some(latest) = self.given.get_mut(device) {
             *latest += 1 << MARK_BITS;
@@ -163,30 +163,43 @@ impl<T> Leases<T> {
 
     /// The user of `device` hands it over under its lease to `successor`, which must come by `until`. Returns what
     /// waited before; there is something only after a bug.
-    pub fn hand_over(&mut self, device: &DeviceKey, from: Key, successor: Key, until: Instant, what: T) -> Option<T> {
+    pub fn hand_over(
+        &mut self,
+        device: &DeviceKey,
+        from: LeaseHostKey,
+        successor: LeaseHostKey,
+        until: Instant,
+        what: T,
+    ) -> Option<T> {
         let lease = self.given.get(device).copied().unwrap_or(self.last);
-        let waits = Waits { lease, successor, from, until, what };
+        let waits = MigratingDevice { lease, successor, from, until, what };
         self.waiting.insert(device.clone(), waits).map(|before| before.what)
     }
 
     /// What the lease `named` (0: none) entitles `who` to, who asks for `device` now. `is_compared`: the importer has
     /// named the device's identity, and it matched.
-    pub fn worth(&mut self, device: &DeviceKey, who: Key, named: u64, is_compared: bool) -> Worth<T> {
+    pub fn worth(
+        &mut self,
+        device: &DeviceKey,
+        who: LeaseHostKey,
+        named: u64,
+        is_compared: bool,
+    ) -> LeaseEntitlement<T> {
         if self.handed_over_to(device, who, named).is_some() {
             let waits = self.waiting.remove(device).expect("looked at just now");
-            return Worth::Inherits(waits.what);
+            return LeaseEntitlement::Inherits(waits.what);
         }
         if self.waiting.get(device).is_some_and(|waits| named == waits.lease || named == 0) {
-            return Worth::NotHis;
+            return LeaseEntitlement::NotHis;
         }
         if named == 0 {
-            return Worth::Nothing;
+            return LeaseEntitlement::Nothing;
         }
         match self.given.get(device) {
-            Some(&last) if last > named => Worth::Stale,
-            Some(&last) if last == named => Worth::Nothing,
-            _ if is_compared || self.is_of(device, named) => Worth::Nothing,
-            _ => Worth::Other,
+            Some(&last) if last > named => LeaseEntitlement::Stale,
+            Some(&last) if last == named => LeaseEntitlement::Nothing,
+            _ if is_compared || self.is_of(device, named) => LeaseEntitlement::Nothing,
+            _ => LeaseEntitlement::Other,
         }
     }
 
@@ -198,7 +211,7 @@ impl<T> Leases<T> {
     }
 
     /// What waits of `device` for `who` with the lease `named` (0: none), without taking it.
-    pub fn handed_over_to(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
+    pub fn handed_over_to(&self, device: &DeviceKey, who: LeaseHostKey, named: u64) -> Option<&T> {
         let waits = self.waiting.get(device)?;
         let is_known = who.is_some() && who == waits.successor;
         let has_lease = named == waits.lease;
@@ -209,7 +222,7 @@ impl<T> Leases<T> {
 
     /// The key of the successor that `device` waits for (`None`: that host has no key), and until when; `None` if it
     /// does not wait.
-    pub fn successor(&self, device: &DeviceKey) -> Option<(Key, Instant)> {
+    pub fn successor(&self, device: &DeviceKey) -> Option<(LeaseHostKey, Instant)> {
         self.waiting.get(device).map(|waits| (waits.successor, waits.until))
     }
 
@@ -227,7 +240,7 @@ impl<T> Leases<T> {
 
     /// Takes what waits of `device` for a handover to the replacement: with the lease under which it was handed over,
     /// its successor and its deadline.
-    pub fn recall(&mut self, device: &DeviceKey) -> Option<(u64, Key, Instant, T)> {
+    pub fn recall(&mut self, device: &DeviceKey) -> Option<(u64, LeaseHostKey, Instant, T)> {
         self.waiting.remove(device).map(|waits| (waits.lease, waits.successor, waits.until, waits.what))
     }
 
@@ -236,7 +249,7 @@ impl<T> Leases<T> {
         std::mem::take(&mut self.waiting).into_values().map(|waits| waits.what).collect()
     }
 
-    /// When [`Leases::expire`] has something next.
+    /// When [`DeviceLeases::expire`] has something next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.values().map(|waits| waits.until).min()
     }
@@ -246,9 +259,9 @@ impl<T> Leases<T> {
 mod tests {
     use super::*;
 
-    const A: Key = Some([1; 32]);
-    const B: Key = Some([2; 32]);
-    const C: Key = Some([3; 32]);
+    const A: LeaseHostKey = Some([1; 32]);
+    const B: LeaseHostKey = Some([2; 32]);
+    const C: LeaseHostKey = Some([3; 32]);
 
     /// A device whose identity depends only on its name.
     fn device(name: &str) -> DeviceKey {
@@ -261,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_lease_has_the_count_that_was_stored_for_it_whatever_other_devices_got() {
-        let mut leases: Leases<()> = Leases::after(1000);
+        let mut leases: DeviceLeases<()> = DeviceLeases::after(1000);
         let count = |lease: u64| lease >> MARK_BITS;
         // Both counts were reserved above the same one.
         assert_eq!(count(leases.give_reserved(&device("disk"), 1001)), 1001);
@@ -272,56 +285,68 @@ mod tests {
 
     #[test]
     fn successor_gets_the_device_and_the_former_user_is_fenced_off() {
-        let mut leases = Leases::after(1000);
+        let mut leases = DeviceLeases::after(1000);
         let first = leases.give(&device("disk"));
         assert_eq!(
             leases.worth(&device("disk"), A, first, false),
-            Worth::Nothing,
+            LeaseEntitlement::Nothing,
             "its user asks again: an exporter may have forgotten"
         );
         assert_eq!(leases.hand_over(&device("disk"), A, B, at_s(30), "it"), None);
-        assert_eq!(leases.worth(&device("disk"), C, first, false), Worth::NotHis);
-        assert_eq!(leases.worth(&device("disk"), C, 0, false), Worth::NotHis);
+        assert_eq!(leases.worth(&device("disk"), C, first, false), LeaseEntitlement::NotHis);
+        assert_eq!(leases.worth(&device("disk"), C, 0, false), LeaseEntitlement::NotHis);
         assert_eq!(
             leases.worth(&device("disk"), A, 0, false),
-            Worth::NotHis,
+            LeaseEntitlement::NotHis,
             "he has let go of it, unless he says which"
         );
-        assert_eq!(leases.worth(&device("disk"), B, first + 1, false), Worth::Other, "no lease of this device");
-        assert_eq!(leases.worth(&device("disk"), B, first, false), Worth::Inherits("it"));
+        assert_eq!(
+            leases.worth(&device("disk"), B, first + 1, false),
+            LeaseEntitlement::Other,
+            "no lease of this device"
+        );
+        assert_eq!(leases.worth(&device("disk"), B, first, false), LeaseEntitlement::Inherits("it"));
         let second = leases.give(&device("disk"));
         assert!(second > first);
-        assert_eq!(leases.worth(&device("disk"), A, first, false), Worth::Stale);
-        assert_eq!(leases.worth(&device("disk"), A, 0, false), Worth::Nothing, "as anybody");
-        assert_eq!(leases.worth(&device("other"), A, first, false), Worth::Other, "the lease is of another device");
+        assert_eq!(leases.worth(&device("disk"), A, first, false), LeaseEntitlement::Stale);
+        assert_eq!(leases.worth(&device("disk"), A, 0, false), LeaseEntitlement::Nothing, "as anybody");
+        assert_eq!(
+            leases.worth(&device("other"), A, first, false),
+            LeaseEntitlement::Other,
+            "the lease is of another device"
+        );
         assert_eq!(
             leases.worth(&device("other"), A, first, true),
-            Worth::Nothing,
+            LeaseEntitlement::Nothing,
             "he has named the device's identity"
         );
     }
 
     #[test]
     fn successor_is_identified_by_its_key() {
-        let mut leases = Leases::after(0);
+        let mut leases = DeviceLeases::after(0);
         leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
-        assert_eq!(leases.worth(&device("disk"), None, 0, false), Worth::NotHis);
-        assert_eq!(leases.worth(&device("disk"), B, 0, false), Worth::Inherits("it"));
+        assert_eq!(leases.worth(&device("disk"), None, 0, false), LeaseEntitlement::NotHis);
+        assert_eq!(leases.worth(&device("disk"), B, 0, false), LeaseEntitlement::Inherits("it"));
         leases.hand_over(&device("disk"), None, None, at_s(30), "it");
         assert_eq!(
             leases.worth(&device("disk"), None, 0, false),
-            Worth::NotHis,
+            LeaseEntitlement::NotHis,
             "without a key the lease is what counts"
         );
     }
 
     #[test]
     fn device_returns_to_its_former_user_or_to_everybody() {
-        let mut leases = Leases::after(0);
+        let mut leases = DeviceLeases::after(0);
         let lease = leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
-        assert_eq!(leases.worth(&device("disk"), A, lease, false), Worth::Inherits("it"), "the successor did not come");
+        assert_eq!(
+            leases.worth(&device("disk"), A, lease, false),
+            LeaseEntitlement::Inherits("it"),
+            "the successor did not come"
+        );
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
         leases.give(&device("tape"));
         leases.hand_over(&device("tape"), None, None, at_s(20), "tape");
@@ -329,46 +354,48 @@ mod tests {
         assert_eq!(leases.successor(&device("disk")), Some((B, at_s(30))));
         assert_eq!(leases.expire(at_s(20)), ["tape"]);
         assert_eq!((leases.expire(at_s(29)), leases.expire(at_s(30))), (vec![], vec!["it"]));
-        assert_eq!(leases.worth(&device("disk"), B, lease, false), Worth::Nothing, "too late: as anybody");
+        assert_eq!(leases.worth(&device("disk"), B, lease, false), LeaseEntitlement::Nothing, "too late: as anybody");
         assert_eq!(leases.poll_timeout(), None);
     }
 
     #[test]
     fn recalled_device_waits_for_the_same_successor_under_the_same_lease() {
-        let mut leases = Leases::after(0);
+        let mut leases = DeviceLeases::after(0);
         let lease = leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
         assert_eq!(leases.recall(&device("disk")), Some((lease, B, at_s(30), "it")));
         assert_eq!((leases.recall(&device("disk")), leases.poll_timeout()), (None, None));
-        let mut after = Leases::after(1_000_000);
+        let mut after = DeviceLeases::after(1_000_000);
         after.keep(&device("disk"), lease);
         after.hand_over(&device("disk"), A, B, at_s(30), "it");
         assert_eq!(
             (after.worth(&device("disk"), C, 0, false), after.worth(&device("disk"), B, lease, false)),
-            (Worth::NotHis, Worth::Inherits("it"))
+            (LeaseEntitlement::NotHis, LeaseEntitlement::Inherits("it"))
         );
     }
 
     #[test]
     fn lease_from_before_a_restart_is_never_later_than_one_from_after_it() {
-        let mut before = Leases::<()>::after(1000);
+        let mut before = DeviceLeases::<()>::after(1000);
         let lease = before.give(&device("disk"));
-        let mut after = Leases::<()>::after(2000);
-        assert_eq!(after.worth(&device("disk"), A, lease, false), Worth::Nothing);
+        let mut after = DeviceLeases::<()>::after(2000);
+        assert_eq!(after.worth(&device("disk"), A, lease, false), LeaseEntitlement::Nothing);
         after.give(&device("disk"));
-        assert_eq!(after.worth(&device("disk"), B, lease, false), Worth::Stale);
+        assert_eq!(after.worth(&device("disk"), B, lease, false), LeaseEntitlement::Stale);
     }
 
     #[test]
     fn lease_of_another_device_is_refused_after_a_restart_in_any_sharing_order() {
-        let mut before = Leases::<()>::after(1000);
+        let mut before = DeviceLeases::<()>::after(1000);
         let names: Vec<String> = (0..200).map(|number| format!("disk{number}")).collect();
         let leases: Vec<u64> = names.iter().map(|name| before.give(&device(name))).collect();
-        let mut after = Leases::<()>::after(2000);
+        let mut after = DeviceLeases::<()>::after(2000);
         for (name, &lease) in names.iter().zip(&leases).rev() {
-            assert_eq!(after.worth(&device(name), None, lease, false), Worth::Nothing, "{name}");
+            assert_eq!(after.worth(&device(name), None, lease, false), LeaseEntitlement::Nothing, "{name}");
             let others = names.iter().filter(|other| *other != name);
-            let wrong = others.filter(|other| after.worth(&device(other), None, lease, false) != Worth::Other).count();
+            let wrong = others
+                .filter(|other| after.worth(&device(other), None, lease, false) != LeaseEntitlement::Other)
+                .count();
             assert_eq!(wrong, 0, "{name} opens another device");
         }
     }
@@ -376,26 +403,30 @@ mod tests {
     #[test]
     fn device_without_identity_is_known_while_the_exporter_or_its_replacement_lives() {
         let key = DeviceKey::of("1-1", None);
-        let mut before = Leases::<()>::after(1000);
+        let mut before = DeviceLeases::<()>::after(1000);
         let lease = before.give(&key);
-        assert_eq!(before.worth(&key, A, lease, false), Worth::Nothing);
-        let mut successor = Leases::<()>::after(2000);
+        assert_eq!(before.worth(&key, A, lease, false), LeaseEntitlement::Nothing);
+        let mut successor = DeviceLeases::<()>::after(2000);
         successor.keep(&key, lease);
-        assert_eq!(successor.worth(&key, A, lease, false), Worth::Nothing);
-        let mut fresh = Leases::<()>::after(2000);
-        assert_eq!(fresh.worth(&key, A, lease, false), Worth::Other);
-        assert_eq!(fresh.worth(&key, A, 0, false), Worth::Nothing, "who names no lease asks for the first time");
+        assert_eq!(successor.worth(&key, A, lease, false), LeaseEntitlement::Nothing);
+        let mut fresh = DeviceLeases::<()>::after(2000);
+        assert_eq!(fresh.worth(&key, A, lease, false), LeaseEntitlement::Other);
+        assert_eq!(
+            fresh.worth(&key, A, 0, false),
+            LeaseEntitlement::Nothing,
+            "who names no lease asks for the first time"
+        );
     }
 
     #[test]
     fn old_lease_without_identity_is_known_to_the_replacement_only() {
         let (key, lease) = (device("disk"), 1_900_000_000_000);
-        let mut fresh = Leases::<()>::after(1_900_000_100_000);
-        assert_eq!(fresh.worth(&key, A, lease, false), Worth::Other);
-        let mut successor = Leases::<()>::after(1_900_000_100_000);
+        let mut fresh = DeviceLeases::<()>::after(1_900_000_100_000);
+        assert_eq!(fresh.worth(&key, A, lease, false), LeaseEntitlement::Other);
+        let mut successor = DeviceLeases::<()>::after(1_900_000_100_000);
         successor.keep(&key, lease);
-        assert_eq!(successor.worth(&key, A, lease, false), Worth::Nothing);
+        assert_eq!(successor.worth(&key, A, lease, false), LeaseEntitlement::Nothing);
         assert!(successor.give(&key) > lease);
-        assert_eq!(successor.worth(&key, A, lease, false), Worth::Stale);
+        assert_eq!(successor.worth(&key, A, lease, false), LeaseEntitlement::Stale);
     }
 }

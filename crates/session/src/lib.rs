@@ -3,7 +3,7 @@
 //! **This crate is** where a device and a connection meet. [`Exporter`] joins an incoming USB/IP connection to a
 //! device, [`RedirHost`] a connection from QEMU. [`RemoteDevice`] makes an outgoing connection look like a device.
 //! [`native`] is farbus's own protocol on both sides. [`block`] makes a store a device and gives each importer its view
-//! of it; [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`Registry`] knows the
+//! of it; [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`ExportRegistry`] knows the
 //! exports, [`claims`] who holds, waits for and had a device, [`leases`] who has it next, [`reserve`] what is reserved
 //! for it. [`observe`] serves observers ([`console`]: of serial ports), [`stream`] the viewers of a source's frames.
 //! [`twin`] exchanges a device for an identical one, [`usbfs`] shows one to programs as a kernel does, [`rules`]
@@ -37,16 +37,16 @@ pub mod stream;
 pub mod twin;
 pub mod usbfs;
 
-pub use claims::{Claims, Ending, Holder};
-pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
-pub use far::Far;
+pub use claims::{ClaimHolder, DeviceClaims, UseEnding};
+pub use exporter::{ConnectionFault, ExportOffers, Exporter, ExporterCounters, PortResetPolicy};
+pub use far::FarLayer;
 /// NBD: how programs use a block device.
 pub use farbus_wire::nbd;
 /// Pairing: how two hosts learn each other's keys.
 pub use farbus_wire::pairing;
 /// Snapshots: how attachments continue in another process.
 pub use farbus_wire::snapshot;
-pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject, Request};
-pub use importer::{Handshake, RemoteDevice};
+pub use farbus_wire::usbip::{DeviceRecord, OpStatus, ProtocolViolation, UsbipClientConn, UsbipRequest};
+pub use importer::{ImportHandshake, RemoteDevice};
 pub use redir::RedirHost;
-pub use registry::{Claimed, Registry};
+pub use registry::{ClaimedUsb, ExportRegistry};

@@ -1,7 +1,7 @@
 //! Observers: copies of what a device sends to its user (requirement N6: sharing).
 //!
-//! An [`Observed`] device passes everything through and copies what interrupt and isochronous IN endpoints deliver to
-//! its [`Audience`]. Each [`Observer`] is a bounded queue, filled by the thread of the device's user and emptied by the
+//! An [`ObservedDevice`] device passes everything through and copies what interrupt and isochronous IN endpoints deliver to
+//! its [`DeviceObservers`]. Each [`EventObserver`] is a bounded queue, filled by the thread of the device's user and emptied by the
 //! observer's own. A slow observer misses events and is told how many; the device's user never waits. Without
 //! observers, the cost per answer is one atomic load.
 //!
@@ -14,57 +14,60 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_EVENTS_MAX, OBSERVERS_MAX};
-use farbus_model::{BufferPool, Completions, Device, DeviceLayer, Direction, Done, Instant, Status, TransferType};
-use farbus_wire::native::console::Output;
-use farbus_wire::native::usb::Event;
+use farbus_model::{
+    BufferPool, CompletionQueue, Device, DeviceLayer, Instant, TransferDirection, TransferType, UrbCompletion,
+    UrbStatus,
+};
+use farbus_wire::native::console::ConsoleOutput;
+use farbus_wire::native::usb::ObservedTransfer;
 
-use crate::console::{self, Port};
+use crate::console::{self, DeviceSerialPort};
 
 /// All observers of a device.
 #[derive(Clone, Default)]
-pub struct Audience(Arc<Inner>);
+pub struct DeviceObservers(Arc<DeviceObserversInner>);
 
 #[derive(Default)]
-struct Inner {
-    observers: Mutex<Vec<Arc<Place>>>,
+struct DeviceObserversInner {
+    observers: Mutex<Vec<Arc<ObserverSlot>>>,
     /// Number of observers, readable without the lock.
     count: AtomicUsize,
     is_closed: AtomicBool,
 }
 
-struct Place {
-    waiting: Waiting,
+struct ObserverSlot {
+    waiting: ObserverQueue,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
 /// What waits for an observer: the two kinds get different things.
-enum Waiting {
-    Events(Mutex<Events>),
-    Console(Mutex<console::Queue>),
+enum ObserverQueue {
+    Events(Mutex<ObserverEventQueue>),
+    Console(Mutex<console::ConsoleQueue>),
 }
 
 #[derive(Default)]
-struct Events {
-    waiting: VecDeque<Event>,
+struct ObserverEventQueue {
+    waiting: VecDeque<ObservedTransfer>,
     bytes: usize,
     missed: u32,
 }
 
 /// An observer's place in the audience; dropping it ends the observation.
-struct Joined {
-    inner: Arc<Inner>,
-    place: Arc<Place>,
+struct ObservationGuard {
+    inner: Arc<DeviceObserversInner>,
+    place: Arc<ObserverSlot>,
 }
 
 /// One observer of a device; dropping it ends the observation.
-pub struct Observer(Joined);
+pub struct EventObserver(ObservationGuard);
 
 /// One observer of a device's serial ports; dropping it ends the observation.
-pub struct ConsoleObserver(Joined);
+pub struct ConsoleObserver(ObservationGuard);
 
-impl fmt::Debug for Audience {
+impl fmt::Debug for DeviceObservers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Audience").field("count", &self.0.count.load(Ordering::Relaxed)).finish()
+        f.debug_struct("DeviceObservers").field("count", &self.0.count.load(Ordering::Relaxed)).finish()
     }
 }
 
@@ -72,27 +75,27 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Audience {
+impl DeviceObservers {
     /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
     /// [`OBSERVERS_MAX`] already.
-    pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
-        self.place(Waiting::Events(Mutex::default()), wake).map(Observer)
+    pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<EventObserver> {
+        self.place(ObserverQueue::Events(Mutex::default()), wake).map(EventObserver)
     }
 
-    /// Adds an observer of the device's serial ports; otherwise as [`Audience::join`]. Both count for the limit.
+    /// Adds an observer of the device's serial ports; otherwise as [`DeviceObservers::join`]. Both count for the limit.
     pub fn join_console(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<ConsoleObserver> {
-        self.place(Waiting::Console(Mutex::default()), wake).map(ConsoleObserver)
+        self.place(ObserverQueue::Console(Mutex::default()), wake).map(ConsoleObserver)
     }
 
-    fn place(&self, waiting: Waiting, wake: impl Fn() + Send + Sync + 'static) -> Option<Joined> {
+    fn place(&self, waiting: ObserverQueue, wake: impl Fn() + Send + Sync + 'static) -> Option<ObservationGuard> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
             return None;
         }
-        let place = Arc::new(Place { waiting, wake: Box::new(wake) });
+        let place = Arc::new(ObserverSlot { waiting, wake: Box::new(wake) });
         observers.push(Arc::clone(&place));
         self.0.count.store(observers.len(), Ordering::Release);
-        Some(Joined { inner: Arc::clone(&self.0), place })
+        Some(ObservationGuard { inner: Arc::clone(&self.0), place })
     }
 
     /// Tells all observers that the device is no longer shared.
@@ -109,19 +112,19 @@ impl Audience {
     }
 
     /// Copies a completed transfer to all observers, if it is of a kind that is observed.
-    fn show(&self, now: Instant, kind: TransferType, done: &mut Done) {
+    fn show(&self, now: Instant, kind: TransferType, done: &mut UrbCompletion) {
         let is_shown = matches!(kind, TransferType::Interrupt | TransferType::Isochronous);
-        let is_news = done.status == Status::Ok || done.actual > 0;
-        if !is_shown || done.direction != Direction::In || !is_news {
+        let is_news = done.status == UrbStatus::Ok || done.actual > 0;
+        if !is_shown || done.direction != TransferDirection::In || !is_news {
             return;
         }
         let observers = locked(&self.0.observers);
-        if !observers.iter().any(|place| matches!(place.waiting, Waiting::Events(_))) {
+        if !observers.iter().any(|place| matches!(place.waiting, ObserverQueue::Events(_))) {
             return;
         }
         // After this, a copy shares the data.
         done.payload.share();
-        let event = Event {
+        let event = ObservedTransfer {
             endpoint: done.endpoint,
             kind,
             status: done.status,
@@ -134,9 +137,10 @@ impl Audience {
     }
 
     /// Copies what a port sent to the observers of the console.
-    fn print(&self, now: Instant, port: &Port, done: &Done) {
+    fn print(&self, now: Instant, port: &DeviceSerialPort, done: &UrbCompletion) {
         let observers = locked(&self.0.observers);
-        let mut consoles = observers.iter().filter(|place| matches!(place.waiting, Waiting::Console(_))).peekable();
+        let mut consoles =
+            observers.iter().filter(|place| matches!(place.waiting, ObserverQueue::Console(_))).peekable();
         if consoles.peek().is_none() {
             return;
         }
@@ -145,9 +149,9 @@ impl Audience {
     }
 }
 
-impl Place {
-    fn show(&self, event: &Event) {
-        let Waiting::Events(events) = &self.waiting else { return };
+impl ObserverSlot {
+    fn show(&self, event: &ObservedTransfer) {
+        let ObserverQueue::Events(events) = &self.waiting else { return };
         let mut events = locked(events);
         let bytes = events.bytes + event.data.len();
         if events.waiting.len() >= OBSERVED_EVENTS_MAX || (events.bytes > 0 && bytes > OBSERVED_BYTES_MAX) {
@@ -156,7 +160,7 @@ impl Place {
         }
         let missed = std::mem::take(&mut events.missed);
         events.bytes = bytes;
-        events.waiting.push_back(Event { missed, ..event.clone() });
+        events.waiting.push_back(ObservedTransfer { missed, ..event.clone() });
         let is_first = events.waiting.len() == 1;
         drop(events);
         if is_first {
@@ -164,8 +168,8 @@ impl Place {
         }
     }
 
-    fn print(&self, now: Instant, port: &Port, moved: &[u8]) {
-        let Waiting::Console(queue) = &self.waiting else { return };
+    fn print(&self, now: Instant, port: &DeviceSerialPort, moved: &[u8]) {
+        let ObserverQueue::Console(queue) = &self.waiting else { return };
         let mut queue = locked(queue);
         let was_empty = queue.is_empty();
         port.sent(moved).for_each(|sent| queue.add(now, port.port.endpoint, sent));
@@ -177,10 +181,10 @@ impl Place {
     }
 }
 
-impl Observer {
+impl EventObserver {
     /// Takes the oldest event.
-    pub fn take(&self) -> Option<Event> {
-        let Waiting::Events(events) = &self.0.place.waiting else { return None };
+    pub fn take(&self) -> Option<ObservedTransfer> {
+        let ObserverQueue::Events(events) = &self.0.place.waiting else { return None };
         let mut events = locked(events);
         let event = events.waiting.pop_front()?;
         events.bytes -= event.data.len();
@@ -195,8 +199,8 @@ impl Observer {
 
 impl ConsoleObserver {
     /// Takes the oldest of what the ports sent.
-    pub fn take(&self) -> Option<Output> {
-        let Waiting::Console(queue) = &self.0.place.waiting else { return None };
+    pub fn take(&self) -> Option<ConsoleOutput> {
+        let ObserverQueue::Console(queue) = &self.0.place.waiting else { return None };
         locked(queue).take()
     }
 
@@ -206,13 +210,13 @@ impl ConsoleObserver {
     }
 }
 
-impl Joined {
+impl ObservationGuard {
     fn is_over(&self) -> bool {
         self.inner.is_closed.load(Ordering::Acquire)
     }
 }
 
-impl Drop for Joined {
+impl Drop for ObservationGuard {
     fn drop(&mut self) {
         let mut observers = locked(&self.inner.observers);
         observers.retain(|place| !Arc::ptr_eq(place, &self.place));
@@ -226,34 +230,34 @@ pub fn sends_events(device: &impl Device) -> bool {
     let mut endpoints = settings.flat_map(|setting| &setting.endpoints);
     endpoints.any(|endpoint| {
         matches!(endpoint.kind, TransferType::Interrupt | TransferType::Isochronous)
-            && endpoint.address.direction() == Direction::In
+            && endpoint.address.direction() == TransferDirection::In
     })
 }
 
 /// A device with observers.
-pub struct Observed<D> {
+pub struct ObservedDevice<D> {
     device: D,
-    audience: Audience,
-    ports: Vec<Port>,
-    done: Completions,
+    audience: DeviceObservers,
+    ports: Vec<DeviceSerialPort>,
+    done: CompletionQueue,
 }
 
-impl<D: Device> Observed<D> {
+impl<D: Device> ObservedDevice<D> {
     /// Wraps `device`.
     ///
     /// # Errors
     /// The device, if it has no endpoint that can be observed.
-    pub fn new(device: D, audience: Audience) -> Result<Self, D> {
+    pub fn new(device: D, audience: DeviceObservers) -> Result<Self, D> {
         let ports = console::ports(device.descriptors());
         if ports.is_empty() && !sends_events(&device) {
             return Err(device);
         }
         // While the device works, this holds the caller's pool.
-        Ok(Self { device, audience, ports, done: Completions::new(BufferPool::new(0)) })
+        Ok(Self { device, audience, ports, done: CompletionQueue::new(BufferPool::new(0)) })
     }
 }
 
-impl<D: Device> DeviceLayer for Observed<D> {
+impl<D: Device> DeviceLayer for ObservedDevice<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -267,8 +271,8 @@ impl<D: Device> DeviceLayer for Observed<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut D, &mut Completions) -> R,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut D, &mut CompletionQueue) -> R,
     ) -> R {
         if self.audience.is_empty() {
             return act(&mut self.device, done);
@@ -289,7 +293,7 @@ impl<D: Device> DeviceLayer for Observed<D> {
         result
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.device.reset(now, done);
     }
 }

@@ -5,37 +5,37 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::{Descriptors, Device, Identity, Instant, Speed, Tally};
+use farbus_model::{DescriptorSet, Device, ExportIdentity, Instant, NamedCounters, UsbSpeed};
 use farbus_wire::native::control;
-use farbus_wire::native::usb::Description;
+use farbus_wire::native::usb::UsbDescription;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
 use crate::block::BlockExport;
-use crate::claims::lease::Due;
-use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
+use crate::claims::lease::LeaseEvent;
+use crate::claims::{ClaimHolder, ClaimRefusal, DeviceClaims, UseEnding, UseMode};
 use crate::console;
-use crate::observe::{Audience, Observed, sends_events};
-use crate::stream::Stage;
+use crate::observe::{DeviceObservers, ObservedDevice, sends_events};
+use crate::stream::FramePublisher;
 
 /// The exports. This is the only state that engines share; its owner puts a lock around it.
 #[derive(Default)]
-pub struct Registry {
-    exports: Vec<Export>,
+pub struct ExportRegistry {
+    exports: Vec<RegisteredExport>,
     /// Device numbers given so far, by name: a device that comes back under its name gets its number again, and no
     /// other device gets it.
     numbers: BTreeMap<String, u32>,
     /// The first number that was never given.
     fresh: u32,
     /// The claims on devices that have gone and may come back, by bus id and identity.
-    absent: BTreeMap<(String, u128), Claims>,
+    absent: BTreeMap<(String, u128), DeviceClaims>,
 }
 
-struct Export {
+struct RegisteredExport {
     name: String,
     title: String,
     record: DeviceRecord,
     /// What its users read of it, for its owner while a user has it.
-    descriptors: Arc<Descriptors>,
+    descriptors: Arc<DescriptorSet>,
     /// Its class as a USB device; `None` while a user has it.
     device: Option<Box<dyn Device>>,
     /// Its class as a block device.
@@ -43,10 +43,10 @@ struct Export {
     /// Its class as a stream of frames.
     stream: Option<StreamClass>,
     /// What observers of the device get; `None` if it has nothing to observe.
-    show: Option<Show>,
-    tally: Option<Tally>,
-    identity: Option<Identity>,
-    claims: Claims,
+    show: Option<ExportObservers>,
+    tally: Option<NamedCounters>,
+    identity: Option<ExportIdentity>,
+    claims: DeviceClaims,
     /// Whether its claims stay while it is gone.
     keeps_claims: bool,
     /// Whether it was retired and goes with its last user.
@@ -54,14 +54,14 @@ struct Export {
 }
 
 /// Makes a new USB disk for a block device.
-pub type Renew = Box<dyn Fn() -> Result<Box<dyn Device>, String> + Send>;
+pub type UsbDiskFactory = Box<dyn Fn() -> Result<Box<dyn Device>, String> + Send>;
 
 /// The block class of a device that is also a USB disk.
 pub struct BlockClass {
     /// What its users open.
     pub export: Arc<BlockExport>,
     /// Makes a new USB disk, after a user with private changes.
-    pub renew: Renew,
+    pub renew: UsbDiskFactory,
 }
 
 impl fmt::Debug for BlockClass {
@@ -70,7 +70,7 @@ impl fmt::Debug for BlockClass {
     }
 }
 
-/// A claimed block device. Call [`Registry::release`] when its use ends.
+/// A claimed block device. Call [`ExportRegistry::release`] when its use ends.
 #[derive(Clone, Debug)]
 pub struct ClaimedBlock {
     /// Its record, for the client that claimed it.
@@ -78,12 +78,12 @@ pub struct ClaimedBlock {
     /// The export to open.
     pub export: Arc<BlockExport>,
     /// The mode to open it in.
-    pub mode: Mode,
+    pub mode: UseMode,
 }
 
 /// The stream class of a device that is also a USB device. It closes for its readers when it is withdrawn.
 #[derive(Debug)]
-pub struct StreamClass(pub Stage);
+pub struct StreamClass(pub FramePublisher);
 
 impl Drop for StreamClass {
     fn drop(&mut self) {
@@ -92,15 +92,15 @@ impl Drop for StreamClass {
 }
 
 /// A device's audience, and the description that each observer gets first. Dropping it closes the audience.
-struct Show {
-    audience: Audience,
+struct ExportObservers {
+    audience: DeviceObservers,
     /// `None` if only its serial ports send.
     events: Option<Vec<u8>>,
     /// `None` if it has no serial port.
     console: Option<Vec<u8>>,
 }
 
-impl Drop for Show {
+impl Drop for ExportObservers {
     fn drop(&mut self) {
         self.audience.close();
     }
@@ -108,10 +108,10 @@ impl Drop for Show {
 
 /// A device that can be observed.
 #[derive(Clone, Debug)]
-pub struct Observable {
+pub struct ObservableDevice {
     /// Where to add an observer.
-    pub audience: Audience,
-    /// The device's [`Description`], or that of its [console](farbus_wire::native::console::Description), encoded.
+    pub audience: DeviceObservers,
+    /// The device's [`UsbDescription`], or that of its [console](farbus_wire::native::console::Description), encoded.
     pub description: Vec<u8>,
 }
 
@@ -126,8 +126,8 @@ pub enum ClassRefusal {
     Busy,
 }
 
-/// A claimed USB device. Give it back with [`Registry::release`].
-pub struct Claimed {
+/// A claimed USB device. Give it back with [`ExportRegistry::release`].
+pub struct ClaimedUsb {
     /// Its record, for the client that claimed it.
     pub record: DeviceRecord,
     /// The device itself.
@@ -136,7 +136,7 @@ pub struct Claimed {
 
 /// An export, as a listing shows it.
 #[derive(Clone, Debug)]
-pub struct Entry<'a> {
+pub struct ExportEntry<'a> {
     /// Its name, unique in the registry.
     pub name: &'a str,
     /// Manufacturer and product.
@@ -144,21 +144,21 @@ pub struct Entry<'a> {
     /// Its record.
     pub record: &'a DeviceRecord,
     /// Its holder; the first, if there are several.
-    pub holder: Option<&'a Holder>,
+    pub holder: Option<&'a ClaimHolder>,
     /// Its claims: holders, queue and history.
-    pub claims: &'a Claims,
+    pub claims: &'a DeviceClaims,
     /// Its block class, if it has one.
     pub block: Option<&'a BlockExport>,
     /// Where its frames are shown, if it has a stream class.
-    pub stream: Option<&'a Stage>,
-    /// Its identity; `None` until [`Registry::identify`] was called.
-    pub identity: Option<Identity>,
+    pub stream: Option<&'a FramePublisher>,
+    /// Its identity; `None` until [`ExportRegistry::identify`] was called.
+    pub identity: Option<ExportIdentity>,
     /// Its counters.
-    pub tally: Option<&'a Tally>,
-    /// Whether it sends something that observers are shown (requirement N6): [`Registry::observe`] finds it, or
-    /// [`Registry::observe_stream`].
+    pub tally: Option<&'a NamedCounters>,
+    /// Whether it sends something that observers are shown (requirement N6): [`ExportRegistry::observe`] finds it, or
+    /// [`ExportRegistry::observe_stream`].
     pub has_observable: bool,
-    /// Whether it has a serial port whose output observers are shown: [`Registry::console`] finds it.
+    /// Whether it has a serial port whose output observers are shown: [`ExportRegistry::console`] finds it.
     pub has_console: bool,
 }
 
@@ -186,19 +186,19 @@ pub const PATH_PREFIX: &str = "/farbus/";
 /// Most bytes of a path on the wire, without its NUL.
 const PATH_BYTES_MAX: usize = 255;
 
-impl Registry {
+impl ExportRegistry {
     /// Offers `device` under a name that begins with `kind`; returns its record. `None` if there are [`DEVICES_MAX`]
     /// already. A virtual bus has 126 numbers; further devices go on the next bus.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
         self.add_with(kind, device, None, None)
     }
 
-    /// Offers a device that also has a block class; otherwise as [`Registry::add`].
+    /// Offers a device that also has a block class; otherwise as [`ExportRegistry::add`].
     pub fn add_block(&mut self, kind: &str, device: Box<dyn Device>, block: BlockClass) -> Option<&DeviceRecord> {
         self.add_with(kind, device, Some(block), None)
     }
 
-    /// Offers a device that also has a stream class; otherwise as [`Registry::add`].
+    /// Offers a device that also has a stream class; otherwise as [`ExportRegistry::add`].
     pub fn add_stream(&mut self, kind: &str, device: Box<dyn Device>, stream: StreamClass) -> Option<&DeviceRecord> {
         self.add_with(kind, device, None, Some(stream))
     }
@@ -239,13 +239,15 @@ impl Registry {
         let events = sends_events(&device).then(|| described(&*device, &record));
         let console = console::described(&console::ports(all)).map(|ports| ports.encode());
         let tally = device.tally();
-        let audience = Audience::default();
-        let (device, show) = match Observed::new(device, audience.clone()) {
-            Ok(observed) => (Box::new(observed) as Box<dyn Device>, Some(Show { audience, events, console })),
+        let audience = DeviceObservers::default();
+        let (device, show) = match ObservedDevice::new(device, audience.clone()) {
+            Ok(observed) => {
+                (Box::new(observed) as Box<dyn Device>, Some(ExportObservers { audience, events, console }))
+            }
             Err(device) => (device, None),
         };
-        let (device, claims) = (Some(device), Claims::default());
-        self.exports.push(Export {
+        let (device, claims) = (Some(device), DeviceClaims::default());
+        self.exports.push(RegisteredExport {
             name,
             title,
             record,
@@ -290,8 +292,8 @@ impl Registry {
     }
 
     /// All exports, held or not, in the order in which they were added.
-    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.exports.iter().map(|export| Entry {
+    pub fn entries(&self) -> impl Iterator<Item = ExportEntry<'_>> {
+        self.exports.iter().map(|export| ExportEntry {
             name: &export.name,
             title: &export.title,
             record: &export.record,
@@ -307,18 +309,18 @@ impl Registry {
     }
 
     /// Sets the identity of device `bus_id`. Returns whether such a device is on offer.
-    pub fn identify(&mut self, bus_id: &str, identity: Identity) -> bool {
+    pub fn identify(&mut self, bus_id: &str, identity: ExportIdentity) -> bool {
         let export = self.export_mut(bus_id);
         export.map(|export| export.identity = Some(identity)).is_some()
     }
 
     /// The identity of device `bus_id`; `None` if there is no such device, or it has no identity.
-    pub fn identity(&self, bus_id: &str) -> Option<Identity> {
+    pub fn identity(&self, bus_id: &str) -> Option<ExportIdentity> {
         self.exports.iter().find(|export| export.record.bus_id == bus_id)?.identity
     }
 
     /// The descriptors of a device, in use or not, and its speed.
-    pub fn descriptors(&self, bus_id: &str) -> Option<(Arc<Descriptors>, Speed)> {
+    pub fn descriptors(&self, bus_id: &str) -> Option<(Arc<DescriptorSet>, UsbSpeed)> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id)?;
         Some((Arc::clone(&export.descriptors), export.record.speed))
     }
@@ -356,18 +358,18 @@ impl Registry {
     /// Claims a device for `who` as a USB device: one user at a time.
     ///
     /// # Errors
-    /// [`OpStatus::Busy`] while another user holds it or comes first ([`Claims`]), [`OpStatus::NoDevice`] if there is
+    /// [`OpStatus::Busy`] while another user holds it or comes first ([`DeviceClaims`]), [`OpStatus::NoDevice`] if there is
     /// none.
-    pub fn claim(&mut self, bus_id: &str, who: &str, now: Instant) -> Result<Claimed, OpStatus> {
+    pub fn claim(&mut self, bus_id: &str, who: &str, now: Instant) -> Result<ClaimedUsb, OpStatus> {
         let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(OpStatus::NoDevice)?;
         let Some(device) = export.device.take() else {
             export.claims.refuse(who, now);
             return Err(OpStatus::Busy);
         };
-        let mode = export.block.as_ref().map(|block| block.export.mode(control::Mode::Exclusive));
+        let mode = export.block.as_ref().map(|block| block.export.mode(control::AttachmentMode::Exclusive));
         match export.claims.claim(who, mode.unwrap_or_default(), now) {
-            Ok(()) => Ok(Claimed { record: export.record.clone(), device }),
-            Err(Refusal::Held | Refusal::Leased | Refusal::Waited | Refusal::KeptOut) => {
+            Ok(()) => Ok(ClaimedUsb { record: export.record.clone(), device }),
+            Err(ClaimRefusal::Held | ClaimRefusal::Leased | ClaimRefusal::Waited | ClaimRefusal::KeptOut) => {
                 export.device = Some(device);
                 Err(OpStatus::Busy)
             }
@@ -382,10 +384,10 @@ impl Registry {
         &mut self,
         bus_id: &str,
         who: &str,
-        asked: control::Mode,
+        asked: control::AttachmentMode,
         now: Instant,
     ) -> Result<ClaimedBlock, ClassRefusal> {
-        let class = |export: &Export| {
+        let class = |export: &RegisteredExport| {
             let block = export.block.as_ref()?;
             Some((Arc::clone(&block.export), block.export.mode(asked)))
         };
@@ -401,11 +403,11 @@ impl Registry {
         &mut self,
         bus_id: &str,
         who: &str,
-        asked: control::Mode,
+        asked: control::AttachmentMode,
         now: Instant,
-    ) -> Result<(Stage, Mode), ClassRefusal> {
-        let mode = if asked == control::Mode::Exclusive { Mode::Exclusive } else { Mode::Read };
-        let class = |export: &Export| Some((export.stream.as_ref()?.0.clone(), mode));
+    ) -> Result<(FramePublisher, UseMode), ClassRefusal> {
+        let mode = if asked == control::AttachmentMode::Exclusive { UseMode::Exclusive } else { UseMode::Read };
+        let class = |export: &RegisteredExport| Some((export.stream.as_ref()?.0.clone(), mode));
         self.claim_by(bus_id, who, now, class).map(|(_, stage, mode)| (stage, mode))
     }
 
@@ -415,36 +417,42 @@ impl Registry {
         bus_id: &str,
         who: &str,
         now: Instant,
-        class: impl FnOnce(&Export) -> Option<(T, Mode)>,
-    ) -> Result<(DeviceRecord, T, Mode), ClassRefusal> {
+        class: impl FnOnce(&RegisteredExport) -> Option<(T, UseMode)>,
+    ) -> Result<(DeviceRecord, T, UseMode), ClassRefusal> {
         let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(ClassRefusal::NoDevice)?;
         let (what, mode) = class(export).ok_or(ClassRefusal::Class)?;
         export.claims.claim(who, mode, now).map_err(|refusal| match refusal {
-            Refusal::Held | Refusal::Leased | Refusal::Waited | Refusal::KeptOut => ClassRefusal::Busy,
+            ClaimRefusal::Held | ClaimRefusal::Leased | ClaimRefusal::Waited | ClaimRefusal::KeptOut => {
+                ClassRefusal::Busy
+            }
         })?;
         Ok((export.record.clone(), what, mode))
     }
 
     /// What an observer of a device needs, whether the device is in use or not; `None` if there is no such device, or
     /// it has nothing to observe.
-    pub fn observe(&self, bus_id: &str) -> Option<Observable> {
+    pub fn observe(&self, bus_id: &str) -> Option<ObservableDevice> {
         self.observable(bus_id, |show| show.events.as_ref())
     }
 
     /// What an observer of a device's serial ports needs; `None` if there is no such device, or it has none.
-    pub fn console(&self, bus_id: &str) -> Option<Observable> {
+    pub fn console(&self, bus_id: &str) -> Option<ObservableDevice> {
         self.observable(bus_id, |show| show.console.as_ref())
     }
 
-    fn observable(&self, bus_id: &str, of: impl FnOnce(&Show) -> Option<&Vec<u8>>) -> Option<Observable> {
+    fn observable(
+        &self,
+        bus_id: &str,
+        of: impl FnOnce(&ExportObservers) -> Option<&Vec<u8>>,
+    ) -> Option<ObservableDevice> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
         let show = export.show.as_ref()?;
-        Some(Observable { audience: show.audience.clone(), description: of(show)?.clone() })
+        Some(ObservableDevice { audience: show.audience.clone(), description: of(show)?.clone() })
     }
 
     /// Where the frames of a stream are shown, for an observer that claims nothing; `None` if there is no such device,
     /// or it is no stream.
-    pub fn observe_stream(&self, bus_id: &str) -> Option<Stage> {
+    pub fn observe_stream(&self, bus_id: &str) -> Option<FramePublisher> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
         export.stream.as_ref().map(|StreamClass(stage)| stage.clone())
     }
@@ -454,7 +462,14 @@ impl Registry {
     ///
     /// # Panics
     /// If `who` has not claimed it.
-    pub fn release(&mut self, bus_id: &str, who: &str, device: Option<Box<dyn Device>>, ending: Ending, now: Instant) {
+    pub fn release(
+        &mut self,
+        bus_id: &str,
+        who: &str,
+        device: Option<Box<dyn Device>>,
+        ending: UseEnding,
+        now: Instant,
+    ) {
         let export = self.export_mut(bus_id).expect("an export is not withdrawn while held");
         let mode = export.claims.end(who, ending, now).expect("who gives it back has claimed it");
         if let Some(device) = device {
@@ -484,20 +499,20 @@ impl Registry {
     }
 
     /// The claims on a device, for its owner to change.
-    pub fn claims_mut(&mut self, bus_id: &str) -> Option<&mut Claims> {
+    pub fn claims_mut(&mut self, bus_id: &str) -> Option<&mut DeviceClaims> {
         Some(&mut self.export_mut(bus_id)?.claims)
     }
 
     /// What is due of the leases at `now`, when the wall clock shows `wall_ms`, with the bus ids of the devices.
-    pub fn advance_leases(&mut self, now: Instant, wall_ms: u64) -> Vec<(String, Due)> {
-        let due = |export: &mut Export| {
+    pub fn advance_leases(&mut self, now: Instant, wall_ms: u64) -> Vec<(String, LeaseEvent)> {
+        let due = |export: &mut RegisteredExport| {
             export.claims.note_wall(now, wall_ms);
             Some((export.record.bus_id.clone(), export.claims.advance(now)?))
         };
         self.exports.iter_mut().filter_map(due).collect()
     }
 
-    /// When [`Registry::advance_leases`] has something next.
+    /// When [`ExportRegistry::advance_leases`] has something next.
     pub fn next_lease_event(&self) -> Option<Instant> {
         self.exports.iter().filter_map(|export| export.claims.poll_timeout()).min()
     }
@@ -508,7 +523,7 @@ impl Registry {
         self.exports.iter_mut().any(|export| export.claims.explain(who, reason))
     }
 
-    fn export_mut(&mut self, bus_id: &str) -> Option<&mut Export> {
+    fn export_mut(&mut self, bus_id: &str) -> Option<&mut RegisteredExport> {
         self.exports.iter_mut().find(|export| export.record.bus_id == bus_id)
     }
 
@@ -542,7 +557,7 @@ impl Registry {
     /// Withdraws an idle device because it is gone; a held one is withdrawn by its user's session, which notices by
     /// itself. Returns whether it was there and idle.
     pub fn remove_idle(&mut self, bus_id: &str, now: Instant) -> bool {
-        let is_idle = |export: &Export| export.record.bus_id == bus_id && export.is_idle();
+        let is_idle = |export: &RegisteredExport| export.record.bus_id == bus_id && export.is_idle();
         let was_idle = self.exports.iter().any(is_idle);
         if was_idle {
             self.withdraw_gone(bus_id, now);
@@ -571,7 +586,7 @@ impl Registry {
 /// The description that a session sends first about a device.
 fn described(device: &dyn Device, record: &DeviceRecord) -> Vec<u8> {
     let all = device.descriptors();
-    Description {
+    UsbDescription {
         bus_id: record.bus_id.clone(),
         bus: record.bus,
         device: record.device,
@@ -584,15 +599,15 @@ fn described(device: &dyn Device, record: &DeviceRecord) -> Vec<u8> {
     .encode()
 }
 
-impl Export {
+impl RegisteredExport {
     fn is_idle(&self) -> bool {
         self.claims.holders().is_empty()
     }
 
     /// After a user with private changes, the next user gets a new device without them.
-    fn renewed(&self, device: Box<dyn Device>, mode: Mode) -> Box<dyn Device> {
+    fn renewed(&self, device: Box<dyn Device>, mode: UseMode) -> Box<dyn Device> {
         match &self.block {
-            Some(block) if mode == Mode::Scratch => (block.renew)().unwrap_or(device),
+            Some(block) if mode == UseMode::Scratch => (block.renew)().unwrap_or(device),
             _ => device,
         }
     }

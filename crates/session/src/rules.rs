@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 /// The properties of a device that rules look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Properties {
+pub struct DeviceProperties {
     /// Its port, as the kernel calls it: `1-1.4`.
     pub bus_id: String,
     /// `idVendor`.
@@ -28,7 +28,7 @@ pub struct Properties {
 
 /// A USB class; a subclass or protocol that is not given matches anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Class {
+pub struct UsbClassPattern {
     class: u8,
     subclass: Option<u8>,
     protocol: Option<u8>,
@@ -36,9 +36,9 @@ pub struct Class {
 
 /// A text pattern in which `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pattern(String);
+pub struct WildcardPattern(String);
 
-impl Pattern {
+impl WildcardPattern {
     /// Whether it means one text alone.
     pub fn is_exact(&self) -> bool {
         !self.0.contains('*')
@@ -47,24 +47,24 @@ impl Pattern {
 
 /// A rule. Everything that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rule {
+pub struct SharingRule {
     /// Whether matching devices are refused instead of shared.
     pub is_refusal: bool,
     /// The class of the device or of one of its interfaces.
-    pub class: Option<Class>,
+    pub class: Option<UsbClassPattern>,
     /// `idVendor`.
     pub vendor: Option<u16>,
     /// `idProduct`.
     pub product: Option<u16>,
     /// Its serial number.
-    pub serial: Option<Pattern>,
+    pub serial: Option<WildcardPattern>,
     /// Its port.
-    pub port: Option<Pattern>,
+    pub port: Option<WildcardPattern>,
 }
 
 /// The decision about a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SharingVerdict {
     /// Shared, by the rule with this index.
     Shared(usize),
     /// Refused, by the rule with this index.
@@ -77,35 +77,37 @@ pub enum Verdict {
     Input,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for SharingVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Shared(at) => write!(f, "shared by rule {}", at + 1),
-            Verdict::Refused(at) => write!(f, "refused by rule {}", at + 1),
-            Verdict::NoRule => f.write_str("no rule matches"),
-            Verdict::Hub => f.write_str("a hub; share what is plugged into it"),
-            Verdict::Input => f.write_str("an input device, and no rule asks for its class or its vendor and product"),
+            SharingVerdict::Shared(at) => write!(f, "shared by rule {}", at + 1),
+            SharingVerdict::Refused(at) => write!(f, "refused by rule {}", at + 1),
+            SharingVerdict::NoRule => f.write_str("no rule matches"),
+            SharingVerdict::Hub => f.write_str("a hub; share what is plugged into it"),
+            SharingVerdict::Input => {
+                f.write_str("an input device, and no rule asks for its class or its vendor and product")
+            }
         }
     }
 }
 
 /// Decides whether `rules` share a device.
-pub fn decide(rules: &[Rule], device: &Properties) -> Verdict {
+pub fn decide(rules: &[SharingRule], device: &DeviceProperties) -> SharingVerdict {
     if device.is_hub() {
-        return Verdict::Hub;
+        return SharingVerdict::Hub;
     }
     let found = rules.iter().position(|rule| rule.matches(device) && (rule.is_refusal || rule.may_have(device)));
     match found {
-        Some(at) if rules[at].is_refusal => Verdict::Refused(at),
-        Some(at) => Verdict::Shared(at),
-        None if !rules.iter().any(|rule| rule.matches(device)) => Verdict::NoRule,
-        None => Verdict::Input,
+        Some(at) if rules[at].is_refusal => SharingVerdict::Refused(at),
+        Some(at) => SharingVerdict::Shared(at),
+        None if !rules.iter().any(|rule| rule.matches(device)) => SharingVerdict::NoRule,
+        None => SharingVerdict::Input,
     }
 }
 
-impl Rule {
+impl SharingRule {
     /// Whether everything that the rule names is true of the device.
-    fn matches(&self, device: &Properties) -> bool {
+    fn matches(&self, device: &DeviceProperties) -> bool {
         let serial = device.serial.as_deref().unwrap_or_default();
         (!device.is_imported || self.port.is_some())
             && self.class.is_none_or(|class| device.has(class))
@@ -116,7 +118,7 @@ impl Rule {
     }
 
     /// Whether the rule asks for such a device, if that is necessary.
-    fn may_have(&self, device: &Properties) -> bool {
+    fn may_have(&self, device: &DeviceProperties) -> bool {
         let by_ids = self.vendor.is_some() && self.product.is_some();
         let by_class = self.class.is_some_and(|asked| asked.class == INPUT);
         !device.is_input() || by_ids || by_class
@@ -127,8 +129,8 @@ impl Rule {
 const INPUT: u8 = 3;
 const HUB: u8 = 9;
 
-impl Properties {
-    fn has(&self, class: Class) -> bool {
+impl DeviceProperties {
+    fn has(&self, class: UsbClassPattern) -> bool {
         class.matches(self.class) || self.interfaces.iter().any(|&interface| class.matches(interface))
     }
 
@@ -141,7 +143,7 @@ impl Properties {
     }
 }
 
-impl Class {
+impl UsbClassPattern {
     fn matches(self, [class, subclass, protocol]: [u8; 3]) -> bool {
         self.class == class
             && self.subclass.is_none_or(|asked| asked == subclass)
@@ -150,10 +152,10 @@ impl Class {
 }
 
 /// A class name, its class code, and subclass and protocol if it means only those.
-type Word = (&'static str, u8, Option<(u8, u8)>);
+type UsbClassName = (&'static str, u8, Option<(u8, u8)>);
 
 /// The words for classes, as `farbus list` shows them.
-const CLASSES: [Word; 14] = [
+const CLASSES: [UsbClassName; 14] = [
     ("audio", 1, None),
     ("communications", 2, None),
     ("input", INPUT, None),
@@ -170,7 +172,7 @@ const CLASSES: [Word; 14] = [
     ("vendor", 0xff, None),
 ];
 
-impl FromStr for Class {
+impl FromStr for UsbClassPattern {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -202,7 +204,7 @@ fn hex(text: &str, digits: usize) -> Option<u16> {
     is_hex.then(|| u16::from_str_radix(text, 16).ok()).flatten()
 }
 
-impl Pattern {
+impl WildcardPattern {
     /// A pattern from its text.
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
@@ -228,8 +230,8 @@ impl Pattern {
 mod tests {
     use super::*;
 
-    fn disk() -> Properties {
-        Properties {
+    fn disk() -> DeviceProperties {
+        DeviceProperties {
             bus_id: "1-1.4".into(),
             vendor: 0x0781,
             product: 0x5567,
@@ -240,74 +242,79 @@ mod tests {
         }
     }
 
-    fn keyboard() -> Properties {
-        Properties { bus_id: "1-2".into(), interfaces: vec![[3, 1, 1], [3, 0, 0]], serial: None, ..disk() }
+    fn keyboard() -> DeviceProperties {
+        DeviceProperties { bus_id: "1-2".into(), interfaces: vec![[3, 1, 1], [3, 0, 0]], serial: None, ..disk() }
     }
 
-    fn hub() -> Properties {
-        Properties { bus_id: "1-1".into(), class: [9, 0, 2], interfaces: vec![[9, 0, 0]], ..disk() }
+    fn hub() -> DeviceProperties {
+        DeviceProperties { bus_id: "1-1".into(), class: [9, 0, 2], interfaces: vec![[9, 0, 0]], ..disk() }
     }
 
-    fn class(text: &str) -> Rule {
-        Rule { class: Some(text.parse().unwrap()), ..Rule::default() }
+    fn class(text: &str) -> SharingRule {
+        SharingRule { class: Some(text.parse().unwrap()), ..SharingRule::default() }
     }
 
     #[test]
     fn rule_matches_if_all_its_parts_match() {
-        let pattern = |text| Some(Pattern::new(text));
+        let pattern = |text| Some(WildcardPattern::new(text));
         let cases = [
             (class("storage"), true),
             (class("08/06/50"), true),
             (class("08/06"), true),
             (class("08/02"), false),
             (class("video"), false),
-            (Rule { vendor: Some(0x0781), ..class("storage") }, true),
-            (Rule { vendor: Some(0x0781), product: Some(1), ..Rule::default() }, false),
-            (Rule { serial: pattern("4C*"), ..Rule::default() }, true),
-            (Rule { serial: pattern("4C"), ..Rule::default() }, false),
-            (Rule { port: pattern("1-1.*"), ..Rule::default() }, true),
-            (Rule { port: pattern("1-1"), ..Rule::default() }, false),
-            (Rule { port: pattern("1-1.4"), serial: pattern("*"), ..class("storage") }, true),
-            (Rule::default(), true),
+            (SharingRule { vendor: Some(0x0781), ..class("storage") }, true),
+            (SharingRule { vendor: Some(0x0781), product: Some(1), ..SharingRule::default() }, false),
+            (SharingRule { serial: pattern("4C*"), ..SharingRule::default() }, true),
+            (SharingRule { serial: pattern("4C"), ..SharingRule::default() }, false),
+            (SharingRule { port: pattern("1-1.*"), ..SharingRule::default() }, true),
+            (SharingRule { port: pattern("1-1"), ..SharingRule::default() }, false),
+            (SharingRule { port: pattern("1-1.4"), serial: pattern("*"), ..class("storage") }, true),
+            (SharingRule::default(), true),
         ];
         for (rule, expected) in cases {
-            assert_eq!(decide(std::slice::from_ref(&rule), &disk()) == Verdict::Shared(0), expected, "{rule:?}");
+            assert_eq!(decide(std::slice::from_ref(&rule), &disk()) == SharingVerdict::Shared(0), expected, "{rule:?}");
         }
-        let nameless = Properties { serial: None, ..disk() };
-        let any_serial = Rule { serial: pattern("*"), ..Rule::default() };
-        assert_eq!(decide(&[any_serial], &nameless), Verdict::NoRule, "it has to have one");
+        let nameless = DeviceProperties { serial: None, ..disk() };
+        let any_serial = SharingRule { serial: pattern("*"), ..SharingRule::default() };
+        assert_eq!(decide(&[any_serial], &nameless), SharingVerdict::NoRule, "it has to have one");
     }
 
     #[test]
     fn first_matching_rule_decides() {
-        let not_this = Rule { is_refusal: true, serial: Some(Pattern::new("4C5300")), ..Rule::default() };
+        let not_this =
+            SharingRule { is_refusal: true, serial: Some(WildcardPattern::new("4C5300")), ..SharingRule::default() };
         let rules = [class("video"), not_this, class("storage")];
-        assert_eq!(decide(&rules, &disk()), Verdict::Refused(1));
-        assert_eq!(decide(&rules, &Properties { serial: None, ..disk() }), Verdict::Shared(2));
-        assert_eq!(decide(&[], &disk()), Verdict::NoRule);
+        assert_eq!(decide(&rules, &disk()), SharingVerdict::Refused(1));
+        assert_eq!(decide(&rules, &DeviceProperties { serial: None, ..disk() }), SharingVerdict::Shared(2));
+        assert_eq!(decide(&[], &disk()), SharingVerdict::NoRule);
     }
 
     #[test]
     fn hubs_are_never_shared_and_input_devices_only_by_a_rule_that_asks_for_them() {
-        let everything = Rule::default();
-        let here = Rule { port: Some(Pattern::new("1-*")), ..Rule::default() };
-        let ids = Rule { vendor: Some(0x0781), product: Some(0x5567), ..Rule::default() };
+        let everything = SharingRule::default();
+        let here = SharingRule { port: Some(WildcardPattern::new("1-*")), ..SharingRule::default() };
+        let ids = SharingRule { vendor: Some(0x0781), product: Some(0x5567), ..SharingRule::default() };
         let cases = [
-            (&everything, keyboard(), Verdict::Input),
-            (&here, keyboard(), Verdict::Input),
-            (&class("input"), keyboard(), Verdict::Shared(0)),
-            (&class("keyboard"), keyboard(), Verdict::Shared(0)),
-            (&class("mouse"), keyboard(), Verdict::NoRule),
-            (&ids, keyboard(), Verdict::Shared(0)),
-            (&everything, hub(), Verdict::Hub),
-            (&ids, hub(), Verdict::Hub),
-            (&class("hub"), hub(), Verdict::Hub),
-            (&class("hub"), Properties { bus_id: "usb1".into(), ..hub() }, Verdict::Hub),
+            (&everything, keyboard(), SharingVerdict::Input),
+            (&here, keyboard(), SharingVerdict::Input),
+            (&class("input"), keyboard(), SharingVerdict::Shared(0)),
+            (&class("keyboard"), keyboard(), SharingVerdict::Shared(0)),
+            (&class("mouse"), keyboard(), SharingVerdict::NoRule),
+            (&ids, keyboard(), SharingVerdict::Shared(0)),
+            (&everything, hub(), SharingVerdict::Hub),
+            (&ids, hub(), SharingVerdict::Hub),
+            (&class("hub"), hub(), SharingVerdict::Hub),
+            (&class("hub"), DeviceProperties { bus_id: "usb1".into(), ..hub() }, SharingVerdict::Hub),
         ];
         for (rule, device, expected) in cases {
             assert_eq!(decide(std::slice::from_ref(rule), &device), expected, "{rule:?} {device:?}");
         }
-        assert_eq!(decide(&[everything, class("keyboard")], &keyboard()), Verdict::Shared(1), "a later one may ask");
+        assert_eq!(
+            decide(&[everything, class("keyboard")], &keyboard()),
+            SharingVerdict::Shared(1),
+            "a later one may ask"
+        );
     }
 
     #[test]
@@ -326,14 +333,14 @@ mod tests {
             ("é*", "éa", true),
         ];
         for (pattern, text, expected) in cases {
-            assert_eq!(Pattern::new(pattern).matches(text), expected, "{pattern} {text}");
+            assert_eq!(WildcardPattern::new(pattern).matches(text), expected, "{pattern} {text}");
         }
     }
 
     #[test]
     fn invalid_class_or_id_is_refused_with_the_valid_ones() {
         for wrong in ["", "disk", "8", "08/", "08/06/50/1", "zz", "+8", "008"] {
-            assert!(wrong.parse::<Class>().unwrap_err().contains("storage"), "{wrong}");
+            assert!(wrong.parse::<UsbClassPattern>().unwrap_err().contains("storage"), "{wrong}");
         }
         assert_eq!(id_from("046D"), Ok(0x046d));
         for wrong in ["46d", "0x046d", "046g", "", "+46d"] {

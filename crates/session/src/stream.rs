@@ -2,21 +2,21 @@
 //!
 //! | policy | a slow reader |
 //! |---|---|
-//! | [`Policy::All`] | is waited for: the source's next frame is refused until the reader has taken one |
-//! | [`Policy::Latest`] | gets the newest frame; older ones are dropped and counted |
+//! | [`SlowReaderPolicy::All`] | is waited for: the source's next frame is refused until the reader has taken one |
+//! | [`SlowReaderPolicy::Latest`] | gets the newest frame; older ones are dropped and counted |
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_model::Tally;
+use farbus_model::NamedCounters;
 use farbus_model::limits::OBSERVERS_MAX;
-use farbus_wire::native::stream::{Description, Frame};
+use farbus_wire::native::stream::{StreamDescription, StreamFrame};
 
 /// What happens to frames for which a reader is too slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum SlowReaderPolicy {
     /// No frame is lost: the source waits.
     All,
     /// Only the newest frame is kept.
@@ -31,34 +31,34 @@ const DROPPED: usize = 2;
 
 /// The place where a source shows its frames. Clones share one state.
 #[derive(Clone)]
-pub struct Stage(Arc<Inner>);
+pub struct FramePublisher(Arc<FramePublisherInner>);
 
-struct Inner {
-    description: Description,
-    subscribers: Mutex<Vec<Arc<Place>>>,
+struct FramePublisherInner {
+    description: StreamDescription,
+    subscribers: Mutex<Vec<Arc<SubscriberQueue>>>,
     is_closed: AtomicBool,
     /// Whether the source has read a part of a frame, or is about to.
     is_within_frame: AtomicBool,
     /// Called when there may be new room or a new reader.
     wake_source: Box<dyn Fn() + Send + Sync>,
-    tally: Tally,
+    tally: NamedCounters,
 }
 
-struct Place {
-    policy: Policy,
-    frames: Mutex<VecDeque<Frame>>,
+struct SubscriberQueue {
+    policy: SlowReaderPolicy,
+    frames: Mutex<VecDeque<StreamFrame>>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
 /// A reader of a source's frames; dropping it ends the subscription.
-pub struct Subscriber {
-    inner: Arc<Inner>,
-    place: Arc<Place>,
+pub struct FrameSubscriber {
+    inner: Arc<FramePublisherInner>,
+    place: Arc<SubscriberQueue>,
 }
 
-impl fmt::Debug for Stage {
+impl fmt::Debug for FramePublisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stage").field("description", &self.0.description).finish_non_exhaustive()
+        f.debug_struct("FramePublisher").field("description", &self.0.description).finish_non_exhaustive()
     }
 }
 
@@ -66,27 +66,27 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Stage {
+impl FramePublisher {
     /// A stage without readers. `wake_source` is called, by any thread, when a reader comes, goes or has room again,
     /// and when the stage closes.
-    pub fn new(description: Description, wake_source: impl Fn() + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Inner {
+    pub fn new(description: StreamDescription, wake_source: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(FramePublisherInner {
             description,
             subscribers: Mutex::default(),
             is_closed: AtomicBool::new(false),
             is_within_frame: AtomicBool::new(false),
             wake_source: Box::new(wake_source),
-            tally: Tally::new(COUNTS),
+            tally: NamedCounters::new(COUNTS),
         }))
     }
 
     /// The description of the stream.
-    pub fn description(&self) -> &Description {
+    pub fn description(&self) -> &StreamDescription {
         &self.0.description
     }
 
     /// Counters of frames: made, taken by readers, and dropped for slow ones.
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> NamedCounters {
         self.0.tally.clone()
     }
 
@@ -108,11 +108,12 @@ impl Stage {
     /// Shows the next frame to all readers.
     ///
     /// # Errors
-    /// The frame, if a reader with [`Policy::All`] has no room: show it again when the source is woken.
-    pub fn show(&self, mut frame: Frame) -> Result<(), Frame> {
+    /// The frame, if a reader with [`SlowReaderPolicy::All`] has no room: show it again when the source is woken.
+    pub fn show(&self, mut frame: StreamFrame) -> Result<(), StreamFrame> {
         let room = self.0.description.window() as usize;
         let subscribers = locked(&self.0.subscribers);
-        let is_full = |place: &Arc<Place>| place.policy == Policy::All && locked(&place.frames).len() >= room;
+        let is_full =
+            |place: &Arc<SubscriberQueue>| place.policy == SlowReaderPolicy::All && locked(&place.frames).len() >= room;
         if subscribers.iter().any(is_full) {
             return Err(frame);
         }
@@ -121,7 +122,7 @@ impl Stage {
         self.0.tally.count(MADE, 1);
         for place in subscribers.iter() {
             let mut frames = locked(&place.frames);
-            if place.policy == Policy::Latest {
+            if place.policy == SlowReaderPolicy::Latest {
                 self.0.tally.count(DROPPED, frames.len() as u64);
                 frames.clear();
             }
@@ -134,18 +135,18 @@ impl Stage {
 
     /// Adds a reader; `wake` is called, by any thread, when there is a frame. `None`: there are [`OBSERVERS_MAX`]
     /// readers, or the stage is closed.
-    pub fn join(&self, policy: Policy, wake: impl Fn() + Send + Sync + 'static) -> Option<Subscriber> {
+    pub fn join(&self, policy: SlowReaderPolicy, wake: impl Fn() + Send + Sync + 'static) -> Option<FrameSubscriber> {
         let place = {
             let mut subscribers = locked(&self.0.subscribers);
             if subscribers.len() >= OBSERVERS_MAX || self.is_closed() {
                 return None;
             }
-            let place = Arc::new(Place { policy, frames: Mutex::default(), wake: Box::new(wake) });
+            let place = Arc::new(SubscriberQueue { policy, frames: Mutex::default(), wake: Box::new(wake) });
             subscribers.push(Arc::clone(&place));
             place
         };
         (self.0.wake_source)();
-        Some(Subscriber { inner: Arc::clone(&self.0), place })
+        Some(FrameSubscriber { inner: Arc::clone(&self.0), place })
     }
 
     /// Closes the stage, because the source has ended or is no longer shared, and tells all readers.
@@ -163,24 +164,24 @@ impl Stage {
     }
 }
 
-impl Subscriber {
+impl FrameSubscriber {
     /// Takes the oldest frame in the queue.
-    pub fn take(&self) -> Option<Frame> {
+    pub fn take(&self) -> Option<StreamFrame> {
         let frame = locked(&self.place.frames).pop_front()?;
         self.inner.tally.count(TAKEN, 1);
-        if self.place.policy == Policy::All {
+        if self.place.policy == SlowReaderPolicy::All {
             (self.inner.wake_source)();
         }
         Some(frame)
     }
 
     /// The description of the stream.
-    pub fn description(&self) -> &Description {
+    pub fn description(&self) -> &StreamDescription {
         &self.inner.description
     }
 
     /// The reader's policy.
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> SlowReaderPolicy {
         self.place.policy
     }
 
@@ -190,7 +191,7 @@ impl Subscriber {
     }
 }
 
-impl Drop for Subscriber {
+impl Drop for FrameSubscriber {
     fn drop(&mut self) {
         locked(&self.inner.subscribers).retain(|place| !Arc::ptr_eq(place, &self.place));
         (self.inner.wake_source)();
@@ -201,30 +202,30 @@ impl Drop for Subscriber {
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
-    use farbus_wire::native::stream::Format;
+    use farbus_wire::native::stream::StreamFormat;
 
     use super::*;
 
-    fn stage() -> (Stage, Arc<AtomicUsize>) {
+    fn stage() -> (FramePublisher, Arc<AtomicUsize>) {
         let wakes = Arc::new(AtomicUsize::new(0));
         let for_stage = Arc::clone(&wakes);
-        let description = Description { format: Format::Bytes, frame_bytes_max: 8 << 20 };
+        let description = StreamDescription { format: StreamFormat::Bytes, frame_bytes_max: 8 << 20 };
         let wake = move || {
             for_stage.fetch_add(1, Ordering::Relaxed);
         };
-        (Stage::new(description, wake), wakes)
+        (FramePublisher::new(description, wake), wakes)
     }
 
-    fn frame(sequence: u64) -> Frame {
-        Frame { sequence, moment_ns: sequence, data: vec![sequence as u8; 4].into() }
+    fn frame(sequence: u64) -> StreamFrame {
+        StreamFrame { sequence, moment_ns: sequence, data: vec![sequence as u8; 4].into() }
     }
 
     #[test]
     fn source_waits_for_slow_readers_of_all_frames_only() {
         let (stage, wakes) = stage();
         assert!(!stage.is_watched());
-        let all = stage.join(Policy::All, || ()).unwrap();
-        let latest = stage.join(Policy::Latest, || ()).unwrap();
+        let all = stage.join(SlowReaderPolicy::All, || ()).unwrap();
+        let latest = stage.join(SlowReaderPolicy::Latest, || ()).unwrap();
         assert_eq!(wakes.load(Ordering::Relaxed), 2, "the source hears of every reader");
         let room = u64::from(stage.description().window());
         (0..room).for_each(|sequence| stage.show(frame(sequence)).unwrap());
@@ -245,9 +246,9 @@ mod tests {
     #[test]
     fn queued_frames_are_read_after_the_end_and_readers_are_limited() {
         let (stage, _) = stage();
-        let subscribers: Vec<Subscriber> =
-            (0..OBSERVERS_MAX).map(|_| stage.join(Policy::Latest, || ()).unwrap()).collect();
-        assert!(stage.join(Policy::All, || ()).is_none());
+        let subscribers: Vec<FrameSubscriber> =
+            (0..OBSERVERS_MAX).map(|_| stage.join(SlowReaderPolicy::Latest, || ()).unwrap()).collect();
+        assert!(stage.join(SlowReaderPolicy::All, || ()).is_none());
         stage.show(frame(1)).unwrap();
         stage.close();
         assert!(
@@ -257,7 +258,7 @@ mod tests {
         );
         assert!(stage.is_busy());
         drop(subscribers);
-        assert!(stage.join(Policy::All, || ()).is_none() && !stage.is_watched());
+        assert!(stage.join(SlowReaderPolicy::All, || ()).is_none() && !stage.is_watched());
         assert!(!stage.is_busy());
         stage.set_within_frame(true);
         assert!(stage.is_busy(), "the rest of the frame would be taken for the next one");

@@ -8,10 +8,10 @@ use std::time::Duration;
 use farbus_model::block::MemoryStore;
 use farbus_model::limits::FETCHED_TIME_MAX;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    StoreDevice, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, Instant, StoreDevice, StoreError,
 };
-use farbus_session::block::Ahead;
+use farbus_session::block::ReadAheadLayer;
 use proptest::prelude::*;
 
 const BLOCK: usize = 4096;
@@ -31,12 +31,12 @@ struct State {
 struct Near(Far, BlockInfo);
 
 impl Far {
-    fn new(bytes: usize) -> (Self, Ahead<Near>) {
+    fn new(bytes: usize) -> (Self, ReadAheadLayer<Near>) {
         let store = StoreDevice::new(MemoryStore::new(vec![0; bytes])).with_blocks(BLOCK as u32);
         let info = *store.info();
         let state = State { store, waiting: Vec::new(), arriving: Vec::new(), asked: 0, fails_from: u64::MAX };
         let far = Self(Arc::new(Mutex::new(state)));
-        (far.clone(), Ahead::new(Near(far, info)))
+        (far.clone(), ReadAheadLayer::new(Near(far, info)))
     }
 
     fn look(&self) -> MutexGuard<'_, State> {
@@ -56,7 +56,7 @@ impl BlockDevice for Near {
         &self.1
     }
 
-    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut CompletionQueue<BlockCompletion>) {
         assert_eq!(self.1.check(&request), Ok(()), "it is asked for what it has");
         request.own_payload();
         let mut state = self.0.look();
@@ -64,7 +64,7 @@ impl BlockDevice for Near {
         state.waiting.push(request);
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let mut state = self.0.look();
         for request in std::mem::take(&mut state.arriving) {
             let end = request.offset + u64::from(request.length);
@@ -83,8 +83,8 @@ impl BlockDevice for Near {
 
 struct User {
     far: Far,
-    device: Ahead<Near>,
-    done: Completions<BlockDone>,
+    device: ReadAheadLayer<Near>,
+    done: CompletionQueue<BlockCompletion>,
     next: u64,
     now: Instant,
 }
@@ -92,7 +92,7 @@ struct User {
 impl User {
     fn new(bytes: usize) -> Self {
         let (far, device) = Far::new(bytes);
-        Self { far, device, done: Completions::new(BufferPool::new(1 << 20)), next: 0, now: Instant::ZERO }
+        Self { far, device, done: CompletionQueue::new(BufferPool::new(1 << 20)), next: 0, now: Instant::ZERO }
     }
 
     fn submit(&mut self, request: impl FnOnce(BlockId) -> BlockRequest) -> BlockId {
@@ -114,7 +114,7 @@ impl User {
         self.device.handle_ready(Instant::ZERO, &mut self.done);
     }
 
-    fn answers(&mut self) -> Vec<BlockDone> {
+    fn answers(&mut self) -> Vec<BlockCompletion> {
         std::iter::from_fn(|| self.done.pop()).collect()
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extents,
-    Instant, StoreDevice, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ExtentList, Instant, StoreDevice, StoreError,
 };
-use farbus_session::block::{Ahead, Behind, SparseMemory};
+use farbus_session::block::{ReadAheadLayer, SparseMemory, WriteBackLayer};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16 << 10;
@@ -49,11 +49,11 @@ impl BlockDevice for Far {
         &self.1
     }
 
-    fn submit(&mut self, _now: Instant, request: BlockInFlight, _done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, _done: &mut CompletionQueue<BlockCompletion>) {
         self.look().waiting.push(request);
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let mut state = self.look();
         for request in std::mem::take(&mut state.through) {
             match state.fails && request.op == BlockOp::Write {
@@ -71,14 +71,14 @@ impl BlockDevice for Far {
 struct User<D> {
     far: Far,
     device: D,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
     next: u64,
 }
 
 impl<D: BlockDevice> User<D> {
     fn new(over: impl FnOnce(Far) -> D) -> Self {
         let far = Far::new();
-        Self { device: over(far.clone()), far, done: Completions::new(BufferPool::new(0)), next: 0 }
+        Self { device: over(far.clone()), far, done: CompletionQueue::new(BufferPool::new(0)), next: 0 }
     }
 
     fn submit(&mut self, request: impl FnOnce(BlockId) -> BlockRequest) {
@@ -96,7 +96,7 @@ impl<D: BlockDevice> User<D> {
 
     /// The outcomes of the latest answers, with the first byte of each.
     fn answers(&mut self) -> Vec<Result<Option<u8>, StoreError>> {
-        let first = |done: &BlockDone| done.payload.runs().next().map(|run| run[0]);
+        let first = |done: &BlockCompletion| done.payload.runs().next().map(|run| run[0]);
         std::iter::from_fn(|| self.done.pop()).map(|done| done.result.map(|()| first(&done))).collect()
     }
 
@@ -125,7 +125,7 @@ impl<D: BlockDevice> User<D> {
 
 #[test]
 fn write_is_answered_at_once_and_flush_after_all_writes_have_arrived() {
-    let mut user = User::new(Behind::new);
+    let mut user = User::new(WriteBackLayer::new);
     user.write(1, 7);
     assert_eq!((user.answer(), user.far.asked()), (Ok(None), vec![(BlockOp::Write, 1)]), "and is on its way");
     user.read(1);
@@ -150,14 +150,14 @@ fn write_is_answered_at_once_and_flush_after_all_writes_have_arrived() {
 
 #[test]
 fn early_answers_are_bounded_in_bytes_and_number() {
-    let mut user = User::new(Behind::new);
+    let mut user = User::new(WriteBackLayer::new);
     (0..300).for_each(|block| user.write(block, 1));
     assert_eq!(user.answers().len(), DIRTY_WRITES_MAX);
     assert_eq!(user.far.asked().len(), 300, "all of them are on their way");
     user.round_trip();
     assert_eq!(user.answers().len(), 300 - DIRTY_WRITES_MAX);
 
-    let mut user = User::new(Behind::new);
+    let mut user = User::new(WriteBackLayer::new);
     let length = 4 << 20;
     for at in 0..8 {
         user.submit(|id| BlockRequest::write(id, at * length, vec![1; length as usize].into()));
@@ -174,12 +174,12 @@ fn early_answers_are_bounded_in_bytes_and_number() {
 
 #[test]
 fn data_on_its_way_and_lost_data_are_no_hole() {
-    let mut user = User::new(Behind::new);
-    let ask = |user: &mut User<Behind<Far>>| user.submit(|id| BlockRequest::map(id, 0, 64 * BLOCK as u32));
-    let is_hole = |user: &mut User<Behind<Far>>| {
+    let mut user = User::new(WriteBackLayer::new);
+    let ask = |user: &mut User<WriteBackLayer<Far>>| user.submit(|id| BlockRequest::map(id, 0, 64 * BLOCK as u32));
+    let is_hole = |user: &mut User<WriteBackLayer<Far>>| {
         let answer = user.done.pop().expect("it is answered");
         assert_eq!((answer.op, answer.result), (BlockOp::Map, Ok(())));
-        Extents::read(&answer.payload, answer.length).unwrap().iter().next().unwrap().is_hole
+        ExtentList::read(&answer.payload, answer.length).unwrap().iter().next().unwrap().is_hole
     };
     ask(&mut user);
     user.round_trip();
@@ -193,7 +193,7 @@ fn data_on_its_way_and_lost_data_are_no_hole() {
     user.round_trip();
     assert!(!is_hole(&mut user));
 
-    let mut user = User::new(Behind::new);
+    let mut user = User::new(WriteBackLayer::new);
     user.far.look().fails = true;
     user.write(1, 7);
     user.round_trip();
@@ -204,7 +204,7 @@ fn data_on_its_way_and_lost_data_are_no_hole() {
 
 #[test]
 fn lost_write_fails_one_flush_and_its_place_is_unreadable_until_rewritten() {
-    let mut user = User::new(Behind::new);
+    let mut user = User::new(WriteBackLayer::new);
     user.far.look().fails = true;
     (2..6).for_each(|block| user.write(block, 9));
     user.round_trip();
@@ -244,8 +244,8 @@ fn lost_write_fails_one_flush_and_its_place_is_unreadable_until_rewritten() {
 
 #[test]
 fn shared_device_gets_no_read_ahead_and_no_early_answers() {
-    let mut user = User::new(Ahead::new);
-    let sequence = |user: &mut User<Ahead<Far>>, from: u64| {
+    let mut user = User::new(ReadAheadLayer::new);
+    let sequence = |user: &mut User<ReadAheadLayer<Far>>, from: u64| {
         for block in from..from + 8 {
             user.read(block);
             user.round_trip();

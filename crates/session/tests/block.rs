@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use farbus_model::block::MemoryStore;
-use farbus_model::trace::Stage;
+use farbus_model::trace::TracePoint;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
-    Completions, Extent, Extents, Instant, Payload, Pending, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
+    CompletionQueue, ExtentList, Instant, Payload, PendingBlockRequests, StoreError, StoreExtent,
 };
-use farbus_session::Reject;
+use farbus_session::ProtocolViolation;
 use farbus_session::block::{
-    ANY_BYTE_KIND, Answered, AnyByte, Range, ReadOnly, SWAPPED_KIND, Scratch, SparseMemory, StoreDevice, Swappable,
-    Traced,
+    ANY_BYTE_KIND, AnyByteLayer, CopyOnWriteView, ImmediateDeviceStore, RangeView, ReadOnlyView, SWAPPED_KIND,
+    SparseMemory, StoreDevice, SwappableDevice, TracingLayer,
 };
-use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_session::snapshot::{self, FieldReader, SnapshotWriter};
 use fuzzing::{Input, fuzz};
 
 const SIZE: u64 = 64 << 10;
@@ -59,18 +59,18 @@ impl BlockStore for Holey {
         self.0.write_zeroes(offset, len)
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         let bytes = &self.0.bytes()[offset as usize..][..len as usize];
         let is_hole = bytes[0] == 0;
         let length = bytes.iter().take_while(|byte| (**byte == 0) == is_hole).count() as u64;
-        Ok(Extent { length, is_hole })
+        Ok(StoreExtent { length, is_hole })
     }
 }
 
 /// What the device tells of a range's holes.
-fn map(device: &mut impl BlockDevice, offset: u64, length: u32) -> Vec<Extent> {
+fn map(device: &mut impl BlockDevice, offset: u64, length: u32) -> Vec<StoreExtent> {
     let told = ask(device, BlockRequest::map(BlockId(3), offset, length)).unwrap();
-    Extents::read(&told.into(), length).unwrap().iter().collect()
+    ExtentList::read(&told.into(), length).unwrap().iter().collect()
 }
 
 /// Answers when it is told to, in an order of its own.
@@ -87,16 +87,16 @@ impl<D: BlockDevice> BlockDevice for Late<D> {
         self.device.info()
     }
 
-    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut CompletionQueue<BlockCompletion>) {
         request.own_payload();
         self.unsent.push(request);
     }
 
-    fn end_turn(&mut self, _: Instant, _: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, _: Instant, _: &mut CompletionQueue<BlockCompletion>) {
         self.held.append(&mut self.unsent);
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while !self.held.is_empty() {
             self.order = self.order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let at = (self.order >> 33) as usize % self.held.len();
@@ -106,7 +106,7 @@ impl<D: BlockDevice> BlockDevice for Late<D> {
 
     /// Saves the open requests; the device below stays where it is.
     fn save(&mut self, _: Instant) -> Option<Vec<u8>> {
-        let mut to = Writer::part();
+        let mut to = SnapshotWriter::part();
         to.u64(self.order);
         for requests in [&self.unsent, &self.held] {
             to.count(requests.len());
@@ -121,16 +121,16 @@ impl<D: BlockDevice> BlockDevice for Late<D> {
 }
 
 impl<D: BlockDevice> Late<D> {
-    fn restore(device: D, bytes: &[u8]) -> Result<(Self, Pending), Reject> {
-        let mut from = Reader::new(bytes);
+    fn restore(device: D, bytes: &[u8]) -> Result<(Self, PendingBlockRequests), ProtocolViolation> {
+        let mut from = FieldReader::new(bytes);
         let order = from.u64("order")?;
-        let (mut pending, mut all) = (Pending::new(), [Vec::new(), Vec::new()]);
+        let (mut pending, mut all) = (PendingBlockRequests::new(), [Vec::new(), Vec::new()]);
         for requests in &mut all {
             for _ in 0..from.count("requests", 8)? {
                 let request = from.block_request()?;
                 let what = (request.op, request.offset, request.length);
                 if device.info().check(&request).is_err() || pending.insert(request.id, what).is_some() {
-                    return Err(Reject::new("request", request.id.0, "it can be had, and once"));
+                    return Err(ProtocolViolation::new("request", request.id.0, "it can be had, and once"));
                 }
                 requests.push(request);
             }
@@ -149,18 +149,22 @@ impl BlockDevice for Shared {
         &self.1
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         self.0.lock().unwrap().submit(now, request, done);
     }
 }
 
-type View = AnyByte<Late<Shared>>;
+type View = AnyByteLayer<Late<Shared>>;
 
 /// Restores a view from a snapshot in another process, over this device.
-fn restored(saved: &[u8], store: &Arc<Mutex<StoreDevice<Holey>>>) -> Result<(View, Pending), Reject> {
+fn restored(
+    saved: &[u8],
+    store: &Arc<Mutex<StoreDevice<Holey>>>,
+) -> Result<(View, PendingBlockRequests), ProtocolViolation> {
     let mut reader = snapshot::open(saved, ANY_BYTE_KIND)?;
     let shared = Shared(Arc::clone(store), *store.lock().unwrap().info());
-    let (mut view, pending) = AnyByte::restore::<Reject>(&mut reader, |bytes| Late::restore(shared, bytes))?;
+    let (mut view, pending) =
+        AnyByteLayer::restore::<ProtocolViolation>(&mut reader, |bytes| Late::restore(shared, bytes))?;
     match reader.end("view") {
         Ok(()) => Ok((view, pending)),
         Err(reject) => {
@@ -192,8 +196,8 @@ fn spoil(mut saved: Vec<u8>, input: &mut Input<'_>) {
     assert!(pending.is_empty(), "everything is answered: {pending:?}");
 }
 
-fn completions() -> Completions<BlockDone> {
-    Completions::new(BufferPool::new(1 << 20))
+fn completions() -> CompletionQueue<BlockCompletion> {
+    CompletionQueue::new(BufferPool::new(1 << 20))
 }
 
 /// Submits a request and waits for its answer.
@@ -265,7 +269,7 @@ fn durable_write_is_flushed_before_it_is_answered() {
 
 #[test]
 fn views_tell_holes_from_data() {
-    let extent = |length: u64, is_hole: bool| Extent { length, is_hole };
+    let extent = |length: u64, is_hole: bool| StoreExtent { length, is_hole };
     let (hole, data) = (|length| extent(length, true), |length| extent(length, false));
     let sparse = || {
         let mut memory = SparseMemory::new(1 << 30, 1 << 20);
@@ -275,20 +279,20 @@ fn views_tell_holes_from_data() {
     let (whole, chunk) = (1 << 30, 128 << 10);
     let told = [hole(1 << 20), data(chunk), hole(whole - (1 << 20) - chunk)];
     assert_eq!(map(&mut sparse(), 0, whole as u32), told);
-    assert_eq!(map(&mut ReadOnly::new(sparse()), 0, whole as u32), told);
-    let mut part = Range::new(sparse(), 1 << 19, 1 << 20).unwrap();
+    assert_eq!(map(&mut ReadOnlyView::new(sparse()), 0, whole as u32), told);
+    let mut part = RangeView::new(sparse(), 1 << 19, 1 << 20).unwrap();
     assert_eq!(map(&mut part, 1 << 18, 1 << 19), [hole(1 << 18), data(chunk), hole(chunk)]);
-    let mut any = AnyByte::new(sparse().with_blocks(4096));
+    let mut any = AnyByteLayer::new(sparse().with_blocks(4096));
     assert_eq!(map(&mut any, (1 << 20) - 3, 10), [hole(3), data(7)]);
     assert_eq!(map(&mut any, 5, 6), [hole(6)]);
 
     // A view's own changes are known exactly.
-    let mut scratch = Scratch::new(sparse(), SparseMemory::new(1 << 20, 1 << 20));
+    let mut scratch = CopyOnWriteView::new(sparse(), SparseMemory::new(1 << 20, 1 << 20));
     write(&mut scratch, 0, &[0; 1024]).unwrap();
     ask(&mut scratch, BlockRequest::zero(BlockId(1), BlockOp::WriteZeroes, 1 << 20, 4096)).unwrap();
     let told = [data(1024), hole((1 << 20) + 4096 - 1024), data(chunk - 4096), hole(chunk)];
     assert_eq!(map(&mut scratch, 0, (1 << 20) + 2 * chunk as u32), told);
-    let mut store = Answered::new(scratch);
+    let mut store = ImmediateDeviceStore::new(scratch);
     assert_eq!(store.extent(512, whole - 512), Ok(data(512)));
 
     // A store that does not know has data only, and so has a block that is partly data.
@@ -316,7 +320,7 @@ fn request_buffers_are_reused() {
 
 #[test]
 fn read_only_view_accepts_reads_and_refuses_changes() {
-    let mut view = ReadOnly::new(device(512));
+    let mut view = ReadOnlyView::new(device(512));
     assert!(view.info().is_read_only);
     let before = read(&mut view, 0, SIZE as u32).unwrap();
     assert_eq!(write(&mut view, 0, &[0; 512]), Err(StoreError::ReadOnly));
@@ -329,11 +333,11 @@ fn read_only_view_accepts_reads_and_refuses_changes() {
 
 #[test]
 fn range_ends_at_its_own_end() {
-    assert_eq!(Range::new(device(512), 100, 512).err(), Some(StoreError::Invalid), "not on a block");
-    assert_eq!(Range::new(device(512), SIZE, 512).err(), Some(StoreError::Invalid));
-    assert_eq!(Range::new(device(512), 512, u64::MAX - 511).err(), Some(StoreError::Invalid));
+    assert_eq!(RangeView::new(device(512), 100, 512).err(), Some(StoreError::Invalid), "not on a block");
+    assert_eq!(RangeView::new(device(512), SIZE, 512).err(), Some(StoreError::Invalid));
+    assert_eq!(RangeView::new(device(512), 512, u64::MAX - 511).err(), Some(StoreError::Invalid));
     let whole = read(&mut device(1), 0, SIZE as u32).unwrap();
-    let mut part = Range::new(device(512), 1024, 4096).unwrap();
+    let mut part = RangeView::new(device(512), 1024, 4096).unwrap();
     assert!(read(&mut part, 512, 2048).unwrap() == whole[1536..][..2048]);
     write(&mut part, 0, &[7; 4096]).unwrap();
     assert_eq!(write(&mut part, 4096, &[7; 512]), Err(StoreError::Invalid));
@@ -346,8 +350,8 @@ fn range_ends_at_its_own_end() {
 fn each_scratch_view_has_private_changes() {
     let before = read(&mut device(1), 0, SIZE as u32).unwrap();
     let mut views = [
-        Scratch::new(device(1), SparseMemory::new(SIZE, SIZE)),
-        Scratch::new(device(1), SparseMemory::new(SIZE, SIZE)),
+        CopyOnWriteView::new(device(1), SparseMemory::new(SIZE, SIZE)),
+        CopyOnWriteView::new(device(1), SparseMemory::new(SIZE, SIZE)),
     ];
     write(&mut views[0], 512, &[1; 1024]).unwrap();
     write(&mut views[1], 1024, &[2; 512]).unwrap();
@@ -363,7 +367,7 @@ fn each_scratch_view_has_private_changes() {
 
 #[test]
 fn full_scratch_view_refuses_new_changes_and_keeps_old_ones() {
-    let mut view = Scratch::new(device(1), MemoryStore::new(vec![0; 8192]));
+    let mut view = CopyOnWriteView::new(device(1), MemoryStore::new(vec![0; 8192]));
     write(&mut view, 0, &[1; 8192]).unwrap();
     assert_eq!(write(&mut view, 8192, &[1; 512]), Err(StoreError::NoSpace));
     write(&mut view, 512, &[2; 512]).unwrap();
@@ -378,19 +382,19 @@ fn full_scratch_view_refuses_new_changes_and_keeps_old_ones() {
 #[test]
 fn traced_device_records_submissions_and_completions() {
     let late = Late { device: device(1), unsent: Vec::new(), held: Vec::new(), order: 1 };
-    let (mut view, mut done) = (Traced::new(late, 16), completions());
+    let (mut view, mut done) = (TracingLayer::new(late, 16), completions());
     let (asked, answered) = (Instant::from_nanos(5), Instant::from_nanos(9));
     view.submit(asked, BlockRequest::read(BlockId(77), 0, 512).launch(), &mut done);
     view.end_turn(asked, &mut done);
     view.handle_ready(answered, &mut done);
     assert!(done.pop().is_some_and(|answer| answer.result.is_ok()));
     let taps: Vec<_> = view.ring().taps().map(|tap| (tap.key, tap.stage, tap.at)).collect();
-    assert_eq!(taps, [(77, Stage::Submitted, asked), (77, Stage::Completed, answered)]);
+    assert_eq!(taps, [(77, TracePoint::Submitted, asked), (77, TracePoint::Completed, answered)]);
 }
 
 #[test]
 fn any_byte_of_a_device_of_larger_blocks_is_read_and_changed() {
-    let mut view = AnyByte::new(device(512));
+    let mut view = AnyByteLayer::new(device(512));
     assert_eq!((view.info().block_bytes, view.info().size_bytes), (1, SIZE));
     let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
     for (offset, length) in [(0, 1), (511, 2), (512, 512), (1000, 24), (1000, 5000), (SIZE - 1, 1), (3, 509)] {
@@ -417,7 +421,7 @@ fn any_byte_of_a_device_of_larger_blocks_is_read_and_changed() {
         assert!(read(&mut view, 0, SIZE as u32).unwrap() == model, "{length} at {offset}");
     }
     assert_eq!(read(&mut view, SIZE, 1), Err(StoreError::Invalid));
-    assert_eq!(write(&mut AnyByte::new(ReadOnly::new(device(512))), 1, &[1]), Err(StoreError::ReadOnly));
+    assert_eq!(write(&mut AnyByteLayer::new(ReadOnlyView::new(device(512))), 1, &[1]), Err(StoreError::ReadOnly));
 }
 
 /// Counts changes, and separately those with FUA.
@@ -428,7 +432,7 @@ impl<D: BlockDevice> BlockDevice for Noting<D> {
         self.0.info()
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if request.op != BlockOp::Read {
             self.1[usize::from(request.is_durable)].fetch_add(1, Ordering::Relaxed);
         }
@@ -439,7 +443,7 @@ impl<D: BlockDevice> BlockDevice for Noting<D> {
 #[test]
 fn every_part_of_a_durable_change_is_durable() {
     let noted = Arc::<[AtomicU32; 2]>::default();
-    let mut view = AnyByte::new(Noting(device(512), Arc::clone(&noted)));
+    let mut view = AnyByteLayer::new(Noting(device(512), Arc::clone(&noted)));
     let zero = BlockRequest::zero(BlockId(1), BlockOp::WriteZeroes, 100, 2000);
     ask(&mut view, BlockRequest { is_durable: true, ..zero }).unwrap();
     let counts = || [0, 1].map(|at| noted[at].load(Ordering::Relaxed));
@@ -456,7 +460,7 @@ fn fuzz_any_byte_at_once() {
         let store = Arc::new(Mutex::new(device(512)));
         let shared = Shared(Arc::clone(&store), *store.lock().unwrap().info());
         let late = Late { device: shared, unsent: Vec::new(), held: Vec::new(), order };
-        let mut view = AnyByte::new(late);
+        let mut view = AnyByteLayer::new(late);
         let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
         let mut done = completions();
         while !input.is_empty() {
@@ -519,15 +523,18 @@ fn stack(input: &mut Input<'_>) -> (Box<dyn BlockDevice>, u64) {
                 let size = base.info().size_bytes;
                 let offset = u64::from(input.below((size / 512) as u32)) * 512;
                 start += offset;
-                let part = Range::new(base, offset, (size - offset) / 512 * 512);
+                let part = RangeView::new(base, offset, (size - offset) / 512 * 512);
                 Box::new(part.expect("it lies in the device"))
             }
-            1 => Box::new(Traced::new(base, 8)),
-            2 => Box::new(Scratch::new(base, SparseMemory::new(2 * SIZE, SIZE * 2))),
-            _ => Box::new(Scratch::new(Traced::new(base, 8), MemoryStore::new(vec![0xee; 2 * SIZE as usize]))),
+            1 => Box::new(TracingLayer::new(base, 8)),
+            2 => Box::new(CopyOnWriteView::new(base, SparseMemory::new(2 * SIZE, SIZE * 2))),
+            _ => Box::new(CopyOnWriteView::new(
+                TracingLayer::new(base, 8),
+                MemoryStore::new(vec![0xee; 2 * SIZE as usize]),
+            )),
         };
     }
-    if input.once_in(8) { (Box::new(ReadOnly::new(base)), start) } else { (base, start) }
+    if input.once_in(8) { (Box::new(ReadOnlyView::new(base)), start) } else { (base, start) }
 }
 
 #[test]
@@ -577,9 +584,10 @@ fn fuzz_block_layers() {
                 BlockOp::Write => model[offset..][..length].fill(id as u8),
                 BlockOp::Discard | BlockOp::WriteZeroes => model[offset..][..length].fill(0),
                 BlockOp::Map => {
-                    let told = Extents::read(&answer.payload, length as u32).expect("something is told of each range");
+                    let told =
+                        ExtentList::read(&answer.payload, length as u32).expect("something is told of each range");
                     let mut at = offset;
-                    for Extent { length, is_hole } in told.iter() {
+                    for StoreExtent { length, is_hole } in told.iter() {
                         let is_whole = (at as u64 | length).is_multiple_of(info.block_bytes.into());
                         assert!(is_whole, "{length} at {at} are no blocks");
                         let extent = &model[at..][..length as usize];
@@ -610,12 +618,12 @@ impl BlockDevice for FlushesLate {
         &self.info
     }
 
-    fn submit(&mut self, _: Instant, request: BlockInFlight, _: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, request: BlockInFlight, _: &mut CompletionQueue<BlockCompletion>) {
         assert_eq!(request.op, BlockOp::Flush, "nothing is written a second time");
         self.waiting.lock().unwrap().push(request);
     }
 
-    fn handle_ready(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         for request in self.waiting.lock().unwrap().drain(..).rev() {
             done.push(match self.answer {
                 Ok(()) => request.answer(Payload::Empty),
@@ -635,7 +643,7 @@ impl BlockDevice for FlushesLate {
 
 /// The snapshot of a disk that was moved, with requests that wait for a flush.
 fn moved_disk(input: &mut Input<'_>, info: &BlockInfo) -> Vec<u8> {
-    let mut to = Writer::new(SWAPPED_KIND);
+    let mut to = SnapshotWriter::new(SWAPPED_KIND);
     to.u64(info.size_bytes);
     [info.block_bytes, info.preferred_bytes, info.request_bytes_max].into_iter().for_each(|bytes| to.u32(bytes));
     [info.is_read_only, info.trims].into_iter().for_each(|is_so| to.flag(is_so));
@@ -677,7 +685,7 @@ fn fuzz_moved_disk_of_another_process_answers_each_request_once() {
         let waiting = Arc::<Mutex<Vec<BlockInFlight>>>::default();
         let restored = snapshot::open(&bytes, SWAPPED_KIND).and_then(|mut from| {
             let below = |_: &[u8], _: &BlockInfo| Ok(FlushesLate { info, waiting: Arc::clone(&waiting), answer });
-            let (mut disk, pending) = Swappable::restore::<Reject>(Instant::ZERO, &mut from, below)?;
+            let (mut disk, pending) = SwappableDevice::restore::<ProtocolViolation>(Instant::ZERO, &mut from, below)?;
             from.end("device").inspect_err(|_| BlockDevice::leave(&mut disk)).map(|()| (disk, pending))
         });
         let Ok((mut disk, pending)) = restored else {
@@ -686,7 +694,7 @@ fn fuzz_moved_disk_of_another_process_answers_each_request_once() {
         };
         let saved = BlockDevice::save(&mut disk, Instant::ZERO).expect("all its requests wait for a flush");
         assert!(saved == whole || bytes != whole, "a second replacement gets what the first one got");
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         BlockDevice::handle_ready(&mut disk, Instant::ZERO, &mut done);
         let mut left = pending;
         while let Some(answered) = done.pop() {

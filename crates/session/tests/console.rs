@@ -8,19 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::serial::Serial;
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::serial::SerialGadget;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::{Configuration, Descriptors, Selection};
+use farbus_model::descriptor::{ConfigurationSelection, DescriptorSet, UsbConfiguration};
 use farbus_model::limits::{CONSOLE_BYTES_MAX, CONSOLE_EVENT_BYTES_MAX, CONSOLE_EVENTS_MAX, OBSERVERS_MAX};
 use farbus_model::{
-    BufferPool, Completions, Definition, Device, Direction, EpAddr, Instant, Payload, Setup, Speed, Status, Urb, UrbId,
+    BufferPool, CompletionQueue, Device, DeviceDefinition, EpAddr, Instant, Payload, SetupPacket, TransferDirection,
+    Urb, UrbId, UrbStatus, UsbSpeed,
 };
-use farbus_session::Registry;
-use farbus_session::console::{Port, Queue, described, ports};
-use farbus_session::native::console::{Description, PortKind};
-use farbus_session::registry::Observable;
+use farbus_session::ExportRegistry;
+use farbus_session::console::{ConsoleQueue, DeviceSerialPort, described, ports};
+use farbus_session::native::console::{ConsoleDescription, PortKind};
+use farbus_session::registry::ObservableDevice;
 use fuzzing::{Input, fuzz};
 
 /// ACM's functional descriptors: call management over interface 1, union of interfaces 0 and 1.
@@ -30,25 +31,27 @@ const UNITED: [u8; 5] = [5, 0x24, 6, 0, 1];
 fn control(class: [u8; 3], functional: &[u8]) -> InterfaceDefinition {
     let [class, subclass, protocol] = class;
     let interface = InterfaceDefinition::new(class, subclass, protocol).class_descriptors(functional);
-    interface.interrupt(2, Direction::In, 16, Duration::from_millis(32))
+    interface.interrupt(2, TransferDirection::In, 16, Duration::from_millis(32))
 }
 
-fn cdc(class: [u8; 3], functional: &[u8]) -> Descriptors {
+fn cdc(class: [u8; 3], functional: &[u8]) -> DescriptorSet {
     let data = InterfaceDefinition::new(10, 0, 0).bulk_pair(1);
-    Definition::new(0x0525, 0xa4a7).interface(control(class, functional)).interface(data).build()
+    DeviceDefinition::new(0x0525, 0xa4a7).interface(control(class, functional)).interface(data).build()
 }
 
-fn vendor(ids: (u16, u16), interfaces: u8) -> Descriptors {
-    let mut definition = Definition::new(ids.0, ids.1);
+fn vendor(ids: (u16, u16), interfaces: u8) -> DescriptorSet {
+    let mut definition = DeviceDefinition::new(ids.0, ids.1);
     for number in 1..=interfaces {
         definition = definition.interface(InterfaceDefinition::vendor().bulk_pair(number));
     }
     definition.build()
 }
 
-fn one(class: [u8; 3]) -> Descriptors {
+fn one(class: [u8; 3]) -> DescriptorSet {
     let [class, subclass, protocol] = class;
-    Definition::new(0x0403, 0x6001).interface(InterfaceDefinition::new(class, subclass, protocol).bulk_pair(1)).build()
+    DeviceDefinition::new(0x0403, 0x6001)
+        .interface(InterfaceDefinition::new(class, subclass, protocol).bulk_pair(1))
+        .build()
 }
 
 #[test]
@@ -56,7 +59,7 @@ fn ports_are_those_of_serial_adapters_and_no_other_bulk_endpoint() {
     const ACM: PortKind = PortKind::CDC_ACM;
     const FTDI: PortKind = PortKind::FTDI;
     type Expected = &'static [(u8, PortKind)];
-    let table: &[(&str, Descriptors, Expected)] = &[
+    let table: &[(&str, DescriptorSet, Expected)] = &[
         ("CDC-ACM with a union", cdc([2, 2, 1], &UNITED), &[(0x81, ACM)]),
         ("CDC-ACM with call management alone", cdc([2, 2, 0], &MANAGED), &[(0x81, ACM)]),
         ("CDC-ACM whose union names another interface", cdc([2, 2, 1], &[5, 0x24, 6, 0, 7]), &[]),
@@ -77,12 +80,15 @@ fn ports_are_those_of_serial_adapters_and_no_other_bulk_endpoint() {
         ("a smart card reader with them", one([11, 0, 0]), &[]),
     ];
     for (name, descriptors, expected) in table {
-        let found: Vec<_> =
-            ports(descriptors).iter().map(|Port { port, .. }| (port.endpoint.as_byte(), port.kind)).collect();
+        let found: Vec<_> = ports(descriptors)
+            .iter()
+            .map(|DeviceSerialPort { port, .. }| (port.endpoint.as_byte(), port.kind))
+            .collect();
         assert_eq!(found, *expected, "{name}");
         assert_eq!(described(&ports(descriptors)).map(|it| it.ports.len()).unwrap_or(0), expected.len(), "{name}");
     }
-    let output_alone = Definition::new(0x0403, 0x6001).interface(InterfaceDefinition::vendor().bulk(1, Direction::Out));
+    let output_alone =
+        DeviceDefinition::new(0x0403, 0x6001).interface(InterfaceDefinition::vendor().bulk(1, TransferDirection::Out));
     assert_eq!(ports(&output_alone.build()), []);
     let many = ports(&vendor((0x0403, 0x6011), 15));
     assert_eq!(described(&many).unwrap().ports.len(), 15);
@@ -94,10 +100,10 @@ fn an_endpoint_is_a_port_only_while_its_configuration_and_setting_are_selected()
     // The same endpoint in another configuration belongs to a disk.
     let mut disk = one([8, 6, 0x50]).configurations[0].bytes.clone();
     disk[5] = 2;
-    all.configurations.push(Configuration::parse(&disk).unwrap());
+    all.configurations.push(UsbConfiguration::parse(&disk).unwrap());
     let [port] = ports(&all)[..] else { panic!("one") };
     let at = EpAddr::from_byte(0x81);
-    let mut selection = Selection::default();
+    let mut selection = ConfigurationSelection::default();
     assert!(!port.is_at(at, &selection), "nothing is selected");
     for (configuration, is_port) in [(1, true), (2, false), (1, true)] {
         assert!(selection.select_configuration(&all, configuration));
@@ -107,12 +113,12 @@ fn an_endpoint_is_a_port_only_while_its_configuration_and_setting_are_selected()
 }
 
 /// An FTDI port with packets of this size; `None`: it is none.
-fn ftdi(packet_bytes: u16) -> Option<Port> {
+fn ftdi(packet_bytes: u16) -> Option<DeviceSerialPort> {
     let built = vendor((0x0403, 0x6001), 1);
     let mut bytes = built.configurations[0].bytes.clone();
     let at = bytes.windows(3).position(|window| window == [7, 5, 0x81]).unwrap();
     bytes[at + 4..at + 6].copy_from_slice(&packet_bytes.to_le_bytes());
-    let descriptors = Descriptors { configurations: vec![Configuration::parse(&bytes).unwrap()], ..built };
+    let descriptors = DescriptorSet { configurations: vec![UsbConfiguration::parse(&bytes).unwrap()], ..built };
     ports(&descriptors).first().copied()
 }
 
@@ -148,14 +154,14 @@ fn fuzz_console_ports() {
             let at = 9 + input.below(bytes.len() as u32 - 9) as usize;
             bytes[at] = input.byte();
         }
-        let Ok(parsed) = Configuration::parse(&all.configurations[0].bytes) else { return };
+        let Ok(parsed) = UsbConfiguration::parse(&all.configurations[0].bytes) else { return };
         all.configurations = vec![parsed];
         let found = ports(&all);
         if let Some(description) = described(&found) {
-            assert_eq!(Description::decode(&description.encode()), Ok(description));
+            assert_eq!(ConsoleDescription::decode(&description.encode()), Ok(description));
         }
         let moved: Vec<u8> = (0..input.below(600)).map(|_| input.byte()).collect();
-        let mut queue = Queue::default();
+        let mut queue = ConsoleQueue::default();
         for port in &found {
             let sent: usize = port.sent(&moved).map(<[u8]>::len).sum();
             assert!(sent <= moved.len());
@@ -171,7 +177,7 @@ fn a_slow_observer_loses_the_oldest_bytes_and_is_told_how_many() {
     let (a, b) = (EpAddr::from_byte(0x81), EpAddr::from_byte(0x82));
     let text: Vec<u8> = (0..3 * CONSOLE_BYTES_MAX + 7).map(|at| (at % 253) as u8).collect();
     for piece in [1, 63, 4096, 100_000, text.len()] {
-        let mut queue = Queue::default();
+        let mut queue = ConsoleQueue::default();
         text.chunks(piece).for_each(|sent| queue.add(Instant::ZERO, a, sent));
         let taken: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
         let lost: usize = taken.iter().map(|output| output.lost as usize).sum();
@@ -182,7 +188,7 @@ fn a_slow_observer_loses_the_oldest_bytes_and_is_told_how_many() {
         assert!(taken.iter().all(|output| output.data.len() <= CONSOLE_EVENT_BYTES_MAX));
     }
     // Two ports that send a byte in turn: the number of pieces is limited, too.
-    let mut queue = Queue::default();
+    let mut queue = ConsoleQueue::default();
     for _ in 0..CONSOLE_EVENTS_MAX {
         queue.add(Instant::ZERO, a, b"a");
         queue.add(Instant::ZERO, b, b"b");
@@ -194,21 +200,21 @@ fn a_slow_observer_loses_the_oldest_bytes_and_is_told_how_many() {
 
 /// A shared device with its user.
 struct Used {
-    registry: Registry,
+    registry: ExportRegistry,
     bus_id: String,
     device: Box<dyn Device>,
-    done: Completions,
+    done: CompletionQueue,
     next: u64,
 }
 
 impl Used {
     fn new(device: Box<dyn Device>) -> Self {
-        let mut registry = Registry::default();
+        let mut registry = ExportRegistry::default();
         let bus_id = registry.add("device", device).unwrap().bus_id.clone();
         let claimed = registry.claim(&bus_id, "user", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
-        let done = Completions::new(BufferPool::new(1 << 20));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
         let mut used = Self { registry, bus_id, device: claimed.device, done, next: 0 };
-        let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+        let set_configuration = SetupPacket::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
         used.ask(|id| Urb::control(id, set_configuration, Payload::Empty));
         used
     }
@@ -219,7 +225,7 @@ impl Used {
         let now = Instant::ZERO + Duration::from_millis(self.next);
         self.device.submit(now, urb(UrbId(self.next)).launch(), &mut self.done);
         let done = self.done.pop().expect("it is done at once");
-        assert_eq!(done.status, Status::Ok);
+        assert_eq!(done.status, UrbStatus::Ok);
         done.payload.into_vec()
     }
 
@@ -231,18 +237,18 @@ impl Used {
         self.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 512))
     }
 
-    fn console(&self) -> Observable {
+    fn console(&self) -> ObservableDevice {
         self.registry.console(&self.bus_id).expect("it has a serial port")
     }
 }
 
 #[test]
 fn an_observer_of_the_console_gets_what_the_user_reads_and_another_observer_gets_none_of_it() {
-    let mut used = Used::new(Box::new(Serial::device(Speed::High)));
+    let mut used = Used::new(Box::new(SerialGadget::device(UsbSpeed::High)));
     let rung = Arc::new(AtomicUsize::new(0));
     let ring = Arc::clone(&rung);
     let console = used.console();
-    assert_eq!(Description::decode(&console.description).unwrap().ports[0].kind, PortKind::CDC_ACM);
+    assert_eq!(ConsoleDescription::decode(&console.description).unwrap().ports[0].kind, PortKind::CDC_ACM);
     let observer = console.audience.join_console(move || _ = ring.fetch_add(1, Ordering::Relaxed)).unwrap();
     let other = used.registry.observe(&used.bus_id).unwrap().audience.join(|| panic!("nothing is for it")).unwrap();
     used.write(b"secret");
@@ -255,7 +261,7 @@ fn an_observer_of_the_console_gets_what_the_user_reads_and_another_observer_gets
     assert_eq!((observer.take(), rung.load(Ordering::Relaxed)), (None, 1), "woken once");
     assert!(other.take().is_none());
     // And an interrupt is not for the console.
-    let line_state = Setup::from_bytes([0x21, 0x22, 3, 0, 0, 0, 0, 0]);
+    let line_state = SetupPacket::from_bytes([0x21, 0x22, 3, 0, 0, 0, 0, 0]);
     drop(other);
     let other = used.registry.observe(&used.bus_id).unwrap().audience.join(|| ()).unwrap();
     used.ask(|id| Urb::control(id, line_state, Payload::Empty));
@@ -265,7 +271,7 @@ fn an_observer_of_the_console_gets_what_the_user_reads_and_another_observer_gets
 
 #[test]
 fn consoles_count_for_the_limit_of_observers_and_end_with_their_device() {
-    let mut used = Used::new(Box::new(Serial::device(Speed::High)));
+    let mut used = Used::new(Box::new(SerialGadget::device(UsbSpeed::High)));
     let audience = used.console().audience;
     let observers: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.join_console(|| ()).unwrap()).collect();
     assert!(audience.join_console(|| ()).is_none() && audience.join(|| ()).is_none());
@@ -279,13 +285,13 @@ fn consoles_count_for_the_limit_of_observers_and_end_with_their_device() {
 #[test]
 fn a_device_without_a_serial_port_has_no_console_and_one_with_nothing_else_only_that() {
     let entries = |device: Box<dyn Device>| {
-        let mut registry = Registry::default();
+        let mut registry = ExportRegistry::default();
         let bus_id = registry.add("device", device).unwrap().bus_id.clone();
         let entry = registry.entries().next().map(|entry| (entry.has_observable, entry.has_console)).unwrap();
         assert_eq!((registry.observe(&bus_id).is_some(), registry.console(&bus_id).is_some()), entry);
         entry
     };
-    assert_eq!(entries(Box::new(Keyboard::device())), (true, false));
-    assert_eq!(entries(Box::new(SourceSink::device(Speed::High, Fill::default(), false))), (true, false));
-    assert_eq!(entries(Box::new(Serial::device(Speed::High))), (true, true));
+    assert_eq!(entries(Box::new(KeyboardGadget::device())), (true, false));
+    assert_eq!(entries(Box::new(SourceSink::device(UsbSpeed::High, SourcePattern::default(), false))), (true, false));
+    assert_eq!(entries(Box::new(SerialGadget::device(UsbSpeed::High))), (true, true));
 }

@@ -2,14 +2,16 @@
 //! written again, and the next flush reports the others as lost.
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Identity, Instant,
-    Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, CompletionQueue,
+    ExportIdentity, Instant, Payload, StoreError,
 };
-use farbus_session::native::control::{Cause, Class, Credit, Mode, Open, Opened};
-use farbus_session::native::frame::Head;
-use farbus_session::native::identity::Statement;
-use farbus_session::native::{Arrived, Attached, Kind, RETAINED_MAX, RemoteBlock};
-use farbus_wire::native::block::Description;
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentCredit, AttachmentEndCause, AttachmentMode, OpenReply, OpenRequest,
+};
+use farbus_session::native::frame::FrameHeader;
+use farbus_session::native::identity::IdentityStatement;
+use farbus_session::native::{FrameKind, ImporterAttachment, RETAINED_MAX, ReceivedFrame, RemoteBlock};
+use farbus_wire::native::block::BlockDescription;
 
 const NOW: Instant = Instant::ZERO;
 const INFO: BlockInfo = BlockInfo {
@@ -23,29 +25,34 @@ const INFO: BlockInfo = BlockInfo {
 
 struct User {
     remote: RemoteBlock,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
 }
 
 impl User {
     fn new() -> Self {
-        let open =
-            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() };
-        let mut user = Self { remote: RemoteBlock::new(1, open), done: Completions::new(BufferPool::new(0)) };
+        let open = OpenRequest {
+            class: AttachmentClass::BLOCK,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "disk".into(),
+            reason: String::new(),
+        };
+        let mut user = Self { remote: RemoteBlock::new(1, open), done: CompletionQueue::new(BufferPool::new(0)) };
         user.opened(1);
         user
     }
 
-    fn hear(&mut self, head: Head, body: Payload) {
-        self.remote.handle_arrived(NOW, Arrived { head, body }, &mut self.done).unwrap();
+    fn hear(&mut self, head: FrameHeader, body: Payload) {
+        self.remote.handle_arrived(NOW, ReceivedFrame { head, body }, &mut self.done).unwrap();
     }
 
     /// The exporter opens the disk; it has lost nothing since `durability` last changed.
     fn opened(&mut self, durability: u64) {
-        let identity = Statement::Is(Identity { id: 1, generation: 0 });
-        self.hear(Head::new(Kind::Identity, 1, 0), identity.encode().into());
-        let info = Description { info: INFO, durability, maps: true }.encode();
-        let opened = Opened { epoch: durability, credit: Credit { requests: 64, bytes: 1 << 20 }, info };
-        self.hear(Head::new(Kind::Opened, 1, 0), opened.encode().into());
+        let identity = IdentityStatement::Is(ExportIdentity { id: 1, generation: 0 });
+        self.hear(FrameHeader::new(FrameKind::Identity, 1, 0), identity.encode().into());
+        let info = BlockDescription { info: INFO, durability, maps: true }.encode();
+        let opened = OpenReply { epoch: durability, credit: AttachmentCredit { requests: 64, bytes: 1 << 20 }, info };
+        self.hear(FrameHeader::new(FrameKind::Opened, 1, 0), opened.encode().into());
     }
 
     /// The exporter's machine was restarted.
@@ -55,9 +62,9 @@ impl User {
     }
 
     /// The requests that were sent.
-    fn said(&mut self) -> Vec<Head> {
+    fn said(&mut self) -> Vec<FrameHeader> {
         let all = std::iter::from_fn(|| self.remote.poll_message()).map(|message| message.head);
-        all.filter(|head| head.kind == Kind::Request).collect()
+        all.filter(|head| head.kind == FrameKind::Request).collect()
     }
 
     fn write(&mut self, block: u64) {
@@ -65,8 +72,8 @@ impl User {
         self.remote.submit(NOW, request.launch(), &mut self.done);
     }
 
-    fn answer(&mut self, request: Head) {
-        let mut head = Head::new(Kind::Reply, 1, request.tag);
+    fn answer(&mut self, request: FrameHeader) {
+        let mut head = FrameHeader::new(FrameKind::Reply, 1, request.tag);
         (head.flags.plain, head.flags.timed) = (true, request.flags.timed);
         // Three durations if the request was timed.
         let body = if request.flags.timed { vec![0; 12] } else { Vec::new() };
@@ -74,8 +81,8 @@ impl User {
     }
 
     /// The exporter refuses the request.
-    fn refuse(&mut self, request: Head) {
-        let mut head = Head::new(Kind::Reply, 1, request.tag);
+    fn refuse(&mut self, request: FrameHeader) {
+        let mut head = FrameHeader::new(FrameKind::Reply, 1, request.tag);
         head.flags.timed = request.flags.timed;
         let mut body = if request.flags.timed { vec![0; 12] } else { Vec::new() };
         body.extend_from_slice(&farbus_wire::native::block::reply_part(StoreError::Medium));
@@ -84,7 +91,7 @@ impl User {
 
     /// Ends the attachment.
     fn end(mut self) {
-        self.remote.handle_over(Cause::Asked, "it ends", &mut self.done);
+        self.remote.handle_over(AttachmentEndCause::Asked, "it ends", &mut self.done);
     }
 
     fn answer_all(&mut self) {
@@ -100,8 +107,9 @@ impl User {
 }
 
 /// The subject of each request that was sent: the block that it writes, or `None` for a flush.
-fn blocks(user: &mut User) -> Vec<(Head, Option<u64>)> {
-    let all = std::iter::from_fn(|| user.remote.poll_message()).filter(|message| message.head.kind == Kind::Request);
+fn blocks(user: &mut User) -> Vec<(FrameHeader, Option<u64>)> {
+    let all =
+        std::iter::from_fn(|| user.remote.poll_message()).filter(|message| message.head.kind == FrameKind::Request);
     all.map(|message| {
         let request = farbus_wire::native::block::decode_request(BlockId(0), &message.part).unwrap();
         (message.head, (request.op == BlockOp::Write).then_some(request.offset / 512))

@@ -7,15 +7,17 @@ mod rules;
 
 use std::time::Duration;
 
-use farbus_gadgets::emulated::{Context, Emulated, Function, Received, Sent};
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::serial::Serial;
-use farbus_gadgets::storage::{Options, Storage};
+use farbus_gadgets::emulated::{EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer};
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::serial::SerialGadget;
+use farbus_gadgets::storage::{StorageGadget, StorageOptions};
 use farbus_model::block::MemoryStore;
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::{Definition, Device, Direction, EpAddr, Instant, Payload, Setup, Speed, Status, Urb, UrbId};
-use farbus_session::far::{Far, Plan};
-use farbus_session::snapshot::{self, Writer};
+use farbus_model::{
+    Device, DeviceDefinition, EpAddr, Instant, Payload, SetupPacket, TransferDirection, Urb, UrbId, UrbStatus, UsbSpeed,
+};
+use farbus_session::far::{FarLayer, FarLayerConfig};
+use farbus_session::snapshot::{self, SnapshotWriter};
 use road::Road;
 
 const ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -24,18 +26,18 @@ const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// `usb_set_configuration`).
 fn enumerate(road: &mut Road) -> u64 {
     let mut id = 0;
-    let mut ask = |road: &mut Road, setup: Setup| {
+    let mut ask = |road: &mut Road, setup: SetupPacket| {
         id += 1;
         road.ask(Urb::control(UrbId(id), setup, Payload::Empty))
     };
     let all = road.far.descriptors().clone();
-    let get = Setup::get_descriptor;
+    let get = SetupPacket::get_descriptor;
     assert_eq!(ask(road, get(1, 0, 0, 64)).payload.len(), 18);
     assert_eq!(ask(road, get(1, 0, 0, 18)).actual, 18);
-    if road.far.speed() == Speed::Full && all.device.usb_bcd >= 0x0200 {
+    if road.far.speed() == UsbSpeed::Full && all.device.usb_bcd >= 0x0200 {
         // check_highspeed(): five tries.
         for _ in 0..5 {
-            assert_eq!(ask(road, get(6, 0, 0, 10)).status, Status::Stall);
+            assert_eq!(ask(road, get(6, 0, 0, 10)).status, UrbStatus::Stall);
         }
     }
     if all.device.usb_bcd >= 0x0201 {
@@ -51,7 +53,7 @@ fn enumerate(road: &mut Road) -> u64 {
         let string = ask(road, get(3, index, 0x0409, 255)).payload.into_vec();
         assert_eq!(string.len(), usize::from(string[0]));
     }
-    assert_eq!(ask(road, Setup::set_configuration(1)).status, Status::Ok);
+    assert_eq!(ask(road, SetupPacket::set_configuration(1)).status, UrbStatus::Ok);
     id
 }
 
@@ -68,14 +70,15 @@ fn round_trips(device: impl Device + 'static, is_on: bool, bind: impl FnOnce(&mu
 #[test]
 fn disabled_plan_stays_disabled_after_a_handover() {
     const KIND: u16 = 1;
-    for plan in [Plan::OFF, Plan::within(256)] {
-        let mut saved = Writer::new(KIND);
-        let far = Far::new(Keyboard::device(), plan);
+    for plan in [FarLayerConfig::OFF, FarLayerConfig::within(256)] {
+        let mut saved = SnapshotWriter::new(KIND);
+        let far = FarLayer::new(KeyboardGadget::device(), plan);
         far.save(&mut saved);
         let saved = saved.into_bytes();
         let mut reader = snapshot::open(&saved, KIND).unwrap();
         // The restoring process does not know whether the plan was on.
-        let again = Far::restore(Instant::ZERO, far.hand_over(), Plan::within(256), Vec::new(), &mut reader);
+        let again =
+            FarLayer::restore(Instant::ZERO, far.hand_over(), FarLayerConfig::within(256), Vec::new(), &mut reader);
         let again = again.map_err(|(_, reject)| reject).unwrap();
         reader.end("snapshot").unwrap();
         assert_eq!(again.plan().is_on, plan.is_on);
@@ -84,17 +87,17 @@ fn disabled_plan_stays_disabled_after_a_handover() {
 
 /// usbhid: SET_IDLE, the report descriptor.
 fn bind_hid(road: &mut Road, id: u64) {
-    let idle = Setup { request_type: 0x21, request: 0x0a, value: 0, index: 0, length: 0 };
-    assert_eq!(road.ask(Urb::control(UrbId(id), idle, Payload::Empty)).status, Status::Ok);
-    let report = Setup { request_type: 0x81, request: 6, value: 0x2200, index: 0, length: 63 };
+    let idle = SetupPacket { request_type: 0x21, request: 0x0a, value: 0, index: 0, length: 0 };
+    assert_eq!(road.ask(Urb::control(UrbId(id), idle, Payload::Empty)).status, UrbStatus::Ok);
+    let report = SetupPacket { request_type: 0x81, request: 6, value: 0x2200, index: 0, length: 63 };
     assert_eq!(road.ask(Urb::control(UrbId(id + 1), report, Payload::Empty)).actual, 63);
 }
 
 /// cdc-acm: SET_LINE_CODING.
 fn bind_acm(road: &mut Road, id: u64) {
-    let coding = Setup { request_type: 0x21, request: 0x20, value: 0, index: 0, length: 7 };
+    let coding = SetupPacket { request_type: 0x21, request: 0x20, value: 0, index: 0, length: 7 };
     let urb = Urb::control(UrbId(id), coding, vec![0x80, 0x25, 0, 0, 0, 0, 8].into());
-    assert_eq!(road.ask(urb).status, Status::Ok);
+    assert_eq!(road.ask(urb).status, UrbStatus::Ok);
 }
 
 /// Does nothing: usb-storage binds without a request, and scans for disks later.
@@ -102,10 +105,12 @@ fn bind_storage(_: &mut Road, _: u64) {}
 
 #[test]
 fn driver_is_bound_after_four_round_trips() {
-    let disk = || Storage::device(Box::new(MemoryStore::new(vec![0; 1 << 20])), Options::default()).expect("a disk");
+    let disk = || {
+        StorageGadget::device(Box::new(MemoryStore::new(vec![0; 1 << 20])), StorageOptions::default()).expect("a disk")
+    };
     for is_on in [false, true] {
-        let hid = round_trips(Keyboard::device(), is_on, bind_hid);
-        let acm = round_trips(Serial::device(Speed::High), is_on, bind_acm);
+        let hid = round_trips(KeyboardGadget::device(), is_on, bind_hid);
+        let acm = round_trips(SerialGadget::device(UsbSpeed::High), is_on, bind_acm);
         let storage = round_trips(disk(), is_on, bind_storage);
         println!("ahead {is_on}: to a bound driver HID {hid:.2}, ACM {acm:.2}, storage {storage:.2} round trips");
         if is_on {
@@ -127,30 +132,31 @@ struct Mouse {
 const TICK: Duration = Duration::from_millis(1);
 
 impl Mouse {
-    fn device() -> Emulated<Self> {
-        let interface = InterfaceDefinition::new(3, 0, 2).interrupt(1, Direction::In, 16, TICK);
-        let definition = Definition::new(1, 1).speed(Speed::High).names("a", "mouse", "1").interface(interface);
-        Emulated::new(&definition, Self::default())
+    fn device() -> EmulatedDevice<Self> {
+        let interface = InterfaceDefinition::new(3, 0, 2).interrupt(1, TransferDirection::In, 16, TICK);
+        let definition =
+            DeviceDefinition::new(1, 1).speed(UsbSpeed::High).names("a", "mouse", "1").interface(interface);
+        EmulatedDevice::new(&definition, Self::default())
     }
 }
 
-impl Function for Mouse {
-    fn send(&mut self, _endpoint: EpAddr, _room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for Mouse {
+    fn send(&mut self, _endpoint: EpAddr, _room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         match self.reports.is_empty() {
-            true => Sent::Nak,
-            false => Sent::Data(self.reports.remove(0).as_slice().into()),
+            true => InTransferAnswer::Nak,
+            false => InTransferAnswer::Data(self.reports.remove(0).as_slice().into()),
         }
     }
 
-    fn receive(&mut self, _: EpAddr, _: &Payload, _: &mut Context<'_>) -> Received {
-        Received::Stall
+    fn receive(&mut self, _: EpAddr, _: &Payload, _: &mut FunctionContext<'_>) -> OutTransferAnswer {
+        OutTransferAnswer::Stall
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         Some(self.due)
     }
 
-    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    fn handle_timeout(&mut self, cx: &mut FunctionContext<'_>) {
         let mut report = [0; 16];
         report[..8].copy_from_slice(&self.next.to_le_bytes());
         report[8..].copy_from_slice(&cx.now.as_nanos().to_le_bytes());
@@ -174,7 +180,7 @@ fn watch_mouse(is_on: bool) -> (u64, u64, Duration) {
     let (mut count, mut missing, mut longest, mut last) = (0, 0, Duration::ZERO, None);
     while road.now < until {
         while let Some(done) = road.pop() {
-            assert_eq!(done.status, Status::Ok);
+            assert_eq!(done.status, UrbStatus::Ok);
             let bytes = done.payload.into_vec();
             let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
             let (number, made) = (word(0), word(8));
@@ -222,7 +228,7 @@ struct Terminal {
 
 impl Terminal {
     fn open() -> Self {
-        let mut road = Road::to(Serial::device(Speed::High), ROUND_TRIP, true);
+        let mut road = Road::to(SerialGadget::device(UsbSpeed::High), ROUND_TRIP, true);
         road.open();
         let next = enumerate(&mut road) + 1;
         Self { road, written: 0, read: 0, reading: Vec::new(), writing: 0, next }
@@ -253,13 +259,13 @@ impl Terminal {
 
     fn step(&mut self, until: Instant, is_reading: bool) {
         while let Some(done) = self.road.pop() {
-            if done.direction == Direction::Out {
-                assert_eq!(done.status, Status::Ok);
+            if done.direction == TransferDirection::Out {
+                assert_eq!(done.status, UrbStatus::Ok);
                 self.writing -= 1;
                 continue;
             }
             let at = self.reading.iter().position(|id| *id == done.id.0).expect("it was asked");
-            assert!(at == 0 || done.status == Status::Cancelled, "in order");
+            assert!(at == 0 || done.status == UrbStatus::Cancelled, "in order");
             self.reading.remove(at);
             for byte_read in done.payload.into_vec() {
                 assert_eq!(byte_read, byte(self.read), "byte {}", self.read);

@@ -10,22 +10,22 @@ mod world;
 
 use std::time::Duration;
 
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_model::{Command, Device, EpAddr, Limits, Speed, Status};
-use farbus_session::{Fault, OnReset};
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
+use farbus_model::{Device, EpAddr, OwnerCommand, SessionLimits, UrbStatus, UsbSpeed};
+use farbus_session::{ConnectionFault, PortResetPolicy};
 use fuzzing::{Input, fuzz};
 use world::peer::{self, Packet, RetSubmit, Submit, setup, word};
 use world::{Loopback, Manners, Relay, Scripted, relay};
 
 /// Small enough that every limit is reached.
-const LIMITS: Limits = Limits {
+const LIMITS: SessionLimits = SessionLimits {
     receive_bytes: 2048,
     urbs_in_flight_max: 24,
     payload_bytes_max: 8 << 10,
     reply_bytes_backlog: 2 << 10,
     reply_header_bytes_max: 16 << 10,
-    ..Limits::DEFAULT
+    ..SessionLimits::DEFAULT
 };
 
 /// Most bytes of one transfer.
@@ -128,7 +128,7 @@ impl Client {
     }
 
     /// Delivers some of the sent bytes.
-    fn arrive<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, most: usize) -> Result<(), Fault> {
+    fn arrive<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, most: usize) -> Result<(), ConnectionFault> {
         let bytes: Vec<u8> = self.sent.drain(..most.min(self.sent.len())).collect();
         loopback.receive(&bytes)
     }
@@ -177,7 +177,7 @@ fn play<D: Device + 'static>(
             }
         };
         assert!(waiting_bytes(&loopback) <= WAITING_BYTES_MAX, "{} bytes wait", waiting_bytes(&loopback));
-        if arrived == Err(Fault::NeverReads) {
+        if arrived == Err(ConnectionFault::NeverReads) {
             loopback.end();
             return;
         }
@@ -217,8 +217,8 @@ fn settle<D: Device + 'static>(loopback: &mut Loopback<D>, still_moves: impl Fn(
 #[test]
 fn fuzz_exporter_over_source_and_sink() {
     target("fuzz_exporter_over_source_and_sink", |input| {
-        let speed = input.pick(&[Speed::High, Speed::Full, Speed::Super]);
-        let device = SourceSink::device(speed, Fill::Zeros, input.once_in(2));
+        let speed = input.pick(&[UsbSpeed::High, UsbSpeed::Full, UsbSpeed::Super]);
+        let device = SourceSink::device(speed, SourcePattern::Zeros, input.once_in(2));
         let loopback = Loopback::configured(device, LIMITS);
         play(loopback, true, input, |_, _| {}, |_| false);
     });
@@ -227,10 +227,10 @@ fn fuzz_exporter_over_source_and_sink() {
 #[test]
 fn fuzz_exporter_over_keyboard() {
     target("fuzz_exporter_over_keyboard", |input| {
-        let loopback = Loopback::configured(Keyboard::device(), LIMITS);
+        let loopback = Loopback::configured(KeyboardGadget::device(), LIMITS);
         let type_some = |loopback: &mut Loopback<_>, input: &mut Input<'_>| {
             let text = "aB3 ".repeat(input.below(4) as usize);
-            loopback.exporter.command(loopback.now, &Command::Type(text)).expect("there is room for so little");
+            loopback.exporter.command(loopback.now, &OwnerCommand::Type(text)).expect("there is room for so little");
         };
         play(loopback, false, input, type_some, |_| false);
     });
@@ -251,7 +251,7 @@ fn fuzz_exporter_over_late_device() {
             loopback.device(|device, done| match input.below(4) {
                 0 => device.let_go(done),
                 1 if !endpoint.is_control() => {
-                    device.fail(endpoint, input.pick(&[Status::Stall, Status::Protocol, Status::Gone]), done)
+                    device.fail(endpoint, input.pick(&[UrbStatus::Stall, UrbStatus::Protocol, UrbStatus::Gone]), done)
                 }
                 _ => device.complete(endpoint, done),
             });
@@ -262,7 +262,7 @@ fn fuzz_exporter_over_late_device() {
 
 const ENDPOINTS: [u8; 9] = [0, 0x81, 0x01, 0x82, 0x02, 0x83, 0x03, 0x84, 0x04];
 
-fn move_anything(device: &mut Scripted, done: &mut farbus_model::Completions) -> bool {
+fn move_anything(device: &mut Scripted, done: &mut farbus_model::CompletionQueue) -> bool {
     device.let_go(done) || ENDPOINTS.map(EpAddr::from_byte).into_iter().any(|endpoint| device.complete(endpoint, done))
 }
 
@@ -284,7 +284,7 @@ fn fuzz_exporter_before_exporter() {
                     let endpoint = EpAddr::from_byte(input.pick(&ENDPOINTS));
                     both.far.device(|device, done| match input.below(4) {
                         0 => device.let_go(done),
-                        1 => device.fail(endpoint, Status::Stall, done),
+                        1 => device.fail(endpoint, UrbStatus::Stall, done),
                         _ => device.complete(endpoint, done),
                     });
                 }
@@ -309,7 +309,7 @@ fn fuzz_exporter_before_exporter() {
 fn fuzz_exporter_that_lies() {
     target("fuzz_exporter_that_lies", |input| {
         let device = Scripted::new(Manners::default());
-        let mut near = Loopback::imported_by(world::remote(&device, LIMITS), LIMITS, OnReset::PassOn);
+        let mut near = Loopback::imported_by(world::remote(&device, LIMITS), LIMITS, PortResetPolicy::PassOn);
         near.checker.is_unordered = true;
         let mut liar = Liar::default();
         near.submit(&Submit::control(1, setup::set_configuration(1)));

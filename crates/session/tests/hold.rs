@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
 use farbus_model::{BlockDevice, Instant, StoreDevice};
-use farbus_session::leases::{DeviceKey, Leases};
-use farbus_session::native::control::{Class, Close, End, Mode, Open};
-use farbus_session::native::hello::{Hello, SessionId, Welcome};
+use farbus_session::leases::{DeviceKey, DeviceLeases};
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentEndNotice, AttachmentMode, CloseRequest, OpenRequest,
+};
+use farbus_session::native::hello::{ExporterWelcome, ImporterHello, SessionId};
 use farbus_session::native::{
-    ExporterSession, HOLD, HOLD_MAX, ImporterSession, Kind, Lane, LaneLimits, Message, Migration, Part, Progress,
-    Served, ServedBlock, Services,
+    ClassPart, DeviceMigration, ExporterServices, ExporterSession, FrameKind, GreetingOutcome, HOLD, HOLD_MAX,
+    ImporterSession, Lane, LaneLimits, OutboundMessage, ServedBlock, ServedExport,
 };
 
 const GRACE: Duration = Duration::from_secs(20);
@@ -19,10 +21,15 @@ const SUCCESSOR: [u8; 32] = [7; 32];
 
 /// The migrations that an exporter's devices began.
 #[derive(Clone, Default)]
-struct Migrations(Arc<Mutex<Vec<Migration>>>);
+struct Migrations(Arc<Mutex<Vec<DeviceMigration>>>);
 
-impl Services for Migrations {
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+impl ExporterServices for Migrations {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let device = StoreDevice::new(MemoryStore::new(vec![0; 4096]));
         let begun = Arc::clone(&self.0);
         let pass_on = move |_: Box<dyn BlockDevice>, _, migration| {
@@ -60,7 +67,7 @@ fn ends(importers: Option<Duration>, exporters: Option<Duration>) -> Ends {
     if importers.is_none() {
         hello = without_hold(hello);
     }
-    let (hello, _) = Hello::decode(&hello).unwrap().expect("it is whole");
+    let (hello, _) = ImporterHello::decode(&hello).unwrap().expect("it is whole");
     let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 9, GRACE, LaneLimits::DEFAULT);
     let (mut exporter, mut welcome) = begun.expect("it begins");
     welcome.options.hold_ms = exporter.limit_hold(exporters.unwrap_or(HOLD));
@@ -68,8 +75,8 @@ fn ends(importers: Option<Duration>, exporters: Option<Duration>) -> Ends {
     if exporters.is_none() && importers.is_some() {
         welcome = without_hold(welcome);
     }
-    let (heard, _) = Welcome::decode(&welcome).unwrap().expect("it is whole");
-    assert_eq!(importer.handle_welcome(&heard), Ok(Progress::Linked));
+    let (heard, _) = ExporterWelcome::decode(&welcome).unwrap().expect("it is whole");
+    assert_eq!(importer.handle_welcome(&heard), Ok(GreetingOutcome::Linked));
     Ends { importer, exporter, welcome }
 }
 
@@ -82,14 +89,19 @@ fn carry(from: &mut Lane, to: &mut Lane) {
 
 impl Ends {
     /// How long the exporter keeps a disk for its successor.
-    fn handed_over(&mut self) -> Migration {
+    fn handed_over(&mut self) -> DeviceMigration {
         let mut migrations = Migrations::default();
-        let open =
-            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() };
-        self.importer.send(Message::control(Kind::Open, 1, 0, open.encode().into()));
-        let close = Message {
-            payload: Close::to(SUCCESSOR, Vec::new()).encode().into(),
-            ..Message::control(Kind::Close, 1, 0, Part::empty())
+        let open = OpenRequest {
+            class: AttachmentClass::BLOCK,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "disk".into(),
+            reason: String::new(),
+        };
+        self.importer.send(OutboundMessage::control(FrameKind::Open, 1, 0, open.encode().into()));
+        let close = OutboundMessage {
+            payload: CloseRequest::to(SUCCESSOR, Vec::new()).encode().into(),
+            ..OutboundMessage::control(FrameKind::Close, 1, 0, ClassPart::empty())
         };
         self.importer.send(close);
         carry(self.importer.lane_mut(), self.exporter.lane_mut());
@@ -133,13 +145,13 @@ fn a_limit_that_changed_between_two_links_holds_from_the_next_one() {
     ends.exporter.limit_hold(s(9));
     let welcome = ends.exporter.resume(&ends.importer.hello(0));
     assert_eq!(welcome.options.hold_ms, Some(9_000));
-    assert_eq!(ends.importer.handle_welcome(&welcome), Ok(Progress::Linked));
+    assert_eq!(ends.importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
     assert_eq!((ends.importer.hold().both(true), ends.handed_over().left), (s(3), s(3)));
 }
 
 #[test]
 fn a_device_that_nobody_comes_for_goes_home_at_the_negotiated_time() {
-    let mut leases = Leases::after(0);
+    let mut leases = DeviceLeases::after(0);
     let disk = DeviceKey::Id(1);
     leases.give(&disk);
     let left = ends(Some(s(24)), Some(s(6))).handed_over().left;

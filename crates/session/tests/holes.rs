@@ -1,14 +1,14 @@
 //! Where a remote disk has holes: what its exporter says, and what is assumed of one that does not say it.
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extent, Extents,
-    Identity, Instant, Payload,
+    BlockCompletion, BlockDevice, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, CompletionQueue,
+    ExportIdentity, ExtentList, Instant, Payload, StoreExtent,
 };
-use farbus_session::native::control::{Class, Credit, Mode, Open, Opened};
-use farbus_session::native::frame::Head;
-use farbus_session::native::identity::Statement;
-use farbus_session::native::{Arrived, Attached, Kind, RemoteBlock};
-use farbus_wire::native::block::{Description, decode_request};
+use farbus_session::native::control::{AttachmentClass, AttachmentCredit, AttachmentMode, OpenReply, OpenRequest};
+use farbus_session::native::frame::FrameHeader;
+use farbus_session::native::identity::IdentityStatement;
+use farbus_session::native::{FrameKind, ImporterAttachment, ReceivedFrame, RemoteBlock};
+use farbus_wire::native::block::{BlockDescription, decode_request};
 
 const NOW: Instant = Instant::ZERO;
 const INFO: BlockInfo = BlockInfo {
@@ -22,27 +22,32 @@ const INFO: BlockInfo = BlockInfo {
 
 struct User {
     remote: RemoteBlock,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
 }
 
 impl User {
     fn new() -> Self {
-        let open =
-            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() };
-        Self { remote: RemoteBlock::new(1, open), done: Completions::new(BufferPool::new(0)) }
+        let open = OpenRequest {
+            class: AttachmentClass::BLOCK,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "disk".into(),
+            reason: String::new(),
+        };
+        Self { remote: RemoteBlock::new(1, open), done: CompletionQueue::new(BufferPool::new(0)) }
     }
 
-    fn hear(&mut self, head: Head, body: Payload) {
-        self.remote.handle_arrived(NOW, Arrived { head, body }, &mut self.done).unwrap();
+    fn hear(&mut self, head: FrameHeader, body: Payload) {
+        self.remote.handle_arrived(NOW, ReceivedFrame { head, body }, &mut self.done).unwrap();
     }
 
     /// The exporter opens the disk, and says whether it knows where holes are.
     fn opened(&mut self, maps: bool) {
-        let identity = Statement::Is(Identity { id: 1, generation: 0 });
-        self.hear(Head::new(Kind::Identity, 1, 0), identity.encode().into());
-        let info = Description { info: INFO, durability: 1, maps }.encode();
-        let opened = Opened { epoch: 1, credit: Credit { requests: 64, bytes: 1 << 20 }, info };
-        self.hear(Head::new(Kind::Opened, 1, 0), opened.encode().into());
+        let identity = IdentityStatement::Is(ExportIdentity { id: 1, generation: 0 });
+        self.hear(FrameHeader::new(FrameKind::Identity, 1, 0), identity.encode().into());
+        let info = BlockDescription { info: INFO, durability: 1, maps }.encode();
+        let opened = OpenReply { epoch: 1, credit: AttachmentCredit { requests: 64, bytes: 1 << 20 }, info };
+        self.hear(FrameHeader::new(FrameKind::Opened, 1, 0), opened.encode().into());
     }
 
     fn ask(&mut self) {
@@ -50,14 +55,14 @@ impl User {
     }
 
     /// The request that was sent, if one was.
-    fn said(&mut self) -> Option<(Head, BlockRequest)> {
+    fn said(&mut self) -> Option<(FrameHeader, BlockRequest)> {
         let all = std::iter::from_fn(|| self.remote.poll_message());
-        let message = all.filter(|message| message.head.kind == Kind::Request).last()?;
+        let message = all.filter(|message| message.head.kind == FrameKind::Request).last()?;
         Some((message.head, decode_request(BlockId(0), &message.part).unwrap()))
     }
 
-    fn answer(&mut self, request: Head, data: Payload) {
-        let mut head = Head::new(Kind::Reply, 1, request.tag);
+    fn answer(&mut self, request: FrameHeader, data: Payload) {
+        let mut head = FrameHeader::new(FrameKind::Reply, 1, request.tag);
         (head.flags.plain, head.flags.timed) = (true, request.flags.timed);
         // Three durations if the request was timed.
         let mut body = Payload::from(vec![0; if request.flags.timed { 12 } else { 0 }]);
@@ -65,10 +70,10 @@ impl User {
         self.hear(head, body);
     }
 
-    fn told(&mut self) -> Extents {
+    fn told(&mut self) -> ExtentList {
         let done = self.done.pop().expect("it is answered");
         assert_eq!((done.op, done.result), (BlockOp::Map, Ok(())));
-        Extents::read(&done.payload, done.length).expect("an answer is valid, whatever the exporter says")
+        ExtentList::read(&done.payload, done.length).expect("an answer is valid, whatever the exporter says")
     }
 }
 
@@ -76,14 +81,14 @@ impl User {
 fn exporter_that_knows_holes_is_asked_and_believed_only_what_can_be() {
     let mut user = User::new();
     user.opened(true);
-    let mut told = Extents::data(8192);
-    assert!(told.push(Extent { length: 1 << 20, is_hole: true }));
-    let beyond = Extents::data((1 << 29) + 1).to_payload();
+    let mut told = ExtentList::data(8192);
+    assert!(told.push(StoreExtent { length: 1 << 20, is_hole: true }));
+    let beyond = ExtentList::data((1 << 29) + 1).to_payload();
     for (said, expected) in [
         (told.to_payload(), told),
-        (beyond, Extents::data(1 << 29)),
-        (vec![0; Extents::BYTES].into(), Extents::data(1 << 29)),
-        (vec![0xff; Extents::BYTES].into(), Extents::data(1 << 29)),
+        (beyond, ExtentList::data(1 << 29)),
+        (vec![0; ExtentList::BYTES].into(), ExtentList::data(1 << 29)),
+        (vec![0xff; ExtentList::BYTES].into(), ExtentList::data(1 << 29)),
     ] {
         user.ask();
         let (head, request) = user.said().expect("it is asked");
@@ -99,7 +104,7 @@ fn disk_of_an_exporter_that_does_not_know_holes_is_all_data() {
     let mut user = User::new();
     user.opened(false);
     user.ask();
-    assert_eq!((user.told(), user.said()).0, Extents::data(1 << 29), "it is not asked");
+    assert_eq!((user.told(), user.said()).0, ExtentList::data(1 << 29), "it is not asked");
     assert_eq!(user.remote.in_flight(), 0);
 
     // What was asked for before the disk was open is sent as a request that every exporter knows.
@@ -109,7 +114,7 @@ fn disk_of_an_exporter_that_does_not_know_holes_is_all_data() {
     let (head, request) = user.said().expect("somebody has to answer it");
     assert_eq!((request.op, request.length), (BlockOp::Read, 0));
     user.answer(head, Payload::Empty);
-    assert_eq!(user.told(), Extents::data(1 << 29));
+    assert_eq!(user.told(), ExtentList::data(1 << 29));
 }
 
 #[test]
@@ -118,6 +123,6 @@ fn disk_behind_modules_is_all_data() {
     user.remote.note_modules();
     user.opened(true);
     user.ask();
-    assert_eq!(user.told(), Extents::data(1 << 29), "a module may make something else of zeros");
+    assert_eq!(user.told(), ExtentList::data(1 << 29), "a module may make something else of zeros");
     assert!(user.said().is_none());
 }

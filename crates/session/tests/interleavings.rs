@@ -9,12 +9,12 @@
 
 mod world;
 
-use farbus_model::{Device, EpAddr, Limits};
+use farbus_model::{Device, EpAddr, SessionLimits};
 use world::peer::{self, Submit, setup};
 use world::{Loopback, Manners, Relay, Scripted};
 
 /// One waiting reply holds back all further requests, so that the state of the link becomes an event.
-const LIMITS: Limits = Limits { receive_bytes: 512, reply_bytes_backlog: 1, ..Limits::DEFAULT };
+const LIMITS: SessionLimits = SessionLimits { receive_bytes: 512, reply_bytes_backlog: 1, ..SessionLimits::DEFAULT };
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,7 +270,7 @@ fn settle(loopback: &mut Loopback<Scripted>) {
     }
 }
 
-fn complete_any(device: &mut Scripted, done: &mut farbus_model::Completions) -> bool {
+fn complete_any(device: &mut Scripted, done: &mut farbus_model::CompletionQueue) -> bool {
     let all = [0, 0x81, 0x01, 0x82, 0x02, 0x83, 0x03].map(EpAddr::from_byte);
     all.into_iter().any(|endpoint| device.complete(endpoint, done))
 }

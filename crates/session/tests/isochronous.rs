@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use distant::Way;
 use driver::{Driver, INTERVAL, MICROPHONE, SPEAKER};
-use farbus_session::isochronous::Counts;
+use farbus_session::isochronous::IsoPacketCounts;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -64,7 +64,7 @@ fn far_speaker_plays_every_sample_without_gaps() {
         let sent = driver.answered.len() as u64 * u64::from(packets) * 48;
         let counts = driver.card.counts();
         println!("{counts:?}");
-        assert_eq!(counts, Counts { packets: sent / 48, ..Counts::default() }, "{what}");
+        assert_eq!(counts, IsoPacketCounts { packets: sent / 48, ..IsoPacketCounts::default() }, "{what}");
         assert_eq!(driver.count("speaker_tone_frames"), sent, "{what}");
         assert_eq!((driver.count("speaker_tone_breaks"), driver.count("speaker_late")), (0, 0), "{what}");
     }
@@ -83,7 +83,7 @@ fn far_microphone_is_heard_completely_and_evenly() {
         let came = driver.answered.len() as u64 * u64::from(packets);
         let counts = driver.card.counts();
         println!("{counts:?}");
-        assert_eq!(counts, Counts { packets: came, ..Counts::default() }, "{what}");
+        assert_eq!(counts, IsoPacketCounts { packets: came, ..IsoPacketCounts::default() }, "{what}");
         assert_eq!((driver.missed, driver.breaks, driver.heard), (0, 0, came * 48), "{what}");
         assert_eq!(driver.count("microphone_late"), 0, "{what}");
     }
@@ -96,7 +96,7 @@ fn cut_link_is_concealed_and_counted_and_the_stream_recovers() {
         driver.begin(4);
         driver.run_for(Duration::from_secs(10));
         let before = driver.card.counts();
-        assert_eq!(before, Counts { packets: before.packets, ..Counts::default() });
+        assert_eq!(before, IsoPacketCounts { packets: before.packets, ..IsoPacketCounts::default() });
         let until = driver.now + 200 * MS;
         driver.card.inner_mut().cut_until(until);
         driver.run_for(Duration::from_secs(10));
@@ -104,7 +104,11 @@ fn cut_link_is_concealed_and_counted_and_the_stream_recovers() {
         println!("{endpoint:?}: {after:?}");
         // What the device did not get in time is lost; afterwards everything is as before.
         driver.run_for(Duration::from_secs(10));
-        assert_eq!(driver.card.counts(), Counts { packets: driver.card.counts().packets, ..after }, "{endpoint:?}");
+        assert_eq!(
+            driver.card.counts(),
+            IsoPacketCounts { packets: driver.card.counts().packets, ..after },
+            "{endpoint:?}"
+        );
         if endpoint == MICROPHONE {
             assert!((100..500).contains(&after.missed), "{after:?}");
             assert_eq!(driver.missed, after.missed, "the driver is told each");
@@ -203,7 +207,7 @@ fn near_device_is_left_alone() {
         driver.may_skip = true;
         driver.begin(4);
         driver.run_for(Duration::from_secs(2));
-        assert_eq!(driver.card.counts(), Counts::default(), "nothing went through a buffer");
+        assert_eq!(driver.card.counts(), IsoPacketCounts::default(), "nothing went through a buffer");
         assert!(driver.answered.len() > 240);
         driver.withdraw();
         driver.set_interface(0);

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use farbus_model::{Instant, Payload};
-use farbus_session::native::control::{End, Open};
-use farbus_session::native::hello::{Hello, LanePosition, Options, Outcome, SessionId, Welcome};
+use farbus_session::native::control::{AttachmentEndNotice, OpenRequest};
+use farbus_session::native::hello::{
+    ExporterWelcome, HelloOptions, ImporterHello, LanePosition, SessionId, WelcomeOutcome,
+};
 use farbus_session::native::{
-    ExporterSession, ImporterSession, Kind, LaneLimits, LaneSet, Message, Part, Progress, Served, Services,
+    ClassPart, ExporterServices, ExporterSession, FrameKind, GreetingOutcome, ImporterSession, LaneLimits, LaneSet,
+    OutboundMessage, ServedExport,
 };
 
 const GRACE: Duration = Duration::from_secs(20);
@@ -14,19 +17,24 @@ const NOW: Instant = Instant::from_nanos(1_000_000_000);
 
 struct Nothing;
 
-impl Services for Nothing {
-    fn open(&mut self, _now: Instant, _number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+impl ExporterServices for Nothing {
+    fn open(
+        &mut self,
+        _now: Instant,
+        _number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         unreachable!("nobody opens anything")
     }
 }
 
-fn begun(links: u16, granted: impl FnOnce(Options) -> Options) -> (ImporterSession, ExporterSession) {
+fn begun(links: u16, granted: impl FnOnce(HelloOptions) -> HelloOptions) -> (ImporterSession, ExporterSession) {
     let mut importer = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT).over_links(links);
     let hello = importer.hello(0);
     let (exporter, welcome) = ExporterSession::begin(&hello, SessionId([1; 16]), 9, GRACE, LaneLimits::DEFAULT)
         .unwrap_or_else(|refused| panic!("{refused:?}"));
-    let welcome = Welcome { options: granted(welcome.options), ..welcome };
-    assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
+    let welcome = ExporterWelcome { options: granted(welcome.options), ..welcome };
+    assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
     (importer, exporter)
 }
 
@@ -49,7 +57,7 @@ fn end_that_knows_one_lane_gets_one_and_is_told_of_no_others() {
     let (importer, _) = begun(3, |options| {
         assert_eq!(options.lanes, Some(3));
         // As with an exporter that ignores the request for more lanes.
-        Options { lanes: None, ..options }
+        HelloOptions { lanes: None, ..options }
     });
     assert_eq!(wanting(&importer), []);
     let (importer, mut exporter) = begun(1, |options| {
@@ -58,8 +66,8 @@ fn end_that_knows_one_lane_gets_one_and_is_told_of_no_others() {
     });
     assert_eq!(wanting(&importer), []);
     let position = LanePosition { session: SessionId([1; 16]), lane: 1, link: 1, received: 0, incarnation: 7 };
-    let welcome = exporter.resume(&Hello::new(position, Options::default()));
-    assert_eq!(welcome.outcome, Outcome::Refused, "one was granted");
+    let welcome = exporter.resume(&ImporterHello::new(position, HelloOptions::default()));
+    assert_eq!(welcome.outcome, WelcomeOutcome::Refused, "one was granted");
     assert!(!exporter.is_ended() && exporter.is_linked());
     let (importer, _) = begun(200, |options| options);
     assert_eq!(wanting(&importer), [1, 2, 3, 4, 5, 6, 7]);
@@ -70,9 +78,9 @@ fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
     let (mut importer, mut exporter) = begun(3, |options| options);
     let hello = importer.hello(2);
     let welcome = exporter.resume(&hello);
-    assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
+    assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
     assert_eq!((wanting(&importer), importer.usable_lanes()), (vec![1], LaneSet::FIRST.with(2)));
-    assert_eq!(exporter.resume(&hello).outcome, Outcome::Refused, "a straggler does not get a lane back");
+    assert_eq!(exporter.resume(&hello).outcome, WelcomeOutcome::Refused, "a straggler does not get a lane back");
 
     // The other never began, so nothing waits for it.
     assert_eq!(importer.poll_timeout(), None);
@@ -82,7 +90,7 @@ fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
     assert!(importer.is_linked() && exporter.is_linked());
     assert_eq!((importer.poll_timeout(), exporter.poll_timeout()), (Some(NOW + GRACE), None));
     let welcome = exporter.resume(&importer.hello(2));
-    assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
+    assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
     assert_eq!(importer.poll_timeout(), None);
 
     // The first lane is lost, and new requests use the other.
@@ -94,40 +102,47 @@ fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
 #[test]
 fn session_continues_without_a_lane_that_is_refused() {
     let (mut importer, _) = begun(3, |options| options);
-    let answer =
-        |outcome, hello: &Hello| Welcome { version: 1, outcome, position: hello.position, options: Options::default() };
+    let answer = |outcome, hello: &ImporterHello| ExporterWelcome {
+        version: 1,
+        outcome,
+        position: hello.position,
+        options: HelloOptions::default(),
+    };
     let hello = importer.hello(1);
-    assert_eq!(importer.handle_welcome(&answer(Outcome::Unknown, &hello)), Ok(Progress::Without));
+    assert_eq!(importer.handle_welcome(&answer(WelcomeOutcome::Unknown, &hello)), Ok(GreetingOutcome::Without));
     assert_eq!(wanting(&importer), [1, 2], "the first hears what became of the session");
     let hello = importer.hello(1);
-    assert_eq!(importer.handle_welcome(&answer(Outcome::Refused, &hello)), Ok(Progress::Without));
+    assert_eq!(importer.handle_welcome(&answer(WelcomeOutcome::Refused, &hello)), Ok(GreetingOutcome::Without));
     assert_eq!(wanting(&importer), []);
     // An answer to an earlier greeting.
-    let mut late = answer(Outcome::Resumed, &hello);
+    let mut late = answer(WelcomeOutcome::Resumed, &hello);
     late.position.session = SessionId([9; 16]);
-    assert_eq!(importer.handle_welcome(&late), Ok(Progress::Without));
+    assert_eq!(importer.handle_welcome(&late), Ok(GreetingOutcome::Without));
 }
 
 #[test]
 fn message_on_the_wrong_lane_ends_the_session() {
-    let frame = |kind, tag| Message { payload: Payload::Empty, ..Message::control(kind, 1, tag, Part::empty()) };
+    let frame = |kind, tag| OutboundMessage {
+        payload: Payload::Empty,
+        ..OutboundMessage::control(kind, 1, tag, ClassPart::empty())
+    };
     for (kind, tag, lane, is_refused) in [
-        (Kind::Request, 1 << 13, 1, false),
-        (Kind::Cancel, 1 << 13 | 5, 1, false),
-        (Kind::Request, 5, 0, false),
+        (FrameKind::Request, 1 << 13, 1, false),
+        (FrameKind::Cancel, 1 << 13 | 5, 1, false),
+        (FrameKind::Request, 5, 0, false),
         // The tag belongs to another lane.
-        (Kind::Request, 5, 1, true),
-        (Kind::Request, 2 << 13, 1, true),
-        (Kind::Data, 5, 1, true),
-        (Kind::Request, 1 << 13, 0, true),
+        (FrameKind::Request, 5, 1, true),
+        (FrameKind::Request, 2 << 13, 1, true),
+        (FrameKind::Data, 5, 1, true),
+        (FrameKind::Request, 1 << 13, 0, true),
         // These kinds are only allowed on the first lane.
-        (Kind::Close, 0, 1, true),
-        (Kind::Open, 0, 1, true),
-        (Kind::Goodbye, 1 << 13, 1, true),
+        (FrameKind::Close, 0, 1, true),
+        (FrameKind::Open, 0, 1, true),
+        (FrameKind::Goodbye, 1 << 13, 1, true),
     ] {
         let (mut importer, mut exporter) = begun(2, |options| options);
         let welcome = exporter.resume(&importer.hello(1));
-        assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
+        assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
         // Sent and received on this lane.
         importer.lanes_mut().get_mut(lane).unwrap().send(frame(kind, tag));
         carry(&mut importer, lane, &mut exporter, lane);

@@ -6,17 +6,20 @@ use std::sync::{Arc, Mutex};
 
 use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Command,
-    CommandError, Completions, Descriptors, Device, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed,
-    Tally, Urb, UrbId,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ConfigurationSelection, DescriptorSet, Device, Instant, NamedCounters, OwnerCommand,
+    OwnerCommandError, Payload, ReadinessSource, SetupPacket, Urb, UrbId, UrbInFlight, UsbSpeed,
 };
-use farbus_session::block::swap::Options;
-use farbus_session::block::{Ahead, AnyByte, Behind, Range, ReadOnly, Scratch, Swappable, Traced};
-use farbus_session::far::{Far, Plan};
-use farbus_session::isochronous::Isochronous;
-use farbus_session::observe::Audience;
-use farbus_session::reserve::{SuspendableDevice, Suspension};
-use farbus_session::twin::Twinned;
+use farbus_session::block::swap::SwapOptions;
+use farbus_session::block::{
+    AnyByteLayer, CopyOnWriteView, RangeView, ReadAheadLayer, ReadOnlyView, SwappableDevice, TracingLayer,
+    WriteBackLayer,
+};
+use farbus_session::far::{FarLayer, FarLayerConfig};
+use farbus_session::isochronous::IsochronousLayer;
+use farbus_session::observe::DeviceObservers;
+use farbus_session::reserve::{SuspendableDevice, SuspensionSwitch};
+use farbus_session::twin::TwinnedDevice;
 
 mod world;
 
@@ -43,7 +46,7 @@ struct Probe {
     calls: Calls,
     info: BlockInfo,
     usb: Scripted,
-    readiness: Readiness,
+    readiness: ReadinessSource,
 }
 
 impl Probe {
@@ -56,7 +59,7 @@ impl Probe {
             is_read_only: false,
             trims: true,
         };
-        Self { calls, info, usb: Scripted::new(Manners::default()), readiness: Readiness::new(7) }
+        Self { calls, info, usb: Scripted::new(Manners::default()), readiness: ReadinessSource::new(7) }
     }
 }
 
@@ -67,7 +70,7 @@ impl BlockDevice for Probe {
         &self.info
     }
 
-    fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         self.calls.note("submit");
         let data = Payload::from(vec![5; request.length as usize]);
         done.push(match request.op {
@@ -82,20 +85,20 @@ impl BlockDevice for Probe {
         Some(Instant::from_nanos(77))
     }
 
-    fn handle_timeout(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, _now: Instant, _done: &mut CompletionQueue<BlockCompletion>) {
         self.calls.note("handle_timeout");
     }
 
-    fn end_turn(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, _now: Instant, _done: &mut CompletionQueue<BlockCompletion>) {
         self.calls.note("end_turn");
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.calls.note("readiness");
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _now: Instant, _done: &mut CompletionQueue<BlockCompletion>) {
         self.calls.note("handle_ready");
     }
 
@@ -104,7 +107,12 @@ impl BlockDevice for Probe {
         true
     }
 
-    fn command(&mut self, _: Instant, _: &Command, _: &mut Completions<BlockDone>) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        _: Instant,
+        _: &OwnerCommand,
+        _: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), OwnerCommandError> {
         self.calls.note("command");
         Ok(())
     }
@@ -146,32 +154,32 @@ impl BlockDevice for Probe {
 
 #[deny(clippy::missing_trait_methods)]
 impl Device for Probe {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.calls.note("descriptors");
         self.usb.descriptors()
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.calls.note("speed");
-        Speed::SuperPlus
+        UsbSpeed::SuperPlus
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.calls.note("selection");
         self.usb.selection()
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.calls.note("submit");
         self.usb.submit(now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.calls.note("cancel");
         self.usb.cancel(now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.calls.note("reset");
         self.usb.reset(now, done);
     }
@@ -181,20 +189,20 @@ impl Device for Probe {
         Some(Instant::from_nanos(77))
     }
 
-    fn handle_timeout(&mut self, _now: Instant, _done: &mut Completions) {
+    fn handle_timeout(&mut self, _now: Instant, _done: &mut CompletionQueue) {
         self.calls.note("handle_timeout");
     }
 
-    fn end_turn(&mut self, _now: Instant, _done: &mut Completions) {
+    fn end_turn(&mut self, _now: Instant, _done: &mut CompletionQueue) {
         self.calls.note("end_turn");
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.calls.note("readiness");
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _now: Instant, _done: &mut Completions) {
+    fn handle_ready(&mut self, _now: Instant, _done: &mut CompletionQueue) {
         self.calls.note("handle_ready");
     }
 
@@ -208,14 +216,19 @@ impl Device for Probe {
         &["type"]
     }
 
-    fn command(&mut self, _now: Instant, _command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        _now: Instant,
+        _command: &OwnerCommand,
+        _done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         self.calls.note("command");
         Ok(())
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         self.calls.note("tally");
-        Some(Tally::new(&["typed"]))
+        Some(NamedCounters::new(&["typed"]))
     }
 
     fn save(&self) -> Option<Vec<u8>> {
@@ -223,7 +236,7 @@ impl Device for Probe {
         Some(vec![1, 2])
     }
 
-    fn restore(&mut self, _selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, _selection: &ConfigurationSelection, state: &[u8]) -> bool {
         self.calls.note("restore");
         state == [1, 2]
     }
@@ -234,9 +247,9 @@ impl Device for Probe {
 }
 
 /// A method, with its result and completions as text.
-type Call<D, A> = (&'static str, fn(&mut D, &mut Completions<A>) -> String);
+type Call<D, A> = (&'static str, fn(&mut D, &mut CompletionQueue<A>) -> String);
 
-const BLOCK_CALLS: [Call<dyn BlockDevice, BlockDone>; 16] = [
+const BLOCK_CALLS: [Call<dyn BlockDevice, BlockCompletion>; 16] = [
     ("info", |device, _| format!("{:?}", device.info())),
     ("submit", |device, done| {
         device.submit(NOW, BlockRequest::read(BlockId(5), 4096, 512).launch(), done);
@@ -246,10 +259,10 @@ const BLOCK_CALLS: [Call<dyn BlockDevice, BlockDone>; 16] = [
     ("poll_timeout", |device, _| format!("{:?}", device.poll_timeout())),
     ("handle_timeout", |device, done| format!("{:?}", device.handle_timeout(NOW, done))),
     ("end_turn", |device, done| format!("{:?}", device.end_turn(NOW, done))),
-    ("readiness", |device, _| format!("{:?}", device.readiness().and_then(Readiness::inside::<i32>))),
+    ("readiness", |device, _| format!("{:?}", device.readiness().and_then(ReadinessSource::inside::<i32>))),
     ("handle_ready", |device, done| format!("{:?}", device.handle_ready(NOW, done))),
     ("is_gone", |device, _| format!("{:?}", device.is_gone())),
-    ("command", |device, done| format!("{:?}", device.command(NOW, &Command::Eject, done))),
+    ("command", |device, done| format!("{:?}", device.command(NOW, &OwnerCommand::Eject, done))),
     ("epoch", |device, _| format!("{:?}", device.epoch())),
     ("is_ready", |device, _| format!("{:?}", device.is_ready())),
     ("why_gone", |device, _| format!("{:?}", device.why_gone())),
@@ -259,12 +272,12 @@ const BLOCK_CALLS: [Call<dyn BlockDevice, BlockDone>; 16] = [
     ("leave", |device, _| format!("{:?}", device.leave())),
 ];
 
-const DEVICE_CALLS: [Call<dyn Device, farbus_model::Done>; 18] = [
+const DEVICE_CALLS: [Call<dyn Device, farbus_model::UrbCompletion>; 18] = [
     ("descriptors", |device, _| format!("{:?}", device.descriptors())),
     ("speed", |device, _| format!("{:?}", device.speed())),
     ("selection", |device, _| format!("{:?}", device.selection())),
     ("submit", |device, done| {
-        let setup = Setup::set_configuration(1);
+        let setup = SetupPacket::set_configuration(1);
         device.submit(NOW, Urb::control(UrbId(5), setup, Payload::Empty).launch(), done);
         done.pop().map(|answer| format!("{answer:?}")).unwrap_or_default()
     }),
@@ -272,14 +285,14 @@ const DEVICE_CALLS: [Call<dyn Device, farbus_model::Done>; 18] = [
     ("poll_timeout", |device, _| format!("{:?}", device.poll_timeout())),
     ("handle_timeout", |device, done| format!("{:?}", device.handle_timeout(NOW, done))),
     ("end_turn", |device, done| format!("{:?}", device.end_turn(NOW, done))),
-    ("readiness", |device, _| format!("{:?}", device.readiness().and_then(Readiness::inside::<i32>))),
+    ("readiness", |device, _| format!("{:?}", device.readiness().and_then(ReadinessSource::inside::<i32>))),
     ("handle_ready", |device, done| format!("{:?}", device.handle_ready(NOW, done))),
     ("is_gone", |device, _| format!("{:?}", device.is_gone())),
     ("verbs", |device, _| format!("{:?}", device.verbs())),
-    ("command", |device, done| format!("{:?}", device.command(NOW, &Command::Eject, done))),
+    ("command", |device, done| format!("{:?}", device.command(NOW, &OwnerCommand::Eject, done))),
     ("tally", |device, _| format!("{:?}", device.tally())),
     ("save", |device, _| format!("{:?}", device.save())),
-    ("restore", |device, _| format!("{:?}", device.restore(&Selection::default(), &[1, 2]))),
+    ("restore", |device, _| format!("{:?}", device.restore(&ConfigurationSelection::default(), &[1, 2]))),
     ("reset", |device, done| format!("{:?}", device.reset(NOW, done))),
     ("leave", |device, _| format!("{:?}", device.leave())),
 ];
@@ -292,13 +305,13 @@ struct Layer<D: ?Sized> {
 }
 
 fn scratch(probe: Probe) -> Box<dyn BlockDevice> {
-    Box::new(Scratch::new(probe, MemoryStore::new(vec![0; 64 << 10])))
+    Box::new(CopyOnWriteView::new(probe, MemoryStore::new(vec![0; 64 << 10])))
 }
 
 /// A swap is under way.
 fn exchanging(probe: Probe) -> Box<dyn BlockDevice> {
-    let mut device = Swappable::new(probe);
-    let begun = device.begin(NOW, Probe::new(Calls::default()), None, Options::default());
+    let mut device = SwappableDevice::new(probe);
+    let begun = device.begin(NOW, Probe::new(Calls::default()), None, SwapOptions::default());
     begun.unwrap_or_else(|(error, _)| panic!("{error}"));
     Box::new(device)
 }
@@ -306,16 +319,16 @@ fn exchanging(probe: Probe) -> Box<dyn BlockDevice> {
 const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 10] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
     // A part of the device, so it is smaller.
-    Layer { name: "Range", make: |probe| Box::new(Range::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
-    Layer { name: "ReadOnly", make: |probe| Box::new(ReadOnly::new(probe)), answers: &["info"] },
-    Layer { name: "Traced", make: |probe| Box::new(Traced::new(probe, 8)), answers: &[] },
+    Layer { name: "Range", make: |probe| Box::new(RangeView::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
+    Layer { name: "ReadOnly", make: |probe| Box::new(ReadOnlyView::new(probe)), answers: &["info"] },
+    Layer { name: "Traced", make: |probe| Box::new(TracingLayer::new(probe, 8)), answers: &[] },
     // Its changes cannot be saved.
     Layer { name: "Scratch", make: scratch, answers: &["info", "state", "go_on_from", "save"] },
     // These three save the requests that they hold, besides the device's state.
-    Layer { name: "AnyByte", make: |probe| Box::new(AnyByte::new(probe)), answers: &["info", "save"] },
-    Layer { name: "Ahead", make: |probe| Box::new(Ahead::new(probe)), answers: &["save"] },
-    Layer { name: "Behind", make: |probe| Box::new(Behind::new(probe)), answers: &["save"] },
-    Layer { name: "Swappable", make: |probe| Box::new(Swappable::new(probe)), answers: &[] },
+    Layer { name: "AnyByte", make: |probe| Box::new(AnyByteLayer::new(probe)), answers: &["info", "save"] },
+    Layer { name: "Ahead", make: |probe| Box::new(ReadAheadLayer::new(probe)), answers: &["save"] },
+    Layer { name: "Behind", make: |probe| Box::new(WriteBackLayer::new(probe)), answers: &["save"] },
+    Layer { name: "Swappable", make: |probe| Box::new(SwappableDevice::new(probe)), answers: &[] },
     // The properties stay those of the first device, whatever it is exchanged for. Both devices wake it, a turn ends
     // for those that were asked, and another process continues with neither.
     Layer {
@@ -326,23 +339,37 @@ const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 10] = [
 ];
 
 fn observed(probe: Probe) -> Box<dyn Device> {
-    let Ok(observed) = farbus_session::observe::Observed::new(probe, Audience::default()) else { unreachable!() };
+    let Ok(observed) = farbus_session::observe::ObservedDevice::new(probe, DeviceObservers::default()) else {
+        unreachable!()
+    };
     Box::new(observed)
 }
 
 fn suspendable(probe: Probe) -> Box<dyn Device> {
-    Box::new(SuspendableDevice::new(Box::new(probe), Suspension::default(), Vec::new()).0)
+    Box::new(SuspendableDevice::new(Box::new(probe), SuspensionSwitch::default(), Vec::new()).0)
 }
 
 const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
     // The owner of a session's device saves these two, and gives them the device when restoring.
-    Layer { name: "Far", make: |probe| Box::new(Far::new(probe, Plan::within(8))), answers: &["save", "restore"] },
-    Layer { name: "Isochronous", make: |probe| Box::new(Isochronous::new(probe, true)), answers: &["save", "restore"] },
+    Layer {
+        name: "Far",
+        make: |probe| Box::new(FarLayer::new(probe, FarLayerConfig::within(8))),
+        answers: &["save", "restore"],
+    },
+    Layer {
+        name: "Isochronous",
+        make: |probe| Box::new(IsochronousLayer::new(probe, true)),
+        answers: &["save", "restore"],
+    },
     Layer { name: "Observed", make: observed, answers: &[] },
     Layer { name: "SuspendableDevice", make: suspendable, answers: &[] },
     // It saves the settings made on its device. After an exchange it reports the first device's descriptors.
-    Layer { name: "Twinned", make: |probe| Box::new(<Twinned>::new(Box::new(probe))), answers: &["save", "restore"] },
+    Layer {
+        name: "Twinned",
+        make: |probe| Box::new(<TwinnedDevice>::new(Box::new(probe))),
+        answers: &["save", "restore"],
+    },
 ];
 
 /// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
@@ -356,7 +383,7 @@ fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare
             let noted = Calls::default();
             let mut device = make(Probe::new(noted.clone()));
             noted.take();
-            let said = call(&mut *device, &mut Completions::new(BufferPool::new(0)));
+            let said = call(&mut *device, &mut CompletionQueue::new(BufferPool::new(0)));
             (noted.take().contains(method), said)
         };
         let (is_reached, said) = run(layer.make);

@@ -11,10 +11,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use farbus_model::{Identity, Instant};
-use farbus_session::claims::lease::{Due, Lease, NOTICE, Party, Request, Requested};
-use farbus_session::claims::{Claims, Ending, Mode};
-use farbus_session::leases::{DeviceKey, Leases, Worth};
+use farbus_model::{ExportIdentity, Instant};
+use farbus_session::claims::lease::{Lease, LeaseDecision, LeaseEvent, LeaseHost, LeaseRequest, NOTICE};
+use farbus_session::claims::{DeviceClaims, UseEnding, UseMode};
+use farbus_session::leases::{DeviceKey, DeviceLeases, LeaseEntitlement};
 
 #[path = "native/random.rs"]
 mod random;
@@ -38,8 +38,8 @@ struct Importer {
 /// One device at its exporter, and what its users know of it.
 struct Device {
     key: DeviceKey,
-    claims: Claims,
-    leases: Leases<()>,
+    claims: DeviceClaims,
+    leases: DeviceLeases<()>,
     /// What is on the exporter's disk.
     reserved: u64,
     stored: Option<Lease>,
@@ -90,11 +90,11 @@ fn peer(user: usize) -> String {
 
 impl Device {
     fn new(number: u128, users: usize) -> Self {
-        let key = DeviceKey::of("1-1", Some(Identity { id: number, generation: 0 }));
+        let key = DeviceKey::of("1-1", Some(ExportIdentity { id: number, generation: 0 }));
         Self {
             key,
-            claims: Claims::default(),
-            leases: Leases::after(1000),
+            claims: DeviceClaims::default(),
+            leases: DeviceLeases::after(1000),
             reserved: 0,
             stored: None,
             importers: vec![Importer::default(); users],
@@ -121,7 +121,7 @@ impl Device {
     }
 
     /// What the exporter does when a lease has ended: the number first, then the sessions.
-    fn end_users(&mut self, ending: Ending, now: Instant) {
+    fn end_users(&mut self, ending: UseEnding, now: Instant) {
         self.next_number();
         let users: Vec<String> = self.claims.holders().iter().map(|holder| holder.who.clone()).collect();
         for who in users {
@@ -131,12 +131,19 @@ impl Device {
     }
 
     fn request(&mut self, user: usize, priority: u8, now: Instant) {
-        let who = Party::paired(&name(user));
-        let request =
-            Request { who, span: SPAN, priority, reason: None, waits: true, is_provisional: false, notice: NOTICE };
+        let who = LeaseHost::paired(&name(user));
+        let request = LeaseRequest {
+            who,
+            span: SPAN,
+            priority,
+            reason: None,
+            waits: true,
+            is_provisional: false,
+            notice: NOTICE,
+        };
         let before = self.claims.ends_at();
         match self.claims.request(&request, now).unwrap() {
-            Requested::Granted { is_new: true } => {
+            LeaseDecision::Granted { is_new: true } => {
                 // A host that uses the device already keeps its number.
                 let known = self.leases.latest(&self.key).filter(|_| !self.claims.holders().is_empty());
                 let number = known.unwrap_or_else(|| self.next_number());
@@ -144,8 +151,8 @@ impl Device {
                 self.until = Some(now + SPAN);
                 self.store(now);
             }
-            Requested::Granted { is_new: false } => assert_eq!(self.claims.ends_at(), before, "it stays as it is"),
-            Requested::Waits { place, .. } => {
+            LeaseDecision::Granted { is_new: false } => assert_eq!(self.claims.ends_at(), before, "it stays as it is"),
+            LeaseDecision::Waits { place, .. } => {
                 assert!(place >= 1);
                 if self.claims.ends_at() != before {
                     assert!(priority > 0 && self.claims.ends_at() <= Some(now + NOTICE), "it was preempted");
@@ -159,18 +166,18 @@ impl Device {
     fn open(&mut self, user: usize, named: u64, now: Instant) {
         let worth = self.leases.worth(&self.key, KEY, named, true);
         if self.fenced.contains(&named) {
-            assert_eq!(worth, Worth::Stale, "{named} was fenced off");
+            assert_eq!(worth, LeaseEntitlement::Stale, "{named} was fenced off");
         }
-        self.importers[user].is_attached = worth == Worth::Nothing
+        self.importers[user].is_attached = worth == LeaseEntitlement::Nothing
             && !self.claims.holders().iter().any(|holder| holder.who == peer(user))
-            && self.claims.claim(&peer(user), Mode::Exclusive, now).is_ok();
+            && self.claims.claim(&peer(user), UseMode::Exclusive, now).is_ok();
         if self.importers[user].is_attached {
             self.importers[user].number = self.next_number();
         }
     }
 
     fn happen(&mut self, event: Event, now: Instant) {
-        let party = |user| Party::paired(&name(user));
+        let party = |user| LeaseHost::paired(&name(user));
         match event {
             Event::Request(user) => self.request(user, 0, now),
             Event::Prefer(user) => self.request(user, 3, now),
@@ -183,7 +190,7 @@ impl Device {
             }
             Event::Release(user) => {
                 if self.claims.give_up(&party(user), true, now).is_ok() {
-                    self.end_users(Ending::Released, now);
+                    self.end_users(UseEnding::Released, now);
                 }
             }
             Event::Give(user) => {
@@ -202,16 +209,16 @@ impl Device {
                 }
             }
             Event::Detach(user) | Event::ImporterRestarts(user) => {
-                self.claims.end(&peer(user), Ending::Detached, now);
+                self.claims.end(&peer(user), UseEnding::Detached, now);
                 self.importers[user].is_attached = false;
                 if event == Event::ImporterRestarts(user) {
                     self.importers[user] = Importer::default();
                 }
             }
-            Event::Lost(user) => drop(self.claims.end(&peer(user), Ending::Lost, now)),
+            Event::Lost(user) => drop(self.claims.end(&peer(user), UseEnding::Lost, now)),
             Event::ExporterRestarts => {
                 // The time of day was set back meanwhile: only what was stored keeps the numbers growing.
-                (self.claims, self.leases) = (Claims::default(), Leases::after(1));
+                (self.claims, self.leases) = (DeviceClaims::default(), DeviceLeases::after(1));
                 self.leases.note_reserved(&self.key, self.reserved);
                 if let Some(lease) = self.stored.clone() {
                     self.until = Some(lease.until);
@@ -231,10 +238,12 @@ impl Device {
     fn advance(&mut self, now: Instant) {
         while let Some(due) = self.claims.advance(now) {
             match due {
-                Due::Lapse | Due::Begin => unreachable!("nobody asks for several devices, or ahead of time"),
-                Due::Warn(left) => assert!(left <= NOTICE && !self.claims.holders().is_empty()),
-                Due::End(ending) => {
-                    assert!(matches!(ending, Ending::Expired | Ending::Preempted));
+                LeaseEvent::Lapse | LeaseEvent::Begin => {
+                    unreachable!("nobody asks for several devices, or ahead of time")
+                }
+                LeaseEvent::Warn(left) => assert!(left <= NOTICE && !self.claims.holders().is_empty()),
+                LeaseEvent::End(ending) => {
+                    assert!(matches!(ending, UseEnding::Expired | UseEnding::Preempted));
                     self.end_users(ending, now);
                 }
             }
@@ -243,7 +252,8 @@ impl Device {
     }
 
     fn check(&self, now: Instant) {
-        let holders: BTreeSet<Party> = self.claims.holders().iter().map(|holder| Party::of(&holder.who)).collect();
+        let holders: BTreeSet<LeaseHost> =
+            self.claims.holders().iter().map(|holder| LeaseHost::of(&holder.who)).collect();
         assert!(self.claims.holders().len() <= 1, "two use it");
         if let Some(lease) = self.claims.lease(now) {
             assert!(holders.iter().all(|who| *who == lease.who), "used by another than its lessee");
@@ -336,10 +346,10 @@ fn ten_users_of_twenty_devices_never_have_one_together() {
 #[test]
 fn holder_is_warned_once_a_minute_before_the_end_and_again_after_an_extension() {
     let at_s = |s: u64| Instant::from_nanos(1 + s * 1_000_000_000);
-    let mut claims = Claims::default();
-    let who = Party::paired("host0");
+    let mut claims = DeviceClaims::default();
+    let who = LeaseHost::paired("host0");
     let span = Duration::from_secs(600);
-    let request = Request {
+    let request = LeaseRequest {
         who: who.clone(),
         span,
         priority: 0,
@@ -350,44 +360,48 @@ fn holder_is_warned_once_a_minute_before_the_end_and_again_after_an_extension() 
     };
     claims.request(&request, at_s(0)).unwrap();
     assert_eq!(claims.poll_timeout(), Some(at_s(600)), "nobody uses it, so nobody is warned");
-    claims.claim(&peer(0), Mode::Exclusive, at_s(1)).unwrap();
+    claims.claim(&peer(0), UseMode::Exclusive, at_s(1)).unwrap();
     assert_eq!(claims.poll_timeout(), Some(at_s(540)));
     assert_eq!(claims.advance(at_s(539)), None);
-    assert_eq!(claims.advance(at_s(540)), Some(Due::Warn(Duration::from_secs(60))));
+    assert_eq!(claims.advance(at_s(540)), Some(LeaseEvent::Warn(Duration::from_secs(60))));
     assert_eq!(claims.advance(at_s(541)), None);
     assert_eq!(claims.extend(&who, span, at_s(550)), Ok(at_s(1150)));
-    assert_eq!(claims.advance(at_s(1095)), Some(Due::Warn(Duration::from_secs(55))));
-    assert_eq!(claims.advance(at_s(1150)), Some(Due::End(Ending::Expired)));
+    assert_eq!(claims.advance(at_s(1095)), Some(LeaseEvent::Warn(Duration::from_secs(55))));
+    assert_eq!(claims.advance(at_s(1150)), Some(LeaseEvent::End(UseEnding::Expired)));
     let past = claims.history().last().unwrap();
-    assert_eq!((past.holder.who.as_str(), past.until, past.ending), ("host0", at_s(1150), Ending::Expired));
+    assert_eq!((past.holder.who.as_str(), past.until, past.ending), ("host0", at_s(1150), UseEnding::Expired));
 }
 
 #[test]
 fn client_of_a_lower_priority_is_preempted_after_a_minute_even_without_a_lease_of_its_own() {
     let at_s = |s: u64| Instant::from_nanos(1 + s * 1_000_000_000);
-    let mut claims = Claims::default();
+    let mut claims = DeviceClaims::default();
     // A stock USB/IP client has no name, and never asked for a lease.
-    claims.claim("192.0.2.9:4711", Mode::Exclusive, at_s(0)).unwrap();
-    let who = Party::paired("host0");
+    claims.claim("192.0.2.9:4711", UseMode::Exclusive, at_s(0)).unwrap();
+    let who = LeaseHost::paired("host0");
     let request =
-        Request { who, span: SPAN, priority: 1, reason: None, waits: true, is_provisional: false, notice: NOTICE };
-    let waits = Requested::Waits { place: 1, until: Some(at_s(70)) };
+        LeaseRequest { who, span: SPAN, priority: 1, reason: None, waits: true, is_provisional: false, notice: NOTICE };
+    let waits = LeaseDecision::Waits { place: 1, until: Some(at_s(70)) };
     assert_eq!(claims.request(&request, at_s(10)), Ok(waits.clone()));
     assert_eq!(claims.request(&request, at_s(15)), Ok(waits), "asking again does not shorten it");
-    assert_eq!(claims.advance(at_s(15)), Some(Due::Warn(Duration::from_secs(55))));
-    assert_eq!(claims.advance(at_s(70)), Some(Due::End(Ending::Preempted)));
-    claims.end("192.0.2.9:4711", Ending::Preempted, at_s(70));
-    assert_eq!(claims.claim("192.0.2.9:4712", Mode::Exclusive, at_s(71)).map_err(drop), Ok(()), "nobody asks any more");
+    assert_eq!(claims.advance(at_s(15)), Some(LeaseEvent::Warn(Duration::from_secs(55))));
+    assert_eq!(claims.advance(at_s(70)), Some(LeaseEvent::End(UseEnding::Preempted)));
+    claims.end("192.0.2.9:4711", UseEnding::Preempted, at_s(70));
+    assert_eq!(
+        claims.claim("192.0.2.9:4712", UseMode::Exclusive, at_s(71)).map_err(drop),
+        Ok(()),
+        "nobody asks any more"
+    );
 }
 
 #[test]
 fn paired_host_is_not_the_host_at_the_address_that_is_its_name() {
-    let mut claims = Claims::default();
+    let mut claims = DeviceClaims::default();
     let now = Instant::from_nanos(1);
-    let who = Party::paired("192.0.2.9");
+    let who = LeaseHost::paired("192.0.2.9");
     claims
         .request(
-            &Request {
+            &LeaseRequest {
                 who,
                 span: SPAN,
                 priority: 0,
@@ -399,6 +413,6 @@ fn paired_host_is_not_the_host_at_the_address_that_is_its_name() {
             now,
         )
         .unwrap();
-    assert!(claims.claim("192.0.2.9:4711", Mode::Exclusive, now).is_err());
-    assert_eq!(claims.claim("192.0.2.9 (10.0.0.1:4711)", Mode::Exclusive, now), Ok(()));
+    assert!(claims.claim("192.0.2.9:4711", UseMode::Exclusive, now).is_err());
+    assert_eq!(claims.claim("192.0.2.9 (10.0.0.1:4711)", UseMode::Exclusive, now), Ok(()));
 }

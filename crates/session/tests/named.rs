@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
-use farbus_model::budget::{Account, Allowance, Budget};
-use farbus_model::module::{self, Offer, Role, Side, Turn};
+use farbus_model::budget::{ConnectionAllowance, MemoryAccount, MemoryBudget};
+use farbus_model::module::{self, ModuleNeighbor, ModuleOffer, ModuleOutput, ModuleRole};
 use farbus_model::{Instant, Payload, StoreDevice};
-use farbus_modules::{Asked, Catalogue, Pipeline, Place, Recipe, cost};
-use farbus_session::Reject;
-use farbus_session::native::control::{Class, End, Mode, Open};
-use farbus_session::native::hello::{Hello, LanePosition, Options, SessionId};
+use farbus_modules::{ModuleCatalogue, ModuleContext, ModulePipeline, ModuleSpec, PipelineRecipe, cost};
+use farbus_session::ProtocolViolation;
+use farbus_session::native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenRequest};
+use farbus_session::native::hello::{HelloOptions, ImporterHello, LanePosition, SessionId};
 use farbus_session::native::modules::{decode_answers, encode_offers};
-use farbus_session::native::{Allowed, ExporterSession, Head, Kind, LaneLimits, Served, ServedBlock, Services};
+use farbus_session::native::{
+    AllowedModules, ExporterServices, ExporterSession, FrameHeader, FrameKind, LaneLimits, ServedBlock, ServedExport,
+};
 
 use extremes::all_asked;
 
@@ -30,34 +32,42 @@ const READS: u64 = 300;
 /// Opens disks.
 struct Disks;
 
-impl Services for Disks {
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+impl ExporterServices for Disks {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let device = StoreDevice::new(MemoryStore::new(vec![7; MIB]));
         Ok((1, Box::new(ServedBlock::new(number, device, 0, |_, _| ()).with_credit(CREDIT_BYTES))))
     }
 }
 
-fn frame(kind: Kind, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
-    let mut head = Head::new(kind, attachment, tag);
+fn frame(kind: FrameKind, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
+    let mut head = FrameHeader::new(kind, attachment, tag);
     head.length = body.len() as u16;
     [&head.to_bytes()[..], body].concat()
 }
 
-fn session(account: &Arc<Account>, names: &[&str]) -> ExporterSession {
-    let hello = Hello::new(LanePosition { link: 1, incarnation: 1, ..LanePosition::default() }, Options::default());
+fn session(account: &Arc<MemoryAccount>, names: &[&str]) -> ExporterSession {
+    let hello = ImporterHello::new(
+        LanePosition { link: 1, incarnation: 1, ..LanePosition::default() },
+        HelloOptions::default(),
+    );
     let grace = Duration::from_secs(20);
     let (mut session, _) = ExporterSession::begin(&hello, SessionId([1; 16]), 1, grace, LaneLimits::DEFAULT).unwrap();
-    assert!(session.draw_on(Allowance::of(Arc::clone(account))));
-    let catalogue = Catalogue::builtin();
-    let mut modules = farbus_modules::Allowance::usual(&catalogue);
+    assert!(session.draw_on(ConnectionAllowance::of(Arc::clone(account))));
+    let catalogue = ModuleCatalogue::builtin();
+    let mut modules = farbus_modules::ModuleAllowance::usual(&catalogue);
     for name in names {
         modules.allow(&catalogue, &name.parse().unwrap(), &mut |_: &str| Err(String::new())).unwrap();
     }
-    session.allow(Arc::new(Allowed { modules, random: Box::new(|bytes| bytes.fill(3)) }));
+    session.allow(Arc::new(AllowedModules { modules, random: Box::new(|bytes| bytes.fill(3)) }));
     session
 }
 
-fn hear(session: &mut ExporterSession, said: &[u8]) -> Result<(), Reject> {
+fn hear(session: &mut ExporterSession, said: &[u8]) -> Result<(), ProtocolViolation> {
     let mut rest = said;
     while !rest.is_empty() {
         let space = session.lane_mut().receive_space();
@@ -72,7 +82,7 @@ fn hear(session: &mut ExporterSession, said: &[u8]) -> Result<(), Reject> {
 }
 
 /// What the exporter has sent.
-fn taken(session: &mut ExporterSession) -> Vec<(Head, Vec<u8>)> {
+fn taken(session: &mut ExporterSession) -> Vec<(FrameHeader, Vec<u8>)> {
     let mut bytes = Vec::new();
     while session.lane_mut().has_transmit() {
         let runs: Vec<u8> = session.lane_mut().poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
@@ -81,7 +91,7 @@ fn taken(session: &mut ExporterSession) -> Vec<(Head, Vec<u8>)> {
     }
     let (mut at, mut all) = (0, Vec::new());
     while at < bytes.len() {
-        let head = Head::from_bytes(*bytes[at..].first_chunk().unwrap()).unwrap();
+        let head = FrameHeader::from_bytes(*bytes[at..].first_chunk().unwrap()).unwrap();
         let end = at + 8 + usize::from(head.length);
         all.push((head, bytes[at + 8..end].to_vec()));
         at = end;
@@ -89,24 +99,31 @@ fn taken(session: &mut ExporterSession) -> Vec<(Head, Vec<u8>)> {
     all
 }
 
-fn disk() -> Open {
-    Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() }
+fn disk() -> OpenRequest {
+    OpenRequest {
+        class: AttachmentClass::BLOCK,
+        mode: AttachmentMode::Exclusive,
+        epoch: 0,
+        name: "disk".into(),
+        reason: String::new(),
+    }
 }
 
 /// Opens a disk through these modules as attachment `number`: the importer's halves, or why not; `None` if they serve
 /// no disk or need a file.
-fn opened(session: &mut ExporterSession, number: u16, asked: &str) -> Option<Result<Pipeline, String>> {
-    let asked = vec![asked.parse::<Asked>().unwrap(); 8];
-    let recipe = Recipe::new(&Catalogue::builtin(), &asked, &mut |_: &str| Err(String::new())).ok()?;
-    let place = Place { role: Role::Importer, class: module::Class::Block, failed: Payload::Empty };
+fn opened(session: &mut ExporterSession, number: u16, asked: &str) -> Option<Result<ModulePipeline, String>> {
+    let asked = vec![asked.parse::<ModuleSpec>().unwrap(); 8];
+    let recipe = PipelineRecipe::new(&ModuleCatalogue::builtin(), &asked, &mut |_: &str| Err(String::new())).ok()?;
+    let place =
+        ModuleContext { role: ModuleRole::Importer, class: module::ModuleDeviceClass::Block, failed: Payload::Empty };
     let begun = recipe.begin(&place, &mut |bytes| bytes.fill(1)).ok()?;
-    let offers: Vec<Offer> = begun.offers().cloned().collect();
-    hear(session, &frame(Kind::Modules, number, 0, &encode_offers(&offers))).unwrap();
-    hear(session, &frame(Kind::Open, number, 0, &disk().encode())).unwrap();
+    let offers: Vec<ModuleOffer> = begun.offers().cloned().collect();
+    hear(session, &frame(FrameKind::Modules, number, 0, &encode_offers(&offers))).unwrap();
+    hear(session, &frame(FrameKind::Open, number, 0, &disk().encode())).unwrap();
     for (head, body) in taken(session) {
         match head.kind {
-            Kind::Modules => return Some(Ok(begun.finish(&decode_answers(&body).unwrap()).unwrap())),
-            Kind::Refused => return Some(Err(End::decode(&body).unwrap().message)),
+            FrameKind::Modules => return Some(Ok(begun.finish(&decode_answers(&body).unwrap()).unwrap())),
+            FrameKind::Refused => return Some(Err(AttachmentEndNotice::decode(&body).unwrap().message)),
             _ => {}
         }
     }
@@ -114,28 +131,33 @@ fn opened(session: &mut ExporterSession, number: u16, asked: &str) -> Option<Res
 }
 
 /// A read of a mebibyte, as these halves of an importer that does not wait send it.
-fn read(halves: &mut Pipeline, tag: u64) -> Vec<u8> {
+fn read(halves: &mut ModulePipeline, tag: u64) -> Vec<u8> {
     let mut head = vec![0, 0];
     head.extend((MIB as u32).to_le_bytes());
     head.extend([0; 8]);
-    let (mut out, mut said) = (Turn::default(), Vec::new());
-    let message = module::Message { kind: module::Kind::Request, id: tag, head: head.into(), payload: Payload::Empty };
+    let (mut out, mut said) = (ModuleOutput::default(), Vec::new());
+    let message = module::ModuleMessage {
+        kind: module::ModuleMessageKind::Request,
+        id: tag,
+        head: head.into(),
+        payload: Payload::Empty,
+    };
     if tag == 0 {
         halves.pause(NOW, true, &mut out);
     }
-    halves.handle(NOW, Side::Above, message, &mut out);
+    halves.handle(NOW, ModuleNeighbor::Above, message, &mut out);
     while let Some(due) = halves.poll_timeout() {
         halves.handle_timeout(due + Duration::from_nanos(1), &mut out);
     }
     while let Some((side, message)) = out.pop() {
-        let module::Message { kind, id, head, payload } = message;
+        let module::ModuleMessage { kind, id, head, payload } = message;
         let (kind, tag) = match kind {
-            module::Kind::Aside(pair) => (Kind::Aside, pair.into()),
-            _ => (Kind::Request, id as u16),
+            module::ModuleMessageKind::Aside(pair) => (FrameKind::Aside, pair.into()),
+            _ => (FrameKind::Request, id as u16),
         };
         let mut body = (head.len() as u16).to_le_bytes().to_vec();
         head.runs().chain(payload.runs()).for_each(|run| body.extend_from_slice(run));
-        if side != Side::Above {
+        if side != ModuleNeighbor::Above {
             said.extend(frame(kind, 1, tag, &body));
         }
     }
@@ -154,8 +176,8 @@ fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memo
     let base = memory();
     let mut cases = 0;
     for asked in all_asked() {
-        let process = Account::of_process(Budget::DEFAULT);
-        let peer = Account::of_peer(&process);
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+        let peer = MemoryAccount::of_peer(&process);
         // Whatever processor time they take: their owner named them.
         let mut session = session(&peer, &["zstd"]);
         let Some(opened) = opened(&mut session, 1, &asked) else { continue };
@@ -177,7 +199,7 @@ fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memo
         }
         let grown = memory().saturating_sub(base);
         println!("{asked}: {} KiB held, grown {} MiB, {end:?}", most >> 10, grown >> 20);
-        assert!(peer.used() <= Budget::DEFAULT.peer_bytes, "{asked}: {} bytes", peer.used());
+        assert!(peer.used() <= MemoryBudget::DEFAULT.peer_bytes, "{asked}: {} bytes", peer.used());
         assert!(grown < 160 * MIB, "{asked}: grown by {grown} bytes");
         session.finish(NOW);
         assert_eq!(peer.used(), 0, "{asked}: all was given back");
@@ -188,8 +210,8 @@ fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memo
 
 #[test]
 fn modules_beyond_the_memory_of_their_peer_are_refused_until_others_end() {
-    let process = Account::of_process(Budget::DEFAULT);
-    let peer = Account::of_peer(&process);
+    let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+    let peer = MemoryAccount::of_peer(&process);
     let mut session = session(&peer, &["zstd"]);
     let mut number = 1;
     let why = loop {
@@ -197,14 +219,14 @@ fn modules_beyond_the_memory_of_their_peer_are_refused_until_others_end() {
             Ok(_) => number += 1,
             Err(why) => break why,
         }
-        assert!(number < 20 && peer.used() <= Budget::DEFAULT.peer_bytes, "{number}: {}", peer.used());
+        assert!(number < 20 && peer.used() <= MemoryBudget::DEFAULT.peer_bytes, "{number}: {}", peer.used());
     };
     assert!(number > 4, "{number}");
     assert!(why.starts_with("module 'zstd': with it the 8 of this attachment need "), "{why}");
     assert!(why.contains("KiB are left of the 256 MiB that this host may hold there"), "{why}");
     // What ends gives its memory back.
     for ended in [1, 2] {
-        hear(&mut session, &frame(Kind::Close, ended, 0, &[])).unwrap();
+        hear(&mut session, &frame(FrameKind::Close, ended, 0, &[])).unwrap();
     }
     taken(&mut session);
     assert!(opened(&mut session, 100, "lz4").unwrap().is_ok());

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use farbus_model::descriptor::kind;
 use farbus_model::{
-    BufferPool, Completions, Definition, Descriptors, Device, InFlight, Instant, Limits, Selection, Speed, Status,
-    UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, Instant,
+    SessionLimits, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
-use farbus_session::native::control::{Class, End, Mode, Open};
-use farbus_session::native::hello::{Options, SessionId};
+use farbus_session::native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenRequest};
+use farbus_session::native::hello::{HelloOptions, SessionId};
 use farbus_session::native::{
-    Arrived, Attached, ExporterSession, Head, ImporterSession, Kind, Lane, LaneLimits, Movable, RemoteUsb, Served,
-    ServedUsb, Services, State,
+    AttachmentState, ExporterServices, ExporterSession, FrameHeader, FrameKind, ImporterAttachment, ImporterSession,
+    Lane, LaneLimits, MovableAttachment, ReceivedFrame, RemoteUsb, ServedExport, ServedUsb,
 };
-use farbus_session::snapshot::{self, Writer};
+use farbus_session::snapshot::{self, SnapshotWriter};
 use farbus_wire::usbip::DeviceRecord;
 
 const GRACE: Duration = Duration::from_secs(20);
@@ -22,41 +22,46 @@ const NOW: Instant = Instant::from_nanos(1_000_000_000);
 const SNAPSHOT: u16 = 99;
 
 /// A device that refuses everything.
-struct Board(Descriptors, Selection);
+struct Board(DescriptorSet, ConfigurationSelection);
 
 impl Device for Board {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.0
     }
 
-    fn speed(&self) -> Speed {
-        Speed::Super
+    fn speed(&self) -> UsbSpeed {
+        UsbSpeed::Super
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.1
     }
 
-    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
-        done.push(urb.fail(Status::Stall));
+    fn submit(&mut self, _now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
+        done.push(urb.fail(UrbStatus::Stall));
     }
 
-    fn cancel(&mut self, _now: Instant, _id: UrbId, _done: &mut Completions) {}
+    fn cancel(&mut self, _now: Instant, _id: UrbId, _done: &mut CompletionQueue) {}
 
-    fn reset(&mut self, _now: Instant, _done: &mut Completions) {}
+    fn reset(&mut self, _now: Instant, _done: &mut CompletionQueue) {}
 }
 
-struct Shelf(Descriptors);
+struct Shelf(DescriptorSet);
 
-impl Services for Shelf {
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let device = Board(self.0.clone(), Selection::default());
+impl ExporterServices for Shelf {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        let device = Board(self.0.clone(), ConfigurationSelection::default());
         let record = DeviceRecord {
             path: "/farbus/board".into(),
             bus_id: "1-1".into(),
             bus: 1,
             device: 2,
-            speed: Speed::Super,
+            speed: UsbSpeed::Super,
             vendor: 0x1209,
             product: 1,
             device_bcd: 0,
@@ -66,13 +71,13 @@ impl Services for Shelf {
             interfaces: Vec::new(),
             interface_count: 0,
         };
-        Ok((7, Box::new(ServedUsb::new(number, device, record, Limits::DEFAULT, |_, _| ()))))
+        Ok((7, Box::new(ServedUsb::new(number, device, record, SessionLimits::DEFAULT, |_, _| ()))))
     }
 }
 
 /// A device with these strings besides its own three, and an object store.
-fn board(more: impl IntoIterator<Item = (u8, String)>) -> Descriptors {
-    let mut board = Definition::new(0x1209, 1).names("farbus", "a board", "ä4711").build();
+fn board(more: impl IntoIterator<Item = (u8, String)>) -> DescriptorSet {
+    let mut board = DeviceDefinition::new(0x1209, 1).names("farbus", "a board", "ä4711").build();
     board.strings.extend(more);
     board.bos = vec![5, kind::BOS, 5, 0, 0];
     // Only the device itself answers for its other speed.
@@ -88,27 +93,27 @@ fn carry(from: &mut Lane, to: &mut Lane) {
 }
 
 /// Opens the device by an importer that greets like this. Returns the kinds of the answers, and what the importer has.
-fn opened(board: &Descriptors, greet: impl FnOnce(&mut Options)) -> (Vec<Kind>, RemoteUsb) {
+fn opened(board: &DescriptorSet, greet: impl FnOnce(&mut HelloOptions)) -> (Vec<FrameKind>, RemoteUsb) {
     let mut importer = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT);
     let mut hello = importer.hello(0);
     greet(&mut hello.options);
     let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 9, GRACE, LaneLimits::DEFAULT);
     let (mut exporter, welcome) = begun.unwrap_or_else(|refused| panic!("{refused:?}"));
     importer.handle_welcome(&welcome).expect("it is its exporter's");
-    let (class, mode, name, reason) = (Class::USB, Mode::Exclusive, "board".into(), String::new());
-    let mut remote = RemoteUsb::new(1, Open { class, mode, epoch: 0, name, reason });
+    let (class, mode, name, reason) = (AttachmentClass::USB, AttachmentMode::Exclusive, "board".into(), String::new());
+    let mut remote = RemoteUsb::new(1, OpenRequest { class, mode, epoch: 0, name, reason });
     while let Some(message) = remote.poll_message() {
         importer.send(message);
     }
     carry(importer.lane_mut(), exporter.lane_mut());
     exporter.advance(NOW, &mut Shelf(board.clone())).expect("it keeps to the protocol");
     carry(exporter.lane_mut(), importer.lane_mut());
-    let (mut kinds, mut done) = (Vec::new(), Completions::new(BufferPool::new(0)));
+    let (mut kinds, mut done) = (Vec::new(), CompletionQueue::new(BufferPool::new(0)));
     while let Some(arrived) = importer.poll_arrived(0).expect("it keeps to the protocol") {
         kinds.push(arrived.head.kind);
         remote.handle_arrived(NOW, arrived, &mut done).expect("it keeps to the protocol");
     }
-    assert_eq!(remote.state(), &State::Open);
+    assert_eq!(remote.state(), &AttachmentState::Open);
     (kinds, remote)
 }
 
@@ -116,12 +121,12 @@ fn opened(board: &Descriptors, greet: impl FnOnce(&mut Options)) -> (Vec<Kind>, 
 fn strings_and_object_store_come_before_the_device_to_an_importer_that_asks() {
     let board = board([(9, "an interface".to_owned())]);
     let (kinds, remote) = opened(&board, |_| ());
-    assert_eq!(kinds, [Kind::Descriptors, Kind::Opened]);
+    assert_eq!(kinds, [FrameKind::Descriptors, FrameKind::Opened]);
     assert_eq!((remote.descriptors(), remote.has_strings()), (&board, true));
 
-    let nothing = Descriptors { strings: BTreeMap::new(), bos: Vec::new(), ..board };
+    let nothing = DescriptorSet { strings: BTreeMap::new(), bos: Vec::new(), ..board };
     let (kinds, remote) = opened(&nothing, |_| ());
-    assert_eq!(kinds, [Kind::Descriptors, Kind::Opened], "that there are none is told, too");
+    assert_eq!(kinds, [FrameKind::Descriptors, FrameKind::Opened], "that there are none is told, too");
     assert_eq!((remote.descriptors(), remote.has_strings()), (&nothing, true));
 }
 
@@ -129,7 +134,7 @@ fn strings_and_object_store_come_before_the_device_to_an_importer_that_asks() {
 fn importer_of_an_earlier_version_is_told_no_strings_and_one_of_an_earlier_exporter_knows_that_it_has_none() {
     let board = board([]);
     let (kinds, mut remote) = opened(&board, |options| options.descriptors_bytes_max = None);
-    assert_eq!(kinds, [Kind::Opened]);
+    assert_eq!(kinds, [FrameKind::Opened]);
     assert!(!remote.has_strings() && remote.descriptors().strings.is_empty());
     remote.set_strings(board.strings.clone());
     assert_eq!((&remote.descriptors().strings, remote.has_strings()), (&board.strings, true));
@@ -153,10 +158,10 @@ fn attachment_that_another_process_continues_has_its_strings() {
     let board = board([]);
     for (tells, has_strings) in [(Some(u32::MAX), true), (None, false)] {
         let (_, remote) = opened(&board, |options| options.descriptors_bytes_max = tells);
-        let mut to = Writer::new(SNAPSHOT);
-        Movable::save(&remote, &mut to);
+        let mut to = SnapshotWriter::new(SNAPSHOT);
+        MovableAttachment::save(&remote, &mut to);
         let bytes = to.into_bytes();
-        let again = <RemoteUsb as Movable>::restore(&mut snapshot::open(&bytes, SNAPSHOT).unwrap()).unwrap();
+        let again = <RemoteUsb as MovableAttachment>::restore(&mut snapshot::open(&bytes, SNAPSHOT).unwrap()).unwrap();
         assert_eq!((again.descriptors(), again.has_strings()), (remote.descriptors(), has_strings));
     }
 }
@@ -164,15 +169,15 @@ fn attachment_that_another_process_continues_has_its_strings() {
 #[test]
 fn strings_that_break_the_rules_end_the_session() {
     let (_, mut remote) = opened(&board([]), |_| ());
-    let mut done = Completions::new(BufferPool::new(0));
+    let mut done = CompletionQueue::new(BufferPool::new(0));
     for (body, field) in [
         (&[0xff, 0xff][..], "descriptors"),
         (&[1, 0, 3, 1, 9, 4, 0, 1], "descriptor length"),
         (&[1, 0, 3, 1, 9, 4, 2, 0, 2, 15], "descriptor type"),
         (&[1, 0, 3, 1, 9, 4, 9, 0, 9, 3], "descriptor"),
     ] {
-        let head = Head::new(Kind::Descriptors, 1, 0);
-        let refused = remote.handle_arrived(NOW, Arrived { head, body: body.into() }, &mut done).unwrap_err();
+        let head = FrameHeader::new(FrameKind::Descriptors, 1, 0);
+        let refused = remote.handle_arrived(NOW, ReceivedFrame { head, body: body.into() }, &mut done).unwrap_err();
         assert_eq!(refused.field, field);
     }
 }

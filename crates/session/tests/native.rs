@@ -40,7 +40,7 @@ mod world;
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_session::native::Piped;
+use farbus_session::native::PipedAttachment;
 use random::Random;
 
 fn seeds() -> std::ops::Range<u64> {
@@ -150,7 +150,7 @@ fn disk_keeps_its_promises_through_modules() {
 fn usb_device_answers_once_through_modules() {
     every_seed("the USB device through modules", |random| {
         let modules::Modules { through, allowed } = modules::Modules::any(random);
-        let observer = |remote| Piped::new(remote, Some(through));
+        let observer = |remote| PipedAttachment::new(remote, Some(through));
         lived!(usb::UsbWorld::new(random, Some(allowed), observer), 400, random)
     });
 }

@@ -3,39 +3,40 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::keyboard::KeyboardGadget;
 use farbus_model::limits::{OBSERVED_EVENTS_MAX, OBSERVERS_MAX};
 use farbus_model::{
-    BufferPool, Command, Completions, Device, EpAddr, Instant, Payload, Setup, Status, TransferType, Urb, UrbId,
+    BufferPool, CompletionQueue, Device, EpAddr, Instant, OwnerCommand, Payload, SetupPacket, TransferType, Urb, UrbId,
+    UrbStatus,
 };
-use farbus_session::Registry;
-use farbus_session::registry::Observable;
+use farbus_session::ExportRegistry;
+use farbus_session::registry::ObservableDevice;
 
 const REPORTS: u8 = 0x81;
 
 /// A keyboard with its user.
 struct Used {
-    registry: Registry,
+    registry: ExportRegistry,
     bus_id: String,
     device: Box<dyn Device>,
-    done: Completions,
+    done: CompletionQueue,
     now: Instant,
     next: u64,
 }
 
 impl Used {
     fn new() -> Self {
-        let mut registry = Registry::default();
-        let bus_id = registry.add("keyboard", Box::new(Keyboard::device())).unwrap().bus_id.clone();
+        let mut registry = ExportRegistry::default();
+        let bus_id = registry.add("keyboard", Box::new(KeyboardGadget::device())).unwrap().bus_id.clone();
         let claimed = registry.claim(&bus_id, "user", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
-        let done = Completions::new(BufferPool::new(1 << 20));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
         let mut used = Self { registry, bus_id, device: claimed.device, done, now: Instant::ZERO, next: 0 };
-        let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
-        assert_eq!(used.ask(|id| Urb::control(id, set_configuration, Payload::Empty)), Status::Ok);
+        let set_configuration = SetupPacket::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(used.ask(|id| Urb::control(id, set_configuration, Payload::Empty)), UrbStatus::Ok);
         used
     }
 
-    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> Status {
+    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> UrbStatus {
         self.next += 1;
         self.device.submit(self.now, urb(UrbId(self.next)).launch(), &mut self.done);
         while self.done.is_empty() {
@@ -47,13 +48,13 @@ impl Used {
 
     /// Presses a key and reads the two reports of it.
     fn press(&mut self, key: &str) {
-        self.device.command(Instant::ZERO, &Command::Type(key.into()), &mut self.done).unwrap();
+        self.device.command(Instant::ZERO, &OwnerCommand::Type(key.into()), &mut self.done).unwrap();
         for _ in 0..2 {
-            assert_eq!(self.ask(|id| Urb::data_in(id, EpAddr::from_byte(REPORTS), 8)), Status::Ok);
+            assert_eq!(self.ask(|id| Urb::data_in(id, EpAddr::from_byte(REPORTS), 8)), UrbStatus::Ok);
         }
     }
 
-    fn observable(&self) -> Observable {
+    fn observable(&self) -> ObservableDevice {
         self.registry.observe(&self.bus_id).expect("a keyboard is shown")
     }
 }

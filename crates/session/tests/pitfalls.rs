@@ -5,20 +5,22 @@ mod world;
 
 use std::time::Duration;
 
-use farbus_gadgets::Emulated;
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_model::{Command, Device, EpAddr, Instant, Limits, Setup, Speed, Status, Urb, UrbId};
-use farbus_session::{Ending, Fault, OnReset, Registry};
+use farbus_gadgets::EmulatedDevice;
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
+use farbus_model::{
+    Device, EpAddr, Instant, OwnerCommand, SessionLimits, SetupPacket, Urb, UrbId, UrbStatus, UsbSpeed,
+};
+use farbus_session::{ConnectionFault, ExportRegistry, PortResetPolicy, UseEnding};
 use world::peer::{self, BUS_ID, ECONNRESET, Packet, Reply, RetSubmit, Submit, setup};
 use world::scripted::Event;
 use world::{Loopback, Manners, Relay, Scripted};
 
 /// Small, so that buffers must grow.
-const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
+const LIMITS: SessionLimits = SessionLimits { receive_bytes: 4096, ..SessionLimits::DEFAULT };
 
-fn zero() -> Emulated<SourceSink> {
-    SourceSink::device(Speed::High, Fill::Mod63, true)
+fn zero() -> EmulatedDevice<SourceSink> {
+    SourceSink::device(UsbSpeed::High, SourcePattern::Mod63, true)
 }
 
 /// The data that the source sends on a bulk endpoint.
@@ -69,14 +71,14 @@ mod handshake {
 
     #[test]
     fn device_in_use_is_listed_and_refused_as_busy() {
-        let mut registry = Registry::default();
+        let mut registry = ExportRegistry::default();
         let bus_id = registry.add("zero", Box::new(zero())).unwrap().bus_id.clone();
         let claimed = registry.claim(&bus_id, "192.0.2.1:5555", Instant::ZERO).map_err(|_| ()).unwrap();
         let refused = registry.claim(&bus_id, "192.0.2.2:5555", Instant::ZERO).map(|_| ()).unwrap_err();
         assert_eq!(refused.code(), 2);
         assert_eq!(registry.records(Instant::ZERO).len(), 1);
         assert_eq!(registry.entries().next().unwrap().holder.unwrap().who, "192.0.2.1:5555");
-        registry.release(&bus_id, "192.0.2.1:5555", Some(claimed.device), Ending::Detached, Instant::ZERO);
+        registry.release(&bus_id, "192.0.2.1:5555", Some(claimed.device), UseEnding::Detached, Instant::ZERO);
         assert!(registry.claim(&bus_id, "192.0.2.2:5555", Instant::ZERO).is_ok());
         let unknown = registry.claim("9-9", "192.0.2.2:5555", Instant::ZERO).map(|_| ()).unwrap_err();
         assert_eq!(unknown.code(), 4);
@@ -93,8 +95,8 @@ mod handshake {
             loopback.now = start + Duration::from_nanos(9_999_999_999);
             assert_eq!(loopback.advance(), Ok(()));
             loopback.now = start + Duration::from_secs(10);
-            assert_eq!(loopback.advance(), Err(Fault::SaidNothing), "after {} bytes", opening.len());
-            assert_eq!(Fault::SaidNothing.to_string(), "the peer asked for nothing within 10 s");
+            assert_eq!(loopback.advance(), Err(ConnectionFault::SaidNothing), "after {} bytes", opening.len());
+            assert_eq!(ConnectionFault::SaidNothing.to_string(), "the peer asked for nothing within 10 s");
             assert!(loopback.hang_up().is_none(), "it held no device");
         }
     }
@@ -104,7 +106,7 @@ mod handshake {
         let mut loopback = Loopback::connected(zero(), LIMITS);
         loopback.receive(&peer::list_request()).unwrap();
         loopback.now = loopback.now + Duration::from_secs(10);
-        assert_eq!(loopback.advance(), Err(Fault::SaidNothing));
+        assert_eq!(loopback.advance(), Err(ConnectionFault::SaidNothing));
     }
 
     #[test]
@@ -204,7 +206,7 @@ mod requests {
         let mut loopback = Loopback::configured(scripted(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 4));
         let fault = loopback.receive(&Submit::data_out(1, 1, &[0; 9]).bytes()).unwrap_err();
-        assert!(matches!(fault, Fault::Rejected(reject) if reject.field == "seqnum"));
+        assert!(matches!(fault, ConnectionFault::Rejected(reject) if reject.field == "seqnum"));
         let (device, _) = loopback.end();
         assert_eq!((device.holds(), device.taken), (0, device.given));
     }
@@ -311,7 +313,7 @@ mod isochronous {
         assert_eq!(loopback.checker.ret_submit(1).actual, 65536);
         let mut other = Loopback::configured(zero(), LIMITS);
         let fault = loopback.receive(&Submit::iso_in(2, 3, &[64; 1025]).bytes()).unwrap_err();
-        assert!(matches!(fault, Fault::Rejected(reject) if reject.field == "number_of_packets"));
+        assert!(matches!(fault, ConnectionFault::Rejected(reject) if reject.field == "number_of_packets"));
         let (device, _) = loopback.end();
         assert_eq!(device.selection().configuration(), 0, "reset, ready for the next client");
         other.ask(&Submit::data_in(1, 1, 4));
@@ -336,12 +338,12 @@ mod unlink {
 
     #[test]
     fn idle_keyboard_is_unlinked_at_once_and_a_key_in_time_wins() {
-        let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
+        let mut loopback = Loopback::configured(KeyboardGadget::device(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 8));
         loopback.unlink(2, 1);
         assert_eq!(loopback.read(), [unlinked(2)]);
         loopback.submit(&Submit::data_in(3, 1, 8));
-        loopback.exporter.command(loopback.now, &Command::Type("a".into())).unwrap();
+        loopback.exporter.command(loopback.now, &OwnerCommand::Type("a".into())).unwrap();
         loopback.unlink(4, 3);
         let replies = loopback.read();
         assert_eq!(replies.len(), 2);
@@ -367,7 +369,7 @@ mod unlink {
 
     #[test]
     fn request_waiting_for_the_link_is_unlinked_before_it_begins() {
-        let limits = Limits { reply_bytes_backlog: 1000, ..LIMITS };
+        let limits = SessionLimits { reply_bytes_backlog: 1000, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         loopback.submit(&Submit::data_in(1, 1, 2000));
         loopback.device(|device, done| device.complete(BULK_IN, done));
@@ -411,7 +413,7 @@ mod unlink {
 
     #[test]
     fn unlinks_are_answered_while_the_peer_does_not_read() {
-        let limits = Limits { reply_bytes_backlog: 1000, ..LIMITS };
+        let limits = SessionLimits { reply_bytes_backlog: 1000, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=4 {
             loopback.submit(&Submit::data_in(seqnum, 1, 800));
@@ -433,7 +435,7 @@ mod unlink {
 
     #[test]
     fn unlink_is_never_stuck_behind_submits_without_credit() {
-        let limits = Limits { urbs_in_flight_max: 8, ..LIMITS };
+        let limits = SessionLimits { urbs_in_flight_max: 8, ..LIMITS };
         // These never complete: an OUT endpoint that answers NAK for ever.
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=12 {
@@ -454,7 +456,7 @@ mod unlink {
 
     #[test]
     fn unlink_is_never_stuck_behind_submits_without_memory() {
-        let limits = Limits { payload_bytes_max: 10_000, ..LIMITS };
+        let limits = SessionLimits { payload_bytes_max: 10_000, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=3 {
             loopback.submit(&Submit::data_out(seqnum, 1, &[seqnum as u8; 4000]));
@@ -485,7 +487,7 @@ mod reset_sign {
     use super::*;
 
     /// Configuration 1, interface 1 in setting 1, three requests in flight.
-    fn busy(manners: Manners, on_reset: OnReset) -> Loopback<Scripted> {
+    fn busy(manners: Manners, on_reset: PortResetPolicy) -> Loopback<Scripted> {
         let mut loopback = Loopback::imported_by(Scripted::new(manners), LIMITS, on_reset);
         for (seqnum, bytes) in [(100, setup::set_configuration(1)), (101, setup::set_interface(1, 1))] {
             loopback.submit(&Submit::control(seqnum, bytes));
@@ -500,7 +502,7 @@ mod reset_sign {
     }
 
     fn control(bytes: [u8; 8]) -> Event {
-        Event::Control(Setup::from_bytes(bytes))
+        Event::Control(SetupPacket::from_bytes(bytes))
     }
 
     const RESTORE: [[u8; 8]; 2] = [setup::set_configuration(1), setup::set_interface(1, 1)];
@@ -508,7 +510,7 @@ mod reset_sign {
     #[test]
     fn first_descriptor_read_of_8_or_64_bytes_resets_and_restores_the_device() {
         for read in [setup::GET_DEVICE_8, setup::GET_DEVICE_64] {
-            let mut loopback = busy(Manners::default(), OnReset::ResetDevice);
+            let mut loopback = busy(Manners::default(), PortResetPolicy::ResetDevice);
             let replies = loopback.ask(&Submit::control(200, read));
             let mut order: Vec<_> = replies.iter().map(|reply| (reply.seqnum(), reply.status())).collect();
             assert_eq!(order.pop(), Some((200, 0)), "answered when all is as before");
@@ -537,7 +539,7 @@ mod reset_sign {
             // A class descriptor of an interface.
             [0x81, 6, 0, 1, 0, 0, 8, 0],
         ];
-        let mut loopback = busy(Manners::default(), OnReset::ResetDevice);
+        let mut loopback = busy(Manners::default(), PortResetPolicy::ResetDevice);
         for (seqnum, bytes) in (200..).zip(tools) {
             loopback.ask(&Submit::control(seqnum, bytes));
         }
@@ -549,7 +551,7 @@ mod reset_sign {
     #[test]
     fn descriptor_read_among_queued_requests_is_no_reset_sign() {
         let late = Manners { cancels_late: true, answers_control_late: true };
-        let mut loopback = busy(late, OnReset::ResetDevice);
+        let mut loopback = busy(late, PortResetPolicy::ResetDevice);
         loopback.submit(&Submit::control(200, setup::GET_DEVICE_18));
         loopback.submit(&Submit::control(201, setup::GET_DEVICE_64));
         for _ in 0..2 {
@@ -574,7 +576,7 @@ mod reset_sign {
 
     #[test]
     fn relayed_device_gets_the_reset_sign_and_no_second_reset() {
-        let mut loopback = busy(Manners::default(), OnReset::PassOn);
+        let mut loopback = busy(Manners::default(), PortResetPolicy::PassOn);
         loopback.ask(&Submit::control(200, setup::GET_DEVICE_64));
         assert_eq!(loopback.device(|device, _| device.take_events()), [control(setup::GET_DEVICE_64)]);
         assert_eq!(loopback.checker.open(), [102, 103, 104]);
@@ -596,7 +598,7 @@ mod reset_sign {
     #[test]
     fn slow_device_is_reset_once_and_requests_wait_until_it_is_restored() {
         let late = Manners { cancels_late: true, answers_control_late: true };
-        let mut loopback = busy(late, OnReset::ResetDevice);
+        let mut loopback = busy(late, PortResetPolicy::ResetDevice);
         loopback.submit(&Submit::control(200, setup::GET_DEVICE_64));
         loopback.submit(&Submit::data_in(201, 1, 64));
         loopback.submit(&Submit::data_in(202, 1, 64));
@@ -619,7 +621,8 @@ mod reset_sign {
 
     #[test]
     fn requests_during_a_restore_are_framed_by_the_restored_selection() {
-        let mut loopback = busy(Manners { answers_control_late: true, ..Manners::default() }, OnReset::ResetDevice);
+        let mut loopback =
+            busy(Manners { answers_control_late: true, ..Manners::default() }, PortResetPolicy::ResetDevice);
         loopback.submit(&Submit::control(200, setup::GET_DEVICE_64));
         loopback.submit(&Submit::iso_in(201, 3, &[8, 8]));
         loopback.submit(&Submit { number_of_packets: 7, ..Submit::data_out(202, 4, &[1; 8]) });
@@ -636,12 +639,12 @@ mod reset_sign {
     #[test]
     fn interrupted_data_phase_does_not_affect_the_next_command() {
         // A real device here: requests in flight are gone, and later data is new.
-        let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
+        let mut loopback = Loopback::configured(KeyboardGadget::device(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 8));
         loopback.ask(&Submit::control(2, setup::GET_DEVICE_8));
         assert_eq!(loopback.checker.ret_submit(1).status, peer::ESHUTDOWN);
         loopback.submit(&Submit::data_in(3, 1, 8));
-        loopback.exporter.command(loopback.now, &Command::Type("a".into())).unwrap();
+        loopback.exporter.command(loopback.now, &OwnerCommand::Type("a".into())).unwrap();
         loopback.read();
         assert_eq!(loopback.checker.ret_submit(3).data[2], 4);
         loopback.checker.assert_settled();
@@ -665,7 +668,7 @@ mod special_requests {
             assert_eq!(loopback.ask(&Submit::control(seqnum, bytes)).len(), 1);
             assert_eq!(loopback.checker.ret_submit(seqnum), &RetSubmit::taken(seqnum, 0));
             let events = loopback.device(|device, _| device.take_events());
-            assert_eq!(events, [Event::Control(Setup::from_bytes(bytes))]);
+            assert_eq!(events, [Event::Control(SetupPacket::from_bytes(bytes))]);
         }
     }
 
@@ -684,7 +687,7 @@ mod special_requests {
 
     #[test]
     fn selecting_ends_requests_in_flight_and_is_answered_after_them() {
-        let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
+        let mut loopback = Loopback::configured(KeyboardGadget::device(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 8));
         let replies = loopback.ask(&Submit::control(2, setup::set_configuration(1)));
         let order: Vec<_> = replies.iter().map(|reply| (reply.seqnum(), reply.status())).collect();
@@ -701,7 +704,7 @@ mod bounds {
 
     #[test]
     fn peer_that_never_reads_holds_no_more_than_the_limits() {
-        let limits = Limits {
+        let limits = SessionLimits {
             reply_bytes_backlog: 64 << 10,
             reply_header_bytes_max: 16 << 10,
             urbs_in_flight_max: 32,
@@ -726,21 +729,21 @@ mod bounds {
                     break;
                 }
             }
-            assert_eq!(fault, Err(Fault::NeverReads), "ep {} {} bytes", submit.ep, submit.length);
+            assert_eq!(fault, Err(ConnectionFault::NeverReads), "ep {} {} bytes", submit.ep, submit.length);
             loopback.end();
         }
-        assert_eq!(Fault::NeverReads.to_string(), "the peer sends and does not read its answers");
+        assert_eq!(ConnectionFault::NeverReads.to_string(), "the peer sends and does not read its answers");
     }
 
     #[test]
     fn peer_that_only_unlinks_is_bounded_too() {
-        let limits = Limits { reply_header_bytes_max: 16 << 10, ..LIMITS };
+        let limits = SessionLimits { reply_header_bytes_max: 16 << 10, ..LIMITS };
         for cancels_late in [false, true] {
             let manners = Manners { cancels_late, ..Manners::default() };
             let mut loopback = Loopback::configured(Scripted::new(manners), limits);
             loopback.submit(&Submit::data_in(1, 1, 4));
             let fault = (2..10_000).map(|seqnum| loopback.try_unlink(seqnum, 1)).find(Result::is_err);
-            assert_eq!(fault, Some(Err(Fault::NeverReads)), "cancels late: {cancels_late}");
+            assert_eq!(fault, Some(Err(ConnectionFault::NeverReads)), "cancels late: {cancels_late}");
             loopback.end();
         }
     }
@@ -748,7 +751,7 @@ mod bounds {
     #[test]
     fn pending_data_of_a_slow_device_counts_before_it_arrives() {
         // Isochronous and remote devices answer later: everything that was started may come at once.
-        let limits = Limits { payload_bytes_max: 1 << 20, reply_bytes_backlog: 64 << 10, ..LIMITS };
+        let limits = SessionLimits { payload_bytes_max: 1 << 20, reply_bytes_backlog: 64 << 10, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=1000 {
             loopback.submit(&Submit::data_in(seqnum, 1, 64 << 10));
@@ -792,7 +795,7 @@ mod bounds {
 
     #[test]
     fn idle_requests_of_one_endpoint_do_not_block_another() {
-        let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
+        let mut loopback = Loopback::configured(KeyboardGadget::device(), LIMITS);
         for seqnum in 1..=20 {
             loopback.submit(&Submit::data_in(seqnum, 1, 8));
         }
@@ -819,10 +822,10 @@ mod importer {
         assert_eq!(relay.far.device(|device, _| device.holds()), 2);
         relay.near.exporter.with_device(relay::NOW, |remote, _| remote.reset(relay::NOW, &mut done));
         let ended: Vec<_> = std::iter::from_fn(|| done.pop()).map(|done| done.status).collect();
-        assert_eq!(ended, [Status::Shutdown; 2]);
+        assert_eq!(ended, [UrbStatus::Shutdown; 2]);
         relay.settle();
         assert_eq!(relay.far.device(|device, _| device.holds()), 0, "withdrawn there as well");
-        let setup = Setup::get_descriptor(1, 0, 0, 64);
+        let setup = SetupPacket::get_descriptor(1, 0, 0, 64);
         ask(&mut relay, Urb::control(UrbId(3), setup, farbus_model::Payload::Empty), &mut done);
         relay.carry_there(usize::MAX);
         let answer = relay.far.read_bytes(usize::MAX);
@@ -834,7 +837,7 @@ mod importer {
     fn refused_selection_does_not_change_the_selection() {
         let mut remote = world::remote(&scripted(), LIMITS);
         let mut done = relay::completions();
-        let mut ask = |setup: Setup, seqnum: u32, status: i32| {
+        let mut ask = |setup: SetupPacket, seqnum: u32, status: i32| {
             let urb = Urb::control(UrbId(1), setup, farbus_model::Payload::Empty);
             remote.submit(relay::NOW, urb.launch(), &mut done);
             relay::receive(&mut remote, &RetSubmit::failed(seqnum, status).bytes(), &mut done).unwrap();
@@ -842,12 +845,12 @@ mod importer {
             let selection = remote.selection();
             (selection.configuration(), selection.alternate(1), selection.endpoint(EpAddr::from_byte(4)).is_some())
         };
-        assert_eq!(ask(Setup::set_configuration(1), 1, peer::EPIPE), (0, 0, false));
-        assert_eq!(ask(Setup::set_configuration(1), 2, 0), (1, 0, false));
-        assert_eq!(ask(Setup::set_interface(1, 1), 3, peer::EPIPE), (1, 0, false));
-        assert_eq!(ask(Setup::set_interface(1, 1), 4, 0), (1, 1, true));
+        assert_eq!(ask(SetupPacket::set_configuration(1), 1, peer::EPIPE), (0, 0, false));
+        assert_eq!(ask(SetupPacket::set_configuration(1), 2, 0), (1, 0, false));
+        assert_eq!(ask(SetupPacket::set_interface(1, 1), 3, peer::EPIPE), (1, 0, false));
+        assert_eq!(ask(SetupPacket::set_interface(1, 1), 4, 0), (1, 1, true));
         remote.submit(relay::NOW, Urb::data_in(UrbId(2), EpAddr::from_byte(0x89), 4).launch(), &mut done);
-        assert_eq!(done.pop().unwrap().status, Status::Invalid, "an endpoint that is not there is not asked");
+        assert_eq!(done.pop().unwrap().status, UrbStatus::Invalid, "an endpoint that is not there is not asked");
     }
 
     #[test]
@@ -856,11 +859,11 @@ mod importer {
         let mut remote = world::remote(&device, LIMITS);
         let mut done = relay::completions();
         for id in 1..=3 {
-            let setup = Setup::get_descriptor(1, 0, 0, 18);
+            let setup = SetupPacket::get_descriptor(1, 0, 0, 18);
             let urb = Urb::control(UrbId(id), setup, farbus_model::Payload::Empty);
             remote.submit(relay::NOW, urb.launch(), &mut done);
         }
-        assert_eq!(relay::lose(&mut remote), [Status::Gone; 3]);
+        assert_eq!(relay::lose(&mut remote), [UrbStatus::Gone; 3]);
         assert_eq!(remote.in_flight(), 0);
     }
 

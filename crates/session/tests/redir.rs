@@ -9,19 +9,24 @@ mod fuzzing;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::keyboard::KeyboardGadget;
 use farbus_model::limits::INTERRUPTS_AHEAD_MAX;
-use farbus_model::{BufferPool, Command, Device, EpAddr, Instant, Limits, Payload, Setup, Speed, Status, TransferType};
-use farbus_session::Fault;
+use farbus_model::{
+    BufferPool, Device, EpAddr, Instant, OwnerCommand, Payload, SessionLimits, SetupPacket, TransferType, UrbStatus,
+    UsbSpeed,
+};
+use farbus_session::ConnectionFault;
 use farbus_session::redir::usbredir::info::place_of;
 use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
-use farbus_session::redir::usbredir::{Caps, Conn, Message, Outcome, Packet, Side};
-use farbus_session::redir::{CAPS, Frozen, RedirHost};
+use farbus_session::redir::usbredir::{
+    RedirCapabilitySet, RedirConn, RedirMessage, RedirPacket, RedirRole, RedirStatus,
+};
+use farbus_session::redir::{CAPS, FrozenRedirStream, RedirHost};
 use fuzzing::{Input, fuzz};
 use world::scripted::Event;
 use world::{Manners, Scripted};
 
-const LIMITS: Limits = Limits { receive_bytes: 2048, ..Limits::DEFAULT };
+const LIMITS: SessionLimits = SessionLimits { receive_bytes: 2048, ..SessionLimits::DEFAULT };
 const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
 const BULK_OUT: EpAddr = EpAddr::from_byte(1);
 const INTERRUPT_IN: EpAddr = EpAddr::from_byte(0x82);
@@ -32,34 +37,34 @@ const ISO_OUT: EpAddr = EpAddr::from_byte(3);
 /// A guest, its host, and a device.
 struct Table<D: Device> {
     host: RedirHost<D>,
-    guest: Conn,
+    guest: RedirConn,
     pool: BufferPool,
     now: Instant,
 }
 
 impl<D: Device> Table<D> {
     /// A guest that has just connected; both sides have the capabilities `caps`.
-    fn with(device: D, limits: Limits, caps: Caps) -> Self {
+    fn with(device: D, limits: SessionLimits, caps: RedirCapabilitySet) -> Self {
         let mut host = RedirHost::new(device, limits);
         host.connect();
-        let guest = Conn::new(Side::Guest, "test", caps, &limits);
+        let guest = RedirConn::new(RedirRole::Guest, "test", caps, &limits);
         Self { host, guest, pool: BufferPool::new(0), now: Instant::from_nanos(1) }
     }
 
     /// A guest that has seen and configured the device.
-    fn configured(device: D, limits: Limits) -> Self {
+    fn configured(device: D, limits: SessionLimits) -> Self {
         let mut table = Self::with(device, limits, CAPS);
         table.exchange().unwrap();
-        table.ask(u64::MAX, Message::SetConfiguration(1));
+        table.ask(u64::MAX, RedirMessage::SetConfiguration(1));
         table
     }
 
-    fn advance(&mut self) -> Result<(), Fault> {
+    fn advance(&mut self) -> Result<(), ConnectionFault> {
         self.host.advance(self.now)
     }
 
     /// The guest's bytes go to the host.
-    fn push(&mut self) -> Result<(), Fault> {
+    fn push(&mut self) -> Result<(), ConnectionFault> {
         let bytes: Vec<u8> = self.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
         self.guest.handle_transmitted(bytes.len(), &mut self.pool);
         let mut rest = &bytes[..];
@@ -75,13 +80,13 @@ impl<D: Device> Table<D> {
     }
 
     /// The guest sends a message; its answers are read later.
-    fn say(&mut self, id: u64, message: Message) {
-        self.guest.send(Packet { id, message }, &mut self.pool);
+    fn say(&mut self, id: u64, message: RedirMessage) {
+        self.guest.send(RedirPacket { id, message }, &mut self.pool);
         self.push().expect("what no rule forbids");
     }
 
     /// The guest reads everything that waits.
-    fn read(&mut self) -> Vec<Packet> {
+    fn read(&mut self) -> Vec<RedirPacket> {
         let mut packets = Vec::new();
         while self.host.has_transmit() {
             let bytes: Vec<u8> = self.host.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
@@ -102,7 +107,7 @@ impl<D: Device> Table<D> {
         packets
     }
 
-    fn exchange(&mut self) -> Result<Vec<Packet>, Fault> {
+    fn exchange(&mut self) -> Result<Vec<RedirPacket>, ConnectionFault> {
         let mut packets = Vec::new();
         while self.host.has_transmit() || self.guest.backlog_bytes() > 0 {
             packets.extend(self.read());
@@ -111,7 +116,7 @@ impl<D: Device> Table<D> {
         Ok(packets)
     }
 
-    fn ask(&mut self, id: u64, message: Message) -> Vec<Packet> {
+    fn ask(&mut self, id: u64, message: RedirMessage) -> Vec<RedirPacket> {
         self.say(id, message);
         self.read()
     }
@@ -136,7 +141,7 @@ impl Table<Scripted> {
         is_one
     }
 
-    fn fail(&mut self, endpoint: EpAddr, status: Status) {
+    fn fail(&mut self, endpoint: EpAddr, status: UrbStatus) {
         assert!(self.host.with_device(|device, done| device.fail(endpoint, status, done)));
         self.advance().unwrap();
     }
@@ -152,8 +157,8 @@ impl Table<Scripted> {
     }
 }
 
-fn bulk_in(length: u32) -> Message {
-    Message::Bulk(data(BULK_IN, length, Payload::Empty))
+fn bulk_in(length: u32) -> RedirMessage {
+    RedirMessage::Bulk(data(BULK_IN, length, Payload::Empty))
 }
 
 fn out(endpoint: EpAddr, bytes: &[u8]) -> DataPacket {
@@ -161,25 +166,26 @@ fn out(endpoint: EpAddr, bytes: &[u8]) -> DataPacket {
 }
 
 fn data(endpoint: EpAddr, length: u32, payload: Payload) -> DataPacket {
-    DataPacket { endpoint, outcome: Outcome::Success, length, stream: 0, payload }
+    DataPacket { endpoint, outcome: RedirStatus::Success, length, stream: 0, payload }
 }
 
-fn control(setup: Setup) -> Message {
-    Message::Control(ControlPacket { number: 0, setup, outcome: Outcome::Success, payload: Payload::Empty })
+fn control(setup: SetupPacket) -> RedirMessage {
+    RedirMessage::Control(ControlPacket { number: 0, setup, outcome: RedirStatus::Success, payload: Payload::Empty })
 }
 
 /// Outcome and length of a transfer's packet.
-fn said(packet: &Packet) -> (Outcome, u32) {
+fn said(packet: &RedirPacket) -> (RedirStatus, u32) {
     match &packet.message {
-        Message::Bulk(data) | Message::Interrupt(data) | Message::Iso(data) | Message::BufferedBulk(data) => {
-            (data.outcome, data.length)
-        }
-        Message::Control(packet) => (packet.outcome, packet.setup.length.into()),
+        RedirMessage::Bulk(data)
+        | RedirMessage::Interrupt(data)
+        | RedirMessage::Iso(data)
+        | RedirMessage::BufferedBulk(data) => (data.outcome, data.length),
+        RedirMessage::Control(packet) => (packet.outcome, packet.setup.length.into()),
         other => panic!("no transfer: {other:?}"),
     }
 }
 
-fn kinds(packets: &[Packet]) -> Vec<u32> {
+fn kinds(packets: &[RedirPacket]) -> Vec<u32> {
     packets.iter().map(|packet| packet.message.kind()).collect()
 }
 
@@ -189,99 +195,109 @@ fn guest_gets_interfaces_and_endpoints_before_the_device() {
     table.advance().unwrap();
     let hello = table.read();
     assert!(
-        matches!(&hello[..], [Packet { message: Message::Hello { caps: CAPS, .. }, .. }]),
+        matches!(&hello[..], [RedirPacket { message: RedirMessage::Hello { caps: CAPS, .. }, .. }]),
         "and waits for its hello"
     );
     let told = table.exchange().unwrap();
     let [interfaces, endpoints, connect] = &told[..] else { panic!("{told:?}") };
-    let Message::InterfaceInfo(interfaces) = &interfaces.message else { panic!("{interfaces:?}") };
+    let RedirMessage::InterfaceInfo(interfaces) = &interfaces.message else { panic!("{interfaces:?}") };
     assert_eq!(interfaces.0.iter().map(|kind| kind.number).collect::<Vec<_>>(), [0, 1]);
-    let Message::EpInfo(endpoints) = &endpoints.message else { panic!("{endpoints:?}") };
+    let RedirMessage::EpInfo(endpoints) = &endpoints.message else { panic!("{endpoints:?}") };
     let kind = |byte| endpoints.0[place_of(EpAddr::from_byte(byte))].kind;
     assert_eq!((kind(0x81), kind(0x82)), (Some(TransferType::Bulk), Some(TransferType::Interrupt)));
     assert_eq!((kind(0x83), kind(0x84)), (Some(TransferType::Isochronous), None), "the first configuration, setting 0");
     assert_eq!(endpoints.0[place_of(ISO_IN)].packet_bytes_max, 1024);
-    assert!(matches!(connect.message, Message::DeviceConnect(connect) if connect.speed == Some(Speed::High)));
+    assert!(matches!(connect.message, RedirMessage::DeviceConnect(connect) if connect.speed == Some(UsbSpeed::High)));
 }
 
 #[test]
 fn guest_of_the_first_protocol_version_is_served() {
-    let mut table = Table::with(Scripted::new(Manners::default()), LIMITS, Caps::NONE);
+    let mut table = Table::with(Scripted::new(Manners::default()), LIMITS, RedirCapabilitySet::NONE);
     assert_eq!(kinds(&table.exchange().unwrap()), [0, 4, 5, 1]);
-    assert_eq!(kinds(&table.ask(7, Message::SetConfiguration(1))), [4, 5, 8]);
+    assert_eq!(kinds(&table.ask(7, RedirMessage::SetConfiguration(1))), [4, 5, 8]);
     table.say(8, bulk_in(512));
     assert!(table.complete(BULK_IN));
     let answer = table.read();
-    assert_eq!((answer[0].id, said(&answer[0])), (8, (Outcome::Success, 512)));
+    assert_eq!((answer[0].id, said(&answer[0])), (8, (RedirStatus::Success, 512)));
 }
 
 #[test]
 fn new_interfaces_and_endpoints_come_before_the_answer_to_selecting_them() {
     let mut table = Table::scripted(Manners::default());
     assert_eq!(table.device().selection().configuration(), 1);
-    let told = table.ask(3, Message::SetAltSetting { interface: 1, alternate: 1 });
+    let told = table.ask(3, RedirMessage::SetAltSetting { interface: 1, alternate: 1 });
     assert_eq!(kinds(&told), [4, 5, 11]);
-    let Message::EpInfo(endpoints) = &told[1].message else { panic!("{told:?}") };
+    let RedirMessage::EpInfo(endpoints) = &told[1].message else { panic!("{told:?}") };
     let bulk = endpoints.0[place_of(EpAddr::from_byte(0x84))];
     assert_eq!((bulk.kind, bulk.interface), (Some(TransferType::Bulk), 1));
-    let status = |outcome, interface, alternate| Message::AltSettingStatus { outcome, interface, alternate };
-    assert_eq!(told[2], Packet { id: 3, message: status(Outcome::Success, 1, 1) });
-    assert_eq!(table.ask(4, Message::GetAltSetting { interface: 1 })[0].message, status(Outcome::Success, 1, 1));
-    assert_eq!(table.ask(5, Message::GetAltSetting { interface: 9 })[0].message, status(Outcome::Invalid, 9, 0));
-    let told = table.ask(6, Message::SetAltSetting { interface: 1, alternate: 9 });
-    assert_eq!(told, [Packet { id: 6, message: status(Outcome::Stall, 1, 1) }], "and nothing new if it failed");
-    let told = table.ask(7, Message::GetConfiguration);
-    let status = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
-    assert_eq!(told, [Packet { id: 7, message: status }]);
-    assert_eq!(kinds(&table.ask(8, control(Setup::set_interface(1, 0)))), [4, 5, 100], "however it is selected");
+    let status = |outcome, interface, alternate| RedirMessage::AltSettingStatus { outcome, interface, alternate };
+    assert_eq!(told[2], RedirPacket { id: 3, message: status(RedirStatus::Success, 1, 1) });
+    assert_eq!(
+        table.ask(4, RedirMessage::GetAltSetting { interface: 1 })[0].message,
+        status(RedirStatus::Success, 1, 1)
+    );
+    assert_eq!(
+        table.ask(5, RedirMessage::GetAltSetting { interface: 9 })[0].message,
+        status(RedirStatus::Invalid, 9, 0)
+    );
+    let told = table.ask(6, RedirMessage::SetAltSetting { interface: 1, alternate: 9 });
+    assert_eq!(
+        told,
+        [RedirPacket { id: 6, message: status(RedirStatus::Stall, 1, 1) }],
+        "and nothing new if it failed"
+    );
+    let told = table.ask(7, RedirMessage::GetConfiguration);
+    let status = RedirMessage::ConfigurationStatus { outcome: RedirStatus::Success, configuration: 1 };
+    assert_eq!(told, [RedirPacket { id: 7, message: status }]);
+    assert_eq!(kinds(&table.ask(8, control(SetupPacket::set_interface(1, 0)))), [4, 5, 100], "however it is selected");
 }
 
 #[test]
 fn selecting_a_configuration_cancels_requests_in_flight() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
-    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.say(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     table.read();
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
-    let told = table.ask(2, Message::SetConfiguration(1));
+    let told = table.ask(2, RedirMessage::SetConfiguration(1));
     assert_eq!(kinds(&told), [101, 4, 5, 8]);
-    assert_eq!((said(&told[0]), table.host.session().in_flight()), ((Outcome::Cancelled, 0), 0));
+    assert_eq!((said(&told[0]), table.host.session().in_flight()), ((RedirStatus::Cancelled, 0), 0));
 }
 
 #[test]
 fn transfers_go_to_endpoints_of_their_kind() {
     let mut table = Table::scripted(Manners::default());
     let wrong = [
-        Message::Bulk(out(INTERRUPT_OUT, b"x")),
-        Message::Bulk(out(EpAddr::from_byte(9), b"x")),
-        Message::Interrupt(out(BULK_OUT, b"x")),
-        Message::Control(ControlPacket {
+        RedirMessage::Bulk(out(INTERRUPT_OUT, b"x")),
+        RedirMessage::Bulk(out(EpAddr::from_byte(9), b"x")),
+        RedirMessage::Interrupt(out(BULK_OUT, b"x")),
+        RedirMessage::Control(ControlPacket {
             number: 3,
-            setup: Setup::get_descriptor(1, 0, 0, 18),
-            outcome: Outcome::Success,
+            setup: SetupPacket::get_descriptor(1, 0, 0, 18),
+            outcome: RedirStatus::Success,
             payload: Payload::Empty,
         }),
     ];
     for (id, message) in wrong.into_iter().enumerate() {
         let kind = message.kind();
         let told = table.ask(id as u64, message);
-        assert_eq!((kinds(&told), said(&told[0])), (vec![kind], (Outcome::Invalid, 0)));
+        assert_eq!((kinds(&told), said(&told[0])), (vec![kind], (RedirStatus::Invalid, 0)));
     }
-    table.say(9, Message::Interrupt(out(INTERRUPT_OUT, b"abc")));
+    table.say(9, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"abc")));
     assert!(table.complete(INTERRUPT_OUT));
-    assert_eq!(said(&table.read()[0]), (Outcome::Success, 3), "an OUT answer says what moved and carries nothing");
+    assert_eq!(said(&table.read()[0]), (RedirStatus::Success, 3), "an OUT answer says what moved and carries nothing");
     table.say(10, bulk_in(8));
-    table.fail(BULK_IN, Status::Stall);
-    assert_eq!(said(&table.read()[0]), (Outcome::Stall, 0));
+    table.fail(BULK_IN, UrbStatus::Stall);
+    assert_eq!(said(&table.read()[0]), (RedirStatus::Stall, 0));
 }
 
 #[test]
 fn interrupts_are_received_ahead_and_never_lost() {
-    let limits = Limits { reply_bytes_backlog: 1, ..LIMITS };
+    let limits = SessionLimits { reply_bytes_backlog: 1, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     table.read();
-    let told = table.ask(0, Message::StartInterruptReceiving(INTERRUPT_IN));
-    assert!(matches!(told[0].message, Message::InterruptReceivingStatus { outcome: Outcome::Success, .. }));
+    let told = table.ask(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
+    assert!(matches!(told[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Success, .. }));
     let mut given = 0;
     while table.complete(INTERRUPT_IN) {
         given += 1;
@@ -301,10 +317,10 @@ fn interrupts_of_a_far_device_are_requested_as_far_ahead() {
     let manners = Manners { answers_control_late: true, ..Manners::default() };
     let mut table = Table::with(Scripted::new(manners), LIMITS, CAPS);
     table.exchange().unwrap();
-    table.say(1, Message::SetConfiguration(1));
+    table.say(1, RedirMessage::SetConfiguration(1));
     table.now = table.now + Duration::from_millis(10);
     assert!(table.complete(EpAddr::CONTROL));
-    table.ask(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.ask(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     let interval = {
         let device = table.device();
         device.selection().endpoint(INTERRUPT_IN).unwrap().service_interval(device.speed())
@@ -313,7 +329,7 @@ fn interrupts_of_a_far_device_are_requested_as_far_ahead() {
     let bridged = Duration::from_millis(10).as_nanos().div_ceil(interval.as_nanos()) as usize;
     assert_eq!(asked, 5 + bridged, "{interval:?} apart");
     // The device was busy, and is near: fewer URBs are kept in flight as answers come.
-    table.say(2, control(Setup::get_descriptor(1, 0, 0, 18)));
+    table.say(2, control(SetupPacket::get_descriptor(1, 0, 0, 18)));
     assert!(table.complete(EpAddr::CONTROL));
     for _ in 0..bridged + 2 {
         assert!(table.complete(INTERRUPT_IN));
@@ -324,16 +340,19 @@ fn interrupts_of_a_far_device_are_requested_as_far_ahead() {
 
 #[test]
 fn isochronous_packets_come_in_time_or_are_dropped() {
-    let limits = Limits { reply_bytes_backlog: 1, ..LIMITS };
+    let limits = SessionLimits { reply_bytes_backlog: 1, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     table.read();
-    let start = Message::StartIsoStream { endpoint: ISO_IN, packets_per_urb: 4, urbs: 3 };
+    let start = RedirMessage::StartIsoStream { endpoint: ISO_IN, packets_per_urb: 4, urbs: 3 };
     assert!(matches!(
         table.ask(0, start.clone())[0].message,
-        Message::IsoStreamStatus { outcome: Outcome::Success, .. }
+        RedirMessage::IsoStreamStatus { outcome: RedirStatus::Success, .. }
     ));
     let again = table.ask(0, start);
-    assert!(matches!(again[0].message, Message::IsoStreamStatus { outcome: Outcome::Invalid, .. }), "it runs already");
+    assert!(
+        matches!(again[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Invalid, .. }),
+        "it runs already"
+    );
     for _ in 0..10 {
         assert_eq!(table.device().waiting(ISO_IN), 3, "the device is asked all the time");
         assert!(table.complete(ISO_IN));
@@ -341,50 +360,53 @@ fn isochronous_packets_come_in_time_or_are_dropped() {
     let told = table.read();
     // Of forty packets, one on the connection and twelve in the queue.
     assert_eq!((told.len(), table.host.session().dropped()), (13, 27));
-    assert!(told.iter().all(|packet| said(packet) == (Outcome::Success, 1024)));
-    let bytes = |packet: &Packet| match &packet.message {
-        Message::Iso(data) => data.payload.contiguous()[0],
+    assert!(told.iter().all(|packet| said(packet) == (RedirStatus::Success, 1024)));
+    let bytes = |packet: &RedirPacket| match &packet.message {
+        RedirMessage::Iso(data) => data.payload.contiguous()[0],
         other => panic!("{other:?}"),
     };
     assert!(told[1..].is_sorted_by_key(bytes), "the youngest, in their order");
-    let told = table.ask(0, Message::StopIsoStream(ISO_IN));
+    let told = table.ask(0, RedirMessage::StopIsoStream(ISO_IN));
     assert_eq!((kinds(&told), table.device().waiting(ISO_IN)), (vec![14], 0));
 }
 
 #[test]
 fn isochronous_out_starts_with_half_of_its_packets() {
     let mut table = Table::scripted(Manners::default());
-    table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
+    table.ask(0, RedirMessage::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
     for packet in 0..3u8 {
-        table.say(0, Message::Iso(out(ISO_OUT, &[packet; 10])));
+        table.say(0, RedirMessage::Iso(out(ISO_OUT, &[packet; 10])));
         assert_eq!(table.device().waiting(ISO_OUT), 0);
     }
-    table.say(0, Message::Iso(out(ISO_OUT, &[3; 4])));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, &[3; 4])));
     assert_eq!(table.device().waiting(ISO_OUT), 2);
     for packet in 0..20u8 {
-        table.say(0, Message::Iso(out(ISO_OUT, &[packet; 10])));
+        table.say(0, RedirMessage::Iso(out(ISO_OUT, &[packet; 10])));
     }
     assert_eq!((table.device().waiting(ISO_OUT), table.host.session().dropped()), (2, 12), "a device that is too slow");
     while table.complete(ISO_OUT) {}
     assert_eq!(table.host.counters().bytes_out, 34 + 80);
-    table.say(0, Message::Iso(out(ISO_OUT, &[0; 10])));
-    table.say(0, Message::Iso(out(ISO_OUT, &[0; 10])));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, &[0; 10])));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, &[0; 10])));
     assert_eq!(table.device().waiting(ISO_OUT), 0, "it ran dry and begins anew");
     assert_eq!(table.read(), []);
-    let told = table.ask(0, Message::Iso(out(ISO_OUT, &[0; 1025])));
+    let told = table.ask(0, RedirMessage::Iso(out(ISO_OUT, &[0; 1025])));
     assert!(
-        matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Invalid, .. }),
+        matches!(told[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Invalid, .. }),
         "an interval has 1024"
     );
-    table.ask(0, Message::StopIsoStream(ISO_OUT));
-    let told = table.ask(0, Message::Iso(out(ISO_OUT, b"x")));
-    assert!(matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Stall, .. }), "there is no stream");
+    table.ask(0, RedirMessage::StopIsoStream(ISO_OUT));
+    let told = table.ask(0, RedirMessage::Iso(out(ISO_OUT, b"x")));
+    assert!(
+        matches!(told[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, .. }),
+        "there is no stream"
+    );
 }
 
 #[test]
 fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
     let mut table = Table::scripted(Manners::default());
-    let iso = |endpoint, packets_per_urb, urbs| Message::StartIsoStream { endpoint, packets_per_urb, urbs };
+    let iso = |endpoint, packets_per_urb, urbs| RedirMessage::StartIsoStream { endpoint, packets_per_urb, urbs };
     for (endpoint, packets, urbs) in [
         (ISO_IN, 0, 1),
         (ISO_IN, 1, 0),
@@ -394,9 +416,12 @@ fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
         (EpAddr::from_byte(0x8f), 1, 1),
     ] {
         let told = table.ask(0, iso(endpoint, packets, urbs));
-        assert!(matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Stall, .. }), "{told:?}");
+        assert!(
+            matches!(told[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, .. }),
+            "{told:?}"
+        );
     }
-    let bulk = |bytes_per_transfer| Message::StartBulkReceiving {
+    let bulk = |bytes_per_transfer| RedirMessage::StartBulkReceiving {
         stream: 0,
         bytes_per_transfer,
         endpoint: BULK_IN,
@@ -404,55 +429,55 @@ fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
     };
     let told = table.ask(0, bulk(100));
     assert!(
-        matches!(told[0].message, Message::BulkReceivingStatus { outcome: Outcome::Stall, .. }),
+        matches!(told[0].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Stall, .. }),
         "no whole packets"
     );
     let told = table.ask(0, bulk(1024));
-    assert!(matches!(told[0].message, Message::BulkReceivingStatus { outcome: Outcome::Success, .. }));
+    assert!(matches!(told[0].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Success, .. }));
     assert!(table.complete(BULK_IN));
-    table.fail(BULK_IN, Status::Stall);
+    table.fail(BULK_IN, UrbStatus::Stall);
     let told = table.read();
     assert_eq!(kinds(&told), [104, 27], "what came first, then why no more does");
-    assert!(matches!(told[1].message, Message::BulkReceivingStatus { outcome: Outcome::Stall, .. }));
-    table.ask(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    assert!(matches!(told[1].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Stall, .. }));
+    table.ask(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     for _ in 0..17 {
-        table.fail(INTERRUPT_IN, Status::Protocol);
+        table.fail(INTERRUPT_IN, UrbStatus::Protocol);
     }
     let told = table.read();
     assert_eq!(kinds(&told[..16]), [103; 16]);
-    assert!(told[..16].iter().all(|packet| said(packet) == (Outcome::IoError, 0)));
-    assert!(matches!(told[16].message, Message::InterruptReceivingStatus { outcome: Outcome::Stall, .. }));
+    assert!(told[..16].iter().all(|packet| said(packet) == (RedirStatus::IoError, 0)));
+    assert!(matches!(told[16].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }));
 }
 
 #[test]
 fn reset_ends_streams_and_transfers_once_each() {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
     table.say(1, bulk_in(64));
-    table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
-    table.say(1, Message::CancelDataPacket);
-    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.say(2, RedirMessage::Bulk(out(BULK_OUT, b"abc")));
+    table.say(1, RedirMessage::CancelDataPacket);
+    table.say(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     table.read();
-    let told = table.ask(0, Message::Reset);
-    assert!(matches!(told[0].message, Message::InterruptReceivingStatus { outcome: Outcome::Stall, .. }));
-    let ended: BTreeMap<u64, Outcome> = told[1..].iter().map(|packet| (packet.id, said(packet).0)).collect();
-    assert_eq!(ended, BTreeMap::from([(1, Outcome::Cancelled), (2, Outcome::Cancelled)]));
+    let told = table.ask(0, RedirMessage::Reset);
+    assert!(matches!(told[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }));
+    let ended: BTreeMap<u64, RedirStatus> = told[1..].iter().map(|packet| (packet.id, said(packet).0)).collect();
+    assert_eq!(ended, BTreeMap::from([(1, RedirStatus::Cancelled), (2, RedirStatus::Cancelled)]));
     assert_eq!((told.len(), table.host.session().in_flight()), (3, 0));
-    assert_eq!(kinds(&table.ask(3, Message::SetConfiguration(1))), [4, 5, 8]);
+    assert_eq!(kinds(&table.ask(3, RedirMessage::SetConfiguration(1))), [4, 5, 8]);
 }
 
 #[test]
 fn returning_guest_finds_the_device_reset() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
-    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.say(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     table.host.with_device(|device, _| device.take_events());
     table.host.disconnect(table.now);
     let events = table.host.with_device(|device, _| device.take_events());
-    let descriptor = Setup::get_descriptor(1, 0, 0, 64);
+    let descriptor = SetupPacket::get_descriptor(1, 0, 0, 64);
     assert_eq!(events, [Event::Reset, Event::Control(descriptor)], "and one far away is shown that it was");
     assert_eq!((table.device().holds(), table.host.session().in_flight()), (0, 0));
     table.host.connect();
-    table.guest = Conn::new(Side::Guest, "another", CAPS, &LIMITS);
+    table.guest = RedirConn::new(RedirRole::Guest, "another", CAPS, &LIMITS);
     assert_eq!(kinds(&table.exchange().unwrap()), [0, 4, 5, 1], "and nothing of the guest before");
 }
 
@@ -461,17 +486,17 @@ fn device_that_is_gone_leaves_when_its_guest_has_acknowledged() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
     table.read();
-    table.host.with_device(|device, done| device.fail(BULK_IN, Status::Gone, done));
+    table.host.with_device(|device, done| device.fail(BULK_IN, UrbStatus::Gone, done));
     table.host.handle_gone(table.now);
     table.advance().unwrap();
     let told = table.read();
-    assert_eq!((kinds(&told), said(&told[0])), (vec![101, 2], (Outcome::IoError, 0)));
+    assert_eq!((kinds(&told), said(&told[0])), (vec![101, 2], (RedirStatus::IoError, 0)));
     assert!(!table.host.is_finished());
     let told = table.ask(2, bulk_in(64));
-    assert_eq!(said(&told[0]), (Outcome::IoError, 0), "what crossed it is answered");
-    table.say(0, Message::DeviceDisconnectAck);
+    assert_eq!(said(&told[0]), (RedirStatus::IoError, 0), "what crossed it is answered");
+    table.say(0, RedirMessage::DeviceDisconnectAck);
     assert!(table.host.is_finished());
-    let mut old = Table::with(Scripted::new(Manners::default()), LIMITS, Caps::NONE);
+    let mut old = Table::with(Scripted::new(Manners::default()), LIMITS, RedirCapabilitySet::NONE);
     old.exchange().unwrap();
     old.host.handle_gone(old.now);
     old.advance().unwrap();
@@ -482,34 +507,34 @@ fn device_that_is_gone_leaves_when_its_guest_has_acknowledged() {
 fn filter_reject_cancels_transfers_and_marks_the_device_refused() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
-    table.say(0, Message::FilterFilter("-1,-1,-1,-1,0".into()));
-    table.say(0, Message::FilterReject);
+    table.say(0, RedirMessage::FilterFilter("-1,-1,-1,-1,0".into()));
+    table.say(0, RedirMessage::FilterReject);
     let told = table.read();
-    assert_eq!((table.host.session().is_refused(), said(told.last().unwrap())), (true, (Outcome::Cancelled, 0)));
+    assert_eq!((table.host.session().is_refused(), said(told.last().unwrap())), (true, (RedirStatus::Cancelled, 0)));
 }
 
 #[test]
 fn guest_that_never_reads_is_cut_off() {
-    let limits = Limits { reply_header_bytes_max: 4096, reply_bytes_backlog: 512, ..LIMITS };
+    let limits = SessionLimits { reply_header_bytes_max: 4096, reply_bytes_backlog: 512, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     let fault = (0..1000).find_map(|id| {
-        table.guest.send(Packet { id, message: Message::GetConfiguration }, &mut table.pool);
+        table.guest.send(RedirPacket { id, message: RedirMessage::GetConfiguration }, &mut table.pool);
         table.push().err()
     });
-    assert_eq!(fault, Some(Fault::NeverReads));
+    assert_eq!(fault, Some(ConnectionFault::NeverReads));
 }
 
 #[test]
 fn excess_requests_are_refused_packet_by_packet() {
-    let limits = Limits { payload_bytes_max: 1000, urbs_in_flight_max: 100, ..LIMITS };
+    let limits = SessionLimits { payload_bytes_max: 1000, urbs_in_flight_max: 100, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     table.read();
     table.say(1, bulk_in(600));
     table.say(2, bulk_in(600));
     let told = table.ask(3, bulk_in(600));
-    assert_eq!((told[0].id, said(&told[0])), (3, (Outcome::IoError, 0)));
-    table.say(2, Message::CancelDataPacket);
-    assert_eq!(said(&table.read()[0]), (Outcome::Cancelled, 0), "and a cancel waits for nobody");
+    assert_eq!((told[0].id, said(&told[0])), (3, (RedirStatus::IoError, 0)));
+    table.say(2, RedirMessage::CancelDataPacket);
+    assert_eq!(said(&table.read()[0]), (RedirStatus::Cancelled, 0), "and a cancel waits for nobody");
     assert_eq!(table.host.counters().no_credit, 1);
 }
 
@@ -518,20 +543,27 @@ fn id_in_flight_is_reused_only_after_a_cancel() {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
     table.read();
     table.say(5, bulk_in(8));
-    table.say(5, Message::CancelDataPacket);
+    table.say(5, RedirMessage::CancelDataPacket);
     assert_eq!(table.read(), []);
     let told = table.ask(5, bulk_in(16));
-    assert_eq!((told.len(), said(&told[0])), (1, (Outcome::Cancelled, 0)), "the old one, before the new one begins");
+    assert_eq!(
+        (told.len(), said(&told[0])),
+        (1, (RedirStatus::Cancelled, 0)),
+        "the old one, before the new one begins"
+    );
     assert!(table.complete(BULK_IN) && table.complete(BULK_IN));
     let told = table.read();
-    assert_eq!((told.len(), said(&told[0])), (1, (Outcome::Success, 16)));
-    table.say(6, Message::Interrupt(out(INTERRUPT_OUT, b"a")));
-    table.say(6, Message::Interrupt(out(INTERRUPT_OUT, b"bc")));
+    assert_eq!((told.len(), said(&told[0])), (1, (RedirStatus::Success, 16)));
+    table.say(6, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"a")));
+    table.say(6, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"bc")));
     assert!(table.complete(INTERRUPT_OUT) && table.complete(INTERRUPT_OUT));
-    assert_eq!(table.read().iter().map(said).collect::<Vec<_>>(), [(Outcome::Success, 1), (Outcome::Success, 2)]);
+    assert_eq!(
+        table.read().iter().map(said).collect::<Vec<_>>(),
+        [(RedirStatus::Success, 1), (RedirStatus::Success, 2)]
+    );
     table.say(7, bulk_in(8));
-    table.guest.send(Packet { id: 7, message: bulk_in(8) }, &mut table.pool);
-    assert!(matches!(table.push(), Err(Fault::Rejected(reject)) if reject.field == "id"));
+    table.guest.send(RedirPacket { id: 7, message: bulk_in(8) }, &mut table.pool);
+    assert!(matches!(table.push(), Err(ConnectionFault::Rejected(reject)) if reject.field == "id"));
     table.host.disconnect(table.now);
 }
 
@@ -547,26 +579,26 @@ fn device_comes_back_with_nothing_in_flight() {
 
 #[test]
 fn requests_to_a_device_that_never_answers_stay_within_limits() {
-    let limits = Limits { urbs_in_flight_max: 30, payload_bytes_max: 5000, ..LIMITS };
+    let limits = SessionLimits { urbs_in_flight_max: 30, payload_bytes_max: 5000, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), limits);
-    table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 32, urbs: 16 });
+    table.ask(0, RedirMessage::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 32, urbs: 16 });
     for _ in 0..100 {
-        table.say(0, Message::Iso(out(ISO_OUT, &[0; 1000])));
+        table.say(0, RedirMessage::Iso(out(ISO_OUT, &[0; 1000])));
     }
     assert!(table.host.session().dropped() > 90, "{}", table.host.session().dropped());
     let mut late =
         Table::with(Scripted::new(Manners { answers_control_late: true, ..Manners::default() }), limits, CAPS);
     late.exchange().unwrap();
     for id in 0..100 {
-        late.say(id, Message::SetConfiguration(1));
-        late.say(1000 + id, Message::SetAltSetting { interface: 1, alternate: 1 });
+        late.say(id, RedirMessage::SetConfiguration(1));
+        late.say(1000 + id, RedirMessage::SetAltSetting { interface: 1, alternate: 1 });
     }
     assert!(late.host.session().in_flight() <= 31);
     assert_eq!(late.read().len(), 200 - late.host.session().in_flight(), "the rest is refused at once");
 }
 
 /// The guest has sent part of a packet; the rest comes at its new host.
-fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: Packet) -> Vec<u8> {
+fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: RedirPacket) -> Vec<u8> {
     table.guest.send(packet, &mut table.pool);
     let bytes: Vec<u8> = table.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
     table.guest.handle_transmitted(bytes.len(), &mut table.pool);
@@ -580,18 +612,18 @@ fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: Packet) -> Vec<u8> 
 /// A device with requests of all kinds in flight, whose guest is about to move.
 fn under_way() -> Table<Scripted> {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
-    table.ask(9, Message::SetAltSetting { interface: 1, alternate: 1 });
+    table.ask(9, RedirMessage::SetAltSetting { interface: 1, alternate: 1 });
     table.say(1, bulk_in(64));
-    table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
+    table.say(2, RedirMessage::Bulk(out(BULK_OUT, b"abc")));
     table.say(3, bulk_in(8));
-    table.say(3, Message::CancelDataPacket);
+    table.say(3, RedirMessage::CancelDataPacket);
     table.say(4, bulk_in(16));
-    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
-    table.say(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
-    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    table.say(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
+    table.say(0, RedirMessage::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, b"sound")));
     table.read();
     table.host.quiesce(table.now);
-    table.say(5, Message::Bulk(out(BULK_OUT, b"later")));
+    table.say(5, RedirMessage::Bulk(out(BULK_OUT, b"later")));
     assert!(!table.host.is_quiet());
     table
 }
@@ -611,7 +643,7 @@ const MOVED: [(u64, u32); 8] = [(1, 101), (2, 101), (3, 101), (0, 103), (6, 8), 
 #[test]
 fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     let mut table = under_way();
-    let behind = stop_in_mid_sentence(&mut table, Packet { id: 6, message: Message::GetConfiguration });
+    let behind = stop_in_mid_sentence(&mut table, RedirPacket { id: 6, message: RedirMessage::GetConfiguration });
     calm_down(&mut table);
     let events = table.host.with_device(|device, _| device.take_events());
     assert!(!events.contains(&Event::Reset));
@@ -619,15 +651,15 @@ fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     let frozen = host.freeze();
     let device = host.into_device();
     assert_eq!((frozen.configuration, &frozen.alternates[..]), (1, &[(1, 1)][..]));
-    let frozen = Frozen::from_bytes(&frozen.to_bytes()).expect("it survives the way");
+    let frozen = FrozenRedirStream::from_bytes(&frozen.to_bytes()).expect("it survives the way");
     table.host = RedirHost::new(device, LIMITS);
-    let another = Frozen { alternates: vec![(1, 0)], ..frozen.clone() };
+    let another = FrozenRedirStream { alternates: vec![(1, 0)], ..frozen.clone() };
     assert!(table.host.thaw(table.now, another).is_err(), "the device is set otherwise");
     let host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
     table.host = RedirHost::new(host.into_device(), LIMITS);
     table.host.thaw(table.now, frozen).expect("a guest said all this");
     // The guest continues elsewhere: no hello, the same capabilities, and the rest of its packet.
-    table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
+    table.guest = RedirConn::continued(RedirRole::Guest, CAPS, CAPS, &LIMITS);
     table.host.receive_space()[..behind.len()].copy_from_slice(&behind);
     table.host.handle_received(behind.len());
     table.advance().unwrap();
@@ -640,17 +672,17 @@ fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     answers.sort_by_key(|answer| MOVED.iter().position(|moved| moved == answer));
     assert_eq!(answers, MOVED, "each once");
     let of = |id| told.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(said);
-    assert_eq!((of(1), of(2)), (Some((Outcome::Success, 64)), Some((Outcome::Success, 3))));
+    assert_eq!((of(1), of(2)), (Some((RedirStatus::Success, 64)), Some((RedirStatus::Success, 3))));
     assert_eq!(
         (of(3), of(4), of(5)),
-        (Some((Outcome::Cancelled, 0)), Some((Outcome::Success, 16)), Some((Outcome::Success, 5)))
+        (Some((RedirStatus::Cancelled, 0)), Some((RedirStatus::Success, 16)), Some((RedirStatus::Success, 5)))
     );
     assert_eq!(table.host.counters().resets, 0);
     assert_eq!(table.device().waiting(ISO_OUT), 1, "the packet that came along, at once");
     assert!(table.complete(ISO_OUT));
-    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
-    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
-    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, b"sound")));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, b"sound")));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, b"sound")));
     assert_eq!(table.device().waiting(ISO_OUT), 2, "one that is sent, and the next");
     assert!(table.complete(ISO_OUT) && table.complete(ISO_OUT));
     assert_eq!(table.device().waiting(ISO_OUT), 1);
@@ -675,10 +707,10 @@ fn fuzz_migrated_streams() {
                 _ => bytes.insert(at, input.byte()),
             }
         }
-        let Ok(frozen) = Frozen::from_bytes(&bytes) else { return };
+        let Ok(frozen) = FrozenRedirStream::from_bytes(&bytes) else { return };
         assert_eq!(frozen.to_bytes(), bytes, "it says the same again");
         let mut table = Table::scripted(Manners::default());
-        table.ask(9, Message::SetAltSetting { interface: 1, alternate: 1 });
+        table.ask(9, RedirMessage::SetAltSetting { interface: 1, alternate: 1 });
         let mut host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
         host.quiesce(table.now);
         drop(host.freeze());
@@ -695,9 +727,9 @@ fn fuzz_migrated_streams() {
 /// Starts a stream of sound, of which two URBs of two packets are in flight and one packet waits.
 fn playing() -> Table<Scripted> {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
-    table.say(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
+    table.say(0, RedirMessage::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
     for packet in 0..5u8 {
-        table.say(0, Message::Iso(out(ISO_OUT, &[packet; 10])));
+        table.say(0, RedirMessage::Iso(out(ISO_OUT, &[packet; 10])));
     }
     table.read();
     assert_eq!(table.device().waiting(ISO_OUT), 2);
@@ -715,9 +747,9 @@ fn sound_that_was_not_sent_moves_along_and_goes_on_at_once() {
     let frozen = host.freeze();
     table.host = RedirHost::new(host.into_device(), LIMITS);
     table.host.thaw(table.now, frozen).expect("a guest said all this");
-    table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
+    table.guest = RedirConn::continued(RedirRole::Guest, CAPS, CAPS, &LIMITS);
     assert_eq!((table.device().waiting(ISO_OUT), table.host.session().dropped()), (2, 0));
-    table.say(0, Message::Iso(out(ISO_OUT, &[5; 10])));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, &[5; 10])));
     while table.complete(ISO_OUT) {}
     assert_eq!(table.host.counters().bytes_out, 60, "each packet once, and nothing left behind");
 }
@@ -729,7 +761,7 @@ fn sound_that_was_not_sent_is_played_if_the_guest_stays() {
     table.advance().unwrap();
     assert_eq!(table.device().waiting(ISO_OUT), 2);
     assert!(table.complete(ISO_OUT));
-    table.say(0, Message::Iso(out(ISO_OUT, &[5; 10])));
+    table.say(0, RedirMessage::Iso(out(ISO_OUT, &[5; 10])));
     assert!(table.complete(ISO_OUT) && table.complete(ISO_OUT));
     assert_eq!((table.host.counters().bytes_out, table.host.session().dropped()), (60, 0));
 }
@@ -791,12 +823,12 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
     // The guest's view: submits without an answer, oldest first, and whether each was cancelled; their lengths differ.
     let mut open: Vec<(u32, bool)> = Vec::new();
     let mut submitted = 0;
-    let hear = |open: &mut Vec<(u32, bool)>, told: Vec<Packet>| {
+    let hear = |open: &mut Vec<(u32, bool)>, told: Vec<RedirPacket>| {
         for packet in told {
             let (length, is_cancelled) = open.remove(0);
             match said(&packet) {
-                (Outcome::Cancelled, 0) => assert!(is_cancelled, "nothing is cancelled by itself: {steps:?}"),
-                (Outcome::Success, moved) => assert_eq!(moved, length, "an answer is its own submit's: {steps:?}"),
+                (RedirStatus::Cancelled, 0) => assert!(is_cancelled, "nothing is cancelled by itself: {steps:?}"),
+                (RedirStatus::Success, moved) => assert_eq!(moved, length, "an answer is its own submit's: {steps:?}"),
                 other => panic!("{other:?}: {steps:?}"),
             }
         }
@@ -812,7 +844,7 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
             Step::Cancel => {
                 let Some(last) = open.last_mut().filter(|(_, is_cancelled)| !is_cancelled) else { return false };
                 last.1 = true;
-                table.say(1, Message::CancelDataPacket);
+                table.say(1, RedirMessage::CancelDataPacket);
             }
             Step::Complete if !table.complete(BULK_IN) => return false,
             Step::LetGo if !table.let_go() => return false,
@@ -835,10 +867,10 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
 
 #[test]
 fn typed_text_arrives_key_by_key() {
-    let mut table = Table::configured(Keyboard::device(), LIMITS);
-    table.ask(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    let mut table = Table::configured(KeyboardGadget::device(), LIMITS);
+    table.ask(0, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x81)));
     let now = table.now;
-    table.host.with_device(|device, done| device.command(now, &Command::Type("hi".into()), done)).unwrap();
+    table.host.with_device(|device, done| device.command(now, &OwnerCommand::Type("hi".into()), done)).unwrap();
     let mut reports = Vec::new();
     for _ in 0..20 {
         if let Some(at) = table.host.poll_timeout() {
@@ -847,7 +879,7 @@ fn typed_text_arrives_key_by_key() {
         }
         table.advance().unwrap();
         for packet in table.read() {
-            if let Message::Interrupt(data) = packet.message {
+            if let RedirMessage::Interrupt(data) = packet.message {
                 reports.push(data.payload.into_vec()[2]);
             }
         }
@@ -857,36 +889,36 @@ fn typed_text_arrives_key_by_key() {
     assert_eq!(reports, [0x0b, 0, 0x0c, 0]);
 }
 
-fn any_message(input: &mut Input<'_>) -> Message {
+fn any_message(input: &mut Input<'_>) -> RedirMessage {
     let endpoint_in = input.pick(&[BULK_IN, INTERRUPT_IN, ISO_IN, EpAddr::from_byte(0x84), EpAddr::from_byte(0x8f)]);
     let endpoint_out = input.pick(&[BULK_OUT, INTERRUPT_OUT, ISO_OUT, EpAddr::from_byte(4), EpAddr::from_byte(15)]);
     let bytes = input.below(40) as usize;
     match input.below(16) {
-        0 => Message::Reset,
-        1 => Message::SetConfiguration(input.below(3) as u8),
-        2 => Message::SetAltSetting { interface: input.below(3) as u8, alternate: input.below(3) as u8 },
-        3 => Message::StartIsoStream {
+        0 => RedirMessage::Reset,
+        1 => RedirMessage::SetConfiguration(input.below(3) as u8),
+        2 => RedirMessage::SetAltSetting { interface: input.below(3) as u8, alternate: input.below(3) as u8 },
+        3 => RedirMessage::StartIsoStream {
             endpoint: input.pick(&[endpoint_in, endpoint_out]),
             packets_per_urb: input.below(5) as u8,
             urbs: input.below(5) as u8,
         },
-        4 => Message::StopIsoStream(input.pick(&[endpoint_in, endpoint_out])),
-        5 => Message::StartInterruptReceiving(endpoint_in),
-        6 => Message::StopInterruptReceiving(endpoint_in),
-        7 => Message::StartBulkReceiving {
+        4 => RedirMessage::StopIsoStream(input.pick(&[endpoint_in, endpoint_out])),
+        5 => RedirMessage::StartInterruptReceiving(endpoint_in),
+        6 => RedirMessage::StopInterruptReceiving(endpoint_in),
+        7 => RedirMessage::StartBulkReceiving {
             stream: 0,
             bytes_per_transfer: input.pick(&[0, 512, 1024, 100]),
             endpoint: endpoint_in,
             transfers: input.below(4) as u8,
         },
-        8 => Message::StopBulkReceiving { stream: 0, endpoint: endpoint_in },
-        9 => Message::CancelDataPacket,
-        10 => Message::Iso(out(endpoint_out, &vec![1; bytes])),
-        11 => Message::Interrupt(out(endpoint_out, &vec![2; bytes])),
-        12 => Message::Bulk(out(endpoint_out, &vec![3; bytes])),
-        13 => Message::Bulk(data(endpoint_in, bytes as u32, Payload::Empty)),
-        14 => control(Setup::from_bytes([0x80, 6, 0, 1, 0, 0, bytes as u8, 0])),
-        _ => control(Setup::set_interface(input.below(3) as u8, input.below(3) as u8)),
+        8 => RedirMessage::StopBulkReceiving { stream: 0, endpoint: endpoint_in },
+        9 => RedirMessage::CancelDataPacket,
+        10 => RedirMessage::Iso(out(endpoint_out, &vec![1; bytes])),
+        11 => RedirMessage::Interrupt(out(endpoint_out, &vec![2; bytes])),
+        12 => RedirMessage::Bulk(out(endpoint_out, &vec![3; bytes])),
+        13 => RedirMessage::Bulk(data(endpoint_in, bytes as u32, Payload::Empty)),
+        14 => control(SetupPacket::from_bytes([0x80, 6, 0, 1, 0, 0, bytes as u8, 0])),
+        _ => control(SetupPacket::set_interface(input.below(3) as u8, input.below(3) as u8)),
     }
 }
 
@@ -895,16 +927,17 @@ fn any_message(input: &mut Input<'_>) -> Message {
 fn fuzz_redir_session() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_redir_session", |input| {
         let manners = Manners { cancels_late: input.once_in(2), answers_control_late: input.once_in(4) };
-        let limits = Limits { payload_bytes_max: 8000, reply_bytes_backlog: 600, urbs_in_flight_max: 20, ..LIMITS };
+        let limits =
+            SessionLimits { payload_bytes_max: 8000, reply_bytes_backlog: 600, urbs_in_flight_max: 20, ..LIMITS };
         let mut table = Table::with(Scripted::new(manners), limits, CAPS);
         table.exchange().unwrap();
         // Open transfers of the guest.
         let mut open: BTreeMap<u64, u32> = BTreeMap::new();
-        let hear = |open: &mut BTreeMap<u64, u32>, told: Vec<Packet>| {
+        let hear = |open: &mut BTreeMap<u64, u32>, told: Vec<RedirPacket>| {
             for packet in told {
                 let is_answer = match &packet.message {
-                    Message::Interrupt(data) => data.endpoint.as_byte() & 0x80 == 0,
-                    message => matches!(message, Message::Control(_) | Message::Bulk(_)),
+                    RedirMessage::Interrupt(data) => data.endpoint.as_byte() & 0x80 == 0,
+                    message => matches!(message, RedirMessage::Control(_) | RedirMessage::Bulk(_)),
                 };
                 if is_answer {
                     let kind = open.remove(&packet.id).expect("each transfer is answered once");
@@ -918,14 +951,15 @@ fn fuzz_redir_session() {
                 0..=3 => {
                     let message = any_message(input);
                     let id = match message {
-                        Message::CancelDataPacket => u64::from(input.below(next_id.max(1) as u32)),
+                        RedirMessage::CancelDataPacket => u64::from(input.below(next_id.max(1) as u32)),
                         _ => next_id,
                     };
                     next_id += 1;
-                    if matches!(message, Message::Control(_) | Message::Bulk(_) | Message::Interrupt(_)) {
+                    if matches!(message, RedirMessage::Control(_) | RedirMessage::Bulk(_) | RedirMessage::Interrupt(_))
+                    {
                         open.insert(id, message.kind());
                     }
-                    table.guest.send(Packet { id, message }, &mut table.pool);
+                    table.guest.send(RedirPacket { id, message }, &mut table.pool);
                     if let Err(fault) = table.push() {
                         assert!(was_moving, "what no rule forbids: {fault}");
                         table.host.disconnect(table.now);
@@ -944,10 +978,15 @@ fn fuzz_redir_session() {
                 9 if is_moving => table.host.take_back_reads(table.now),
                 4 | 5 => {
                     let endpoint = EpAddr::from_byte(input.pick(&[0, 1, 0x81, 2, 0x82, 3, 0x83, 4, 0x84]));
-                    let status =
-                        input.pick(&[Status::Ok, Status::Ok, Status::Stall, Status::Protocol, Status::Shutdown]);
+                    let status = input.pick(&[
+                        UrbStatus::Ok,
+                        UrbStatus::Ok,
+                        UrbStatus::Stall,
+                        UrbStatus::Protocol,
+                        UrbStatus::Shutdown,
+                    ]);
                     table.host.with_device(|device, done| match status {
-                        Status::Ok => device.complete(endpoint, done),
+                        UrbStatus::Ok => device.complete(endpoint, done),
                         status => device.fail(endpoint, status, done),
                     });
                     table.advance().unwrap();
@@ -975,7 +1014,7 @@ fn fuzz_redir_session() {
         if input.once_in(2) {
             table.host.handle_gone(table.now);
         }
-        table.say(0, Message::Reset);
+        table.say(0, RedirMessage::Reset);
         while table.host.with_device(|device, done| device.let_go(done)) {}
         table.advance().unwrap();
         let told = table.read();

@@ -16,11 +16,14 @@ mod world;
 
 use std::path::{Path, PathBuf};
 
-use farbus_model::descriptor::{Configuration, Descriptors};
+use farbus_model::descriptor::{DescriptorSet, UsbConfiguration};
 use farbus_model::urb::UrbFlags;
-use farbus_model::{Completions, Device, Direction, Done, EpAddr, Instant, IsoPacket, Setup, Status, Urb, UrbId};
-use farbus_session::importer::Greeting;
-use farbus_session::{Handshake, RemoteDevice};
+use farbus_model::{
+    CompletionQueue, Device, EpAddr, Instant, IsoPacket, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId,
+    UrbStatus,
+};
+use farbus_session::importer::HandshakeAnswer;
+use farbus_session::{ImportHandshake, RemoteDevice};
 use world::peer::{ECONNRESET, Packet, word};
 use world::talk::{self, LIMITS, flat};
 use world::transcript::{Transcript, Turn, Who};
@@ -180,14 +183,14 @@ fn exporter_of_each_release_is_understood_by_the_current_importer() {
 /// The current importer, doing what the recorded client did.
 struct Importer {
     stage: Stage,
-    done: Completions,
+    done: CompletionQueue,
     /// Numbers of open submits.
     open: Vec<u32>,
-    descriptors: Descriptors,
+    descriptors: DescriptorSet,
 }
 
 enum Stage {
-    Greeting(Box<Handshake>),
+    Greeting(Box<ImportHandshake>),
     Device(Box<RemoteDevice>),
     Over,
 }
@@ -195,14 +198,14 @@ enum Stage {
 impl Importer {
     fn greeting(first: &Turn, title: &str) -> Self {
         let mut handshake = match word(&first.bytes, 0) & 0xffff {
-            0x8005 => Handshake::list(LIMITS),
+            0x8005 => ImportHandshake::list(LIMITS),
             _ => {
                 let bus_id = first.bytes[8..].split(|&byte| byte == 0).next().unwrap();
-                Handshake::import(LIMITS, std::str::from_utf8(bus_id).unwrap())
+                ImportHandshake::import(LIMITS, std::str::from_utf8(bus_id).unwrap())
             }
         };
         assert_eq!(talk::said_by(&mut handshake), first.bytes, "{title}: {}", first.name());
-        let descriptors = Descriptors::default();
+        let descriptors = DescriptorSet::default();
         Self { stage: Stage::Greeting(Box::new(handshake)), done: relay::completions(), open: Vec::new(), descriptors }
     }
 
@@ -226,12 +229,12 @@ impl Importer {
     fn hears(&mut self, turn: &Turn, title: &str) {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Greeting(mut handshake) => match talk::greet(&mut handshake, &turn.bytes).expect("a whole answer") {
-                Greeting::Imported(record) => Stage::Device(Box::new(handshake.into_device(record))),
-                Greeting::Refused(status) => {
+                HandshakeAnswer::Imported(record) => Stage::Device(Box::new(handshake.into_device(record))),
+                HandshakeAnswer::Refused(status) => {
                     assert_eq!(status.code(), word(&turn.bytes, 4), "{title}");
                     Stage::Over
                 }
-                Greeting::Devices(devices) => {
+                HandshakeAnswer::Devices(devices) => {
                     assert_eq!(devices.len() as u32, word(&turn.bytes, 8), "{title}");
                     Stage::Over
                 }
@@ -251,9 +254,9 @@ impl Importer {
     }
 
     /// Reads the configuration as enumeration does.
-    fn learn(&mut self, done: &Done, remote: &mut RemoteDevice) {
+    fn learn(&mut self, done: &UrbCompletion, remote: &mut RemoteDevice) {
         if done.setup.request == 6
-            && let Ok(configuration) = Configuration::parse(&done.payload.contiguous())
+            && let Ok(configuration) = UsbConfiguration::parse(&done.payload.contiguous())
         {
             self.descriptors.configurations = vec![configuration];
             remote.set_descriptors(self.descriptors.clone());
@@ -263,9 +266,9 @@ impl Importer {
 
 /// The request of a CMD_SUBMIT, under its own number.
 fn urb_of(bytes: &[u8]) -> Urb {
-    let direction = if word(bytes, 12) == 1 { Direction::In } else { Direction::Out };
+    let direction = if word(bytes, 12) == 1 { TransferDirection::In } else { TransferDirection::Out };
     let (flags, length) = (word(bytes, 20), word(bytes, 24));
-    let data_bytes = if direction == Direction::Out { length as usize } else { 0 };
+    let data_bytes = if direction == TransferDirection::Out { length as usize } else { 0 };
     let (data, packets) = bytes[48..].split_at(data_bytes);
     let packet = |b: &[u8]| {
         let packet = Packet::read(b);
@@ -278,21 +281,21 @@ fn urb_of(bytes: &[u8]) -> Urb {
     urb.iso = packets.chunks(16).map(packet).collect();
     urb.start_frame = word(bytes, 28);
     urb.interval = word(bytes, 36);
-    urb.setup = Setup::from_bytes(*bytes[40..].first_chunk().unwrap());
+    urb.setup = SetupPacket::from_bytes(*bytes[40..].first_chunk().unwrap());
     urb.flags = UrbFlags { short_not_ok: flags & 1 != 0, iso_asap: flags & 2 != 0, zero_packet: flags & 0x40 != 0 };
     urb
 }
 
-fn assert_understood(turn: &Turn, done: Option<&Done>, title: &str) {
+fn assert_understood(turn: &Turn, done: Option<&UrbCompletion>, title: &str) {
     let bytes = &turn.bytes;
     let status = word(bytes, 20).cast_signed();
     match (word(bytes, 0), status) {
         (4, 0) => assert_eq!(done, None, "{title}: {}: its answer came before", turn.name()),
-        (4, ECONNRESET) => assert_eq!(done.unwrap().status, Status::Cancelled, "{title}: {}", turn.name()),
+        (4, ECONNRESET) => assert_eq!(done.unwrap().status, UrbStatus::Cancelled, "{title}: {}", turn.name()),
         _ => {
             let done = done.unwrap_or_else(|| panic!("{title}: {} says nothing", turn.name()));
             assert_eq!((done.id.0 as u32, done.actual), (word(bytes, 4), word(bytes, 24)), "{title}: {}", turn.name());
-            assert_eq!(done.status == Status::Ok, status == 0, "{title}: {}", turn.name());
+            assert_eq!(done.status == UrbStatus::Ok, status == 0, "{title}: {}", turn.name());
             let size = done.payload.len();
             assert_eq!(*done.payload.contiguous(), bytes[48..48 + size], "{title}: {}", turn.name());
             assert_eq!(bytes.len(), 48 + size + 16 * done.iso.len());

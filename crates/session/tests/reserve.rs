@@ -1,98 +1,110 @@
 //! Reservations of devices: which are admitted, which are suspended for others, what is missing; and a thousand
 //! simulated hosts with random events.
 
-use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_model::{Device, Speed};
-use farbus_realtime::schedule::Invalid;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
+use farbus_model::{Device, UsbSpeed};
+use farbus_realtime::schedule::EndpointRequestError;
 use farbus_realtime::transfer::interval_ps;
-use farbus_realtime::vcpu::Reserve;
-use farbus_session::reserve::ledger::Path;
+use farbus_realtime::vcpu::VcpuReserve;
+use farbus_session::reserve::ledger::MeasuredPath;
 use farbus_session::reserve::{
-    Asked, Carrier, Claim, Cost, Criticality, Lack, Ledger, News, Refusal, Reservation, ReservationReport, State,
+    DeviceBusProfile, EndpointBandwidth, HostReservationLedger, LedgerRequest, ReservationChange,
+    ReservationCriticality, ReservationDenial, ReservationReport, ReservationState, ReservationTerms, ScarceResource,
+    ServingCost,
 };
-use farbus_session::snapshot::{self, Writer};
+use farbus_session::snapshot::{self, SnapshotWriter};
 
 #[path = "recorded/mod.rs"]
 mod recorded;
 
-const COST: Cost = Cost { turn_ns: 20_000, kib_ns: 1000 };
+const COST: ServingCost = ServingCost { turn_ns: 20_000, kib_ns: 1000 };
 const ISO_IN: u8 = 0x83;
 
-fn carrier(bus: &str, speed: Speed) -> Carrier {
-    let device = SourceSink::device(speed, Fill::Zeros, false);
-    Carrier::new(bus, device.descriptors(), speed)
+fn carrier(bus: &str, speed: UsbSpeed) -> DeviceBusProfile {
+    let device = SourceSink::device(speed, SourcePattern::Zeros, false);
+    DeviceBusProfile::new(bus, device.descriptors(), speed)
 }
 
-fn stream(criticality: Criticality, bytes: u32, period: u32) -> Reservation {
-    Reservation {
+fn stream(criticality: ReservationCriticality, bytes: u32, period: u32) -> ReservationTerms {
+    ReservationTerms {
         criticality,
         latency_ns: 0,
-        claims: vec![Claim { endpoint: ISO_IN, bytes, period }],
-        ..Reservation::default()
+        claims: vec![EndpointBandwidth { endpoint: ISO_IN, bytes, period }],
+        ..ReservationTerms::default()
     }
 }
 
-fn ask(ledger: &mut Ledger, device: &str, carrier: &Carrier, reservation: Reservation) -> Result<Vec<News>, Refusal> {
-    ledger.admit(Asked { device, carrier, reservation, path: Some("desk") })
+fn ask(
+    ledger: &mut HostReservationLedger,
+    device: &str,
+    carrier: &DeviceBusProfile,
+    reservation: ReservationTerms,
+) -> Result<Vec<ReservationChange>, ReservationDenial> {
+    ledger.admit(LedgerRequest { device, carrier, reservation, path: Some("desk") })
 }
 
-fn state(ledger: &Ledger, device: &str) -> State {
+fn state(ledger: &HostReservationLedger, device: &str) -> ReservationState {
     ledger.report(device).expect("it has a reservation").state
 }
 
-fn states(ledger: &Ledger) -> Vec<(&str, State)> {
+fn states(ledger: &HostReservationLedger) -> Vec<(&str, ReservationState)> {
     ledger.lines().map(|line| (line.device, line.report.state)).collect()
 }
 
 #[test]
 fn claim_that_a_device_cannot_carry_is_refused_with_its_kind_of_lack() {
-    let (mut ledger, carrier) = (Ledger::new(2, COST), carrier("bus", Speed::High));
+    let (mut ledger, carrier) = (HostReservationLedger::new(2, COST), carrier("bus", UsbSpeed::High));
     let mut refused = |endpoint, bytes, period, criticality| {
-        let claims = vec![Claim { endpoint, bytes, period }];
-        ask(&mut ledger, "zero", &carrier, Reservation { criticality, latency_ns: 0, claims, ..Reservation::default() })
-            .unwrap_err()
+        let claims = vec![EndpointBandwidth { endpoint, bytes, period }];
+        ask(
+            &mut ledger,
+            "zero",
+            &carrier,
+            ReservationTerms { criticality, latency_ns: 0, claims, ..ReservationTerms::default() },
+        )
+        .unwrap_err()
     };
-    assert_eq!(refused(0x85, 1, 1, Criticality::High), Refusal::NoEndpoint { endpoint: 0x85 });
-    let odd = refused(ISO_IN, 64, 3, Criticality::High);
-    let why = Invalid::PeriodNotPowerOfTwo { asked: 3, shorter: 2 };
-    assert_eq!((odd.lack(), odd), ((Lack::Period, 2), Refusal::Invalid { endpoint: ISO_IN, why }));
-    let large = refused(ISO_IN, 1025, 1, Criticality::Low);
-    assert_eq!(large.lack(), (Lack::Budget, 1));
+    assert_eq!(refused(0x85, 1, 1, ReservationCriticality::High), ReservationDenial::NoEndpoint { endpoint: 0x85 });
+    let odd = refused(ISO_IN, 64, 3, ReservationCriticality::High);
+    let why = EndpointRequestError::PeriodNotPowerOfTwo { asked: 3, shorter: 2 };
+    assert_eq!((odd.lack(), odd), ((ScarceResource::Period, 2), ReservationDenial::Invalid { endpoint: ISO_IN, why }));
+    let large = refused(ISO_IN, 1025, 1, ReservationCriticality::Low);
+    assert_eq!(large.lack(), (ScarceResource::Budget, 1));
     assert!(large.to_string().contains("the wire carries 1024 a period"), "{large}");
-    assert_eq!(refused(ISO_IN, 0, 1, Criticality::High).lack(), (Lack::Budget, 0));
+    assert_eq!(refused(ISO_IN, 0, 1, ReservationCriticality::High).lack(), (ScarceResource::Budget, 0));
     assert_eq!(ledger.lines().count(), 0);
 }
 
 #[test]
 fn claim_without_endpoint_means_the_endpoint_of_the_devices_data() {
-    let carrier = carrier("bus", Speed::High);
-    let claim = Claim { endpoint: 0, bytes: 1024, period: 1 };
+    let carrier = carrier("bus", UsbSpeed::High);
+    let claim = EndpointBandwidth { endpoint: 0, bytes: 1024, period: 1 };
     assert_eq!(carrier.address(&claim).as_byte(), ISO_IN);
-    let slow = Claim { endpoint: 0x81, ..claim };
-    assert!(carrier.request(1, &slow, Criticality::High).is_ok(), "it has bulk endpoints, too");
+    let slow = EndpointBandwidth { endpoint: 0x81, ..claim };
+    assert!(carrier.request(1, &slow, ReservationCriticality::High).is_ok(), "it has bulk endpoints, too");
 }
 
 #[test]
 fn low_bulk_reservation_gives_way_to_high_and_comes_back() {
-    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::Full));
-    let bulk = |criticality, bytes| Reservation {
+    let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::Full));
+    let bulk = |criticality, bytes| ReservationTerms {
         criticality,
         latency_ns: 0,
-        claims: vec![Claim { endpoint: 0x81, bytes, period: 1 }],
-        ..Reservation::default()
+        claims: vec![EndpointBandwidth { endpoint: 0x81, bytes, period: 1 }],
+        ..ReservationTerms::default()
     };
-    ask(&mut ledger, "disk", &carrier, bulk(Criticality::Low, 512)).unwrap();
-    assert_eq!(state(&ledger, "disk"), State::Admitted);
+    ask(&mut ledger, "disk", &carrier, bulk(ReservationCriticality::Low, 512)).unwrap();
+    assert_eq!(state(&ledger, "disk"), ReservationState::Admitted);
     let bound_ns = ledger.report("disk").unwrap().bound_ns;
-    ask(&mut ledger, "camera", &carrier, stream(Criticality::High, 256, 1)).unwrap();
-    assert_eq!(state(&ledger, "disk"), State::Admitted, "there is room for both");
+    ask(&mut ledger, "camera", &carrier, stream(ReservationCriticality::High, 256, 1)).unwrap();
+    assert_eq!(state(&ledger, "disk"), ReservationState::Admitted, "there is room for both");
     let place = ledger.plan("bus").unwrap().placements().to_vec();
-    ask(&mut ledger, "can", &carrier, bulk(Criticality::High, 512)).unwrap();
-    assert_eq!(state(&ledger, "disk"), State::Suspended, "in turns with it the disk would have half");
-    assert_eq!(ledger.report("disk").unwrap().lack, Lack::Bus);
+    ask(&mut ledger, "can", &carrier, bulk(ReservationCriticality::High, 512)).unwrap();
+    assert_eq!(state(&ledger, "disk"), ReservationState::Suspended, "in turns with it the disk would have half");
+    assert_eq!(ledger.report("disk").unwrap().lack, ScarceResource::Bus);
     assert_eq!(ledger.plan("bus").unwrap().placements(), place, "the camera keeps its place");
-    let refused = ask(&mut ledger, "stick", &carrier, bulk(Criticality::Low, 512)).unwrap_err();
-    assert!(matches!(refused.lack(), (Lack::Bus, 1..)), "{refused}");
+    let refused = ask(&mut ledger, "stick", &carrier, bulk(ReservationCriticality::Low, 512)).unwrap_err();
+    assert!(matches!(refused.lack(), (ScarceResource::Bus, 1..)), "{refused}");
     let news = ledger.release("can");
     assert_eq!(news.iter().map(|news| news.device.as_str()).collect::<Vec<_>>(), ["disk"]);
     assert_eq!(ledger.report("disk").unwrap().bound_ns, bound_ns);
@@ -100,19 +112,21 @@ fn low_bulk_reservation_gives_way_to_high_and_comes_back() {
 
 #[test]
 fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
-    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::Full));
+    let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::Full));
     for device in ["a", "b", "c", "d"] {
-        let news = ask(&mut ledger, device, &carrier, stream(Criticality::Low, 256, 1)).unwrap();
-        assert_eq!((news.len(), news[0].report.state), (1, State::Admitted));
+        let news = ask(&mut ledger, device, &carrier, stream(ReservationCriticality::Low, 256, 1)).unwrap();
+        assert_eq!((news.len(), news[0].report.state), (1, ReservationState::Admitted));
     }
     let places = ledger.plan("bus").unwrap().placements().to_vec();
-    let refused = ask(&mut ledger, "e", &carrier, stream(Criticality::Low, 256, 1)).unwrap_err();
+    let refused = ask(&mut ledger, "e", &carrier, stream(ReservationCriticality::Low, 256, 1)).unwrap_err();
     let (lack, missing_ps) = refused.lack();
-    assert!(lack == Lack::Bus && missing_ps > 0, "{refused}");
-    let news = ask(&mut ledger, "high", &carrier, stream(Criticality::High, 256, 1)).unwrap();
+    assert!(lack == ScarceResource::Bus && missing_ps > 0, "{refused}");
+    let news = ask(&mut ledger, "high", &carrier, stream(ReservationCriticality::High, 256, 1)).unwrap();
     let by_name = |name: &str| news.iter().find(|news| news.device == name).map(|news| news.report);
-    assert_eq!(by_name("high").map(|report| report.state), Some(State::Admitted));
-    let Some(ReservationReport { state: State::Suspended, lack: Lack::Bus, missing, .. }) = by_name("d") else {
+    assert_eq!(by_name("high").map(|report| report.state), Some(ReservationState::Admitted));
+    let Some(ReservationReport { state: ReservationState::Suspended, lack: ScarceResource::Bus, missing, .. }) =
+        by_name("d")
+    else {
         panic!("the last to come gives way: {news:?}")
     };
     assert_eq!(missing, missing_ps);
@@ -120,38 +134,38 @@ fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
     assert!(places.iter().take(3).all(|place| now.placement(place.id) == Some(*place)), "who stays is not moved");
     // Further ones of high criticality, until one has no room left: none of high criticality is displaced.
     for name in ["high2", "high3", "high4"] {
-        ask(&mut ledger, name, &carrier, stream(Criticality::High, 256, 1)).unwrap();
+        ask(&mut ledger, name, &carrier, stream(ReservationCriticality::High, 256, 1)).unwrap();
     }
-    let refused = ask(&mut ledger, "high5", &carrier, stream(Criticality::High, 256, 1)).unwrap_err();
-    assert_eq!(refused.lack().0, Lack::Bus);
-    let running = states(&ledger).into_iter().filter(|(_, state)| *state == State::Admitted);
+    let refused = ask(&mut ledger, "high5", &carrier, stream(ReservationCriticality::High, 256, 1)).unwrap_err();
+    assert_eq!(refused.lack().0, ScarceResource::Bus);
+    let running = states(&ledger).into_iter().filter(|(_, state)| *state == ReservationState::Admitted);
     assert_eq!(running.map(|(name, _)| name).collect::<Vec<_>>(), ["high", "high2", "high3", "high4"]);
     let resumed = ledger.release("high2");
     assert_eq!(resumed.iter().map(|news| news.device.as_str()).collect::<Vec<_>>(), ["a"], "the first to come");
     ["high", "high3", "high4"].iter().for_each(|name| drop(ledger.release(name)));
-    assert!(states(&ledger).iter().all(|(_, state)| *state == State::Admitted));
+    assert!(states(&ledger).iter().all(|(_, state)| *state == ReservationState::Admitted));
 }
 
 #[test]
 fn slower_path_suspends_low_criticality_only() {
-    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
-    let wide = Path { bits_per_s: 100_000_000, round_trip_ns: 400_000 };
+    let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::High));
+    let wide = MeasuredPath { bits_per_s: 100_000_000, round_trip_ns: 400_000 };
     ledger.note_path("desk", wide);
-    ask(&mut ledger, "high", &carrier, stream(Criticality::High, 1024, 8)).unwrap();
+    ask(&mut ledger, "high", &carrier, stream(ReservationCriticality::High, 1024, 8)).unwrap();
     for device in ["a", "b", "c"] {
-        ask(&mut ledger, device, &carrier, stream(Criticality::Low, 1024, 8)).unwrap();
+        ask(&mut ledger, device, &carrier, stream(ReservationCriticality::Low, 1024, 8)).unwrap();
     }
     let one = ledger.report("high").unwrap().path_bits_per_s;
     assert!((8_192_000..9_000_000).contains(&one), "{one}");
-    let narrow = |streams: u64| Path { bits_per_s: one * streams * 100 / 90 + 100, ..wide };
+    let narrow = |streams: u64| MeasuredPath { bits_per_s: one * streams * 100 / 90 + 100, ..wide };
     let news = ledger.note_path("desk", narrow(2));
     let gone: Vec<_> = news.iter().map(|news| (news.device.as_str(), news.report.lack)).collect();
-    assert_eq!(gone, [("b", Lack::Rate), ("c", Lack::Rate)]);
-    ledger.note_path("desk", Path { bits_per_s: one / 2, ..wide });
-    assert_eq!(state(&ledger, "high"), State::Admitted, "never displaced");
-    assert_eq!(state(&ledger, "a"), State::Suspended);
-    let refused = ask(&mut ledger, "high2", &carrier, stream(Criticality::High, 1024, 8)).unwrap_err();
-    assert_eq!(refused.lack().0, Lack::Rate, "{refused}");
+    assert_eq!(gone, [("b", ScarceResource::Rate), ("c", ScarceResource::Rate)]);
+    ledger.note_path("desk", MeasuredPath { bits_per_s: one / 2, ..wide });
+    assert_eq!(state(&ledger, "high"), ReservationState::Admitted, "never displaced");
+    assert_eq!(state(&ledger, "a"), ReservationState::Suspended);
+    let refused = ask(&mut ledger, "high2", &carrier, stream(ReservationCriticality::High, 1024, 8)).unwrap_err();
+    assert_eq!(refused.lack().0, ScarceResource::Rate, "{refused}");
     let back = ledger.note_path("desk", narrow(3));
     assert_eq!(back.iter().map(|news| news.device.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(ledger.note_path("desk", wide).len(), 1);
@@ -159,89 +173,97 @@ fn slower_path_suspends_low_criticality_only() {
 
 #[test]
 fn latency_that_cannot_be_met_is_refused_with_the_missing_time() {
-    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
-    ledger.note_path("desk", Path { bits_per_s: 1_000_000_000, round_trip_ns: 10_000_000 });
-    let within = |ns| Reservation { latency_ns: ns, ..stream(Criticality::High, 1024, 8) };
-    let Err(Refusal::Delay { missing_ns, bound_ns }) = ask(&mut ledger, "zero", &carrier, within(6_000_000)) else {
+    let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::High));
+    ledger.note_path("desk", MeasuredPath { bits_per_s: 1_000_000_000, round_trip_ns: 10_000_000 });
+    let within = |ns| ReservationTerms { latency_ns: ns, ..stream(ReservationCriticality::High, 1024, 8) };
+    let Err(ReservationDenial::Delay { missing_ns, bound_ns }) = ask(&mut ledger, "zero", &carrier, within(6_000_000))
+    else {
         panic!("half a round trip, a thread's period and the transfer are more")
     };
     assert_eq!(bound_ns - missing_ns, 6_000_000);
     ask(&mut ledger, "zero", &carrier, within(bound_ns)).unwrap();
     assert_eq!(ledger.report("zero").unwrap().bound_ns, bound_ns);
     assert!(ask(&mut ledger, "zero", &carrier, within(bound_ns - 1)).is_err());
-    assert_eq!(state(&ledger, "zero"), State::Admitted, "who asks for more than there is keeps what he had");
+    assert_eq!(state(&ledger, "zero"), ReservationState::Admitted, "who asks for more than there is keeps what he had");
 }
 
 #[test]
 fn device_without_bus_reserves_its_path_and_a_processor() {
-    let (mut ledger, disk) = (Ledger::new(4, COST), Carrier::without_bus());
-    ledger.note_path("desk", Path { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
-    let asked = |endpoint, bytes, period, criticality| Reservation {
+    let (mut ledger, disk) = (HostReservationLedger::new(4, COST), DeviceBusProfile::without_bus());
+    ledger.note_path("desk", MeasuredPath { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
+    let asked = |endpoint, bytes, period, criticality| ReservationTerms {
         criticality,
         latency_ns: 0,
-        claims: vec![Claim { endpoint, bytes, period }],
-        ..Reservation::default()
+        claims: vec![EndpointBandwidth { endpoint, bytes, period }],
+        ..ReservationTerms::default()
     };
-    let why = |ledger: &mut Ledger, endpoint, bytes, period| {
-        ask(ledger, "disk", &disk, asked(endpoint, bytes, period, Criticality::Low)).unwrap_err().lack()
+    let why = |ledger: &mut HostReservationLedger, endpoint, bytes, period| {
+        ask(ledger, "disk", &disk, asked(endpoint, bytes, period, ReservationCriticality::Low)).unwrap_err().lack()
     };
-    assert_eq!(why(&mut ledger, 0x81, 512, 8), (Lack::Endpoint, 0x81));
-    assert_eq!(why(&mut ledger, 0, 0, 8), (Lack::Budget, 0));
-    assert_eq!([why(&mut ledger, 0, 512, 0).0, why(&mut ledger, 0, 512, 40_000).0], [Lack::Period; 2]);
+    assert_eq!(why(&mut ledger, 0x81, 512, 8), (ScarceResource::Endpoint, 0x81));
+    assert_eq!(why(&mut ledger, 0, 0, 8), (ScarceResource::Budget, 0));
+    assert_eq!([why(&mut ledger, 0, 512, 0).0, why(&mut ledger, 0, 512, 40_000).0], [ScarceResource::Period; 2]);
     // 16 MB/s exceed a path of 36 Mb/s; 2 MB/s fit, with any period, and no bus is involved.
-    assert_eq!(why(&mut ledger, 0, 2000, 1).0, Lack::Rate);
-    ask(&mut ledger, "disk", &disk, asked(0, 6000, 24, Criticality::Low)).unwrap();
+    assert_eq!(why(&mut ledger, 0, 2000, 1).0, ScarceResource::Rate);
+    ask(&mut ledger, "disk", &disk, asked(0, 6000, 24, ReservationCriticality::Low)).unwrap();
     let report = ledger.report("disk").unwrap();
-    assert_eq!((report.state, report.bus_ppm, report.path_bits_per_s), (State::Admitted, 0, 16_574_333));
+    assert_eq!((report.state, report.bus_ppm, report.path_bits_per_s), (ReservationState::Admitted, 0, 16_574_333));
     assert!(report.bound_ns > 1_200_000, "{}: 6000 bytes take 1.2 ms of the path", report.bound_ns);
-    ask(&mut ledger, "frames", &disk, asked(0, 2000, 8, Criticality::Low)).unwrap();
-    ask(&mut ledger, "zero", &carrier("bus", Speed::High), stream(Criticality::High, 1024, 8)).unwrap();
-    assert_eq!([state(&ledger, "disk"), state(&ledger, "frames")], [State::Admitted, State::Suspended]);
+    ask(&mut ledger, "frames", &disk, asked(0, 2000, 8, ReservationCriticality::Low)).unwrap();
+    ask(&mut ledger, "zero", &carrier("bus", UsbSpeed::High), stream(ReservationCriticality::High, 1024, 8)).unwrap();
+    assert_eq!(
+        [state(&ledger, "disk"), state(&ledger, "frames")],
+        [ReservationState::Admitted, ReservationState::Suspended]
+    );
 }
 
 #[test]
 fn reservation_moves_to_a_path_with_room() {
-    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
-    let narrow = Path { bits_per_s: 12_000_000, round_trip_ns: 400_000 };
+    let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::High));
+    let narrow = MeasuredPath { bits_per_s: 12_000_000, round_trip_ns: 400_000 };
     ledger.note_path("rack", narrow);
-    for (device, criticality) in [("high", Criticality::High), ("low", Criticality::Low)] {
+    for (device, criticality) in [("high", ReservationCriticality::High), ("low", ReservationCriticality::Low)] {
         ask(&mut ledger, device, &carrier, stream(criticality, 1024, 8)).unwrap();
     }
     ledger.move_to("high", "rack").unwrap();
-    let Refusal::Rate { missing_bits_per_s, .. } = ledger.move_to("low", "rack").unwrap_err() else {
+    let ReservationDenial::Rate { missing_bits_per_s, .. } = ledger.move_to("low", "rack").unwrap_err() else {
         panic!("the way to the rack carries one of them")
     };
     assert!(missing_bits_per_s > 5_000_000, "{missing_bits_per_s}");
     let paths: Vec<_> = ledger.lines().map(|line| (line.path, line.report.state)).collect();
-    assert_eq!(paths, [(Some("rack"), State::Admitted), (Some("desk"), State::Admitted)], "it stays");
+    assert_eq!(
+        paths,
+        [(Some("rack"), ReservationState::Admitted), (Some("desk"), ReservationState::Admitted)],
+        "it stays"
+    );
     // A reservation of high criticality that moves has no precedence over those on the new path.
-    ask(&mut ledger, "other", &carrier, stream(Criticality::High, 1024, 8)).unwrap();
-    assert_eq!(ledger.move_to("other", "rack").unwrap_err().lack().0, Lack::Rate);
+    ask(&mut ledger, "other", &carrier, stream(ReservationCriticality::High, 1024, 8)).unwrap();
+    assert_eq!(ledger.move_to("other", "rack").unwrap_err().lack().0, ScarceResource::Rate);
     ledger.release("high");
     assert!(ledger.move_to("low", "rack").unwrap().is_empty(), "it runs on there");
     let news = ledger.move_to("other", "rack").unwrap();
     assert_eq!(
         news.iter().map(|news| (news.device.as_str(), news.report.lack)).collect::<Vec<_>>(),
-        [("low", Lack::Rate)]
+        [("low", ScarceResource::Rate)]
     );
-    assert!(ledger.move_to("low", "desk").unwrap().iter().all(|news| news.report.state == State::Admitted));
+    assert!(ledger.move_to("low", "desk").unwrap().iter().all(|news| news.report.state == ReservationState::Admitted));
     assert_eq!(ledger.move_to("nothing", "desk"), Ok(Vec::new()));
 }
 
 #[test]
 fn processor_taken_by_pipes_carries_no_more() {
-    let (mut ledger, carrier) = (Ledger::new(1, COST), carrier("bus", Speed::High));
-    ask(&mut ledger, "low", &carrier, stream(Criticality::Low, 1024, 8)).unwrap();
-    let reserve = Reserve { budget_ns: 80, period_ns: 100 };
+    let (mut ledger, carrier) = (HostReservationLedger::new(1, COST), carrier("bus", UsbSpeed::High));
+    ask(&mut ledger, "low", &carrier, stream(ReservationCriticality::Low, 1024, 8)).unwrap();
+    let reserve = VcpuReserve { budget_ns: 80, period_ns: 100 };
     ledger.processors_mut().leave("session of low");
     ledger.processors_mut().enter("pipe", reserve).unwrap();
     let news = ledger.settle_again();
-    assert_eq!(news.iter().map(|news| news.report.lack).collect::<Vec<_>>(), [Lack::Processor]);
-    let refused = ask(&mut ledger, "high", &carrier, stream(Criticality::High, 1024, 8)).unwrap_err();
-    assert!(matches!(refused, Refusal::Processor { missing_ppb: 1.. }), "{refused}");
+    assert_eq!(news.iter().map(|news| news.report.lack).collect::<Vec<_>>(), [ScarceResource::Processor]);
+    let refused = ask(&mut ledger, "high", &carrier, stream(ReservationCriticality::High, 1024, 8)).unwrap_err();
+    assert!(matches!(refused, ReservationDenial::Processor { missing_ppb: 1.. }), "{refused}");
     ledger.processors_mut().leave("pipe");
     assert_eq!(ledger.settle_again().len(), 1);
-    assert_eq!(state(&ledger, "low"), State::Admitted);
+    assert_eq!(state(&ledger, "low"), ReservationState::Admitted);
 }
 
 /// Random numbers from a seed.
@@ -259,21 +281,22 @@ impl Random {
 }
 
 /// What must hold for every ledger at any time.
-fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
+fn check(ledger: &mut HostReservationLedger, buses: &[&str], paths: &[&str]) {
     for bus in buses {
         let Some(plan) = ledger.plan(bus) else { continue };
         for interval in 0..plan.cycle() {
-            let is_there =
-                |place: &&farbus_realtime::schedule::Placement| interval % place.every == place.start % place.every;
+            let is_there = |place: &&farbus_realtime::schedule::EndpointPlacement| {
+                interval % place.every == place.start % place.every
+            };
             let used: u64 = plan.placements().iter().filter(is_there).map(|place| place.time_ps).sum();
             assert!(used + plan.reservation_ps() <= interval_ps(plan.speed()), "more than an interval has");
         }
     }
     for path in paths {
-        let low = |line: &farbus_session::reserve::ledger::Line<'_>| {
+        let low = |line: &farbus_session::reserve::ledger::ListedReservation<'_>| {
             line.path == Some(path)
-                && line.report.state == State::Admitted
-                && line.reservation.criticality == Criticality::Low
+                && line.report.state == ReservationState::Admitted
+                && line.reservation.criticality == ReservationCriticality::Low
         };
         if let Some(measured) = ledger.path(path).filter(|measured| measured.bits_per_s > 0)
             && ledger.lines().any(|line| low(&line))
@@ -283,25 +306,29 @@ fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
     }
     assert!(ledger.settle_again().is_empty(), "nothing is left to be settled: everything that can be resumed was");
     for line in ledger.lines() {
-        let is_high = line.reservation.criticality == Criticality::High;
-        assert!(!is_high || line.report.state == State::Admitted, "high criticality is never displaced");
-        assert_ne!(line.report.state, State::Refused);
+        let is_high = line.reservation.criticality == ReservationCriticality::High;
+        assert!(!is_high || line.report.state == ReservationState::Admitted, "high criticality is never displaced");
+        assert_ne!(line.report.state, ReservationState::Refused);
     }
 }
 
-fn again(ledger: &Ledger, carriers: &[(String, Carrier, &'static str)]) -> Ledger {
-    let mut to = Writer::new(7);
+fn again(
+    ledger: &HostReservationLedger,
+    carriers: &[(String, DeviceBusProfile, &'static str)],
+) -> HostReservationLedger {
+    let mut to = SnapshotWriter::new(7);
     ledger.save(&mut to);
     let bytes = to.into_bytes();
     recorded::note("reservations", &[&bytes]);
     let mut from = snapshot::open(&bytes, 7).unwrap();
-    let mut next = Ledger::new(2, COST);
+    let mut next = HostReservationLedger::new(2, COST);
     next.restore(&mut from).unwrap();
     from.end("snapshot").unwrap();
     for line in ledger.lines() {
         let (device, carrier, path) = carriers.iter().find(|(device, ..)| device == line.device).unwrap();
         let reservation = next.expected(device).expect("it was written down").clone();
-        next.admit(Asked { device, carrier, reservation, path: Some(path) }).expect("what was there is there again");
+        next.admit(LedgerRequest { device, carrier, reservation, path: Some(path) })
+            .expect("what was there is there again");
     }
     next
 }
@@ -310,7 +337,7 @@ fn again(ledger: &Ledger, carriers: &[(String, Carrier, &'static str)]) -> Ledge
 fn reservations_of_earlier_releases_are_restored() {
     for (title, parts) in recorded::all("reservations") {
         let mut from = snapshot::open(&parts[0], 7).unwrap();
-        let mut ledger = Ledger::new(2, COST);
+        let mut ledger = HostReservationLedger::new(2, COST);
         ledger.restore(&mut from).unwrap_or_else(|reject| panic!("{title}: {reject}"));
         from.end("snapshot").unwrap_or_else(|reject| panic!("{title}: {reject}"));
         assert!((0..12).any(|at| ledger.expected(&format!("zero{at}")).is_some()), "{title}: somebody had reserved");
@@ -322,12 +349,12 @@ fn thousand_hosts_keep_what_they_promised() {
     let (mut admitted, mut refused, mut suspended, mut resumed) = (0, 0, 0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);
-        let mut ledger = Ledger::new(2, COST);
+        let mut ledger = HostReservationLedger::new(2, COST);
         let buses = ["slow", "quick"];
         let paths = ["desk", "lab"];
-        let carriers: Vec<(String, Carrier, &'static str)> = (0..12)
+        let carriers: Vec<(String, DeviceBusProfile, &'static str)> = (0..12)
             .map(|at| {
-                let (bus, speed) = if at % 3 == 0 { (buses[0], Speed::Full) } else { (buses[1], Speed::High) };
+                let (bus, speed) = if at % 3 == 0 { (buses[0], UsbSpeed::Full) } else { (buses[1], UsbSpeed::High) };
                 (format!("zero{at}"), carrier(bus, speed), paths[at % 2])
             })
             .collect();
@@ -335,27 +362,32 @@ fn thousand_hosts_keep_what_they_promised() {
             let (device, carrier, path) = &carriers[random.below(12) as usize];
             let before: Vec<String> = ledger
                 .lines()
-                .filter(|line| line.reservation.criticality == Criticality::High)
+                .filter(|line| line.reservation.criticality == ReservationCriticality::High)
                 .map(|line| line.device.to_owned())
                 .collect();
             let news = match random.below(8) {
                 0..=3 => {
-                    let criticality = random.pick(&[Criticality::Low, Criticality::Low, Criticality::High]);
+                    let criticality = random.pick(&[
+                        ReservationCriticality::Low,
+                        ReservationCriticality::Low,
+                        ReservationCriticality::High,
+                    ]);
                     let endpoint = random.pick(&[0, ISO_IN, 0x82, 0x81]);
-                    let claims = vec![Claim {
+                    let claims = vec![EndpointBandwidth {
                         endpoint,
                         bytes: random.pick(&[64, 200, 256, 512, 1024]),
                         period: 1 << random.below(5),
                     }];
-                    let reservation = Reservation { criticality, latency_ns: 0, claims, ..Reservation::default() };
-                    match ledger.admit(Asked { device, carrier, reservation, path: Some(path) }) {
+                    let reservation =
+                        ReservationTerms { criticality, latency_ns: 0, claims, ..ReservationTerms::default() };
+                    match ledger.admit(LedgerRequest { device, carrier, reservation, path: Some(path) }) {
                         Ok(news) => {
                             admitted += 1;
                             news
                         }
                         Err(refusal) => {
                             refused += 1;
-                            assert_ne!(refusal.lack().0, Lack::None);
+                            assert_ne!(refusal.lack().0, ScarceResource::None);
                             Vec::new()
                         }
                     }
@@ -363,7 +395,7 @@ fn thousand_hosts_keep_what_they_promised() {
                 4 | 5 => ledger.release(device),
                 6 => {
                     let bits_per_s = random.pick(&[0, 2_000_000, 20_000_000, 200_000_000]);
-                    ledger.note_path(path, Path { bits_per_s, round_trip_ns: 1_000_000 })
+                    ledger.note_path(path, MeasuredPath { bits_per_s, round_trip_ns: 1_000_000 })
                 }
                 _ => {
                     let next = again(&ledger, &carriers);
@@ -375,7 +407,7 @@ fn thousand_hosts_keep_what_they_promised() {
             };
             for news in &news {
                 match news.report.state {
-                    State::Suspended => {
+                    ReservationState::Suspended => {
                         suspended += 1;
                         assert!(!before.contains(&news.device) || news.device == *device, "high gives way to nobody");
                     }

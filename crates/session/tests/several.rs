@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_session::Claims;
-use farbus_session::claims::lease::{LeaseRefusal, NOTICE, PROVISIONAL, Party, Request, Requested};
-use farbus_session::claims::several::{ANSWER_TIME, Ask, Heard, Several, Step};
+use farbus_session::DeviceClaims;
+use farbus_session::claims::lease::{LeaseDecision, LeaseHost, LeaseRefusal, LeaseRequest, NOTICE, PROVISIONAL};
+use farbus_session::claims::several::{ANSWER_TIME, JointLease, JointLeaseAnswer, JointLeaseStep, JointLeaseVerb};
 
 #[path = "native/random.rs"]
 mod random;
@@ -39,18 +39,18 @@ enum Event {
     Restarts(usize),
 }
 
-const ASKS: [Ask; 3] = [Ask::Provisional, Ask::Confirm, Ask::Release];
-const HEARD: [Heard; 6] = [
-    Heard::Done { is_provisional: true },
-    Heard::Done { is_provisional: false },
-    Heard::HadBefore,
-    Heard::NotNow,
-    Heard::Never,
-    Heard::Nothing,
+const ASKS: [JointLeaseVerb; 3] = [JointLeaseVerb::Provisional, JointLeaseVerb::Confirm, JointLeaseVerb::Release];
+const HEARD: [JointLeaseAnswer; 6] = [
+    JointLeaseAnswer::Done { is_provisional: true },
+    JointLeaseAnswer::Done { is_provisional: false },
+    JointLeaseAnswer::HadBefore,
+    JointLeaseAnswer::NotNow,
+    JointLeaseAnswer::Never,
+    JointLeaseAnswer::Nothing,
 ];
 
 struct User {
-    several: Option<Several>,
+    several: Option<JointLease>,
     /// The devices that it asks for, in the order of their keys.
     devices: Vec<usize>,
     wanted: usize,
@@ -71,7 +71,7 @@ struct World {
     now: Instant,
     events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
     order: u64,
-    devices: Vec<Claims>,
+    devices: Vec<DeviceClaims>,
     exporters: usize,
     users: Vec<User>,
     /// Since when a user has a device without all others of its request, and when that lease ends.
@@ -81,8 +81,8 @@ struct World {
     is_lossy: bool,
 }
 
-fn party(user: usize) -> Party {
-    Party::paired(&format!("host{user}"))
+fn party(user: usize) -> LeaseHost {
+    LeaseHost::paired(&format!("host{user}"))
 }
 
 fn ms(ms: u64) -> Duration {
@@ -93,7 +93,7 @@ impl World {
     fn new(seed: u64, is_lossy: bool) -> Self {
         let mut random = Random::new(seed);
         let exporters = 2 + random.below(4) as usize;
-        let devices = (0..exporters * (1 + random.below(2) as usize)).map(|_| Claims::default()).collect();
+        let devices = (0..exporters * (1 + random.below(2) as usize)).map(|_| DeviceClaims::default()).collect();
         let user = |_| User {
             several: None,
             devices: Vec::new(),
@@ -149,7 +149,7 @@ impl World {
         let seed = self.random.next();
         let it = &mut self.users[user];
         it.request += 1;
-        it.several = Some(Several::new(devices.len(), wanted, true, seed));
+        it.several = Some(JointLease::new(devices.len(), wanted, true, seed));
         (it.devices, it.wanted, it.losses, it.is_confirming) = (devices, wanted, 0, false);
         let (span, request) = (ms(self.random.below(3000)), it.request);
         self.later(span, Event::Turn(user, request));
@@ -159,8 +159,8 @@ impl World {
         let now = self.now;
         let Some(several) = &mut self.users[user].several else { return };
         match several.poll(now) {
-            Step::Ask(part, ask) => {
-                self.users[user].is_confirming = ask == Ask::Confirm;
+            JointLeaseStep::Ask(part, ask) => {
+                self.users[user].is_confirming = ask == JointLeaseVerb::Confirm;
                 let request = self.users[user].request;
                 let is_lost = self.is_lossy && self.random.once_in(15);
                 let ask = ASKS.iter().position(|known| *known == ask).unwrap() as u8;
@@ -178,12 +178,12 @@ impl World {
                     self.later(ANSWER_TIME, nothing);
                 }
             }
-            Step::Pause(until) => {
+            JointLeaseStep::Pause(until) => {
                 self.users[user].losses = 0;
                 let request = self.users[user].request;
                 self.later(until - now, Event::Turn(user, request));
             }
-            Step::Done => {
+            JointLeaseStep::Done => {
                 let user_ = &mut self.users[user];
                 user_.had += 1;
                 user_.is_confirming = false;
@@ -198,7 +198,7 @@ impl World {
                 let span = ms(1000 + self.random.below(10_000));
                 self.later(span, Event::Releases(user));
             }
-            Step::Failed => {
+            JointLeaseStep::Failed => {
                 // Only what cannot be released ends a request that waits.
                 let user_ = &mut self.users[user];
                 let stranded = user_.several.take().unwrap().stranded();
@@ -210,12 +210,12 @@ impl World {
     }
 
     /// As an exporter answers.
-    fn answer(&mut self, user: usize, device: usize, ask: Ask) -> Heard {
+    fn answer(&mut self, user: usize, device: usize, ask: JointLeaseVerb) -> JointLeaseAnswer {
         let (claims, who, now) = (&mut self.devices[device], party(user), self.now);
         while claims.advance(now).is_some() {}
         let heard = match ask {
-            Ask::Provisional => {
-                let request = Request {
+            JointLeaseVerb::Provisional => {
+                let request = LeaseRequest {
                     who: who.clone(),
                     span: SPAN,
                     priority: 0,
@@ -225,20 +225,22 @@ impl World {
                     notice: NOTICE,
                 };
                 match claims.request(&request, now) {
-                    Ok(Requested::Granted { is_new: true }) => Heard::Done { is_provisional: true },
-                    Ok(Requested::Granted { is_new: false }) => {
+                    Ok(LeaseDecision::Granted { is_new: true }) => JointLeaseAnswer::Done { is_provisional: true },
+                    Ok(LeaseDecision::Granted { is_new: false }) => {
                         let is_provisional = claims.lease(now).is_some_and(|lease| lease.to_confirm.is_some());
-                        if is_provisional { Heard::NotNow } else { Heard::HadBefore }
+                        if is_provisional { JointLeaseAnswer::NotNow } else { JointLeaseAnswer::HadBefore }
                     }
-                    Ok(Requested::Waits { .. }) => unreachable!("it does not wait"),
-                    Err(LeaseRefusal::Taken { .. }) => Heard::NotNow,
+                    Ok(LeaseDecision::Waits { .. }) => unreachable!("it does not wait"),
+                    Err(LeaseRefusal::Taken { .. }) => JointLeaseAnswer::NotNow,
                     Err(other) => unreachable!("{other}"),
                 }
             }
-            Ask::Confirm => claims.confirm(&who, now).map_or(Heard::NotNow, |_| Heard::Done { is_provisional: false }),
-            Ask::Release => {
-                claims.give_up(&who, false, now).map_or(Heard::NotNow, |_| Heard::Done { is_provisional: false })
-            }
+            JointLeaseVerb::Confirm => claims
+                .confirm(&who, now)
+                .map_or(JointLeaseAnswer::NotNow, |_| JointLeaseAnswer::Done { is_provisional: false }),
+            JointLeaseVerb::Release => claims
+                .give_up(&who, false, now)
+                .map_or(JointLeaseAnswer::NotNow, |_| JointLeaseAnswer::Done { is_provisional: false }),
         };
         assert!(claims.holders().is_empty(), "a lease is no use");
         heard
@@ -292,7 +294,7 @@ impl World {
                 let (now, exporters) = (self.now, self.exporters);
                 for (_, claims) in self.devices.iter_mut().enumerate().filter(|(at, _)| at % exporters == exporter) {
                     let stored = claims.lease(now).filter(|lease| lease.to_confirm.is_none()).cloned();
-                    *claims = Claims::default();
+                    *claims = DeviceClaims::default();
                     stored.into_iter().for_each(|lease| claims.restore_lease(lease));
                 }
             }
@@ -386,58 +388,62 @@ fn lost_messages_and_deaths_of_users_leave_no_part_behind_but_what_was_being_con
 #[test]
 fn request_that_does_not_wait_releases_what_it_got_and_fails_at_the_first_refusal() {
     let at = Instant::from_nanos(1);
-    let mut several = Several::new(3, 3, false, 1);
-    assert_eq!(several.poll(at), Step::Ask(0, Ask::Provisional));
-    several.handle(0, Heard::Done { is_provisional: true }, at);
-    assert_eq!(several.poll(at), Step::Ask(1, Ask::Provisional));
-    several.handle(1, Heard::NotNow, at);
-    assert_eq!(several.poll(at), Step::Ask(0, Ask::Release), "the third is not asked for");
-    several.handle(0, Heard::Done { is_provisional: false }, at);
-    assert_eq!((several.poll(at), several.granted(), several.stranded()), (Step::Failed, vec![], vec![]));
+    let mut several = JointLease::new(3, 3, false, 1);
+    assert_eq!(several.poll(at), JointLeaseStep::Ask(0, JointLeaseVerb::Provisional));
+    several.handle(0, JointLeaseAnswer::Done { is_provisional: true }, at);
+    assert_eq!(several.poll(at), JointLeaseStep::Ask(1, JointLeaseVerb::Provisional));
+    several.handle(1, JointLeaseAnswer::NotNow, at);
+    assert_eq!(several.poll(at), JointLeaseStep::Ask(0, JointLeaseVerb::Release), "the third is not asked for");
+    several.handle(0, JointLeaseAnswer::Done { is_provisional: false }, at);
+    assert_eq!((several.poll(at), several.granted(), several.stranded()), (JointLeaseStep::Failed, vec![], vec![]));
 }
 
 #[test]
 fn lease_that_this_host_had_before_counts_and_is_not_released_with_the_others() {
     let at = Instant::from_nanos(1);
-    let mut several = Several::new(3, 3, false, 1);
-    for (part, heard) in [(0, Heard::HadBefore), (1, Heard::Done { is_provisional: true }), (2, Heard::NotNow)] {
-        assert_eq!(several.poll(at), Step::Ask(part, Ask::Provisional));
+    let mut several = JointLease::new(3, 3, false, 1);
+    for (part, heard) in [
+        (0, JointLeaseAnswer::HadBefore),
+        (1, JointLeaseAnswer::Done { is_provisional: true }),
+        (2, JointLeaseAnswer::NotNow),
+    ] {
+        assert_eq!(several.poll(at), JointLeaseStep::Ask(part, JointLeaseVerb::Provisional));
         several.handle(part, heard, at);
     }
-    assert_eq!(several.poll(at), Step::Ask(1, Ask::Release), "the first is left as it is");
-    several.handle(1, Heard::Nothing, at);
-    assert_eq!((several.poll(at), several.stranded()), (Step::Failed, vec![]), "the second ends by itself");
+    assert_eq!(several.poll(at), JointLeaseStep::Ask(1, JointLeaseVerb::Release), "the first is left as it is");
+    several.handle(1, JointLeaseAnswer::Nothing, at);
+    assert_eq!((several.poll(at), several.stranded()), (JointLeaseStep::Failed, vec![]), "the second ends by itself");
 }
 
 #[test]
 fn confirmed_lease_whose_host_is_not_reached_any_more_is_named() {
     let at = Instant::from_nanos(1);
-    let mut several = Several::new(2, 2, true, 1);
+    let mut several = JointLease::new(2, 2, true, 1);
     for part in 0..2 {
-        assert_eq!(several.poll(at), Step::Ask(part, Ask::Provisional));
-        several.handle(part, Heard::Done { is_provisional: true }, at);
+        assert_eq!(several.poll(at), JointLeaseStep::Ask(part, JointLeaseVerb::Provisional));
+        several.handle(part, JointLeaseAnswer::Done { is_provisional: true }, at);
     }
-    assert_eq!(several.poll(at), Step::Ask(0, Ask::Confirm));
-    several.handle(0, Heard::Done { is_provisional: false }, at);
-    assert_eq!(several.poll(at), Step::Ask(1, Ask::Confirm));
-    several.handle(1, Heard::NotNow, at);
+    assert_eq!(several.poll(at), JointLeaseStep::Ask(0, JointLeaseVerb::Confirm));
+    several.handle(0, JointLeaseAnswer::Done { is_provisional: false }, at);
+    assert_eq!(several.poll(at), JointLeaseStep::Ask(1, JointLeaseVerb::Confirm));
+    several.handle(1, JointLeaseAnswer::NotNow, at);
     for _ in 0..3 {
-        assert_eq!(several.poll(at), Step::Ask(0, Ask::Release));
-        several.handle(0, Heard::Nothing, at);
+        assert_eq!(several.poll(at), JointLeaseStep::Ask(0, JointLeaseVerb::Release));
+        several.handle(0, JointLeaseAnswer::Nothing, at);
     }
-    assert_eq!((several.poll(at), several.stranded()), (Step::Failed, vec![0]));
+    assert_eq!((several.poll(at), several.stranded()), (JointLeaseStep::Failed, vec![0]));
 }
 
 #[test]
 fn provisional_lease_ends_by_itself_and_takes_the_device_from_nobody() {
-    use farbus_session::claims::Mode;
-    use farbus_session::claims::lease::Due;
+    use farbus_session::claims::UseMode;
+    use farbus_session::claims::lease::LeaseEvent;
     let at_s = |s: u64| Instant::from_nanos(1 + s * 1_000_000_000);
-    let mut claims = Claims::default();
+    let mut claims = DeviceClaims::default();
     let peer = "host0 (192.0.2.1:1)";
-    claims.claim(peer, Mode::Exclusive, at_s(0)).unwrap();
+    claims.claim(peer, UseMode::Exclusive, at_s(0)).unwrap();
     let who = party(0);
-    let request = Request {
+    let request = LeaseRequest {
         who: who.clone(),
         span: SPAN,
         priority: 0,
@@ -451,12 +457,12 @@ fn provisional_lease_ends_by_itself_and_takes_the_device_from_nobody() {
     assert_eq!(claims.give(&who, &party(1), at_s(2)), Err(LeaseRefusal::Provisional));
     assert_eq!(
         claims.request(&request, at_s(9)),
-        Ok(Requested::Granted { is_new: false }),
+        Ok(LeaseDecision::Granted { is_new: false }),
         "asking does not prolong it"
     );
     assert_eq!((claims.advance(at_s(10)), claims.poll_timeout()), (None, Some(at_s(11))), "nobody is warned");
     assert_eq!(claims.confirm(&who, at_s(11)), Err(LeaseRefusal::NotHeld));
-    assert_eq!((claims.advance(at_s(11)), claims.advance(at_s(11))), (Some(Due::Lapse), None));
+    assert_eq!((claims.advance(at_s(11)), claims.advance(at_s(11))), (Some(LeaseEvent::Lapse), None));
     assert_eq!((claims.holders().len(), claims.history().count()), (1, 0));
     claims.request(&request, at_s(12)).unwrap();
     assert_eq!(claims.confirm(&who, at_s(20)), Ok((at_s(50), true)));

@@ -2,50 +2,59 @@
 
 use std::sync::Arc;
 
-use farbus_model::{BufferPool, Instant, Payload, Readiness};
-use farbus_session::Reject;
-use farbus_session::native::control::{Class, Credit, Mode, Open, Opened};
-use farbus_session::native::stream::{Description, Format, Frame};
-use farbus_session::native::{Arrived, Attached, Head, Kind, LaneLimits, Lanes, RemoteStream, Served, ServedObserver};
-use farbus_session::stream::{Policy, Stage};
+use farbus_model::{BufferPool, Instant, Payload, ReadinessSource};
+use farbus_session::ProtocolViolation;
+use farbus_session::native::control::{AttachmentClass, AttachmentCredit, AttachmentMode, OpenReply, OpenRequest};
+use farbus_session::native::stream::{StreamDescription, StreamFormat, StreamFrame};
+use farbus_session::native::{
+    FrameHeader, FrameKind, ImporterAttachment, LaneArray, LaneLimits, ReceivedFrame, RemoteStream, ServedExport,
+    ServedObserver,
+};
+use farbus_session::stream::{FramePublisher, SlowReaderPolicy};
 
 const FRAME_BYTES_MAX: u32 = 1000;
 
-fn description() -> Description {
-    Description { format: Format::Bytes, frame_bytes_max: FRAME_BYTES_MAX }
+fn description() -> StreamDescription {
+    StreamDescription { format: StreamFormat::Bytes, frame_bytes_max: FRAME_BYTES_MAX }
 }
 
-fn frame(sequence: u64, bytes: usize) -> Frame {
-    Frame { sequence, moment_ns: 0, data: vec![7; bytes].into() }
+fn frame(sequence: u64, bytes: usize) -> StreamFrame {
+    StreamFrame { sequence, moment_ns: 0, data: vec![7; bytes].into() }
 }
 
 /// A reader, and messages of an exporter that follows any rules.
 struct Reader {
     remote: RemoteStream,
-    frames: Vec<Frame>,
+    frames: Vec<StreamFrame>,
 }
 
 impl Reader {
     fn new() -> Self {
-        let open = Open { class: Class::STREAM, mode: Mode::Read, epoch: 0, name: "cam".into(), reason: String::new() };
+        let open = OpenRequest {
+            class: AttachmentClass::STREAM,
+            mode: AttachmentMode::Read,
+            epoch: 0,
+            name: "cam".into(),
+            reason: String::new(),
+        };
         Self { remote: RemoteStream::new(1, open), frames: Vec::new() }
     }
 
     fn opened() -> Self {
         let mut reader = Self::new();
-        let credit = Credit { requests: 1, bytes: 1 };
-        let opened = Opened { epoch: 1, credit, info: description().encode() };
-        reader.hear(Head::new(Kind::Opened, 1, 0), opened.encode().into()).unwrap();
+        let credit = AttachmentCredit { requests: 1, bytes: 1 };
+        let opened = OpenReply { epoch: 1, credit, info: description().encode() };
+        reader.hear(FrameHeader::new(FrameKind::Opened, 1, 0), opened.encode().into()).unwrap();
         reader
     }
 
-    fn hear(&mut self, head: Head, body: Payload) -> Result<(), Reject> {
-        self.remote.handle_arrived(Instant::ZERO, Arrived { head, body }, &mut self.frames)
+    fn hear(&mut self, head: FrameHeader, body: Payload) -> Result<(), ProtocolViolation> {
+        self.remote.handle_arrived(Instant::ZERO, ReceivedFrame { head, body }, &mut self.frames)
     }
 
-    fn hear_frame(&mut self, frame: &Frame) -> Result<(), Reject> {
+    fn hear_frame(&mut self, frame: &StreamFrame) -> Result<(), ProtocolViolation> {
         let body = Payload::joined([frame.part().to_vec().into(), frame.data.clone()]);
-        self.hear(Head::new(Kind::Event, 1, 0), body)
+        self.hear(FrameHeader::new(FrameKind::Event, 1, 0), body)
     }
 }
 
@@ -55,7 +64,7 @@ fn reader_accepts_only_granted_frames_of_the_described_size() {
     let window = description().window();
     reader.remote.poll_message().expect("it asks to open");
     let grant = reader.remote.poll_message().expect("it grants");
-    assert_eq!((grant.head.kind, &grant.part[..]), (Kind::Grant, &window.to_le_bytes()[..]));
+    assert_eq!((grant.head.kind, &grant.part[..]), (FrameKind::Grant, &window.to_le_bytes()[..]));
     reader.hear_frame(&frame(0, FRAME_BYTES_MAX as usize)).unwrap();
     assert_eq!(reader.frames, [frame(0, FRAME_BYTES_MAX as usize)]);
     assert_eq!(reader.hear_frame(&frame(1, FRAME_BYTES_MAX as usize + 1)).unwrap_err().field, "event");
@@ -63,29 +72,29 @@ fn reader_accepts_only_granted_frames_of_the_described_size() {
     assert_eq!(Reader::new().hear_frame(&frame(0, 1)).unwrap_err().field, "kind", "what it is comes first");
 
     let mut reader = Reader::opened();
-    let mut more = Head::new(Kind::Event, 1, 3);
+    let mut more = FrameHeader::new(FrameKind::Event, 1, 3);
     more.flags.more = true;
     reader.hear(more, vec![0; 20].into()).unwrap();
-    assert_eq!(reader.hear(Head::new(Kind::Data, 1, 4), vec![0; 4].into()).unwrap_err().field, "tag");
+    assert_eq!(reader.hear(FrameHeader::new(FrameKind::Data, 1, 4), vec![0; 4].into()).unwrap_err().field, "tag");
 
     let mut reader = Reader::opened();
-    let half = Head::new(Kind::Event, 1, 0);
+    let half = FrameHeader::new(FrameKind::Event, 1, 0);
     assert_eq!(reader.hear(half, vec![0; 15].into()).unwrap_err().field, "moment");
 }
 
 #[test]
 fn excess_grant_is_refused() {
     let serve = || {
-        let stage = Stage::new(description(), || ());
-        let subscriber = stage.join(Policy::All, || ()).unwrap();
-        let readiness = Readiness::new(Arc::new(()));
+        let stage = FramePublisher::new(description(), || ());
+        let subscriber = stage.join(SlowReaderPolicy::All, || ()).unwrap();
+        let readiness = ReadinessSource::new(Arc::new(()));
         let served = ServedObserver::new(1, Box::new(subscriber), readiness, || (), description().encode(), |_| ());
-        let mut lanes = Lanes::new(LaneLimits::DEFAULT);
+        let mut lanes = LaneArray::new(LaneLimits::DEFAULT);
         lanes.first_mut().handle_linked(0, &mut BufferPool::new(0)).unwrap();
         (stage, served, lanes)
     };
-    let grant = |served: &mut ServedObserver, lanes: &mut Lanes, body: Vec<u8>| {
-        let arrived = Arrived { head: Head::new(Kind::Grant, 1, 0), body: body.into() };
+    let grant = |served: &mut ServedObserver, lanes: &mut LaneArray, body: Vec<u8>| {
+        let arrived = ReceivedFrame { head: FrameHeader::new(FrameKind::Grant, 1, 0), body: body.into() };
         served.handle_arrived(Instant::ZERO, arrived, lanes)
     };
     let window = description().window();
@@ -101,6 +110,6 @@ fn excess_grant_is_refused() {
     }
     let (_stage, mut served, mut lanes) = serve();
     assert_eq!(grant(&mut served, &mut lanes, vec![1, 0, 0]).unwrap_err().field, "grant");
-    let asked = Arrived { head: Head::new(Kind::Request, 1, 0), body: Payload::Empty };
+    let asked = ReceivedFrame { head: FrameHeader::new(FrameKind::Request, 1, 0), body: Payload::Empty };
     assert!(served.handle_arrived(Instant::ZERO, asked, &mut lanes).is_err(), "there is nothing to ask for");
 }

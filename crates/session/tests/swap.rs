@@ -13,9 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
-use farbus_model::{BlockStore, Instant, Medium, StoreError};
-use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Report, Side, Step, SwapError};
-use farbus_session::block::{MemoryMedium, SparseMemory, Swap, Switch};
+use farbus_model::{BlockMedium, BlockStore, Instant, StoreError};
+use farbus_session::block::swap::{
+    MilestoneJournal, SwapError, SwapMilestone, SwapOptions, SwapPhase, SwapReport, SwapSide, SwapStep,
+};
+use farbus_session::block::{MediumSwap, MediumSwitch, MemoryMedium, SparseMemory};
 use random::Random;
 use watched::{Asked, Watched};
 use world::{Fault, Shared, World};
@@ -27,7 +29,7 @@ fn worlds() -> u64 {
 
 struct Play {
     shared: Shared,
-    switch: Switch,
+    switch: MediumSwitch,
     users: Vec<Box<dyn BlockStore>>,
     random: Random,
     now: Instant,
@@ -37,7 +39,7 @@ struct Play {
 impl Play {
     fn new(seed: u64) -> Self {
         let shared = World::shared();
-        let switch = Switch::new(shared.medium(Side::Source)).unwrap();
+        let switch = MediumSwitch::new(shared.medium(SwapSide::Source)).unwrap();
         let users = (0..1 + seed % 3).map(|_| switch.open().unwrap()).collect();
         Self { shared, switch, users, random: Random::new(seed), now: Instant::ZERO, stamp: 1 << 32 }
     }
@@ -55,10 +57,10 @@ impl Play {
         self.shared.act(&mut *self.users[user], &mut self.random, self.stamp);
     }
 
-    fn swap(&mut self, options: Options, cancel_in: Option<u64>) -> Result<Report, SwapError> {
-        let destination = self.shared.medium(Side::Destination);
+    fn swap(&mut self, options: SwapOptions, cancel_in: Option<u64>) -> Result<SwapReport, SwapError> {
+        let destination = self.shared.medium(SwapSide::Destination);
         let journal = self.shared.journal(self.switch.open().unwrap(), Random::new(self.random.next()));
-        let mut swap = Swap::begin(&self.switch, destination, journal, options, self.now)?;
+        let mut swap = MediumSwap::begin(&self.switch, destination, journal, options, self.now)?;
         for steps in 0..100_000 {
             for _ in 0..self.random.below(6) {
                 self.act();
@@ -68,12 +70,12 @@ impl Play {
             }
             self.now = self.now + Duration::from_micros(self.random.below(50));
             match swap.step(self.now) {
-                Step::Again => {}
-                Step::At(when) => {
+                SwapStep::Again => {}
+                SwapStep::At(when) => {
                     assert!(when > self.now);
                     self.now = when;
                 }
-                Step::Ended(result) => {
+                SwapStep::Ended(result) => {
                     drop(swap);
                     return result;
                 }
@@ -85,7 +87,7 @@ impl Play {
     }
 
     /// The device is this medium, and no handle uses the other.
-    fn check(&mut self, side: Side) {
+    fn check(&mut self, side: SwapSide) {
         for _ in 0..20 {
             self.act();
         }
@@ -96,16 +98,16 @@ impl Play {
         let mut world = self.shared.world();
         world.check(side);
         world.look_at_a_cut();
-        assert_eq!(world.milestone == Milestone::Switched, side == Side::Destination);
+        assert_eq!(world.milestone == SwapMilestone::Switched, side == SwapSide::Destination);
         let (source, destination) = (world.source.handles, world.destination.handles);
-        let (here, there) = if side == Side::Source { (source, destination) } else { (destination, source) };
+        let (here, there) = if side == SwapSide::Source { (source, destination) } else { (destination, source) };
         assert_eq!((here, there), (self.users.len(), 0), "handles on the device, and on what it is not");
     }
 }
 
-fn options(random: &mut Random) -> Options {
+fn options(random: &mut Random) -> SwapOptions {
     let rate = random.once_in(3).then(|| 1 << (12 + random.below(20)));
-    Options { rate, verify: random.once_in(2), resume: random.once_in(2) }
+    SwapOptions { rate, verify: random.once_in(2), resume: random.once_in(2) }
 }
 
 #[test]
@@ -116,7 +118,7 @@ fn copy_equals_the_original_under_concurrent_changes() {
         let options = options(&mut play.random);
         let report = play.swap(options, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert!(report.copied_bytes >= play.switch.size_bytes() && report.rounds >= 1);
-        play.check(Side::Destination);
+        play.check(SwapSide::Destination);
         cuts += play.shared.world().cuts_looked_at;
     }
     eprintln!("{} worlds, a power cut looked at {cuts} times", worlds());
@@ -133,13 +135,13 @@ fn swap_cancelled_at_any_step_leaves_no_trace_and_can_be_repeated() {
         match play.swap(options, Some(after)) {
             Err(SwapError::Cancelled) => {
                 cancelled += 1;
-                play.check(Side::Source);
+                play.check(SwapSide::Source);
                 assert!(!play.switch.is_swapping());
-                play.swap(Options { resume: true, ..options }, None).unwrap();
+                play.swap(SwapOptions { resume: true, ..options }, None).unwrap();
             }
             ended => assert!(ended.is_ok(), "seed {seed}: {ended:?}"),
         }
-        play.check(Side::Destination);
+        play.check(SwapSide::Destination);
     }
     assert!(cancelled > worlds() / 4, "{cancelled}");
 }
@@ -150,7 +152,7 @@ fn one_complete_device_remains_after_any_failure() {
     for seed in 0..worlds() {
         let mut play = Play::new(seed);
         let options = options(&mut play.random);
-        let side = play.random.pick(&[Side::Source, Side::Destination]);
+        let side = play.random.pick(&[SwapSide::Source, SwapSide::Destination]);
         let error = play.random.pick(&[StoreError::Medium, StoreError::NoSpace]);
         let (from_call, is_for_ever) = (1 + play.random.below(60), play.random.once_in(2));
         play.shared.world().disk(side).fails = Some(Fault { from_call, is_for_ever, error });
@@ -160,7 +162,7 @@ fn one_complete_device_remains_after_any_failure() {
         match result {
             Ok(_) => {
                 done += 1;
-                play.check(Side::Destination);
+                play.check(SwapSide::Destination);
             }
             Err(told) => {
                 failed += 1;
@@ -168,9 +170,9 @@ fn one_complete_device_remains_after_any_failure() {
                     matches!(told, SwapError::Medium { side: named, error: how, .. } if named == side && how == error),
                     "seed {seed}: {told:?}"
                 );
-                play.check(Side::Source);
-                play.swap(Options { resume: true, ..options }, None).unwrap();
-                play.check(Side::Destination);
+                play.check(SwapSide::Source);
+                play.swap(SwapOptions { resume: true, ..options }, None).unwrap();
+                play.check(SwapSide::Destination);
             }
         }
     }
@@ -184,21 +186,21 @@ fn journal_that_cannot_be_written_leaves_the_source() {
         play.shared.world().journal_fails = Some(seed % 2 == 0);
         let options = options(&mut play.random);
         assert!(matches!(play.swap(options, None), Err(SwapError::Journal(_))), "seed {seed}");
-        play.check(Side::Source);
-        assert_eq!(play.shared.world().milestone, Milestone::Abandoned);
+        play.check(SwapSide::Source);
+        assert_eq!(play.shared.world().milestone, SwapMilestone::Abandoned);
     }
 }
 
 #[test]
 fn write_lost_by_the_destination_is_found_before_the_switch() {
-    let verify = Options { verify: true, ..Options::default() };
+    let verify = SwapOptions { verify: true, ..SwapOptions::default() };
     for seed in 0..worlds() / 4 {
         let mut play = Play::new(seed);
         let deaf = play.random.below(world::SECTORS as u64);
         play.shared.world().destination.deaf_sector = Some(deaf as usize);
         let Err(SwapError::Differs { offset }) = play.swap(verify, None) else { panic!("seed {seed} found nothing") };
         assert_eq!(offset / world::SECTOR as u64, deaf);
-        play.check(Side::Source);
+        play.check(SwapSide::Source);
     }
 }
 
@@ -208,10 +210,10 @@ fn bad_block_is_reported_with_its_page() {
         Asked::Read if range.contains(&1_234_567) => Err(StoreError::Medium),
         _ => Ok(()),
     });
-    let switch = Switch::new(bad).unwrap();
-    let error = run(&switch, Arc::new(memory(4 << 20)), Options::default()).unwrap_err();
+    let switch = MediumSwitch::new(bad).unwrap();
+    let error = run(&switch, Arc::new(memory(4 << 20)), SwapOptions::default()).unwrap_err();
     let offset = 1_234_567 / 4096 * 4096;
-    assert_eq!(error, SwapError::Medium { side: Side::Source, offset, error: StoreError::Medium });
+    assert_eq!(error, SwapError::Medium { side: SwapSide::Source, offset, error: StoreError::Medium });
     assert!(error.to_string().contains("a bad block, or it has become shorter"));
 }
 
@@ -222,10 +224,10 @@ fn source_that_can_be_read_block_by_block_is_swapped() {
         Asked::Read if range.end - range.start > 4096 => Err(StoreError::Medium),
         _ => Ok(()),
     });
-    let switch = Switch::new(picky).unwrap();
+    let switch = MediumSwitch::new(picky).unwrap();
     let mut user = switch.open().unwrap();
     user.write_at(1_234_567, b"still here").unwrap();
-    run(&switch, Arc::new(memory(4 << 20)), Options { verify: true, ..Options::default() }).unwrap();
+    run(&switch, Arc::new(memory(4 << 20)), SwapOptions { verify: true, ..SwapOptions::default() }).unwrap();
     let mut bytes = [0; 10];
     user.read_at(1_234_567, &mut bytes).unwrap();
     assert_eq!(&bytes, b"still here");
@@ -267,7 +269,7 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
         }
         Ok(())
     });
-    let switch = Switch::new(source).unwrap();
+    let switch = MediumSwitch::new(source).unwrap();
     let [mut user, other] = [switch.open().unwrap(), switch.open().unwrap()];
     let clock = Arc::clone(&clock_ms);
     let now = move || Instant::from_nanos(clock.load(Ordering::SeqCst) * 1_000_000);
@@ -281,34 +283,34 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
             moment
         }
     };
-    let swap = Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), now()).unwrap();
+    let swap = MediumSwap::begin(&switch, destination, Box::new(Nowhere), SwapOptions::default(), now()).unwrap();
     let mut swap = swap.timed_by(for_requests);
-    let mut to = |phase: Phase| {
+    let mut to = |phase: SwapPhase| {
         while swap.phase() != phase {
-            assert_eq!(swap.step(now()), Step::Again);
+            assert_eq!(swap.step(now()), SwapStep::Again);
         }
         swap.progress(now()).delayed
     };
-    assert_eq!(to(Phase::Flushing), Duration::ZERO);
+    assert_eq!(to(SwapPhase::Flushing), Duration::ZERO);
     // What changes now is copied again while both media are written.
     user.write_at(0, &[1; 512]).unwrap();
-    assert_eq!(to(Phase::Draining), Duration::ZERO);
+    assert_eq!(to(SwapPhase::Draining), Duration::ZERO);
     *waiting.lock().unwrap() = Some(other);
-    to(Phase::Deciding);
+    to(SwapPhase::Deciding);
     writer.lock().unwrap().take().expect("the piece was copied again").join().unwrap();
-    assert_eq!(to(Phase::Deciding), Duration::from_millis(7 + 5 + 5));
+    assert_eq!(to(SwapPhase::Deciding), Duration::from_millis(7 + 5 + 5));
     assert!(matches!(
-        std::iter::repeat_with(|| swap.step(now())).find(|step| *step != Step::Again),
-        Some(Step::Ended(Ok(_)))
+        std::iter::repeat_with(|| swap.step(now())).find(|step| *step != SwapStep::Again),
+        Some(SwapStep::Ended(Ok(_)))
     ));
     assert_eq!(swap.progress(now()).delayed, Duration::from_millis(17), "of the whole swap");
 }
 
 #[test]
 fn impossible_swap_is_refused_before_any_write() {
-    let switch = Switch::new(Arc::new(memory(1 << 20))).unwrap();
-    let begin = |destination: Arc<dyn Medium>| {
-        Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), Instant::ZERO)
+    let switch = MediumSwitch::new(Arc::new(memory(1 << 20))).unwrap();
+    let begin = |destination: Arc<dyn BlockMedium>| {
+        MediumSwap::begin(&switch, destination, Box::new(Nowhere), SwapOptions::default(), Instant::ZERO)
     };
     let small = begin(Arc::new(memory(1 << 19))).unwrap_err();
     assert_eq!(small, SwapError::TooSmall { needed: 1 << 20, found: 1 << 19 });
@@ -323,9 +325,9 @@ fn impossible_swap_is_refused_before_any_write() {
 
 #[test]
 fn read_only_device_stays_read_only_on_a_writable_medium() {
-    let switch = Switch::new(Arc::new(Sealed(vec![7; 1 << 20]))).unwrap();
+    let switch = MediumSwitch::new(Arc::new(Sealed(vec![7; 1 << 20]))).unwrap();
     let mut user = switch.open().unwrap();
-    run(&switch, Arc::new(memory(2 << 20)), Options::default()).unwrap();
+    run(&switch, Arc::new(memory(2 << 20)), SwapOptions::default()).unwrap();
     let mut bytes = [0; 512];
     user.read_at(1 << 19, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 512]);
@@ -344,7 +346,7 @@ fn swap_is_given_up_after_waiting_for_a_hanging_request() {
         }
         Ok(())
     });
-    let switch = Switch::new(hanging).unwrap();
+    let switch = MediumSwitch::new(hanging).unwrap();
     let mut user = switch.open().unwrap();
     let held = hold.0.lock().unwrap();
     let writer = std::thread::spawn(move || {
@@ -356,19 +358,19 @@ fn swap_is_given_up_after_waiting_for_a_hanging_request() {
     }
     let mut now = Instant::ZERO;
     let destination = Arc::new(memory(1 << 20));
-    let mut swap = Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), now).unwrap();
+    let mut swap = MediumSwap::begin(&switch, destination, Box::new(Nowhere), SwapOptions::default(), now).unwrap();
     let ended = loop {
         match swap.step(now) {
-            Step::Again => {}
-            Step::At(_) => now = now + Duration::from_secs(1),
-            Step::Ended(result) => break result,
+            SwapStep::Again => {}
+            SwapStep::At(_) => now = now + Duration::from_secs(1),
+            SwapStep::Ended(result) => break result,
         }
     };
     assert_eq!((ended, now.as_nanos() / 1_000_000_000), (Err(SwapError::Stuck), 61));
     drop(held);
     let mut user = writer.join().unwrap();
     drop(swap);
-    run(&switch, Arc::new(memory(1 << 20)), Options::default()).unwrap();
+    run(&switch, Arc::new(memory(1 << 20)), SwapOptions::default()).unwrap();
     let mut bytes = [0; 512];
     user.read_at(0, &mut bytes).unwrap();
     assert_eq!(bytes, [9; 512]);
@@ -379,9 +381,9 @@ fn swap_is_given_up_after_waiting_for_a_hanging_request() {
 #[test]
 fn write_after_the_decision_to_a_failed_place_of_the_source_is_not_lost() {
     struct Writing(Arc<AtomicBool>, Box<dyn BlockStore>);
-    impl Journal for Writing {
-        fn note(&mut self, milestone: Milestone) -> Result<(), String> {
-            if milestone == Milestone::Switched {
+    impl MilestoneJournal for Writing {
+        fn note(&mut self, milestone: SwapMilestone) -> Result<(), String> {
+            if milestone == SwapMilestone::Switched {
                 self.0.store(true, Ordering::Relaxed);
                 assert_eq!(self.1.write_at(4096, &[1; 4096]), Err(StoreError::Medium));
                 self.0.store(false, Ordering::Relaxed);
@@ -396,9 +398,9 @@ fn write_after_the_decision_to_a_failed_place_of_the_source_is_not_lost() {
         Asked::Write if fails.load(Ordering::Relaxed) => Err(StoreError::Medium),
         _ => Ok(()),
     });
-    let switch = Switch::new(failing).unwrap();
+    let switch = MediumSwitch::new(failing).unwrap();
     let journal = Box::new(Writing(is_failing, switch.open().unwrap()));
-    run_with(&switch, Arc::new(memory(1 << 20)), journal, Options::default()).unwrap();
+    run_with(&switch, Arc::new(memory(1 << 20)), journal, SwapOptions::default()).unwrap();
     let mut bytes = [0; 4096];
     switch.open().unwrap().read_at(4096, &mut bytes).unwrap();
     assert_eq!(bytes, [2; 4096]);
@@ -410,7 +412,7 @@ fn threads_at_full_speed_lose_nothing_during_swaps() {
     const PART: u64 = 300_000;
     const USERS: u64 = 3;
     let size = PART * USERS;
-    let switch = Switch::new(Arc::new(memory(size))).unwrap();
+    let switch = MediumSwitch::new(Arc::new(memory(size))).unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let users: Vec<_> = (0..USERS)
         .map(|part| {
@@ -440,7 +442,7 @@ fn threads_at_full_speed_lose_nothing_during_swaps() {
     let mut last = memory(size);
     for round in 0..12 {
         last = memory(size);
-        let options = Options { verify: round % 2 == 1, ..Options::default() };
+        let options = SwapOptions { verify: round % 2 == 1, ..SwapOptions::default() };
         run(&switch, Arc::new(last.clone()), options).unwrap_or_else(|error| panic!("swap {round}: {error}"));
     }
     // A busy machine may not have let the threads run meanwhile.
@@ -458,7 +460,7 @@ fn threads_at_full_speed_lose_nothing_during_swaps() {
 /// A read-only medium.
 struct Sealed(Vec<u8>);
 
-impl Medium for Sealed {
+impl BlockMedium for Sealed {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         Ok(Box::new(MemoryStore::new(self.0.clone()).read_only()))
     }
@@ -470,8 +472,8 @@ impl Medium for Sealed {
 
 struct Nowhere;
 
-impl Journal for Nowhere {
-    fn note(&mut self, _milestone: Milestone) -> Result<(), String> {
+impl MilestoneJournal for Nowhere {
+    fn note(&mut self, _milestone: SwapMilestone) -> Result<(), String> {
         Ok(())
     }
 }
@@ -481,25 +483,29 @@ fn memory(size: u64) -> MemoryMedium {
 }
 
 /// Swaps with a real clock.
-fn run(switch: &Switch, destination: Arc<dyn Medium>, options: Options) -> Result<Report, SwapError> {
+fn run(
+    switch: &MediumSwitch,
+    destination: Arc<dyn BlockMedium>,
+    options: SwapOptions,
+) -> Result<SwapReport, SwapError> {
     run_with(switch, destination, Box::new(Nowhere), options)
 }
 
 fn run_with(
-    switch: &Switch,
-    destination: Arc<dyn Medium>,
-    journal: Box<dyn Journal>,
-    options: Options,
-) -> Result<Report, SwapError> {
+    switch: &MediumSwitch,
+    destination: Arc<dyn BlockMedium>,
+    journal: Box<dyn MilestoneJournal>,
+    options: SwapOptions,
+) -> Result<SwapReport, SwapError> {
     let began = std::time::Instant::now();
     let now = || Instant::ZERO + began.elapsed();
-    let mut swap = Swap::begin(switch, destination, journal, options, now())?;
+    let mut swap = MediumSwap::begin(switch, destination, journal, options, now())?;
     loop {
         match swap.step(now()) {
-            Step::Again => {}
-            Step::At(when) => std::thread::sleep(when - now()),
-            Step::Ended(result) => {
-                assert!(result.is_err() || swap.phase() == Phase::Releasing);
+            SwapStep::Again => {}
+            SwapStep::At(when) => std::thread::sleep(when - now()),
+            SwapStep::Ended(result) => {
+                assert!(result.is_err() || swap.phase() == SwapPhase::Releasing);
                 return result;
             }
         }

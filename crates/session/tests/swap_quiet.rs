@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, Instant, Payload, StoreError,
 };
-use farbus_session::block::swap::{Options, Phase};
-use farbus_session::block::{Swappable, Work};
+use farbus_session::block::swap::{SwapOptions, SwapPhase};
+use farbus_session::block::{DeviceSwapAction, SwappableDevice};
 
 const BLOCK: u32 = 4096;
 const SIZE: u64 = 8 << 20;
@@ -40,7 +40,7 @@ impl Far {
         Self { bytes, info, round_trip, bytes_per_s, free: Instant::ZERO, queue: VecDeque::new() }
     }
 
-    fn carry_out(&mut self, request: BlockInFlight) -> BlockDone {
+    fn carry_out(&mut self, request: BlockInFlight) -> BlockCompletion {
         let range = request.offset as usize..request.offset as usize + request.length as usize;
         match request.op {
             BlockOp::Read => request.answer(Payload::from(self.bytes[range].to_vec())),
@@ -63,7 +63,7 @@ impl BlockDevice for Far {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, _: &mut CompletionQueue<BlockCompletion>) {
         request.own_payload();
         let bytes = u64::from(request.length) * u64::from(matches!(request.op, BlockOp::Read | BlockOp::Write));
         self.free = self.free.max(now) + Duration::from_nanos(bytes * 1_000_000_000 / self.bytes_per_s);
@@ -74,7 +74,7 @@ impl BlockDevice for Far {
         self.queue.front().map(|(at, _)| *at)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while self.queue.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, request)) = self.queue.pop_front() else { return };
             done.push(self.carry_out(request));
@@ -107,12 +107,12 @@ struct Seen {
 /// Keeps so many requests pending until the swap has ended, if there is one, and at least so many answers came.
 fn work(round_trip: Duration, swaps: bool, answers_min: u64) -> Seen {
     let content: Vec<u8> = (0..SIZE).map(|at| (at / 512) as u8 | 1).collect();
-    let mut disk = Swappable::new(Far::new(content, round_trip, 100_000_000));
-    let mut done = Completions::new(BufferPool::new(1 << 20));
+    let mut disk = SwappableDevice::new(Far::new(content, round_trip, 100_000_000));
+    let mut done = CompletionQueue::new(BufferPool::new(1 << 20));
     let mut now = Instant::ZERO;
     if swaps {
         let near = Far::new(vec![0; SIZE as usize], Duration::from_micros(50), 400_000_000);
-        disk.begin(now, near, None, Options::default()).map_err(|(error, _)| error).unwrap();
+        disk.begin(now, near, None, SwapOptions::default()).map_err(|(error, _)| error).unwrap();
     }
     let (mut seen, mut since) = (Seen::default(), std::collections::BTreeMap::new());
     let (mut random, mut last, mut next, mut is_swapped) = (1u64, now, 0, !swaps);
@@ -132,9 +132,9 @@ fn work(round_trip: Duration, swaps: bool, answers_min: u64) -> Seen {
         disk.end_turn(now, &mut done);
         while let Some(work) = disk.poll_work() {
             match work {
-                Work::Note(_) => disk.handle_noted(now, Ok(()), &mut done),
-                Work::Release(device) => drop(device),
-                Work::Ended(result) => {
+                DeviceSwapAction::Note(_) => disk.handle_noted(now, Ok(()), &mut done),
+                DeviceSwapAction::Release(device) => drop(device),
+                DeviceSwapAction::Ended(result) => {
                     result.unwrap();
                     is_swapped = true;
                 }
@@ -145,7 +145,7 @@ fn work(round_trip: Duration, swaps: bool, answers_min: u64) -> Seen {
             let asked = since.remove(&answer.id.0).expect("each is answered once");
             let phase = disk.progress(now).map(|progress| progress.phase);
             // Before the switch, requests share the disk with what is copied, whose rate its owner chooses.
-            if !matches!(phase, Some(Phase::Beginning | Phase::Copying | Phase::Flushing)) {
+            if !matches!(phase, Some(SwapPhase::Beginning | SwapPhase::Copying | SwapPhase::Flushing)) {
                 (seen.latency, seen.quiet) = (seen.latency.max(now - asked), seen.quiet.max(now - last));
                 seen.switching += u64::from(phase.is_some());
             }

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extent,
-    Extents, Instant, Payload, Pending, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ExtentList, Instant, Payload, PendingBlockRequests, StoreError, StoreExtent,
 };
-use farbus_session::Reject;
-use farbus_session::block::swap::{Milestone, Options, Phase, Report, Side, SwapError};
-use farbus_session::block::{AWAY_KIND, Swappable, Work};
+use farbus_session::ProtocolViolation;
+use farbus_session::block::swap::{SwapError, SwapMilestone, SwapOptions, SwapPhase, SwapReport, SwapSide};
+use farbus_session::block::{AWAY_KIND, DeviceSwapAction, SwappableDevice};
 use farbus_session::snapshot;
 
 const SECTOR: u64 = 512;
@@ -87,7 +87,7 @@ impl Late {
 }
 
 impl Disk {
-    fn carry_out(&mut self, request: BlockInFlight) -> BlockDone {
+    fn carry_out(&mut self, request: BlockInFlight) -> BlockCompletion {
         let range = request.offset as usize..request.offset as usize + request.length as usize;
         if self.is_gone {
             return request.fail(StoreError::Gone);
@@ -101,10 +101,10 @@ impl Disk {
                 }
             }
             BlockOp::Map => {
-                let mut extents = Extents::default();
+                let mut extents = ExtentList::default();
                 for sector in self.bytes[range].chunks(SECTOR as usize) {
                     let is_hole = sector.iter().all(|byte| *byte == 0);
-                    if !extents.push(Extent { length: SECTOR, is_hole }) {
+                    if !extents.push(StoreExtent { length: SECTOR, is_hole }) {
                         break;
                     }
                 }
@@ -141,14 +141,14 @@ impl BlockDevice for Late {
         &self.info
     }
 
-    fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         match self.info.check(&request) {
             Ok(()) => self.disk().queue.push(request),
             Err(error) => done.push(request.fail(error)),
         }
     }
 
-    fn handle_ready(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let mut disk = self.disk();
         let mut due = std::mem::take(&mut disk.due);
         due.sort_unstable();
@@ -213,21 +213,21 @@ struct Asked {
 
 struct World {
     chance: Chance,
-    disk: Swappable<Late>,
-    done: Completions<BlockDone>,
+    disk: SwappableDevice<Late>,
+    done: CompletionQueue<BlockCompletion>,
     source: Late,
     destination: Option<Late>,
     /// What the journal says durably.
-    milestone: Milestone,
+    milestone: SwapMilestone,
     /// A note that is being made.
-    note: Option<Milestone>,
+    note: Option<SwapMilestone>,
     /// Until then no note is made.
     slow_until: u64,
     sectors: Vec<Sector>,
     asked: BTreeMap<u64, Asked>,
     clock: u64,
     ids: u64,
-    ended: Option<Result<Report, SwapError>>,
+    ended: Option<Result<SwapReport, SwapError>>,
     reads: u64,
     seed: u64,
     /// The device that was given back.
@@ -246,11 +246,11 @@ impl World {
         let source = Late::new(vec![0; SIZE as usize]);
         Self {
             chance: Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
-            disk: Swappable::new(source.clone()),
-            done: Completions::new(BufferPool::new(1 << 20)),
+            disk: SwappableDevice::new(source.clone()),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             source,
             destination: None,
-            milestone: Milestone::Abandoned,
+            milestone: SwapMilestone::Abandoned,
             note: None,
             slow_until: 0,
             sectors: vec![Sector::new(); SECTORS as usize],
@@ -268,13 +268,13 @@ impl World {
         Instant::from_nanos(self.clock * 1000)
     }
 
-    fn begin(&mut self, options: Options) {
+    fn begin(&mut self, options: SwapOptions) {
         let mut bytes = vec![0xee; SIZE as usize + 4096];
         if options.resume {
             bytes[..SIZE as usize / 2].copy_from_slice(&self.source.disk().bytes[..SIZE as usize / 2]);
         }
         let destination = Late::new(bytes);
-        (self.milestone, self.ended, self.released) = (Milestone::Copying, None, None);
+        (self.milestone, self.ended, self.released) = (SwapMilestone::Copying, None, None);
         self.disk.begin(self.now(), destination.clone(), None, options).map_err(|(error, _)| error).unwrap();
         self.destination = Some(destination);
     }
@@ -285,14 +285,14 @@ impl World {
         let now = self.now();
         let saved = self.disk.save_away(now)?;
         let late = self.source.clone();
-        let held = || -> Pending {
+        let held = || -> PendingBlockRequests {
             let disk = late.disk();
             disk.queue.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect()
         };
-        let restore = |bytes: &[u8], pending: Pending| {
+        let restore = |bytes: &[u8], pending: PendingBlockRequests| {
             let mut from = snapshot::open(bytes, AWAY_KIND)?;
-            let device = |_: &[u8], _: &BlockInfo| Ok::<_, Reject>((late.clone(), pending));
-            let restored = Swappable::restore_away(now, &mut from, device)?;
+            let device = |_: &[u8], _: &BlockInfo| Ok::<_, ProtocolViolation>((late.clone(), pending));
+            let restored = SwappableDevice::restore_away(now, &mut from, device)?;
             from.end("disk").map(|()| restored)
         };
         // What is cut off, or does not fit what the device has, is refused.
@@ -432,13 +432,15 @@ impl World {
     fn take_work(&mut self) {
         while let Some(work) = self.disk.poll_work() {
             match work {
-                Work::Note(milestone) => assert!(self.note.replace(milestone).is_none(), "one note at a time"),
-                Work::Release(device) => self.released = Some(device),
-                Work::Ended(result) => {
+                DeviceSwapAction::Note(milestone) => {
+                    assert!(self.note.replace(milestone).is_none(), "one note at a time")
+                }
+                DeviceSwapAction::Release(device) => self.released = Some(device),
+                DeviceSwapAction::Ended(result) => {
                     if result.is_ok() {
                         let destination = self.destination.take().expect("it was swapped for");
                         self.source = destination;
-                        self.milestone = Milestone::Abandoned;
+                        self.milestone = SwapMilestone::Abandoned;
                     }
                     self.destination = None;
                     self.ended = Some(result);
@@ -451,7 +453,7 @@ impl World {
     /// that was never written so.
     fn look_at_power_cut(&self) {
         let device = match (&self.destination, self.milestone) {
-            (Some(destination), Milestone::Switched) => destination,
+            (Some(destination), SwapMilestone::Switched) => destination,
             _ => &self.source,
         };
         let disk = device.disk();
@@ -470,7 +472,7 @@ impl World {
         }
     }
 
-    fn run_until_ended(&mut self) -> Result<Report, SwapError> {
+    fn run_until_ended(&mut self) -> Result<SwapReport, SwapError> {
         for _ in 0..200_000 {
             self.step();
             if let Some(ended) = self.ended.take() {
@@ -517,7 +519,7 @@ fn nothing_is_lost_and_nothing_old_is_read_in_swaps_there_and_back_whenever_the_
             world.step();
         }
         for at in 0..3 {
-            let options = Options { verify: (seed + at) % 2 == 0, resume: (seed + at) % 3 == 0, rate: None };
+            let options = SwapOptions { verify: (seed + at) % 2 == 0, resume: (seed + at) % 3 == 0, rate: None };
             world.begin(options);
             let report = world.run_until_ended().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             assert!(report.rounds >= 1, "seed {seed}: {report:?}");
@@ -535,7 +537,7 @@ fn another_process_answers_what_was_asked_of_a_disk_that_was_swapped_once_and_ri
     for seed in seeds() {
         let mut world = World::new(seed);
         assert_eq!(world.disk.save_away(world.now()), None, "it was never swapped: it is saved as it is");
-        world.begin(Options { rate: None, verify: false, resume: false });
+        world.begin(SwapOptions { rate: None, verify: false, resume: false });
         while world.ended.is_none() {
             world.step();
             assert!(world.ended.is_some() || world.disk.save_away(world.now()).is_none(), "it is being swapped");
@@ -564,13 +566,13 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
         for _ in 0..60 {
             world.step();
         }
-        world.begin(Options { verify: seed % 2 == 0, ..Options::default() });
+        world.begin(SwapOptions { verify: seed % 2 == 0, ..SwapOptions::default() });
         let at = seed * 7 % 80;
         let mut ended = None;
         for step in 0..200_000 {
             let phase = world.disk.progress(world.now()).map(|progress| progress.phase);
             // Once it may be decided, a failure of the destination is one of the device.
-            let may_fail = !matches!(phase, Some(Phase::Deciding | Phase::Releasing));
+            let may_fail = !matches!(phase, Some(SwapPhase::Deciding | SwapPhase::Releasing));
             if step == at {
                 let now = world.now();
                 match seed % 4 {
@@ -582,11 +584,11 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
                     _ => {}
                 }
             }
-            if seed % 4 == 3 && world.note == Some(Milestone::Switched) {
+            if seed % 4 == 3 && world.note == Some(SwapMilestone::Switched) {
                 // What says which disk it is takes its time, and users go on meanwhile.
                 (world.note, world.slow_until) = (None, world.clock + 200);
                 if world.chance.one_in(2) {
-                    world.milestone = Milestone::Switched;
+                    world.milestone = SwapMilestone::Switched;
                 }
                 let now = world.now();
                 world.disk.handle_noted(now, Err("no space".into()), &mut world.done);
@@ -605,13 +607,13 @@ fn a_swap_that_is_cancelled_or_fails_at_any_step_leaves_the_source_as_it_would_b
         let key = match ended.unwrap_or_else(|| panic!("seed {seed}: no end")) {
             Ok(_) => "swapped",
             Err(SwapError::Cancelled) => "cancelled",
-            Err(SwapError::Medium { side: Side::Destination, .. }) => "destination",
+            Err(SwapError::Medium { side: SwapSide::Destination, .. }) => "destination",
             Err(SwapError::Journal(_)) => "journal",
             Err(error) => panic!("seed {seed}: {error}"),
         };
         *ends.entry(key).or_default() += 1;
         if key != "swapped" {
-            assert_eq!(world.milestone, Milestone::Abandoned, "seed {seed}");
+            assert_eq!(world.milestone, SwapMilestone::Abandoned, "seed {seed}");
         }
         world.finish();
         if key != "swapped" {
@@ -633,10 +635,10 @@ fn a_source_that_goes_while_the_journal_is_written_fails_no_request() {
         for _ in 0..60 {
             world.step();
         }
-        world.begin(Options::default());
+        world.begin(SwapOptions::default());
         let report = loop {
             world.step();
-            if world.note == Some(Milestone::Switched) && !world.source.disk().is_gone {
+            if world.note == Some(SwapMilestone::Switched) && !world.source.disk().is_gone {
                 world.source.disk().is_gone = true;
                 world.slow_until = world.clock + world.chance.below(200);
                 assert!(!world.disk.is_gone(), "seed {seed}: it may have a device");
@@ -663,7 +665,7 @@ fn a_bad_block_of_the_source_is_named() {
     world.source.disk().bytes[70 * SECTOR as usize..][..SECTOR as usize].fill(7);
     world.source.disk().bad_sector = Some(70);
     world.asked.retain(|_, _| true);
-    world.begin(Options::default());
+    world.begin(SwapOptions::default());
     let now = world.now();
     let mut ended = None;
     for _ in 0..10_000 {
@@ -679,16 +681,19 @@ fn a_bad_block_of_the_source_is_named() {
         }
     }
     let granule = 4096;
-    let expected =
-        SwapError::Medium { side: Side::Source, offset: 70 * SECTOR / granule * granule, error: StoreError::Medium };
+    let expected = SwapError::Medium {
+        side: SwapSide::Source,
+        offset: 70 * SECTOR / granule * granule,
+        error: StoreError::Medium,
+    };
     assert_eq!(ended, Some(Err(expected)));
 }
 
 #[test]
 fn a_destination_that_does_not_answer_while_users_wait_for_it_is_given_up() {
     let mut world = World::new(3);
-    world.begin(Options::default());
-    while !world.disk.progress(world.now()).is_some_and(|progress| progress.phase == Phase::Deciding) {
+    world.begin(SwapOptions::default());
+    while !world.disk.progress(world.now()).is_some_and(|progress| progress.phase == SwapPhase::Deciding) {
         world.clock += 1;
         let now = world.now();
         world.disk.handle_timeout(now, &mut world.done);
@@ -707,22 +712,26 @@ fn a_destination_that_does_not_answer_while_users_wait_for_it_is_given_up() {
     world.disk.handle_timeout(late, &mut world.done);
     let answer = world.done.pop().expect("it is answered by the source alone");
     assert_eq!((answer.id, answer.result), (id, Ok(())));
-    assert_eq!(world.disk.poll_work().map(|work| matches!(work, Work::Note(Milestone::Abandoned))), Some(true));
+    assert_eq!(
+        world.disk.poll_work().map(|work| matches!(work, DeviceSwapAction::Note(SwapMilestone::Abandoned))),
+        Some(true)
+    );
 }
 
 #[test]
 fn destinations_that_do_not_suit_are_refused_and_given_back() {
     let source = Late::new(vec![0; SIZE as usize]);
-    let mut disk = Swappable::new(source);
+    let mut disk = SwappableDevice::new(source);
     let small = Late::new(vec![0; SIZE as usize - 512]);
     let mut coarse = Late::new(vec![0; SIZE as usize]);
     coarse.info.block_bytes = 4096;
     let mut sealed = Late::new(vec![0; SIZE as usize]);
     sealed.info.is_read_only = true;
-    let mut begin =
-        |device: &Late| disk.begin(Instant::ZERO, device.clone(), None, Options::default()).map_err(|(error, _)| error);
+    let mut begin = |device: &Late| {
+        disk.begin(Instant::ZERO, device.clone(), None, SwapOptions::default()).map_err(|(error, _)| error)
+    };
     assert_eq!(begin(&small), Err(SwapError::TooSmall { needed: SIZE, found: SIZE - 512 }));
-    assert!(matches!(begin(&coarse), Err(SwapError::Open(Side::Destination, _))));
+    assert!(matches!(begin(&coarse), Err(SwapError::Open(SwapSide::Destination, _))));
     assert_eq!(begin(&sealed), Err(SwapError::ReadOnly));
     let good = Late::new(vec![0; SIZE as usize]);
     assert_eq!(begin(&good), Ok(()));

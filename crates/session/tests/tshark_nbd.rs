@@ -10,15 +10,15 @@ use std::process::Command;
 use std::sync::Arc;
 
 use farbus_model::block::MemoryStore;
-use farbus_model::{BlockDevice, BufferPool, Completions, Instant, Limits};
+use farbus_model::{BlockDevice, BufferPool, CompletionQueue, Instant, SessionLimits};
 use farbus_session::block::StoreDevice;
-use farbus_session::nbd::message::{Request, command};
-use farbus_session::nbd::{Export, ServerConn};
+use farbus_session::nbd::message::{NbdRequest, command};
+use farbus_session::nbd::{NbdExportDescription, NbdServerConn};
 use world::transcript::{Transcript, Turn, Who};
 
 /// Our server over a store, and the messages of both sides.
 struct Session {
-    conn: ServerConn,
+    conn: NbdServerConn,
     device: StoreDevice<MemoryStore>,
     said: Transcript,
 }
@@ -26,11 +26,15 @@ struct Session {
 impl Session {
     fn new() -> Self {
         let device = StoreDevice::new(MemoryStore::new(vec![0x5a; 1 << 20]));
-        let exports: Arc<[Export]> =
-            [Export { name: String::new(), description: "a disk".into(), info: *device.info(), zeroes_fast: true }]
-                .into();
+        let exports: Arc<[NbdExportDescription]> = [NbdExportDescription {
+            name: String::new(),
+            description: "a disk".into(),
+            info: *device.info(),
+            zeroes_fast: true,
+        }]
+        .into();
         let mut session =
-            Self { conn: ServerConn::new(0, exports, &Limits::DEFAULT), device, said: Transcript::default() };
+            Self { conn: NbdServerConn::new(0, exports, &SessionLimits::DEFAULT), device, said: Transcript::default() };
         session.answer();
         session
     }
@@ -54,7 +58,7 @@ impl Session {
     }
 
     fn answer(&mut self) {
-        let mut done = Completions::new(BufferPool::new(1 << 20));
+        let mut done = CompletionQueue::new(BufferPool::new(1 << 20));
         while let Some(request) = self.conn.poll_request().expect("we keep to the rules") {
             self.device.submit(Instant::ZERO, request.launch(), &mut done);
             let answer = done.pop().expect("a store answers at once");
@@ -68,7 +72,7 @@ impl Session {
     }
 
     fn ask(&mut self, command: u16, cookie: u64, offset: u64, length: u32) {
-        let request = Request { flags: 0, command, cookie, offset, length };
+        let request = NbdRequest { flags: 0, command, cookie, offset, length };
         let data = if command == command::WRITE { vec![0xa5; length as usize] } else { Vec::new() };
         self.say(&[&request.to_bytes()[..], &data].concat());
     }

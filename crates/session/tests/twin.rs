@@ -14,20 +14,23 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use distant::{Distant, Way};
-use farbus_gadgets::audio::Audio;
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_gadgets::{Context, Control, Emulated, Function, Received, Sent};
+use farbus_gadgets::audio::AudioGadget;
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
+use farbus_gadgets::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::usb::request;
 use farbus_model::{
-    BufferPool, Command, Completions, Definition, Descriptors, Device, Done, EpAddr, Exchange, ExchangeReport,
-    InFlight, Instant, IsoPacket, Payload, Selection, Setup, Speed, Status, Twin, Urb, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, DeviceSwapOutcome,
+    DeviceSwapReport, EpAddr, Instant, IsoPacket, OwnerCommand, Payload, SetupPacket, SwapCandidate, Urb,
+    UrbCompletion, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
-use farbus_session::far::{Far, Plan};
-use farbus_session::isochronous::Isochronous;
-use farbus_session::snapshot::{Reader, Writer};
-use farbus_session::twin::{DRAIN_TIME_MAX, Twinned, difference};
+use farbus_session::far::{FarLayer, FarLayerConfig};
+use farbus_session::isochronous::IsochronousLayer;
+use farbus_session::snapshot::{FieldReader, SnapshotWriter};
+use farbus_session::twin::{DRAIN_TIME_MAX, TwinnedDevice, difference};
 use random::Random;
 
 const IN: EpAddr = EpAddr::from_byte(0x81);
@@ -55,62 +58,62 @@ struct Adapter {
 }
 
 impl Adapter {
-    fn definition(serial: &str) -> Definition {
+    fn definition(serial: &str) -> DeviceDefinition {
         // The data has an interface of its own, from which a layer above receives ahead of its user.
-        let device = Definition::new(0x0403, 0x6001).speed(Speed::High).names("farbus", "adapter", serial);
+        let device = DeviceDefinition::new(0x0403, 0x6001).speed(UsbSpeed::High).names("farbus", "adapter", serial);
         device.interface(InterfaceDefinition::new(2, 2, 1)).interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(1))
     }
 }
 
-impl Function for Adapter {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for Adapter {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let mut line = self.line.lock().unwrap();
         let count = line.incoming.len().min(room);
         if count == 0 {
-            return Sent::Nak;
+            return InTransferAnswer::Nak;
         }
-        Sent::Data(line.incoming.drain(..count).collect::<Vec<u8>>().into())
+        InTransferAnswer::Data(line.incoming.drain(..count).collect::<Vec<u8>>().into())
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         let mut line = self.line.lock().unwrap();
         if line.is_stuck {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         line.sent.extend(&*payload.contiguous());
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
+    fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
         let mut told = self.told.lock().unwrap();
         match (setup.request_type, setup.request) {
             (0x21, LINE_CODING) => told.coding = data.to_vec(),
             (0x40, 3) => told.vendor.push(setup.value),
-            _ => return Control::Stall,
+            _ => return ControlTransferAnswer::Stall,
         }
-        Control::Ack
+        ControlTransferAnswer::Ack
     }
 }
 
 /// An adapter on a cable that may be unplugged; it answers control requests late.
 struct Cable {
-    device: Emulated<Adapter>,
+    device: EmulatedDevice<Adapter>,
     is_pulled: Arc<AtomicBool>,
     is_gone: bool,
-    later: VecDeque<InFlight>,
-    inner: Completions,
+    later: VecDeque<UrbInFlight>,
+    inner: CompletionQueue,
 }
 
 impl Cable {
-    fn step(&mut self, now: Instant, done: &mut Completions) {
+    fn step(&mut self, now: Instant, done: &mut CompletionQueue) {
         if self.is_pulled.load(Ordering::Relaxed) && !self.is_gone {
             self.is_gone = true;
             for urb in self.later.drain(..) {
-                done.push(urb.fail(Status::Gone));
+                done.push(urb.fail(UrbStatus::Gone));
             }
             self.device.reset(now, &mut self.inner);
             while let Some(answer) = self.inner.pop() {
-                done.push(Done { status: Status::Gone, ..answer });
+                done.push(UrbCompletion { status: UrbStatus::Gone, ..answer });
             }
         }
         for urb in self.later.drain(..) {
@@ -121,43 +124,43 @@ impl Cable {
 }
 
 impl Device for Cable {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.device.descriptors()
     }
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.device.speed()
     }
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.device.selection()
     }
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         if self.is_gone {
-            done.push(urb.fail(Status::Gone));
+            done.push(urb.fail(UrbStatus::Gone));
         } else if urb.endpoint.is_control() {
             self.later.push_back(urb);
         } else {
             self.device.submit(now, urb, done);
         }
     }
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         if let Some(at) = self.later.iter().position(|urb| urb.id == id) {
-            return done.push(self.later.remove(at).unwrap().fail(Status::Cancelled));
+            return done.push(self.later.remove(at).unwrap().fail(UrbStatus::Cancelled));
         }
         self.device.cancel(now, id, done);
     }
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         for urb in self.later.drain(..) {
-            done.push(urb.fail(Status::Shutdown));
+            done.push(urb.fail(UrbStatus::Shutdown));
         }
         self.device.reset(now, done);
     }
     fn poll_timeout(&self) -> Option<Instant> {
         self.device.poll_timeout()
     }
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.step(now, done);
     }
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.step(now, done);
     }
     fn is_gone(&self) -> bool {
@@ -171,24 +174,24 @@ struct Plugged {
 }
 
 /// A device as a kernel's front end has it: the layers that hide its distance are above the exchange.
-type Layered = Far<Isochronous<Twinned>>;
+type Layered = FarLayer<IsochronousLayer<TwinnedDevice>>;
 
-fn layered(device: Box<dyn Device>, plan: Plan) -> Layered {
-    Far::new(Isochronous::new(Twinned::new(device), plan.is_on), plan)
+fn layered(device: Box<dyn Device>, plan: FarLayerConfig) -> Layered {
+    FarLayer::new(IsochronousLayer::new(TwinnedDevice::new(device), plan.is_on), plan)
 }
 
 /// The outcomes of exchanges.
-type Outcomes = Arc<Mutex<Vec<Exchange>>>;
+type Outcomes = Arc<Mutex<Vec<DeviceSwapOutcome>>>;
 
 struct Play {
     line: Arc<Mutex<Line>>,
     device: Layered,
     now: Instant,
-    done: Completions,
+    done: CompletionQueue,
     next_id: u64,
     /// Open requests, with the data that they send.
     owed: BTreeMap<u64, Option<Vec<u8>>>,
-    answered: Vec<Done>,
+    answered: Vec<UrbCompletion>,
     read: Vec<u8>,
     /// The data that was accepted, in the order of its completions.
     written: Vec<u8>,
@@ -203,8 +206,8 @@ struct Play {
 fn adapter(line: &Arc<Mutex<Line>>, serial: &str) -> (Box<dyn Device>, Plugged) {
     let plugged = Plugged { told: Arc::default(), is_pulled: Arc::default() };
     let function = Adapter { line: Arc::clone(line), told: Arc::clone(&plugged.told) };
-    let device = Emulated::new(&Adapter::definition(serial), function);
-    let inner = Completions::new(BufferPool::new(0));
+    let device = EmulatedDevice::new(&Adapter::definition(serial), function);
+    let inner = CompletionQueue::new(BufferPool::new(0));
     let is_pulled = Arc::clone(&plugged.is_pulled);
     (Box::new(Cable { device, is_pulled, is_gone: false, later: VecDeque::new(), inner }), plugged)
 }
@@ -212,17 +215,17 @@ fn adapter(line: &Arc<Mutex<Line>>, serial: &str) -> (Box<dyn Device>, Plugged) 
 impl Play {
     /// A configured adapter, of which nothing is asked ahead.
     fn new() -> Self {
-        Self::with(Plan::OFF)
+        Self::with(FarLayerConfig::OFF)
     }
 
-    fn with(plan: Plan) -> Self {
+    fn with(plan: FarLayerConfig) -> Self {
         let line = Arc::default();
         let (device, current) = adapter(&line, "first");
         let mut play = Self {
             line,
             device: layered(device, plan),
             now: Instant::ZERO + Duration::from_secs(1),
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             next_id: 0,
             owed: BTreeMap::new(),
             answered: Vec::new(),
@@ -233,7 +236,7 @@ impl Play {
             current,
             next: None,
         };
-        play.control(Setup::set_configuration(1), &[]);
+        play.control(SetupPacket::set_configuration(1), &[]);
         play.settle();
         play
     }
@@ -266,18 +269,18 @@ impl Play {
         id
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8]) -> UrbId {
+    fn control(&mut self, setup: SetupPacket, data: &[u8]) -> UrbId {
         let payload = if data.is_empty() { Payload::Empty } else { data.to_vec().into() };
         self.submit(|id| Urb::control(id, setup, payload))
     }
 
     fn coding(&mut self, bauds: u8) -> UrbId {
-        let setup = Setup { request_type: 0x21, request: LINE_CODING, value: 0, index: 0, length: 7 };
+        let setup = SetupPacket { request_type: 0x21, request: LINE_CODING, value: 0, index: 0, length: 7 };
         self.control(setup, &[bauds; 7])
     }
 
     fn vendor(&mut self, value: u16) -> UrbId {
-        self.control(Setup { request_type: 0x40, request: 3, value, index: 0, length: 0 }, &[])
+        self.control(SetupPacket { request_type: 0x40, request: 3, value, index: 0, length: 0 }, &[])
     }
 
     fn ask(&mut self) -> UrbId {
@@ -300,7 +303,7 @@ impl Play {
             if answer.endpoint == IN {
                 self.read.extend(&*answer.payload.contiguous());
             }
-            if let Some(bytes) = sent.filter(|_| answer.status == Status::Ok) {
+            if let Some(bytes) = sent.filter(|_| answer.status == UrbStatus::Ok) {
                 self.written.extend(bytes);
             }
             self.answered.push(answer);
@@ -310,7 +313,7 @@ impl Play {
             && let Some(next) = self.next.take()
         {
             self.known = outcomes.len();
-            if matches!(outcomes.last(), Some(Exchange::Done { .. })) {
+            if matches!(outcomes.last(), Some(DeviceSwapOutcome::Done { .. })) {
                 self.current = next;
             }
         }
@@ -345,26 +348,26 @@ impl Play {
 
     fn swap_for(&mut self, twin: Box<dyn Device>) -> Result<(), String> {
         let outcomes = Arc::clone(&self.outcomes);
-        let order = Twin::new(twin, move |outcome| outcomes.lock().unwrap().push(outcome));
-        let result = self.device.command(self.now, &Command::Swap(order), &mut self.done);
+        let order = SwapCandidate::new(twin, move |outcome| outcomes.lock().unwrap().push(outcome));
+        let result = self.device.command(self.now, &OwnerCommand::Swap(order), &mut self.done);
         result.map_err(|error| error.0)
     }
 
-    fn report(&self) -> ExchangeReport {
+    fn report(&self) -> DeviceSwapReport {
         match self.outcomes.lock().unwrap().last() {
-            Some(Exchange::Done { report, .. }) => *report,
+            Some(DeviceSwapOutcome::Done { report, .. }) => *report,
             outcome => panic!("{outcome:?}"),
         }
     }
 
     fn why_not(&self) -> String {
         match self.outcomes.lock().unwrap().last() {
-            Some(Exchange::Failed { twin: Some(_), why }) => why.clone(),
+            Some(DeviceSwapOutcome::Failed { twin: Some(_), why }) => why.clone(),
             outcome => panic!("{outcome:?}"),
         }
     }
 
-    fn status_of(&self, id: UrbId) -> Option<Status> {
+    fn status_of(&self, id: UrbId) -> Option<UrbStatus> {
         self.answered.iter().find(|answer| answer.id == id).map(|answer| answer.status)
     }
 }
@@ -389,12 +392,12 @@ fn twin_gets_all_settings_and_the_waiting_requests() {
     assert_eq!(waiting.map(|id| play.status_of(id)), [None, None]);
     play.line().incoming.extend(b"hello");
     play.settle();
-    assert_eq!((play.status_of(waiting[0]), play.read.as_slice()), (Some(Status::Ok), b"hello".as_slice()));
+    assert_eq!((play.status_of(waiting[0]), play.read.as_slice()), (Some(UrbStatus::Ok), b"hello".as_slice()));
     play.cancel(waiting[1]);
-    assert_eq!(play.status_of(waiting[1]), Some(Status::Cancelled));
+    assert_eq!(play.status_of(waiting[1]), Some(UrbStatus::Cancelled));
     // The serial number of the first device remains.
     assert_eq!(play.device.descriptors().string(3), Some("first"));
-    let text = play.control(Setup::get_descriptor(3, 3, 0x0409, 255), &[]);
+    let text = play.control(SetupPacket::get_descriptor(3, 3, 0x0409, 255), &[]);
     play.settle();
     let answer = play.answered.iter().find(|answer| answer.id == text).unwrap();
     assert_eq!(farbus_model::descriptor::string_from_bytes(&answer.payload.contiguous()), "first");
@@ -403,7 +406,7 @@ fn twin_gets_all_settings_and_the_waiting_requests() {
 #[test]
 fn halted_endpoint_is_halted_on_the_twin_too() {
     let mut play = Play::new();
-    let halt = Setup { request: request::SET_FEATURE, ..Setup::clear_halt(IN) };
+    let halt = SetupPacket { request: request::SET_FEATURE, ..SetupPacket::clear_halt(IN) };
     play.control(halt, &[]);
     play.settle();
     play.swap().unwrap();
@@ -411,38 +414,38 @@ fn halted_endpoint_is_halted_on_the_twin_too() {
     assert_eq!(play.report().replayed, 2);
     play.line().incoming.extend(b"x");
     let asked = play.ask();
-    assert_eq!(play.status_of(asked), Some(Status::Stall));
-    play.control(Setup::clear_halt(IN), &[]);
+    assert_eq!(play.status_of(asked), Some(UrbStatus::Stall));
+    play.control(SetupPacket::clear_halt(IN), &[]);
     play.settle();
     let asked = play.ask();
-    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"x".as_slice()));
+    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(UrbStatus::Ok), b"x".as_slice()));
 }
 
 #[test]
 fn different_device_is_refused_with_its_first_difference() {
     let mut play = Play::new();
-    let other = Box::new(Keyboard::device());
+    let other = Box::new(KeyboardGadget::device());
     let why = play.swap_for(other).unwrap_err();
     assert!(why.contains("one runs at high speed, the other at full speed"), "{why}");
-    let zero = SourceSink::device(Speed::High, Fill::Zeros, false);
+    let zero = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
     let why = play.swap_for(Box::new(zero)).unwrap_err();
     assert!(why.contains("one is 0403:6001, the other 0525:a4a0"), "{why}");
     assert_eq!(play.outcomes.lock().unwrap().len(), 2, "both are given back");
     let one = Adapter::definition("a").build();
     let mut other = Adapter::definition("b").build();
-    assert_eq!(difference((&one, Speed::High), (&other, Speed::High)), None);
+    assert_eq!(difference((&one, UsbSpeed::High), (&other, UsbSpeed::High)), None);
     let mut bytes = other.configurations[0].bytes.clone();
     *bytes.last_mut().unwrap() ^= 1;
     other.configurations[0].bytes = bytes;
-    let told = difference((&one, Speed::High), (&other, Speed::High)).unwrap();
+    let told = difference((&one, UsbSpeed::High), (&other, UsbSpeed::High)).unwrap();
     assert!(told.starts_with("their configurations 1 differ at byte"), "{told}");
     other.device.device_bcd += 1;
-    assert!(difference((&one, Speed::High), (&other, Speed::High)).unwrap().contains("bcdDevice"));
+    assert!(difference((&one, UsbSpeed::High), (&other, UsbSpeed::High)).unwrap().contains("bcdDevice"));
     // The device continues as before.
     let asked = play.ask();
     play.line().incoming.extend(b"ok");
     play.settle();
-    assert_eq!(play.status_of(asked), Some(Status::Ok));
+    assert_eq!(play.status_of(asked), Some(UrbStatus::Ok));
 }
 
 #[test]
@@ -457,14 +460,14 @@ fn data_that_is_not_accepted_in_time_prevents_the_switch() {
     let held = play.send(b" and held");
     let withdrawn = play.ask();
     play.cancel(withdrawn);
-    assert_eq!(play.status_of(withdrawn), Some(Status::Cancelled));
+    assert_eq!(play.status_of(withdrawn), Some(UrbStatus::Cancelled));
     play.pass(DRAIN_TIME_MAX);
     assert!(play.why_not().contains("does not take what was sent"), "{}", play.why_not());
     assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [None; 3]);
     play.line().is_stuck = false;
     play.line().incoming.extend(b"in");
     play.settle();
-    assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [Some(Status::Ok); 3]);
+    assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [Some(UrbStatus::Ok); 3]);
     assert_eq!((play.line().sent.as_slice(), play.read.as_slice()), (&b"stuck and held"[..], &b"in"[..]));
     // The next attempt succeeds.
     play.swap().unwrap();
@@ -482,7 +485,7 @@ fn first_device_may_be_unplugged_during_an_exchange_and_the_twin_may_not() {
     assert!(!play.device.is_gone());
     play.line().incoming.extend(b"twin");
     play.settle();
-    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"twin".as_slice()));
+    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(UrbStatus::Ok), b"twin".as_slice()));
     play.swap().unwrap();
     let asked = play.ask();
     play.next.as_ref().unwrap().is_pulled.store(true, Ordering::Relaxed);
@@ -490,7 +493,7 @@ fn first_device_may_be_unplugged_during_an_exchange_and_the_twin_may_not() {
     assert!(play.why_not().contains("the other device"), "{}", play.why_not());
     play.line().incoming.extend(b" stays");
     play.settle();
-    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"twin stays".as_slice()));
+    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(UrbStatus::Ok), b"twin stays".as_slice()));
     // Unplugged without an exchange, the device is gone, and no exchange begins.
     play.current.is_pulled.store(true, Ordering::Relaxed);
     play.settle();
@@ -511,33 +514,33 @@ fn reset_switches_at_once_and_answers_everything() {
     play.device.reset(play.now, &mut play.done);
     play.collect();
     assert!(play.owed.is_empty(), "{:?}", play.owed);
-    assert_eq!([pending[0], pending[1], held].map(|id| play.status_of(id)), [Some(Status::Shutdown); 3]);
+    assert_eq!([pending[0], pending[1], held].map(|id| play.status_of(id)), [Some(UrbStatus::Shutdown); 3]);
     assert_eq!(play.report().replayed, 2);
     play.line().is_stuck = false;
-    play.control(Setup::set_configuration(1), &[]);
+    play.control(SetupPacket::set_configuration(1), &[]);
     play.settle();
     let asked = play.ask();
     play.line().incoming.extend(b"z");
     play.settle();
-    assert_eq!(play.status_of(asked), Some(Status::Ok));
+    assert_eq!(play.status_of(asked), Some(UrbStatus::Ok));
 }
 
 /// Worlds from seeds: with random events around an exchange, each byte arrives once and in order, and all settings are
 /// made.
 #[test]
 fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
-    worlds_of_exchanges(Plan::OFF);
+    worlds_of_exchanges(FarLayerConfig::OFF);
 }
 
 /// What the first device sent ahead of its user is not lost, and what it was asked ahead is asked of the twin.
 #[test]
 fn every_byte_that_came_ahead_of_its_user_arrives_once_around_exchanges() {
-    let ahead = worlds_of_exchanges(Plan::within(16));
+    let ahead = worlds_of_exchanges(FarLayerConfig::within(16));
     assert!(ahead > 1000, "{ahead} transfers came ahead of their user");
 }
 
 /// Returns how many transfers came before the user asked.
-fn worlds_of_exchanges(plan: Plan) -> u64 {
+fn worlds_of_exchanges(plan: FarLayerConfig) -> u64 {
     let mut ahead = 0;
     let seeds = std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
     let (mut done, mut again, mut held, mut given_up) = (0_u64, 0_u64, 0_u64, 0_u64);
@@ -581,8 +584,7 @@ fn worlds_of_exchanges(plan: Plan) -> u64 {
                     let was_swapping = play.is_swapping();
                     play.give_up();
                     let outcomes = play.outcomes.lock().unwrap();
-                    let is_told =
-                        matches!(outcomes.last(), Some(Exchange::Failed { twin: Some(_), why }) if why == "given up");
+                    let is_told = matches!(outcomes.last(), Some(DeviceSwapOutcome::Failed { twin: Some(_), why }) if why == "given up");
                     assert!(!play.is_swapping() && (is_told || !was_swapping), "seed {seed}: {outcomes:?}");
                     given_up += u64::from(was_swapping);
                 }
@@ -602,7 +604,7 @@ fn worlds_of_exchanges(plan: Plan) -> u64 {
         assert!(play.owed.is_empty(), "seed {seed}: {:?}", play.owed);
         assert!(play.read == came, "seed {seed}: what came is read, once and in order");
         assert!(play.written == play.line().sent, "seed {seed}: what was sent is taken, once and in order");
-        if let Some((id, bauds)) = coding.filter(|(id, _)| play.status_of(*id) == Some(Status::Ok)) {
+        if let Some((id, bauds)) = coding.filter(|(id, _)| play.status_of(*id) == Some(UrbStatus::Ok)) {
             let told = play.current.told.lock().unwrap();
             assert_eq!(told.coding, [bauds; 7], "seed {seed}: {id:?}");
         }
@@ -611,7 +613,7 @@ fn worlds_of_exchanges(plan: Plan) -> u64 {
         play.device.reset(play.now, &mut play.done);
         play.collect();
         for outcome in play.outcomes.lock().unwrap().iter() {
-            if let Exchange::Done { report, .. } = outcome {
+            if let DeviceSwapOutcome::Done { report, .. } = outcome {
                 (done, again, held) = (done + 1, again + report.asked_again as u64, held + report.held as u64);
             }
         }
@@ -633,8 +635,9 @@ fn store(container: u8, capability: u8) -> Vec<u8> {
 
 #[test]
 fn binary_object_stores_differ_in_what_belongs_to_the_make_and_only_if_both_are_known() {
-    let with = |bos: Vec<u8>| Descriptors { bos, ..Adapter::definition("a").build() };
-    let told = |one: Vec<u8>, other: Vec<u8>| difference((&with(one), Speed::Super), (&with(other), Speed::Super));
+    let with = |bos: Vec<u8>| DescriptorSet { bos, ..Adapter::definition("a").build() };
+    let told =
+        |one: Vec<u8>, other: Vec<u8>| difference((&with(one), UsbSpeed::Super), (&with(other), UsbSpeed::Super));
     assert_eq!(told(store(1, 2), store(3, 2)), None, "each device has a Container ID of its own");
     assert_eq!((told(store(1, 2), Vec::new()), told(Vec::new(), store(1, 2))), (None, None), "nobody asked for it");
     let what = told(store(1, 2), store(1, 6)).expect("another capability");
@@ -652,55 +655,55 @@ fn twin_shows_the_binary_object_store_of_the_first_device() {
         all.bos = store(container, 2);
         let function = Adapter { line: Arc::default(), told: Arc::default() };
         Expected {
-            device: Emulated::new(&Adapter::definition("first"), function),
+            device: EmulatedDevice::new(&Adapter::definition("first"), function),
             nothing: all,
             is_here: Arc::new(AtomicBool::new(false)),
         }
     };
-    play.device = layered(Box::new(adapter(1)), Plan::OFF);
+    play.device = layered(Box::new(adapter(1)), FarLayerConfig::OFF);
     play.swap_for(Box::new(adapter(9))).unwrap();
     play.settle();
-    let asked = play.control(Setup::get_descriptor(0x0f, 0, 0, 20), &[]);
+    let asked = play.control(SetupPacket::get_descriptor(0x0f, 0, 0, 20), &[]);
     play.settle();
     let answer = play.answered.iter().find(|answer| answer.id == asked).unwrap();
-    assert_eq!((answer.status, &*answer.payload.contiguous()), (Status::Ok, &store(1, 2)[..20]));
+    assert_eq!((answer.status, &*answer.payload.contiguous()), (UrbStatus::Ok, &store(1, 2)[..20]));
 }
 
 #[test]
 fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_told() {
     let line: Arc<Mutex<Line>> = Arc::default();
     let (mut device, _) = adapter(&line, "first");
-    let mut done = Completions::new(BufferPool::new(1 << 16));
+    let mut done = CompletionQueue::new(BufferPool::new(1 << 16));
     let mut now = Instant::ZERO + Duration::from_secs(1);
     // What the first process knows: a request of its maker's was made.
-    let mut first = <Twinned>::new(adapter(&line, "first").0);
-    let vendor = Setup { request_type: 0x40, request: 3, value: 5, index: 0, length: 0 };
-    for (id, setup) in [Setup::set_configuration(1), vendor].into_iter().enumerate() {
+    let mut first = <TwinnedDevice>::new(adapter(&line, "first").0);
+    let vendor = SetupPacket { request_type: 0x40, request: 3, value: 5, index: 0, length: 0 };
+    for (id, setup) in [SetupPacket::set_configuration(1), vendor].into_iter().enumerate() {
         first.submit(now, Urb::control(UrbId(id as u64), setup, Payload::Empty).launch(), &mut done);
         first.handle_ready(now, &mut done);
-        assert_eq!(done.pop().map(|done| done.status), Some(Status::Ok));
+        assert_eq!(done.pop().map(|done| done.status), Some(UrbStatus::Ok));
     }
-    let mut saved = Writer::part();
+    let mut saved = SnapshotWriter::part();
     first.save_settings(&mut saved);
     let saved = saved.into_bytes();
     // The device in the second process: it is asked for data, and told a setting whose data is not known any more.
-    device.submit(now, Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty).launch(), &mut done);
+    device.submit(now, Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty).launch(), &mut done);
     device.handle_ready(now, &mut done);
-    assert_eq!(done.pop().map(|done| done.status), Some(Status::Ok));
-    let coding = Setup { request_type: 0x21, request: LINE_CODING, value: 0, index: 0, length: 7 };
+    assert_eq!(done.pop().map(|done| done.status), Some(UrbStatus::Ok));
+    let coding = SetupPacket { request_type: 0x21, request: LINE_CODING, value: 0, index: 0, length: 7 };
     let requests = [Urb::data_in(UrbId(9), IN, 64), Urb::control(UrbId(10), coding, vec![1; 7].into())];
     requests.iter().for_each(|urb| device.submit(now, urb.clone().launch(), &mut done));
-    let mut second = <Twinned>::new(device);
+    let mut second = <TwinnedDevice>::new(device);
     for urb in requests {
         let payload = Payload::Empty;
         second.adopt(&Urb { payload, ..urb });
     }
-    assert!(second.restore_settings(&mut Reader::new(&saved[..saved.len() - 1])).is_err());
-    second.restore_settings(&mut Reader::new(&saved)).unwrap();
+    assert!(second.restore_settings(&mut FieldReader::new(&saved[..saved.len() - 1])).is_err());
+    second.restore_settings(&mut FieldReader::new(&saved)).unwrap();
     second.handle_ready(now, &mut done);
-    assert_eq!(done.pop().map(|done| (done.id, done.status)), Some((UrbId(10), Status::Ok)));
+    assert_eq!(done.pop().map(|done| (done.id, done.status)), Some((UrbId(10), UrbStatus::Ok)));
     let (twin, plugged) = adapter(&line, "second");
-    second.swap(now, &Twin::new(twin, |_| ()), &mut done).unwrap();
+    second.swap(now, &SwapCandidate::new(twin, |_| ()), &mut done).unwrap();
     for _ in 0..50 {
         now = now + Duration::from_millis(2);
         second.handle_timeout(now, &mut done);
@@ -710,7 +713,7 @@ fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_tol
     line.lock().unwrap().incoming.extend(b"x");
     second.handle_ready(now, &mut done);
     let answer = done.pop().expect("it was asked of the twin");
-    assert_eq!((answer.id, answer.status, &*answer.payload.contiguous()), (UrbId(9), Status::Ok, &b"x"[..]));
+    assert_eq!((answer.id, answer.status, &*answer.payload.contiguous()), (UrbId(9), UrbStatus::Ok, &b"x"[..]));
     let told = plugged.told.lock().unwrap();
     assert_eq!((told.vendor.as_slice(), told.coding.as_slice()), (&[5][..], &[][..]));
 }
@@ -718,14 +721,14 @@ fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_tol
 /// A sound card 10 ms away.
 fn card(seed: u64) -> Box<dyn Device> {
     let way = Way { delay: Duration::from_millis(10), jitter: Duration::from_millis(2), drift_ppm: 0 };
-    Box::new(Distant::new(Audio::device(Speed::Full), way, seed))
+    Box::new(Distant::new(AudioGadget::device(UsbSpeed::Full), way, seed))
 }
 
 /// A driver of its microphone, which keeps four requests of 8 ms each in flight.
 struct Recording {
-    device: Isochronous<Twinned>,
+    device: IsochronousLayer<TwinnedDevice>,
     now: Instant,
-    done: Completions,
+    done: CompletionQueue,
     next_id: u64,
     /// When each request was answered, and the bytes that came with it.
     answered: Vec<(Instant, u32)>,
@@ -754,7 +757,7 @@ impl Recording {
             }
             while let Some(answer) = self.done.pop() {
                 if answer.endpoint.is_control() || is_recording {
-                    assert_eq!(answer.status, Status::Ok, "{answer:?}");
+                    assert_eq!(answer.status, UrbStatus::Ok, "{answer:?}");
                 }
                 if is_recording && !answer.endpoint.is_control() {
                     self.answered.push((self.now, answer.actual));
@@ -768,13 +771,13 @@ impl Recording {
 #[test]
 fn far_isochronous_stream_goes_on_from_its_devices_twin_and_back_at_its_pace() {
     let mut recording = Recording {
-        device: Isochronous::new(Twinned::new(card(1)), true),
+        device: IsochronousLayer::new(TwinnedDevice::new(card(1)), true),
         now: Instant::ZERO + Duration::from_secs(5),
-        done: Completions::new(BufferPool::new(1 << 20)),
+        done: CompletionQueue::new(BufferPool::new(1 << 20)),
         next_id: 0,
         answered: Vec::new(),
     };
-    for setup in [Setup::set_configuration(1), Setup::set_interface(2, 1)] {
+    for setup in [SetupPacket::set_configuration(1), SetupPacket::set_interface(2, 1)] {
         recording.submit(Urb::control(UrbId(0), setup, Payload::Empty));
         recording.run_for(Duration::from_millis(50), false);
     }
@@ -783,13 +786,13 @@ fn far_isochronous_stream_goes_on_from_its_devices_twin_and_back_at_its_pace() {
     for seed in [2, 3] {
         let outcomes = Outcomes::default();
         let tell = Arc::clone(&outcomes);
-        let order = Twin::new(card(seed), move |outcome| tell.lock().unwrap().push(outcome));
+        let order = SwapCandidate::new(card(seed), move |outcome| tell.lock().unwrap().push(outcome));
         let now = recording.now;
         let begun = recording.device.act(now, &mut recording.done, |twinned, done| twinned.swap(now, &order, done));
         assert_eq!(begun, Ok(()));
         recording.run_for(Duration::from_secs(2), true);
         let outcomes = outcomes.lock().unwrap();
-        let [Exchange::Done { report, .. }] = &outcomes[..] else { panic!("{outcomes:?}") };
+        let [DeviceSwapOutcome::Done { report, .. }] = &outcomes[..] else { panic!("{outcomes:?}") };
         // What the layer asked ahead of the driver goes to the twin.
         assert!(report.asked_again > 0 && report.replayed == 2, "{report:?}");
         assert!(report.quiet < Duration::from_millis(100), "{report:?}");
@@ -808,28 +811,28 @@ fn far_isochronous_stream_goes_on_from_its_devices_twin_and_back_at_its_pace() {
 
 /// A device that another host has yet to hand over shows nothing before.
 struct Expected {
-    device: Emulated<Adapter>,
-    nothing: Descriptors,
+    device: EmulatedDevice<Adapter>,
+    nothing: DescriptorSet,
     is_here: Arc<AtomicBool>,
 }
 
 impl Device for Expected {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         if self.is_here.load(Ordering::Relaxed) { self.device.descriptors() } else { &self.nothing }
     }
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.device.speed()
     }
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.device.selection()
     }
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.device.submit(now, urb, done);
     }
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.device.cancel(now, id, done);
     }
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.device.reset(now, done);
     }
 }
@@ -839,12 +842,12 @@ fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
     let mut play = Play::new();
     let is_here = Arc::new(AtomicBool::new(false));
     let function = Adapter { line: Arc::clone(&play.line), told: Arc::default() };
-    let device = Emulated::new(&Adapter::definition("expected"), function);
-    let expected = Expected { device, nothing: Descriptors::default(), is_here: Arc::clone(&is_here) };
-    play.device = layered(Box::new(expected), Plan::OFF);
+    let device = EmulatedDevice::new(&Adapter::definition("expected"), function);
+    let expected = Expected { device, nothing: DescriptorSet::default(), is_here: Arc::clone(&is_here) };
+    play.device = layered(Box::new(expected), FarLayerConfig::OFF);
     assert_eq!(play.device.descriptors().device.vendor, 0);
     is_here.store(true, Ordering::Relaxed);
-    play.control(Setup::set_configuration(1), &[]);
+    play.control(SetupPacket::set_configuration(1), &[]);
     play.coding(9);
     play.settle();
     play.swap().unwrap();
@@ -856,10 +859,11 @@ fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
 
 #[test]
 fn another_process_restores_its_settings_and_no_interrupted_exchange() {
-    let zero = || <Twinned>::new(Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)));
+    let zero = || <TwinnedDevice>::new(Box::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)));
     let mut first = zero();
-    let mut done = Completions::new(BufferPool::new(0));
-    let setups = [Setup::set_configuration(1), Setup { request: 3, value: 1, ..Setup::set_configuration(0) }];
+    let mut done = CompletionQueue::new(BufferPool::new(0));
+    let setups =
+        [SetupPacket::set_configuration(1), SetupPacket { request: 3, value: 1, ..SetupPacket::set_configuration(0) }];
     for (id, setup) in setups.into_iter().enumerate() {
         first.submit(Instant::ZERO, Urb::control(UrbId(id as u64), setup, Payload::Empty).launch(), &mut done);
         while done.pop().is_some() {}

@@ -11,22 +11,25 @@ mod kinds;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::block::MemoryStore;
-use farbus_model::budget::{Account, Allowance, Budget};
+use farbus_model::budget::{ConnectionAllowance, MemoryAccount, MemoryBudget};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Completions, Device, Instant, Limits, Payload,
-    Readiness, Setup, Speed, StoreDevice, TransferType, Urb, UrbId,
+    BlockCompletion, BlockDevice, BlockId, BlockRequest, BufferPool, CompletionQueue, Device, Instant, Payload,
+    ReadinessSource, SessionLimits, SetupPacket, StoreDevice, TransferType, Urb, UrbId, UsbSpeed,
 };
 use farbus_session::DeviceRecord;
-use farbus_session::native::control::Credit;
-use farbus_session::native::control::{Cause, Class, End, Inherit, Mode, Open, Opened};
-use farbus_session::native::hello::{LanePosition, Options, SessionId};
-use farbus_session::native::served_observer::Shown;
+use farbus_session::native::control::AttachmentCredit;
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenReply, OpenRequest,
+    SuccessorOpenRequest,
+};
+use farbus_session::native::hello::{HelloOptions, LanePosition, SessionId};
+use farbus_session::native::served_observer::ObserverFeed;
 use farbus_session::native::usb;
 use farbus_session::native::{
-    Attached, ExporterSession, Head, ImporterSession, Kind, Lane, LaneLimits, Part, RemoteBlock, RemoteObserver,
-    RemoteUsb, Served, ServedBlock, ServedObserver, ServedUsb, Services, hello,
+    ClassPart, ExporterServices, ExporterSession, FrameHeader, FrameKind, ImporterAttachment, ImporterSession, Lane,
+    LaneLimits, RemoteBlock, RemoteObserver, RemoteUsb, ServedBlock, ServedExport, ServedObserver, ServedUsb, hello,
 };
 
 use kinds::{DISK, SHOW, Says, USB, all_kinds, frame, of_exporter, of_importer, open, reservation};
@@ -42,9 +45,9 @@ const TURNS_MAX: u32 = 2_000;
 /// An endless source for observers.
 struct Endless;
 
-impl Shown for Endless {
-    fn take(&mut self) -> Option<(Part, Payload)> {
-        Some((Part::empty(), vec![7; 64 << 10].into()))
+impl ObserverFeed for Endless {
+    fn take(&mut self) -> Option<(ClassPart, Payload)> {
+        Some((ClassPart::empty(), vec![7; 64 << 10].into()))
     }
 
     fn grant_max(&self) -> u32 {
@@ -69,25 +72,33 @@ struct Offered {
     has_devices: bool,
 }
 
-impl Services for Offered {
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let missing =
-            || End { cause: Cause::Gone, message: format!("no device called '{}' is shared here", open.name) };
+impl ExporterServices for Offered {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        let missing = || AttachmentEndNotice {
+            cause: AttachmentEndCause::Gone,
+            message: format!("no device called '{}' is shared here", open.name),
+        };
         if !self.has_devices {
             return Err(missing());
         }
-        let served: Box<dyn Served> = match &*open.name {
+        let served: Box<dyn ServedExport> = match &*open.name {
             "disk" => {
                 let device = StoreDevice::new(MemoryStore::new(vec![0; 4 * MIB]));
                 Box::new(ServedBlock::new(number, device, 0, |_, _| ()).with_credit(CREDIT_BYTES))
             }
             "zero" => {
-                let device = Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)) as Box<dyn Device>;
-                let limits = Limits { payload_bytes_max: CREDIT_BYTES, ..Limits::DEFAULT };
+                let device =
+                    Box::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false)) as Box<dyn Device>;
+                let limits = SessionLimits { payload_bytes_max: CREDIT_BYTES, ..SessionLimits::DEFAULT };
                 Box::new(ServedUsb::new(number, device, record(), limits, |_, _| ()))
             }
             "show" => {
-                let readiness = Readiness::new(Arc::new(()));
+                let readiness = ReadinessSource::new(Arc::new(()));
                 Box::new(ServedObserver::new(number, Box::new(Endless), readiness, || (), Vec::new(), |_| ()))
             }
             _ => return Err(missing()),
@@ -100,8 +111,8 @@ impl Services for Offered {
         &mut self,
         _now: Instant,
         _number: u16,
-        _inherit: &Inherit,
-    ) -> Option<Result<farbus_session::native::Inherited, End>> {
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<farbus_session::native::InheritedDevice, AttachmentEndNotice>> {
         None
     }
 }
@@ -112,7 +123,7 @@ fn record() -> DeviceRecord {
         bus_id: "1-1".into(),
         bus: 1,
         device: 2,
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         vendor: 1,
         product: 1,
         device_bcd: 0,
@@ -162,22 +173,28 @@ fn memory() -> usize {
     pages * 4096
 }
 
-fn session(has_devices: bool, account: Option<&Arc<Account>>) -> (ExporterSession, Offered) {
-    let hello =
-        hello::Hello::new(LanePosition { link: 1, incarnation: 1, ..LanePosition::default() }, Options::default());
+fn session(has_devices: bool, account: Option<&Arc<MemoryAccount>>) -> (ExporterSession, Offered) {
+    let hello = hello::ImporterHello::new(
+        LanePosition { link: 1, incarnation: 1, ..LanePosition::default() },
+        HelloOptions::default(),
+    );
     let (mut session, _) = ExporterSession::begin(&hello, SessionId([1; 16]), 1, GRACE, LaneLimits::DEFAULT).unwrap();
     if let Some(account) = account {
-        assert!(session.draw_on(Allowance::of(Arc::clone(account))));
+        assert!(session.draw_on(ConnectionAllowance::of(Arc::clone(account))));
     }
     let mut offered = Offered { has_devices };
     if has_devices {
-        let all = [(DISK, "disk", Class::BLOCK), (USB, "zero", Class::USB), (SHOW, "show", Class::USB)];
+        let all = [
+            (DISK, "disk", AttachmentClass::BLOCK),
+            (USB, "zero", AttachmentClass::USB),
+            (SHOW, "show", AttachmentClass::USB),
+        ];
         let mut said: Vec<u8> = all
             .iter()
-            .flat_map(|(number, name, class)| frame(Kind::Open, *number, 0, &open(name, *class).encode()))
+            .flat_map(|(number, name, class)| frame(FrameKind::Open, *number, 0, &open(name, *class).encode()))
             .collect();
-        let configure = Urb::control(UrbId(8191), Setup::set_configuration(1), Payload::Empty);
-        said.extend(frame(Kind::Request, USB, 8191, &usb::request_part(&configure, TransferType::Control)));
+        let configure = Urb::control(UrbId(8191), SetupPacket::set_configuration(1), Payload::Empty);
+        said.extend(frame(FrameKind::Request, USB, 8191, &usb::request_part(&configure, TransferType::Control)));
         let mut rest = &said[..];
         while !rest.is_empty() {
             receive(session.lane_mut(), &mut rest);
@@ -223,16 +240,16 @@ fn attack(
 
 /// An importer and its device, which has requested much.
 trait Victim {
-    fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::Reject>;
+    fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::ProtocolViolation>;
 
     /// Gives up: no further answers will come.
     fn give_up(&mut self);
 }
 
-struct Using<A: Attached>(A, A::Done);
+struct Using<A: ImporterAttachment>(A, A::Done);
 
-impl<A: Attached> Victim for Using<A> {
-    fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::Reject> {
+impl<A: ImporterAttachment> Victim for Using<A> {
+    fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::ProtocolViolation> {
         while let Some(arrived) = session.poll_arrived(0)? {
             self.0.handle_arrived(NOW, arrived, &mut self.1)?;
         }
@@ -243,33 +260,35 @@ impl<A: Attached> Victim for Using<A> {
     }
 
     fn give_up(&mut self) {
-        self.0.handle_over(Cause::Network, "given up", &mut self.1);
+        self.0.handle_over(AttachmentEndCause::Network, "given up", &mut self.1);
     }
 }
 
 fn victims() -> Vec<(&'static str, Box<dyn Victim>)> {
-    let info = farbus_session::native::block::Description {
+    let info = farbus_session::native::block::BlockDescription {
         info: *StoreDevice::new(MemoryStore::new(vec![0; MIB])).info(),
         durability: 0,
         maps: true,
     };
-    let opened = Opened { epoch: 1, credit: Credit { requests: 64, bytes: 32 << 20 }, info: info.encode() };
-    let mut reading = RemoteBlock::new(1, open("disk", Class::BLOCK));
-    let head = Head::new(Kind::Opened, 1, 0);
-    let mut done: Completions<BlockDone> = Completions::new(BufferPool::new(0));
+    let opened =
+        OpenReply { epoch: 1, credit: AttachmentCredit { requests: 64, bytes: 32 << 20 }, info: info.encode() };
+    let mut reading = RemoteBlock::new(1, open("disk", AttachmentClass::BLOCK));
+    let head = FrameHeader::new(FrameKind::Opened, 1, 0);
+    let mut done: CompletionQueue<BlockCompletion> = CompletionQueue::new(BufferPool::new(0));
     reading
-        .handle_arrived(NOW, farbus_session::native::Arrived { head, body: opened.encode().into() }, &mut done)
+        .handle_arrived(NOW, farbus_session::native::ReceivedFrame { head, body: opened.encode().into() }, &mut done)
         .unwrap();
     reading.submit(NOW, BlockRequest::read(BlockId(1), 0, 1 << 20).launch(), &mut done);
-    let fresh: Completions<BlockDone> = Completions::new(BufferPool::new(0));
-    let usb = || Completions::new(BufferPool::new(0));
-    let reserving = RemoteUsb::reserving(1, open("zero", Class::USB), reservation());
-    let successor = RemoteUsb::successor(1, open("zero", Class::USB), [0; 8]);
-    let observer = RemoteObserver::new(1, Open { mode: Mode::Observe, ..open("zero", Class::USB) });
+    let fresh: CompletionQueue<BlockCompletion> = CompletionQueue::new(BufferPool::new(0));
+    let usb = || CompletionQueue::new(BufferPool::new(0));
+    let reserving = RemoteUsb::reserving(1, open("zero", AttachmentClass::USB), reservation());
+    let successor = RemoteUsb::successor(1, open("zero", AttachmentClass::USB), [0; 8]);
+    let observer =
+        RemoteObserver::new(1, OpenRequest { mode: AttachmentMode::Observe, ..open("zero", AttachmentClass::USB) });
     vec![
         ("a disk that is read", Box::new(Using(reading, done))),
-        ("a disk that is opened", Box::new(Using(RemoteBlock::new(1, open("disk", Class::BLOCK)), fresh))),
-        ("a USB device", Box::new(Using(RemoteUsb::new(1, open("zero", Class::USB)), usb()))),
+        ("a disk that is opened", Box::new(Using(RemoteBlock::new(1, open("disk", AttachmentClass::BLOCK)), fresh))),
+        ("a USB device", Box::new(Using(RemoteUsb::new(1, open("zero", AttachmentClass::USB)), usb()))),
         ("a USB device that is reserved", Box::new(Using(reserving, usb()))),
         ("a USB device that is inherited", Box::new(Using(successor, usb()))),
         ("what is observed", Box::new(Using(observer, Vec::new()))),
@@ -290,8 +309,8 @@ fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
             }
             for kind in all_kinds() {
                 for (name, mut says) in of_importer(kind) {
-                    let process = Account::of_process(Budget::DEFAULT);
-                    let peer = Account::of_peer(&process);
+                    let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+                    let peer = MemoryAccount::of_peer(&process);
                     let (mut session, mut offered) = session(has_devices, is_counted.then_some(&peer));
                     let (most, end) = attack(&mut says, taken, &mut session, &mut offered);
                     let grown = memory().saturating_sub(base);
@@ -346,15 +365,15 @@ fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
 
 #[test]
 fn peer_without_memory_left_is_told_and_others_continue() {
-    let process = Account::of_process(Budget { stranger_bytes: MIB, ..Budget::DEFAULT });
-    let (peer, other) = (Account::of_peer(&process), Account::of_peer(&process));
+    let process = MemoryAccount::of_process(MemoryBudget { stranger_bytes: MIB, ..MemoryBudget::DEFAULT });
+    let (peer, other) = (MemoryAccount::of_peer(&process), MemoryAccount::of_peer(&process));
     let (mut first, _) = session(false, Some(&peer));
     let (second, _) = session(false, Some(&peer));
     let mut third = session(false, None).0;
-    assert!(!third.draw_on(Allowance::of(Arc::clone(&peer))), "two sessions take all");
+    assert!(!third.draw_on(ConnectionAllowance::of(Arc::clone(&peer))), "two sessions take all");
     assert!(session(false, Some(&other)).0.held_bytes() > 0);
     let mut offered = Offered { has_devices: false };
-    let mut all = of_importer(Kind::Open);
+    let mut all = of_importer(FrameKind::Open);
     let (most, end) = attack(&mut all[0].1, Taken::Never, &mut first, &mut offered);
     assert!(most < MIB && end.is_some_and(|end| end.contains("answers")), "{most}");
     second.finish(NOW);
@@ -367,8 +386,8 @@ fn waiting_requests_are_answered_in_order_once_answers_are_taken() {
     let (mut session, mut offered) = session(true, None);
     let opens: Vec<u8> = (0..100)
         .flat_map(|n| {
-            let open = Open { reason: String::new(), ..open(&"x".repeat(900), Class::BLOCK) };
-            frame(Kind::Open, 100 + n, 0, &open.encode())
+            let open = OpenRequest { reason: String::new(), ..open(&"x".repeat(900), AttachmentClass::BLOCK) };
+            frame(FrameKind::Open, 100 + n, 0, &open.encode())
         })
         .collect();
     let mut rest = &opens[..];
@@ -385,8 +404,8 @@ fn waiting_requests_are_answered_in_order_once_answers_are_taken() {
     }
     let (mut at, mut numbers) = (0, Vec::new());
     while at < answered.len() {
-        let head = Head::from_bytes(*answered[at..].first_chunk().unwrap()).unwrap();
-        if head.kind == Kind::Refused {
+        let head = FrameHeader::from_bytes(*answered[at..].first_chunk().unwrap()).unwrap();
+        if head.kind == FrameKind::Refused {
             numbers.push(head.attachment);
         }
         at += 8 + usize::from(head.length);

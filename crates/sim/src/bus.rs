@@ -5,37 +5,37 @@
 
 use std::collections::VecDeque;
 
-use farbus_realtime::schedule::{Plan, Request};
+use farbus_realtime::schedule::{BusSchedule, EndpointRequest};
 use farbus_realtime::transfer::{asynchronous_share_ps, interval_ps};
 
-use crate::random::Random;
+use crate::random::SimulationRng;
 
 /// Requests that one asynchronous endpoint may have waiting.
 pub const WAITING_MAX: usize = 1024;
 
 /// A bus instance.
 #[derive(Clone, Debug)]
-pub struct Controller {
+pub struct SimulatedController {
     interval_ps: u64,
     /// The most time of an interval that periodic endpoints may use.
     periodic_ps_max: u64,
     now: u64,
-    periodic: Vec<Periodic>,
-    rings: Vec<Ring>,
+    periodic: Vec<PeriodicEndpoint>,
+    rings: Vec<TransferRing>,
     turn: usize,
     in_burst: u32,
-    completed: Vec<Completion>,
+    completed: Vec<AsynchronousCompletion>,
     /// How many thousandths shorter than the worst case packets may be.
     variation_permille: u32,
-    random: Random,
+    random: SimulationRng,
 }
 
 /// A completed asynchronous request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
+pub struct AsynchronousCompletion {
     /// The endpoint.
     pub id: u32,
-    /// The tag that [`Controller::submit`] was given.
+    /// The tag that [`SimulatedController::submit`] was given.
     pub tag: u64,
     /// When its last packet was sent, in picoseconds from the start of the simulation.
     pub at_ps: u64,
@@ -45,7 +45,7 @@ pub struct Completion {
 
 /// The periods of a periodic endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Periods {
+pub struct PeriodCounts {
     /// The endpoint.
     pub id: u32,
     /// Completed periods.
@@ -56,18 +56,18 @@ pub struct Periods {
 
 /// A periodic endpoint, which has a budget of packets ready at the start of each period.
 #[derive(Clone, Copy, Debug)]
-struct Periodic {
+struct PeriodicEndpoint {
     id: u32,
     packet_ps: u64,
     period: u64,
     budget_packets: u32,
     left_packets: u32,
-    place: Option<Place>,
-    periods: Periods,
+    place: Option<PeriodicPlacement>,
+    periods: PeriodCounts,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct PeriodicPlacement {
     start: u64,
     every: u64,
     packets: u32,
@@ -75,27 +75,27 @@ struct Place {
 
 /// The transfer ring of an asynchronous endpoint.
 #[derive(Clone, Debug)]
-struct Ring {
+struct TransferRing {
     id: u32,
     packet_ps: u64,
     packet_bytes: u32,
     burst_packets: u32,
     moved_packets: u64,
     is_greedy: bool,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<QueuedTransfer>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct QueuedTransfer {
     left_packets: u32,
     tag: u64,
     since: u64,
 }
 
-impl Controller {
+impl SimulatedController {
     /// Makes a bus that serves what `plan` admitted. Its packets are up to `variation_permille` thousandths shorter
     /// than the worst case, at random.
-    pub fn new(plan: &Plan, variation_permille: u32, random: Random) -> Self {
+    pub fn new(plan: &BusSchedule, variation_permille: u32, random: SimulationRng) -> Self {
         let interval_ps = interval_ps(plan.speed());
         let periodic_ps_max = interval_ps - asynchronous_share_ps(plan.speed());
         let mut controller = Self {
@@ -116,18 +116,18 @@ impl Controller {
 
     /// Serves `plan` from now on. Endpoints that it has already keep their pending packets; an endpoint without a place
     /// is not served. Periods begin at multiples of their length, so a plan is exchanged at a multiple of its cycle.
-    pub fn adopt(&mut self, plan: &Plan) {
+    pub fn adopt(&mut self, plan: &BusSchedule) {
         let (old_periodic, mut old_rings) = (std::mem::take(&mut self.periodic), std::mem::take(&mut self.rings));
         for request in plan.requests() {
             if request.shape.is_periodic() {
                 let old = old_periodic.iter().find(|old| old.id == request.id);
-                self.periodic.push(Periodic::new(request, plan, old));
+                self.periodic.push(PeriodicEndpoint::new(request, plan, old));
             } else if plan.asynchronous().iter().all(|bound| bound.id != request.id) {
                 // Of low criticality, and not admitted: the host holds its requests back.
             } else if let Some(at) = old_rings.iter().position(|old| old.id == request.id) {
                 self.rings.push(old_rings.swap_remove(at));
             } else {
-                self.rings.push(Ring::new(request));
+                self.rings.push(TransferRing::new(request));
             }
         }
         // Rate-monotonic among those that meet in an interval; the order does not matter if all fit.
@@ -154,7 +154,7 @@ impl Controller {
             return false;
         }
         let left_packets = bytes.div_ceil(ring.packet_bytes);
-        ring.waiting.push_back(Waiting { left_packets, tag, since });
+        ring.waiting.push_back(QueuedTransfer { left_packets, tag, since });
         true
     }
 
@@ -178,7 +178,7 @@ impl Controller {
     }
 
     /// The periods of every periodic endpoint so far.
-    pub fn periods(&self) -> impl Iterator<Item = Periods> {
+    pub fn periods(&self) -> impl Iterator<Item = PeriodCounts> {
         self.periodic.iter().map(|endpoint| endpoint.periods)
     }
 
@@ -194,7 +194,7 @@ impl Controller {
     }
 
     /// Simulates one interval. Returns the requests that it completed.
-    pub fn step(&mut self) -> &[Completion] {
+    pub fn step(&mut self) -> &[AsynchronousCompletion] {
         self.completed.clear();
         let used_ps = self.serve_periodic();
         self.serve_asynchronous(used_ps);
@@ -238,7 +238,7 @@ impl Controller {
             if let Some(first) = ring.waiting.front_mut() {
                 first.left_packets -= 1;
                 if first.left_packets == 0 {
-                    self.completed.push(Completion {
+                    self.completed.push(AsynchronousCompletion {
                         id: ring.id,
                         tag: first.tag,
                         at_ps: self.now * self.interval_ps + used_ps,
@@ -259,17 +259,17 @@ impl Controller {
     }
 }
 
-fn packet_ps(worst_ps: u64, variation_permille: u32, random: &mut Random) -> u64 {
+fn packet_ps(worst_ps: u64, variation_permille: u32, random: &mut SimulationRng) -> u64 {
     if variation_permille == 0 {
         return worst_ps;
     }
     worst_ps - worst_ps * random.below(u64::from(variation_permille) + 1) / 1000
 }
 
-impl Periodic {
-    fn new(request: &Request, plan: &Plan, old: Option<&Self>) -> Self {
+impl PeriodicEndpoint {
+    fn new(request: &EndpointRequest, plan: &BusSchedule, old: Option<&Self>) -> Self {
         let id = request.id;
-        let place = plan.placement(id).map(|place| Place {
+        let place = plan.placement(id).map(|place| PeriodicPlacement {
             start: u64::from(place.start),
             every: u64::from(place.every),
             packets: place.packets,
@@ -281,7 +281,7 @@ impl Periodic {
             budget_packets: request.shape.packets(request.budget_bytes),
             left_packets: old.map_or(0, |old| old.left_packets),
             place,
-            periods: old.map_or(Periods { id, kept: 0, missed: 0 }, |old| old.periods),
+            periods: old.map_or(PeriodCounts { id, kept: 0, missed: 0 }, |old| old.periods),
         }
     }
 
@@ -301,8 +301,8 @@ impl Periodic {
     }
 }
 
-impl Ring {
-    fn new(request: &Request) -> Self {
+impl TransferRing {
+    fn new(request: &EndpointRequest) -> Self {
         Self {
             id: request.id,
             packet_ps: request.shape.packet_ps(),

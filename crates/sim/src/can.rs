@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::random::Random;
+use crate::random::SimulationRng;
 
 /// Channels of the paper's device.
 pub const CHANNELS: usize = 5;
@@ -15,7 +15,7 @@ pub const BUFFER_BYTES: usize = 4096;
 
 /// The identifier format, which determines the length of a frame with eight bytes of data (section 6.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum CanIdentifierFormat {
     /// An identifier of 11 bits: 108 bits in all.
     Standard,
     /// An identifier of 29 bits: 128 bits in all.
@@ -24,7 +24,7 @@ pub enum Format {
 
 /// The traffic on a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Traffic {
+pub enum CanTraffic {
     /// A unit sends frames at random intervals.
     In {
         /// The shortest time between two frames.
@@ -41,7 +41,7 @@ pub enum Traffic {
     },
 }
 
-impl Format {
+impl CanIdentifierFormat {
     const fn bits(self) -> u64 {
         match self {
             Self::Standard => 108,
@@ -50,16 +50,16 @@ impl Format {
     }
 }
 
-impl Traffic {
+impl CanTraffic {
     /// Frames that take `percent` of a channel of `bits_per_s`. With a stuffed bit after every six, 69 % of 500 kb/s
     /// are the 2,738 standard frames a second that the paper measured with an oscilloscope.
-    pub const fn share(bits_per_s: u64, percent: u64, format: Format) -> Self {
+    pub const fn share(bits_per_s: u64, percent: u64, format: CanIdentifierFormat) -> Self {
         let period_ns = format.bits() * 7 * 100 * 1_000_000_000 / (6 * bits_per_s * percent);
         Self::In { least_ns: period_ns, most_ns: period_ns }
     }
 
     /// How long the next frame takes.
-    pub fn frame_ns(&self, random: &mut Random) -> u64 {
+    pub fn frame_ns(&self, random: &mut SimulationRng) -> u64 {
         let (Self::In { least_ns, most_ns } | Self::Out { least_ns, most_ns }) = *self;
         random.between(least_ns, most_ns)
     }
@@ -79,14 +79,14 @@ impl Traffic {
 /// The device. Received frames share its buffer; when it is full the oldest message is overwritten. Frames to be sent
 /// have a buffer of the same size, in equal parts.
 #[derive(Clone, Debug)]
-pub struct Device {
+pub struct SimulatedCanDevice {
     received: VecDeque<usize>,
     overruns: [u64; CHANNELS],
     sending: [usize; CHANNELS],
     sending_max: usize,
 }
 
-impl Device {
+impl SimulatedCanDevice {
     /// A device with `outlets` channels that send.
     pub fn new(outlets: usize) -> Self {
         Self {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_full_buffer_loses_the_oldest() {
-        let mut device = Device::new(0);
+        let mut device = SimulatedCanDevice::new(0);
         (0..64).for_each(|_| device.receive(1));
         assert_eq!(device.overruns(), [0; 5]);
         (0..3).for_each(|_| device.receive(2));
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn outgoing_message_waits_for_space() {
-        let mut device = Device::new(2);
+        let mut device = SimulatedCanDevice::new(2);
         assert_eq!((device.write(3, 20), device.write(3, 20), device.write(4, 40)), (20, 12, 32));
         assert!(device.send(3));
         assert_eq!(device.write(3, 9), 1);
@@ -167,9 +167,9 @@ mod tests {
 
     #[test]
     fn shares_of_table_7_are_the_rates_that_were_seen() {
-        let traffic = Traffic::share(500_000, 69, Format::Standard);
+        let traffic = CanTraffic::share(500_000, 69, CanIdentifierFormat::Standard);
         assert!((2730..=2752).contains(&traffic.frames_per_s()), "{traffic:?}");
-        let mut random = Random::new(1);
+        let mut random = SimulationRng::new(1);
         assert!((363_400..=366_200).contains(&traffic.frame_ns(&mut random)), "{traffic:?}");
     }
 }

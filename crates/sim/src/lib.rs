@@ -36,4 +36,4 @@ pub mod processor;
 pub mod random;
 
 pub use histogram::Histogram;
-pub use random::Random;
+pub use random::SimulationRng;

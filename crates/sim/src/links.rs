@@ -3,14 +3,14 @@
 //! Enabling and enumerating take time, and so does noticing a port. An enumeration takes every port that is wired to
 //! the host and free when it ends, wanted or not.
 
-use farbus_realtime::topology::Topology;
-use farbus_realtime::topology::bring_up::{Act, BringUp};
+use farbus_realtime::topology::HostTopology;
+use farbus_realtime::topology::bring_up::{BringUp, BringUpAction};
 
-use crate::random::Random;
+use crate::random::SimulationRng;
 
 /// The final state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct BringUpOutcome {
     /// Which host has enumerated each host's port.
     pub owners: Vec<Option<u32>>,
     /// Hosts whose part is not complete.
@@ -19,38 +19,38 @@ pub struct Ending {
     pub at_ns: u64,
 }
 
-impl Ending {
+impl BringUpOutcome {
     /// Whether every link is the one that was planned.
-    pub fn is_as_planned(&self, topology: &Topology) -> bool {
+    pub fn is_as_planned(&self, topology: &HostTopology) -> bool {
         let has_planned_owner = |host: u32| self.owners[host as usize] == topology.debug_host(host);
         self.waiting.is_empty() && (0..topology.hosts()).all(has_planned_owner)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum BringUpEvent {
     Boots(u32),
-    Ends(u32, Act),
+    Ends(u32, BringUpAction),
     Notices { host: u32, port: u32 },
 }
 
-struct World<'a> {
-    topology: &'a Topology,
+struct BringUpSimulation<'a> {
+    topology: &'a HostTopology,
     parts: Vec<BringUp>,
     is_up: Vec<bool>,
     is_at_work: Vec<bool>,
     is_enabled: Vec<bool>,
     owners: Vec<Option<u32>>,
     /// Unordered; there are few.
-    events: Vec<(u64, Event)>,
+    events: Vec<(u64, BringUpEvent)>,
     slowest_ns: u64,
-    random: Random,
+    random: SimulationRng,
 }
 
 /// Brings `topology` up; every action takes up to `slowest_ns`.
-pub fn bring_up(topology: &Topology, slowest_ns: u64, seed: u64) -> Ending {
+pub fn bring_up(topology: &HostTopology, slowest_ns: u64, seed: u64) -> BringUpOutcome {
     let hosts = topology.hosts();
-    let mut world = World {
+    let mut world = BringUpSimulation {
         topology,
         parts: (0..hosts).map(|host| BringUp::of(topology, host)).collect(),
         is_up: vec![false; hosts as usize],
@@ -59,9 +59,9 @@ pub fn bring_up(topology: &Topology, slowest_ns: u64, seed: u64) -> Ending {
         owners: vec![None; hosts as usize],
         events: Vec::new(),
         slowest_ns,
-        random: Random::new(seed),
+        random: SimulationRng::new(seed),
     };
-    (0..hosts).for_each(|host| world.later(0, Event::Boots(host)));
+    (0..hosts).for_each(|host| world.later(0, BringUpEvent::Boots(host)));
     let mut at_ns = 0;
     while let Some(next) = (0..world.events.len()).min_by_key(|&at| world.events[at].0) {
         let (now_ns, event) = world.events.swap_remove(next);
@@ -69,28 +69,28 @@ pub fn bring_up(topology: &Topology, slowest_ns: u64, seed: u64) -> Ending {
         world.happens(now_ns, event);
     }
     let waiting = (0..hosts).filter(|&host| !world.parts[host as usize].is_complete()).collect();
-    Ending { owners: world.owners, waiting, at_ns }
+    BringUpOutcome { owners: world.owners, waiting, at_ns }
 }
 
-impl World<'_> {
-    fn later(&mut self, now_ns: u64, event: Event) {
+impl BringUpSimulation<'_> {
+    fn later(&mut self, now_ns: u64, event: BringUpEvent) {
         let at_ns = now_ns + self.random.between(1, self.slowest_ns);
         self.events.push((at_ns, event));
     }
 
-    fn happens(&mut self, now_ns: u64, event: Event) {
+    fn happens(&mut self, now_ns: u64, event: BringUpEvent) {
         let host = match event {
-            Event::Boots(host) => {
+            BringUpEvent::Boots(host) => {
                 self.is_up[host as usize] = true;
                 host
             }
-            Event::Notices { host, port } => {
+            BringUpEvent::Notices { host, port } => {
                 if self.is_free_for(host, port) {
                     self.parts[host as usize].handle_attached(port);
                 }
                 host
             }
-            Event::Ends(host, act) => {
+            BringUpEvent::Ends(host, act) => {
                 self.ends(now_ns, host, act);
                 host
             }
@@ -98,22 +98,22 @@ impl World<'_> {
         let at = host as usize;
         if let (true, false, Some(act)) = (self.is_up[at], self.is_at_work[at], self.parts[at].poll()) {
             self.is_at_work[at] = true;
-            self.later(now_ns, Event::Ends(host, act));
+            self.later(now_ns, BringUpEvent::Ends(host, act));
         }
     }
 
-    fn ends(&mut self, now_ns: u64, host: u32, act: Act) {
+    fn ends(&mut self, now_ns: u64, host: u32, act: BringUpAction) {
         let at = host as usize;
         self.is_at_work[at] = false;
         self.parts[at].handle_done();
         match act {
-            Act::Enable => {
+            BringUpAction::Enable => {
                 self.is_enabled[at] = true;
                 for neighbour in self.neighbours(host) {
-                    self.later(now_ns, Event::Notices { host: neighbour, port: host });
+                    self.later(now_ns, BringUpEvent::Notices { host: neighbour, port: host });
                 }
             }
-            Act::Enumerate => {
+            BringUpAction::Enumerate => {
                 for port in self.neighbours(host) {
                     if self.is_free_for(host, port) {
                         self.take(host, port);

@@ -1,5 +1,5 @@
-//! One simulated processor, and which task runs on it when: as on Quest ([`Processor::quest`]) and as on Linux
-//! ([`Processor::linux`]). R4.
+//! One simulated processor, and which task runs on it when: as on Quest ([`SimulatedProcessor::quest`]) and as on Linux
+//! ([`SimulatedProcessor::linux`]). R4.
 //!
 //! The simulation gives tasks work, and lets time pass up to the next event that it knows of; the processor returns the
 //! jobs that ended before.
@@ -10,48 +10,48 @@ mod role;
 
 use std::collections::VecDeque;
 
-pub use linux::Settings;
-pub use role::{Role, TaskId};
+pub use linux::LinuxSchedulerSettings;
+pub use role::{TaskId, TaskRole};
 
-use linux::Linux;
-use quest::Quest;
-use role::Choice;
+use linux::LinuxScheduler;
+use quest::QuestScheduler;
+use role::TaskChoice;
 
 /// A processor and its tasks.
 #[derive(Clone, Debug)]
-pub struct Processor {
+pub struct SimulatedProcessor {
     now_ns: u64,
-    tasks: Vec<Task>,
-    policy: Policy,
+    tasks: Vec<ProcessorTask>,
+    policy: SimulatedScheduler,
 }
 
 #[derive(Clone, Debug)]
-struct Task {
+struct ProcessorTask {
     /// What is left of each job; the first is running.
     jobs: VecDeque<u64>,
     ran_ns: u64,
 }
 
 #[derive(Clone, Debug)]
-enum Policy {
-    Quest(Quest),
-    Linux(Linux),
+enum SimulatedScheduler {
+    Quest(QuestScheduler),
+    Linux(LinuxScheduler),
 }
 
-impl Processor {
+impl SimulatedProcessor {
     /// Main VCPUs are sporadic servers, bottom halves run on I/O VCPUs that inherit the period of the task they work
     /// for; priorities are rate-monotonic. A task without a reserve runs when no other does.
-    pub fn quest(roles: &[Role]) -> Self {
-        Self::new(roles, Policy::Quest(Quest::new(roles)))
+    pub fn quest(roles: &[TaskRole]) -> Self {
+        Self::new(roles, SimulatedScheduler::Quest(QuestScheduler::new(roles)))
     }
 
     /// Tasks with a reserve use `SCHED_DEADLINE`, bottom halves are soft interrupts.
-    pub fn linux(roles: &[Role], settings: Settings) -> Self {
-        Self::new(roles, Policy::Linux(Linux::new(roles, settings)))
+    pub fn linux(roles: &[TaskRole], settings: LinuxSchedulerSettings) -> Self {
+        Self::new(roles, SimulatedScheduler::Linux(LinuxScheduler::new(roles, settings)))
     }
 
-    fn new(roles: &[Role], policy: Policy) -> Self {
-        let task = Task { jobs: VecDeque::new(), ran_ns: 0 };
+    fn new(roles: &[TaskRole], policy: SimulatedScheduler) -> Self {
+        let task = ProcessorTask { jobs: VecDeque::new(), ran_ns: 0 };
         Self { now_ns: 0, tasks: vec![task; roles.len()], policy }
     }
 
@@ -75,14 +75,14 @@ impl Processor {
         self.give_for(task, work_ns, None);
     }
 
-    /// Like [`Processor::give`]; a bottom half then works for a task of `period_ns` this time.
+    /// Like [`SimulatedProcessor::give`]; a bottom half then works for a task of `period_ns` this time.
     pub fn give_for(&mut self, task: TaskId, work_ns: u64, period_ns: Option<u64>) {
         let jobs = &mut self.tasks[task].jobs;
         jobs.push_back(work_ns.max(1));
         let is_first = jobs.len() == 1;
         match &mut self.policy {
-            Policy::Quest(quest) => quest.wake(self.now_ns, task, is_first, period_ns),
-            Policy::Linux(linux) => linux.wake(self.now_ns, task, is_first),
+            SimulatedScheduler::Quest(quest) => quest.wake(self.now_ns, task, is_first, period_ns),
+            SimulatedScheduler::Linux(linux) => linux.wake(self.now_ns, task, is_first),
         }
     }
 
@@ -127,19 +127,19 @@ impl Processor {
         }
     }
 
-    fn choose(&mut self) -> Choice {
+    fn choose(&mut self) -> TaskChoice {
         let has_job = |task: TaskId| !self.tasks[task].jobs.is_empty();
         match &mut self.policy {
-            Policy::Quest(quest) => quest.choose(self.now_ns, has_job),
-            Policy::Linux(linux) => linux.choose(self.now_ns, has_job),
+            SimulatedScheduler::Quest(quest) => quest.choose(self.now_ns, has_job),
+            SimulatedScheduler::Linux(linux) => linux.choose(self.now_ns, has_job),
         }
     }
 
     fn charge(&mut self, task: TaskId, ran_ns: u64, is_finished: bool, is_idle: bool) {
         let has_job = |task: TaskId| !self.tasks[task].jobs.is_empty();
         match &mut self.policy {
-            Policy::Quest(quest) => quest.charge(self.now_ns, task, ran_ns, is_finished, is_idle),
-            Policy::Linux(linux) => linux.charge(task, ran_ns, is_finished, has_job),
+            SimulatedScheduler::Quest(quest) => quest.charge(self.now_ns, task, ran_ns, is_finished, is_idle),
+            SimulatedScheduler::Linux(linux) => linux.charge(task, ran_ns, is_finished, has_job),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 /// SplitMix64 (Steele, Lea and Flood 2014): the same seed gives the same numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Random(u64);
+pub struct SimulationRng(u64);
 
-impl Random {
+impl SimulationRng {
     /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn same_seed_gives_the_same_numbers() {
-        let play = |seed| (0..5).map(|_| Random::new(seed).below(1000)).collect::<Vec<_>>();
+        let play = |seed| (0..5).map(|_| SimulationRng::new(seed).below(1000)).collect::<Vec<_>>();
         assert_eq!(play(7), play(7));
-        let mut random = Random::new(1);
+        let mut random = SimulationRng::new(1);
         assert!((0..1000).all(|_| (3..=9).contains(&random.between(3, 9))));
         let mean = (0..100_000).map(|_| random.wait_ns(1000)).sum::<u64>() / 100_000;
         assert!((980..1020).contains(&mean), "{mean}");

@@ -10,13 +10,15 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_gadgets::debug_port::{Cable, DATA, Debug, DebugPort};
-use farbus_gadgets::{Bell, Emulated};
-use farbus_model::{BufferPool, Completions, Device, EpAddr, Payload, Readiness, Setup, Status, Urb, UrbId};
-use farbus_realtime::topology::bring_up::Act;
-use farbus_realtime::topology::party::{MESSAGE_BYTES, Party};
-use farbus_realtime::topology::{Network, Topology, plan};
-use farbus_sim::Random;
+use farbus_gadgets::debug_port::{DATA, DebugDevice, DebugPort, DebugPortPeer};
+use farbus_gadgets::{EmulatedDevice, GadgetWaker};
+use farbus_model::{
+    BufferPool, CompletionQueue, Device, EpAddr, Payload, ReadinessSource, SetupPacket, Urb, UrbId, UrbStatus,
+};
+use farbus_realtime::topology::bring_up::BringUpAction;
+use farbus_realtime::topology::party::{BringUpProtocol, MESSAGE_BYTES};
+use farbus_realtime::topology::{HostTopology, NetworkPattern, plan};
+use farbus_sim::SimulationRng;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest delay of any action: to start, to send, to enable, to enumerate.
@@ -27,17 +29,17 @@ type Heard = (u32, [u8; MESSAGE_BYTES]);
 /// The state of one host.
 struct Host {
     number: u32,
-    party: Party,
+    party: BringUpProtocol,
     port: DebugPort,
-    cables: BTreeMap<u32, Cable>,
+    cables: BTreeMap<u32, DebugPortPeer>,
     links: BTreeMap<u32, TcpStream>,
     heard: Receiver<Heard>,
-    devices: BTreeMap<u32, Emulated<Debug>>,
-    random: Random,
+    devices: BTreeMap<u32, EmulatedDevice<DebugDevice>>,
+    random: SimulationRng,
 }
 
-fn bell() -> Bell {
-    Bell { readiness: Readiness::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) }
+fn bell() -> GadgetWaker {
+    GadgetWaker { readiness: ReadinessSource::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) }
 }
 
 impl Host {
@@ -81,13 +83,13 @@ impl Host {
     }
 
     /// An enumeration takes every attached port, wanted or not.
-    fn act(&mut self, act: Act) -> Vec<u32> {
+    fn act(&mut self, act: BringUpAction) -> Vec<u32> {
         match act {
-            Act::Enable => {
+            BringUpAction::Enable => {
                 self.port.enable(bell(), bell()).unwrap();
                 Vec::new()
             }
-            Act::Enumerate => {
+            BringUpAction::Enumerate => {
                 let taken = self.cables.iter().filter_map(|(&other, cable)| Some((other, cable.enumerate()?)));
                 self.devices.extend(taken);
                 self.devices.keys().copied().collect()
@@ -97,7 +99,7 @@ impl Host {
 }
 
 /// The hosts of `topology`, wired and linked.
-fn hosts(topology: &Topology, seed: u64) -> Vec<Host> {
+fn hosts(topology: &HostTopology, seed: u64) -> Vec<Host> {
     let count = topology.hosts();
     let ports: Vec<_> = (0..count).map(|host| DebugPort::new(&format!("host{host}"))).collect();
     let cables: Vec<_> = ports.iter().map(DebugPort::cable).collect();
@@ -117,25 +119,25 @@ fn hosts(topology: &Topology, seed: u64) -> Vec<Host> {
             links[me as usize].insert(from, link);
         }
     }
-    let mut random = Random::new(seed);
+    let mut random = SimulationRng::new(seed);
     let mut all = Vec::new();
     for (number, ((port, links), (_, heard))) in (0..).zip(ports.into_iter().zip(links).zip(heard)) {
         all.push(Host {
             number,
-            party: Party::new(topology, number),
+            party: BringUpProtocol::new(topology, number),
             port,
             cables: links.keys().map(|&other| (other, cables[other as usize].clone())).collect(),
             links,
             heard,
             devices: BTreeMap::new(),
-            random: Random::new(random.bits()),
+            random: SimulationRng::new(random.bits()),
         });
     }
     all
 }
 
 /// Brings the network up, and sends bytes over each link, both ways.
-fn bring_up(topology: &Topology, seed: u64) {
+fn bring_up(topology: &HostTopology, seed: u64) {
     let done = Arc::new(AtomicU32::new(0));
     let started: Vec<_> = hosts(topology, seed)
         .into_iter()
@@ -155,22 +157,22 @@ fn bring_up(topology: &Topology, seed: u64) {
         let mut device = hosts[host as usize].devices.remove(&target).unwrap();
         let port = &mut hosts[target as usize].port;
         assert_eq!(device.descriptors().string(3), Some(format!("host{target}").as_str()), "who it says it is");
-        let (mut answers, now) = (Completions::new(BufferPool::new(0)), farbus_model::Instant::ZERO);
+        let (mut answers, now) = (CompletionQueue::new(BufferPool::new(0)), farbus_model::Instant::ZERO);
         let [to_host, to_target] = [target, host].map(|host| vec![host as u8; 1500]);
         port.write(to_host.clone()).unwrap();
         let urbs = [
-            Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty),
+            Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty),
             Urb::data_in(UrbId(1), EpAddr::from_byte(0x80 | DATA), 2048),
             Urb::data_out(UrbId(2), EpAddr::from_byte(DATA), to_target.clone().into()),
         ];
         urbs.into_iter().for_each(|urb| device.submit(now, urb.launch(), &mut answers));
         let answers: Vec<_> = std::iter::from_fn(|| answers.pop()).collect();
-        assert!(answers.len() == 3 && answers.iter().all(|answer| answer.status == Status::Ok));
+        assert!(answers.len() == 3 && answers.iter().all(|answer| answer.status == UrbStatus::Ok));
         assert_eq!((answers[1].payload.clone().into_vec(), port.read()), (to_host, Some(to_target)));
     }
 }
 
-fn bring_up_often(network: Network, hosts: u32, debug_links: usize) {
+fn bring_up_often(network: NetworkPattern, hosts: u32, debug_links: usize) {
     let topology = plan(hosts, &network.cables(hosts).unwrap(), &BTreeSet::new()).unwrap();
     assert_eq!(topology.debug_links().count(), debug_links);
     let times = std::env::var("FARBUS_BRING_UPS").ok().and_then(|said| said.parse().ok()).unwrap_or(25);
@@ -180,10 +182,10 @@ fn bring_up_often(network: Network, hosts: u32, debug_links: usize) {
 
 #[test]
 fn a_ring_of_four_comes_up_every_time() {
-    bring_up_often(Network::Ring, 4, 4);
+    bring_up_often(NetworkPattern::Ring, 4, 4);
 }
 
 #[test]
 fn a_cube_of_eight_comes_up_every_time() {
-    bring_up_often(Network::Hypercube, 8, 8);
+    bring_up_often(NetworkPattern::Hypercube, 8, 8);
 }

@@ -1,11 +1,13 @@
 //! Plans compared with a bus that moves packets: random endpoints, requests at the worst moments, packets shorter than
 //! the worst case. R2. `FARBUS_SEEDS` says how many sets (default 10,000), `FARBUS_SEED` repeats one.
 
-use farbus_realtime::schedule::{Criticality, Mode, Options, Plan, Request, plan, replan};
-use farbus_realtime::transfer::{Direction, Shape};
-use farbus_realtime::{Speed, TransferKind};
-use farbus_sim::Random;
-use farbus_sim::bus::Controller;
+use farbus_realtime::schedule::{
+    BusSchedule, EndpointCriticality, EndpointRequest, ScheduleOptions, SchedulingMode, plan, replan,
+};
+use farbus_realtime::transfer::{BusDirection, PacketShape};
+use farbus_realtime::{BusSpeed, TransferKind};
+use farbus_sim::SimulationRng;
+use farbus_sim::bus::SimulatedController;
 
 const SETS: u64 = 10_000;
 
@@ -20,41 +22,41 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
     }
 }
 
-fn isochronous(id: u32, speed: Speed, packet_bytes: u32, (n, m): (u32, u32), period: u32) -> Request {
-    let shape = Shape::new(speed, TransferKind::Isochronous, Direction::In, packet_bytes, n, m).unwrap();
-    Request { id, shape, budget_bytes: shape.quantum_bytes(), period, criticality: Criticality::High }
+fn isochronous(id: u32, speed: BusSpeed, packet_bytes: u32, (n, m): (u32, u32), period: u32) -> EndpointRequest {
+    let shape = PacketShape::new(speed, TransferKind::Isochronous, BusDirection::In, packet_bytes, n, m).unwrap();
+    EndpointRequest { id, shape, budget_bytes: shape.quantum_bytes(), period, criticality: EndpointCriticality::High }
 }
 
-fn bulk(id: u32, speed: Speed, packet_bytes: u32, n: u32, budget_bytes: u32, period: u32) -> Request {
-    let shape = Shape::new(speed, TransferKind::Bulk, Direction::Out, packet_bytes, n, 0).unwrap();
-    Request { id, shape, budget_bytes, period, criticality: Criticality::High }
+fn bulk(id: u32, speed: BusSpeed, packet_bytes: u32, n: u32, budget_bytes: u32, period: u32) -> EndpointRequest {
+    let shape = PacketShape::new(speed, TransferKind::Bulk, BusDirection::Out, packet_bytes, n, 0).unwrap();
+    EndpointRequest { id, shape, budget_bytes, period, criticality: EndpointCriticality::High }
 }
 
 /// A random set that mode `Sound` admits, of high or super speed: tries until there is one.
-fn admitted_set(random: &mut Random) -> Plan {
+fn admitted_set(random: &mut SimulationRng) -> BusSchedule {
     loop {
-        let speed = random.one_of(&[Speed::High, Speed::Super, Speed::Super]);
-        let (n_max, bulk_bytes) = if speed == Speed::High { (1, 512) } else { (12, 1024) };
+        let speed = random.one_of(&[BusSpeed::High, BusSpeed::Super, BusSpeed::Super]);
+        let (n_max, bulk_bytes) = if speed == BusSpeed::High { (1, 512) } else { (12, 1024) };
         let mut requests = Vec::new();
         for id in 0..random.below(5) as u32 {
             let burst = (random.below(n_max) as u32, random.below(3) as u32);
             let period = random.one_of(&[1, 2, 4, 8]);
             let mut request = isochronous(id, speed, random.one_of(&[256, 700, 1024]), burst, period);
             request.budget_bytes -= random.below(u64::from(request.budget_bytes)) as u32;
-            request.criticality = random.one_of(&[Criticality::High, Criticality::Low]);
+            request.criticality = random.one_of(&[EndpointCriticality::High, EndpointCriticality::Low]);
             requests.push(request);
         }
         let usual_bytes = random.one_of(&[bulk_bytes / 2, bulk_bytes]);
         for id in 0..1 + random.below(4) as u32 {
-            let packet_bytes = if speed == Speed::Super && random.once_in(3) { bulk_bytes } else { usual_bytes };
+            let packet_bytes = if speed == BusSpeed::Super && random.once_in(3) { bulk_bytes } else { usual_bytes };
             let period = 1 + random.below(40) as u32;
             // Sets near the limit are the interesting ones.
             let budget_bytes = 1 + random.below(u64::from(period) * u64::from(bulk_bytes) * 10) as u32;
-            let n = if speed == Speed::High { 0 } else { random.below(4) as u32 };
-            let packet_bytes = if speed == Speed::High { bulk_bytes } else { packet_bytes };
+            let n = if speed == BusSpeed::High { 0 } else { random.below(4) as u32 };
+            let packet_bytes = if speed == BusSpeed::High { bulk_bytes } else { packet_bytes };
             requests.push(bulk(100 + id, speed, packet_bytes, n, budget_bytes, period));
         }
-        if let Ok(plan) = plan(&requests, Options::default()) {
+        if let Ok(plan) = plan(&requests, ScheduleOptions::default()) {
             return plan;
         }
     }
@@ -62,8 +64,13 @@ fn admitted_set(random: &mut Random) -> Plan {
 
 /// Runs `plan` with one asynchronous endpoint that asks for its budget, in the worst place of the round, while the
 /// others always have something to send. Returns its longest time and the missed periods of periodic endpoints.
-fn run(plan: &Plan, victim: &Request, variation_permille: u32, random: &mut Random) -> (u64, u64) {
-    let mut bus = Controller::new(plan, variation_permille, Random::new(random.bits()));
+fn run(
+    plan: &BusSchedule,
+    victim: &EndpointRequest,
+    variation_permille: u32,
+    random: &mut SimulationRng,
+) -> (u64, u64) {
+    let mut bus = SimulatedController::new(plan, variation_permille, SimulationRng::new(random.bits()));
     for other in plan.asynchronous().iter().filter(|bound| bound.id != victim.id) {
         bus.set_greedy(other.id, true);
     }
@@ -96,7 +103,7 @@ fn run(plan: &Plan, victim: &Request, variation_permille: u32, random: &mut Rand
 fn set_admitted_as_sound_never_misses() {
     let (mut runs, mut nearest) = (0, 0);
     for seed in seeds(SETS) {
-        let mut random = Random::new(seed);
+        let mut random = SimulationRng::new(seed);
         let plan = admitted_set(&mut random);
         for bound in plan.asynchronous() {
             let victim = *plan.requests().iter().find(|request| request.id == bound.id).unwrap();
@@ -120,15 +127,15 @@ fn set_admitted_as_sound_never_misses() {
 /// periodic endpoints leave holds seven whole ones, 721 in all.
 #[test]
 fn as_printed_admits_a_set_that_misses() {
-    let mut requests = vec![bulk(1, Speed::Super, 1024, 0, 1024 * 723, 103)];
-    requests.push(isochronous(2, Speed::Super, 1024, (12, 2), 1));
-    requests.push(isochronous(3, Speed::Super, 1024, (12, 1), 1));
-    let printed = Options { mode: Mode::Printed { step_ps: 1 }, work_max: 0 };
+    let mut requests = vec![bulk(1, BusSpeed::Super, 1024, 0, 1024 * 723, 103)];
+    requests.push(isochronous(2, BusSpeed::Super, 1024, (12, 2), 1));
+    requests.push(isochronous(3, BusSpeed::Super, 1024, (12, 1), 1));
+    let printed = ScheduleOptions { mode: SchedulingMode::Printed { step_ps: 1 }, work_max: 0 };
     let admitted = plan(&requests, printed).unwrap();
     assert!(admitted.asynchronous()[0].intervals <= 103);
-    let (longest, missed) = run(&admitted, &requests[0], 0, &mut Random::new(1));
+    let (longest, missed) = run(&admitted, &requests[0], 0, &mut SimulationRng::new(1));
     assert_eq!((longest, missed), (u64::MAX, 0), "it is not through when its period ends");
-    let sound = plan(&requests, Options::default());
+    let sound = plan(&requests, ScheduleOptions::default());
     assert!(sound.is_err(), "sound refuses it: {sound:?}");
 }
 
@@ -136,21 +143,27 @@ fn as_printed_admits_a_set_that_misses() {
 fn set_admitted_as_printed_sometimes_misses() {
     let (mut admitted, mut missed) = (0, 0);
     for seed in 1..=300 {
-        let mut random = Random::new(seed);
+        let mut random = SimulationRng::new(seed);
         // As many whole packets as fit the fluid reservation of Equation 6, and not one less.
         let period = 1 + random.below(200) as u32;
         let left_ps = 12_500_000 * u64::from(period);
         let (packet_bytes, n) = (random.one_of(&[512, 700, 1024]), random.below(3) as u32);
-        let probe = bulk(1, Speed::Super, packet_bytes, n, 1, 1);
+        let probe = bulk(1, BusSpeed::Super, packet_bytes, n, 1, 1);
         let passes = left_ps / (u64::from(probe.shape.burst_packets()) * probe.shape.packet_ps());
         let budget_bytes = passes as u32 * probe.shape.burst_packets() * packet_bytes;
         if budget_bytes == 0 {
             continue;
         }
-        let victim = Request { budget_bytes, period, ..probe };
-        let requests =
-            [victim, isochronous(2, Speed::Super, 1024, (12, 2), 1), isochronous(3, Speed::Super, 1024, (12, 1), 1)];
-        let Ok(plan) = plan(&requests, Options { mode: Mode::Printed { step_ps: 1 }, work_max: 0 }) else { continue };
+        let victim = EndpointRequest { budget_bytes, period, ..probe };
+        let requests = [
+            victim,
+            isochronous(2, BusSpeed::Super, 1024, (12, 2), 1),
+            isochronous(3, BusSpeed::Super, 1024, (12, 1), 1),
+        ];
+        let Ok(plan) = plan(&requests, ScheduleOptions { mode: SchedulingMode::Printed { step_ps: 1 }, work_max: 0 })
+        else {
+            continue;
+        };
         admitted += 1;
         missed += u32::from(run(&plan, &victim, 0, &mut random).0 > u64::from(period));
     }
@@ -163,20 +176,21 @@ fn set_admitted_as_printed_sometimes_misses() {
 fn high_criticality_is_never_displaced() {
     let (mut plans, mut suspended) = (0, 0);
     for seed in seeds(300) {
-        let mut random = Random::new(seed);
+        let mut random = SimulationRng::new(seed);
         let mut now = admitted_set(&mut random);
-        let mut bus = Controller::new(&now, 0, Random::new(seed));
+        let mut bus = SimulatedController::new(&now, 0, SimulationRng::new(seed));
         for arrival in 0..6 {
             let mut requests = now.requests().to_vec();
             if random.once_in(3) && requests.len() > 1 {
                 requests.swap_remove(random.below(requests.len() as u64) as usize);
             }
-            let burst = (if now.speed() == Speed::High { 0 } else { random.below(12) as u32 }, 0);
+            let burst = (if now.speed() == BusSpeed::High { 0 } else { random.below(12) as u32 }, 0);
             let mut new = isochronous(200 + arrival, now.speed(), 1024, burst, random.one_of(&[1, 2, 4, 8]));
-            new.criticality = random.one_of(&[Criticality::High, Criticality::Low]);
+            new.criticality = random.one_of(&[EndpointCriticality::High, EndpointCriticality::Low]);
             requests.push(new);
-            if let Ok((next, change)) = replan(&now, &requests, Options::default()) {
-                let is_high = |id: &u32| requests.iter().any(|r| r.id == *id && r.criticality == Criticality::High);
+            if let Ok((next, change)) = replan(&now, &requests, ScheduleOptions::default()) {
+                let is_high =
+                    |id: &u32| requests.iter().any(|r| r.id == *id && r.criticality == EndpointCriticality::High);
                 assert!(!change.suspended.iter().any(is_high), "FARBUS_SEED={seed}");
                 bus.adopt(&next);
                 plans += 1;

@@ -14,14 +14,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_directory::gateway::{Call, Change, Found, KeyChange, News, Pair, Refusal, Reply};
-use farbus_directory::key::{HostId, Key, KeyRange};
+use farbus_directory::gateway::{
+    EtcdCall, EtcdRefusal, EtcdReply, EtcdTransaction, KeyChange, KeyValue, RangeResult, WatchUpdate,
+};
+use farbus_directory::key::{DirectoryKey, HostId, KeyRange};
 use farbus_directory::record::{DeviceRecord, HostRecord, LeaseRecord};
-use farbus_directory::{Publisher, Trouble, TroubleKind, View, publisher, view};
+use farbus_directory::{DirectoryFailure, DirectoryFailureKind, DirectoryView, HostPublisher, publisher, view};
 use farbus_model::Instant;
-use farbus_session::Claims;
-use farbus_session::claims::lease::{NOTICE, Party, Request, Requested};
-use farbus_sim::Random;
+use farbus_session::DeviceClaims;
+use farbus_session::claims::lease::{LeaseDecision, LeaseHost, LeaseRequest, NOTICE};
+use farbus_sim::SimulationRng;
 
 /// How far the time goes on at a time, while faults happen and then.
 const TICK: Duration = Duration::from_millis(100);
@@ -60,8 +62,8 @@ struct Etcd {
     now: Instant,
 }
 
-fn unreachable() -> Refusal {
-    Refusal::Trouble(Trouble::new(TroubleKind::Unreachable, "lost"))
+fn unreachable() -> EtcdRefusal {
+    EtcdRefusal::Trouble(DirectoryFailure::new(DirectoryFailureKind::Unreachable, "lost"))
 }
 
 impl Etcd {
@@ -95,61 +97,61 @@ impl Etcd {
         over.into_iter().for_each(|lease| self.end_lease(lease));
     }
 
-    fn answer(&mut self, call: &Call) -> Result<Reply, Refusal> {
-        let full = || Refusal::Trouble(Trouble::new(TroubleKind::Full, "full"));
+    fn answer(&mut self, call: &EtcdCall) -> Result<EtcdReply, EtcdRefusal> {
+        let full = || EtcdRefusal::Trouble(DirectoryFailure::new(DirectoryFailureKind::Full, "full"));
         Ok(match call {
-            Call::Grant { .. } if self.is_full => return Err(full()),
-            Call::Grant { ttl_s } => {
+            EtcdCall::Grant { .. } if self.is_full => return Err(full()),
+            EtcdCall::Grant { ttl_s } => {
                 self.lease_count += 1;
                 let ttl = Duration::from_secs(*ttl_s);
                 self.leases.insert(self.lease_count, (self.now + ttl, ttl));
-                Reply::Granted { lease: self.lease_count, ttl_s: *ttl_s }
+                EtcdReply::Granted { lease: self.lease_count, ttl_s: *ttl_s }
             }
-            Call::KeepAlive { lease } => match self.leases.get_mut(lease) {
+            EtcdCall::KeepAlive { lease } => match self.leases.get_mut(lease) {
                 Some((end, ttl)) => {
                     *end = self.now + *ttl;
-                    Reply::Alive(ttl.as_secs())
+                    EtcdReply::Alive(ttl.as_secs())
                 }
-                None => Reply::Alive(0),
+                None => EtcdReply::Alive(0),
             },
-            Call::Range { range, revision, .. } => {
+            EtcdCall::Range { range, revision, .. } => {
                 assert_eq!(*revision, 0, "all fits on one page");
-                Reply::Found(Found { revision: self.revision, pairs: self.range(range), has_more: false })
+                EtcdReply::Found(RangeResult { revision: self.revision, pairs: self.range(range), has_more: false })
             }
-            Call::Change(change) => self.change(change, full)?,
+            EtcdCall::Change(change) => self.change(change, full)?,
             other => panic!("{other:?}"),
         })
     }
 
-    fn range(&self, range: &KeyRange) -> Vec<Pair> {
+    fn range(&self, range: &KeyRange) -> Vec<KeyValue> {
         let is_in = |key: &&Vec<u8>| match range.to.is_empty() {
             true => **key == range.from,
             false => **key >= range.from && key.as_slice() < range.to.as_bytes(),
         };
         let pair = |(key, it): (&Vec<u8>, &Stored)| {
             let (key, value) = (key.clone(), it.value.clone());
-            Pair { key, value, lease: it.lease, revision: it.revision }
+            KeyValue { key, value, lease: it.lease, revision: it.revision }
         };
         self.keys.iter().filter(|(key, _)| is_in(key)).map(pair).collect()
     }
 
-    fn change(&mut self, change: &Change, full: impl Fn() -> Refusal) -> Result<Reply, Refusal> {
+    fn change(&mut self, change: &EtcdTransaction, full: impl Fn() -> EtcdRefusal) -> Result<EtcdReply, EtcdRefusal> {
         let found = self.keys.get(change.guard.as_bytes()).map_or(0, |it| it.revision);
         if found != change.revision {
-            return Ok(Reply::Changed { is_done: false, revision: self.revision });
+            return Ok(EtcdReply::Changed { is_done: false, revision: self.revision });
         }
         if self.is_full && !change.puts.is_empty() {
             return Err(full());
         }
         if change.lease != 0 && !self.leases.contains_key(&change.lease) {
-            return Err(Refusal::NoLease);
+            return Err(EtcdRefusal::NoLease);
         }
         self.revision += 1;
         for (key, value) in &change.puts {
             self.put(key.clone().into(), Some(value.clone()), change.lease);
         }
         change.deletes.iter().for_each(|key| self.put(key.clone().into(), None, 0));
-        Ok(Reply::Changed { is_done: true, revision: self.revision })
+        Ok(EtcdReply::Changed { is_done: true, revision: self.revision })
     }
 }
 
@@ -163,8 +165,8 @@ struct Message {
 }
 
 enum What {
-    Call(Call),
-    Answer(Result<Reply, Refusal>),
+    Call(EtcdCall),
+    Answer(Result<EtcdReply, EtcdRefusal>),
 }
 
 /// The call that is being made, and since when.
@@ -175,18 +177,18 @@ struct Host {
     is_alive: bool,
     is_cut: bool,
     devices: BTreeMap<String, DeviceRecord>,
-    claims: BTreeMap<String, Claims>,
-    publisher: Publisher,
+    claims: BTreeMap<String, DeviceClaims>,
+    publisher: HostPublisher,
     publishing: Asked,
     differs: Option<Instant>,
-    view: View,
+    view: DirectoryView,
     reading: Asked,
     /// The next revision of the watch that is open.
     watch: Option<i64>,
 }
 
 struct World {
-    random: Random,
+    random: SimulationRng,
     now: Instant,
     etcd: Etcd,
     hosts: Vec<Host>,
@@ -205,7 +207,7 @@ fn record() -> HostRecord {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = SimulationRng::new(seed);
         let etcd = Etcd {
             revision: 1,
             keys: BTreeMap::new(),
@@ -224,15 +226,15 @@ impl World {
             let names = (0..1 + random.below(3)).map(|device| format!("d{device}"));
             let devices: BTreeMap<_, _> = names.map(|name| (name, free())).collect();
             Host {
-                publisher: Publisher::new(id.clone(), random.below(u64::MAX)),
+                publisher: HostPublisher::new(id.clone(), random.below(u64::MAX)),
                 id,
                 is_alive: true,
                 is_cut: false,
-                claims: devices.keys().map(|name| (name.clone(), Claims::default())).collect(),
+                claims: devices.keys().map(|name| (name.clone(), DeviceClaims::default())).collect(),
                 devices,
                 publishing: None,
                 differs: None,
-                view: View::new(random.below(u64::MAX)),
+                view: DirectoryView::new(random.below(u64::MAX)),
                 reading: None,
                 watch: None,
             }
@@ -314,36 +316,36 @@ impl World {
             it.differs = None;
             it.publisher.doubt();
         }
-        if let publisher::Step::Call(call) = it.publisher.poll(now) {
+        if let publisher::PublisherStep::Call(call) = it.publisher.poll(now) {
             self.numbers += 1;
             it.publishing = Some((self.numbers, now));
             self.send(host, false, self.numbers, What::Call(call));
         }
         match self.hosts[host].view.poll(now) {
-            view::Step::Call(call) => {
+            view::DirectoryViewStep::Call(call) => {
                 self.numbers += 1;
                 self.hosts[host].reading = Some((self.numbers, now));
                 self.send(host, true, self.numbers, What::Call(call));
             }
-            view::Step::Watch(Call::Watch { revision, .. }) => self.begin_watch(host, revision),
-            view::Step::Watch(other) => panic!("{other:?}"),
-            view::Step::Wait(_) => {}
+            view::DirectoryViewStep::Watch(EtcdCall::Watch { revision, .. }) => self.begin_watch(host, revision),
+            view::DirectoryViewStep::Watch(other) => panic!("{other:?}"),
+            view::DirectoryViewStep::Wait(_) => {}
         }
         self.tell(host);
     }
 
     fn begin_watch(&mut self, host: usize, revision: i64) {
         let (now, it) = (self.now, &mut self.hosts[host]);
-        let Refusal::Trouble(lost) = unreachable() else { return };
+        let EtcdRefusal::Trouble(lost) = unreachable() else { return };
         if it.is_cut || !self.etcd.is_up {
             return it.view.handle_end(lost, now);
         }
-        it.view.handle_news(News::Begun(self.etcd.revision), now);
+        it.view.handle_news(WatchUpdate::Begun(self.etcd.revision), now);
         if !it.view.is_watching() {
             return;
         }
         if revision <= self.etcd.compacted {
-            return it.view.handle_news(News::Compacted, now);
+            return it.view.handle_news(WatchUpdate::Compacted, now);
         }
         it.watch = Some(revision);
     }
@@ -356,7 +358,7 @@ impl World {
         let is_split = self.once_in(3);
         let it = &mut self.hosts[host];
         let Some(next) = it.watch else { return };
-        let Refusal::Trouble(lost) = unreachable() else { return };
+        let EtcdRefusal::Trouble(lost) = unreachable() else { return };
         if is_lost || it.is_cut || !self.etcd.is_up {
             it.watch = None;
             return it.view.handle_end(lost, now);
@@ -372,10 +374,10 @@ impl World {
         }
         if is_split {
             let rest = changes.split_off(changes.len() / 2);
-            it.view.handle_news(News::Changes { changes, revision: None }, now);
+            it.view.handle_news(WatchUpdate::Changes { changes, revision: None }, now);
             changes = rest;
         }
-        it.view.handle_news(News::Changes { changes, revision: Some(self.etcd.revision) }, now);
+        it.view.handle_news(WatchUpdate::Changes { changes, revision: Some(self.etcd.revision) }, now);
         it.watch = Some(self.etcd.revision + 1);
     }
 
@@ -408,17 +410,17 @@ impl World {
         let seed = self.random.below(u64::MAX);
         let it = &mut self.hosts[host];
         it.is_alive = !it.is_alive;
-        it.publisher = Publisher::new(it.id.clone(), seed);
-        it.view = View::new(seed.rotate_left(7));
+        it.publisher = HostPublisher::new(it.id.clone(), seed);
+        it.view = DirectoryView::new(seed.rotate_left(7));
         (it.publishing, it.reading, it.watch, it.differs) = (None, None, None, None);
     }
 
     fn lie(&mut self) {
         let host = self.some_host();
         let key = match self.random.below(3) {
-            0 => Key::Host(self.hosts[host].id.clone()),
-            1 => Key::Device(self.hosts[host].id.clone(), "d0".to_owned()),
-            _ => Key::Device(self.hosts[host].id.clone(), "ghost".to_owned()),
+            0 => DirectoryKey::Host(self.hosts[host].id.clone()),
+            1 => DirectoryKey::Device(self.hosts[host].id.clone(), "d0".to_owned()),
+            _ => DirectoryKey::Device(self.hosts[host].id.clone(), "ghost".to_owned()),
         };
         let value = (self.random.below(2) == 0).then(|| free().to_value());
         self.etcd.revision += 1;
@@ -440,11 +442,11 @@ impl World {
         // A device that only the directory has.
         let Some(claims) = self.hosts[host].claims.get_mut(&name) else { return };
         while claims.advance(now).is_some() {}
-        let who = Party::paired(&format!("host{user}"));
+        let who = LeaseHost::paired(&format!("host{user}"));
         let span = Duration::from_secs(10 + self.random.below(60));
         let request =
-            Request { who, span, priority: 0, reason: None, waits: false, is_provisional: false, notice: NOTICE };
-        if let Ok(Requested::Granted { is_new: true }) = claims.request(&request, now) {
+            LeaseRequest { who, span, priority: 0, reason: None, waits: false, is_provisional: false, notice: NOTICE };
+        if let Ok(LeaseDecision::Granted { is_new: true }) = claims.request(&request, now) {
             let until = claims.lease(now).expect("it was granted").until;
             if let Some((other, end)) = self.had.insert((host, name.clone()), (user, until)) {
                 assert!(end <= now, "host{other} and host{user} have {name} of host{host} at {now:?}");
@@ -478,10 +480,10 @@ impl World {
 
     fn wanted(&self, host: &Host) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let device = |(name, device): (&String, &DeviceRecord)| {
-            (Key::Device(host.id.clone(), name.clone()).to_string().into_bytes(), device.to_value())
+            (DirectoryKey::Device(host.id.clone(), name.clone()).to_string().into_bytes(), device.to_value())
         };
         let mut wanted: BTreeMap<_, _> = host.devices.iter().map(device).collect();
-        wanted.insert(Key::Host(host.id.clone()).to_string().into_bytes(), record().to_value());
+        wanted.insert(DirectoryKey::Host(host.id.clone()).to_string().into_bytes(), record().to_value());
         wanted
     }
 
@@ -561,7 +563,7 @@ impl World {
         }
         for host in self.hosts.iter().filter(|host| host.is_alive) {
             let shown = host.view.devices().map(|(id, name, device)| {
-                (Key::Device(id.clone(), name.to_owned()).to_string().into_bytes(), device.to_value())
+                (DirectoryKey::Device(id.clone(), name.to_owned()).to_string().into_bytes(), device.to_value())
             });
             let shown = shown.filter(|(key, _)| self.has_living_host(key)).collect();
             let devices =
@@ -577,9 +579,9 @@ impl World {
     }
 
     fn has_living_host(&self, key: &[u8]) -> bool {
-        let host = match Key::parse(key) {
-            Some(Key::Host(host) | Key::Device(host, _)) => host,
-            Some(Key::Limit(_)) | None => return false,
+        let host = match DirectoryKey::parse(key) {
+            Some(DirectoryKey::Host(host) | DirectoryKey::Device(host, _)) => host,
+            Some(DirectoryKey::Limit(_)) | None => return false,
         };
         self.hosts.iter().any(|it| it.is_alive && it.id == host)
             || (!self.has_liar && self.hosts.iter().any(|it| it.id == host))

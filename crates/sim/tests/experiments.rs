@@ -1,8 +1,8 @@
 //! The paper's experiments in bus time: its bounds hold here, and its observations of Linux are reproduced. R8.
 
 use farbus_sim::experiments::paper::{INPUT_FRAMES_PER_S, OUTPUT_FRAMES_PER_S, OVERRUNS, ROUND_TRIPS, THROUGHPUT};
-use farbus_sim::experiments::throughput::Load;
-use farbus_sim::experiments::usb_can::{self, Kernel, STORMS, Seen, Setting, Users};
+use farbus_sim::experiments::throughput::BulkLoad;
+use farbus_sim::experiments::usb_can::{self, ChannelUsers, STORMS, SimulatedKernel, UsbCanResults, UsbCanScenario};
 use farbus_sim::experiments::{round_trips, throughput};
 
 #[test]
@@ -26,7 +26,7 @@ fn no_round_trip_is_longer_than_the_bound() {
 fn bulk_endpoints_have_what_is_reserved_and_cameras_theirs() {
     let cameras = [vec![1, 2, 3, 4], vec![1, 2, 3], vec![1, 4]];
     for (scenario, admitted) in THROUGHPUT.iter().zip(cameras) {
-        for load in [Load::Reserved, Load::Always] {
+        for load in [BulkLoad::Reserved, BulkLoad::Always] {
             let seen = throughput::run(scenario, load, 2, 50, 1).unwrap();
             let least = seen.mbps.iter().copied().fold(f64::INFINITY, f64::min);
             let most = seen.mbps.iter().copied().fold(0.0, f64::max);
@@ -38,17 +38,18 @@ fn bulk_endpoints_have_what_is_reserved_and_cameras_theirs() {
     }
 }
 
-fn means(seen: &Seen) -> [f64; 2] {
+fn means(seen: &UsbCanResults) -> [f64; 2] {
     [3, 4].map(|channel| seen.frames[channel].iter().sum::<u64>() as f64 / seen.frames[channel].len() as f64)
 }
 
 #[test]
 fn quest_never_overruns_and_linux_does_where_the_paper_says() {
     for scenario in &OVERRUNS {
-        let users = if scenario.readers > 0 { Users::Ordinary } else { Users::None };
+        let users = if scenario.readers > 0 { ChannelUsers::Ordinary } else { ChannelUsers::None };
         let (seconds, cpu_bound, traffic) = (scenario.seconds, scenario.cpu_bound, usb_can::table_7());
-        let [quest, linux] = [Kernel::Quest, Kernel::Linux]
-            .map(|kernel| usb_can::run(&Setting { kernel, seconds, cpu_bound, users, traffic, storms: STORMS }, 1));
+        let [quest, linux] = [SimulatedKernel::Quest, SimulatedKernel::Linux].map(|kernel| {
+            usb_can::run(&UsbCanScenario { kernel, seconds, cpu_bound, users, traffic, storms: STORMS }, 1)
+        });
         println!(
             "{scenario:?}: Quest {} {:?}, counters {:.0}; Linux {}, counters {:.0}",
             quest.overruns,
@@ -66,9 +67,16 @@ fn quest_never_overruns_and_linux_does_where_the_paper_says() {
 #[test]
 fn pipes_keep_their_rate_on_quest_and_not_on_linux() {
     for (traffic, (least, most)) in [(usb_can::input(), INPUT_FRAMES_PER_S), (usb_can::output(), OUTPUT_FRAMES_PER_S)] {
-        let [quest, linux] = [Kernel::Quest, Kernel::Linux].map(|kernel| {
+        let [quest, linux] = [SimulatedKernel::Quest, SimulatedKernel::Linux].map(|kernel| {
             usb_can::run(
-                &Setting { kernel, seconds: 31, cpu_bound: 3, users: Users::Pipes, traffic, storms: STORMS },
+                &UsbCanScenario {
+                    kernel,
+                    seconds: 31,
+                    cpu_bound: 3,
+                    users: ChannelUsers::Pipes,
+                    traffic,
+                    storms: STORMS,
+                },
                 1,
             )
         });
@@ -89,11 +97,11 @@ fn pipes_keep_their_rate_on_quest_and_not_on_linux() {
         assert!(quest.load.is_ok() && quest.overruns == 0);
         assert!(quest.frames[3].iter().chain(&quest.frames[4]).all(is_within), "{:?}", quest.frames);
         for seed in 2..6 {
-            let setting = Setting {
-                kernel: Kernel::Quest,
+            let setting = UsbCanScenario {
+                kernel: SimulatedKernel::Quest,
                 seconds: 11,
                 cpu_bound: 3,
-                users: Users::Pipes,
+                users: ChannelUsers::Pipes,
                 traffic,
                 storms: STORMS,
             };

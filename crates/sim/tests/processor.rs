@@ -1,9 +1,9 @@
 //! Equation 1 compared with a processor: admitted tasks keep their budgets, whatever the bottom halves do. R4.
 //! `FARBUS_SEEDS` says how many sets (default 500), `FARBUS_SEED` repeats one.
 
-use farbus_realtime::vcpu::{Reserve, admit};
-use farbus_sim::Random;
-use farbus_sim::processor::{Processor, Role, Settings};
+use farbus_realtime::vcpu::{VcpuReserve, admit};
+use farbus_sim::SimulationRng;
+use farbus_sim::processor::{LinuxSchedulerSettings, SimulatedProcessor, TaskRole};
 
 const MS: u64 = 1_000_000;
 
@@ -19,7 +19,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 /// Tasks and shares of bottom halves that Equation 1 admits, and would refuse with a thousandth more of each budget.
-fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
+fn set_at_the_edge(random: &mut SimulationRng) -> (Vec<VcpuReserve>, Vec<u32>) {
     let periods: Vec<_> = (0..1 + random.below(6)).map(|_| random.between(100, 2000) * 1000).collect();
     let weights: Vec<_> = periods.iter().map(|_| random.between(1, 100)).collect();
     let io_ppm: Vec<_> = (0..random.below(3)).map(|_| random.between(5_000, 150_000) as u32).collect();
@@ -27,7 +27,7 @@ fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
         let sum: u64 = weights.iter().sum();
         let budget = |(&period_ns, weight): (&u64, &u64)| period_ns * weight * share_permyriad / (10_000 * sum);
         let budgets = periods.iter().zip(&weights).map(budget);
-        let reserve = |(&period_ns, budget_ns): (&u64, u64)| Reserve { period_ns, budget_ns: budget_ns.max(1) };
+        let reserve = |(&period_ns, budget_ns): (&u64, u64)| VcpuReserve { period_ns, budget_ns: budget_ns.max(1) };
         periods.iter().zip(budgets).map(reserve).collect()
     };
     let most = (1..=10_000).rev().find(|&share| admit(&mains(share), &io_ppm).is_ok());
@@ -36,15 +36,16 @@ fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
 
 /// Every task has a job of its whole budget each period, from a random start; the bottom halves have more work than
 /// their share, or a burst now and then, for any of the tasks. Returns how many jobs ended, and how many of them late.
-fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
-    let mut roles: Vec<_> = mains.iter().map(|&reserve| Role::Reserved(reserve)).collect();
+fn run(mains: &[VcpuReserve], io_ppm: &[u32], random: &mut SimulationRng) -> (u64, u64) {
+    let mut roles: Vec<_> = mains.iter().map(|&reserve| TaskRole::Reserved(reserve)).collect();
     for &utilization_ppm in io_ppm {
         let period_ns = mains[random.below(mains.len() as u64) as usize].period_ns;
-        roles.push(Role::BottomHalf { utilization_ppm, period_ns });
+        roles.push(TaskRole::BottomHalf { utilization_ppm, period_ns });
     }
-    let mut processor = Processor::quest(&roles);
+    let mut processor = SimulatedProcessor::quest(&roles);
     let is_busy = random.once_in(2);
-    let first_ns = |random: &mut Random, reserve: &Reserve| if is_busy { 0 } else { random.below(reserve.period_ns) };
+    let first_ns =
+        |random: &mut SimulationRng, reserve: &VcpuReserve| if is_busy { 0 } else { random.below(reserve.period_ns) };
     let mut releases: Vec<_> = mains.iter().map(|reserve| first_ns(random, reserve)).collect();
     let mut bursts: Vec<_> = io_ppm.iter().map(|_| random.below(MS)).collect();
     let end_ns = 12 * mains.iter().map(|reserve| reserve.period_ns).max().unwrap_or(0);
@@ -76,7 +77,7 @@ fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
 fn set_admitted_by_equation_1_keeps_its_budgets() {
     let mut all = 0;
     for seed in seeds() {
-        let mut random = Random::new(seed);
+        let mut random = SimulationRng::new(seed);
         let (mains, io_ppm) = set_at_the_edge(&mut random);
         let (jobs, late) = run(&mains, &io_ppm, &mut random);
         assert_eq!(late, 0, "FARBUS_SEED={seed}: {mains:?} {io_ppm:?}");
@@ -87,14 +88,16 @@ fn set_admitted_by_equation_1_keeps_its_budgets() {
 
 #[test]
 fn single_task_may_fill_the_processor_and_two_may_not_exceed_it() {
-    let whole = Reserve { budget_ns: MS, period_ns: MS };
+    let whole = VcpuReserve { budget_ns: MS, period_ns: MS };
     assert!(admit(&[whole], &[]).is_ok());
-    assert_eq!(run(&[whole], &[], &mut Random::new(1)).1, 0);
+    assert_eq!(run(&[whole], &[], &mut SimulationRng::new(1)).1, 0);
     // Past the edge, where the bound says nothing: harmonic periods fill the processor, others do not.
-    let main = |budget_us: u64, period_us: u64| Reserve { budget_ns: budget_us * 1000, period_ns: period_us * 1000 };
+    let main =
+        |budget_us: u64, period_us: u64| VcpuReserve { budget_ns: budget_us * 1000, period_ns: period_us * 1000 };
     let harmonic = [main(500, 1000), main(1000, 2000)];
     assert!(admit(&harmonic, &[]).is_err());
-    let late = |mains: &[Reserve]| (1..20).map(|seed| run(mains, &[], &mut Random::new(seed)).1).sum::<u64>();
+    let late =
+        |mains: &[VcpuReserve]| (1..20).map(|seed| run(mains, &[], &mut SimulationRng::new(seed)).1).sum::<u64>();
     assert_eq!(late(&harmonic), 0);
     let others = [main(500, 1000), main(700, 1400)];
     assert!(admit(&others, &[]).is_err());
@@ -106,11 +109,11 @@ fn single_task_may_fill_the_processor_and_two_may_not_exceed_it() {
 #[test]
 fn a_storm_of_interrupts_stops_tasks_on_linux_and_bottom_halves_on_quest() {
     let roles = [
-        Role::Reserved(Reserve { budget_ns: 3 * MS, period_ns: 7 * MS }),
-        Role::BottomHalf { utilization_ppm: 100_000, period_ns: 10 * MS },
-        Role::Ordinary,
+        TaskRole::Reserved(VcpuReserve { budget_ns: 3 * MS, period_ns: 7 * MS }),
+        TaskRole::BottomHalf { utilization_ppm: 100_000, period_ns: 10 * MS },
+        TaskRole::Ordinary,
     ];
-    let run = |mut processor: Processor| {
+    let run = |mut processor: SimulatedProcessor| {
         processor.give(0, u64::MAX / 2);
         processor.give(1, 20 * MS);
         processor.give(2, u64::MAX / 2);
@@ -118,10 +121,10 @@ fn a_storm_of_interrupts_stops_tasks_on_linux_and_bottom_halves_on_quest() {
         [0, 1, 2].map(|task| processor.ran_ns(task) / 1000)
     };
     // 3 ms in 7 for the task; a tenth for the bottom half, 1 ms in 10.
-    assert_eq!(run(Processor::quest(&roles)), [30_000, 7_000, 33_000]);
+    assert_eq!(run(SimulatedProcessor::quest(&roles)), [30_000, 7_000, 33_000]);
     // 2 ms at once; then it takes turns with the ordinary task for the 4 ms in 7 that the other leaves.
-    let settings = Settings { reclaims: false, ..Settings::default() };
-    let [task, bottom_half, ordinary] = run(Processor::linux(&roles, settings));
+    let settings = LinuxSchedulerSettings { reclaims: false, ..LinuxSchedulerSettings::default() };
+    let [task, bottom_half, ordinary] = run(SimulatedProcessor::linux(&roles, settings));
     assert!(task > 29_000 && bottom_half == 20_000, "{task} {bottom_half}");
     assert_eq!(task + bottom_half + ordinary, 70_000);
 }
@@ -129,9 +132,12 @@ fn a_storm_of_interrupts_stops_tasks_on_linux_and_bottom_halves_on_quest() {
 /// Budget that a blocked task leaves is shared, as the paper assumes.
 #[test]
 fn reclaimed_budget_is_that_of_blocked_tasks() {
-    let reserved = Role::Reserved(Reserve { budget_ns: MS, period_ns: 10 * MS });
+    let reserved = TaskRole::Reserved(VcpuReserve { budget_ns: MS, period_ns: 10 * MS });
     let ran = |reclaims| {
-        let mut processor = Processor::linux(&[reserved, reserved], Settings { reclaims, ..Settings::default() });
+        let mut processor = SimulatedProcessor::linux(
+            &[reserved, reserved],
+            LinuxSchedulerSettings { reclaims, ..LinuxSchedulerSettings::default() },
+        );
         processor.give(0, u64::MAX / 2);
         while processor.run(100 * MS).is_some() {}
         processor.ran_ns(0)

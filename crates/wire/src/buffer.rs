@@ -9,12 +9,12 @@ use arrayvec::ArrayVec;
 use farbus_model::limits::{CREDIT_BYTES_MAX, RECEIVE_BUFFERS_KEPT_MAX};
 use farbus_model::{BufferPool, Payload, new_chunk};
 
-use crate::snapshot::Writer;
+use crate::snapshot::SnapshotWriter;
 
 /// Received bytes that are not parsed yet, in one shared chunk, so that a payload can be passed on as a window instead
 /// of a copy.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct ReceiveBuffer {
     chunk: Arc<[u8]>,
     start: usize,
     end: usize,
@@ -59,7 +59,7 @@ const CHUNKS_LEFT_MAX: usize = 4;
 /// sends a little data among much that is dropped would have a chunk held with each.
 const BORROWED_BYTES_MAX: usize = CREDIT_BYTES_MAX;
 
-impl Incoming {
+impl ReceiveBuffer {
     /// Makes a buffer of `capacity` bytes that grows only as bytes arrive. It takes memory when bytes are to be
     /// received.
     pub fn new(capacity: usize) -> Self {
@@ -165,7 +165,7 @@ impl Incoming {
         &mut chunk[end..limit]
     }
 
-    /// Reports that `count` bytes were put into [`Incoming::space`].
+    /// Reports that `count` bytes were put into [`ReceiveBuffer::space`].
     pub fn received(&mut self, count: usize) {
         self.end += count;
         self.is_filled |= count > 0 && count == self.offered;
@@ -294,18 +294,18 @@ impl Incoming {
 
 /// Bytes waiting to be sent: headers in one arena, payloads where they lie.
 #[derive(Debug, Default)]
-pub(crate) struct Outgoing {
+pub(crate) struct SendBuffer {
     arena: Vec<u8>,
     /// Arena bytes already sent.
     arena_sent: usize,
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<SendSegment>,
     /// Bytes of the first piece that were sent already.
     piece_sent: usize,
     bytes: usize,
 }
 
 #[derive(Debug)]
-enum Piece {
+enum SendSegment {
     /// This many bytes of the arena, after those of the pieces before.
     Arena(usize),
     Payload(Payload),
@@ -317,16 +317,16 @@ const INLINE_PAYLOAD_BYTES: usize = 512;
 pub const RUNS_MAX: usize = 128;
 
 /// Runs of memory to send in one call, in order; a list on the stack.
-pub type Runs<'a> = ArrayVec<IoSlice<'a>, RUNS_MAX>;
+pub type SendSlices<'a> = ArrayVec<IoSlice<'a>, RUNS_MAX>;
 
-impl Outgoing {
+impl SendBuffer {
     /// Appends header bytes.
     pub fn put(&mut self, bytes: &[u8]) {
         self.arena.extend_from_slice(bytes);
         self.bytes += bytes.len();
         match self.pieces.back_mut() {
-            Some(Piece::Arena(len)) => *len += bytes.len(),
-            _ => self.pieces.push_back(Piece::Arena(bytes.len())),
+            Some(SendSegment::Arena(len)) => *len += bytes.len(),
+            _ => self.pieces.push_back(SendSegment::Arena(bytes.len())),
         }
     }
 
@@ -339,21 +339,21 @@ impl Outgoing {
             pool.recycle(payload);
         } else {
             self.bytes += payload.len();
-            self.pieces.push_back(Piece::Payload(payload));
+            self.pieces.push_back(SendSegment::Payload(payload));
         }
     }
 
     /// Saves all waiting bytes.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.count(self.bytes);
         let (mut arena_at, mut skip) = (self.arena_sent, self.piece_sent);
         for piece in &self.pieces {
             match piece {
-                Piece::Arena(len) => {
+                SendSegment::Arena(len) => {
                     to.raw(&self.arena[arena_at..arena_at + len - skip]);
                     arena_at += len - skip;
                 }
-                Piece::Payload(payload) => payload.runs_within(skip..payload.len()).for_each(|run| to.raw(run)),
+                SendSegment::Payload(payload) => payload.runs_within(skip..payload.len()).for_each(|run| to.raw(run)),
             }
             skip = 0;
         }
@@ -370,19 +370,19 @@ impl Outgoing {
     }
 
     /// The runs of memory to send next, in order; at most [`RUNS_MAX`].
-    pub fn runs(&self) -> Runs<'_> {
-        let mut runs = Runs::new();
+    pub fn runs(&self) -> SendSlices<'_> {
+        let mut runs = SendSlices::new();
         let mut arena_at = self.arena_sent;
         let mut skip = self.piece_sent;
         for piece in &self.pieces {
             match piece {
-                Piece::Arena(len) => {
+                SendSegment::Arena(len) => {
                     let left = len - skip;
                     runs.push(IoSlice::new(&self.arena[arena_at..arena_at + left]));
                     arena_at += left;
                     skip = 0;
                 }
-                Piece::Payload(payload) => {
+                SendSegment::Payload(payload) => {
                     for run in payload.runs() {
                         let from = skip.min(run.len());
                         skip -= from;
@@ -408,11 +408,11 @@ impl Outgoing {
         self.bytes -= count;
         while let Some(piece) = self.pieces.front() {
             let left = match piece {
-                Piece::Arena(len) => len - self.piece_sent,
-                Piece::Payload(payload) => payload.len() - self.piece_sent,
+                SendSegment::Arena(len) => len - self.piece_sent,
+                SendSegment::Payload(payload) => payload.len() - self.piece_sent,
             };
             let now = left.min(count);
-            if matches!(piece, Piece::Arena(_)) {
+            if matches!(piece, SendSegment::Arena(_)) {
                 self.arena_sent += now;
             }
             if now < left {
@@ -421,7 +421,7 @@ impl Outgoing {
             }
             count -= now;
             self.piece_sent = 0;
-            if let Some(Piece::Payload(payload)) = self.pieces.pop_front() {
+            if let Some(SendSegment::Payload(payload)) = self.pieces.pop_front() {
                 pool.recycle(payload);
             }
         }
@@ -439,7 +439,7 @@ impl Outgoing {
 mod tests {
     use super::*;
 
-    fn push(incoming: &mut Incoming, mut bytes: &[u8]) {
+    fn push(incoming: &mut ReceiveBuffer, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let space = incoming.space(4);
             assert!(!space.is_empty(), "there is always room");
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_window_outlives_what_is_received_after_it() {
-        let mut incoming = Incoming::new(64);
+        let mut incoming = ReceiveBuffer::new(64);
         push(&mut incoming, &[1; 10]);
         let window = incoming.window(0..10);
         incoming.consume(10);
@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn copied_payload_frees_the_chunk_for_the_next_bytes() {
         for (copied_max, is_reused) in [(0, false), (9, false), (10, true)] {
-            let mut incoming = Incoming::new(64).copying(copied_max);
+            let mut incoming = ReceiveBuffer::new(64).copying(copied_max);
             incoming.space(1);
             let chunk = incoming.chunk.as_ptr();
             let kept: Vec<Payload> = (0..100)
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn lone_payload_is_copied_and_many_together_share_a_chunk() {
-        let mut incoming = Incoming::new(64).copying_lone(20);
+        let mut incoming = ReceiveBuffer::new(64).copying_lone(20);
         incoming.space(1);
         let mut kept = Vec::new();
         let mut receive = |times: usize| {
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn windows_hold_no_more_chunks_than_a_credit_however_little_they_show() {
-        let mut incoming = Incoming::new(256 << 10).ahead(64 << 10);
+        let mut incoming = ReceiveBuffer::new(256 << 10).ahead(64 << 10);
         let mut kept = Vec::new();
         for n in 0..400 {
             push(&mut incoming, &[n as u8; 60 << 10]);
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn a_frame_larger_than_the_buffer_grows_it_only_as_it_arrives() {
-        let mut incoming = Incoming::new(64);
+        let mut incoming = ReceiveBuffer::new(64);
         push(&mut incoming, &[1; 8]);
         incoming.want(1000);
         assert!(incoming.space(4).len() <= 64);
@@ -551,7 +551,7 @@ mod tests {
     fn sent_bytes_are_in_order_whatever_is_taken_at_a_time() {
         let mut pool = BufferPool::new(1 << 20);
         for step in [1, 7, 48, 600, 5000] {
-            let mut outgoing = Outgoing::default();
+            let mut outgoing = SendBuffer::default();
             let mut expected: Vec<u8> = Vec::new();
             for n in 0..40u8 {
                 outgoing.put(&[n; 48]);

@@ -6,11 +6,11 @@ use std::fmt;
 /// Requests in flight, in ascending order of their numbers. Numbers are assigned in ascending order and mostly answered
 /// in order, so that work happens at the ends of the queue. A request needs no allocation once the queue has reached
 /// its length.
-pub(crate) struct Flights<T> {
+pub(crate) struct InFlightQueue<T> {
     queue: VecDeque<(u32, T)>,
 }
 
-impl<T> Flights<T> {
+impl<T> InFlightQueue<T> {
     pub const fn new() -> Self {
         Self { queue: VecDeque::new() }
     }
@@ -67,13 +67,13 @@ impl<T> Flights<T> {
     }
 }
 
-impl<T> Default for Flights<T> {
+impl<T> Default for InFlightQueue<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Flights<T> {
+impl<T: fmt::Debug> fmt::Debug for InFlightQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn each_number_is_found_once_in_any_order() {
-        let mut flights = Flights::new();
+        let mut flights = InFlightQueue::new();
         for number in [5, 6, 9, u32::MAX, 0, 7, 1] {
             flights.insert(number, u64::from(number) + 1).unwrap();
         }

@@ -28,5 +28,5 @@ pub mod usbfs;
 pub mod usbip;
 pub mod usbredir;
 
-pub use buffer::Runs;
-pub use reject::Reject;
+pub use buffer::SendSlices;
+pub use reject::ProtocolViolation;

@@ -1,16 +1,16 @@
 //! Reads fields from untrusted bytes, one after the other.
 
-use crate::reject::Reject;
+use crate::reject::ProtocolViolation;
 
 /// A message that is being read.
 #[derive(Clone, Copy, Debug)]
-pub struct Reader<'a> {
+pub struct FieldReader<'a> {
     bytes: &'a [u8],
     len: usize,
     version: u16,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     /// Begins to read a whole message.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, len: bytes.len(), version: 0 }
@@ -39,47 +39,47 @@ impl<'a> Reader<'a> {
     /// The next `count` bytes.
     ///
     /// # Errors
-    /// [`Reject`], here and below: the message ends too early, or the field is invalid.
-    pub fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], Reject> {
-        let short = Reject::new(field, self.bytes.len() as u64, "all of it is in the message");
+    /// [`ProtocolViolation`], here and below: the message ends too early, or the field is invalid.
+    pub fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], ProtocolViolation> {
+        let short = ProtocolViolation::new(field, self.bytes.len() as u64, "all of it is in the message");
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or(short)?;
         self.bytes = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], Reject> {
+    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ProtocolViolation> {
         self.take(N, field).map(|bytes| bytes.try_into().expect("as many as were asked for"))
     }
 
     /// Reads a number.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn u8(&mut self, field: &'static str) -> Result<u8, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn u8(&mut self, field: &'static str) -> Result<u8, ProtocolViolation> {
         self.array::<1>(field).map(|[byte]| byte)
     }
 
     /// Reads a little-endian number.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn u16(&mut self, field: &'static str) -> Result<u16, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn u16(&mut self, field: &'static str) -> Result<u16, ProtocolViolation> {
         self.array(field).map(u16::from_le_bytes)
     }
 
     /// Reads a little-endian number.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn u32(&mut self, field: &'static str) -> Result<u32, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn u32(&mut self, field: &'static str) -> Result<u32, ProtocolViolation> {
         self.array(field).map(u32::from_le_bytes)
     }
 
     /// Reads a little-endian number.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn u64(&mut self, field: &'static str) -> Result<u64, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn u64(&mut self, field: &'static str) -> Result<u64, ProtocolViolation> {
         self.array(field).map(u64::from_le_bytes)
     }
 
@@ -87,11 +87,12 @@ impl<'a> Reader<'a> {
     /// peer of this project sends.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn text(&mut self, field: &'static str, bytes_max: usize) -> Result<String, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn text(&mut self, field: &'static str, bytes_max: usize) -> Result<String, ProtocolViolation> {
         let length = self.u16(field)?;
         let bytes = self.take(length.into(), field)?;
-        let text = std::str::from_utf8(bytes).map_err(|_| Reject::new(field, length.into(), "a text is UTF-8"))?;
+        let text =
+            std::str::from_utf8(bytes).map_err(|_| ProtocolViolation::new(field, length.into(), "a text is UTF-8"))?;
         Ok(text[..text.floor_char_boundary(bytes_max)].to_owned())
     }
 
@@ -103,16 +104,16 @@ impl<'a> Reader<'a> {
     /// Checks that no bytes remain.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn end(self, field: &'static str) -> Result<(), Reject> {
+    /// [`ProtocolViolation`].
+    pub fn end(self, field: &'static str) -> Result<(), ProtocolViolation> {
         match self.bytes.len() {
             0 => Ok(()),
-            left => Err(Reject::new(field, left as u64, "nothing comes behind it")),
+            left => Err(ProtocolViolation::new(field, left as u64, "nothing comes behind it")),
         }
     }
 }
 
-/// Writes a text as [`Reader::text`] reads it; cuts what does not fit at the end of a character.
+/// Writes a text as [`FieldReader::text`] reads it; cuts what does not fit at the end of a character.
 pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, bytes_max: usize) {
     let text = &text[..text.floor_char_boundary(bytes_max)];
     to.extend((text.len() as u16).to_le_bytes());

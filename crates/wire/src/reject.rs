@@ -4,7 +4,7 @@ use core::fmt;
 
 /// Why a peer's bytes were refused. The connection ends: after a broken frame the next one cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reject {
+pub struct ProtocolViolation {
     /// The field.
     pub field: &'static str,
     /// The field's value.
@@ -13,17 +13,17 @@ pub struct Reject {
     pub rule: &'static str,
 }
 
-impl Reject {
+impl ProtocolViolation {
     /// Makes a refusal.
     pub const fn new(field: &'static str, value: u64, rule: &'static str) -> Self {
         Self { field, value, rule }
     }
 }
 
-impl fmt::Display for Reject {
+impl fmt::Display for ProtocolViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the peer sent {} = {} ({:#x}), but {}", self.field, self.value, self.value, self.rule)
     }
 }
 
-impl std::error::Error for Reject {}
+impl std::error::Error for ProtocolViolation {}

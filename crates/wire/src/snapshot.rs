@@ -6,11 +6,11 @@
 //!
 //! Little-endian. A length stands before everything of variable size, and reading reserves memory only for bytes that
 //! are there. The process that wrote a snapshot read untrusted bytes, so its snapshot is untrusted as well: each part
-//! is checked against the others, and an impossible state is a [`Reject`].
+//! is checked against the others, and an impossible state is a [`ProtocolViolation`].
 //!
 //! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release
-//! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`Reject`]:
-//! sessions and attachments then begin again. A field of version N is read only if [`Reader::version`] says N or more,
+//! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`ProtocolViolation`]:
+//! sessions and attachments then begin again. A field of version N is read only if [`FieldReader::version`] says N or more,
 //! and has a stated value otherwise:
 //!
 //! ```text
@@ -21,12 +21,12 @@
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
 use farbus_model::{
-    BlockId, BlockOp, BlockRequest, Descriptors, Direction, EpAddr, IsoPacket, Payload, Selection, Setup, Urb,
-    UrbFlags, UrbId,
+    BlockId, BlockOp, BlockRequest, ConfigurationSelection, DescriptorSet, EpAddr, IsoPacket, Payload, SetupPacket,
+    TransferDirection, Urb, UrbFlags, UrbId,
 };
 
-pub use crate::reader::Reader;
-use crate::reject::Reject;
+pub use crate::reader::FieldReader;
+use crate::reject::ProtocolViolation;
 
 /// The version that is written.
 pub const VERSION: u16 = 13;
@@ -51,11 +51,11 @@ const MAGIC: [u8; 8] = *b"farbus\r\0";
 
 /// Writes a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Writer {
+pub struct SnapshotWriter {
     bytes: Vec<u8>,
 }
 
-impl Writer {
+impl SnapshotWriter {
     /// Begins a snapshot of `kind`, which says what reads it.
     pub fn new(kind: u16) -> Self {
         let mut writer = Self { bytes: MAGIC.to_vec() };
@@ -64,7 +64,7 @@ impl Writer {
         writer
     }
 
-    /// Begins a part to be put into a snapshot by [`Writer::bytes`] and read by [`Reader::part`].
+    /// Begins a part to be put into a snapshot by [`SnapshotWriter::bytes`] and read by [`FieldReader::part`].
     pub fn part() -> Self {
         Self { bytes: Vec::new() }
     }
@@ -115,7 +115,7 @@ impl Writer {
         self.raw(bytes);
     }
 
-    /// Like [`Writer::bytes`], for several runs of memory with `len` bytes in all.
+    /// Like [`SnapshotWriter::bytes`], for several runs of memory with `len` bytes in all.
     pub fn runs<'a>(&mut self, len: usize, runs: impl IntoIterator<Item = &'a [u8]>) {
         self.count(len);
         let before = self.bytes.len();
@@ -132,7 +132,7 @@ impl Writer {
     pub fn urb(&mut self, urb: &Urb) {
         self.u64(urb.id.0);
         self.u8(urb.endpoint.as_byte());
-        self.flag(urb.direction == Direction::In);
+        self.flag(urb.direction == TransferDirection::In);
         self.u32(urb.length);
         self.payload(&urb.payload);
         self.raw(&urb.setup.to_bytes());
@@ -160,7 +160,7 @@ impl Writer {
     }
 
     /// Writes what is selected on a device.
-    pub fn selection(&mut self, selection: &Selection) {
+    pub fn selection(&mut self, selection: &ConfigurationSelection) {
         self.u8(selection.configuration());
         self.count(selection.alternates().len());
         for &(interface, setting) in selection.alternates() {
@@ -172,25 +172,29 @@ impl Writer {
 /// Opens a snapshot, if it is of `kind` and of a version that is read.
 ///
 /// # Errors
-/// [`Reject`].
-pub fn open(bytes: &[u8], kind: u16) -> Result<Reader<'_>, Reject> {
-    let mut reader = Reader::new(bytes);
+/// [`ProtocolViolation`].
+pub fn open(bytes: &[u8], kind: u16) -> Result<FieldReader<'_>, ProtocolViolation> {
+    let mut reader = FieldReader::new(bytes);
     if reader.take(MAGIC.len(), "snapshot")? != MAGIC {
-        return Err(Reject::new("snapshot", bytes.len() as u64, "it begins as one does"));
+        return Err(ProtocolViolation::new("snapshot", bytes.len() as u64, "it begins as one does"));
     }
     let version = reader.u16("version")?;
     if !(VERSION_MIN..=VERSION).contains(&version) {
-        return Err(Reject::new("version", version.into(), "it is this release's or the previous release's"));
+        return Err(ProtocolViolation::new(
+            "version",
+            version.into(),
+            "it is this release's or the previous release's",
+        ));
     }
     reader = reader.of_version(version);
     let of = reader.u16("kind")?;
     if of != kind {
-        return Err(Reject::new("kind", of.into(), "it is of what was asked for"));
+        return Err(ProtocolViolation::new("kind", of.into(), "it is of what was asked for"));
     }
     Ok(reader)
 }
 
-/// The bytes of a [`Writer::part`], with the version of the snapshot around them.
+/// The bytes of a [`SnapshotWriter::part`], with the version of the snapshot around them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedPart {
     version: u16,
@@ -199,8 +203,8 @@ pub struct SavedPart {
 
 impl SavedPart {
     /// Reads it from the beginning.
-    pub fn reader(&self) -> Reader<'_> {
-        Reader::new(&self.bytes).of_version(self.version)
+    pub fn reader(&self) -> FieldReader<'_> {
+        FieldReader::new(&self.bytes).of_version(self.version)
     }
 
     /// Whether it has no bytes.
@@ -209,80 +213,84 @@ impl SavedPart {
     }
 }
 
-impl<'a> Reader<'a> {
-    /// Reads a part that [`Writer::bytes`] put here, to be parsed now or later.
+impl<'a> FieldReader<'a> {
+    /// Reads a part that [`SnapshotWriter::bytes`] put here, to be parsed now or later.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn part(&mut self, field: &'static str) -> Result<SavedPart, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn part(&mut self, field: &'static str) -> Result<SavedPart, ProtocolViolation> {
         Ok(SavedPart { version: self.version(), bytes: self.bytes(field)?.to_vec() })
     }
 
-    /// Reads what [`Writer::flag`] wrote.
+    /// Reads what [`SnapshotWriter::flag`] wrote.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn flag(&mut self, field: &'static str) -> Result<bool, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn flag(&mut self, field: &'static str) -> Result<bool, ProtocolViolation> {
         match self.u8(field)? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(Reject::new(field, other.into(), "it is 0 or 1")),
+            other => Err(ProtocolViolation::new(field, other.into(), "it is 0 or 1")),
         }
     }
 
-    /// Reads what [`Writer::count`] wrote. An item has at least `bytes_min` bytes, so that a false count is refused.
+    /// Reads what [`SnapshotWriter::count`] wrote. An item has at least `bytes_min` bytes, so that a false count is refused.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn count(&mut self, field: &'static str, bytes_min: usize) -> Result<usize, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn count(&mut self, field: &'static str, bytes_min: usize) -> Result<usize, ProtocolViolation> {
         let count = self.u32(field)?;
         if count as usize > self.left() / bytes_min.max(1) {
-            return Err(Reject::new(field, count.into(), "all of them are in the snapshot"));
+            return Err(ProtocolViolation::new(field, count.into(), "all of them are in the snapshot"));
         }
         Ok(count as usize)
     }
 
-    /// Reads what [`Writer::bytes`] wrote.
+    /// Reads what [`SnapshotWriter::bytes`] wrote.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn bytes(&mut self, field: &'static str) -> Result<&'a [u8], Reject> {
+    /// [`ProtocolViolation`].
+    pub fn bytes(&mut self, field: &'static str) -> Result<&'a [u8], ProtocolViolation> {
         let count = self.u32(field)?;
         self.take(count as usize, field)
     }
 
-    /// Reads what [`Writer::payload`] wrote.
+    /// Reads what [`SnapshotWriter::payload`] wrote.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn payload(&mut self, field: &'static str) -> Result<Payload, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn payload(&mut self, field: &'static str) -> Result<Payload, ProtocolViolation> {
         let bytes = self.bytes(field)?;
         Ok(if bytes.is_empty() { Payload::Empty } else { bytes.to_vec().into() })
     }
 
-    /// Reads what [`Writer::urb`] wrote.
+    /// Reads what [`SnapshotWriter::urb`] wrote.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn urb(&mut self) -> Result<Urb, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn urb(&mut self) -> Result<Urb, ProtocolViolation> {
         let id = UrbId(self.u64("request")?);
         let endpoint = self.u8("endpoint")?;
         if endpoint & 0x70 != 0 {
-            return Err(Reject::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
+            return Err(ProtocolViolation::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
         }
-        let direction = if self.flag("direction")? { Direction::In } else { Direction::Out };
+        let direction = if self.flag("direction")? { TransferDirection::In } else { TransferDirection::Out };
         let length = self.u32("length")?;
         if length > URB_BYTES_MAX {
-            return Err(Reject::new("length", length.into(), "a transfer has 16 MiB at most"));
+            return Err(ProtocolViolation::new("length", length.into(), "a transfer has 16 MiB at most"));
         }
         let payload = self.payload("data")?;
-        let is_whole = direction == Direction::Out && payload.len() == length as usize;
+        let is_whole = direction == TransferDirection::Out && payload.len() == length as usize;
         if !is_whole && !payload.is_empty() {
-            return Err(Reject::new("data", payload.len() as u64, "a request holds all it sends, or nothing"));
+            return Err(ProtocolViolation::new(
+                "data",
+                payload.len() as u64,
+                "a request holds all it sends, or nothing",
+            ));
         }
         let mut urb = Urb::data_in(id, EpAddr::from_byte(endpoint), length);
         (urb.direction, urb.payload) = (direction, payload);
-        urb.setup = Setup::from_bytes(self.take(8, "setup")?.try_into().expect("eight bytes"));
+        urb.setup = SetupPacket::from_bytes(self.take(8, "setup")?.try_into().expect("eight bytes"));
         urb.start_frame = self.u32("start frame")?;
         urb.interval = self.u32("interval")?;
         urb.stream = self.u16("stream")?;
@@ -293,48 +301,56 @@ impl<'a> Reader<'a> {
         };
         let packets = self.count("packets", 8)?;
         if packets > ISO_PACKETS_MAX as usize {
-            return Err(Reject::new("packets", packets as u64, "an isochronous transfer has 1024 at most"));
+            return Err(ProtocolViolation::new("packets", packets as u64, "an isochronous transfer has 1024 at most"));
         }
         let mut sum = 0;
         for _ in 0..packets {
             let packet = IsoPacket { offset: self.u32("offset")?, length: self.u32("length")?, ..Default::default() };
             sum += u64::from(packet.length);
             if u64::from(packet.offset) + u64::from(packet.length) > length.into() || sum > length.into() {
-                return Err(Reject::new("packet length", packet.length.into(), "packets lie inside their transfer"));
+                return Err(ProtocolViolation::new(
+                    "packet length",
+                    packet.length.into(),
+                    "packets lie inside their transfer",
+                ));
             }
             urb.iso.push(packet);
         }
         Ok(urb)
     }
 
-    /// Reads what [`Writer::block_request`] wrote. The caller checks whether the device permits the request.
+    /// Reads what [`SnapshotWriter::block_request`] wrote. The caller checks whether the device permits the request.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn block_request(&mut self) -> Result<BlockRequest, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn block_request(&mut self) -> Result<BlockRequest, ProtocolViolation> {
         let id = BlockId(self.u64("request")?);
         let op = self.u8("operation")?;
         let known = BLOCK_OPS.get(usize::from(op)).copied();
-        let op = known.ok_or(Reject::new("operation", op.into(), "a block device knows five"))?;
+        let op = known.ok_or(ProtocolViolation::new("operation", op.into(), "a block device knows five"))?;
         let (offset, length) = (self.u64("offset")?, self.u32("length")?);
         let is_durable = self.flag("durable")?;
         Ok(BlockRequest { id, op, offset, length, payload: self.payload("data")?, is_durable })
     }
 
-    /// Reads what [`Writer::selection`] wrote for a device with these descriptors.
+    /// Reads what [`SnapshotWriter::selection`] wrote for a device with these descriptors.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn selection(&mut self, descriptors: &Descriptors) -> Result<Selection, Reject> {
-        let mut selection = Selection::default();
+    /// [`ProtocolViolation`].
+    pub fn selection(&mut self, descriptors: &DescriptorSet) -> Result<ConfigurationSelection, ProtocolViolation> {
+        let mut selection = ConfigurationSelection::default();
         let configuration = self.u8("configuration")?;
         if !selection.select_configuration(descriptors, configuration) {
-            return Err(Reject::new("configuration", configuration.into(), "the device has one of that number"));
+            return Err(ProtocolViolation::new(
+                "configuration",
+                configuration.into(),
+                "the device has one of that number",
+            ));
         }
         for _ in 0..self.count("settings", 2)? {
             let (interface, setting) = (self.u8("interface")?, self.u8("setting")?);
             if !selection.select_interface(descriptors, interface, setting) {
-                return Err(Reject::new("setting", setting.into(), "the interface has one of that number"));
+                return Err(ProtocolViolation::new("setting", setting.into(), "the interface has one of that number"));
             }
         }
         Ok(selection)
@@ -357,9 +373,9 @@ mod tests {
     #[test]
     fn a_request_is_read_as_it_was_written_and_not_without_its_end() {
         let out = Urb::data_out(UrbId(1), EpAddr::from_byte(2), vec![1, 2, 3].into());
-        let control = Urb::control(UrbId(2), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+        let control = Urb::control(UrbId(2), SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
         for urb in [out, control, isochronous()] {
-            let mut writer = Writer::new(5);
+            let mut writer = SnapshotWriter::new(5);
             writer.urb(&urb);
             let bytes = writer.into_bytes();
             let mut reader = open(&bytes, 5).unwrap();
@@ -373,9 +389,9 @@ mod tests {
 
     #[test]
     fn this_and_the_previous_version_are_read_and_a_part_knows_which_it_is_of() {
-        let mut part = Writer::part();
+        let mut part = SnapshotWriter::part();
         part.u8(7);
-        let mut writer = Writer::new(5);
+        let mut writer = SnapshotWriter::new(5);
         writer.bytes(&part.into_bytes());
         let mut bytes = writer.into_bytes();
         for version in [VERSION_MIN - 1, VERSION_MIN, VERSION, VERSION + 1] {
@@ -397,14 +413,14 @@ mod tests {
         let field = |spoil: fn(&mut Urb)| {
             let mut urb = isochronous();
             spoil(&mut urb);
-            let mut writer = Writer::new(5);
+            let mut writer = SnapshotWriter::new(5);
             writer.urb(&urb);
             open(&writer.into_bytes(), 5).unwrap().urb().unwrap_err().field
         };
         assert_eq!(field(|urb| urb.payload = vec![1].into()), "data");
         assert_eq!(field(|urb| urb.iso[1].offset = 251), "packet length");
         assert_eq!(field(|urb| urb.length = URB_BYTES_MAX + 1), "length");
-        let bytes = Writer::new(5).into_bytes();
+        let bytes = SnapshotWriter::new(5).into_bytes();
         assert_eq!(open(&bytes, 6).unwrap_err().field, "kind");
         assert_eq!(open(&[&bytes[..8], &[VERSION as u8 + 1, 0, 5, 0]].concat(), 5).unwrap_err().field, "version");
         assert_eq!(open(b"something else", 5).unwrap_err().field, "snapshot");

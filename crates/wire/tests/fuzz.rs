@@ -7,16 +7,21 @@ mod fuzzing;
 mod peer;
 
 use farbus_model::descriptor::{
-    Configuration, Descriptors, DeviceDescriptor, Selection, string_from_bytes, string_to_bytes,
+    ConfigurationSelection, DescriptorSet, DeviceDescriptor, UsbConfiguration, string_from_bytes, string_to_bytes,
 };
-use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
-use farbus_wire::usbip::client::Answer;
-use farbus_wire::usbip::message::{self, OpHeader, RawHeader, Submit as Checked, SubmitReply};
-use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject, Request, ServerConn, status};
+use farbus_model::{
+    BufferPool, EpAddr, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, Urb, UrbCompletion, UrbId,
+    UrbStatus,
+};
+use farbus_wire::usbip::client::UsbipReply;
+use farbus_wire::usbip::message::{self, OpHeader, RawHeader, SubmitCommand as Checked, SubmitReply};
+use farbus_wire::usbip::{
+    DeviceRecord, OpStatus, ProtocolViolation, UsbipClientConn, UsbipRequest, UsbipServerConn, status,
+};
 use fuzzing::{Input, fuzz};
 use peer::{BUS_ID, DEVID, Packet, RetSubmit, Submit};
 
-const LIMITS: Limits = Limits { receive_bytes: 2048, urbs_in_flight_max: 8, ..Limits::DEFAULT };
+const LIMITS: SessionLimits = SessionLimits { receive_bytes: 2048, urbs_in_flight_max: 8, ..SessionLimits::DEFAULT };
 
 fn target(name: &str, act: impl Fn(&mut Input<'_>)) {
     fuzz(env!("CARGO_MANIFEST_DIR"), name, act);
@@ -92,54 +97,57 @@ struct Understood {
 }
 
 /// Feeds a server and answers its requests at once; every other URB waits until the end.
-fn serve(mut conn: ServerConn, pieces: &[&[u8]]) -> Understood {
+fn serve(mut conn: UsbipServerConn, pieces: &[&[u8]]) -> Understood {
     let record = DeviceRecord::decode(peer::device_record(BUS_ID, 1).first_chunk().unwrap()).unwrap();
     let mut pool = BufferPool::new(4096);
     let (mut requests, mut waiting, mut fed) = (Vec::new(), Vec::<Urb>::new(), 0);
-    let mut serve_piece = |conn: &mut ServerConn, waiting: &mut Vec<Urb>, requests: &mut Vec<String>, piece: &[u8]| {
-        let mut rest = piece;
-        while !rest.is_empty() {
-            let space = conn.receive_space();
-            assert!(!space.is_empty(), "there is always room");
-            fed += space.len().min(rest.len());
-            assert!(space.len() <= LIMITS.receive_bytes.max(2 * fed), "nothing is reserved that has not arrived");
-            let count = space.len().min(rest.len());
-            space[..count].copy_from_slice(&rest[..count]);
-            conn.handle_received(count);
-            rest = &rest[count..];
-            while let Some(request) = conn.poll_request(kind_of)? {
-                match request {
-                    Request::DeviceList => {
-                        requests.push("list".into());
-                        conn.reply_device_list(std::slice::from_ref(&record));
-                    }
-                    Request::Import(bus_id) => {
-                        requests.push(format!("import {bus_id}"));
-                        let answer = if bus_id == BUS_ID { Ok(&record) } else { Err(OpStatus::NoDevice) };
-                        conn.reply_import(answer);
-                    }
-                    Request::Submit(urb) => {
-                        assert_urb(&urb);
-                        let shape = Urb { payload: Payload::Empty, ..urb.clone() };
-                        requests.push(format!("{shape:?} {:?}", urb.payload.contiguous()));
-                        waiting.push(urb);
-                        if waiting.len() > 2 {
-                            conn.complete(answer(waiting.remove(0)), &mut pool);
+    let mut serve_piece =
+        |conn: &mut UsbipServerConn, waiting: &mut Vec<Urb>, requests: &mut Vec<String>, piece: &[u8]| {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                let space = conn.receive_space();
+                assert!(!space.is_empty(), "there is always room");
+                fed += space.len().min(rest.len());
+                assert!(space.len() <= LIMITS.receive_bytes.max(2 * fed), "nothing is reserved that has not arrived");
+                let count = space.len().min(rest.len());
+                space[..count].copy_from_slice(&rest[..count]);
+                conn.handle_received(count);
+                rest = &rest[count..];
+                while let Some(request) = conn.poll_request(kind_of)? {
+                    match request {
+                        UsbipRequest::DeviceList => {
+                            requests.push("list".into());
+                            conn.reply_device_list(std::slice::from_ref(&record));
                         }
-                    }
-                    Request::Unlink(id) => {
-                        requests.push(format!("{id:?} is withdrawn"));
-                        let at = waiting.iter().position(|urb| urb.id == id).expect("what is withdrawn is in flight");
-                        conn.complete(waiting.remove(at).launch().fail(Status::Cancelled), &mut pool);
+                        UsbipRequest::Import(bus_id) => {
+                            requests.push(format!("import {bus_id}"));
+                            let answer = if bus_id == BUS_ID { Ok(&record) } else { Err(OpStatus::NoDevice) };
+                            conn.reply_import(answer);
+                        }
+                        UsbipRequest::Submit(urb) => {
+                            assert_urb(&urb);
+                            let shape = Urb { payload: Payload::Empty, ..urb.clone() };
+                            requests.push(format!("{shape:?} {:?}", urb.payload.contiguous()));
+                            waiting.push(urb);
+                            if waiting.len() > 2 {
+                                conn.complete(answer(waiting.remove(0)), &mut pool);
+                            }
+                        }
+                        UsbipRequest::Unlink(id) => {
+                            requests.push(format!("{id:?} is withdrawn"));
+                            let at =
+                                waiting.iter().position(|urb| urb.id == id).expect("what is withdrawn is in flight");
+                            conn.complete(waiting.remove(at).launch().fail(UrbStatus::Cancelled), &mut pool);
+                        }
                     }
                 }
             }
-        }
-        Ok(())
-    };
+            Ok(())
+        };
     let mut end = Ok(());
     for piece in pieces {
-        end = serve_piece(&mut conn, &mut waiting, &mut requests, piece).map_err(|reject: Reject| reject.field);
+        end = serve_piece(&mut conn, &mut waiting, &mut requests, piece)
+            .map_err(|reject: ProtocolViolation| reject.field);
         if end.is_err() {
             break;
         }
@@ -157,25 +165,25 @@ fn serve(mut conn: ServerConn, pieces: &[&[u8]]) -> Understood {
 /// A URB that the decoder let through needs no second check.
 fn assert_urb(urb: &Urb) {
     assert!(urb.length <= 16 << 20 && urb.iso.len() <= 1024 && urb.endpoint.number() <= 15);
-    let expected = if urb.direction == Direction::Out { urb.length as usize } else { 0 };
+    let expected = if urb.direction == TransferDirection::Out { urb.length as usize } else { 0 };
     assert_eq!(urb.payload.len(), expected);
     let sum: u64 = urb.iso.iter().map(|packet| u64::from(packet.length)).sum();
     assert!(sum <= u64::from(urb.length));
     assert!(urb.iso.iter().all(|p| u64::from(p.offset) + u64::from(p.length) <= u64::from(urb.length)));
-    assert!(urb.iso.iter().all(|packet| packet.actual == 0 && packet.status == Status::Ok));
+    assert!(urb.iso.iter().all(|packet| packet.actual == 0 && packet.status == UrbStatus::Ok));
 }
 
-fn answer(urb: Urb) -> Done {
+fn answer(urb: Urb) -> UrbCompletion {
     let urb = urb.launch();
     match urb.direction {
         _ if !urb.iso.is_empty() => {
             let packets: Vec<IsoPacket> = urb.iso.iter().map(|p| IsoPacket { actual: p.length, ..*p }).collect();
             let bytes = packets.iter().map(|packet| packet.actual as usize).sum();
-            let data = if urb.direction == Direction::In { vec![1; bytes].into() } else { Payload::Empty };
+            let data = if urb.direction == TransferDirection::In { vec![1; bytes].into() } else { Payload::Empty };
             urb.done_iso(packets, data)
         }
-        Direction::Out => urb.accept(),
-        Direction::In => {
+        TransferDirection::Out => urb.accept(),
+        TransferDirection::In => {
             let payload = Payload::pattern(&[1, 2, 3], urb.length as usize);
             urb.answer(payload)
         }
@@ -194,9 +202,9 @@ fn fuzz_server_urbs() {
                 break;
             }
         }
-        let whole = serve(ServerConn::imported(&LIMITS, DEVID), &[&bytes]);
+        let whole = serve(UsbipServerConn::imported(&LIMITS, DEVID), &[&bytes]);
         let pieces = input.cut(&bytes);
-        assert_eq!(serve(ServerConn::imported(&LIMITS, DEVID), &pieces), whole, "cut otherwise");
+        assert_eq!(serve(UsbipServerConn::imported(&LIMITS, DEVID), &pieces), whole, "cut otherwise");
     });
 }
 
@@ -213,9 +221,9 @@ fn fuzz_server_handshake() {
         while !input.is_empty() && bytes.len() < 5000 && !input.once_in(8) {
             bytes.extend(client_frame(input));
         }
-        let whole = serve(ServerConn::new(&LIMITS), &[&bytes]);
+        let whole = serve(UsbipServerConn::new(&LIMITS), &[&bytes]);
         let pieces = input.cut(&bytes);
-        assert_eq!(serve(ServerConn::new(&LIMITS), &pieces), whole, "cut otherwise");
+        assert_eq!(serve(UsbipServerConn::new(&LIMITS), &pieces), whole, "cut otherwise");
     });
 }
 
@@ -226,7 +234,7 @@ struct Answered {
     end: Result<(), &'static str>,
 }
 
-fn listen(conn: &mut ClientConn, pieces: &[&[u8]], mut check: impl FnMut(&Answer)) -> Answered {
+fn listen(conn: &mut UsbipClientConn, pieces: &[&[u8]], mut check: impl FnMut(&UsbipReply)) -> Answered {
     let mut answers = Vec::new();
     let mut listen_all = || {
         for mut rest in pieces.iter().copied() {
@@ -240,8 +248,8 @@ fn listen(conn: &mut ClientConn, pieces: &[&[u8]], mut check: impl FnMut(&Answer
                 while let Some(answer) = conn.poll_answer()? {
                     check(&answer);
                     answers.push(match &answer {
-                        Answer::Done(done) => {
-                            let shape = Done { payload: Payload::Empty, ..done.clone() };
+                        UsbipReply::Done(done) => {
+                            let shape = UrbCompletion { payload: Payload::Empty, ..done.clone() };
                             format!("{shape:?} {:?}", done.payload.contiguous())
                         }
                         other => format!("{other:?}"),
@@ -251,7 +259,7 @@ fn listen(conn: &mut ClientConn, pieces: &[&[u8]], mut check: impl FnMut(&Answer
         }
         Ok(())
     };
-    let end = listen_all().map_err(|reject: Reject| reject.field);
+    let end = listen_all().map_err(|reject: ProtocolViolation| reject.field);
     Answered { answers, end }
 }
 
@@ -278,19 +286,19 @@ fn fuzz_client_handshake() {
         damage(input, &mut bytes);
         let pieces = input.cut(&bytes);
         let answered = |pieces: &[&[u8]]| {
-            let mut conn = ClientConn::new(&LIMITS);
+            let mut conn = UsbipClientConn::new(&LIMITS);
             if is_list {
                 conn.device_list();
             } else {
                 conn.import(BUS_ID);
             }
             let answered = listen(&mut conn, pieces, |answer| match answer {
-                Answer::Imported(Ok(record)) => assert_eq!(record.bus_id, BUS_ID),
-                Answer::Imported(Err(status)) => assert_ne!(*status, OpStatus::Ok),
-                Answer::DeviceList(records) => assert!(records.iter().all(|record| record.bus_id.len() <= 31)),
-                Answer::Done(done) => panic!("nothing was submitted: {done:?}"),
+                UsbipReply::Imported(Ok(record)) => assert_eq!(record.bus_id, BUS_ID),
+                UsbipReply::Imported(Err(status)) => assert_ne!(*status, OpStatus::Ok),
+                UsbipReply::DeviceList(records) => assert!(records.iter().all(|record| record.bus_id.len() <= 31)),
+                UsbipReply::Done(done) => panic!("nothing was submitted: {done:?}"),
             });
-            conn.abandon(Status::Gone);
+            conn.abandon(UrbStatus::Gone);
             answered
         };
         assert_eq!(answered(&pieces), answered(&[&bytes]), "cut otherwise");
@@ -314,7 +322,7 @@ fn requests(input: &mut Input<'_>) -> Vec<Urb> {
                     urb.length += length;
                 }
                 if kind == 3 {
-                    urb.direction = Direction::Out;
+                    urb.direction = TransferDirection::Out;
                     urb.payload = vec![2; urb.length as usize].into();
                 }
                 urb
@@ -328,7 +336,7 @@ fn requests(input: &mut Input<'_>) -> Vec<Urb> {
 fn server_frame(input: &mut Input<'_>, asked: &[Urb]) -> Vec<u8> {
     let at = input.below(asked.len() as u32) as usize;
     let (urb, seqnum) = (&asked[at], at as u32 + 1);
-    let is_in = urb.direction == Direction::In;
+    let is_in = urb.direction == TransferDirection::In;
     let actual = if urb.length > 0 { input.below(urb.length + 1) } else { 0 };
     let mut reply = match input.below(6) {
         0 => return peer::ret_unlink(input.below(16), input.pick(&[0, 0, -104, -104, -2, -32])),
@@ -368,10 +376,10 @@ fn server_frame(input: &mut Input<'_>, asked: &[Urb]) -> Vec<u8> {
     reply.bytes()
 }
 
-fn assert_done(done: &Done, asked: &[Urb]) {
+fn assert_done(done: &UrbCompletion, asked: &[Urb]) {
     let urb = asked.iter().find(|urb| urb.id == done.id).expect("what comes back was asked");
     assert!(done.actual <= urb.length);
-    let expected = if urb.direction == Direction::In { done.actual as usize } else { 0 };
+    let expected = if urb.direction == TransferDirection::In { done.actual as usize } else { 0 };
     assert_eq!(done.payload.len(), expected);
     assert_eq!(done.iso.len(), urb.iso.len());
     for (moved, sent) in done.iso.iter().zip(&urb.iso) {
@@ -397,7 +405,7 @@ fn fuzz_client_urbs() {
         let pieces = input.cut(&bytes);
         let answered = |pieces: &[&[u8]]| {
             let mut pool = BufferPool::new(0);
-            let mut conn = ClientConn::new(&LIMITS);
+            let mut conn = UsbipClientConn::new(&LIMITS);
             conn.import(BUS_ID);
             let import = listen(&mut conn, &[&peer::import_reply(BUS_ID)], |_| {});
             assert_eq!(import.end, Ok(()));
@@ -407,17 +415,17 @@ fn fuzz_client_urbs() {
             unlinks.iter().for_each(|&id| conn.unlink(id));
             let mut back: Vec<UrbId> = Vec::new();
             if is_reset {
-                back.extend(conn.withdraw_all(Status::Shutdown).iter().map(|done| done.id));
+                back.extend(conn.withdraw_all(UrbStatus::Shutdown).iter().map(|done| done.id));
             }
             let answered = listen(&mut conn, pieces, |answer| match answer {
-                Answer::Done(done) => {
+                UsbipReply::Done(done) => {
                     assert_done(done, &asked);
                     back.push(done.id);
                 }
                 other => panic!("nothing of the kind was asked: {other:?}"),
             });
             assert_eq!(conn.in_flight(), asked.len() - back.len());
-            back.extend(conn.abandon(Status::Gone).iter().map(|done| done.id));
+            back.extend(conn.abandon(UrbStatus::Gone).iter().map(|done| done.id));
             back.sort_unstable();
             assert_eq!(back, asked.iter().map(|urb| urb.id).collect::<Vec<_>>(), "each comes back once");
             answered
@@ -492,10 +500,10 @@ fn fuzz_descriptors() {
         if let Ok(device) = DeviceDescriptor::parse(&bytes) {
             assert_eq!(DeviceDescriptor::parse(&device.to_bytes()), Ok(device));
         }
-        match (Configuration::parse(&bytes), Configuration::total_length(&bytes)) {
+        match (UsbConfiguration::parse(&bytes), UsbConfiguration::total_length(&bytes)) {
             (Ok(configuration), total) => {
                 assert_eq!(configuration.bytes.len(), total.unwrap(), "what was parsed is what was there");
-                assert_eq!(Configuration::parse(&configuration.bytes).unwrap(), configuration);
+                assert_eq!(UsbConfiguration::parse(&configuration.bytes).unwrap(), configuration);
                 assert_selection(configuration, input);
             }
             (Err(error), _) => assert!(error.offset <= bytes.len() && !error.rule.is_empty(), "{error}"),
@@ -506,10 +514,10 @@ fn fuzz_descriptors() {
 }
 
 /// Whatever the descriptors contain, only endpoints of active settings are active.
-fn assert_selection(configuration: Configuration, input: &mut Input<'_>) {
+fn assert_selection(configuration: UsbConfiguration, input: &mut Input<'_>) {
     let value = configuration.value;
-    let all = Descriptors { configurations: vec![configuration], ..Descriptors::default() };
-    let mut selection = Selection::default();
+    let all = DescriptorSet { configurations: vec![configuration], ..DescriptorSet::default() };
+    let mut selection = ConfigurationSelection::default();
     assert!(selection.select_configuration(&all, value));
     for _ in 0..4 {
         let (interface, alternate) = (input.byte() & 3, input.byte() & 3);

@@ -9,9 +9,9 @@ mod peer;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use farbus_model::{Direction, EpAddr, IsoPacket, Setup, Speed, Status, UrbFlags};
+use farbus_model::{EpAddr, IsoPacket, SetupPacket, TransferDirection, UrbFlags, UrbStatus, UsbSpeed};
 use farbus_wire::usbip::message::{
-    self, DEVICE_RECORD_BYTES, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, RawHeader, Submit,
+    self, DEVICE_RECORD_BYTES, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, RawHeader, SubmitCommand,
     SubmitReply, command, op,
 };
 use farbus_wire::usbip::{DeviceRecord, OpStatus, status};
@@ -24,10 +24,10 @@ enum Message {
     Devices(Vec<DeviceRecord>),
     Import(String),
     Imported(Result<DeviceRecord, OpStatus>),
-    Submit { devid: u32, submit: Submit, data: Vec<u8>, packets: Vec<IsoPacket> },
+    Submit { devid: u32, submit: SubmitCommand, data: Vec<u8>, packets: Vec<IsoPacket> },
     SubmitReply { reply: SubmitReply, data: Vec<u8>, packets: Vec<IsoPacket> },
     Unlink { seqnum: u32, devid: u32, victim: u32 },
-    UnlinkReply { seqnum: u32, status: Status },
+    UnlinkReply { seqnum: u32, status: UrbStatus },
 }
 
 impl Message {
@@ -95,8 +95,8 @@ impl Message {
         let raw = RawHeader::from_bytes(head);
         match (raw.command, like) {
             (command::CMD_SUBMIT, _) => {
-                let submit = Submit::check(&raw).unwrap();
-                let size = if submit.direction == Direction::Out { submit.length as usize } else { 0 };
+                let submit = SubmitCommand::check(&raw).unwrap();
+                let size = if submit.direction == TransferDirection::Out { submit.length as usize } else { 0 };
                 let (data, packets) = rest.split_at(size);
                 let packets = message::decode_iso_packets(packets, submit.length).unwrap();
                 Message::Submit { devid: raw.devid, submit, data: data.to_vec(), packets }
@@ -164,7 +164,7 @@ fn disk_and_keyboard(interfaces: Vec<[u8; 3]>) -> DeviceRecord {
         bus_id: "3-2".into(),
         bus: 3,
         device: 2,
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         vendor: 0x0525,
         product: 0xa4a5,
         device_bcd: 0x0409,
@@ -182,7 +182,7 @@ fn source() -> DeviceRecord {
         bus_id: "1-1".into(),
         bus: 1,
         device: 2,
-        speed: Speed::Super,
+        speed: UsbSpeed::Super,
         vendor: 0x0525,
         product: 0xa4a0,
         device_bcd: 0x0100,
@@ -194,9 +194,9 @@ fn source() -> DeviceRecord {
     }
 }
 
-fn submit(seqnum: u32, endpoint: u8, length: u32) -> Submit {
+fn submit(seqnum: u32, endpoint: u8, length: u32) -> SubmitCommand {
     let endpoint = EpAddr::from_byte(endpoint);
-    Submit {
+    SubmitCommand {
         seqnum,
         endpoint,
         direction: endpoint.direction(),
@@ -205,23 +205,23 @@ fn submit(seqnum: u32, endpoint: u8, length: u32) -> Submit {
         start_frame: 0,
         number_of_packets: 0,
         interval: 0,
-        setup: Setup::default(),
+        setup: SetupPacket::default(),
     }
 }
 
-fn sent(submit: Submit, data: &[u8], packets: &[IsoPacket]) -> Message {
+fn sent(submit: SubmitCommand, data: &[u8], packets: &[IsoPacket]) -> Message {
     Message::Submit { devid: 0x0003_0002, submit, data: data.to_vec(), packets: packets.to_vec() }
 }
 
 fn reply(seqnum: u32, actual: u32) -> SubmitReply {
-    SubmitReply { seqnum, status: Status::Ok, actual, start_frame: 0, number_of_packets: 0, error_count: 0 }
+    SubmitReply { seqnum, status: UrbStatus::Ok, actual, start_frame: 0, number_of_packets: 0, error_count: 0 }
 }
 
 fn returned(reply: SubmitReply, data: &[u8], packets: &[IsoPacket]) -> Message {
     Message::SubmitReply { reply, data: data.to_vec(), packets: packets.to_vec() }
 }
 
-fn packet(offset: u32, length: u32, actual: u32, status: Status) -> IsoPacket {
+fn packet(offset: u32, length: u32, actual: u32, status: UrbStatus) -> IsoPacket {
     IsoPacket { offset, length, actual, status }
 }
 
@@ -245,32 +245,39 @@ fn operations() -> Vec<(&'static str, Message)> {
 
 fn submits() -> Vec<(&'static str, Message)> {
     let none = UrbFlags::default();
-    let descriptor = Setup::get_descriptor(1, 0, 0, 18);
-    let vendor = Setup { request_type: 0x40, request: 0x5b, value: 0, index: 0, length: 3 };
-    let hid = |endpoint, seqnum| Submit { start_frame: u32::MAX, interval: 4, ..submit(seqnum, endpoint, 64) };
+    let descriptor = SetupPacket::get_descriptor(1, 0, 0, 18);
+    let vendor = SetupPacket { request_type: 0x40, request: 0x5b, value: 0, index: 0, length: 3 };
+    let hid = |endpoint, seqnum| SubmitCommand { start_frame: u32::MAX, interval: 4, ..submit(seqnum, endpoint, 64) };
     let captured =
         |submit, data: &[u8]| Message::Submit { devid: 0x0001_000f, submit, data: data.to_vec(), packets: vec![] };
     let mut report = vec![0; 64];
     report[..15].copy_from_slice(b"\xff\xff\xff\xff\x86\x00\x08\xa7\x84\xce\x5a\xe2\x12\x37\x63");
-    let iso =
-        |seqnum, endpoint, length| Submit { number_of_packets: 2, interval: 1, ..submit(seqnum, endpoint, length) };
+    let iso = |seqnum, endpoint, length| SubmitCommand {
+        number_of_packets: 2,
+        interval: 1,
+        ..submit(seqnum, endpoint, length)
+    };
     // The start of a READ(10) of eight blocks.
     let mut wrapper = b"USBC\x01\0\0\0\0\x10\0\0\x80\0\x0a\x28\0\0\0\0\0\0\0\x08".to_vec();
     wrapper.resize(31, 0);
     vec![
         (
             "cmd_submit_control_in",
-            sent(Submit { direction: Direction::In, setup: descriptor, ..submit(1, 0, 18) }, &[], &[]),
+            sent(SubmitCommand { direction: TransferDirection::In, setup: descriptor, ..submit(1, 0, 18) }, &[], &[]),
         ),
-        ("cmd_submit_control_out", sent(Submit { setup: vendor, ..submit(2, 0, 3) }, &[7, 8, 9], &[])),
+        ("cmd_submit_control_out", sent(SubmitCommand { setup: vendor, ..submit(2, 0, 3) }, &[7, 8, 9], &[])),
         (
             "cmd_submit_bulk_in",
-            sent(Submit { flags: UrbFlags { short_not_ok: true, ..none }, ..submit(0xd11, 0x81, 512) }, &[], &[]),
+            sent(
+                SubmitCommand { flags: UrbFlags { short_not_ok: true, ..none }, ..submit(0xd11, 0x81, 512) },
+                &[],
+                &[],
+            ),
         ),
         (
             "cmd_submit_bulk_out",
             sent(
-                Submit {
+                SubmitCommand {
                     flags: UrbFlags { zero_packet: true, ..none },
                     number_of_packets: u32::MAX,
                     ..submit(0xd12, 0x02, 31)
@@ -284,17 +291,17 @@ fn submits() -> Vec<(&'static str, Message)> {
         (
             "cmd_submit_iso_in",
             sent(
-                Submit { flags: UrbFlags { iso_asap: true, ..none }, ..iso(0xe01, 0x83, 0x180) },
+                SubmitCommand { flags: UrbFlags { iso_asap: true, ..none }, ..iso(0xe01, 0x83, 0x180) },
                 &[],
-                &[packet(0, 0xc0, 0, Status::Ok), packet(0xc0, 0xc0, 0, Status::Ok)],
+                &[packet(0, 0xc0, 0, UrbStatus::Ok), packet(0xc0, 0xc0, 0, UrbStatus::Ok)],
             ),
         ),
         (
             "cmd_submit_iso_out",
             sent(
-                Submit { start_frame: 100, ..iso(0xe02, 0x03, 12) },
+                SubmitCommand { start_frame: 100, ..iso(0xe02, 0x03, 12) },
                 b"\x11\x11\x11\x11\0\0\0\0\x22\x22\x22\x22",
-                &[packet(0, 4, 0, Status::Ok), packet(8, 4, 0, Status::Ok)],
+                &[packet(0, 4, 0, UrbStatus::Ok), packet(8, 4, 0, UrbStatus::Ok)],
             ),
         ),
     ]
@@ -312,11 +319,11 @@ fn replies() -> Vec<(&'static str, Message)> {
         error_count,
         ..reply(seqnum, actual)
     };
-    let missed = packet(0xc0, 0xc0, 0, Status::IsoMissed);
+    let missed = packet(0xc0, 0xc0, 0, UrbStatus::IsoMissed);
     vec![
         ("ret_submit_bulk_in", returned(reply(0xd11, 5), b"hello", &[])),
         ("ret_submit_bulk_out", returned(SubmitReply { number_of_packets: u32::MAX, ..reply(0xd12, 31) }, &[], &[])),
-        ("ret_submit_stall", returned(SubmitReply { status: Status::Stall, ..reply(0xd13, 0) }, &[], &[])),
+        ("ret_submit_stall", returned(SubmitReply { status: UrbStatus::Stall, ..reply(0xd13, 0) }, &[], &[])),
         ("ret_submit_interrupt_in", returned(hid(0xd05), &report, &[])),
         ("ret_submit_interrupt_out", returned(hid(0xd06), &[], &[])),
         (
@@ -324,12 +331,12 @@ fn replies() -> Vec<(&'static str, Message)> {
             returned(
                 iso(0xe01, 6, 3, 1),
                 b"\xa1\xa2\xa3\xa4\xc1\xc2",
-                &[packet(0, 0xc0, 4, Status::Ok), missed, packet(0x180, 0xc0, 2, Status::Ok)],
+                &[packet(0, 0xc0, 4, UrbStatus::Ok), missed, packet(0x180, 0xc0, 2, UrbStatus::Ok)],
             ),
         ),
         (
             "ret_submit_iso_out",
-            returned(iso(0xe02, 8, 2, 0), &[], &[packet(0, 4, 4, Status::Ok), packet(8, 4, 4, Status::Ok)]),
+            returned(iso(0xe02, 8, 2, 0), &[], &[packet(0, 4, 4, UrbStatus::Ok), packet(8, 4, 4, UrbStatus::Ok)]),
         ),
     ]
 }
@@ -337,8 +344,8 @@ fn replies() -> Vec<(&'static str, Message)> {
 fn unlinks() -> Vec<(&'static str, Message)> {
     vec![
         ("cmd_unlink", Message::Unlink { seqnum: 0xd14, devid: 0x0003_0002, victim: 0xd11 }),
-        ("ret_unlink_in_time", Message::UnlinkReply { seqnum: 0xd14, status: Status::Cancelled }),
-        ("ret_unlink_too_late", Message::UnlinkReply { seqnum: 0xd14, status: Status::Ok }),
+        ("ret_unlink_in_time", Message::UnlinkReply { seqnum: 0xd14, status: UrbStatus::Cancelled }),
+        ("ret_unlink_too_late", Message::UnlinkReply { seqnum: 0xd14, status: UrbStatus::Ok }),
     ]
 }
 

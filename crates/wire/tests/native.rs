@@ -9,15 +9,15 @@ mod vectors;
 use std::collections::{HashMap, VecDeque};
 
 use farbus_model::{
-    BlockId, BufferPool, Direction, EpAddr, Instant, IsoPacket, Payload, Setup, Status, TransferType, Urb, UrbFlags,
-    UrbId,
+    BlockId, BufferPool, EpAddr, Instant, IsoPacket, Payload, SetupPacket, TransferDirection, TransferType, Urb,
+    UrbFlags, UrbId, UrbStatus,
 };
-use farbus_wire::Runs;
-use farbus_wire::native::control::{self, Open, Opened};
-use farbus_wire::native::frame::{Flags, HEAD_BYTES};
+use farbus_wire::SendSlices;
+use farbus_wire::native::control::{self, OpenReply, OpenRequest};
+use farbus_wire::native::frame::{FrameFlags, HEAD_BYTES};
 use farbus_wire::native::{
-    Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, console, descriptors, stream,
-    usb,
+    ClassPart, ExporterWelcome, FlowId, FrameHeader, FrameKind, ImporterHello, Lane, LaneLimits, MessageUrgency,
+    OutboundMessage, block, console, descriptors, stream, usb,
 };
 use fuzzing::{Input, fuzz};
 use vectors::all_bytes;
@@ -33,7 +33,7 @@ trait Concat {
     fn concat_at_most(&self, most: usize) -> Vec<u8>;
 }
 
-impl Concat for Runs<'_> {
+impl Concat for SendSlices<'_> {
     fn concat_at_most(&self, most: usize) -> Vec<u8> {
         self.iter().flat_map(|run| run.iter().copied()).take(most).collect()
     }
@@ -65,12 +65,12 @@ impl End {
         let tag = self.next_tag;
         self.next_tag += 1;
         let data: Vec<u8> = (0..bytes).map(|at| (at as u32 ^ flow ^ u32::from(tag)) as u8).collect();
-        self.lane.send(Message {
-            head: Head::new(Kind::Request, flow as u16, tag),
-            part: Part::empty(),
+        self.lane.send(OutboundMessage {
+            head: FrameHeader::new(FrameKind::Request, flow as u16, tag),
+            part: ClassPart::empty(),
             payload: data.clone().into(),
-            urgency: if flow == 0 { Urgency::High } else { Urgency::Low },
-            flow: Flow(flow),
+            urgency: if flow == 0 { MessageUrgency::High } else { MessageUrgency::Low },
+            flow: FlowId(flow),
             done_at: None,
         });
         self.said.entry(flow).or_default().push_back((tag, data));
@@ -85,7 +85,7 @@ impl End {
             self.lane.handle_received(count);
             bytes = &bytes[count..];
             while let Some(arrived) = self.lane.poll_arrived(&mut self.pool).expect("an honest peer") {
-                let Head { tag, attachment, flags, .. } = arrived.head;
+                let FrameHeader { tag, attachment, flags, .. } = arrived.head;
                 let whole = Payload::joined([self.partial.remove(&tag).unwrap_or_default(), arrived.body]);
                 if flags.more {
                     self.partial.insert(tag, whole);
@@ -227,7 +227,7 @@ fn fuzz_lane_hears_anything() {
         let mut pool = BufferPool::new(1 << 16);
         lane.handle_linked(0, &mut pool).expect("nothing was sent");
         for tag in 0..input.below(4) as u16 {
-            let message = Message::control(Kind::Open, 1, tag, Part::from(vec![7; 100]));
+            let message = OutboundMessage::control(FrameKind::Open, 1, tag, ClassPart::from(vec![7; 100]));
             lane.send(message);
         }
         let _ = lane.poll_transmit(Instant::ZERO);
@@ -294,14 +294,17 @@ fn fuzz_greeting() {
         let near = changed(input, &vectors);
         let bytes = input.rest();
         for whole in [near, bytes.to_vec(), [&b"farbus\r\n"[..], bytes].concat()] {
-            if let Ok(Some((hello, count))) = Hello::decode(&whole) {
+            if let Ok(Some((hello, count))) = ImporterHello::decode(&whole) {
                 assert!(count <= whole.len());
-                let again = Hello { ..hello }.encode();
-                assert_eq!(Hello::decode(&again).map(|known| known.map(|(hello, _)| hello)), Ok(Some(hello)));
+                let again = ImporterHello { ..hello }.encode();
+                assert_eq!(ImporterHello::decode(&again).map(|known| known.map(|(hello, _)| hello)), Ok(Some(hello)));
             }
-            if let Ok(Some((welcome, _))) = Welcome::decode(&whole) {
+            if let Ok(Some((welcome, _))) = ExporterWelcome::decode(&whole) {
                 let again = welcome.encode();
-                assert_eq!(Welcome::decode(&again).map(|known| known.map(|(known, _)| known)), Ok(Some(welcome)));
+                assert_eq!(
+                    ExporterWelcome::decode(&again).map(|known| known.map(|(known, _)| known)),
+                    Ok(Some(welcome))
+                );
             }
         }
     });
@@ -316,47 +319,47 @@ fn fuzz_native_parts() {
     target("native_parts", |input| {
         let near = changed(input, &parts);
         let bytes = if input.once_in(4) { input.rest() } else { &near };
-        if let Ok(open) = Open::decode(bytes) {
-            assert_eq!(Open::decode(&open.encode()), Ok(open));
+        if let Ok(open) = OpenRequest::decode(bytes) {
+            assert_eq!(OpenRequest::decode(&open.encode()), Ok(open));
         }
-        if let Ok(opened) = Opened::decode(bytes) {
+        if let Ok(opened) = OpenReply::decode(bytes) {
             assert_eq!(opened.encode(), bytes);
-            let _ =
-                usb::Description::decode(&opened.info).map(|known| assert!(opened.info.starts_with(&known.encode())));
-            let _ = block::Description::decode(&opened.info);
-            let _ = stream::Description::decode(&opened.info)
+            let _ = usb::UsbDescription::decode(&opened.info)
                 .map(|known| assert!(opened.info.starts_with(&known.encode())));
-            let _ = console::Description::decode(&opened.info)
+            let _ = block::BlockDescription::decode(&opened.info);
+            let _ = stream::StreamDescription::decode(&opened.info)
+                .map(|known| assert!(opened.info.starts_with(&known.encode())));
+            let _ = console::ConsoleDescription::decode(&opened.info)
                 .map(|known| assert!(opened.info.starts_with(&known.encode())));
         }
-        if let Ok(end) = control::End::decode(bytes) {
-            assert_eq!(control::End::decode(&end.encode()), Ok(end));
+        if let Ok(end) = control::AttachmentEndNotice::decode(bytes) {
+            assert_eq!(control::AttachmentEndNotice::decode(&end.encode()), Ok(end));
         }
         if let Ok(all) = descriptors::decode(bytes) {
             assert_eq!(descriptors::decode(&descriptors::encode(&all, usize::MAX)), Ok(all));
         }
-        if let Ok(description) = usb::Description::decode(bytes) {
+        if let Ok(description) = usb::UsbDescription::decode(bytes) {
             assert!(bytes.starts_with(&description.encode()));
         }
-        if let Ok(description) = stream::Description::decode(bytes) {
+        if let Ok(description) = stream::StreamDescription::decode(bytes) {
             assert!(bytes.starts_with(&description.encode()));
             assert!(u64::from(description.window() - 1) * u64::from(description.frame_bytes_max) <= 16 << 20);
         }
-        if let Ok(frame) = stream::Frame::decode(bytes.into()) {
+        if let Ok(frame) = stream::StreamFrame::decode(bytes.into()) {
             assert_eq!([&frame.part()[..], &frame.data.contiguous()].concat(), bytes);
         }
-        if let Ok(description) = console::Description::decode(bytes) {
+        if let Ok(description) = console::ConsoleDescription::decode(bytes) {
             assert!(bytes.starts_with(&description.encode()));
         }
-        if let Ok(output) = console::Output::decode(bytes.into()) {
+        if let Ok(output) = console::ConsoleOutput::decode(bytes.into()) {
             let again = [&output.part()[..], &output.data.contiguous()].concat();
-            assert_eq!(console::Output::decode(again.into()), Ok(output));
+            assert_eq!(console::ConsoleOutput::decode(again.into()), Ok(output));
         }
         if let Ok(request) = block::decode_request(BlockId(1), bytes) {
             let again = block::decode_request(BlockId(1), &block::request_part(&request)).expect("as it was");
             assert_eq!((again.offset, again.length), (request.offset, request.length));
         }
-        if let Ok((usb::Request::Transfer(urb), count)) = usb::decode_request(UrbId(1), bytes) {
+        if let Ok((usb::UsbRequestPart::Transfer(urb), count)) = usb::decode_request(UrbId(1), bytes) {
             assert!(count <= bytes.len());
             assert!(urb.iso.iter().all(|packet| packet.offset + packet.length <= urb.length));
             if let Ok((reply, count)) = usb::decode_reply(&urb, &bytes[count..]) {
@@ -377,17 +380,19 @@ fn fuzz_native_usb() {
         let Ok((request, count)) = usb::decode_request(UrbId(7), &near) else { return };
         assert!(count <= near.len());
         let urb = match request {
-            usb::Request::Transfer(urb) => urb,
-            usb::Request::Reset => sent,
+            usb::UsbRequestPart::Transfer(urb) => urb,
+            usb::UsbRequestPart::Reset => sent,
         };
         assert!(urb.iso.iter().all(|packet| packet.offset + packet.length <= urb.length));
         let read = TransferType::from_attributes(near[1]);
         // What was understood is what is said again.
-        if let Ok((usb::Request::Transfer(again), _)) = usb::decode_request(UrbId(7), &usb::request_part(&urb, read)) {
+        if let Ok((usb::UsbRequestPart::Transfer(again), _)) =
+            usb::decode_request(UrbId(7), &usb::request_part(&urb, read))
+        {
             assert_eq!(format!("{:?}", again.iso), format!("{:?}", urb.iso));
             assert_eq!((again.length, again.setup, again.flags), (urb.length, urb.setup, urb.flags));
         }
-        let status = usb::status_of(input.byte() % 17).unwrap_or(Status::Ok);
+        let status = usb::status_of(input.byte() % 17).unwrap_or(UrbStatus::Ok);
         let moved = |input: &mut Input<'_>, room: u32| if input.once_in(3) { input.below(room + 2) } else { room };
         let iso = urb.iso.iter().map(|packet| {
             let actual = moved(input, packet.length);
@@ -398,8 +403,8 @@ fn fuzz_native_usb() {
             true => moved(input, urb.length.min(4096)),
             false => iso.iter().map(|packet| packet.actual).sum(),
         };
-        let reply = usb::Reply { status, actual, start_frame: input.word(), iso };
-        let data = vec![0x5a; if urb.direction == Direction::In { actual.min(1 << 16) as usize } else { 0 }];
+        let reply = usb::UsbReplyPart { status, actual, start_frame: input.word(), iso };
+        let data = vec![0x5a; if urb.direction == TransferDirection::In { actual.min(1 << 16) as usize } else { 0 }];
         let whole = changed(input, &[[&reply.encode()[..], &data].concat()]);
         if let Ok((known, count)) = usb::decode_reply(&urb, &whole) {
             assert!(count <= whole.len() && known.actual <= urb.length);
@@ -409,8 +414,8 @@ fn fuzz_native_usb() {
             let (again, _) = usb::decode_reply(&urb, &known.encode()).expect("as it was");
             assert_eq!((again.status, again.actual, again.iso), (known.status, known.actual, known.iso));
         }
-        let packets: Vec<(u32, Status)> = reply.iso.iter().map(|packet| (packet.actual, packet.status)).collect();
-        let event = usb::Event {
+        let packets: Vec<(u32, UrbStatus)> = reply.iso.iter().map(|packet| (packet.actual, packet.status)).collect();
+        let event = usb::ObservedTransfer {
             endpoint: urb.endpoint,
             kind: if packets.is_empty() { TransferType::Interrupt } else { TransferType::Isochronous },
             status,
@@ -420,9 +425,9 @@ fn fuzz_native_usb() {
             data: Payload::from(vec![0x5a; actual.min(1 << 16) as usize]),
         };
         let whole = changed(input, &[[&event.part()[..], &event.data.contiguous()].concat()]);
-        if let Ok(event) = usb::Event::decode(Payload::from(whole)) {
+        if let Ok(event) = usb::ObservedTransfer::decode(Payload::from(whole)) {
             let again = Payload::from([&event.part()[..], &event.data.contiguous()].concat());
-            assert_eq!(usb::Event::decode(again), Ok(event));
+            assert_eq!(usb::ObservedTransfer::decode(again), Ok(event));
         }
     });
 }
@@ -432,7 +437,7 @@ fn any_urb(input: &mut Input<'_>, kind: TransferType) -> (Urb, Vec<u8>) {
     let number = if kind == TransferType::Control { 0 } else { 1 + input.byte() % 15 };
     let is_in = input.once_in(2);
     let mut urb = Urb::data_in(UrbId(7), EpAddr::from_byte(number | if is_in { 0x80 } else { 0 }), 0);
-    urb.direction = if is_in { Direction::In } else { Direction::Out };
+    urb.direction = if is_in { TransferDirection::In } else { TransferDirection::Out };
     urb.length = input.pick(&[0, 1, 8, 512, 4096, 65535]);
     urb.flags = UrbFlags { short_not_ok: input.once_in(4), zero_packet: input.once_in(4), iso_asap: input.once_in(4) };
     urb.interval = input.byte().into();
@@ -441,7 +446,7 @@ fn any_urb(input: &mut Input<'_>, kind: TransferType) -> (Urb, Vec<u8>) {
             let [request_type, request, value, index] = [0; 4].map(|_: u8| input.byte());
             let request_type = request_type & 0x7f | if is_in { 0x80 } else { 0 };
             let (value, index, length) = (value.into(), index.into(), urb.length as u16);
-            urb.setup = Setup { request_type, request, value, index, length };
+            urb.setup = SetupPacket { request_type, request, value, index, length };
             urb.endpoint = EpAddr::CONTROL;
         }
         TransferType::Isochronous => {
@@ -469,10 +474,10 @@ fn acknowledgement_of_unsent_frames_is_refused() {
     let mut lane = Lane::new(LIMITS);
     assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received");
     lane.handle_linked(0, &mut pool).unwrap();
-    lane.send(Message::control(Kind::Open, 1, 0, Part::from(vec![7; 100])));
+    lane.send(OutboundMessage::control(FrameKind::Open, 1, 0, ClassPart::from(vec![7; 100])));
     let half = lane.poll_transmit(Instant::ZERO)[0].len() / 2;
     lane.handle_transmitted(half);
-    let ack = |count: u64| Head::acknowledgement(count).to_bytes();
+    let ack = |count: u64| FrameHeader::acknowledgement(count).to_bytes();
     let hear = |lane: &mut Lane, bytes: &[u8]| {
         lane.receive_space()[..bytes.len()].copy_from_slice(bytes);
         lane.handle_received(bytes.len());
@@ -493,7 +498,7 @@ fn acknowledgement_of_unsent_frames_is_refused() {
 fn an_acknowledgement_has_no_body() {
     let mut lane = Lane::new(LIMITS);
     lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
-    let bytes = [&Head { length: 8, ..Head::acknowledgement(0) }.to_bytes()[..], &[0; 8]].concat();
+    let bytes = [&FrameHeader { length: 8, ..FrameHeader::acknowledgement(0) }.to_bytes()[..], &[0; 8]].concat();
     lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);
     lane.handle_received(bytes.len());
     assert_eq!(lane.poll_arrived(&mut BufferPool::new(0)).unwrap_err().field, "body length");
@@ -514,12 +519,13 @@ fn a_ping_is_said_back_and_counts_for_nothing() {
 #[test]
 fn a_later_kind_is_counted_and_passed_over() {
     let mut lane = Lane::new(LIMITS);
-    let later = Head { length: 3, flags: Flags::default(), ..Head::new(Kind::Later(200), 0, 0) };
-    let bytes = [&later.to_bytes()[..], b"abc", &Head::new(Kind::Goodbye, 0, 0).to_bytes()].concat();
+    let later =
+        FrameHeader { length: 3, flags: FrameFlags::default(), ..FrameHeader::new(FrameKind::Later(200), 0, 0) };
+    let bytes = [&later.to_bytes()[..], b"abc", &FrameHeader::new(FrameKind::Goodbye, 0, 0).to_bytes()].concat();
     lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);
     lane.handle_received(bytes.len());
     let arrived = lane.poll_arrived(&mut BufferPool::new(0)).unwrap().unwrap();
-    assert_eq!((arrived.head.kind, lane.received()), (Kind::Goodbye, 2));
+    assert_eq!((arrived.head.kind, lane.received()), (FrameKind::Goodbye, 2));
 }
 
 /// A slow reader bounds what is kept: beyond it no frame is cut, and an acknowledgement lets the sender continue.

@@ -9,28 +9,32 @@ mod vectors;
 use std::path::Path;
 use std::time::Duration;
 
-use farbus_model::module::Offer;
+use farbus_model::module::ModuleOffer;
 use farbus_model::{
-    BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Done, EpAddr, Identity, Instant, IsoPacket, Payload, Setup,
-    Speed, Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
+    BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, EpAddr, ExportIdentity, Instant, IsoPacket, Payload,
+    SetupPacket, StoreError, TransferType, Urb, UrbCompletion, UrbFlags, UrbId, UrbStatus, UsbSpeed,
 };
 use farbus_wire::native::block;
-use farbus_wire::native::console::{self, Output, Port, PortKind};
-use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
+use farbus_wire::native::console::{self, ConsoleOutput, ConsolePort, PortKind};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentCredit, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, CloseRequest,
+    OpenReply, OpenRequest, SuccessorOpenRequest,
+};
 use farbus_wire::native::descriptors::{self, NamedDescriptor};
-use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
-use farbus_wire::native::identity::Statement;
+use farbus_wire::native::frame::{FrameFlags, HEAD_BYTES, RESIDENCE_BYTES, ResidenceTimes};
+use farbus_wire::native::identity::IdentityStatement;
 use farbus_wire::native::modules::{
     decode_answers, decode_offers, encode_answers, encode_offers, put_head, split_head,
 };
 use farbus_wire::native::reserve::{
-    CAR_BYTES, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime, Word,
+    CAR_BYTES, EndpointBandwidth, ReservationCriticality, ReservationMessage, ReservationReport, ReservationState,
+    ReservationTerms, ScarceResource, ThreadTime,
 };
-use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
-use farbus_wire::native::usb::{self, Request};
+use farbus_wire::native::stream::{self, PixelFormat, StreamFormat, StreamFrame};
+use farbus_wire::native::usb::{self, UsbRequestPart};
 use farbus_wire::native::{
-    Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, LanePosition, Message, Options, Outcome, Part, SessionId,
-    Urgency, Welcome, retire,
+    ClassPart, ExporterWelcome, FlowId, FrameHeader, FrameKind, HelloOptions, ImporterHello, Lane, LaneLimits,
+    LanePosition, MessageUrgency, OutboundMessage, ReceivedFrame, SessionId, WelcomeOutcome, retire,
 };
 use vectors::{bytes_of, folder, text};
 
@@ -60,45 +64,45 @@ const DONE_AT: Instant = Instant::from_nanos(5_000_000);
 
 /// Any message, typed.
 enum Said {
-    Hello(Hello),
-    Welcome(Welcome),
+    Hello(ImporterHello),
+    Welcome(ExporterWelcome),
     /// Ping, pong, acknowledgement.
-    Number(Kind, u64),
+    Number(FrameKind, u64),
     /// A message of a kind without a body.
-    Bare(Kind, u16, u16),
-    Open(Open),
-    Inherit(Inherit),
-    Close(Close),
-    Offers(Vec<Offer>),
+    Bare(FrameKind, u16, u16),
+    Open(OpenRequest),
+    Inherit(SuccessorOpenRequest),
+    Close(CloseRequest),
+    Offers(Vec<ModuleOffer>),
     Answers(Vec<Vec<u8>>),
     /// A message that passed modules: head and payload.
-    Piped(Kind, u16, &'static [u8], &'static [u8]),
-    Reserve(Word),
-    Identity(Statement),
-    Retire(retire::Word),
+    Piped(FrameKind, u16, &'static [u8], &'static [u8]),
+    Reserve(ReservationMessage),
+    Identity(IdentityStatement),
+    Retire(retire::DiskMoveMessage),
     Descriptors(Vec<NamedDescriptor>),
     /// Bytes that no host on the way reads.
     MigrationState(&'static [u8]),
-    Opened(u16, Opened, Description),
-    End(Kind, End),
+    Opened(u16, OpenReply, Description),
+    End(FrameKind, AttachmentEndNotice),
     Grant(u32),
-    Event(usb::Event),
-    Frame(u16, Frame),
-    Console(u16, Output),
+    Event(usb::ObservedTransfer),
+    Frame(u16, StreamFrame),
+    Console(u16, ConsoleOutput),
     UsbRequest(Urb, TransferType),
     UsbReset(u16),
     /// The transfer, and its outcome.
-    UsbReply(Urb, Box<Done>),
+    UsbReply(Urb, Box<UrbCompletion>),
     BlockRequest(BlockRequest, bool),
-    BlockReply(u16, Result<&'static [u8], StoreError>, Option<Residence>),
+    BlockReply(u16, Result<&'static [u8], StoreError>, Option<ResidenceTimes>),
 }
 
 /// The description of a device.
 enum Description {
-    Usb(usb::Description),
-    Block(block::Description),
-    Stream(stream::Description),
-    Console(console::Description),
+    Usb(usb::UsbDescription),
+    Block(block::BlockDescription),
+    Stream(stream::StreamDescription),
+    Console(console::ConsoleDescription),
 }
 
 impl Said {
@@ -107,16 +111,17 @@ impl Said {
         match self {
             Said::Hello(hello) => return hello.encode(),
             Said::Welcome(welcome) => return welcome.encode(),
-            Said::Number(Kind::Ping, number) => lane.ping(*number),
-            Said::Number(Kind::Pong, number) => {
+            Said::Number(FrameKind::Ping, number) => lane.ping(*number),
+            Said::Number(FrameKind::Pong, number) => {
                 let mut other = linked();
                 other.ping(*number);
                 assert!(hear(&mut lane, &transmitted(&mut other)).is_empty());
             }
             Said::Number(kind, count) => {
-                assert_eq!(*kind, Kind::Ack);
+                assert_eq!(*kind, FrameKind::Ack);
                 let mut other = linked();
-                (0..*count).for_each(|_| other.send(message(Kind::Event, DISK, 0, [].into(), vec![1; 60_000].into())));
+                (0..*count)
+                    .for_each(|_| other.send(message(FrameKind::Event, DISK, 0, [].into(), vec![1; 60_000].into())));
                 hear(&mut lane, &transmitted(&mut other));
             }
             _ => lane.send(self.message()),
@@ -124,68 +129,78 @@ impl Said {
         transmitted(&mut lane)
     }
 
-    fn message(&self) -> Message {
+    fn message(&self) -> OutboundMessage {
         match self {
             Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("a lane or a link says these"),
-            Said::Bare(kind, attachment, tag) => Message::control(*kind, *attachment, *tag, Part::empty()),
-            Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
-            Said::Inherit(inherit) => Message::control(Kind::Inherit, STICK, 0, inherit.encode().into()),
-            Said::Offers(offers) => Message::control(Kind::Modules, DISK, 0, encode_offers(offers).into()),
-            Said::Reserve(word) => Message {
-                payload: if matches!(word, Word::Train { .. }) { vec![0; CAR_BYTES].into() } else { Payload::Empty },
-                ..Message::control(Kind::Reserve, STICK, 0, word.encode().into())
+            Said::Bare(kind, attachment, tag) => OutboundMessage::control(*kind, *attachment, *tag, ClassPart::empty()),
+            Said::Open(open) => OutboundMessage::control(FrameKind::Open, DISK, 0, open.encode().into()),
+            Said::Inherit(inherit) => OutboundMessage::control(FrameKind::Inherit, STICK, 0, inherit.encode().into()),
+            Said::Offers(offers) => OutboundMessage::control(FrameKind::Modules, DISK, 0, encode_offers(offers).into()),
+            Said::Reserve(word) => OutboundMessage {
+                payload: if matches!(word, ReservationMessage::Train { .. }) {
+                    vec![0; CAR_BYTES].into()
+                } else {
+                    Payload::Empty
+                },
+                ..OutboundMessage::control(FrameKind::Reserve, STICK, 0, word.encode().into())
             },
-            Said::Identity(statement) => Message::control(Kind::Identity, DISK, 0, statement.encode().into()),
-            Said::Retire(word) => Message::control(Kind::Retire, DISK, 0, word.encode().into()),
-            Said::Descriptors(all) => {
-                Message::control(Kind::Descriptors, STICK, 0, descriptors::encode(all, usize::MAX).into())
+            Said::Identity(statement) => {
+                OutboundMessage::control(FrameKind::Identity, DISK, 0, statement.encode().into())
             }
-            Said::Answers(answers) => Message::control(Kind::Modules, DISK, 0, encode_answers(answers).into()),
+            Said::Retire(word) => OutboundMessage::control(FrameKind::Retire, DISK, 0, word.encode().into()),
+            Said::Descriptors(all) => {
+                OutboundMessage::control(FrameKind::Descriptors, STICK, 0, descriptors::encode(all, usize::MAX).into())
+            }
+            Said::Answers(answers) => {
+                OutboundMessage::control(FrameKind::Modules, DISK, 0, encode_answers(answers).into())
+            }
             Said::Piped(kind, tag, head, payload) => {
-                let (mut part, payload) = (Part::empty(), Payload::from(*payload));
+                let (mut part, payload) = (ClassPart::empty(), Payload::from(*payload));
                 put_head(&mut part, &Payload::from(*head), &payload);
                 message(*kind, DISK, *tag, part, payload)
             }
             Said::MigrationState(migration_state) => {
-                Message::control(Kind::MigrationState, STICK, 0, migration_state.to_vec().into())
+                OutboundMessage::control(FrameKind::MigrationState, STICK, 0, migration_state.to_vec().into())
             }
             Said::Opened(attachment, opened, _) => {
-                Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
+                OutboundMessage::control(FrameKind::Opened, *attachment, 0, opened.encode().into())
             }
-            Said::End(kind, end) => Message::control(*kind, DISK, 0, end.encode().into()),
-            Said::Close(close) => Message::control(Kind::Close, DISK, 0, close.encode().into()),
-            Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
-            Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
-            Said::Frame(tag, frame) => message(Kind::Event, CAMERA, *tag, frame.part(), frame.data.clone()),
-            Said::Console(tag, output) => message(Kind::Event, SERIAL, *tag, output.part(), output.data.clone()),
+            Said::End(kind, end) => OutboundMessage::control(*kind, DISK, 0, end.encode().into()),
+            Said::Close(close) => OutboundMessage::control(FrameKind::Close, DISK, 0, close.encode().into()),
+            Said::Grant(events) => {
+                OutboundMessage::control(FrameKind::Grant, STICK, 0, events.to_le_bytes().to_vec().into())
+            }
+            Said::Event(event) => message(FrameKind::Event, STICK, 0, event.part(), event.data.clone()),
+            Said::Frame(tag, frame) => message(FrameKind::Event, CAMERA, *tag, frame.part(), frame.data.clone()),
+            Said::Console(tag, output) => message(FrameKind::Event, SERIAL, *tag, output.part(), output.data.clone()),
             Said::UsbRequest(urb, kind) => {
-                message(Kind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
+                message(FrameKind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
             }
-            Said::UsbReset(tag) => message(Kind::Request, STICK, *tag, usb::reset_part(), Payload::Empty),
+            Said::UsbReset(tag) => message(FrameKind::Request, STICK, *tag, usb::reset_part(), Payload::Empty),
             Said::UsbReply(_, done) => {
                 let part = usb::reply_part(done);
                 let plain = part.is_none();
                 let part = part.unwrap_or_default();
-                let mut message = message(Kind::Reply, STICK, done.id.0 as u16, part, done.payload.clone());
+                let mut message = message(FrameKind::Reply, STICK, done.id.0 as u16, part, done.payload.clone());
                 message.head.flags.plain = plain;
                 message
             }
             Said::BlockRequest(request, timed) => {
                 let part = block::request_part(request);
-                let mut message = message(Kind::Request, DISK, request.id.0 as u16, part, request.payload.clone());
+                let mut message = message(FrameKind::Request, DISK, request.id.0 as u16, part, request.payload.clone());
                 message.head.flags.timed = *timed;
                 message
             }
             Said::BlockReply(tag, result, residence) => {
-                let mut part = Part::empty();
+                let mut part = ClassPart::empty();
                 if let Some(residence) = residence {
-                    part.put(&Residence { reply_ns: 0, ..*residence }.to_bytes());
+                    part.put(&ResidenceTimes { reply_ns: 0, ..*residence }.to_bytes());
                 }
                 if let Err(error) = result {
                     part.put(&block::reply_part(*error));
                 }
-                let mut message = message(Kind::Reply, DISK, *tag, part, result.unwrap_or_default().into());
-                message.head.flags = Flags { more: false, plain: result.is_ok(), timed: residence.is_some() };
+                let mut message = message(FrameKind::Reply, DISK, *tag, part, result.unwrap_or_default().into());
+                message.head.flags = FrameFlags { more: false, plain: result.is_ok(), timed: residence.is_some() };
                 message.done_at = residence.map(|_| DONE_AT);
                 message
             }
@@ -195,14 +210,14 @@ impl Said {
     /// Checks that these bytes decode to this message.
     fn check(&self, bytes: &[u8]) {
         match self {
-            Said::Hello(hello) => assert_eq!(Hello::decode(bytes), Ok(Some((*hello, bytes.len())))),
-            Said::Welcome(welcome) => assert_eq!(Welcome::decode(bytes), Ok(Some((*welcome, bytes.len())))),
+            Said::Hello(hello) => assert_eq!(ImporterHello::decode(bytes), Ok(Some((*hello, bytes.len())))),
+            Said::Welcome(welcome) => assert_eq!(ExporterWelcome::decode(bytes), Ok(Some((*welcome, bytes.len())))),
             Said::Number(kind, number) => check_number(*kind, *number, bytes),
             _ => self.check_arrived(hear(&mut linked(), bytes)),
         }
     }
 
-    fn check_arrived(&self, frames: Vec<Arrived>) {
+    fn check_arrived(&self, frames: Vec<ReceivedFrame>) {
         let head = frames.first().expect("a frame").head;
         let expected = self.message().head;
         assert_eq!((head.kind, head.attachment, head.tag), (expected.kind, expected.attachment, expected.tag));
@@ -212,12 +227,12 @@ impl Said {
             Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("looked at already"),
             Said::Bare(..) => assert!(body.is_empty()),
             Said::Open(open) => {
-                assert_eq!(Open::decode(&body).as_ref(), Ok(open));
-                refused_short(&body, |bytes| Open::decode(bytes).is_err());
+                assert_eq!(OpenRequest::decode(&body).as_ref(), Ok(open));
+                refused_short(&body, |bytes| OpenRequest::decode(bytes).is_err());
             }
             Said::Inherit(inherit) => {
-                assert_eq!(Inherit::decode(&body).as_ref(), Ok(inherit));
-                refused_short(&body, |bytes| Inherit::decode(bytes).is_err());
+                assert_eq!(SuccessorOpenRequest::decode(&body).as_ref(), Ok(inherit));
+                refused_short(&body, |bytes| SuccessorOpenRequest::decode(bytes).is_err());
             }
             Said::Offers(offers) => {
                 assert_eq!(decode_offers(&body).as_ref(), Ok(offers));
@@ -231,23 +246,25 @@ impl Said {
                 assert_eq!(split_head(body.into()), Ok(((*head).into(), (*payload).into())));
             }
             Said::Reserve(word) => {
-                assert_eq!(Word::decode(&body).as_ref(), Ok(word));
+                assert_eq!(ReservationMessage::decode(&body).as_ref(), Ok(word));
                 let is_whole = |bytes: &[u8]| match word {
                     // Without its last byte it is a report that does not say what the thread has.
-                    Word::Report(ReservationReport { thread: Some(_), .. }) => bytes.len() + 1 == body.len(),
+                    ReservationMessage::Report(ReservationReport { thread: Some(_), .. }) => {
+                        bytes.len() + 1 == body.len()
+                    }
                     _ => false,
                 };
-                if !matches!(word, Word::Train { .. }) {
-                    refused_short(&body, |bytes| is_whole(bytes) || Word::decode(bytes).is_err());
+                if !matches!(word, ReservationMessage::Train { .. }) {
+                    refused_short(&body, |bytes| is_whole(bytes) || ReservationMessage::decode(bytes).is_err());
                 }
             }
             Said::Identity(statement) => {
-                assert_eq!(Statement::decode(&body), Ok(Some(*statement)));
-                refused_short(&body, |bytes| Statement::decode(bytes).is_err());
+                assert_eq!(IdentityStatement::decode(&body), Ok(Some(*statement)));
+                refused_short(&body, |bytes| IdentityStatement::decode(bytes).is_err());
             }
             Said::Retire(word) => {
-                assert_eq!(retire::Word::decode(&body), Ok(Some(word.clone())));
-                refused_short(&body, |bytes| retire::Word::decode(bytes).is_err());
+                assert_eq!(retire::DiskMoveMessage::decode(&body), Ok(Some(word.clone())));
+                refused_short(&body, |bytes| retire::DiskMoveMessage::decode(bytes).is_err());
             }
             Said::Descriptors(all) => {
                 assert_eq!(descriptors::decode(&body).as_ref(), Ok(all));
@@ -255,37 +272,37 @@ impl Said {
             }
             Said::MigrationState(migration_state) => assert_eq!(body, *migration_state),
             Said::Opened(_, opened, device) => {
-                assert_eq!(Opened::decode(&body).as_ref(), Ok(opened));
+                assert_eq!(OpenReply::decode(&body).as_ref(), Ok(opened));
                 match device {
                     Description::Usb(device) => {
-                        assert_eq!(usb::Description::decode(&opened.info).as_ref(), Ok(device));
-                        refused_short(&opened.info, |bytes| usb::Description::decode(bytes).is_err());
+                        assert_eq!(usb::UsbDescription::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| usb::UsbDescription::decode(bytes).is_err());
                     }
                     Description::Block(device) => {
-                        assert_eq!(block::Description::decode(&opened.info).as_ref(), Ok(device));
-                        refused_short(&opened.info, |bytes| block::Description::decode(bytes).is_err());
+                        assert_eq!(block::BlockDescription::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| block::BlockDescription::decode(bytes).is_err());
                     }
                     Description::Stream(device) => {
-                        assert_eq!(stream::Description::decode(&opened.info).as_ref(), Ok(device));
-                        refused_short(&opened.info, |bytes| stream::Description::decode(bytes).is_err());
+                        assert_eq!(stream::StreamDescription::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| stream::StreamDescription::decode(bytes).is_err());
                     }
                     Description::Console(device) => {
-                        assert_eq!(console::Description::decode(&opened.info).as_ref(), Ok(device));
-                        refused_short(&opened.info, |bytes| console::Description::decode(bytes).is_err());
+                        assert_eq!(console::ConsoleDescription::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| console::ConsoleDescription::decode(bytes).is_err());
                     }
                 }
             }
             Said::End(_, end) => {
-                assert_eq!(End::decode(&body).as_ref(), Ok(end));
-                refused_short(&body, |bytes| End::decode(bytes).is_err());
+                assert_eq!(AttachmentEndNotice::decode(&body).as_ref(), Ok(end));
+                refused_short(&body, |bytes| AttachmentEndNotice::decode(bytes).is_err());
             }
-            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
+            Said::Close(close) => assert_eq!(CloseRequest::decode(&body).as_ref(), Ok(close)),
             Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
-            Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
-            Said::Frame(_, frame) => assert_eq!(Frame::decode(body.into()).as_ref(), Ok(frame)),
-            Said::Console(_, output) => assert_eq!(Output::decode(body.into()).as_ref(), Ok(output)),
+            Said::Event(event) => assert_eq!(usb::ObservedTransfer::decode(body.into()).as_ref(), Ok(event)),
+            Said::Frame(_, frame) => assert_eq!(StreamFrame::decode(body.into()).as_ref(), Ok(frame)),
+            Said::Console(_, output) => assert_eq!(ConsoleOutput::decode(body.into()).as_ref(), Ok(output)),
             Said::UsbRequest(urb, _) => {
-                let (Request::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
+                let (UsbRequestPart::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
                     panic!("a transfer")
                 };
                 again.payload = body[part..].into();
@@ -293,7 +310,7 @@ impl Said {
                 refused_short(&body[..part], |bytes| usb::decode_request(urb.id, bytes).is_err());
             }
             Said::UsbReset(tag) => {
-                assert!(matches!(usb::decode_request(UrbId((*tag).into()), &body), Ok((Request::Reset, 8))));
+                assert!(matches!(usb::decode_request(UrbId((*tag).into()), &body), Ok((UsbRequestPart::Reset, 8))));
                 refused_short(&body, |bytes| usb::decode_request(UrbId(0), bytes).is_err());
             }
             Said::UsbReply(_, done) if head.flags.plain => assert_eq!(Payload::from(body), done.payload),
@@ -313,7 +330,7 @@ impl Said {
             }
             Said::BlockReply(_, result, residence) => {
                 let (times, rest) = body.split_at(if head.flags.timed { RESIDENCE_BYTES } else { 0 });
-                assert_eq!(times.try_into().ok().map(Residence::from_bytes), *residence);
+                assert_eq!(times.try_into().ok().map(ResidenceTimes::from_bytes), *residence);
                 match result {
                     Ok(data) => assert_eq!(rest, *data),
                     Err(error) => assert_eq!(block::decode_reply(rest), Ok(*error)),
@@ -329,19 +346,19 @@ fn refused_short(bytes: &[u8], is_refused: impl Fn(&[u8]) -> bool) {
     }
 }
 
-fn check_number(kind: Kind, number: u64, bytes: &[u8]) {
+fn check_number(kind: FrameKind, number: u64, bytes: &[u8]) {
     let mut lane = linked();
     match kind {
-        Kind::Ping => {
+        FrameKind::Ping => {
             assert!(hear(&mut lane, bytes).is_empty());
             assert_eq!(transmitted(&mut lane)[HEAD_BYTES..], number.to_le_bytes());
         }
-        Kind::Pong => {
+        FrameKind::Pong => {
             assert!(hear(&mut lane, bytes).is_empty());
             assert_eq!(lane.poll_pong(), Some(number));
         }
         _ => {
-            (0..number).for_each(|_| lane.send(message(Kind::Close, DISK, 0, [].into(), Payload::Empty)));
+            (0..number).for_each(|_| lane.send(message(FrameKind::Close, DISK, 0, [].into(), Payload::Empty)));
             transmitted(&mut lane);
             assert!(!lane.is_settled());
             assert!(hear(&mut lane, bytes).is_empty());
@@ -350,9 +367,16 @@ fn check_number(kind: Kind, number: u64, bytes: &[u8]) {
     }
 }
 
-fn message(kind: Kind, attachment: u16, tag: u16, part: Part, payload: Payload) -> Message {
-    let head = Head::new(kind, attachment, tag);
-    Message { head, part, payload, urgency: Urgency::Low, flow: Flow(attachment.into()), done_at: None }
+fn message(kind: FrameKind, attachment: u16, tag: u16, part: ClassPart, payload: Payload) -> OutboundMessage {
+    let head = FrameHeader::new(kind, attachment, tag);
+    OutboundMessage {
+        head,
+        part,
+        payload,
+        urgency: MessageUrgency::Low,
+        flow: FlowId(attachment.into()),
+        done_at: None,
+    }
 }
 
 fn linked() -> Lane {
@@ -372,7 +396,7 @@ fn transmitted(lane: &mut Lane) -> Vec<u8> {
 }
 
 /// Receives the frames in these bytes, all of them valid.
-fn hear(lane: &mut Lane, mut bytes: &[u8]) -> Vec<Arrived> {
+fn hear(lane: &mut Lane, mut bytes: &[u8]) -> Vec<ReceivedFrame> {
     let mut frames = Vec::new();
     while !bytes.is_empty() {
         let space = lane.receive_space();
@@ -396,38 +420,55 @@ fn vectors() -> Vec<(&'static str, Said)> {
 
 fn greetings() -> Vec<(&'static str, Said)> {
     let position = LanePosition { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..LanePosition::default() };
-    let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), ..Options::default() };
+    let options =
+        HelloOptions { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), ..HelloOptions::default() };
     let session = SessionId(std::array::from_fn(|at| 0xa0 + at as u8));
     let theirs = LanePosition { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
-    let granted = Options { unacknowledged_bytes_max: None, ..options };
-    let several = Options { lanes: Some(3), ..granted };
-    let (holding, held) = (Options { hold_ms: Some(12_000), ..granted }, Options { hold_ms: Some(25_000), ..granted });
-    let taking = Options { descriptors_bytes_max: Some(32 << 10), ..granted };
+    let granted = HelloOptions { unacknowledged_bytes_max: None, ..options };
+    let several = HelloOptions { lanes: Some(3), ..granted };
+    let (holding, held) =
+        (HelloOptions { hold_ms: Some(12_000), ..granted }, HelloOptions { hold_ms: Some(25_000), ..granted });
+    let taking = HelloOptions { descriptors_bytes_max: Some(32 << 10), ..granted };
     let first = LanePosition { link: 1, received: 0, ..theirs };
     let further = LanePosition { session, lane: 1, ..position };
     let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
     vec![
-        ("hello", Said::Hello(Hello::new(position, options))),
+        ("hello", Said::Hello(ImporterHello::new(position, options))),
         (
             "welcome",
-            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: theirs, options: granted }),
+            Said::Welcome(ExporterWelcome {
+                version: 1,
+                outcome: WelcomeOutcome::Resumed,
+                position: theirs,
+                options: granted,
+            }),
         ),
-        ("hello_lanes", Said::Hello(Hello::new(position, several))),
-        ("hello_further", Said::Hello(Hello::new(further, Options::default()))),
+        ("hello_lanes", Said::Hello(ImporterHello::new(position, several))),
+        ("hello_further", Said::Hello(ImporterHello::new(further, HelloOptions::default()))),
         (
             "welcome_further",
-            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: their_further, options: several }),
+            Said::Welcome(ExporterWelcome {
+                version: 1,
+                outcome: WelcomeOutcome::Resumed,
+                position: their_further,
+                options: several,
+            }),
         ),
-        ("hello_hold", Said::Hello(Hello::new(position, holding))),
-        ("hello_descriptors", Said::Hello(Hello::new(position, taking))),
+        ("hello_hold", Said::Hello(ImporterHello::new(position, holding))),
+        ("hello_descriptors", Said::Hello(ImporterHello::new(position, taking))),
         (
             "welcome_hold",
-            Said::Welcome(Welcome { version: 1, outcome: Outcome::Begun, position: first, options: held }),
+            Said::Welcome(ExporterWelcome {
+                version: 1,
+                outcome: WelcomeOutcome::Begun,
+                position: first,
+                options: held,
+            }),
         ),
-        ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
-        ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),
-        ("acknowledgement", Said::Number(Kind::Ack, 9)),
-        ("goodbye", Said::Bare(Kind::Goodbye, 0, 0)),
+        ("ping", Said::Number(FrameKind::Ping, 0x1122_3344_5566_7788)),
+        ("pong", Said::Number(FrameKind::Pong, 0x1122_3344_5566_7788)),
+        ("acknowledgement", Said::Number(FrameKind::Ack, 9)),
+        ("goodbye", Said::Bare(FrameKind::Goodbye, 0, 0)),
     ]
 }
 
@@ -441,35 +482,39 @@ fn controls() -> Vec<(&'static str, Said)> {
         trims: false,
     };
     let trimming = BlockInfo { is_read_only: false, trims: true, ..info };
-    let trimming = block::Description { info: trimming, durability: 0x0102_0304_0506_0708, maps: false };
-    let mapping = block::Description { maps: true, ..trimming };
-    let disk = block::Description { info, durability: 0x0102_0304_0506_0708, maps: false };
-    let stick = usb::Description {
+    let trimming = block::BlockDescription { info: trimming, durability: 0x0102_0304_0506_0708, maps: false };
+    let mapping = block::BlockDescription { maps: true, ..trimming };
+    let disk = block::BlockDescription { info, durability: 0x0102_0304_0506_0708, maps: false };
+    let stick = usb::UsbDescription {
         bus_id: "1-1".into(),
         bus: 1,
         device: 2,
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         descriptor: DEVICE,
         configuration: 1,
         alternates: vec![(0, 1)],
         configurations: vec![vec![9, 2, 0x12, 0, 1, 1, 0, 0x80, 0x32, 9, 4, 0, 0, 0, 0xff, 0, 0, 0]],
     };
-    let opened = |epoch, requests, bytes, info| Opened { epoch, credit: Credit { requests, bytes }, info };
+    let opened = |epoch, requests, bytes, info| OpenReply { epoch, credit: AttachmentCredit { requests, bytes }, info };
     let (name, reason) = ("stick".into(), String::new());
-    let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name, reason };
-    let inherit = Inherit { migration_state: *FROZEN.first_chunk().expect("it begins so"), open };
+    let open = OpenRequest { class: AttachmentClass::USB, mode: AttachmentMode::Exclusive, epoch: 0, name, reason };
+    let inherit = SuccessorOpenRequest { migration_state: *FROZEN.first_chunk().expect("it begins so"), open };
     let (name, reason) = ("disk".into(), "the backup".into());
-    let busy = End { cause: Cause::Busy, message: "'disk' is written by web".into() };
-    let unplugged = End { cause: Cause::Gone, message: "it was unplugged".into() };
-    let format = Format::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 30_000 };
-    let camera = stream::Description { format, frame_bytes_max: 640 * 480 * 3 };
-    let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
-    let reservation =
-        Reservation { criticality: Criticality::High, latency_ns: 20_000_000, claims, ..Reservation::default() };
+    let busy = AttachmentEndNotice { cause: AttachmentEndCause::Busy, message: "'disk' is written by web".into() };
+    let unplugged = AttachmentEndNotice { cause: AttachmentEndCause::Gone, message: "it was unplugged".into() };
+    let format = StreamFormat::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 30_000 };
+    let camera = stream::StreamDescription { format, frame_bytes_max: 640 * 480 * 3 };
+    let claims = vec![EndpointBandwidth { endpoint: 0x83, bytes: 1024, period: 8 }];
+    let reservation = ReservationTerms {
+        criticality: ReservationCriticality::High,
+        latency_ns: 20_000_000,
+        claims,
+        ..ReservationTerms::default()
+    };
     let admitted = ReservationReport {
-        state: State::Admitted,
-        lack: Lack::None,
-        criticality: Criticality::High,
+        state: ReservationState::Admitted,
+        lack: ScarceResource::None,
+        criticality: ReservationCriticality::High,
         missing: 0,
         bound_ns: 3_000_000,
         path_bits_per_s: 8_400_000,
@@ -477,15 +522,24 @@ fn controls() -> Vec<(&'static str, Said)> {
         thread: None,
     };
     let with_thread = ReservationReport { thread: Some(ThreadTime::Reserved), ..admitted };
-    let (state, lack, criticality) = (State::Suspended, Lack::Rate, Criticality::Low);
-    let claims = vec![Claim { endpoint: 0x81, bytes: 64, period: 1 }];
-    let telling = Reservation { criticality, latency_ns: 0, claims, wants_thread: true };
-    let identity = Identity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
+    let (state, lack, criticality) = (ReservationState::Suspended, ScarceResource::Rate, ReservationCriticality::Low);
+    let claims = vec![EndpointBandwidth { endpoint: 0x81, bytes: 64, period: 1 }];
+    let telling = ReservationTerms { criticality, latency_ns: 0, claims, wants_thread: true };
+    let identity = ExportIdentity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
     let suspended = ReservationReport { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
-    let port = |endpoint| Port { endpoint: EpAddr::from_byte(endpoint), kind: PortKind::FTDI };
-    let adapter = console::Description { ports: vec![port(0x81), port(0x82)] };
+    let port = |endpoint| ConsolePort { endpoint: EpAddr::from_byte(endpoint), kind: PortKind::FTDI };
+    let adapter = console::ConsoleDescription { ports: vec![port(0x81), port(0x82)] };
     vec![
-        ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
+        (
+            "open",
+            Said::Open(OpenRequest {
+                class: AttachmentClass::BLOCK,
+                mode: AttachmentMode::Read,
+                epoch: 0,
+                name,
+                reason,
+            }),
+        ),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
         (
             "opened_block_maps",
@@ -498,34 +552,34 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("opened_stream", Said::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
         ("opened_console", Said::Opened(SERIAL, opened(0, 1, 1, adapter.encode()), Description::Console(adapter))),
-        ("refused", Said::End(Kind::Refused, busy)),
-        ("close", Said::Bare(Kind::Close, DISK, 0)),
-        ("close_with_successor", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
-        ("hand_over", Said::Close(Close::to([0xa5; 32], FROZEN.to_vec()))),
+        ("refused", Said::End(FrameKind::Refused, busy)),
+        ("close", Said::Bare(FrameKind::Close, DISK, 0)),
+        ("close_with_successor", Said::Close(CloseRequest::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
+        ("hand_over", Said::Close(CloseRequest::to([0xa5; 32], FROZEN.to_vec()))),
         ("inherit", Said::Inherit(inherit)),
         ("migration_state", Said::MigrationState(FROZEN)),
-        ("closed", Said::End(Kind::Closed, unplugged)),
+        ("closed", Said::End(FrameKind::Closed, unplugged)),
         ("grant", Said::Grant(256)),
         ("modules", Said::Offers(vec![offer("zstd", "level=3", &[]), offer("seal", "", &[0x5a; 64])])),
         ("modules_answer", Said::Answers(vec![Vec::new(), vec![0xa5; 64]])),
         (
             "modules_request",
-            Said::Piped(Kind::Request, 3, &[1, 0, 16, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], b"zstd's"),
+            Said::Piped(FrameKind::Request, 3, &[1, 0, 16, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], b"zstd's"),
         ),
-        ("reserve", Said::Reserve(Word::Ask(reservation))),
-        ("reserve_echo", Said::Reserve(Word::Echo)),
-        ("reserve_train", Said::Reserve(Word::Train { place: 2, cars: 4 })),
-        ("reserve_measured", Said::Reserve(Word::Measured(20_000_000))),
-        ("reserve_admitted", Said::Reserve(Word::Report(admitted))),
-        ("reserve_thread", Said::Reserve(Word::Ask(telling))),
-        ("reserve_admitted_thread", Said::Reserve(Word::Report(with_thread))),
-        ("reserve_suspended", Said::Reserve(Word::Report(suspended))),
-        ("identity_is", Said::Identity(Statement::Is(identity))),
-        ("identity_expected", Said::Identity(Statement::Expected(identity))),
-        ("identity_lasting", Said::Identity(Statement::Lasting(identity))),
-        ("retire_moving", Said::Retire(retire::Word::Says(retire::Step::Moving))),
-        ("retire_noted", Said::Retire(retire::Word::Noted(retire::Step::Moving))),
-        ("retire_unable", Said::Retire(retire::Word::Unable(retire::Step::Moved, "no room".into()))),
+        ("reserve", Said::Reserve(ReservationMessage::Ask(reservation))),
+        ("reserve_echo", Said::Reserve(ReservationMessage::Echo)),
+        ("reserve_train", Said::Reserve(ReservationMessage::Train { place: 2, cars: 4 })),
+        ("reserve_measured", Said::Reserve(ReservationMessage::Measured(20_000_000))),
+        ("reserve_admitted", Said::Reserve(ReservationMessage::Report(admitted))),
+        ("reserve_thread", Said::Reserve(ReservationMessage::Ask(telling))),
+        ("reserve_admitted_thread", Said::Reserve(ReservationMessage::Report(with_thread))),
+        ("reserve_suspended", Said::Reserve(ReservationMessage::Report(suspended))),
+        ("identity_is", Said::Identity(IdentityStatement::Is(identity))),
+        ("identity_expected", Said::Identity(IdentityStatement::Expected(identity))),
+        ("identity_lasting", Said::Identity(IdentityStatement::Lasting(identity))),
+        ("retire_moving", Said::Retire(retire::DiskMoveMessage::Says(retire::DiskMoveStep::Moving))),
+        ("retire_noted", Said::Retire(retire::DiskMoveMessage::Noted(retire::DiskMoveStep::Moving))),
+        ("retire_unable", Said::Retire(retire::DiskMoveMessage::Unable(retire::DiskMoveStep::Moved, "no room".into()))),
         (
             "descriptors",
             Said::Descriptors(vec![
@@ -535,18 +589,18 @@ fn controls() -> Vec<(&'static str, Said)> {
             ]),
         ),
         ("descriptors_none", Said::Descriptors(Vec::new())),
-        ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),
-        ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
+        ("aside", Said::Piped(FrameKind::Aside, 1, &[], b"rekey")),
+        ("cancel", Said::Bare(FrameKind::Cancel, STICK, 8)),
     ]
 }
 
-fn offer(name: &str, parameters: &str, opening: &[u8]) -> Offer {
-    Offer { name: name.to_owned(), version: 1, parameters: parameters.to_owned(), opening: opening.to_vec() }
+fn offer(name: &str, parameters: &str, opening: &[u8]) -> ModuleOffer {
+    ModuleOffer { name: name.to_owned(), version: 1, parameters: parameters.to_owned(), opening: opening.to_vec() }
 }
 
 fn transfers() -> Vec<(&'static str, Said)> {
     let endpoint = EpAddr::from_byte;
-    let control = Urb::control(UrbId(5), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+    let control = Urb::control(UrbId(5), SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
     let mut out = Urb::data_out(UrbId(6), endpoint(0x02), b"hello".as_slice().into());
     out.flags.zero_packet = true;
     let mut bulk = Urb::data_in(UrbId(7), endpoint(0x81), 0x1_0000);
@@ -564,24 +618,24 @@ fn transfers() -> Vec<(&'static str, Said)> {
 
     let described = control.clone().launch().answer(DEVICE.as_slice().into());
     let sent = out.clone().launch().accept();
-    let stalled = bulk.clone().launch().done(Status::Stall, 3, vec![1, 2, 3].into());
+    let stalled = bulk.clone().launch().done(UrbStatus::Stall, 3, vec![1, 2, 3].into());
     let mut came = iso_in.iso.clone();
-    (came[0].actual, came[1].actual, came[2].status) = (1024, 2, Status::Crc);
-    let pressed = usb::Event {
+    (came[0].actual, came[1].actual, came[2].status) = (1024, 2, UrbStatus::Crc);
+    let pressed = usb::ObservedTransfer {
         endpoint: endpoint(0x81),
         kind: TransferType::Interrupt,
-        status: Status::Ok,
+        status: UrbStatus::Ok,
         missed: 2,
         moment_ns: 100_000_000,
         packets: vec![],
         data: vec![2, 0, 4, 0, 0, 0, 0, 0].into(),
     };
-    let heard = usb::Event {
+    let heard = usb::ObservedTransfer {
         endpoint: endpoint(0x84),
         kind: TransferType::Isochronous,
         missed: 0,
         moment_ns: 100_000_001,
-        packets: vec![(4, Status::Ok), (0, Status::Crc)],
+        packets: vec![(4, UrbStatus::Ok), (0, UrbStatus::Crc)],
         data: vec![0x77; 4].into(),
         ..pressed.clone()
     };
@@ -610,7 +664,7 @@ fn blocks() -> Vec<(&'static str, Said)> {
     let durable = BlockRequest { is_durable: true, ..write(2, 4 << 30, vec![0xde, 0xad, 0xbe, 0xef]) };
     let discard = BlockRequest::zero(BlockId(4), BlockOp::Discard, 1 << 20, 1 << 20);
     let trim = BlockRequest::zero(BlockId(4), BlockOp::Trim, 1 << 20, 1 << 20);
-    let residence = Residence { queue_ns: 1000, device_ns: 1_000_000, reply_ns: 2000 };
+    let residence = ResidenceTimes { queue_ns: 1000, device_ns: 1_000_000, reply_ns: 2000 };
     assert_eq!(CUT_AT - DONE_AT, Duration::from_nanos(residence.reply_ns.into()));
     vec![
         ("block_read", Said::BlockRequest(BlockRequest::read(BlockId(1), 4096, 8), false)),
@@ -629,10 +683,10 @@ fn blocks() -> Vec<(&'static str, Said)> {
 }
 
 fn frames() -> Vec<(&'static str, Said)> {
-    let frame = Frame { sequence: 42, moment_ns: 100_000_000, data: vec![1, 2, 3, 4].into() };
+    let frame = StreamFrame { sequence: 42, moment_ns: 100_000_000, data: vec![1, 2, 3, 4].into() };
     let endpoint = EpAddr::from_byte(0x82);
     let data = b"login: ".as_slice().into();
-    let output = Output { endpoint, lost: 300, moment_ns: 100_000_000, data };
+    let output = ConsoleOutput { endpoint, lost: 300, moment_ns: 100_000_000, data };
     vec![("stream_frame", Said::Frame(7, frame)), ("console_event", Said::Console(3, output))]
 }
 
@@ -653,8 +707,8 @@ fn no_part_of_a_message_passes_for_the_whole() {
         for end in (0..bytes.len()).filter(|end| end % 997 < 64 || bytes.len() - end < 64) {
             let short = &bytes[..end];
             match &said {
-                Said::Hello(_) => assert_eq!(Hello::decode(short), Ok(None), "{name}, {end} bytes"),
-                Said::Welcome(_) => assert_eq!(Welcome::decode(short), Ok(None), "{name}, {end} bytes"),
+                Said::Hello(_) => assert_eq!(ImporterHello::decode(short), Ok(None), "{name}, {end} bytes"),
+                Said::Welcome(_) => assert_eq!(ExporterWelcome::decode(short), Ok(None), "{name}, {end} bytes"),
                 _ => {
                     let frames = hear(&mut linked(), short);
                     let is_whole = frames.last().is_some_and(|frame| !frame.head.flags.more);

@@ -2,31 +2,34 @@
 
 mod fuzzing;
 
-use farbus_wire::pairing::{Event, MESSAGE_BYTES_MAX, Pairing, Refusal, Role};
+use farbus_wire::pairing::{MESSAGE_BYTES_MAX, PairingConn, PairingEvent, PairingParticipant, PairingRefusal};
 use fuzzing::{Input, fuzz};
 
 const SHARE: [u8; 33] = [7; 33];
 const JOINERS: [u8; 32] = [1; 32];
 const WAITERS: [u8; 32] = [2; 32];
 
-fn pair() -> (Pairing, Pairing) {
-    (Pairing::new(Role::Joiner, "desk", &SHARE), Pairing::new(Role::Waiter, "lab3", &SHARE))
+fn pair() -> (PairingConn, PairingConn) {
+    (
+        PairingConn::new(PairingParticipant::Joiner, "desk", &SHARE),
+        PairingConn::new(PairingParticipant::Waiter, "lab3", &SHARE),
+    )
 }
 
 /// Carries one side's bytes to the other.
-fn carry(from: &mut Pairing, to: &mut Pairing) -> Option<Event> {
+fn carry(from: &mut PairingConn, to: &mut PairingConn) -> Option<PairingEvent> {
     let bytes = from.poll_transmit().to_vec();
     from.handle_transmitted(bytes.len());
     to.handle_received(&bytes).unwrap();
     to.poll_event().unwrap()
 }
 
-fn greeted(name: &str) -> Option<Event> {
-    Some(Event::Greeted { name: name.into(), share: SHARE })
+fn greeted(name: &str) -> Option<PairingEvent> {
+    Some(PairingEvent::Greeted { name: name.into(), share: SHARE })
 }
 
 /// Runs a pairing up to the joiner's proof, which the waiter has checked.
-fn until_proof(joiners: [u8; 32]) -> (Pairing, Pairing, Option<Event>) {
+fn until_proof(joiners: [u8; 32]) -> (PairingConn, PairingConn, Option<PairingEvent>) {
     let (mut joiner, mut waiter) = pair();
     assert!(waiter.poll_transmit().is_empty(), "a waiter sends nothing to a peer that sends nothing");
     assert_eq!(carry(&mut joiner, &mut waiter), greeted("desk"));
@@ -41,9 +44,9 @@ fn until_proof(joiners: [u8; 32]) -> (Pairing, Pairing, Option<Event>) {
 #[test]
 fn the_right_code_pairs() {
     let (mut joiner, mut waiter, event) = until_proof(JOINERS);
-    assert_eq!(event, Some(Event::Proved));
+    assert_eq!(event, Some(PairingEvent::Proved));
     waiter.confirm();
-    assert_eq!(carry(&mut waiter, &mut joiner), Some(Event::Proved));
+    assert_eq!(carry(&mut waiter, &mut joiner), Some(PairingEvent::Proved));
     assert!(joiner.is_over() && waiter.is_over());
 }
 
@@ -52,19 +55,19 @@ fn a_wrong_code_is_answered_by_a_refusal_and_never_by_a_proof() {
     let mut wrong = JOINERS;
     wrong[31] ^= 1;
     let (mut joiner, mut waiter, event) = until_proof(wrong);
-    assert_eq!(event, Some(Event::NotProved));
-    waiter.refuse(Refusal::WrongCode);
+    assert_eq!(event, Some(PairingEvent::NotProved));
+    waiter.refuse(PairingRefusal::WrongCode);
     assert_eq!(waiter.poll_transmit(), [3, 0, 1, 1]);
-    assert_eq!(carry(&mut waiter, &mut joiner), Some(Event::Refused(Refusal::WrongCode)));
+    assert_eq!(carry(&mut waiter, &mut joiner), Some(PairingEvent::Refused(PairingRefusal::WrongCode)));
     assert!(joiner.is_over() && waiter.is_over());
 }
 
 #[test]
 fn a_right_code_that_came_too_late_is_refused() {
     let (mut joiner, mut waiter, event) = until_proof(JOINERS);
-    assert_eq!(event, Some(Event::Proved));
-    waiter.refuse(Refusal::Void);
-    assert_eq!(carry(&mut waiter, &mut joiner), Some(Event::Refused(Refusal::Void)));
+    assert_eq!(event, Some(PairingEvent::Proved));
+    waiter.refuse(PairingRefusal::Void);
+    assert_eq!(carry(&mut waiter, &mut joiner), Some(PairingEvent::Refused(PairingRefusal::Void)));
 }
 
 #[test]
@@ -74,7 +77,7 @@ fn a_false_waiter_is_found_out() {
     let mut bytes = waiter.poll_transmit().to_vec();
     *bytes.last_mut().unwrap() ^= 0x80;
     joiner.handle_received(&bytes).unwrap();
-    assert_eq!(joiner.poll_event().unwrap(), Some(Event::NotProved));
+    assert_eq!(joiner.poll_event().unwrap(), Some(PairingEvent::NotProved));
     assert!(joiner.is_over());
 }
 
@@ -109,8 +112,8 @@ fn messages_out_of_turn_or_out_of_shape_are_refused() {
 fn fuzz_pairing() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "pairing", |input: &mut Input<'_>| {
         let role = input.pick(&[0, 1]);
-        let role = if role == 0 { Role::Joiner } else { Role::Waiter };
-        let mut pairing = Pairing::new(role, "lab3", &SHARE);
+        let role = if role == 0 { PairingParticipant::Joiner } else { PairingParticipant::Waiter };
+        let mut pairing = PairingConn::new(role, "lab3", &SHARE);
         let mut knows = false;
         for _ in 0..input.below(12) {
             let mut bytes = match input.below(5) {
@@ -134,25 +137,28 @@ fn fuzz_pairing() {
                     match pairing.poll_event() {
                         Err(_) => return,
                         Ok(None) => break,
-                        Ok(Some(Event::Greeted { .. })) => pairing.prove(WAITERS, JOINERS),
-                        Ok(Some(Event::Proved)) => {
+                        Ok(Some(PairingEvent::Greeted { .. })) => pairing.prove(WAITERS, JOINERS),
+                        Ok(Some(PairingEvent::Proved)) => {
                             assert!(knows, "it has said the proof");
-                            if role == Role::Waiter {
+                            if role == PairingParticipant::Waiter {
                                 pairing.confirm();
                             }
                         }
-                        Ok(Some(Event::NotProved)) => {
-                            if role == Role::Waiter {
-                                pairing.refuse(Refusal::WrongCode);
+                        Ok(Some(PairingEvent::NotProved)) => {
+                            if role == PairingParticipant::Waiter {
+                                pairing.refuse(PairingRefusal::WrongCode);
                             }
                         }
-                        Ok(Some(Event::Refused(_))) => assert!(pairing.is_over()),
+                        Ok(Some(PairingEvent::Refused(_))) => assert!(pairing.is_over()),
                     }
                 }
                 let said = pairing.poll_transmit();
                 assert!(said.len() <= 2 * MESSAGE_BYTES_MAX);
                 let has_said_proof = said.windows(32).any(|window| window == WAITERS);
-                assert!(role == Role::Joiner || knows || !has_said_proof, "a waiter proves to nobody who has not");
+                assert!(
+                    role == PairingParticipant::Joiner || knows || !has_said_proof,
+                    "a waiter proves to nobody who has not"
+                );
             }
         }
     });

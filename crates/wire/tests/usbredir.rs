@@ -10,32 +10,32 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use farbus_model::{BufferPool, EpAddr, Limits, Payload, Setup, Speed, TransferType};
-use farbus_wire::usbip::Reject;
+use farbus_model::{BufferPool, EpAddr, Payload, SessionLimits, SetupPacket, TransferType, UsbSpeed};
+use farbus_wire::usbip::ProtocolViolation;
 use farbus_wire::usbredir::info::{PLACES, endpoint_at, place_of};
 use farbus_wire::usbredir::message::{ControlPacket, DataPacket};
 use farbus_wire::usbredir::{
-    Capability, Caps, Conn, DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind, Message, Outcome,
-    Packet, Side,
+    DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind, RedirCapability, RedirCapabilitySet, RedirConn,
+    RedirMessage, RedirPacket, RedirRole, RedirStatus,
 };
 use fuzzing::{Input, fuzz};
 
-const LIMITS: Limits = Limits { receive_bytes: 2048, ..Limits::DEFAULT };
-const ALL: Caps = Caps::from_bits(0xff);
+const LIMITS: SessionLimits = SessionLimits { receive_bytes: 2048, ..SessionLimits::DEFAULT };
+const ALL: RedirCapabilitySet = RedirCapabilitySet::from_bits(0xff);
 /// Ids of 32 bits, lengths of 16, nothing optional.
-const OLD: Caps = Caps::NONE;
+const OLD: RedirCapabilitySet = RedirCapabilitySet::NONE;
 
 fn ep(byte: u8) -> EpAddr {
     EpAddr::from_byte(byte)
 }
 
 fn data(endpoint: u8, length: u32, payload: &[u8]) -> DataPacket {
-    DataPacket { endpoint: ep(endpoint), outcome: Outcome::Success, length, stream: 0, payload: payload.into() }
+    DataPacket { endpoint: ep(endpoint), outcome: RedirStatus::Success, length, stream: 0, payload: payload.into() }
 }
 
-fn control(request_type: u8, request: u8, value: u16, length: u16, payload: &[u8]) -> Message {
-    let setup = Setup { request_type, request, value, index: 0, length };
-    Message::Control(ControlPacket { number: 0, setup, outcome: Outcome::Success, payload: payload.into() })
+fn control(request_type: u8, request: u8, value: u16, length: u16, payload: &[u8]) -> RedirMessage {
+    let setup = SetupPacket { request_type, request, value, index: 0, length };
+    RedirMessage::Control(ControlPacket { number: 0, setup, outcome: RedirStatus::Success, payload: payload.into() })
 }
 
 fn endpoints() -> Box<EpInfo> {
@@ -60,91 +60,117 @@ fn endpoints() -> Box<EpInfo> {
     Box::new(info)
 }
 
-fn connect(speed: Speed, class: [u8; 3], device_bcd: u16) -> Message {
-    Message::DeviceConnect(DeviceConnect { speed: Some(speed), class, vendor: 0x0525, product: 0xa5a4, device_bcd })
+fn connect(speed: UsbSpeed, class: [u8; 3], device_bcd: u16) -> RedirMessage {
+    RedirMessage::DeviceConnect(DeviceConnect {
+        speed: Some(speed),
+        class,
+        vendor: 0x0525,
+        product: 0xa5a4,
+        device_bcd,
+    })
 }
 
 /// Every golden file, its receiver, the common capabilities, and its message.
-fn vectors() -> Vec<(&'static str, Side, Caps, Packet)> {
-    let from_host = from_host().into_iter().map(|(name, caps, id, message)| (name, Side::Guest, caps, id, message));
-    let from_guest = from_guest().into_iter().map(|(name, caps, id, message)| (name, Side::Host, caps, id, message));
-    from_host.chain(from_guest).map(|(name, to, caps, id, message)| (name, to, caps, Packet { id, message })).collect()
+fn vectors() -> Vec<(&'static str, RedirRole, RedirCapabilitySet, RedirPacket)> {
+    let from_host =
+        from_host().into_iter().map(|(name, caps, id, message)| (name, RedirRole::Guest, caps, id, message));
+    let from_guest =
+        from_guest().into_iter().map(|(name, caps, id, message)| (name, RedirRole::Host, caps, id, message));
+    from_host
+        .chain(from_guest)
+        .map(|(name, to, caps, id, message)| (name, to, caps, RedirPacket { id, message }))
+        .collect()
 }
 
-fn from_host() -> Vec<(&'static str, Caps, u64, Message)> {
-    use Outcome::{IoError, Success};
+fn from_host() -> Vec<(&'static str, RedirCapabilitySet, u64, RedirMessage)> {
+    use RedirStatus::{IoError, Success};
     let interface = |number, class| InterfaceKind { number, class };
     let disk_and_keyboard = InterfaceInfo(vec![interface(0, [8, 6, 0x50]), interface(3, [3, 1, 1])]);
-    let timed_out = DataPacket { outcome: Outcome::TimedOut, ..data(1, 0, b"") };
+    let timed_out = DataPacket { outcome: RedirStatus::TimedOut, ..data(1, 0, b"") };
     vec![
-        ("hello", OLD, 0, Message::Hello { version: "farbus 0.1.0".into(), caps: Caps::from_bits(0xfa) }),
-        ("device_connect", ALL, 0, connect(Speed::Super, [0; 3], 0x0409)),
-        ("device_connect_short", OLD, 0, connect(Speed::Full, [0xef, 2, 1], 0)),
-        ("device_disconnect", ALL, 0, Message::DeviceDisconnect),
-        ("interface_info", ALL, 0, Message::InterfaceInfo(Box::new(disk_and_keyboard))),
-        ("ep_info", ALL, 0, Message::EpInfo(endpoints())),
-        ("configuration_status", ALL, 0xdead_beef, Message::ConfigurationStatus { outcome: Success, configuration: 2 }),
+        (
+            "hello",
+            OLD,
+            0,
+            RedirMessage::Hello { version: "farbus 0.1.0".into(), caps: RedirCapabilitySet::from_bits(0xfa) },
+        ),
+        ("device_connect", ALL, 0, connect(UsbSpeed::Super, [0; 3], 0x0409)),
+        ("device_connect_short", OLD, 0, connect(UsbSpeed::Full, [0xef, 2, 1], 0)),
+        ("device_disconnect", ALL, 0, RedirMessage::DeviceDisconnect),
+        ("interface_info", ALL, 0, RedirMessage::InterfaceInfo(Box::new(disk_and_keyboard))),
+        ("ep_info", ALL, 0, RedirMessage::EpInfo(endpoints())),
+        (
+            "configuration_status",
+            ALL,
+            0xdead_beef,
+            RedirMessage::ConfigurationStatus { outcome: Success, configuration: 2 },
+        ),
         (
             "alt_setting_status",
             ALL,
             7,
-            Message::AltSettingStatus { outcome: Outcome::Invalid, interface: 1, alternate: 0 },
+            RedirMessage::AltSettingStatus { outcome: RedirStatus::Invalid, interface: 1, alternate: 0 },
         ),
-        ("iso_stream_status", ALL, 0, Message::IsoStreamStatus { outcome: Outcome::Stall, endpoint: ep(0x83) }),
+        (
+            "iso_stream_status",
+            ALL,
+            0,
+            RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, endpoint: ep(0x83) },
+        ),
         (
             "interrupt_receiving_status",
             ALL,
             0,
-            Message::InterruptReceivingStatus { outcome: Success, endpoint: ep(0x81) },
+            RedirMessage::InterruptReceivingStatus { outcome: Success, endpoint: ep(0x81) },
         ),
         (
             "bulk_streams_status",
             ALL,
             0,
-            Message::BulkStreamsStatus { endpoints: 1 << 17 | 1 << 2, streams: 16, outcome: IoError },
+            RedirMessage::BulkStreamsStatus { endpoints: 1 << 17 | 1 << 2, streams: 16, outcome: IoError },
         ),
         (
             "bulk_receiving_status",
             ALL,
             0,
-            Message::BulkReceivingStatus { stream: 0, endpoint: ep(0x81), outcome: Success },
+            RedirMessage::BulkReceivingStatus { stream: 0, endpoint: ep(0x81), outcome: Success },
         ),
         ("control_packet_in_answer", ALL, 16, control(0x80, 6, 0x0100, 4, &[0x12, 1, 0, 2])),
-        ("bulk_packet_out_answer", ALL, 18, Message::Bulk(data(2, 3, b""))),
-        ("iso_packet", ALL, 42, Message::Iso(data(0x83, 2, &[0xaa, 0xbb]))),
-        ("interrupt_packet", ALL, 0, Message::Interrupt(data(0x81, 8, &[0, 0, 4, 0, 0, 0, 0, 0]))),
-        ("interrupt_packet_out_answer", ALL, 9, Message::Interrupt(timed_out)),
-        ("buffered_bulk_packet", ALL, 3, Message::BufferedBulk(data(0x81, 2, &[1, 0x60]))),
+        ("bulk_packet_out_answer", ALL, 18, RedirMessage::Bulk(data(2, 3, b""))),
+        ("iso_packet", ALL, 42, RedirMessage::Iso(data(0x83, 2, &[0xaa, 0xbb]))),
+        ("interrupt_packet", ALL, 0, RedirMessage::Interrupt(data(0x81, 8, &[0, 0, 4, 0, 0, 0, 0, 0]))),
+        ("interrupt_packet_out_answer", ALL, 9, RedirMessage::Interrupt(timed_out)),
+        ("buffered_bulk_packet", ALL, 3, RedirMessage::BufferedBulk(data(0x81, 2, &[1, 0x60]))),
     ]
 }
 
-fn from_guest() -> Vec<(&'static str, Caps, u64, Message)> {
-    let start_iso = Message::StartIsoStream { endpoint: ep(0x83), packets_per_urb: 32, urbs: 16 };
+fn from_guest() -> Vec<(&'static str, RedirCapabilitySet, u64, RedirMessage)> {
+    let start_iso = RedirMessage::StartIsoStream { endpoint: ep(0x83), packets_per_urb: 32, urbs: 16 };
     let start_bulk =
-        Message::StartBulkReceiving { stream: 0, bytes_per_transfer: 512, endpoint: ep(0x81), transfers: 5 };
+        RedirMessage::StartBulkReceiving { stream: 0, bytes_per_transfer: 512, endpoint: ep(0x81), transfers: 5 };
     let on_a_stream = DataPacket { stream: 5, ..data(2, 3, b"abc") };
     vec![
-        ("reset", ALL, 0, Message::Reset),
-        ("set_configuration", ALL, 0xdead_beef, Message::SetConfiguration(2)),
-        ("get_configuration", ALL, 0x1_0000_0001, Message::GetConfiguration),
-        ("set_alt_setting", ALL, 7, Message::SetAltSetting { interface: 1, alternate: 2 }),
-        ("get_alt_setting", ALL, 7, Message::GetAltSetting { interface: 1 }),
+        ("reset", ALL, 0, RedirMessage::Reset),
+        ("set_configuration", ALL, 0xdead_beef, RedirMessage::SetConfiguration(2)),
+        ("get_configuration", ALL, 0x1_0000_0001, RedirMessage::GetConfiguration),
+        ("set_alt_setting", ALL, 7, RedirMessage::SetAltSetting { interface: 1, alternate: 2 }),
+        ("get_alt_setting", ALL, 7, RedirMessage::GetAltSetting { interface: 1 }),
         ("start_iso_stream", ALL, 0, start_iso),
-        ("stop_iso_stream", ALL, 0, Message::StopIsoStream(ep(0x83))),
-        ("start_interrupt_receiving", ALL, 0, Message::StartInterruptReceiving(ep(0x81))),
-        ("stop_interrupt_receiving", ALL, 0, Message::StopInterruptReceiving(ep(0x81))),
-        ("alloc_bulk_streams", ALL, 0, Message::AllocBulkStreams { endpoints: 1 << 17 | 1 << 2, streams: 16 }),
-        ("free_bulk_streams", ALL, 0, Message::FreeBulkStreams { endpoints: 1 << 17 | 1 << 2 }),
-        ("cancel_data_packet", ALL, 0x1_dead_beef, Message::CancelDataPacket),
-        ("filter_reject", ALL, 0, Message::FilterReject),
-        ("filter_filter", ALL, 0, Message::FilterFilter("0x03,-1,-1,-1,0|-1,-1,-1,-1,1".into())),
-        ("device_disconnect_ack", ALL, 0, Message::DeviceDisconnectAck),
+        ("stop_iso_stream", ALL, 0, RedirMessage::StopIsoStream(ep(0x83))),
+        ("start_interrupt_receiving", ALL, 0, RedirMessage::StartInterruptReceiving(ep(0x81))),
+        ("stop_interrupt_receiving", ALL, 0, RedirMessage::StopInterruptReceiving(ep(0x81))),
+        ("alloc_bulk_streams", ALL, 0, RedirMessage::AllocBulkStreams { endpoints: 1 << 17 | 1 << 2, streams: 16 }),
+        ("free_bulk_streams", ALL, 0, RedirMessage::FreeBulkStreams { endpoints: 1 << 17 | 1 << 2 }),
+        ("cancel_data_packet", ALL, 0x1_dead_beef, RedirMessage::CancelDataPacket),
+        ("filter_reject", ALL, 0, RedirMessage::FilterReject),
+        ("filter_filter", ALL, 0, RedirMessage::FilterFilter("0x03,-1,-1,-1,0|-1,-1,-1,-1,1".into())),
+        ("device_disconnect_ack", ALL, 0, RedirMessage::DeviceDisconnectAck),
         ("start_bulk_receiving", ALL, 0, start_bulk),
-        ("stop_bulk_receiving", ALL, 0, Message::StopBulkReceiving { stream: 0, endpoint: ep(0x81) }),
+        ("stop_bulk_receiving", ALL, 0, RedirMessage::StopBulkReceiving { stream: 0, endpoint: ep(0x81) }),
         ("control_packet_in", ALL, 16, control(0x80, 6, 0x0100, 18, b"")),
         ("control_packet_out", OLD, 17, control(0x40, 0x5b, 0, 3, b"abc")),
-        ("bulk_packet_in", ALL, 0x80_0000_0000, Message::Bulk(data(0x81, 0x12345, b""))),
-        ("bulk_packet_out_short", OLD, 18, Message::Bulk(on_a_stream)),
+        ("bulk_packet_in", ALL, 0x80_0000_0000, RedirMessage::Bulk(data(0x81, 0x12345, b""))),
+        ("bulk_packet_out_short", OLD, 18, RedirMessage::Bulk(on_a_stream)),
     ]
 }
 
@@ -170,11 +196,11 @@ fn line_bytes(line: &str) -> Option<Vec<u8>> {
 }
 
 /// A connection past its hello.
-fn conn(side: Side, caps: Caps) -> Conn {
-    Conn::continued(side, caps, caps, &LIMITS)
+fn conn(side: RedirRole, caps: RedirCapabilitySet) -> RedirConn {
+    RedirConn::continued(side, caps, caps, &LIMITS)
 }
 
-fn sent(conn: &mut Conn) -> Vec<u8> {
+fn sent(conn: &mut RedirConn) -> Vec<u8> {
     let mut all = Vec::new();
     while conn.backlog_bytes() > 0 {
         let bytes: Vec<u8> = conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
@@ -184,9 +210,9 @@ fn sent(conn: &mut Conn) -> Vec<u8> {
     all
 }
 
-fn encoded(to: Side, caps: Caps, packet: &Packet) -> Vec<u8> {
-    if let Message::Hello { version, caps } = &packet.message {
-        return sent(&mut Conn::new(to.other(), version, *caps, &LIMITS));
+fn encoded(to: RedirRole, caps: RedirCapabilitySet, packet: &RedirPacket) -> Vec<u8> {
+    if let RedirMessage::Hello { version, caps } = &packet.message {
+        return sent(&mut RedirConn::new(to.other(), version, *caps, &LIMITS));
     }
     let mut conn = conn(to.other(), caps);
     conn.send(packet.clone(), &mut BufferPool::new(0));
@@ -194,9 +220,9 @@ fn encoded(to: Side, caps: Caps, packet: &Packet) -> Vec<u8> {
 }
 
 /// Feeds a connection in pieces; returns the packets read, and the field that stopped it.
-fn understood(conn: &mut Conn, pieces: &[&[u8]]) -> (Vec<Packet>, Result<(), &'static str>) {
+fn understood(conn: &mut RedirConn, pieces: &[&[u8]]) -> (Vec<RedirPacket>, Result<(), &'static str>) {
     let (mut packets, mut fed) = (Vec::new(), 0);
-    let mut feed = |mut rest: &[u8]| -> Result<(), Reject> {
+    let mut feed = |mut rest: &[u8]| -> Result<(), ProtocolViolation> {
         while !rest.is_empty() {
             let space = conn.receive_space();
             let count = space.len().min(rest.len());
@@ -223,7 +249,7 @@ fn every_packet_is_on_the_wire_as_the_document_says() {
         let golden = read(name);
         assert_eq!(encoded(to, caps, &packet), golden, "{name} is written");
         let mut conn = match packet.message {
-            Message::Hello { .. } => Conn::new(to, "", ALL, &LIMITS),
+            RedirMessage::Hello { .. } => RedirConn::new(to, "", ALL, &LIMITS),
             _ => conn(to, caps),
         };
         assert_eq!(understood(&mut conn, &[&golden]), (vec![packet], Ok(())), "{name} is read");
@@ -235,28 +261,32 @@ fn every_packet_is_on_the_wire_as_the_document_says() {
 
 #[test]
 fn a_hello_decides_how_headers_look_behind_it() {
-    let (mut host, mut guest) = (Conn::new(Side::Host, "a", ALL, &LIMITS), Conn::new(Side::Guest, "b", ALL, &LIMITS));
+    let (mut host, mut guest) =
+        (RedirConn::new(RedirRole::Host, "a", ALL, &LIMITS), RedirConn::new(RedirRole::Guest, "b", ALL, &LIMITS));
     let (from_host, from_guest) = (sent(&mut host), sent(&mut guest));
     let (packets, end) = understood(&mut host, &[&from_guest]);
     assert_eq!((packets.len(), end, host.common()), (1, Ok(()), Some(ALL)));
     understood(&mut guest, &[&from_host]).1.unwrap();
-    let packet = Packet { id: 1 << 40, message: Message::GetConfiguration };
+    let packet = RedirPacket { id: 1 << 40, message: RedirMessage::GetConfiguration };
     guest.send(packet.clone(), &mut BufferPool::new(0));
     let bytes = sent(&mut guest);
     assert_eq!((bytes.len(), understood(&mut host, &[&bytes])), (16, (vec![packet], Ok(()))));
-    let mut old = Conn::new(Side::Host, "a", ALL, &LIMITS);
+    let mut old = RedirConn::new(RedirRole::Host, "a", ALL, &LIMITS);
     let hello_of_32_bit_ids = encoded(
-        Side::Host,
+        RedirRole::Host,
         OLD,
-        &Packet {
+        &RedirPacket {
             id: 0,
-            message: Message::Hello { version: "old".into(), caps: Caps::from_bits(ALL.bits() & !(1 << 5)) },
+            message: RedirMessage::Hello {
+                version: "old".into(),
+                caps: RedirCapabilitySet::from_bits(ALL.bits() & !(1 << 5)),
+            },
         },
     );
     let question = [7, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0];
     let (packets, end) = understood(&mut old, &[&hello_of_32_bit_ids, &question]);
-    assert_eq!((packets.last(), end), (Some(&Packet { id: 9, message: Message::GetConfiguration }), Ok(())));
-    assert!(!old.common().unwrap().has(Capability::Ids64));
+    assert_eq!((packets.last(), end), (Some(&RedirPacket { id: 9, message: RedirMessage::GetConfiguration }), Ok(())));
+    assert!(!old.common().unwrap().has(RedirCapability::Ids64));
 }
 
 #[test]
@@ -284,17 +314,17 @@ fn invalid_guest_packet_is_refused_with_its_field() {
         ("endpoint", with(100, &[0x00, 6, 0x80, 0, 0, 1, 0, 0, 0, 0])),
     ];
     for (field, bytes) in cases {
-        let (packets, end) = understood(&mut conn(Side::Host, ALL), &[&bytes]);
+        let (packets, end) = understood(&mut conn(RedirRole::Host, ALL), &[&bytes]);
         assert_eq!((packets, end), (vec![], Err(field)), "{bytes:02x?}");
     }
-    let (_, end) = understood(&mut conn(Side::Host, OLD), &[&[22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
+    let (_, end) = understood(&mut conn(RedirRole::Host, OLD), &[&[22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
     assert_eq!(end, Err("type"), "a filter where not both know what that is");
-    let (_, end) = understood(&mut Conn::new(Side::Host, "", ALL, &LIMITS), &[&[7; 12]]);
+    let (_, end) = understood(&mut RedirConn::new(RedirRole::Host, "", ALL, &LIMITS), &[&[7; 12]]);
     assert_eq!(end, Err("type"), "nothing comes before hello");
 }
 
-fn any_outcome(input: &mut Input<'_>) -> Outcome {
-    Outcome::from_code(input.byte())
+fn any_outcome(input: &mut Input<'_>) -> RedirStatus {
+    RedirStatus::from_code(input.byte())
 }
 
 fn any_endpoint(input: &mut Input<'_>) -> EpAddr {
@@ -307,9 +337,9 @@ fn any_text(input: &mut Input<'_>, length_max: u32) -> String {
 }
 
 /// A transfer's packet that may be sent to `to`.
-fn any_data(input: &mut Input<'_>, to: Side, length_max: u32, is_pushed: bool) -> DataPacket {
+fn any_data(input: &mut Input<'_>, to: RedirRole, length_max: u32, is_pushed: bool) -> DataPacket {
     let mut endpoint = any_endpoint(input);
-    let carries = |endpoint: EpAddr| (endpoint.as_byte() & 0x80 == 0) == (to == Side::Host);
+    let carries = |endpoint: EpAddr| (endpoint.as_byte() & 0x80 == 0) == (to == RedirRole::Host);
     if is_pushed && !carries(endpoint) {
         endpoint = EpAddr::from_byte(endpoint.as_byte() ^ 0x80);
     }
@@ -319,39 +349,39 @@ fn any_data(input: &mut Input<'_>, to: Side, length_max: u32, is_pushed: bool) -
     DataPacket { endpoint, outcome: any_outcome(input), length, stream: 0, payload }
 }
 
-fn any_control(input: &mut Input<'_>, to: Side) -> ControlPacket {
-    let setup = Setup::from_bytes(std::array::from_fn(|_| input.byte()));
-    let setup = Setup { length: setup.length % 600, ..setup };
-    let carries = (setup.request_type & 0x80 == 0) == (to == Side::Host);
+fn any_control(input: &mut Input<'_>, to: RedirRole) -> ControlPacket {
+    let setup = SetupPacket::from_bytes(std::array::from_fn(|_| input.byte()));
+    let setup = SetupPacket { length: setup.length % 600, ..setup };
+    let carries = (setup.request_type & 0x80 == 0) == (to == RedirRole::Host);
     let payload = vec![7; if carries { usize::from(setup.length) } else { 0 }].into();
     ControlPacket { number: input.below(16) as u8, setup, outcome: any_outcome(input), payload }
 }
 
-fn any_packet(input: &mut Input<'_>, to: Side) -> Packet {
+fn any_packet(input: &mut Input<'_>, to: RedirRole) -> RedirPacket {
     let mut message = match to {
-        Side::Guest => any_from_host(input),
-        Side::Host => any_from_guest(input),
+        RedirRole::Guest => any_from_host(input),
+        RedirRole::Host => any_from_guest(input),
     };
     if input.once_in(2) {
         message = match input.below(3) {
-            0 => Message::Control(any_control(input, to)),
+            0 => RedirMessage::Control(any_control(input, to)),
             1 => {
                 let stream = input.word();
-                Message::Bulk(DataPacket { stream, ..any_data(input, to, 3000, false) })
+                RedirMessage::Bulk(DataPacket { stream, ..any_data(input, to, 3000, false) })
             }
-            _ => Message::Iso(any_data(input, to, 1000, true)),
+            _ => RedirMessage::Iso(any_data(input, to, 1000, true)),
         };
     }
-    Packet { id: u64::from(input.word()) << 32 | u64::from(input.word()), message }
+    RedirPacket { id: u64::from(input.word()) << 32 | u64::from(input.word()), message }
 }
 
-fn any_from_host(input: &mut Input<'_>) -> Message {
+fn any_from_host(input: &mut Input<'_>) -> RedirMessage {
     match input.below(12) {
-        0 => Message::DeviceDisconnect,
+        0 => RedirMessage::DeviceDisconnect,
         1 => {
             let count = input.below(PLACES as u32 + 1);
             let mut kind = || InterfaceKind { number: input.byte(), class: [input.byte(), input.byte(), input.byte()] };
-            Message::InterfaceInfo(Box::new(InterfaceInfo((0..count).map(|_| kind()).collect())))
+            RedirMessage::InterfaceInfo(Box::new(InterfaceInfo((0..count).map(|_| kind()).collect())))
         }
         2 => {
             let kinds = [None, Some(TransferType::Control), Some(TransferType::Bulk), Some(TransferType::Interrupt)];
@@ -365,53 +395,65 @@ fn any_from_host(input: &mut Input<'_>) -> Message {
                     streams_max: input.word(),
                 };
             }
-            Message::EpInfo(Box::new(info))
+            RedirMessage::EpInfo(Box::new(info))
         }
-        3 => Message::ConfigurationStatus { outcome: any_outcome(input), configuration: input.byte() },
-        4 => {
-            Message::AltSettingStatus { outcome: any_outcome(input), interface: input.byte(), alternate: input.byte() }
-        }
-        5 => Message::IsoStreamStatus { outcome: any_outcome(input), endpoint: any_endpoint(input) },
+        3 => RedirMessage::ConfigurationStatus { outcome: any_outcome(input), configuration: input.byte() },
+        4 => RedirMessage::AltSettingStatus {
+            outcome: any_outcome(input),
+            interface: input.byte(),
+            alternate: input.byte(),
+        },
+        5 => RedirMessage::IsoStreamStatus { outcome: any_outcome(input), endpoint: any_endpoint(input) },
         6 => {
             let endpoint = EpAddr::from_byte(any_endpoint(input).as_byte() | 0x80);
-            Message::InterruptReceivingStatus { outcome: any_outcome(input), endpoint }
+            RedirMessage::InterruptReceivingStatus { outcome: any_outcome(input), endpoint }
         }
-        7 => Message::BulkStreamsStatus { endpoints: input.word(), streams: input.word(), outcome: any_outcome(input) },
-        8 => Message::FilterFilter(any_text(input, 200)),
-        9 => Message::Interrupt(any_data(input, Side::Guest, 300, false)),
-        10 => Message::BufferedBulk(any_data(input, Side::Guest, 3000, true)),
+        7 => RedirMessage::BulkStreamsStatus {
+            endpoints: input.word(),
+            streams: input.word(),
+            outcome: any_outcome(input),
+        },
+        8 => RedirMessage::FilterFilter(any_text(input, 200)),
+        9 => RedirMessage::Interrupt(any_data(input, RedirRole::Guest, 300, false)),
+        10 => RedirMessage::BufferedBulk(any_data(input, RedirRole::Guest, 3000, true)),
         _ => {
             let class = [input.byte(), input.byte(), input.byte()];
-            connect(input.pick(&[Speed::Low, Speed::Full, Speed::High, Speed::Super]), class, input.word() as u16)
+            connect(
+                input.pick(&[UsbSpeed::Low, UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super]),
+                class,
+                input.word() as u16,
+            )
         }
     }
 }
 
-fn any_from_guest(input: &mut Input<'_>) -> Message {
+fn any_from_guest(input: &mut Input<'_>) -> RedirMessage {
     let endpoint_in = |input: &mut Input<'_>| EpAddr::from_byte(any_endpoint(input).as_byte() | 0x80);
     match input.below(15) {
-        0 => Message::Reset,
-        1 => Message::SetConfiguration(input.byte()),
-        2 => Message::GetConfiguration,
-        3 => Message::SetAltSetting { interface: input.byte(), alternate: input.byte() },
-        4 => Message::GetAltSetting { interface: input.byte() },
-        5 => {
-            Message::StartIsoStream { endpoint: any_endpoint(input), packets_per_urb: input.byte(), urbs: input.byte() }
-        }
-        6 => Message::StopIsoStream(any_endpoint(input)),
-        7 => Message::StartInterruptReceiving(endpoint_in(input)),
-        8 => Message::AllocBulkStreams { endpoints: input.word(), streams: input.word() },
-        9 => Message::FreeBulkStreams { endpoints: input.word() },
-        10 => Message::CancelDataPacket,
-        11 => Message::FilterFilter(any_text(input, 200)),
-        12 => Message::StartBulkReceiving {
+        0 => RedirMessage::Reset,
+        1 => RedirMessage::SetConfiguration(input.byte()),
+        2 => RedirMessage::GetConfiguration,
+        3 => RedirMessage::SetAltSetting { interface: input.byte(), alternate: input.byte() },
+        4 => RedirMessage::GetAltSetting { interface: input.byte() },
+        5 => RedirMessage::StartIsoStream {
+            endpoint: any_endpoint(input),
+            packets_per_urb: input.byte(),
+            urbs: input.byte(),
+        },
+        6 => RedirMessage::StopIsoStream(any_endpoint(input)),
+        7 => RedirMessage::StartInterruptReceiving(endpoint_in(input)),
+        8 => RedirMessage::AllocBulkStreams { endpoints: input.word(), streams: input.word() },
+        9 => RedirMessage::FreeBulkStreams { endpoints: input.word() },
+        10 => RedirMessage::CancelDataPacket,
+        11 => RedirMessage::FilterFilter(any_text(input, 200)),
+        12 => RedirMessage::StartBulkReceiving {
             stream: input.word(),
             bytes_per_transfer: input.below(16 << 20),
             endpoint: endpoint_in(input),
             transfers: input.byte(),
         },
-        13 => Message::StopBulkReceiving { stream: input.word(), endpoint: endpoint_in(input) },
-        _ => Message::Interrupt(any_data(input, Side::Host, 300, true)),
+        13 => RedirMessage::StopBulkReceiving { stream: input.word(), endpoint: endpoint_in(input) },
+        _ => RedirMessage::Interrupt(any_data(input, RedirRole::Host, 300, true)),
     }
 }
 
@@ -419,8 +461,8 @@ fn any_from_guest(input: &mut Input<'_>) -> Message {
 #[test]
 fn fuzz_usbredir_packets() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_usbredir_packets", |input| {
-        let to = input.pick(&[Side::Host, Side::Guest]);
-        let packets: Vec<Packet> = (0..1 + input.below(12)).map(|_| any_packet(input, to)).collect();
+        let to = input.pick(&[RedirRole::Host, RedirRole::Guest]);
+        let packets: Vec<RedirPacket> = (0..1 + input.below(12)).map(|_| any_packet(input, to)).collect();
         let mut from = conn(to.other(), ALL);
         packets.iter().for_each(|packet| from.send(packet.clone(), &mut BufferPool::new(0)));
         let bytes = sent(&mut from);
@@ -433,9 +475,9 @@ fn fuzz_usbredir_packets() {
 #[test]
 fn fuzz_usbredir_bytes() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_usbredir_bytes", |input| {
-        let to = input.pick(&[Side::Host, Side::Guest]);
-        let caps = Caps::from_bits(u32::from(input.byte()));
-        let fresh = || if caps.bits() == 0 { Conn::new(to, "", ALL, &LIMITS) } else { conn(to, caps) };
+        let to = input.pick(&[RedirRole::Host, RedirRole::Guest]);
+        let caps = RedirCapabilitySet::from_bits(u32::from(input.byte()));
+        let fresh = || if caps.bits() == 0 { RedirConn::new(to, "", ALL, &LIMITS) } else { conn(to, caps) };
         let mut bytes = Vec::new();
         while !input.is_empty() && bytes.len() < 20_000 {
             let mut from = conn(to.other(), ALL);
@@ -455,7 +497,7 @@ fn fuzz_usbredir_bytes() {
         let pieces = input.cut(&bytes);
         assert_eq!(understood(&mut fresh(), &pieces), whole, "cut otherwise");
         for packet in whole.0 {
-            if !matches!(packet.message, Message::Hello { .. }) {
+            if !matches!(packet.message, RedirMessage::Hello { .. }) {
                 let said = encoded(to, caps, &packet);
                 assert_eq!(understood(&mut conn(to, caps), &[&said]).0, [packet]);
             }
@@ -489,20 +531,21 @@ fn oracle() -> Option<PathBuf> {
 #[test]
 fn usbredir_projects_parser_reproduces_every_packet() {
     let Some(program) = oracle() else { return };
-    for (to, name) in [(Side::Host, "host"), (Side::Guest, "guest")] {
-        let mut conn = Conn::new(to.other(), "writer", ALL, &LIMITS);
+    for (to, name) in [(RedirRole::Host, "host"), (RedirRole::Guest, "guest")] {
+        let mut conn = RedirConn::new(to.other(), "writer", ALL, &LIMITS);
         understood(
             &mut conn,
             &[&encoded(
                 to.other(),
                 OLD,
-                &Packet { id: 0, message: Message::Hello { version: "reader".into(), caps: ALL } },
+                &RedirPacket { id: 0, message: RedirMessage::Hello { version: "reader".into(), caps: ALL } },
             )],
         )
         .1
         .unwrap();
         let all = vectors().into_iter().filter(|(_, side, caps, packet)| {
-            let is_its_own_to_say = matches!(packet.message, Message::Hello { .. } | Message::DeviceDisconnectAck);
+            let is_its_own_to_say =
+                matches!(packet.message, RedirMessage::Hello { .. } | RedirMessage::DeviceDisconnectAck);
             *side == to && *caps == ALL && !is_its_own_to_say
         });
         all.for_each(|(.., packet)| conn.send(packet, &mut BufferPool::new(0)));

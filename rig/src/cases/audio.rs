@@ -1,20 +1,20 @@
 //! An unmodified kernel plays and records on farbus's sound-card gadget, and every sample is checked.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "audio-stock",
         purpose: "`arecord` of the tone that a shared sound card's microphone hears, `aplay` of that on its speaker, at full and at \
                   high speed: every sample arrives, in order",
-        run: |lab| both_ways(lab, Client::Stock),
+        run: |lab| both_ways(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "audio-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| both_ways(lab, Client::Farbus),
+        run: |lab| both_ways(lab, AttachClient::Farbus),
     },
 ];
 
@@ -23,15 +23,15 @@ const SECONDS: u64 = 3;
 /// What is shared, in the order of its bus ids.
 const CARDS: [(&str, &str); 2] = [("audio", "audio"), ("audio,speed=high", "audio2")];
 
-fn both_ways(lab: &Lab, client: Client) -> Result<String> {
+fn both_ways(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let share = lab.share(&CARDS.map(|(what, _)| what.to_owned()))?;
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/audio.sh"),
         modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "snd_usb_audio"],
         client,
         port: Some(share.port()),
         variables: &[("SECONDS_OF_SOUND", SECONDS.to_string())],
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     let mut said = Vec::new();
     for (_, name) in CARDS {

@@ -1,22 +1,22 @@
 //! A bridge between two machines: each has one end, and its own kernel drives it.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
-use crate::machine::{Guest, Network};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::machine::{MachineNetwork, RunningMachine};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "bridge-hosts",
         purpose: "each of two machines has one end of a shared bridge: `cdc_ncm` drives both, the carrier follows the other end, `ping` and `iperf3` go over it, and raw transfers both ways",
         run: |lab| two_hosts(lab, "bridge,id=rig"),
     },
-    Case {
+    RigCase {
         name: "bridge-hosts-super",
         purpose: "the same at SuperSpeed",
         run: |lab| two_hosts(lab, "bridge,speed=super,id=rig"),
     },
-    Case {
+    RigCase {
         name: "topology-hosts",
         purpose: "two machines, each with a daemon, are joined by `farbus topology up`, one long before the other: `cdc_ncm` drives both ends, `ping`, `iperf3` and raw transfers, also after both daemons were restarted; down at one the other has no carrier, and up again",
         run: brought_up,
@@ -33,10 +33,10 @@ macro_rules! joined {
 const MODULES: &[&str] = &["virtio_mmio", "virtio_net", "vhci_hcd", "cdc_ncm"];
 
 /// One end is attached by the stock client, the other by farbus.
-fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
+fn two_hosts(lab: &CaseEnvironment, what: &str) -> Result<String> {
     let share = lab.share(&[what.into()])?;
     let boot = |role, client, device: &str, own: &str, other: &str| {
-        lab.boot(&Boot {
+        lab.boot(&MachineBoot {
             script: joined!("bridge.sh"),
             modules: MODULES,
             programs: &["ip", "iperf3"],
@@ -44,12 +44,12 @@ fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
             role,
             port: Some(share.port()),
             variables: &[("DEVICE", device.into()), ("OWN", own.into()), ("OTHER", other.into())],
-            ..Boot::default()
+            ..MachineBoot::default()
         })
     };
     let (one, other) = ("10.9.0.1", "10.9.0.2");
-    let mut stock = boot("stock", Client::Stock, "1-1", one, other)?;
-    let mut ours = boot("farbus", Client::Farbus, "1-2", other, one)?;
+    let mut stock = boot("stock", AttachClient::Stock, "1-1", one, other)?;
+    let mut ours = boot("farbus", AttachClient::Farbus, "1-2", other, one)?;
     stock.await_word("attached")?;
     ours.await_word("attached")?;
     let address_of_stock = word_after(&stock.take_heard(), "address ");
@@ -76,7 +76,7 @@ fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
 }
 
 /// Uses the adapters and raw pairs in both directions; returns figures.
-fn carries(one: &mut Guest, other: &mut Guest) -> Result<Vec<String>> {
+fn carries(one: &mut RunningMachine, other: &mut RunningMachine) -> Result<Vec<String>> {
     let ping = step(other, "ping")?;
     expect(ping.contains("5 packets received"), || format!("pings were lost: {ping}"))?;
     let mut figures = vec![ping.lines().find(|line| line.starts_with("round-trip")).unwrap_or_default().to_owned()];
@@ -93,24 +93,24 @@ fn carries(one: &mut Guest, other: &mut Guest) -> Result<Vec<String>> {
 }
 
 /// Two daemons bring the link between their machines up.
-fn brought_up(lab: &Lab) -> Result<String> {
+fn brought_up(lab: &CaseEnvironment) -> Result<String> {
     let cable = lab.scratch("cable");
     let boot = |name: &'static str, network, own: &str, other: &str| {
-        lab.boot(&Boot {
+        lab.boot(&MachineBoot {
             script: joined!("topology.sh"),
             modules: MODULES,
             programs: &["ip", "iperf3"],
-            client: Client::Farbus,
+            client: AttachClient::Farbus,
             role: name,
             network,
             variables: &[("NAME", name.into()), ("OWN", own.into()), ("OTHER", other.into())],
-            ..Boot::default()
+            ..MachineBoot::default()
         })
     };
     let (one, other) = ("10.9.0.1", "10.9.0.2");
-    let mut left = boot("left", Network::CableFrom(cable.clone()), one, other)?;
+    let mut left = boot("left", MachineNetwork::CableFrom(cable.clone()), one, other)?;
     left.await_word("ready")?;
-    let mut right = boot("right", Network::CableTo(cable), other, one)?;
+    let mut right = boot("right", MachineNetwork::CableTo(cable), other, one)?;
     right.await_word("ready")?;
     left.begin("code")?;
     let code = left.await_word("code")?;
@@ -145,14 +145,14 @@ fn brought_up(lab: &Lab) -> Result<String> {
 }
 
 /// Has the guest carry out a step and confirm it; returns what it printed.
-fn step(guest: &mut Guest, word: &str) -> Result<String> {
+fn step(guest: &mut RunningMachine, word: &str) -> Result<String> {
     guest.begin(word)?;
     guest.await_word(word)?;
     Ok(guest.take_heard())
 }
 
 /// One machine gives raw bytes, and the other takes them at the same time.
-fn raw(giver: &mut Guest, taker: &mut Guest) -> Result<String> {
+fn raw(giver: &mut RunningMachine, taker: &mut RunningMachine) -> Result<String> {
     taker.begin("take")?;
     step(giver, "give")?;
     taker.await_word("take")?;

@@ -1,35 +1,35 @@
 //! A USB-CAN adapter gadget, used by the kernel's `gs_usb` and the can-utils.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "can-stock",
         purpose: "`gs_usb` drives a shared USB-CAN adapter: `candump` hears every frame of a unit on its bus, `cangen` sends as many",
-        run: |lab| both_ways(lab, Client::Stock),
+        run: |lab| both_ways(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "can-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| both_ways(lab, Client::Farbus),
+        run: |lab| both_ways(lab, AttachClient::Farbus),
     },
 ];
 
 /// Frames each way.
 const FRAMES: u64 = 400;
 
-fn both_ways(lab: &Lab, client: Client) -> Result<String> {
+fn both_ways(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let share = lab.share(&["can,traffic=10/0".into()])?;
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/can.sh"),
         modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "gs_usb", "can_raw"],
         programs: &["ip", "candump", "cangen"],
         client,
         port: Some(share.port()),
         variables: &[("FRAMES", FRAMES.to_string())],
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     guest.await_word("sent")?;
     let out = share.count("can", "can1_out")?;

@@ -1,23 +1,23 @@
 //! The packet analyser's own USB/IP dissector reads the traffic.
 
-use super::case::{Case, expect};
-use crate::lab::{Boot, Client, Lab};
+use super::case::{RigCase, expect};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 use crate::{Result, disk, tool};
 use std::path::Path;
 use std::process::Command;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "capture",
     purpose: "tshark's USB/IP dissector reads a captured session of all devices without a malformed packet",
     run: session,
 }];
 
-fn session(lab: &Lab) -> Result<String> {
+fn session(lab: &CaseEnvironment) -> Result<String> {
     let image = lab.scratch("disk");
     disk::noise(&image, 4 << 20)?;
     let share = lab.share(&[format!("disk:{}", image.display()), "zero".into(), "keyboard".into()])?;
     let file = lab.log("pcap");
-    lab.boot(&Boot {
+    lab.boot(&MachineBoot {
         script: include_str!("../../guest/capture.sh"),
         modules: &[
             "virtio_mmio",
@@ -29,10 +29,10 @@ fn session(lab: &Lab) -> Result<String> {
             "hid_generic",
             "usbtest",
         ],
-        client: Client::Stock,
+        client: AttachClient::Stock,
         port: Some(share.port()),
         capture: Some(file.clone()),
-        ..Boot::default()
+        ..MachineBoot::default()
     })?
     .finish()?;
     let messages = matching(&file, share.port(), "usbip")?;

@@ -1,42 +1,42 @@
 //! `farbus conform` against other implementations: what fails with each is what `docs/interop.md` says.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use super::storage;
 use super::usbfs::{STICK, medium, xhci};
-use crate::conform::{Place, SUBJECTS, Subject, failed, keep, kept, read_all};
-use crate::lab::{Boot, Client, Lab};
+use crate::conform::{ConformPaths, ConformSubject, SUBJECTS, failed, keep, kept, read_all};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 use crate::peers::{crate_server, python};
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "conform-python",
         purpose: "the conformance kit against an independent implementation, as an exporter and as an importer: what fails is what is known",
         run: with_python,
     },
-    Case {
+    RigCase {
         name: "conform-crate",
         purpose: "the conformance kit against the crate's server, started afresh for each check: what fails is what is known",
         run: with_crate,
     },
-    Case {
+    RigCase {
         name: "conform-kernel",
         purpose: "the conformance kit against a disk gadget on usbip-vudc and `usbipd --device`, check by check: each one has a result",
         run: with_vudc,
     },
-    Case {
+    RigCase {
         name: "conform-usbip-host",
         purpose: "the conformance kit against an xHCI stick bound to usbip-host, check by check: each one has a result",
         run: with_usbip_host,
     },
-    Case {
+    RigCase {
         name: "conform-session",
         purpose: "the conformance kit for farbus's own protocol against a release build: no check fails",
         run: with_session,
     },
-    Case {
+    RigCase {
         name: "conform-vhci",
         purpose: "the conformance kit's exporters, right and wrong ones, attached by stock `usbip attach`: each one has a result",
         run: with_vhci,
@@ -48,21 +48,21 @@ fn results_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/results/conform")
 }
 
-fn subject(name: &str) -> Subject {
+fn subject(name: &str) -> ConformSubject {
     *SUBJECTS.iter().find(|subject| subject.name == name).expect("it is in the list")
 }
 
 /// Leaves a result beside the case's logs, from where `cargo xtask conform` takes it.
-fn leave(lab: &Lab, subject: Subject, result: &Value) -> Result<String> {
+fn leave(lab: &CaseEnvironment, subject: ConformSubject, result: &Value) -> Result<String> {
     let folder = lab.log("results");
     keep(&folder, subject, result)?;
     Ok(format!("{} checks fail", failed(result).len()))
 }
 
 /// Runs the kit, and compares what fails with what is kept.
-fn as_known(lab: &Lab, name: &str) -> Result<String> {
-    let place = Place { farbus: lab.program()?, scratch: lab.scratch("conform"), cache: lab.cache().to_owned() };
-    std::fs::create_dir_all(&place.scratch).map_err(Error::io("create a folder"))?;
+fn as_known(lab: &CaseEnvironment, name: &str) -> Result<String> {
+    let place = ConformPaths { farbus: lab.program()?, scratch: lab.scratch("conform"), cache: lab.cache().to_owned() };
+    std::fs::create_dir_all(&place.scratch).map_err(RigError::io("create a folder"))?;
     let result = place.run(subject(name))?.unwrap_or_default();
     let note = leave(lab, subject(name), &result)?;
     let known = read_all(&results_folder())?;
@@ -72,18 +72,18 @@ fn as_known(lab: &Lab, name: &str) -> Result<String> {
     Ok(format!("{name}: {note}"))
 }
 
-fn with_python(lab: &Lab) -> Result<String> {
-    let version = python::Python::ready(lab.cache())?.version;
+fn with_python(lab: &CaseEnvironment) -> Result<String> {
+    let version = python::PythonPackage::ready(lab.cache())?.version;
     lab.meet(python::NAME, version);
     Ok(format!("{}, {}", as_known(lab, "python-devices")?, as_known(lab, "python-host")?))
 }
 
-fn with_crate(lab: &Lab) -> Result<String> {
+fn with_crate(lab: &CaseEnvironment) -> Result<String> {
     lab.meet(crate_server::NAME, crate_server::version().unwrap_or("unknown"));
     as_known(lab, "crate")
 }
 
-fn with_session(lab: &Lab) -> Result<String> {
+fn with_session(lab: &CaseEnvironment) -> Result<String> {
     let note = as_known(lab, "session-share")?;
     let known = read_all(&lab.log("results"))?;
     let now = known.get("session-share").map(failed).unwrap_or_default();
@@ -96,7 +96,7 @@ const BOOTS_MAX: usize = 12;
 /// The kernel's usbip-host survives fewer of them: most cancels, and much that breaks the protocol.
 const USBIP_HOST_BOOTS_MAX: usize = 32;
 
-fn with_vudc(lab: &Lab) -> Result<String> {
+fn with_vudc(lab: &CaseEnvironment) -> Result<String> {
     let script = concat!(
         include_str!("../../guest/disk-gadget.sh"),
         include_str!("../../guest/vudc.sh"),
@@ -106,7 +106,7 @@ fn with_vudc(lab: &Lab) -> Result<String> {
     check_by_check(lab, subject("vudc"), (script, &modules, &[]), BOOTS_MAX)
 }
 
-fn with_usbip_host(lab: &Lab) -> Result<String> {
+fn with_usbip_host(lab: &CaseEnvironment) -> Result<String> {
     let script =
         concat!(include_str!("../../guest/conform-usbip-host.sh"), include_str!("../../guest/conform-vudc.sh"));
     let image = storage::image_with_tree(lab)?;
@@ -116,11 +116,16 @@ fn with_usbip_host(lab: &Lab) -> Result<String> {
 }
 
 /// The script, modules and hardware of a machine.
-type Machine<'a> = (&'a str, &'a [&'a str], &'a [String]);
+type MachineScript<'a> = (&'a str, &'a [&'a str], &'a [String]);
 
 /// Runs the checks of an exporter of the guest's kernel one by one. Where one crashes the kernel, the next boot goes on
 /// behind it.
-fn check_by_check(lab: &Lab, of: Subject, machine: Machine<'_>, boots_max: usize) -> Result<String> {
+fn check_by_check(
+    lab: &CaseEnvironment,
+    of: ConformSubject,
+    machine: MachineScript<'_>,
+    boots_max: usize,
+) -> Result<String> {
     let (script, modules, hardware) = machine;
     let kit = lab.kit_in_guest()?;
     let programs = [kit.as_str()];
@@ -129,18 +134,25 @@ fn check_by_check(lab: &Lab, of: Subject, machine: Machine<'_>, boots_max: usize
         let ids: Vec<&str> = checks.iter().filter_map(|check| check["id"].as_str()).collect();
         let variables = [("DONE", ids.join(" "))];
         let hardware = hardware.to_vec();
-        let client = Client::Farbus;
-        let boot =
-            Boot { script, modules, client, variables: &variables, hardware, programs: &programs, ..Boot::default() };
+        let client = AttachClient::Farbus;
+        let boot = MachineBoot {
+            script,
+            modules,
+            client,
+            variables: &variables,
+            hardware,
+            programs: &programs,
+            ..MachineBoot::default()
+        };
         match lab.boot(&boot)?.finish() {
             Ok(report) => {
                 checks.extend(results(&report.output));
                 let result = kept(of, &release(&report.output), &[json!({ "checks": checks })]);
                 return Ok(format!("{}: {}", checks.len(), leave(lab, of, &result)?));
             }
-            Err(Error::GuestDied { console, .. }) => {
+            Err(RigError::GuestDied { console, .. }) => {
                 checks.extend(results(&console));
-                let id = tried_last(&console).ok_or_else(|| Error::Expectation("the guest died early".into()))?;
+                let id = tried_last(&console).ok_or_else(|| RigError::Expectation("the guest died early".into()))?;
                 checks.push(
                     json!({ "id": id, "severity": "must", "result": "fail", "seen": "the exporter's kernel crashed" }),
                 );
@@ -148,14 +160,14 @@ fn check_by_check(lab: &Lab, of: Subject, machine: Machine<'_>, boots_max: usize
             Err(other) => return Err(other),
         }
     }
-    Err(Error::Expectation(format!("the kernel crashed in each of {boots_max} boots")))
+    Err(RigError::Expectation(format!("the kernel crashed in each of {boots_max} boots")))
 }
 
-fn with_vhci(lab: &Lab) -> Result<String> {
+fn with_vhci(lab: &CaseEnvironment) -> Result<String> {
     let kit = lab.kit_in_guest()?;
     let script = include_str!("../../guest/conform-vhci.sh");
-    let (modules, client) = (storage::MODULES, Client::Farbus);
-    let boot = Boot { script, modules, client, programs: &[&kit], ..Boot::default() };
+    let (modules, client) = (storage::MODULES, AttachClient::Farbus);
+    let boot = MachineBoot { script, modules, client, programs: &[&kit], ..MachineBoot::default() };
     let report = lab.boot(&boot)?.finish()?;
     let checks = results(&report.output);
     expect(checks.len() > 20, || format!("{} results: {}", checks.len(), report.output))?;

@@ -1,40 +1,40 @@
 //! Two daemons: one shares plugged-in devices by rules, the other keeps them attached, over an encrypted link.
 
-use super::case::Case;
+use super::case::RigCase;
 use super::{storage, usbfs};
 use crate::Result;
 use crate::disk;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "daemon-paired",
         purpose: "two paired daemons: a stick shared by a rule, attached through vhci over TLS, checked; a kill leaves nothing",
         run: paired,
     },
-    Case {
+    RigCase {
         name: "daemon-cuts",
         purpose: "the link of two paired daemons goes down for 6 s in mid-write and mid-read: the kernel hears nothing, the trees check out",
         run: cuts,
     },
-    Case {
+    RigCase {
         name: "daemon-upgrade",
         purpose: "the importer's daemon is restarted in mid-write and mid-read: the kernel hears nothing, the trees check out",
         run: upgrade,
     },
-    Case {
+    RigCase {
         name: "daemon-upgrade-uas",
         purpose: "the same of a shared disk attached `--via uas` with a write cache: commands and data on their way go on, too",
         run: upgrade_uas,
     },
-    Case {
+    RigCase {
         name: "daemon-exporter-upgrade",
         purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
         run: exporter_upgrade,
     },
-    Case {
+    RigCase {
         name: "daemon-sleep",
         purpose: "vhci keeps a machine awake; with the sleep hook it sleeps, and the disk is there again with its data",
         run: sleep,
@@ -73,55 +73,55 @@ macro_rules! plain {
     };
 }
 
-fn paired(lab: &Lab) -> Result<String> {
+fn paired(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let script =
         concat!(before!(), include_str!("../../guest/storage.sh"), include_str!("../../guest/daemon-after.sh"));
     let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
-    let boot = Boot {
+    let boot = MachineBoot {
         script,
         modules: &modules,
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         hardware,
         // Its importer waits that long for an exporter that was killed.
         variables: &[("KEEPS_MEDIUM", "yes".into()), ("GRACE", "5".into())],
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
     storage::judge_guests_tree(lab, &image)?;
     Ok(storage::note(&report.output))
 }
 
-fn cuts(lab: &Lab) -> Result<String> {
+fn cuts(lab: &CaseEnvironment) -> Result<String> {
     let (note, _) = play_times(lab, concat!(paired!(), include_str!("../../guest/session-cuts.sh")))?;
     Ok(note)
 }
 
-fn upgrade(lab: &Lab) -> Result<String> {
+fn upgrade(lab: &CaseEnvironment) -> Result<String> {
     checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")))
 }
 
-fn upgrade_uas(lab: &Lab) -> Result<String> {
+fn upgrade_uas(lab: &CaseEnvironment) -> Result<String> {
     const TOLD: &[(&str, &str)] =
         &[("ATTACH", "via = \"uas\"\ncache = \"writeback\""), ("FAR", "0525:a4a6"), ("DRIVER", "uas")];
     let image = storage::image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let modules = [storage::MODULES, &[storage::UAS_MODULE]].concat();
     let variables = [storage::owned(TOLD), vec![("TIMES", lab.times().to_string())]].concat();
-    let boot = Boot {
+    let boot = MachineBoot {
         script: concat!(
             desk!(),
             include_str!("../../guest/daemon-load.sh"),
             include_str!("../../guest/daemon-upgrade.sh")
         ),
         modules: &modules,
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         port: Some(share.port()),
         variables: &variables,
         patience: patience(lab),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
     share.still_runs()?;
@@ -129,11 +129,11 @@ fn upgrade_uas(lab: &Lab) -> Result<String> {
     Ok(storage::note(&report.output))
 }
 
-fn sleep(lab: &Lab) -> Result<String> {
+fn sleep(lab: &CaseEnvironment) -> Result<String> {
     let image = storage::image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display()), "keyboard".into()])?;
     let modules = [storage::MODULES, &["usbhid"]].concat();
-    let boot = Boot {
+    let boot = MachineBoot {
         script: concat!(
             include_str!("../../guest/sleep-refused.sh"),
             "cat >/run/farbus-sleep <<'END'\n",
@@ -143,10 +143,10 @@ fn sleep(lab: &Lab) -> Result<String> {
             include_str!("../../guest/sleep.sh")
         ),
         modules: &modules,
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         port: Some(share.port()),
         variables: &[("ATTACH", "via = \"kernel\"".to_owned())],
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
     share.still_runs()?;
@@ -155,35 +155,35 @@ fn sleep(lab: &Lab) -> Result<String> {
 }
 
 /// The limit for a case that repeats its step.
-fn patience(lab: &Lab) -> Duration {
+fn patience(lab: &CaseEnvironment) -> Duration {
     Duration::from_secs(90 + 60 * u64::from(lab.times()))
 }
 
-fn exporter_upgrade(lab: &Lab) -> Result<String> {
+fn exporter_upgrade(lab: &CaseEnvironment) -> Result<String> {
     checked(lab, concat!(plain!(), include_str!("../../guest/daemon-exporter-upgrade.sh")))
 }
 
 /// Like [`play_times`], and checks the file system at the end.
-fn checked(lab: &Lab, script: &str) -> Result<String> {
+fn checked(lab: &CaseEnvironment, script: &str) -> Result<String> {
     let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
     Ok(note)
 }
 
 /// Runs two daemons with a stick between them, and a script that repeats its step as often as asked.
-fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
+fn play_times(lab: &CaseEnvironment, script: &str) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
-    let boot = Boot {
+    let boot = MachineBoot {
         script,
         modules: &modules,
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         hardware,
         variables: &[("TIMES", lab.times().to_string())],
         patience: patience(lab),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
     Ok((storage::note(&report.output), image))

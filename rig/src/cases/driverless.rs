@@ -1,23 +1,23 @@
 //! A device that no driver of the importer's kernel takes.
 
-use super::case::Case;
+use super::case::RigCase;
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "driverless",
     purpose: "`farbus attach` via kernel and auto says that no driver took a device, and `farbus status` does; of a keyboard neither does",
     run,
 }];
 
-fn run(lab: &Lab) -> Result<String> {
+fn run(lab: &CaseEnvironment) -> Result<String> {
     let mut share = lab.share(&["zero".into(), "keyboard".into()])?;
-    let boot = Boot {
+    let boot = MachineBoot {
         script: include_str!("../../guest/driverless.sh"),
         modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "usbhid", "hid_generic"],
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         port: Some(share.port()),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     lab.boot(&boot)?.finish()?;
     share.still_runs()?;

@@ -1,20 +1,20 @@
 //! A keyboard gadget types into an unmodified kernel.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 use std::collections::BTreeSet;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "keyboard-stock",
         purpose: "what `farbus type` types arrives at /dev/input, key by key, and no key stays down",
-        run: |lab| typing(lab, Client::Stock),
+        run: |lab| typing(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "keyboard-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| typing(lab, Client::Farbus),
+        run: |lab| typing(lab, AttachClient::Farbus),
     },
 ];
 
@@ -22,14 +22,14 @@ pub(super) const CASES: &[Case] = &[
 pub(super) const TEXT: &str =
     r##"Sphinx of black quartz, judge my vow! 0123456789 `-=[]\;',./ ~!@#$%^&*()_+{}|:"<>? bookkeeper AABB"##;
 
-fn typing(lab: &Lab, client: Client) -> Result<String> {
+fn typing(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let share = lab.share(&["keyboard".into()])?;
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/keyboard.sh"),
         modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "usbhid", "hid_generic", "evdev"],
         client,
         port: Some(share.port()),
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     guest.await_word("ready")?;
     // Any client can name the device by its bus id; the name it was shared by has to work as well.
@@ -42,7 +42,7 @@ fn typing(lab: &Lab, client: Client) -> Result<String> {
 
 /// Checks that the typed text has arrived.
 pub(super) fn judge(output: &str) -> Result<String> {
-    let events: Vec<Event> = output.lines().filter_map(Event::parse).collect();
+    let events: Vec<InputEvent> = output.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     expect(typed == TEXT, || format!("typed  {TEXT}\narrived {typed}\nfrom {} events", events.len()))?;
     expect(still_down.is_empty(), || format!("keys {still_down:?} were never released"))?;
@@ -50,13 +50,13 @@ pub(super) fn judge(output: &str) -> Result<String> {
 }
 
 /// `struct input_event` of a 64-bit kernel, without its time.
-pub(super) struct Event {
+pub(super) struct InputEvent {
     pub(super) kind: u16,
     pub(super) code: u16,
     pub(super) value: i32,
 }
 
-impl Event {
+impl InputEvent {
     /// Reads a line `event HEX`; 16 bytes of time, then kind, code and value, little endian.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let hex = line.strip_prefix("event ")?;
@@ -71,7 +71,7 @@ impl Event {
 }
 
 /// The text that the events type, and the keys that were not released.
-pub(super) fn read_back(events: &[Event]) -> (String, BTreeSet<u16>) {
+pub(super) fn read_back(events: &[InputEvent]) -> (String, BTreeSet<u16>) {
     const EV_KEY: u16 = 1;
     const SHIFTS: [u16; 2] = [42, 54];
     let mut text = String::new();
@@ -110,17 +110,17 @@ fn character(code: u16, shifted: bool) -> Option<char> {
 mod tests {
     use super::*;
 
-    fn key(code: u16, value: i32) -> Event {
-        Event { kind: 1, code, value }
+    fn key(code: u16, value: i32) -> InputEvent {
+        InputEvent { kind: 1, code, value }
     }
 
     #[test]
     fn reads_a_line_of_hex() {
         let line = format!("event {}01002a0001000000", "00".repeat(16));
-        let event = Event::parse(&line).expect("24 bytes");
+        let event = InputEvent::parse(&line).expect("24 bytes");
         assert_eq!((event.kind, event.code, event.value), (1, 42, 1));
-        assert!(Event::parse("event 0011").is_none());
-        assert!(Event::parse("note: x").is_none());
+        assert!(InputEvent::parse("event 0011").is_none());
+        assert!(InputEvent::parse("note: x").is_none());
     }
 
     #[test]

@@ -1,29 +1,29 @@
 //! The list of devices, as other clients see it.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
 use crate::disk;
-use crate::lab::{Boot, Lab};
+use crate::lab::{CaseEnvironment, MachineBoot};
 
-pub(super) const CASES: &[Case] = &[
-    Case { name: "list-stock", purpose: "stock `usbip list -r` shows all shared devices by bus id", run: stock },
-    Case { name: "list-farbus", purpose: "`farbus list --json` shows the same devices", run: farbus },
+pub(super) const CASES: &[RigCase] = &[
+    RigCase { name: "list-stock", purpose: "stock `usbip list -r` shows all shared devices by bus id", run: stock },
+    RigCase { name: "list-farbus", purpose: "`farbus list --json` shows the same devices", run: farbus },
 ];
 
-fn wares(lab: &Lab) -> Result<Vec<String>> {
+fn wares(lab: &CaseEnvironment) -> Result<Vec<String>> {
     let image = lab.scratch("disk");
     disk::sparse(&image, 8 << 20)?;
     Ok(vec![format!("disk:{}", image.display()), "zero".into(), "keyboard".into()])
 }
 
-fn stock(lab: &Lab) -> Result<String> {
+fn stock(lab: &CaseEnvironment) -> Result<String> {
     let mut share = lab.share(&wares(lab)?)?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: "usbip --tcp-port $PORT list -r $EXPORTER || fail 'usbip list'\n",
             port: Some(share.port()),
             modules: &["virtio_mmio", "virtio_net"],
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     for (bus_id, ids) in [("1-1", ""), ("1-2", "(0525:a4a0)"), ("1-3", "")] {
@@ -38,7 +38,7 @@ fn stock(lab: &Lab) -> Result<String> {
     Ok(String::new())
 }
 
-fn farbus(lab: &Lab) -> Result<String> {
+fn farbus(lab: &CaseEnvironment) -> Result<String> {
     let share = lab.share(&wares(lab)?)?;
     let list = share.list()?.to_string();
     for word in ["1-1", "1-2", "1-3", "disk", "zero", "keyboard"] {

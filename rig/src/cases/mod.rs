@@ -33,10 +33,10 @@ mod taken_over;
 mod testusb;
 mod usbfs;
 
-pub use case::Case;
+pub use case::RigCase;
 
 /// All cases, in the order in which a failure is best understood.
-pub fn all() -> impl Iterator<Item = &'static Case> {
+pub fn all() -> impl Iterator<Item = &'static RigCase> {
     [
         kernel::CASES,
         list::CASES,
@@ -80,6 +80,6 @@ pub const ALONE: [&str; 9] =
     ["pair-", "bridge-", "topology-", "daemon-", "redir-migrate", "usbfs-", "program-", "lost-client-", "audio-"];
 
 /// Whether the case has to run alone.
-pub fn runs_alone(case: &Case) -> bool {
+pub fn runs_alone(case: &RigCase) -> bool {
     ALONE.iter().any(|start| case.name.starts_with(start))
 }

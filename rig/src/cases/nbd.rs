@@ -1,18 +1,18 @@
 //! A remote disk by NBD is a disk to an unmodified kernel.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use super::storage::{image_with_tree, judge_guests_tree, note};
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result, disk, tool};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError, disk, tool};
 use std::path::Path;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "nbd-boot",
         purpose: "a guest's root file system is a remote disk that QEMU has by `farbus attach --via nbd`: programs run from it, what they write is durable at the exporter, fsck is clean",
         run: boot,
     },
-    Case {
+    RigCase {
         name: "nbd-kernel",
         purpose: "the kernel's nbd over two connections: FUA and discard are known, ext4 mounts, trees written on either side check out on the other, fsck is clean",
         run: kernel,
@@ -21,17 +21,17 @@ pub(super) const CASES: &[Case] = &[
 
 const MODULES: &[&str] = &["virtio_mmio", "virtio_net", "nbd", "crc32c_generic", "ext4"];
 
-fn kernel(lab: &Lab) -> Result<String> {
+fn kernel(lab: &CaseEnvironment) -> Result<String> {
     let image = image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/nbd.sh"),
             modules: MODULES,
-            client: Client::Farbus,
+            client: AttachClient::Farbus,
             port: Some(share.port()),
             programs: &["nbd-client"],
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     share.still_runs()?;
@@ -39,14 +39,14 @@ fn kernel(lab: &Lab) -> Result<String> {
     Ok(note(&report.output))
 }
 
-fn boot(lab: &Lab) -> Result<String> {
+fn boot(lab: &CaseEnvironment) -> Result<String> {
     let (folder, image) = (lab.scratch("root"), lab.scratch("disk"));
     let [bin, tree] = ["bin", "tree"].map(|part| folder.join(part));
     for part in [&bin, &tree] {
-        std::fs::create_dir_all(part).map_err(Error::io(format!("create {}", part.display())))?;
+        std::fs::create_dir_all(part).map_err(RigError::io(format!("create {}", part.display())))?;
     }
-    let busybox = tool::which("busybox").ok_or_else(|| Error::Skip("no busybox".into()))?;
-    std::fs::copy(&busybox, bin.join("busybox")).map_err(Error::io("copy busybox"))?;
+    let busybox = tool::which("busybox").ok_or_else(|| RigError::Skip("no busybox".into()))?;
+    std::fs::copy(&busybox, bin.join("busybox")).map_err(RigError::io("copy busybox"))?;
     disk::few_files(&tree)?;
     disk::ext4(&image, 64 << 20, &folder)?;
     let (exporter, host) = (lab.host("lab3")?, lab.host("desk")?);
@@ -56,12 +56,12 @@ fn boot(lab: &Lab) -> Result<String> {
     let attached = host.attach(&["lab3/disk", "--address", &share.address, "--via", "nbd"], &socket, "attach")?;
     let drive = format!("file=nbd+unix:///?socket={},format=raw,if=none,id=far,discard=unmap", socket.display());
     let hardware = ["-drive", &drive, "-device", "virtio-blk-device,drive=far"].map(str::to_owned).to_vec();
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/nbd-boot.sh"),
         modules: &["virtio_mmio", "virtio_net", "virtio_blk", "crc32c_generic", "ext4"],
-        client: Client::Redir,
+        client: AttachClient::Redir,
         hardware,
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     let seconds = guest.await_word("ran")?;
     guest.finish()?;
@@ -72,11 +72,12 @@ fn boot(lab: &Lab) -> Result<String> {
 }
 
 /// Checks that the file system is whole, and that `guest/noise` in it has the guest's checksum.
-pub(super) fn judge_noise(lab: &Lab, image: &Path) -> Result<()> {
+pub(super) fn judge_noise(lab: &CaseEnvironment, image: &Path) -> Result<()> {
     disk::fsck(image)?;
     let out = lab.scratch("noise");
     disk::extract(image, "/guest", &out)?;
-    let sum = std::fs::read_to_string(out.join("guest").join("SUM")).map_err(Error::io("read what the guest wrote"))?;
+    let sum =
+        std::fs::read_to_string(out.join("guest").join("SUM")).map_err(RigError::io("read what the guest wrote"))?;
     let holds = sum.starts_with(&disk::sha256(&out.join("guest").join("noise"))?);
     expect(holds, || format!("what the guest wrote is not what is on the disk: {sum}"))
 }

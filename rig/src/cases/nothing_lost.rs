@@ -1,13 +1,13 @@
 //! Synced writes survive every cut and kill, with the kernel's own front end. The tests of the command do the same with
 //! FUSE and NBD (`crates/cli/tests/command/cuts_and_kills.rs`).
 
-use super::case::Case;
+use super::case::RigCase;
 use super::storage;
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "nothing-lost-uas",
     purpose: "fio writes and verifies a disk attached `--via uas` while its link is cut, its exporter and its importer are killed: \
               nothing that was synced is lost",
@@ -15,17 +15,17 @@ pub(super) const CASES: &[Case] = &[Case {
 }];
 
 /// A cut, a killed exporter and a killed importer in each pass.
-fn cuts_and_kills(lab: &Lab) -> Result<String> {
+fn cuts_and_kills(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let modules = [storage::MODULES, &[storage::UAS_MODULE]].concat();
-    let boot = Boot {
+    let boot = MachineBoot {
         script: include_str!("../../guest/nothing-lost.sh"),
         modules: &modules,
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         variables: &[("TIMES", lab.times().to_string())],
         programs: &["fio"],
         patience: Duration::from_secs(240 + 120 * u64::from(lab.times())),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
     Ok(storage::note(&report.output))

@@ -1,22 +1,22 @@
 //! A tuned pipe on a processor of its own, where control groups are of version 2.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "pipe-partition",
     purpose: "`farbus pipe --cpus` makes a partition of version 2 of one processor, has its deadlines in it, and leaves nothing behind",
     run: partition,
 }];
 
-fn partition(lab: &Lab) -> Result<String> {
+fn partition(lab: &CaseEnvironment) -> Result<String> {
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/pipe.sh"),
-            client: Client::Farbus,
+            client: AttachClient::Farbus,
             processors: 2,
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     let said = |word: &str| report.output.lines().find_map(|line| line.strip_prefix(word)).unwrap_or_default().trim();

@@ -1,50 +1,50 @@
 //! A device on a virtual machine's own controller: QEMU's `usb-redir`, connected to `farbus attach --via redir` on the
 //! host.
 
-use super::case::{Case, expect, free_port};
+use super::case::{RigCase, expect, free_port};
 use super::pair::answer_in_capitals;
 use super::usbfs::xhci;
 use super::{keyboard, storage, testusb};
-use crate::farbus::{Attached, Share};
-use crate::lab::{Boot, Client, Lab};
-use crate::machine::Guest;
+use crate::farbus::{AttachProcess, ShareProcess};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::machine::RunningMachine;
 use crate::{Result, disk};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "redir-storage",
         purpose: "QEMU plugs the disk into a guest that knows no USB/IP: usb-storage binds, ext4 trees check out both ways, eject; detached, it is gone",
         run: tree,
     },
-    Case {
+    RigCase {
         name: "redir-keyboard",
         purpose: "what `farbus type` types arrives at /dev/input of such a guest, key by key, and no key stays down",
         run: typing,
     },
-    Case {
+    RigCase {
         name: "redir-zero",
         purpose: "29 of the 30 tests of testusb pass on `zero` in such a guest: unlink, interrupt and isochronous both ways among them",
         run: source_and_sink,
     },
-    Case {
+    RigCase {
         name: "redir-lost-guest",
         purpose: "a guest loses power in mid-read: the next one on the same socket has the disk, whole, and no answer to anybody else",
         run: lost_guest,
     },
-    Case {
+    RigCase {
         name: "redir-lost-server",
         purpose: "the exporter dies in mid-transfer: the disk leaves the guest, and `farbus attach` says why",
         run: lost_server,
     },
-    Case {
+    RigCase {
         name: "redir-migrate",
         purpose: "a guest under load migrates live from one QEMU to another and back, --times: same device number, no reset, no error, trees check out",
         run: migrate,
     },
-    Case {
+    RigCase {
         name: "redir-twin",
         purpose: "a lent serial adapter is swapped for one of the importer and back: same device number, silent log, bytes go on; the twin is pulled: it is gone",
         run: twin,
@@ -55,37 +55,46 @@ pub(super) const CASES: &[Case] = &[
 const DISK_MODULES: &[&str] = &["usb_storage", "sd_mod", "crc32c_generic", "ext4"];
 
 /// A machine with a controller, with the device that `farbus attach` offers at its socket.
-fn plugged_in(lab: &Lab, share: &Share, device: &str, boot: &Boot) -> Result<(Attached, Guest)> {
+fn plugged_in(
+    lab: &CaseEnvironment,
+    share: &ShareProcess,
+    device: &str,
+    boot: &MachineBoot,
+) -> Result<(AttachProcess, RunningMachine)> {
     let socket = lab.scratch("guest.sock");
     let attached = share.lend(device, &socket, &lab.log("attach.log"))?;
     Ok((attached, plug_into(lab, &socket, boot)?))
 }
 
 /// A machine with a controller, with the device at the socket.
-fn plug_into(lab: &Lab, socket: &Path, boot: &Boot) -> Result<Guest> {
+fn plug_into(lab: &CaseEnvironment, socket: &Path, boot: &MachineBoot) -> Result<RunningMachine> {
     let chardev = ["-chardev".to_owned(), format!("socket,id=far,path={}", socket.display())];
     let hardware = [chardev.to_vec(), xhci(&["usb-redir,chardev=far,bus=hc.0"]), boot.hardware.clone()].concat();
     let modules = [&["virtio_mmio", "virtio_net", "xhci_pci"], boot.modules].concat();
-    lab.boot(&Boot {
+    lab.boot(&MachineBoot {
         script: boot.script,
         modules: &modules,
-        client: Client::Redir,
+        client: AttachClient::Redir,
         patience: boot.patience,
         variables: boot.variables,
         role: boot.role,
         hardware,
-        ..Boot::default()
+        ..MachineBoot::default()
     })
 }
 
-fn tree(lab: &Lab) -> Result<String> {
+fn tree(lab: &CaseEnvironment) -> Result<String> {
     let image = storage::image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let (attached, mut guest) = plugged_in(
         lab,
         &share,
         "disk",
-        &Boot { script: include_str!("../../guest/storage.sh"), modules: DISK_MODULES, ..Boot::default() },
+        &MachineBoot {
+            script: include_str!("../../guest/storage.sh"),
+            modules: DISK_MODULES,
+            ..MachineBoot::default()
+        },
     )?;
     guest.await_word("detach")?;
     attached.detach()?;
@@ -95,7 +104,7 @@ fn tree(lab: &Lab) -> Result<String> {
     Ok(storage::note(&report.output))
 }
 
-fn lost_guest(lab: &Lab) -> Result<String> {
+fn lost_guest(lab: &CaseEnvironment) -> Result<String> {
     let image = lab.scratch("disk");
     disk::noise(&image, 32 << 20)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
@@ -103,7 +112,7 @@ fn lost_guest(lab: &Lab) -> Result<String> {
     let attached = share.lend("disk", &socket, &lab.log("attach.log"))?;
     let boot = |script| {
         let variables = &[("SUM", disk::sha256(&image)?)];
-        plug_into(lab, &socket, &Boot { script, modules: DISK_MODULES, variables, ..Boot::default() })
+        plug_into(lab, &socket, &MachineBoot { script, modules: DISK_MODULES, variables, ..MachineBoot::default() })
     };
     let mut guest = boot(include_str!("../../guest/lost-client.sh"))?;
     guest.await_word("reading")?;
@@ -117,11 +126,15 @@ fn lost_guest(lab: &Lab) -> Result<String> {
     Ok(String::new())
 }
 
-fn lost_server(lab: &Lab) -> Result<String> {
+fn lost_server(lab: &CaseEnvironment) -> Result<String> {
     let image = lab.scratch("disk");
     disk::noise(&image, 32 << 20)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
-    let boot = Boot { script: include_str!("../../guest/lost-server.sh"), modules: DISK_MODULES, ..Boot::default() };
+    let boot = MachineBoot {
+        script: include_str!("../../guest/lost-server.sh"),
+        modules: DISK_MODULES,
+        ..MachineBoot::default()
+    };
     let (attached, mut guest) = plugged_in(lab, &share, "disk", &boot)?;
     guest.await_word("reading")?;
     std::thread::sleep(Duration::from_millis(200));
@@ -136,7 +149,7 @@ fn lost_server(lab: &Lab) -> Result<String> {
 }
 
 /// One machine has two adapters, shares one and lends it to another machine, whose QEMU connects to it.
-fn twin(lab: &Lab) -> Result<String> {
+fn twin(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
     let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
@@ -148,14 +161,14 @@ fn twin(lab: &Lab) -> Result<String> {
     }
     let modules = &["virtio_mmio", "virtio_net", "xhci_pci", "ftdi_sio"];
     let patience = Duration::from_secs(400);
-    let mut importer = lab.boot(&Boot {
+    let mut importer = lab.boot(&MachineBoot {
         script: include_str!("../../guest/redir-twin.sh"),
         modules,
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         patience,
         hardware,
         role: "importer",
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     importer.await_word("lent")?;
     let port = free_port()?;
@@ -163,13 +176,13 @@ fn twin(lab: &Lab) -> Result<String> {
     let mut hardware = xhci(&[]);
     hardware.extend(["-chardev".to_owned(), format!("socket,id=far,host=127.0.0.1,port={port}")]);
     hardware.extend(["-device".to_owned(), "usb-redir,id=far,chardev=far,bus=hc.0".to_owned()]);
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/redir-twin-guest.sh"),
         modules,
         patience,
         hardware,
         role: "guest",
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     for (ready, change, changed) in [("plugged", "swap", "swapped"), ("next", "back", "restored")] {
         guest.await_word(ready)?;
@@ -189,7 +202,7 @@ fn twin(lab: &Lab) -> Result<String> {
     Ok(storage::note(&report.output))
 }
 
-fn migrate(lab: &Lab) -> Result<String> {
+fn migrate(lab: &CaseEnvironment) -> Result<String> {
     let image = storage::image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let socket = lab.scratch("guest.sock");
@@ -201,7 +214,7 @@ fn migrate(lab: &Lab) -> Result<String> {
         let script = include_str!("../../guest/redir-migrate.sh");
         let hardware = arguments.into_iter().flatten().collect();
         let patience = Duration::from_secs(180 + 30 * u64::from(moves));
-        let boot = Boot { script, modules: DISK_MODULES, role, hardware, patience, ..Boot::default() };
+        let boot = MachineBoot { script, modules: DISK_MODULES, role, hardware, patience, ..MachineBoot::default() };
         plug_into(lab, &socket, &boot)
     };
     let mut guest = boot("0", None)?;
@@ -229,16 +242,16 @@ fn migrate(lab: &Lab) -> Result<String> {
     Ok(format!("{passes} passes of the load; held for {} ms", held_ms.join(", ")))
 }
 
-fn typing(lab: &Lab) -> Result<String> {
+fn typing(lab: &CaseEnvironment) -> Result<String> {
     let share = lab.share(&["keyboard".into()])?;
     let (attached, mut guest) = plugged_in(
         lab,
         &share,
         "keyboard",
-        &Boot {
+        &MachineBoot {
             script: include_str!("../../guest/keyboard.sh"),
             modules: &["usbhid", "hid_generic", "evdev"],
-            ..Boot::default()
+            ..MachineBoot::default()
         },
     )?;
     guest.await_word("ready")?;
@@ -249,17 +262,17 @@ fn typing(lab: &Lab) -> Result<String> {
     keyboard::judge(&guest.finish()?.output)
 }
 
-fn source_and_sink(lab: &Lab) -> Result<String> {
+fn source_and_sink(lab: &CaseEnvironment) -> Result<String> {
     let mut share = lab.share(&["zero".into()])?;
     let (attached, mut guest) = plugged_in(
         lab,
         &share,
         "zero",
-        &Boot {
+        &MachineBoot {
             script: include_str!("../../guest/redir-zero.sh"),
             modules: &["usbtest"],
             patience: Duration::from_secs(240),
-            ..Boot::default()
+            ..MachineBoot::default()
         },
     )?;
     let seconds = guest.await_word("pass")?;

@@ -1,25 +1,25 @@
 //! A live migration of a virtual machine between hosts, each with a farbus of its own; the machine keeps its remote
 //! devices.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use super::usbfs::xhci;
 use super::{keyboard, nbd, storage};
-use crate::farbus::Attached;
-use crate::hosts::{Heard, Host, Shared};
-use crate::lab::{Boot, Client, Lab};
-use crate::machine::Guest;
-use crate::{Error, Result, disk};
+use crate::farbus::AttachProcess;
+use crate::hosts::{HostShare, ProcessLines, RigHost};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::machine::RunningMachine;
+use crate::{Result, RigError, disk};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "redir-migrate-hosts",
         purpose: "a guest under load migrates live between two hosts, each with its own farbus, and back, --times: USB disk, keyboard and sound card keep their numbers, its block disk (NBD) goes along, the tone that it plays has no xrun, no reset, no error, trees and keys check out",
         run: there_and_back,
     },
-    Case {
+    RigCase {
         name: "redir-migrate-fails",
         purpose: "the destination dies in mid-migration, and nobody inherits there: the guest goes on at the source, its devices with it",
         run: stays,
@@ -27,8 +27,12 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// The machine's devices: name on the exporter, and front end.
-const DEVICES: [(&str, Way); 4] =
-    [("disk", Way::Redir), ("keyboard", Way::Redir), ("audio", Way::Redir), ("disk2", Way::Nbd)];
+const DEVICES: [(&str, MigrationFrontEnd); 4] = [
+    ("disk", MigrationFrontEnd::Redir),
+    ("keyboard", MigrationFrontEnd::Redir),
+    ("audio", MigrationFrontEnd::Redir),
+    ("disk2", MigrationFrontEnd::Nbd),
+];
 /// The paper's figure for a whole migration (Kwon et al. 2007, section 7.5).
 const PAPER_MS: u64 = 7;
 /// How much later than its machine a device may go on, as the median of many moves.
@@ -40,50 +44,50 @@ const BLOCK_BYTES: u64 = 64 << 20;
 
 /// The front end of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum MigrationFrontEnd {
     Redir,
     Nbd,
 }
 
-impl Way {
+impl MigrationFrontEnd {
     fn name(self) -> &'static str {
         match self {
-            Way::Redir => "redir",
-            Way::Nbd => "nbd",
+            MigrationFrontEnd::Redir => "redir",
+            MigrationFrontEnd::Nbd => "nbd",
         }
     }
 }
 
 /// An exporter, and two hosts of virtual machines.
-struct Cluster<'l> {
-    lab: &'l Lab<'l>,
-    exporter: Host,
-    hosts: [Host; 2],
-    share: Shared,
+struct MigrationCluster<'l> {
+    lab: &'l CaseEnvironment<'l>,
+    exporter: RigHost,
+    hosts: [RigHost; 2],
+    share: HostShare,
     image: PathBuf,
     block: PathBuf,
     moves: u32,
 }
 
 /// A machine, and the devices that its host's farbus attaches for it.
-struct Placed {
-    guest: Guest,
-    lent: Vec<Lent>,
+struct MigratingMachine {
+    guest: RunningMachine,
+    lent: Vec<MachineDevice>,
 }
 
 /// A device of the machine.
-struct Lent {
+struct MachineDevice {
     name: &'static str,
-    way: Way,
-    attached: Attached,
-    heard: Heard,
+    way: MigrationFrontEnd,
+    attached: AttachProcess,
+    heard: ProcessLines,
 }
 
-impl<'l> Cluster<'l> {
-    fn new(lab: &'l Lab<'l>, moves: u32) -> Result<Self> {
+impl<'l> MigrationCluster<'l> {
+    fn new(lab: &'l CaseEnvironment<'l>, moves: u32) -> Result<Self> {
         let image = storage::image_with_tree(lab)?;
         let (folder, block) = (lab.scratch("block-tree"), lab.scratch("block"));
-        std::fs::create_dir_all(&folder).map_err(Error::io(format!("create {}", folder.display())))?;
+        std::fs::create_dir_all(&folder).map_err(RigError::io(format!("create {}", folder.display())))?;
         disk::few_files(&folder)?;
         disk::ext4(&block, BLOCK_BYTES, &folder)?;
         let [exporter, desk, rack] = [lab.host("lab3")?, lab.host("desk")?, lab.host("rack")?];
@@ -100,7 +104,7 @@ impl<'l> Cluster<'l> {
     }
 
     /// The machine's next place: its devices wait to be inherited, unless it is the first place.
-    fn place(&self, number: u32) -> Result<Placed> {
+    fn place(&self, number: u32) -> Result<MigratingMachine> {
         let host = &self.hosts[number as usize % 2];
         let (mut lent, mut hardware, mut plugged) = (Vec::new(), Vec::new(), Vec::new());
         for (name, way) in DEVICES {
@@ -109,14 +113,14 @@ impl<'l> Cluster<'l> {
             let mut words = vec![&*target, "--address", &self.share.address, "--via", way.name()];
             words.extend((number > 0).then_some("--inherit"));
             let (attached, heard) = host.attach_heard(&words, &socket, &format!("attach-{number}-{name}"))?;
-            lent.push(Lent { name, way, attached, heard });
+            lent.push(MachineDevice { name, way, attached, heard });
             let socket = socket.display();
             match way {
-                Way::Redir => {
+                MigrationFrontEnd::Redir => {
                     hardware.extend(["-chardev".to_owned(), format!("socket,id={name},path={socket}")]);
                     plugged.push(format!("usb-redir,chardev={name},bus=hc.0"));
                 }
-                Way::Nbd => {
+                MigrationFrontEnd::Nbd => {
                     let drive = format!("file=nbd+unix:///?socket={socket},format=raw,if=none,id={name},discard=unmap");
                     let device = format!("virtio-blk-device,drive={name}");
                     hardware.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
@@ -127,7 +131,7 @@ impl<'l> Cluster<'l> {
         if number > 0 {
             hardware.extend(["-incoming".to_owned(), self.incoming()]);
         }
-        let guest = self.lab.boot(&Boot {
+        let guest = self.lab.boot(&MachineBoot {
             script: include_str!("../../guest/redir-hosts.sh"),
             modules: &[
                 "virtio_mmio",
@@ -143,18 +147,18 @@ impl<'l> Cluster<'l> {
                 "evdev",
                 "snd_usb_audio",
             ],
-            client: Client::Redir,
+            client: AttachClient::Redir,
             programs: &["chrt"],
             patience: Duration::from_secs(240 + 40 * u64::from(self.moves)),
             role: &number.to_string(),
             hardware,
-            ..Boot::default()
+            ..MachineBoot::default()
         })?;
-        Ok(Placed { guest, lent })
+        Ok(MigratingMachine { guest, lent })
     }
 
     /// The hosts of the machine's place with that number and of the next one.
-    fn hosts_of(&self, number: u32) -> (&Host, &Host) {
+    fn hosts_of(&self, number: u32) -> (&RigHost, &RigHost) {
         (&self.hosts[number as usize % 2], &self.hosts[(number as usize + 1) % 2])
     }
 
@@ -170,16 +174,17 @@ impl<'l> Cluster<'l> {
                 return Ok(());
             }
         }
-        Err(Error::Expectation(format!("the sound card is sent nothing more: {before} frames")))
+        Err(RigError::Expectation(format!("the sound card is sent nothing more: {before} frames")))
     }
 
     /// Checks that the load ended well, and everything else.
-    fn judge(mut self, mut placed: Placed) -> Result<String> {
+    fn judge(mut self, mut placed: MigratingMachine) -> Result<String> {
         placed.guest.tell_wherever("enough")?;
         let passes = placed.guest.await_word("done")?;
         placed.guest.await_word("detach")?;
         let typed = {
-            let (usb, block): (Vec<_>, Vec<_>) = placed.lent.into_iter().partition(|lent| lent.way == Way::Redir);
+            let (usb, block): (Vec<_>, Vec<_>) =
+                placed.lent.into_iter().partition(|lent| lent.way == MigrationFrontEnd::Redir);
             usb.into_iter().try_for_each(|lent| lent.attached.detach())?;
             let typed = keyboard::judge(&placed.guest.finish()?.output)?;
             // Its machine has it until the machine ends.
@@ -204,19 +209,19 @@ impl<'l> Cluster<'l> {
     }
 
     /// Migrates the machine to its place with that number, by `farbus migrate-vm`.
-    fn go(&self, number: u32, here: &mut Placed) -> Result<Move> {
+    fn go(&self, number: u32, here: &mut MigratingMachine) -> Result<MigrationTimes> {
         let there = self.place(number)?;
         std::thread::sleep(Duration::from_secs(1));
         let (from, to) = self.hosts_of(number - 1);
         let monitor = here.guest.monitor().display().to_string();
         let said = from.run(&["migrate-vm", &monitor, "--to", to.name(), "--uri", &self.incoming(), "--json"])?;
         let moved: Value = serde_json::from_str(&said)
-            .map_err(|error| Error::Expectation(format!("migrate-vm said {said}: {error}")))?;
+            .map_err(|error| RigError::Expectation(format!("migrate-vm said {said}: {error}")))?;
         let of = |field: &str| Duration::from_millis(moved[field].as_u64().unwrap_or_default());
         let (downtime, completed) = (of("downtime_ms"), instant_of(&moved["completed_unix_us"])?);
         let has_departed = moved["departed"].as_u64() == Some(DEVICES.len() as u64);
         expect(has_departed, || format!("its devices did not go before its QEMU had ended: {moved}"))?;
-        let Placed { guest, lent: before } = std::mem::replace(here, there);
+        let MigratingMachine { guest, lent: before } = std::mem::replace(here, there);
         guest.cut_power();
         // The keyboard answers when a key is pressed.
         self.type_part(number)?;
@@ -232,12 +237,12 @@ impl<'l> Cluster<'l> {
             expect(status.success(), || format!("farbus attach ended with {status} when its device had gone"))?;
         }
         self.await_sound()?;
-        Ok(Move { downtime, later })
+        Ok(MigrationTimes { downtime, later })
     }
 }
 
 /// A migration's times.
-struct Move {
+struct MigrationTimes {
     /// How long the machine stood still, as its QEMU says.
     downtime: Duration,
     /// For each device, how much later than the machine it went on: until it had been handed over, and from then until
@@ -246,7 +251,7 @@ struct Move {
 }
 
 /// The devices' delays in words, and whether each device's median is within [`LATER_MAX`]. Few moves decide nothing.
-fn judge_moves(moves: &[Move]) -> (String, bool) {
+fn judge_moves(moves: &[MigrationTimes]) -> (String, bool) {
     let ms = |span: Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
     let median = |mut spans: Vec<Duration>| {
         spans.sort_unstable();
@@ -259,7 +264,7 @@ fn judge_moves(moves: &[Move]) -> (String, bool) {
         ms(median(moves.iter().map(|one| one.downtime).collect()))
     )];
     for (name, _) in DEVICES {
-        let of = |one: &Move| one.later.iter().find(|(device, _)| *device == name).map(|(_, parts)| *parts);
+        let of = |one: &MigrationTimes| one.later.iter().find(|(device, _)| *device == name).map(|(_, parts)| *parts);
         let parts: Vec<[Duration; 2]> = moves.iter().filter_map(of).collect();
         let later = median(parts.iter().map(|parts| parts.iter().sum()).collect());
         let [handed, answered] = [0, 1].map(|part| ms(median(parts.iter().map(|of| of[part]).collect())));
@@ -285,17 +290,19 @@ fn instant_of(unix_us: &Value) -> Result<Instant> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     let since = now.zip(told).and_then(|(now, told)| now.checked_sub(told));
     let at = since.and_then(|since| Instant::now().checked_sub(since));
-    at.ok_or_else(|| Error::Expectation(format!("migrate-vm completed at {unix_us}")))
+    at.ok_or_else(|| RigError::Expectation(format!("migrate-vm completed at {unix_us}")))
 }
 
 fn span_in(line: &str, name: &str) -> Result<Duration> {
     let figure = line.split_once(name).and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
-    figure.map(Duration::from_micros).ok_or_else(|| Error::Expectation(format!("farbus attach says no {name}: {line}")))
+    figure
+        .map(Duration::from_micros)
+        .ok_or_else(|| RigError::Expectation(format!("farbus attach says no {name}: {line}")))
 }
 
-fn there_and_back(lab: &Lab) -> Result<String> {
+fn there_and_back(lab: &CaseEnvironment) -> Result<String> {
     let moves = 2 * lab.times();
-    let cluster = Cluster::new(lab, moves)?;
+    let cluster = MigrationCluster::new(lab, moves)?;
     let mut here = cluster.place(0)?;
     here.guest.await_word("ready")?;
     cluster.type_part(0)?;
@@ -311,8 +318,8 @@ fn there_and_back(lab: &Lab) -> Result<String> {
     Ok(told)
 }
 
-fn stays(lab: &Lab) -> Result<String> {
-    let cluster = Cluster::new(lab, 1)?;
+fn stays(lab: &CaseEnvironment) -> Result<String> {
+    let cluster = MigrationCluster::new(lab, 1)?;
     let mut here = cluster.place(0)?;
     here.guest.await_word("ready")?;
     cluster.type_part(0)?;
@@ -350,9 +357,9 @@ mod tests {
     #[test]
     fn devices_are_judged_by_their_medians_and_only_by_many_moves() {
         let ms = Duration::from_millis;
-        let moves = |count: usize, later: Duration| -> Vec<Move> {
+        let moves = |count: usize, later: Duration| -> Vec<MigrationTimes> {
             let one = |at: usize| if at < count / 3 { [ms(500); 2] } else { [later - ms(4), ms(4)] };
-            let of = |at| Move { downtime: ms(75), later: DEVICES.map(|(name, _)| (name, one(at))).to_vec() };
+            let of = |at| MigrationTimes { downtime: ms(75), later: DEVICES.map(|(name, _)| (name, one(at))).to_vec() };
             (0..count).map(of).collect()
         };
         let (told, is_met) = judge_moves(&moves(MOVES_MIN, ms(20)));

@@ -1,50 +1,50 @@
 //! A device that is reset during a transfer continues to work.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use super::storage;
 use crate::disk;
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "reset-stock",
         purpose: "USB resets during a big read: the exporter sees them, the read ends with the right data",
-        run: |lab| during_read(lab, Client::Stock),
+        run: |lab| during_read(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "reset-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| during_read(lab, Client::Farbus),
+        run: |lab| during_read(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "reset-midway-stock",
         purpose: "a silent exporter makes the kernel abort a command in its data phase and recover: the data is right",
-        run: |lab| midway(lab, Client::Stock),
+        run: |lab| midway(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "reset-midway-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| midway(lab, Client::Farbus),
+        run: |lab| midway(lab, AttachClient::Farbus),
     },
 ];
 
 /// Large enough for a read that lasts over several resets, small enough to checksum under emulation.
 const DISK_BYTES: usize = 24 << 20;
 
-fn during_read(lab: &Lab, client: Client) -> Result<String> {
+fn during_read(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let image = lab.scratch("disk");
     disk::noise(&image, DISK_BYTES)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/reset.sh"),
             modules: storage::MODULES,
             client,
             port: Some(share.port()),
             variables: &[("SUM", disk::sha256(&image)?)],
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     share.still_runs()?;
@@ -57,17 +57,17 @@ fn during_read(lab: &Lab, client: Client) -> Result<String> {
     Ok(format!("{resets} resets"))
 }
 
-fn midway(lab: &Lab, client: Client) -> Result<String> {
+fn midway(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let image = lab.scratch("disk");
     disk::noise(&image, DISK_BYTES)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/reset-midway.sh"),
         modules: storage::MODULES,
         client,
         port: Some(share.port()),
         variables: &[("SUM", disk::sha256(&image)?)],
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     for _ in 0..3 {
         guest.await_word("reading")?;
@@ -83,7 +83,7 @@ fn midway(lab: &Lab, client: Client) -> Result<String> {
         .output
         .lines()
         .find_map(|line| line.strip_prefix("timeouts: ")?.parse::<u32>().ok())
-        .ok_or_else(|| Error::Expectation(format!("no count of timeouts in:\n{}", report.output)))?;
+        .ok_or_else(|| RigError::Expectation(format!("no count of timeouts in:\n{}", report.output)))?;
     expect(aborts >= 1, || format!("no command was aborted, so nothing was proved:\n{}", report.output))?;
     Ok(format!("{aborts} commands aborted"))
 }

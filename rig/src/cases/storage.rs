@@ -1,82 +1,82 @@
 //! A disk image shared by farbus is a disk to an unmodified kernel.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use crate::Result;
 use crate::disk;
-use crate::lab::{Boot, Client, HOST_SEEN_FROM_GUEST, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, HOST_SEEN_FROM_GUEST, MachineBoot};
 use std::path::Path;
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "storage-stock",
         purpose: "usb-storage binds, ext4 mounts read-write, trees written on either side check out on the other, fsck is clean, eject works",
-        run: |lab| tree(lab, Client::Stock),
+        run: |lab| tree(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "storage-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| tree(lab, Client::Farbus),
+        run: |lab| tree(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "storage-local",
         purpose: "the same with exporter and importer in one guest, so that both run on a stock system",
         run: local,
     },
-    Case {
+    RigCase {
         name: "storage-uas",
         purpose: "a shared disk attached with `--via uas` is one that the kernel's uas driver gives many commands at a time; the same trees",
-        run: |lab| tree_by(lab, Client::Farbus, UAS),
+        run: |lab| tree_by(lab, AttachClient::Farbus, UAS),
     },
-    Case {
+    RigCase {
         name: "storage-auto",
         purpose: "the same when nobody says by what way: a disk in a session is taken by uas",
-        run: |lab| tree_by(lab, Client::Farbus, AUTO),
+        run: |lab| tree_by(lab, AttachClient::Farbus, AUTO),
     },
-    Case {
+    RigCase {
         name: "storage-swap",
         purpose: "a disk attached with `--via uas` moves to a disk of the user's machine while ext4 on it is written; its exporter ends, and nothing is lost",
         run: |lab| swap(lab, false),
     },
-    Case {
+    RigCase {
         name: "storage-swap-hosts",
         purpose: "the same to another host's disk, from there to the user's machine, and back to that host",
         run: |lab| swap(lab, true),
     },
-    Case {
+    RigCase {
         name: "storage-uas-ro",
         purpose: "the same disk, read-only: it says so, refuses writes, and its image stays untouched",
-        run: |lab| read_only_by(lab, Client::Farbus, UAS),
+        run: |lab| read_only_by(lab, AttachClient::Farbus, UAS),
     },
-    Case {
+    RigCase {
         name: "storage-64g-stock",
         purpose: "a 64 GiB sparse disk shows its size, and its last sector is written and read",
-        run: |lab| large(lab, Client::Stock),
+        run: |lab| large(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "storage-64g-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| large(lab, Client::Farbus),
+        run: |lab| large(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "storage-ro-stock",
         purpose: "a disk shared read-only says so, refuses writes, and its image stays untouched",
-        run: |lab| read_only(lab, Client::Stock),
+        run: |lab| read_only(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "storage-ro-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| read_only(lab, Client::Farbus),
+        run: |lab| read_only(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "storage-4k-stock",
         purpose: "an image with 4 KiB sectors is a disk with 4 KiB sectors, and ext4 works on it",
-        run: |lab| sectors_4k(lab, Client::Stock),
+        run: |lab| sectors_4k(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "storage-4k-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| sectors_4k(lab, Client::Farbus),
+        run: |lab| sectors_4k(lab, AttachClient::Farbus),
     },
 ];
 
@@ -94,21 +94,21 @@ const AUTO: &[(&str, &str)] = &[("ATTACH_OPTIONS", "--grace 20"), UAS[1], UAS[2]
 /// The additional module.
 pub(super) const UAS_MODULE: &str = "uas";
 
-fn tree(lab: &Lab, client: Client) -> Result<String> {
+fn tree(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     tree_by(lab, client, &[])
 }
 
-fn tree_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Result<String> {
+fn tree_by(lab: &CaseEnvironment, client: AttachClient, told: &[(&'static str, &str)]) -> Result<String> {
     let image = image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/storage.sh"),
             modules: &[MODULES, &[UAS_MODULE]].concat(),
             client,
             port: Some(share.port()),
             variables: &owned(told),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     // The exporter still runs: what eject made durable must be in the image before it ends.
@@ -118,7 +118,7 @@ fn tree_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Result<S
 }
 
 /// Moves an attached disk to the machine's own, or by way of another host and home to that host.
-fn swap(lab: &Lab, by_hosts: bool) -> Result<String> {
+fn swap(lab: &CaseEnvironment, by_hosts: bool) -> Result<String> {
     const HERE: &str = "block:/dev/vda";
     let [image, local, far] = [image_with_tree(lab)?, lab.scratch("local"), lab.scratch("far")];
     disk::sparse(&local, IMAGE_BYTES)?;
@@ -127,10 +127,10 @@ fn swap(lab: &Lab, by_hosts: bool) -> Result<String> {
     let other = lab.share_elsewhere("other", &[format!("disk:{}", far.display())])?;
     let there = format!("{HOST_SEEN_FROM_GUEST}:{}/disk", other.port());
     let hops: Vec<&str> = if by_hosts { vec![&there, HERE, &there] } else { vec![HERE] };
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/storage-swap.sh"),
         modules: &[MODULES, &[UAS_MODULE, "virtio_blk"]].concat(),
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         port: Some(share.port()),
         variables: &[owned(UAS), vec![("DESTINATIONS", hops.join(" "))]].concat(),
         hardware: vec![
@@ -139,7 +139,7 @@ fn swap(lab: &Lab, by_hosts: bool) -> Result<String> {
             "-device".into(),
             "virtio-blk-device,drive=local".into(),
         ],
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     for hop in 0..hops.len() {
         guest.await_word("moved")?;
@@ -156,31 +156,31 @@ fn swap(lab: &Lab, by_hosts: bool) -> Result<String> {
     Ok(note(&report.output))
 }
 
-fn local(lab: &Lab) -> Result<String> {
+fn local(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/storage-local.sh"),
             modules: MODULES,
-            client: Client::Farbus,
-            ..Boot::default()
+            client: AttachClient::Farbus,
+            ..MachineBoot::default()
         })?
         .finish()?;
     Ok(note(&report.output))
 }
 
-fn large(lab: &Lab, client: Client) -> Result<String> {
+fn large(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     const BYTES: u64 = 64 << 30;
     let image = lab.scratch("disk");
     disk::sparse(&image, BYTES)?;
     let share = lab.share(&[format!("disk:{}", image.display())])?;
-    lab.boot(&Boot {
+    lab.boot(&MachineBoot {
         script: include_str!("../../guest/storage-large.sh"),
         modules: MODULES,
         client,
         port: Some(share.port()),
         variables: &[("SECTORS", (BYTES / 512).to_string())],
-        ..Boot::default()
+        ..MachineBoot::default()
     })?
     .finish()?;
     let written = last_bytes(&image, 512)?;
@@ -192,21 +192,21 @@ pub(super) fn owned(told: &[(&'static str, &str)]) -> Vec<(&'static str, String)
     told.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
 }
 
-fn read_only(lab: &Lab, client: Client) -> Result<String> {
+fn read_only(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     read_only_by(lab, client, &[])
 }
 
-fn read_only_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Result<String> {
+fn read_only_by(lab: &CaseEnvironment, client: AttachClient, told: &[(&'static str, &str)]) -> Result<String> {
     let image = image_with_tree(lab)?;
     let before = disk::sha256(&image)?;
     let share = lab.share(&[format!("disk:{},ro", image.display())])?;
-    lab.boot(&Boot {
+    lab.boot(&MachineBoot {
         script: include_str!("../../guest/storage-read-only.sh"),
         modules: &[MODULES, &[UAS_MODULE]].concat(),
         client,
         port: Some(share.port()),
         variables: &owned(told),
-        ..Boot::default()
+        ..MachineBoot::default()
     })?
     .finish()?;
     drop(share);
@@ -214,17 +214,17 @@ fn read_only_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Res
     Ok(String::new())
 }
 
-fn sectors_4k(lab: &Lab, client: Client) -> Result<String> {
+fn sectors_4k(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let image = lab.scratch("disk");
     disk::sparse(&image, IMAGE_BYTES)?;
     let share = lab.share(&[format!("disk:{},sector=4096", image.display())])?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/storage-4k.sh"),
             modules: MODULES,
             client,
             port: Some(share.port()),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     judge_guests_tree(lab, &image)?;
@@ -232,7 +232,7 @@ fn sectors_4k(lab: &Lab, client: Client) -> Result<String> {
 }
 
 /// An image that holds the host's tree.
-pub(super) fn image_with_tree(lab: &Lab) -> Result<std::path::PathBuf> {
+pub(super) fn image_with_tree(lab: &CaseEnvironment) -> Result<std::path::PathBuf> {
     let (folder, image) = (lab.scratch("tree"), lab.scratch("disk"));
     disk::tree(&folder)?;
     disk::ext4(&image, IMAGE_BYTES, &folder)?;
@@ -240,12 +240,12 @@ pub(super) fn image_with_tree(lab: &Lab) -> Result<std::path::PathBuf> {
 }
 
 /// Checks that the file system is whole and that the guest's tree in it matches its manifest.
-pub(super) fn judge_guests_tree(lab: &Lab, image: &Path) -> Result<()> {
+pub(super) fn judge_guests_tree(lab: &CaseEnvironment, image: &Path) -> Result<()> {
     judge_guests_files(lab, image, 40)
 }
 
 /// Like [`judge_guests_tree`], for at least this many files.
-pub(super) fn judge_guests_files(lab: &Lab, image: &Path, files_min: usize) -> Result<()> {
+pub(super) fn judge_guests_files(lab: &CaseEnvironment, image: &Path, files_min: usize) -> Result<()> {
     disk::fsck(image)?;
     let out = lab.scratch("extracted");
     disk::extract(image, "/guest", &out)?;
@@ -266,6 +266,6 @@ fn last_bytes(path: &Path, count: i64) -> Result<Vec<u8>> {
             file.seek(SeekFrom::End(-count))?;
             file.read_to_end(&mut bytes)
         })
-        .map_err(crate::Error::io(format!("read the end of {}", path.display())))?;
+        .map_err(crate::RigError::io(format!("read the end of {}", path.display())))?;
     Ok(bytes)
 }

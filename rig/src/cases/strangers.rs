@@ -1,49 +1,49 @@
 //! Implementations that share no code with farbus or Linux: a client and a server in Python, a server in Rust.
 
-use super::case::{Case, expect};
-use super::keyboard::{Event, read_back};
+use super::case::{RigCase, expect};
+use super::keyboard::{InputEvent, read_back};
 use super::storage;
-use crate::lab::{Boot, Client, Lab};
-use crate::peers::Server;
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::peers::InteropServer;
 use crate::peers::crate_server::{self, BUS_ID};
-use crate::peers::python::{self, Python};
-use crate::{Error, Result, disk, tool};
+use crate::peers::python::{self, PythonPackage};
+use crate::{Result, RigError, disk, tool};
 use serde_json::{Value, json};
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::process::Command;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "python-disk",
         purpose: "an independent client's own Bulk-Only driver reads a whole disk, checksummed, writes to it, and recovers from a refused read",
         run: client_disk,
     },
-    Case {
+    RigCase {
         name: "python-zero",
         purpose: "an independent client moves data both ways over bulk, interrupt and isochronous endpoints",
         run: client_zero,
     },
-    Case {
+    RigCase {
         name: "python-keyboard",
         purpose: "an independent client's own HID driver reads what `farbus type` types, key by key",
         run: client_keyboard,
     },
-    Case {
+    RigCase {
         name: "python-server-fuse",
         purpose: "a disk of an independent exporter as a file: listed, read whole, checksummed, written; refusals told apart",
         run: server_as_file,
     },
-    Case {
+    RigCase {
         name: "python-server-farbus",
         purpose: "a disk of an independent exporter in a kernel: ext4 trees check out both ways",
         run: server_through_kernel,
     },
-    Case {
+    RigCase {
         name: "crate-keyboard-farbus",
         purpose: "the crate's own keyboard: listed, usbhid binds, keys arrive at /dev/input",
         run: crate_keyboard,
     },
-    Case {
+    RigCase {
         name: "crate-serial-farbus",
         purpose: "the crate's own serial port: listed, cdc_acm binds, text both ways",
         run: crate_serial,
@@ -53,8 +53,8 @@ pub(super) const CASES: &[Case] = &[
 const CLIENT: &str = include_str!("../../peers/client.py");
 const SERVER: &str = include_str!("../../peers/server.py");
 
-fn python(lab: &Lab) -> Result<Python> {
-    let python = Python::ready(lab.cache())?;
+fn python(lab: &CaseEnvironment) -> Result<PythonPackage> {
+    let python = PythonPackage::ready(lab.cache())?;
     lab.meet(python::NAME, python.version);
     Ok(python)
 }
@@ -62,7 +62,7 @@ fn python(lab: &Lab) -> Result<Python> {
 /// The last line of the client in Python.
 fn answer(said: &str) -> Result<Value> {
     let last = said.lines().last().unwrap_or_default();
-    serde_json::from_str(last).map_err(|error| Error::Expectation(format!("no JSON at its end ({error}): {said}")))
+    serde_json::from_str(last).map_err(|error| RigError::Expectation(format!("no JSON at its end ({error}): {said}")))
 }
 
 /// Checks what the client read of the device.
@@ -73,7 +73,7 @@ fn expect_answer(answer: &Value, expected: &Value) -> Result<()> {
     expect(answer["configuration_bytes"] == answer["declared_bytes"], || format!("descriptors are cut: {answer}"))
 }
 
-fn client_disk(lab: &Lab) -> Result<String> {
+fn client_disk(lab: &CaseEnvironment) -> Result<String> {
     const BYTES: usize = 8 << 20;
     let python = python(lab)?;
     let image = lab.scratch("disk");
@@ -84,14 +84,14 @@ fn client_disk(lab: &Lab) -> Result<String> {
     expect_answer(&answer(&said)?, &json!({ "listed": 3, "inquiry": "farbus", "bytes": BYTES, "sha256": before }))?;
     share.still_runs()?;
     drop(share);
-    let bytes = std::fs::read(&image).map_err(Error::io("read the image"))?;
+    let bytes = std::fs::read(&image).map_err(RigError::io("read the image"))?;
     let written =
         bytes[..512].iter().all(|byte| *byte == 0xa5) && bytes[BYTES - 512..].iter().all(|byte| *byte == 0x5a);
     expect(written, || "what the client wrote is not in the image".into())?;
     Ok(format!("{} MiB", BYTES >> 20))
 }
 
-fn client_zero(lab: &Lab) -> Result<String> {
+fn client_zero(lab: &CaseEnvironment) -> Result<String> {
     let python = python(lab)?;
     let mut share = lab.share(&["zero".into()])?;
     let said = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "zero"]))?;
@@ -104,7 +104,7 @@ fn client_zero(lab: &Lab) -> Result<String> {
     Ok(String::new())
 }
 
-fn client_keyboard(lab: &Lab) -> Result<String> {
+fn client_keyboard(lab: &CaseEnvironment) -> Result<String> {
     // Usage ids of these keys (HID Usage Tables, page 7); Enter tells the client to end.
     const TYPED: [(char, u8); 5] = [('f', 0x09), ('a', 0x04), ('r', 0x15), ('9', 0x26), (' ', 0x2c)];
     let python = python(lab)?;
@@ -118,12 +118,12 @@ fn client_keyboard(lab: &Lab) -> Result<String> {
     Ok(format!("{} keys", TYPED.len()))
 }
 
-fn server(lab: &Lab, image: &std::path::Path) -> Result<Server> {
+fn server(lab: &CaseEnvironment, image: &std::path::Path) -> Result<InteropServer> {
     let path = image.to_string_lossy();
-    Server::start(python(lab)?.command(SERVER, &[&path]), &lab.log("python.log"))
+    InteropServer::start(python(lab)?.command(SERVER, &[&path]), &lab.log("python.log"))
 }
 
-fn server_as_file(lab: &Lab) -> Result<String> {
+fn server_as_file(lab: &CaseEnvironment) -> Result<String> {
     const BYTES: usize = 8 << 20;
     const PLACE: usize = 3 << 20;
     let farbus = lab.farbus()?;
@@ -154,78 +154,78 @@ fn server_as_file(lab: &Lab) -> Result<String> {
             file.write_all(&new)?;
             file.sync_all()
         })
-        .map_err(Error::io("write through the file"))?;
+        .map_err(RigError::io("write through the file"))?;
     attached.detach()?;
-    let bytes = std::fs::read(&image).map_err(Error::io("read the image"))?;
+    let bytes = std::fs::read(&image).map_err(RigError::io("read the image"))?;
     expect(bytes.len() == BYTES && bytes[PLACE..PLACE + new.len()] == new, || "what was written is not there".into())?;
     Ok(format!("{} MiB read", BYTES >> 20))
 }
 
-fn server_through_kernel(lab: &Lab) -> Result<String> {
+fn server_through_kernel(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let server = server(lab, &image)?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/storage.sh"),
             modules: storage::MODULES,
-            client: Client::Farbus,
+            client: AttachClient::Farbus,
             port: Some(server.port()),
             // Its disk accepts an eject and keeps the medium.
             variables: &[("KEEPS_MEDIUM", "yes".into())],
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     storage::judge_guests_tree(lab, &image)?;
     Ok(storage::note(&report.output))
 }
 
-fn crate_server(lab: &Lab, what: &str) -> Result<Server> {
+fn crate_server(lab: &CaseEnvironment, what: &str) -> Result<InteropServer> {
     lab.meet(crate_server::NAME, crate_server::version().unwrap_or("unknown"));
-    let own = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let own = std::env::current_exe().map_err(RigError::io("find this program"))?;
     let mut command = Command::new(own);
     command.args(["peer", what]);
-    Server::start(command, &lab.log("crate.log"))
+    InteropServer::start(command, &lab.log("crate.log"))
 }
 
-fn crate_keyboard(lab: &Lab) -> Result<String> {
+fn crate_keyboard(lab: &CaseEnvironment) -> Result<String> {
     // The crate's keyboard has keys for letters, digits, space and Enter.
     const TEXT: &str = "Sphinx of black quartz judge my vow 0123456789 bookkeeper AABB";
     let farbus = lab.farbus()?;
     let mut server = crate_server(lab, "keyboard")?;
     let listed = farbus.list(&format!("127.0.0.1:{}", server.port()))?;
     expect(listed[0]["bus_id"] == BUS_ID, || format!("farbus list shows {listed}"))?;
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/keyboard.sh"),
         modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "usbhid", "hid_generic", "evdev"],
-        client: Client::Farbus,
+        client: AttachClient::Farbus,
         port: Some(server.port()),
         variables: &[("DEVICE", BUS_ID.to_owned())],
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     guest.await_word("ready")?;
     server.tell(TEXT)?;
     guest.tell("typed")?;
     let report = guest.finish()?;
-    let events: Vec<Event> = report.output.lines().filter_map(Event::parse).collect();
+    let events: Vec<InputEvent> = report.output.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     expect(typed == TEXT && still_down.is_empty(), || format!("typed {TEXT}, arrived {typed}, {still_down:?} down"))?;
     Ok(format!("{} characters in {} events", TEXT.len(), events.len()))
 }
 
-fn crate_serial(lab: &Lab) -> Result<String> {
+fn crate_serial(lab: &CaseEnvironment) -> Result<String> {
     let farbus = lab.farbus()?;
     let server = crate_server(lab, "serial")?;
     let listed = farbus.list(&format!("127.0.0.1:{}", server.port()))?;
     expect(listed[0]["bus_id"] == BUS_ID, || format!("farbus list shows {listed}"))?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/crate-serial.sh"),
             modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "cdc_acm"],
-            client: Client::Farbus,
+            client: AttachClient::Farbus,
             port: Some(server.port()),
             variables: &[("DEVICE", BUS_ID.to_owned())],
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     Ok(storage::note(&report.output))

@@ -1,14 +1,14 @@
 //! What a process of farbus can do that was taken over, on the kernel that the rig boots. The same on this machine's
 //! kernel is `crates/cli/tests/command/taken_over.rs`.
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use super::storage;
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "taken-over",
     purpose: "a share's, an attachment's and a page's confined process is made to do each system call, and what an intruder would try: only \
               the listed ones reach the kernel, and nothing succeeds",
@@ -31,19 +31,19 @@ const ATTEMPTS_MIN: usize = 34;
 /// The process that needs no path, whether there is landlock or not.
 const WITHOUT_PATHS: &str = "page-http";
 
-fn taken_over(lab: &Lab) -> Result<String> {
+fn taken_over(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
-    let boot = Boot {
+    let boot = MachineBoot {
         script: include_str!("../../guest/taken-over.sh"),
         modules: &[storage::MODULES, &[storage::UAS_MODULE]].concat(),
-        client: Client::Farbus,
-        ..Boot::default()
+        client: AttachClient::Farbus,
+        ..MachineBoot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
-    let numbers = std::fs::read_to_string(NUMBERS).map_err(Error::io(format!("read {NUMBERS}")))?;
+    let numbers = std::fs::read_to_string(NUMBERS).map_err(RigError::io(format!("read {NUMBERS}")))?;
     let judged = judge(&report.output, &names_in(&numbers))?;
     let table = lab.log("calls.txt");
-    std::fs::write(&table, &judged.table).map_err(Error::io(format!("write {}", table.display())))?;
+    std::fs::write(&table, &judged.table).map_err(RigError::io(format!("write {}", table.display())))?;
     expect(judged.wrong.is_empty(), || format!("{}\n{}", judged.wrong.join("\n"), judged.table))?;
     Ok(format!("{}; table: {}", judged.note, table.display()))
 }
@@ -55,7 +55,7 @@ fn names_in(header: &str) -> BTreeMap<u32, &str> {
 }
 
 /// What the guest's lines say.
-struct Judged {
+struct TakeoverVerdict {
     /// For each process: what reached the kernel, and what each attempt was answered.
     table: String,
     /// What must not have been, a line each.
@@ -63,14 +63,14 @@ struct Judged {
     note: String,
 }
 
-fn judge(output: &str, names: &BTreeMap<u32, &str>) -> Result<Judged> {
+fn judge(output: &str, names: &BTreeMap<u32, &str>) -> Result<TakeoverVerdict> {
     let fields = |kind: &'static str| {
         output.lines().filter_map(move |line| {
             let words: Vec<&str> = line.strip_prefix(kind)?.strip_prefix(' ')?.split(' ').collect();
             <[&str; 3]>::try_from(words).ok()
         })
     };
-    let number = |text: &str| text.parse::<i64>().map_err(|_| Error::Expectation(format!("'{text}' is no answer")));
+    let number = |text: &str| text.parse::<i64>().map_err(|_| RigError::Expectation(format!("'{text}' is no answer")));
     let processes: BTreeSet<&str> = fields("call").map(|[process, ..]| process).collect();
     expect(processes.len() == 3, || format!("three processes were to be tried, not {processes:?}"))?;
     let (mut table, mut wrong, mut notes) = (String::new(), Vec::new(), Vec::new());
@@ -106,7 +106,7 @@ fn judge(output: &str, names: &BTreeMap<u32, &str>) -> Result<Judged> {
         notes.push(format!("{process} {} of {calls} calls", reached.len()));
     }
     let note = format!("reach the kernel: {}; no attempt of an intruder succeeds", notes.join(", "));
-    Ok(Judged { table, wrong, note })
+    Ok(TakeoverVerdict { table, wrong, note })
 }
 
 /// Whether the kernel may see this call.

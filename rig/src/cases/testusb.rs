@@ -1,43 +1,43 @@
 //! The kernel's own test of USB devices and host controllers: `usbtest` in the kernel, `testusb` beside it.
 
-use super::case::{Case, expect};
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result};
+use super::case::{RigCase, expect};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "testusb-stock",
         purpose: "all 30 tests of testusb pass on `zero`, unlink tests included, --times in a row, through stock usbip",
-        run: |lab| over_network(lab, Client::Stock),
+        run: |lab| over_network(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "testusb-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| over_network(lab, Client::Farbus),
+        run: |lab| over_network(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "testusb-local",
         purpose: "the same with exporter and importer in one guest: both ends at their fastest, where races are closest",
-        run: |lab| run(lab, Client::Farbus, None),
+        run: |lab| run(lab, AttachClient::Farbus, None),
     },
 ];
 
 /// Tests of testusb, numbered 0 to 29.
 const TESTS: u32 = 30;
 
-fn over_network(lab: &Lab, client: Client) -> Result<String> {
+fn over_network(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let mut share = lab.share(&["zero".into()])?;
     let note = run(lab, client, Some(share.port()))?;
     share.still_runs()?;
     Ok(note)
 }
 
-fn run(lab: &Lab, client: Client, port: Option<u16>) -> Result<String> {
+fn run(lab: &CaseEnvironment, client: AttachClient, port: Option<u16>) -> Result<String> {
     lab.farbus()?;
     let capture = lab.log("pcap");
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/testusb.sh"),
         modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "usbtest"],
         client,
@@ -45,12 +45,12 @@ fn run(lab: &Lab, client: Client, port: Option<u16>) -> Result<String> {
         variables: &[("TIMES", lab.times().to_string()), ("LOCAL", port.map_or("1", |_| "").into())],
         patience: Duration::from_secs(60 + 120 * u64::from(lab.times())),
         capture: port.map(|_| capture.clone()),
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     let mut seconds = Vec::new();
     for pass in 1..=lab.times() {
         let said = guest.await_word("pass")?;
-        judge(&guest.take_heard()).map_err(|error| Error::Expectation(format!("pass {pass}: {error}")))?;
+        judge(&guest.take_heard()).map_err(|error| RigError::Expectation(format!("pass {pass}: {error}")))?;
         seconds.push(said);
     }
     guest.finish()?;

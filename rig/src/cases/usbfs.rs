@@ -3,90 +3,90 @@
 //! Exporter and importer are one guest, over its loopback: the device's own driver sees it twice, once before farbus
 //! took it and once behind vhci.
 
-use super::case::{Case, expect, free_port};
-use super::keyboard::{Event, read_back};
+use super::case::{RigCase, expect, free_port};
+use super::keyboard::{InputEvent, read_back};
 use super::{storage, testusb};
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result, disk, tool};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError, disk, tool};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "usbfs-storage-stock",
         purpose: "an xHCI stick through usbfs: ext4 trees check out both ways, eject works, its driver gets it back",
-        run: |lab| stick(lab, Client::Stock),
+        run: |lab| stick(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "usbfs-storage-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| stick(lab, Client::Farbus),
+        run: |lab| stick(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "usbfs-lsusb",
         purpose: "keyboard, stick, sound card, serial and network adapter: `lsusb -v` is identical on both sides",
         run: same_to_lsusb,
     },
-    Case {
+    RigCase {
         name: "usbfs-keyboard-stock",
         purpose: "keys pressed on the machine's own keyboard arrive at /dev/input by way of usbfs",
         run: typing,
     },
-    Case {
+    RigCase {
         name: "usbfs-serial-stock",
         purpose: "text both ways through an FTDI adapter and usbfs",
-        run: |lab| serial(lab, Client::Stock),
+        run: |lab| serial(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "usbfs-serial-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| serial(lab, Client::Farbus),
+        run: |lab| serial(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "usbfs-audio-stock",
         purpose: "`aplay` of a tone through isochronous usbfs: all of it sounds at the sound card",
         run: audio,
     },
-    Case {
+    RigCase {
         name: "usbfs-testusb-stock",
         purpose: "testusb on the kernel's own gadget through usbfs: all that the gadget supports, unlink tests included",
-        run: |lab| gadget(lab, Client::Stock),
+        run: |lab| gadget(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "usbfs-testusb-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| gadget(lab, Client::Farbus),
+        run: |lab| gadget(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "usbfs-reset-stock",
         purpose: "USB resets of a stick behind usbfs during a big read: the real port is reset, the read has the right data",
         run: resets,
     },
-    Case {
+    RigCase {
         name: "usbfs-killed",
         purpose: "an exporter that is killed leaves nothing to clean: the importer's device goes, the stick has its driver again",
         run: killed,
     },
-    Case {
+    RigCase {
         name: "usbfs-unplug-stock",
         purpose: "a stick pulled in mid-read is gone from both sides and from the list; plugged in again it is shared again",
-        run: |lab| unplug(lab, Client::Stock),
+        run: |lab| unplug(lab, AttachClient::Stock),
     },
-    Case {
+    RigCase {
         name: "usbfs-unplug-farbus",
         purpose: "the same through `farbus attach --via kernel`",
-        run: |lab| unplug(lab, Client::Farbus),
+        run: |lab| unplug(lab, AttachClient::Farbus),
     },
-    Case {
+    RigCase {
         name: "usbfs-in-port",
         purpose: "boards that become another device in their ports and back, 12 times, away for 0 to 5 s: a program, the kernel and \
                   a virtual machine see the new one in place of the old one each time, under the same name and bus id",
         run: |lab| in_port(lab, 12),
     },
-    Case { name: "usbfs-in-port-often", purpose: "the same, 100 times", run: |lab| in_port(lab, 100) },
+    RigCase { name: "usbfs-in-port-often", purpose: "the same, 100 times", run: |lab| in_port(lab, 100) },
 ];
 
 /// A SuperSpeed controller with these devices on it.
@@ -102,7 +102,7 @@ pub(super) fn medium(image: &Path) -> [String; 2] {
 
 pub(super) const STICK: &str = "usb-storage,bus=hc.0,port=1,drive=medium,removable=on,id=stick";
 
-fn stick(lab: &Lab, client: Client) -> Result<String> {
+fn stick(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let script = concat!(
@@ -112,12 +112,13 @@ fn stick(lab: &Lab, client: Client) -> Result<String> {
     );
     let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
-    let report = lab.boot(&Boot { script, modules: &modules, client, hardware, ..Boot::default() })?.finish()?;
+    let report =
+        lab.boot(&MachineBoot { script, modules: &modules, client, hardware, ..MachineBoot::default() })?.finish()?;
     storage::judge_guests_tree(lab, &image)?;
     Ok(storage::note(&report.output))
 }
 
-fn same_to_lsusb(lab: &Lab) -> Result<String> {
+fn same_to_lsusb(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let image = lab.scratch("disk");
     disk::noise(&image, 1 << 20)?;
@@ -131,13 +132,13 @@ fn same_to_lsusb(lab: &Lab) -> Result<String> {
     let others = ["-audiodev", "none,id=none", "-chardev", "file,id=nobody,path=/dev/null", "-netdev", "user,id=far"];
     let hardware = [medium(&image).into(), others.map(str::to_owned).into(), xhci(&devices)].concat();
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/usbfs-lsusb.sh"),
             modules: &["xhci_pci", "vhci_hcd", "usb_storage", "usbhid", "hid_generic", "ftdi_sio", "snd_usb_audio"],
-            client: Client::Stock,
+            client: AttachClient::Stock,
             variables: &[("DEVICES", devices.len().to_string())],
             hardware,
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     let same = report.output.lines().filter(|line| line.starts_with("same: ")).count();
@@ -145,7 +146,7 @@ fn same_to_lsusb(lab: &Lab) -> Result<String> {
     Ok(format!("{same} devices"))
 }
 
-fn typing(lab: &Lab) -> Result<String> {
+fn typing(lab: &CaseEnvironment) -> Result<String> {
     const KEYS: [(&str, &str); 12] = [
         ("f", "f"),
         ("shift-a", "A"),
@@ -168,7 +169,7 @@ fn typing(lab: &Lab) -> Result<String> {
     );
     let modules = ["xhci_pci", "vhci_hcd", "usbhid", "hid_generic", "evdev"];
     let hardware = xhci(&["usb-kbd,bus=hc.0"]);
-    let mut guest = lab.boot(&Boot { script, modules: &modules, hardware, ..Boot::default() })?;
+    let mut guest = lab.boot(&MachineBoot { script, modules: &modules, hardware, ..MachineBoot::default() })?;
     guest.await_word("ready")?;
     for (key, _) in KEYS {
         guest.command(&format!("sendkey {key} 40"))?;
@@ -176,7 +177,7 @@ fn typing(lab: &Lab) -> Result<String> {
     }
     guest.tell("typed")?;
     let report = guest.finish()?;
-    let events: Vec<Event> = report.output.lines().filter_map(Event::parse).collect();
+    let events: Vec<InputEvent> = report.output.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     let expected: String = KEYS.iter().map(|(_, character)| *character).collect();
     expect(typed == expected && still_down.is_empty(), || {
@@ -185,10 +186,10 @@ fn typing(lab: &Lab) -> Result<String> {
     Ok(format!("{} characters in {} events", typed.len(), events.len()))
 }
 
-fn serial(lab: &Lab, client: Client) -> Result<String> {
+fn serial(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     lab.farbus()?;
     let socket = lab.scratch("tty");
-    let listener = UnixListener::bind(&socket).map_err(Error::io("listen for the serial line"))?;
+    let listener = UnixListener::bind(&socket).map_err(RigError::io("listen for the serial line"))?;
     // Answers in capitals at the other end of the line, until the machine is gone.
     std::thread::spawn(move || -> std::io::Result<()> {
         let (mut line, _) = listener.accept()?;
@@ -199,30 +200,30 @@ fn serial(lab: &Lab, client: Client) -> Result<String> {
     });
     let chardev = ["-chardev".to_owned(), format!("socket,id=line,path={}", socket.display())];
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/usbfs-serial.sh"),
             modules: &["xhci_pci", "vhci_hcd", "ftdi_sio"],
             client,
             hardware: [chardev.into(), xhci(&["usb-serial,bus=hc.0,chardev=line"])].concat(),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     Ok(storage::note(&report.output))
 }
 
-fn audio(lab: &Lab) -> Result<String> {
+fn audio(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let heard = lab.scratch("wav");
     let audiodev = ["-audiodev".to_owned(), format!("wav,id=room,path={}", heard.display())];
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/usbfs-audio.sh"),
             modules: &["xhci_pci", "vhci_hcd", "snd_usb_audio"],
             hardware: [audiodev.into(), xhci(&["usb-audio,bus=hc.0,audiodev=room"])].concat(),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
-    let bytes = std::fs::read(&heard).map_err(Error::io("read what the sound card played"))?;
+    let bytes = std::fs::read(&heard).map_err(RigError::io("read what the sound card played"))?;
     // After a header of 44 bytes come 16-bit samples of any rate and channels: how much of it is not silence?
     let samples = bytes.get(44..).unwrap_or_default().chunks_exact(4).map(|s| i16::from_le_bytes([s[0], s[1]]));
     let loud = samples.filter(|sample| sample.unsigned_abs() > 256).count();
@@ -231,14 +232,14 @@ fn audio(lab: &Lab) -> Result<String> {
     Ok(format!("{}, {loud} samples of it at the sound card", storage::note(&report.output)))
 }
 
-fn gadget(lab: &Lab, client: Client) -> Result<String> {
+fn gadget(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     lab.farbus()?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: include_str!("../../guest/usbfs-testusb.sh"),
             modules: &["dummy_hcd", "usb_f_ss_lb", "vhci_hcd", "usbtest"],
             client,
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     let passed = testusb::passed(&report.output);
@@ -249,7 +250,7 @@ fn gadget(lab: &Lab, client: Client) -> Result<String> {
     Ok(format!("{} tests, {}", passed.len(), storage::note(&report.output)))
 }
 
-fn resets(lab: &Lab) -> Result<String> {
+fn resets(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let image = lab.scratch("disk");
     disk::noise(&image, 16 << 20)?;
@@ -261,12 +262,12 @@ fn resets(lab: &Lab) -> Result<String> {
     );
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script,
             modules: &modules,
             variables: &[("SUM", disk::sha256(&image)?)],
             hardware: [medium(&image).into(), xhci(&[STICK])].concat(),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     let by = |controller: &str| {
@@ -277,39 +278,39 @@ fn resets(lab: &Lab) -> Result<String> {
     Ok(format!("{far} resets asked for, {near} made"))
 }
 
-fn killed(lab: &Lab) -> Result<String> {
+fn killed(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let image = lab.scratch("disk");
     disk::noise(&image, 16 << 20)?;
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: concat!(include_str!("../../guest/usbfs-storage.sh"), include_str!("../../guest/usbfs-killed.sh")),
             modules: &modules,
             hardware: [medium(&image).into(), xhci(&[STICK])].concat(),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     Ok(storage::note(&report.output))
 }
 
-fn unplug(lab: &Lab, client: Client) -> Result<String> {
+fn unplug(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     const READ_BYTES: usize = 16 * (128 << 10);
     lab.farbus()?;
     let image = lab.scratch("disk");
     disk::noise(&image, 32 << 20)?;
     let head = lab.scratch("head");
-    let bytes = std::fs::read(&image).map_err(Error::io("read the image"))?;
-    std::fs::write(&head, &bytes[..READ_BYTES]).map_err(Error::io("write the image's beginning"))?;
+    let bytes = std::fs::read(&image).map_err(RigError::io("read the image"))?;
+    std::fs::write(&head, &bytes[..READ_BYTES]).map_err(RigError::io("write the image's beginning"))?;
     let sum = tool::text(Command::new("sh").arg("-c").arg(format!("sha256sum <{}", head.display())))?;
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/usbfs-unplug.sh"),
         modules: &modules,
         client,
         variables: &[("SUM", sum.trim().to_owned())],
         hardware: [medium(&image).into(), xhci(&[STICK])].concat(),
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     guest.await_word("reading")?;
     std::thread::sleep(Duration::from_millis(200));
@@ -324,19 +325,19 @@ fn unplug(lab: &Lab, client: Client) -> Result<String> {
 }
 
 /// Each of the boards becomes another device so many times.
-fn in_port(lab: &Lab, changes: usize) -> Result<String> {
+fn in_port(lab: &CaseEnvironment, changes: usize) -> Result<String> {
     lab.farbus()?;
     let port = free_port()?;
     let chardev = format!("socket,id=far,host=127.0.0.1,port={port},reconnect=1");
     let hardware = [vec!["-chardev".to_owned(), chardev], xhci(&["usb-redir,chardev=far,bus=hc.0"])].concat();
     let variables = [("GAPS", gaps(changes).join(" ")), ("A", "0525:a4a0".to_owned()), ("B", "1209:0002".to_owned())];
-    let mut guest = lab.boot(&Boot {
+    let mut guest = lab.boot(&MachineBoot {
         script: include_str!("../../guest/usbfs-in-port.sh"),
         modules: &["virtio_mmio", "virtio_net", "xhci_pci", "dummy_hcd", "usb_f_ss_lb", "vhci_hcd", "fuse"],
         variables: &variables,
         hardware,
         patience: Duration::from_secs(1800),
-        ..Boot::default()
+        ..MachineBoot::default()
     })?;
     guest.await_word("lent")?;
     guest.command(&format!("hostfwd_add net tcp:127.0.0.1:{port}-:4000"))?;

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// An archive under construction. Parent folders appear by themselves.
 #[derive(Clone, Default)]
-pub struct Archive {
+pub struct CpioArchive {
     bytes: Vec<u8>,
     inode: u32,
     folders: BTreeSet<String>,
@@ -19,7 +19,7 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 const CHARACTER: u32 = 0o020_000;
 
-impl Archive {
+impl CpioArchive {
     /// An empty archive.
     pub fn new() -> Self {
         Self::default()
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn parents_come_first_and_once() {
-        let mut archive = Archive::new();
+        let mut archive = CpioArchive::new();
         archive.file("/a/b/one", 0o644, b"1");
         archive.file("a/b/two", 0o755, b"22222");
         archive.symlink("a/three", "b/one");

@@ -1,7 +1,7 @@
 //! The kernel: Debian's 6.1, unpacked once into the form that boots fast.
 
 use crate::tool::{self, which};
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +10,7 @@ pub const SOURCE_ARCHIVE: &str = "/usr/src/linux-source-6.1.tar.xz";
 
 /// An installed kernel with its modules.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct InstalledKernel {
     /// What `uname -r` says in the guest.
     pub release: String,
     /// The distribution's version of the package, which changes while the release stays.
@@ -20,18 +20,18 @@ pub struct Kernel {
     image: PathBuf,
 }
 
-impl Kernel {
+impl InstalledKernel {
     /// The newest installed 6.1 kernel for amd64 that has its modules.
     pub fn find() -> Result<Self> {
         let mut releases: Vec<String> = std::fs::read_dir("/boot")
-            .map_err(Error::io("read /boot"))?
+            .map_err(RigError::io("read /boot"))?
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("vmlinuz-").map(str::to_owned))
             .filter(|release| is_stock(release))
             .filter(|release| modules_of(release).join("modules.dep").exists())
             .collect();
         releases.sort_by_key(|release| numbers(release));
-        let release = releases.pop().ok_or_else(|| Error::Format {
+        let release = releases.pop().ok_or_else(|| RigError::Format {
             path: "/boot".into(),
             rule: "holds no vmlinuz-6.1.*-amd64 whose modules are in /lib/modules",
         })?;
@@ -52,7 +52,10 @@ impl Kernel {
         // The payload is followed by its unpacked size; --single-stream stops before it.
         let elf = tool::filter(Command::new(xz).args(["-dc", "--single-stream"]), payload(&self.image, &image)?)?;
         if !elf.starts_with(b"\x7fELF") {
-            return Err(Error::Format { path: self.image.clone(), rule: "its payload does not unpack to an ELF file" });
+            return Err(RigError::Format {
+                path: self.image.clone(),
+                rule: "its payload does not unpack to an ELF file",
+            });
         }
         write_whole(&target, &elf)?;
         Ok(target)
@@ -62,12 +65,12 @@ impl Kernel {
 /// Writes a file so that a reader sees all of it or nothing: several rigs may fill one cache.
 pub fn write_whole(target: &Path, contents: &[u8]) -> Result<()> {
     let draft = target.with_extension(format!("draft-{}", std::process::id()));
-    std::fs::write(&draft, contents).map_err(Error::io(format!("write {}", draft.display())))?;
-    std::fs::rename(&draft, target).map_err(Error::io(format!("put {} in place", target.display())))
+    std::fs::write(&draft, contents).map_err(RigError::io(format!("write {}", draft.display())))?;
+    std::fs::rename(&draft, target).map_err(RigError::io(format!("put {} in place", target.display())))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(Error::io(format!("read {}", path.display())))
+    std::fs::read(path).map_err(RigError::io(format!("read {}", path.display())))
 }
 
 fn is_stock(release: &str) -> bool {
@@ -103,7 +106,7 @@ fn payload<'a>(path: &Path, image: &'a [u8]) -> Result<&'a [u8]> {
         let start = (setup_sectors + 1) * 512 + header_u32(image, 0x248)?;
         image.get(start..start + header_u32(image, 0x24c)?)
     })();
-    found.ok_or(Error::Format { path: path.into(), rule: "not a bzImage with a payload" })
+    found.ok_or(RigError::Format { path: path.into(), rule: "not a bzImage with a payload" })
 }
 
 /// The package version out of the kernel's banner, as in "... #1 SMP PREEMPT_DYNAMIC Debian 6.1.192-2 (date)".
@@ -116,7 +119,7 @@ fn version_in(path: &Path) -> Result<String> {
         let (_, after) = banner.rsplit_once(" Debian ")?;
         Some(after.split(' ').next()?.replace('/', "_"))
     })();
-    found.ok_or(Error::Format { path: path.into(), rule: "its banner names no Debian version" })
+    found.ok_or(RigError::Format { path: path.into(), rule: "its banner names no Debian version" })
 }
 
 #[cfg(test)]

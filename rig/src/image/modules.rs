@@ -1,11 +1,11 @@
 //! Kernel modules: which files a set of names means, in the order in which they can be loaded.
 
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The modules of one kernel and what each needs.
-pub struct Modules {
+pub struct ModuleIndex {
     folder: PathBuf,
     /// By name: file and direct or indirect needs, as `modules.dep` states them.
     known: BTreeMap<String, (String, Vec<String>)>,
@@ -14,19 +14,19 @@ pub struct Modules {
 
 /// A module to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Module {
+pub struct KernelModule {
     /// Its name, with underscores.
     pub name: String,
     /// Its file on the host.
     pub file: PathBuf,
 }
 
-impl Modules {
+impl ModuleIndex {
     /// Reads the lists that depmod left in a kernel's folder.
     pub fn read(folder: &Path) -> Result<Self> {
         let text = |name: &str| {
             let path = folder.join(name);
-            std::fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))
+            std::fs::read_to_string(&path).map_err(RigError::io(format!("read {}", path.display())))
         };
         Ok(Self::parse(folder, &text("modules.dep")?, &text("modules.builtin")?))
     }
@@ -44,7 +44,7 @@ impl Modules {
     }
 
     /// The modules of `wanted` with their dependencies, in loading order, without those built into the kernel.
-    pub fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
+    pub fn in_order(&self, wanted: &[&str]) -> Result<Vec<KernelModule>> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
         for name in wanted {
@@ -53,17 +53,17 @@ impl Modules {
         Ok(order)
     }
 
-    fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<Module>) -> Result<()> {
+    fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<KernelModule>) -> Result<()> {
         if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
             return Ok(());
         }
         let (file, needs) = self.known.get(name).ok_or_else(|| {
-            Error::Expectation(format!("the kernel in {} has no module {name}", self.folder.display()))
+            RigError::Expectation(format!("the kernel in {} has no module {name}", self.folder.display()))
         })?;
         for need in needs {
             self.visit(need, seen, order)?;
         }
-        order.push(Module { name: name.to_owned(), file: self.folder.join(file) });
+        order.push(KernelModule { name: name.to_owned(), file: self.folder.join(file) });
         Ok(())
     }
 }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn every_module_follows_its_needs() {
-        let modules = Modules::parse(Path::new("/m"), DEP, "kernel/lib/crc.ko\n");
+        let modules = ModuleIndex::parse(Path::new("/m"), DEP, "kernel/lib/crc.ko\n");
         let order: Vec<String> =
             modules.in_order(&["storage", "crc", "core"]).unwrap().into_iter().map(|module| module.name).collect();
         assert_eq!(order, ["scsi_common", "scsi_mod", "common", "core", "storage"]);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn unknown_modules_are_named() {
-        let modules = Modules::parse(Path::new("/m"), DEP, "");
+        let modules = ModuleIndex::parse(Path::new("/m"), DEP, "");
         assert!(modules.in_order(&["nonesuch"]).unwrap_err().to_string().contains("nonesuch"));
     }
 

@@ -2,7 +2,7 @@
 //!
 //! In C, because they must share no code with farbus: they use the kernel's own headers.
 
-use crate::{Error, Result, tool};
+use crate::{Result, RigError, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,7 +24,7 @@ pub fn build(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn compile(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    std::fs::write(&source, text).map_err(Error::io(format!("write {}", source.display())))?;
+    std::fs::write(&source, text).map_err(RigError::io(format!("write {}", source.display())))?;
     tool::output(Command::new("gcc").args(["-O2", "-o"]).args([&program, &source]))?;
     Ok(program)
 }

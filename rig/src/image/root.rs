@@ -1,10 +1,10 @@
 //! The guest's root file system: a base that all cases share, plus the additions of one case.
 
-use crate::image::cpio::Archive;
-use crate::image::modules::{Modules, without_signature};
-use crate::image::{kernel::Kernel, libraries};
+use crate::image::cpio::CpioArchive;
+use crate::image::modules::{ModuleIndex, without_signature};
+use crate::image::{kernel::InstalledKernel, libraries};
 use crate::tool::which;
-use crate::{Error, Result};
+use crate::{Result, RigError};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -63,23 +63,23 @@ const MODULES: &[&str] = &[
 const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs.ext4", "lsusb", "aplay", "amixer"];
 
 /// The base of every root file system, built once in a run of the rig.
-pub struct Base {
-    contents: Contents,
-    modules: Modules,
+pub struct BaseRootFs {
+    contents: RootFsContents,
+    modules: ModuleIndex,
 }
 
 /// The contents of a file system so far.
 #[derive(Clone)]
-struct Contents {
-    archive: Archive,
+struct RootFsContents {
+    archive: CpioArchive,
     libraries: BTreeSet<PathBuf>,
 }
 
-impl Base {
+impl BaseRootFs {
     /// Collects busybox, the tools, the modules, the rig's own `programs`, and `farbus` if there is one.
-    pub fn build(kernel: &Kernel, programs: &[&Path], farbus: Option<&Path>) -> Result<Self> {
-        let mut contents = Contents { archive: Archive::new(), libraries: BTreeSet::new() };
-        let modules = Modules::read(&kernel.modules)?;
+    pub fn build(kernel: &InstalledKernel, programs: &[&Path], farbus: Option<&Path>) -> Result<Self> {
+        let mut contents = RootFsContents { archive: CpioArchive::new(), libraries: BTreeSet::new() };
+        let modules = ModuleIndex::read(&kernel.modules)?;
         contents.skeleton()?;
         for tool in TOOLS {
             contents.tool(tool)?;
@@ -113,7 +113,7 @@ impl Base {
     }
 }
 
-impl Contents {
+impl RootFsContents {
     fn skeleton(&mut self) -> Result<()> {
         for folder in ["/proc", "/sys", "/dev", "/run", "/tmp", "/mnt", "/root", "/etc", "/usr/sbin", "/sbin"] {
             self.archive.folder(folder);
@@ -128,7 +128,7 @@ impl Contents {
         self.archive.file("/usr/share/hwdata/usb.ids", 0o644, b"# none\n");
         self.archive.file("/init", 0o755, include_bytes!("../../guest/init.sh"));
         self.archive.file("/rig/prelude", 0o644, include_bytes!("../../guest/prelude.sh"));
-        let busybox = which("busybox").ok_or_else(|| Error::Expectation("no busybox on this machine".into()))?;
+        let busybox = which("busybox").ok_or_else(|| RigError::Expectation("no busybox on this machine".into()))?;
         self.program(&busybox, "/bin/busybox")?;
         self.archive.symlink("/bin/sh", "busybox");
         // Without its main configuration file the sound library opens no device, not even one named by its number.
@@ -144,7 +144,7 @@ impl Contents {
             let (file, place) = name.split_once('=').unwrap_or((name, name));
             return self.program(Path::new(file), place);
         }
-        let file = which(name).ok_or_else(|| Error::Expectation(format!("no {name} on this machine")))?;
+        let file = which(name).ok_or_else(|| RigError::Expectation(format!("no {name} on this machine")))?;
         self.program(&file, &format!("/usr/bin/{name}"))
     }
 
@@ -164,5 +164,5 @@ impl Contents {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(Error::io(format!("read {}", path.display())))
+    std::fs::read(path).map_err(RigError::io(format!("read {}", path.display())))
 }

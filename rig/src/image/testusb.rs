@@ -1,7 +1,7 @@
 //! The kernel's own USB test program, built from Debian's kernel source at test time.
 
 use crate::image::kernel::SOURCE_ARCHIVE;
-use crate::{Error, Result, tool};
+use crate::{Result, RigError, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,10 +15,10 @@ pub fn build(cache: &Path) -> Result<PathBuf> {
     }
     eprintln!("rig: compiling testusb {} (once)", version.trim());
     let folder = cache.join(format!("testusb-source-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(Error::io(format!("create {}", folder.display())))?;
+    std::fs::create_dir_all(&folder).map_err(RigError::io(format!("create {}", folder.display())))?;
     let built = compile(&folder);
     let placed = built.and_then(|program| {
-        std::fs::rename(&program, &target).map_err(Error::io(format!("put {} in place", target.display())))
+        std::fs::rename(&program, &target).map_err(RigError::io(format!("put {} in place", target.display())))
     });
     // A leftover scratch folder does no harm; the result above is what counts.
     let _ = std::fs::remove_dir_all(&folder);

@@ -19,7 +19,7 @@ pub const BUS_ID: &str = "0-0-0";
 /// A boot keyboard's report (HID 1.11, appendix B.1).
 const REPORT_BYTES: usize = 8;
 
-type Handler = Arc<Mutex<Box<dyn UsbInterfaceHandler + Send>>>;
+type InterfaceHandler = Arc<Mutex<Box<dyn UsbInterfaceHandler + Send>>>;
 
 /// The crate's version, as this workspace has locked it.
 pub fn version() -> Option<&'static str> {
@@ -39,14 +39,15 @@ pub fn serve(what: &str) -> io::Result<()> {
     let interrupt_in = UsbEndpoint { address: 0x81, attributes: 3, max_packet_size: 8, interval: 10 };
     let (device, typist) = match what {
         "keyboard" => {
-            let keys: Handler = Arc::new(Mutex::new(Box::new(Mended(UsbHidKeyboardHandler::new_keyboard()))));
+            let keys: InterfaceHandler =
+                Arc::new(Mutex::new(Box::new(CorrectedKeyboard(UsbHidKeyboardHandler::new_keyboard()))));
             let endpoints = vec![interrupt_in];
             let device =
                 UsbDevice::new(0).with_interface(ClassCode::HID as u8, 0, 0, Some("Test HID"), endpoints, keys.clone());
             (device, Some(keys))
         }
         "serial" => {
-            let port: Handler = Arc::new(Mutex::new(Box::new(Shouting(UsbCdcAcmHandler::new()))));
+            let port: InterfaceHandler = Arc::new(Mutex::new(Box::new(UppercaseSerial(UsbCdcAcmHandler::new()))));
             let endpoints = UsbCdcAcmHandler::endpoints();
             let class = ClassCode::CDC as u8;
             (UsbDevice::new(0).with_interface(class, CDC_ACM_SUBCLASS, 0, Some("Test CDC ACM"), endpoints, port), None)
@@ -74,7 +75,7 @@ pub fn serve(what: &str) -> io::Result<()> {
     })
 }
 
-fn press(keys: &Handler, line: &str) {
+fn press(keys: &InterfaceHandler, line: &str) {
     let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(keys) = keys.as_any().downcast_mut::<UsbHidKeyboardHandler>() {
         keys.pending_key_events.extend(line.bytes().map(UsbHidKeyboardReport::from_ascii));
@@ -87,9 +88,9 @@ fn press(keys: &Handler, line: &str) {
 /// anything else: here it waits for its polling interval. And its report when a key is released has 6 bytes instead of
 /// 8, which recent Linux (6.1.192 seen) drops: the key then stays down.
 #[derive(Debug)]
-struct Mended(UsbHidKeyboardHandler);
+struct CorrectedKeyboard(UsbHidKeyboardHandler);
 
-impl UsbInterfaceHandler for Mended {
+impl UsbInterfaceHandler for CorrectedKeyboard {
     fn get_class_specific_descriptor(&self) -> Vec<u8> {
         self.0.get_class_specific_descriptor()
     }
@@ -119,9 +120,9 @@ impl UsbInterfaceHandler for Mended {
 
 /// The crate's serial port, with capitals as its answer.
 #[derive(Debug)]
-struct Shouting(UsbCdcAcmHandler);
+struct UppercaseSerial(UsbCdcAcmHandler);
 
-impl UsbInterfaceHandler for Shouting {
+impl UsbInterfaceHandler for UppercaseSerial {
     fn get_class_specific_descriptor(&self) -> Vec<u8> {
         self.0.get_class_specific_descriptor()
     }

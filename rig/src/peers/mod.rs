@@ -4,18 +4,18 @@ pub mod crate_server;
 pub mod python;
 
 use crate::farbus::{announcement, end, follow};
-use crate::{Error, Result, tool};
+use crate::{Result, RigError, tool};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A server that has announced its address. Dropping it kills it.
-pub struct Server {
+pub struct InteropServer {
     child: Child,
     port: u16,
 }
 
-impl Server {
+impl InteropServer {
     /// Starts it and waits for its "listening on ADDRESS".
     pub fn start(mut command: Command, log: &Path) -> Result<Self> {
         let shown = tool::show(&command);
@@ -24,13 +24,13 @@ impl Server {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(Error::io(format!("start {shown}")))?;
+            .map_err(RigError::io(format!("start {shown}")))?;
         let said = follow(&mut child, log).map(|lines| announcement(&lines));
         match said {
             Ok(Ok((port, _))) => Ok(Self { child, port }),
             Ok(Err(said)) => {
                 end(&mut child);
-                Err(Error::Tool { command: shown, said })
+                Err(RigError::Tool { command: shown, said })
             }
             Err(error) => {
                 end(&mut child);
@@ -47,11 +47,11 @@ impl Server {
     /// Sends it a line on its standard input.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().expect("piped");
-        writeln!(stdin, "{line}").map_err(Error::io("write to a server's standard input"))
+        writeln!(stdin, "{line}").map_err(RigError::io("write to a server's standard input"))
     }
 }
 
-impl Drop for Server {
+impl Drop for InteropServer {
     fn drop(&mut self) {
         end(&mut self.child);
     }

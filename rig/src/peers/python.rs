@@ -4,7 +4,7 @@
 //! folder with the machine's own `pip`, and installs nothing.
 
 use crate::image::kernel::write_whole;
-use crate::{Error, Result, disk, tool};
+use crate::{Result, RigError, disk, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -15,13 +15,13 @@ pub const NAME: &str = "`usbip` package of Python";
 const REQUIREMENTS: &str = include_str!("../../peers/requirements.txt");
 
 /// The package, ready to be imported.
-pub struct Python {
+pub struct PythonPackage {
     wheel: PathBuf,
     /// Its version.
     pub version: &'static str,
 }
 
-impl Python {
+impl PythonPackage {
     /// From the cache, or fetched into it.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Python {
         }
         drop(fetching);
         if disk::sha256(&wheel)? != sha256 {
-            return Err(Error::Format { path: wheel, rule: "its checksum is not the pinned one: remove it" });
+            return Err(RigError::Format { path: wheel, rule: "its checksum is not the pinned one: remove it" });
         }
         Ok(Self { wheel, version })
     }
@@ -58,14 +58,14 @@ impl Python {
 static FETCHING: Mutex<()> = Mutex::new(());
 
 fn fetch(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(Error::io(format!("create {}", folder.display())))?;
+    std::fs::create_dir_all(folder).map_err(RigError::io(format!("create {}", folder.display())))?;
     let requirements = folder.join("requirements.txt");
     write_whole(&requirements, REQUIREMENTS.as_bytes())?;
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]);
     pip.args(["--only-binary=:all:", "--dest"]).arg(folder).arg("--requirement").arg(&requirements);
     tool::output(&mut pip).map(drop).map_err(|error| {
-        Error::Expectation(format!(
+        RigError::Expectation(format!(
             "{error}\nthe rig needs this package once; with a way to it, type:\n    {}",
             tool::show(&pip)
         ))

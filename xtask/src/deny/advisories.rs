@@ -17,21 +17,21 @@ pub struct Advisory {
 }
 
 #[derive(Deserialize)]
-struct File {
-    advisory: Head,
+struct AdvisoryFile {
+    advisory: AdvisoryHeader,
     #[serde(default)]
-    versions: Versions,
+    versions: AdvisoryVersions,
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct AdvisoryHeader {
     id: String,
     informational: Option<String>,
     withdrawn: Option<toml::Value>,
 }
 
 #[derive(Default, Deserialize)]
-struct Versions {
+struct AdvisoryVersions {
     #[serde(default)]
     patched: Vec<String>,
     #[serde(default)]
@@ -72,7 +72,7 @@ pub fn of(database: &Path, name: &str) -> Result<Vec<Advisory>, String> {
 /// Nothing for one that was withdrawn.
 fn parse(text: &str) -> Result<Option<Advisory>, String> {
     let table = text.split_once("```toml").and_then(|(_, rest)| rest.split_once("```")).ok_or("it has no table")?.0;
-    let File { advisory, versions } = toml::from_str(table).map_err(|error| error.to_string())?;
+    let AdvisoryFile { advisory, versions } = toml::from_str(table).map_err(|error| error.to_string())?;
     if advisory.withdrawn.is_some() {
         return Ok(None);
     }
@@ -88,10 +88,10 @@ impl Advisory {
     }
 }
 
-type Version = [u64; 3];
+type VersionTriple = [u64; 3];
 
 /// `1.2.3`, `1.2` or `1`; what a pre-release or a build adds does not count.
-fn numbers(text: &str) -> Option<Version> {
+fn numbers(text: &str) -> Option<VersionTriple> {
     let plain = text.trim().split(['-', '+']).next()?;
     let mut version = [0; 3];
     let mut parts = plain.split('.');
@@ -102,7 +102,7 @@ fn numbers(text: &str) -> Option<Version> {
 }
 
 /// Whether a version meets all parts of a requirement: `>= 1.2.3, < 2`, `^1.2`, `~1.2.3`, `=1.2.3`.
-fn meets(version: Version, requirement: &str) -> Option<bool> {
+fn meets(version: VersionTriple, requirement: &str) -> Option<bool> {
     let mut holds = true;
     for part in requirement.split(',') {
         let part = part.trim();

@@ -5,7 +5,7 @@
 //! for outside of itself. `cargo xtask deny` compares; `cargo xtask deny --write-keys` writes what is there now, and
 //! keeps what was written about a crate by hand.
 
-use super::metadata::{Metadata, Package};
+use super::metadata::{ResolvedMetadata, ResolvedPackage};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -26,14 +26,14 @@ const REACHES: [&str; 4] = ["std::env", "std::fs", "std::net", "std::process"];
 const UNKNOWN: &str = "?";
 
 #[derive(Debug, Default, Deserialize)]
-pub struct Record {
+pub struct KeyCrateRecord {
     primitives: Vec<String>,
     #[serde(default, rename = "crate")]
-    crates: Vec<Entry>,
+    crates: Vec<KeyCrate>,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-struct Entry {
+struct KeyCrate {
     name: String,
     version: String,
     checksum: String,
@@ -47,30 +47,30 @@ struct Entry {
 }
 
 #[derive(Deserialize)]
-struct Lock {
-    package: Vec<Locked>,
+struct CargoLock {
+    package: Vec<LockedCrate>,
 }
 
 #[derive(Deserialize)]
-struct Locked {
+struct LockedCrate {
     name: String,
     version: String,
     checksum: Option<String>,
 }
 
-impl Record {
+impl KeyCrateRecord {
     pub fn read(root: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(root.join(FILE)).map_err(|error| format!("cannot read {FILE}: {error}"))?;
         toml::from_str(&text).map_err(|error| format!("{FILE}: {error}"))
     }
 
     /// What differs between the record and what is there.
-    pub fn check(&self, metadata: &Metadata, root: &Path) -> Result<Vec<String>, String> {
+    pub fn check(&self, metadata: &ResolvedMetadata, root: &Path) -> Result<Vec<String>, String> {
         Ok(self.compare(&found(&self.primitives, metadata, root)?))
     }
 
-    fn compare(&self, there: &[Entry]) -> Vec<String> {
-        let key = |entry: &Entry| (entry.name.clone(), entry.version.clone());
+    fn compare(&self, there: &[KeyCrate]) -> Vec<String> {
+        let key = |entry: &KeyCrate| (entry.name.clone(), entry.version.clone());
         let recorded: BTreeMap<_, _> = self.crates.iter().map(|entry| (key(entry), entry)).collect();
         let mut complaints = Vec::new();
         for now in there {
@@ -78,7 +78,7 @@ impl Record {
                 complaints.push(format!("keys: {} {} touches keys and is not in {FILE}", now.name, now.version));
                 continue;
             };
-            let same = Entry { does: before.does.clone(), looked_at: before.looked_at.clone(), ..now.clone() };
+            let same = KeyCrate { does: before.does.clone(), looked_at: before.looked_at.clone(), ..now.clone() };
             if same != **before {
                 complaints.push(format!("keys: {} {} is not what {FILE} says", now.name, now.version));
             }
@@ -96,7 +96,7 @@ impl Record {
     }
 
     /// Writes the record of what is there; returns how many crates it has.
-    pub fn write(&self, metadata: &Metadata, root: &Path) -> Result<usize, String> {
+    pub fn write(&self, metadata: &ResolvedMetadata, root: &Path) -> Result<usize, String> {
         let mut all = found(&self.primitives, metadata, root)?;
         for entry in &mut all {
             let named = || self.crates.iter().filter(|before| before.name == entry.name);
@@ -113,10 +113,10 @@ impl Record {
         Ok(all.len())
     }
 
-    fn text(&self, all: &[Entry]) -> String {
+    fn text(&self, all: &[KeyCrate]) -> String {
         let mut text = format!("{HEAD}primitives = {:?}\n", self.primitives);
         for entry in all {
-            let Entry { name, version, checksum, has_build_script, unsafe_lines, reaches, does, looked_at } = entry;
+            let KeyCrate { name, version, checksum, has_build_script, unsafe_lines, reaches, does, looked_at } = entry;
             // Writing to a string does not fail.
             let _ = write!(
                 text,
@@ -130,18 +130,19 @@ impl Record {
 }
 
 /// The crates that touch keys, as they are.
-fn found(primitives: &[String], metadata: &Metadata, root: &Path) -> Result<Vec<Entry>, String> {
+fn found(primitives: &[String], metadata: &ResolvedMetadata, root: &Path) -> Result<Vec<KeyCrate>, String> {
     let lock = std::fs::read_to_string(root.join("Cargo.lock")).map_err(|error| format!("Cargo.lock: {error}"))?;
-    let lock: Lock = toml::from_str(&lock).map_err(|error| format!("Cargo.lock: {error}"))?;
+    let lock: CargoLock = toml::from_str(&lock).map_err(|error| format!("Cargo.lock: {error}"))?;
     let product = metadata.packages.iter().find(|package| package.name == PRODUCT && package.source.is_none());
     let below = metadata.below(&product.ok_or("there is no product")?.id);
-    let is_primitive = |package: &&Package| primitives.contains(&package.name);
+    let is_primitive = |package: &&ResolvedPackage| primitives.contains(&package.name);
     let ids: BTreeSet<&str> = metadata.packages.iter().filter(is_primitive).map(|it| it.id.as_str()).collect();
-    let touches = |package: &Package| {
+    let touches = |package: &ResolvedPackage| {
         ids.contains(package.id.as_str()) || metadata.direct(&package.id).any(|below| ids.contains(below))
     };
-    let is_meant =
-        |package: &&Package| package.source.is_some() && below.contains(package.id.as_str()) && touches(package);
+    let is_meant = |package: &&ResolvedPackage| {
+        package.source.is_some() && below.contains(package.id.as_str()) && touches(package)
+    };
     let mut all = metadata
         .packages
         .iter()
@@ -152,7 +153,7 @@ fn found(primitives: &[String], metadata: &Metadata, root: &Path) -> Result<Vec<
     Ok(all)
 }
 
-fn entry(package: &Package, lock: &Lock) -> Result<Entry, String> {
+fn entry(package: &ResolvedPackage, lock: &CargoLock) -> Result<KeyCrate, String> {
     let locked = lock.package.iter().find(|it| it.name == package.name && it.version == package.version);
     let checksum = locked.and_then(|locked| locked.checksum.clone());
     let checksum = checksum.ok_or_else(|| format!("Cargo.lock has no checksum of {}", package.name))?;
@@ -162,7 +163,7 @@ fn entry(package: &Package, lock: &Lock) -> Result<Entry, String> {
     let lines = || sources.iter().flat_map(|text| text.lines()).filter(|line| !line.trim_start().starts_with("//"));
     let is_word = |line: &&str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
     let reaches = REACHES.iter().filter(|what| lines().any(|line| line.contains(**what)));
-    Ok(Entry {
+    Ok(KeyCrate {
         name: package.name.clone(),
         version: package.version.clone(),
         checksum,
@@ -192,8 +193,8 @@ fn collect(folder: &Path, sources: &mut Vec<String>) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn entry(name: &str, checksum: &str) -> Entry {
-        Entry {
+    fn entry(name: &str, checksum: &str) -> KeyCrate {
+        KeyCrate {
             name: name.to_owned(),
             version: "1.0.0".to_owned(),
             checksum: checksum.to_owned(),
@@ -205,8 +206,8 @@ mod tests {
         }
     }
 
-    fn record(crates: Vec<Entry>) -> Record {
-        Record { primitives: vec!["ring".to_owned()], crates }
+    fn record(crates: Vec<KeyCrate>) -> KeyCrateRecord {
+        KeyCrateRecord { primitives: vec!["ring".to_owned()], crates }
     }
 
     #[test]
@@ -217,21 +218,21 @@ mod tests {
         for part in ["ring 1.0.0 is not what", "new 1.0.0 touches keys", "old 1.0.0 is not used", "--write-keys"] {
             assert!(complaints.contains(part), "{part} in {complaints}");
         }
-        let reaching = Entry { reaches: vec!["std::net".to_owned()], ..entry("ring", "1") };
+        let reaching = KeyCrate { reaches: vec!["std::net".to_owned()], ..entry("ring", "1") };
         assert!(record(vec![entry("ring", "1")]).compare(&[reaching])[0].contains("ring 1.0.0 is not what"));
     }
 
     #[test]
     fn a_crate_that_nobody_wrote_about_is_named() {
-        let unknown = Entry { looked_at: UNKNOWN.to_owned(), ..entry("ring", "1") };
+        let unknown = KeyCrate { looked_at: UNKNOWN.to_owned(), ..entry("ring", "1") };
         let complaints = record(vec![unknown]).compare(&[entry("ring", "1")]);
         assert!(complaints[0].contains("what of it was looked at"), "{complaints:?}");
     }
 
     #[test]
     fn the_record_is_read_as_it_is_written() {
-        let all = vec![entry("ring", "1"), Entry { looked_at: "the \"seal\" path".to_owned(), ..entry("x", "2") }];
-        let read: Record = toml::from_str(&record(Vec::new()).text(&all)).unwrap();
+        let all = vec![entry("ring", "1"), KeyCrate { looked_at: "the \"seal\" path".to_owned(), ..entry("x", "2") }];
+        let read: KeyCrateRecord = toml::from_str(&record(Vec::new()).text(&all)).unwrap();
         assert_eq!((read.primitives, read.crates), (vec!["ring".to_owned()], all));
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// The text is no such expression.
 pub fn is_allowed(text: &str, allowed: &BTreeSet<&str>) -> Result<bool, String> {
     let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let mut words = Words { words: spaced.split_whitespace().collect(), at: 0, allowed };
+    let mut words = LicenceParser { words: spaced.split_whitespace().collect(), at: 0, allowed };
     let holds = words.any()?;
     match words.next() {
         None => Ok(holds),
@@ -17,13 +17,13 @@ pub fn is_allowed(text: &str, allowed: &BTreeSet<&str>) -> Result<bool, String> 
     }
 }
 
-struct Words<'a> {
+struct LicenceParser<'a> {
     words: Vec<&'a str>,
     at: usize,
     allowed: &'a BTreeSet<&'a str>,
 }
 
-impl<'a> Words<'a> {
+impl<'a> LicenceParser<'a> {
     fn next(&mut self) -> Option<&'a str> {
         let word = self.words.get(self.at).copied();
         self.at += 1;

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 /// `cargo metadata`, as far as it is needed.
 #[derive(Debug, Deserialize)]
-pub struct Metadata {
-    pub packages: Vec<Package>,
-    pub resolve: Resolve,
+pub struct ResolvedMetadata {
+    pub packages: Vec<ResolvedPackage>,
+    pub resolve: ResolveGraph,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Package {
+pub struct ResolvedPackage {
     pub id: String,
     pub name: String,
     pub version: String,
@@ -23,18 +23,18 @@ pub struct Package {
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Resolve {
-    pub nodes: Vec<Node>,
+pub struct ResolveGraph {
+    pub nodes: Vec<ResolveNode>,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Node {
+pub struct ResolveNode {
     pub id: String,
-    pub deps: Vec<Dependency>,
+    pub deps: Vec<NodeDependency>,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Dependency {
+pub struct NodeDependency {
     pub pkg: String,
     pub dep_kinds: Vec<DependencyKind>,
 }
@@ -45,16 +45,16 @@ pub struct DependencyKind {
     pub kind: Option<String>,
 }
 
-impl Metadata {
+impl ResolvedMetadata {
     /// Packages that are used on the platforms that matter.
-    pub fn used(&self) -> Vec<&Package> {
+    pub fn used(&self) -> Vec<&ResolvedPackage> {
         let ids: BTreeSet<&str> = self.resolve.nodes.iter().map(|node| node.id.as_str()).collect();
         self.packages.iter().filter(|package| ids.contains(package.id.as_str())).collect()
     }
 
     /// Names of the packages that depend on this one.
     pub fn users(&self, id: &str) -> Vec<String> {
-        let uses = |node: &&Node| node.deps.iter().any(|dependency| dependency.pkg == id);
+        let uses = |node: &&ResolveNode| node.deps.iter().any(|dependency| dependency.pkg == id);
         let users: BTreeSet<&str> = self.resolve.nodes.iter().filter(uses).map(|node| node.id.as_str()).collect();
         self.packages
             .iter()
@@ -73,7 +73,8 @@ impl Metadata {
 
     /// What a package is built with, all the way down: ids.
     pub fn below<'a>(&'a self, id: &'a str) -> BTreeSet<&'a str> {
-        let nodes: BTreeMap<&str, &Node> = self.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
+        let nodes: BTreeMap<&str, &ResolveNode> =
+            self.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
         let mut found = BTreeSet::new();
         let mut open = vec![id];
         while let Some(node) = open.pop().and_then(|id| nodes.get(id)) {

@@ -8,12 +8,12 @@ use std::process::Command;
 
 /// An architecture, by Debian's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Architecture {
+pub enum DebianArchitecture {
     Amd64,
     Arm64,
 }
 
-impl Architecture {
+impl DebianArchitecture {
     /// # Errors
     /// No package is made for this machine.
     pub fn of_this_machine() -> Result<Self, String> {

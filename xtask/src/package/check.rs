@@ -5,7 +5,7 @@
 //! kernel from an image of it, without a network card.
 
 use crate::cargo;
-use crate::package::tree::{self, Programs};
+use crate::package::tree::{self, InstalledPrograms};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ pub fn check(package: &Path, later: Option<&Path>, work: &Path) -> Result<(), St
 ///
 /// # Errors
 /// Something is not as it should be.
-pub fn check_foreign(package: &Path, programs: &Programs) -> Result<(), String> {
+pub fn check_foreign(package: &Path, programs: &InstalledPrograms) -> Result<(), String> {
     lint(package)?;
     for (program, words) in [
         (&programs.farbus, &["--version"][..]),

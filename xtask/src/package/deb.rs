@@ -4,7 +4,7 @@
 //! maintainer scripts do what debhelper's would.
 
 use crate::cargo;
-use crate::package::tree::{self, Programs};
+use crate::package::tree::{self, InstalledPrograms};
 use crate::{git, workspace};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 ///
 /// # Errors
 /// A file cannot be written, or a program failed.
-pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Result<PathBuf, String> {
+pub fn make(out: &Path, work: &Path, version: &str, programs: &InstalledPrograms) -> Result<PathBuf, String> {
     // Debian's `~` sorts before the release that it becomes.
     let version = &version.replace("-dev", "~dev");
     let root = work.join("deb");
@@ -81,7 +81,7 @@ fn changelog(version: &str) -> Result<String, String> {
 }
 
 /// The packages of the libraries that the programs load.
-fn dependencies(work: &Path, programs: &Programs) -> Result<String, String> {
+fn dependencies(work: &Path, programs: &InstalledPrograms) -> Result<String, String> {
     // It wants to stand in a source package.
     let folder = work.join("dependencies");
     tree::put_text(b"Source: farbus\n\nPackage: farbus\nArchitecture: any\n", &folder.join("debian/control"), 0o644)?;

@@ -5,7 +5,7 @@
 //! needed, and the program from the Debian package. The guest's network is QEMU's own, which ends at this machine's
 //! loopback.
 
-use crate::package::architecture::Architecture;
+use crate::package::architecture::DebianArchitecture;
 use crate::package::{check, tree};
 use crate::{cargo, dist};
 use std::io::{BufRead, BufReader};
@@ -25,9 +25,9 @@ const READ_AT: u64 = 5 * BLOCK_BYTES;
 const WRITTEN_AT: u64 = 7 * BLOCK_BYTES;
 
 /// Ends a program when it is dropped.
-struct Running(Child);
+struct KilledProgram(Child);
 
-impl Drop for Running {
+impl Drop for KilledProgram {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -39,8 +39,8 @@ impl Drop for Running {
 ///
 /// # Errors
 /// The guest cannot be made, or something is not as it should be.
-pub fn check(package: &Path, architecture: Architecture, work: &Path) -> Result<(), String> {
-    if architecture != Architecture::Arm64 {
+pub fn check(package: &Path, architecture: DebianArchitecture, work: &Path) -> Result<(), String> {
+    if architecture != DebianArchitecture::Arm64 {
         return Err("a guest is booted for arm64 only".to_owned());
     }
     check_tools()?;
@@ -79,7 +79,7 @@ fn check_tools() -> Result<(), String> {
 }
 
 /// Unpacks what is needed of Debian for an architecture. Returns its kernel's release.
-fn make_debian(root: &Path, architecture: Architecture) -> Result<String, String> {
+fn make_debian(root: &Path, architecture: DebianArchitecture) -> Result<String, String> {
     let name = architecture.name();
     let mut make = Command::new("mmdebstrap");
     make.args(["--quiet", "--variant=extract", "--mode=root", "--arch", name, "--include"]);
@@ -95,12 +95,13 @@ fn make_debian(root: &Path, architecture: Architecture) -> Result<String, String
 }
 
 /// Shares a disk at a port of the loopback.
-fn share(disk: &Path, work: &Path) -> Result<(Running, u16), String> {
+fn share(disk: &Path, work: &Path) -> Result<(KilledProgram, u16), String> {
     let (what, state) = (format!("disk:{}", disk.display()), work.join("state"));
     tree::folder_of_mode(&state, 0o700)?;
     let mut share = Command::new(dist::program()?);
     share.args(["share", &what, "--listen", "127.0.0.1:0"]).env("XDG_RUNTIME_DIR", &state).env("FARBUS_STATE", &state);
-    let mut share = Running(share.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot share: {error}"))?);
+    let mut share =
+        KilledProgram(share.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot share: {error}"))?);
     let said = share.0.stdout.take().ok_or("its output is a pipe")?;
     for line in BufReader::new(said).lines().map_while(Result::ok) {
         let port = line.strip_prefix("listening on 127.0.0.1:").and_then(|rest| rest.split(' ').next()?.parse().ok());

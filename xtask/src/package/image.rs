@@ -4,7 +4,7 @@
 //! The same programs make the same image, byte for byte: times are 0, names are sorted.
 
 use crate::cargo;
-use crate::package::architecture::Architecture;
+use crate::package::architecture::DebianArchitecture;
 use crate::package::{alone, tree};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const USERS: &str = "root:x:0:0:root:/root:/sbin/nologin\nfarbus:x:65520:65520:f
 const GROUPS: &str = "root:x:0:\nfarbus:x:65520:\n";
 
 /// The static programs that the image has.
-pub struct Programs {
+pub struct ImagePrograms {
     /// The product.
     pub farbus: PathBuf,
     /// The conformance kit, which `farbus conform` starts.
@@ -28,12 +28,12 @@ pub struct Programs {
 }
 
 /// Something that the image's layout names by its checksum.
-struct Blob {
+struct OciBlob {
     digest: String,
     bytes: u64,
 }
 
-impl Blob {
+impl OciBlob {
     fn of(file: &Path) -> Result<Self, String> {
         let metadata = std::fs::metadata(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
         let mut sum = Command::new("sha256sum");
@@ -52,7 +52,7 @@ impl Blob {
 ///
 /// # Errors
 /// A file cannot be written, or a program failed.
-pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Result<PathBuf, String> {
+pub fn make(out: &Path, work: &Path, version: &str, programs: &ImagePrograms) -> Result<PathBuf, String> {
     let root = work.join("layer");
     tree::put(&programs.farbus, &root.join("usr/bin/farbus"), 0o755)?;
     tree::put(&programs.conform, &root.join("usr/bin/farbus-conform"), 0o755)?;
@@ -67,7 +67,7 @@ pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Resu
     let layer_file = work.join("layer.tar");
     pack(&root, &layer_file)?;
     let layer = keep(&blobs, &layer_file)?;
-    let architecture = Architecture::of_this_machine()?.name();
+    let architecture = DebianArchitecture::of_this_machine()?.name();
     let config = json!({
         "architecture": architecture,
         "os": "linux",
@@ -111,7 +111,7 @@ pub fn make(out: &Path, work: &Path, version: &str, programs: &Programs) -> Resu
 pub fn check(image: &Path, work: &Path) -> Result<(), String> {
     let layout = work.join("layout");
     unpack(image, &layout)?;
-    let Contents { layer, config } = read(&layout)?;
+    let LayerContents { layer, config } = read(&layout)?;
     let root = work.join("root");
     unpack(&layer, &root)?;
     let words = |name: &str| -> Vec<String> {
@@ -123,19 +123,19 @@ pub fn check(image: &Path, work: &Path) -> Result<(), String> {
 }
 
 /// What a layout holds.
-struct Contents {
+struct LayerContents {
     layer: PathBuf,
     config: Value,
 }
 
 /// Reads a layout of one image of one layer; each part has the length and the checksum that it is named by.
-fn read(layout: &Path) -> Result<Contents, String> {
+fn read(layout: &Path) -> Result<LayerContents, String> {
     let index = json(&layout.join("index.json"))?;
     let manifest = json(&part(layout, &index["manifests"][0], MANIFEST)?)?;
     let config = json(&part(layout, &manifest["config"], CONFIG)?)?;
     let layer = part(layout, &manifest["layers"][0], LAYER)?;
     if config["rootfs"]["diff_ids"][0] == manifest["layers"][0]["digest"] {
-        Ok(Contents { layer, config })
+        Ok(LayerContents { layer, config })
     } else {
         Err("the configuration of the image names another layer".to_owned())
     }
@@ -149,7 +149,7 @@ fn json(file: &Path) -> Result<Value, String> {
 fn part(layout: &Path, described: &Value, media_type: &str) -> Result<PathBuf, String> {
     let name = described["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:")).unwrap_or_default();
     let file = layout.join("blobs/sha256").join(name);
-    let found = Blob::of(&file)?.described(media_type);
+    let found = OciBlob::of(&file)?.described(media_type);
     let is_same = ["mediaType", "digest", "size"].iter().all(|key| found[key] == described[key]);
     if is_same { Ok(file) } else { Err(format!("the image names {described}, and has {found}")) }
 }
@@ -170,15 +170,15 @@ fn pack(folder: &Path, archive: &Path) -> Result<(), String> {
     tree::succeed(tar)
 }
 
-fn keep_json(work: &Path, blobs: &Path, value: &Value) -> Result<Blob, String> {
+fn keep_json(work: &Path, blobs: &Path, value: &Value) -> Result<OciBlob, String> {
     let file = work.join("blob.json");
     tree::put_text(value.to_string().as_bytes(), &file, 0o644)?;
     keep(blobs, &file)
 }
 
 /// Moves a file to where the layout has it.
-fn keep(blobs: &Path, file: &Path) -> Result<Blob, String> {
-    let blob = Blob::of(file)?;
+fn keep(blobs: &Path, file: &Path) -> Result<OciBlob, String> {
+    let blob = OciBlob::of(file)?;
     std::fs::rename(file, blobs.join(&blob.digest))
         .map_err(|error| format!("cannot keep {}: {error}", file.display()))?;
     Ok(blob)
@@ -192,7 +192,7 @@ mod tests {
     fn image_is_the_same_each_time_and_is_refused_if_a_byte_is_wrong() {
         let folder = std::env::temp_dir().join(format!("xtask-image-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
-        let programs = Programs { farbus: folder.join("program"), conform: folder.join("kit") };
+        let programs = ImagePrograms { farbus: folder.join("program"), conform: folder.join("kit") };
         tree::put_text(b"#!/bin/true\n", &programs.farbus, 0o755).unwrap();
         tree::put_text(b"#!/bin/false\n", &programs.conform, 0o755).unwrap();
         let made = |name: &str| {

@@ -11,16 +11,16 @@ mod image;
 mod tree;
 
 use crate::cargo::{self, cargo};
-use crate::steps::Done;
+use crate::steps::StepSuccess;
 use crate::{dist, prerequisites, workspace};
-use architecture::Architecture;
+use architecture::DebianArchitecture;
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
+enum PackageForm {
     /// A Debian package: command, daemon, units, conformance kit, benchmarks, manual pages, book
     Deb,
     /// The command and the conformance kit alone, which need no library (musl)
@@ -47,9 +47,9 @@ Examples:
   cargo xtask package image --check        its layer unpacked, and its program used where nothing else is (root)
   apt install ./target/package/farbus_*_amd64.deb
   podman load --input target/package/farbus-*-amd64.oci.tar")]
-pub struct Arguments {
+pub struct PackageArgs {
     /// What to make; without it, all
-    forms: Vec<Form>,
+    forms: Vec<PackageForm>,
     /// Test what is made, where nothing of farbus was before
     #[arg(long)]
     check: bool,
@@ -61,7 +61,7 @@ pub struct Arguments {
     rehearse: bool,
     /// Make the Debian package for this architecture; without it, for this machine's
     #[arg(long)]
-    arch: Option<Architecture>,
+    arch: Option<DebianArchitecture>,
     /// Whether the benchmarks in the Debian package are those that the tests have built: where they go can be tested
     /// with them, and an optimized build takes five minutes.
     #[arg(skip)]
@@ -70,15 +70,15 @@ pub struct Arguments {
 
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &PackageArgs) -> Result<(), String> {
     let wants = |form| arguments.forms.is_empty() || arguments.forms.contains(&form);
     let (out, work) = folders()?;
     let is_checked = arguments.check || arguments.boot;
     if is_checked {
         prerequisites::check(&["package"], false)?;
     }
-    if wants(Form::Deb) || arguments.boot {
-        let architecture = arguments.arch.map_or_else(Architecture::of_this_machine, Ok)?;
+    if wants(PackageForm::Deb) || arguments.boot {
+        let architecture = arguments.arch.map_or_else(DebianArchitecture::of_this_machine, Ok)?;
         architecture.check_tools()?;
         let programs = programs(&work, architecture, arguments.has_test_benchmarks)?;
         let package = deb::make(&out, &work, version(), &programs)?;
@@ -93,17 +93,17 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
             check::check(&package, later.as_deref(), &work)?;
         }
     }
-    if wants(Form::Static) || wants(Form::Image) {
+    if wants(PackageForm::Static) || wants(PackageForm::Image) {
         let programs = static_programs(&out)?;
         show(&programs.farbus)?;
         show(&programs.conform)?;
-        if arguments.check && wants(Form::Static) {
+        if arguments.check && wants(PackageForm::Static) {
             let root = work.join("alone");
             tree::put(&programs.farbus, &root.join("farbus"), 0o755)?;
             tree::put(&programs.conform, &root.join("farbus-conform"), 0o755)?;
             alone::check(&root, "/farbus", &[])?;
         }
-        if wants(Form::Image) {
+        if wants(PackageForm::Image) {
             let image = image::make(&out, &work, version(), &programs)?;
             show(&image)?;
             if arguments.check {
@@ -111,7 +111,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
             }
         }
     }
-    if wants(Form::Crates) {
+    if wants(PackageForm::Crates) {
         let archives = crates::make(&work)?;
         archives.iter().try_for_each(|archive| show(archive))?;
         if arguments.check {
@@ -128,9 +128,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 ///
 /// # Errors
 /// One cannot be made, or does not do what it should.
-pub fn gate() -> Result<Done, String> {
-    run(&Arguments { has_test_benchmarks: true, ..checked(vec![Form::Deb, Form::Crates]) })?;
-    Ok(Done::Without(vec![
+pub fn gate() -> Result<StepSuccess, String> {
+    run(&PackageArgs { has_test_benchmarks: true, ..checked(vec![PackageForm::Deb, PackageForm::Crates]) })?;
+    Ok(StepSuccess::Without(vec![
         "package: optimized benchmarks in it; to run it: cargo xtask package deb --check".to_owned(),
         "package: the booted guest; to run it: cargo xtask package deb --boot".to_owned(),
         "package: a rehearsal of publishing; to run it: cargo xtask package crates --rehearse".to_owned(),
@@ -144,13 +144,13 @@ pub fn gate() -> Result<Done, String> {
 /// # Errors
 /// One cannot be made, or does not do what it should.
 pub fn run_all() -> Result<(), String> {
-    run(&Arguments { boot: true, rehearse: true, ..checked(Vec::new()) })?;
-    run(&Arguments { boot: true, arch: Some(Architecture::Arm64), ..checked(vec![Form::Deb]) })
+    run(&PackageArgs { boot: true, rehearse: true, ..checked(Vec::new()) })?;
+    run(&PackageArgs { boot: true, arch: Some(DebianArchitecture::Arm64), ..checked(vec![PackageForm::Deb]) })
 }
 
 /// These forms, for this machine, made and tested.
-fn checked(forms: Vec<Form>) -> Arguments {
-    Arguments { forms, check: true, boot: false, rehearse: false, arch: None, has_test_benchmarks: false }
+fn checked(forms: Vec<PackageForm>) -> PackageArgs {
+    PackageArgs { forms, check: true, boot: false, rehearse: false, arch: None, has_test_benchmarks: false }
 }
 
 /// What was made of this version, in the order of the names.
@@ -182,7 +182,11 @@ fn folders() -> Result<(PathBuf, PathBuf), String> {
     Ok((out, work))
 }
 
-fn programs(work: &Path, architecture: Architecture, has_test_benchmarks: bool) -> Result<tree::Programs, String> {
+fn programs(
+    work: &Path,
+    architecture: DebianArchitecture,
+    has_test_benchmarks: bool,
+) -> Result<tree::InstalledPrograms, String> {
     let (farbus, conform) = if architecture.is_foreign() {
         let release = |package, program| architecture.release(package, program, &work.join(program));
         (release("farbus-cli", "farbus")?, release("farbus-conform-cli", "farbus-conform")?)
@@ -197,18 +201,18 @@ fn programs(work: &Path, architecture: Architecture, has_test_benchmarks: bool) 
     } else {
         architecture.release("farbus-bench", "farbus-bench", &bench)?;
     }
-    Ok(tree::Programs { architecture, farbus, conform, bench })
+    Ok(tree::InstalledPrograms { architecture, farbus, conform, bench })
 }
 
 /// The same package with a later version: what an upgrade installs.
-fn later(work: &Path, programs: &tree::Programs) -> Result<PathBuf, String> {
+fn later(work: &Path, programs: &tree::InstalledPrograms) -> Result<PathBuf, String> {
     let work = work.join("later");
     tree::folder_of_mode(&work, 0o755)?;
     deb::make(&work, &work, &format!("{}+1", version()), programs)
 }
 
 /// Builds both programs so that they need no library, and uses each.
-fn static_programs(out: &Path) -> Result<image::Programs, String> {
+fn static_programs(out: &Path) -> Result<image::ImagePrograms, String> {
     let there = Command::new("rustc").args(["--print", "target-libdir", "--target", MUSL]).output();
     let folder = there.map_err(|error| format!("cannot start rustc: {error}"))?.stdout;
     if !Path::new(String::from_utf8_lossy(&folder).trim()).is_dir() {
@@ -224,7 +228,7 @@ fn static_programs(out: &Path) -> Result<image::Programs, String> {
         uses.args(words);
         cargo::run(uses)?;
     }
-    Ok(image::Programs { farbus, conform })
+    Ok(image::ImagePrograms { farbus, conform })
 }
 
 /// Builds a program, and writes it without symbols as `NAME-VERSION-x86_64-static`.
@@ -235,7 +239,7 @@ fn static_program(out: &Path, package: &str, name: &str) -> Result<PathBuf, Stri
     build.env("CC_x86_64_unknown_linux_musl", "musl-gcc");
     let built = cargo::program(&cargo::executables(build)?, name)?;
     let program = out.join(format!("{name}-{}-x86_64-static", version()));
-    Architecture::of_this_machine()?.strip(&built, &program)?;
+    DebianArchitecture::of_this_machine()?.strip(&built, &program)?;
     alone::is_static(&program)?;
     Ok(program)
 }

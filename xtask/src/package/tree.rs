@@ -1,15 +1,15 @@
 //! What lies where on a machine that has farbus installed.
 
 use crate::cargo;
-use crate::package::architecture::Architecture;
+use crate::package::architecture::DebianArchitecture;
 use crate::workspace;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The programs that are installed.
-pub struct Programs {
+pub struct InstalledPrograms {
     /// The machines that run them.
-    pub architecture: Architecture,
+    pub architecture: DebianArchitecture,
     /// The product, as it is shipped.
     pub farbus: PathBuf,
     /// The conformance kit, which `farbus conform` starts.
@@ -19,18 +19,18 @@ pub struct Programs {
 }
 
 /// A file of the project that is installed as it is.
-struct Installed {
+struct InstalledFile {
     from: &'static str,
     to: &'static str,
     mode: u32,
 }
 
-const fn installed(from: &'static str, to: &'static str, mode: u32) -> Installed {
-    Installed { from, to, mode }
+const fn installed(from: &'static str, to: &'static str, mode: u32) -> InstalledFile {
+    InstalledFile { from, to, mode }
 }
 
 /// Files for a machine with systemd.
-const FILES: [Installed; 11] = [
+const FILES: [InstalledFile; 11] = [
     installed("packaging/farbus.toml", "etc/farbus/farbus.toml", 0o644),
     installed("packaging/systemd/farbus.service", "usr/lib/systemd/system/farbus.service", 0o644),
     installed("packaging/systemd/farbus-confined.service", "usr/lib/systemd/system/farbus-confined.service", 0o644),
@@ -59,7 +59,7 @@ const PAGES: &str = "usr/share/man/man1";
 ///
 /// # Errors
 /// A file cannot be written, or a program failed.
-pub fn write(root: &Path, programs: &Programs) -> Result<(), String> {
+pub fn write(root: &Path, programs: &InstalledPrograms) -> Result<(), String> {
     put(&programs.farbus, &root.join("usr/bin/farbus"), 0o755)?;
     put(&programs.conform, &root.join("usr/bin/farbus-conform"), 0o755)?;
     put(&programs.bench, &root.join("usr/bin/farbus-bench"), 0o755)?;

@@ -31,7 +31,7 @@ pub fn run(passes: u32) -> Result<(), String> {
     git::unpack(&root, "HEAD", &other)?;
     let built = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus"]))?;
     let farbus = cargo::program(&built, "farbus")?;
-    let _others = Others::start(&farbus, &folder)?;
+    let _others = BackgroundLoad::start(&farbus, &folder)?;
     (1..=passes).try_for_each(|pass| {
         println!("\n=== the suite beside others, pass {pass} of {passes}");
         one_pass(&folder, &other).map_err(|trouble| format!("pass {pass} beside others: {trouble}"))
@@ -46,8 +46,8 @@ fn one_pass(folder: &Path, other: &Path) -> Result<(), String> {
     // It is built once; what makes a second build quick would take more of the disk than all else.
     there.env("CARGO_INCREMENTAL", "0");
     let (out, errors) = outputs(&log)?;
-    let mut there = Running(spawn(there.stdout(out).stderr(errors))?);
-    rerun::run(&[REQUIRE], rerun::MayBeSkipped::Any)?;
+    let mut there = BackgroundProcess(spawn(there.stdout(out).stderr(errors))?);
+    rerun::run(&[REQUIRE], rerun::SkipPolicy::Any)?;
     let status = there.0.wait().map_err(|error| format!("the suite of the second checkout is lost: {error}"))?;
     match status.success() {
         true => Ok(()),
@@ -69,9 +69,9 @@ pub(super) fn spawn(command: &mut Command) -> Result<Child, String> {
 }
 
 /// A process that ends when this is dropped.
-pub(super) struct Running(Child);
+pub(super) struct BackgroundProcess(Child);
 
-impl Drop for Running {
+impl Drop for BackgroundProcess {
     fn drop(&mut self) {
         if !matches!(self.0.try_wait(), Ok(None)) {
             return;
@@ -86,11 +86,11 @@ impl Drop for Running {
 }
 
 /// What else the machine does.
-struct Others {
-    _running: Vec<Running>,
+struct BackgroundLoad {
+    _running: Vec<BackgroundProcess>,
 }
 
-impl Others {
+impl BackgroundLoad {
     /// A share at the owner's socket, a daemon at the default ports, and the spinning processes. Keys and grants of
     /// the two are in a folder of their own.
     fn start(farbus: &Path, folder: &Path) -> Result<Self, String> {
@@ -114,19 +114,19 @@ impl Others {
 
 /// Processes that use a processor each. They end when this is dropped, and soon after this process, also if that is
 /// killed.
-pub(super) fn spin() -> Result<Vec<Running>, String> {
+pub(super) fn spin() -> Result<Vec<BackgroundProcess>, String> {
     let spin = "i=0; while [ $i -lt 1000000 ] || { i=0; kill -0 \"$0\" 2> /dev/null; }; do i=$((i + 1)); done";
     let own = std::process::id().to_string();
-    (0..SPINNERS).map(|_| Ok(Running(spawn(Command::new("sh").args(["-c", spin, &own]))?))).collect()
+    (0..SPINNERS).map(|_| Ok(BackgroundProcess(spawn(Command::new("sh").args(["-c", spin, &own]))?))).collect()
 }
 
 /// Starts farbus, and waits until it serves.
-fn start_farbus(farbus: &Path, folder: &Path, name: &str, arguments: &[&str]) -> Result<Running, String> {
+fn start_farbus(farbus: &Path, folder: &Path, name: &str, arguments: &[&str]) -> Result<BackgroundProcess, String> {
     let log: PathBuf = folder.join(format!("{name}.log"));
     let (out, errors) = outputs(&log)?;
     let mut command = Command::new(farbus);
     command.args(arguments).env("FARBUS_STATE", folder.join("state")).stdout(out).stderr(errors);
-    let mut running = Running(spawn(&mut command)?);
+    let mut running = BackgroundProcess(spawn(&mut command)?);
     let until = Instant::now() + START_TIME_MAX;
     while !fs::read_to_string(&log).is_ok_and(|text| text.contains("listening on")) {
         if !matches!(running.0.try_wait(), Ok(None)) || Instant::now() > until {

@@ -3,7 +3,7 @@
 //! rate.
 
 use super::beside::{self, REQUIRE};
-use crate::cargo::{self, Executable, cargo};
+use crate::cargo::{self, CargoExecutable, cargo};
 use crate::{axe, left, tidy, workspace};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,15 +26,15 @@ const MESSAGE_CHARACTERS_MAX: usize = 160;
 pub fn run(passes: u32) -> Result<(), String> {
     cargo::build_for_command_tests()?;
     let built = cargo::executables(cargo(&["test", "--workspace", "--test", "command", "--no-run"]))?;
-    let suite = Suite::of(&built)?;
+    let suite = CommandSuite::of(&built)?;
     fs::create_dir_all(&suite.logs).map_err(|error| format!("cannot make {}: {error}", suite.logs.display()))?;
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     for pass in 1..=passes {
-        suite.pass(&format!("alone-{pass}"), &[Setting::Alone], &mut tally)?;
+        suite.pass(&format!("alone-{pass}"), &[SuiteSetting::Alone], &mut tally)?;
     }
     for pass in 1..=passes_beside(passes) {
         let _spinning = beside::spin()?;
-        suite.pass(&format!("beside-{pass}"), &[Setting::Beside; 2], &mut tally)?;
+        suite.pass(&format!("beside-{pass}"), &[SuiteSetting::Beside; 2], &mut tally)?;
     }
     println!("\n{}", tally.tables());
     println!("WAITS BY TIME that are left, by their reasons\n{}", tidy::waits_left()?);
@@ -48,27 +48,27 @@ const fn passes_beside(passes: u32) -> u32 {
 
 /// What else the machine did while a suite ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Setting {
+enum SuiteSetting {
     Alone,
     Beside,
 }
 
 /// The tests' program, and what it is told.
-struct Suite {
-    program: Executable,
+struct CommandSuite {
+    program: CargoExecutable,
     axe: Option<PathBuf>,
     logs: PathBuf,
 }
 
-impl Suite {
-    fn of(built: &[Executable]) -> Result<Self, String> {
-        let is_command = |built: &&Executable| built.kind == "test" && built.name == "command";
+impl CommandSuite {
+    fn of(built: &[CargoExecutable]) -> Result<Self, String> {
+        let is_command = |built: &&CargoExecutable| built.kind == "test" && built.name == "command";
         let program = built.iter().find(is_command).cloned().ok_or("cargo built no tests of the command")?;
         Ok(Self { program, axe: axe::find(), logs: workspace::root().join("target/soak-command") })
     }
 
     /// One pass: as many suites at the same time as there are settings.
-    fn pass(&self, name: &str, settings: &[Setting], tally: &mut Tally) -> Result<(), String> {
+    fn pass(&self, name: &str, settings: &[SuiteSetting], tally: &mut SuiteTally) -> Result<(), String> {
         let began = Instant::now();
         let log_of = |at: usize| self.logs.join(format!("{name}-{}.log", at + 1));
         let running = (0..settings.len()).map(|at| self.start(&log_of(at))).collect::<Result<Vec<_>, _>>()?;
@@ -186,18 +186,18 @@ struct CountedFailure {
 
 /// What all runs together say.
 #[derive(Debug, Default)]
-struct Tally {
+struct SuiteTally {
     suites_alone: u32,
     suites_beside: u32,
     failures: BTreeMap<String, CountedFailure>,
     seconds: BTreeMap<String, Vec<f64>>,
 }
 
-impl Tally {
-    fn add(&mut self, report: SuiteReport, setting: Setting) {
+impl SuiteTally {
+    fn add(&mut self, report: SuiteReport, setting: SuiteSetting) {
         match setting {
-            Setting::Alone => self.suites_alone += 1,
-            Setting::Beside => self.suites_beside += 1,
+            SuiteSetting::Alone => self.suites_alone += 1,
+            SuiteSetting::Beside => self.suites_beside += 1,
         }
         for (name, seconds) in report.seconds {
             self.seconds.entry(name).or_default().push(seconds);
@@ -207,11 +207,11 @@ impl Tally {
         }
     }
 
-    fn add_failure(&mut self, name: &str, message: &str, setting: Setting) {
+    fn add_failure(&mut self, name: &str, message: &str, setting: SuiteSetting) {
         let failure = self.failures.entry(name.to_owned()).or_default();
         match setting {
-            Setting::Alone => failure.alone += 1,
-            Setting::Beside => failure.beside += 1,
+            SuiteSetting::Alone => failure.alone += 1,
+            SuiteSetting::Beside => failure.beside += 1,
         }
         if failure.message.is_empty() {
             failure.message = message.to_owned();
@@ -315,11 +315,11 @@ test result: FAILED. 2 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
 
     #[test]
     fn failures_are_counted_by_what_ran_beside_them_and_fail_the_soak() {
-        let mut tally = Tally::default();
+        let mut tally = SuiteTally::default();
         assert_eq!(tally.outcome(), Ok(()));
         assert!(tally.tables().contains("  none"));
-        tally.add(SuiteReport::of(RUN), Setting::Alone);
-        tally.add(SuiteReport::of(&RUN.replace("    b::also_red\n", "")), Setting::Beside);
+        tally.add(SuiteReport::of(RUN), SuiteSetting::Alone);
+        tally.add(SuiteReport::of(&RUN.replace("    b::also_red\n", "")), SuiteSetting::Beside);
         let tables = tally.tables();
         assert!(
             tables.starts_with("FAILURES of 1 suites alone and 1 beside others\n    1 alone   1 beside  a::red\n"),

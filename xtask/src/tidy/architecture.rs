@@ -1,6 +1,6 @@
 //! `ARCHITECTURE.toml`: what the rules are set to.
 
-use super::tree::Tree;
+use super::tree::SourceTree;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -9,41 +9,41 @@ pub const FILE: &str = "ARCHITECTURE.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Settings {
+struct ArchitectureFile {
     #[serde(rename = "crate")]
     crates: Vec<CrateRules>,
-    third_party: ThirdParty,
-    banned: Banned,
+    third_party: OutsideCrateRules,
+    banned: BannedNames,
     unsafe_code: UnsafeCode,
-    errno: Errno,
-    files: Files,
-    prose: Prose,
-    retired: Retired,
+    errno: ErrnoRules,
+    files: LengthLimits,
+    prose: ProseRules,
+    retired: RetiredNames,
     type_names: TypeNames,
     #[serde(default)]
-    folders: Vec<Folders>,
+    folders: Vec<FolderRules>,
 }
 
 /// The settings, and their text for the lines of violations in them.
 #[derive(Debug)]
-pub struct Architecture {
+pub struct ArchitectureRules {
     pub crates: Vec<CrateRules>,
-    pub third_party: ThirdParty,
-    pub banned: Banned,
+    pub third_party: OutsideCrateRules,
+    pub banned: BannedNames,
     pub unsafe_code: UnsafeCode,
-    pub errno: Errno,
-    pub files: Files,
-    pub prose: Prose,
-    pub retired: Retired,
+    pub errno: ErrnoRules,
+    pub files: LengthLimits,
+    pub prose: ProseRules,
+    pub retired: RetiredNames,
     pub type_names: TypeNames,
-    pub folders: Vec<Folders>,
+    pub folders: Vec<FolderRules>,
     text: String,
 }
 
 /// Names that the project has given up, and what stands in their place.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Retired {
+pub struct RetiredNames {
     /// Words of any identifier, in lower case.
     pub words: BTreeMap<String, String>,
     /// Whole identifiers.
@@ -70,7 +70,7 @@ pub struct CrateRules {
     pub package: String,
     /// Crates import from lower layers only; 0 stands apart.
     pub layer: u32,
-    pub kind: Kind,
+    pub kind: CrateKind,
     pub arrows: Vec<String>,
     #[serde(default)]
     pub test_arrows: Vec<String>,
@@ -81,7 +81,7 @@ pub struct CrateRules {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CrateKind {
     /// Never touches the world.
     Pure,
     /// Touches the world; a library all the same.
@@ -92,7 +92,7 @@ pub enum Kind {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ThirdParty {
+pub struct OutsideCrateRules {
     pub in_tests: Vec<String>,
     pub runtimes: Vec<String>,
 }
@@ -100,7 +100,7 @@ pub struct ThirdParty {
 /// Names and what to do instead: `a::b` for a path, `name!` for a macro.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Banned {
+pub struct BannedNames {
     /// Names that a rule would cover and that are fine.
     pub except: Vec<String>,
     pub pure: BTreeMap<String, String>,
@@ -116,7 +116,7 @@ pub struct UnsafeCode {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Errno {
+pub struct ErrnoRules {
     /// Beginning of the paths that are looked at.
     pub within: String,
     /// Beginnings of the paths where the numbers may be.
@@ -127,7 +127,7 @@ pub struct Errno {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Files {
+pub struct LengthLimits {
     /// Of a file, without its tests.
     pub lines_max: usize,
     /// Of a function that is no test, from its name on.
@@ -138,7 +138,7 @@ pub struct Files {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Prose {
+pub struct ProseRules {
     /// Names of folders at the root of a file system.
     pub banned_folders: Vec<String>,
 }
@@ -146,7 +146,7 @@ pub struct Prose {
 /// The folders at the top of a package's `src`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Folders {
+pub struct FolderRules {
     /// The path of the crate's root file, from the workspace.
     pub root: String,
     /// The most folders and files that may be there.
@@ -155,25 +155,25 @@ pub struct Folders {
     #[serde(default)]
     pub back: Vec<String>,
     /// From the lowest to the highest.
-    pub folder: Vec<Folder>,
+    pub folder: Vec<SourceFolder>,
 }
 
 /// A folder, or a file, and which others it imports.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Folder {
+pub struct SourceFolder {
     pub name: String,
     pub imports: Vec<String>,
 }
 
-impl Folders {
+impl FolderRules {
     /// How its entry begins.
     pub fn line(&self) -> String {
         format!("root = \"{}\"", self.root)
     }
 }
 
-impl Folder {
+impl SourceFolder {
     /// How its entry begins.
     pub fn line(&self) -> String {
         format!("name = \"{}\"", self.name)
@@ -185,11 +185,21 @@ pub fn leads(from: &[String], to: &[String], written: &str) -> bool {
     written.split_once(" -> ").is_some_and(|(one, other)| one == from.join("::") && other == to.join("::"))
 }
 
-pub fn read(tree: &Tree) -> Result<Architecture, String> {
+pub fn read(tree: &SourceTree) -> Result<ArchitectureRules, String> {
     let text = tree.get(FILE).ok_or_else(|| format!("{FILE} is missing: it says which arrows are allowed"))?;
-    let Settings { crates, third_party, banned, unsafe_code, errno, files, prose, retired, type_names, folders } =
-        toml::from_str(text).map_err(|trouble| format!("{FILE}: {trouble}"))?;
-    Ok(Architecture {
+    let ArchitectureFile {
+        crates,
+        third_party,
+        banned,
+        unsafe_code,
+        errno,
+        files,
+        prose,
+        retired,
+        type_names,
+        folders,
+    } = toml::from_str(text).map_err(|trouble| format!("{FILE}: {trouble}"))?;
+    Ok(ArchitectureRules {
         crates,
         third_party,
         banned,
@@ -204,7 +214,7 @@ pub fn read(tree: &Tree) -> Result<Architecture, String> {
     })
 }
 
-impl Architecture {
+impl ArchitectureRules {
     pub fn crate_named(&self, name: &str) -> Option<&CrateRules> {
         self.crates.iter().find(|rules| rules.name == name)
     }
@@ -215,7 +225,7 @@ impl Architecture {
 
     /// What of an identifier is retired, and what to use instead.
     pub fn retired_in(&self, name: &str) -> Option<(&str, &str)> {
-        let Retired { words, names } = &self.retired;
+        let RetiredNames { words, names } = &self.retired;
         let found = names.get_key_value(name);
         let found = found.or_else(|| words_of(name).iter().find_map(|word| words.get_key_value(word)));
         found.map(|(retired, instead)| (retired.as_str(), instead.as_str()))
@@ -267,7 +277,7 @@ mod tests {
 
     #[test]
     fn crates_are_found_by_both_names_and_by_line() {
-        let architecture = read(&Tree::of([(FILE, ARCHITECTURE)])).unwrap();
+        let architecture = read(&SourceTree::of([(FILE, ARCHITECTURE)])).unwrap();
         let wire = architecture.crate_named("wire").unwrap();
         assert_eq!(architecture.rules_of_package("farbus-wire").unwrap().name, "wire");
         let line = architecture.line_of(wire);
@@ -277,7 +287,7 @@ mod tests {
     #[test]
     fn a_misspelt_setting_is_refused() {
         let text = ARCHITECTURE.replace("lines_max", "line_max");
-        let trouble = read(&Tree::of([(FILE, text.as_str())])).unwrap_err();
+        let trouble = read(&SourceTree::of([(FILE, text.as_str())])).unwrap_err();
         assert!(trouble.contains("line_max"), "{trouble}");
     }
 }

@@ -1,10 +1,10 @@
 //! Rules `layer`, `arrow` and `third-party`: who may depend on whom.
 
-use super::architecture::{Architecture, CrateRules, FILE, Kind};
-use super::manifest::{Dependency, Package};
+use super::architecture::{ArchitectureRules, CrateKind, CrateRules, FILE};
+use super::manifest::{ManifestDependency, PackageManifest};
 use super::violation::Violation;
 
-pub fn check(architecture: &Architecture, packages: &[Package]) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, packages: &[PackageManifest]) -> Vec<Violation> {
     let mut violations = check_table(architecture);
     for package in packages {
         let Some(rules) = architecture.rules_of_package(&package.name) else {
@@ -32,7 +32,7 @@ pub fn check(architecture: &Architecture, packages: &[Package]) -> Vec<Violation
 }
 
 /// The table itself: every arrow names a crate on a lower layer. Tests may also look sideways.
-fn check_table(architecture: &Architecture) -> Vec<Violation> {
+fn check_table(architecture: &ArchitectureRules) -> Vec<Violation> {
     let mut violations = Vec::new();
     for rules in &architecture.crates {
         let arrows = rules.arrows.iter().map(|arrow| (arrow, false));
@@ -52,13 +52,13 @@ fn check_table(architecture: &Architecture) -> Vec<Violation> {
     violations
 }
 
-type Complaint = (&'static str, String);
+type ArrowComplaint = (&'static str, String);
 
 fn complaint_about_crate(
-    architecture: &Architecture,
+    architecture: &ArchitectureRules,
     rules: &CrateRules,
-    dependency: &Dependency,
-) -> Option<Complaint> {
+    dependency: &ManifestDependency,
+) -> Option<ArrowComplaint> {
     let target = architecture.rules_of_package(&dependency.package)?;
     // Cargo's way to give the tests of a package a feature of it.
     if dependency.in_tests && target.name == rules.name {
@@ -91,10 +91,10 @@ fn complaint_about_crate(
 }
 
 fn complaint_about_third_party(
-    architecture: &Architecture,
+    architecture: &ArchitectureRules,
     rules: &CrateRules,
-    dependency: &Dependency,
-) -> Option<Complaint> {
+    dependency: &ManifestDependency,
+) -> Option<ArrowComplaint> {
     let package = &dependency.package;
     let name = &rules.name;
     if architecture.third_party.runtimes.contains(package) {
@@ -109,10 +109,10 @@ fn complaint_about_third_party(
         || (dependency.in_tests && architecture.third_party.in_tests.contains(package));
     (!allowed).then(|| {
         let advice = match rules.kind {
-            Kind::Pure => format!(
+            CrateKind::Pure => format!(
                 "{name} depends on {package}: a pure crate has the crates that {FILE} names and no other; write the few lines, or argue for it there"
             ),
-            Kind::Outside | Kind::Binary => format!("{name} depends on {package}: argue for it in {FILE}"),
+            CrateKind::Outside | CrateKind::Binary => format!("{name} depends on {package}: argue for it in {FILE}"),
         };
         ("third-party", advice)
     })

@@ -1,12 +1,12 @@
 //! Rules `banned`, `unsafe` and `errno`: names that a crate may not use.
 
-use super::architecture::{Architecture, CrateRules, Kind};
-use super::manifest::Package;
-use super::source::{Name, Source, TokenKind};
+use super::architecture::{ArchitectureRules, CrateKind, CrateRules};
+use super::manifest::PackageManifest;
+use super::source::{SourceFile, TokenKind, WrittenName};
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
-pub fn check(architecture: &Architecture, packages: &[Package], sources: &[Source]) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, packages: &[PackageManifest], sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
         let package = packages.iter().find(|package| package.ships(&source.path));
@@ -21,12 +21,12 @@ pub fn check(architecture: &Architecture, packages: &[Package], sources: &[Sourc
     violations
 }
 
-fn banned_names(architecture: &Architecture, rules: &CrateRules, source: &Source) -> Vec<Violation> {
+fn banned_names(architecture: &ArchitectureRules, rules: &CrateRules, source: &SourceFile) -> Vec<Violation> {
     let mut banned_names: Vec<(&String, &String)> = Vec::new();
     match rules.kind {
-        Kind::Pure => banned_names.extend(architecture.banned.pure.iter().chain(&architecture.banned.library)),
-        Kind::Outside => banned_names.extend(&architecture.banned.library),
-        Kind::Binary => {}
+        CrateKind::Pure => banned_names.extend(architecture.banned.pure.iter().chain(&architecture.banned.library)),
+        CrateKind::Outside => banned_names.extend(&architecture.banned.library),
+        CrateKind::Binary => {}
     }
     let mut told = BTreeSet::new();
     let mut violations = Vec::new();
@@ -46,7 +46,7 @@ fn banned_names(architecture: &Architecture, rules: &CrateRules, source: &Source
 }
 
 /// A rule that begins with a crate covers all below it; any other covers names in which it stands, whatever is before.
-fn covers(banned: &str, name: &Name) -> bool {
+fn covers(banned: &str, name: &WrittenName) -> bool {
     let banned: Vec<&str> = banned.split("::").collect();
     if banned[0] == "std" {
         name.parts.get(..banned.len()).is_some_and(|beginning| beginning == banned)
@@ -55,7 +55,7 @@ fn covers(banned: &str, name: &Name) -> bool {
     }
 }
 
-fn unsafe_code(architecture: &Architecture, source: &Source) -> Vec<Violation> {
+fn unsafe_code(architecture: &ArchitectureRules, source: &SourceFile) -> Vec<Violation> {
     if is_under(source, &architecture.unsafe_code.under) {
         return Vec::new();
     }
@@ -69,11 +69,11 @@ fn unsafe_code(architecture: &Architecture, source: &Source) -> Vec<Violation> {
         .collect()
 }
 
-fn is_under(source: &Source, beginnings: &[String]) -> bool {
+fn is_under(source: &SourceFile, beginnings: &[String]) -> bool {
     beginnings.iter().any(|beginning| source.path.starts_with(beginning))
 }
 
-fn errnos(architecture: &Architecture, source: &Source) -> Vec<Violation> {
+fn errnos(architecture: &ArchitectureRules, source: &SourceFile) -> Vec<Violation> {
     let settings = &architecture.errno;
     if is_under(source, &settings.under) {
         return Vec::new();
@@ -96,7 +96,7 @@ fn errnos(architecture: &Architecture, source: &Source) -> Vec<Violation> {
     violations
 }
 
-fn is_word(source: &Source, at: usize, word: &str) -> bool {
+fn is_word(source: &SourceFile, at: usize, word: &str) -> bool {
     matches!(&source.tokens[at].kind, TokenKind::Word(there) if there == word)
 }
 

@@ -1,13 +1,13 @@
 //! Rule `description`: a library says what it is before it says anything else.
 
-use super::manifest::Package;
-use super::source::Source;
+use super::manifest::PackageManifest;
+use super::source::SourceFile;
 use super::violation::Violation;
 
 /// What the description has to say. A sentence may open with the words or carry them, in any emphasis.
 const PARTS: [&str; 5] = ["This crate is", "It may touch", "It never touches", "Start reading at", "Why"];
 
-pub fn check(packages: &[Package], sources: &[Source]) -> Vec<Violation> {
+pub fn check(packages: &[PackageManifest], sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
         let is_ours = packages.iter().any(|package| source.path == format!("{}src/lib.rs", package.folder));

@@ -1,6 +1,6 @@
 //! Small workspaces for the tests of the rules.
 
-use super::tree::Tree;
+use super::tree::SourceTree;
 use std::collections::BTreeMap;
 
 /// A small architecture: two layers, a crate with an outside, and a program.
@@ -111,7 +111,7 @@ const DESCRIPTION: &str =
 
 /// A tidy workspace in which some files are replaced or added. A library's modules are declared for it: every file
 /// `crates/NAME/src/X.rs` that is added gets a `mod X;` in a `lib.rs` that is not.
-pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
+pub fn workspace_with(changes: &[(&str, &str)]) -> SourceTree {
     let mut files = BTreeMap::new();
     files.insert("ARCHITECTURE.toml".to_owned(), ARCHITECTURE.to_owned());
     files.insert("Cargo.toml".to_owned(), "[workspace]\nmembers = [\"crates/*\"]\n".to_owned());
@@ -130,7 +130,7 @@ pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
     files.insert("crates/farbus/Cargo.toml".to_owned(), manifest("farbus", ""));
     files.insert("crates/farbus/src/main.rs".to_owned(), "fn main() {}\n".to_owned());
     files.extend(changes.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
-    Tree::of(files.iter().map(|(path, text)| (path.as_str(), text.as_str())))
+    SourceTree::of(files.iter().map(|(path, text)| (path.as_str(), text.as_str())))
 }
 
 /// A manifest whose dependency tables begin on line 4.
@@ -144,6 +144,6 @@ pub fn lib(rest: &str) -> String {
 }
 
 /// Everything that tidy says about a tree.
-pub fn complaints(tree: &Tree) -> Vec<String> {
+pub fn complaints(tree: &SourceTree) -> Vec<String> {
     super::check(tree).expect("the tree can be read").iter().map(ToString::to_string).collect()
 }

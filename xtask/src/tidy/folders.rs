@@ -10,19 +10,19 @@
 //! Imports that still point up stand in `back`, module by module. Rule `module-loop` does not see them. One that the
 //! code no longer has is refused, so that the list only becomes shorter.
 
-use super::architecture::{Architecture, FILE, Folders};
-use super::modules::{Arrow, Inside};
-use super::source::Source;
+use super::architecture::{ArchitectureRules, FILE, FolderRules};
+use super::modules::{CrateArrows, ModuleArrow};
+use super::source::SourceFile;
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
 /// Checks each package that `ARCHITECTURE.toml` lists folders for.
-pub fn check(architecture: &Architecture, insides: &[Inside], sources: &[Source]) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, insides: &[CrateArrows], sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for folders in &architecture.folders {
         violations.extend(table(architecture, folders));
         violations.extend(entries(architecture, folders, sources));
-        let arrows: Vec<&Arrow> =
+        let arrows: Vec<&ModuleArrow> =
             insides.iter().filter(|inside| inside.root == folders.root).flat_map(|inside| &inside.arrows).collect();
         violations.extend(imports(architecture, folders, &arrows));
         violations.extend(spare(architecture, folders, &arrows));
@@ -31,7 +31,7 @@ pub fn check(architecture: &Architecture, insides: &[Inside], sources: &[Source]
 }
 
 /// The list itself: a folder imports only folders below it.
-fn table(architecture: &Architecture, folders: &Folders) -> Vec<Violation> {
+fn table(architecture: &ArchitectureRules, folders: &FolderRules) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (at, folder) in folders.folder.iter().enumerate() {
         for import in &folder.imports {
@@ -45,9 +45,9 @@ fn table(architecture: &Architecture, folders: &Folders) -> Vec<Violation> {
 }
 
 /// What stands at the top of `src`.
-fn entries(architecture: &Architecture, folders: &Folders, sources: &[Source]) -> Vec<Violation> {
+fn entries(architecture: &ArchitectureRules, folders: &FolderRules, sources: &[SourceFile]) -> Vec<Violation> {
     let top = folders.root.rsplit_once('/').map_or("", |(top, _)| top);
-    let below = |source: &Source| Some(source.path.strip_prefix(top)?.strip_prefix('/')?.to_owned());
+    let below = |source: &SourceFile| Some(source.path.strip_prefix(top)?.strip_prefix('/')?.to_owned());
     let entries: BTreeSet<String> = sources
         .iter()
         .filter_map(below)
@@ -73,7 +73,7 @@ fn entries(architecture: &Architecture, folders: &Folders, sources: &[Source]) -
     violations
 }
 
-fn imports(architecture: &Architecture, folders: &Folders, arrows: &[&Arrow]) -> Vec<Violation> {
+fn imports(architecture: &ArchitectureRules, folders: &FolderRules, arrows: &[&ModuleArrow]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for arrow in arrows.iter().filter(|arrow| !architecture.is_excused(&folders.root, &arrow.from, &arrow.to)) {
         let (Some(from), Some(to)) = (arrow.from.first(), arrow.to.first()) else { continue };
@@ -91,7 +91,7 @@ fn imports(architecture: &Architecture, folders: &Folders, arrows: &[&Arrow]) ->
 }
 
 /// Excuses that nothing needs any more.
-fn spare(architecture: &Architecture, folders: &Folders, arrows: &[&Arrow]) -> Vec<Violation> {
+fn spare(architecture: &ArchitectureRules, folders: &FolderRules, arrows: &[&ModuleArrow]) -> Vec<Violation> {
     let is_used = |back: &&String| !arrows.iter().any(|arrow| arrow.is_from_to(back));
     let told = folders.back.iter().filter(is_used).map(|back| {
         let advice = format!("\"{back}\" is an import that nobody makes any more: take it off the list");

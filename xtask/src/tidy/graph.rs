@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Arrows between names.
-pub type Graph = BTreeMap<String, BTreeSet<String>>;
+pub type NameGraph = BTreeMap<String, BTreeSet<String>>;
 
 /// One shortest loop through each knot of names that reach each other, as the names in order: `[a, b]` is a → b → a.
-pub fn loops(graph: &Graph) -> Vec<Vec<String>> {
+pub fn loops(graph: &NameGraph) -> Vec<Vec<String>> {
     let mut found: Vec<Vec<String>> = Vec::new();
     for start in graph.keys() {
         // A knot is told once: by its first name.
@@ -18,18 +18,18 @@ pub fn loops(graph: &Graph) -> Vec<Vec<String>> {
     found
 }
 
-fn reaches(graph: &Graph, from: &str, to: &str) -> bool {
+fn reaches(graph: &NameGraph, from: &str, to: &str) -> bool {
     path(graph, from, to).is_some()
 }
 
-fn shortest_loop(graph: &Graph, start: &str) -> Option<Vec<String>> {
+fn shortest_loop(graph: &NameGraph, start: &str) -> Option<Vec<String>> {
     let mut circle = path(graph, start, start)?;
     circle.pop();
     Some(circle)
 }
 
 /// The shortest path of at least one arrow, both ends included.
-fn path(graph: &Graph, from: &str, to: &str) -> Option<Vec<String>> {
+fn path(graph: &NameGraph, from: &str, to: &str) -> Option<Vec<String>> {
     let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
     let mut open = VecDeque::from([from]);
     while let Some(at) = open.pop_front() {
@@ -57,8 +57,8 @@ fn path(graph: &Graph, from: &str, to: &str) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn graph(arrows: &[(&str, &str)]) -> Graph {
-        let mut graph = Graph::new();
+    fn graph(arrows: &[(&str, &str)]) -> NameGraph {
+        let mut graph = NameGraph::new();
         for (from, to) in arrows {
             graph.entry((*from).to_owned()).or_default().insert((*to).to_owned());
         }

@@ -1,12 +1,12 @@
 //! Rule `length`: a file is one subject, a function is read at one look, and a crate is built again in little time.
 
-use super::architecture::{Architecture, Files};
-use super::source::Source;
+use super::architecture::{ArchitectureRules, LengthLimits};
+use super::source::SourceFile;
 use super::violation::Violation;
 use std::collections::BTreeMap;
 
-pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> {
-    let Files { lines_max, function_lines_max, crate_lines_max } = architecture.files;
+pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Violation> {
+    let LengthLimits { lines_max, function_lines_max, crate_lines_max } = architecture.files;
     let mut violations = files(lines_max, sources);
     violations.extend(functions(function_lines_max, sources));
     violations.extend(crates(crate_lines_max, sources));
@@ -14,7 +14,7 @@ pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> 
 }
 
 /// Functions outside of tests.
-fn functions(lines_max: usize, sources: &[Source]) -> Vec<Violation> {
+fn functions(lines_max: usize, sources: &[SourceFile]) -> Vec<Violation> {
     let all = sources.iter().flat_map(|source| source.functions.iter().map(move |function| (source, function)));
     let product = all.filter(|(source, function)| !source.is_test_line(function.line));
     let long = product.filter(|(_, function)| *function.lines.end() > function.line + lines_max);
@@ -28,7 +28,7 @@ fn functions(lines_max: usize, sources: &[Source]) -> Vec<Violation> {
 }
 
 /// Crates below `crates/`.
-fn crates(lines_max: usize, sources: &[Source]) -> Vec<Violation> {
+fn crates(lines_max: usize, sources: &[SourceFile]) -> Vec<Violation> {
     let mut lines: BTreeMap<&str, usize> = BTreeMap::new();
     for source in sources.iter().filter(|source| !source.is_test_file()) {
         let within = source.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
@@ -45,7 +45,7 @@ fn crates(lines_max: usize, sources: &[Source]) -> Vec<Violation> {
         .collect()
 }
 
-fn files(lines_max: usize, sources: &[Source]) -> Vec<Violation> {
+fn files(lines_max: usize, sources: &[SourceFile]) -> Vec<Violation> {
     let long = sources.iter().filter(|source| !source.is_test_file() && source.lines_without_tests() > lines_max);
     long.map(|source| {
         let advice = format!(

@@ -3,7 +3,7 @@
 //! mdBook makes a page of what `docs/SUMMARY.md` lists and of nothing else. So each document below `docs` is listed
 //! there, and none of them links to a file above `docs`.
 
-use super::tree::Tree;
+use super::tree::SourceTree;
 use super::violation::Violation;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,11 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 const SETTINGS: &str = "docs/book.toml";
 const BOOK: &str = "docs/";
 
-pub fn check(tree: &Tree) -> Vec<Violation> {
-    let documents: BTreeMap<&str, Document<'_>> = tree
+pub fn check(tree: &SourceTree) -> Vec<Violation> {
+    let documents: BTreeMap<&str, LinkedDocument<'_>> = tree
         .iter()
         .filter(|(path, _)| path.ends_with(".md"))
-        .map(|(path, text)| (path, Document::read(text)))
+        .map(|(path, text)| (path, LinkedDocument::read(text)))
         .collect();
     let mut violations = Vec::new();
     for (path, document) in &documents {
@@ -33,7 +33,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
 }
 
 /// What is wrong with a link from the document at `from`.
-fn trouble(tree: &Tree, documents: &BTreeMap<&str, Document<'_>>, from: &str, to: &str) -> Option<String> {
+fn trouble(tree: &SourceTree, documents: &BTreeMap<&str, LinkedDocument<'_>>, from: &str, to: &str) -> Option<String> {
     if to.contains("://") || to.starts_with("mailto:") {
         return None;
     }
@@ -68,7 +68,7 @@ fn resolve(from: &str, file: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-fn check_summary(documents: &BTreeMap<&str, Document<'_>>) -> Vec<Violation> {
+fn check_summary(documents: &BTreeMap<&str, LinkedDocument<'_>>) -> Vec<Violation> {
     let Some(summary) = documents.get(SUMMARY) else {
         return vec![Violation::new(SUMMARY, 1, "summary", "mdBook has settings and no summary: list the pages here")];
     };
@@ -89,18 +89,18 @@ fn check_summary(documents: &BTreeMap<&str, Document<'_>>) -> Vec<Violation> {
 }
 
 #[derive(Debug, Default)]
-struct Document<'a> {
-    links: Vec<Link<'a>>,
+struct LinkedDocument<'a> {
+    links: Vec<DocumentLink<'a>>,
     anchors: BTreeSet<String>,
 }
 
 #[derive(Debug)]
-struct Link<'a> {
+struct DocumentLink<'a> {
     line: usize,
     to: &'a str,
 }
 
-impl<'a> Document<'a> {
+impl<'a> LinkedDocument<'a> {
     fn read(text: &'a str) -> Self {
         let mut document = Self::default();
         let (mut is_fenced, mut seen) = (false, BTreeMap::<String, usize>::new());
@@ -117,7 +117,7 @@ impl<'a> Document<'a> {
                 document.anchors.insert(if *count == 0 { name.clone() } else { format!("{name}-{count}") });
                 *count += 1;
             }
-            document.links.extend(links(line).map(|to| Link { line: at + 1, to }));
+            document.links.extend(links(line).map(|to| DocumentLink { line: at + 1, to }));
         }
         document
     }

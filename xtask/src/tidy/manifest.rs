@@ -1,22 +1,22 @@
 //! The packages of the workspace and what they depend on, from their `Cargo.toml`s.
 
-use super::tree::Tree;
+use super::tree::SourceTree;
 use toml::{Table, Value};
 
 /// A package of the workspace.
 #[derive(Debug)]
-pub struct Package {
+pub struct PackageManifest {
     pub name: String,
     /// Its folder, relative to the workspace, with a slash behind it.
     pub folder: String,
-    pub dependencies: Vec<Dependency>,
+    pub dependencies: Vec<ManifestDependency>,
     /// Its crates that others may name: the library, or else the programs.
     pub roots: Vec<String>,
 }
 
 /// One line of a manifest's dependency tables.
 #[derive(Debug)]
-pub struct Dependency {
+pub struct ManifestDependency {
     /// The package it names, whatever it is called in the code.
     pub package: String,
     /// Only for tests, examples and benchmarks.
@@ -24,7 +24,7 @@ pub struct Dependency {
     pub line: usize,
 }
 
-impl Package {
+impl PackageManifest {
     pub fn manifest(&self) -> String {
         format!("{}Cargo.toml", self.folder)
     }
@@ -35,7 +35,7 @@ impl Package {
     }
 }
 
-pub fn read(tree: &Tree) -> Result<Vec<Package>, String> {
+pub fn read(tree: &SourceTree) -> Result<Vec<PackageManifest>, String> {
     let workspace = parse(tree, "Cargo.toml")?;
     let renamed = |name: &str| -> String {
         let dependency = lookup(&workspace, &["workspace", "dependencies", name]);
@@ -54,7 +54,7 @@ pub fn read(tree: &Tree) -> Result<Vec<Package>, String> {
 }
 
 /// The folders with a manifest that a member pattern names; its last part may be `*`.
-fn folders(tree: &Tree, member: &str) -> Vec<String> {
+fn folders(tree: &SourceTree, member: &str) -> Vec<String> {
     let Some(parent) = member.strip_suffix('*') else {
         return vec![format!("{member}/")];
     };
@@ -67,7 +67,11 @@ fn folders(tree: &Tree, member: &str) -> Vec<String> {
         .collect()
 }
 
-fn read_package(tree: &Tree, folder: String, renamed: &dyn Fn(&str) -> String) -> Result<Package, String> {
+fn read_package(
+    tree: &SourceTree,
+    folder: String,
+    renamed: &dyn Fn(&str) -> String,
+) -> Result<PackageManifest, String> {
     let path = format!("{folder}Cargo.toml");
     let manifest = parse(tree, &path)?;
     let text = tree.get(&path).unwrap_or_default();
@@ -88,7 +92,7 @@ fn read_package(tree: &Tree, folder: String, renamed: &dyn Fn(&str) -> String) -
         .collect();
     let programs = format!("{folder}src/bin/");
     roots.extend(tree.iter().map(|(path, _)| path).filter(|path| is_program(path, &programs)).map(str::to_owned));
-    Ok(Package { name, folder, dependencies, roots })
+    Ok(PackageManifest { name, folder, dependencies, roots })
 }
 
 /// `src/bin/NAME.rs` or `src/bin/NAME/main.rs`.
@@ -96,7 +100,7 @@ fn is_program(path: &str, programs: &str) -> bool {
     path.strip_prefix(programs).is_some_and(|inside| !inside.contains('/') || inside.ends_with("/main.rs"))
 }
 
-fn collect(table: &Table, text: &str, renamed: &dyn Fn(&str) -> String, into: &mut Vec<Dependency>) {
+fn collect(table: &Table, text: &str, renamed: &dyn Fn(&str) -> String, into: &mut Vec<ManifestDependency>) {
     for (section, in_tests) in [("dependencies", false), ("build-dependencies", false), ("dev-dependencies", true)] {
         let Some(entries) = table.get(section).and_then(Value::as_table) else { continue };
         for (key, value) in entries {
@@ -106,7 +110,7 @@ fn collect(table: &Table, text: &str, renamed: &dyn Fn(&str) -> String, into: &m
                 None if inherited => renamed(key),
                 None => key.clone(),
             };
-            into.push(Dependency { package, in_tests, line: line_of(text, section, key) });
+            into.push(ManifestDependency { package, in_tests, line: line_of(text, section, key) });
         }
     }
 }
@@ -133,7 +137,7 @@ fn line_of(text: &str, section: &str, key: &str) -> usize {
     1
 }
 
-fn parse(tree: &Tree, path: &str) -> Result<Table, String> {
+fn parse(tree: &SourceTree, path: &str) -> Result<Table, String> {
     let text = tree.get(path).ok_or_else(|| format!("{path} is missing"))?;
     text.parse().map_err(|trouble| format!("{path}: {trouble}"))
 }
@@ -147,8 +151,8 @@ fn lookup<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
 mod tests {
     use super::*;
 
-    fn read_one(manifest: &str) -> Package {
-        let tree = Tree::of([
+    fn read_one(manifest: &str) -> PackageManifest {
+        let tree = SourceTree::of([
             (
                 "Cargo.toml",
                 "[workspace]\nmembers = [\"crates/*\"]\n[workspace.dependencies]\ncrates = { package = \"farbus-model\", path = \"x\" }\n",
@@ -163,7 +167,7 @@ mod tests {
         read(&tree).unwrap().pop().unwrap()
     }
 
-    fn found(package: &Package) -> Vec<(&str, bool, usize)> {
+    fn found(package: &PackageManifest) -> Vec<(&str, bool, usize)> {
         package.dependencies.iter().map(|d| (d.package.as_str(), d.in_tests, d.line)).collect()
     }
 

@@ -5,8 +5,8 @@
 //! message is known if at least half of its words lie in pieces of [`PIECE_MIN`] words or more. What the operating
 //! system or a library says is listed in [`FOREIGN`].
 
-use super::source::Source;
-use super::tree::Tree;
+use super::source::SourceFile;
+use super::tree::SourceTree;
 use super::violation::Violation;
 
 const PAGE: &str = "crates/cli/src/explain/messages.md";
@@ -25,7 +25,7 @@ const FOREIGN: &[&str] = &[
     "unknown field",
 ];
 
-pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {
+pub fn check(tree: &SourceTree, sources: &[SourceFile]) -> Vec<Violation> {
     let Some(page) = tree.get(PAGE) else { return Vec::new() };
     let texts = texts(sources);
     let mut violations = Vec::new();
@@ -49,8 +49,8 @@ fn quoted(line: &str) -> Vec<String> {
 }
 
 /// What the product and its benchmarks may print: their texts outside tests, a line each, values left out.
-fn texts(sources: &[Source]) -> String {
-    let speaks = |source: &&Source| source.path.starts_with("crates/") || source.path.starts_with("bench/");
+fn texts(sources: &[SourceFile]) -> String {
+    let speaks = |source: &&SourceFile| source.path.starts_with("crates/") || source.path.starts_with("bench/");
     let mut all = String::from("\n");
     for source in sources.iter().filter(speaks) {
         for text in source.texts.iter().filter(|text| !source.is_test_line(text.line)) {

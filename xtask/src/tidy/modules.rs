@@ -12,30 +12,30 @@
 //! Together these leave no circle of files anywhere: all files of a circle have a lowest module above them, and there
 //! the circle is either one of its children or passes through itself.
 
-use super::architecture::{Architecture, leads};
-use super::graph::{self, Graph};
-use super::manifest::Package;
-use super::source::Source;
+use super::architecture::{ArchitectureRules, leads};
+use super::graph::{self, NameGraph};
+use super::manifest::PackageManifest;
+use super::source::SourceFile;
 use super::violation::Violation;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The arrows inside one crate.
-pub struct Inside<'a> {
+pub struct CrateArrows<'a> {
     /// The path of the crate's root file.
     pub root: &'a str,
-    pub arrows: Vec<Arrow<'a>>,
+    pub arrows: Vec<ModuleArrow<'a>>,
 }
 
 /// A name that leads from one file to another.
-pub struct Arrow<'a> {
-    pub source: &'a Source,
+pub struct ModuleArrow<'a> {
+    pub source: &'a SourceFile,
     pub line: usize,
     pub written: String,
     pub from: Vec<String>,
     pub to: Vec<String>,
 }
 
-impl Arrow<'_> {
+impl ModuleArrow<'_> {
     /// Whether it is the import that is written so: `a::b -> c::d`.
     pub fn is_from_to(&self, written: &str) -> bool {
         leads(&self.from, &self.to, written)
@@ -43,15 +43,15 @@ impl Arrow<'_> {
 }
 
 /// The arrows of all crates.
-pub fn read<'a>(packages: &'a [Package], sources: &'a [Source]) -> Vec<Inside<'a>> {
+pub fn read<'a>(packages: &'a [PackageManifest], sources: &'a [SourceFile]) -> Vec<CrateArrows<'a>> {
     let roots = packages.iter().flat_map(|package| &package.roots);
-    roots.map(|root| Inside { root, arrows: Modules::of(root, sources).arrows() }).collect()
+    roots.map(|root| CrateArrows { root, arrows: ModuleTree::of(root, sources).arrows() }).collect()
 }
 
-pub fn check(architecture: &Architecture, insides: &[Inside]) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, insides: &[CrateArrows]) -> Vec<Violation> {
     let mut violations = Vec::new();
-    for Inside { root, arrows } in insides {
-        let arrows: Vec<&Arrow> =
+    for CrateArrows { root, arrows } in insides {
+        let arrows: Vec<&ModuleArrow> =
             arrows.iter().filter(|arrow| !architecture.is_excused(root, &arrow.from, &arrow.to)).collect();
         violations.extend(upward(&arrows));
         violations.extend(circles(&arrows));
@@ -59,7 +59,7 @@ pub fn check(architecture: &Architecture, insides: &[Inside]) -> Vec<Violation> 
     violations
 }
 
-fn upward(arrows: &[&Arrow]) -> Vec<Violation> {
+fn upward(arrows: &[&ModuleArrow]) -> Vec<Violation> {
     let up = arrows.iter().filter(|arrow| arrow.from.starts_with(&arrow.to));
     up.map(|arrow| {
         let above = display(&arrow.to);
@@ -73,9 +73,9 @@ fn upward(arrows: &[&Arrow]) -> Vec<Violation> {
 }
 
 /// Circles among the children of each module, every child counted with all below it.
-fn circles(arrows: &[&Arrow]) -> Vec<Violation> {
-    let mut graphs: BTreeMap<Vec<String>, Graph> = BTreeMap::new();
-    let mut evidence: BTreeMap<(Vec<String>, String, String), &Arrow> = BTreeMap::new();
+fn circles(arrows: &[&ModuleArrow]) -> Vec<Violation> {
+    let mut graphs: BTreeMap<Vec<String>, NameGraph> = BTreeMap::new();
+    let mut evidence: BTreeMap<(Vec<String>, String, String), &ModuleArrow> = BTreeMap::new();
     for arrow in arrows {
         let common = arrow.from.iter().zip(&arrow.to).take_while(|(from, to)| from == to).count();
         if let (Some(from), Some(to)) = (arrow.from.get(common), arrow.to.get(common)) {
@@ -87,7 +87,7 @@ fn circles(arrows: &[&Arrow]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (parent, graph) in &graphs {
         for circle in graph::loops(graph) {
-            let steps: Vec<&Arrow> = (0..circle.len())
+            let steps: Vec<&ModuleArrow> = (0..circle.len())
                 .map(|at| {
                     let next = circle[(at + 1) % circle.len()].clone();
                     evidence[&(parent.clone(), circle[at].clone(), next)]
@@ -115,13 +115,13 @@ fn display(path: &[String]) -> String {
 }
 
 /// The modules of one crate.
-struct Modules<'a> {
-    sources: Vec<&'a Source>,
-    modules: BTreeMap<Vec<String>, Module<'a>>,
+struct ModuleTree<'a> {
+    sources: Vec<&'a SourceFile>,
+    modules: BTreeMap<Vec<String>, CrateModule<'a>>,
 }
 
 /// One module, written out in a file or a file of its own.
-struct Module<'a> {
+struct CrateModule<'a> {
     /// The path of the file it stands in.
     file: &'a [String],
     children: BTreeSet<&'a str>,
@@ -131,7 +131,7 @@ struct Module<'a> {
 }
 
 /// What a name leads to.
-enum Found {
+enum NameTarget {
     Module(Vec<String>),
     /// Something that this module defines, or that nothing explains and so is taken for its own.
     ItemOf(Vec<String>),
@@ -140,9 +140,9 @@ enum Found {
 /// Names that pass through more hands than this are taken to come from elsewhere.
 const HOPS_MAX: usize = 16;
 
-impl<'a> Modules<'a> {
-    fn of(root: &str, sources: &'a [Source]) -> Modules<'a> {
-        let mut all = Modules { sources: Vec::new(), modules: BTreeMap::new() };
+impl<'a> ModuleTree<'a> {
+    fn of(root: &str, sources: &'a [SourceFile]) -> ModuleTree<'a> {
+        let mut all = ModuleTree { sources: Vec::new(), modules: BTreeMap::new() };
         for source in sources {
             if let Some(address) = source.address.as_ref().filter(|address| address.root == root) {
                 all.add(&address.path, source);
@@ -151,7 +151,7 @@ impl<'a> Modules<'a> {
         all
     }
 
-    fn add(&mut self, file: &'a [String], source: &'a Source) {
+    fn add(&mut self, file: &'a [String], source: &'a SourceFile) {
         self.sources.push(source);
         self.module(file, &[], file);
         for module in source.modules.iter().filter(|module| !module.is_test) {
@@ -173,8 +173,8 @@ impl<'a> Modules<'a> {
         }
     }
 
-    fn module(&mut self, path: &[String], inside: &[String], file: &'a [String]) -> &mut Module<'a> {
-        self.modules.entry([path, inside].concat()).or_insert_with(|| Module {
+    fn module(&mut self, path: &[String], inside: &[String], file: &'a [String]) -> &mut CrateModule<'a> {
+        self.modules.entry([path, inside].concat()).or_insert_with(|| CrateModule {
             file,
             children: BTreeSet::new(),
             imports: BTreeMap::new(),
@@ -184,19 +184,21 @@ impl<'a> Modules<'a> {
     }
 
     /// Every name outside tests that leads from one file to another.
-    fn arrows(&self) -> Vec<Arrow<'a>> {
+    fn arrows(&self) -> Vec<ModuleArrow<'a>> {
         let mut arrows = Vec::new();
         for &source in &self.sources {
             let Some(address) = &source.address else { continue };
             for name in source.names().into_iter().filter(|name| !source.is_test_line(name.line)) {
                 let around = [address.path.as_slice(), &source.modules_around(name.line)].concat();
-                let (Some(Found::Module(to)) | Some(Found::ItemOf(to))) = self.resolve(&around, &name.parts, 0) else {
+                let (Some(NameTarget::Module(to)) | Some(NameTarget::ItemOf(to))) =
+                    self.resolve(&around, &name.parts, 0)
+                else {
                     continue;
                 };
                 let Some(target) = self.modules.get(&to) else { continue };
                 if target.file != address.path {
                     let (from, to) = (address.path.clone(), target.file.to_vec());
-                    arrows.push(Arrow { source, line: name.line, written: name.parts.join("::"), from, to });
+                    arrows.push(ModuleArrow { source, line: name.line, written: name.parts.join("::"), from, to });
                 }
             }
         }
@@ -204,7 +206,7 @@ impl<'a> Modules<'a> {
     }
 
     /// Where a name leads that is written in module `around`; `None` is out of the crate, or too local to matter.
-    fn resolve(&self, around: &[String], parts: &[String], hops: usize) -> Option<Found> {
+    fn resolve(&self, around: &[String], parts: &[String], hops: usize) -> Option<NameTarget> {
         let (first, rest) = parts.split_first()?;
         match first.as_str() {
             "crate" => self.walk(Vec::new(), rest, hops),
@@ -223,8 +225,8 @@ impl<'a> Modules<'a> {
                 let known = module.children.contains(first) || module.imports.contains_key(first);
                 let beginning = known.then(|| self.walk(around.to_vec(), &parts[..1], hops)).flatten()?;
                 match beginning {
-                    Found::Module(path) if !rest.is_empty() || hops > 0 => self.walk(path, rest, hops),
-                    Found::ItemOf(path) if hops > 0 => Some(Found::ItemOf(path)),
+                    NameTarget::Module(path) if !rest.is_empty() || hops > 0 => self.walk(path, rest, hops),
+                    NameTarget::ItemOf(path) if hops > 0 => Some(NameTarget::ItemOf(path)),
                     _ => None,
                 }
             }
@@ -232,8 +234,8 @@ impl<'a> Modules<'a> {
     }
 
     /// Where `rest` leads from inside module `at`.
-    fn walk(&self, at: Vec<String>, rest: &[String], hops: usize) -> Option<Found> {
-        let Some((name, rest)) = rest.split_first() else { return Some(Found::Module(at)) };
+    fn walk(&self, at: Vec<String>, rest: &[String], hops: usize) -> Option<NameTarget> {
+        let Some((name, rest)) = rest.split_first() else { return Some(NameTarget::Module(at)) };
         let module = self.modules.get(&at)?;
         if module.children.contains(name.as_str()) {
             return self.walk([at, vec![name.clone()]].concat(), rest, hops);
@@ -243,24 +245,24 @@ impl<'a> Modules<'a> {
         }
         if let Some(paths) = module.imports.get(name.as_str()) {
             return match paths.iter().find_map(|path| self.resolve(&at, path, hops + 1))? {
-                Found::Module(path) => self.walk(path, rest, hops),
+                NameTarget::Module(path) => self.walk(path, rest, hops),
                 item => Some(item),
             };
         }
         if !module.items.contains(name.as_str()) {
             for glob in &module.globs {
-                if let Some(Found::Module(path)) = self.resolve(&at, glob, hops + 1)
+                if let Some(NameTarget::Module(path)) = self.resolve(&at, glob, hops + 1)
                     && self.modules.get(&path).is_some_and(|module| module.offers(name))
                 {
                     return self.walk(path, &[std::slice::from_ref(name), rest].concat(), hops + 1);
                 }
             }
         }
-        Some(Found::ItemOf(at))
+        Some(NameTarget::ItemOf(at))
     }
 }
 
-impl Module<'_> {
+impl CrateModule<'_> {
     fn offers(&self, name: &str) -> bool {
         self.children.contains(name) || self.imports.contains_key(name) || self.items.contains(name)
     }

@@ -1,15 +1,15 @@
 //! Rules `homonym` and `one-word`: a type's name carries its noun, so that one who searches for it finds one thing.
 
-use super::architecture::{Architecture, FILE, TypeNames, words_of};
-use super::source::{Item, Source};
+use super::architecture::{ArchitectureRules, FILE, TypeNames, words_of};
+use super::source::{DefinedItem, SourceFile};
 use super::violation::Violation;
 use std::collections::BTreeMap;
 
 /// Types that more than a few modules call the same, exceptions for names that are so rare no more, and the share of
 /// names with one word in all of them.
-pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Violation> {
     let TypeNames { definitions_max, one_word_percent_max, excused } = &architecture.type_names;
-    let mut definitions: BTreeMap<&str, Vec<(&Source, &Item)>> = BTreeMap::new();
+    let mut definitions: BTreeMap<&str, Vec<(&SourceFile, &DefinedItem)>> = BTreeMap::new();
     for source in sources.iter().filter(|source| !source.is_test_file()) {
         for item in source.items.iter().filter(|item| item.is_type && !source.is_test_line(item.line)) {
             definitions.entry(&item.name).or_default().push((source, item));

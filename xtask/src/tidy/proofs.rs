@@ -2,15 +2,15 @@
 //! names something, and that exists: a file, a folder, a test (`FILE::TEST`), a case of the rig, or a page (its link is
 //! of another rule).
 
-use super::source::{Source, TokenKind};
-use super::tree::Tree;
+use super::source::{SourceFile, TokenKind};
+use super::tree::SourceTree;
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
 const PAGES: [&str; 4] = ["README.md", "docs/durability.md", "docs/proofs.md", "docs/security.md"];
 const CASES: &str = "rig/src/cases/";
 
-pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {
+pub fn check(tree: &SourceTree, sources: &[SourceFile]) -> Vec<Violation> {
     let cases = cases(sources);
     let mut violations = Vec::new();
     for page in PAGES {
@@ -36,7 +36,7 @@ pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Violation> {
 }
 
 /// What is missing of a proof.
-fn missing(proof: &str, tree: &Tree, sources: &[Source], cases: &BTreeSet<&str>) -> Option<String> {
+fn missing(proof: &str, tree: &SourceTree, sources: &[SourceFile], cases: &BTreeSet<&str>) -> Option<String> {
     if let Some((file, test)) = proof.split_once("::") {
         let source = sources.iter().find(|source| source.path == file);
         let tests = source.into_iter().flat_map(|source| &source.functions).filter(|function| function.is_test);
@@ -55,7 +55,7 @@ fn last_cell(line: &str) -> Option<&str> {
 }
 
 /// The names of the rig's cases: what the sources of the cases have behind `name:`.
-fn cases(sources: &[Source]) -> BTreeSet<&str> {
+fn cases(sources: &[SourceFile]) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for source in sources.iter().filter(|source| source.path.starts_with(CASES)) {
         for [name, colon, value] in source.tokens.array_windows() {

@@ -1,13 +1,13 @@
 //! Rule `prose`: the documents speak of the project, not of the machine one of them was written on, nor of a merge.
 
-use super::architecture::Architecture;
-use super::tree::Tree;
+use super::architecture::ArchitectureRules;
+use super::tree::SourceTree;
 use super::violation::Violation;
 
 /// What git leaves where two sides of a merge differ.
 const MERGE_MARKS: [&str; 2] = ["<<<<<<< ", ">>>>>>> "];
 
-pub fn check(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, tree: &SourceTree) -> Vec<Violation> {
     let folders: Vec<_> = architecture.prose.banned_folders.iter().map(|name| format!("/{name}/")).collect();
     let mut violations = Vec::new();
     for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".md")) {

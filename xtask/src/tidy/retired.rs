@@ -1,15 +1,15 @@
 //! Rules `retired` and `wide`: names that the project has given up, and comments that do not fit the page.
 
-use super::architecture::Architecture;
-use super::source::{Source, TokenKind};
-use super::tree::Tree;
+use super::architecture::ArchitectureRules;
+use super::source::{SourceFile, TokenKind};
+use super::tree::SourceTree;
 use super::violation::Violation;
 
 /// Columns of a line that is a comment.
 const COLUMNS_MAX: usize = 120;
 
 /// Retired words in identifiers and in names of files. Words in strings and comments are English, or stand on the wire.
-pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> {
+pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
         let file = source.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
@@ -28,7 +28,7 @@ pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> 
 }
 
 /// Comments wider than a page; tables, links and examples cannot be broken.
-pub fn check_width(tree: &Tree) -> Vec<Violation> {
+pub fn check_width(tree: &SourceTree) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".rs")) {
         let mut is_example = false;

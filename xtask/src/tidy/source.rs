@@ -3,8 +3,8 @@
 //! Names are read from tokens, not from expressions, so that those inside macros count too. Structure (modules,
 //! imports, functions, tests) comes from the parsed file.
 
-use super::manifest::Package;
-use super::tree::Tree;
+use super::manifest::PackageManifest;
+use super::tree::SourceTree;
 use super::violation::Violation;
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 use std::collections::BTreeMap;
@@ -14,20 +14,20 @@ use syn::visit::{self, Visit};
 
 /// One file.
 #[derive(Debug)]
-pub struct Source {
+pub struct SourceFile {
     /// Relative to the workspace.
     pub path: String,
     pub lines: usize,
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<SourceToken>,
     /// The string literals, without the texts of doc comments.
-    pub texts: Vec<Text>,
+    pub texts: Vec<StringLiteral>,
     /// Where the file stands in a crate's tree of modules; `None` for tests and examples, and for files no module
     /// names.
-    pub address: Option<Address>,
-    pub functions: Vec<Function>,
-    pub modules: Vec<Module>,
-    pub imports: Vec<Import>,
-    pub items: Vec<Item>,
+    pub address: Option<ModuleAddress>,
+    pub functions: Vec<SourceFunction>,
+    pub modules: Vec<ModuleDeclaration>,
+    pub imports: Vec<ImportedName>,
+    pub items: Vec<DefinedItem>,
     is_test: bool,
     test_lines: Vec<RangeInclusive<usize>>,
     /// The text of the `//!` comment at the top.
@@ -36,20 +36,20 @@ pub struct Source {
 
 /// The root file of a crate, and the modules from it down.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct ModuleAddress {
     pub root: String,
     pub path: Vec<String>,
 }
 
 /// A string literal's value, and the line where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Text {
+pub struct StringLiteral {
     pub line: usize,
     pub value: String,
 }
 
 #[derive(Clone, Debug)]
-pub struct Token {
+pub struct SourceToken {
     pub line: usize,
     pub kind: TokenKind,
 }
@@ -66,14 +66,14 @@ pub enum TokenKind {
 
 /// A name as written, `a::b::c`; of a macro the last part is `c!`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct WrittenName {
     pub parts: Vec<String>,
     pub line: usize,
 }
 
 /// A function and the lines from its first attribute to its end.
 #[derive(Debug)]
-pub struct Function {
+pub struct SourceFunction {
     pub name: String,
     pub lines: RangeInclusive<usize>,
     pub line: usize,
@@ -83,7 +83,7 @@ pub struct Function {
 
 /// A module declared or written out in the file.
 #[derive(Debug)]
-pub struct Module {
+pub struct ModuleDeclaration {
     pub name: String,
     /// The modules written out around it in the same file.
     pub inside: Vec<String>,
@@ -96,7 +96,7 @@ pub struct Module {
 
 /// One name that a `use` brings in.
 #[derive(Debug)]
-pub struct Import {
+pub struct ImportedName {
     /// The modules written out around it in the same file.
     pub inside: Vec<String>,
     /// What it is called here; `None` for a glob.
@@ -109,7 +109,7 @@ pub struct Import {
 
 /// Something that the file defines.
 #[derive(Debug)]
-pub struct Item {
+pub struct DefinedItem {
     pub inside: Vec<String>,
     pub name: String,
     pub line: usize,
@@ -118,10 +118,10 @@ pub struct Item {
 }
 
 /// Parses every Rust file of the tree; those that do not parse become violations.
-pub fn read(tree: &Tree, packages: &[Package]) -> (Vec<Source>, Vec<Violation>) {
+pub fn read(tree: &SourceTree, packages: &[PackageManifest]) -> (Vec<SourceFile>, Vec<Violation>) {
     let (mut sources, mut violations) = (Vec::new(), Vec::new());
     for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".rs")) {
-        match Source::parse(path, text) {
+        match SourceFile::parse(path, text) {
             Ok(source) => sources.push(source),
             Err(violation) => violations.push(violation),
         }
@@ -133,18 +133,18 @@ pub fn read(tree: &Tree, packages: &[Package]) -> (Vec<Source>, Vec<Violation>) 
     (sources, violations)
 }
 
-impl Source {
-    pub fn parse(path: &str, text: &str) -> Result<Source, Violation> {
+impl SourceFile {
+    pub fn parse(path: &str, text: &str) -> Result<SourceFile, Violation> {
         let tokens: TokenStream = text.parse().map_err(|trouble: proc_macro2::LexError| {
             Violation::new(path, trouble.span().start().line, "syntax", trouble.to_string())
         })?;
         let file: syn::File = syn::parse2(tokens.clone())
             .map_err(|trouble| Violation::new(path, trouble.span().start().line, "syntax", trouble.to_string()))?;
-        let mut reader = Reader::default();
+        let mut reader = StructureCollector::default();
         reader.visit_file(&file);
         let (mut flat, mut texts) = (Vec::new(), Vec::new());
         flatten(tokens, &mut flat, &mut texts);
-        Ok(Source {
+        Ok(SourceFile {
             path: path.to_owned(),
             lines: text.lines().count(),
             tokens: flat,
@@ -186,14 +186,14 @@ impl Source {
     }
 
     /// Every name in the file: what `use` brings in, and what is written elsewhere.
-    pub fn names(&self) -> Vec<Name> {
-        let imported = self.imports.iter().map(|import| Name { parts: import.path.clone(), line: import.line });
+    pub fn names(&self) -> Vec<WrittenName> {
+        let imported = self.imports.iter().map(|import| WrittenName { parts: import.path.clone(), line: import.line });
         imported.chain(written_names(&self.tokens)).collect()
     }
 }
 
 /// Names outside `use`: words joined by `::`, and macros. Words behind a dot are fields or methods and left out.
-fn written_names(tokens: &[Token]) -> Vec<Name> {
+fn written_names(tokens: &[SourceToken]) -> Vec<WrittenName> {
     let mut names = Vec::new();
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
@@ -225,14 +225,14 @@ fn written_names(tokens: &[Token]) -> Vec<Name> {
             parts[last].push('!');
         }
         if !after_dot {
-            names.push(Name { parts, line });
+            names.push(WrittenName { parts, line });
         }
     }
     names
 }
 
 /// `pub(crate)`, `pub(super)`, `pub(in …)`: a wall, not an arrow.
-fn restricts_visibility(tokens: &[Token], at: usize) -> bool {
+fn restricts_visibility(tokens: &[SourceToken], at: usize) -> bool {
     let whom = match kind(tokens, at + 2) {
         Some(TokenKind::Word(whom)) => whom.as_str(),
         _ => return false,
@@ -245,41 +245,41 @@ fn restricts_visibility(tokens: &[Token], at: usize) -> bool {
         }
 }
 
-fn kind(tokens: &[Token], at: usize) -> Option<&TokenKind> {
+fn kind(tokens: &[SourceToken], at: usize) -> Option<&TokenKind> {
     tokens.get(at).map(|token| &token.kind)
 }
 
-fn flatten(stream: TokenStream, into: &mut Vec<Token>, texts: &mut Vec<Text>) {
+fn flatten(stream: TokenStream, into: &mut Vec<SourceToken>, texts: &mut Vec<StringLiteral>) {
     for tree in stream {
         let line = tree.span().start().line;
         match tree {
             TokenTree::Group(group) => {
-                into.push(Token { line, kind: TokenKind::Open(group.delimiter()) });
+                into.push(SourceToken { line, kind: TokenKind::Open(group.delimiter()) });
                 let end = group.span_close().start().line;
                 let delimiter = group.delimiter();
                 flatten(group.stream(), into, texts);
-                into.push(Token { line: end, kind: TokenKind::Close(delimiter) });
+                into.push(SourceToken { line: end, kind: TokenKind::Close(delimiter) });
             }
-            TokenTree::Ident(word) => into.push(Token { line, kind: TokenKind::Word(word.to_string()) }),
+            TokenTree::Ident(word) => into.push(SourceToken { line, kind: TokenKind::Word(word.to_string()) }),
             TokenTree::Punct(sign) => {
                 let kind = TokenKind::Sign(sign.as_char(), sign.spacing() == Spacing::Joint);
-                into.push(Token { line, kind });
+                into.push(SourceToken { line, kind });
             }
             TokenTree::Literal(literal) => {
                 if !documents(into)
                     && let Ok(text) = syn::parse2::<syn::LitStr>(TokenTree::Literal(literal).into())
                 {
-                    texts.push(Text { line, value: text.value() });
+                    texts.push(StringLiteral { line, value: text.value() });
                 }
-                into.push(Token { line, kind: TokenKind::Literal });
+                into.push(SourceToken { line, kind: TokenKind::Literal });
             }
         }
     }
 }
 
 /// Whether what comes next is the text of a doc comment, which the compiler reads as `doc = "…"`.
-fn documents(before: &[Token]) -> bool {
-    matches!(before, [.., Token { kind: TokenKind::Word(word), .. }, Token { kind: TokenKind::Sign('=', _), .. }] if word == "doc")
+fn documents(before: &[SourceToken]) -> bool {
+    matches!(before, [.., SourceToken { kind: TokenKind::Word(word), .. }, SourceToken { kind: TokenKind::Sign('=', _), .. }] if word == "doc")
 }
 
 fn description(text: &str) -> String {
@@ -314,24 +314,24 @@ fn words(meta: &syn::Meta) -> Vec<String> {
 
 /// Collects structure while walking a parsed file.
 #[derive(Default)]
-struct Reader {
+struct StructureCollector {
     inside: Vec<String>,
     functions_around: usize,
-    functions: Vec<Function>,
-    modules: Vec<Module>,
-    imports: Vec<Import>,
-    items: Vec<Item>,
+    functions: Vec<SourceFunction>,
+    modules: Vec<ModuleDeclaration>,
+    imports: Vec<ImportedName>,
+    items: Vec<DefinedItem>,
     test_lines: Vec<RangeInclusive<usize>>,
 }
 
-impl Reader {
+impl StructureCollector {
     fn function(&mut self, attributes: &[syn::Attribute], signature: &syn::Signature, whole: &dyn Spanned) {
         let is_test = attributes.iter().any(is_test_mark);
         let lines = lines_of(whole);
         if is_test || attributes.iter().any(is_test_only) {
             self.test_lines.push(lines.clone());
         }
-        self.functions.push(Function {
+        self.functions.push(SourceFunction {
             name: signature.ident.to_string(),
             line: signature.ident.span().start().line,
             lines,
@@ -369,11 +369,11 @@ impl Reader {
 
     fn push_import(&mut self, name: Option<String>, path: Vec<String>, line: usize) {
         let in_module = self.functions_around == 0;
-        self.imports.push(Import { inside: self.inside.clone(), name, path, line, in_module });
+        self.imports.push(ImportedName { inside: self.inside.clone(), name, path, line, in_module });
     }
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for StructureCollector {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         if attributes_of(item).iter().any(is_test_only) {
             self.test_lines.push(lines_of(item));
@@ -382,14 +382,14 @@ impl<'ast> Visit<'ast> for Reader {
             && let Some(name) = name_of(item)
         {
             let (line, is_type) = (name.span().start().line, is_type(item));
-            self.items.push(Item { inside: self.inside.clone(), name: name.to_string(), line, is_type });
+            self.items.push(DefinedItem { inside: self.inside.clone(), name: name.to_string(), line, is_type });
         }
         visit::visit_item(self, item);
     }
 
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
         let name = module.ident.to_string();
-        self.modules.push(Module {
+        self.modules.push(ModuleDeclaration {
             name: name.clone(),
             inside: self.inside.clone(),
             body: module.content.is_some().then(|| lines_of(module)),
@@ -470,12 +470,12 @@ fn is_type(item: &syn::Item) -> bool {
 }
 
 /// Follows `mod` declarations from every crate root, so that each file knows its module and whether it is a test's.
-fn place(sources: &mut [Source], packages: &[Package]) {
+fn place(sources: &mut [SourceFile], packages: &[PackageManifest]) {
     let index: BTreeMap<String, usize> =
         sources.iter().enumerate().map(|(at, source)| (source.path.clone(), at)).collect();
     for root in packages.iter().flat_map(|package| &package.roots) {
         let Some(&at) = index.get(root) else { continue };
-        let mut open = vec![(at, Address { root: root.clone(), path: Vec::new() }, false)];
+        let mut open = vec![(at, ModuleAddress { root: root.clone(), path: Vec::new() }, false)];
         while let Some((at, address, is_test)) = open.pop() {
             let source = &mut sources[at];
             if source.address.is_some() {
@@ -490,7 +490,7 @@ fn place(sources: &mut [Source], packages: &[Package]) {
                     let mut path = address.path.clone();
                     path.extend(module.inside.iter().cloned());
                     path.push(module.name.clone());
-                    open.push((child, Address { root: root.clone(), path }, is_test || module.is_test));
+                    open.push((child, ModuleAddress { root: root.clone(), path }, is_test || module.is_test));
                 }
             }
         }
@@ -498,7 +498,7 @@ fn place(sources: &mut [Source], packages: &[Package]) {
 }
 
 /// Where the body of `mod name;` may be.
-fn module_files(file: &str, is_root: bool, module: &Module) -> Vec<String> {
+fn module_files(file: &str, is_root: bool, module: &ModuleDeclaration) -> Vec<String> {
     let (folder, name) = file.rsplit_once('/').unwrap_or(("", file));
     if let Some(named) = &module.file {
         return vec![format!("{folder}/{named}")];
@@ -517,8 +517,8 @@ fn module_files(file: &str, is_root: bool, module: &Module) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Source {
-        Source::parse("a.rs", text).unwrap()
+    fn parse(text: &str) -> SourceFile {
+        SourceFile::parse("a.rs", text).unwrap()
     }
 
     fn names(text: &str) -> Vec<String> {
@@ -582,9 +582,9 @@ mod tests {
 
     #[test]
     fn a_file_that_does_not_parse_says_where() {
-        let violation = Source::parse("a.rs", "fn a() {}\nfn {}\n").unwrap_err();
+        let violation = SourceFile::parse("a.rs", "fn a() {}\nfn {}\n").unwrap_err();
         assert_eq!((violation.line, violation.rule), (2, "syntax"));
-        let violation = Source::parse("a.rs", "fn a() {\n").unwrap_err();
+        let violation = SourceFile::parse("a.rs", "fn a() {\n").unwrap_err();
         assert_eq!(violation.rule, "syntax");
     }
 }

@@ -4,14 +4,14 @@
 //! does. Helpers in other files count by their names (`assert_…`, `expect_…`). A mere `?` or `unwrap` does not count:
 //! it says that something worked, not what came of it.
 
-use super::source::{Function, Source, TokenKind};
+use super::source::{SourceFile, SourceFunction, TokenKind};
 use super::violation::Violation;
 use std::collections::BTreeSet;
 
 /// Parts of words that make a test fail.
 const FAILING: [&str; 5] = ["assert", "expect", "panic", "matches", "unreachable"];
 
-pub fn check(sources: &[Source]) -> Vec<Violation> {
+pub fn check(sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
         let failing = failing_functions(source);
@@ -28,7 +28,7 @@ pub fn check(sources: &[Source]) -> Vec<Violation> {
 }
 
 /// Functions of the file that can fail, or call one that can.
-fn failing_functions(source: &Source) -> BTreeSet<&str> {
+fn failing_functions(source: &SourceFile) -> BTreeSet<&str> {
     let mut failing = BTreeSet::new();
     loop {
         let before = failing.len();
@@ -43,11 +43,11 @@ fn failing_functions(source: &Source) -> BTreeSet<&str> {
     }
 }
 
-fn fails_itself(source: &Source, function: &Function) -> bool {
+fn fails_itself(source: &SourceFile, function: &SourceFunction) -> bool {
     words(source, function).any(|word| FAILING.iter().any(|part| word.contains(part)))
 }
 
-fn words<'a>(source: &'a Source, function: &'a Function) -> impl Iterator<Item = &'a str> {
+fn words<'a>(source: &'a SourceFile, function: &'a SourceFunction) -> impl Iterator<Item = &'a str> {
     source.tokens.iter().filter(|token| function.lines.contains(&token.line)).filter_map(|token| match &token.kind {
         TokenKind::Word(word) if *word != function.name => Some(word.as_str()),
         _ => None,

@@ -6,16 +6,16 @@ use std::path::Path;
 
 /// A workspace's sources in memory.
 #[derive(Debug, Default)]
-pub struct Tree {
+pub struct SourceTree {
     files: BTreeMap<String, String>,
     /// Files whose text no rule reads: pictures, scripts, data.
     others: BTreeSet<String>,
 }
 
-impl Tree {
+impl SourceTree {
     /// Reads manifests, Rust sources and documents below `root`; build output and hidden folders are left out.
-    pub fn read(root: &Path) -> io::Result<Tree> {
-        let mut tree = Tree::default();
+    pub fn read(root: &Path) -> io::Result<SourceTree> {
+        let mut tree = SourceTree::default();
         tree.read_folder(root, "")?;
         Ok(tree)
     }
@@ -34,9 +34,9 @@ impl Tree {
     }
 
     /// A tree of these files alone.
-    pub fn of<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
+    pub fn of<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> SourceTree {
         let files = files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect();
-        Tree { files, others: BTreeSet::new() }
+        SourceTree { files, others: BTreeSet::new() }
     }
 
     /// Whether there is a file at this path, of any kind, or a folder with at least one file. An empty path is the
@@ -81,7 +81,7 @@ mod tests {
             std::fs::write(root.join(folder).join("a.rs"), "").unwrap();
         }
         std::fs::write(root.join("picture.png"), [0xff]).unwrap();
-        let read = Tree::read(&root);
+        let read = SourceTree::read(&root);
         std::fs::remove_dir_all(&root).unwrap();
         let tree = read.unwrap();
         assert_eq!(tree.iter().map(|(path, _)| path).collect::<Vec<_>>(), ["src/a.rs"]);

@@ -1,13 +1,13 @@
 //! Rules `unfinished` and `ignored`: what must not be left behind.
 
-use super::source::{Source, Token, TokenKind};
+use super::source::{SourceFile, SourceToken, TokenKind};
 use super::violation::Violation;
 use proc_macro2::Delimiter;
 
 /// Macros that say the work is not done.
 const MARKS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
 
-pub fn check(sources: &[Source]) -> Vec<Violation> {
+pub fn check(sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
         for name in source.names() {
@@ -33,7 +33,7 @@ pub fn check(sources: &[Source]) -> Vec<Violation> {
 }
 
 /// Lines of `#[ignore…]`, also where a `cfg_attr` hides it.
-fn ignored_lines(tokens: &[Token]) -> impl Iterator<Item = usize> {
+fn ignored_lines(tokens: &[SourceToken]) -> impl Iterator<Item = usize> {
     let opens = |at: usize| {
         tokens[at].kind == TokenKind::Sign('#', false)
             && tokens.get(at + 1).is_some_and(|token| token.kind == TokenKind::Open(Delimiter::Bracket))

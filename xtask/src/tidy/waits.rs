@@ -2,7 +2,7 @@
 //! above says `waits:` and why: what it waits for between two looks, or why its result does not depend on how long that
 //! is.
 
-use super::tree::Tree;
+use super::tree::SourceTree;
 use super::violation::Violation;
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ const CALL: &str = "::sleep(";
 /// What begins the reason.
 const MARK: &str = "// waits: ";
 
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &SourceTree) -> Vec<Violation> {
     let without = all(tree).into_iter().filter(|wait| wait.reason.is_none());
     let advice = "a wait by time: wait for an event, or say why not in a comment above: '// waits: REASON'";
     without.map(|wait| Violation::new(wait.path, wait.line, "wait", advice.to_owned())).collect()
 }
 
 /// One reason a line, and where it holds: files, and how often in each.
-pub fn table(tree: &Tree) -> String {
+pub fn table(tree: &SourceTree) -> String {
     let mut by_reason: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     for wait in all(tree) {
         let reason = wait.reason.unwrap_or("without a reason");
@@ -38,13 +38,13 @@ pub fn table(tree: &Tree) -> String {
     rows.into_iter().map(row).collect()
 }
 
-struct Wait<'a> {
+struct TestWait<'a> {
     path: &'a str,
     line: usize,
     reason: Option<&'a str>,
 }
 
-fn all(tree: &Tree) -> Vec<Wait<'_>> {
+fn all(tree: &SourceTree) -> Vec<TestWait<'_>> {
     let mut waits = Vec::new();
     for (path, text) in
         tree.iter().filter(|(path, _)| TESTS.iter().any(|tests| path.starts_with(tests)) && path.ends_with(".rs"))
@@ -57,7 +57,7 @@ fn all(tree: &Tree) -> Vec<Wait<'_>> {
             let above =
                 lines[..at].iter().rev().map(|line| line.trim_start()).take_while(|line| line.starts_with("//"));
             let reason = above.filter_map(|line| line.strip_prefix(MARK)).next();
-            waits.push(Wait { path, line: at + 1, reason });
+            waits.push(TestWait { path, line: at + 1, reason });
         }
     }
     waits

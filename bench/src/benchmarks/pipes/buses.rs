@@ -4,23 +4,23 @@ use std::{sync::Arc, thread, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use farbus::{
-    gadgets::can::{Can, Settings},
-    model::Direction,
+    gadgets::can::{CanAdapter, CanSettings},
+    model::TransferDirection,
 };
 use farbus_pipe::{
-    End, Endpoint, Flow, Pipe, Processors, Quality, Report, Strictness, Terms, Turn, can, here, scheduling::now_ns,
-    tpipe,
+    Pipe, PipeEnd, PipeEndpoint, PipeFlow, PipeJobContext, PipeQuality, ProcessorPool, ReceiverTerms, Report,
+    SchedulingStrictness, can, here, scheduling::now_ns, tpipe,
 };
 
 use super::{
-    canary::{Busy, Gap, SPINNERS, is_void},
+    canary::{ProcessorGap, SPINNERS, WatchedLoad, is_void},
     words::{NAME, once},
 };
 use crate::{
-    lab::Lab,
-    report::Finding,
-    stats::Target,
-    svg::{Chart, Line, Panel},
+    lab::BenchmarkEnvironment,
+    report::BenchmarkFinding,
+    stats::SpeedTarget,
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -33,35 +33,35 @@ const PLOTTED: [usize; 2] = [3, 4];
 const PATIENCE: usize = 3;
 
 /// Buses and their traffic.
-struct Scenario {
+struct CanScenario {
     name: &'static str,
     plot: &'static str,
     adapter: &'static str,
     rates: [u32; 5],
     /// For each channel, its direction and frames a second.
-    channels: [(Direction, f64); 5],
+    channels: [(TransferDirection, f64); 5],
 }
 
-use Direction::{In, Out};
+use TransferDirection::{In, Out};
 
 /// A frame of 8 bytes with a stuffed bit after every six: 126 bits, 149 with a long identifier. A unit that takes 65 %
 /// of a bus of 533,333 bit/s sends one each 363.5 us, as often as the paper's Arduino (2,752 a second at the most).
-const SCENARIOS: [Scenario; 3] = [
-    Scenario {
+const SCENARIOS: [CanScenario; 3] = [
+    CanScenario {
         name: "Table 7, five in",
         plot: "pipes-table-7",
         adapter: "traffic=10/20x/30/40x/69",
         rates: [500_000, 250_000, 500_000, 500_000, 500_000],
         channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (In, 1342.2), (In, 2738.1)],
     },
-    Scenario {
+    CanScenario {
         name: "Figures 13 and 14, two in at 2,752",
         plot: "pipes-in",
         adapter: "traffic=10/20x/30/65/65",
         rates: [500_000, 250_000, 500_000, 533_333, 533_333],
         channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (In, 2751.3), (In, 2751.3)],
     },
-    Scenario {
+    CanScenario {
         name: "Figures 15 and 16, two out at 2,752",
         plot: "pipes-out",
         adapter: "traffic=10/20x/30/0/0",
@@ -70,26 +70,28 @@ const SCENARIOS: [Scenario; 3] = [
     },
 ];
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let mut findings = Vec::new();
     for scenario in &SCENARIOS {
         let (wanted, contrast) = if lab.quick { (3, 3) } else { (60, 20) };
-        let promised = scenario.play(Strictness::Deadline, wanted)?;
-        let ordinary = scenario.play(Strictness::None, contrast)?;
+        let promised = scenario.play(SchedulingStrictness::Deadline, wanted)?;
+        let ordinary = scenario.play(SchedulingStrictness::None, contrast)?;
         let judged = [(&promised, "promised"), (&ordinary, "without promises")];
         for (seen, how) in judged {
             let is_promised = how == "promised";
             let valid = seen.valid().count();
             let lost: u64 = seen.valid().map(|second| second.lost).sum();
-            let target = if is_promised { Target::AtMost(0.0) } else { Target::Context };
+            let target = if is_promised { SpeedTarget::AtMost(0.0) } else { SpeedTarget::Context };
             let what = format!("{}, {how}: frames lost to overruns", scenario.name);
-            findings.push(Finding::absolute(NAME, what, once(lost as f64, ""), target).with_detail(seen.described()));
+            findings.push(
+                BenchmarkFinding::absolute(NAME, what, once(lost as f64, ""), target).with_detail(seen.described()),
+            );
             let within = seen.valid().filter(|second| second.is_within).count();
             let share = within as f64 / valid.max(1) as f64;
-            let target = if is_promised { Target::AtLeast(1.0) } else { Target::Context };
+            let target = if is_promised { SpeedTarget::AtLeast(1.0) } else { SpeedTarget::Context };
             let what = format!("{}, {how}: seconds of all channels within bounds", scenario.name);
             let detail = format!("{within} of {valid} valid seconds; {} void", seen.seconds.len() - valid);
-            findings.push(Finding::absolute(NAME, what, once(share, ""), target).with_detail(detail));
+            findings.push(BenchmarkFinding::absolute(NAME, what, once(share, ""), target).with_detail(detail));
         }
         lab.plot(scenario.plot, &scenario.chart(&promised, &ordinary).render_close())?;
     }
@@ -98,22 +100,22 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 
 /// What a function saw, and when.
 #[derive(Clone, Copy, Debug, Default)]
-struct Look {
+struct CounterSample {
     at_ns: u64,
     frames: u64,
     lost: u64,
 }
 
 /// A pipe's argument: what it saw, in memory allocated before it runs.
-struct Seen {
-    looks: Vec<Look>,
-    now: Look,
+struct CounterTrace {
+    looks: Vec<CounterSample>,
+    now: CounterSample,
     next: Option<u64>,
 }
 
-fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
+fn count(turn: &mut PipeJobContext<'_>, seen: &mut CounterTrace) -> PipeFlow {
     for message in turn.messages() {
-        let Some(frame) = can::Frame::of_message(message) else { continue };
+        let Some(frame) = can::GsCanFrame::of_message(message) else { continue };
         let number = u64::from_le_bytes(frame.data);
         // The unit numbers its frames: missing ones were overwritten in the adapter.
         seen.now.lost += seen.next.map_or(0, |next| number.saturating_sub(next));
@@ -122,28 +124,28 @@ fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
     seen.look(turn.now_ns)
 }
 
-fn send(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
+fn send(turn: &mut PipeJobContext<'_>, seen: &mut CounterTrace) -> PipeFlow {
     while turn.room() > 0 {
         let number = seen.next.unwrap_or(0);
-        turn.put(&can::Frame { id: 0x100, length: 8, data: number.to_le_bytes() }.to_message());
+        turn.put(&can::GsCanFrame { id: 0x100, length: 8, data: number.to_le_bytes() }.to_message());
         seen.next = Some(number + 1);
     }
     seen.now.frames = turn.went_out;
     seen.look(turn.now_ns)
 }
 
-impl Seen {
-    fn look(&mut self, at_ns: u64) -> Flow {
+impl CounterTrace {
+    fn look(&mut self, at_ns: u64) -> PipeFlow {
         self.now.at_ns = at_ns;
         if self.looks.len() < self.looks.capacity() {
             self.looks.push(self.now);
         }
-        Flow::On
+        PipeFlow::On
     }
 }
 
 /// A second of all channels.
-struct Second {
+struct ChannelSecond {
     is_void: bool,
     is_within: bool,
     lost: u64,
@@ -151,31 +153,32 @@ struct Second {
     rates: [f64; 5],
 }
 
-struct Outcome {
-    seconds: Vec<Second>,
+struct CanOutcome {
+    seconds: Vec<ChannelSecond>,
     reports: Vec<Report>,
-    gaps: Vec<Gap>,
+    gaps: Vec<ProcessorGap>,
     receiver: String,
     overruns: u64,
     bounds: [(f64, f64); 5],
 }
 
-impl Scenario {
-    fn play(&self, strictness: Strictness, wanted: usize) -> Result<Outcome> {
-        let settings: Settings = self.adapter.parse().map_err(|error: String| anyhow!(error))?;
-        let adapter = Can::device(&settings);
+impl CanScenario {
+    fn play(&self, strictness: SchedulingStrictness, wanted: usize) -> Result<CanOutcome> {
+        let settings: CanSettings = self.adapter.parse().map_err(|error: String| anyhow!(error))?;
+        let adapter = CanAdapter::device(&settings);
         let tally = farbus::model::Device::tally(&adapter).context("an adapter counts")?;
         let mut device = here(adapter)?;
         let shape = can::set_up(&mut device, &self.rates.map(Some), can::ROOM)?;
-        let processors = Processors::anywhere(strictness);
-        let endpoint = Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new)?;
-        let busy = Busy::begin()?;
+        let processors = ProcessorPool::anywhere(strictness);
+        let endpoint =
+            PipeEndpoint::open(device.into_port().into_way(), shape, &processors, ReceiverTerms::HERE).map(Arc::new)?;
+        let busy = WatchedLoad::begin()?;
         let pipes = (0..5).map(|at| self.open(&endpoint, at, wanted * PATIENCE)).collect::<Result<Vec<_>>>()?;
         let receiver_ns = endpoint.period_ns();
         // The first second is left out, as the paper does.
         thread::sleep(Duration::from_secs(1));
         let from_ns = now_ns();
-        let seconds = |gaps: &[Gap]| {
+        let seconds = |gaps: &[ProcessorGap]| {
             // The observing thread may be late itself.
             let count = ((now_ns() - from_ns) / SECOND_NS).min((wanted * PATIENCE) as u64);
             let ends = (0..count).map(|at| (from_ns + at * SECOND_NS, from_ns + (at + 1) * SECOND_NS));
@@ -205,11 +208,12 @@ impl Scenario {
         );
         let (seen, reports): (Vec<_>, Vec<_>) = pipes.into_iter().map(Pipe::stop).unzip();
         drop(busy);
-        let looks: Vec<Vec<Look>> = seen.into_iter().map(|seen| seen.map_or(Vec::new(), |seen| seen.looks)).collect();
+        let looks: Vec<Vec<CounterSample>> =
+            seen.into_iter().map(|seen| seen.map_or(Vec::new(), |seen| seen.looks)).collect();
         let bounds = std::array::from_fn(|at| self.bounds(at, receiver_ns, SECOND_NS));
         let second = |(at, &is_void): (usize, &bool)| {
             let (a, b) = (from_ns + at as u64 * SECOND_NS, from_ns + (at as u64 + 1) * SECOND_NS);
-            let mut second = Second { is_void, is_within: true, lost: 0, rates: [0.0; 5] };
+            let mut second = ChannelSecond { is_void, is_within: true, lost: 0, rates: [0.0; 5] };
             for (channel, looks) in looks.iter().enumerate() {
                 // A second of a channel is from job to job.
                 let last =
@@ -227,22 +231,22 @@ impl Scenario {
         };
         let seconds = voids.iter().enumerate().map(second).collect();
         let overruns = tally.read().filter(|(name, _)| name.ends_with("overruns")).map(|(_, count)| count).sum();
-        Ok(Outcome { seconds, reports, gaps, receiver, overruns, bounds })
+        Ok(CanOutcome { seconds, reports, gaps, receiver, overruns, bounds })
     }
 
-    fn open(&self, endpoint: &Arc<Endpoint>, channel: usize, seconds: usize) -> Result<Pipe<Seen>> {
+    fn open(&self, endpoint: &Arc<PipeEndpoint>, channel: usize, seconds: usize) -> Result<Pipe<CounterTrace>> {
         let (direction, per_s) = self.channels[channel];
         let bytes = can::MESSAGE_BYTES as u64;
-        let quality = Quality {
+        let quality = PipeQuality {
             latency_ns: SECOND_NS,
             throughput_bits: per_s.ceil() as u64 * 8 * bytes,
             buffer_bytes: BUFFER * bytes,
             execution_ns: EXECUTION_NS,
         };
         let jobs = seconds * (per_s as usize).div_ceil(BUFFER as usize) * 2 + 100;
-        let seen = Seen { looks: Vec::with_capacity(jobs), now: Look::default(), next: None };
+        let seen = CounterTrace { looks: Vec::with_capacity(jobs), now: CounterSample::default(), next: None };
         let function = if direction == In { count } else { send };
-        Ok(tpipe(endpoint, End { channel, direction }, quality, function, seen)?)
+        Ok(tpipe(endpoint, PipeEnd { channel, direction }, quality, function, seen)?)
     }
 
     /// The limits of a channel's rate, including frames that are fetched a little earlier or later: two looks of the
@@ -253,22 +257,23 @@ impl Scenario {
         (per_s - slack, per_s + slack)
     }
 
-    fn chart(&self, promised: &Outcome, ordinary: &Outcome) -> Chart {
-        let panel = |seen: &Outcome, how: &str| {
+    fn chart(&self, promised: &CanOutcome, ordinary: &CanOutcome) -> LineChart {
+        let panel = |seen: &CanOutcome, how: &str| {
             let points = |channel: usize| {
                 let seconds = seen.seconds.iter().enumerate().filter(|(_, second)| !second.is_void);
                 seconds.map(|(at, second)| (at as f64 + 1.0, second.rates[channel])).collect()
             };
-            let mut lines: Vec<_> =
-                PLOTTED.map(|channel| Line { name: format!("CAN{}", channel + 1), points: points(channel) }).into();
+            let mut lines: Vec<_> = PLOTTED
+                .map(|channel| ChartLine { name: format!("CAN{}", channel + 1), points: points(channel) })
+                .into();
             let (least, most) = seen.bounds[PLOTTED[1]];
             let last = seen.seconds.len().max(2) as f64;
             for bound in [least, most] {
-                lines.push(Line { name: format!("bound: {bound:.0}"), points: vec![(1.0, bound), (last, bound)] });
+                lines.push(ChartLine { name: format!("bound: {bound:.0}"), points: vec![(1.0, bound), (last, bound)] });
             }
-            Panel { up: format!("frames/s, {how}"), is_logarithmic: false, lines }
+            ChartPanel { up: format!("frames/s, {how}"), is_logarithmic: false, lines }
         };
-        Chart {
+        LineChart {
             title: format!("{}: frames a second, all processors busy", self.name),
             across: "second".into(),
             panels: vec![panel(promised, "promised"), panel(ordinary, "without promises")],
@@ -276,8 +281,8 @@ impl Scenario {
     }
 }
 
-impl Outcome {
-    fn valid(&self) -> impl Iterator<Item = &Second> {
+impl CanOutcome {
+    fn valid(&self) -> impl Iterator<Item = &ChannelSecond> {
         self.seconds.iter().filter(|second| !second.is_void)
     }
 

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, bail};
 use farbus_pipe::{
     STILL_NS_MAX,
-    scheduling::{Policy, Reservation, now_ns, sleep_until},
+    scheduling::{SchedulingGrant, SchedulingPolicy, now_ns, sleep_until},
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -26,19 +26,19 @@ const AFTERMATH_NS: u64 = 700_000_000;
 
 /// When a processor was not available, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Gap {
+pub struct ProcessorGap {
     pub end_ns: u64,
     pub long_ns: u64,
 }
 
 /// Keeps the machine busy and watched until this is dropped.
-pub struct Busy {
+pub struct WatchedLoad {
     is_over: Arc<AtomicBool>,
-    gaps: Arc<Mutex<Vec<Gap>>>,
+    gaps: Arc<Mutex<Vec<ProcessorGap>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Busy {
+impl WatchedLoad {
     pub fn begin() -> Result<Self> {
         let cpus = thread::available_parallelism()?.get();
         let (is_over, gaps) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::with_capacity(1 << 16))));
@@ -49,7 +49,7 @@ impl Busy {
             busy.threads.push(thread::spawn(move || watch(cpu, &is_over, &gaps, &tell)));
         }
         for _ in 0..cpus {
-            if told.recv()? == Policy::Ordinary {
+            if told.recv()? == SchedulingPolicy::Ordinary {
                 bail!("a canary needs the highest priority: run as root, or with CAP_SYS_NICE");
             }
         }
@@ -65,23 +65,23 @@ impl Busy {
         Ok(busy)
     }
 
-    pub fn gaps(&self) -> Vec<Gap> {
+    pub fn gaps(&self) -> Vec<ProcessorGap> {
         self.gaps.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// Whether the time from `from_ns` to `to_ns` is void because of a gap.
-pub fn is_void(gaps: &[Gap], from_ns: u64, to_ns: u64) -> bool {
+pub fn is_void(gaps: &[ProcessorGap], from_ns: u64, to_ns: u64) -> bool {
     gaps.iter().any(|gap| gap.end_ns + AFTERMATH_NS > from_ns && gap.end_ns.saturating_sub(gap.long_ns) < to_ns)
 }
 
-fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<Gap>>, tell: &mpsc::Sender<Policy>) {
+fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<ProcessorGap>>, tell: &mpsc::Sender<SchedulingPolicy>) {
     let mut own = CpuSet::new();
     own.set(cpu);
     // An unpinned thread would see less.
     let pinned = sched_setaffinity(None, &own);
-    let reservation = Reservation::take(&[Policy::Fifo { priority: 99 }]);
-    let _ = tell.send(if pinned.is_ok() { reservation.policy() } else { Policy::Ordinary });
+    let reservation = SchedulingGrant::take(&[SchedulingPolicy::Fifo { priority: 99 }]);
+    let _ = tell.send(if pinned.is_ok() { reservation.policy() } else { SchedulingPolicy::Ordinary });
     while !is_over.load(Ordering::Relaxed) {
         let due_ns = now_ns() + INTERVAL_NS;
         sleep_until(due_ns);
@@ -89,12 +89,12 @@ fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<Gap>>, tell: &mpsc::
         let long_ns = end_ns.saturating_sub(due_ns);
         // Beyond what the pipes allow for.
         if long_ns > STILL_NS_MAX {
-            gaps.lock().unwrap_or_else(PoisonError::into_inner).push(Gap { end_ns, long_ns });
+            gaps.lock().unwrap_or_else(PoisonError::into_inner).push(ProcessorGap { end_ns, long_ns });
         }
     }
 }
 
-impl Drop for Busy {
+impl Drop for WatchedLoad {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

@@ -12,10 +12,10 @@ mod words;
 
 use anyhow::Result;
 
-use crate::{lab::Lab, report::Finding};
+use crate::{lab::BenchmarkEnvironment, report::BenchmarkFinding};
 pub use words::NAME;
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let mut findings = buses::run(lab)?;
     findings.extend(router::run(lab)?);
     Ok(findings)

@@ -19,36 +19,37 @@ use std::{
 
 use anyhow::{Result, anyhow};
 use farbus::{
-    gadgets::{Context, Emulated, Function, Received, Sent},
+    gadgets::{EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer},
     host::RemoteDevice,
     importer::session::bare::{
-        self, Clock,
+        self, BoottimeClock,
         native::{
-            RemoteUsb, Served, ServedUsb, Services,
-            control::{Class, End as Refusal, Mode, Open},
+            ExporterServices, RemoteUsb, ServedExport, ServedUsb,
+            control::{AttachmentClass, AttachmentEndNotice as Refusal, AttachmentMode, OpenRequest},
         },
     },
-    importer::session::connection::Linked,
+    importer::session::connection::LinkedDevice,
     model::{
-        BufferPool, Completions, Definition, Device, Direction, EpAddr, Instant, Limits, Payload, Speed,
-        definition::InterfaceDefinition,
+        BufferPool, CompletionQueue, Device, DeviceDefinition, EpAddr, Instant, Payload, SessionLimits,
+        TransferDirection, UsbSpeed, definition::InterfaceDefinition,
     },
 };
 use farbus_pipe::{
-    End, Endpoint, Flow, InSession, Inlet, PathDelay, Patient, PiLock, Pipe, ProcessorShare, Processors, Quality,
-    Reserve, Shape, Stage, Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
+    BlockingPort, EndpointLayout, PathDelay, PathSegment, PiLock, Pipe, PipeEnd, PipeEndpoint, PipeFlow, PipeInlet,
+    PipeJobContext, PipeQuality, ProcessorPool, ProcessorShare, ReceiverTerms, SchedulingStrictness,
+    SessionPolledDevice, VcpuReserve, job::JobSchedule, scheduling::now_ns, tpipe, worst_ns,
 };
 
 use super::{
-    canary::{Busy, is_void},
+    canary::{WatchedLoad, is_void},
     words::{NAME, once},
 };
 use crate::{
-    lab::Lab,
+    lab::BenchmarkEnvironment,
     peers::session::record,
-    report::Finding,
-    stats::Target,
-    svg::{Chart, Line, Panel},
+    report::BenchmarkFinding,
+    stats::SpeedTarget,
+    svg::{ChartLine, ChartPanel, LineChart},
 };
 
 /// The factor by which all times are longer than the paper's.
@@ -59,8 +60,8 @@ const BYTES: usize = 1024;
 /// Jobs of a board between two messages.
 const JOBS_BETWEEN: u64 = 5;
 /// The reserve of a board's thread, a twentieth of each period.
-const BOARD: Reserve = Reserve { budget_ns: PERIOD_NS / 20, period_ns: PERIOD_NS };
-const ENGINE: Reserve = Reserve { budget_ns: INTERVAL_NS / 10, period_ns: INTERVAL_NS };
+const BOARD: VcpuReserve = VcpuReserve { budget_ns: PERIOD_NS / 20, period_ns: PERIOD_NS };
+const ENGINE: VcpuReserve = VcpuReserve { budget_ns: INTERVAL_NS / 10, period_ns: INTERVAL_NS };
 const RECEIVER_PPM: u32 = 80_000;
 /// Messages of the router's pipes: four each period.
 const BUFFER: u64 = 4;
@@ -69,32 +70,32 @@ const POINTS: usize = 150;
 /// Table 2: `c`, and the worst round trip in microseconds.
 const SCENARIOS: [(u64, u64); 5] = [(1, 4_000), (2, 4_500), (4, 5_500), (8, 7_500), (16, 11_500)];
 
-type Message = [u8; BYTES];
+type BoardMessage = [u8; BYTES];
 
 /// The messages between a board and its device, in each direction, with the time at which each is through.
-type Mail = Arc<PiLock<[VecDeque<(u64, Message)>; 2]>>;
+type MessageQueues = Arc<PiLock<[VecDeque<(u64, BoardMessage)>; 2]>>;
 const UP: usize = 0;
 const DOWN: usize = 1;
 
 /// The device of a board.
-struct Post {
-    mail: Mail,
+struct BoardDevice {
+    mail: MessageQueues,
     transfer_ns: u64,
     next: Instant,
 }
 
-impl Post {
-    fn device(mail: Mail, transfer_ns: u64) -> Emulated<Self> {
-        let definition = Definition::new(0x1209, 0x0001)
-            .speed(Speed::High)
+impl BoardDevice {
+    fn device(mail: MessageQueues, transfer_ns: u64) -> EmulatedDevice<Self> {
+        let definition = DeviceDefinition::new(0x1209, 0x0001)
+            .speed(UsbSpeed::High)
             .names("farbus", "post", "0")
             .interface(InterfaceDefinition::new(0xff, 0, 0).bulk_pair(1));
-        Emulated::new(&definition, Self { mail, transfer_ns, next: Instant::ZERO })
+        EmulatedDevice::new(&definition, Self { mail, transfer_ns, next: Instant::ZERO })
     }
 }
 
-impl Function for Post {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for BoardDevice {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let mut mail = self.mail.lock();
         match mail[UP].front() {
             Some((through_ns, _)) if *through_ns <= now_ns() && room >= BYTES => {
@@ -102,27 +103,27 @@ impl Function for Post {
                 if let Some((_, message)) = mail[UP].pop_front() {
                     bytes.copy_from_slice(&message);
                 }
-                Sent::Data(bytes.into())
+                InTransferAnswer::Data(bytes.into())
             }
-            _ => Sent::Nak,
+            _ => InTransferAnswer::Nak,
         }
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         let mut message = [0; BYTES];
         if payload.len() != BYTES {
-            return Received::Stall;
+            return OutTransferAnswer::Stall;
         }
         payload.copy_to(&mut message);
         self.mail.lock()[DOWN].push_back((now_ns() + self.transfer_ns, message));
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         Some(self.next)
     }
 
-    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    fn handle_timeout(&mut self, cx: &mut FunctionContext<'_>) {
         // The bus's next interval; one that was slept through is over.
         let interval = Duration::from_nanos(INTERVAL_NS);
         self.next = self.next + interval;
@@ -132,34 +133,39 @@ impl Function for Post {
     }
 }
 
-struct Shelf(Option<Emulated<Post>>);
+struct BoardServices(Option<EmulatedDevice<BoardDevice>>);
 
-impl Services for Shelf {
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), Refusal> {
+impl ExporterServices for BoardServices {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), Refusal> {
         let device = self.0.take().expect("the router opens it once");
-        Ok((1, Box::new(ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {}))))
+        Ok((1, Box::new(ServedUsb::new(number, device, record(), SessionLimits::DEFAULT, |_, _| {}))))
     }
 }
 
 /// A host whose device is shared until the router ends.
-struct Board {
-    mail: Mail,
+struct BoardHost {
+    mail: MessageQueues,
     address: String,
     thread: JoinHandle<()>,
 }
 
-impl Board {
-    fn begin(processors: &Processors, transfer_ns: u64) -> Result<Self> {
+impl BoardHost {
+    fn begin(processors: &ProcessorPool, transfer_ns: u64) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let address = listener.local_addr()?.to_string();
-        let mail = Mail::default();
-        let mut shelf = Shelf(Some(Post::device(Arc::clone(&mail), transfer_ns)));
+        let mail = MessageQueues::default();
+        let mut shelf = BoardServices(Some(BoardDevice::device(Arc::clone(&mail), transfer_ns)));
         let share = processors.share(ENGINE)?;
         let thread = thread::spawn(move || {
             let served = listener.accept().and_then(|(stream, _)| {
                 let link = bare::link(stream)?;
                 let _reservation = share.reserve(ENGINE);
-                bare::serve(&link, Clock::start(), &mut shelf)
+                bare::serve(&link, BoottimeClock::start(), &mut shelf)
             });
             if let Err(error) = served {
                 eprintln!("a board's session ended: {error}");
@@ -169,26 +175,31 @@ impl Board {
     }
 
     /// The device as the router attaches it.
-    fn taken(&self, processors: &Processors) -> Result<Arc<Endpoint>> {
-        let mut done = Completions::new(BufferPool::new(0));
-        let open =
-            Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "post".into(), reason: String::new() };
+    fn taken(&self, processors: &ProcessorPool) -> Result<Arc<PipeEndpoint>> {
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let open = OpenRequest {
+            class: AttachmentClass::USB,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "post".into(),
+            reason: String::new(),
+        };
         let remote = RemoteUsb::new(1, open);
-        let linked = Linked::open(bare::dial(self.address.clone()), remote, Duration::from_secs(1), &mut done)?;
+        let linked = LinkedDevice::open(bare::dial(self.address.clone()), remote, Duration::from_secs(1), &mut done)?;
         let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
-        let way = Patient::new(Box::new(InSession::new(linked)));
+        let way = BlockingPort::new(Box::new(SessionPolledDevice::new(linked)));
         let device = RemoteDevice::enumerated(way, speed, descriptors)?;
-        let shape = Shape::bulk(&device, speed, BYTES).ok_or_else(|| anyhow!("a post has a bulk pair"))?;
+        let shape = EndpointLayout::bulk(&device, speed, BYTES).ok_or_else(|| anyhow!("a post has a bulk pair"))?;
         // On loopback, sent data has arrived when the sender's call returns: the engines' own time is accounted for
         // separately.
-        let terms = Terms { share_ppm: RECEIVER_PPM, ..Terms::there(PathDelay::at_worst(0)) };
-        Ok(Endpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new)?)
+        let terms = ReceiverTerms { share_ppm: RECEIVER_PPM, ..ReceiverTerms::there(PathDelay::at_worst(0)) };
+        Ok(PipeEndpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new)?)
     }
 }
 
-fn quality() -> Quality {
+fn quality() -> PipeQuality {
     let bits = BUFFER * BYTES as u64 * 8;
-    Quality {
+    PipeQuality {
         latency_ns: PERIOD_NS,
         throughput_bits: bits,
         buffer_bytes: BUFFER * BYTES as u64,
@@ -197,30 +208,30 @@ fn quality() -> Quality {
 }
 
 /// The pipes from one board to the other.
-struct Road {
-    pipe: Pipe<Inlet>,
+struct BoardRoute {
+    pipe: Pipe<PipeInlet>,
     bound_ns: u64,
 }
 
-fn road(from: &Arc<Endpoint>, to: &Arc<Endpoint>, transfer_ns: u64) -> Result<Road> {
-    let inlet = Inlet::open(to, 0, &quality())?;
+fn road(from: &Arc<PipeEndpoint>, to: &Arc<PipeEndpoint>, transfer_ns: u64) -> Result<BoardRoute> {
+    let inlet = PipeInlet::open(to, 0, &quality())?;
     let after = inlet.stages();
-    let forward = |turn: &mut Turn<'_>, inlet: &mut Inlet| {
+    let forward = |turn: &mut PipeJobContext<'_>, inlet: &mut PipeInlet| {
         // A message without space is lost, and its round trip never ends: that is counted.
         turn.messages().for_each(|message| _ = inlet.put(message));
-        Flow::On
+        PipeFlow::On
     };
-    let pipe = tpipe(from, End { channel: 0, direction: Direction::In }, quality(), forward, inlet)?;
+    let pipe = tpipe(from, PipeEnd { channel: 0, direction: TransferDirection::In }, quality(), forward, inlet)?;
     // A thread that looks once a period is late by at most two periods, and one that is woken by its budget.
-    let [engine, board] = [ENGINE, BOARD].map(|reserve| Stage::Server { period_ns: reserve.period_ns });
-    let transfer = Stage::Network { delay_ns: transfer_ns };
+    let [engine, board] = [ENGINE, BOARD].map(|reserve| PathSegment::Server { period_ns: reserve.period_ns });
+    let transfer = PathSegment::Network { delay_ns: transfer_ns };
     let device = [transfer, engine, engine];
     let stages = [&device[..], &pipe.stages(), &after, &device, &[board, board]].concat();
-    Ok(Road { pipe, bound_ns: worst_ns(&stages) })
+    Ok(BoardRoute { pipe, bound_ns: worst_ns(&stages) })
 }
 
 /// The result of one scenario.
-struct Outcome {
+struct RouterOutcome {
     bound_ns: u64,
     /// Each round trip: when it ended, and how long it took.
     trips: Vec<(u64, u64)>,
@@ -229,7 +240,7 @@ struct Outcome {
     policy: String,
 }
 
-pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let seconds = if lab.quick { 2 } else { 12 };
     let (mut findings, mut lines) = (Vec::new(), Vec::new());
     for (at, (intervals, paper_us)) in SCENARIOS.into_iter().enumerate() {
@@ -250,35 +261,37 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
             outcome.policy,
         );
         let what = format!("Table 2, scenario {}: longest round trip over two boards and a router", at + 1);
-        findings.push(Finding::ratio(NAME, what, once(most, "ms"), bound, Target::AtMost(1.0)).with_detail(detail));
+        findings.push(
+            BenchmarkFinding::ratio(NAME, what, once(most, "ms"), bound, SpeedTarget::AtMost(1.0)).with_detail(detail),
+        );
         let share = |(at, time): (usize, &u64)| (*time as f64 / 1e6, (at + 1) as f64 / times.len() as f64);
         // The longest one is always shown.
         let step = times.len().div_ceil(POINTS).max(1);
         let shown = times.iter().enumerate().skip((times.len() + step - 1) % step).step_by(step).map(share);
-        lines.push(Line { name: format!("scenario {}", at + 1), points: shown.collect() });
+        lines.push(ChartLine { name: format!("scenario {}", at + 1), points: shown.collect() });
         let bound_ms = outcome.bound_ns as f64 / 1e6;
         if at + 1 == SCENARIOS.len() {
-            lines.push(Line { name: "bound of the last".into(), points: vec![(bound_ms, 0.0), (bound_ms, 1.0)] });
+            lines.push(ChartLine { name: "bound of the last".into(), points: vec![(bound_ms, 0.0), (bound_ms, 1.0)] });
         }
     }
-    let chart = Chart {
+    let chart = LineChart {
         title: format!("Round trips of 1 KiB over a router, times {SCALE}, all processors busy (Figure 10)"),
         across: "ms".into(),
-        panels: vec![Panel { up: "share not longer".into(), is_logarithmic: false, lines }],
+        panels: vec![ChartPanel { up: "share not longer".into(), is_logarithmic: false, lines }],
     };
     lab.plot("pipes-round-trips", &chart.render())?;
     Ok(findings)
 }
 
-fn play(intervals: u64, seconds: u64) -> Result<Outcome> {
+fn play(intervals: u64, seconds: u64) -> Result<RouterOutcome> {
     let transfer_ns = (1 + intervals) * INTERVAL_NS;
-    let processors = Processors::anywhere(Strictness::Deadline);
-    let boards = [Board::begin(&processors, transfer_ns)?, Board::begin(&processors, transfer_ns)?];
+    let processors = ProcessorPool::anywhere(SchedulingStrictness::Deadline);
+    let boards = [BoardHost::begin(&processors, transfer_ns)?, BoardHost::begin(&processors, transfer_ns)?];
     let ends = [boards[0].taken(&processors)?, boards[1].taken(&processors)?];
     let roads = [road(&ends[0], &ends[1], transfer_ns)?, road(&ends[1], &ends[0], transfer_ns)?];
     let bound_ns = roads.iter().map(|road| road.bound_ns).sum();
     let is_over = Arc::new(AtomicBool::new(false));
-    let busy = Busy::begin()?;
+    let busy = WatchedLoad::begin()?;
     let ready = Arc::new(Barrier::new(2));
     let share = processors.share(BOARD)?;
     let far = echo(Arc::clone(&boards[1].mail), transfer_ns, share, Arc::clone(&is_over), Arc::clone(&ready));
@@ -291,7 +304,7 @@ fn play(intervals: u64, seconds: u64) -> Result<Outcome> {
     let gaps = busy.gaps();
     drop(busy);
     let policy = ends[0].granted().policy;
-    for Road { pipe, .. } in roads {
+    for BoardRoute { pipe, .. } in roads {
         drop(pipe);
     }
     drop(ends);
@@ -302,12 +315,12 @@ fn play(intervals: u64, seconds: u64) -> Result<Outcome> {
     let is_valid = |(end_ns, long_ns): &(u64, u64)| !is_void(&gaps, end_ns - long_ns, *end_ns);
     let trips: Vec<_> = trips.into_iter().filter(is_valid).collect();
     let void = all - trips.len();
-    Ok(Outcome { bound_ns, trips, sent, void, policy })
+    Ok(RouterOutcome { bound_ns, trips, sent, void, policy })
 }
 
 /// The first board: sends messages, and measures the time until each is back.
 fn ask(
-    mail: &Mail,
+    mail: &MessageQueues,
     transfer_ns: u64,
     share: &ProcessorShare,
     is_over: &AtomicBool,
@@ -318,7 +331,7 @@ fn ask(
     // Until it has its reserve, a thread starts when the machine lets it.
     ready.wait();
     let mut trips = Vec::with_capacity((seconds * 1_000_000_000 / PERIOD_NS) as usize);
-    let (mut roster, mut jobs, mut sent) = (Roster::new(BOARD), 0, 0);
+    let (mut roster, mut jobs, mut sent) = (JobSchedule::new(BOARD), 0, 0);
     while !is_over.load(Ordering::Acquire) {
         let job = roster.next_job();
         let mut mail = mail.lock();
@@ -343,7 +356,7 @@ fn ask(
 
 /// The second board: sends back what it receives.
 fn echo(
-    mail: Mail,
+    mail: MessageQueues,
     transfer_ns: u64,
     share: ProcessorShare,
     is_over: Arc<AtomicBool>,
@@ -352,7 +365,7 @@ fn echo(
     thread::spawn(move || {
         let _reservation = share.reserve(BOARD);
         ready.wait();
-        let mut roster = Roster::new(BOARD);
+        let mut roster = JobSchedule::new(BOARD);
         while !is_over.load(Ordering::Acquire) {
             let job = roster.next_job();
             let mut mail = mail.lock();

@@ -1,9 +1,9 @@
 //! The names of both experiments, and the format of their figures.
 
-use crate::{report::Quantity, stats::Spread};
+use crate::{report::MeasuredQuantity, stats::SampleSpread};
 
 pub const NAME: &str = "pipes";
 
-pub fn once(value: f64, unit: &'static str) -> Quantity {
-    Quantity::new(Spread::once(value), unit)
+pub fn once(value: f64, unit: &'static str) -> MeasuredQuantity {
+    MeasuredQuantity::new(SampleSpread::once(value), unit)
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use farbus_control::units::format_bytes;
 
-use super::super::Failure;
-use super::stage::{Scratch, Stage};
-use super::tool::{self, Tool};
+use super::super::CommandFailure;
+use super::stage::{DemoFolder, DemoReporter};
+use super::tool::{self, SystemTool};
 
 /// The size of the file system; it has room for [`FILES`] and a journal.
 const FILE_SYSTEM_BYTES: u64 = 48 << 20;
@@ -29,7 +29,7 @@ const FILES: [(&str, usize); 7] = [
 ];
 
 /// A disk image and its contents.
-pub struct Image {
+pub struct DemoImage {
     /// The image file.
     pub path: PathBuf,
     /// Its size, bytes.
@@ -49,22 +49,22 @@ enum FileSystem {
     None,
 }
 
-impl Image {
+impl DemoImage {
     /// Creates it, with the best file system for which this machine has a program.
-    pub fn make(scratch: &Scratch, stage: &mut Stage) -> Result<Self, Failure> {
+    pub fn make(scratch: &DemoFolder, stage: &mut DemoReporter) -> Result<Self, CommandFailure> {
         stage.doing("make")?;
         let path = scratch.path("demo.img");
         let (tail_offset, size_bytes) = (FILE_SYSTEM_BYTES, FILE_SYSTEM_BYTES + TAIL_BYTES);
         let mut image = Self { path, size_bytes, tail_offset, is_populated: false, file_system: FileSystem::None };
-        let file = File::create_new(&image.path).map_err(Failure::local)?;
-        file.set_len(size_bytes).map_err(Failure::local)?;
-        if let Some(mkfs) = Tool::find("mkfs.ext4") {
-            image.make_ext4(&mkfs, scratch).map_err(Failure::local)?;
-        } else if let Some(mkfs) = Tool::find("mkfs.vfat") {
-            image.make_fat(&mkfs).map_err(Failure::local)?;
+        let file = File::create_new(&image.path).map_err(CommandFailure::local)?;
+        file.set_len(size_bytes).map_err(CommandFailure::local)?;
+        if let Some(mkfs) = SystemTool::find("mkfs.ext4") {
+            image.make_ext4(&mkfs, scratch).map_err(CommandFailure::local)?;
+        } else if let Some(mkfs) = SystemTool::find("mkfs.vfat") {
+            image.make_fat(&mkfs).map_err(CommandFailure::local)?;
         } else {
             stage.reduce("there is no mkfs.ext4 or mkfs.vfat here: the disk holds a pattern, no files".into());
-            write_pattern(&file, FILE_SYSTEM_BYTES).map_err(Failure::local)?;
+            write_pattern(&file, FILE_SYSTEM_BYTES).map_err(CommandFailure::local)?;
         }
         stage.done("make", image.sentence());
         Ok(image)
@@ -84,7 +84,7 @@ impl Image {
     }
 
     /// `mkfs.ext4` fills the file system as it makes it, which needs no privilege.
-    fn make_ext4(&mut self, mkfs: &Tool, scratch: &Scratch) -> Result<(), String> {
+    fn make_ext4(&mut self, mkfs: &SystemTool, scratch: &DemoFolder) -> Result<(), String> {
         let files = scratch.path("files");
         self.grow_tree(&files).map_err(|error| error.to_string())?;
         let (files, path) = (files.display().to_string(), self.path.display().to_string());
@@ -96,7 +96,7 @@ impl Image {
         Ok(())
     }
 
-    fn make_fat(&mut self, mkfs: &Tool) -> Result<(), String> {
+    fn make_fat(&mut self, mkfs: &SystemTool) -> Result<(), String> {
         let (path, size) = (self.path.display().to_string(), (FILE_SYSTEM_BYTES >> 10).to_string());
         mkfs.run(["-n", "FARBUS", &path, &size])?;
         self.file_system = FileSystem::Fat;
@@ -119,14 +119,20 @@ impl Image {
     }
 
     /// Compares [`FILES`] in a folder with their original content.
-    pub fn compare_with_tree(&self, folder: &Path, step: &'static str, stage: &Stage) -> Result<(), Failure> {
+    pub fn compare_with_tree(
+        &self,
+        folder: &Path,
+        step: &'static str,
+        stage: &DemoReporter,
+    ) -> Result<(), CommandFailure> {
         stage.doing(step)?;
         let mut total = 0;
         for (name, bytes) in FILES {
             stage.check()?;
-            let found = fs::read(folder.join(name)).map_err(|error| Failure::local(format!("{name}: {error}")))?;
+            let found =
+                fs::read(folder.join(name)).map_err(|error| CommandFailure::local(format!("{name}: {error}")))?;
             if found != content(name, bytes) {
-                return Err(Failure::local(format!("{name} came back different")));
+                return Err(CommandFailure::local(format!("{name} came back different")));
             }
             total += bytes as u64;
         }
@@ -136,8 +142,13 @@ impl Image {
     }
 
     /// Copies [`FILES`] out of the disk's file without mounting it; `None` if no program can.
-    pub fn extract(&self, disk: &Path, scratch: &Scratch, stage: &Stage) -> Result<Option<PathBuf>, Failure> {
-        let Some(debugfs) = Tool::find("debugfs").filter(|_| self.file_system == FileSystem::Ext4) else {
+    pub fn extract(
+        &self,
+        disk: &Path,
+        scratch: &DemoFolder,
+        stage: &DemoReporter,
+    ) -> Result<Option<PathBuf>, CommandFailure> {
+        let Some(debugfs) = SystemTool::find("debugfs").filter(|_| self.file_system == FileSystem::Ext4) else {
             return Ok(None);
         };
         stage.doing("copy")?;
@@ -145,9 +156,9 @@ impl Image {
         for (name, _) in FILES {
             stage.check()?;
             let to = folder.join(name);
-            fs::create_dir_all(to.parent().unwrap_or(&folder)).map_err(Failure::local)?;
+            fs::create_dir_all(to.parent().unwrap_or(&folder)).map_err(CommandFailure::local)?;
             let order = format!("dump \"/{name}\" \"{}\"", to.display());
-            debugfs.run(["-R".as_ref(), order.as_ref(), disk.as_os_str()]).map_err(Failure::local)?;
+            debugfs.run(["-R".as_ref(), order.as_ref(), disk.as_os_str()]).map_err(CommandFailure::local)?;
         }
         stage.done("copy", "debugfs took the files out of the disk's file");
         Ok(Some(folder))
@@ -156,55 +167,55 @@ impl Image {
     /// Compares every byte of the disk, which `read` reads, with the image.
     pub fn compare(
         &self,
-        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
-        stage: &Stage,
-    ) -> Result<(), Failure> {
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), CommandFailure>,
+        stage: &DemoReporter,
+    ) -> Result<(), CommandFailure> {
         stage.doing("read")?;
-        let image = File::open(&self.path).map_err(Failure::local)?;
+        let image = File::open(&self.path).map_err(CommandFailure::local)?;
         self.compare_from(0, stage, |offset, expected, found| {
-            image.read_exact_at(expected, offset).map_err(Failure::local)?;
+            image.read_exact_at(expected, offset).map_err(CommandFailure::local)?;
             read(offset, found)
         })
     }
 
     /// Compares the spare space of the image with the pattern.
-    pub fn compare_tail(&self, stage: &Stage) -> Result<(), Failure> {
-        let image = File::open(&self.path).map_err(Failure::local)?;
+    pub fn compare_tail(&self, stage: &DemoReporter) -> Result<(), CommandFailure> {
+        let image = File::open(&self.path).map_err(CommandFailure::local)?;
         self.compare_from(self.tail_offset, stage, |offset, expected, found| {
             fill(offset, expected);
-            image.read_exact_at(found, offset).map_err(Failure::local)
+            image.read_exact_at(found, offset).map_err(CommandFailure::local)
         })
     }
 
     fn compare_from(
         &self,
         start: u64,
-        stage: &Stage,
-        mut read_both: impl FnMut(u64, &mut [u8], &mut [u8]) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        stage: &DemoReporter,
+        mut read_both: impl FnMut(u64, &mut [u8], &mut [u8]) -> Result<(), CommandFailure>,
+    ) -> Result<(), CommandFailure> {
         let (mut expected, mut found) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
         for offset in (start..self.size_bytes).step_by(CHUNK_BYTES) {
             stage.check()?;
             read_both(offset, &mut expected, &mut found)?;
             if expected != found {
-                return Err(Failure::local(format!("the disk came back different behind byte {offset}")));
+                return Err(CommandFailure::local(format!("the disk came back different behind byte {offset}")));
             }
         }
         Ok(())
     }
 
     /// Checks the file system; returns the program that did it, if there is one.
-    pub fn fsck(&self) -> Result<Option<&'static str>, Failure> {
+    pub fn fsck(&self) -> Result<Option<&'static str>, CommandFailure> {
         let (program, options) = match self.file_system {
             FileSystem::Ext4 => ("e2fsck", "-fn"),
             FileSystem::Fat => ("fsck.fat", "-n"),
             FileSystem::None => return Ok(None),
         };
-        if Tool::find(program).is_none() {
+        if SystemTool::find(program).is_none() {
             return Ok(None);
         }
         tool::run(program, [options.as_ref(), self.path.as_os_str()])
-            .map_err(|why| Failure::local(format!("the image's file system is damaged: {why}")))?;
+            .map_err(|why| CommandFailure::local(format!("the image's file system is damaged: {why}")))?;
         Ok(Some(program))
     }
 }

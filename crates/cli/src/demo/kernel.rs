@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::Failure;
-use super::image::Image;
-use super::stage::{Scratch, Stage};
+use super::super::CommandFailure;
+use super::image::DemoImage;
+use super::stage::{DemoFolder, DemoReporter};
 use super::tool;
 
 /// A file system that is mounted through a loop device. Dropping it unmounts the file system and frees the device.
-pub struct Mounted {
+pub struct MountedImage {
     // Dropped in this order: the mount holds the device.
-    tree: Tree,
+    tree: FileSystemMount,
     device: LoopDevice,
 }
 
@@ -19,7 +19,12 @@ pub struct Mounted {
 ///
 /// # Errors
 /// The outer one when the demo is to end; the inner one says why this machine cannot mount it.
-pub fn mount(file: &Path, image: &Image, scratch: &Scratch, stage: &Stage) -> Result<Result<Mounted, String>, Failure> {
+pub fn mount(
+    file: &Path,
+    image: &DemoImage,
+    scratch: &DemoFolder,
+    stage: &DemoReporter,
+) -> Result<Result<MountedImage, String>, CommandFailure> {
     stage.doing("mount")?;
     if !rustix::process::geteuid().is_root() {
         return Ok(Err("loop devices and mounting are for root".into()));
@@ -29,44 +34,44 @@ pub fn mount(file: &Path, image: &Image, scratch: &Scratch, stage: &Stage) -> Re
         Err(why) => return Ok(Err(why)),
     };
     let folder = scratch.path("mounted");
-    let mut tree = match Tree::mount(&device.path, &folder) {
+    let mut tree = match FileSystemMount::mount(&device.path, &folder) {
         Ok(tree) => tree,
         Err(why) => return Ok(Err(why)),
     };
     stage.done("mount", format!("{} is mounted at {}", device.path, folder.display()));
     if !image.is_populated {
-        image.grow_tree(&folder).map_err(Failure::local)?;
+        image.grow_tree(&folder).map_err(CommandFailure::local)?;
         // Mounting again empties the kernel's cache of it.
-        tree.unmount().map_err(Failure::local)?;
-        tree = Tree::mount(&device.path, &folder).map_err(Failure::local)?;
+        tree.unmount().map_err(CommandFailure::local)?;
+        tree = FileSystemMount::mount(&device.path, &folder).map_err(CommandFailure::local)?;
     }
-    Ok(Ok(Mounted { tree, device }))
+    Ok(Ok(MountedImage { tree, device }))
 }
 
-impl Mounted {
+impl MountedImage {
     /// The folder where it is mounted.
     pub fn folder(&self) -> &Path {
         &self.tree.folder
     }
 
     /// Writes a last file, unmounts, and frees the device.
-    pub fn unmount(mut self, stage: &Stage) -> Result<(), Failure> {
+    pub fn unmount(mut self, stage: &DemoReporter) -> Result<(), CommandFailure> {
         stage.doing("unmount")?;
-        fs::write(self.folder().join("was-here.txt"), "written from afar\n").map_err(Failure::local)?;
-        self.tree.unmount().map_err(Failure::local)?;
-        self.device.detach().map_err(Failure::local)?;
+        fs::write(self.folder().join("was-here.txt"), "written from afar\n").map_err(CommandFailure::local)?;
+        self.tree.unmount().map_err(CommandFailure::local)?;
+        self.device.detach().map_err(CommandFailure::local)?;
         stage.done("unmount", format!("a file was added; {} is free again", self.device.path));
         Ok(())
     }
 }
 
 /// A mounted file system.
-struct Tree {
+struct FileSystemMount {
     folder: PathBuf,
     is_mounted: bool,
 }
 
-impl Tree {
+impl FileSystemMount {
     fn mount(device: &str, folder: &Path) -> Result<Self, String> {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         tool::run("mount", [device.as_ref(), folder])?;
@@ -80,7 +85,7 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
+impl Drop for FileSystemMount {
     fn drop(&mut self) {
         if self.is_mounted
             && let Err(error) = self.unmount()

@@ -18,17 +18,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io_net::sys::peer::Credentials;
-use farbus_page::{PageSettings, Place, Served, serve};
+use farbus_io_net::sys::peer::PeerCredentials;
+use farbus_page::{PageAddress, PageLocation, PageSettings, serve};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::oneshot;
 
-use super::super::Failure;
+use super::super::CommandFailure;
 use super::super::output::say;
-use super::stage::{Scratch, remove_folder};
+use super::stage::{DemoFolder, remove_folder};
 use super::traffic;
 
 /// The verb of the keeper; started by the demo alone.
@@ -86,12 +86,12 @@ const END_TIME_MAX: Duration = Duration::from_secs(10);
 /// Runs the lab until Ctrl-C, or for `seconds`.
 ///
 /// # Errors
-/// [`Failure`]: it could not be begun. Nothing is left.
-pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
-    let scratch = Scratch::new()?;
+/// [`CommandFailure`]: it could not be begun. Nothing is left.
+pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), CommandFailure> {
+    let scratch = DemoFolder::new()?;
     let (told, tells) = channel();
     watch_signals(told.clone())?;
-    let mut keeper = Keeper::start(&scratch, listen, told)?;
+    let mut keeper = LabKeeper::start(&scratch, listen, told)?;
     say("farbus demo: three daemons, twenty devices, and the page; nothing of this machine is shared\n");
     let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut has_begun = false;
@@ -99,15 +99,15 @@ pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
     let why = loop {
         let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
         match tells.recv_timeout(left.min(Duration::from_secs(3600))) {
-            Ok(Told::Line(line)) => {
+            Ok(LabEvent::Line(line)) => {
                 has_begun |= line.contains("page at ");
                 say(line);
             }
-            Ok(Told::Signal(signal)) => {
+            Ok(LabEvent::Signal(signal)) => {
                 interrupted_by = Some(signal).filter(|_| !has_begun);
                 break None;
             }
-            Ok(Told::KeeperEnded) | Err(RecvTimeoutError::Disconnected) => break Some("it ended by itself"),
+            Ok(LabEvent::KeeperEnded) | Err(RecvTimeoutError::Disconnected) => break Some("it ended by itself"),
             Err(RecvTimeoutError::Timeout) if until.is_none_or(|until| Instant::now() < until) => {}
             Err(RecvTimeoutError::Timeout) => break None,
         }
@@ -115,50 +115,54 @@ pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), Failure> {
     keeper.end();
     end_all_in(&scratch.path("run"));
     match why {
-        Some(why) if has_begun => Err(Failure::local(format!("the lab is gone: {why}"))),
-        Some(why) => Err(Failure::local(format!("the lab could not be begun: {why}"))),
+        Some(why) if has_begun => Err(CommandFailure::local(format!("the lab is gone: {why}"))),
+        Some(why) => Err(CommandFailure::local(format!("the lab could not be begun: {why}"))),
         None => {
             say("\nAll of it is gone.");
-            interrupted_by.map_or(Ok(()), |signal| Err(Failure::interrupted(signal, "the lab had not begun")))
+            interrupted_by.map_or(Ok(()), |signal| Err(CommandFailure::interrupted(signal, "the lab had not begun")))
         }
     }
 }
 
 /// What the command waits for.
-enum Told {
+enum LabEvent {
     Line(String),
     Signal(i32),
     KeeperEnded,
 }
 
-fn watch_signals(told: std::sync::mpsc::Sender<Told>) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let watch = move || signals.forever().for_each(|signal| drop(told.send(Told::Signal(signal))));
-    thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(Failure::local)
+fn watch_signals(told: std::sync::mpsc::Sender<LabEvent>) -> Result<(), CommandFailure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
+    let watch = move || signals.forever().for_each(|signal| drop(told.send(LabEvent::Signal(signal))));
+    thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(CommandFailure::local)
 }
 
 /// The process that has the lab.
-struct Keeper {
+struct LabKeeper {
     process: Child,
     /// Closed, it ends the lab.
     pipe: Option<ChildStdin>,
 }
 
-impl Keeper {
-    fn start(scratch: &Scratch, listen: SocketAddr, told: std::sync::mpsc::Sender<Told>) -> Result<Self, Failure> {
+impl LabKeeper {
+    fn start(
+        scratch: &DemoFolder,
+        listen: SocketAddr,
+        told: std::sync::mpsc::Sender<LabEvent>,
+    ) -> Result<Self, CommandFailure> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(KEEPER_VERB).arg(scratch.path("")).arg(listen.to_string());
         command.env("XDG_RUNTIME_DIR", scratch.path("run")).env_remove("FARBUS_NAME").env_remove("FARBUS_LOG");
         // Ctrl-C is for the command, which ends the keeper.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().map_err(Failure::local)?;
+        let mut process = command.spawn().map_err(CommandFailure::local)?;
         let (pipe, out) = (process.stdin.take(), process.stdout.take());
         let read = move || {
             let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines().map_while(Result::ok));
-            lines.for_each(|line| drop(told.send(Told::Line(line))));
-            let _ = told.send(Told::KeeperEnded);
+            lines.for_each(|line| drop(told.send(LabEvent::Line(line))));
+            let _ = told.send(LabEvent::KeeperEnded);
         };
-        thread::Builder::new().name("keeper".into()).spawn(read).map_err(Failure::local)?;
+        thread::Builder::new().name("keeper".into()).spawn(read).map_err(CommandFailure::local)?;
         Ok(Self { process, pipe })
     }
 
@@ -168,7 +172,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LabKeeper {
     fn drop(&mut self) {
         self.end();
     }
@@ -209,7 +213,7 @@ fn end_all_in(run: &Path) {
 /// The processes that listen at the control sockets of a runtime folder.
 fn answering_in(run: &Path) -> impl Iterator<Item = i32> {
     let sockets = fs::read_dir(run.join("farbus")).into_iter().flatten().flatten().map(|entry| entry.path());
-    let listens = |path: PathBuf| Credentials::of(UnixStream::connect(path).ok()?).ok()?.process()?.try_into().ok();
+    let listens = |path: PathBuf| PeerCredentials::of(UnixStream::connect(path).ok()?).ok()?.process()?.try_into().ok();
     sockets.filter_map(listens)
 }
 
@@ -225,7 +229,7 @@ fn started_for(run: &Path) -> impl Iterator<Item = i32> {
 }
 
 /// One host of the lab.
-struct Host {
+struct DemoHost {
     name: &'static str,
     folder: PathBuf,
     daemon: Option<Child>,
@@ -236,12 +240,12 @@ struct Host {
 /// Keeps the lab until its standard input ends, or a signal.
 ///
 /// # Errors
-/// [`Failure`]: it could not be begun.
-pub fn keep(folder: &Path, listen: SocketAddr) -> Result<(), Failure> {
+/// [`CommandFailure`]: it could not be begun.
+pub fn keep(folder: &Path, listen: SocketAddr) -> Result<(), CommandFailure> {
     let (tell_end, end) = oneshot::channel();
     let is_over = Arc::<AtomicBool>::default();
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&is_over)).map_err(Failure::local)?;
+        signal_hook::flag::register(signal, Arc::clone(&is_over)).map_err(CommandFailure::local)?;
     }
     let over = Arc::clone(&is_over);
     let wait = move || {
@@ -250,13 +254,13 @@ pub fn keep(folder: &Path, listen: SocketAddr) -> Result<(), Failure> {
         over.store(true, Ordering::Relaxed);
         let _ = tell_end.send(());
     };
-    thread::Builder::new().name("command".into()).spawn(wait).map_err(Failure::local)?;
-    let mut lab = Lab { folder: folder.to_owned(), hosts: Vec::new() };
+    thread::Builder::new().name("command".into()).spawn(wait).map_err(CommandFailure::local)?;
+    let mut lab = DemoLab { folder: folder.to_owned(), hosts: Vec::new() };
     let result = lab.begin(&is_over).and_then(|()| {
         let readers = lab.sockets().map(|socket| traffic::start(socket, Arc::clone(&is_over)));
-        let readers: Vec<_> = readers.collect::<Result<_, _>>().map_err(Failure::local)?;
-        let tell = |served: Served| say(format!("page at {}   (Ctrl-C ends all of it)", served.at));
-        let served = serve(PageSettings::local(Place::Loopback(listen)), tell, async {
+        let readers: Vec<_> = readers.collect::<Result<_, _>>().map_err(CommandFailure::local)?;
+        let tell = |served: PageLocation| say(format!("page at {}   (Ctrl-C ends all of it)", served.at));
+        let served = serve(PageSettings::local(PageAddress::Loopback(listen)), tell, async {
             let _ = end.await;
         });
         is_over.store(true, Ordering::Relaxed);
@@ -267,24 +271,24 @@ pub fn keep(folder: &Path, listen: SocketAddr) -> Result<(), Failure> {
     result
 }
 
-struct Lab {
+struct DemoLab {
     folder: PathBuf,
-    hosts: Vec<Host>,
+    hosts: Vec<DemoHost>,
 }
 
-impl Lab {
-    fn begin(&mut self, is_over: &AtomicBool) -> Result<(), Failure> {
+impl DemoLab {
+    fn begin(&mut self, is_over: &AtomicBool) -> Result<(), CommandFailure> {
         let check = || match is_over.load(Ordering::Relaxed) {
-            true => Err(Failure::local("interrupted")),
+            true => Err(CommandFailure::local("interrupted")),
             false => Ok(()),
         };
         for part in ["run", "disks", "sockets"] {
-            fs::create_dir_all(self.folder.join(part)).map_err(Failure::local)?;
+            fs::create_dir_all(self.folder.join(part)).map_err(CommandFailure::local)?;
         }
         for (name, _) in HOSTS {
             let folder = self.folder.join(name);
-            fs::create_dir(&folder).map_err(Failure::local)?;
-            self.hosts.push(Host { name, folder, daemon: None, address: String::new() });
+            fs::create_dir(&folder).map_err(CommandFailure::local)?;
+            self.hosts.push(DemoHost { name, folder, daemon: None, address: String::new() });
         }
         for (waits, joins) in [(0, 1), (0, 2), (1, 2)] {
             check()?;
@@ -341,7 +345,7 @@ fn socket_of(user: &str, target: &str) -> String {
     format!("{user}-{}.sock", target.replace('/', "-"))
 }
 
-impl Host {
+impl DemoHost {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments).env("FARBUS_STATE", &self.folder).env("FARBUS_NAME", self.name).stdin(Stdio::null());
@@ -350,11 +354,11 @@ impl Host {
     }
 
     /// Runs a command of this host to its end.
-    fn run(&self, arguments: &[&str]) -> Result<(), Failure> {
-        let done = self.command(arguments).output().map_err(Failure::local)?;
+    fn run(&self, arguments: &[&str]) -> Result<(), CommandFailure> {
+        let done = self.command(arguments).output().map_err(CommandFailure::local)?;
         match done.status.success() {
             true => Ok(()),
-            false => Err(Failure::local(format!(
+            false => Err(CommandFailure::local(format!(
                 "farbus {} of {}: {}",
                 arguments.join(" "),
                 self.name,
@@ -368,7 +372,7 @@ impl Host {
     }
 
     /// What the daemon shares.
-    fn shares(&self, lab: &Path) -> Result<String, Failure> {
+    fn shares(&self, lab: &Path) -> Result<String, CommandFailure> {
         let mut text = "[plain]\nlisten = ['127.0.0.1:0']\nannounce = false\n\
             [secure]\nlisten = ['127.0.0.1:0']\nannounce = false\n"
             .to_owned();
@@ -378,7 +382,7 @@ impl Host {
                 "disk" => {
                     let path = lab.join("disks").join(format!("{}-{name}.img", self.name));
                     let disk = fs::File::create_new(&path).and_then(|disk| disk.set_len(DISK_BYTES));
-                    disk.map_err(Failure::local)?;
+                    disk.map_err(CommandFailure::local)?;
                     format!("disk:{}", path.display())
                 }
                 what => what.to_owned(),
@@ -392,38 +396,39 @@ impl Host {
     }
 
     /// Starts its daemon, and waits until paired hosts are served.
-    fn start(&mut self, lab: &Path) -> Result<(), Failure> {
-        fs::write(self.config(), self.shares(lab)?).map_err(Failure::local)?;
+    fn start(&mut self, lab: &Path) -> Result<(), CommandFailure> {
+        fs::write(self.config(), self.shares(lab)?).map_err(CommandFailure::local)?;
         let config = self.config().display().to_string();
         let mut command = self.command(&["daemon", "--config", &config]);
-        let mut daemon = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Failure::local)?;
+        let mut daemon =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(CommandFailure::local)?;
         let (lines, out) = (lines_of(daemon.stdout.take())?, lines_of(daemon.stderr.take())?);
         self.daemon = Some(daemon);
         let line = wait_for(&lines, "for paired hosts");
         let line = line.ok_or_else(|| {
             let said: Vec<_> = out.try_iter().collect();
-            Failure::local(format!("the daemon of {} does not start: {}", self.name, said.join("; ")))
+            CommandFailure::local(format!("the daemon of {} does not start: {}", self.name, said.join("; ")))
         })?;
         self.address = line.split_whitespace().nth(2).unwrap_or_default().to_owned();
         Ok(())
     }
 
     /// Has the daemon attach what this host uses, and waits until it has.
-    fn attach(&self, lab: &Path) -> Result<(), Failure> {
-        let mut text = fs::read_to_string(self.config()).map_err(Failure::local)?;
+    fn attach(&self, lab: &Path) -> Result<(), CommandFailure> {
+        let mut text = fs::read_to_string(self.config()).map_err(CommandFailure::local)?;
         let sockets: Vec<_> =
             used_by(self.name).map(|target| (target, lab.join("sockets").join(socket_of(self.name, target)))).collect();
         for (target, socket) in &sockets {
             let socket = Value::String(socket.display().to_string());
             let _ = writeln!(text, "[[attach]]\ntarget = '{target}'\nvia = 'nbd'\nsocket = {socket}");
         }
-        fs::write(self.config(), text).map_err(Failure::local)?;
+        fs::write(self.config(), text).map_err(CommandFailure::local)?;
         let daemon = self.daemon.as_ref().map(Pid::from_child);
-        daemon.map(|daemon| kill_process(daemon, Signal::HUP)).transpose().map_err(Failure::local)?;
+        daemon.map(|daemon| kill_process(daemon, Signal::HUP)).transpose().map_err(CommandFailure::local)?;
         let until = Instant::now() + STEP_TIME_MAX;
         while !sockets.iter().all(|(_, socket)| socket.exists()) {
             if Instant::now() > until {
-                return Err(Failure::local(format!("{} does not get what it is to attach", self.name)));
+                return Err(CommandFailure::local(format!("{} does not get what it is to attach", self.name)));
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -432,14 +437,14 @@ impl Host {
 }
 
 /// Pairs two hosts, and lets each use all that the other shares.
-fn pair(waits: &Host, joins: &Host) -> Result<(), Failure> {
+fn pair(waits: &DemoHost, joins: &DemoHost) -> Result<(), CommandFailure> {
     let mut waiting = waits.command(&["pair", "--listen", "127.0.0.1:0", "--json"]);
-    let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(Failure::local)?;
+    let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(CommandFailure::local)?;
     let lines = lines_of(waiting.stdout.take())?;
     let told = wait_for(&lines, "\"code\"").and_then(|line| serde_json::from_str::<Value>(&line).ok());
     let joined = match told.as_ref().and_then(|told| Some((told["address"].as_str()?, told["code"].as_str()?))) {
         Some((address, code)) => joins.run(&["pair", address, code]),
-        None => Err(Failure::local(format!("{} cannot be paired", waits.name))),
+        None => Err(CommandFailure::local(format!("{} cannot be paired", waits.name))),
     };
     end_child(&mut waiting, if joined.is_ok() { END_TIME_MAX } else { Duration::ZERO });
     joined?;
@@ -448,14 +453,14 @@ fn pair(waits: &Host, joins: &Host) -> Result<(), Failure> {
 }
 
 /// The lines of a process's output, read to the end whether anybody wants them or not.
-fn lines_of(out: Option<impl Read + Send + 'static>) -> Result<Receiver<String>, Failure> {
+fn lines_of(out: Option<impl Read + Send + 'static>) -> Result<Receiver<String>, CommandFailure> {
     let (to, lines) = channel();
     let read = move || {
         let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines().map_while(Result::ok));
         // The rest is read, too: a daemon waits for whom it tells.
         lines.for_each(|line| drop(to.send(line)));
     };
-    thread::Builder::new().name("output".into()).spawn(read).map_err(Failure::local)?;
+    thread::Builder::new().name("output".into()).spawn(read).map_err(CommandFailure::local)?;
     Ok(lines)
 }
 

@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 use farbus::broker::SystemAccess;
 use farbus::devices::class_words::classes;
 use farbus::exporter::share::Share;
-use farbus::frontend::{Attachment, Ended, FileAttachment};
-use farbus::importer::client::{ClientError, Target, list, name_of, open_disk};
+use farbus::frontend::{Attachment, AttachmentEnd, FileAttachment};
+use farbus::importer::client::{ClientError, DeviceTarget, list, name_of, open_disk};
 use farbus::importer::disk::OpenedDisk;
 use farbus::importer::port::DevicePort;
 use farbus_control::units::format_bytes;
-use farbus_gadgets::storage::{Options, Storage};
+use farbus_gadgets::storage::{StorageGadget, StorageOptions};
 use farbus_host::RemoteDisk;
 use farbus_io_linux::store::FileStore;
 use farbus_model::BlockStore;
 use farbus_session::OpStatus;
 
-use self::image::{Image, TAIL_BYTES};
-use self::stage::{Scratch, Stage};
-use super::Failure;
+use self::image::{DemoImage, TAIL_BYTES};
+use self::stage::{DemoFolder, DemoReporter};
+use super::CommandFailure;
 use super::output::say;
 use super::page::loopback;
 
@@ -64,16 +64,16 @@ const MEASURE_TIME: Duration = Duration::from_millis(500);
 /// How long an exporter may take to offer a device again after its last user has gone.
 const REOFFER_TIME_MAX: Duration = Duration::from_secs(2);
 
-type Disk = RemoteDisk<DevicePort>;
+type DemoDisk = RemoteDisk<DevicePort>;
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     if args.lab {
         return lab::run(args.listen, args.seconds);
     }
-    let mut stage = Stage::new(args.json)?;
+    let mut stage = DemoReporter::new(args.json)?;
     stage.begin("a disk is shared here, and used as another machine would use it");
-    let scratch = Scratch::new()?;
-    let image = Image::make(&scratch, &mut stage)?;
+    let scratch = DemoFolder::new()?;
+    let image = DemoImage::make(&scratch, &mut stage)?;
     let share = Share::default();
     let target = offer(&share, &image, &stage)?;
     let mut disk = take(&target, &stage)?;
@@ -95,13 +95,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Shares the image and lists it, as `farbus share` and `farbus list` do.
-fn offer(share: &Share, image: &Image, stage: &Stage) -> Result<Target, Failure> {
+fn offer(share: &Share, image: &DemoImage, stage: &DemoReporter) -> Result<DeviceTarget, CommandFailure> {
     stage.doing("share")?;
-    let store = FileStore::open(&image.path, false).map_err(Failure::local)?;
-    let serial = Options::serial_of(&image.path.display().to_string());
-    let disk = Storage::device(Box::new(store), Options { serial, product: "demo disk".into(), ..Options::default() });
-    share.add("disk", disk.map_err(Failure::local)?).map_err(Failure::local)?;
-    let address = share.listen(SocketAddr::from(([127, 0, 0, 1], 0))).map_err(Failure::local)?.to_string();
+    let store = FileStore::open(&image.path, false).map_err(CommandFailure::local)?;
+    let serial = StorageOptions::serial_of(&image.path.display().to_string());
+    let disk = StorageGadget::device(
+        Box::new(store),
+        StorageOptions { serial, product: "demo disk".into(), ..StorageOptions::default() },
+    );
+    share.add("disk", disk.map_err(CommandFailure::local)?).map_err(CommandFailure::local)?;
+    let address = share.listen(SocketAddr::from(([127, 0, 0, 1], 0))).map_err(CommandFailure::local)?.to_string();
     stage.done("share", format!("'disk' is on offer at {address}, this machine alone"));
     stage.doing("list")?;
     for record in list(&address)? {
@@ -109,11 +112,11 @@ fn offer(share: &Share, image: &Image, stage: &Stage) -> Result<Target, Failure>
         let classes = classes(&record).join(", ");
         stage.done("list", format!("{name}, bus id {}, {ids}, {} speed, {classes}", record.bus_id, record.speed));
     }
-    Ok(Target { address, device: "disk".into() })
+    Ok(DeviceTarget { address, device: "disk".into() })
 }
 
 /// Opens the disk. Its last user may have gone just now without the exporter having noticed, so it tries again.
-fn take(target: &Target, stage: &Stage) -> Result<Disk, Failure> {
+fn take(target: &DeviceTarget, stage: &DemoReporter) -> Result<DemoDisk, CommandFailure> {
     stage.doing("attach")?;
     let since = Instant::now();
     let disk = loop {
@@ -132,9 +135,9 @@ fn take(target: &Target, stage: &Stage) -> Result<Disk, Failure> {
 }
 
 /// Reads the disk in order, then writes its spare space, one command at a time.
-fn measure(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure> {
+fn measure(disk: &mut DemoDisk, image: &DemoImage, stage: &DemoReporter) -> Result<(), CommandFailure> {
     stage.doing("measure")?;
-    let trouble = |error: &dyn std::fmt::Display| Failure::local(format!("the disk failed: {error}"));
+    let trouble = |error: &dyn std::fmt::Display| CommandFailure::local(format!("the disk failed: {error}"));
     let mut block = vec![0; BLOCK_BYTES];
     let read = steadily(0, disk.size_bytes(), stage, |offset| {
         disk.read_at(offset, &mut block).map_err(|error| trouble(&error))
@@ -158,12 +161,12 @@ fn measure(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure>
 }
 
 /// How many bytes passed in which time.
-struct Passed {
+struct TransferTiming {
     bytes: u64,
     time: Duration,
 }
 
-impl Passed {
+impl TransferTiming {
     fn per_second(&self) -> String {
         format_bytes((self.bytes as f64 / self.time.as_secs_f64()) as u64)
     }
@@ -173,21 +176,27 @@ impl Passed {
 fn steadily(
     start: u64,
     end: u64,
-    stage: &Stage,
-    mut move_block: impl FnMut(u64) -> Result<(), Failure>,
-) -> Result<Passed, Failure> {
+    stage: &DemoReporter,
+    mut move_block: impl FnMut(u64) -> Result<(), CommandFailure>,
+) -> Result<TransferTiming, CommandFailure> {
     let (began, mut bytes) = (Instant::now(), 0);
     while began.elapsed() < MEASURE_TIME {
         stage.check()?;
         move_block(start + bytes % (end - start))?;
         bytes += BLOCK_BYTES as u64;
     }
-    Ok(Passed { bytes, time: began.elapsed() })
+    Ok(TransferTiming { bytes, time: began.elapsed() })
 }
 
 /// Reads the files back by the longest path that this machine and this user allow: the disk as a file, that file as a
 /// block device, that device mounted.
-fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
+fn read_back(
+    disk: DemoDisk,
+    target: &DeviceTarget,
+    image: &DemoImage,
+    scratch: &DemoFolder,
+    stage: &mut DemoReporter,
+) -> Result<(), CommandFailure> {
     stage.doing("show")?;
     let shown = OpenedDisk::usb(disk)
         .and_then(|disk| FileAttachment::over(disk, target, &SystemAccess::Own, &scratch.path("attached")));
@@ -205,17 +214,26 @@ fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stag
     stage.doing("detach")?;
     attachment.handle().end();
     match Box::new(attachment).run() {
-        Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved | Ended::Undurable(_) => {
+        AttachmentEnd::Asked
+        | AttachmentEnd::Released
+        | AttachmentEnd::HandedOver
+        | AttachmentEnd::Moved
+        | AttachmentEnd::Undurable(_) => {
             stage.done("detach", "the file is gone and everything is durable");
             Ok(())
         }
-        Ended::Lost(why) => Err(Failure::local(format!("the link was lost: {why}"))),
-        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
-        Ended::Broken(reject) => Err(Failure::local(reject)),
+        AttachmentEnd::Lost(why) => Err(CommandFailure::local(format!("the link was lost: {why}"))),
+        AttachmentEnd::Over(report) => Err(CommandFailure::new(report.attribute, report.message)),
+        AttachmentEnd::Broken(reject) => Err(CommandFailure::local(reject)),
     }
 }
 
-fn read_file(file: &Path, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
+fn read_file(
+    file: &Path,
+    image: &DemoImage,
+    scratch: &DemoFolder,
+    stage: &mut DemoReporter,
+) -> Result<(), CommandFailure> {
     if !image.has_file_system() {
         return compare_file(file, image, stage);
     }
@@ -235,27 +253,28 @@ fn read_file(file: &Path, image: &Image, scratch: &Scratch, stage: &mut Stage) -
 }
 
 /// Compares every byte of the disk, read through the library.
-fn compare_all(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure> {
-    let read = |offset, to: &mut [u8]| disk.read_at(offset, to).map_err(|error| Failure::local(error.to_string()));
+fn compare_all(disk: &mut DemoDisk, image: &DemoImage, stage: &DemoReporter) -> Result<(), CommandFailure> {
+    let read =
+        |offset, to: &mut [u8]| disk.read_at(offset, to).map_err(|error| CommandFailure::local(error.to_string()));
     image.compare(read, stage)?;
     stage.done("read", format!("all {} through the library: every byte is right", format_bytes(image.size_bytes)));
     Ok(())
 }
 
 /// Compares every byte of the disk, read through its file.
-fn compare_file(path: &Path, image: &Image, stage: &Stage) -> Result<(), Failure> {
+fn compare_file(path: &Path, image: &DemoImage, stage: &DemoReporter) -> Result<(), CommandFailure> {
     use std::os::unix::fs::FileExt;
-    let file = std::fs::File::open(path).map_err(Failure::local)?;
-    image.compare(|offset, to| file.read_exact_at(to, offset).map_err(Failure::local), stage)?;
+    let file = std::fs::File::open(path).map_err(CommandFailure::local)?;
+    image.compare(|offset, to| file.read_exact_at(to, offset).map_err(CommandFailure::local), stage)?;
     stage.done("read", format!("all {} of the file: every byte is right", format_bytes(image.size_bytes)));
     Ok(())
 }
 
 /// Ends the share and checks what reached its image.
-fn give_back(share: &Share, image: &Image, stage: &Stage) -> Result<(), Failure> {
+fn give_back(share: &Share, image: &DemoImage, stage: &DemoReporter) -> Result<(), CommandFailure> {
     stage.doing("check")?;
     if !share.stop() {
-        return Err(Failure::local("the share did not end in time"));
+        return Err(CommandFailure::local("the share did not end in time"));
     }
     image.compare_tail(stage)?;
     let fsck = match image.fsck()? {

@@ -15,14 +15,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::super::Failure;
-use super::super::interruption::Interruption;
+use super::super::CommandFailure;
+use super::super::interruption::InterruptFlag;
 use super::super::output::{print_json, say};
 
 /// Reports progress to the user, and tells the steps whether to continue.
-pub struct Stage {
+pub struct DemoReporter {
     began: Instant,
-    interruption: Interruption,
+    interruption: InterruptFlag,
     is_styled: bool,
     /// Hidden unless standard error is a terminal.
     spinner: ProgressBar,
@@ -30,27 +30,27 @@ pub struct Stage {
     /// Whether all of it is printed as one JSON object at the end.
     as_json: bool,
     /// The steps that were done, for that object.
-    steps: RefCell<Vec<Step>>,
+    steps: RefCell<Vec<DemoStep>>,
 }
 
 /// A step of the demo, as JSON has it.
 #[derive(Serialize)]
-struct Step {
+struct DemoStep {
     step: String,
     result: String,
 }
 
-impl Stage {
+impl DemoReporter {
     /// Catches Ctrl-C from now on; a second one ends the process immediately.
-    pub fn new(as_json: bool) -> Result<Self, Failure> {
+    pub fn new(as_json: bool) -> Result<Self, CommandFailure> {
         // The second is noticed first: actions run in the order in which they are registered.
         let again = Arc::<AtomicBool>::default();
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&again))
                 .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&again)))
-                .map_err(Failure::local)?;
+                .map_err(CommandFailure::local)?;
         }
-        let interruption = Interruption::new()?;
+        let interruption = InterruptFlag::new()?;
         let spinner = ProgressBar::new_spinner().with_style(ProgressStyle::default_spinner());
         let is_styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Ok(Self {
@@ -75,7 +75,7 @@ impl Stage {
     ///
     /// # Errors
     /// When interrupted.
-    pub fn doing(&self, step: &'static str) -> Result<(), Failure> {
+    pub fn doing(&self, step: &'static str) -> Result<(), CommandFailure> {
         self.spinner.set_message(step);
         self.spinner.enable_steady_tick(Duration::from_millis(80));
         self.check()
@@ -85,7 +85,7 @@ impl Stage {
     pub fn done(&self, step: &str, result: impl fmt::Display) {
         self.spinner.disable_steady_tick();
         if self.as_json {
-            self.steps.borrow_mut().push(Step { step: step.to_owned(), result: result.to_string() });
+            self.steps.borrow_mut().push(DemoStep { step: step.to_owned(), result: result.to_string() });
             return;
         }
         self.spinner.suspend(|| say(format!("  {} {result}", self.bold(&format!("{step:<8}")))));
@@ -95,9 +95,9 @@ impl Stage {
     ///
     /// # Errors
     /// When interrupted.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), CommandFailure> {
         match self.interruption.signal() {
-            Some(signal) => Err(Failure::interrupted(signal, "nothing is left behind")),
+            Some(signal) => Err(CommandFailure::interrupted(signal, "nothing is left behind")),
             None => Ok(()),
         }
     }
@@ -111,7 +111,7 @@ impl Stage {
     ///
     /// # Errors
     /// As [`print_json`].
-    pub fn end(&self) -> Result<(), Failure> {
+    pub fn end(&self) -> Result<(), CommandFailure> {
         self.spinner.finish_and_clear();
         let took = self.began.elapsed().as_secs_f64();
         if self.as_json {
@@ -136,20 +136,20 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for DemoReporter {
     fn drop(&mut self) {
         self.spinner.finish_and_clear();
     }
 }
 
 /// A folder for everything the demo makes, removed when dropped.
-pub struct Scratch(PathBuf);
+pub struct DemoFolder(PathBuf);
 
-impl Scratch {
+impl DemoFolder {
     /// Creates a folder that only its owner can read.
-    pub fn new() -> Result<Self, Failure> {
+    pub fn new() -> Result<Self, CommandFailure> {
         let path = std::env::temp_dir().join(format!("farbus-demo-{}", std::process::id()));
-        let cannot = |error| Failure::local(format!("cannot make the folder {}: {error}", path.display()));
+        let cannot = |error| CommandFailure::local(format!("cannot make the folder {}: {error}", path.display()));
         DirBuilder::new().mode(0o700).create(&path).map_err(cannot)?;
         Ok(Self(path))
     }
@@ -160,7 +160,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for DemoFolder {
     fn drop(&mut self) {
         if let Err(error) = remove_folder(&self.0) {
             tracing::warn!(folder = %self.0.display(), %error, "left behind");

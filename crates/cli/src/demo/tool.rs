@@ -10,11 +10,11 @@ const SYSTEM_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// An installed program.
 #[derive(Clone, Debug)]
-pub struct Tool {
+pub struct SystemTool {
     path: PathBuf,
 }
 
-impl Tool {
+impl SystemTool {
     /// Finds the program of this name.
     pub fn find(name: &str) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -41,7 +41,7 @@ impl Tool {
 
 /// Runs the program of this name, which must be installed.
 pub fn run<I: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = I>) -> Result<String, String> {
-    Tool::find(name).ok_or_else(|| format!("there is no {name} here"))?.run(arguments)
+    SystemTool::find(name).ok_or_else(|| format!("there is no {name} here"))?.run(arguments)
 }
 
 fn is_program(path: &Path) -> bool {

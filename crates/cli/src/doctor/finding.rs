@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Whether this machine can do something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum CapabilityState {
     /// It can.
     Ok,
     /// It can, with a limit that may matter.
@@ -16,9 +16,9 @@ pub enum State {
 
 /// What a check found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Finding {
+pub struct CheckFinding {
     /// Whether it can.
-    pub state: State,
+    pub state: CapabilityState,
     /// What was found, in a sentence.
     pub found: String,
     /// What to type or do, if something is missing.
@@ -26,26 +26,26 @@ pub struct Finding {
     pub next: Option<String>,
 }
 
-impl Finding {
+impl CheckFinding {
     pub fn ok(found: impl Into<String>) -> Self {
-        Self { state: State::Ok, found: found.into(), next: None }
+        Self { state: CapabilityState::Ok, found: found.into(), next: None }
     }
 
     pub fn limited(found: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { state: State::Limited, found: found.into(), next: Some(next.into()) }
+        Self { state: CapabilityState::Limited, found: found.into(), next: Some(next.into()) }
     }
 
     pub fn missing(found: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { state: State::Missing, found: found.into(), next: Some(next.into()) }
+        Self { state: CapabilityState::Missing, found: found.into(), next: Some(next.into()) }
     }
 }
 
 /// A check, by the name that `--require` takes.
-pub struct Check {
+pub struct DoctorCheck {
     /// The name.
     pub name: &'static str,
     /// What it is needed for.
     pub needed_for: &'static str,
     /// Looks.
-    pub look: fn() -> Finding,
+    pub look: fn() -> CheckFinding,
 }

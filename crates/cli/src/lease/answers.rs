@@ -1,18 +1,18 @@
 //! Asks the host of a device for something about its lease, and says what it answers.
 
-use farbus::importer::client::{Client, Target};
+use farbus::importer::client::{DeviceTarget, ImporterClient};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use serde_json::{Value, json};
 
-use crate::Failure;
+use crate::CommandFailure;
 use crate::output::format_span;
 
 /// The answer as JSON, with the target that was asked about.
 ///
 /// # Errors
 /// Never for farbus's own types.
-pub fn json_of(target: &Target, answer: &LeaseAnswer) -> Result<Value, Failure> {
-    let mut value = serde_json::to_value(answer).map_err(Failure::local)?;
+pub fn json_of(target: &DeviceTarget, answer: &LeaseAnswer) -> Result<Value, CommandFailure> {
+    let mut value = serde_json::to_value(answer).map_err(CommandFailure::local)?;
     value["target"] = json!(target.shown());
     Ok(value)
 }
@@ -27,9 +27,10 @@ pub fn until(answer: &LeaseAnswer) -> String {
 ///
 /// # Errors
 /// It is not reached, or refuses.
-pub fn ask(target: &Target, act: LeaseAct) -> Result<LeaseAnswer, Failure> {
-    let answer = Client::default().lease(target, act)?;
+pub fn ask(target: &DeviceTarget, act: LeaseAct) -> Result<LeaseAnswer, CommandFailure> {
+    let answer = ImporterClient::default().lease(target, act)?;
     answer.map_err(|failure| {
-        Failure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message)).at_limit(failure.limit)
+        CommandFailure::new(failure.attribute, format!("{}: {}", target.shown(), failure.message))
+            .at_limit(failure.limit)
     })
 }

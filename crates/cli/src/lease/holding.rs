@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::common::child_program::{exit_code_of, exit_code_of_error, not_run, passed_on};
-use farbus::importer::client::{FailureKind, Target};
+use farbus::importer::client::{DeviceTarget, FailureKind};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io_linux::sys::inherited;
 use farbus_session::claims::lease::{LeaseRefusal, SPAN_MIN};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::Signals;
 
 use super::answers::{ask, until};
-use crate::Failure;
+use crate::CommandFailure;
 use crate::ending::end;
 use crate::output::format_span;
 
@@ -31,8 +31,8 @@ const RELEASE_TRIES: u32 = 3;
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// A device that was leased to this host.
-pub struct Granted {
-    pub target: Target,
+pub struct GrantedLease {
+    pub target: DeviceTarget,
     pub answer: LeaseAnswer,
     /// Whether by this command; or this host had the lease before.
     pub is_new: bool,
@@ -43,16 +43,21 @@ pub struct Granted {
 ///
 /// # Errors
 /// The program has not begun; or its exit code is 0, and a lease had ended before it.
-pub fn run(program: &[OsString], granted: Vec<Granted>, span: Duration, mut signals: Signals) -> Result<(), Failure> {
+pub fn run(
+    program: &[OsString],
+    granted: Vec<GrantedLease>,
+    span: Duration,
+    mut signals: Signals,
+) -> Result<(), CommandFailure> {
     let named: Vec<String> = granted.iter().map(|one| one.target.to_string()).collect();
-    for Granted { target, answer, is_new } in &granted {
+    for GrantedLease { target, answer, is_new } in &granted {
         let whose = if *is_new { "" } else { "; it was before, and stays so" };
         eprintln!("farbus: {} is leased{}{whose}", target.shown(), until(answer));
     }
-    let leases: Vec<Held> = granted.into_iter().map(Held::of).collect();
+    let leases: Vec<ProgramLease> = granted.into_iter().map(ProgramLease::of).collect();
     if let Some(signal) = signals.pending().next() {
         give_back(leases);
-        return Err(Failure::interrupted(signal, format!("{} was not started", program[0].display())));
+        return Err(CommandFailure::interrupted(signal, format!("{} was not started", program[0].display())));
     }
     let mut child = match Command::new(&program[0]).args(&program[1..]).env(LEASED, named.join(" ")).spawn() {
         Ok(child) => child,
@@ -67,12 +72,12 @@ pub fn run(program: &[OsString], granted: Vec<Granted>, span: Duration, mut sign
     let (tell_end, ended) = channel();
     let keeper = thread::spawn(move || keep(leases, span, &ended));
     pass_signals(signals, &child);
-    let status = child.wait().map_err(Failure::local);
+    let status = child.wait().map_err(CommandFailure::local);
     drop(tell_end);
     let leases = keeper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     let lost = give_back(leases);
     match exit_code_of(status?) {
-        0 if !lost.is_empty() => Err(Failure::new(
+        0 if !lost.is_empty() => Err(CommandFailure::new(
             FailureKind::Refused,
             format!("{} has ended with 0, and the lease of {} was over before", program[0].display(), lost.join(", ")),
         )),
@@ -93,7 +98,7 @@ fn pass_signals(mut signals: Signals, child: &Child) {
 }
 
 /// Looks after the leases until the program has ended.
-fn keep(mut leases: Vec<Held>, span: Duration, ended: &Receiver<()>) -> Vec<Held> {
+fn keep(mut leases: Vec<ProgramLease>, span: Duration, ended: &Receiver<()>) -> Vec<ProgramLease> {
     let every = (span / 4).clamp(SPAN_MIN, LOOK_EVERY);
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(every) {
         leases.iter_mut().for_each(|lease| lease.look(span));
@@ -102,13 +107,13 @@ fn keep(mut leases: Vec<Held>, span: Duration, ended: &Receiver<()>) -> Vec<Held
 }
 
 /// Releases what was leased for the program. Returns the devices whose lease had ended before.
-fn give_back(leases: Vec<Held>) -> Vec<String> {
-    leases.into_iter().filter_map(Held::give_back).collect()
+fn give_back(leases: Vec<ProgramLease>) -> Vec<String> {
+    leases.into_iter().filter_map(ProgramLease::give_back).collect()
 }
 
 /// A lease, while the program runs.
-struct Held {
-    target: Target,
+struct ProgramLease {
+    target: DeviceTarget,
     is_new: bool,
     /// When it ends, as far as is known.
     until: Instant,
@@ -117,8 +122,8 @@ struct Held {
     is_over: bool,
 }
 
-impl Held {
-    fn of(Granted { target, answer, is_new }: Granted) -> Self {
+impl ProgramLease {
+    fn of(GrantedLease { target, answer, is_new }: GrantedLease) -> Self {
         let left = answer.lease.map(|lease| lease.left()).unwrap_or_default();
         Self { target, is_new, until: Instant::now() + left, said: None, is_over: false }
     }
@@ -196,6 +201,6 @@ impl Held {
 }
 
 /// Whether an exporter says that this host has no lease.
-fn is_not_held(failure: &Failure) -> bool {
+fn is_not_held(failure: &CommandFailure) -> bool {
     failure.attribute() == FailureKind::Refused && failure.to_string().contains(&LeaseRefusal::NotHeld.to_string())
 }

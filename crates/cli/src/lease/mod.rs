@@ -11,10 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
 use farbus::common::child_program::MEANT_SIGNALS;
-use farbus::devices::offer::{Listed, ListedLease, ListedWaiting};
-use farbus::devices::query::Query;
-use farbus::hosts::trust::Trust;
-use farbus::importer::client::{ANSWER_TIME_MAX, Client, FailureKind, Target, address_of};
+use farbus::devices::offer::{ListedDevice, ListedLease, ListedWaiting};
+use farbus::devices::query::DeviceQuery;
+use farbus::hosts::trust::TrustStore;
+use farbus::importer::client::{ANSWER_TIME_MAX, DeviceTarget, FailureKind, ImporterClient, address_of};
 use farbus::importer::discovery::everywhere;
 use farbus_control::lease::{BookedStatus, LeaseAct, LeaseAnswer};
 use farbus_io_net::link::host_address::check_host;
@@ -24,13 +24,13 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Failure;
+use super::CommandFailure;
 use super::directory::{paired, sites};
 use super::migrate::key_of;
 use super::output::{format_span, print_json, print_table, say, table};
-use super::waiting::Absence;
+use super::waiting::DeviceAbsence;
 use answers::{ask, json_of, until};
-use holding::Granted;
+use holding::GrantedLease;
 
 /// How often a request that waits is repeated: often enough to keep its place, and to see its turn soon.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 )]
 pub struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<LeaseVerb>,
     /// The device: HOST[:PORT]/DEVICE. Several: all or none; or a query.
     ///
     /// Of several devices all are leased, or none. Words of a query (class=serial, label:board=imx8, free, as for
@@ -109,7 +109,7 @@ pub struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum LeaseVerb {
     List(ListArgs),
     Extend(ExtendArgs),
     Release(ReleaseArgs),
@@ -135,7 +135,7 @@ struct ListArgs {
 #[command(after_help = "Examples:\n  farbus lease extend lab3/board --for 1h")]
 struct ExtendArgs {
     /// The device: HOST[:PORT]/DEVICE.
-    target: Target,
+    target: DeviceTarget,
     /// For how long from now: 90s, 15m, 2h, 3d, 1h30m.
     #[arg(long = "for", value_name = "SPAN", default_value = "1h", value_parser = parse_span)]
     span: Duration,
@@ -149,7 +149,7 @@ struct ExtendArgs {
 #[command(after_help = "Examples:\n  farbus lease release lab3/board")]
 struct ReleaseArgs {
     /// The device: HOST[:PORT]/DEVICE.
-    target: Target,
+    target: DeviceTarget,
     /// End it even while the device is attached here: what is not written out is lost.
     #[arg(long)]
     force: bool,
@@ -163,7 +163,7 @@ struct ReleaseArgs {
 #[command(after_help = "Examples:\n  farbus lease give lab3/board --to desk2")]
 struct GiveArgs {
     /// The device: HOST[:PORT]/DEVICE.
-    target: Target,
+    target: DeviceTarget,
     /// The other host, which may use the device: the name of a paired one, or its key.
     #[arg(long, value_name = "HOST")]
     to: String,
@@ -173,60 +173,60 @@ struct GiveArgs {
 }
 
 impl Args {
-    fn as_asked(&self) -> several::Asked<'_> {
+    fn as_asked(&self) -> several::LeaseTerms<'_> {
         let Self { count, span, priority, no_wait, json, .. } = *self;
         let told = match (json, self.program.is_empty()) {
-            (true, _) => several::Told::Json,
-            (false, true) => several::Told::Lines,
-            (false, false) => several::Told::Program,
+            (true, _) => several::LeaseOutput::Json,
+            (false, true) => several::LeaseOutput::Lines,
+            (false, false) => several::LeaseOutput::Program,
         };
-        several::Asked { count, span, priority, no_wait, told, reason: self.reason.as_deref() }
+        several::LeaseTerms { count, span, priority, no_wait, told, reason: self.reason.as_deref() }
     }
 
     /// Whether the output is for a program.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
             None => self.json,
-            Some(Verb::List(args)) => args.json,
-            Some(Verb::Extend(args)) => args.json,
-            Some(Verb::Release(args)) => args.json,
-            Some(Verb::Give(args)) => args.json,
+            Some(LeaseVerb::List(args)) => args.json,
+            Some(LeaseVerb::Extend(args)) => args.json,
+            Some(LeaseVerb::Release(args)) => args.json,
+            Some(LeaseVerb::Give(args)) => args.json,
         }
     }
 }
 
-pub fn run(args: Args) -> Result<(), Failure> {
+pub fn run(args: Args) -> Result<(), CommandFailure> {
     match args.verb {
-        Some(Verb::List(args)) => list(&args),
-        Some(Verb::Extend(ExtendArgs { target, span, json })) => {
+        Some(LeaseVerb::List(args)) => list(&args),
+        Some(LeaseVerb::Extend(ExtendArgs { target, span, json })) => {
             let answer = ask(&target, LeaseAct::Extend { for_s: span.as_secs() })?;
             told(json, &target, &answer, &format!("leased{}", until(&answer)))
         }
-        Some(Verb::Release(ReleaseArgs { target, force, json })) => {
+        Some(LeaseVerb::Release(ReleaseArgs { target, force, json })) => {
             let answer = ask(&target, LeaseAct::Release { force })?;
             told(json, &target, &answer, "released")
         }
-        Some(Verb::Give(GiveArgs { target, to, json })) => {
-            let peers = Trust::open()?.peers().map_err(Failure::local)?;
+        Some(LeaseVerb::Give(GiveArgs { target, to, json })) => {
+            let peers = TrustStore::open()?.peers().map_err(CommandFailure::local)?;
             let act = LeaseAct::Give { to: key_of(&peers, &to)?.to_string() };
             let answer = ask(&target, act)?;
             told(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
         }
         None => {
             let (query, targets): (Vec<&str>, Vec<&str>) =
-                args.words.iter().map(String::as_str).partition(|word| Query::is_word(word));
-            let query = Query::parse(query).map_err(Failure::local)?;
-            let targets: Result<Vec<Target>, String> = targets.into_iter().map(str::parse).collect();
-            match &targets.map_err(Failure::local)?[..] {
+                args.words.iter().map(String::as_str).partition(|word| DeviceQuery::is_word(word));
+            let query = DeviceQuery::parse(query).map_err(CommandFailure::local)?;
+            let targets: Result<Vec<DeviceTarget>, String> = targets.into_iter().map(str::parse).collect();
+            match &targets.map_err(CommandFailure::local)?[..] {
                 [_, ..] if !query.is_empty() => {
-                    Err(Failure::local("devices or the words of a query, not both: which are to be leased?"))
+                    Err(CommandFailure::local("devices or the words of a query, not both: which are to be leased?"))
                 }
                 targets if args.count.is_some_and(|count| usize::from(count) > targets.len() && query.is_empty()) => {
-                    Err(Failure::local(format!("--count: only {} are named", targets.len())))
+                    Err(CommandFailure::local(format!("--count: only {} are named", targets.len())))
                 }
                 [target] if args.from.is_some() => book(&args, target),
                 _ if args.from.is_some() => {
-                    Err(Failure::local("one device at a time is booked: name it, with --from and --for"))
+                    Err(CommandFailure::local("one device at a time is booked: name it, with --from and --for"))
                 }
                 targets => have(&args.as_asked(), targets, &query, &args.program),
             }
@@ -235,15 +235,20 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Leases the devices, and runs the program if there is one.
-fn have(asked: &several::Asked<'_>, targets: &[Target], query: &Query, program: &[OsString]) -> Result<(), Failure> {
+fn have(
+    asked: &several::LeaseTerms<'_>,
+    targets: &[DeviceTarget],
+    query: &DeviceQuery,
+    program: &[OsString],
+) -> Result<(), CommandFailure> {
     let signals = if program.is_empty() { &[SIGINT, SIGTERM][..] } else { &MEANT_SIGNALS };
-    let mut signals = Signals::new(signals).map_err(Failure::local)?;
+    let mut signals = Signals::new(signals).map_err(CommandFailure::local)?;
     let granted = match targets {
         // One device is waited for in its queue.
         [target] => vec![request(asked, target, &mut signals)?],
         targets => several::request(asked, targets, query, &mut signals)?,
     };
-    let as_json = asked.told == several::Told::Json;
+    let as_json = asked.told == several::LeaseOutput::Json;
     match &granted[..] {
         _ if !program.is_empty() => holding::run(program, granted, asked.span, signals),
         [one] if targets.len() == 1 => {
@@ -257,21 +262,21 @@ fn have(asked: &several::Asked<'_>, targets: &[Target], query: &Query, program: 
 ///
 /// # Errors
 /// They are not leased; see [`holding::run`].
-pub fn hold(targets: &[Target], span: Duration, program: &[OsString]) -> Result<(), Failure> {
-    let told = several::Told::Program;
-    let asked = several::Asked { count: None, span, priority: 0, reason: None, no_wait: false, told };
-    have(&asked, targets, &Query::default(), program)
+pub fn hold(targets: &[DeviceTarget], span: Duration, program: &[OsString]) -> Result<(), CommandFailure> {
+    let told = several::LeaseOutput::Program;
+    let asked = several::LeaseTerms { count: None, span, priority: 0, reason: None, no_wait: false, told };
+    have(&asked, targets, &DeviceQuery::default(), program)
 }
 
 /// A device, or a word of a query.
 fn checked_word(text: &str) -> Result<String, String> {
-    match Query::is_word(text) {
-        true => Query::parse([text]).map(|_| text.to_owned()),
-        false => text.parse::<Target>().map(|_| text.to_owned()),
+    match DeviceQuery::is_word(text) {
+        true => DeviceQuery::parse([text]).map(|_| text.to_owned()),
+        false => text.parse::<DeviceTarget>().map(|_| text.to_owned()),
     }
 }
 
-fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Result<(), Failure> {
+fn told(as_json: bool, target: &DeviceTarget, answer: &LeaseAnswer, done: &str) -> Result<(), CommandFailure> {
     if as_json {
         return print_json(&json_of(target, answer)?);
     }
@@ -280,18 +285,22 @@ fn told(as_json: bool, target: &Target, answer: &LeaseAnswer, done: &str) -> Res
 }
 
 /// Books a device ahead of time.
-fn book(args: &Args, target: &Target) -> Result<(), Failure> {
+fn book(args: &Args, target: &DeviceTarget) -> Result<(), CommandFailure> {
     let from = args.from.unwrap_or_else(SystemTime::now);
     let from_ms = from.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-    let from_unix_ms = u64::try_from(from_ms).map_err(Failure::local)?;
+    let from_unix_ms = u64::try_from(from_ms).map_err(CommandFailure::local)?;
     let act = LeaseAct::Book { from_unix_ms, for_s: args.span.as_secs(), reason: args.reason.clone() };
     let answer = ask(target, act)?;
     told(args.json, target, &answer, &format!("booked from {} until {}", timestamp(from), timestamp(from + args.span)))
 }
 
 /// Requests a lease, and waits in the queue if that is wanted.
-fn request(args: &several::Asked<'_>, target: &Target, signals: &mut Signals) -> Result<Granted, Failure> {
-    let (mut said, mut has_waited, mut absence) = (None, false, Absence::default());
+fn request(
+    args: &several::LeaseTerms<'_>,
+    target: &DeviceTarget,
+    signals: &mut Signals,
+) -> Result<GrantedLease, CommandFailure> {
+    let (mut said, mut has_waited, mut absence) = (None, false, DeviceAbsence::default());
     loop {
         let answer = ask(
             target,
@@ -317,12 +326,12 @@ fn request(args: &several::Asked<'_>, target: &Target, signals: &mut Signals) ->
         let is_provisional = answer.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
         if answer.state == "held" && !is_provisional {
             let is_new = has_waited || answer.is_new != Some(false);
-            return Ok(Granted { target: target.clone(), answer, is_new });
+            return Ok(GrantedLease { target: target.clone(), answer, is_new });
         }
         let place = answer.place.unwrap_or_default();
         if is_provisional && args.no_wait {
             let message = format!("{}: another command of this host asks for it, with others", target.shown());
-            return Err(Failure::new(FailureKind::Refused, message));
+            return Err(CommandFailure::new(FailureKind::Refused, message));
         }
         has_waited = true;
         if said != Some(place) {
@@ -338,13 +347,13 @@ fn request(args: &several::Asked<'_>, target: &Target, signals: &mut Signals) ->
 }
 
 /// Waits until it is time to ask again; a signal withdraws the request.
-fn pause(target: &Target, signals: &mut Signals) -> Result<(), Failure> {
+fn pause(target: &DeviceTarget, signals: &mut Signals) -> Result<(), CommandFailure> {
     let again = Instant::now() + ASK_EVERY;
     while Instant::now() < again {
         if let Some(signal) = signals.pending().next() {
             // If the host is not reached, the request ends by itself.
             let _ = ask(target, LeaseAct::Withdraw);
-            return Err(Failure::interrupted(signal, format!("{} is not leased to this host", target.shown())));
+            return Err(CommandFailure::interrupted(signal, format!("{} is not leased to this host", target.shown())));
         }
         thread::sleep(Duration::from_millis(50));
     }
@@ -360,33 +369,33 @@ fn who_has_it(answer: &LeaseAnswer) -> String {
 }
 
 /// Who waits for a device.
-struct Queue {
+struct LeaseQueue {
     count: usize,
     words: String,
     first: Vec<ListedWaiting>,
 }
 
-impl Queue {
+impl LeaseQueue {
     fn in_words(self) -> String {
         if self.first.is_empty() { self.count.to_string() } else { format!("{}: {}", self.count, self.words) }
     }
 }
 
-fn list(args: &ListArgs) -> Result<(), Failure> {
-    let mut leases: Vec<(String, ListedLease, Queue)> = Vec::new();
+fn list(args: &ListArgs) -> Result<(), CommandFailure> {
+    let mut leases: Vec<(String, ListedLease, LeaseQueue)> = Vec::new();
     let mut booked: Vec<(String, BookedStatus)> = Vec::new();
-    let mut add = |host: &str, devices: Vec<Listed>| {
-        for Listed { name, booked: ahead, .. } in &devices {
+    let mut add = |host: &str, devices: Vec<ListedDevice>| {
+        for ListedDevice { name, booked: ahead, .. } in &devices {
             booked.extend(ahead.iter().map(|one| (format!("{host}/{name}"), one.clone())));
         }
         let leased = devices.into_iter().filter_map(|device| {
-            let queue = Queue { count: device.waiting, words: device.queue_in_words(), first: device.queue };
+            let queue = LeaseQueue { count: device.waiting, words: device.queue_in_words(), first: device.queue };
             Some((device.name, device.lease?, queue))
         });
         leases.extend(leased.map(|(name, lease, waiting)| (format!("{host}/{name}"), lease, waiting)));
     };
     match &args.host {
-        Some(host) => add(host, Client::default().offers(&address_of(host), ANSWER_TIME_MAX)?),
+        Some(host) => add(host, ImporterClient::default().offers(&address_of(host), ANSWER_TIME_MAX)?),
         None => {
             let paired = paired();
             let mut answered = BTreeSet::new();
@@ -402,7 +411,7 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
                 }
             }
             // What the directory says of the others.
-            for site in sites(&Query::default(), &paired).map(|sites| sites.devices).unwrap_or_default() {
+            for site in sites(&DeviceQuery::default(), &paired).map(|sites| sites.devices).unwrap_or_default() {
                 if !answered.contains(&site.host_key) {
                     add(&site.host, vec![site.device]);
                 }
@@ -410,15 +419,15 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
         }
     }
     if args.json {
-        let one = |(target, lease, queue): &(String, ListedLease, Queue)| {
-            let mut value = serde_json::to_value(lease).map_err(Failure::local)?;
+        let one = |(target, lease, queue): &(String, ListedLease, LeaseQueue)| {
+            let mut value = serde_json::to_value(lease).map_err(CommandFailure::local)?;
             (value["target"], value["waiting"]) = (json!(target), json!(queue.count));
             value["queue"] = json!(queue.first);
             Ok(value)
         };
-        let mut all = leases.iter().map(one).collect::<Result<Vec<Value>, Failure>>()?;
+        let mut all = leases.iter().map(one).collect::<Result<Vec<Value>, CommandFailure>>()?;
         for (target, one) in &booked {
-            let mut value = serde_json::to_value(one).map_err(Failure::local)?;
+            let mut value = serde_json::to_value(one).map_err(CommandFailure::local)?;
             (value["target"], value["state"]) = (json!(target), json!("booked"));
             all.push(value);
         }

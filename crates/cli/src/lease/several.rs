@@ -2,21 +2,23 @@
 
 use std::time::{Duration, Instant};
 
-use farbus::devices::query::Query;
-use farbus::importer::client::{ANSWER_TIME_MAX, Client, ClientError, FailureKind, Target};
+use farbus::devices::query::DeviceQuery;
+use farbus::importer::client::{ANSWER_TIME_MAX, ClientError, DeviceTarget, FailureKind, ImporterClient};
 use farbus::importer::discovery::everywhere;
 use farbus_control::failure::FailureReport;
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io_net::trust::fill_random;
 use farbus_model::Instant as Moment;
 use farbus_session::claims::lease::PROVISIONAL;
-use farbus_session::claims::several::{ANSWER_TIME, Ask, DEVICES_MAX, Heard, Several, Step};
+use farbus_session::claims::several::{
+    ANSWER_TIME, DEVICES_MAX, JointLease, JointLeaseAnswer, JointLeaseStep, JointLeaseVerb,
+};
 use serde_json::{Value, json};
 use signal_hook::iterator::Signals;
 
 use super::answers::{json_of, until};
-use super::holding::Granted;
-use crate::Failure;
+use super::holding::GrantedLease;
+use crate::CommandFailure;
 use crate::directory::{SiteDevice, paired, sites};
 use crate::output::{print_json, say};
 
@@ -29,7 +31,7 @@ const LOOK_FOR_OTHERS_EVERY: Duration = Duration::from_secs(5);
 
 /// What is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum LeaseOutput {
     /// Lines for people.
     Lines,
     /// The result as JSON.
@@ -39,7 +41,7 @@ pub enum Told {
 }
 
 /// What is asked for, besides the devices.
-pub struct Asked<'a> {
+pub struct LeaseTerms<'a> {
     /// How many of the devices: all that are named, or one that is meant.
     pub count: Option<u8>,
     /// For how long.
@@ -51,16 +53,16 @@ pub struct Asked<'a> {
     /// Whether to fail if they are not free.
     pub no_wait: bool,
     /// To whom standard output belongs.
-    pub told: Told,
+    pub told: LeaseOutput,
 }
 
-impl Asked<'_> {
+impl LeaseTerms<'_> {
     /// Says for what the command waits.
     pub fn say_wait(&self, line: String) {
         match self.told {
-            Told::Lines => say(line),
-            Told::Json => {}
-            Told::Program => eprintln!("farbus: {line}"),
+            LeaseOutput::Lines => say(line),
+            LeaseOutput::Json => {}
+            LeaseOutput::Program => eprintln!("farbus: {line}"),
         }
     }
 }
@@ -68,15 +70,15 @@ impl Asked<'_> {
 /// A device that may be leased. All hosts order devices by host key and name, so those that want the same meet at the
 /// first of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct LeaseCandidate {
     host_key: String,
     device: String,
     address: String,
 }
 
-impl Candidate {
-    fn target(&self) -> Target {
-        Target { address: self.address.clone(), device: self.device.clone() }
+impl LeaseCandidate {
+    fn target(&self) -> DeviceTarget {
+        DeviceTarget { address: self.address.clone(), device: self.device.clone() }
     }
 }
 
@@ -84,12 +86,17 @@ impl Candidate {
 ///
 /// # Errors
 /// A target is not offered, is named twice, or is of no paired host; the query means too few or too many devices.
-fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize) -> Result<Vec<Candidate>, Failure> {
-    let mut all: Vec<Candidate> = Vec::new();
+fn candidates(
+    client: &ImporterClient,
+    targets: &[DeviceTarget],
+    query: &DeviceQuery,
+    wanted: usize,
+) -> Result<Vec<LeaseCandidate>, CommandFailure> {
+    let mut all: Vec<LeaseCandidate> = Vec::new();
     for target in targets {
         let key = client.key_of(&target.address)?.ok_or_else(|| {
             let why = "a host leases to paired hosts only, and this one is not paired\n  pair with it: farbus pair";
-            Failure::new(FailureKind::Refused, format!("{}: {why}", target.shown()))
+            CommandFailure::new(FailureKind::Refused, format!("{}: {why}", target.shown()))
         })?;
         let offered = client.offers(&target.address, ANSWER_TIME_MAX)?;
         let found = offered.iter().find(|device| device.name == target.device || device.bus_id == target.device);
@@ -97,9 +104,9 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
             let offered = offered.into_iter().map(|device| device.name).collect();
             return Err(ClientError::NoDevice { target: target.clone(), offered }.into());
         };
-        let candidate = Candidate { host_key: key, device: found.name.clone(), address: target.address.clone() };
+        let candidate = LeaseCandidate { host_key: key, device: found.name.clone(), address: target.address.clone() };
         if all.iter().any(|other| (&other.host_key, &other.device) == (&candidate.host_key, &candidate.device)) {
-            return Err(Failure::local(format!("{} is named twice", target.shown())));
+            return Err(CommandFailure::local(format!("{} is named twice", target.shown())));
         }
         all.push(candidate);
     }
@@ -116,23 +123,23 @@ fn candidates(client: &Client, targets: &[Target], query: &Query, wanted: usize)
             _ => format!("{count} devices alone"),
         };
         let why = format!("{what} of the paired hosts is meant, and {wanted} are asked for\n  see: farbus list");
-        return Err(Failure::new(FailureKind::Gone, why));
+        return Err(CommandFailure::new(FailureKind::Gone, why));
     }
     all.sort();
     // The first in the order are tried first; so many are enough.
     all.truncate(DEVICES_MAX);
     if wanted > all.len() {
-        return Err(Failure::local(format!("{DEVICES_MAX} devices at once at most")));
+        return Err(CommandFailure::local(format!("{DEVICES_MAX} devices at once at most")));
     }
     Ok(all)
 }
 
 /// A host that did not answer: its address, and what is to be said of it.
-type Silent = (String, String);
+type UnreachableHost = (String, String);
 
 /// The devices of paired hosts that a query means, by what these hosts say, and the hosts that did not answer. If there
 /// is a directory, it says which of them need not be asked.
-fn meant(client: &Client, query: &Query) -> (Vec<Candidate>, Vec<Silent>) {
+fn meant(client: &ImporterClient, query: &DeviceQuery) -> (Vec<LeaseCandidate>, Vec<UnreachableHost>) {
     let paired = paired();
     // What an unreachable directory said may be old: then all are asked.
     let hosts = match sites(query, &paired).filter(|sites| sites.trouble.is_none()) {
@@ -152,13 +159,9 @@ fn meant(client: &Client, query: &Query) -> (Vec<Candidate>, Vec<Silent>) {
         let Ok(Some(key)) = client.key_of(&address) else { continue };
         match host.devices {
             Ok(devices) => {
-                all.extend(
-                    devices.into_iter().filter(|device| query.matches(&host.name, device)).map(|device| Candidate {
-                        host_key: key.clone(),
-                        device: device.name,
-                        address: address.clone(),
-                    }),
-                );
+                all.extend(devices.into_iter().filter(|device| query.matches(&host.name, device)).map(|device| {
+                    LeaseCandidate { host_key: key.clone(), device: device.name, address: address.clone() }
+                }));
             }
             Err(failure) => {
                 let line = format!("{}: {}: {}", failure.attribute.as_str(), host.name, failure.message);
@@ -171,9 +174,14 @@ fn meant(client: &Client, query: &Query) -> (Vec<Candidate>, Vec<Silent>) {
 
 /// The devices that a query means now, if they are others than `before` and enough: one whose host does not answer
 /// stays meant.
-fn others(client: &Client, query: &Query, wanted: usize, before: &[Candidate]) -> Option<Vec<Candidate>> {
+fn others(
+    client: &ImporterClient,
+    query: &DeviceQuery,
+    wanted: usize,
+    before: &[LeaseCandidate],
+) -> Option<Vec<LeaseCandidate>> {
     let (mut now, silent) = meant(client, query);
-    let is_silent = |candidate: &&Candidate| silent.iter().any(|(address, _)| *address == candidate.address);
+    let is_silent = |candidate: &&LeaseCandidate| silent.iter().any(|(address, _)| *address == candidate.address);
     now.extend(before.iter().filter(is_silent).cloned());
     now.sort();
     now.truncate(DEVICES_MAX);
@@ -184,7 +192,7 @@ fn others(client: &Client, query: &Query, wanted: usize, before: &[Candidate]) -
 ///
 /// # Errors
 /// A signal came first.
-fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> Result<(), Failure> {
+fn wait_for(query: &DeviceQuery, wanted: usize, signals: &mut Signals) -> Result<(), CommandFailure> {
     let count = || {
         sites(query, &paired()).map_or(0, |sites| {
             let is_meant = |site: &&SiteDevice| site.is_paired && query.matches(&site.host, &site.device);
@@ -207,8 +215,8 @@ fn wait_for(query: &Query, wanted: usize, signals: &mut Signals) -> Result<(), F
 }
 
 /// A signal came before the devices were leased.
-fn nothing_leased(signal: i32) -> Failure {
-    Failure::interrupted(signal, "nothing is leased")
+fn nothing_leased(signal: i32) -> CommandFailure {
+    CommandFailure::interrupted(signal, "nothing is leased")
 }
 
 /// Leases `count` of the devices that are named or meant, or none.
@@ -216,12 +224,12 @@ fn nothing_leased(signal: i32) -> Failure {
 /// # Errors
 /// What another host has, if it is not waited for; see [`candidates`].
 pub fn request(
-    args: &Asked<'_>,
-    targets: &[Target],
-    query: &Query,
+    args: &LeaseTerms<'_>,
+    targets: &[DeviceTarget],
+    query: &DeviceQuery,
     signals: &mut Signals,
-) -> Result<Vec<Granted>, Failure> {
-    let client = Client::default();
+) -> Result<Vec<GrantedLease>, CommandFailure> {
+    let client = ImporterClient::default();
     let wanted = args.count.map_or(targets.len().max(1), usize::from);
     let is_waited_for = targets.is_empty() && !args.no_wait;
     let mut is_said = false;
@@ -242,7 +250,7 @@ pub fn request(
     };
     let mut seed = [0; 8];
     fill_random(&mut seed);
-    let mut several = Several::new(all.len(), wanted, !args.no_wait, u64::from_le_bytes(seed));
+    let mut several = JointLease::new(all.len(), wanted, !args.no_wait, u64::from_le_bytes(seed));
     let began = Instant::now();
     let now = || Moment::from_nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let mut answers: Vec<Option<LeaseAnswer>> = all.iter().map(|_| None).collect();
@@ -256,12 +264,12 @@ pub fn request(
             several.interrupt();
         }
         match several.poll(now()) {
-            Step::Ask(at, ask) => {
+            JointLeaseStep::Ask(at, ask) => {
                 let asked_at = now();
                 let heard = put(&client, args, &all[at].target(), ask, &mut answers[at], &mut whys[at]);
                 several.handle(at, heard, asked_at);
             }
-            Step::Pause(until) => {
+            JointLeaseStep::Pause(until) => {
                 let taken: Vec<String> =
                     several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
                 if said.as_ref() != Some(&taken) {
@@ -277,7 +285,7 @@ pub fn request(
                     let found = others(&client, query, wanted, &all);
                     looked_at = Instant::now();
                     if let Some(found) = found {
-                        several = Several::new(found.len(), wanted, true, u64::from_le_bytes(seed));
+                        several = JointLease::new(found.len(), wanted, true, u64::from_le_bytes(seed));
                         (answers, whys) = found.iter().map(|_| (None, None)).unzip();
                         all = found;
                         continue;
@@ -285,8 +293,8 @@ pub fn request(
                 }
                 std::thread::sleep((until - now()).min(LOOK_AGAIN));
             }
-            Step::Done => break true,
-            Step::Failed => break false,
+            JointLeaseStep::Done => break true,
+            JointLeaseStep::Failed => break false,
         }
     };
     for at in several.stranded() {
@@ -297,7 +305,11 @@ pub fn request(
     if is_done {
         let confirmed = several.confirmed();
         let of = |at: usize| {
-            Some(Granted { target: all[at].target(), answer: answers[at].take()?, is_new: confirmed.contains(&at) })
+            Some(GrantedLease {
+                target: all[at].target(),
+                answer: answers[at].take()?,
+                is_new: confirmed.contains(&at),
+            })
         };
         return Ok(several.granted().into_iter().filter_map(of).collect());
     }
@@ -309,65 +321,65 @@ pub fn request(
     let next = if args.no_wait { "\n  wait for them: leave out --no-wait" } else { "" };
     let why = format!("{wanted} at once are not to be had: {}; nothing is leased{next}", taken.join(", "));
     let limit = whys.iter().flatten().find_map(|why| why.limit.clone());
-    Err(Failure::new(attribute.unwrap_or(FailureKind::Refused), why).at_limit(limit))
+    Err(CommandFailure::new(attribute.unwrap_or(FailureKind::Refused), why).at_limit(limit))
 }
 
 /// A device that is not free, and why.
-fn line_of(candidate: &Candidate, why: Option<&FailureReport>) -> String {
+fn line_of(candidate: &LeaseCandidate, why: Option<&FailureReport>) -> String {
     let why = why.and_then(|why| why.message.lines().next()).unwrap_or("not asked");
     format!("{} ({why})", candidate.target().shown())
 }
 
 /// Asks one host; notes what it answered.
 fn put(
-    client: &Client,
-    args: &Asked<'_>,
-    target: &Target,
-    ask: Ask,
+    client: &ImporterClient,
+    args: &LeaseTerms<'_>,
+    target: &DeviceTarget,
+    ask: JointLeaseVerb,
     answer: &mut Option<LeaseAnswer>,
     why: &mut Option<FailureReport>,
-) -> Heard {
+) -> JointLeaseAnswer {
     let act = match ask {
-        Ask::Provisional => LeaseAct::Request {
+        JointLeaseVerb::Provisional => LeaseAct::Request {
             for_s: args.span.as_secs(),
             priority: args.priority,
             reason: args.reason.map(str::to_owned),
             waits: false,
             provisional: true,
         },
-        Ask::Confirm => LeaseAct::Confirm,
-        Ask::Release => LeaseAct::Release { force: false },
+        JointLeaseVerb::Confirm => LeaseAct::Confirm,
+        JointLeaseVerb::Release => LeaseAct::Release { force: false },
     };
     let refused = |message: &str| FailureReport::new(FailureKind::Refused, message.to_owned());
     let (heard, report) = match client.lease_within(target, act, ANSWER_TIME) {
         Ok(Ok(said)) => {
             let heard = heard_of(ask, &said);
             *answer = Some(said);
-            (heard, (heard == Heard::NotNow).then(|| refused("another command of this host asks for it")))
+            (heard, (heard == JointLeaseAnswer::NotNow).then(|| refused("another command of this host asks for it")))
         }
-        Ok(Err(report)) if report.attribute == FailureKind::Gone => (Heard::Never, Some(report)),
-        Ok(Err(report)) => (Heard::NotNow, Some(report)),
+        Ok(Err(report)) if report.attribute == FailureKind::Gone => (JointLeaseAnswer::Never, Some(report)),
+        Ok(Err(report)) => (JointLeaseAnswer::NotNow, Some(report)),
         Err(error @ ClientError::Untrusted { .. }) => {
-            (Heard::Never, Some(FailureReport::new(error.attribute(), error.to_string())))
+            (JointLeaseAnswer::Never, Some(FailureReport::new(error.attribute(), error.to_string())))
         }
-        Err(error) => (Heard::Nothing, Some(FailureReport::new(error.attribute(), error.to_string()))),
+        Err(error) => (JointLeaseAnswer::Nothing, Some(FailureReport::new(error.attribute(), error.to_string()))),
     };
     // The message of a release says nothing of why it was needed.
-    if ask != Ask::Release {
+    if ask != JointLeaseVerb::Release {
         *why = report;
     }
     heard
 }
 
 /// What an answer means.
-fn heard_of(ask: Ask, said: &LeaseAnswer) -> Heard {
+fn heard_of(ask: JointLeaseVerb, said: &LeaseAnswer) -> JointLeaseAnswer {
     let is_provisional = said.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
     match ask {
         // An earlier release knows of no provisional leases, and does not say whether one is new.
-        Ask::Provisional if said.is_new.unwrap_or(true) => Heard::Done { is_provisional },
-        Ask::Provisional if is_provisional => Heard::NotNow,
-        Ask::Provisional => Heard::HadBefore,
-        Ask::Confirm | Ask::Release => Heard::Done { is_provisional: false },
+        JointLeaseVerb::Provisional if said.is_new.unwrap_or(true) => JointLeaseAnswer::Done { is_provisional },
+        JointLeaseVerb::Provisional if is_provisional => JointLeaseAnswer::NotNow,
+        JointLeaseVerb::Provisional => JointLeaseAnswer::HadBefore,
+        JointLeaseVerb::Confirm | JointLeaseVerb::Release => JointLeaseAnswer::Done { is_provisional: false },
     }
 }
 
@@ -375,13 +387,13 @@ fn heard_of(ask: Ask, said: &LeaseAnswer) -> Heard {
 ///
 /// # Errors
 /// As [`print_json`].
-pub fn tell(as_json: bool, granted: &[Granted]) -> Result<(), Failure> {
+pub fn tell(as_json: bool, granted: &[GrantedLease]) -> Result<(), CommandFailure> {
     if as_json {
         let leases = granted.iter().map(|one| json_of(&one.target, &one.answer));
-        let leases = leases.collect::<Result<Vec<Value>, Failure>>()?;
+        let leases = leases.collect::<Result<Vec<Value>, CommandFailure>>()?;
         return print_json(&json!({ "state": "held", "leases": leases }));
     }
-    for Granted { target, answer, .. } in granted {
+    for GrantedLease { target, answer, .. } in granted {
         say(format!("{} is leased{}", target.shown(), until(answer)));
     }
     Ok(())

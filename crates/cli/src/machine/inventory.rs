@@ -2,20 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use farbus::importer::client::Target;
-use farbus_control::failure::{Failure, FailureKind};
+use farbus::importer::client::DeviceTarget;
+use farbus_control::failure::{CommandFailure, FailureKind};
 use serde_json::{Value, json};
 
-use super::monitor::{Monitor, MonitorError, plain};
-use super::owner::{Attached, Owner};
+use super::monitor::{MonitorError, QmpMonitor, plain};
+use super::owner::{AttachmentOwner, OwnedAttachment};
 
 /// A machine that can be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub struct VirtualMachine {
     /// Its QEMU's process, if it is visible from here.
     pub process: Option<u32>,
     /// The devices of other hosts that it has.
-    pub devices: Vec<Attached>,
+    pub devices: Vec<OwnedAttachment>,
     /// Whether it runs; otherwise it is paused.
     pub is_running: bool,
 }
@@ -27,7 +27,11 @@ const PERIPHERALS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon
 ///
 /// # Errors
 /// Why the machine could not be moved with all its devices.
-pub fn take(monitor: &mut Monitor, owner: &dyn Owner, named: &[String]) -> Result<Machine, Failure> {
+pub fn take(
+    monitor: &mut QmpMonitor,
+    owner: &dyn AttachmentOwner,
+    named: &[String],
+) -> Result<VirtualMachine, CommandFailure> {
     let is_running = is_running(monitor)?;
     refuse_busy(monitor)?;
     let process = monitor.process();
@@ -42,15 +46,15 @@ pub fn take(monitor: &mut Monitor, owner: &dyn Owner, named: &[String]) -> Resul
         let hint = if device.state == "following" { "\n  farbus resume ends that" } else { "" };
         return Err(refused(format!("{} is {}, not attached{hint}", device.title, device.state)));
     }
-    Ok(Machine { process, devices, is_running })
+    Ok(VirtualMachine { process, devices, is_running })
 }
 
-fn refused(why: impl std::fmt::Display) -> Failure {
-    Failure::new(FailureKind::Refused, format!("the machine cannot be moved: {why}"))
+fn refused(why: impl std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(FailureKind::Refused, format!("the machine cannot be moved: {why}"))
 }
 
-fn ask(monitor: &mut Monitor, command: &'static str, arguments: Value) -> Result<Value, Failure> {
-    monitor.execute(command, arguments).map_err(Failure::local)
+fn ask(monitor: &mut QmpMonitor, command: &'static str, arguments: Value) -> Result<Value, CommandFailure> {
+    monitor.execute(command, arguments).map_err(CommandFailure::local)
 }
 
 /// An answer that is not what the command answers.
@@ -59,18 +63,18 @@ pub fn strange(command: &'static str, said: &Value) -> MonitorError {
 }
 
 /// Whether it runs; it may be paused, too.
-fn is_running(monitor: &mut Monitor) -> Result<bool, Failure> {
+fn is_running(monitor: &mut QmpMonitor) -> Result<bool, CommandFailure> {
     let said = ask(monitor, "query-status", json!({}))?;
     match said["status"].as_str() {
         Some("running") => Ok(true),
         Some("paused" | "prelaunch") => Ok(false),
         Some(other) => Err(refused(format!("its status is '{}'", plain(other)))),
-        None => Err(Failure::local(strange("query-status", &said))),
+        None => Err(CommandFailure::local(strange("query-status", &said))),
     }
 }
 
 /// Refuses a machine that migrates already, and one that says why it cannot.
-fn refuse_busy(monitor: &mut Monitor) -> Result<(), Failure> {
+fn refuse_busy(monitor: &mut QmpMonitor) -> Result<(), CommandFailure> {
     let said = ask(monitor, "query-migrate", json!({}))?;
     match said["status"].as_str() {
         // One that has arrived here says 'completed' of its arrival.
@@ -86,14 +90,18 @@ fn refuse_busy(monitor: &mut Monitor) -> Result<(), Failure> {
 }
 
 /// The devices of other hosts that the process has: all that are its, and these have to be those that a person names.
-fn chosen(attached: &[Attached], process: Option<u32>, named: &[String]) -> Result<Vec<Attached>, Failure> {
-    let is_its = |device: &&Attached| process.is_some_and(|process| device.processes.contains(&process));
-    let its: Vec<Attached> = attached.iter().filter(is_its).cloned().collect();
+fn chosen(
+    attached: &[OwnedAttachment],
+    process: Option<u32>,
+    named: &[String],
+) -> Result<Vec<OwnedAttachment>, CommandFailure> {
+    let is_its = |device: &&OwnedAttachment| process.is_some_and(|process| device.processes.contains(&process));
+    let its: Vec<OwnedAttachment> = attached.iter().filter(is_its).cloned().collect();
     let who = process.map_or_else(|| "its process is not visible here".to_owned(), |pid| format!("process {pid}"));
     if named.is_empty() {
         return match its.is_empty() {
             false => Ok(its),
-            true => Err(Failure::new(
+            true => Err(CommandFailure::new(
                 FailureKind::Gone,
                 format!(
                     "the machine ({who}) has no device that you have attached here with --via redir or nbd at a Unix \
@@ -102,11 +110,14 @@ fn chosen(attached: &[Attached], process: Option<u32>, named: &[String]) -> Resu
             )),
         };
     }
-    let mut devices: Vec<Attached> = Vec::new();
+    let mut devices: Vec<OwnedAttachment> = Vec::new();
     for name in named {
         let found = attached.iter().find(|device| device.is_called(name));
         let found = found.ok_or_else(|| {
-            Failure::new(FailureKind::Gone, format!("no device called '{name}' is attached here\n  see: farbus status"))
+            CommandFailure::new(
+                FailureKind::Gone,
+                format!("no device called '{name}' is attached here\n  see: farbus status"),
+            )
         })?;
         if !devices.contains(found) {
             devices.push(found.clone());
@@ -121,10 +132,10 @@ fn chosen(attached: &[Attached], process: Option<u32>, named: &[String]) -> Resu
     }
 }
 
-impl Attached {
+impl OwnedAttachment {
     /// Whether a person means it by `name`.
     fn is_called(&self, name: &str) -> bool {
-        let target = name.parse::<Target>().ok().map(|target| target.to_string());
+        let target = name.parse::<DeviceTarget>().ok().map(|target| target.to_string());
         self.name == name || self.title == name || target.is_some_and(|target| self.title == target)
     }
 
@@ -168,7 +179,12 @@ fn unescaped(text: &str) -> String {
 }
 
 /// Whether a connection to `socket` is one that moves; otherwise why not.
-fn moves(socket: &Path, what: &str, attached: &[Attached], devices: &[Attached]) -> Result<(), Failure> {
+fn moves(
+    socket: &Path,
+    what: &str,
+    attached: &[OwnedAttachment],
+    devices: &[OwnedAttachment],
+) -> Result<(), CommandFailure> {
     if devices.iter().any(|device| device.is_at(socket)) {
         return Ok(());
     }
@@ -184,11 +200,15 @@ fn moves(socket: &Path, what: &str, attached: &[Attached], devices: &[Attached])
 
 /// Refuses USB devices that would not move: other usb-redir devices, and real ones of this host. Returns whether the
 /// machine has usb-redir devices that move.
-fn refuse_usb(monitor: &mut Monitor, attached: &[Attached], devices: &[Attached]) -> Result<bool, Failure> {
+fn refuse_usb(
+    monitor: &mut QmpMonitor,
+    attached: &[OwnedAttachment],
+    devices: &[OwnedAttachment],
+) -> Result<bool, CommandFailure> {
     let mut labels = Vec::new();
     for folder in PERIPHERALS {
         let listed = ask(monitor, "qom-list", json!({ "path": folder }))?;
-        let listed = listed.as_array().ok_or_else(|| Failure::local(strange("qom-list", &listed)))?.clone();
+        let listed = listed.as_array().ok_or_else(|| CommandFailure::local(strange("qom-list", &listed)))?.clone();
         for item in &listed {
             let name = item["name"].as_str().unwrap_or_default();
             match item["type"].as_str() {
@@ -209,7 +229,7 @@ fn refuse_usb(monitor: &mut Monitor, attached: &[Attached], devices: &[Attached]
         return Ok(false);
     }
     let chardevs = ask(monitor, "query-chardev", json!({}))?;
-    let chardevs = chardevs.as_array().ok_or_else(|| Failure::local(strange("query-chardev", &chardevs)))?;
+    let chardevs = chardevs.as_array().ok_or_else(|| CommandFailure::local(strange("query-chardev", &chardevs)))?;
     let mut connected = Vec::new();
     for (name, label) in &labels {
         let place = chardevs.iter().find(|chardev| chardev["label"] == **label);
@@ -246,9 +266,13 @@ fn refuse_usb(monitor: &mut Monitor, attached: &[Attached], devices: &[Attached]
 }
 
 /// Refuses block disks of other hosts that would not move.
-fn refuse_disks(monitor: &mut Monitor, attached: &[Attached], devices: &[Attached]) -> Result<(), Failure> {
+fn refuse_disks(
+    monitor: &mut QmpMonitor,
+    attached: &[OwnedAttachment],
+    devices: &[OwnedAttachment],
+) -> Result<(), CommandFailure> {
     let nodes = ask(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
-    let nodes = nodes.as_array().ok_or_else(|| Failure::local(strange("query-named-block-nodes", &nodes)))?;
+    let nodes = nodes.as_array().ok_or_else(|| CommandFailure::local(strange("query-named-block-nodes", &nodes)))?;
     for node in nodes {
         let place = node["file"].as_str().unwrap_or_default();
         let name = plain(node["node-name"].as_str().unwrap_or_default());
@@ -275,8 +299,8 @@ fn refuse_disks(monitor: &mut Monitor, attached: &[Attached], devices: &[Attache
 mod tests {
     use super::*;
 
-    fn device(title: &str, at: &str, processes: &[u32]) -> Attached {
-        Attached {
+    fn device(title: &str, at: &str, processes: &[u32]) -> OwnedAttachment {
+        OwnedAttachment {
             pid: 1,
             name: title.rsplit('/').next().unwrap().to_owned(),
             title: title.to_owned(),

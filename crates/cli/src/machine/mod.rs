@@ -24,14 +24,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farbus_control::failure::{Failure, FailureKind};
+use farbus_control::failure::{CommandFailure, FailureKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub use inventory::Machine;
+pub use inventory::VirtualMachine;
 use inventory::strange;
-use monitor::{Monitor, MonitorError, plain};
-pub use owner::{Attached, Attachments, Owner};
+use monitor::{MonitorError, QmpMonitor, plain};
+pub use owner::{AttachmentOwner, OwnedAttachment, UserAttachments};
 
 /// How long QEMU's monitor may take for an answer. `migrate` may look up the name of a host meanwhile.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ const LOOK_OFTEN: Duration = Duration::from_millis(10);
 
 /// What is to be done.
 #[derive(Clone, Debug)]
-pub struct Order<'a> {
+pub struct VmMigrationOrder<'a> {
     /// The path of QEMU's monitor.
     pub monitor: &'a Path,
     /// Where the other QEMU waits, as its `-incoming` says.
@@ -57,7 +57,7 @@ pub struct Order<'a> {
     pub answer_within: Duration,
 }
 
-impl<'a> Order<'a> {
+impl<'a> VmMigrationOrder<'a> {
     /// To move the machine with this monitor to the QEMU at `uri` on the host `to`.
     pub fn new(monitor: &'a Path, uri: &'a str, to: &'a str, named: &'a [String]) -> Self {
         Self { monitor, uri, to, named, downtime_ms: None, answer_within: ANSWER_WITHIN }
@@ -66,7 +66,7 @@ impl<'a> Order<'a> {
 
 /// How far a migration is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct VmMigrationProgress {
     /// QEMU's word for what it does.
     pub status: String,
     /// The machine's memory, bytes.
@@ -77,9 +77,9 @@ pub struct Progress {
 
 /// A machine that has moved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Moved {
+pub struct MovedMachine {
     /// The devices that went with it.
-    pub devices: Vec<Attached>,
+    pub devices: Vec<OwnedAttachment>,
     /// How long it ran on neither host, as QEMU says, milliseconds.
     pub downtime_ms: u64,
     /// How long the whole migration took, as QEMU says, milliseconds.
@@ -102,8 +102,8 @@ pub struct Moved {
 ///
 /// # Errors
 /// Why it could not.
-pub fn check(order: &Order, owner: &dyn Owner) -> Result<Machine, Failure> {
-    let mut monitor = Monitor::connect(order.monitor, order.answer_within).map_err(Failure::local)?;
+pub fn check(order: &VmMigrationOrder, owner: &dyn AttachmentOwner) -> Result<VirtualMachine, CommandFailure> {
+    let mut monitor = QmpMonitor::connect(order.monitor, order.answer_within).map_err(CommandFailure::local)?;
     inventory::take(&mut monitor, owner, order.named)
 }
 
@@ -112,15 +112,15 @@ pub fn check(order: &Order, owner: &dyn Owner) -> Result<Machine, Failure> {
 /// # Errors
 /// Why it stays here, or what is left to do. The message says which.
 pub fn migrate(
-    order: &Order,
-    owner: &dyn Owner,
+    order: &VmMigrationOrder,
+    owner: &dyn AttachmentOwner,
     is_cancelled: &AtomicBool,
-    show: &mut dyn FnMut(&Progress),
-) -> Result<Moved, Failure> {
-    let mut monitor = Monitor::connect(order.monitor, order.answer_within).map_err(Failure::local)?;
+    show: &mut dyn FnMut(&VmMigrationProgress),
+) -> Result<MovedMachine, CommandFailure> {
+    let mut monitor = QmpMonitor::connect(order.monitor, order.answer_within).map_err(CommandFailure::local)?;
     let machine = inventory::take(&mut monitor, owner, order.named)?;
     let is_running = machine.is_running;
-    let migration = Migration {
+    let migration = VmMigration {
         order,
         owner,
         is_cancelled,
@@ -135,14 +135,14 @@ pub fn migrate(
 }
 
 /// A migration under way.
-struct Migration<'a> {
-    order: &'a Order<'a>,
-    owner: &'a dyn Owner,
+struct VmMigration<'a> {
+    order: &'a VmMigrationOrder<'a>,
+    owner: &'a dyn AttachmentOwner,
     is_cancelled: &'a AtomicBool,
-    monitor: Monitor,
-    machine: Machine,
+    monitor: QmpMonitor,
+    machine: VirtualMachine,
     /// The devices that follow the machine, so far.
-    following: Vec<Attached>,
+    following: Vec<OwnedAttachment>,
     /// What sets QEMU's settings back.
     before: Vec<(&'static str, Value)>,
     /// Whether the machine has to run here in the end, if it stays.
@@ -152,46 +152,47 @@ struct Migration<'a> {
 }
 
 /// How QEMU's part of it ended.
-enum End {
+enum VmMigrationEnd {
     /// The machine runs there.
     Completed(Value),
     /// It is here, for this reason.
-    Stayed(Failure),
+    Stayed(CommandFailure),
     /// Nobody knows.
     Unknown(MonitorError),
 }
 
-impl Migration<'_> {
-    fn run(mut self, show: &mut dyn FnMut(&Progress)) -> Result<Moved, Failure> {
+impl VmMigration<'_> {
+    fn run(mut self, show: &mut dyn FnMut(&VmMigrationProgress)) -> Result<MovedMachine, CommandFailure> {
         if let Err(failure) = self.prepare() {
             return Err(self.stay(failure));
         }
         let end = match self.monitor.execute("migrate", json!({ "uri": self.order.uri })) {
             Ok(_) => self.watch(show),
-            Err(error @ MonitorError::Refused(..)) => End::Stayed(Failure::local(error)),
-            Err(error) => End::Unknown(error),
+            Err(error @ MonitorError::Refused(..)) => VmMigrationEnd::Stayed(CommandFailure::local(error)),
+            Err(error) => VmMigrationEnd::Unknown(error),
         };
         let end = match end {
-            End::Unknown(error) => self.look_again(error),
+            VmMigrationEnd::Unknown(error) => self.look_again(error),
             end => end,
         };
         match end {
-            End::Completed(said) => self.part(&said),
-            End::Stayed(failure) => Err(self.stay(failure)),
-            End::Unknown(error) => Err(self.unknown(&error)),
+            VmMigrationEnd::Completed(said) => self.part(&said),
+            VmMigrationEnd::Stayed(failure) => Err(self.stay(failure)),
+            VmMigrationEnd::Unknown(error) => Err(self.unknown(&error)),
         }
     }
 
-    fn check_cancelled(&self) -> Result<(), Failure> {
+    fn check_cancelled(&self) -> Result<(), CommandFailure> {
         match self.is_cancelled.load(Ordering::Relaxed) {
-            true => Err(Failure::new(FailureKind::Refused, "it was cancelled")),
+            true => Err(CommandFailure::new(FailureKind::Refused, "it was cancelled")),
             false => Ok(()),
         }
     }
 
     /// Sets QEMU up, and lets the devices follow.
-    fn prepare(&mut self) -> Result<(), Failure> {
-        let capabilities = self.monitor.execute("query-migrate-capabilities", json!({})).map_err(Failure::local)?;
+    fn prepare(&mut self) -> Result<(), CommandFailure> {
+        let capabilities =
+            self.monitor.execute("query-migrate-capabilities", json!({})).map_err(CommandFailure::local)?;
         let wanted = ["pause-before-switchover", "events"];
         let mut before = Vec::new();
         for name in wanted {
@@ -201,21 +202,25 @@ impl Migration<'_> {
                 Some(state) => before.push(json!({ "capability": name, "state": state })),
                 None => {
                     let why = format!("its QEMU has no '{name}': it is older than 2.12, or does not say so");
-                    return Err(Failure::new(FailureKind::Refused, format!("the machine cannot be moved: {why}")));
+                    return Err(CommandFailure::new(
+                        FailureKind::Refused,
+                        format!("the machine cannot be moved: {why}"),
+                    ));
                 }
             }
         }
         self.before.push(("migrate-set-capabilities", json!({ "capabilities": before })));
         let set = wanted.map(|name| json!({ "capability": name, "state": true }));
         let set = json!({ "capabilities": set });
-        self.monitor.execute("migrate-set-capabilities", set).map_err(Failure::local)?;
+        self.monitor.execute("migrate-set-capabilities", set).map_err(CommandFailure::local)?;
         if let Some(limit) = self.order.downtime_ms {
-            let parameters = self.monitor.execute("query-migrate-parameters", json!({})).map_err(Failure::local)?;
+            let parameters =
+                self.monitor.execute("query-migrate-parameters", json!({})).map_err(CommandFailure::local)?;
             if let Some(old) = parameters["downtime-limit"].as_u64() {
                 self.before.push(("migrate-set-parameters", json!({ "downtime-limit": old })));
             }
             let set = json!({ "downtime-limit": limit });
-            self.monitor.execute("migrate-set-parameters", set).map_err(Failure::local)?;
+            self.monitor.execute("migrate-set-parameters", set).map_err(CommandFailure::local)?;
         }
         for device in &self.machine.devices {
             self.check_cancelled()?;
@@ -230,28 +235,28 @@ impl Migration<'_> {
     }
 
     /// Whether each device still follows the machine.
-    fn check_following(&self) -> Result<(), Failure> {
+    fn check_following(&self) -> Result<(), CommandFailure> {
         let now = self.owner.attached()?;
         for device in &self.following {
             let found = now.iter().find(|found| (found.pid, &found.title) == (device.pid, &device.title));
             let state = found.map_or("not attached any more", |found| &found.state);
             if state != "following" {
                 let why = format!("{} is {state}, and would not go with the machine", device.title);
-                return Err(Failure::new(FailureKind::Gone, why));
+                return Err(CommandFailure::new(FailureKind::Gone, why));
             }
         }
         Ok(())
     }
 
     /// Accompanies a migration that has begun.
-    fn watch(&mut self, show: &mut dyn FnMut(&Progress)) -> End {
+    fn watch(&mut self, show: &mut dyn FnMut(&VmMigrationProgress)) -> VmMigrationEnd {
         loop {
             if let (false, Err(failure)) = (self.is_switching, self.check_cancelled()) {
                 return self.cancel(failure);
             }
             let said = match self.monitor.execute("query-migrate", json!({})) {
                 Ok(said) => said,
-                Err(error) => return End::Unknown(error),
+                Err(error) => return VmMigrationEnd::Unknown(error),
             };
             match said["status"].as_str() {
                 Some("pre-switchover") if !self.is_switching => {
@@ -261,78 +266,78 @@ impl Migration<'_> {
                     self.is_switching = true;
                     match self.monitor.execute("migrate-continue", json!({ "state": "pre-switchover" })) {
                         Ok(_) => {}
-                        Err(error @ MonitorError::Refused(..)) => return self.cancel(Failure::local(error)),
-                        Err(error) => return End::Unknown(error),
+                        Err(error @ MonitorError::Refused(..)) => return self.cancel(CommandFailure::local(error)),
+                        Err(error) => return VmMigrationEnd::Unknown(error),
                     }
                 }
                 Some("completed") => return self.completed(said),
-                Some("failed" | "cancelled" | "none") => return End::Stayed(not_migrated(&said)),
+                Some("failed" | "cancelled" | "none") => return VmMigrationEnd::Stayed(not_migrated(&said)),
                 Some(status) => show(&progress(status, &said)),
-                None => return End::Unknown(strange("query-migrate", &said)),
+                None => return VmMigrationEnd::Unknown(strange("query-migrate", &said)),
             }
             let time = if self.is_switching { LOOK_OFTEN } else { LOOK_EVERY };
             if let Err(error) = self.monitor.await_event(time) {
-                return End::Unknown(error);
+                return VmMigrationEnd::Unknown(error);
             }
         }
     }
 
     /// QEMU says that the machine has left. A machine that runs here must never be ended.
-    fn completed(&mut self, said: Value) -> End {
+    fn completed(&mut self, said: Value) -> VmMigrationEnd {
         match self.monitor.execute("query-status", json!({})) {
             Ok(status) if self.is_switching && status["status"].is_string() && status["status"] != "running" => {
-                End::Completed(said)
+                VmMigrationEnd::Completed(said)
             }
-            Ok(_) => End::Unknown(strange("query-migrate", &said)),
-            Err(error) => End::Unknown(error),
+            Ok(_) => VmMigrationEnd::Unknown(strange("query-migrate", &said)),
+            Err(error) => VmMigrationEnd::Unknown(error),
         }
     }
 
     /// Has QEMU give the migration up; it may be too late for that.
-    fn cancel(&mut self, failure: Failure) -> End {
+    fn cancel(&mut self, failure: CommandFailure) -> VmMigrationEnd {
         if let Err(error) = self.monitor.execute("migrate_cancel", json!({})) {
-            return End::Unknown(error);
+            return VmMigrationEnd::Unknown(error);
         }
         let until = Instant::now() + self.order.answer_within;
         loop {
             let said = match self.monitor.execute("query-migrate", json!({})) {
                 Ok(said) => said,
-                Err(error) => return End::Unknown(error),
+                Err(error) => return VmMigrationEnd::Unknown(error),
             };
             match said["status"].as_str() {
                 Some("completed") => return self.completed(said),
-                Some("failed" | "cancelled" | "none") => return End::Stayed(failure),
+                Some("failed" | "cancelled" | "none") => return VmMigrationEnd::Stayed(failure),
                 _ if Instant::now() >= until => {
-                    return End::Unknown(MonitorError::Silent("migrate_cancel", self.order.answer_within));
+                    return VmMigrationEnd::Unknown(MonitorError::Silent("migrate_cancel", self.order.answer_within));
                 }
                 _ => {}
             }
             if let Err(error) = self.monitor.await_event(LOOK_OFTEN) {
-                return End::Unknown(error);
+                return VmMigrationEnd::Unknown(error);
             }
         }
     }
 
     fn reconnect(&mut self) -> Result<(), MonitorError> {
         self.monitor.hang_up();
-        self.monitor = Monitor::connect(self.order.monitor, self.order.answer_within)?;
+        self.monitor = QmpMonitor::connect(self.order.monitor, self.order.answer_within)?;
         Ok(())
     }
 
     /// The connection to the monitor is of no use any more: asks on another one whether the machine is here, and has
     /// the migration given up.
-    fn look_again(&mut self, error: MonitorError) -> End {
+    fn look_again(&mut self, error: MonitorError) -> VmMigrationEnd {
         if self.reconnect().is_err() {
-            return End::Unknown(error);
+            return VmMigrationEnd::Unknown(error);
         }
-        match self.cancel(Failure::local(&error)) {
-            End::Unknown(_) => End::Unknown(error),
+        match self.cancel(CommandFailure::local(&error)) {
+            VmMigrationEnd::Unknown(_) => VmMigrationEnd::Unknown(error),
             end => end,
         }
     }
 
     /// The machine stays: so do its devices, and QEMU is set as it was. Returns why, and what did not come back.
-    fn stay(mut self, failure: Failure) -> Failure {
+    fn stay(mut self, failure: CommandFailure) -> CommandFailure {
         let mut left = Vec::new();
         for device in &self.following {
             if let Err(error) = self.owner.resume(device) {
@@ -346,7 +351,7 @@ impl Migration<'_> {
         for line in left {
             message.push_str(&format!("\n  but: {line}"));
         }
-        Failure::new(failure.attribute(), message)
+        CommandFailure::new(failure.attribute(), message)
     }
 
     /// Sets QEMU's settings back, and lets the machine run if it ran before.
@@ -387,7 +392,7 @@ impl Migration<'_> {
     }
 
     /// The machine runs there: its devices go, and QEMU ends here. Devices that could not be let go go with that.
-    fn part(mut self, said: &Value) -> Result<Moved, Failure> {
+    fn part(mut self, said: &Value) -> Result<MovedMachine, CommandFailure> {
         let completed = Instant::now();
         let completed_unix_us =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
@@ -406,13 +411,13 @@ impl Migration<'_> {
             } else {
                 format!("its devices go to {} then", self.order.to)
             };
-            return Err(Failure::local(format!(
+            return Err(CommandFailure::local(format!(
                 "the machine runs at {}, but its QEMU did not end here: {error}\n  end {which}: {then}",
                 self.order.to
             )));
         }
         let number = |value: &Value| value.as_u64().unwrap_or_default();
-        Ok(Moved {
+        Ok(MovedMachine {
             devices: self.machine.devices,
             downtime_ms: number(&said["downtime"]),
             total_ms: number(&said["total-time"]),
@@ -425,9 +430,9 @@ impl Migration<'_> {
     }
 
     /// Nobody knows where the machine is.
-    fn unknown(&self, error: &MonitorError) -> Failure {
+    fn unknown(&self, error: &MonitorError) -> CommandFailure {
         let names: Vec<&str> = self.following.iter().map(|device| &*device.title).collect();
-        Failure::local(format!(
+        CommandFailure::local(format!(
             "{error}\n  so it is not known whether the machine has left. Its devices serve it here, and go to {} when \
              its QEMU ends here\n  if it stays: farbus resume {}",
             self.order.to,
@@ -436,12 +441,12 @@ impl Migration<'_> {
     }
 }
 
-fn not_migrated(said: &Value) -> Failure {
+fn not_migrated(said: &Value) -> CommandFailure {
     let why = said["error-desc"].as_str().or(said["status"].as_str()).unwrap_or_default();
-    Failure::new(FailureKind::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
+    CommandFailure::new(FailureKind::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
 }
 
-fn progress(status: &str, said: &Value) -> Progress {
+fn progress(status: &str, said: &Value) -> VmMigrationProgress {
     let number = |name: &str| said["ram"][name].as_u64().unwrap_or_default();
-    Progress { status: plain(status), total_bytes: number("total"), left_bytes: number("remaining") }
+    VmMigrationProgress { status: plain(status), total_bytes: number("total"), left_bytes: number("remaining") }
 }

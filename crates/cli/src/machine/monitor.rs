@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farbus_io_net::link::dial_local;
-use farbus_io_net::sys::peer::Credentials;
+use farbus_io_net::sys::peer::PeerCredentials;
 use serde_json::{Value, json};
 
 /// The longest line that is taken from a monitor, bytes: the list of all block nodes of a large machine is shorter.
@@ -19,7 +19,7 @@ const TEXT_CHARS_MAX: usize = 300;
 
 /// A connection to the monitor of a QEMU of this machine.
 #[derive(Debug)]
-pub struct Monitor {
+pub struct QmpMonitor {
     stream: UnixStream,
     received: Vec<u8>,
     asked: u64,
@@ -75,7 +75,7 @@ pub fn plain(text: &str) -> String {
     text.chars().take(TEXT_CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-impl Monitor {
+impl QmpMonitor {
     /// Connects to the monitor at `path`, which has to answer each command within `answer_within`.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Monitor {
         let unreachable = |error: &dyn fmt::Display| MonitorError::Unreachable(error.to_string());
         let stream = UnixStream::from(dial_local(path, answer_within).map_err(|error| unreachable(&error))?);
         stream.set_write_timeout(Some(answer_within)).map_err(|error| unreachable(&error))?;
-        let process = Credentials::of(&stream).ok().and_then(|who| who.process());
+        let process = PeerCredentials::of(&stream).ok().and_then(|who| who.process());
         let mut monitor = Self { stream, received: Vec::new(), asked: 0, answer_within, process };
         let greeting = monitor.next(GREETING, Instant::now() + answer_within)?;
         let Some(greeting) = greeting else { return Err(MonitorError::Silent(GREETING, answer_within)) };
@@ -210,7 +210,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(200);
 
     /// What is heard of a monitor that says `said` when a program connects, and then ends or goes on in silence.
-    fn heard(said: &[u8], ends: bool) -> Result<Monitor, MonitorError> {
+    fn heard(said: &[u8], ends: bool) -> Result<QmpMonitor, MonitorError> {
         let folder = folder_for(said, ends);
         let path = folder.join("m.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -221,7 +221,7 @@ mod tests {
             let _ = stream.write_all(&said);
             (!ends).then_some(stream)
         });
-        let monitor = Monitor::connect(&path, LIMIT);
+        let monitor = QmpMonitor::connect(&path, LIMIT);
         drop(serving.join().unwrap());
         std::fs::remove_dir_all(folder).unwrap();
         monitor
@@ -251,7 +251,7 @@ mod tests {
         let deep = [&vec![b'['; 100_000][..], b"\n"].concat();
         assert!(matches!(heard(&deep, false), Err(MonitorError::NotQmp(GREETING, _))));
         assert!(matches!(
-            Monitor::connect(Path::new("/nonexistent/monitor"), LIMIT),
+            QmpMonitor::connect(Path::new("/nonexistent/monitor"), LIMIT),
             Err(MonitorError::Unreachable(_))
         ));
     }

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use farbus_control::failure::{Failure, FailureKind};
+use farbus_control::failure::{CommandFailure, FailureKind};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
 use farbus_io_net::trust::Fingerprint;
 use serde::Serialize;
@@ -13,7 +13,7 @@ const ASKED_AT_ONCE: usize = 16;
 
 /// A device that is attached here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Attached {
+pub struct OwnedAttachment {
     /// The process that has it attached.
     #[serde(skip)]
     pub pid: u32,
@@ -34,34 +34,34 @@ pub struct Attached {
 }
 
 /// Commands the devices that are attached here.
-pub trait Owner {
+pub trait AttachmentOwner {
     /// All of them.
-    fn attached(&self) -> Result<Vec<Attached>, Failure>;
+    fn attached(&self) -> Result<Vec<OwnedAttachment>, CommandFailure>;
     /// Lets a device follow its machine.
-    fn follow(&self, device: &Attached) -> Result<(), Failure>;
+    fn follow(&self, device: &OwnedAttachment) -> Result<(), CommandFailure>;
     /// Lets devices that follow the machine of this process go, all at once: the machine has stopped for good. Returns
     /// how many do.
-    fn depart(&self, devices: &[Attached], process: u32) -> usize;
+    fn depart(&self, devices: &[OwnedAttachment], process: u32) -> usize;
     /// Lets a device stay.
-    fn resume(&self, device: &Attached) -> Result<(), Failure>;
+    fn resume(&self, device: &OwnedAttachment) -> Result<(), CommandFailure>;
 }
 
 /// The processes of this user that have devices attached, and the host to which these go.
-pub struct Attachments {
+pub struct UserAttachments {
     /// The key of that host.
     pub successor: Fingerprint,
 }
 
-impl Owner for Attachments {
-    fn attached(&self) -> Result<Vec<Attached>, Failure> {
+impl AttachmentOwner for UserAttachments {
+    fn attached(&self) -> Result<Vec<OwnedAttachment>, CommandFailure> {
         let mut found = Vec::new();
-        for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+        for (pid, answer) in ask_all(&Question::Status).map_err(CommandFailure::local)? {
             let Answer::Ok(process) = answer else { continue };
             let is_attachment = |device: &&Value| device["bus_id"].is_null() && process["role"] != "nbd";
             for device in process["devices"].as_array().into_iter().flatten().filter(is_attachment) {
                 let text = |name: &str| device[name].as_str().unwrap_or_default().to_owned();
                 let numbers = device["processes"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-                found.push(Attached {
+                found.push(OwnedAttachment {
                     pid,
                     name: text("name"),
                     title: text("title"),
@@ -74,15 +74,16 @@ impl Owner for Attachments {
         Ok(found)
     }
 
-    fn follow(&self, device: &Attached) -> Result<(), Failure> {
+    fn follow(&self, device: &OwnedAttachment) -> Result<(), CommandFailure> {
         let (successor, to) = (self.successor.to_string(), None);
         ask(device, Question::Follow { device: device.title.clone(), successor, to })
     }
 
-    fn depart(&self, devices: &[Attached], process: u32) -> usize {
-        let goes = |device: &Attached| ask(device, Question::Depart { device: device.title.clone(), process }).is_ok();
+    fn depart(&self, devices: &[OwnedAttachment], process: u32) -> usize {
+        let goes =
+            |device: &OwnedAttachment| ask(device, Question::Depart { device: device.title.clone(), process }).is_ok();
         // Each waits for its own process, and all of them for the machine that runs already.
-        let ask_some = |some: &[Attached]| {
+        let ask_some = |some: &[OwnedAttachment]| {
             thread::scope(|scope| {
                 let asking: Vec<_> = some.iter().map(|device| scope.spawn(move || goes(device))).collect();
                 asking.into_iter().filter_map(|asking| asking.join().ok()).filter(|has_gone| *has_gone).count()
@@ -91,13 +92,13 @@ impl Owner for Attachments {
         devices.chunks(ASKED_AT_ONCE).map(ask_some).sum()
     }
 
-    fn resume(&self, device: &Attached) -> Result<(), Failure> {
+    fn resume(&self, device: &OwnedAttachment) -> Result<(), CommandFailure> {
         ask(device, Question::Resume { device: device.title.clone() })
     }
 }
 
-fn ask(device: &Attached, question: Question) -> Result<(), Failure> {
-    let failed = |attribute, why: &str| Failure::new(attribute, format!("{}: {why}", device.title));
+fn ask(device: &OwnedAttachment, question: Question) -> Result<(), CommandFailure> {
+    let failed = |attribute, why: &str| CommandFailure::new(attribute, format!("{}: {why}", device.title));
     match ask_one(device.pid, &question, &[]).map_err(|error| failed(FailureKind::Gone, &error.to_string()))? {
         Answer::Ok(_) => Ok(()),
         Answer::Unknown => Err(failed(FailureKind::Gone, "it is not attached any more")),

@@ -151,16 +151,22 @@ impl Qemu {
         self.folder.join("qmp.sock")
     }
 
-    fn migrate(&self, owner: &Devices, is_cancelled: &AtomicBool) -> Result<Moved, Failure> {
+    fn migrate(&self, owner: &Devices, is_cancelled: &AtomicBool) -> Result<MovedMachine, CommandFailure> {
         let path = self.path();
-        let order = Order::new(&path, "tcp:rack:4444", "rack", &[]);
-        let order = Order { downtime_ms: Some(50), answer_within: ANSWER_WITHIN, ..order };
+        let order = VmMigrationOrder::new(&path, "tcp:rack:4444", "rack", &[]);
+        let order = VmMigrationOrder { downtime_ms: Some(50), answer_within: ANSWER_WITHIN, ..order };
         migrate(&order, owner, is_cancelled, &mut |_| {})
     }
 
-    fn check(&self, owner: &Devices) -> Result<Machine, Failure> {
+    fn check(&self, owner: &Devices) -> Result<VirtualMachine, CommandFailure> {
         let path = self.path();
-        check(&Order { answer_within: ANSWER_WITHIN, ..Order::new(&path, "tcp:rack:4444", "rack", &[]) }, owner)
+        check(
+            &VmMigrationOrder {
+                answer_within: ANSWER_WITHIN,
+                ..VmMigrationOrder::new(&path, "tcp:rack:4444", "rack", &[])
+            },
+            owner,
+        )
     }
 
     fn answering(self, command: &'static str, answer: Value) -> Self {
@@ -233,35 +239,35 @@ struct Devices {
     /// After how many looks at its state the disk is gone.
     leaves_after: Option<usize>,
     looks: Cell<usize>,
-    others: Vec<Attached>,
+    others: Vec<OwnedAttachment>,
 }
 
-impl Owner for Devices {
-    fn attached(&self) -> Result<Vec<Attached>, Failure> {
+impl AttachmentOwner for Devices {
+    fn attached(&self) -> Result<Vec<OwnedAttachment>, CommandFailure> {
         self.looks.set(self.looks.get() + 1);
         let is_gone = self.leaves_after.is_some_and(|looks| self.looks.get() > looks);
         let device = |name: &str, at: &str| {
             let title = format!("lab3:3241/{name}");
             let state = if self.following.borrow().contains(&title) { "following" } else { "attached" };
             let (at, processes) = (at.to_owned(), vec![std::process::id()]);
-            Attached { pid: 1, name: name.to_owned(), title, at, state: state.to_owned(), processes }
+            OwnedAttachment { pid: 1, name: name.to_owned(), title, at, state: state.to_owned(), processes }
         };
         let (key, disk) = (device("key", "/none/key.sock"), device("disk", "nbd+unix:///?socket=/none/disk.sock"));
         Ok([key].into_iter().chain((!is_gone).then_some(disk)).chain(self.others.clone()).collect())
     }
 
-    fn follow(&self, device: &Attached) -> Result<(), Failure> {
+    fn follow(&self, device: &OwnedAttachment) -> Result<(), CommandFailure> {
         if self.unwilling == Some(&*device.name) {
             if self.is_late {
                 self.following.borrow_mut().push(device.title.clone());
             }
-            return Err(Failure::new(FailureKind::Refused, "it is over TCP"));
+            return Err(CommandFailure::new(FailureKind::Refused, "it is over TCP"));
         }
         self.following.borrow_mut().push(device.title.clone());
         Ok(())
     }
 
-    fn depart(&self, devices: &[Attached], process: u32) -> usize {
+    fn depart(&self, devices: &[OwnedAttachment], process: u32) -> usize {
         assert_eq!(process, std::process::id());
         let asked = devices.iter().filter(|device| self.old != Some(&*device.name));
         let titles: Vec<String> = asked.map(|device| device.title.clone()).collect();
@@ -270,12 +276,12 @@ impl Owner for Devices {
         titles.len()
     }
 
-    fn resume(&self, device: &Attached) -> Result<(), Failure> {
+    fn resume(&self, device: &OwnedAttachment) -> Result<(), CommandFailure> {
         assert!(self.departed.borrow().is_empty(), "what has departed cannot stay");
         let mut following = self.following.borrow_mut();
         match following.iter().position(|title| *title == device.title) {
             Some(at) => drop(following.remove(at)),
-            None => return Err(Failure::new(FailureKind::Refused, "it is not held")),
+            None => return Err(CommandFailure::new(FailureKind::Refused, "it is not held")),
         }
         Ok(())
     }
@@ -349,7 +355,8 @@ fn cancelled_migration_leaves_everything_here_and_a_failed_one_says_what_qemu_sa
     let (qemu, owner) = (Qemu::start(None), Devices::default());
     qemu.script.lock().unwrap().copies_for_ever = true;
     let path = qemu.path();
-    let order = Order { answer_within: ANSWER_WITHIN, ..Order::new(&path, "tcp:rack:4444", "rack", &[]) };
+    let order =
+        VmMigrationOrder { answer_within: ANSWER_WITHIN, ..VmMigrationOrder::new(&path, "tcp:rack:4444", "rack", &[]) };
     let is_cancelled = AtomicBool::new(false);
     let mut shown = None;
     let failure = migrate(&order, &owner, &is_cancelled, &mut |progress| {
@@ -358,7 +365,7 @@ fn cancelled_migration_leaves_everything_here_and_a_failed_one_says_what_qemu_sa
     });
     let failure = failure.unwrap_err();
     assert!(failure.attribute() == FailureKind::Refused && failure.to_string().contains("was cancelled"), "{failure}");
-    assert_eq!(shown, Some(Progress { status: "active".into(), total_bytes: 1000, left_bytes: 10 }));
+    assert_eq!(shown, Some(VmMigrationProgress { status: "active".into(), total_bytes: 1000, left_bytes: 10 }));
     assert!(owner.following.borrow().is_empty());
     qemu.assert_untouched("cancelled");
 
@@ -450,7 +457,7 @@ fn what_could_not_be_moved_is_refused_before_anything_begins() {
     ];
     for (command, answer, why) in cases {
         let qemu = Qemu::start(None).answering(command, answer);
-        let file = Attached { pid: 2, title: "lab3:3241/img".into(), at: "/mnt/disk.img".into(), ..fresh() };
+        let file = OwnedAttachment { pid: 2, title: "lab3:3241/img".into(), at: "/mnt/disk.img".into(), ..fresh() };
         let owner = Devices { others: vec![file], ..Devices::default() };
         for failure in [qemu.check(&owner).unwrap_err(), qemu.migrate(&owner, &NEVER).unwrap_err()] {
             assert!(
@@ -468,7 +475,7 @@ fn what_could_not_be_moved_is_refused_before_anything_begins() {
     assert!(qemu.check(&Devices::default()).is_ok());
 }
 
-fn fresh() -> Attached {
+fn fresh() -> OwnedAttachment {
     let (state, processes) = ("attached".to_owned(), Vec::new());
-    Attached { pid: 1, name: String::new(), title: String::new(), at: String::new(), state, processes }
+    OwnedAttachment { pid: 1, name: String::new(), title: String::new(), at: String::new(), state, processes }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 
 use farbus_page::console_text::ConsoleText;
-use farbus_session::native::console::{Description, Output};
+use farbus_session::native::console::{ConsoleDescription, ConsoleOutput};
 use serde::Serialize;
 
 use super::hex::hex;
 
 /// A piece of text, as JSON.
 #[derive(Serialize)]
-struct Piece {
+struct ConsoleRecord {
     /// Seconds since the first piece that was shown.
     at_s: f64,
     endpoint: String,
@@ -26,7 +26,7 @@ struct Piece {
 }
 
 /// What is printed of a console.
-pub struct Console {
+pub struct ConsolePrinter {
     as_json: bool,
     /// Whether the lines of several ports have to be told apart.
     has_several: bool,
@@ -36,9 +36,9 @@ pub struct Console {
     is_in_line: bool,
 }
 
-impl Console {
+impl ConsolePrinter {
     /// Prints what these ports send.
-    pub fn new(description: Option<&Description>, as_json: bool) -> Self {
+    pub fn new(description: Option<&ConsoleDescription>, as_json: bool) -> Self {
         let has_several = description.is_some_and(|console| console.ports.len() > 1);
         Self { as_json, has_several, port: None, texts: BTreeMap::new(), is_in_line: false }
     }
@@ -47,14 +47,14 @@ impl Console {
     ///
     /// # Errors
     /// Nobody reads it.
-    pub fn print(&mut self, output: &Output, at_ns: u64) -> io::Result<()> {
+    pub fn print(&mut self, output: &ConsoleOutput, at_ns: u64) -> io::Result<()> {
         let text = self.text(output, at_ns)?;
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())?;
         out.flush()
     }
 
-    fn text(&mut self, output: &Output, at_ns: u64) -> io::Result<String> {
+    fn text(&mut self, output: &ConsoleOutput, at_ns: u64) -> io::Result<String> {
         let (port, bytes) = (output.endpoint.as_byte(), output.data.contiguous());
         // An endpoint is one of fifteen; the number of them needs no further limit.
         let of_port = self.texts.entry(port).or_default();
@@ -63,7 +63,7 @@ impl Console {
             of_port.add(&bytes, &mut text);
             let (at_s, endpoint) = (at_ns as f64 / 1e9, format!("{port:02x}"));
             let data = hex(&bytes, "");
-            let piece = Piece { at_s, endpoint, kind: "console", lost_bytes: output.lost, text, data };
+            let piece = ConsoleRecord { at_s, endpoint, kind: "console", lost_bytes: output.lost, text, data };
             return Ok(serde_json::to_string(&piece)? + "\n");
         }
         let is_other = self.has_several && self.port != Some(port);
@@ -86,24 +86,24 @@ impl Console {
 #[cfg(test)]
 mod tests {
     use farbus_model::EpAddr;
-    use farbus_session::native::console::{Port, PortKind};
+    use farbus_session::native::console::{ConsolePort, PortKind};
     use serde_json::Value;
 
     use super::*;
 
-    fn output(port: u8, lost: u32, bytes: &[u8]) -> Output {
-        Output { endpoint: EpAddr::from_byte(port), lost, moment_ns: 0, data: bytes.to_vec().into() }
+    fn output(port: u8, lost: u32, bytes: &[u8]) -> ConsoleOutput {
+        ConsoleOutput { endpoint: EpAddr::from_byte(port), lost, moment_ns: 0, data: bytes.to_vec().into() }
     }
 
-    fn ports(all: &[u8]) -> Description {
-        let port = |&endpoint| Port { endpoint: EpAddr::from_byte(endpoint), kind: PortKind::FTDI };
-        Description { ports: all.iter().map(port).collect() }
+    fn ports(all: &[u8]) -> ConsoleDescription {
+        let port = |&endpoint| ConsolePort { endpoint: EpAddr::from_byte(endpoint), kind: PortKind::FTDI };
+        ConsoleDescription { ports: all.iter().map(port).collect() }
     }
 
     #[test]
     fn lines_of_several_ports_are_told_apart_and_what_is_lost_is_told() {
-        let printed = |all: &[u8], outputs: &[Output]| {
-            let mut console = Console::new(Some(&ports(all)), false);
+        let printed = |all: &[u8], outputs: &[ConsoleOutput]| {
+            let mut console = ConsolePrinter::new(Some(&ports(all)), false);
             outputs.iter().map(|output| console.text(output, 0).unwrap()).collect::<String>()
         };
         let one = [output(0x81, 0, b"boot\r\nlog"), output(0x81, 7, b"in: "), output(0x81, 0, b"\x1b[1mroot")];
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn json_has_the_bytes_as_they_came_and_text_without_control_characters() {
-        let mut console = Console::new(Some(&ports(&[0x81])), true);
+        let mut console = ConsolePrinter::new(Some(&ports(&[0x81])), true);
         let line = console.text(&output(0x81, 3, b"\x1b[31mx\xff"), 1_500_000_000).unwrap();
         let piece: Value = serde_json::from_str(line.strip_suffix('\n').unwrap()).unwrap();
         let expected = serde_json::json!({

@@ -11,21 +11,21 @@ use farbus::broker::confined::{give_rights_away, start_broker};
 use farbus::broker::{BrokerPolicy, SystemAccess};
 use farbus::frontend::over;
 use farbus::frontend::report_of;
-use farbus::importer::client::{Client, ClientConfig, Target};
+use farbus::importer::client::{ClientConfig, DeviceTarget, ImporterClient};
 use farbus::importer::discovery::local_shares::{resolve, target_from};
-use farbus::importer::session::connection::Linked;
-use farbus_io_linux::sys::confine::Needs;
-use farbus_model::{Status, TransferType};
+use farbus::importer::session::connection::LinkedDevice;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
+use farbus_model::{TransferType, UrbStatus};
 use farbus_modules::{SeenTransfer, usb_section};
-use farbus_session::native::Attached;
-use farbus_session::native::control::Cause;
-use farbus_session::native::usb::{Event, status_code};
+use farbus_session::native::ImporterAttachment;
+use farbus_session::native::control::AttachmentEndCause;
+use farbus_session::native::usb::{ObservedTransfer, status_code};
 use serde::Serialize;
 
-use self::console::Console;
+use self::console::ConsolePrinter;
 use self::hex::hex;
-use super::Failure;
-use super::ending::{EndedBy, Ending};
+use super::CommandFailure;
+use super::ending::{EndCondition, EndingSignal};
 use super::output::say;
 
 /// Transfer types as in `bmAttributes` (USB 2.0, table 9-13).
@@ -46,7 +46,7 @@ const INTERRUPT: u8 = 3;
 pub struct Args {
     /// [HOST[:PORT]/]DEVICE; HOST may be the name of a paired host.
     #[arg(value_parser = target_from)]
-    target: Target,
+    target: DeviceTarget,
     /// End after so many transfers; with --console, pieces of text.
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
@@ -66,7 +66,7 @@ pub struct Args {
 
 /// A transfer, as JSON.
 #[derive(Serialize)]
-struct Line {
+struct TransferRecord {
     /// Seconds since the first transfer that was shown.
     at_s: f64,
     endpoint: String,
@@ -83,8 +83,8 @@ struct Line {
     data: String,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let ending = Ending::new()?;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let ending = EndCondition::new()?;
     let target = &resolve(args.target.clone())?;
     let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
     let system = if args.no_sandbox {
@@ -92,15 +92,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     } else {
         SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
     };
-    let client = Client::for_host(&target.address, system, ClientConfig::default())?;
+    let client = ImporterClient::for_host(&target.address, system, ClientConfig::default())?;
     if !args.no_sandbox {
-        give_rights_away(&Needs::default())?;
+        give_rights_away(&ConfinementNeeds::default())?;
     }
     if args.console {
         let mut seen = Vec::new();
         let linked = client.console(target, &mut seen)?;
         let ended_by = begin(target, &linked, ending, args.json)?;
-        let mut console = Console::new(linked.remote().description(), args.json);
+        let mut console = ConsolePrinter::new(linked.remote().description(), args.json);
         let mut since_ns = None;
         return follow(target, linked, seen, (args.count, ended_by), |output| {
             let at_ns = output.moment_ns.saturating_sub(*since_ns.get_or_insert(output.moment_ns));
@@ -110,7 +110,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut seen = Vec::new();
     let linked = client.observe(target, &mut seen)?;
     let ended_by = begin(target, &linked, ending, !args.pcapng)?;
-    let mut recording = if args.pcapng { Some(Recording::begin().map_err(Failure::local)?) } else { None };
+    let mut recording =
+        if args.pcapng { Some(TransferRecording::begin().map_err(CommandFailure::local)?) } else { None };
     let mut since_ns = None;
     follow(target, linked, seen, (args.count, ended_by), |event| {
         let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
@@ -125,14 +126,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 ///
 /// # Errors
 /// A signal came before.
-fn begin<A: Attached>(
-    target: &Target,
-    linked: &Linked<A>,
-    mut ending: Ending,
+fn begin<A: ImporterAttachment>(
+    target: &DeviceTarget,
+    linked: &LinkedDevice<A>,
+    mut ending: EndCondition,
     to_output: bool,
-) -> Result<EndedBy, Failure> {
+) -> Result<EndingSignal, CommandFailure> {
     if let Some(signal) = ending.signal() {
-        return Err(Failure::interrupted(signal, format!("{target} is not observed")));
+        return Err(CommandFailure::interrupted(signal, format!("{target} is not observed")));
     }
     let stop_signal = linked.stop_signal();
     let ended_by = ending.tell(move || stop_signal.end());
@@ -147,14 +148,14 @@ fn begin<A: Attached>(
 
 /// Shows what arrives, until it ends or nobody reads it.
 fn follow<A, E>(
-    target: &Target,
-    mut linked: Linked<A>,
+    target: &DeviceTarget,
+    mut linked: LinkedDevice<A>,
     mut seen: Vec<E>,
-    (count, ended_by): (Option<u64>, EndedBy),
+    (count, ended_by): (Option<u64>, EndingSignal),
     mut show: impl FnMut(&E) -> io::Result<()>,
-) -> Result<(), Failure>
+) -> Result<(), CommandFailure>
 where
-    A: Attached<Done = Vec<E>>,
+    A: ImporterAttachment<Done = Vec<E>>,
 {
     let mut left = count.unwrap_or(u64::MAX);
     while left > 0 {
@@ -168,12 +169,12 @@ where
         if let Some(end) = linked.end() {
             let shown = count.map_or(0, |count| count - left);
             return match end.cause {
-                Cause::Asked => ended_by.check(shown, count),
+                AttachmentEndCause::Asked => ended_by.check(shown, count),
                 _ => Err(over(target, &report_of(end))),
             };
         }
         if left > 0 {
-            linked.wait(None).map_err(Failure::local)?;
+            linked.wait(None).map_err(CommandFailure::local)?;
             linked.turn(&mut seen);
         }
     }
@@ -182,20 +183,20 @@ where
 }
 
 /// A recording on standard output.
-struct Recording {
+struct TransferRecording {
     /// When it began, nanoseconds since 1970: the exporter's clock says only what lies between its events.
     began_ns: u64,
     count: u64,
 }
 
-impl Recording {
+impl TransferRecording {
     fn begin() -> io::Result<Self> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         write_out(&usb_section())?;
         Ok(Self { began_ns: u64::try_from(since.as_nanos()).unwrap_or_default(), count: 0 })
     }
 
-    fn add(&mut self, event: &Event, at_ns: u64) -> io::Result<()> {
+    fn add(&mut self, event: &ObservedTransfer, at_ns: u64) -> io::Result<()> {
         self.count += 1;
         let unix_ns = self.began_ns.saturating_add(at_ns);
         let kind = if event.kind == TransferType::Interrupt { INTERRUPT } else { ISOCHRONOUS };
@@ -221,7 +222,7 @@ fn write_out(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-fn show(event: &Event, at_ns: u64, as_json: bool) -> io::Result<()> {
+fn show(event: &ObservedTransfer, at_ns: u64, as_json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let at_s = at_ns as f64 / 1e9;
     let endpoint = format!("{:02x}", event.endpoint.as_byte());
@@ -230,18 +231,19 @@ fn show(event: &Event, at_ns: u64, as_json: bool) -> io::Result<()> {
     let bytes = event.data.contiguous();
     if as_json {
         let packets = event.packets.iter().map(|&(bytes, _)| bytes).collect();
-        let line = Line { at_s, endpoint, kind, status, missed: event.missed, packets, data: hex(&bytes, "") };
+        let line =
+            TransferRecord { at_s, endpoint, kind, status, missed: event.missed, packets, data: hex(&bytes, "") };
         serde_json::to_writer(&mut out, &line)?;
         return writeln!(out);
     }
     if event.missed > 0 {
         writeln!(out, "{:>12}  {} transfers were missed", "", event.missed)?;
     }
-    let wrong = if event.status == Status::Ok { String::new() } else { format!("  {status}") };
+    let wrong = if event.status == UrbStatus::Ok { String::new() } else { format!("  {status}") };
     let what = if event.packets.is_empty() {
         hex(&bytes, " ")
     } else {
-        let failed = event.packets.iter().filter(|(_, status)| *status != Status::Ok).count();
+        let failed = event.packets.iter().filter(|(_, status)| *status != UrbStatus::Ok).count();
         let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
         format!("{} bytes in {} packets{failed}", bytes.len(), event.packets.len())
     };

@@ -6,16 +6,16 @@ use std::thread;
 
 use farbus::importer::discovery::each;
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Writes a line of JSON for each host as soon as it is known. It ends with its standard input, which the page holds
 /// open.
-pub fn run() -> Result<(), Failure> {
+pub fn run() -> Result<(), CommandFailure> {
     let watch = || {
         let _ = io::copy(&mut io::stdin().lock().by_ref(), &mut io::sink());
         process::exit(0);
     };
-    thread::Builder::new().name("page".into()).spawn(watch).map_err(Failure::local)?;
+    thread::Builder::new().name("page".into()).spawn(watch).map_err(CommandFailure::local)?;
     let mut out = io::stdout().lock();
     each::tell(|told| writeln!(out, "{told}").and_then(|()| out.flush()).is_ok());
     // What has not answered yet is not waited for.

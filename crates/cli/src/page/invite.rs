@@ -6,13 +6,14 @@ use std::time::{Duration, SystemTime};
 
 use farbus_control::failure::FailureKind;
 use farbus_io_net::trust::{
-    Audit, Event, Folder, Invitation, Outcome, RemotePage, Scope, TOKEN_NAME_CHARS_MAX, is_shown,
+    AuditEvent, AuditLog, AuditOutcome, HostFolder, PageInvitation, PageScope, RemotePage, TOKEN_NAME_CHARS_MAX,
+    is_shown,
 };
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::json;
 
-use super::super::Failure;
+use super::super::CommandFailure;
 use super::super::output::{print_json, say};
 use super::token::lasting_from;
 
@@ -32,7 +33,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 pub struct InviteArgs {
     /// What the browser may do: read, observe, own.
     #[arg(long, value_name = "SCOPE", default_value = "read")]
-    scope: Scope,
+    scope: PageScope,
     /// After how long it is asked for another code: 15m, 2h, 30d.
     #[arg(long, value_name = "SPAN", value_parser = lasting_from, default_value = "12h")]
     expires: Duration,
@@ -51,17 +52,17 @@ impl InviteArgs {
     }
 }
 
-pub fn run(args: &InviteArgs) -> Result<(), Failure> {
-    let folder = Folder::of_user()?;
+pub fn run(args: &InviteArgs) -> Result<(), CommandFailure> {
+    let folder = HostFolder::of_user()?;
     let is_name =
         |name: &str| !name.is_empty() && name.chars().count() <= TOKEN_NAME_CHARS_MAX && name.chars().all(is_shown);
     if args.name.as_deref().is_some_and(|name| !is_name(name)) {
         let why = format!("a name has 1 to {TOKEN_NAME_CHARS_MAX} characters that are shown");
-        return Err(Failure::new(FailureKind::Refused, why));
+        return Err(CommandFailure::new(FailureKind::Refused, why));
     }
     let none = || {
         let what = "no page for browsers of other machines runs here";
-        Failure::new(FailureKind::Gone, format!("{what}\n  type: farbus page --tls 0.0.0.0:7241"))
+        CommandFailure::new(FailureKind::Gone, format!("{what}\n  type: farbus page --tls 0.0.0.0:7241"))
     };
     let RemotePage { listen, url, fingerprint } = RemotePage::load(&folder)?.ok_or_else(none)?;
     let listens =
@@ -69,8 +70,8 @@ pub fn run(args: &InviteArgs) -> Result<(), Failure> {
     if !listens {
         return Err(none());
     }
-    let made = Invitation::make(&folder, args.scope, args.name.as_deref(), args.expires, SystemTime::now())?;
-    let code = made.map_err(|why| Failure::new(FailureKind::Refused, why))?;
+    let made = PageInvitation::make(&folder, args.scope, args.name.as_deref(), args.expires, SystemTime::now())?;
+    let code = made.map_err(|why| CommandFailure::new(FailureKind::Refused, why))?;
     record(&folder, args);
     let link = format!("{url}/enter#{code}");
     if args.json {
@@ -106,10 +107,14 @@ fn drawn(link: &str, is_terminal: bool) -> Option<String> {
     Some(text.lines().map(|line| format!("{before}{line}{after}\n")).collect())
 }
 
-fn record(folder: &Folder, args: &InviteArgs) {
+fn record(folder: &HostFolder, args: &InviteArgs) {
     let what = format!("{}, scope {}", args.name.as_deref().unwrap_or("a browser"), args.scope);
-    let audit = Audit::new(folder.clone());
-    audit.record(&Event { address: Some("owner"), why: Some(&what), ..Event::new("page-invite", Outcome::Ok) });
+    let audit = AuditLog::new(folder.clone());
+    audit.record(&AuditEvent {
+        address: Some("owner"),
+        why: Some(&what),
+        ..AuditEvent::new("page-invite", AuditOutcome::Ok)
+    });
     audit.finish();
 }
 

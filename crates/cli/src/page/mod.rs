@@ -13,8 +13,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use farbus::common::page_address::{NAMES_MAX, site_name, tls_address};
-use farbus_io_net::sys::passing::Passage;
-use farbus_page::{PageSettings, Place, Served, serve};
+use farbus_io_net::sys::passing::MessageSocket;
+use farbus_page::{PageAddress, PageLocation, PageSettings, serve};
 #[cfg(test)]
 use farbus_page::{actions, table};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::mpsc;
 
-use super::Failure;
+use super::CommandFailure;
 use super::output::say;
 
 /// Show on a page, to you alone, what is shared and attached here.
@@ -37,7 +37,7 @@ use super::output::say;
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<PageVerb>,
     /// Address of the loopback.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7240", value_parser = loopback)]
     listen: SocketAddr,
@@ -60,7 +60,7 @@ pub struct Args {
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum PageVerb {
     Invite(invite::InviteArgs),
     Token(token::TokenArgs),
 }
@@ -69,8 +69,8 @@ impl Args {
     /// Whether the output is JSON.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
-            Some(Verb::Token(args)) => args.is_for_programs(),
-            Some(Verb::Invite(args)) => args.is_for_programs(),
+            Some(PageVerb::Token(args)) => args.is_for_programs(),
+            Some(PageVerb::Invite(args)) => args.is_for_programs(),
             None => false,
         }
     }
@@ -90,16 +90,16 @@ pub fn loopback(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     match &args.verb {
-        Some(Verb::Token(args)) => return token::run(args),
-        Some(Verb::Invite(args)) => return invite::run(args),
+        Some(PageVerb::Token(args)) => return token::run(args),
+        Some(PageVerb::Invite(args)) => return invite::run(args),
         None => {}
     }
     if args.names.len() > NAMES_MAX {
-        return Err(Failure::local(format!("a page has {NAMES_MAX} names at most")));
+        return Err(CommandFailure::local(format!("a page has {NAMES_MAX} names at most")));
     }
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
     let (tell_end, mut end) = mpsc::channel(1);
     let on_signal = tell_end.clone();
     let wait = move || {
@@ -107,8 +107,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         // Nobody waits if the page has ended by itself, or ends already.
         let _ = on_signal.try_send(());
     };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(Failure::local)?;
-    let place = if args.socket { Place::Socket } else { Place::Loopback(args.listen) };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(CommandFailure::local)?;
+    let place = if args.socket { PageAddress::Socket } else { PageAddress::Loopback(args.listen) };
     let (tls, names) = (args.tls, args.names.clone());
     let settings = PageSettings { place, tls, names, is_sandboxed: !args.no_sandbox };
     let end = async {
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return serve(settings, say_where, end);
     }
     let daemon = DaemonLine::open(tell_end)?;
-    let tell = |Served { at, elsewhere }: Served| {
+    let tell = |PageLocation { at, elsewhere }: PageLocation| {
         let elsewhere = elsewhere.map(|(url, fingerprint)| json!({ "url": url, "fingerprint": fingerprint }));
         daemon.say(&json!({ "at": at, "elsewhere": elsewhere }));
     };
@@ -126,7 +126,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Says where the page is, and how a browser of another machine knows it.
-fn say_where(Served { at, elsewhere }: Served) {
+fn say_where(PageLocation { at, elsewhere }: PageLocation) {
     say(format!("page at {at}   (Ctrl-C ends)"));
     if let Some((url, fingerprint)) = elsewhere {
         say(format!("for browsers of other machines at {url}   (let one in: farbus page invite)"));
@@ -135,19 +135,19 @@ fn say_where(Served { at, elsewhere }: Served) {
 }
 
 /// The line to the daemon that had this page started.
-struct DaemonLine(Arc<Passage>);
+struct DaemonLine(Arc<MessageSocket>);
 
 impl DaemonLine {
     /// The line at standard input. Its end is told to `tell_end`.
-    fn open(tell_end: mpsc::Sender<()>) -> Result<Self, Failure> {
-        let passage = io::stdin().as_fd().try_clone_to_owned().map(Passage::over);
-        let passage = Arc::new(passage.map_err(Failure::local)?);
+    fn open(tell_end: mpsc::Sender<()>) -> Result<Self, CommandFailure> {
+        let passage = io::stdin().as_fd().try_clone_to_owned().map(MessageSocket::over);
+        let passage = Arc::new(passage.map_err(CommandFailure::local)?);
         let heard = Arc::clone(&passage);
         let wait = move || {
             while let Ok(Some(_)) = heard.receive() {}
             let _ = tell_end.try_send(());
         };
-        std::thread::Builder::new().name("daemon".into()).spawn(wait).map_err(Failure::local)?;
+        std::thread::Builder::new().name("daemon".into()).spawn(wait).map_err(CommandFailure::local)?;
         Ok(Self(passage))
     }
 
@@ -161,7 +161,7 @@ impl DaemonLine {
 mod tests {
     use clap::Parser;
 
-    use super::super::Cli;
+    use super::super::FarbusCli;
     use super::action_examples::examples;
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         let mut refused = Vec::new();
         for command in examples() {
             let typed = std::iter::once("farbus".to_owned()).chain(command.arguments());
-            refused.extend(Cli::try_parse_from(typed).err().map(|error| format!("{}: {error}", command.line())));
+            refused.extend(FarbusCli::try_parse_from(typed).err().map(|error| format!("{}: {error}", command.line())));
         }
         assert!(refused.is_empty(), "{}", refused.join("\n"));
     }

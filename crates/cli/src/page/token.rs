@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 use farbus_control::failure::FailureKind;
 use farbus_io_net::local::time_words::parse_span;
 use farbus_io_net::trust::limits::PAGE_TOKEN_TIME_MAX;
-use farbus_io_net::trust::{Audit, Event, Folder, Outcome, Scope, Token, Tokens};
+use farbus_io_net::trust::{AuditEvent, AuditLog, AuditOutcome, HostFolder, PageScope, PageToken, PageTokenList};
 use serde_json::{Value, json};
 
-use super::super::Failure;
+use super::super::CommandFailure;
 use super::super::output::{print_done, print_json, print_table, say, table};
 
 /// Let programs use your page: /metrics, /api/v1.
@@ -19,11 +19,11 @@ use super::super::output::{print_done, print_json, print_table, say, table};
 )]
 pub struct TokenArgs {
     #[command(subcommand)]
-    verb: Verb,
+    verb: TokenVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum TokenVerb {
     /// Make a token, and print it: nothing shows it again.
     #[command(
         after_help = "Scopes, each with those before it:\n  read     what is shared and attached, events, figures\n  observe  what devices send, too\n  own      all that you do there: share, release, attach, audit\n\n\
@@ -53,7 +53,7 @@ enum Verb {
 struct CreateArgs {
     /// What its bearer may do: read, observe, own.
     #[arg(long, value_name = "SCOPE")]
-    scope: Scope,
+    scope: PageScope,
     /// After how long it ends: 15m, 2h, 30d. Without it, when you revoke it.
     #[arg(long, value_name = "SPAN", value_parser = lasting_from)]
     expires: Option<Duration>,
@@ -83,19 +83,24 @@ impl TokenArgs {
     /// Whether the output is JSON.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
-            Verb::Create(CreateArgs { json, .. }) | Verb::List { json } | Verb::Revoke { json, .. } => *json,
+            TokenVerb::Create(CreateArgs { json, .. }) | TokenVerb::List { json } | TokenVerb::Revoke { json, .. } => {
+                *json
+            }
         }
     }
 }
 
-pub fn run(args: &TokenArgs) -> Result<(), Failure> {
-    let folder = Folder::of_user()?;
+pub fn run(args: &TokenArgs) -> Result<(), CommandFailure> {
+    let folder = HostFolder::of_user()?;
     match &args.verb {
-        Verb::Create(args) => create(&folder, args),
-        Verb::List { json } => list(&folder, *json),
-        Verb::Revoke { token, json } => {
-            let revoked = Tokens::revoke(&folder, token)?.ok_or_else(|| {
-                Failure::new(FailureKind::Gone, format!("no token is called '{token}'\n  see: farbus page token list"))
+        TokenVerb::Create(args) => create(&folder, args),
+        TokenVerb::List { json } => list(&folder, *json),
+        TokenVerb::Revoke { token, json } => {
+            let revoked = PageTokenList::revoke(&folder, token)?.ok_or_else(|| {
+                CommandFailure::new(
+                    FailureKind::Gone,
+                    format!("no token is called '{token}'\n  see: farbus page token list"),
+                )
             })?;
             record(&folder, "page-token-revoke", &revoked);
             print_done(*json, "revoke", revoked.called())
@@ -103,9 +108,9 @@ pub fn run(args: &TokenArgs) -> Result<(), Failure> {
     }
 }
 
-fn create(folder: &Folder, args: &CreateArgs) -> Result<(), Failure> {
-    let made = Tokens::make(folder, args.scope, args.name.as_deref(), args.expires)?;
-    let (kept, token) = made.map_err(|why| Failure::new(FailureKind::Refused, why))?;
+fn create(folder: &HostFolder, args: &CreateArgs) -> Result<(), CommandFailure> {
+    let made = PageTokenList::make(folder, args.scope, args.name.as_deref(), args.expires)?;
+    let (kept, token) = made.map_err(|why| CommandFailure::new(FailureKind::Refused, why))?;
     record(folder, "page-token-create", &kept);
     if args.json {
         let mut value = in_json(&kept);
@@ -119,8 +124,8 @@ fn create(folder: &Folder, args: &CreateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn list(folder: &Folder, json: bool) -> Result<(), Failure> {
-    let tokens = Tokens::load(folder)?;
+fn list(folder: &HostFolder, json: bool) -> Result<(), CommandFailure> {
+    let tokens = PageTokenList::load(folder)?;
     if json {
         return print_json(&tokens.iter().map(in_json).collect::<Vec<_>>());
     }
@@ -142,17 +147,17 @@ fn list(folder: &Folder, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn in_json(token: &Token) -> Value {
+fn in_json(token: &PageToken) -> Value {
     json!({
         "id": token.id, "name": token.name, "scope": token.scope, "made": token.made, "expires": token.expires,
         "has_expired": token.has_expired(SystemTime::now()),
     })
 }
 
-fn record(folder: &Folder, event: &str, token: &Token) {
+fn record(folder: &HostFolder, event: &str, token: &PageToken) {
     let what = format!("{}, scope {}", token.called(), token.scope);
-    let audit = Audit::new(folder.clone());
-    audit.record(&Event { address: Some("owner"), why: Some(&what), ..Event::new(event, Outcome::Ok) });
+    let audit = AuditLog::new(folder.clone());
+    audit.record(&AuditEvent { address: Some("owner"), why: Some(&what), ..AuditEvent::new(event, AuditOutcome::Ok) });
     audit.finish();
 }
 

@@ -9,12 +9,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farbus_pipe::{Flow, Inlet, Turn};
+use farbus_pipe::{PipeFlow, PipeInlet, PipeJobContext};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// The functions of the command.
-pub enum Function {
+pub enum PipeFunction {
     /// Counts the messages; the report contains the number.
     Count,
     /// Writes them to a file.
@@ -34,7 +34,7 @@ pub enum Function {
         lost: u64,
     },
     /// Sends them to another device.
-    Forward(Arc<Inlet>),
+    Forward(Arc<PipeInlet>),
     /// Sends ascending numbers, in the last eight bytes of each message.
     Numbers { next: u64, message: Vec<u8> },
     /// Sends what a program writes to its standard output.
@@ -47,7 +47,7 @@ const REST_BYTES_MAX: usize = 1 << 20;
 /// How long a program may run on after the end of its input.
 const ENDING_PATIENCE: Duration = Duration::from_secs(5);
 
-impl Function {
+impl PipeFunction {
     /// A function that writes to a file.
     pub fn write(path: &Path) -> Result<Self, String> {
         let create = File::create(path).map(|file| Self::Write { file, failed: None });
@@ -143,19 +143,19 @@ fn never_wait(pipe: &impl AsFd) -> Result<(), String> {
 }
 
 /// One job.
-pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
+pub fn run_once(turn: &mut PipeJobContext<'_>, function: &mut PipeFunction) -> PipeFlow {
     match function {
-        Function::Count => Flow::On,
-        Function::Write { file, failed } => {
+        PipeFunction::Count => PipeFlow::On,
+        PipeFunction::Write { file, failed } => {
             *failed = file.write_all(turn.bytes()).err();
             on_if(failed.is_none())
         }
-        Function::Forward(inlet) => {
+        PipeFunction::Forward(inlet) => {
             // The other device counts the messages for which it has no room.
             turn.messages().for_each(|message| _ = inlet.put(message));
-            Flow::On
+            PipeFlow::On
         }
-        Function::Feed { stdin, rest, lost, .. } => {
+        PipeFunction::Feed { stdin, rest, lost, .. } => {
             let bytes = turn.bytes();
             match rest.len() + bytes.len() <= REST_BYTES_MAX {
                 true => rest.extend_from_slice(bytes),
@@ -164,12 +164,12 @@ pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
             match stdin.write(rest) {
                 Ok(count) => {
                     rest.drain(..count);
-                    Flow::On
+                    PipeFlow::On
                 }
                 Err(error) => on_if(is_soon(&error)),
             }
         }
-        Function::Numbers { next, message } => {
+        PipeFunction::Numbers { next, message } => {
             while turn.room() > 0 {
                 let tail = message.len().min(8);
                 let at = message.len() - tail;
@@ -182,12 +182,12 @@ pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
                 turn.put(message);
                 *next += 1;
             }
-            Flow::On
+            PipeFlow::On
         }
-        Function::FedBy { stdout, message, filled, .. } => {
+        PipeFunction::FedBy { stdout, message, filled, .. } => {
             while turn.room() > 0 {
                 match stdout.read(&mut message[*filled..]) {
-                    Ok(0) => return Flow::End,
+                    Ok(0) => return PipeFlow::End,
                     Ok(count) => *filled += count,
                     Err(error) => return on_if(is_soon(&error)),
                 }
@@ -196,13 +196,13 @@ pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
                     *filled = 0;
                 }
             }
-            Flow::On
+            PipeFlow::On
         }
     }
 }
 
-fn on_if(is_well: bool) -> Flow {
-    if is_well { Flow::On } else { Flow::End }
+fn on_if(is_well: bool) -> PipeFlow {
+    if is_well { PipeFlow::On } else { PipeFlow::End }
 }
 
 fn is_soon(error: &io::Error) -> bool {
@@ -216,9 +216,9 @@ mod tests {
     #[test]
     fn program_that_does_not_end_with_its_input_is_killed() {
         let began = Instant::now();
-        let failure = Function::feed("exec sleep 600", true).unwrap().finish().unwrap_err();
+        let failure = PipeFunction::feed("exec sleep 600", true).unwrap().finish().unwrap_err();
         assert!(failure.contains("did not end within 5 s"), "{failure}");
         assert!(began.elapsed() < Duration::from_secs(120));
-        assert_eq!(Function::feed("cat >/dev/null", true).unwrap().finish(), Ok(()));
+        assert_eq!(PipeFunction::feed("cat >/dev/null", true).unwrap().finish(), Ok(()));
     }
 }

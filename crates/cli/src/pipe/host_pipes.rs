@@ -14,26 +14,26 @@ use farbus::common::processor_leases::{ProcessorLeases, ProcessorLedger};
 use farbus_control::pipe::PipeStatus;
 use farbus_control::process::ProcessStatus;
 use farbus_io_net::local::control_socket::{Answer, Question};
-use farbus_io_net::local::passed_files::Files;
-use farbus_pipe::{Beside, Pipe};
-use farbus_realtime::vcpu::{Overload, Reserve};
-use farbus_session::reserve::Processors;
+use farbus_io_net::local::passed_files::PassedFiles;
+use farbus_pipe::{Pipe, ProcessorAdmission};
+use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve};
+use farbus_session::reserve::HostProcessors;
 
 /// All processes of this host that promise processor time, this one included.
 #[derive(Clone)]
-pub struct HostPipes(Arc<Inner>);
+pub struct HostPipes(Arc<HostPipesInner>);
 
-struct Inner {
+struct HostPipesInner {
     owner: String,
     system: SystemAccess,
-    state: Mutex<State>,
+    state: Mutex<HostPipesState>,
     /// What this process has promised, and which processes asked it.
-    books: Arc<Mutex<Processors>>,
+    books: Arc<Mutex<HostProcessors>>,
 }
 
 #[derive(Default)]
-struct State {
-    all: Vec<Reserve>,
+struct HostPipesState {
+    all: Vec<VcpuReserve>,
     /// The other processes count our promises for as long as this is open.
     lease: Option<UnixStream>,
     asked: BTreeSet<u32>,
@@ -43,8 +43,8 @@ impl HostPipes {
     /// Without any promises.
     pub fn new(system: SystemAccess) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        let books = Arc::new(Mutex::new(Processors::new(processors)));
-        Self(Arc::new(Inner { owner: owner(), system, state: Mutex::default(), books }))
+        let books = Arc::new(Mutex::new(HostProcessors::new(processors)));
+        Self(Arc::new(HostPipesInner { owner: owner(), system, state: Mutex::default(), books }))
     }
 
     /// Tells processes that began to promise time after this one what this one has promised. Returns the objections of
@@ -68,12 +68,12 @@ impl HostPipes {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HostPipesState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells these processes. Returns the other end of what they now hold, and which of them refused.
-    fn tell(&self, whom: &BTreeSet<u32>, all: &[Reserve]) -> Result<(UnixStream, Vec<(u32, String)>), String> {
+    fn tell(&self, whom: &BTreeSet<u32>, all: &[VcpuReserve]) -> Result<(UnixStream, Vec<(u32, String)>), String> {
         let (ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
         let reserves = all.iter().map(|reserve| (reserve.budget_ns, reserve.period_ns)).collect();
         let refused = self.0.system.promise(&self.0.owner, whom, reserves, theirs.as_fd());
@@ -97,10 +97,10 @@ fn in_words(pid: u32, why: &str) -> String {
     format!("process {pid}: {why}")
 }
 
-impl Beside for HostPipes {
-    fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+impl ProcessorAdmission for HostPipes {
+    fn admit(&self, all: &[VcpuReserve]) -> Result<(), String> {
         let mut state = self.state();
-        let ours = |overload: Overload| format!("beside the pipes of others: {overload}");
+        let ours = |overload: VcpuOverload| format!("beside the pipes of others: {overload}");
         self.0.books.enter(&self.0.owner, all).map_err(ours)?;
         let running = self.others();
         let (lease, refused) = self.tell(&running, all)?;
@@ -117,7 +117,7 @@ impl Beside for HostPipes {
 }
 
 /// Running pipes, as other processes see them.
-pub struct Shown<A> {
+pub struct PipeStatusSource<A> {
     /// The device's name.
     pub name: String,
     /// The device's host.
@@ -128,7 +128,7 @@ pub struct Shown<A> {
     is_over: Arc<AtomicBool>,
 }
 
-impl<A: Send + 'static> Shown<A> {
+impl<A: Send + 'static> PipeStatusSource<A> {
     /// Shows these pipes until `is_over`.
     pub fn new(name: String, host: String, host_pipes: &HostPipes, is_over: Arc<AtomicBool>) -> Self {
         let promises = ProcessorLeases::new(Arc::clone(&host_pipes.0.books));
@@ -141,7 +141,7 @@ impl<A: Send + 'static> Shown<A> {
     }
 
     /// Answers the owner, and processes that ask for processor time.
-    pub fn answer(&self, question: Question, files: &Files) -> Answer {
+    pub fn answer(&self, question: Question, files: &PassedFiles) -> Answer {
         match question {
             Question::Status => self.status(),
             Question::Detach { device, .. } if device.as_deref().is_none_or(|asked| asked == self.name) => {

@@ -13,30 +13,31 @@ use std::time::{Duration, Instant};
 
 use farbus::broker::confined::{give_rights_away, start_broker};
 use farbus::broker::{BrokerPolicy, SystemAccess};
-use farbus::exporter::sources::what::What;
-use farbus::importer::client::{Client, ClientConfig, FailureKind, FailureReport, Target};
+use farbus::exporter::sources::what::DeviceSpec;
+use farbus::importer::client::{ClientConfig, DeviceTarget, FailureKind, FailureReport, ImporterClient};
 use farbus::importer::discovery::local_shares::resolve;
-use farbus_gadgets::can::Can;
-use farbus_gadgets::serial::Serial;
+use farbus_gadgets::can::CanAdapter;
+use farbus_gadgets::serial::SerialGadget;
 use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
-use farbus_io_linux::sys::confine::Needs;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
 use farbus_io_linux::sys::cpuset::CpusetEntry;
 use farbus_io_net::local::control_socket::ControlSocket;
 use farbus_io_net::store::create_output;
-use farbus_model::{Device, Direction, EpAddr, Tally};
+use farbus_model::{Device, EpAddr, NamedCounters, TransferDirection};
 use farbus_pipe::{
-    End, Endpoint, FarTime, Inlet, PathDelay, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape,
-    Strictness, Terms, can, claim_of, here, path_delay, there_reserving, tpipe,
+    BlockingPort, EndpointLayout, FarTime, PathDelay, Pipe, PipeEnd, PipeEndpoint, PipeError, PipeInlet, PipeQuality,
+    ProcessorPool, ReceiverCounts, ReceiverTerms, Report, SchedulingStrictness, can, claim_of, here, path_delay,
+    there_reserving, tpipe,
 };
-use farbus_session::reserve::Claim;
+use farbus_session::reserve::EndpointBandwidth;
 use serde::Serialize;
 
-use super::Failure;
-use super::interruption::Interruption;
+use super::CommandFailure;
+use super::interruption::InterruptFlag;
 use super::output::{print_json, say};
-use function::{Function, run_once};
-use host_pipes::{HostPipes, Shown};
+use function::{PipeFunction, run_once};
+use host_pipes::{HostPipes, PipeStatusSource};
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// How often to look for further processes that promise processor time.
@@ -76,10 +77,10 @@ const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Args {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
     #[arg(required_unless_present = "here", conflicts_with = "here", value_parser = target)]
-    target: Option<Target>,
+    target: Option<DeviceTarget>,
     /// A device of this process: can, zero, serial.
     #[arg(long, value_name = "DEVICE")]
-    here: Option<What>,
+    here: Option<DeviceSpec>,
     /// Channels, counted from 0, with commas.
     ///
     /// Each channel has a pipe of its own.
@@ -126,7 +127,7 @@ pub struct Args {
     ///
     /// HOST/DEVICE of the same kind; its first channel.
     #[arg(long, value_name = "DEVICE", group = "to", conflicts_with = "out")]
-    forward: Option<Target>,
+    forward: Option<DeviceTarget>,
     /// End after so many seconds.
     #[arg(long, value_name = "NUMBER")]
     seconds: Option<u64>,
@@ -164,12 +165,12 @@ pub struct Args {
 
 /// What was promised, and how well it was kept.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct PipeOutcome {
     processors: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_not_locked: Option<String>,
     receiver_period_ns: u64,
-    receiver: Received,
+    receiver: ReceiverCounts,
     /// The bound of the whole way, if the data is forwarded to another device.
     #[serde(skip_serializing_if = "Option::is_none")]
     forward_bound_ns: Option<u64>,
@@ -186,16 +187,16 @@ struct Outcome {
     failure: Option<FailureReport>,
 }
 
-impl Outcome {
+impl PipeOutcome {
     /// Whether the promise was kept. `cut_short`: the signal that ended it, and for how many seconds it was to run.
-    fn judged(&self, cut_short: Option<(i32, u64)>) -> Result<(), Failure> {
+    fn judged(&self, cut_short: Option<(i32, u64)>) -> Result<(), CommandFailure> {
         match cut_short {
-            _ if !self.is_kept => Err(Failure::local(format!(
+            _ if !self.is_kept => Err(CommandFailure::local(format!(
                 "the promise was not kept: {}\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
                 self.broken()
             ))),
             Some((signal, seconds)) => {
-                Err(Failure::interrupted(signal, format!("the pipe has not run for {seconds} s")))
+                Err(CommandFailure::interrupted(signal, format!("the pipe has not run for {seconds} s")))
             }
             None => Ok(()),
         }
@@ -215,14 +216,14 @@ impl Outcome {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let interruption = Interruption::new()?;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let interruption = InterruptFlag::new()?;
     let is_over = interruption.flag();
     let report = args.report.as_ref().map(|path| created(path)).transpose()?;
     // Start programs before any thread has a deadline or has lost its rights: such a thread may not.
     let functions = args.functions()?;
-    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
-    let there = |target: &Option<Target>| target.clone().map(resolve).transpose();
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(CommandFailure::local)?;
+    let there = |target: &Option<DeviceTarget>| target.clone().map(resolve).transpose();
     let (from, to) = (there(&args.target)?, there(&args.forward)?);
     let remove = vec![control_socket.path().to_owned()];
     let system = system_for(args, remove, [&from, &to], &functions)?;
@@ -231,35 +232,36 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let processors = processors_of(args, &system)?;
     // From here on, input from the network is read without rights, except those for deadlines.
     if !args.no_sandbox {
-        give_rights_away(&Needs { deadlines: true, ..Needs::default() })?;
+        give_rights_away(&ConfinementNeeds { deadlines: true, ..ConfinementNeeds::default() })?;
     }
     let host_pipes = HostPipes::new(system);
     let processors = processors.beside(host_pipes.clone()).map_err(refused)?;
     let (name, host) = args.names();
-    let shown = Arc::new(Shown::new(name, host, &host_pipes, Arc::clone(&is_over)));
+    let shown = Arc::new(PipeStatusSource::new(name, host, &host_pipes, Arc::clone(&is_over)));
     let for_control_socket = Arc::clone(&shown);
     control_socket
         .open(control_listener, move |question, files| for_control_socket.answer(question, files))
-        .map_err(Failure::local)?;
+        .map_err(CommandFailure::local)?;
     let mut unreserved = Vec::new();
     let (endpoint, tally) = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
         (None, Some(target)) => {
-            let direction = if args.out { Direction::Out } else { Direction::In };
+            let direction = if args.out { TransferDirection::Out } else { TransferDirection::In };
             (args.open_there(target, &processors, args.endpoint, direction, &mut unreserved)?, None)
         }
         (None, None) => unreachable!("clap asks for one of both"),
     };
-    let to = |target| args.open_there(target, &processors, None, Direction::Out, &mut unreserved);
+    let to = |target| args.open_there(target, &processors, None, TransferDirection::Out, &mut unreserved);
     let forward = forward.as_ref().map(to).transpose()?;
     let quality = args.quality(&endpoint);
-    let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
-    let direction = if args.out { Direction::Out } else { Direction::In };
+    let inlet =
+        forward.as_ref().map(|to| PipeInlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
+    let direction = if args.out { TransferDirection::Out } else { TransferDirection::In };
     for (&channel, mut function) in args.channel.iter().zip(functions) {
         if let Some(inlet) = &inlet {
-            function = Function::Forward(Arc::clone(inlet));
+            function = PipeFunction::Forward(Arc::clone(inlet));
         }
-        let pipe = tpipe(&endpoint, End { channel, direction }, quality, run_once, function).map_err(refused)?;
+        let pipe = tpipe(&endpoint, PipeEnd { channel, direction }, quality, run_once, function).map_err(refused)?;
         shown.pipes().push(pipe);
     }
     let forward_bound_ns = inlet.as_ref().zip(shown.pipes().first()).map(|(inlet, pipe)| whole_way_ns(pipe, inlet));
@@ -267,7 +269,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         args.describe(&processors, &endpoint, &unreserved, &shown.pipes(), forward_bound_ns);
     }
     if let Some(signal) = interruption.signal() {
-        return Err(Failure::interrupted(signal, "the pipe had not begun"));
+        return Err(CommandFailure::interrupted(signal, "the pipe had not begun"));
     }
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let is_over = || is_over.load(Ordering::Relaxed) || until.is_some_and(|until| Instant::now() >= until);
@@ -282,7 +284,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let is_tried = reports.iter().all(|report| report.fewer_per_s().is_none());
     let not_promised = not_promised(&processors, &endpoint, &unreserved, &reports);
     let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.is_kept());
-    let mut outcome = Outcome {
+    let mut outcome = PipeOutcome {
         processors: processors.described(),
         memory_not_locked: processors.unlocked().map(str::to_owned),
         receiver_period_ns: endpoint.period_ns(),
@@ -295,22 +297,23 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         failure: None,
     };
     let pipes = std::mem::take(&mut *shown.pipes());
-    let functions: Vec<Function> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
-    let finished = functions.into_iter().map(Function::finish).fold(Ok(()), Result::and).map_err(Failure::local);
-    let lost = endpoint.end().map(|error| Failure::new(PipeError::Lost(error.clone()).attribute(), error));
+    let functions: Vec<PipeFunction> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
+    let finished =
+        functions.into_iter().map(PipeFunction::finish).fold(Ok(()), Result::and).map_err(CommandFailure::local);
+    let lost = endpoint.end().map(|error| CommandFailure::new(PipeError::Lost(error.clone()).attribute(), error));
     let was_cut_short =
         interruption.signal().zip(args.seconds).filter(|_| until.is_some_and(|until| Instant::now() < until));
     let result = match (finished, lost) {
         (Err(failure), _) | (Ok(()), Some(failure)) => Err(failure),
         (Ok(()), None) => outcome.judged(was_cut_short),
     };
-    outcome.failure = result.as_ref().err().map(Failure::report);
+    outcome.failure = result.as_ref().err().map(CommandFailure::report);
     if let Some(file) = report {
-        serde_json::to_writer_pretty(file, &outcome).map_err(Failure::local)?;
+        serde_json::to_writer_pretty(file, &outcome).map_err(CommandFailure::local)?;
     }
     if args.json {
         print_json(&outcome)?;
-        return result.map_err(Failure::told);
+        return result.map_err(CommandFailure::told);
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
@@ -320,9 +323,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 fn system_for(
     args: &Args,
     remove: Vec<PathBuf>,
-    targets: [&Option<Target>; 2],
-    functions: &[Function],
-) -> Result<SystemAccess, Failure> {
+    targets: [&Option<DeviceTarget>; 2],
+    functions: &[PipeFunction],
+) -> Result<SystemAccess, CommandFailure> {
     if args.no_sandbox {
         return Ok(SystemAccess::Own);
     }
@@ -331,7 +334,7 @@ fn system_for(
         hosts: targets.into_iter().flatten().map(|target| target.address.clone()).collect(),
         promises: Some(host_pipes::owner()),
         processors: args.cpus.clone(),
-        programs: functions.iter().filter_map(Function::program).collect(),
+        programs: functions.iter().filter_map(PipeFunction::program).collect(),
         ..BrokerPolicy::default()
     };
     Ok(SystemAccess::Through(Arc::new(start_broker(&policy)?)))
@@ -350,44 +353,48 @@ fn wait_while_greeting(host_pipes: &HostPipes, is_over: impl Fn() -> bool) {
 }
 
 /// The worst delay of the way through a pipe and on to another device, ns.
-fn whole_way_ns(pipe: &Pipe<Function>, inlet: &Inlet) -> u64 {
+fn whole_way_ns(pipe: &Pipe<PipeFunction>, inlet: &PipeInlet) -> u64 {
     farbus_pipe::worst_ns(&[pipe.stages().as_slice(), &inlet.stages()].concat())
 }
 
 /// The processors that the options name, or all of them together.
-fn processors_of(args: &Args, system: &SystemAccess) -> Result<Processors, Failure> {
+fn processors_of(args: &Args, system: &SystemAccess) -> Result<ProcessorPool, CommandFailure> {
     let strictness = match args.policy.as_str() {
-        "fifo" => Strictness::Fifo,
-        "none" => Strictness::None,
-        _ => Strictness::Deadline,
+        "fifo" => SchedulingStrictness::Fifo,
+        "none" => SchedulingStrictness::None,
+        _ => SchedulingStrictness::Deadline,
     };
     match args.cpus.as_slice() {
-        [] => Ok(Processors::anywhere(strictness)),
-        cpus => taken(cpus, system, strictness)
-            .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together"))),
+        [] => Ok(ProcessorPool::anywhere(strictness)),
+        cpus => taken(cpus, system, strictness).map_err(|error| {
+            CommandFailure::local(format!("{error}\n  without --cpus all processors are used together"))
+        }),
     }
 }
 
 /// Takes processors exclusively, through the process that has the rights.
-fn taken(cpus: &[usize], system: &SystemAccess, strictness: Strictness) -> io::Result<Processors> {
+fn taken(cpus: &[usize], system: &SystemAccess, strictness: SchedulingStrictness) -> io::Result<ProcessorPool> {
     match system {
-        SystemAccess::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
+        SystemAccess::Own => ProcessorPool::exclusive(cpus, strictness).map_err(io::Error::other),
         SystemAccess::Through(broker) => {
             let take = |&cpu: &usize| Ok(CpusetEntry::passed(cpu, broker.processor(cpu)?));
             let entries = cpus.iter().map(take).collect::<io::Result<_>>()?;
-            Ok(Processors::kept_elsewhere(entries, strictness))
+            Ok(ProcessorPool::kept_elsewhere(entries, strictness))
         }
     }
 }
 
-fn client_for<'a>(target: &'a Target, system: &SystemAccess) -> Result<(Client, &'a Target), Failure> {
-    Ok((Client::for_host(&target.address, system.clone(), ClientConfig::default())?, target))
+fn client_for<'a>(
+    target: &'a DeviceTarget,
+    system: &SystemAccess,
+) -> Result<(ImporterClient, &'a DeviceTarget), CommandFailure> {
+    Ok((ImporterClient::for_host(&target.address, system.clone(), ClientConfig::default())?, target))
 }
 
 /// Parses the target of a shared device; if none is named, says how to share one.
-fn target(text: &str) -> Result<Target, String> {
-    text.parse::<Target>().map_err(|error| match text.parse::<What>() {
-        Ok(What::Can(_) | What::Zero { .. } | What::Serial { .. }) => {
+fn target(text: &str) -> Result<DeviceTarget, String> {
+    text.parse::<DeviceTarget>().map_err(|error| match text.parse::<DeviceSpec>() {
+        Ok(DeviceSpec::Can(_) | DeviceSpec::Zero { .. } | DeviceSpec::Serial { .. }) => {
             format!("'{text}' is not shared anywhere yet: --here {text} makes it for this pipe alone")
         }
         Ok(what) => format!(
@@ -409,12 +416,13 @@ fn endpoint_address(text: &str) -> Result<EpAddr, String> {
     Ok(EpAddr::from_byte(address))
 }
 
-fn created(path: &std::path::Path) -> Result<File, Failure> {
-    create_output(path, 0o666).map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))
+fn created(path: &std::path::Path) -> Result<File, CommandFailure> {
+    create_output(path, 0o666)
+        .map_err(|error| CommandFailure::local(format!("cannot write {}: {error}", path.display())))
 }
 
-fn refused(error: PipeError) -> Failure {
-    Failure::new(error.attribute(), error)
+fn refused(error: PipeError) -> CommandFailure {
+    CommandFailure::new(error.attribute(), error)
 }
 
 impl Args {
@@ -422,9 +430,9 @@ impl Args {
         if self.can.is_empty() { self.message as usize } else { can::MESSAGE_BYTES }
     }
 
-    fn quality(&self, endpoint: &Endpoint) -> Quality {
+    fn quality(&self, endpoint: &PipeEndpoint) -> PipeQuality {
         let bytes = endpoint.message_bytes() as u64;
-        Quality {
+        PipeQuality {
             latency_ns: NS_PER_S,
             throughput_bits: self.rate.saturating_mul(8 * bytes),
             buffer_bytes: self.buffer.saturating_mul(bytes),
@@ -448,10 +456,10 @@ impl Args {
 
     fn describe(
         &self,
-        processors: &Processors,
-        endpoint: &Endpoint,
+        processors: &ProcessorPool,
+        endpoint: &PipeEndpoint,
         unreserved: &[String],
-        pipes: &[Pipe<Function>],
+        pipes: &[Pipe<PipeFunction>],
         forward_bound_ns: Option<u64>,
     ) {
         self.tell(format_args!("processors  {}", processors.described()));
@@ -478,62 +486,66 @@ impl Args {
         warnings.iter().for_each(|warning| eprintln!("farbus: warning: {warning}"));
     }
 
-    fn functions(&self) -> Result<Vec<Function>, Failure> {
+    fn functions(&self) -> Result<Vec<PipeFunction>, CommandFailure> {
         let one = |_: &usize| match (&self.write, &self.program, self.out) {
-            (Some(path), _, _) => Function::write(path),
-            (_, Some(command), false) => Function::feed(command, self.json),
-            (_, Some(command), true) => Function::fed_by(command, self.message_bytes()),
-            (None, None, false) => Ok(Function::Count),
-            (None, None, true) => Ok(Function::Numbers { next: 0, message: vec![0; self.message_bytes()] }),
+            (Some(path), _, _) => PipeFunction::write(path),
+            (_, Some(command), false) => PipeFunction::feed(command, self.json),
+            (_, Some(command), true) => PipeFunction::fed_by(command, self.message_bytes()),
+            (None, None, false) => Ok(PipeFunction::Count),
+            (None, None, true) => Ok(PipeFunction::Numbers { next: 0, message: vec![0; self.message_bytes()] }),
         };
-        self.channel.iter().map(one).collect::<Result<_, _>>().map_err(Failure::local)
+        self.channel.iter().map(one).collect::<Result<_, _>>().map_err(CommandFailure::local)
     }
 
     /// A device of this process, and its own counters if it has some.
-    fn open_here(&self, what: &What, processors: &Processors) -> Result<(Arc<Endpoint>, Option<Tally>), Failure> {
+    fn open_here(
+        &self,
+        what: &DeviceSpec,
+        processors: &ProcessorPool,
+    ) -> Result<(Arc<PipeEndpoint>, Option<NamedCounters>), CommandFailure> {
         let mut tally = None;
         let opened = match what {
-            What::Can(settings) => {
-                let adapter = Can::device(settings);
+            DeviceSpec::Can(settings) => {
+                let adapter = CanAdapter::device(settings);
                 tally = adapter.tally();
-                here(adapter).map(|device| (device, farbus_model::Speed::High))
+                here(adapter).map(|device| (device, farbus_model::UsbSpeed::High))
             }
-            What::Zero { speed, fill, verify } => {
+            DeviceSpec::Zero { speed, fill, verify } => {
                 here(SourceSink::device(*speed, *fill, *verify)).map(|device| (device, *speed))
             }
-            What::Serial { speed } => {
-                let device = Serial::device(*speed);
+            DeviceSpec::Serial { speed } => {
+                let device = SerialGadget::device(*speed);
                 let speed = device.speed();
                 here(device).map(|device| (device, speed))
             }
             _ => {
                 let what = "--here takes can, zero or serial: 'farbus share' offers all others, and 'farbus pipe HOST/DEVICE' takes them";
-                return Err(Failure::new(FailureKind::Refused, what));
+                return Err(CommandFailure::new(FailureKind::Refused, what));
             }
         };
-        let (device, speed) = opened.map_err(Failure::local)?;
-        Ok((self.open(device, speed, processors, Terms::HERE, self.endpoint)?, tally))
+        let (device, speed) = opened.map_err(CommandFailure::local)?;
+        Ok((self.open(device, speed, processors, ReceiverTerms::HERE, self.endpoint)?, tally))
     }
 
     fn open_there(
         &self,
-        (client, target): &(Client, &Target),
-        processors: &Processors,
+        (client, target): &(ImporterClient, &DeviceTarget),
+        processors: &ProcessorPool,
         endpoint: Option<EpAddr>,
-        direction: Direction,
+        direction: TransferDirection,
         unreserved: &mut Vec<String>,
-    ) -> Result<Arc<Endpoint>, Failure> {
-        let claims = |device: &RemoteDevice<Patient>, speed| self.claims(device, speed, endpoint, direction);
+    ) -> Result<Arc<PipeEndpoint>, CommandFailure> {
+        let claims = |device: &RemoteDevice<BlockingPort>, speed| self.claims(device, speed, endpoint, direction);
         let (mut device, speed, time) = there_reserving(client, target, claims)?;
         let delay = match self.network_us {
             Some(us) => PathDelay::at_worst(us.saturating_mul(1000)),
-            None => path_delay(&mut device).map_err(|error| Failure::new(FailureKind::Device, error))?,
+            None => path_delay(&mut device).map_err(|error| CommandFailure::new(FailureKind::Device, error))?,
         };
         let terms = match time {
-            FarTime::Reserved => Terms::there(delay).reserved(),
+            FarTime::Reserved => ReceiverTerms::there(delay).reserved(),
             FarTime::Unreserved(why) => {
                 unreserved.push(format!("{FAR_UNRESERVED}: {why}"));
-                Terms::there(delay)
+                ReceiverTerms::there(delay)
             }
         };
         self.open(device, speed, processors, terms, endpoint)
@@ -543,48 +555,48 @@ impl Args {
     /// are opened.
     fn claims(
         &self,
-        device: &RemoteDevice<Patient>,
-        speed: farbus_model::Speed,
+        device: &RemoteDevice<BlockingPort>,
+        speed: farbus_model::UsbSpeed,
         endpoint: Option<EpAddr>,
-        direction: Direction,
-    ) -> Vec<Claim> {
+        direction: TransferDirection,
+    ) -> Vec<EndpointBandwidth> {
         let bytes = self.message_bytes();
         let shape = match endpoint {
-            Some(address) => Shape::bulk_at(device, speed, bytes, address).ok(),
-            None => Shape::bulk(device, speed, bytes),
+            Some(address) => EndpointLayout::bulk_at(device, speed, bytes, address).ok(),
+            None => EndpointLayout::bulk(device, speed, bytes),
         };
-        let found = shape.and_then(|shape| if direction == Direction::In { shape.input } else { shape.output });
+        let found = shape.and_then(|shape| if direction == TransferDirection::In { shape.input } else { shape.output });
         let messages_per_s = self.rate.saturating_mul(self.channel.len() as u64);
         found.into_iter().map(|endpoint| claim_of(endpoint, speed, bytes, messages_per_s)).collect()
     }
 
     fn open(
         &self,
-        mut device: RemoteDevice<Patient>,
-        speed: farbus_model::Speed,
-        processors: &Processors,
-        terms: Terms,
+        mut device: RemoteDevice<BlockingPort>,
+        speed: farbus_model::UsbSpeed,
+        processors: &ProcessorPool,
+        terms: ReceiverTerms,
         endpoint: Option<EpAddr>,
-    ) -> Result<Arc<Endpoint>, Failure> {
+    ) -> Result<Arc<PipeEndpoint>, CommandFailure> {
         let shape = if let Some(address) = endpoint {
-            Shape::bulk_at(&device, speed, self.message_bytes(), address)
+            EndpointLayout::bulk_at(&device, speed, self.message_bytes(), address)
                 .map_err(|error| refused(PipeError::Device(error)))?
         } else if self.can.is_empty() {
             let none = "it has no bulk endpoints: 'farbus attach' makes it this machine's, whatever it is";
-            let shape = Shape::bulk(&device, speed, self.message_bytes());
-            shape.ok_or_else(|| Failure::new(FailureKind::Refused, none))?
+            let shape = EndpointLayout::bulk(&device, speed, self.message_bytes());
+            shape.ok_or_else(|| CommandFailure::new(FailureKind::Refused, none))?
         } else {
             let rates: Vec<_> = self.can.iter().map(|&rate| (rate > 0).then_some(rate)).collect();
             can::set_up(&mut device, &rates, can::ROOM).map_err(|error| refused(PipeError::Device(error)))?
         };
-        Endpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new).map_err(refused)
+        PipeEndpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new).map_err(refused)
     }
 }
 
 /// What of a pipe nobody promises, in sentences.
 fn not_promised(
-    processors: &Processors,
-    endpoint: &Endpoint,
+    processors: &ProcessorPool,
+    endpoint: &PipeEndpoint,
     unreserved: &[String],
     reports: &[Report],
 ) -> Vec<String> {
@@ -603,7 +615,7 @@ const FAR_UNRESERVED: &str = "only this end is promised: the host that shares th
     counted as not kept. The reason";
 
 /// Replaces what the device has reported of its losses by what it has counted, which is all of them.
-fn counted_by_device(report: &mut Report, tally: &Tally) {
+fn counted_by_device(report: &mut Report, tally: &NamedCounters) {
     let name = format!("can{}_overruns", report.channel);
     let counted = tally.read().find(|(counter, _)| *counter == name).map(|(_, count)| count);
     report.device_lost = counted.filter(|_| report.direction == "in").unwrap_or(0).max(report.device_lost);
@@ -712,7 +724,7 @@ mod tests {
 
     #[test]
     fn a_device_that_counts_its_losses_is_believed() {
-        let losses = Tally::new(&["can0_overruns"]);
+        let losses = NamedCounters::new(&["can0_overruns"]);
         losses.count(0, 1371);
         let mut report = Report { direction: "in".into(), device_overruns: 15, device_lost: 15, ..Report::default() };
         assert!(conclusion(&report).contains("at least 15 lost by the device"), "{}", conclusion(&report));

@@ -2,11 +2,13 @@
 
 use std::fmt::Write;
 
-use farbus_realtime::bandwidth::{ASSUMPTIONS, Absence, BulkOnlyRow, Table, bulk_only_table, table};
-use farbus_realtime::{IntervalKind, Speed, TransferKind};
+use farbus_realtime::bandwidth::{
+    ASSUMPTIONS, BandwidthTable, BulkOnlyRow, UnsupportedTransferType, bulk_only_table, table,
+};
+use farbus_realtime::{BusSpeed, IntervalKind, TransferKind};
 use serde_json::{Value, json};
 
-use super::super::output::{Failure, print_json, say};
+use super::super::output::{CommandFailure, print_json, say};
 use super::layout::{write_columns, write_wrapped};
 
 /// Print the bandwidth of every transfer type at every speed, and of mass storage.
@@ -20,7 +22,7 @@ pub struct Args {
     speed: Option<SpeedName>,
     /// Only this transfer type.
     #[arg(long, value_enum)]
-    kind: Option<KindName>,
+    kind: Option<TransferTypeName>,
     /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
@@ -35,15 +37,15 @@ enum SpeedName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum KindName {
+enum TransferTypeName {
     Control,
     Isochronous,
     Interrupt,
     Bulk,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let plan = Plan::of(args.speed, args.kind);
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let plan = BandwidthPlan::of(args.speed, args.kind);
     if args.json {
         return print_json(&plan.to_json());
     }
@@ -52,22 +54,22 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The tables that were asked for.
-struct Plan {
-    tables: Vec<Result<Table, Absence>>,
+struct BandwidthPlan {
+    tables: Vec<Result<BandwidthTable, UnsupportedTransferType>>,
     bulk_only: Vec<BulkOnlyRow>,
     /// Of the speeds that were asked for, those with a mass storage table.
-    bulk_only_speeds: Vec<Speed>,
+    bulk_only_speeds: Vec<BusSpeed>,
 }
 
-impl Plan {
-    fn of(speed: Option<SpeedName>, kind: Option<KindName>) -> Self {
-        let speeds = Speed::ALL.into_iter().filter(|&s| speed.is_none_or(|wanted| wanted == speed_name(s)));
+impl BandwidthPlan {
+    fn of(speed: Option<SpeedName>, kind: Option<TransferTypeName>) -> Self {
+        let speeds = BusSpeed::ALL.into_iter().filter(|&s| speed.is_none_or(|wanted| wanted == speed_name(s)));
         let kinds = TransferKind::ALL.into_iter().filter(|&k| kind.is_none_or(|wanted| wanted == kind_name(k)));
         let kinds: Vec<_> = kinds.collect();
         let tables = speeds.clone().flat_map(|speed| kinds.iter().map(move |&kind| table(speed, kind))).collect();
         let has_bulk = kinds.contains(&TransferKind::Bulk);
         let bulk_only_speeds: Vec<_> =
-            speeds.filter(|speed| has_bulk && matches!(speed, Speed::Full | Speed::High)).collect();
+            speeds.filter(|speed| has_bulk && matches!(speed, BusSpeed::Full | BusSpeed::High)).collect();
         let bulk_only = if bulk_only_speeds.is_empty() { Vec::new() } else { bulk_only_table() };
         Self { tables, bulk_only, bulk_only_speeds }
     }
@@ -95,7 +97,7 @@ impl Plan {
     fn write_bulk_only(&self, text: &mut String) {
         text.push_str("Bulk-Only mass storage: 31 bytes of command and 13 of status around every block\n\n");
         let ceiling_heads = self.bulk_only_speeds.iter().map(|&speed| match speed {
-            Speed::Full => ["full speed max", "bytes/s"],
+            BusSpeed::Full => ["full speed max", "bytes/s"],
             _ => ["high speed max", "bytes/s"],
         });
         let heads: Vec<_> = [["block", "bytes"], ["overhead", ""]].into_iter().chain(ceiling_heads).collect();
@@ -118,7 +120,7 @@ impl Plan {
     }
 }
 
-fn write_table(text: &mut String, table: &Table) {
+fn write_table(text: &mut String, table: &BandwidthTable) {
     let (title, interval) = (title(table.speed, table.kind), table.interval);
     let _ = writeln!(text, "{title} ({})", table.clause);
     let usable = match interval.usable_bytes {
@@ -166,12 +168,12 @@ fn write_table(text: &mut String, table: &Table) {
     }
 }
 
-fn write_absence(text: &mut String, absence: &Absence) {
+fn write_absence(text: &mut String, absence: &UnsupportedTransferType) {
     let title = title(absence.speed, absence.kind);
     write_wrapped(text, "", &format!("{title}: does not exist ({}): {}", absence.clause, absence.reason));
 }
 
-fn table_to_json(table: &Table) -> Value {
+fn table_to_json(table: &BandwidthTable) -> Value {
     let rows = table.rows.iter().map(|row| {
         json!({
             "data_payload_bytes": row.data_payload_bytes,
@@ -201,7 +203,7 @@ fn table_to_json(table: &Table) -> Value {
     })
 }
 
-fn absence_to_json(absence: &Absence) -> Value {
+fn absence_to_json(absence: &UnsupportedTransferType) -> Value {
     json!({
         "speed": word(&speed_name(absence.speed)),
         "kind": word(&kind_name(absence.kind)),
@@ -220,8 +222,8 @@ fn bulk_only_to_json(row: &BulkOnlyRow) -> Value {
     })
 }
 
-fn bulk_only_ceiling(row: &BulkOnlyRow, speed: Speed) -> u64 {
-    if speed == Speed::Full { row.full_speed_bytes_per_s_max } else { row.high_speed_bytes_per_s_max }
+fn bulk_only_ceiling(row: &BulkOnlyRow, speed: BusSpeed) -> u64 {
+    if speed == BusSpeed::Full { row.full_speed_bytes_per_s_max } else { row.high_speed_bytes_per_s_max }
 }
 
 /// `5%`; a value above 0 never appears as 0.
@@ -235,16 +237,16 @@ fn tenths_of_percent(ppm: u32) -> String {
     if tenths == 0 { "<0.1%".into() } else { format!("{}.{}%", tenths / 10, tenths % 10) }
 }
 
-fn title(speed: Speed, kind: TransferKind) -> String {
+fn title(speed: BusSpeed, kind: TransferKind) -> String {
     format!("{}, {}", speed_title(speed), word(&kind_name(kind)))
 }
 
-fn speed_title(speed: Speed) -> &'static str {
+fn speed_title(speed: BusSpeed) -> &'static str {
     match speed {
-        Speed::Low => "Low speed",
-        Speed::Full => "Full speed",
-        Speed::High => "High speed",
-        Speed::Super => "SuperSpeed",
+        BusSpeed::Low => "Low speed",
+        BusSpeed::Full => "Full speed",
+        BusSpeed::High => "High speed",
+        BusSpeed::Super => "SuperSpeed",
     }
 }
 
@@ -256,21 +258,21 @@ fn interval_title(kind: IntervalKind) -> &'static str {
     }
 }
 
-fn speed_name(speed: Speed) -> SpeedName {
+fn speed_name(speed: BusSpeed) -> SpeedName {
     match speed {
-        Speed::Low => SpeedName::Low,
-        Speed::Full => SpeedName::Full,
-        Speed::High => SpeedName::High,
-        Speed::Super => SpeedName::Super,
+        BusSpeed::Low => SpeedName::Low,
+        BusSpeed::Full => SpeedName::Full,
+        BusSpeed::High => SpeedName::High,
+        BusSpeed::Super => SpeedName::Super,
     }
 }
 
-fn kind_name(kind: TransferKind) -> KindName {
+fn kind_name(kind: TransferKind) -> TransferTypeName {
     match kind {
-        TransferKind::Control => KindName::Control,
-        TransferKind::Isochronous => KindName::Isochronous,
-        TransferKind::Interrupt => KindName::Interrupt,
-        TransferKind::Bulk => KindName::Bulk,
+        TransferKind::Control => TransferTypeName::Control,
+        TransferKind::Isochronous => TransferTypeName::Isochronous,
+        TransferKind::Interrupt => TransferTypeName::Interrupt,
+        TransferKind::Bulk => TransferTypeName::Bulk,
     }
 }
 
@@ -305,7 +307,7 @@ note: ";
 
     #[test]
     fn the_full_speed_bulk_table_is_the_papers_table_1() {
-        let plan = Plan::of(Some(SpeedName::Full), Some(KindName::Bulk));
+        let plan = BandwidthPlan::of(Some(SpeedName::Full), Some(TransferTypeName::Bulk));
         let text = plan.to_text();
         assert!(text.starts_with(TABLE_1), "{text}");
         let json = plan.to_json();
@@ -322,19 +324,19 @@ note: ";
 
     #[test]
     fn mass_storage_is_shown_for_the_speeds_asked_for() {
-        let text = Plan::of(None, None).to_text();
+        let text = BandwidthPlan::of(None, None).to_text();
         assert!(text.contains("    512      8.6%         1088000        40960000\n"), "{text}");
         assert!(text.contains("   8192      0.5%         1206573        50412307\n"), "{text}");
         assert!(text.contains("1048576     <0.1%"), "{text}");
-        let full = Plan::of(Some(SpeedName::Full), None).to_text();
+        let full = BandwidthPlan::of(Some(SpeedName::Full), None).to_text();
         assert!(full.contains("full speed max\n") && !full.contains("high speed max"), "{full}");
-        assert!(!Plan::of(Some(SpeedName::Super), None).to_text().contains("Bulk-Only"));
-        assert!(!Plan::of(None, Some(KindName::Control)).to_text().contains("Bulk-Only"));
+        assert!(!BandwidthPlan::of(Some(SpeedName::Super), None).to_text().contains("Bulk-Only"));
+        assert!(!BandwidthPlan::of(None, Some(TransferTypeName::Control)).to_text().contains("Bulk-Only"));
     }
 
     #[test]
     fn each_table_is_printed_once_and_fits_the_screen() {
-        let plan = Plan::of(None, None);
+        let plan = BandwidthPlan::of(None, None);
         let (text, json) = (plan.to_text(), plan.to_json());
         assert_eq!(json["tables"].as_array().unwrap().len(), 14);
         assert_eq!(json["absent"].as_array().unwrap().len(), 2);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::super::output::{Failure, print_json, say};
+use super::super::output::{CommandFailure, print_json, say};
 use super::file;
 
 /// Print example files.
@@ -25,7 +25,7 @@ pub struct Args {
 
 /// What a plan is made from: a file, or one of the examples.
 #[derive(Debug, clap::Args)]
-pub struct Source {
+pub struct PlanSource {
     /// The plan, as TOML.
     #[arg(required_unless_present = "example", conflicts_with = "example")]
     file: Option<PathBuf>,
@@ -38,13 +38,13 @@ pub struct Source {
 
 /// The verb of `farbus plan` that an example is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExampleKind {
     Schedule,
     Topology,
     Pipe,
 }
 
-impl Kind {
+impl ExampleKind {
     const fn verb(self) -> &'static str {
         match self {
             Self::Schedule => "schedule",
@@ -56,24 +56,24 @@ impl Kind {
 
 /// An example.
 #[derive(Clone, Copy, Debug)]
-pub struct Example {
+pub struct PlanExample {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ExampleKind,
     pub text: &'static str,
 }
 
 macro_rules! examples {
     ($($kind:ident $name:literal),+ $(,)?) => {
-        &[$(Example {
+        &[$(PlanExample {
             name: $name,
-            kind: Kind::$kind,
+            kind: ExampleKind::$kind,
             text: include_str!(concat!("../../plans/", $name, ".toml")),
         }),+]
     };
 }
 
 /// All of them, in the order of the paper.
-pub const ALL: &[Example] = examples![
+pub const ALL: &[PlanExample] = examples![
     Topology "figure-4",
     Topology "figure-5a",
     Topology "figure-5b",
@@ -92,7 +92,7 @@ pub const ALL: &[Example] = examples![
     Pipe "figure-15",
 ];
 
-impl Example {
+impl PlanExample {
     /// What it shows: its first line.
     fn title(&self) -> &'static str {
         self.text.lines().next().unwrap_or_default().trim_start_matches("# ")
@@ -103,7 +103,7 @@ impl Example {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     match &args.name {
         None => list(None, args.json),
         Some(name) => {
@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Prints the names of all, or of those of one verb.
-fn list(kind: Option<Kind>, is_json: bool) -> Result<(), Failure> {
+fn list(kind: Option<ExampleKind>, is_json: bool) -> Result<(), CommandFailure> {
     let all = || ALL.iter().filter(|example| kind.is_none_or(|kind| kind == example.kind));
     if is_json {
         return print_json(&all().map(in_json).collect::<Vec<_>>());
@@ -131,7 +131,7 @@ fn list(kind: Option<Kind>, is_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn in_json(example: &Example) -> serde_json::Value {
+fn in_json(example: &PlanExample) -> serde_json::Value {
     json!({
         "name": example.name,
         "command": example.command(),
@@ -140,13 +140,13 @@ fn in_json(example: &Example) -> serde_json::Value {
     })
 }
 
-fn unknown<'a>(name: &str, all: impl Iterator<Item = &'a Example>) -> Failure {
+fn unknown<'a>(name: &str, all: impl Iterator<Item = &'a PlanExample>) -> CommandFailure {
     let names: Vec<_> = all.map(|example| example.name).collect();
-    Failure::local(format!("no example is called '{name}': there are {}", names.join(", ")))
+    CommandFailure::local(format!("no example is called '{name}': there are {}", names.join(", ")))
 }
 
 /// The example of this name, or `None` once the names were printed because `list` was asked for.
-pub fn find(kind: Kind, name: &str, is_json: bool) -> Result<Option<&'static Example>, Failure> {
+pub fn find(kind: ExampleKind, name: &str, is_json: bool) -> Result<Option<&'static PlanExample>, CommandFailure> {
     if name == "list" {
         return list(Some(kind), is_json).map(|()| None);
     }
@@ -154,9 +154,9 @@ pub fn find(kind: Kind, name: &str, is_json: bool) -> Result<Option<&'static Exa
     all().find(|example| example.name == name).map(Some).ok_or_else(|| unknown(name, all()))
 }
 
-impl Source {
+impl PlanSource {
     /// A plan's text, and what to call it in messages; `None` once the names were printed instead.
-    pub fn read(&self, kind: Kind, is_json: bool) -> Result<Option<(String, String)>, Failure> {
+    pub fn read(&self, kind: ExampleKind, is_json: bool) -> Result<Option<(String, String)>, CommandFailure> {
         if let Some(name) = &self.example {
             return Ok(find(kind, name, is_json)?.map(|found| (format!("example {name}"), found.text.to_owned())));
         }

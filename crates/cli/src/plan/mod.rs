@@ -8,7 +8,7 @@ mod pipe;
 mod schedule;
 pub mod topology;
 
-use super::output::Failure;
+use super::output::CommandFailure;
 
 /// Compute what a bus, a processor and a network can carry.
 #[derive(Debug, clap::Args)]
@@ -19,11 +19,11 @@ use super::output::Failure;
 )]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: PlanVerb,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum PlanVerb {
     Bandwidth(bandwidth::Args),
     Schedule(schedule::Args),
     Topology(topology::Args),
@@ -35,21 +35,21 @@ impl Args {
     /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.what {
-            What::Bandwidth(args) => args.json,
-            What::Schedule(args) => args.json,
-            What::Topology(args) => args.json,
-            What::Pipe(args) => args.json,
-            What::Examples(args) => args.json,
+            PlanVerb::Bandwidth(args) => args.json,
+            PlanVerb::Schedule(args) => args.json,
+            PlanVerb::Topology(args) => args.json,
+            PlanVerb::Pipe(args) => args.json,
+            PlanVerb::Examples(args) => args.json,
         }
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     match &args.what {
-        What::Bandwidth(args) => bandwidth::run(args),
-        What::Schedule(args) => schedule::run(args),
-        What::Topology(args) => topology::run(args),
-        What::Pipe(args) => pipe::run(args),
-        What::Examples(args) => examples::run(args),
+        PlanVerb::Bandwidth(args) => bandwidth::run(args),
+        PlanVerb::Schedule(args) => schedule::run(args),
+        PlanVerb::Topology(args) => topology::run(args),
+        PlanVerb::Pipe(args) => pipe::run(args),
+        PlanVerb::Examples(args) => examples::run(args),
     }
 }

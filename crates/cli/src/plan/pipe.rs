@@ -4,13 +4,13 @@ use std::fmt::Write;
 use std::str::FromStr;
 
 use farbus::importer::client::FailureKind;
-use farbus_realtime::pipe::{Attributes, Quality, Stage, derive, input_stages, worst_ns};
-use farbus_realtime::vcpu::{Overload, Reserve, admit};
+use farbus_realtime::pipe::{EndpointAttributes, PathSegment, PipeQuality, derive, input_stages, worst_ns};
+use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve, admit};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::output::{Failure, print_json, say};
-use super::examples::{self, Kind};
+use super::super::output::{CommandFailure, print_json, say};
+use super::examples::{self, ExampleKind};
 use super::file;
 use super::layout::thousandths;
 
@@ -54,7 +54,7 @@ pub struct Args {
     ///
     /// Of the same processor, in microseconds. May be given several times.
     #[arg(long = "task", value_name = "US/US")]
-    tasks: Vec<Task>,
+    tasks: Vec<TaskReserve>,
     /// Share of the processor for a bottom half.
     #[arg(long = "io-percent", value_name = "PERCENT")]
     io_percent: Vec<u32>,
@@ -71,7 +71,7 @@ pub struct Args {
 /// What is asked of a pipe: the options above, as an example's file has them.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct PipePlanRequest {
     rate: u64,
     buffer: u64,
     execution_us: u64,
@@ -80,7 +80,7 @@ struct Wanted {
     transfer_us: u64,
     receiver_us: Option<u64>,
     #[serde(default, rename = "task")]
-    tasks: Vec<Task>,
+    tasks: Vec<TaskReserve>,
     #[serde(default)]
     io_percent: Vec<u32>,
 }
@@ -90,7 +90,7 @@ const fn transfer_us() -> u64 {
     125
 }
 
-impl Wanted {
+impl PipePlanRequest {
     /// What the options ask for.
     fn of(args: &Args) -> Self {
         Self {
@@ -108,9 +108,9 @@ impl Wanted {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "String")]
-struct Task(Reserve);
+struct TaskReserve(VcpuReserve);
 
-impl TryFrom<String> for Task {
+impl TryFrom<String> for TaskReserve {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -118,26 +118,26 @@ impl TryFrom<String> for Task {
     }
 }
 
-impl FromStr for Task {
+impl FromStr for TaskReserve {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("'{text}' is not a budget and a period in us, as in 2000/14000");
         let (budget, period) = text.split_once('/').ok_or_else(wrong)?;
         let ns = |us: &str| us.parse::<u64>().ok().and_then(|us| us.checked_mul(1000)).ok_or_else(wrong);
-        Ok(Self(Reserve { budget_ns: ns(budget)?, period_ns: ns(period)? }))
+        Ok(Self(VcpuReserve { budget_ns: ns(budget)?, period_ns: ns(period)? }))
     }
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
     let wanted = match &args.example {
-        None => Wanted::of(args),
-        Some(name) => match examples::find(Kind::Pipe, name, args.json)? {
+        None => PipePlanRequest::of(args),
+        Some(name) => match examples::find(ExampleKind::Pipe, name, args.json)? {
             Some(example) => file::parse(name, example.text)?,
             None => return Ok(()),
         },
     };
-    let planned = Planned::of(&wanted).map_err(|why| Failure::new(FailureKind::Refused, why))?;
+    let planned = PipePlan::of(&wanted).map_err(|why| CommandFailure::new(FailureKind::Refused, why))?;
     if args.json {
         return print_json(&planned.to_json());
     }
@@ -146,25 +146,25 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 #[derive(Debug)]
-struct Planned {
-    reserve: Reserve,
+struct PipePlan {
+    reserve: VcpuReserve,
     demand_ppb: u64,
     bound_ppb: u64,
     worst_ns: u64,
 }
 
-impl Planned {
-    fn of(args: &Wanted) -> Result<Self, String> {
+impl PipePlan {
+    fn of(args: &PipePlanRequest) -> Result<Self, String> {
         const SECOND_NS: u64 = 1_000_000_000;
         let ns = |us: u64| us.saturating_mul(1000);
-        let attributes = Attributes {
+        let attributes = EndpointAttributes {
             channels_max: 1,
             throughput_bits_max: args.endpoint_rate.unwrap_or(u64::MAX),
             latency_min_ns: SECOND_NS,
             buffer_bytes_min: 1,
             buffer_bytes_max: u64::MAX,
         };
-        let quality = Quality {
+        let quality = PipeQuality {
             latency_ns: SECOND_NS,
             throughput_bits: args.rate,
             buffer_bytes: args.buffer,
@@ -174,11 +174,13 @@ impl Planned {
         let mains: Vec<_> = [reserve].into_iter().chain(args.tasks.iter().map(|task| task.0)).collect();
         let io_ppm: Vec<_> = args.io_percent.iter().map(|percent| percent.saturating_mul(10_000)).collect();
         let load = admit(&mains, &io_ppm).map_err(|why| match why {
-            Overload::Demand(_) => format!("{why}; give the pipe a larger buffer or move tasks to another processor"),
+            VcpuOverload::Demand(_) => {
+                format!("{why}; give the pipe a larger buffer or move tasks to another processor")
+            }
             why => why.to_string(),
         })?;
         let through = ns(args.transfer_us);
-        let transfer = Stage::Transfer { intervals: 1, interval_ns: through, interrupt_every_ns: 0 };
+        let transfer = PathSegment::Transfer { intervals: 1, interval_ns: through, interrupt_every_ns: 0 };
         let receiver_ns = args.receiver_us.map_or(reserve.period_ns, ns);
         let stages = input_stages(transfer, receiver_ns, reserve.period_ns);
         Ok(Self { reserve, demand_ppb: load.demand_ppb, bound_ppb: load.bound_ppb, worst_ns: worst_ns(&stages) })
@@ -217,8 +219,8 @@ mod tests {
         args: Args,
     }
 
-    fn planned(line: &str) -> Result<Planned, String> {
-        Planned::of(&Wanted::of(&Line::try_parse_from(line.split_whitespace()).unwrap().args))
+    fn planned(line: &str) -> Result<PipePlan, String> {
+        PipePlan::of(&PipePlanRequest::of(&Line::try_parse_from(line.split_whitespace()).unwrap().args))
     }
 
     /// "Real-Time USB Networking and Device I/O" (2023): budget and period in sections 5.1 (1 ms each 2 ms), 6.2.1
@@ -228,8 +230,8 @@ mod tests {
         for (name, budget_ms, period_ms) in
             [("section-5", 1, 2), ("table-7", 2, 14), ("figure-13", 2, 46), ("figure-15", 2, 41)]
         {
-            let example = examples::find(Kind::Pipe, name, false).unwrap().unwrap();
-            let reserve = Planned::of(&file::parse(name, example.text).unwrap()).unwrap().reserve;
+            let example = examples::find(ExampleKind::Pipe, name, false).unwrap().unwrap();
+            let reserve = PipePlan::of(&file::parse(name, example.text).unwrap()).unwrap().reserve;
             assert_eq!(
                 (reserve.budget_ns, reserve.period_ns / 1_000_000),
                 (budget_ms * 1_000_000, period_ms),
@@ -244,7 +246,7 @@ mod tests {
     #[test]
     fn the_papers_pipe_has_the_papers_budget_and_period() {
         let pipe = planned("pipe --rate 512000 --buffer 128 --execution-us 1000").unwrap();
-        assert_eq!(pipe.reserve, Reserve { budget_ns: 1_000_000, period_ns: 2_000_000 });
+        assert_eq!(pipe.reserve, VcpuReserve { budget_ns: 1_000_000, period_ns: 2_000_000 });
         assert!(pipe.to_text().contains("period      2000.000 us"), "{}", pipe.to_text());
         let line = "pipe --rate 1409024 --buffer 8192 --execution-us 2000 --receiver-us 14000 --task 2000/14000 --io-percent 1";
         let json = planned(line).unwrap().to_json();
@@ -263,6 +265,6 @@ mod tests {
             "{busy}"
         );
         assert!(why("pipe --rate 0 --buffer 128 --execution-us 1").contains("more than nothing"));
-        assert!("1-2".parse::<Task>().is_err() && "1/99999999999999999999".parse::<Task>().is_err());
+        assert!("1-2".parse::<TaskReserve>().is_err() && "1/99999999999999999999".parse::<TaskReserve>().is_err());
     }
 }

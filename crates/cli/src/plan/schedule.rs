@@ -4,15 +4,18 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use farbus::importer::client::FailureKind;
-use farbus_page::bus_drawing::{BusDrawing, Picture, PlaceDrawing};
-use farbus_realtime::schedule::{Criticality, Invalid, Mode, Options, Placement, Plan, Refusal, Request, plan};
-use farbus_realtime::transfer::{Direction, Shape, interval_ps};
-use farbus_realtime::{Speed, TransferKind};
+use farbus_page::bus_drawing::{BusDrawing, EndpointDrawing, SvgPicture};
+use farbus_realtime::schedule::{
+    BusSchedule, EndpointCriticality, EndpointPlacement, EndpointRequest, EndpointRequestError, ScheduleOptions,
+    ScheduleRefusal, SchedulingMode, plan,
+};
+use farbus_realtime::transfer::{BusDirection, PacketShape, interval_ps};
+use farbus_realtime::{BusSpeed, TransferKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::output::{Failure, print_json, say};
-use super::examples::{Kind, Source};
+use super::super::output::{CommandFailure, print_json, say};
+use super::examples::{ExampleKind, PlanSource};
 use super::file;
 use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapped};
 
@@ -59,12 +62,12 @@ use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapp
 )]
 pub struct Args {
     #[command(flatten)]
-    source: Source,
+    source: PlanSource,
     /// How exactly to compute the bus.
     ///
     /// 'sound' unless the file says another.
     #[arg(long, value_enum)]
-    mode: Option<ModeName>,
+    mode: Option<ScheduleModeName>,
     /// What bulk and control keep of each interval.
     ///
     /// 'least': the least with which they have their budgets each period. 'most': all that the periodic endpoints
@@ -81,7 +84,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-enum ModeName {
+enum ScheduleModeName {
     /// Whole packets; what it admits is kept.
     #[default]
     Sound,
@@ -103,19 +106,19 @@ enum ReservationName {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Bus {
+struct BusPlanFile {
     speed: SpeedWord,
-    mode: Option<ModeName>,
+    mode: Option<ScheduleModeName>,
     reservation: Option<ReservationName>,
-    endpoint: Vec<Endpoint>,
+    endpoint: Vec<PlannedEndpoint>,
     #[serde(default)]
-    stage: Vec<DelayStage>,
+    stage: Vec<DelayTerm>,
 }
 
 /// Something that delays a message on its way from end to end: Equation 10 of the paper.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DelayStage {
+struct DelayTerm {
     name: String,
     us: Option<u64>,
     endpoint: Option<String>,
@@ -125,9 +128,9 @@ struct DelayStage {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Endpoint {
+struct PlannedEndpoint {
     name: String,
-    kind: KindWord,
+    kind: TransferTypeWord,
     packet_bytes: u32,
     #[serde(default = "one")]
     burst_packets: u32,
@@ -156,7 +159,7 @@ enum SpeedWord {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum KindWord {
+enum TransferTypeWord {
     Control,
     Isochronous,
     Interrupt,
@@ -179,13 +182,13 @@ enum DirectionWord {
     Out,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let Some((name, text)) = args.source.read(Kind::Schedule, args.json)? else { return Ok(()) };
-    let bus: Bus = file::parse(&name, &text)?;
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let Some((name, text)) = args.source.read(ExampleKind::Schedule, args.json)? else { return Ok(()) };
+    let bus: BusPlanFile = file::parse(&name, &text)?;
     let mode = args.mode.or(bus.mode).unwrap_or_default();
     let reservation = args.reservation.or(bus.reservation).unwrap_or_default();
-    let planned = Planned::reserving(&bus, mode, reservation)
-        .map_err(|(attribute, why)| Failure::new(attribute, format!("{name}: {why}")))?;
+    let planned = SchedulePlan::reserving(&bus, mode, reservation)
+        .map_err(|(attribute, why)| CommandFailure::new(attribute, format!("{name}: {why}")))?;
     if let Some(path) = &args.svg {
         file::write(path, &planned.to_svg())?;
     }
@@ -197,16 +200,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// A plan, and the names of its endpoints: an endpoint's id is its position in the file.
-struct Planned<'a> {
-    endpoints: &'a [Endpoint],
-    mode: ModeName,
-    plan: Plan,
+struct SchedulePlan<'a> {
+    endpoints: &'a [PlannedEndpoint],
+    mode: ScheduleModeName,
+    plan: BusSchedule,
     /// The delay of a message from end to end, if the file has stages: name, times and nanoseconds of each.
     stages: Vec<(&'a str, u32, u64)>,
 }
 
-impl<'a> Planned<'a> {
-    fn reserving(bus: &'a Bus, mode: ModeName, reservation: ReservationName) -> Result<Self, (FailureKind, String)> {
+impl<'a> SchedulePlan<'a> {
+    fn reserving(
+        bus: &'a BusPlanFile,
+        mode: ScheduleModeName,
+        reservation: ReservationName,
+    ) -> Result<Self, (FailureKind, String)> {
         let mut planned = Self::of(bus, mode)?;
         if reservation == ReservationName::Most {
             planned.plan.reserve_rest();
@@ -220,7 +227,7 @@ impl<'a> Planned<'a> {
         Ok(planned)
     }
 
-    fn stage_ns(&self, stage: &DelayStage) -> Result<u64, String> {
+    fn stage_ns(&self, stage: &DelayTerm) -> Result<u64, String> {
         match (stage.us, &stage.endpoint) {
             (Some(us), None) => Ok(us.saturating_mul(1000)),
             (None, Some(name)) => {
@@ -232,7 +239,7 @@ impl<'a> Planned<'a> {
     }
 
     /// The time until a budget is through at the latest; `None` if it is not admitted.
-    fn latency_ns(&self, request: &Request) -> Option<u64> {
+    fn latency_ns(&self, request: &EndpointRequest) -> Option<u64> {
         let bound = self.plan.asynchronous().iter().find(|bound| bound.id == request.id);
         bound.map(|bound| bound.latency_ns).or(self.plan.periodic_latency_ns(request.id))
     }
@@ -245,22 +252,22 @@ impl<'a> Planned<'a> {
         (!self.stages.is_empty()).then_some(sum)
     }
 
-    fn of(bus: &'a Bus, mode: ModeName) -> Result<Self, (FailureKind, String)> {
+    fn of(bus: &'a BusPlanFile, mode: ScheduleModeName) -> Result<Self, (FailureKind, String)> {
         let speed = match bus.speed {
-            SpeedWord::Low => Speed::Low,
-            SpeedWord::Full => Speed::Full,
-            SpeedWord::High => Speed::High,
-            SpeedWord::Super => Speed::Super,
+            SpeedWord::Low => BusSpeed::Low,
+            SpeedWord::Full => BusSpeed::Full,
+            SpeedWord::High => BusSpeed::High,
+            SpeedWord::Super => BusSpeed::Super,
         };
         let requests = (0..).zip(&bus.endpoint).map(|(id, endpoint)| {
             request(id, speed, endpoint).map_err(|why| (FailureKind::Local, format!("{}: {why}", endpoint.name)))
         });
         let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
         let options = match mode {
-            ModeName::Sound => Options::default(),
-            ModeName::Spread => Options { mode: Mode::Spread, ..Options::default() },
+            ScheduleModeName::Sound => ScheduleOptions::default(),
+            ScheduleModeName::Spread => ScheduleOptions { mode: SchedulingMode::Spread, ..ScheduleOptions::default() },
             // As printed in the paper, the algorithm is plain first-fit.
-            ModeName::Printed => Options { mode: Mode::Printed { step_ps: 0 }, work_max: 0 },
+            ScheduleModeName::Printed => ScheduleOptions { mode: SchedulingMode::Printed { step_ps: 0 }, work_max: 0 },
         };
         let plan = plan(&requests, options).map_err(|refusal| refused(&refusal, &bus.endpoint, speed))?;
         Ok(Self { endpoints: &bus.endpoint, mode, plan, stages: Vec::new() })
@@ -320,7 +327,7 @@ impl<'a> Planned<'a> {
         if plan.is_searched() {
             text.push_str("first-fit found no such schedule, a search did\n");
         }
-        if self.mode != ModeName::Sound {
+        if self.mode != ScheduleModeName::Sound {
             write_wrapped(
                 &mut text,
                 "note: ",
@@ -330,7 +337,7 @@ impl<'a> Planned<'a> {
         text
     }
 
-    fn row(&self, request: &Request) -> Vec<String> {
+    fn row(&self, request: &EndpointRequest) -> Vec<String> {
         let plan = &self.plan;
         let mut row = vec![
             self.name(request.id).to_owned(),
@@ -358,10 +365,10 @@ impl<'a> Planned<'a> {
 
     /// The packets of a place in each of its intervals. Where a quantum is divided like a fluid that is no whole
     /// number; it is rounded down, so that no interval shows more than it holds.
-    fn packets(&self, place: &Placement) -> String {
+    fn packets(&self, place: &EndpointPlacement) -> String {
         match self.mode {
-            ModeName::Sound | ModeName::Printed => place.packets.to_string(),
-            ModeName::Spread => {
+            ScheduleModeName::Sound | ScheduleModeName::Printed => place.packets.to_string(),
+            ScheduleModeName::Spread => {
                 let tenths = place.time_ps * 10 / self.packet_ps(place.id).max(1);
                 format!("{}.{}", tenths / 10, tenths % 10)
             }
@@ -431,7 +438,7 @@ impl<'a> Planned<'a> {
     /// The schedule as a picture.
     fn to_svg(&self) -> String {
         let plan = &self.plan;
-        let places = plan.placements().iter().map(|place| PlaceDrawing {
+        let places = plan.placements().iter().map(|place| EndpointDrawing {
             name_escaped: escaped(self.name(place.id)),
             start: place.start,
             every: place.every,
@@ -444,7 +451,7 @@ impl<'a> Planned<'a> {
             unit: unit(plan.speed()),
             places: places.collect(),
         };
-        let Picture { elements, width, height } = drawing.draw();
+        let SvgPicture { elements, width, height } = drawing.draw();
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
              font-family=\"sans-serif\" font-size=\"10\">\n{elements}</svg>\n"
@@ -452,41 +459,42 @@ impl<'a> Planned<'a> {
     }
 }
 
-fn request(id: u32, speed: Speed, endpoint: &Endpoint) -> Result<Request, String> {
+fn request(id: u32, speed: BusSpeed, endpoint: &PlannedEndpoint) -> Result<EndpointRequest, String> {
     let kind = match endpoint.kind {
-        KindWord::Control => TransferKind::Control,
-        KindWord::Isochronous => TransferKind::Isochronous,
-        KindWord::Interrupt => TransferKind::Interrupt,
-        KindWord::Bulk => TransferKind::Bulk,
+        TransferTypeWord::Control => TransferKind::Control,
+        TransferTypeWord::Isochronous => TransferKind::Isochronous,
+        TransferTypeWord::Interrupt => TransferKind::Interrupt,
+        TransferTypeWord::Bulk => TransferKind::Bulk,
     };
     let direction = match endpoint.direction {
-        DirectionWord::In => Direction::In,
-        DirectionWord::Out => Direction::Out,
+        DirectionWord::In => BusDirection::In,
+        DirectionWord::Out => BusDirection::Out,
     };
     // The file counts from one, descriptors from zero.
     let from_zero = |count: u32, what| count.checked_sub(1).ok_or(format!("{what} is at least 1"));
     let burst = from_zero(endpoint.burst_packets, "burst_packets")?;
     let mult = from_zero(endpoint.bursts, "bursts")?;
-    let shape = Shape::new(speed, kind, direction, endpoint.packet_bytes, burst, mult).map_err(|e| e.to_string())?;
+    let shape =
+        PacketShape::new(speed, kind, direction, endpoint.packet_bytes, burst, mult).map_err(|e| e.to_string())?;
     let criticality = match endpoint.criticality {
-        CriticalityWord::High => Criticality::High,
-        CriticalityWord::Low => Criticality::Low,
+        CriticalityWord::High => EndpointCriticality::High,
+        CriticalityWord::Low => EndpointCriticality::Low,
     };
     let budget_bytes = endpoint.budget_bytes.unwrap_or(shape.quantum_bytes());
-    let request = Request { id, shape, budget_bytes, period: endpoint.period, criticality };
+    let request = EndpointRequest { id, shape, budget_bytes, period: endpoint.period, criticality };
     request.check().map_err(|why| match why {
-        Invalid::PeriodNotPowerOfTwo { shorter, .. } => format!("{why}; say 'period = {shorter}'"),
+        EndpointRequestError::PeriodNotPowerOfTwo { shorter, .. } => format!("{why}; say 'period = {shorter}'"),
         why => why.to_string(),
     })?;
     Ok(request)
 }
 
 /// A refusal in the terms of the file: which party has to act, what is missing, what to change.
-fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (FailureKind, String) {
+fn refused(refusal: &ScheduleRefusal, endpoints: &[PlannedEndpoint], speed: BusSpeed) -> (FailureKind, String) {
     let name = |id: &u32| endpoints.get(*id as usize).map_or("", |endpoint| endpoint.name.as_str());
     let unit = unit(speed);
     match refusal {
-        Refusal::Asynchronous { id, needed_ps, available_ps } => {
+        ScheduleRefusal::Asynchronous { id, needed_ps, available_ps } => {
             let missing = us_from_ps(needed_ps.saturating_sub(*available_ps));
             let message = format!(
                 "{} is not admitted: bulk and control need {} us of each {unit}, {} us are left, {missing} us are missing; \
@@ -497,7 +505,7 @@ fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (FailureK
             );
             (FailureKind::Refused, message)
         }
-        Refusal::High { id, missing_ps, is_proven } => {
+        ScheduleRefusal::High { id, missing_ps, is_proven } => {
             let hedge = if *is_proven { "" } else { " (not every arrangement was tried)" };
             let message = format!(
                 "{} is not admitted: no {unit} has room for it, {} us are missing in the best{hedge}; \
@@ -507,13 +515,13 @@ fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (FailureK
             );
             (FailureKind::Refused, message)
         }
-        Refusal::Invalid { id, why } => (FailureKind::Local, format!("{}: {why}", name(id))),
-        Refusal::Count { .. } => (FailureKind::Local, refusal.to_string()),
+        ScheduleRefusal::Invalid { id, why } => (FailureKind::Local, format!("{}: {why}", name(id))),
+        ScheduleRefusal::Count { .. } => (FailureKind::Local, refusal.to_string()),
     }
 }
 
-fn unit(speed: Speed) -> &'static str {
-    if matches!(speed, Speed::Low | Speed::Full) { "frame" } else { "microframe" }
+fn unit(speed: BusSpeed) -> &'static str {
+    if matches!(speed, BusSpeed::Low | BusSpeed::Full) { "frame" } else { "microframe" }
 }
 
 fn escaped(text: &str) -> String {
@@ -525,7 +533,7 @@ mod tests {
     use super::*;
 
     /// Table 5 of "Real-Time USB Networking and Device I/O" (2023), with bulk endpoints of `budget` each `period`.
-    fn table_5(budget: u32, period: u32) -> Bus {
+    fn table_5(budget: u32, period: u32) -> BusPlanFile {
         let mut text = "speed = \"super\"\n".to_owned();
         for (name, criticality, period) in [("i1", "high", 1), ("i2", "low", 2), ("i3", "low", 4), ("i4", "low", 8)] {
             let _ = writeln!(
@@ -547,7 +555,7 @@ mod tests {
     #[test]
     fn scenario_1_of_the_paper_is_drawn_and_scenario_3_says_what_is_missing() {
         let bus = table_5(4096, 8);
-        let text = Planned::of(&bus, ModeName::Sound).unwrap().to_text();
+        let text = SchedulePlan::of(&bus, ScheduleModeName::Sound).unwrap().to_text();
         assert!(text.contains("t_A, kept of each microframe for bulk and control: 12.500 us (10.00%)"), "{text}");
         assert!(text.contains("2162.688  45.43%"), "{text}");
         let line = |name: &str| text.lines().filter(|line| line.trim_start().starts_with(name)).nth(1).map(str::trim);
@@ -556,7 +564,7 @@ mod tests {
             Some("i2 17 17 17 17 17 17 17 17")
         );
         let bus = table_5(8192, 1);
-        let planned = Planned::of(&bus, ModeName::Sound).unwrap();
+        let planned = SchedulePlan::of(&bus, ScheduleModeName::Sound).unwrap();
         let (text, json) = (planned.to_text(), planned.to_json());
         assert!(text.contains("i2: not admitted (low criticality): 17.949 us are missing"), "{text}");
         let admitted = json["endpoints"].as_array().unwrap().iter().map(|e| e["is_admitted"].as_bool().unwrap());
@@ -571,7 +579,7 @@ mod tests {
     #[test]
     fn spread_timetable_shows_no_more_packets_than_a_microframe_holds() {
         let bus = table_5(4096, 8);
-        let planned = Planned::of(&bus, ModeName::Spread).unwrap();
+        let planned = SchedulePlan::of(&bus, ScheduleModeName::Spread).unwrap();
         let text = planned.to_text();
         let cells = |name: &str| {
             let line = text.lines().filter(|line| line.trim_start().starts_with(name)).nth(1).unwrap();
@@ -584,10 +592,10 @@ mod tests {
     }
 
     fn example(name: &str) -> Value {
-        let example = super::super::examples::find(Kind::Schedule, name, false).unwrap().unwrap();
-        let bus: Bus = file::parse(name, example.text).unwrap();
+        let example = super::super::examples::find(ExampleKind::Schedule, name, false).unwrap().unwrap();
+        let bus: BusPlanFile = file::parse(name, example.text).unwrap();
         let (mode, reservation) = (bus.mode.unwrap_or_default(), bus.reservation.unwrap_or_default());
-        let planned = Planned::reserving(&bus, mode, reservation).unwrap();
+        let planned = SchedulePlan::reserving(&bus, mode, reservation).unwrap();
         assert!(planned.to_text().lines().all(|line| line.len() <= 100), "{}", planned.to_text());
         planned.to_json()
     }
@@ -633,12 +641,12 @@ mod tests {
         let mut bus = table_5(8192, 1);
         bus.endpoint[7].criticality = CriticalityWord::Low;
         bus.endpoint[7].budget_bytes = Some(40_960);
-        let text = Planned::of(&bus, ModeName::Sound).unwrap().to_text();
+        let text = SchedulePlan::of(&bus, ScheduleModeName::Sound).unwrap().to_text();
         assert!(
             text.contains("b4: not admitted (low criticality): ") && text.contains("us are missing of each"),
             "{text}"
         );
-        let stage = |endpoint: Option<&str>, us| DelayStage {
+        let stage = |endpoint: Option<&str>, us| DelayTerm {
             name: "way".into(),
             us,
             endpoint: endpoint.map(str::to_owned),
@@ -649,7 +657,7 @@ mod tests {
             (stage(Some("b1"), Some(1)), "stage way: it has either 'us' or 'endpoint'"),
         ] {
             bus.stage = vec![wrong];
-            let refusal = Planned::reserving(&bus, ModeName::Sound, ReservationName::Least).err().unwrap();
+            let refusal = SchedulePlan::reserving(&bus, ScheduleModeName::Sound, ReservationName::Least).err().unwrap();
             assert_eq!(refusal, (FailureKind::Local, why.to_owned()));
         }
     }
@@ -663,7 +671,7 @@ mod tests {
             let mut bus = table_5(budget, period);
             bus.endpoint.drain(2..4);
             bus.endpoint[1].criticality = CriticalityWord::High;
-            let planned = Planned::reserving(&bus, ModeName::Spread, ReservationName::Most).unwrap();
+            let planned = SchedulePlan::reserving(&bus, ScheduleModeName::Spread, ReservationName::Most).unwrap();
             assert!(
                 planned.plan.asynchronous().iter().all(|bound| bound.intervals == intervals),
                 "{}",
@@ -676,21 +684,21 @@ mod tests {
 
     #[test]
     fn invalid_schedules_are_refused_with_what_to_type() {
-        let refusal = |bus: &Bus, mode| Planned::of(bus, mode).err().unwrap();
-        let (attribute, why) = refusal(&table_5(65_536, 1), ModeName::Sound);
+        let refusal = |bus: &BusPlanFile, mode| SchedulePlan::of(bus, mode).err().unwrap();
+        let (attribute, why) = refusal(&table_5(65_536, 1), ScheduleModeName::Sound);
         assert_eq!(attribute, FailureKind::Refused);
         assert!(why.contains("us are missing") && why.contains("longer period"), "{why}");
         let mut bus = table_5(4096, 8);
         bus.endpoint[1].period = 6;
-        let (attribute, why) = refusal(&bus, ModeName::Sound);
+        let (attribute, why) = refusal(&bus, ScheduleModeName::Sound);
         assert_eq!(attribute, FailureKind::Local);
         assert!(why.starts_with("i2: a period of 6 intervals is no power of two") && why.ends_with("say 'period = 4'"));
         bus.endpoint[1].period = 2;
         bus.endpoint[1].budget_bytes = Some(33_793);
-        assert!(refusal(&bus, ModeName::Sound).1.ends_with("for such an endpoint, 1 too few"));
+        assert!(refusal(&bus, ScheduleModeName::Sound).1.ends_with("for such an endpoint, 1 too few"));
         bus.endpoint[1].budget_bytes = None;
         bus.endpoint[1].criticality = CriticalityWord::High;
-        let (_, why) = refusal(&bus, ModeName::Printed);
+        let (_, why) = refusal(&bus, ScheduleModeName::Printed);
         assert!(why.starts_with("i2 is not admitted: no microframe has room for it"), "{why}");
     }
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
-use farbus_daemon::planned::Planned;
-use farbus_realtime::topology::Link;
-use farbus_realtime::topology::bring_up::{Act, BringUp};
+use farbus_daemon::planned::TopologyPlan;
+use farbus_realtime::topology::TopologyLink;
+use farbus_realtime::topology::bring_up::{BringUp, BringUpAction};
 use serde_json::{Value, json};
 
-use super::super::output::{Failure, print_json, say};
-use super::examples::{Kind, Source};
+use super::super::output::{CommandFailure, print_json, say};
+use super::examples::{ExampleKind, PlanSource};
 use super::file;
 
 /// Plan how to join hosts by USB with the fewest bridges.
@@ -27,14 +27,14 @@ use super::file;
     farbus plan topology --example figure-5c")]
 pub struct Args {
     #[command(flatten)]
-    source: Source,
+    source: PlanSource,
     /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }
 
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let Some((name, text)) = args.source.read(Kind::Topology, args.json)? else { return Ok(()) };
+pub fn run(args: &Args) -> Result<(), CommandFailure> {
+    let Some((name, text)) = args.source.read(ExampleKind::Topology, args.json)? else { return Ok(()) };
     let planned = parse(&name, &text)?;
     if args.json {
         return print_json(&to_json(&planned));
@@ -47,28 +47,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 ///
 /// # Errors
 /// What is wrong with it, and where.
-pub fn read(path: &Path) -> Result<(String, Planned), Failure> {
+pub fn read(path: &Path) -> Result<(String, TopologyPlan), CommandFailure> {
     let text = file::text(path)?;
     let planned = parse(&path.display().to_string(), &text)?;
     Ok((text, planned))
 }
 
-fn parse(name: &str, text: &str) -> Result<Planned, Failure> {
-    Planned::parse(text).map_err(|why| Failure::local(format!("{name}: {why}")))
+fn parse(name: &str, text: &str) -> Result<TopologyPlan, CommandFailure> {
+    TopologyPlan::parse(text).map_err(|why| CommandFailure::local(format!("{name}: {why}")))
 }
 
-fn listed<'a>(planned: &'a Planned, hosts: &BTreeSet<u32>) -> Vec<&'a str> {
+fn listed<'a>(planned: &'a TopologyPlan, hosts: &BTreeSet<u32>) -> Vec<&'a str> {
     hosts.iter().map(|&host| planned.name(host)).collect()
 }
 
-fn to_text(planned: &Planned) -> String {
+fn to_text(planned: &TopologyPlan) -> String {
     let (topology, mut text) = (&planned.topology, String::new());
     let links = topology.links().len();
     let bridges = topology.bridges();
     let _ = writeln!(text, "{links} links: {} over debug ports, {bridges} over bridges\n", links - bridges);
     for link in topology.links() {
         let _ = match *link {
-            Link::Debug { target, host } => {
+            TopologyLink::Debug { target, host } => {
                 writeln!(
                     text,
                     "{} -> {}   debug port of {0}, a device of {1}",
@@ -76,7 +76,7 @@ fn to_text(planned: &Planned) -> String {
                     planned.name(host)
                 )
             }
-            Link::Bridge { a, b } => writeln!(text, "{} <> {}   bridge", planned.name(a), planned.name(b)),
+            TopologyLink::Bridge { a, b } => writeln!(text, "{} <> {}   bridge", planned.name(a), planned.name(b)),
         };
     }
     text.push_str("\nWho does what, in this order; hosts do not wait for each other otherwise:\n");
@@ -92,18 +92,18 @@ fn to_text(planned: &Planned) -> String {
     text
 }
 
-fn to_json(planned: &Planned) -> Value {
+fn to_json(planned: &TopologyPlan) -> Value {
     let topology = &planned.topology;
     let links = topology.links().iter().map(|link| match *link {
-        Link::Debug { target, host } => {
+        TopologyLink::Debug { target, host } => {
             json!({"kind": "debug", "target": planned.name(target), "host": planned.name(host)})
         }
-        Link::Bridge { a, b } => json!({"kind": "bridge", "hosts": [planned.name(a), planned.name(b)]}),
+        TopologyLink::Bridge { a, b } => json!({"kind": "bridge", "hosts": [planned.name(a), planned.name(b)]}),
     });
     let hosts = (0..topology.hosts()).map(|host| {
         let part = BringUp::of(topology, host);
         let steps = part.steps().iter().map(|(act, wanted)| {
-            json!({"do": if *act == Act::Enable { "enable" } else { "enumerate" }, "after": listed(planned, wanted)})
+            json!({"do": if *act == BringUpAction::Enable { "enable" } else { "enumerate" }, "after": listed(planned, wanted)})
         });
         json!({
             "name": planned.name(host),
@@ -118,10 +118,10 @@ fn to_json(planned: &Planned) -> Value {
     })
 }
 
-fn word(act: Act) -> &'static str {
+fn word(act: BringUpAction) -> &'static str {
     match act {
-        Act::Enable => "enable the debug port",
-        Act::Enumerate => "enumerate",
+        BringUpAction::Enable => "enable the debug port",
+        BringUpAction::Enumerate => "enumerate",
     }
 }
 
@@ -129,8 +129,8 @@ fn word(act: Act) -> &'static str {
 mod tests {
     use super::*;
 
-    fn planned(text: &str) -> Result<Planned, String> {
-        Planned::parse(text)
+    fn planned(text: &str) -> Result<TopologyPlan, String> {
+        TopologyPlan::parse(text)
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn examples_are_the_topologies_of_the_paper() {
         let of = |name: &str| {
-            let example = super::super::examples::find(Kind::Topology, name, false).unwrap().unwrap();
+            let example = super::super::examples::find(ExampleKind::Topology, name, false).unwrap().unwrap();
             to_text(&planned(example.text).unwrap())
         };
         assert!(of("figure-4").starts_with("12 links: 8 over debug ports, 4 over bridges\n"), "{}", of("figure-4"));

@@ -12,55 +12,55 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus::broker::confined::{give_rights_away, start_broker};
-use farbus::broker::{Broker, BrokerPolicy, SystemAccess};
+use farbus::broker::{BrokerClient, BrokerPolicy, SystemAccess};
 use farbus::common::listen_words::{everywhere, listen_address, listen_failure, listen_place};
 use farbus::common::socket_access::SocketMode;
-use farbus::common::socket_place::{Place, SocketListener};
+use farbus::common::socket_place::{SocketListener, SocketLocation};
 use farbus::devices::class_words::name_of;
-use farbus::devices::follow::{Follow, FollowWord};
-use farbus::devices::identities::naming::Naming;
+use farbus::devices::follow::{FollowPolicy, FollowWord};
+use farbus::devices::identities::naming::DeviceNaming;
 use farbus::devices::reservation::{ReservationRequest, together};
 use farbus::devices::serial_port::is_serial_port;
 use farbus::exporter::access::local_users::{LocalUser, LocalUsers};
-use farbus::exporter::access::networks::Network;
+use farbus::exporter::access::networks::IpNetwork;
 use farbus::exporter::owner_answers::{ServedAt, answer};
 use farbus::exporter::share::{DEFAULT_PORT, Share};
 use farbus::exporter::sources::making::{expect, offer};
 use farbus::exporter::sources::usb;
-use farbus::exporter::sources::what::What;
-use farbus::hosts::mdns::{Announced, Nearby};
-use farbus::hosts::trust::Trust;
+use farbus::exporter::sources::what::DeviceSpec;
+use farbus::hosts::mdns::{MdnsProcess, MdnsRegistration};
+use farbus::hosts::trust::TrustStore;
 use farbus::importer::client::HOLD;
 use farbus::importer::discovery::local_shares;
 use farbus::link::modules::allowed;
 use farbus_control::failure::FailureKind;
 use farbus_control::share::{ListeningPlace, ShareReport, SharedNow};
-use farbus_io_linux::sys::confine::Needs;
+use farbus_io_linux::sys::confine::ConfinementNeeds;
 use farbus_io_linux::sys::startup_memory;
-use farbus_io_linux::usb::{Hotplug, Selector};
-use farbus_io_net::discovery::{Announcement, Kind};
-use farbus_io_net::link::Listener;
+use farbus_io_linux::usb::{HotplugMonitor, UsbDeviceSelector};
+use farbus_io_net::discovery::{AnnouncedProtocol, HostAnnouncement};
+use farbus_io_net::link::TcpLinkListener;
 use farbus_io_net::link::host_address::SECURE_PORT;
 use farbus_io_net::local::control_socket::ControlSocket;
 use farbus_io_net::store::create_output;
-use farbus_io_net::trust::{Audit, AuditRecorder, Folder, host_name};
-use farbus_model::budget::Budget;
-use farbus_modules::Asked;
+use farbus_io_net::trust::{AuditLog, AuditRecorder, HostFolder, host_name};
+use farbus_model::budget::MemoryBudget;
+use farbus_modules::ModuleSpec;
 use farbus_session::DeviceRecord;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::warn;
 
-use super::Failure;
+use super::CommandFailure;
 use super::link_args::hold_from;
 use super::output::print_json;
-use by_daemon::{Daemon, Until};
-use words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_place, say_what_to_type};
+use by_daemon::{RunningDaemon, ShareLifetime};
+use words::{ShareReach, ShareSpec, quoted_all, say_device, say_of_serial_port, say_place, say_what_to_type};
 
 /// The default of `--peer-memory`.
-pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
+pub const PEER_MEMORY_MIB: u32 = (MemoryBudget::DEFAULT.peer_bytes >> 20) as u32;
 /// The default of `--peer-devices`.
-const PEER_DEVICES: u32 = Budget::DEFAULT.devices_max as u32;
+const PEER_DEVICES: u32 = MemoryBudget::DEFAULT.devices_max as u32;
 
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
@@ -141,7 +141,7 @@ const PEER_DEVICES: u32 = Budget::DEFAULT.devices_max as u32;
 pub struct Args {
     /// What to offer; several at once.
     #[arg(required_unless_present = "list")]
-    what: Vec<Called>,
+    what: Vec<ShareSpec>,
     /// Show which USB devices could be shared.
     ///
     /// Each other device is shown with what prevents sharing it.
@@ -215,7 +215,7 @@ pub struct Args {
     /// NAME[:KEY=VALUE,…]. Modules that need nothing of this host are always allowed: see 'farbus module list'. May be
     /// given several times.
     #[arg(long, group = "own", value_name = "NAME")]
-    allow_module: Vec<Asked>,
+    allow_module: Vec<ModuleSpec>,
     /// Reserve bus and processor for a device.
     ///
     /// DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]: for every user of the device with this name, so many
@@ -228,7 +228,7 @@ pub struct Args {
     /// ADDR[/BITS]: hosts that connect from there without encryption may reserve with high criticality, as programs
     /// of this machine may. For paired hosts use 'farbus allow --reserve-high'. May be given several times.
     #[arg(long, group = "own", value_name = "ADDR")]
-    reserve_high: Vec<Network>,
+    reserve_high: Vec<IpNetwork>,
     /// Memory for each peer, in MiB.
     ///
     /// So much may a peer that uses devices make this process hold, 16 to 65536. A peer that uses none has 64 at most.
@@ -275,7 +275,7 @@ impl Args {
     }
 }
 
-pub fn run(mut args: Args) -> Result<(), Failure> {
+pub fn run(mut args: Args) -> Result<(), CommandFailure> {
     if args.list {
         return super::inventory::run(args.json);
     }
@@ -285,21 +285,21 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     }
     let share = Arc::new(Share::default());
     share.show_labels(SystemAccess::Own);
-    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(CommandFailure::local)?;
     let users =
-        LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(Failure::local)?;
+        LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(CommandFailure::local)?;
     share.serve_local_users(users);
     // Report first that a device is not plugged in, whether or not the port is free.
     usb::check_present(args.what.iter().filter_map(|called| called.what.usb()))
-        .map_err(|error| Failure::new(error.attribute(), error))?;
+        .map_err(|error| CommandFailure::new(error.attribute(), error))?;
     // For the same reason open what needs no broker first. The broker has to know the sockets' paths when it starts.
     let has_usb = args.what.iter().any(|called| called.what.usb().is_some());
-    fn naming<'a>(Called { what, name, .. }: &'a Called) -> Naming<'a> {
-        name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given)
+    fn naming<'a>(ShareSpec { what, name, .. }: &'a ShareSpec) -> DeviceNaming<'a> {
+        name.as_deref().map_or(DeviceNaming::Automatic(what.kind()), DeviceNaming::Given)
     }
-    let offer_all = |real: &mut Option<usb::Shared>| {
+    let offer_all = |real: &mut Option<usb::SharedUsbDevices>| {
         expect(&SystemAccess::Own, args.what.iter().map(|called| (naming(called), &called.what)));
-        let offer_one = |called: &Called| offer(&share, real, &SystemAccess::Own, naming(called), &called.what);
+        let offer_one = |called: &ShareSpec| offer(&share, real, &SystemAccess::Own, naming(called), &called.what);
         args.what.iter().map(offer_one).collect::<Result<Vec<Vec<DeviceRecord>>, _>>()
     };
     if has_usb {
@@ -310,131 +310,142 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let plain = bind_all_plain(&args.listen, args.socket_mode)?;
     let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
     let remove = paths.chain([control_socket.path().to_owned()]).collect();
-    let usb: Vec<String> = args.what.iter().filter_map(|called| called.what.usb()).map(Selector::to_string).collect();
+    let usb: Vec<String> =
+        args.what.iter().filter_map(|called| called.what.usb()).map(UsbDeviceSelector::to_string).collect();
     let broker_policy = BrokerPolicy { remove, usb, schedules: true, ..BrokerPolicy::default() };
     let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
-    let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
+    let mut real = broker.clone().filter(|_| has_usb).map(usb::SharedUsbDevices::new);
     let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;
     tell_devices(&share, &args, &offered);
     configure(&share, &args)?;
     // Catch signals before any program can know where this one listens.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
     let mut secure = args.secure.as_deref().map(bind_secure).transpose()?;
     let trust = secure.as_ref().map(|secure| secure.trust.clone());
     let for_all = plain.iter().map(|(_, place)| (place.as_host(), false));
     let for_paired_hosts = secure.as_ref().map(|secure| (secure.address.to_string(), true));
     let Some((address, is_for_paired_hosts)) = for_all.chain(for_paired_hosts).next() else {
-        return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
+        return Err(CommandFailure::local(
+            "nobody could reach these devices: give --secure, or another --listen than 'none'",
+        ));
     };
     let confining = broker.as_ref().filter(|_| !args.no_sandbox);
     if let Some(recorder) = recorder(confining)? {
         share.record_by(Arc::clone(&recorder));
-        secure = secure.map(|secure| Secure { trust: secure.trust.recorded_by(recorder), ..secure });
+        secure = secure.map(|secure| PairedHostListener { trust: secure.trust.recorded_by(recorder), ..secure });
     }
-    let nearby = secure.as_ref().filter(|secure| !args.no_announce && !secure.is_local()).and_then(Secure::announcer);
+    let nearby = secure
+        .as_ref()
+        .filter(|secure| !args.no_announce && !secure.is_local())
+        .and_then(PairedHostListener::announcer);
     // Everything that needs rights is open: drop them before the first thread starts that may read input from the
     // network.
-    let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
-    let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
+    let deaf = |error| CommandFailure::local(format!("cannot hear what is plugged in: {error}"));
+    let hotplug = has_usb.then(HotplugMonitor::new).transpose().map_err(deaf)?;
     share.keep_retirements(kept_through(&share, confining)?);
     if !args.no_sandbox {
         // With real devices the process reads sysfs; with paired hosts it reads the list of peers.
         let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
-        let state =
-            secure.as_ref().map(|secure| secure.trust.folder().hand_over()).transpose().map_err(Failure::local)?;
-        give_rights_away(&Needs { readable, state, ..Needs::default() })?;
+        let state = secure
+            .as_ref()
+            .map(|secure| secure.trust.folder().hand_over())
+            .transpose()
+            .map_err(CommandFailure::local)?;
+        give_rights_away(&ConfinementNeeds { readable, state, ..ConfinementNeeds::default() })?;
     }
     if let Some(broker) = confining {
-        share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)));
+        share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(CommandFailure::local)?)));
     }
     let for_control_socket = Arc::clone(&share);
     let served = ServedAt { address, is_for_paired_hosts };
     control_socket
         .open(control_listener, move |question, files| answer(&for_control_socket, &served, question, files))
-        .map_err(Failure::local)?;
+        .map_err(CommandFailure::local)?;
     let listening = listen(&share, plain, secure)?;
     startup_memory::give_back();
     // And what the last steps of the start need.
     startup_memory::give_back_soon();
     tell_places(&share, &args, &offered, &listening)?;
-    let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
-    let announced = announced.map_err(Failure::local)?;
+    let announced = nearby.map(|(nearby, wanted)| MdnsRegistration::keep(nearby, wanted)).transpose();
+    let announced = announced.map_err(CommandFailure::local)?;
     if !args.json {
         tell_next(&share, &args, &offered, trust.as_ref());
     }
-    let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
+    let follower = real.map(|real| usb::HotplugFollower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;
     signals.forever().next();
     drop(announced);
-    follower.iter_mut().for_each(usb::Follower::stop);
+    follower.iter_mut().for_each(usb::HotplugFollower::stop);
     let is_durable = share.stop();
     // Each device went back to its drivers when it was dropped.
-    follower.into_iter().for_each(usb::Follower::dismiss);
+    follower.into_iter().for_each(usb::HotplugFollower::dismiss);
     drop(broker);
-    let lost = || Failure::local("a device did not become durable in time; its last writes may be lost");
+    let lost = || CommandFailure::local("a device did not become durable in time; its last writes may be lost");
     if is_durable { Ok(()) } else { Err(lost()) }
 }
 
 /// The devices, as the options say what follows another one in their port.
-fn as_followed(what: Vec<Called>, follow: &[FollowWord], is_forced: bool) -> Result<Vec<Called>, Failure> {
-    let follow = Follow::from_iter(follow.iter().copied());
+fn as_followed(what: Vec<ShareSpec>, follow: &[FollowWord], is_forced: bool) -> Result<Vec<ShareSpec>, CommandFailure> {
+    let follow = FollowPolicy::from_iter(follow.iter().copied());
     let followed = what.into_iter().map(|called| {
         let called = if is_forced { called.forced() } else { called };
         called.following(&follow)
     });
-    let what: Vec<Called> = followed.collect::<Result<_, _>>().map_err(Failure::local)?;
+    let what: Vec<ShareSpec> = followed.collect::<Result<_, _>>().map_err(CommandFailure::local)?;
     let all = what.iter().map(|called| called.what.follow());
-    all.reduce(|all, follow| all.and(&follow)).iter().for_each(Follow::warn_if_any);
+    all.reduce(|all, follow| all.and(&follow)).iter().for_each(FollowPolicy::warn_if_any);
     Ok(what)
 }
 
 /// Who writes the audit log: the process with the rights, or this one.
-fn recorder(confining: Option<&Arc<Broker>>) -> Result<Option<Arc<dyn AuditRecorder>>, Failure> {
+fn recorder(confining: Option<&Arc<BrokerClient>>) -> Result<Option<Arc<dyn AuditRecorder>>, CommandFailure> {
     Ok(match confining {
-        Some(broker) => Some(Arc::new(broker.line().map_err(Failure::local)?)),
+        Some(broker) => Some(Arc::new(broker.line().map_err(CommandFailure::local)?)),
         None => own_audit(),
     })
 }
 
 /// Who stores what outlives this process: the process with the rights, which is told what is shared, or this one.
-fn kept_through(share: &Share, confining: Option<&Arc<Broker>>) -> Result<SystemAccess, Failure> {
+fn kept_through(share: &Share, confining: Option<&Arc<BrokerClient>>) -> Result<SystemAccess, CommandFailure> {
     let Some(broker) = confining else { return Ok(SystemAccess::Own) };
-    broker.note_shared(share.identified()).map_err(Failure::local)?;
-    share.write_leases_through(broker).map_err(Failure::local)?;
-    Ok(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)))
+    broker.note_shared(share.identified()).map_err(CommandFailure::local)?;
+    share.write_leases_through(broker).map_err(CommandFailure::local)?;
+    Ok(SystemAccess::Through(Arc::new(broker.line().map_err(CommandFailure::local)?)))
 }
 
 /// Serves importers at these places from now on.
 fn listen(
     share: &Arc<Share>,
-    plain: Vec<(SocketListener, Place)>,
-    secure: Option<Secure>,
-) -> Result<Vec<ListeningPlace>, Failure> {
+    plain: Vec<(SocketListener, SocketLocation)>,
+    secure: Option<PairedHostListener>,
+) -> Result<Vec<ListeningPlace>, CommandFailure> {
     let mut listening = Vec::new();
     for (listener, place) in plain {
-        share.listen_at(listener, None).map_err(Failure::local)?;
+        share.listen_at(listener, None).map_err(CommandFailure::local)?;
         listening.push(ListeningPlace { at: place.as_host(), is_secure: false });
     }
-    if let Some(Secure { listener, datagrams, address, trust }) = secure {
-        let beside = share.listen_secure_on(listener, trust).map_err(Failure::local)?;
-        datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(Failure::local)?;
+    if let Some(PairedHostListener { listener, datagrams, address, trust }) = secure {
+        let beside = share.listen_secure_on(listener, trust).map_err(CommandFailure::local)?;
+        datagrams.map_or(Ok(()), |socket| beside.serve(socket)).map_err(CommandFailure::local)?;
         listening.push(ListeningPlace { at: address.to_string(), is_secure: true });
     }
     Ok(listening)
 }
 
 /// Sets what the options say of all devices and their users.
-fn configure(share: &Share, args: &Args) -> Result<(), Failure> {
+fn configure(share: &Share, args: &Args) -> Result<(), CommandFailure> {
     reserve(share, &args.reserve)?;
     share.allow_reserve_high(args.reserve_high.clone());
     share.show(args.observable);
-    let budget = Budget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
+    let budget = MemoryBudget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
     share.set_budget(budget.with_devices(args.peer_devices as usize));
     share.wait_for_successors(args.hold);
-    share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
+    share.allow_modules(allowed(&args.allow_module).map_err(CommandFailure::local)?);
     if let Some(path) = &args.trace {
         let file = create_output(path, 0o666);
-        share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
+        share.trace_to(
+            file.map_err(|error| CommandFailure::local(format!("cannot write {}: {error}", path.display())))?,
+        );
     }
     Ok(())
 }
@@ -453,7 +464,7 @@ fn tell_places(
     args: &Args,
     offered: &[Vec<DeviceRecord>],
     listening: &[ListeningPlace],
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     if !args.json {
         listening.iter().for_each(|place| say_place(place, "Ctrl-C ends"));
         return Ok(());
@@ -464,10 +475,10 @@ fn tell_places(
 }
 
 /// Prints what to type in order to use the devices.
-fn tell_next(share: &Share, args: &Args, offered: &[Vec<DeviceRecord>], trust: Option<&Trust>) {
+fn tell_next(share: &Share, args: &Args, offered: &[Vec<DeviceRecord>], trust: Option<&TrustStore>) {
     if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
         let device = name_of(record);
-        let reach = Reach::of(trust, device, share.id_of(device), None);
+        let reach = ShareReach::of(trust, device, share.id_of(device), None);
         say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
     }
     offered.iter().flatten().filter(|record| is_serial_port(record)).for_each(|it| say_of_serial_port(name_of(it)));
@@ -475,19 +486,19 @@ fn tell_next(share: &Share, args: &Args, offered: &[Vec<DeviceRecord>], trust: O
 
 /// Lets the daemon of this user share the devices, if there is one and nothing speaks against it. Returns whether it
 /// did.
-fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
+fn shared_by_daemon(args: &Args) -> Result<bool, CommandFailure> {
     let until = match (args.save, args.keep) {
-        (true, _) => Until::Saved,
-        (false, true) => Until::Unshared,
-        (false, false) => Until::Interrupted,
+        (true, _) => ShareLifetime::Saved,
+        (false, true) => ShareLifetime::Unshared,
+        (false, false) => ShareLifetime::Interrupted,
     };
-    let has_to = until != Until::Interrupted;
+    let has_to = until != ShareLifetime::Interrupted;
     if args.is_own_process() {
         return Ok(false);
     }
-    let Some(daemon) = Daemon::find()? else {
+    let Some(daemon) = RunningDaemon::find()? else {
         return match has_to {
-            true => Err(Failure::new(
+            true => Err(CommandFailure::new(
                 FailureKind::Gone,
                 "no daemon of yours runs here that could keep it\n  start one: farbus daemon --config FILE",
             )),
@@ -499,7 +510,7 @@ fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
         args.what.iter().all(|called| daemon.takes(&called.what)) && daemon.share(&args.what, until, args.json)?;
     match is_shared || !has_to {
         true => Ok(is_shared),
-        false => Err(Failure::new(
+        false => Err(CommandFailure::new(
             FailureKind::Refused,
             "the daemon is of an earlier release, which does not share this for others\n  farbus daemon restart",
         )),
@@ -507,25 +518,25 @@ fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
 }
 
 /// Fails if a disk image is missing. Only this much can be checked before a share with USB devices listens.
-fn check_images(what: &[Called]) -> Result<(), Failure> {
+fn check_images(what: &[ShareSpec]) -> Result<(), CommandFailure> {
     let disks = what.iter().filter_map(|called| match &called.what {
-        What::Disk { spec, .. } => Some(spec),
+        DeviceSpec::Disk { spec, .. } => Some(spec),
         _ => None,
     });
     // The medium comes first; farbus makes a file for scratch.
     for (image, _) in disks.filter_map(|spec| spec.images().next()) {
         std::fs::metadata(image).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => Failure::local(format!("{}: there is no such file", image.display())),
-            _ => Failure::local(format!("{}: {error}", image.display())),
+            ErrorKind::NotFound => CommandFailure::local(format!("{}: there is no such file", image.display())),
+            _ => CommandFailure::local(format!("{}: {error}", image.display())),
         })?;
     }
     Ok(())
 }
 
 /// Warns of images whose last bytes are no whole sector: a USB disk ends before them.
-fn warn_of_partial_sectors(what: &[Called]) {
+fn warn_of_partial_sectors(what: &[ShareSpec]) {
     for called in what {
-        let What::Disk { spec, sector_bytes, .. } = &called.what else { continue };
+        let DeviceSpec::Disk { spec, sector_bytes, .. } = &called.what else { continue };
         let beyond = spec.bytes_beyond_sectors(*sector_bytes);
         if beyond > 0 {
             eprintln!(
@@ -555,20 +566,20 @@ impl FromStr for DeviceReservation {
     }
 }
 
-fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
+fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), CommandFailure> {
     let mut devices: Vec<&str> = all.iter().map(|own| own.device.as_str()).collect();
     devices.dedup();
     for device in devices {
         let requests: Vec<ReservationRequest> =
             all.iter().filter(|own| own.device == device).map(|own| own.request.clone()).collect();
-        if let Some(reservation) = together(&requests).map_err(Failure::local)? {
-            share.reserve(device, reservation).map_err(|error| Failure::new(FailureKind::Refused, error))?;
+        if let Some(reservation) = together(&requests).map_err(CommandFailure::local)? {
+            share.reserve(device, reservation).map_err(|error| CommandFailure::new(FailureKind::Refused, error))?;
         }
     }
     Ok(())
 }
 
-fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {
+fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, SocketLocation)>, CommandFailure> {
     match told {
         // Always the owner's: `--socket-mode` applies to sockets that are named.
         [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
@@ -579,10 +590,10 @@ fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListen
     }
 }
 
-fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place), Failure> {
+fn bind_plain(asked: &SocketLocation, mode: SocketMode) -> Result<(SocketListener, SocketLocation), CommandFailure> {
     let listener = asked.listen_for(&mode.into()).map_err(|error| listen_failure(asked, &error))?;
-    let place = listener.place().map_err(Failure::local)?;
-    if let Place::Address(address) = place
+    let place = listener.place().map_err(CommandFailure::local)?;
+    if let SocketLocation::Address(address) = place
         && !place.is_local()
     {
         eprintln!(
@@ -596,40 +607,45 @@ fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place)
 /// The audit log of this user, written by this process itself; `None` if the user's folder does not exist, because no
 /// key was ever made.
 fn own_audit() -> Option<Arc<dyn AuditRecorder>> {
-    let folder = Folder::of_user().ok().filter(|folder| folder.path().exists())?;
-    Some(Arc::new(Audit::new(folder)))
+    let folder = HostFolder::of_user().ok().filter(|folder| folder.path().exists())?;
+    Some(Arc::new(AuditLog::new(folder)))
 }
 
 /// The listener for paired hosts.
-struct Secure {
-    listener: Listener,
+struct PairedHostListener {
+    listener: TcpLinkListener,
     datagrams: Option<UdpSocket>,
     address: SocketAddr,
-    trust: Trust,
+    trust: TrustStore,
 }
 
-impl Secure {
+impl PairedHostListener {
     /// Whether this machine alone can reach it.
     fn is_local(&self) -> bool {
-        Place::Address(self.address).is_local()
+        SocketLocation::Address(self.address).is_local()
     }
 
     /// The process that will announce it, and what to announce; `None` if no process can be started.
-    fn announcer(&self) -> Option<(Nearby, Announcement)> {
-        let nearby = Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok()?;
+    fn announcer(&self) -> Option<(MdnsProcess, HostAnnouncement)> {
+        let nearby = MdnsProcess::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok()?;
         // Without addresses all of this machine's are announced.
         let addresses = Some(self.address.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect();
         let (version, fingerprint) = (env!("CARGO_PKG_VERSION").to_owned(), Some(self.trust.fingerprint().to_string()));
-        let announcement =
-            Announcement { kind: Kind::Secure, port: self.address.port(), addresses, version, fingerprint };
+        let announcement = HostAnnouncement {
+            kind: AnnouncedProtocol::Secure,
+            port: self.address.port(),
+            addresses,
+            version,
+            fingerprint,
+        };
         Some((nearby, announcement))
     }
 }
 
-fn bind_secure(told: &str) -> Result<Secure, Failure> {
-    let trust = Trust::open()?;
+fn bind_secure(told: &str) -> Result<PairedHostListener, CommandFailure> {
+    let trust = TrustStore::open()?;
     let addresses = if told.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(told, SECURE_PORT)?] };
-    let mut result = Err(Failure::local("no address to listen at"));
+    let mut result = Err(CommandFailure::local("no address to listen at"));
     for address in addresses {
         result = bind(address);
         if result.is_ok() {
@@ -639,11 +655,12 @@ fn bind_secure(told: &str) -> Result<Secure, Failure> {
     let (listener, address) = result?;
     let datagrams = UdpSocket::bind(address);
     let datagrams = datagrams.inspect_err(|error| warn!(%address, %error, "no QUIC: its port is not to be had")).ok();
-    Ok(Secure { listener, datagrams, address, trust })
+    Ok(PairedHostListener { listener, datagrams, address, trust })
 }
 
-fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {
-    let listener = Listener::bind(address).map_err(|error| listen_failure(&Place::Address(address), &error))?;
-    let address = listener.address().map_err(Failure::local)?;
+fn bind(address: SocketAddr) -> Result<(TcpLinkListener, SocketAddr), CommandFailure> {
+    let listener =
+        TcpLinkListener::bind(address).map_err(|error| listen_failure(&SocketLocation::Address(address), &error))?;
+    let address = listener.address().map_err(CommandFailure::local)?;
     Ok((listener, address))
 }

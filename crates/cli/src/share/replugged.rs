@@ -8,40 +8,40 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use farbus_io_linux::usb::{Found, Hotplug, Inventory};
+use farbus_io_linux::usb::{HotplugMonitor, PluggedDevice, UsbInventory};
 use tracing::{info, warn};
 
-use super::words::Called;
+use super::words::ShareSpec;
 
 /// How soon to look again, without an event: for a device that is not ready or cannot be shared yet, and where no
 /// events are heard.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A device's bus id, and its number, which is new each time it is plugged in.
-type Place = (String, u32);
+type PlugInstance = (String, u32);
 
 /// The selectors of devices to follow.
-pub(super) struct Replugged {
-    called: Vec<Called>,
+pub(super) struct ReplugFollower {
+    called: Vec<ShareSpec>,
     /// Devices that were passed, until they are unplugged.
-    passed: BTreeSet<Place>,
+    passed: BTreeSet<PlugInstance>,
     /// Devices that could not be shared, each with the reason that was reported last.
-    troubles: BTreeMap<Place, String>,
-    hotplug: Option<Hotplug>,
+    troubles: BTreeMap<PlugInstance, String>,
+    hotplug: Option<HotplugMonitor>,
     is_waiting: bool,
 }
 
-impl Replugged {
+impl ReplugFollower {
     /// Follows the real devices of `what`; those of `passed` are shared already.
-    pub fn new(what: &[Called], passed: BTreeSet<Place>) -> Self {
-        let called: Vec<Called> = what.iter().filter(|called| called.what.usb().is_some()).cloned().collect();
-        let hotplug = (!called.is_empty()).then(Hotplug::new).transpose();
+    pub fn new(what: &[ShareSpec], passed: BTreeSet<PlugInstance>) -> Self {
+        let called: Vec<ShareSpec> = what.iter().filter(|called| called.what.usb().is_some()).cloned().collect();
+        let hotplug = (!called.is_empty()).then(HotplugMonitor::new).transpose();
         let hotplug = hotplug.inspect_err(|error| info!(%error, "what is plugged in is seen a little later"));
         Self { called, passed, troubles: BTreeMap::new(), hotplug: hotplug.unwrap_or_default(), is_waiting: true }
     }
 
     /// Where a device is.
-    pub fn place_of(found: &Found) -> Place {
+    pub fn place_of(found: &PluggedDevice) -> PlugInstance {
         (found.bus_id.clone(), found.number)
     }
 
@@ -69,7 +69,10 @@ impl Replugged {
     ///
     /// # Errors
     /// sysfs cannot be read.
-    pub fn look<E: ToString>(&mut self, mut share: impl FnMut(&Called, &Found) -> Result<(), E>) -> io::Result<()> {
+    pub fn look<E: ToString>(
+        &mut self,
+        mut share: impl FnMut(&ShareSpec, &PluggedDevice) -> Result<(), E>,
+    ) -> io::Result<()> {
         self.is_waiting = false;
         if self.is_empty() {
             return Ok(());
@@ -77,13 +80,13 @@ impl Replugged {
         if let Some(hotplug) = &self.hotplug {
             hotplug.has_changed()?;
         }
-        let all = Inventory::default().devices()?;
+        let all = UsbInventory::default().devices()?;
         // A device that is being reset has no number meanwhile, and has the same one afterwards.
         self.passed.retain(|(bus_id, number)| {
             all.iter().any(|found| found.bus_id == *bus_id && (found.number == *number || found.is_being_reset()))
         });
         for found in &all {
-            let selects = |called: &&Called| called.what.usb().is_some_and(|selector| selector.matches(found));
+            let selects = |called: &&ShareSpec| called.what.usb().is_some_and(|selector| selector.matches(found));
             let Some(called) = self.called.iter().find(selects) else { continue };
             let place = Self::place_of(found);
             if self.passed.contains(&place) {

@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use farbus::devices::follow::Follow;
+use farbus::devices::follow::FollowPolicy;
 use farbus::devices::identities::naming::split_name;
-use farbus::exporter::sources::what::What;
-use farbus::hosts::trust::Trust;
+use farbus::exporter::sources::what::DeviceSpec;
+use farbus::hosts::trust::TrustStore;
 use farbus_control::share::ListeningPlace;
 use farbus_io_net::trust::{DeviceId, Peer};
 
@@ -15,9 +15,9 @@ use super::super::output::say;
 
 /// A device to be shared, and the name that its owner gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Called {
+pub struct ShareSpec {
     /// The device.
-    pub what: What,
+    pub what: DeviceSpec,
     /// The name that its owner gave it.
     pub name: Option<String>,
     /// What was typed.
@@ -26,7 +26,7 @@ pub struct Called {
     pub words: String,
 }
 
-impl Called {
+impl ShareSpec {
     /// The same; a disk also if something else on this machine uses it.
     pub fn forced(self) -> Self {
         if self.what.is_forced() || self.what.images().next().is_none() {
@@ -36,22 +36,22 @@ impl Called {
     }
 }
 
-impl Called {
+impl ShareSpec {
     /// The same, which follows these other devices in its port, too.
     ///
     /// # Errors
     /// It names no port.
-    pub fn following(self, follow: &Follow) -> Result<Self, String> {
+    pub fn following(self, follow: &FollowPolicy) -> Result<Self, String> {
         let what = self.what.clone().following(follow).map_err(|why| format!("{}: {why}", self.text))?;
         let words = match &what {
-            What::Usb(spec) if !follow.is_nothing() => spec.to_string(),
+            DeviceSpec::Usb(spec) if !follow.is_nothing() => spec.to_string(),
             _ => self.words.clone(),
         };
         Ok(Self { what, words, ..self })
     }
 }
 
-impl FromStr for Called {
+impl FromStr for ShareSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -67,7 +67,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// What was typed, as a shell reads it.
-pub(super) fn quoted_all(what: &[Called]) -> String {
+pub(super) fn quoted_all(what: &[ShareSpec]) -> String {
     what.iter().map(|called| quoted(&called.text)).collect::<Vec<_>>().join(" ")
 }
 
@@ -83,7 +83,7 @@ pub(super) fn say_place(ListeningPlace { at, is_secure }: &ListeningPlace, by: &
 }
 
 /// What another machine needs in order to use what is shared here.
-pub(super) enum Reach {
+pub(super) enum ShareReach {
     /// Nothing lets another machine in.
     ThisMachine,
     /// The configuration of the daemon that shares lets no other machine in.
@@ -96,50 +96,50 @@ pub(super) enum Reach {
     Hosts(Vec<String>),
 }
 
-impl Reach {
+impl ShareReach {
     /// `id` is the device's; `config` is the configuration of the daemon that shares it, if one does.
-    pub(super) fn of(trust: Option<&Trust>, device: &str, id: Option<DeviceId>, config: Option<&Path>) -> Self {
+    pub(super) fn of(trust: Option<&TrustStore>, device: &str, id: Option<DeviceId>, config: Option<&Path>) -> Self {
         let Some(trust) = trust else {
-            return config.map_or(Reach::ThisMachine, |config| Reach::DaemonAlone(config.to_owned()));
+            return config.map_or(ShareReach::ThisMachine, |config| ShareReach::DaemonAlone(config.to_owned()));
         };
         // A list that cannot be read is reported when somebody comes.
-        let Ok(peers) = trust.peers() else { return Reach::NobodyPaired };
+        let Ok(peers) = trust.peers() else { return ShareReach::NobodyPaired };
         let (may, may_not): (Vec<_>, Vec<_>) = peers.iter().partition(|peer| peer.may_use(device, id));
         let names = |peers: Vec<&Peer>| peers.into_iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
         match (may.is_empty(), may_not.is_empty()) {
-            (false, _) => Reach::Hosts(names(may)),
-            (true, false) => Reach::NobodyAllowed(names(may_not)),
-            (true, true) => Reach::NobodyPaired,
+            (false, _) => ShareReach::Hosts(names(may)),
+            (true, false) => ShareReach::NobodyAllowed(names(may_not)),
+            (true, true) => ShareReach::NobodyPaired,
         }
     }
 }
 
 /// Prints how to use a device: here, as `local`, and on another machine. `here` is this host's name.
-pub(super) fn say_what_to_type(local: &str, device: &str, what: &str, here: &str, reach: &Reach) {
+pub(super) fn say_what_to_type(local: &str, device: &str, what: &str, here: &str, reach: &ShareReach) {
     say(format!("  on this machine:    farbus attach {local}"));
     match reach {
-        Reach::ThisMachine => {
+        ShareReach::ThisMachine => {
             say("  on another machine: not yet, this machine alone can use it. To let another in, end this and type");
             say(format!("    here:   farbus share {what} --secure"));
         }
-        Reach::DaemonAlone(config) => {
+        ShareReach::DaemonAlone(config) => {
             say("  on another machine: only where the daemon listens for it. To serve paired hosts, add to");
             say(format!("    {}:   [secure]", config.display()));
             say("    and type:   farbus daemon restart");
         }
-        Reach::NobodyPaired => {
+        ShareReach::NobodyPaired => {
             say("  on another machine: not yet, no host is paired with this one. Type");
             say("    here:   farbus pair                        which shows a code");
             say(format!("    there:  farbus pair {here} CODE            and says what that host is called"));
             say(format!("    here:   farbus allow NAME {device}"));
             say(format!("    there:  farbus attach {here}/{device}"));
         }
-        Reach::NobodyAllowed(hosts) => {
+        ShareReach::NobodyAllowed(hosts) => {
             say(format!("  on another machine: not yet, no paired host may use it ({}). Type", hosts.join(", ")));
             say(format!("    here:   farbus allow {} {device}", hosts[0]));
             say(format!("    there:  farbus attach {here}/{device}"));
         }
-        Reach::Hosts(hosts) => say(format!("  on {}: farbus attach {here}/{device}", hosts.join(", "))),
+        ShareReach::Hosts(hosts) => say(format!("  on {}: farbus attach {here}/{device}", hosts.join(", "))),
     }
 }
 
@@ -151,14 +151,17 @@ pub(super) fn say_of_serial_port(device: &str) {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_linux::usb::Selector;
+    use farbus_io_linux::usb::UsbDeviceSelector;
 
     use super::*;
 
     #[test]
     fn a_device_is_called_what_its_owner_says_behind_it() {
-        let called: Called = "usb:046d:c52b,name=mouse".parse().unwrap();
-        assert_eq!((called.what.usb(), called.name.as_deref()), (Some(&Selector::Ids(0x46d, 0xc52b)), Some("mouse")));
-        assert!("disk:x,name=1-1".parse::<Called>().unwrap_err().contains("no name"));
+        let called: ShareSpec = "usb:046d:c52b,name=mouse".parse().unwrap();
+        assert_eq!(
+            (called.what.usb(), called.name.as_deref()),
+            (Some(&UsbDeviceSelector::Ids(0x46d, 0xc52b)), Some("mouse"))
+        );
+        assert!("disk:x,name=1-1".parse::<ShareSpec>().unwrap_err().contains("no name"));
     }
 }

@@ -1,6 +1,6 @@
 //! A sound-card gadget: the importer plays on its speaker what it recorded from its microphone.
 
-use farbus::model::{EpAddr, IsoPacket, Setup, Status, Urb, UrbId};
+use farbus::model::{EpAddr, IsoPacket, SetupPacket, Urb, UrbId, UrbStatus};
 
 use super::driver::Driver;
 use super::harness::Harness;
@@ -24,9 +24,9 @@ fn sound_card_exporter_counts_the_samples_that_its_speaker_played() {
     let share = harness.share(&["audio"]);
     let mut card = Driver::new(&share.address, "audio");
     for (interface, alternate) in [(1, 1), (2, 1)] {
-        let setup = Setup { request_type: 0x01, request: 11, value: alternate, index: interface, length: 0 };
+        let setup = SetupPacket { request_type: 0x01, request: 11, value: alternate, index: interface, length: 0 };
         let set = card.ask(|id| Urb::control(id, setup, farbus::model::Payload::Empty));
-        assert_eq!(set.status, Status::Ok);
+        assert_eq!(set.status, UrbStatus::Ok);
     }
     let record = |id: UrbId| cut(Urb::data_in(id, MICROPHONE, PACKETS * PACKET_BYTES));
     const DEPTH: u64 = 3;
@@ -35,7 +35,11 @@ fn sound_card_exporter_counts_the_samples_that_its_speaker_played() {
     let mut ended = Vec::new();
     while ended.len() < URBS as usize {
         let done = card.wait();
-        assert_eq!((done.status, done.error_count, done.actual), (Status::Ok, 0, PACKETS * PACKET_BYTES), "{done:?}");
+        assert_eq!(
+            (done.status, done.error_count, done.actual),
+            (UrbStatus::Ok, 0, PACKETS * PACKET_BYTES),
+            "{done:?}"
+        );
         if done.endpoint == MICROPHONE {
             if left > 0 {
                 card.submit(record);

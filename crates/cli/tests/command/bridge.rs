@@ -1,6 +1,6 @@
 //! The two ends of a bridge, each used by a host in a session of its own.
 
-use farbus::model::{Direction, EpAddr, Payload, Setup, Status, Urb, UrbId};
+use farbus::model::{EpAddr, Payload, SetupPacket, TransferDirection, Urb, UrbId, UrbStatus};
 
 use super::driver::Driver;
 use super::harness::Harness;
@@ -13,9 +13,9 @@ const RAW_OUT: EpAddr = EpAddr::from_byte(0x03);
 const RAW_IN: EpAddr = EpAddr::from_byte(0x83);
 
 fn network_on(host: &mut Driver) {
-    let setup = Setup { request_type: 1, request: 11, value: 1, index: 1, length: 0 };
+    let setup = SetupPacket { request_type: 1, request: 11, value: 1, index: 1, length: 0 };
     let set = host.ask(|id| Urb::control(id, setup, Payload::Empty));
-    assert_eq!(set.status, Status::Ok);
+    assert_eq!(set.status, UrbStatus::Ok);
 }
 
 /// An NCM block with one frame, as the specification lays it out.
@@ -41,7 +41,7 @@ fn bridge_delivers_frames_and_raw_bytes_to_the_other_host() {
     // The receiver waits before the other end sends, and is woken.
     b.submit(|id: UrbId| Urb::data_in(id, FRAMES_IN, 16_384));
     let sent = a.ask(|id| Urb::data_out(id, FRAMES_OUT, block(&frame).into()));
-    assert_eq!((sent.status, sent.direction), (Status::Ok, Direction::Out));
+    assert_eq!((sent.status, sent.direction), (UrbStatus::Ok, TransferDirection::Out));
     let received = b.wait().payload.into_vec();
     assert!(
         received.starts_with(b"NCMH") && received.windows(frame.len()).any(|window| window == frame),
@@ -52,13 +52,13 @@ fn bridge_delivers_frames_and_raw_bytes_to_the_other_host() {
         let bytes: Vec<u8> = (0..size).map(|at| at as u8).collect();
         a.submit(|id| Urb::data_in(id, RAW_IN, 1 << 17));
         let given = b.ask(|id| Urb::data_out(id, RAW_OUT, bytes.clone().into()));
-        assert_eq!(given.status, Status::Ok);
+        assert_eq!(given.status, UrbStatus::Ok);
         assert_eq!(a.wait().payload.into_vec(), bytes);
     }
 
     // Bytes that are no NCM block are counted and do no harm.
     let refused = a.ask(|id| Urb::data_out(id, FRAMES_OUT, vec![0xff; 64].into()));
-    assert_eq!(refused.status, Status::Ok);
+    assert_eq!(refused.status, UrbStatus::Ok);
     let status = harness.json(&["status", "--json"]);
     let counts = &status[0]["devices"][0]["counts"];
     assert!(counts["frames"] == 1 && counts["blocks_refused"] == 1, "{status}");
@@ -75,13 +75,13 @@ fn bridge_keeps_its_queued_bytes_when_the_daemon_restarts() {
     for round in 1..=3u8 {
         // One transfer was sent and not fetched; another was requested and not yet answered.
         let given = a.ask(|id| Urb::data_out(id, RAW_OUT, vec![round; 3000].into()));
-        assert_eq!(given.status, Status::Ok);
+        assert_eq!(given.status, UrbStatus::Ok);
         a.submit(|id| Urb::data_in(id, RAW_IN, 512));
         later.push(restart(&lab3, 2));
         let fetched = b.ask(|id| Urb::data_in(id, RAW_IN, 4096));
         assert_eq!(fetched.payload.into_vec(), vec![round; 3000], "round {round}\n{}", daemon.log());
         let answered = b.ask(|id| Urb::data_out(id, RAW_OUT, vec![!round; 9].into()));
-        assert_eq!((answered.status, a.wait().payload.into_vec()), (Status::Ok, vec![!round; 9]), "round {round}");
+        assert_eq!((answered.status, a.wait().payload.into_vec()), (UrbStatus::Ok, vec![!round; 9]), "round {round}");
     }
     assert!(a.linked.relinks() >= 3 && b.linked.relinks() >= 3);
 }
@@ -92,7 +92,7 @@ fn two_bridges_of_one_host_have_different_addresses_and_each_keeps_its_own() {
         let share = harness.share(what);
         let serial_of = |name: &str| {
             let mut host = Driver::new(&share.address, name);
-            let address = Setup { request_type: 0x80, request: 6, value: 0x0304, index: 0x0409, length: 255 };
+            let address = SetupPacket { request_type: 0x80, request: 6, value: 0x0304, index: 0x0409, length: 255 };
             host.ask(|id| Urb::control(id, address, Payload::Empty)).payload.into_vec()
         };
         ["bridge-a", "bridge-b", "bridge2-a", "bridge2-b"].map(serial_of)

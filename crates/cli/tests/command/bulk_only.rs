@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farbus::model::{EpAddr, Payload};
 use farbus_session::redir::usbredir::message::DataPacket;
-use farbus_session::redir::usbredir::{Message, Outcome};
+use farbus_session::redir::usbredir::{RedirMessage, RedirStatus};
 use nusb::MaybeFuture;
 use nusb::transfer::{Buffer, Bulk, In, Out};
 
@@ -139,18 +139,18 @@ impl RedirPipes {
 
     fn bulk(&mut self, endpoint: u8, length: usize, payload: Payload) -> io::Result<DataPacket> {
         self.id += 1;
-        let outcome = Outcome::Success;
+        let outcome = RedirStatus::Success;
         let endpoint = EpAddr::from_byte(endpoint);
         let packet = DataPacket { endpoint, outcome, length: length as u32, stream: 0, payload };
-        self.guest.try_say(self.id, Message::Bulk(packet))?;
+        self.guest.try_say(self.id, RedirMessage::Bulk(packet))?;
         loop {
             let packet = self.guest.hear().ok_or(io::ErrorKind::ConnectionAborted)?;
             match packet.message {
-                Message::Bulk(answer) if packet.id == self.id => match answer.outcome {
-                    Outcome::Success => return Ok(answer),
+                RedirMessage::Bulk(answer) if packet.id == self.id => match answer.outcome {
+                    RedirStatus::Success => return Ok(answer),
                     outcome => return Err(io::Error::other(format!("{outcome:?}"))),
                 },
-                Message::DeviceDisconnect => return Err(io::ErrorKind::NotConnected.into()),
+                RedirMessage::DeviceDisconnect => return Err(io::ErrorKind::NotConnected.into()),
                 _ => {}
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farbus::client::{self, Client, ClientConfig, ClientError, Target};
+use farbus::client::{self, ClientConfig, ClientError, DeviceTarget, ImporterClient};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -111,7 +111,7 @@ fn two_hundred_devices_are_listed_and_cost_less_than_100_kib_each() {
     println!("{one} KiB with one, {many_kib} KiB with {DEVICES}: {each} KiB each");
     assert!(each < 100);
 
-    let target: Target = many.target("2-74").parse().unwrap();
+    let target: DeviceTarget = many.target("2-74").parse().unwrap();
     let last = client::open(&target).unwrap();
     let listed = harness.json(&["list", &many.address, "--json"]);
     assert_eq!((&listed[199]["name"], &listed[199]["state"]), (&json!("zero200"), &json!("in use")));
@@ -141,7 +141,7 @@ fn attach_that_cannot_show_the_device_does_not_take_it() {
 fn device_that_is_dropped_in_a_session_is_free_at_once_and_its_link_was_not_lost() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
-    let client = Client::new(ClientConfig { grace: Some(Duration::from_secs(60)), ..ClientConfig::default() });
+    let client = ImporterClient::new(ClientConfig { grace: Some(Duration::from_secs(60)), ..ClientConfig::default() });
     let open = || client.open(&share.library_target("zero"));
     let first = open().unwrap();
     let refused = open().map(drop).unwrap_err();

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::client::{Client, ClientConfig, Target};
-use farbus::host::Port;
+use farbus::client::{ClientConfig, DeviceTarget, ImporterClient};
+use farbus::host::HostPort;
 use farbus::importer::port::session::SessionPort;
-use farbus::model::{EpAddr, Payload, Setup, Status, Urb, UrbId};
+use farbus::model::{EpAddr, Payload, SetupPacket, Urb, UrbId, UrbStatus};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::harness::{Harness, Running, Share, has};
@@ -64,19 +64,19 @@ fn stranger(network: &Network) -> Option<Stranger> {
 }
 
 /// How long each small transfer of one kind took.
-fn pulses(target: &Target, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
+fn pulses(target: &DeviceTarget, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
     let config = ClientConfig { grace: Some(Duration::from_secs(20)), ..ClientConfig::default() };
-    let client = Client::new(config);
+    let client = ImporterClient::new(config);
     let linked = client.session(target, Duration::ZERO).unwrap().expect("a session was asked for");
     let mut port = SessionPort::new(linked);
-    port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
-    assert_eq!(port.wait(None).unwrap().unwrap().status, Status::Ok);
+    port.submit(Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty));
+    assert_eq!(port.wait(None).unwrap().unwrap().status, UrbStatus::Ok);
     let (began, mut took) = (Instant::now(), Vec::new());
     while began.elapsed() < SPAN || took.len() < PULSES_MIN {
         let asked = Instant::now();
         port.submit(urb(UrbId(took.len() as u64 + 1)));
         let done = port.wait(None).unwrap().expect("it is answered");
-        assert_eq!(done.status, Status::Ok);
+        assert_eq!(done.status, UrbStatus::Ok);
         took.push(asked.elapsed());
         // waits: the pace of a load; a slow machine makes less of it
         thread::sleep(Duration::from_millis(5));
@@ -124,13 +124,13 @@ fn congested_link_starves_neither_interrupt_nor_control_transfers() {
         let interrupts =
             scope.spawn(|| on_host(near, || pulses(&interrupts, |id| Urb::data_in(id, EpAddr::from_byte(0x82), 64))));
         let controls = scope.spawn(|| {
-            let descriptor = |id| Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+            let descriptor = |id| Urb::control(id, SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
             on_host(near, || pulses(&controls, descriptor))
         });
         let reads = scope.spawn(|| {
             on_host(near, || {
                 let config = ClientConfig { grace: Some(Duration::from_secs(20)), ..ClientConfig::default() };
-                let client = Client::new(config);
+                let client = ImporterClient::new(config);
                 let mut disk = client.open_disk(&disk).unwrap();
                 let (began, mut read) = (Instant::now(), 0);
                 while began.elapsed() < SPAN || read == 0 {

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::attach::{Attachment, Ended, FileAttachment};
+use farbus::attach::{Attachment, AttachmentEnd, FileAttachment};
 use farbus::broker::SystemAccess;
-use farbus::client::{Client, ClientConfig};
+use farbus::client::{ClientConfig, ImporterClient};
 use farbus::importer::disk::OpenedDisk;
 
 use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, wait_until};
@@ -525,7 +525,7 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
     let line = share.wait_for_line("listening on");
     let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
     let config = ClientConfig { grace: Some(Duration::from_secs(60)), ..ClientConfig::default() };
-    let client = Client::new(config);
+    let client = ImporterClient::new(config);
     let target = format!("{}/disk", cutter.address).parse().unwrap();
     let disk = client.open_disk(&target).unwrap();
     let shown = FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &target, &SystemAccess::Own, &harness.path("mnt"))
@@ -550,7 +550,7 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
         is_done.store(true, Ordering::Release);
         let rounds = worker.join().expect("no call failed");
         handle.end();
-        assert!(matches!(attached.join().unwrap(), Ended::Asked));
+        assert!(matches!(attached.join().unwrap(), AttachmentEnd::Asked));
         let stored = std::fs::read(&image).unwrap();
         for at in 0..32 {
             assert!(stored[at as usize * (64 << 10)..][..64 << 10] == block(at, rounds), "block {at}");

@@ -9,15 +9,16 @@
 
 use std::time::Duration;
 
-use farbus::client::{Client, ClientConfig};
-use farbus::importer::session::connection::Linked;
+use farbus::client::{ClientConfig, ImporterClient};
+use farbus::importer::session::connection::LinkedDevice;
 use farbus::model::{
-    BufferPool, Completions, Device, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Status, Urb, UrbId,
+    BufferPool, CompletionQueue, Device, EpAddr, Instant, IsoPacket, Payload, SetupPacket, Urb, UrbCompletion, UrbId,
+    UrbStatus,
 };
 use farbus::modules::recipe;
-use farbus_gadgets::audio::tone::{FRAME_BYTES, Heard, Listener, Tone};
+use farbus_gadgets::audio::tone::{FRAME_BYTES, FrameSound, ToneGenerator, ToneListener};
 use farbus_io_net::link::wait_exactly;
-use farbus_session::isochronous::Isochronous;
+use farbus_session::isochronous::IsochronousLayer;
 use farbus_session::native::RemoteUsb;
 
 use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
@@ -34,8 +35,8 @@ fn seconds() -> u64 {
 
 /// Drives a device as a kernel's driver does, on this thread.
 struct Driver {
-    device: Isochronous<Linked<RemoteUsb>>,
-    done: Completions,
+    device: IsochronousLayer<LinkedDevice<RemoteUsb>>,
+    done: CompletionQueue,
     next: u64,
 }
 
@@ -43,12 +44,12 @@ impl Driver {
     fn new(share: &Share, name: &str) -> Self {
         wait_exactly();
         let modules = recipe(&[WAY.parse().unwrap()]).unwrap();
-        let client = Client::new(ClientConfig { modules, ..ClientConfig::default() });
+        let client = ImporterClient::new(ClientConfig { modules, ..ClientConfig::default() });
         let linked = client.session(&share.library_target(name), Duration::from_secs(20)).unwrap().unwrap();
-        let done = Completions::new(BufferPool::new(1 << 20));
-        let mut driver = Self { device: Isochronous::new(linked, true), done, next: 0 };
-        driver.control(Setup::get_descriptor(1, 0, 0, 18));
-        driver.control(Setup::set_configuration(1));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
+        let mut driver = Self { device: IsochronousLayer::new(linked, true), done, next: 0 };
+        driver.control(SetupPacket::get_descriptor(1, 0, 0, 18));
+        driver.control(SetupPacket::set_configuration(1));
         driver
     }
 
@@ -63,17 +64,17 @@ impl Driver {
         id
     }
 
-    fn control(&mut self, setup: Setup) {
+    fn control(&mut self, setup: SetupPacket) {
         let id = self.submit(|id| Urb::control(id, setup, Payload::Empty));
         let done = self.wait();
-        assert_eq!((done.id, done.status), (id, Status::Ok));
+        assert_eq!((done.id, done.status), (id, UrbStatus::Ok));
     }
 
     fn set_interface(&mut self, interface: u8, setting: u8) {
-        self.control(Setup::set_interface(interface, setting));
+        self.control(SetupPacket::set_interface(interface, setting));
     }
 
-    fn wait(&mut self) -> Done {
+    fn wait(&mut self) -> UrbCompletion {
         loop {
             if let Some(done) = self.done.pop() {
                 return done;
@@ -100,9 +101,9 @@ impl Driver {
     }
 
     /// Waits for an answer; it has to be for this request, the oldest unanswered one.
-    fn wait_for(&mut self, id: u64) -> Done {
+    fn wait_for(&mut self, id: u64) -> UrbCompletion {
         let done = self.wait();
-        assert_eq!((done.id, done.status), (UrbId(id), Status::Ok), "{:?}", self.device.counts());
+        assert_eq!((done.id, done.status), (UrbId(id), UrbStatus::Ok), "{:?}", self.device.counts());
         done
     }
 
@@ -133,7 +134,7 @@ fn far_sound_card_plays_every_sample_that_is_not_counted_as_dropped() {
     let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");
     card.set_interface(1, 1);
-    let mut tone = Tone::default();
+    let mut tone = ToneGenerator::default();
     let mut play = |card: &mut Driver| {
         let frames = (PACKETS * BYTES) as usize / FRAME_BYTES;
         let sound: Vec<u8> = (0..frames).flat_map(|_| tone.next_frame()).flat_map(i16::to_le_bytes).collect();
@@ -156,7 +157,7 @@ fn far_sound_card_plays_every_sample_that_is_not_counted_as_dropped() {
     // Closing the interface waits for one second at most; a stall may use that up.
     wait_until(PATIENCE, "all that was sent is played", || {
         // The session only runs while it has requests to carry.
-        card.control(Setup::get_descriptor(1, 0, 0, 18));
+        card.control(SetupPacket::get_descriptor(1, 0, 0, 18));
         count("speaker_tone_frames") >= frames
     });
     card.set_interface(1, 0);
@@ -176,18 +177,18 @@ fn every_sample_of_a_far_microphone_arrives_or_is_counted_as_missing() {
     let record = |id: UrbId| packets(Urb::data_in(id, MICROPHONE, PACKETS * BYTES), PACKETS, BYTES);
     let first = card.next + 1;
     (0..DEPTH).for_each(|_| _ = card.submit(record));
-    let (mut listener, mut breaks, mut missed) = (Listener::default(), 0, 0);
+    let (mut listener, mut breaks, mut missed) = (ToneListener::default(), 0, 0);
     for urb in 0..seconds() * 1000 / u64::from(PACKETS) {
         let done = card.wait_for(first + urb);
-        let whole = done.iso.iter().filter(|packet| packet.status == Status::Ok && packet.actual == BYTES).count();
-        let lost = done.iso.iter().filter(|packet| packet.status == Status::IsoMissed && packet.actual == 0).count();
+        let whole = done.iso.iter().filter(|packet| packet.status == UrbStatus::Ok && packet.actual == BYTES).count();
+        let lost = done.iso.iter().filter(|packet| packet.status == UrbStatus::IsoMissed && packet.actual == 0).count();
         assert_eq!(whole + lost, PACKETS as usize, "a packet is whole or missed: {:?}", done.iso);
         assert_eq!(done.actual, whole as u32 * BYTES);
         missed += lost as u64;
         for &[a, b, c, d] in done.payload.into_vec().as_chunks::<FRAME_BYTES>().0 {
             match listener.hear([i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d])]) {
-                Heard::Tone => {}
-                Heard::Break => breaks += 1,
+                FrameSound::Tone => {}
+                FrameSound::Break => breaks += 1,
                 other => panic!("no sample is changed: {other:?}"),
             }
         }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::client::Target;
+use farbus::client::DeviceTarget;
 use farbus::model::StoreDevice;
 use farbus::model::block::MemoryStore;
 use farbus_io_linux::frontend::fuse::DiskMount;
@@ -330,7 +330,7 @@ impl Share {
     }
 
     /// A device of it, as the library takes it.
-    pub fn library_target(&self, device: &str) -> Target {
+    pub fn library_target(&self, device: &str) -> DeviceTarget {
         self.target(device).parse().unwrap()
     }
 }

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::fs;
 
-use farbus_session::redir::usbredir::Message;
+use farbus_session::redir::usbredir::RedirMessage;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -264,8 +264,8 @@ fn permission_and_lease_do_not_follow_another_device_unless_its_owner_says_so() 
 
 /// What a guest is told of the device that it gets.
 fn connected(guest: &mut Guest<std::os::unix::net::UnixStream>) -> String {
-    let told = guest.hear_kind(|message| matches!(message, Message::DeviceConnect(_)));
-    let Message::DeviceConnect(device) = told.message else { unreachable!() };
+    let told = guest.hear_kind(|message| matches!(message, RedirMessage::DeviceConnect(_)));
+    let RedirMessage::DeviceConnect(device) = told.message else { unreachable!() };
     format!("{:04x}:{:04x}", device.vendor, device.product)
 }
 
@@ -315,7 +315,7 @@ fn daemons_follow_another_device_as_their_configurations_say() {
     config(&format!("follow = ['{DFU}']"), "127.0.0.1:0");
     machine.ok(&["daemon", "reload"]);
     machine.becomes("dfu");
-    assert!(guest.hear_kind(|message| matches!(message, Message::DeviceDisconnect)).id == 0);
+    assert!(guest.hear_kind(|message| matches!(message, RedirMessage::DeviceDisconnect)).id == 0);
     assert_eq!(machine.wait_for(DFU, "available")["identity"], id);
     wait_for_state("another device");
     // Both do.
@@ -431,7 +431,7 @@ fn attached_device_of_a_virtual_machine_comes_back_as_another_one() {
         assert_eq!(connected(&mut guest), ZERO, "{target}");
         for (what, ids) in [("dfu", DFU), ("zero", ZERO)] {
             machine.becomes(what);
-            guest.hear_kind(|message| matches!(message, Message::DeviceDisconnect));
+            guest.hear_kind(|message| matches!(message, RedirMessage::DeviceDisconnect));
             attach.wait_for_line("is gone, and is waited for");
             attach.wait_for_line("attached at");
             guest = Guest::connect(&socket);

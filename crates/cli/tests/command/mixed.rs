@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::client::{Client, ClientConfig, Target};
-use farbus::host::Port;
+use farbus::client::{ClientConfig, DeviceTarget, ImporterClient};
+use farbus::host::HostPort;
 use farbus::importer::port::session::SessionPort;
-use farbus::model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId};
+use farbus::model::{EpAddr, IsoPacket, Payload, SetupPacket, Urb, UrbId, UrbStatus};
 use farbus::reservation::ReservationRequest;
 use serde_json::Value;
 
@@ -42,9 +42,9 @@ fn reservation(criticality: &str) -> farbus::reservation::ReservationRequest {
     format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse::<ReservationRequest>().unwrap()
 }
 
-fn client(criticality: &str) -> Client {
+fn client(criticality: &str) -> ImporterClient {
     let ReservationRequest(reservation) = reservation(criticality);
-    Client::new(ClientConfig {
+    ImporterClient::new(ClientConfig {
         grace: Some(Duration::from_secs(20)),
         reservation: Some(reservation),
         ..ClientConfig::default()
@@ -52,12 +52,12 @@ fn client(criticality: &str) -> Client {
 }
 
 /// Reads a stream until `is_over`.
-fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicBool, is_on: impl FnOnce()) {
+fn read(target: &DeviceTarget, criticality: &str, brought: &Brought, is_over: &AtomicBool, is_on: impl FnOnce()) {
     let linked = client(criticality).session(target, Duration::ZERO).unwrap().expect("a session was asked for");
     let status = linked.status();
     let mut port = SessionPort::new(linked);
-    port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
-    assert_eq!(port.wait(None).unwrap().unwrap().status, Status::Ok);
+    port.submit(Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty));
+    assert_eq!(port.wait(None).unwrap().unwrap().status, UrbStatus::Ok);
     is_on();
     let (mut id, mut asked) = (1, VecDeque::new());
     let mut told = String::new();
@@ -81,8 +81,8 @@ fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicB
             }
         }
         let Some(done) = port.wait(Some(port.now() + Duration::from_millis(50))).unwrap() else { continue };
-        assert_eq!((asked.pop_front(), done.status), (Some(done.id.0), Status::Ok));
-        let whole = done.iso.iter().filter(|packet| packet.status == Status::Ok && packet.actual == PACKET_BYTES);
+        assert_eq!((asked.pop_front(), done.status), (Some(done.id.0), UrbStatus::Ok));
+        let whole = done.iso.iter().filter(|packet| packet.status == UrbStatus::Ok && packet.actual == PACKET_BYTES);
         brought.packets.fetch_add(whole.count() as u64, Ordering::AcqRel);
     }
     asked.iter().for_each(|&id| port.cancel(UrbId(id)));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use farbus::client::{Client, ClientConfig};
+use farbus::client::{ClientConfig, ImporterClient};
 use farbus::model::{BlockStore, EpAddr};
 use farbus::modules::recipe;
 use rustix::process::Signal;
@@ -82,9 +82,9 @@ fn share(harness: &Harness, what: &[&str], more: &[&str]) -> Share {
     Share::follow(Running::start(harness.command(&arguments)))
 }
 
-fn client(modules: &[&str]) -> Client {
+fn client(modules: &[&str]) -> ImporterClient {
     let asked: Vec<_> = modules.iter().map(|module| module.parse().unwrap()).collect();
-    Client::new(ClientConfig { modules: recipe(&asked).unwrap(), ..ClientConfig::default() })
+    ImporterClient::new(ClientConfig { modules: recipe(&asked).unwrap(), ..ClientConfig::default() })
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use farbus::client::Client;
-use farbus::frames::{Wanted, open_stream};
+use farbus::client::ImporterClient;
+use farbus::frames::{FrameSelection, open_stream};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -116,7 +116,8 @@ fn a_picture_that_is_looked_at_takes_no_frame_from_the_reader_of_all_even_when_i
     let harness = Harness::new();
     let share = harness.share(&["stream:pattern,size=64x48,rate=0", "--observable"]);
     let page = open_page(&harness);
-    let mut frames = open_stream(&Client::default(), &share.library_target("stream"), Wanted::All).unwrap();
+    let mut frames =
+        open_stream(&ImporterClient::default(), &share.library_target("stream"), FrameSelection::All).unwrap();
     // While the reader of all frames waits, so does the source: nothing comes but what there is room for.
     let begun = act(&page, "picture", &json!({ "target": share.target("stream") }));
     let id = id_of(&begun);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io_net::trust::{Folder, PageKey};
+use farbus_io_net::trust::{HostFolder, PageKey};
 use serde_json::{Value, json};
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
@@ -66,7 +66,7 @@ pub fn open_of(harness: &Harness, run: &str, state: &str) -> Remote {
     let port = line.split("lab3.example:").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let line = process.wait_for_line("certificate SHA-256 ");
     let fingerprint = line.split_whitespace().last().unwrap().to_owned();
-    let key = PageKey::load(&Folder::at(harness.path(state))).unwrap().unwrap();
+    let key = PageKey::load(&HostFolder::at(harness.path(state))).unwrap().unwrap();
     assert_eq!(fingerprint, key.fingerprint());
     Remote { process, local, site: TlsSite { port, fingerprint, certificate: key.certificate } }
 }

@@ -1,7 +1,7 @@
 //! What pages of other sites, names that lead to the page, and hostile devices get of a browser of another machine that
 //! was let in with everything that its owner may do.
 
-use farbus_io_net::trust::{Folder, PageKey};
+use farbus_io_net::trust::{HostFolder, PageKey};
 use serde_json::json;
 
 use super::browser::{Browser, Pages, has_browser};
@@ -40,7 +40,7 @@ fn pages_of_other_origins_read_and_change_nothing_of_a_browser_that_was_let_in()
     let is_shown = "return document.body.textContent.includes('secret-disk')";
     assert_eq!(browser.script(is_shown), true, "its user reads it");
 
-    let key = PageKey::load(&Folder::at(harness.path("state"))).unwrap().unwrap();
+    let key = PageKey::load(&HostFolder::at(harness.path("state"))).unwrap().unwrap();
     let tls = Pages::serve_tls(hostile_page(&url), key.server_config().unwrap());
     let plain = Pages::serve(hostile_page(&url));
     let (tls_port, plain_port) = (tls.address.port(), plain.address.port());

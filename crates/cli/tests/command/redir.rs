@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farbus::model::{BufferPool, EpAddr, Limits, Payload, Setup};
+use farbus::model::{BufferPool, EpAddr, Payload, SessionLimits, SetupPacket};
 use farbus_session::redir::CAPS;
 use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
-use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
+use farbus_session::redir::usbredir::{RedirConn, RedirMessage, RedirPacket, RedirRole, RedirStatus};
 use rustix::process::Signal;
 
 use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
@@ -21,7 +21,7 @@ use super::rights::assert_without_rights;
 /// A usbredir guest over any stream.
 pub struct Guest<S> {
     pub stream: S,
-    pub conn: Conn,
+    pub conn: RedirConn,
 }
 
 impl Guest<UnixStream> {
@@ -35,7 +35,7 @@ impl Guest<UnixStream> {
 
 impl<S: Read + Write> Guest<S> {
     pub fn over(stream: S) -> Self {
-        let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
+        let conn = RedirConn::new(RedirRole::Guest, "test", CAPS, &SessionLimits::DEFAULT);
         let mut guest = Self { stream, conn };
         guest.flush().unwrap();
         guest
@@ -48,18 +48,18 @@ impl<S: Read + Write> Guest<S> {
         Ok(())
     }
 
-    pub fn say(&mut self, id: u64, message: Message) {
+    pub fn say(&mut self, id: u64, message: RedirMessage) {
         self.try_say(id, message).unwrap();
     }
 
     /// Like [`Self::say`], where the connection may have ended.
-    pub fn try_say(&mut self, id: u64, message: Message) -> io::Result<()> {
-        self.conn.send(Packet { id, message }, &mut BufferPool::new(0));
+    pub fn try_say(&mut self, id: u64, message: RedirMessage) -> io::Result<()> {
+        self.conn.send(RedirPacket { id, message }, &mut BufferPool::new(0));
         self.flush()
     }
 
     /// The next packet, or `None` where the connection has ended.
-    pub fn hear(&mut self) -> Option<Packet> {
+    pub fn hear(&mut self) -> Option<RedirPacket> {
         loop {
             if let Some(packet) = self.conn.poll_packet().expect("farbus keeps to the protocol") {
                 return Some(packet);
@@ -74,11 +74,11 @@ impl<S: Read + Write> Guest<S> {
     }
 
     /// Reads on until a packet of this type; drops the packets before it.
-    pub fn hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> Packet {
+    pub fn hear_kind(&mut self, is_meant: impl Fn(&RedirMessage) -> bool) -> RedirPacket {
         self.try_hear_kind(is_meant).expect("the connection goes on")
     }
 
-    fn try_hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> io::Result<Packet> {
+    fn try_hear_kind(&mut self, is_meant: impl Fn(&RedirMessage) -> bool) -> io::Result<RedirPacket> {
         loop {
             let packet = self.hear().ok_or(io::ErrorKind::ConnectionAborted)?;
             if is_meant(&packet.message) {
@@ -94,31 +94,31 @@ impl<S: Read + Write> Guest<S> {
 
     /// Like [`Self::configure`], where the connection may end.
     pub fn try_configure(&mut self) -> io::Result<()> {
-        self.try_hear_kind(|message| matches!(message, Message::Hello { .. }))?;
-        self.try_hear_kind(|message| matches!(message, Message::DeviceConnect(_)))?;
-        self.try_say(1, Message::Reset)?;
-        self.try_say(2, Message::SetConfiguration(1))?;
-        let status = self.try_hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. }))?;
-        let done = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
-        assert_eq!(status, Packet { id: 2, message: done });
+        self.try_hear_kind(|message| matches!(message, RedirMessage::Hello { .. }))?;
+        self.try_hear_kind(|message| matches!(message, RedirMessage::DeviceConnect(_)))?;
+        self.try_say(1, RedirMessage::Reset)?;
+        self.try_say(2, RedirMessage::SetConfiguration(1))?;
+        let status = self.try_hear_kind(|message| matches!(message, RedirMessage::ConfigurationStatus { .. }))?;
+        let done = RedirMessage::ConfigurationStatus { outcome: RedirStatus::Success, configuration: 1 };
+        assert_eq!(status, RedirPacket { id: 2, message: done });
         Ok(())
     }
 
-    pub fn control_in(&mut self, id: u64, setup: Setup) -> Vec<u8> {
-        let (outcome, payload) = (Outcome::Success, Payload::Empty);
-        self.say(id, Message::Control(ControlPacket { number: 0, setup, outcome, payload }));
-        match self.hear_kind(|message| matches!(message, Message::Control(_))).message {
-            Message::Control(ControlPacket { outcome: Outcome::Success, payload, .. }) => payload.into_vec(),
+    pub fn control_in(&mut self, id: u64, setup: SetupPacket) -> Vec<u8> {
+        let (outcome, payload) = (RedirStatus::Success, Payload::Empty);
+        self.say(id, RedirMessage::Control(ControlPacket { number: 0, setup, outcome, payload }));
+        match self.hear_kind(|message| matches!(message, RedirMessage::Control(_))).message {
+            RedirMessage::Control(ControlPacket { outcome: RedirStatus::Success, payload, .. }) => payload.into_vec(),
             other => panic!("{other:?}"),
         }
     }
 
     pub fn bulk(&mut self, id: u64, endpoint: u8, length: u32, payload: Payload) -> DataPacket {
         let endpoint = EpAddr::from_byte(endpoint);
-        let outcome = Outcome::Success;
-        self.say(id, Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));
-        match self.hear_kind(|message| matches!(message, Message::Bulk(_))) {
-            Packet { id: answered, message: Message::Bulk(packet) } if answered == id => packet,
+        let outcome = RedirStatus::Success;
+        self.say(id, RedirMessage::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));
+        match self.hear_kind(|message| matches!(message, RedirMessage::Bulk(_))) {
+            RedirPacket { id: answered, message: RedirMessage::Bulk(packet) } if answered == id => packet,
             other => panic!("{other:?}"),
         }
     }
@@ -136,7 +136,7 @@ fn a_disk_that_a_virtual_machine_has_is_detached_with_force_alone() {
     for part in ["in use: a virtual machine has this disk", "--force"] {
         assert!(refused.stderr.contains(part), "{part}: {refused:?}");
     }
-    assert_eq!(guest.control_in(3, Setup::get_descriptor(1, 0, 0, 18)).len(), 18, "it goes on");
+    assert_eq!(guest.control_in(3, SetupPacket::get_descriptor(1, 0, 0, 18)).len(), 18, "it goes on");
     drop(guest);
     let status = || harness.json(&["status", "--json"]);
     let open = |status: &serde_json::Value| {
@@ -170,14 +170,14 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
     for round in 0..3 {
         let mut guest = Guest::connect(&socket);
         guest.configure();
-        let descriptor = guest.control_in(3, Setup::get_descriptor(1, 0, 0, 18));
+        let descriptor = guest.control_in(3, SetupPacket::get_descriptor(1, 0, 0, 18));
         assert_eq!(descriptor[8..12], [0x25, 0x05, 0xa0, 0xa4]);
         let read = guest.bulk(4, 0x81, 100_000, Payload::Empty);
-        assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 100_000]));
+        assert_eq!((read.outcome, read.payload.into_vec()), (RedirStatus::Success, vec![0; 100_000]));
         let written = guest.bulk(5, 0x01, 70_000, vec![0; 70_000].into());
-        assert_eq!((written.outcome, written.length), (Outcome::Success, 70_000), "round {round}");
+        assert_eq!((written.outcome, written.length), (RedirStatus::Success, 70_000), "round {round}");
         // The guest disconnects during a transfer.
-        guest.say(6, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+        guest.say(6, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     }
     let status = harness.json(&["status", "--json"]);
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").expect("it runs");
@@ -224,8 +224,8 @@ fn held_guest_continues_after_it_moved_or_at_its_source() {
     source.configure();
     // This request waits for ever: the endpoint has data only when a transfer asks for it. It is answered where the
     // guest goes.
-    source.say(7, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
-    source.hear_kind(|message| matches!(message, Message::Interrupt(_)));
+    source.say(7, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+    source.hear_kind(|message| matches!(message, RedirMessage::Interrupt(_)));
     let is_held = Arc::<AtomicBool>::default();
     let for_reader = Arc::clone(&is_held);
     let reader = std::thread::spawn(move || {
@@ -245,24 +245,24 @@ fn held_guest_continues_after_it_moved_or_at_its_source() {
     assert!(twice.code == Some(3) && twice.stderr.contains("held already"), "{twice:?}");
     let mut source = reader.join().unwrap();
     // The guest's last packet before it was stopped.
-    let outcome = Outcome::Success;
+    let outcome = RedirStatus::Success;
     let endpoint = EpAddr::from_byte(0x81);
     let payload = Payload::Empty;
-    source.say(8, Message::Bulk(DataPacket { endpoint, outcome, length: 512, stream: 0, payload }));
+    source.say(8, RedirMessage::Bulk(DataPacket { endpoint, outcome, length: 512, stream: 0, payload }));
     let stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut there = Guest { stream, conn: Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT) };
+    let mut there = Guest { stream, conn: RedirConn::continued(RedirRole::Guest, CAPS, CAPS, &SessionLimits::DEFAULT) };
     drop(source);
-    let answer = there.hear_kind(|message| matches!(message, Message::Bulk(_)));
+    let answer = there.hear_kind(|message| matches!(message, RedirMessage::Bulk(_)));
     assert_eq!(answer.id, 8, "it is answered where it goes");
     assert_eq!(there.bulk(9, 0x81, 1024, Payload::Empty).length, 1024);
     assert_eq!(harness.run(&["resume", "zero"]).code, Some(3), "nobody is held");
-    there.say(0, Message::StopInterruptReceiving(EpAddr::from_byte(0x82)));
-    there.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    there.say(0, RedirMessage::StopInterruptReceiving(EpAddr::from_byte(0x82)));
+    there.hear_kind(|message| matches!(message, RedirMessage::InterruptReceivingStatus { .. }));
     wait_until(PATIENCE, "it is held", || harness.run(&["hold", "zero"]).code == Some(0));
-    there.say(10, Message::GetConfiguration);
+    there.say(10, RedirMessage::GetConfiguration);
     assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
-    assert_eq!(there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. })).id, 10);
+    assert_eq!(there.hear_kind(|message| matches!(message, RedirMessage::ConfigurationStatus { .. })).id, 10);
     assert_eq!(harness.run(&["hold", "nothing"]).code, Some(4));
     // A guest that was to migrate and ended instead: the next guest to connect is a new one.
     assert_eq!(harness.run(&["hold", "zero"]).code, Some(0));
@@ -279,10 +279,10 @@ fn exporter_that_dies_takes_the_device_from_a_held_guest_too() {
     let mut guest = Guest::connect(&socket);
     guest.configure();
     assert_eq!(harness.run(&["hold", "zero"]).code, Some(0));
-    guest.say(3, Message::GetConfiguration);
+    guest.say(3, RedirMessage::GetConfiguration);
     share.process.kill();
-    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
-    guest.say(0, Message::DeviceDisconnectAck);
+    guest.hear_kind(|message| *message == RedirMessage::DeviceDisconnect);
+    guest.say(0, RedirMessage::DeviceDisconnectAck);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
 }
 
@@ -293,12 +293,14 @@ fn guest_receives_the_keys_that_the_exporters_owner_types() {
     let (_attach, socket) = lend(&harness, &share, "keyboard");
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
-    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    guest.say(0, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, RedirMessage::InterruptReceivingStatus { .. }));
     assert_eq!(harness.run(&["type", "keyboard", "hi"]).code, Some(0));
     let mut keys = Vec::new();
     while keys.last() != Some(&0) || keys.len() < 4 {
-        if let Message::Interrupt(data) = guest.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
+        if let RedirMessage::Interrupt(data) =
+            guest.hear_kind(|message| matches!(message, RedirMessage::Interrupt(_))).message
+        {
             keys.push(data.payload.into_vec()[2]);
         }
         keys.dedup();
@@ -314,8 +316,8 @@ fn an_exporter_that_dies_takes_the_device_from_the_guest() {
     let mut guest = Guest::connect(&socket);
     guest.configure();
     share.process.kill();
-    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
-    guest.say(0, Message::DeviceDisconnectAck);
+    guest.hear_kind(|message| *message == RedirMessage::DeviceDisconnect);
+    guest.say(0, RedirMessage::DeviceDisconnectAck);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
     assert_eq!(guest.hear(), None);
 }
@@ -386,7 +388,7 @@ fn daemon_offers_a_device_to_guests_again_when_its_exporter_returns() {
     assert_eq!(harness.run(&["hold", &target]).code, Some(0), "the daemon's guests may move, too");
     assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
     share.process.kill();
-    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
+    guest.hear_kind(|message| *message == RedirMessage::DeviceDisconnect);
     drop(guest);
     let again = harness.command(&["share", "zero", "--listen", &share.address]);
     let _share = Share::follow(Running::start(again));

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use farbus::model::{EpAddr, Payload};
 use farbus_session::redir::usbredir::message::DataPacket;
-use farbus_session::redir::usbredir::{Message, Outcome};
+use farbus_session::redir::usbredir::{RedirMessage, RedirStatus};
 
 use super::cuts::{attach_through, share_through_a_cutter};
 use super::harness::{Harness, PATIENCE, wait_until};
@@ -14,7 +14,7 @@ use super::redir::Guest;
 fn read_on(guest: &mut Guest<UnixStream>, ids: std::ops::Range<u64>) {
     for id in ids {
         let read = guest.bulk(id, 0x81, 60_000, Payload::Empty);
-        assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 60_000]));
+        assert_eq!((read.outcome, read.payload.into_vec()), (RedirStatus::Success, vec![0; 60_000]));
     }
 }
 
@@ -28,19 +28,19 @@ fn a_paired_hosts_device_stays_with_its_guest_while_links_are_cut() {
     let mut guest = Guest::connect(&socket);
     guest.configure();
     // An interrupt stream runs meanwhile.
-    guest.say(2, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+    guest.say(2, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     for round in 0..4 {
         read_on(&mut guest, 100 * round..100 * round + 10);
         let before = cutter.links();
         cutter.cut();
         // A request to a device that has no link now.
-        let (endpoint, outcome) = (EpAddr::from_byte(0x01), Outcome::Success);
+        let (endpoint, outcome) = (EpAddr::from_byte(0x01), RedirStatus::Success);
         let payload: Payload = vec![0; 70_000].into();
         let packet = DataPacket { endpoint, outcome, length: 70_000, stream: 0, payload };
-        guest.say(100 * round + 50, Message::Bulk(packet));
-        let written = guest.hear_kind(|message| matches!(message, Message::Bulk(_)));
-        let Message::Bulk(packet) = written.message else { unreachable!("it was looked for") };
-        assert_eq!((written.id, packet.outcome, packet.length), (100 * round + 50, Outcome::Success, 70_000));
+        guest.say(100 * round + 50, RedirMessage::Bulk(packet));
+        let written = guest.hear_kind(|message| matches!(message, RedirMessage::Bulk(_)));
+        let RedirMessage::Bulk(packet) = written.message else { unreachable!("it was looked for") };
+        assert_eq!((written.id, packet.outcome, packet.length), (100 * round + 50, RedirStatus::Success, 70_000));
         wait_until(PATIENCE, "it has another link", || cutter.links() > before);
     }
     let status = desk.json(&["status", "--json"]);

@@ -6,10 +6,10 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use farbus::model::{BufferPool, EpAddr, Limits, Payload};
+use farbus::model::{BufferPool, EpAddr, Payload, SessionLimits};
 use farbus_session::redir::CAPS;
 use farbus_session::redir::usbredir::message::DataPacket;
-use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
+use farbus_session::redir::usbredir::{RedirConn, RedirMessage, RedirPacket, RedirRole, RedirStatus};
 
 use super::cluster::Cluster;
 use super::harness::{Harness, PATIENCE, wait_until};
@@ -19,18 +19,18 @@ use super::redir::Guest;
 fn arrive(socket: &Path) -> Guest<UnixStream> {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    Guest { stream, conn: Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT) }
+    Guest { stream, conn: RedirConn::continued(RedirRole::Guest, CAPS, CAPS, &SessionLimits::DEFAULT) }
 }
 
-fn read(length: u32) -> Message {
-    let (endpoint, outcome) = (EpAddr::from_byte(0x81), Outcome::Success);
-    Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload: Payload::Empty })
+fn read(length: u32) -> RedirMessage {
+    let (endpoint, outcome) = (EpAddr::from_byte(0x81), RedirStatus::Success);
+    RedirMessage::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload: Payload::Empty })
 }
 
 fn hear_read(guest: &mut Guest<UnixStream>, id: u64, length: u32) {
-    match guest.hear_kind(|message| matches!(message, Message::Bulk(_))) {
-        Packet { id: answered, message: Message::Bulk(packet) } => {
-            assert_eq!((answered, packet.outcome, packet.payload.len()), (id, Outcome::Success, length as usize));
+    match guest.hear_kind(|message| matches!(message, RedirMessage::Bulk(_))) {
+        RedirPacket { id: answered, message: RedirMessage::Bulk(packet) } => {
+            assert_eq!((answered, packet.outcome, packet.payload.len()), (id, RedirStatus::Success, length as usize));
         }
         other => panic!("{other:?}"),
     }
@@ -57,16 +57,16 @@ fn guest_migrates_and_back_with_its_pending_requests() {
         // The source sends until it is stopped, with half a packet at the end.
         let id = 10 * (round as u64 + 1);
         guest.say(id, read(60_000));
-        guest.say(id + 1, Message::GetConfiguration);
-        guest.conn.send(Packet { id: id + 2, message: read(700) }, &mut BufferPool::new(0));
+        guest.say(id + 1, RedirMessage::GetConfiguration);
+        guest.conn.send(RedirPacket { id: id + 2, message: read(700) }, &mut BufferPool::new(0));
         let bytes: Vec<u8> = guest.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
         let (half, rest) = bytes.split_at(11);
         std::io::Write::write_all(&mut guest.stream, half).unwrap();
         drop(guest);
         std::io::Write::write_all(&mut there.stream, rest).unwrap();
-        let status = there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. }));
-        let configured = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
-        assert_eq!(status, Packet { id: id + 1, message: configured });
+        let status = there.hear_kind(|message| matches!(message, RedirMessage::ConfigurationStatus { .. }));
+        let configured = RedirMessage::ConfigurationStatus { outcome: RedirStatus::Success, configuration: 1 };
+        assert_eq!(status, RedirPacket { id: id + 1, message: configured });
         hear_read(&mut there, id, 60_000);
         hear_read(&mut there, id + 2, 700);
         assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
@@ -94,8 +94,8 @@ fn keys_pressed_while_a_guest_migrates_arrive_at_its_destination() {
     let (mut attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
-    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    guest.say(0, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, RedirMessage::InterruptReceivingStatus { .. }));
     let (_successor, socket) = cluster.lend(1, "keyboard", "redir", &["--inherit"]);
     let mut there = arrive(&socket);
     cluster.hosts[0].ok(&["migrate", "keyboard", "--to", "rack"]);
@@ -103,7 +103,9 @@ fn keys_pressed_while_a_guest_migrates_arrive_at_its_destination() {
     drop(guest);
     let mut keys = Vec::new();
     while keys.len() < 4 {
-        if let Message::Interrupt(data) = there.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
+        if let RedirMessage::Interrupt(data) =
+            there.hear_kind(|message| matches!(message, RedirMessage::Interrupt(_))).message
+        {
             keys.push(data.payload.into_vec()[2]);
         }
         keys.dedup();
@@ -237,7 +239,7 @@ fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what
         guest.say(id + 1, read(50_000));
         (0..3 + round).for_each(|_| hear_chunk(&mut guest));
         guest.say(id + 2, read(700));
-        guest.say(id + 3, Message::GetConfiguration);
+        guest.say(id + 3, RedirMessage::GetConfiguration);
         await_unread(&guest.stream);
         let Guest { stream, conn } = guest;
         let still_connected = (round > 0).then_some(stream);
@@ -249,11 +251,11 @@ fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what
         let (mut has_read, mut is_told) = (false, false);
         while !(has_read && is_told) {
             match guest.hear().expect("the connection goes on") {
-                Packet { id: answered, message: Message::Bulk(packet) } => {
-                    assert_eq!((answered, packet.outcome, packet.payload.len()), (id + 2, Outcome::Success, 700));
+                RedirPacket { id: answered, message: RedirMessage::Bulk(packet) } => {
+                    assert_eq!((answered, packet.outcome, packet.payload.len()), (id + 2, RedirStatus::Success, 700));
                     has_read = true;
                 }
-                Packet { id: answered, message: Message::ConfigurationStatus { configuration: 1, .. } } => {
+                RedirPacket { id: answered, message: RedirMessage::ConfigurationStatus { configuration: 1, .. } } => {
                     assert_eq!(answered, id + 3);
                     is_told = true;
                 }
@@ -277,16 +279,16 @@ fn guest_that_has_read_all_is_sent_nothing_twice_and_a_key_pressed_meanwhile_arr
     let (_attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
-    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    guest.say(0, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, RedirMessage::InterruptReceivingStatus { .. }));
     let (_successor, socket) = cluster.lend(1, "keyboard", "redir", &["--inherit"]);
     cluster.hosts[0].ok(&["migrate", "keyboard", "--to", "rack", "--with-machine"]);
     let mut keys = Vec::new();
     let key = |guest: &mut Guest<UnixStream>| match guest
-        .hear_kind(|message| matches!(message, Message::Interrupt(_)))
+        .hear_kind(|message| matches!(message, RedirMessage::Interrupt(_)))
         .message
     {
-        Message::Interrupt(data) => data.payload.into_vec()[2],
+        RedirMessage::Interrupt(data) => data.payload.into_vec()[2],
         other => panic!("{other:?}"),
     };
     cluster.exporter.ok(&["type", "keyboard", "h"]);

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use farbus::client::{Client, ClientConfig};
-use farbus::model::{EpAddr, Status, Urb};
+use farbus::client::{ClientConfig, ImporterClient};
+use farbus::model::{EpAddr, Urb, UrbStatus};
 use farbus::reservation::ReservationRequest;
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ fn reserved(host: &Host<'_>) -> Vec<(String, String)> {
 
 fn as_told(driver: &mut Driver) -> Option<String> {
     driver.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 64));
-    assert_eq!(driver.wait().status, Status::Ok, "what is not reserved goes on");
+    assert_eq!(driver.wait().status, UrbStatus::Ok, "what is not reserved goes on");
     driver.linked.status().reserved().map(|reserved| format!("{:?}", reserved.state))
 }
 
@@ -52,7 +52,7 @@ fn impossible_reservation_is_refused_with_the_reason() {
     let share = harness.share(&["zero"]);
     let ReservationRequest(odd) = "bytes=64,period=3".parse().unwrap();
     let reserving =
-        |reservation| Client::new(ClientConfig { reservation: Some(reservation), ..ClientConfig::default() });
+        |reservation| ImporterClient::new(ClientConfig { reservation: Some(reservation), ..ClientConfig::default() });
     let client = reserving(odd);
     let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it cannot be");
     assert!(refused.to_string().contains("it cannot be reserved: endpoint 0x83: a period of 3"), "{refused}");
@@ -85,7 +85,7 @@ fn reservations_survive_a_daemon_restart() {
     let text = lab3.run(&["status"]).stdout;
     assert!(text.contains("zero3: reserved, low, suspended, bus: 135.503 us of an interval missing"), "{text}");
     low[2].submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 64));
-    assert_eq!(low[2].wait().status, Status::Ok);
+    assert_eq!(low[2].wait().status, UrbStatus::Ok);
     later.push(restart(&lab3, 4));
     let suspended =
         |host: &Host<'_>| reserved(host).iter().any(|(name, state)| name == "zero3" && state == "suspended");

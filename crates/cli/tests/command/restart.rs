@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::client;
-use farbus::model::{EpAddr, Status, Urb};
+use farbus::model::{EpAddr, Urb, UrbStatus};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
@@ -279,7 +279,7 @@ fn restart_keeps_a_usb_device_and_the_replacement_answers_pending_requests() {
             let (mut count, mut links) = (0, 0);
             while !is_done.load(Ordering::Acquire) {
                 let done = zero.read(100_000);
-                assert_eq!((done.status, done.actual), (Status::Ok, 100_000), "transfer {count}");
+                assert_eq!((done.status, done.actual), (UrbStatus::Ok, 100_000), "transfer {count}");
                 let counts = (0..100_000).map(|at| (at % 512 % 63) as u8);
                 assert!(done.payload.contiguous().iter().copied().eq(counts), "transfer {count}");
                 (count, links) = (count + 1, zero.linked.relinks());
@@ -293,7 +293,7 @@ fn restart_keeps_a_usb_device_and_the_replacement_answers_pending_requests() {
             wait_until(PATIENCE, "its devices are there", || lab3.run(&["type", "keyboard", text]).code == Some(0));
             let pressed = keyboard.wait();
             let usage = text.as_bytes()[0] - b'a' + 4;
-            assert_eq!(pressed.status, Status::Ok, "{text}: {pressed:?}\n{}", daemon.log());
+            assert_eq!(pressed.status, UrbStatus::Ok, "{text}: {pressed:?}\n{}", daemon.log());
             assert_eq!(pressed.payload.into_vec()[2], usage, "{text}");
             assert_eq!(keyboard.read(8).payload.into_vec(), [0; 8], "it is let go of");
         }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::model::{EpAddr, Setup};
-use farbus_session::redir::usbredir::Message;
+use farbus::model::{EpAddr, SetupPacket};
+use farbus_session::redir::usbredir::RedirMessage;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -204,19 +204,19 @@ fn restart_keeps_a_guests_device_and_its_pending_request_is_answered() {
     let lab3 = Host { harness: &harness, name: "lab3" };
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
-    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    guest.say(0, RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, RedirMessage::InterruptReceivingStatus { .. }));
     let mut later = Vec::new();
     for text in ["a", "b", "c"] {
         later.append(&mut restart_often(&desk, [&share, &daemon], 1, || true));
         lab3.ok(&["type", "keyboard", text]);
-        let mut reports = || match guest.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
-            Message::Interrupt(packet) => packet.payload.into_vec(),
+        let mut reports = || match guest.hear_kind(|message| matches!(message, RedirMessage::Interrupt(_))).message {
+            RedirMessage::Interrupt(packet) => packet.payload.into_vec(),
             other => panic!("{other:?}"),
         };
         assert_eq!(reports()[2], text.as_bytes()[0] - b'a' + 4, "{}", daemon.log());
         assert_eq!(reports()[2], 0, "it is let go of");
-        let descriptor = guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18));
+        let descriptor = guest.control_in(7, SetupPacket::get_descriptor(1, 0, 0, 18));
         assert_eq!((descriptor.len(), descriptor[1]), (18, 1));
     }
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
@@ -266,7 +266,7 @@ fn restart_that_cannot_keep_every_attachment_changes_none() {
         let copied = finish(harness.command_of(Path::new("nbdcopy"), &[&uri, copy.to_str().unwrap()]), PATIENCE);
         assert_eq!(copied.code, Some(0), "{copied:?}\n{}", daemon.log());
         assert!(fs::read(to).unwrap() == vec![7; 1 << 20]);
-        assert_eq!(guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18)).len(), 18);
+        assert_eq!(guest.control_in(7, SetupPacket::get_descriptor(1, 0, 0, 18)).len(), 18);
     };
     check(1);
     // The configuration that the next process reads changes one of the attachments.

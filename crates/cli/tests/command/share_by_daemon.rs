@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use farbus::client::{self, Client};
-use farbus::frames::{Frames, Wanted, open_stream};
+use farbus::client::{self, ImporterClient};
+use farbus::frames::{FrameSelection, RemoteStreamReader, open_stream};
 use farbus_io_linux::store::FileStore;
 use farbus_io_net::sys::passing::send_on_stream;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
@@ -288,11 +288,11 @@ fn write(path: &Path, bytes: &[u8]) {
     File::options().write(true).open(path).unwrap().write_all(bytes).unwrap();
 }
 
-fn frames_of(daemon: &Share, name: &str) -> Frames {
-    open_stream(&Client::default(), &daemon.library_target(name), Wanted::All).unwrap()
+fn frames_of(daemon: &Share, name: &str) -> RemoteStreamReader {
+    open_stream(&ImporterClient::default(), &daemon.library_target(name), FrameSelection::All).unwrap()
 }
 
-fn next(frames: &mut Frames) -> Vec<u8> {
+fn next(frames: &mut RemoteStreamReader) -> Vec<u8> {
     frames.next_frame().unwrap().unwrap().data.contiguous().to_vec()
 }
 

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::client::DevicePort;
-use farbus::client::{Client, ClientConfig};
+use farbus::client::{ClientConfig, ImporterClient};
 use farbus::host::RemoteDisk;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -75,7 +75,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
 
     // Plain USB/IP, as other programs speak it.
     let config = ClientConfig { grace: Some(Duration::ZERO), ..ClientConfig::default() };
-    let client = Client::new(config);
+    let client = ImporterClient::new(config);
     let mut plain = client.open_disk(&share.library_target("disk")).unwrap();
     plain.write(512, vec![7; 512].into()).unwrap();
     drop(plain);
@@ -85,7 +85,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     };
     wait_until(PATIENCE, "the claim", is_free);
     // A session, unless the client chooses otherwise.
-    let mut disk = Client::default().open_disk(&share.library_target("disk")).unwrap();
+    let mut disk = ImporterClient::default().open_disk(&share.library_target("disk")).unwrap();
     assert_eq!(read(&mut disk, 512, 512), [7; 512]);
     drop(disk);
 
@@ -168,7 +168,7 @@ fn session_at_a_socket_survives_cut_links() {
     let between = harness.path("between.sock");
     let cutter = Cutter::before(&path, &between);
     let target = format!("unix:{}/disk", between.display()).parse().unwrap();
-    let mut disk = Client::default().open_disk(&target).unwrap();
+    let mut disk = ImporterClient::default().open_disk(&target).unwrap();
     for round in 0..8 {
         disk.write(round * 4096, vec![round as u8; 4096].into()).unwrap();
         assert!(cutter.cut() >= 2, "it was in use");

@@ -6,9 +6,9 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::client::Client;
-use farbus::frames::{Format, Wanted, open_stream};
-use farbus_gadgets::picture::Picture;
+use farbus::client::ImporterClient;
+use farbus::frames::{FrameSelection, StreamFormat, open_stream};
+use farbus_gadgets::picture::GradientPicture;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::cuts::Cutter;
@@ -29,7 +29,7 @@ fn test_picture_arrives_frame_by_frame_unchanged() {
     assert!(output.status.success(), "{said}");
     assert!(said.contains("rgb24 64x48") && said.contains("100 frames") && said.contains("0 were missed"), "{said}");
     assert_eq!(output.stdout.len(), 100 * SMALL_BYTES);
-    let picture = Picture::new(64, 48, 3);
+    let picture = GradientPicture::new(64, 48, 3);
     for (number, frame) in output.stdout.chunks(SMALL_BYTES).enumerate() {
         assert!(frame == picture.numbered(number as u64), "frame {number}");
     }
@@ -48,9 +48,9 @@ fn test_picture_arrives_frame_by_frame_unchanged() {
 fn stream_has_one_reader_of_all_frames_or_many_of_the_latest() {
     let harness = Harness::new();
     let share = harness.share(&["stream:pattern,size=64x48,rate=200"]);
-    let (client, target) = (Client::default(), share.library_target("stream"));
-    let mut first = open_stream(&client, &target, Wanted::Latest).unwrap();
-    let mut second = open_stream(&client, &target, Wanted::Latest).unwrap();
+    let (client, target) = (ImporterClient::default(), share.library_target("stream"));
+    let mut first = open_stream(&client, &target, FrameSelection::Latest).unwrap();
+    let mut second = open_stream(&client, &target, FrameSelection::Latest).unwrap();
     let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("one user at a time"), "{refused:?}");
     // One reader pauses: the source does not wait, and the other reader sees every frame.
@@ -66,7 +66,7 @@ fn stream_has_one_reader_of_all_frames_or_many_of_the_latest() {
     }
     assert!(last - before > 150, "{last} came soon after {before}: what is old was not sent");
     drop((first, second));
-    let all = || open_stream(&client, &target, Wanted::All);
+    let all = || open_stream(&client, &target, FrameSelection::All);
     wait_until(PATIENCE, "nobody else reads", || all().is_ok());
     wait_until(PATIENCE, "nor who looked whether", || all().is_ok());
 }
@@ -79,11 +79,11 @@ fn an_observer_of_a_stream_is_beside_every_reader_if_its_owner_permits_it() {
     let refused = harness.run(&["stream", "read", &hidden.target("stream"), "--observe"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("--observable"), "{refused:?}");
     let share = harness.share(&[SMALL, "--observable"]);
-    let (client, target) = (Client::default(), share.library_target("stream"));
-    let mut observer = open_stream(&client, &target, Wanted::Observed).unwrap();
+    let (client, target) = (ImporterClient::default(), share.library_target("stream"));
+    let mut observer = open_stream(&client, &target, FrameSelection::Observed).unwrap();
     let mut first = observer.next_frame().unwrap().unwrap().sequence;
-    let mut reader = open_stream(&client, &target, Wanted::All).unwrap();
-    let mut late = open_stream(&client, &target, Wanted::Observed).unwrap();
+    let mut reader = open_stream(&client, &target, FrameSelection::All).unwrap();
+    let mut late = open_stream(&client, &target, FrameSelection::Observed).unwrap();
     let mut last = reader.next_frame().unwrap().unwrap().sequence;
     for _ in 0..1000 {
         let sequence = reader.next_frame().unwrap().unwrap().sequence;
@@ -142,8 +142,12 @@ fn source_waits_for_a_reader_of_all_frames_and_a_fifo_loses_none() {
         let mut fifo = OpenOptions::new().write(true).open(fifo).unwrap();
         (0..FRAMES).for_each(|number| fifo.write_all(&number.to_le_bytes().repeat(BYTES / 4)).unwrap());
     });
-    let mut frames = open_stream(&Client::default(), &share.library_target("stream"), Wanted::All).unwrap();
-    assert_eq!((frames.description().format, frames.description().frame_bytes_max), (Format::Bytes, BYTES as u32));
+    let mut frames =
+        open_stream(&ImporterClient::default(), &share.library_target("stream"), FrameSelection::All).unwrap();
+    assert_eq!(
+        (frames.description().format, frames.description().frame_bytes_max),
+        (StreamFormat::Bytes, BYTES as u32)
+    );
     for number in 0..FRAMES {
         if number % 500 == 0 {
             // waits: the reader is slow, so that its grants run out; on a slow machine it is slower
@@ -179,7 +183,8 @@ fn a_daemon_reads_frames_that_it_may_not_open_itself() {
     let what = format!("{{what='stream:{},frame=4', name='cam'}}, {{what='stream:pattern'}}", fifo.display());
     fs::write(&file, format!("plain.listen = ['127.0.0.1:0']\nshare = [{what}]")).unwrap();
     let daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", file.to_str().unwrap()])));
-    let mut frames = open_stream(&Client::default(), &daemon.library_target("cam"), Wanted::All).unwrap();
+    let mut frames =
+        open_stream(&ImporterClient::default(), &daemon.library_target("cam"), FrameSelection::All).unwrap();
     OpenOptions::new().write(true).open(fifo).unwrap().write_all(b"abcdefgh").unwrap();
     for expected in [b"abcd", b"efgh"] {
         assert_eq!(frames.next_frame().unwrap().unwrap().data.contiguous().as_ref(), expected);
@@ -218,7 +223,7 @@ fn a_stream_outlives_cut_links() {
     let mut command = desk.command(&["stream", "read", "lab3/stream", "--count", &FRAMES.to_string()]);
     let mut reader = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut out = reader.stdout.take().unwrap();
-    let picture = Picture::new(320, 240, 3);
+    let picture = GradientPicture::new(320, 240, 3);
     let mut frame = vec![0; 320 * 240 * 3];
     for number in 0..FRAMES {
         out.read_exact(&mut frame).unwrap();
@@ -241,6 +246,7 @@ fn a_reader_that_is_killed_leaves_the_stream_to_others() {
     reader.kill();
     let state = || harness.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
     wait_until(PATIENCE, "it is offered again", || state() == "available");
-    let mut frames = open_stream(&Client::default(), &share.library_target("stream"), Wanted::All).unwrap();
+    let mut frames =
+        open_stream(&ImporterClient::default(), &share.library_target("stream"), FrameSelection::All).unwrap();
     assert!(frames.next_frame().unwrap().is_some());
 }

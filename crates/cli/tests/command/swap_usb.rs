@@ -4,9 +4,9 @@
 
 use std::os::unix::net::UnixStream;
 
-use farbus::model::{EpAddr, Payload, Setup};
+use farbus::model::{EpAddr, Payload, SetupPacket};
 use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
-use farbus_session::redir::usbredir::{Message, Outcome};
+use farbus_session::redir::usbredir::{RedirMessage, RedirStatus};
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, Share, finish, has, has_fuse, has_program, wait_until};
@@ -32,37 +32,40 @@ fn lend(harness: &Harness, target: &str, more: &[&str]) -> (Running, Guest<UnixS
 }
 
 fn set_coding(guest: &mut Guest<UnixStream>, id: u64) {
-    let setup = Setup { request_type: 0x21, request: 0x20, value: 0, index: 0, length: 7 };
-    let (outcome, payload) = (Outcome::Success, CODING.to_vec().into());
-    guest.say(id, Message::Control(ControlPacket { number: 0, setup, outcome, payload }));
-    let answer = guest.hear_kind(|message| matches!(message, Message::Control(_)));
-    assert!(matches!(answer.message, Message::Control(ControlPacket { outcome: Outcome::Success, .. })), "{answer:?}");
+    let setup = SetupPacket { request_type: 0x21, request: 0x20, value: 0, index: 0, length: 7 };
+    let (outcome, payload) = (RedirStatus::Success, CODING.to_vec().into());
+    guest.say(id, RedirMessage::Control(ControlPacket { number: 0, setup, outcome, payload }));
+    let answer = guest.hear_kind(|message| matches!(message, RedirMessage::Control(_)));
+    assert!(
+        matches!(answer.message, RedirMessage::Control(ControlPacket { outcome: RedirStatus::Success, .. })),
+        "{answer:?}"
+    );
 }
 
 fn coding(guest: &mut Guest<UnixStream>, id: u64) -> Vec<u8> {
-    guest.control_in(id, Setup { request_type: 0xa1, request: 0x21, value: 0, index: 0, length: 7 })
+    guest.control_in(id, SetupPacket { request_type: 0xa1, request: 0x21, value: 0, index: 0, length: 7 })
 }
 
 fn product(guest: &mut Guest<UnixStream>, id: u64) -> Vec<u8> {
-    guest.control_in(id, Setup::get_descriptor(3, 3, 0x0409, 255))
+    guest.control_in(id, SetupPacket::get_descriptor(3, 3, 0x0409, 255))
 }
 
 /// Asks for data that is not there yet.
 fn ask(guest: &mut Guest<UnixStream>, id: u64) {
-    let (endpoint, outcome, payload) = (EpAddr::from_byte(IN), Outcome::Success, Payload::Empty);
-    guest.say(id, Message::Bulk(DataPacket { endpoint, outcome, length: 64, stream: 0, payload }));
+    let (endpoint, outcome, payload) = (EpAddr::from_byte(IN), RedirStatus::Success, Payload::Empty);
+    guest.say(id, RedirMessage::Bulk(DataPacket { endpoint, outcome, length: 64, stream: 0, payload }));
 }
 
 /// Sends a line, and expects it as the answer to the request that waits.
 fn send_and_hear(guest: &mut Guest<UnixStream>, id: u64, asked: u64, text: &[u8]) {
     let endpoint = EpAddr::from_byte(OUT);
-    let (outcome, length, payload) = (Outcome::Success, text.len() as u32, text.to_vec().into());
-    guest.say(id, Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));
+    let (outcome, length, payload) = (RedirStatus::Success, text.len() as u32, text.to_vec().into());
+    guest.say(id, RedirMessage::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));
     let mut heard = Vec::new();
     while heard.len() < 2 {
-        let packet = guest.hear_kind(|message| matches!(message, Message::Bulk(_)));
-        let Message::Bulk(data) = packet.message else { unreachable!("it was looked for") };
-        assert_eq!(data.outcome, Outcome::Success);
+        let packet = guest.hear_kind(|message| matches!(message, RedirMessage::Bulk(_)));
+        let RedirMessage::Bulk(data) = packet.message else { unreachable!("it was looked for") };
+        assert_eq!(data.outcome, RedirStatus::Success);
         heard.push((packet.id, data.payload.into_vec()));
     }
     heard.sort();
@@ -311,8 +314,8 @@ fn twin_that_ends_takes_the_device_from_the_guest() {
     harness.json(&["swap", &first, "--to", &share.target("second"), "--json"]);
     assert_eq!(coding(&mut guest, 3).len(), 7);
     share.process.kill();
-    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
-    guest.say(0, Message::DeviceDisconnectAck);
+    guest.hear_kind(|message| *message == RedirMessage::DeviceDisconnect);
+    guest.say(0, RedirMessage::DeviceDisconnectAck);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use farbus::model::Payload;
-use farbus_session::redir::usbredir::Outcome;
+use farbus_session::redir::usbredir::RedirStatus;
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
@@ -196,7 +196,7 @@ fn restarted(host: &Host<'_>, sessions: usize) -> Later {
 /// A guest reads what a source gadget sends.
 fn read_gadget(guest: &mut Guest<UnixStream>, id: u64) {
     let read = guest.bulk(id, 0x81, 4096, Payload::Empty);
-    assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 4096]));
+    assert_eq!((read.outcome, read.payload.into_vec()), (RedirStatus::Success, vec![0; 4096]));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::model::Payload;
-use farbus_session::redir::usbredir::Outcome as Said;
+use farbus_session::redir::usbredir::RedirStatus as Said;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

@@ -9,10 +9,10 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use farbus::trust::Trust;
+use farbus::trust::TrustStore;
 use farbus_io_net::link::Link;
-use farbus_io_net::trust::{Accepts, Folder, Protocol, QuicPool, Traffic};
-use farbus_session::native::hello::{Hello, LanePosition, Options, SessionId, Welcome};
+use farbus_io_net::trust::{AcceptedKeys, HostFolder, LinkProtocol, LinkTraffic, QuicPool};
+use farbus_session::native::hello::{ExporterWelcome, HelloOptions, ImporterHello, LanePosition, SessionId};
 
 use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::hostile::Witness;
@@ -66,7 +66,7 @@ fn flood_link(link: &Link, says: &mut Says) {
 }
 
 /// Begins a session on a link, or adds a lane to one.
-fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> Welcome {
+fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> ExporterWelcome {
     let exchange = |said: &[u8], heard: &mut [u8]| {
         exchange(said, heard);
         Ok::<_, Infallible>(())
@@ -78,13 +78,13 @@ fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> 
 fn begin_if_let<E>(
     mut exchange: impl FnMut(&[u8], &mut [u8]) -> Result<(), E>,
     position: LanePosition,
-) -> Result<Welcome, E> {
-    let options = Options { grace_ms: Some(120_000), lanes: Some(8), ..Options::default() };
+) -> Result<ExporterWelcome, E> {
+    let options = HelloOptions { grace_ms: Some(120_000), lanes: Some(8), ..HelloOptions::default() };
     let mut welcome = vec![0; 40];
-    let hello = Hello::new(position, options).encode();
+    let hello = ImporterHello::new(position, options).encode();
     exchange(&hello, &mut welcome)?;
     loop {
-        if let Some((welcome, _)) = Welcome::decode(&welcome).unwrap() {
+        if let Some((welcome, _)) = ExporterWelcome::decode(&welcome).unwrap() {
             return Ok(welcome);
         }
         let mut more = [0];
@@ -97,13 +97,13 @@ fn new_session(incarnation: u64) -> LanePosition {
     LanePosition { session: SessionId::NONE, link: 1, incarnation, ..LanePosition::default() }
 }
 
-fn over_tcp(address: &str, position: LanePosition) -> (TcpStream, Welcome) {
+fn over_tcp(address: &str, position: LanePosition) -> (TcpStream, ExporterWelcome) {
     let stream = TcpStream::connect(address).unwrap();
     let welcome = begin_over_tcp(&stream, position).unwrap();
     (stream, welcome)
 }
 
-fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<Welcome> {
+fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<ExporterWelcome> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let exchange = |said: &[u8], heard: &mut [u8]| {
         stream.write_all(said)?;
@@ -112,7 +112,7 @@ fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<
     begin_if_let(exchange, position)
 }
 
-fn over_link(link: &Link, position: LanePosition) -> Welcome {
+fn over_link(link: &Link, position: LanePosition) -> ExporterWelcome {
     link.set_receive_timeout(Some(PATIENCE)).unwrap();
     begin(
         |said, heard| {
@@ -172,7 +172,8 @@ fn peer_with_eight_lanes_that_never_reads_has_bounded_memory() {
             let further: Vec<_> = (1..8).map(|lane| over_tcp(&share.address, further(lane))).collect();
             assert!(further.iter().all(|(_, welcome)| welcome.position.session == session));
             flood_stream(&first, says);
-            let pings = |turn: u32| frame(farbus_session::native::Kind::Ping, 0, 0, &u64::from(turn).to_le_bytes());
+            let pings =
+                |turn: u32| frame(farbus_session::native::FrameKind::Ping, 0, 0, &u64::from(turn).to_le_bytes());
             flood_stream(&further[0].0, pings);
             assert_below(&share.process, base, STRANGER_KIB, &format!("{kind:?} {name}, eight lanes"));
         }
@@ -192,8 +193,8 @@ fn paired_host_without_permission_that_never_reads_has_bounded_memory() {
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     let (share, address) = secure_share(&lab3);
-    let trust = Trust::at(Folder::at(harness.path("desk"))).unwrap();
-    let terms = trust.terms(Accepts::Anybody, &[Protocol::Session]);
+    let trust = TrustStore::at(HostFolder::at(harness.path("desk"))).unwrap();
+    let terms = trust.terms(AcceptedKeys::Anybody, &[LinkProtocol::Session]);
     let base = share.peak_kib();
     for is_quic in [false, true] {
         let mut kept = Vec::new();
@@ -202,7 +203,7 @@ fn paired_host_without_permission_that_never_reads_has_bounded_memory() {
                 let secured = match is_quic {
                     true => QuicPool::default().connect(
                         &terms,
-                        Traffic::Prompt,
+                        LinkTraffic::Prompt,
                         UdpSocket::bind("127.0.0.1:0").unwrap(),
                         address,
                     ),
@@ -232,8 +233,8 @@ fn disk_user_that_never_reads_is_bounded_by_its_credit() {
             let (stream, _) = over_tcp(&share.address, new_session(7));
             let mut says = |turn: u32| match turn {
                 0 => {
-                    let opened = open("disk", farbus_session::native::control::Class::BLOCK);
-                    frame(farbus_session::native::Kind::Open, super::kinds::DISK, 0, &opened.encode())
+                    let opened = open("disk", farbus_session::native::control::AttachmentClass::BLOCK);
+                    frame(farbus_session::native::FrameKind::Open, super::kinds::DISK, 0, &opened.encode())
                 }
                 turn => says(turn - 1),
             };
@@ -248,7 +249,7 @@ fn disk_user_that_never_reads_is_bounded_by_its_credit() {
 
 /// Every message that a USB/IP client may send.
 fn of_usbip_client() -> Vec<(&'static str, Says)> {
-    use farbus_session::Request;
+    use farbus_session::UsbipRequest;
     let submit = |direction: u32, endpoint: u32, length: u32| {
         move |turn: u32| {
             let words = [1, turn + 2, 0x0001_0002, direction, endpoint, 0, length, 0, 0xffff_ffff, 0, 0, 0];
@@ -266,10 +267,10 @@ fn of_usbip_client() -> Vec<(&'static str, Says)> {
     };
     let mut all: Vec<(&'static str, Says)> = Vec::new();
     // A new kind of request does not compile until it has a case here.
-    let listed = |request: &Request| match request {
-        Request::DeviceList | Request::Import(_) | Request::Submit(_) | Request::Unlink(_) => (),
+    let listed = |request: &UsbipRequest| match request {
+        UsbipRequest::DeviceList | UsbipRequest::Import(_) | UsbipRequest::Submit(_) | UsbipRequest::Unlink(_) => (),
     };
-    listed(&Request::DeviceList);
+    listed(&UsbipRequest::DeviceList);
     all.push(("lists", Box::new(|_| vec![0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0])));
     all.push(("reads", Box::new(submit(1, 1, 1 << 20))));
     all.push(("small reads", Box::new(submit(1, 1, 8))));
@@ -359,17 +360,17 @@ fn peer_may_use_150_devices_and_is_told_which_limit_it_reached() {
             wait_until(PATIENCE, "it is said why", || share.process.log().contains("the connection was turned away"));
             break;
         };
-        if welcome.outcome == farbus_session::native::hello::Outcome::Refused {
+        if welcome.outcome == farbus_session::native::hello::WelcomeOutcome::Refused {
             break;
         }
         let bus_id = format!("{}-{}", 1 + n / 126, 1 + n % 126);
-        let opened = open(&bus_id, farbus_session::native::control::Class::USB);
-        stream.write_all(&frame(farbus_session::native::Kind::Open, 1, 0, &opened.encode())).unwrap();
+        let opened = open(&bus_id, farbus_session::native::control::AttachmentClass::USB);
+        stream.write_all(&frame(farbus_session::native::FrameKind::Open, 1, 0, &opened.encode())).unwrap();
         let mut answer = next_frame(&mut stream);
-        if answer.0 == farbus_session::native::Kind::Identity.code() {
+        if answer.0 == farbus_session::native::FrameKind::Identity.code() {
             answer = next_frame(&mut stream);
         }
-        if answer.0 != farbus_session::native::Kind::Opened.code() {
+        if answer.0 != farbus_session::native::FrameKind::Opened.code() {
             reason = Some(String::from_utf8_lossy(&answer.1).into_owned());
             break;
         }

@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::model::limits::{NBD_CLIENTS_BYTES_MAX, NBD_CONNECTIONS_MAX};
-use farbus::model::{BufferPool, EpAddr, Limits, Payload, Setup};
+use farbus::model::{BufferPool, EpAddr, Payload, SessionLimits, SetupPacket};
 use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
-use farbus_session::redir::usbredir::{Message, Outcome, Packet};
+use farbus_session::redir::usbredir::{RedirMessage, RedirPacket, RedirStatus};
 
 use super::harness::{Harness, PATIENCE, Running};
 use super::redir::Guest;
@@ -134,29 +134,30 @@ fn an_nbd_client_is_served_beside_those_that_read_nothing() {
 }
 
 /// Makes a guest's request, from the number of its turn.
-type MakeRequest = Box<dyn Fn(u64) -> Message>;
+type MakeRequest = Box<dyn Fn(u64) -> RedirMessage>;
 
 /// Every request that a guest may repeat, and whether it is finally cut off. Otherwise its further requests wait in its
 /// socket.
 fn of_guest() -> Vec<(&'static str, bool, MakeRequest)> {
     let bulk = |endpoint: u8, length: u32, payload: Payload| {
-        let (endpoint, outcome) = (EpAddr::from_byte(endpoint), Outcome::Success);
-        Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload })
+        let (endpoint, outcome) = (EpAddr::from_byte(endpoint), RedirStatus::Success);
+        RedirMessage::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload })
     };
     let control = || {
-        let (setup, outcome, payload) = (Setup::get_descriptor(1, 0, 0, 18), Outcome::Success, Payload::Empty);
-        Message::Control(ControlPacket { number: 0, setup, outcome, payload })
+        let (setup, outcome, payload) =
+            (SetupPacket::get_descriptor(1, 0, 0, 18), RedirStatus::Success, Payload::Empty);
+        RedirMessage::Control(ControlPacket { number: 0, setup, outcome, payload })
     };
     vec![
         ("reads of 1 MiB", false, Box::new(move |_| bulk(0x81, 1 << 20, Payload::Empty))),
         ("reads of 8 bytes", false, Box::new(move |_| bulk(0x81, 8, Payload::Empty))),
         ("writes of 60 KiB", false, Box::new(move |_| bulk(0x01, 60 << 10, vec![0; 60 << 10].into()))),
         ("control requests", false, Box::new(move |_| control())),
-        ("resets", false, Box::new(|_| Message::Reset)),
-        ("configurations", false, Box::new(|_| Message::SetConfiguration(1))),
-        ("alternate settings", true, Box::new(|_| Message::GetAltSetting { interface: 0 })),
-        ("interrupt receiving", true, Box::new(|_| Message::StartInterruptReceiving(EpAddr::from_byte(0x82)))),
-        ("withdrawals of what was not asked", false, Box::new(|_| Message::CancelDataPacket)),
+        ("resets", false, Box::new(|_| RedirMessage::Reset)),
+        ("configurations", false, Box::new(|_| RedirMessage::SetConfiguration(1))),
+        ("alternate settings", true, Box::new(|_| RedirMessage::GetAltSetting { interface: 0 })),
+        ("interrupt receiving", true, Box::new(|_| RedirMessage::StartInterruptReceiving(EpAddr::from_byte(0x82)))),
+        ("withdrawals of what was not asked", false, Box::new(|_| RedirMessage::CancelDataPacket)),
     ]
 }
 
@@ -171,13 +172,13 @@ fn usbredir_guest_that_reads_nothing_is_bounded_and_cut_off_and_the_next_is_serv
     attach.wait_for_line("attached at ");
     Guest::connect(&socket).configure();
     let base = attach.peak_kib();
-    let limit_kib = (Limits::RELAYED.bytes_max() >> 10) as u64;
+    let limit_kib = (SessionLimits::RELAYED.bytes_max() >> 10) as u64;
     for (name, is_cut_off, message) in of_guest() {
         let mut guest = Guest::connect(&socket);
         guest.configure();
         let full_after = if is_cut_off { PATIENCE } else { FULL_AFTER };
         let was_cut_off = flood(&guest.stream, full_after, |turn| {
-            guest.conn.send(Packet { id: turn + 10, message: message(turn) }, &mut BufferPool::new(0));
+            guest.conn.send(RedirPacket { id: turn + 10, message: message(turn) }, &mut BufferPool::new(0));
             let bytes: Vec<u8> = guest.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
             guest.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
             bytes
@@ -189,7 +190,7 @@ fn usbredir_guest_that_reads_nothing_is_bounded_and_cut_off_and_the_next_is_serv
         drop(guest);
         let mut next = Guest::connect(&socket);
         next.configure();
-        assert_eq!(next.bulk(4, 0x81, 512, Payload::Empty).outcome, Outcome::Success, "{name}");
+        assert_eq!(next.bulk(4, 0x81, 512, Payload::Empty).outcome, RedirStatus::Success, "{name}");
     }
     attach.assert_logged("hung up on");
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::client;
-use farbus::model::{EpAddr, Setup};
+use farbus::model::{EpAddr, SetupPacket};
 use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, wait_until};
@@ -206,7 +206,7 @@ fn console_of_the_other_release_is_refused_in_a_sentence_and_its_observer_gets_w
         }
         serial.data_out(EpAddr::from_byte(1), b"login: ".to_vec()).unwrap();
         assert_eq!(serial.data_in(EpAddr::from_byte(0x81), 512).unwrap().into_vec(), b"login: ", "{direction:?}");
-        let line_state = Setup::from_bytes([0x21, 0x22, 3, 0, 0, 0, 0, 0]);
+        let line_state = SetupPacket::from_bytes([0x21, 0x22, 3, 0, 0, 0, 0, 0]);
         serial.control_out(line_state, Vec::new()).unwrap();
         serial.data_in(EpAddr::from_byte(0x82), 16).unwrap();
         let line: Value = serde_json::from_str(&observer.wait_for_line("data")).unwrap();

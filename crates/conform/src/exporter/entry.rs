@@ -1,10 +1,10 @@
 //! A check as a row of a table.
 
-use super::subject::Subject;
-use crate::check::Seen;
+use super::subject::ExporterSubject;
+use crate::check::CheckOutcome;
 pub(super) use crate::check::{must, not_applicable, should};
 
 /// What tries a check.
-pub(super) type Run = fn(&mut Subject<'_>) -> Seen;
+pub(super) type ExporterCheckFn = fn(&mut ExporterSubject<'_>) -> CheckOutcome;
 /// A check of an exporter.
-pub(super) type Entry = crate::check::Entry<Run>;
+pub(super) type ExporterCheck = crate::check::CheckEntry<ExporterCheckFn>;

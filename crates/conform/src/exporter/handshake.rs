@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use farbus_wire::usbip::OpStatus;
 use farbus_wire::usbip::message::{self, BUS_ID_BYTES, OpHeader, op};
 
-use super::entry::{Entry, must, should};
-use super::subject::{Subject, device_descriptor};
-use crate::check::{Seen, Stop};
-use crate::conversation::{Trouble, import_request};
+use super::entry::{ExporterCheck, must, should};
+use super::subject::{ExporterSubject, device_descriptor};
+use crate::check::{CheckOutcome, CheckStop};
+use crate::conversation::{ExchangeError, import_request};
 
 const SPEC: &str = "kernel usbip_protocol.rst, OP_REQ_DEVLIST";
 const IMPORT: &str = "kernel usbip_protocol.rst, OP_REQ_IMPORT";
@@ -20,7 +20,7 @@ const OLD_VERSION: u16 = 0x0100;
 /// An operation that the protocol does not have.
 const UNKNOWN_CODE: u16 = 0x80ff;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[ExporterCheck] = &[
     must(
         "list-framing",
         "A list has version, code, status 0, and as many whole records as it announces.",
@@ -91,12 +91,12 @@ pub(super) const CHECKS: &[Entry] = &[
     ),
 ];
 
-fn list_framing(subject: &mut Subject<'_>) -> Seen {
+fn list_framing(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let records = subject.dial()?.list()?;
     Ok(format!("{} devices", records.len()))
 }
 
-fn list_ends(subject: &mut Subject<'_>) -> Seen {
+fn list_ends(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let quiet = subject.quiet;
     let mut talk = subject.dial()?;
     talk.list()?;
@@ -104,43 +104,43 @@ fn list_ends(subject: &mut Subject<'_>) -> Seen {
     Ok("nothing more".to_owned())
 }
 
-fn list_bus_ids(subject: &mut Subject<'_>) -> Seen {
+fn list_bus_ids(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let records = subject.dial()?.list()?;
     let ids: BTreeSet<&str> = records.iter().map(|record| record.bus_id.as_str()).collect();
     if ids.contains("") {
-        return Err(Stop::fail("a bus id is empty"));
+        return Err(CheckStop::fail("a bus id is empty"));
     }
     if ids.len() != records.len() {
-        return Err(Stop::fail("two devices have the same bus id"));
+        return Err(CheckStop::fail("two devices have the same bus id"));
     }
     Ok(ids.into_iter().collect::<Vec<_>>().join(", "))
 }
 
-fn list_interfaces(subject: &mut Subject<'_>) -> Seen {
+fn list_interfaces(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (talk, facts) = subject.device()?;
     let described: Vec<[u8; 3]> = facts.settings().map(|setting| setting.class).collect();
     drop(talk);
     // An exporter may hide a device that is in use.
     let listed = subject.listed()?.interfaces;
     if listed != described {
-        return Err(Stop::fail(format!("the list shows {listed:02x?}, the descriptor {described:02x?}")));
+        return Err(CheckStop::fail(format!("the list shows {listed:02x?}, the descriptor {described:02x?}")));
     }
     Ok(format!("{listed:02x?}"))
 }
 
-fn import_record(subject: &mut Subject<'_>) -> Seen {
+fn import_record(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let asked = subject.bus_id()?;
     let came = talk.bus_id().to_owned();
     if came != asked {
-        return Err(Stop::fail(format!("the record has bus id '{came}'")));
+        return Err(CheckStop::fail(format!("the record has bus id '{came}'")));
     }
     talk.expect_nothing(subject.quiet)?;
     let answer = talk.ask(&device_descriptor())?;
     Ok(format!("'{asked}', then {}", answer.shown()))
 }
 
-fn import_unknown(subject: &mut Subject<'_>) -> Seen {
+fn import_unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     let status = refusal(talk.import(UNKNOWN))?;
     talk.expect_nothing(subject.quiet)?;
@@ -150,14 +150,14 @@ fn import_unknown(subject: &mut Subject<'_>) -> Seen {
 }
 
 /// The status of a refused import.
-fn refusal<T>(answer: Result<Result<T, u32>, Trouble>) -> Result<u32, Stop> {
+fn refusal<T>(answer: Result<Result<T, u32>, ExchangeError>) -> Result<u32, CheckStop> {
     match answer? {
-        Ok(_) => Err(Stop::fail("the import succeeded")),
+        Ok(_) => Err(CheckStop::fail("the import succeeded")),
         Err(status) => Ok(status),
     }
 }
 
-fn import_busy(subject: &mut Subject<'_>) -> Seen {
+fn import_busy(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let bus_id = subject.bus_id()?;
     let mut user = subject.import()?;
     let mut second = subject.dial()?;
@@ -165,29 +165,29 @@ fn import_busy(subject: &mut Subject<'_>) -> Seen {
     second.expect_nothing(subject.quiet)?;
     let answer = user.ask(&device_descriptor())?;
     if answer.errno != 0 {
-        return Err(Stop::fail(format!("afterwards its user was answered with {}", answer.errno)));
+        return Err(CheckStop::fail(format!("afterwards its user was answered with {}", answer.errno)));
     }
     Ok(format!("status {status}; its user got {} bytes", answer.actual))
 }
 
-fn import_busy_status(subject: &mut Subject<'_>) -> Seen {
+fn import_busy_status(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let bus_id = subject.bus_id()?;
     let _user = subject.import()?;
     let status = match subject.dial()?.import(&bus_id) {
         Ok(Err(status)) => status,
-        Ok(Ok(_)) => return Err(Stop::Skip("a second import succeeded".to_owned())),
-        Err(trouble) => return Err(Stop::Skip(format!("no refusal: {trouble}"))),
+        Ok(Ok(_)) => return Err(CheckStop::Skip("a second import succeeded".to_owned())),
+        Err(trouble) => return Err(CheckStop::Skip(format!("no refusal: {trouble}"))),
     };
     if status != OpStatus::Busy.code() {
-        return Err(Stop::fail(format!("status {status}")));
+        return Err(CheckStop::fail(format!("status {status}")));
     }
     Ok("status 2".to_owned())
 }
 
-fn import_again(subject: &mut Subject<'_>) -> Seen {
+fn import_again(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let first = subject.import().map_err(|stop| match stop {
         // The user before this one has left, too.
-        Stop::Skip(why) if subject.has_imported() => Stop::Fail(why),
+        CheckStop::Skip(why) if subject.has_imported() => CheckStop::Fail(why),
         other => other,
     });
     drop(first?);
@@ -195,7 +195,7 @@ fn import_again(subject: &mut Subject<'_>) -> Seen {
     Ok("imported again".to_owned())
 }
 
-fn request_in_pieces(subject: &mut Subject<'_>) -> Seen {
+fn request_in_pieces(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     for byte in import_request(UNKNOWN) {
         talk.send(&[byte])?;
@@ -208,15 +208,15 @@ fn request_in_pieces(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("a refusal with status {status}, a list of {}", talk.read_list()?.len()))
 }
 
-fn version_other(subject: &mut Subject<'_>) -> Seen {
+fn version_other(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     let header = OpHeader { version: OLD_VERSION, ..OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok) };
     talk.send(&header.to_bytes())?;
     let seen = match talk.op_header() {
-        Err(Trouble::Closed) => "it closed the connection".to_owned(),
+        Err(ExchangeError::Closed) => "it closed the connection".to_owned(),
         Ok(reply) if reply.status != 0 => format!("status {}, version {:#06x}", reply.status, reply.version),
         Ok(reply) if reply.version == OLD_VERSION => "a list, in that version".to_owned(),
-        Ok(reply) => return Err(Stop::fail(format!("a list of version {:#06x}", reply.version))),
+        Ok(reply) => return Err(CheckStop::fail(format!("a list of version {:#06x}", reply.version))),
         Err(trouble) => return Err(trouble.into()),
     };
     drop(talk);
@@ -224,13 +224,13 @@ fn version_other(subject: &mut Subject<'_>) -> Seen {
     Ok(seen)
 }
 
-fn operation_unknown(subject: &mut Subject<'_>) -> Seen {
+fn operation_unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     talk.send(&OpHeader::new(UNKNOWN_CODE, OpStatus::Ok).to_bytes())?;
     let seen = match talk.op_header() {
-        Err(Trouble::Closed) => "it closed the connection".to_owned(),
+        Err(ExchangeError::Closed) => "it closed the connection".to_owned(),
         Ok(reply) if reply.status != 0 => format!("status {}", reply.status),
-        Ok(reply) => return Err(Stop::fail(format!("code {:#06x} with status 0", reply.code))),
+        Ok(reply) => return Err(CheckStop::fail(format!("code {:#06x} with status 0", reply.code))),
         Err(trouble) => return Err(trouble.into()),
     };
     drop(talk);
@@ -238,15 +238,15 @@ fn operation_unknown(subject: &mut Subject<'_>) -> Seen {
     Ok(seen)
 }
 
-fn bus_id_unterminated(subject: &mut Subject<'_>) -> Seen {
+fn bus_id_unterminated(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     let mut bytes = OpHeader::new(op::REQ_IMPORT, OpStatus::Ok).to_bytes().to_vec();
     bytes.extend([b'1'; BUS_ID_BYTES]);
     talk.send(&bytes)?;
     let seen = match talk.read_import() {
-        Err(Trouble::Closed) => "it closed the connection".to_owned(),
+        Err(ExchangeError::Closed) => "it closed the connection".to_owned(),
         Ok(Err(status)) => format!("status {status}"),
-        Ok(Ok(_)) => return Err(Stop::fail("the import succeeded")),
+        Ok(Ok(_)) => return Err(CheckStop::fail("the import succeeded")),
         Err(trouble) => return Err(trouble.into()),
     };
     drop(talk);

@@ -1,11 +1,11 @@
 //! Isochronous packets.
 
-use farbus_model::{Direction, Endpoint, Setup, Status, TransferType};
+use farbus_model::{EndpointDescriptor, SetupPacket, TransferDirection, TransferType, UrbStatus};
 
-use super::entry::{Entry, must, not_applicable, should};
-use super::subject::{Facts, Subject, device_descriptor, packets};
-use crate::check::{Seen, Stop};
-use crate::conversation::{Answer, Ask, Conversation, Trouble};
+use super::entry::{ExporterCheck, must, not_applicable, should};
+use super::subject::{DescriptorFacts, ExporterSubject, device_descriptor, packets};
+use crate::check::{CheckOutcome, CheckStop};
+use crate::conversation::{ExchangeError, SubmitAnswer, SubmitRequest, UsbipConversation};
 
 const SPEC: &str = "kernel usbip_protocol.rst, iso_packet_descriptor";
 const LIMITS: &str = "CVE-2017-16913, Linux USBIP_MAX_ISO_PACKETS";
@@ -14,7 +14,7 @@ const LIMITS: &str = "CVE-2017-16913, Linux USBIP_MAX_ISO_PACKETS";
 const PACKETS: u32 = 8;
 const GAP: u32 = 64;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[ExporterCheck] = &[
     must("iso-in", "Isochronous IN comes without padding, and its packets add up to its length.", SPEC, iso_in),
     must("iso-places", "Offsets and lengths of packets come back unchanged.", SPEC, iso_places),
     should("iso-gaps", "Packets with gaps between them come without the gaps.", SPEC, iso_gaps),
@@ -33,21 +33,28 @@ pub(super) const CHECKS: &[Entry] = &[
 ];
 
 /// A connection on which an isochronous endpoint of this direction is active.
-fn ready(subject: &mut Subject<'_>, direction: Direction) -> Result<(Conversation, Facts, Endpoint), Stop> {
+fn ready(
+    subject: &mut ExporterSubject<'_>,
+    direction: TransferDirection,
+) -> Result<(UsbipConversation, DescriptorFacts, EndpointDescriptor), CheckStop> {
     let (mut talk, facts) = subject.device()?;
     let found = facts.endpoint_anywhere(TransferType::Isochronous, direction);
     let (setting, endpoint) = found.ok_or_else(|| not_applicable("the device has no such isochronous endpoint"))?;
     let (interface, alternate, endpoint) = (setting.interface, setting.alternate, *endpoint);
     if alternate != 0 {
-        let answer = talk.ask(&Ask::control(Setup::set_interface(interface, alternate), &[]))?;
+        let answer = talk.ask(&SubmitRequest::control(SetupPacket::set_interface(interface, alternate), &[]))?;
         if answer.errno != 0 {
-            return Err(Stop::Skip(format!("SET_INTERFACE was refused with {}", answer.errno)));
+            return Err(CheckStop::Skip(format!("SET_INTERFACE was refused with {}", answer.errno)));
         }
     }
     Ok((talk, facts, endpoint))
 }
 
-fn ask(subject: &mut Subject<'_>, direction: Direction, gap: u32) -> Result<(Ask, Answer), Stop> {
+fn ask(
+    subject: &mut ExporterSubject<'_>,
+    direction: TransferDirection,
+    gap: u32,
+) -> Result<(SubmitRequest, SubmitAnswer), CheckStop> {
     let (mut talk, _, endpoint) = ready(subject, direction)?;
     let ask = packets(&endpoint, PACKETS, gap);
     let answer = talk.ask(&ask)?;
@@ -56,83 +63,85 @@ fn ask(subject: &mut Subject<'_>, direction: Direction, gap: u32) -> Result<(Ask
     Ok((ask, answer))
 }
 
-fn check_sum(answer: &Answer) -> Result<String, Stop> {
+fn check_sum(answer: &SubmitAnswer) -> Result<String, CheckStop> {
     let sum: u64 = answer.packets.iter().map(|packet| u64::from(packet.actual)).sum();
     let fits = answer.packets.iter().all(|packet| packet.actual <= packet.length);
     if sum != u64::from(answer.actual) || !fits {
-        return Err(Stop::Fail(format!("the packets add up to {sum} bytes, the answer says {}", answer.actual)));
+        return Err(CheckStop::Fail(format!("the packets add up to {sum} bytes, the answer says {}", answer.actual)));
     }
     Ok(format!("{} packets, {} bytes", answer.packets.len(), answer.actual))
 }
 
-fn check_places(ask: &Ask, answer: &Answer) -> Result<String, Stop> {
+fn check_places(ask: &SubmitRequest, answer: &SubmitAnswer) -> Result<String, CheckStop> {
     for (at, (sent, came)) in ask.packets.iter().zip(&answer.packets).enumerate() {
         if (sent.offset, sent.length) != (came.offset, came.length) {
             let (from, to) = ((sent.offset, sent.length), (came.offset, came.length));
-            return Err(Stop::Fail(format!("packet {at} was at {from:?} (offset, length) and comes back at {to:?}")));
+            return Err(CheckStop::Fail(format!(
+                "packet {at} was at {from:?} (offset, length) and comes back at {to:?}"
+            )));
         }
     }
     Ok(format!("{} packets unchanged", answer.packets.len()))
 }
 
-fn iso_in(subject: &mut Subject<'_>) -> Seen {
-    let (_, answer) = ask(subject, Direction::In, 0)?;
+fn iso_in(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (_, answer) = ask(subject, TransferDirection::In, 0)?;
     check_sum(&answer)
 }
 
-fn iso_places(subject: &mut Subject<'_>) -> Seen {
-    let (ask, answer) = ask(subject, Direction::In, 0)?;
+fn iso_places(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (ask, answer) = ask(subject, TransferDirection::In, 0)?;
     check_places(&ask, &answer)
 }
 
-fn iso_gaps(subject: &mut Subject<'_>) -> Seen {
-    let (ask, answer) = ask(subject, Direction::In, GAP)?;
+fn iso_gaps(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (ask, answer) = ask(subject, TransferDirection::In, GAP)?;
     check_places(&ask, &answer)?;
     check_sum(&answer)
 }
 
-fn iso_errors(subject: &mut Subject<'_>) -> Seen {
-    let (_, answer) = ask(subject, Direction::In, 0)?;
-    let failed = answer.packets.iter().filter(|packet| packet.status != Status::Ok).count();
+fn iso_errors(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (_, answer) = ask(subject, TransferDirection::In, 0)?;
+    let failed = answer.packets.iter().filter(|packet| packet.status != UrbStatus::Ok).count();
     if failed != answer.error_count as usize {
-        return Err(Stop::Fail(format!("{failed} packets failed, the error count is {}", answer.error_count)));
+        return Err(CheckStop::Fail(format!("{failed} packets failed, the error count is {}", answer.error_count)));
     }
     Ok(format!("{failed} of {}", answer.packets.len()))
 }
 
-fn iso_out(subject: &mut Subject<'_>) -> Seen {
-    let (ask, answer) = ask(subject, Direction::Out, 0)?;
+fn iso_out(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (ask, answer) = ask(subject, TransferDirection::Out, 0)?;
     check_places(&ask, &answer)?;
     check_sum(&answer)
 }
 
-fn iso_out_gaps(subject: &mut Subject<'_>) -> Seen {
+fn iso_out_gaps(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     // What is taken short leaves gaps in the stream: the request behind it is then no request.
-    let (ask, answer) = ask(subject, Direction::Out, GAP)?;
+    let (ask, answer) = ask(subject, TransferDirection::Out, GAP)?;
     check_places(&ask, &answer)?;
     let moved: u32 = ask.packets.iter().map(|packet| packet.length).sum();
     if answer.error_count == 0 && answer.actual != moved {
-        return Err(Stop::Fail(format!("{moved} bytes were sent in packets, the answer says {}", answer.actual)));
+        return Err(CheckStop::Fail(format!("{moved} bytes were sent in packets, the answer says {}", answer.actual)));
     }
     check_sum(&answer)
 }
 
-fn iso_short(subject: &mut Subject<'_>) -> Seen {
-    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+fn iso_short(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (mut talk, _, endpoint) = ready(subject, TransferDirection::In)?;
     let packed = packets(&endpoint, PACKETS, 0);
-    let ask = Ask { length: packed.length + 4 * GAP, ..packed };
+    let ask = SubmitRequest { length: packed.length + 4 * GAP, ..packed };
     let answer = talk.ask(&ask)?;
     talk.ask(&device_descriptor())?;
     check_places(&ask, &answer)?;
     check_sum(&answer)
 }
 
-fn iso_none(subject: &mut Subject<'_>) -> Seen {
-    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+fn iso_none(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (mut talk, _, endpoint) = ready(subject, TransferDirection::In)?;
     let none = packets(&endpoint, 0, 0);
     let seen = match talk.ask(&none) {
         Ok(answer) => answer.shown(),
-        Err(Trouble::Closed) => "it closed the connection".to_owned(),
+        Err(ExchangeError::Closed) => "it closed the connection".to_owned(),
         Err(other) => return Err(other.into()),
     };
     drop(talk);
@@ -140,8 +149,8 @@ fn iso_none(subject: &mut Subject<'_>) -> Seen {
     Ok(seen)
 }
 
-fn iso_outside(subject: &mut Subject<'_>) -> Seen {
-    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+fn iso_outside(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (mut talk, _, endpoint) = ready(subject, TransferDirection::In)?;
     let mut ask = packets(&endpoint, 1, 0);
     ask.packets[0].offset = 0x7fff_0000;
     let number = talk.take_number();
@@ -149,12 +158,17 @@ fn iso_outside(subject: &mut Subject<'_>) -> Seen {
     subject.refuses_request(talk, number, &bytes)
 }
 
-fn iso_many(subject: &mut Subject<'_>) -> Seen {
-    let (mut talk, _, endpoint) = ready(subject, Direction::In)?;
+fn iso_many(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    let (mut talk, _, endpoint) = ready(subject, TransferDirection::In)?;
     let number = talk.take_number();
     let bytes = talk.note(
         number,
-        &Ask { is_iso: false, number_of_packets: 0x7fff_ffff, packets: Vec::new(), ..packets(&endpoint, 1, 0) },
+        &SubmitRequest {
+            is_iso: false,
+            number_of_packets: 0x7fff_ffff,
+            packets: Vec::new(),
+            ..packets(&endpoint, 1, 0)
+        },
     );
     subject.refuses_request(talk, number, &bytes)
 }

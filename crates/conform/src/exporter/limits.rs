@@ -1,13 +1,13 @@
 //! Garbage, sizes, and clients that do not do their part.
 
-use farbus_model::{Direction, EpAddr, Setup, TransferType};
+use farbus_model::{EpAddr, SetupPacket, TransferDirection, TransferType};
 use farbus_wire::usbip::OpStatus;
 use farbus_wire::usbip::message::{HEADER_BYTES, OpHeader, RawHeader, op};
 
-use super::entry::{Entry, must, not_applicable, should};
-use super::subject::{Subject, device_descriptor};
-use crate::check::{Seen, Stop};
-use crate::conversation::{Ask, Trouble};
+use super::entry::{ExporterCheck, must, not_applicable, should};
+use super::subject::{ExporterSubject, device_descriptor};
+use crate::check::{CheckOutcome, CheckStop};
+use crate::conversation::{ExchangeError, SubmitRequest};
 
 const FRAMING: &str = "kernel usbip_protocol.rst, usbip_header_basic";
 const SIZES: &str = "CVE-2017-16913: CMD_SUBMIT with unlimited lengths";
@@ -21,7 +21,7 @@ const CHUNK_REQUESTS: usize = 1024;
 /// Clients that connect and say nothing.
 const SILENT: usize = 4;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[ExporterCheck] = &[
     must(
         "half-operation",
         "A client that leaves within an operation's header disturbs nobody.",
@@ -83,7 +83,7 @@ pub(super) const CHECKS: &[Entry] = &[
     ),
 ];
 
-fn half_operation(subject: &mut Subject<'_>) -> Seen {
+fn half_operation(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     talk.send(&OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes()[..4])?;
     drop(talk);
@@ -91,7 +91,7 @@ fn half_operation(subject: &mut Subject<'_>) -> Seen {
     Ok("another client was served".to_owned())
 }
 
-fn half_request(subject: &mut Subject<'_>) -> Seen {
+fn half_request(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let number = talk.take_number();
     let bytes = talk.note(number, &device_descriptor());
@@ -101,14 +101,14 @@ fn half_request(subject: &mut Subject<'_>) -> Seen {
     Ok("imported again".to_owned())
 }
 
-fn garbage_operation(subject: &mut Subject<'_>) -> Seen {
+fn garbage_operation(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.dial()?;
     // It may close the connection before it has all.
     let _ = talk.send(&[0xa5; GARBAGE_BYTES]);
     subject.refuses(talk, "4 KiB of 0xa5")
 }
 
-fn garbage_request(subject: &mut Subject<'_>) -> Seen {
+fn garbage_request(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let _ = talk.send(&[0xa5; GARBAGE_BYTES]);
     let seen = subject.refuses(talk, "4 KiB of 0xa5")?;
@@ -117,7 +117,7 @@ fn garbage_request(subject: &mut Subject<'_>) -> Seen {
 }
 
 /// The header of a good request, to be spoiled.
-fn header(talk: &mut crate::conversation::Conversation, ask: &Ask) -> (u32, RawHeader) {
+fn header(talk: &mut crate::conversation::UsbipConversation, ask: &SubmitRequest) -> (u32, RawHeader) {
     let number = talk.take_number();
     let bytes = talk.note(number, ask);
     let mut header = [0; HEADER_BYTES];
@@ -125,7 +125,7 @@ fn header(talk: &mut crate::conversation::Conversation, ask: &Ask) -> (u32, RawH
     (number, RawHeader::from_bytes(&header))
 }
 
-fn command_unknown(subject: &mut Subject<'_>) -> Seen {
+fn command_unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let (_, raw) = header(&mut talk, &device_descriptor());
     let _ = talk.send(&RawHeader { command: 0x7777, ..raw }.to_bytes());
@@ -134,7 +134,7 @@ fn command_unknown(subject: &mut Subject<'_>) -> Seen {
     Ok(seen)
 }
 
-fn device_id(subject: &mut Subject<'_>) -> Seen {
+fn device_id(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let (number, raw) = header(&mut talk, &device_descriptor());
     let other = RawHeader { devid: raw.devid ^ 0x7fff_7fff, ..raw };
@@ -142,45 +142,46 @@ fn device_id(subject: &mut Subject<'_>) -> Seen {
 }
 
 /// A vendor request to the device itself.
-const UNKNOWN: Setup = Setup { request_type: 0xc0, request: 0xfd, value: 0xfffe, index: 0xfffd, length: 16 };
+const UNKNOWN: SetupPacket =
+    SetupPacket { request_type: 0xc0, request: 0xfd, value: 0xfffe, index: 0xfffd, length: 16 };
 
-fn request_unknown(subject: &mut Subject<'_>) -> Seen {
+fn request_unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
-    let answer = talk.ask(&Ask::control(UNKNOWN, &[]))?;
+    let answer = talk.ask(&SubmitRequest::control(UNKNOWN, &[]))?;
     let after = talk.ask(&device_descriptor())?;
     if answer.errno >= 0 || after.errno != 0 {
-        return Err(Stop::Fail(format!("{}, and the one behind it {}", answer.shown(), after.shown())));
+        return Err(CheckStop::Fail(format!("{}, and the one behind it {}", answer.shown(), after.shown())));
     }
     Ok(answer.shown())
 }
 
-fn endpoint_missing(subject: &mut Subject<'_>) -> Seen {
+fn endpoint_missing(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let missing = facts.missing_endpoint().ok_or_else(|| not_applicable("the device has all endpoints"))?;
-    let (number, raw) = header(&mut talk, &Ask::data_in(missing, 512));
+    let (number, raw) = header(&mut talk, &SubmitRequest::data_in(missing, 512));
     subject.refuses_request(talk, number, &raw.to_bytes())
 }
 
-fn endpoint_number(subject: &mut Subject<'_>) -> Seen {
+fn endpoint_number(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
-    let (number, raw) = header(&mut talk, &Ask::data_in(EpAddr::from_byte(0x81), 512));
+    let (number, raw) = header(&mut talk, &SubmitRequest::data_in(EpAddr::from_byte(0x81), 512));
     subject.refuses_request(talk, number, &RawHeader { ep: 0x7f, ..raw }.to_bytes())
 }
 
-fn length_huge(subject: &mut Subject<'_>) -> Seen {
+fn length_huge(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     length(subject, HUGE)
 }
 
-fn length_negative(subject: &mut Subject<'_>) -> Seen {
+fn length_negative(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     length(subject, u32::MAX)
 }
 
-fn length(subject: &mut Subject<'_>, length: u32) -> Seen {
+fn length(subject: &mut ExporterSubject<'_>, length: u32) -> CheckOutcome {
     let mut talk = subject.import()?;
-    let ask = Ask { length, ..device_descriptor() };
+    let ask = SubmitRequest { length, ..device_descriptor() };
     let seen = match talk.ask(&ask) {
         Ok(answer) => answer.shown(),
-        Err(Trouble::Closed) => "it closed the connection".to_owned(),
+        Err(ExchangeError::Closed) => "it closed the connection".to_owned(),
         Err(other) => return Err(other.into()),
     };
     drop(talk);
@@ -188,27 +189,28 @@ fn length(subject: &mut Subject<'_>, length: u32) -> Seen {
     Ok(seen)
 }
 
-fn length_out(subject: &mut Subject<'_>) -> Seen {
+fn length_out(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
-    let endpoint = facts.endpoint(TransferType::Bulk, Direction::Out).map_or(EpAddr::CONTROL, |e| e.address);
-    let ask = Ask { length: HUGE, direction: Direction::Out, ..Ask::data_out(endpoint, &[]) };
+    let endpoint = facts.endpoint(TransferType::Bulk, TransferDirection::Out).map_or(EpAddr::CONTROL, |e| e.address);
+    let ask =
+        SubmitRequest { length: HUGE, direction: TransferDirection::Out, ..SubmitRequest::data_out(endpoint, &[]) };
     let (number, raw) = header(&mut talk, &ask);
     subject.refuses_request(talk, number, &raw.to_bytes())
 }
 
-fn silent_client(subject: &mut Subject<'_>) -> Seen {
+fn silent_client(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut silent = Vec::new();
     for _ in 0..SILENT {
         silent.push(subject.dial()?);
     }
     subject.serves_others().map_err(|stop| match stop {
-        Stop::Fail(why) => Stop::Fail(format!("with {SILENT} silent clients: {why}")),
+        CheckStop::Fail(why) => CheckStop::Fail(format!("with {SILENT} silent clients: {why}")),
         other => other,
     })?;
     Ok(format!("served beside {} silent clients", silent.len()))
 }
 
-fn never_reads(subject: &mut Subject<'_>) -> Seen {
+fn never_reads(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let mut sent = 0;
     let mut is_open = true;

@@ -2,12 +2,12 @@
 
 use farbus_model::descriptor::kind;
 use farbus_model::usb::request;
-use farbus_model::{Direction, EpAddr, Setup, Status, TransferType, UrbFlags};
+use farbus_model::{EpAddr, SetupPacket, TransferDirection, TransferType, UrbFlags, UrbStatus};
 
-use super::entry::{Entry, must, not_applicable, should};
-use super::subject::{Facts, Subject, device_descriptor};
-use crate::check::{Seen, Stop};
-use crate::conversation::{Answer, Ask, Conversation, errno};
+use super::entry::{ExporterCheck, must, not_applicable, should};
+use super::subject::{DescriptorFacts, ExporterSubject, device_descriptor};
+use crate::check::{CheckOutcome, CheckStop};
+use crate::conversation::{SubmitAnswer, SubmitRequest, UsbipConversation, errno};
 
 const SUBMIT: &str = "kernel usbip_protocol.rst, USBIP_RET_SUBMIT";
 const CHAPTER_9: &str = "USB 2.0 §9.4";
@@ -20,12 +20,12 @@ const NO_PACKETS: [u32; 2] = [0, u32::MAX];
 /// Numbers of a client whose devices share one counter.
 const NUMBERS: [u32; 4] = [0xffff_fff0, 7, 0x8000_0001, 0x10];
 /// The debug descriptor (type 10), which hosts ask for and hardly any device has: it is refused (USB 2.0 §9.4.3).
-const REFUSED: Setup = Setup::get_descriptor(10, 0, 0, 4);
+const REFUSED: SetupPacket = SetupPacket::get_descriptor(10, 0, 0, 4);
 /// Bytes of one OUT transfer to a device that takes any.
 const OUT_BYTES: usize = 3000;
 const IN_BYTES: u32 = 4096;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[ExporterCheck] = &[
     must(
         "answer-number",
         "An answer has the number of its request, whatever numbers a client uses.",
@@ -96,163 +96,167 @@ pub(super) const CHECKS: &[Entry] = &[
 ];
 
 /// Fails unless an answer has this status.
-fn expect(answer: &Answer, status: Status, what: &str) -> Result<(), Stop> {
+fn expect(answer: &SubmitAnswer, status: UrbStatus, what: &str) -> Result<(), CheckStop> {
     if answer.errno == errno(status) {
         return Ok(());
     }
-    Err(Stop::Fail(format!("{what}: status {}, not {}", answer.errno, errno(status))))
+    Err(CheckStop::Fail(format!("{what}: status {}, not {}", answer.errno, errno(status))))
 }
 
 /// A control request without data.
-fn plain(setup: Setup) -> Ask {
-    Ask::control(setup, &[])
+fn plain(setup: SetupPacket) -> SubmitRequest {
+    SubmitRequest::control(setup, &[])
 }
 
-fn answer_number(subject: &mut Subject<'_>) -> Seen {
+fn answer_number(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     for number in NUMBERS {
         let bytes = talk.note(number, &device_descriptor());
         talk.send(&bytes)?;
         // Any other number ends the reading.
-        expect(&talk.wait(number)?, Status::Ok, "GET_DESCRIPTOR")?;
+        expect(&talk.wait(number)?, UrbStatus::Ok, "GET_DESCRIPTOR")?;
     }
     Ok(NUMBERS.map(|number| format!("{number:#x}")).join(", "))
 }
 
-fn answer_zeros(subject: &mut Subject<'_>) -> Seen {
+fn answer_zeros(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let raw = talk.ask(&device_descriptor())?.raw;
     let seen = format!("device id {}, direction {}, endpoint {}", raw.devid, raw.direction, raw.ep);
-    if (raw.devid, raw.direction, raw.ep) == (0, 0, 0) { Ok(seen) } else { Err(Stop::Fail(seen)) }
+    if (raw.devid, raw.direction, raw.ep) == (0, 0, 0) { Ok(seen) } else { Err(CheckStop::Fail(seen)) }
 }
 
-fn no_packets(subject: &mut Subject<'_>) -> Seen {
+fn no_packets(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     for number_of_packets in NO_PACKETS {
-        let answer = talk.ask(&Ask { number_of_packets, ..device_descriptor() })?;
-        expect(&answer, Status::Ok, &format!("with {number_of_packets:#x} packets"))?;
+        let answer = talk.ask(&SubmitRequest { number_of_packets, ..device_descriptor() })?;
+        expect(&answer, UrbStatus::Ok, &format!("with {number_of_packets:#x} packets"))?;
     }
     Ok("both served".to_owned())
 }
 
-fn no_packets_echo(subject: &mut Subject<'_>) -> Seen {
+fn no_packets_echo(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     for number_of_packets in NO_PACKETS {
-        let came = talk.ask(&Ask { number_of_packets, ..device_descriptor() })?.number_of_packets;
+        let came = talk.ask(&SubmitRequest { number_of_packets, ..device_descriptor() })?.number_of_packets;
         if came != number_of_packets {
-            return Err(Stop::Fail(format!("{number_of_packets:#x} was sent, {came:#x} came back")));
+            return Err(CheckStop::Fail(format!("{number_of_packets:#x} was sent, {came:#x} came back")));
         }
     }
     Ok("both come back".to_owned())
 }
 
-fn packets_ignored(subject: &mut Subject<'_>) -> Seen {
+fn packets_ignored(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
-    let answer = talk.ask(&Ask { number_of_packets: 5, ..device_descriptor() })?;
-    expect(&answer, Status::Ok, "with 5 packets")?;
+    let answer = talk.ask(&SubmitRequest { number_of_packets: 5, ..device_descriptor() })?;
+    expect(&answer, UrbStatus::Ok, "with 5 packets")?;
     let after = talk.ask(&device_descriptor())?;
-    expect(&after, Status::Ok, "the request behind it")?;
+    expect(&after, UrbStatus::Ok, "the request behind it")?;
     Ok(answer.shown())
 }
 
-fn control_short(subject: &mut Subject<'_>) -> Seen {
+fn control_short(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let answer = talk.ask(&device_descriptor())?;
-    expect(&answer, Status::Ok, "GET_DESCRIPTOR")?;
+    expect(&answer, UrbStatus::Ok, "GET_DESCRIPTOR")?;
     if answer.data.len() != 18 || answer.data[..2] != [18, kind::DEVICE] {
-        return Err(Stop::Fail(format!("a device descriptor of {} bytes: {:02x?}", answer.data.len(), answer.data)));
+        return Err(CheckStop::Fail(format!(
+            "a device descriptor of {} bytes: {:02x?}",
+            answer.data.len(),
+            answer.data
+        )));
     }
     Ok(answer.shown())
 }
 
-fn control_cut(subject: &mut Subject<'_>) -> Seen {
+fn control_cut(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     // Not 8 or 64: those are a sign of a port reset.
-    let answer = talk.ask(&plain(Setup::get_descriptor(kind::DEVICE, 0, 0, 7)))?;
-    expect(&answer, Status::Ok, "GET_DESCRIPTOR of 7 bytes")?;
+    let answer = talk.ask(&plain(SetupPacket::get_descriptor(kind::DEVICE, 0, 0, 7)))?;
+    expect(&answer, UrbStatus::Ok, "GET_DESCRIPTOR of 7 bytes")?;
     if answer.actual != 7 {
-        return Err(Stop::Fail(format!("{} bytes, not 7", answer.actual)));
+        return Err(CheckStop::Fail(format!("{} bytes, not 7", answer.actual)));
     }
     Ok(answer.shown())
 }
 
-fn control_refused(subject: &mut Subject<'_>) -> Seen {
+fn control_refused(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
     let answer = talk.ask(&plain(REFUSED))?;
-    expect(&answer, Status::Stall, "the debug descriptor")?;
+    expect(&answer, UrbStatus::Stall, "the debug descriptor")?;
     if answer.actual != 0 {
-        return Err(Stop::Fail(answer.shown()));
+        return Err(CheckStop::Fail(answer.shown()));
     }
-    expect(&talk.ask(&device_descriptor())?, Status::Ok, "the request behind it")?;
+    expect(&talk.ask(&device_descriptor())?, UrbStatus::Ok, "the request behind it")?;
     Ok(answer.shown())
 }
 
-fn short_not_ok(subject: &mut Subject<'_>) -> Seen {
+fn short_not_ok(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let flags = UrbFlags { short_not_ok: true, ..UrbFlags::default() };
-    let answer = talk.ask(&Ask { flags, ..device_descriptor() })?;
+    let answer = talk.ask(&SubmitRequest { flags, ..device_descriptor() })?;
     // A host controller may say that it was short; the client's own core does so in any case.
-    if ![errno(Status::Ok), errno(Status::Short)].contains(&answer.errno) || answer.actual != 18 {
-        return Err(Stop::Fail(answer.shown()));
+    if ![errno(UrbStatus::Ok), errno(UrbStatus::Short)].contains(&answer.errno) || answer.actual != 18 {
+        return Err(CheckStop::Fail(answer.shown()));
     }
     Ok(answer.shown())
 }
 
 /// Many requests in one piece; returns their numbers.
-fn send_burst(talk: &mut Conversation) -> Result<Vec<u32>, Stop> {
+fn send_burst(talk: &mut UsbipConversation) -> Result<Vec<u32>, CheckStop> {
     let numbers: Vec<u32> = (0..BURST).map(|_| talk.take_number()).collect();
     let bytes: Vec<u8> = numbers.iter().flat_map(|&number| talk.note(number, &device_descriptor())).collect();
     talk.send(&bytes)?;
     Ok(numbers)
 }
 
-fn burst(subject: &mut Subject<'_>) -> Seen {
+fn burst(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     for number in send_burst(&mut talk)? {
-        expect(&talk.wait(number)?, Status::Ok, &format!("request {number}"))?;
+        expect(&talk.wait(number)?, UrbStatus::Ok, &format!("request {number}"))?;
     }
     talk.settle(subject.quiet, BURST)?;
-    talk.judge().map_err(Stop::Fail)?;
+    talk.judge().map_err(CheckStop::Fail)?;
     Ok(format!("{BURST} requests, {BURST} answers"))
 }
 
-fn order(subject: &mut Subject<'_>) -> Seen {
-    use crate::conversation::Came;
+fn order(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
+    use crate::conversation::AnswerArrival;
     let mut talk = subject.import()?;
     let numbers = send_burst(&mut talk)?;
-    let expected: Vec<Came> = numbers.iter().map(|&number| Came::Submit(number)).collect();
+    let expected: Vec<AnswerArrival> = numbers.iter().map(|&number| AnswerArrival::Submit(number)).collect();
     for &number in &numbers {
         talk.wait(number)?;
     }
     if talk.came != expected {
-        return Err(Stop::fail(format!("{:?}", talk.came)));
+        return Err(CheckStop::fail(format!("{:?}", talk.came)));
     }
     Ok(format!("{BURST} answers in order"))
 }
 
-fn split(subject: &mut Subject<'_>) -> Seen {
+fn split(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let number = talk.take_number();
     for byte in talk.note(number, &device_descriptor()) {
         talk.send(&[byte])?;
     }
     let answer = talk.wait(number)?;
-    expect(&answer, Status::Ok, "GET_DESCRIPTOR")?;
+    expect(&answer, UrbStatus::Ok, "GET_DESCRIPTOR")?;
     Ok(answer.shown())
 }
 
-fn set_configuration(subject: &mut Subject<'_>) -> Seen {
+fn set_configuration(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
-    let get = Setup { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
+    let get = SetupPacket { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
     let answer = talk.ask(&plain(get))?;
-    expect(&answer, Status::Ok, "GET_CONFIGURATION")?;
+    expect(&answer, UrbStatus::Ok, "GET_CONFIGURATION")?;
     if answer.data != [facts.configuration.value] {
-        return Err(Stop::Fail(format!("GET_CONFIGURATION shows {:?}", answer.data)));
+        return Err(CheckStop::Fail(format!("GET_CONFIGURATION shows {:?}", answer.data)));
     }
     Ok(format!("configuration {}", facts.configuration.value))
 }
 
-fn set_interface(subject: &mut Subject<'_>) -> Seen {
+fn set_interface(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     // The last setting of an interface that has several, or the only one.
     let settings = &facts.configuration.settings;
@@ -261,119 +265,120 @@ fn set_interface(subject: &mut Subject<'_>) -> Seen {
         return Err(not_applicable("the device has no interface"));
     };
     let (interface, alternate) = (setting.interface, setting.alternate);
-    let answer = talk.ask(&plain(Setup::set_interface(interface, alternate)))?;
-    if several.is_none() && answer.errno == errno(Status::Stall) {
+    let answer = talk.ask(&plain(SetupPacket::set_interface(interface, alternate)))?;
+    if several.is_none() && answer.errno == errno(UrbStatus::Stall) {
         // USB 2.0 §9.4.10: a device whose interface has one setting may refuse.
         return Ok(format!("interface {interface} has one setting, and refuses"));
     }
-    expect(&answer, Status::Ok, "SET_INTERFACE")?;
+    expect(&answer, UrbStatus::Ok, "SET_INTERFACE")?;
     let index = u16::from(interface);
-    let get = Setup { request_type: 0x81, request: request::GET_INTERFACE, value: 0, index, length: 1 };
+    let get = SetupPacket { request_type: 0x81, request: request::GET_INTERFACE, value: 0, index, length: 1 };
     let answer = talk.ask(&plain(get))?;
-    let shown = answer.errno == errno(Status::Ok) && answer.data == [alternate];
-    talk.ask(&plain(Setup::set_interface(interface, 0)))?;
+    let shown = answer.errno == errno(UrbStatus::Ok) && answer.data == [alternate];
+    talk.ask(&plain(SetupPacket::set_interface(interface, 0)))?;
     match shown {
         true => Ok(format!("interface {interface}, setting {alternate}")),
-        false => Err(Stop::Fail(format!("GET_INTERFACE: {}, {:?}", answer.shown(), answer.data))),
+        false => Err(CheckStop::Fail(format!("GET_INTERFACE: {}, {:?}", answer.shown(), answer.data))),
     }
 }
 
 /// An endpoint that can be halted.
-fn data_endpoint(facts: &Facts) -> Result<EpAddr, Stop> {
+fn data_endpoint(facts: &DescriptorFacts) -> Result<EpAddr, CheckStop> {
     let of = |kind, direction| facts.endpoint(kind, direction).map(|endpoint| endpoint.address);
-    of(TransferType::Bulk, Direction::In)
-        .or(of(TransferType::Interrupt, Direction::In))
-        .or(of(TransferType::Bulk, Direction::Out))
+    of(TransferType::Bulk, TransferDirection::In)
+        .or(of(TransferType::Interrupt, TransferDirection::In))
+        .or(of(TransferType::Bulk, TransferDirection::Out))
         .ok_or_else(|| not_applicable("the device has no bulk or interrupt endpoint"))
 }
 
-fn clear_halt(subject: &mut Subject<'_>) -> Seen {
+fn clear_halt(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let endpoint = data_endpoint(&facts)?;
-    expect(&talk.ask(&plain(Setup::clear_halt(endpoint)))?, Status::Ok, "CLEAR_FEATURE")?;
+    expect(&talk.ask(&plain(SetupPacket::clear_halt(endpoint)))?, UrbStatus::Ok, "CLEAR_FEATURE")?;
     Ok(format!("endpoint {endpoint}"))
 }
 
-fn halt(subject: &mut Subject<'_>) -> Seen {
+fn halt(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let endpoint = data_endpoint(&facts)?;
-    if endpoint.direction() == Direction::Out {
+    if endpoint.direction() == TransferDirection::Out {
         return Err(not_applicable("the device has no bulk or interrupt IN endpoint"));
     }
-    let set = Setup { request: request::SET_FEATURE, ..Setup::clear_halt(endpoint) };
-    expect(&talk.ask(&plain(set))?, Status::Ok, "SET_FEATURE(ENDPOINT_HALT)")?;
-    let number = talk.submit(&Ask::data_in(endpoint, 512))?;
+    let set = SetupPacket { request: request::SET_FEATURE, ..SetupPacket::clear_halt(endpoint) };
+    expect(&talk.ask(&plain(set))?, UrbStatus::Ok, "SET_FEATURE(ENDPOINT_HALT)")?;
+    let number = talk.submit(&SubmitRequest::data_in(endpoint, 512))?;
     let halted = talk.wait(number);
-    let cleared = talk.ask(&plain(Setup::clear_halt(endpoint)));
-    expect(&halted?, Status::Stall, "IN on the halted endpoint")?;
-    expect(&cleared?, Status::Ok, "CLEAR_FEATURE")?;
-    Ok(format!("endpoint {endpoint}: {}, then cleared", errno(Status::Stall)))
+    let cleared = talk.ask(&plain(SetupPacket::clear_halt(endpoint)));
+    expect(&halted?, UrbStatus::Stall, "IN on the halted endpoint")?;
+    expect(&cleared?, UrbStatus::Ok, "CLEAR_FEATURE")?;
+    Ok(format!("endpoint {endpoint}: {}, then cleared", errno(UrbStatus::Stall)))
 }
 
 /// SET_FEATURE(PORT_RESET), which is a hub's (USB 2.0 §11.24.2.13).
-const PORT_RESET: Setup = Setup { request_type: 0x23, request: request::SET_FEATURE, value: 4, index: 0, length: 0 };
+const PORT_RESET: SetupPacket =
+    SetupPacket { request_type: 0x23, request: request::SET_FEATURE, value: 4, index: 0, length: 0 };
 /// How much of the device descriptor Linux asks for when it has reset a port.
 const RESET_SIGN_BYTES: u16 = 64;
 
 /// Configures the device as a host does after a reset, and checks that it can be used.
-fn configured_anew(talk: &mut Conversation, facts: &Facts) -> Result<(), Stop> {
+fn configured_anew(talk: &mut UsbipConversation, facts: &DescriptorFacts) -> Result<(), CheckStop> {
     let answer = talk.ask(&device_descriptor())?;
-    expect(&answer, Status::Ok, "the descriptor after the reset")?;
-    let set = talk.ask(&plain(Setup::set_configuration(facts.configuration.value)))?;
-    expect(&set, Status::Ok, "SET_CONFIGURATION after the reset")?;
-    let get = Setup { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
+    expect(&answer, UrbStatus::Ok, "the descriptor after the reset")?;
+    let set = talk.ask(&plain(SetupPacket::set_configuration(facts.configuration.value)))?;
+    expect(&set, UrbStatus::Ok, "SET_CONFIGURATION after the reset")?;
+    let get = SetupPacket { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
     let answer = talk.ask(&plain(get))?;
     if answer.data != [facts.configuration.value] {
-        return Err(Stop::Fail(format!("after the reset GET_CONFIGURATION shows {:?}", answer.data)));
+        return Err(CheckStop::Fail(format!("after the reset GET_CONFIGURATION shows {:?}", answer.data)));
     }
     Ok(())
 }
 
-fn port_reset(subject: &mut Subject<'_>) -> Seen {
+fn port_reset(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let halted = data_endpoint(&facts).ok();
     if let Some(endpoint) = halted {
-        let set = Setup { request: request::SET_FEATURE, ..Setup::clear_halt(endpoint) };
-        expect(&talk.ask(&plain(set))?, Status::Ok, "SET_FEATURE(ENDPOINT_HALT)")?;
+        let set = SetupPacket { request: request::SET_FEATURE, ..SetupPacket::clear_halt(endpoint) };
+        expect(&talk.ask(&plain(set))?, UrbStatus::Ok, "SET_FEATURE(ENDPOINT_HALT)")?;
     }
-    let sign = talk.ask(&plain(Setup::get_descriptor(kind::DEVICE, 0, 0, RESET_SIGN_BYTES)))?;
-    expect(&sign, Status::Ok, "GET_DESCRIPTOR of 64 bytes")?;
+    let sign = talk.ask(&plain(SetupPacket::get_descriptor(kind::DEVICE, 0, 0, RESET_SIGN_BYTES)))?;
+    expect(&sign, UrbStatus::Ok, "GET_DESCRIPTOR of 64 bytes")?;
     if sign.actual != 18 {
-        return Err(Stop::Fail(format!("GET_DESCRIPTOR of 64 bytes: {}", sign.shown())));
+        return Err(CheckStop::Fail(format!("GET_DESCRIPTOR of 64 bytes: {}", sign.shown())));
     }
     configured_anew(&mut talk, &facts)?;
     let Some(endpoint) = halted else { return Ok("configured again; no endpoint can be halted".to_owned()) };
     let index = u16::from(endpoint.as_byte());
-    let get = Setup { request_type: 0x82, request: request::GET_STATUS, value: 0, index, length: 2 };
+    let get = SetupPacket { request_type: 0x82, request: request::GET_STATUS, value: 0, index, length: 2 };
     let status = talk.ask(&plain(get))?;
-    expect(&status, Status::Ok, "GET_STATUS of the endpoint")?;
+    expect(&status, UrbStatus::Ok, "GET_STATUS of the endpoint")?;
     if status.data != [0, 0] {
         // The next user of the device needs it.
-        talk.ask(&plain(Setup::clear_halt(endpoint)))?;
-        return Err(Stop::Fail(format!("endpoint {endpoint} is halted still: {:?}", status.data)));
+        talk.ask(&plain(SetupPacket::clear_halt(endpoint)))?;
+        return Err(CheckStop::Fail(format!("endpoint {endpoint} is halted still: {:?}", status.data)));
     }
     Ok(format!("configured again, endpoint {endpoint} not halted"))
 }
 
-fn port_reset_feature(subject: &mut Subject<'_>) -> Seen {
+fn port_reset_feature(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
-    expect(&talk.ask(&plain(PORT_RESET))?, Status::Ok, "SET_FEATURE(PORT_RESET)")?;
+    expect(&talk.ask(&plain(PORT_RESET))?, UrbStatus::Ok, "SET_FEATURE(PORT_RESET)")?;
     configured_anew(&mut talk, &facts)?;
     Ok("configured again".to_owned())
 }
 
 /// Where data may be sent without harm.
-fn harmless_out(facts: &Facts) -> Result<EpAddr, Stop> {
+fn harmless_out(facts: &DescriptorFacts) -> Result<EpAddr, CheckStop> {
     let none = || not_applicable("the kit knows no endpoint of this device to which it may send anything");
-    let endpoint = facts.is_source_sink().then(|| facts.endpoint(TransferType::Bulk, Direction::Out)).flatten();
+    let endpoint = facts.is_source_sink().then(|| facts.endpoint(TransferType::Bulk, TransferDirection::Out)).flatten();
     endpoint.map(|endpoint| endpoint.address).ok_or_else(none)
 }
 
 /// The endpoints of a disk, OUT and IN.
-fn disk(facts: &Facts) -> Option<(EpAddr, EpAddr)> {
+fn disk(facts: &DescriptorFacts) -> Option<(EpAddr, EpAddr)> {
     let setting = facts.disk()?;
     let of = |direction| setting.find(TransferType::Bulk, direction).map(|endpoint| endpoint.address);
-    Some((of(Direction::Out)?, of(Direction::In)?))
+    Some((of(TransferDirection::Out)?, of(TransferDirection::In)?))
 }
 
 /// A Bulk-Only command wrapper (§5.1) that asks for 36 bytes of INQUIRY data.
@@ -389,71 +394,71 @@ fn inquiry() -> [u8; 31] {
     wrapper
 }
 
-fn out_answer(subject: &mut Subject<'_>) -> Seen {
+fn out_answer(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let (endpoint, data, end) = match disk(&facts) {
         Some((out, back)) => (out, inquiry().to_vec(), Some(back)),
         None => (harmless_out(&facts)?, vec![0; OUT_BYTES], None),
     };
-    let answer = talk.ask(&Ask::data_out(endpoint, &data))?;
+    let answer = talk.ask(&SubmitRequest::data_out(endpoint, &data))?;
     if let Some(back) = end {
         // Data and status of the command: the disk is then where it was.
-        talk.ask(&Ask::data_in(back, 512))?;
-        talk.ask(&Ask::data_in(back, 512))?;
+        talk.ask(&SubmitRequest::data_in(back, 512))?;
+        talk.ask(&SubmitRequest::data_in(back, 512))?;
     }
     // Data behind the answer would be taken for the next one.
-    expect(&talk.ask(&device_descriptor())?, Status::Ok, "the request behind it")?;
-    expect(&answer, Status::Ok, "OUT")?;
+    expect(&talk.ask(&device_descriptor())?, UrbStatus::Ok, "the request behind it")?;
+    expect(&answer, UrbStatus::Ok, "OUT")?;
     if answer.actual as usize != data.len() {
-        return Err(Stop::Fail(format!("{} bytes were sent: {}", data.len(), answer.shown())));
+        return Err(CheckStop::Fail(format!("{} bytes were sent: {}", data.len(), answer.shown())));
     }
     Ok(answer.shown())
 }
 
-fn out_empty(subject: &mut Subject<'_>) -> Seen {
+fn out_empty(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let endpoint = harmless_out(&facts)?;
-    let answer = talk.ask(&Ask::data_out(endpoint, &[]))?;
-    expect(&answer, Status::Ok, "OUT of no bytes")?;
+    let answer = talk.ask(&SubmitRequest::data_out(endpoint, &[]))?;
+    expect(&answer, UrbStatus::Ok, "OUT of no bytes")?;
     Ok(answer.shown())
 }
 
-fn in_answer(subject: &mut Subject<'_>) -> Seen {
+fn in_answer(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let answer = match disk(&facts) {
         Some((out, back)) => {
-            talk.ask(&Ask::data_out(out, &inquiry()))?;
-            let answer = talk.ask(&Ask::data_in(back, 36))?;
-            talk.ask(&Ask::data_in(back, 13))?;
+            talk.ask(&SubmitRequest::data_out(out, &inquiry()))?;
+            let answer = talk.ask(&SubmitRequest::data_in(back, 36))?;
+            talk.ask(&SubmitRequest::data_in(back, 13))?;
             answer
         }
         None if facts.is_source_sink() => {
-            let endpoint = facts.endpoint(TransferType::Bulk, Direction::In);
+            let endpoint = facts.endpoint(TransferType::Bulk, TransferDirection::In);
             let endpoint = endpoint.ok_or_else(|| not_applicable("the device has no bulk IN endpoint"))?;
-            talk.ask(&Ask::data_in(endpoint.address, IN_BYTES))?
+            talk.ask(&SubmitRequest::data_in(endpoint.address, IN_BYTES))?
         }
         None => return Err(not_applicable("the kit does not know what makes this device send data")),
     };
-    expect(&talk.ask(&device_descriptor())?, Status::Ok, "the request behind it")?;
-    expect(&answer, Status::Ok, "IN")?;
+    expect(&talk.ask(&device_descriptor())?, UrbStatus::Ok, "the request behind it")?;
+    expect(&answer, UrbStatus::Ok, "IN")?;
     if answer.actual == 0 {
-        return Err(Stop::Fail(answer.shown()));
+        return Err(CheckStop::Fail(answer.shown()));
     }
     Ok(answer.shown())
 }
 
-fn in_short(subject: &mut Subject<'_>) -> Seen {
+fn in_short(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let Some((out, back)) = disk(&facts) else {
         return Err(not_applicable("the kit knows only of disks how to make them send less than they are asked for"));
     };
-    talk.ask(&Ask::data_out(out, &inquiry()))?;
-    let data = talk.ask(&Ask::data_in(back, 512))?;
-    let status = talk.ask(&Ask::data_in(back, 512))?;
-    expect(&data, Status::Ok, "INQUIRY data")?;
-    expect(&status, Status::Ok, "the command's status")?;
+    talk.ask(&SubmitRequest::data_out(out, &inquiry()))?;
+    let data = talk.ask(&SubmitRequest::data_in(back, 512))?;
+    let status = talk.ask(&SubmitRequest::data_in(back, 512))?;
+    expect(&data, UrbStatus::Ok, "INQUIRY data")?;
+    expect(&status, UrbStatus::Ok, "the command's status")?;
     if data.actual == 0 || data.actual > 36 || !status.data.starts_with(b"USBS") || status.actual != 13 {
-        return Err(Stop::Fail(format!("data: {}; status: {}", data.shown(), status.shown())));
+        return Err(CheckStop::Fail(format!("data: {}; status: {}", data.shown(), status.shown())));
     }
     Ok(format!("{} and {} of 512 bytes", data.actual, status.actual))
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use farbus_model::descriptor::{Configuration, DeviceDescriptor, Endpoint, kind};
-use farbus_model::{Direction, IsoPacket, Setup, TransferType};
+use farbus_model::descriptor::{DeviceDescriptor, EndpointDescriptor, UsbConfiguration, kind};
+use farbus_model::{IsoPacket, SetupPacket, TransferDirection, TransferType};
 use farbus_wire::usbip::message::{OpHeader, op};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
-use crate::check::Stop;
-use crate::conversation::{Ask, Conversation, Trouble};
-pub(super) use crate::facts::Facts;
-use crate::settings::Settings;
-use crate::transport::Network;
+use crate::check::CheckStop;
+use crate::conversation::{ExchangeError, SubmitRequest, UsbipConversation};
+pub(super) use crate::facts::DescriptorFacts;
+use crate::settings::ConformanceSettings;
+use crate::transport::PeerNetwork;
 
 /// Between two tries of a device that is still in use.
 const RETRY: Duration = Duration::from_millis(20);
@@ -22,37 +22,37 @@ const ISO_DEPTH: usize = 8;
 const ISO_PACKETS: u32 = 512;
 
 /// The exporter, and how to reach it.
-pub(super) struct Subject<'a> {
-    network: &'a mut dyn Network,
+pub(super) struct ExporterSubject<'a> {
+    network: &'a mut dyn PeerNetwork,
     pub patience: Duration,
     pub quiet: Duration,
     asked: Option<String>,
-    facts: Option<Facts>,
+    facts: Option<DescriptorFacts>,
     has_imported: bool,
     /// How long a device in use is waited for.
     import_patience: Duration,
 }
 
-impl<'a> Subject<'a> {
-    pub fn new(network: &'a mut dyn Network, settings: &Settings) -> Self {
-        let Settings { bus_id, patience, quiet, .. } = settings.clone();
+impl<'a> ExporterSubject<'a> {
+    pub fn new(network: &'a mut dyn PeerNetwork, settings: &ConformanceSettings) -> Self {
+        let ConformanceSettings { bus_id, patience, quiet, .. } = settings.clone();
         Self { network, patience, quiet, asked: bus_id, facts: None, has_imported: false, import_patience: patience }
     }
 
     /// Opens a further connection to the exporter.
-    pub fn dial(&mut self) -> Result<Conversation, Stop> {
-        let link = self.network.dial().map_err(|lost| Stop::Fail(format!("no new connection: {lost}")))?;
-        Ok(Conversation::new(link, self.patience))
+    pub fn dial(&mut self) -> Result<UsbipConversation, CheckStop> {
+        let link = self.network.dial().map_err(|lost| CheckStop::Fail(format!("no new connection: {lost}")))?;
+        Ok(UsbipConversation::new(link, self.patience))
     }
 
     /// The bus id of the device to use.
-    pub fn bus_id(&mut self) -> Result<String, Stop> {
+    pub fn bus_id(&mut self) -> Result<String, CheckStop> {
         if let Some(asked) = &self.asked {
             return Ok(asked.clone());
         }
-        let skip = |trouble: Trouble| Stop::Skip(format!("no bus id is known: the list failed: {trouble}"));
+        let skip = |trouble: ExchangeError| CheckStop::Skip(format!("no bus id is known: the list failed: {trouble}"));
         let records = self.dial()?.list().map_err(skip)?;
-        let first = records.first().ok_or_else(|| Stop::not_applicable("the exporter offers no device"))?;
+        let first = records.first().ok_or_else(|| CheckStop::not_applicable("the exporter offers no device"))?;
         self.asked = Some(first.bus_id.clone());
         Ok(first.bus_id.clone())
     }
@@ -63,18 +63,18 @@ impl<'a> Subject<'a> {
     }
 
     /// A connection with the device. Waits while the device is still that of an earlier connection.
-    pub fn import(&mut self) -> Result<Conversation, Stop> {
-        self.try_import().map_err(|why| Stop::Skip(format!("the device could not be imported: {why}")))
+    pub fn import(&mut self) -> Result<UsbipConversation, CheckStop> {
+        self.try_import().map_err(|why| CheckStop::Skip(format!("the device could not be imported: {why}")))
     }
 
-    fn try_import(&mut self) -> Result<Conversation, String> {
+    fn try_import(&mut self) -> Result<UsbipConversation, String> {
         let bus_id = self.bus_id().map_err(|stop| match stop {
-            Stop::Fail(why) | Stop::NotApplicable(why) | Stop::Skip(why) => why,
+            CheckStop::Fail(why) | CheckStop::NotApplicable(why) | CheckStop::Skip(why) => why,
         })?;
         let began = self.network.now();
         loop {
             let link = self.network.dial().map_err(|lost| lost.to_string())?;
-            let mut talk = Conversation::new(link, self.patience);
+            let mut talk = UsbipConversation::new(link, self.patience);
             match talk.import(&bus_id) {
                 Ok(Ok(_)) => {
                     self.has_imported = true;
@@ -95,38 +95,38 @@ impl<'a> Subject<'a> {
     }
 
     /// A connection with the device in its first configuration, and what is known of it.
-    pub fn device(&mut self) -> Result<(Conversation, Facts), Stop> {
+    pub fn device(&mut self) -> Result<(UsbipConversation, DescriptorFacts), CheckStop> {
         let mut talk = self.import()?;
         let facts = match &self.facts {
             Some(facts) => facts.clone(),
             None => self.learn(&mut talk)?,
         };
         // The exporter may have configured it; hosts do so in any case.
-        let set = Ask::control(Setup::set_configuration(facts.configuration.value), &[]);
+        let set = SubmitRequest::control(SetupPacket::set_configuration(facts.configuration.value), &[]);
         match talk.ask(&set) {
             Ok(answer) if answer.errno == 0 => Ok((talk, facts)),
-            Ok(answer) => Err(Stop::Skip(format!("SET_CONFIGURATION was refused with {}", answer.errno))),
-            Err(trouble) => Err(Stop::Skip(format!("SET_CONFIGURATION failed: {trouble}"))),
+            Ok(answer) => Err(CheckStop::Skip(format!("SET_CONFIGURATION was refused with {}", answer.errno))),
+            Err(trouble) => Err(CheckStop::Skip(format!("SET_CONFIGURATION failed: {trouble}"))),
         }
     }
 
-    fn learn(&mut self, talk: &mut Conversation) -> Result<Facts, Stop> {
-        let skip = |what: &str, why: String| Stop::Skip(format!("the {what} descriptor could not be read: {why}"));
-        let read = |talk: &mut Conversation, kind, length| {
-            talk.ask(&Ask::control(Setup::get_descriptor(kind, 0, 0, length), &[]))
+    fn learn(&mut self, talk: &mut UsbipConversation) -> Result<DescriptorFacts, CheckStop> {
+        let skip = |what: &str, why: String| CheckStop::Skip(format!("the {what} descriptor could not be read: {why}"));
+        let read = |talk: &mut UsbipConversation, kind, length| {
+            talk.ask(&SubmitRequest::control(SetupPacket::get_descriptor(kind, 0, 0, length), &[]))
                 .map_err(|trouble| trouble.to_string())
         };
         let bytes = read(talk, kind::DEVICE, DESCRIPTOR_ROOM).map_err(|why| skip("device", why))?.data;
         let device = DeviceDescriptor::parse(&bytes).map_err(|error| skip("device", error.to_string()))?;
         let bytes = read(talk, kind::CONFIGURATION, u16::MAX).map_err(|why| skip("configuration", why))?.data;
-        let parsed = Configuration::parse(&bytes).map_err(|error| skip("configuration", error.to_string()))?;
-        let facts = Facts { device, configuration: parsed };
+        let parsed = UsbConfiguration::parse(&bytes).map_err(|error| skip("configuration", error.to_string()))?;
+        let facts = DescriptorFacts { device, configuration: parsed };
         self.facts = Some(facts.clone());
         Ok(facts)
     }
 
     /// The device as the list shows it, once it is free.
-    pub fn listed(&mut self) -> Result<DeviceRecord, Stop> {
+    pub fn listed(&mut self) -> Result<DeviceRecord, CheckStop> {
         let bus_id = self.bus_id()?;
         let began = self.network.now();
         loop {
@@ -135,25 +135,25 @@ impl<'a> Subject<'a> {
                 return Ok(record);
             }
             if self.network.now().since(began) >= self.patience {
-                return Err(Stop::Fail(format!("the list has no {bus_id}")));
+                return Err(CheckStop::Fail(format!("the list has no {bus_id}")));
             }
             self.network.pause(RETRY);
         }
     }
 
     /// Fails unless a new client is answered.
-    pub fn serves_others(&mut self) -> Result<(), Stop> {
+    pub fn serves_others(&mut self) -> Result<(), CheckStop> {
         let request = OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes();
         let served = self.dial().and_then(|mut talk| Ok(talk.send(&request).and_then(|()| talk.op_header())?));
         served.map(drop).map_err(|stop| match stop {
-            Stop::Fail(why) => Stop::Fail(format!("afterwards no client was served: {why}")),
+            CheckStop::Fail(why) => CheckStop::Fail(format!("afterwards no client was served: {why}")),
             other => other,
         })
     }
 
     /// Fails unless the device can be imported and answers.
-    pub fn serves_device(&mut self) -> Result<(), Stop> {
-        let failed = |why: String| Stop::Fail(format!("afterwards the device could not be used: {why}"));
+    pub fn serves_device(&mut self) -> Result<(), CheckStop> {
+        let failed = |why: String| CheckStop::Fail(format!("afterwards the device could not be used: {why}"));
         let mut talk = self.try_import().map_err(failed)?;
         let answer = talk.ask(&device_descriptor()).map_err(|trouble| failed(trouble.to_string()))?;
         if answer.errno != 0 {
@@ -163,24 +163,29 @@ impl<'a> Subject<'a> {
     }
 
     /// What an exporter does with bytes that break a rule: it refuses them or ends the connection, and serves others.
-    pub fn refuses(&mut self, mut talk: Conversation, said: &str) -> Result<String, Stop> {
+    pub fn refuses(&mut self, mut talk: UsbipConversation, said: &str) -> Result<String, CheckStop> {
         let is_closed = talk.is_closed_within(self.patience);
         drop(talk);
         self.serves_others()?;
         match is_closed {
             true => Ok(format!("{said}: it closed the connection")),
-            false => Err(Stop::Fail(format!("{said}: it neither answered nor closed the connection"))),
+            false => Err(CheckStop::Fail(format!("{said}: it neither answered nor closed the connection"))),
         }
     }
 
     /// Sends a request that breaks a rule; the exporter may answer it with an error, or end the connection.
-    pub fn refuses_request(&mut self, mut talk: Conversation, number: u32, bytes: &[u8]) -> Result<String, Stop> {
+    pub fn refuses_request(
+        &mut self,
+        mut talk: UsbipConversation,
+        number: u32,
+        bytes: &[u8],
+    ) -> Result<String, CheckStop> {
         let sent = talk.send(bytes);
         let ended = match sent.and_then(|()| talk.wait(number)) {
-            Ok(answer) if answer.errno >= 0 => Err(Stop::Fail(format!("it was carried out: {}", answer.shown()))),
+            Ok(answer) if answer.errno >= 0 => Err(CheckStop::Fail(format!("it was carried out: {}", answer.shown()))),
             Ok(answer) => Ok(format!("refused with {}", answer.errno)),
-            Err(Trouble::Closed) => Ok("it closed the connection".to_owned()),
-            Err(other) => Err(Stop::Fail(other.to_string())),
+            Err(ExchangeError::Closed) => Ok("it closed the connection".to_owned()),
+            Err(other) => Err(CheckStop::Fail(other.to_string())),
         };
         drop(talk);
         self.serves_device()?;
@@ -188,7 +193,7 @@ impl<'a> Subject<'a> {
     }
 
     /// A request that stays unanswered on this device until it is unlinked; `None` if the device always has data.
-    pub fn pend(&mut self, talk: &mut Conversation, facts: &Facts) -> Result<u32, Stop> {
+    pub fn pend(&mut self, talk: &mut UsbipConversation, facts: &DescriptorFacts) -> Result<u32, CheckStop> {
         for ask in idle_asks(facts) {
             let mut last = talk.submit(&ask)?;
             let depth = if ask.is_iso { ISO_DEPTH } else { 1 };
@@ -199,22 +204,22 @@ impl<'a> Subject<'a> {
                 return Ok(last);
             }
             match talk.read(self.quiet) {
-                Err(Trouble::Silence { have: 0, .. }) => return Ok(last),
+                Err(ExchangeError::Silence { have: 0, .. }) => return Ok(last),
                 Ok(_) => {}
                 Err(other) => return Err(other.into()),
             }
         }
-        Err(Stop::not_applicable("the device answers every request at once: none stays under way to be unlinked"))
+        Err(CheckStop::not_applicable("the device answers every request at once: none stays under way to be unlinked"))
     }
 
-    /// The request that [`Subject::pend`] tries first.
-    pub fn pending_ask(&self, facts: &Facts) -> Option<Ask> {
+    /// The request that [`ExporterSubject::pend`] tries first.
+    pub fn pending_ask(&self, facts: &DescriptorFacts) -> Option<SubmitRequest> {
         idle_asks(facts).into_iter().next()
     }
 }
 
 /// Requests that an idle device may leave unanswered, the likeliest first.
-fn idle_asks(facts: &Facts) -> Vec<Ask> {
+fn idle_asks(facts: &DescriptorFacts) -> Vec<SubmitRequest> {
     let bulk_first = facts.disk().is_some();
     let kinds = if bulk_first {
         [TransferType::Bulk, TransferType::Interrupt]
@@ -222,26 +227,29 @@ fn idle_asks(facts: &Facts) -> Vec<Ask> {
         [TransferType::Interrupt, TransferType::Bulk]
     };
     if facts.is_source_sink() {
-        let endpoint = facts.endpoint(TransferType::Isochronous, Direction::In);
+        let endpoint = facts.endpoint(TransferType::Isochronous, TransferDirection::In);
         return endpoint.map(|endpoint| packets(endpoint, ISO_PACKETS, 0)).into_iter().collect();
     }
-    let of = |kind| facts.endpoint(kind, Direction::In);
+    let of = |kind| facts.endpoint(kind, TransferDirection::In);
     kinds
         .into_iter()
         .filter_map(of)
-        .map(|e| Ask { interval: u32::from(e.interval), ..Ask::data_in(e.address, u32::from(e.packet_bytes_max)) })
+        .map(|e| SubmitRequest {
+            interval: u32::from(e.interval),
+            ..SubmitRequest::data_in(e.address, u32::from(e.packet_bytes_max))
+        })
         .collect()
 }
 
 /// GET_DESCRIPTOR of the device descriptor, with more room than it needs.
-pub(super) fn device_descriptor() -> Ask {
-    Ask::control(Setup::get_descriptor(kind::DEVICE, 0, 0, DESCRIPTOR_ROOM), &[])
+pub(super) fn device_descriptor() -> SubmitRequest {
+    SubmitRequest::control(SetupPacket::get_descriptor(kind::DEVICE, 0, 0, DESCRIPTOR_ROOM), &[])
 }
 
 /// An isochronous request of so many full packets with `gap` bytes between them.
-pub(super) fn packets(endpoint: &Endpoint, count: u32, gap: u32) -> Ask {
+pub(super) fn packets(endpoint: &EndpointDescriptor, count: u32, gap: u32) -> SubmitRequest {
     let length = endpoint.interval_bytes_max();
     let place = |at| IsoPacket { offset: at * (length + gap), length, ..IsoPacket::default() };
     let places: Vec<IsoPacket> = (0..count).map(place).collect();
-    Ask::isochronous(endpoint.address, places, count * (length + gap), u32::from(endpoint.interval.max(1)))
+    SubmitRequest::isochronous(endpoint.address, places, count * (length + gap), u32::from(endpoint.interval.max(1)))
 }

@@ -1,11 +1,11 @@
 //! Cancellations and their races.
 
-use farbus_model::Status;
+use farbus_model::UrbStatus;
 
-use super::entry::{Entry, must, should};
-use super::subject::{Subject, device_descriptor};
-use crate::check::{Seen, Stop};
-use crate::conversation::{Conversation, errno};
+use super::entry::{ExporterCheck, must, should};
+use super::subject::{ExporterSubject, device_descriptor};
+use crate::check::{CheckOutcome, CheckStop};
+use crate::conversation::{UsbipConversation, errno};
 
 const SPEC: &str = "kernel usbip_protocol.rst, USBIP_RET_UNLINK";
 const TX: &str = "Linux vhci_tx sends submits, then unlinks";
@@ -17,7 +17,7 @@ const QUEUE: usize = 7;
 /// The status of a request that the kernel killed on its own machine.
 const KILLED: i32 = -2;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[ExporterCheck] = &[
     must("unlink-pending", "A request that waits and is unlinked has one answer: RET_UNLINK with -104.", SPEC, pending),
     must(
         "unlink-queue",
@@ -44,24 +44,24 @@ pub(super) const CHECKS: &[Entry] = &[
 ];
 
 /// Waits until nothing more comes, then holds all answers against the rule.
-fn judge(subject: &Subject<'_>, talk: &mut Conversation) -> Result<(), Stop> {
+fn judge(subject: &ExporterSubject<'_>, talk: &mut UsbipConversation) -> Result<(), CheckStop> {
     talk.settle(subject.quiet, 1 << 12)?;
-    talk.judge().map_err(Stop::Fail)
+    talk.judge().map_err(CheckStop::Fail)
 }
 
-fn pending(subject: &mut Subject<'_>) -> Seen {
+fn pending(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let victim = subject.pend(&mut talk, &facts)?;
     let unlink = talk.unlink(victim)?;
     let status = talk.wait_unlink(unlink)?;
     judge(subject, &mut talk)?;
-    if status != errno(Status::Cancelled) {
-        return Err(Stop::Fail(format!("RET_UNLINK has status {status}, not {}", errno(Status::Cancelled))));
+    if status != errno(UrbStatus::Cancelled) {
+        return Err(CheckStop::Fail(format!("RET_UNLINK has status {status}, not {}", errno(UrbStatus::Cancelled))));
     }
     Ok(format!("RET_UNLINK {status}, no RET_SUBMIT"))
 }
 
-fn queue(subject: &mut Subject<'_>) -> Seen {
+fn queue(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     subject.pend(&mut talk, &facts)?;
     let waiting = talk.unanswered();
@@ -82,21 +82,21 @@ fn queue(subject: &mut Subject<'_>) -> Seen {
     for unlink in unlinks {
         match talk.wait_unlink(unlink)? {
             0 => {}
-            status if status == errno(Status::Cancelled) => withdrawn += 1,
-            other => return Err(Stop::Fail(format!("RET_UNLINK has status {other}"))),
+            status if status == errno(UrbStatus::Cancelled) => withdrawn += 1,
+            other => return Err(CheckStop::Fail(format!("RET_UNLINK has status {other}"))),
         }
     }
     judge(subject, &mut talk)?;
-    if let Some((number, status)) = talk.ended_with(&[KILLED, errno(Status::Cancelled)]) {
-        return Err(Stop::Fail(format!("RET_SUBMIT of request {number} has status {status}")));
+    if let Some((number, status)) = talk.ended_with(&[KILLED, errno(UrbStatus::Cancelled)]) {
+        return Err(CheckStop::Fail(format!("RET_SUBMIT of request {number} has status {status}")));
     }
     if withdrawn == 0 {
-        return Err(Stop::Fail(format!("none of {} requests that waited was withdrawn", victims.len())));
+        return Err(CheckStop::Fail(format!("none of {} requests that waited was withdrawn", victims.len())));
     }
     Ok(format!("{} requests, {withdrawn} withdrawn", victims.len()))
 }
 
-fn done(subject: &mut Subject<'_>) -> Seen {
+fn done(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let victim = talk.submit(&device_descriptor())?;
     talk.wait(victim)?;
@@ -105,12 +105,12 @@ fn done(subject: &mut Subject<'_>) -> Seen {
     let status = talk.wait_unlink(unlink)?;
     judge(subject, &mut talk)?;
     if status != 0 {
-        return Err(Stop::Fail(format!("RET_UNLINK has status {status}")));
+        return Err(CheckStop::Fail(format!("RET_UNLINK has status {status}")));
     }
     Ok("RET_UNLINK 0".to_owned())
 }
 
-fn unknown(subject: &mut Subject<'_>) -> Seen {
+fn unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let skipped = talk.take_number();
     let behind = talk.submit(&device_descriptor())?;
@@ -122,7 +122,7 @@ fn unknown(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("RET_UNLINK {status}"))
 }
 
-fn twice(subject: &mut Subject<'_>) -> Seen {
+fn twice(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     let victim = subject.pend(&mut talk, &facts)?;
     let unlinks = [talk.unlink(victim)?, talk.unlink(victim)?];
@@ -135,7 +135,7 @@ fn twice(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("RET_UNLINK {}", statuses.join(" and ")))
 }
 
-fn storm(subject: &mut Subject<'_>) -> Seen {
+fn storm(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     let mut bytes = Vec::new();
     for _ in 0..STORM {
@@ -149,7 +149,7 @@ fn storm(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("{STORM} requests: {withdrawn} withdrawn, {} answered", STORM - withdrawn))
 }
 
-fn first(subject: &mut Subject<'_>) -> Seen {
+fn first(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
     // The exporter has seen a number, so that it can tell that the next one is new.
     let before = talk.submit(&device_descriptor())?;
@@ -164,7 +164,7 @@ fn first(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("RET_UNLINK {status}"))
 }
 
-fn close(subject: &mut Subject<'_>) -> Seen {
+fn close(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let (mut talk, facts) = subject.device()?;
     subject.pend(&mut talk, &facts)?;
     drop(talk);

@@ -3,28 +3,34 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
-use farbus_model::usb::{Recipient, request};
-use farbus_model::{Direction, EpAddr, TransferType};
+use farbus_model::usb::{RequestRecipient, request};
+use farbus_model::{EpAddr, TransferDirection, TransferType};
 use farbus_wire::usbip::message::{
-    self, BUS_ID_BYTES, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, RawHeader, Submit, command, op,
+    self, BUS_ID_BYTES, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, RawHeader, SubmitCommand, command,
+    op,
 };
 
-use crate::check::{Check, Result as Line, Severity, Verdict};
-use crate::player::{ConnId, Player};
+use crate::check::{CheckResult as Line, CheckSeverity, CheckVerdict, ConformanceCheck};
+use crate::player::{ConnId, MockExporter};
 
-const fn rule(severity: Severity, id: &'static str, claim: &'static str, source: &'static str) -> Check {
-    Check { id, claim, source, severity }
+const fn rule(
+    severity: CheckSeverity,
+    id: &'static str,
+    claim: &'static str,
+    source: &'static str,
+) -> ConformanceCheck {
+    ConformanceCheck { id, claim, source, severity }
 }
 
-const MUST: Severity = Severity::Must;
-const SHOULD: Severity = Severity::Should;
+const MUST: CheckSeverity = CheckSeverity::Must;
+const SHOULD: CheckSeverity = CheckSeverity::Should;
 const SUBMIT: &str = "kernel usbip_protocol.rst, USBIP_CMD_SUBMIT";
 const UNLINK: &str = "kernel usbip_protocol.rst, USBIP_CMD_UNLINK";
 const IMPORT: &str = "kernel usbip_protocol.rst, OP_REQ_IMPORT";
 
 /// The rules, in the order of the report.
 #[rustfmt::skip]
-pub(super) const RULES: &[Check] = &[
+pub(super) const RULES: &[ConformanceCheck] = &[
     rule(MUST, "operation", "An operation is a list or an import of version 0x0111.", IMPORT),
     rule(SHOULD, "operation-status", "The status of an operation is 0.", IMPORT),
     rule(MUST, "bus-id", "A bus id ends with NUL.", IMPORT),
@@ -48,15 +54,15 @@ pub(super) const RULES: &[Check] = &[
 
 /// How often a rule was kept, and how it was broken first.
 #[derive(Clone, Debug, Default)]
-struct Tally {
+struct RuleTally {
     kept: u64,
     broken: Option<String>,
 }
 
 /// The rules, and what became of them.
 #[derive(Debug, Default)]
-pub(super) struct Judge {
-    tallies: BTreeMap<&'static str, Tally>,
+pub(super) struct RuleJudge {
+    tallies: BTreeMap<&'static str, RuleTally>,
     /// Numbers that each connection used for requests; limited by what a session lasts for.
     submitted: BTreeMap<ConnId, BTreeSet<u32>>,
 }
@@ -66,7 +72,7 @@ const NUMBERS_MAX: usize = 1 << 20;
 
 /// A whole message of an importer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(super) enum ImporterMessage {
     /// A list is asked for.
     List,
     /// An OP_REQ_IMPORT: it wants a device.
@@ -77,40 +83,47 @@ pub(super) enum Message {
     Other,
 }
 
-impl Judge {
+impl RuleJudge {
     /// How many bytes the first message has, and what it is; `None` until they are all there. `is_imported`: requests
     /// follow.
-    pub fn frame(bytes: &[u8], id: ConnId, player: &Player) -> Option<(usize, Message)> {
+    pub fn frame(bytes: &[u8], id: ConnId, player: &MockExporter) -> Option<(usize, ImporterMessage)> {
         if player.device_of(id).is_none() {
             let header = OpHeader::from_bytes(*bytes.first_chunk()?);
             return match (header.version, header.code) {
-                (message::VERSION, op::REQ_DEVLIST) => Some((OP_HEADER_BYTES, Message::List)),
+                (message::VERSION, op::REQ_DEVLIST) => Some((OP_HEADER_BYTES, ImporterMessage::List)),
                 (message::VERSION, op::REQ_IMPORT) => {
                     let total = OP_HEADER_BYTES + BUS_ID_BYTES;
-                    (bytes.len() >= total).then_some((total, Message::Import))
+                    (bytes.len() >= total).then_some((total, ImporterMessage::Import))
                 }
-                _ => Some((bytes.len(), Message::Other)),
+                _ => Some((bytes.len(), ImporterMessage::Other)),
             };
         }
         let raw = RawHeader::from_bytes(bytes.first_chunk::<HEADER_BYTES>()?);
         let total = match raw.command {
             command::CMD_UNLINK => HEADER_BYTES,
             command::CMD_SUBMIT => HEADER_BYTES + behind(&raw, id, player),
-            _ => return Some((bytes.len(), Message::Other)),
+            _ => return Some((bytes.len(), ImporterMessage::Other)),
         };
-        (bytes.len() >= total).then_some((total, Message::Request(raw)))
+        (bytes.len() >= total).then_some((total, ImporterMessage::Request(raw)))
     }
 
     /// Holds a message against the rules. `rest`: how many bytes came behind it.
-    pub fn message(&mut self, message: Message, bytes: &[u8], rest: usize, id: ConnId, player: &mut Player) {
+    pub fn message(
+        &mut self,
+        message: ImporterMessage,
+        bytes: &[u8],
+        rest: usize,
+        id: ConnId,
+        player: &mut MockExporter,
+    ) {
         match message {
-            Message::List | Message::Import => self.operation(bytes, message, rest),
-            Message::Request(raw) if raw.command == command::CMD_UNLINK => self.unlink(&raw, id, player),
-            Message::Request(raw) => self.submit(&raw, bytes, id, player),
-            Message::Other if player.device_of(id).is_some() => {
+            ImporterMessage::List | ImporterMessage::Import => self.operation(bytes, message, rest),
+            ImporterMessage::Request(raw) if raw.command == command::CMD_UNLINK => self.unlink(&raw, id, player),
+            ImporterMessage::Request(raw) => self.submit(&raw, bytes, id, player),
+            ImporterMessage::Other if player.device_of(id).is_some() => {
                 self.note("command", false, || format!("a request begins with {:02x?}", &bytes[..bytes.len().min(8)]));
             }
-            Message::Other => {
+            ImporterMessage::Other => {
                 self.note("operation", false, || format!("it begins with {:02x?}", &bytes[..bytes.len().min(8)]));
             }
         }
@@ -125,12 +138,12 @@ impl Judge {
         }
     }
 
-    fn operation(&mut self, bytes: &[u8], message: Message, rest: usize) {
+    fn operation(&mut self, bytes: &[u8], message: ImporterMessage, rest: usize) {
         self.note("operation", true, String::new);
         if let Some(header) = bytes.first_chunk().map(|first| OpHeader::from_bytes(*first)) {
             self.note("operation-status", header.status == 0, || format!("status {}", header.status));
         }
-        let name = bytes.get(OP_HEADER_BYTES..).filter(|_| message == Message::Import);
+        let name = bytes.get(OP_HEADER_BYTES..).filter(|_| message == ImporterMessage::Import);
         let Some(name) = name else { return };
         let end = name.iter().position(|byte| *byte == 0);
         self.note("bus-id", end.is_some(), || "32 bytes without NUL".to_owned());
@@ -139,13 +152,13 @@ impl Judge {
         self.note("waits-for-import", rest == 0, || format!("{rest} bytes came with the import"));
     }
 
-    fn head(&mut self, raw: &RawHeader, id: ConnId, player: &Player) {
+    fn head(&mut self, raw: &RawHeader, id: ConnId, player: &MockExporter) {
         self.note("command", true, String::new);
         let devid = player.device_of(id).map_or(0, |(_, devid)| devid);
         self.note("device-id", raw.devid == devid, || format!("{:#x}, not {devid:#x}", raw.devid));
     }
 
-    fn unlink(&mut self, raw: &RawHeader, id: ConnId, player: &Player) {
+    fn unlink(&mut self, raw: &RawHeader, id: ConnId, player: &MockExporter) {
         self.head(raw, id, player);
         let numbers = self.submitted.entry(id).or_default();
         let (is_known, is_own) = (numbers.contains(&raw.body[0]), !numbers.contains(&raw.seqnum));
@@ -154,7 +167,7 @@ impl Judge {
         self.note("unlink-number", is_own, || format!("number {} is one of a request", raw.seqnum));
     }
 
-    fn submit(&mut self, raw: &RawHeader, bytes: &[u8], id: ConnId, player: &mut Player) {
+    fn submit(&mut self, raw: &RawHeader, bytes: &[u8], id: ConnId, player: &mut MockExporter) {
         self.head(raw, id, player);
         self.note("number", !player.is_in_flight(id, raw.seqnum), || format!("number {} again", raw.seqnum));
         let numbers = self.submitted.entry(id).or_default();
@@ -163,7 +176,7 @@ impl Judge {
         }
         let [_, length, _, packets, _] = raw.body;
         self.note("length", length <= URB_BYTES_MAX, || format!("{length} bytes"));
-        let submit = match Submit::check(raw) {
+        let submit = match SubmitCommand::check(raw) {
             Ok(submit) => submit,
             Err(reject) => {
                 let broken = if reject.field == "direction" { "direction" } else { "endpoint" };
@@ -191,7 +204,7 @@ impl Judge {
             self.note("no-packets", matches!(packets, 0 | u32::MAX), || format!("{packets} packets"));
             return;
         }
-        let data = if submit.direction == Direction::Out { length as usize } else { 0 };
+        let data = if submit.direction == TransferDirection::Out { length as usize } else { 0 };
         let descriptors = bytes.get(HEADER_BYTES + data..).unwrap_or_default();
         let inside = message::decode_iso_packets(descriptors, length);
         self.note("packets", packets <= ISO_PACKETS_MAX && inside.is_ok(), || format!("{packets} packets: {inside:?}"));
@@ -202,9 +215,11 @@ impl Judge {
         RULES.iter().map(|check| {
             let tally = self.tallies.get(check.id).cloned().unwrap_or_default();
             let (verdict, seen) = match tally {
-                Tally { broken: Some(seen), .. } => (Verdict::Fail, seen),
-                Tally { kept: 0, .. } => (Verdict::NotApplicable, "the importer sent nothing of this kind".to_owned()),
-                Tally { kept, .. } => (Verdict::Pass, format!("{kept} times")),
+                RuleTally { broken: Some(seen), .. } => (CheckVerdict::Fail, seen),
+                RuleTally { kept: 0, .. } => {
+                    (CheckVerdict::NotApplicable, "the importer sent nothing of this kind".to_owned())
+                }
+                RuleTally { kept, .. } => (CheckVerdict::Pass, format!("{kept} times")),
             };
             Line { check: *check, verdict, seen }
         })
@@ -217,25 +232,25 @@ impl Judge {
 }
 
 /// Bytes behind the header of a submit. More than the limit counts as none: the header is then refused.
-fn behind(raw: &RawHeader, id: ConnId, player: &Player) -> usize {
-    let Ok(submit) = Submit::check(raw) else { return 0 };
-    let data = if submit.direction == Direction::Out { submit.length as usize } else { 0 };
+fn behind(raw: &RawHeader, id: ConnId, player: &MockExporter) -> usize {
+    let Ok(submit) = SubmitCommand::check(raw) else { return 0 };
+    let data = if submit.direction == TransferDirection::Out { submit.length as usize } else { 0 };
     let is_iso = player.kind_of(id, submit.endpoint) == Some(TransferType::Isochronous);
     let packets = if is_iso { submit.iso_packets().unwrap_or(0) } else { 0 };
     data + packets * ISO_PACKET_BYTES
 }
 
 /// Notes what ends halts.
-fn clears(submit: &Submit, id: ConnId, player: &mut Player) {
+fn clears(submit: &SubmitCommand, id: ConnId, player: &mut MockExporter) {
     let setup = submit.setup;
-    if setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) {
+    if setup.is_standard(request::CLEAR_FEATURE, RequestRecipient::Endpoint) {
         player.clear_halts(id, Some(EpAddr::from_byte(setup.index as u8)));
-    } else if is_configuration(submit) || setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+    } else if is_configuration(submit) || setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface) {
         player.clear_halts(id, None);
     }
 }
 
 /// Whether this is SET_CONFIGURATION.
-pub(super) fn is_configuration(submit: &Submit) -> bool {
-    submit.endpoint.is_control() && submit.setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
+pub(super) fn is_configuration(submit: &SubmitCommand) -> bool {
+    submit.endpoint.is_control() && submit.setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device)
 }

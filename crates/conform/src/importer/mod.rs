@@ -1,6 +1,6 @@
 //! The kit as an exporter: what an importer owes it.
 //!
-//! A [`Stage`] offers a made-up device many times. One exporter behind them is right; the others are wrong in one way
+//! A [`ProbeExporter`] offers a made-up device many times. One exporter behind them is right; the others are wrong in one way
 //! each ([`PROBES`]), and the user attaches an importer to each of them. Whatever the importer sends to any of them is
 //! held against the rules of requests as well.
 //!
@@ -14,12 +14,12 @@ mod judge;
 mod probe;
 mod stage;
 
-pub use probe::{PROBES, Probe};
-pub use stage::{Ending, Stage};
+pub use probe::{ImporterProbe, PROBES};
+pub use stage::{ProbeConnectionState, ProbeExporter};
 
-use crate::check::Check;
+use crate::check::ConformanceCheck;
 
 /// All checks of an importer, in the order of the report.
-pub fn checks() -> Vec<Check> {
+pub fn checks() -> Vec<ConformanceCheck> {
     PROBES.iter().map(|probe| probe.check).chain(judge::RULES.iter().copied()).collect()
 }

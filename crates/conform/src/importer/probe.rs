@@ -6,23 +6,23 @@ use std::rc::Rc;
 use farbus_wire::usbip::message::{DEVICE_RECORD_BYTES, HEADER_BYTES, RawHeader, command};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
-use crate::check::{Check, Severity};
-use crate::player::{Kind, Tamper};
+use crate::check::{CheckSeverity, ConformanceCheck};
+use crate::player::{ExporterMessageKind, ExporterTamper};
 
 /// A device to attach an importer to.
 #[derive(Clone, Copy, Debug)]
-pub struct Probe {
+pub struct ImporterProbe {
     /// Its bus id.
     pub bus_id: &'static str,
     /// What is checked with it.
-    pub check: Check,
+    pub check: ConformanceCheck,
     /// What its exporter does.
-    pub(super) does: Does,
+    pub(super) does: ExporterBehaviour,
 }
 
 /// What an exporter does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Does {
+pub(super) enum ExporterBehaviour {
     /// Breaks no rule.
     Right,
     /// Sends its bytes one by one.
@@ -47,7 +47,7 @@ pub(super) enum Does {
 
 /// What an importer has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Expected {
+pub(super) enum ExpectedReaction {
     /// Configure the device.
     Configures,
     /// Send no request.
@@ -60,59 +60,63 @@ pub(super) enum Expected {
     EndsOrConfigures,
 }
 
-impl Does {
-    pub const fn expected(self) -> Expected {
+impl ExporterBehaviour {
+    pub const fn expected(self) -> ExpectedReaction {
         match self {
-            Does::Right | Does::Pieces | Does::StrayUnlink => Expected::Configures,
-            Does::OtherVersion | Does::OtherDevice => Expected::SendsNothing,
-            Does::Busy => Expected::Leaves,
-            Does::TooLong | Does::HalfAnswer | Does::HalfHeader => Expected::Ends,
-            Does::Stranger => Expected::EndsOrConfigures,
+            ExporterBehaviour::Right | ExporterBehaviour::Pieces | ExporterBehaviour::StrayUnlink => {
+                ExpectedReaction::Configures
+            }
+            ExporterBehaviour::OtherVersion | ExporterBehaviour::OtherDevice => ExpectedReaction::SendsNothing,
+            ExporterBehaviour::Busy => ExpectedReaction::Leaves,
+            ExporterBehaviour::TooLong | ExporterBehaviour::HalfAnswer | ExporterBehaviour::HalfHeader => {
+                ExpectedReaction::Ends
+            }
+            ExporterBehaviour::Stranger => ExpectedReaction::EndsOrConfigures,
         }
     }
 }
 
 const fn probe(
     bus_id: &'static str,
-    does: Does,
-    severity: Severity,
+    does: ExporterBehaviour,
+    severity: CheckSeverity,
     id: &'static str,
     claim: &'static str,
     source: &'static str,
-) -> Probe {
-    Probe { bus_id, does, check: Check { id, claim, source, severity } }
+) -> ImporterProbe {
+    ImporterProbe { bus_id, does, check: ConformanceCheck { id, claim, source, severity } }
 }
 
-const MUST: Severity = Severity::Must;
+const MUST: CheckSeverity = CheckSeverity::Must;
 
 /// The devices on offer, and the check of each.
 #[rustfmt::skip]
-pub const PROBES: &[Probe] = &[
-    probe("1-1", Does::Right, MUST, "configures",
+pub const PROBES: &[ImporterProbe] = &[
+    probe("1-1", ExporterBehaviour::Right, MUST, "configures",
         "It reads a device's descriptors and configures it.", "requirement U2"),
-    probe("1-2", Does::Pieces, MUST, "answers-in-pieces",
+    probe("1-2", ExporterBehaviour::Pieces, MUST, "answers-in-pieces",
         "Answers whose bytes arrive one by one are understood.", "TCP is a stream"),
-    probe("1-3", Does::Busy, MUST, "refusal",
+    probe("1-3", ExporterBehaviour::Busy, MUST, "refusal",
         "After an import was refused it sends nothing more and ends the connection.", "kernel usbip_protocol.rst, OP_REP_IMPORT"),
-    probe("1-4", Does::OtherVersion, Severity::Should, "version",
+    probe("1-4", ExporterBehaviour::OtherVersion, CheckSeverity::Should, "version",
         "It sends no request to an exporter of another version.", "Linux usbip compares versions"),
-    probe("1-5", Does::OtherDevice, MUST, "other-device",
+    probe("1-5", ExporterBehaviour::OtherDevice, MUST, "other-device",
         "It sends no request to a device that it did not ask for.", "Linux usbip compares the bus id"),
-    probe("1-6", Does::TooLong, MUST, "answer-too-long",
+    probe("1-6", ExporterBehaviour::TooLong, MUST, "answer-too-long",
         "An answer longer than its room ends the connection.", "CVE-2016-3955"),
-    probe("1-7", Does::Stranger, MUST, "answer-unknown",
+    probe("1-7", ExporterBehaviour::Stranger, MUST, "answer-unknown",
         "An answer to no request ends the connection or is ignored.", "Linux vhci_rx: cannot find a urb"),
-    probe("1-8", Does::StrayUnlink, Severity::Should, "unlink-answer-unknown",
+    probe("1-8", ExporterBehaviour::StrayUnlink, CheckSeverity::Should, "unlink-answer-unknown",
         "An answer to no unlink is ignored.", "Linux vhci_rx: the unlink list is empty"),
-    probe("1-9", Does::HalfAnswer, MUST, "half-answer",
+    probe("1-9", ExporterBehaviour::HalfAnswer, MUST, "half-answer",
         "When the exporter leaves within an answer's data, it takes nothing of it and ends the connection.", "requirement U11"),
-    probe("1-10", Does::HalfHeader, MUST, "half-header",
+    probe("1-10", ExporterBehaviour::HalfHeader, MUST, "half-header",
         "When the exporter leaves within an answer's header, it takes nothing of it and ends the connection.", "requirement U11"),
 ];
 
 /// Does what the probe says.
-pub(super) struct Prober {
-    does: Does,
+pub(super) struct ProbeTamper {
+    does: ExporterBehaviour,
     /// Whether the wrong message was sent.
     provoked: Rc<Cell<bool>>,
 }
@@ -122,8 +126,8 @@ const STRANGER: u32 = 0x7eed_beef;
 const TOO_LONG: u32 = 64 << 10;
 const OTHER_BUS_ID: &str = "9-9";
 
-impl Prober {
-    pub fn new(does: Does, provoked: Rc<Cell<bool>>) -> Self {
+impl ProbeTamper {
+    pub fn new(does: ExporterBehaviour, provoked: Rc<Cell<bool>>) -> Self {
         Self { does, provoked }
     }
 
@@ -132,35 +136,35 @@ impl Prober {
     }
 }
 
-impl Tamper for Prober {
-    fn message(&mut self, kind: Kind, bytes: &mut Vec<u8>) {
+impl ExporterTamper for ProbeTamper {
+    fn message(&mut self, kind: ExporterMessageKind, bytes: &mut Vec<u8>) {
         if self.provoked.get() {
             return;
         }
         let provoked = match (self.does, kind) {
-            (Does::OtherVersion, Kind::Import) if bytes.len() > DEVICE_RECORD_BYTES => {
+            (ExporterBehaviour::OtherVersion, ExporterMessageKind::Import) if bytes.len() > DEVICE_RECORD_BYTES => {
                 bytes[1] = 0x06;
                 true
             }
-            (Does::Busy | Does::OtherDevice, Kind::Import) => true,
-            (Does::TooLong, Kind::Submit) if bytes.len() > HEADER_BYTES => {
+            (ExporterBehaviour::Busy | ExporterBehaviour::OtherDevice, ExporterMessageKind::Import) => true,
+            (ExporterBehaviour::TooLong, ExporterMessageKind::Submit) if bytes.len() > HEADER_BYTES => {
                 bytes.resize(HEADER_BYTES + TOO_LONG as usize, 0);
                 bytes[24..28].copy_from_slice(&TOO_LONG.to_be_bytes());
                 true
             }
-            (Does::Stranger, Kind::Submit) => {
+            (ExporterBehaviour::Stranger, ExporterMessageKind::Submit) => {
                 bytes.splice(..0, Self::stray(command::RET_SUBMIT));
                 true
             }
-            (Does::StrayUnlink, Kind::Submit) => {
+            (ExporterBehaviour::StrayUnlink, ExporterMessageKind::Submit) => {
                 bytes.splice(..0, Self::stray(command::RET_UNLINK));
                 true
             }
-            (Does::HalfAnswer, Kind::Submit) if bytes.len() > HEADER_BYTES + 1 => {
+            (ExporterBehaviour::HalfAnswer, ExporterMessageKind::Submit) if bytes.len() > HEADER_BYTES + 1 => {
                 bytes.truncate(HEADER_BYTES + (bytes.len() - HEADER_BYTES) / 2);
                 true
             }
-            (Does::HalfHeader, Kind::Submit) => {
+            (ExporterBehaviour::HalfHeader, ExporterMessageKind::Submit) => {
                 bytes.truncate(HEADER_BYTES / 2);
                 true
             }
@@ -171,13 +175,15 @@ impl Tamper for Prober {
 
     fn import(&mut self, _: &str, answer: Result<DeviceRecord, OpStatus>) -> Result<DeviceRecord, OpStatus> {
         match (self.does, answer) {
-            (Does::Busy, Ok(_)) => Err(OpStatus::Busy),
-            (Does::OtherDevice, Ok(record)) => Ok(DeviceRecord { bus_id: OTHER_BUS_ID.to_owned(), ..record }),
+            (ExporterBehaviour::Busy, Ok(_)) => Err(OpStatus::Busy),
+            (ExporterBehaviour::OtherDevice, Ok(record)) => {
+                Ok(DeviceRecord { bus_id: OTHER_BUS_ID.to_owned(), ..record })
+            }
             (_, answer) => answer,
         }
     }
 
     fn piece_bytes_max(&self) -> usize {
-        if self.does == Does::Pieces { 1 } else { usize::MAX }
+        if self.does == ExporterBehaviour::Pieces { 1 } else { usize::MAX }
     }
 }

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farbus_model::{Device, Instant};
-use farbus_wire::usbip::message::{Submit, command};
+use farbus_wire::usbip::message::{SubmitCommand, command};
 
-use super::judge::{Judge, Message, is_configuration};
-use super::probe::{Does, Expected, PROBES, Probe, Prober};
-use crate::check::{Report, Result as Line, Verdict};
-use crate::player::{ConnId, Player, Right};
+use super::judge::{ImporterMessage, RuleJudge, is_configuration};
+use super::probe::{ExpectedReaction, ExporterBehaviour, ImporterProbe, PROBES, ProbeTamper};
+use crate::check::{CheckResult as Line, CheckVerdict, ConformanceReport};
+use crate::player::{ConnId, MockExporter, NoTamper};
 
 /// Bytes of one importer that wait to be whole messages: the largest buffer, its packets and its header.
 const WAITING_BYTES_MAX: usize = (16 << 20) + (64 << 10);
@@ -21,7 +21,7 @@ const UNDER_WAY: u32 = 10;
 
 /// How a connection goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ProbeConnectionState {
     /// It stays open.
     Open,
     /// The exporter sends nothing more, and waits for the importer's end.
@@ -30,8 +30,8 @@ pub enum Ending {
     Closed,
 }
 
-struct Tried {
-    probe: Probe,
+struct ProbeAttempt {
+    probe: ImporterProbe,
     provoked: Rc<Cell<bool>>,
     provoked_at: Option<Instant>,
     /// When the importer asked for it first.
@@ -40,31 +40,31 @@ struct Tried {
     requests: u32,
     /// When the wrong message was sent, nothing else of the importer was under way.
     was_alone: bool,
-    outcome: Option<(Verdict, String)>,
+    outcome: Option<(CheckVerdict, String)>,
 }
 
 /// An exporter for importers that are tested.
-pub struct Stage {
-    player: Player,
-    judge: Judge,
-    tried: Vec<Tried>,
-    conns: BTreeMap<ConnId, Waiting>,
+pub struct ProbeExporter {
+    player: MockExporter,
+    judge: RuleJudge,
+    tried: Vec<ProbeAttempt>,
+    conns: BTreeMap<ConnId, ProbeConnection>,
     /// The importer had two requests under way at a time.
     has_pipelined: bool,
     patience: Duration,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct ProbeConnection {
     bytes: Vec<u8>,
     /// Which probe it asked for.
     probe: Option<usize>,
 }
 
-impl Stage {
+impl ProbeExporter {
     /// Offers what `device` makes, once for each of [`PROBES`] whose check is in `only`; empty: all.
     pub fn new(device: impl Fn() -> Box<dyn Device>, only: &[String], patience: Duration) -> Self {
-        let mut player = Player::new(Box::new(Right));
+        let mut player = MockExporter::new(Box::new(NoTamper));
         let mut tried = Vec::new();
         // Rules are held against what is sent to any of them: without a probe of their own, to the first.
         let asks_of_probe = PROBES.iter().any(|probe| only.iter().any(|id| id == probe.check.id));
@@ -76,8 +76,8 @@ impl Stage {
             };
             if is_chosen {
                 let provoked = Rc::new(Cell::new(false));
-                player.offer(probe.bus_id, device(), Box::new(Prober::new(probe.does, Rc::clone(&provoked))));
-                tried.push(Tried {
+                player.offer(probe.bus_id, device(), Box::new(ProbeTamper::new(probe.does, Rc::clone(&provoked))));
+                tried.push(ProbeAttempt {
                     probe: *probe,
                     provoked,
                     provoked_at: None,
@@ -88,11 +88,11 @@ impl Stage {
                 });
             }
         }
-        Self { player, judge: Judge::default(), tried, conns: BTreeMap::new(), has_pipelined: false, patience }
+        Self { player, judge: RuleJudge::default(), tried, conns: BTreeMap::new(), has_pipelined: false, patience }
     }
 
     /// The devices to attach the importer to.
-    pub fn probes(&self) -> impl Iterator<Item = &Probe> {
+    pub fn probes(&self) -> impl Iterator<Item = &ImporterProbe> {
         self.tried.iter().map(|tried| &tried.probe)
     }
 
@@ -109,7 +109,7 @@ impl Stage {
     /// An importer connected.
     pub fn connect(&mut self) -> ConnId {
         let id = self.player.connect();
-        self.conns.insert(id, Waiting::default());
+        self.conns.insert(id, ProbeConnection::default());
         id
     }
 
@@ -124,7 +124,7 @@ impl Stage {
     fn advance(&mut self, id: ConnId, now: Instant) {
         while self.player.wants(id) {
             let Some(conn) = self.conns.get_mut(&id) else { return };
-            let Some((length, message)) = Judge::frame(&conn.bytes, id, &self.player) else { return };
+            let Some((length, message)) = RuleJudge::frame(&conn.bytes, id, &self.player) else { return };
             let whole: Vec<u8> = conn.bytes.drain(..length).collect();
             let rest = conn.bytes.len();
             self.judge.message(message, &whole, rest, id, &mut self.player);
@@ -141,10 +141,10 @@ impl Stage {
     }
 
     /// What a message says about the probe of its connection.
-    fn notice(&mut self, id: ConnId, message: Message, bytes: &[u8], now: Instant) {
+    fn notice(&mut self, id: ConnId, message: ImporterMessage, bytes: &[u8], now: Instant) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        let asks_again = message == Message::Import && conn.probe.is_some();
-        if message == Message::Import && !asks_again {
+        let asks_again = message == ImporterMessage::Import && conn.probe.is_some();
+        if message == ImporterMessage::Import && !asks_again {
             let asked = bytes.get(8..).unwrap_or_default();
             let name = asked.split(|byte| *byte == 0).next().unwrap_or_default();
             conn.probe = self.tried.iter().position(|tried| tried.probe.bus_id.as_bytes() == name);
@@ -156,27 +156,33 @@ impl Stage {
         }
         let Some(tried) = conn.probe.and_then(|at| self.tried.get_mut(at)) else { return };
         tried.requests += 1;
-        if matches!(message, Message::Request(raw) if raw.command == command::CMD_SUBMIT) {
+        if matches!(message, ImporterMessage::Request(raw) if raw.command == command::CMD_SUBMIT) {
             self.has_pipelined |= !conn.bytes.is_empty() || self.player.in_flight(id) > 0;
         }
         let configures = match message {
-            Message::Request(raw) => Submit::check(&raw).is_ok_and(|submit| is_configuration(&submit)),
+            ImporterMessage::Request(raw) => SubmitCommand::check(&raw).is_ok_and(|submit| is_configuration(&submit)),
             _ => false,
         };
         // What it sent before it can have known does not count.
         let is_told = tried.provoked_at.is_some_and(|at| now.since(at) > self.patience / UNDER_WAY);
         // An importer that asks one by one goes on when it has an answer.
-        let is_half = matches!(tried.probe.does, Does::HalfAnswer | Does::HalfHeader);
+        let is_half = matches!(tried.probe.does, ExporterBehaviour::HalfAnswer | ExporterBehaviour::HalfHeader);
         let took_half = is_half && tried.provoked.get() && tried.was_alone && !self.has_pipelined;
         match tried.probe.does.expected() {
-            Expected::Configures | Expected::EndsOrConfigures if configures => {
-                tried.settle(Verdict::Pass, "it configured the device");
+            ExpectedReaction::Configures | ExpectedReaction::EndsOrConfigures if configures => {
+                tried.settle(CheckVerdict::Pass, "it configured the device");
             }
-            Expected::SendsNothing if tried.provoked.get() => tried.settle(Verdict::Fail, "it sent a request"),
-            Expected::Leaves if asks_again => tried.settle(Verdict::Fail, "it asked again on the same connection"),
-            Expected::Leaves if tried.provoked.get() => tried.settle(Verdict::Fail, "it sent a request"),
-            Expected::Ends if took_half => tried.settle(Verdict::Fail, "it took a part for an answer, and went on"),
-            Expected::Ends if is_told => tried.settle(Verdict::Fail, "it sent another request"),
+            ExpectedReaction::SendsNothing if tried.provoked.get() => {
+                tried.settle(CheckVerdict::Fail, "it sent a request")
+            }
+            ExpectedReaction::Leaves if asks_again => {
+                tried.settle(CheckVerdict::Fail, "it asked again on the same connection")
+            }
+            ExpectedReaction::Leaves if tried.provoked.get() => tried.settle(CheckVerdict::Fail, "it sent a request"),
+            ExpectedReaction::Ends if took_half => {
+                tried.settle(CheckVerdict::Fail, "it took a part for an answer, and went on")
+            }
+            ExpectedReaction::Ends if is_told => tried.settle(CheckVerdict::Fail, "it sent another request"),
             _ => {}
         }
     }
@@ -197,17 +203,17 @@ impl Stage {
         self.advance(id, now);
     }
 
-    /// How the connection goes on, once [`Stage::transmit`] has nothing more.
-    pub fn ending(&self, id: ConnId) -> Ending {
+    /// How the connection goes on, once [`ProbeExporter::transmit`] has nothing more.
+    pub fn ending(&self, id: ConnId) -> ProbeConnectionState {
         let tried = self.conns.get(&id).and_then(|conn| conn.probe).and_then(|at| self.tried.get(at));
         match tried {
             // What it sends or does now is what the probe is about.
             Some(tried) if tried.outcome.is_none() && tried.provoked.get() => match tried.probe.does {
-                Does::HalfAnswer | Does::HalfHeader => Ending::Half,
-                _ => Ending::Open,
+                ExporterBehaviour::HalfAnswer | ExporterBehaviour::HalfHeader => ProbeConnectionState::Half,
+                _ => ProbeConnectionState::Open,
             },
-            _ if self.player.is_over(id) => Ending::Closed,
-            _ => Ending::Open,
+            _ if self.player.is_over(id) => ProbeConnectionState::Closed,
+            _ => ProbeConnectionState::Open,
         }
     }
 
@@ -217,10 +223,16 @@ impl Stage {
         if let Some(tried) = probe.and_then(|at| self.tried.get_mut(at)) {
             let is_provoked = tried.provoked.get();
             match tried.probe.does.expected() {
-                Expected::Configures => tried.settle(Verdict::Fail, "it closed the connection before it configured it"),
-                Expected::SendsNothing if is_provoked => tried.settle(Verdict::Pass, "it closed the connection"),
-                Expected::Leaves | Expected::Ends | Expected::EndsOrConfigures if is_provoked => {
-                    tried.settle(Verdict::Pass, "it closed the connection");
+                ExpectedReaction::Configures => {
+                    tried.settle(CheckVerdict::Fail, "it closed the connection before it configured it")
+                }
+                ExpectedReaction::SendsNothing if is_provoked => {
+                    tried.settle(CheckVerdict::Pass, "it closed the connection")
+                }
+                ExpectedReaction::Leaves | ExpectedReaction::Ends | ExpectedReaction::EndsOrConfigures
+                    if is_provoked =>
+                {
+                    tried.settle(CheckVerdict::Pass, "it closed the connection");
                 }
                 // It had not come to that.
                 _ => tried.since = None,
@@ -230,7 +242,7 @@ impl Stage {
         self.player.close(id, now);
     }
 
-    /// When [`Stage::handle_timeout`] wants to be called.
+    /// When [`ProbeExporter::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let patience = self.patience;
         let waiting = self.tried.iter().filter(|tried| tried.outcome.is_none());
@@ -244,39 +256,54 @@ impl Stage {
         for tried in &mut self.tried {
             if tried.since.is_some_and(|since| since + self.patience <= now) {
                 match tried.probe.does.expected() {
-                    Expected::SendsNothing => tried.settle(Verdict::Pass, "it sent nothing more"),
+                    ExpectedReaction::SendsNothing => tried.settle(CheckVerdict::Pass, "it sent nothing more"),
                     // What plugs a device into a virtual machine reads it, and leaves the rest to the machine.
-                    Expected::Configures if tried.requests > 1 && tried.probe.does == Does::Right => tried
-                        .settle(Verdict::NotApplicable, "it read the device and had no reason to configure it in time"),
-                    Expected::Configures if tried.requests > 1 => {
-                        tried.settle(Verdict::Pass, "it understood the answers and sent more requests");
+                    ExpectedReaction::Configures
+                        if tried.requests > 1 && tried.probe.does == ExporterBehaviour::Right =>
+                    {
+                        tried.settle(
+                            CheckVerdict::NotApplicable,
+                            "it read the device and had no reason to configure it in time",
+                        )
                     }
-                    Expected::Configures => tried.settle(Verdict::Fail, "it did not configure the device in time"),
-                    Expected::Leaves => {
-                        tried.settle(Verdict::Fail, "it stayed, and neither sent anything nor closed the connection");
+                    ExpectedReaction::Configures if tried.requests > 1 => {
+                        tried.settle(CheckVerdict::Pass, "it understood the answers and sent more requests");
                     }
-                    Expected::Ends => tried.settle(Verdict::Fail, "it did not close the connection in time"),
-                    Expected::EndsOrConfigures => tried.settle(Verdict::Fail, "it did neither in time"),
+                    ExpectedReaction::Configures => {
+                        tried.settle(CheckVerdict::Fail, "it did not configure the device in time")
+                    }
+                    ExpectedReaction::Leaves => {
+                        tried.settle(
+                            CheckVerdict::Fail,
+                            "it stayed, and neither sent anything nor closed the connection",
+                        );
+                    }
+                    ExpectedReaction::Ends => {
+                        tried.settle(CheckVerdict::Fail, "it did not close the connection in time")
+                    }
+                    ExpectedReaction::EndsOrConfigures => tried.settle(CheckVerdict::Fail, "it did neither in time"),
                 }
             }
         }
     }
 
     /// The results so far: devices that no importer was attached to are skipped.
-    pub fn report(&self, only: &[String]) -> Report {
-        let of_probe = |tried: &Tried| {
-            let not_tried = || (Verdict::Skipped, format!("no importer was attached to {}", tried.probe.bus_id));
+    pub fn report(&self, only: &[String]) -> ConformanceReport {
+        let of_probe = |tried: &ProbeAttempt| {
+            let not_tried = || (CheckVerdict::Skipped, format!("no importer was attached to {}", tried.probe.bus_id));
             let (verdict, seen) = tried.outcome.clone().unwrap_or_else(not_tried);
             Line { check: tried.probe.check, verdict, seen }
         };
         let is_chosen = |line: &Line| only.is_empty() || only.iter().any(|id| id == line.check.id);
-        Report { results: self.tried.iter().map(of_probe).chain(self.judge.lines()).filter(is_chosen).collect() }
+        ConformanceReport {
+            results: self.tried.iter().map(of_probe).chain(self.judge.lines()).filter(is_chosen).collect(),
+        }
     }
 }
 
-impl Tried {
+impl ProbeAttempt {
     /// The first outcome counts.
-    fn settle(&mut self, verdict: Verdict, seen: &str) {
+    fn settle(&mut self, verdict: CheckVerdict, seen: &str) {
         self.outcome.get_or_insert_with(|| (verdict, seen.to_owned()));
     }
 }

@@ -1,13 +1,13 @@
 //! Requests to a USB device as bytes, and their ends.
 
-use farbus_model::descriptor::{Endpoint, kind};
-use farbus_model::{Direction, EpAddr, Setup, TransferType};
-use farbus_wire::native::Kind;
+use farbus_model::descriptor::{EndpointDescriptor, kind};
+use farbus_model::{EpAddr, SetupPacket, TransferDirection, TransferType};
+use farbus_wire::native::FrameKind;
 use farbus_wire::native::frame::{BODY_BYTES_MAX, RESIDENCE_BYTES};
 
-use super::talk::{MORE, TIMED, Talk};
-use super::wire::{Message, frame};
-use crate::conversation::Trouble;
+use super::talk::{MORE, SessionConversation, TIMED};
+use super::wire::{SessionMessage, frame};
+use crate::conversation::ExchangeError;
 
 /// The status of a reply whose transfer succeeded.
 pub(super) const OK: u8 = 0;
@@ -19,7 +19,7 @@ const REPLY_BYTES: usize = 8;
 
 /// A request to submit.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(super) struct UsbTransferRequest {
     pub part: Vec<u8>,
     pub data: Vec<u8>,
     pub room: u32,
@@ -29,14 +29,14 @@ pub(super) struct Ask {
 
 /// How a request ended.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct UsbTransferAnswer {
     pub status: u8,
     pub data: Vec<u8>,
     /// Bytes that moved.
     pub moved: u32,
 }
 
-impl Ask {
+impl UsbTransferRequest {
     /// A request with these fields and no data.
     pub fn new(endpoint: u8, bits: u8, qualifier: u16, length: u32) -> Self {
         let mut part = vec![endpoint, bits];
@@ -46,8 +46,8 @@ impl Ask {
     }
 
     /// A control transfer with this OUT data.
-    pub fn control(setup: Setup, data: &[u8]) -> Self {
-        let endpoint = if setup.direction() == Direction::In { 0x80 } else { 0 };
+    pub fn control(setup: SetupPacket, data: &[u8]) -> Self {
+        let endpoint = if setup.direction() == TransferDirection::In { 0x80 } else { 0 };
         let mut ask = Self::new(endpoint, 0, 0, setup.length.into());
         ask.part.extend(setup.to_bytes());
         Self { data: data.to_vec(), ..ask }
@@ -55,11 +55,11 @@ impl Ask {
 
     /// GET_DESCRIPTOR of the device descriptor.
     pub fn descriptor() -> Self {
-        Self::control(Setup::get_descriptor(kind::DEVICE, 0, 0, 18), &[])
+        Self::control(SetupPacket::get_descriptor(kind::DEVICE, 0, 0, 18), &[])
     }
 
     /// An interrupt or bulk IN transfer.
-    pub fn data_in(endpoint: &Endpoint, length: u32) -> Self {
+    pub fn data_in(endpoint: &EndpointDescriptor, length: u32) -> Self {
         let qualifier = if endpoint.kind == TransferType::Bulk { 0 } else { u16::from(endpoint.interval.max(1)) };
         Self::new(endpoint.address.as_byte(), endpoint.kind.as_attributes(), qualifier, length)
     }
@@ -72,7 +72,7 @@ impl Ask {
     }
 
     /// An isochronous IN transfer of so many full packets, as soon as possible.
-    pub fn isochronous(endpoint: &Endpoint, packets: u16) -> Self {
+    pub fn isochronous(endpoint: &EndpointDescriptor, packets: u16) -> Self {
         let each = endpoint.interval_bytes_max();
         let bits = TransferType::Isochronous.as_attributes() | ASAP;
         let interval = u16::from(endpoint.interval.max(1));
@@ -88,20 +88,20 @@ impl Ask {
     pub fn frames(&self, attachment: u16, tag: u16) -> Vec<Vec<u8>> {
         let whole = [&self.part[..], &self.data].concat();
         let mut pieces = whole.chunks(BODY_BYTES_MAX / 2).peekable();
-        let mut kind = Kind::Request.code();
+        let mut kind = FrameKind::Request.code();
         let mut flags = self.flags;
         let mut frames = Vec::new();
         while let Some(piece) = pieces.next() {
             let more = if pieces.peek().is_some() { MORE } else { 0 };
             frames.push(frame(kind, flags | more, attachment, tag, piece));
-            (kind, flags) = (Kind::Data.code(), 0);
+            (kind, flags) = (FrameKind::Data.code(), 0);
         }
         frames
     }
 
     /// Reads the end of this request out of a reply.
-    fn end(&self, reply: &Message) -> Result<Answer, Trouble> {
-        let broken = |what: String| Trouble::Broken(format!("the reply of tag {}: {what}", reply.tag));
+    fn end(&self, reply: &SessionMessage) -> Result<UsbTransferAnswer, ExchangeError> {
+        let broken = |what: String| ExchangeError::Broken(format!("the reply of tag {}: {what}", reply.tag));
         if reply.flags.timed != (self.flags & TIMED != 0) {
             return Err(broken(format!("timed is {}", reply.flags.timed)));
         }
@@ -129,23 +129,33 @@ impl Ask {
         if moved > self.room as usize || data.len() != follow {
             return Err(broken(format!("{moved} bytes moved of {}, {} follow", self.room, data.len())));
         }
-        Ok(Answer { status, data: data.to_vec(), moved: moved as u32 })
+        Ok(UsbTransferAnswer { status, data: data.to_vec(), moved: moved as u32 })
     }
 }
 
 /// Waits for the reply to a request that was sent.
-pub(super) fn reply(talk: &mut Talk, attachment: u16, tag: u16, ask: &Ask) -> Result<Answer, Trouble> {
-    let is_end = |m: &Message| m.attachment == attachment && m.kind == Kind::Closed;
-    let is_it = |m: &Message| m.kind == Kind::Reply && (m.attachment, m.tag) == (attachment, tag);
+pub(super) fn reply(
+    talk: &mut SessionConversation,
+    attachment: u16,
+    tag: u16,
+    ask: &UsbTransferRequest,
+) -> Result<UsbTransferAnswer, ExchangeError> {
+    let is_end = |m: &SessionMessage| m.attachment == attachment && m.kind == FrameKind::Closed;
+    let is_it = |m: &SessionMessage| m.kind == FrameKind::Reply && (m.attachment, m.tag) == (attachment, tag);
     let found = talk.wait(|message| is_it(message) || is_end(message))?;
     if is_end(&found) {
-        return Err(Trouble::Broken(format!("attachment {attachment} was closed")));
+        return Err(ExchangeError::Broken(format!("attachment {attachment} was closed")));
     }
     ask.end(&found)
 }
 
 /// Submits a request and waits for its reply.
-pub(super) fn answer(talk: &mut Talk, attachment: u16, tag: u16, ask: &Ask) -> Result<Answer, Trouble> {
+pub(super) fn answer(
+    talk: &mut SessionConversation,
+    attachment: u16,
+    tag: u16,
+    ask: &UsbTransferRequest,
+) -> Result<UsbTransferAnswer, ExchangeError> {
     talk.send_all(&ask.frames(attachment, tag))?;
     reply(talk, attachment, tag, ask)
 }

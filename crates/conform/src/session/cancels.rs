@@ -1,18 +1,18 @@
 //! Cancels and their races.
 
-use farbus_wire::native::Kind;
+use farbus_wire::native::FrameKind;
 
-use super::asking::{Ask, OK, reply};
-use super::entry::{Entry, must};
+use super::asking::{OK, UsbTransferRequest, reply};
+use super::entry::{SessionCheck, must};
 use super::requests::{BURST, CANCELLED, describes, is_descriptor, once_each, pend};
-use super::subject::{FIRST, Subject};
+use super::subject::{FIRST, SessionSubject};
 use super::wire::frame;
-use crate::check::{Seen, Stop};
+use crate::check::{CheckOutcome, CheckStop};
 
 const FRAMES: &str = "protocol.md, Frames: cancel";
 const CREDITS: &str = "protocol.md, Credits";
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[SessionCheck] = &[
     must(
         "cancel-pending",
         "A request that waits and is cancelled has one reply, of status 8, and one answer.",
@@ -31,10 +31,10 @@ pub(super) const CHECKS: &[Entry] = &[
 ];
 
 fn cancel(tag: u16) -> Vec<u8> {
-    frame(Kind::Cancel.code(), 0, FIRST, tag, &[])
+    frame(FrameKind::Cancel.code(), 0, FIRST, tag, &[])
 }
 
-fn pending(subject: &mut Subject<'_>) -> Seen {
+fn pending(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let (tag, ask) = pend(subject, &mut talk, &device.facts)?;
     talk.send_all(&[cancel(tag)])?;
@@ -43,33 +43,33 @@ fn pending(subject: &mut Subject<'_>) -> Seen {
     describes(&mut talk, &device, 1)?;
     talk.leave();
     if came.status != CANCELLED {
-        return Err(Stop::Fail(format!("status {}", came.status)));
+        return Err(CheckStop::Fail(format!("status {}", came.status)));
     }
     Ok("status 8, then the cancel's answer".to_owned())
 }
 
-fn answered(subject: &mut Subject<'_>) -> Seen {
+fn answered(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     describes(&mut talk, &device, 1)?;
     talk.send_all(&[cancel(1)])?;
-    talk.wait(|message| message.kind == Kind::Cancel && message.tag == 1)?;
+    talk.wait(|message| message.kind == FrameKind::Cancel && message.tag == 1)?;
     once_each(subject, &mut talk, &[1], 1)?;
     talk.leave();
     Ok("one reply, one answer".to_owned())
 }
 
-fn unknown(subject: &mut Subject<'_>) -> Seen {
+fn unknown(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     talk.send_all(&[cancel(77)])?;
-    talk.wait(|message| message.kind == Kind::Cancel && message.tag == 77)?;
+    talk.wait(|message| message.kind == FrameKind::Cancel && message.tag == 77)?;
     describes(&mut talk, &device, 1)?;
     talk.leave();
     Ok("answered".to_owned())
 }
 
-fn race(subject: &mut Subject<'_>) -> Seen {
+fn race(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
-    let ask = Ask::descriptor();
+    let ask = UsbTransferRequest::descriptor();
     let both = |tag: u16| [ask.frames(FIRST, tag), vec![cancel(tag)]].concat();
     talk.send_all(&(0..BURST).flat_map(both).collect::<Vec<_>>())?;
     let tags: Vec<u16> = (0..BURST).collect();
@@ -78,7 +78,7 @@ fn race(subject: &mut Subject<'_>) -> Seen {
         match reply(&mut talk, FIRST, tag, &ask)?.status {
             OK => {}
             CANCELLED => withdrawn += 1,
-            other => return Err(Stop::Fail(format!("tag {tag} ends with status {other}"))),
+            other => return Err(CheckStop::Fail(format!("tag {tag} ends with status {other}"))),
         }
     }
     once_each(subject, &mut talk, &tags, 1)?;
@@ -86,14 +86,14 @@ fn race(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("{BURST} requests, {withdrawn} withdrawn"))
 }
 
-fn reused(subject: &mut Subject<'_>) -> Seen {
+fn reused(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let (tag, ask) = pend(subject, &mut talk, &device.facts)?;
     talk.send_all(&[cancel(tag)])?;
     reply(&mut talk, FIRST, tag, &ask)?;
-    talk.wait(|message| message.kind == Kind::Cancel && message.tag == tag)?;
+    talk.wait(|message| message.kind == FrameKind::Cancel && message.tag == tag)?;
     talk.inbox.clear();
-    talk.send_all(&Ask::descriptor().frames(FIRST, tag))?;
+    talk.send_all(&UsbTransferRequest::descriptor().frames(FIRST, tag))?;
     is_descriptor(&mut talk, &device, tag)?;
     once_each(subject, &mut talk, &[tag], 0)?;
     talk.leave();

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use farbus_model::{Direction, Setup, TransferType};
-use farbus_wire::native::control::{Mode, Open};
+use farbus_model::{SetupPacket, TransferDirection, TransferType};
+use farbus_wire::native::control::{AttachmentMode, OpenRequest};
 use farbus_wire::native::frame::FRAME_BYTES_MAX;
-use farbus_wire::native::{Kind, Options};
+use farbus_wire::native::{FrameKind, HelloOptions};
 
-use super::asking::{Ask, OK, answer, reply};
-use super::entry::{Entry, must, not_applicable};
+use super::asking::{OK, UsbTransferRequest, answer, reply};
+use super::entry::{SessionCheck, must, not_applicable};
 use super::requests::{once_each, pend, source_sink};
-use super::subject::{Device, FIRST, Subject, shown};
-use super::talk::{Talk, usb};
-use crate::check::{Seen, Stop};
+use super::subject::{FIRST, SessionSubject, SessionTestDevice, shown};
+use super::talk::{SessionConversation, usb};
+use crate::check::{CheckOutcome, CheckStop};
 
 const CREDITS: &str = "protocol.md, Credits";
 const BEGINS: &str = "protocol.md, A link begins: option 2";
@@ -29,7 +29,7 @@ const TRANSFER_BYTES_MAX: u32 = 16 << 20;
 const SHOWN: u16 = 6;
 const GRANTED: u32 = 2;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[SessionCheck] = &[
     must("credit-requests", "A request beyond the credit of requests ends its attachment.", CREDITS, requests),
     must("credit-bytes", "A request beyond the credit of bytes ends its attachment.", CREDITS, bytes),
     must(
@@ -48,7 +48,9 @@ pub(super) const CHECKS: &[Entry] = &[
 ];
 
 /// A request that stays under way, and the credit.
-fn pending(subject: &mut Subject<'_>) -> Result<(Talk, Device, Ask), Stop> {
+fn pending(
+    subject: &mut SessionSubject<'_>,
+) -> Result<(SessionConversation, SessionTestDevice, UsbTransferRequest), CheckStop> {
     let (mut talk, device) = subject.device()?;
     let (_, ask) = pend(subject, &mut talk, &device.facts)?;
     if device.facts.is_source_sink() {
@@ -59,13 +61,13 @@ fn pending(subject: &mut Subject<'_>) -> Result<(Talk, Device, Ask), Stop> {
 }
 
 /// These requests go beyond the credit: the attachment, or the session, has to end.
-fn beyond(subject: &mut Subject<'_>, talk: Talk, frames: &[Vec<u8>], said: &str) -> Seen {
+fn beyond(subject: &mut SessionSubject<'_>, talk: SessionConversation, frames: &[Vec<u8>], said: &str) -> CheckOutcome {
     let seen = subject.breaks(talk, &frames.concat(), said)?;
     subject.serves_device()?;
     Ok(seen)
 }
 
-fn requests(subject: &mut Subject<'_>) -> Seen {
+fn requests(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, device, ask) = pending(subject)?;
     let most = device.opened.credit.requests;
     if most >= 0x1000 + 0x0fff {
@@ -76,9 +78,9 @@ fn requests(subject: &mut Subject<'_>) -> Seen {
     beyond(subject, talk, &frames, &format!("{} requests of a credit of {most}", u32::from(most) + 1))
 }
 
-fn bytes(subject: &mut Subject<'_>) -> Seen {
+fn bytes(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, device, _) = pending(subject)?;
-    let of = |kind| device.facts.endpoint(kind, Direction::In);
+    let of = |kind| device.facts.endpoint(kind, TransferDirection::In);
     let kinds = match device.facts.disk() {
         Some(_) => [TransferType::Bulk, TransferType::Interrupt],
         None => [TransferType::Interrupt, TransferType::Bulk],
@@ -90,15 +92,15 @@ fn bytes(subject: &mut Subject<'_>) -> Seen {
     if count > u32::from(device.opened.credit.requests) / 2 {
         return Err(not_applicable(format!("a credit of {credit} bytes is more than all transfers have")));
     }
-    let ask = Ask::data_in(endpoint, each);
+    let ask = UsbTransferRequest::data_in(endpoint, each);
     let frames: Vec<Vec<u8>> = (0..count as u16).flat_map(|tag| ask.frames(FIRST, tag)).collect();
     beyond(subject, talk, &frames, &format!("{count} requests of {each} bytes, of a credit of {credit}"))
 }
 
-fn back(subject: &mut Subject<'_>) -> Seen {
+fn back(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let most = u32::from(device.opened.credit.requests).min(4096);
-    let ask = Ask::descriptor();
+    let ask = UsbTransferRequest::descriptor();
     let mut asked = 0;
     while asked < 2 * most {
         let turn = (most / 2).clamp(1, 512);
@@ -106,7 +108,7 @@ fn back(subject: &mut Subject<'_>) -> Seen {
         for tag in 0..turn as u16 {
             let came = reply(&mut talk, FIRST, tag, &ask)?;
             if came.status != OK {
-                return Err(Stop::Fail(format!("request {asked} ends with status {}", came.status)));
+                return Err(CheckStop::Fail(format!("request {asked} ends with status {}", came.status)));
             }
         }
         asked += turn;
@@ -116,16 +118,16 @@ fn back(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("{asked} requests, of a credit of {most}"))
 }
 
-fn unacknowledged(subject: &mut Subject<'_>) -> Seen {
-    let options = Options { unacknowledged_bytes_max: Some(UNACKNOWLEDGED), ..Subject::options() };
+fn unacknowledged(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let options = HelloOptions { unacknowledged_bytes_max: Some(UNACKNOWLEDGED), ..SessionSubject::options() };
     let (mut talk, device) = subject.device_with(options)?;
-    let endpoint = source_sink(&device.facts, Direction::In)?;
+    let endpoint = source_sink(&device.facts, TransferDirection::In)?;
     let credit = device.opened.credit;
     let reads = READS.min(credit.requests).min(u16::try_from(credit.bytes / READ_BYTES).unwrap_or(READS));
     if u32::from(reads) * READ_BYTES <= UNACKNOWLEDGED {
         return Err(not_applicable(format!("a credit of {} bytes is less than the kit accepts", credit.bytes)));
     }
-    let ask = Ask::data_in(&endpoint, READ_BYTES);
+    let ask = UsbTransferRequest::data_in(&endpoint, READ_BYTES);
     talk.acknowledge(talk.received())?;
     talk.is_acknowledging = false;
     talk.send_all(&(0..reads).flat_map(|tag| ask.frames(FIRST, tag)).collect::<Vec<_>>())?;
@@ -133,7 +135,9 @@ fn unacknowledged(subject: &mut Subject<'_>) -> Seen {
     let had = talk.unacknowledged_bytes();
     let most = UNACKNOWLEDGED as usize + FRAME_BYTES_MAX;
     if had > most {
-        return Err(Stop::Fail(format!("{had} bytes came without an acknowledgement, {UNACKNOWLEDGED} are accepted")));
+        return Err(CheckStop::Fail(format!(
+            "{had} bytes came without an acknowledgement, {UNACKNOWLEDGED} are accepted"
+        )));
     }
     talk.is_acknowledging = true;
     talk.acknowledge(talk.received())?;
@@ -149,28 +153,30 @@ fn unacknowledged(subject: &mut Subject<'_>) -> Seen {
 }
 
 /// How many events have come.
-fn events(talk: &Talk) -> u32 {
-    talk.inbox.iter().filter(|message| message.kind == Kind::Event).count() as u32
+fn events(talk: &SessionConversation) -> u32 {
+    talk.inbox.iter().filter(|message| message.kind == FrameKind::Event).count() as u32
 }
 
-fn grant(subject: &mut Subject<'_>) -> Seen {
+fn grant(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let name = subject.name()?;
     let (mut user, device) = subject.device()?;
-    let found = device.facts.endpoint_anywhere(TransferType::Isochronous, Direction::In);
+    let found = device.facts.endpoint_anywhere(TransferType::Isochronous, TransferDirection::In);
     let (setting, endpoint) = found.ok_or_else(|| not_applicable("the device has no isochronous IN endpoint"))?;
-    let set = Setup::set_interface(setting.interface, setting.alternate);
-    let of_set = answer(&mut user, FIRST, 1, &Ask::control(set, &[]))?;
+    let set = SetupPacket::set_interface(setting.interface, setting.alternate);
+    let of_set = answer(&mut user, FIRST, 1, &UsbTransferRequest::control(set, &[]))?;
     if of_set.status != OK {
-        return Err(Stop::Skip(format!("SET_INTERFACE ended with status {}", of_set.status)));
+        return Err(CheckStop::Skip(format!("SET_INTERFACE ended with status {}", of_set.status)));
     }
     let mut observer = subject.begin()?;
-    if let Err(end) = observer.open(FIRST, &Open { mode: Mode::Observe, ..usb(&name) })? {
+    if let Err(end) = observer.open(FIRST, &OpenRequest { mode: AttachmentMode::Observe, ..usb(&name) })? {
         return Err(not_applicable(format!("the device may not be observed: {}", shown(&end))));
     }
-    let allow = |observer: &mut Talk, count: u32| observer.send(Kind::Grant.code(), FIRST, 0, &count.to_le_bytes());
+    let allow = |observer: &mut SessionConversation, count: u32| {
+        observer.send(FrameKind::Grant.code(), FIRST, 0, &count.to_le_bytes())
+    };
     allow(&mut observer, GRANTED)?;
     observer.ping(1)?;
-    let ask = Ask::isochronous(endpoint, 8);
+    let ask = UsbTransferRequest::isochronous(endpoint, 8);
     for tag in 10..10 + SHOWN {
         answer(&mut user, FIRST, tag, &ask)?;
     }
@@ -190,7 +196,7 @@ fn grant(subject: &mut Subject<'_>) -> Seen {
     user.leave();
     if (first, all) != (GRANTED, 2 * GRANTED) {
         let more = 2 * GRANTED;
-        return Err(Stop::Fail(format!("{GRANTED} were granted, {first} came; then {more} in all, {all} came")));
+        return Err(CheckStop::Fail(format!("{GRANTED} were granted, {first} came; then {more} in all, {all} came")));
     }
     Ok(format!("{GRANTED} of {SHOWN}, then {GRANTED} more"))
 }

@@ -2,11 +2,11 @@
 
 use farbus_model::limits::LANES_MAX;
 use farbus_wire::native::hello::{GREETING_BYTES, OPTIONS_BYTES_MAX};
-use farbus_wire::native::{Hello, LanePosition, Options, Outcome, SessionId};
+use farbus_wire::native::{HelloOptions, ImporterHello, LanePosition, SessionId, WelcomeOutcome};
 
-use super::entry::{Entry, must, should};
-use super::subject::{Subject, outcome};
-use crate::check::{Seen, Stop};
+use super::entry::{SessionCheck, must, should};
+use super::subject::{SessionSubject, outcome};
+use crate::check::{CheckOutcome, CheckStop};
 
 const BEGINS: &str = "protocol.md, A link begins";
 const LANES: &str = "protocol.md, Several lanes";
@@ -18,7 +18,7 @@ const LATER: u8 = 9;
 /// An option of a later version: kind, length, value.
 const LATER_OPTION: [u8; 7] = [0xfe, 0xff, 3, 0, 1, 2, 3];
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[SessionCheck] = &[
     must("hello", "A hello is answered with a welcome of version 1, its lane, its link and outcome 0.", BEGINS, hello),
     must("hello-pieces", "A hello whose bytes arrive one by one is answered.", "TCP is a stream", pieces),
     must("session-names", "Two sessions have two names.", BEGINS, names),
@@ -42,20 +42,20 @@ pub(super) const CHECKS: &[Entry] = &[
     should("option-again", "A welcome repeats no option that it was not asked for.", BEGINS, option_again),
 ];
 
-fn hello(subject: &mut Subject<'_>) -> Seen {
-    let hello = subject.hello(Subject::options());
+fn hello(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let hello = subject.hello(SessionSubject::options());
     let (wire, welcome) = subject.greet(&hello.encode())?;
     let (lane, link, version) = (welcome.position.lane, welcome.position.link, welcome.version);
     let talk = subject.begun(&hello, wire, &welcome)?;
     talk.leave();
     if (version, lane, link) != (1, 0, 1) {
-        return Err(Stop::Fail(format!("version {version}, lane {lane}, link {link}")));
+        return Err(CheckStop::Fail(format!("version {version}, lane {lane}, link {link}")));
     }
     Ok("version 1, outcome 0".to_owned())
 }
 
-fn pieces(subject: &mut Subject<'_>) -> Seen {
-    let hello = subject.hello(Subject::options());
+fn pieces(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let hello = subject.hello(SessionSubject::options());
     let mut wire = subject.dial()?;
     for byte in hello.encode() {
         wire.send(&[byte])?;
@@ -67,34 +67,34 @@ fn pieces(subject: &mut Subject<'_>) -> Seen {
     Ok("a session".to_owned())
 }
 
-fn names(subject: &mut Subject<'_>) -> Seen {
+fn names(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (one, two) = (subject.begin()?, subject.begin()?);
     let are_same = one.position.session == two.position.session;
     one.leave();
     two.leave();
-    if are_same { Err(Stop::fail("both have the same name")) } else { Ok("two names".to_owned()) }
+    if are_same { Err(CheckStop::fail("both have the same name")) } else { Ok("two names".to_owned()) }
 }
 
-fn version_later(subject: &mut Subject<'_>) -> Seen {
-    let hello = Hello { version_max: LATER, ..subject.hello(Subject::options()) };
+fn version_later(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let hello = ImporterHello { version_max: LATER, ..subject.hello(SessionSubject::options()) };
     let (wire, welcome) = subject.greet(&hello.encode())?;
     let version = welcome.version;
     subject.begun(&hello, wire, &welcome)?.leave();
-    if version == 1 { Ok("version 1".to_owned()) } else { Err(Stop::Fail(format!("version {version}"))) }
+    if version == 1 { Ok("version 1".to_owned()) } else { Err(CheckStop::Fail(format!("version {version}"))) }
 }
 
-fn version_none(subject: &mut Subject<'_>) -> Seen {
-    let hello = Hello { version_min: 2, version_max: LATER, ..subject.hello(Subject::options()) };
+fn version_none(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let hello = ImporterHello { version_min: 2, version_max: LATER, ..subject.hello(SessionSubject::options()) };
     let (_, welcome) = subject.greet(&hello.encode())?;
-    if welcome.outcome != Outcome::Version {
-        return Err(Stop::Fail(format!("the outcome is {}", outcome(welcome.outcome))));
+    if welcome.outcome != WelcomeOutcome::Version {
+        return Err(CheckStop::Fail(format!("the outcome is {}", outcome(welcome.outcome))));
     }
     subject.serves_others()?;
     Ok(format!("outcome 3, version {}", welcome.version))
 }
 
 /// A hello with these bytes behind its options, counted among them.
-fn with_option(hello: &Hello, option: &[u8]) -> Vec<u8> {
+fn with_option(hello: &ImporterHello, option: &[u8]) -> Vec<u8> {
     let mut bytes = hello.encode();
     bytes.extend(option);
     let length = (bytes.len() - GREETING_BYTES) as u32;
@@ -102,8 +102,8 @@ fn with_option(hello: &Hello, option: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn option_unknown(subject: &mut Subject<'_>) -> Seen {
-    let hello = subject.hello(Options::default());
+fn option_unknown(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let hello = subject.hello(HelloOptions::default());
     let grace = [1, 0, 4, 0, 0x88, 0x13, 0, 0];
     let bytes = with_option(&hello, &[&LATER_OPTION[..], &grace].concat());
     let (wire, welcome) = subject.greet(&bytes)?;
@@ -112,65 +112,68 @@ fn option_unknown(subject: &mut Subject<'_>) -> Seen {
     talk.leave();
     match welcome.options.grace_ms {
         Some(..=5000) => Ok("skipped, and the grace period behind it was granted".to_owned()),
-        other => Err(Stop::Fail(format!("a grace period of 5000 ms behind it was granted as {other:?}"))),
+        other => Err(CheckStop::Fail(format!("a grace period of 5000 ms behind it was granted as {other:?}"))),
     }
 }
 
-fn option_outside(subject: &mut Subject<'_>) -> Seen {
-    let hello = subject.hello(Options::default());
+fn option_outside(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let hello = subject.hello(HelloOptions::default());
     subject.refuses_hello(&with_option(&hello, &[0xfe, 0xff, 9, 0, 1]), "an option of 9 bytes of which 1 is there")
 }
 
-fn options_long(subject: &mut Subject<'_>) -> Seen {
-    let mut bytes = subject.hello(Options::default()).encode();
+fn options_long(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let mut bytes = subject.hello(HelloOptions::default()).encode();
     let length = OPTIONS_BYTES_MAX as u32 + 1;
     bytes[12..16].copy_from_slice(&length.to_le_bytes());
     // Not all of them are sent: the header says enough.
     subject.refuses_hello(&bytes, "1025 bytes of options")
 }
 
-fn magic(subject: &mut Subject<'_>) -> Seen {
-    let mut bytes = subject.hello(Subject::options()).encode();
+fn magic(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let mut bytes = subject.hello(SessionSubject::options()).encode();
     bytes[6..8].copy_from_slice(b"\n\n");
     subject.refuses_hello(&bytes, "'farbus' and two line feeds")
 }
 
-fn unknown(subject: &mut Subject<'_>) -> Seen {
-    let fresh = subject.hello(Subject::options());
+fn unknown(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let fresh = subject.hello(SessionSubject::options());
     let position = LanePosition { session: SessionId([0xc5; 16]), ..fresh.position };
-    let (_, welcome) = subject.greet(&Hello { position, ..fresh }.encode())?;
-    if welcome.outcome != Outcome::Unknown {
-        return Err(Stop::Fail(format!("the outcome is {}", outcome(welcome.outcome))));
+    let (_, welcome) = subject.greet(&ImporterHello { position, ..fresh }.encode())?;
+    if welcome.outcome != WelcomeOutcome::Unknown {
+        return Err(CheckStop::Fail(format!("the outcome is {}", outcome(welcome.outcome))));
     }
     Ok("outcome 2".to_owned())
 }
 
-fn grace(subject: &mut Subject<'_>) -> Seen {
+fn grace(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let asked = 1500;
-    let talk = subject.begin_with(Options { grace_ms: Some(asked), ..Options::default() })?;
+    let talk = subject.begin_with(HelloOptions { grace_ms: Some(asked), ..HelloOptions::default() })?;
     let granted = talk.granted.grace_ms;
     talk.leave();
     match granted {
         Some(granted) if granted <= asked => Ok(format!("{granted} ms")),
-        other => Err(Stop::Fail(format!("{asked} ms were requested, {other:?} granted"))),
+        other => Err(CheckStop::Fail(format!("{asked} ms were requested, {other:?} granted"))),
     }
 }
 
-fn lanes(subject: &mut Subject<'_>) -> Seen {
-    let mut talk = subject.begin_with(Options { lanes: Some(200), ..Subject::options() })?;
+fn lanes(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let mut talk = subject.begin_with(HelloOptions { lanes: Some(200), ..SessionSubject::options() })?;
     let granted = talk.granted.lanes.unwrap_or(1);
     if !(1..=u32::from(LANES_MAX)).contains(&granted) {
-        return Err(Stop::Fail(format!("{granted} lanes were granted")));
+        return Err(CheckStop::Fail(format!("{granted} lanes were granted")));
     }
     let further = |number: u16| {
-        Hello::new(LanePosition { lane: number, link: 1, received: 0, ..talk.position }, Options::default())
+        ImporterHello::new(
+            LanePosition { lane: number, link: 1, received: 0, ..talk.position },
+            HelloOptions::default(),
+        )
     };
     let beyond = further(granted as u16);
     if granted > 1 {
         let (_wire, welcome) = subject.greet(&further(granted as u16 - 1).encode())?;
-        if (welcome.outcome, u32::from(welcome.position.lane)) != (Outcome::Resumed, granted - 1) {
+        if (welcome.outcome, u32::from(welcome.position.lane)) != (WelcomeOutcome::Resumed, granted - 1) {
             let of = outcome(welcome.outcome);
-            return Err(Stop::Fail(format!("lane {} of {granted}: the outcome is {of}", granted - 1)));
+            return Err(CheckStop::Fail(format!("lane {} of {granted}: the outcome is {of}", granted - 1)));
         }
     }
     subject.refuses_hello(&beyond.encode(), &format!("lane {granted} of {granted}"))?;
@@ -179,17 +182,18 @@ fn lanes(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("{granted} lanes"))
 }
 
-fn lanes_none(subject: &mut Subject<'_>) -> Seen {
+fn lanes_none(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let mut talk = subject.begin()?;
     let position = LanePosition { lane: 1, link: 1, received: 0, ..talk.position };
-    let seen = subject.refuses_hello(&Hello::new(position, Options::default()).encode(), "lane 1 of one lane")?;
+    let seen =
+        subject.refuses_hello(&ImporterHello::new(position, HelloOptions::default()).encode(), "lane 1 of one lane")?;
     talk.ping(1)?;
     talk.leave();
     Ok(seen)
 }
 
-fn half(subject: &mut Subject<'_>) -> Seen {
-    let bytes = subject.hello(Subject::options()).encode();
+fn half(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let bytes = subject.hello(SessionSubject::options()).encode();
     let mut wire = subject.dial()?;
     wire.send(&bytes[..GREETING_BYTES / 2])?;
     drop(wire);
@@ -197,7 +201,7 @@ fn half(subject: &mut Subject<'_>) -> Seen {
     Ok("another importer has a session".to_owned())
 }
 
-fn silent(subject: &mut Subject<'_>) -> Seen {
+fn silent(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let mut silent = Vec::new();
     for _ in 0..SILENT {
         silent.push(subject.dial()?);
@@ -206,12 +210,12 @@ fn silent(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("a session beside {} silent importers", silent.len()))
 }
 
-fn option_again(subject: &mut Subject<'_>) -> Seen {
-    let talk = subject.begin_with(Options::default())?;
+fn option_again(subject: &mut SessionSubject<'_>) -> CheckOutcome {
+    let talk = subject.begin_with(HelloOptions::default())?;
     let granted = talk.granted;
     talk.leave();
     match (granted.lanes, granted.hold_ms) {
         (None | Some(1), None) => Ok("neither lanes nor a hold".to_owned()),
-        other => Err(Stop::Fail(format!("lanes and hold: {other:?}"))),
+        other => Err(CheckStop::Fail(format!("lanes and hold: {other:?}"))),
     }
 }

@@ -27,13 +27,13 @@ mod subject;
 mod talk;
 mod wire;
 
-use crate::check::{self, Check, Report, Result as Line};
-pub use crate::settings::Settings;
-use crate::transport::{Lost, Network};
-use entry::Entry;
-use subject::Subject;
+use crate::check::{self, CheckResult as Line, ConformanceCheck, ConformanceReport};
+pub use crate::settings::ConformanceSettings;
+use crate::transport::{LinkLoss, PeerNetwork};
+use entry::SessionCheck;
+use subject::SessionSubject;
 
-fn entries() -> impl Iterator<Item = &'static Entry> {
+fn entries() -> impl Iterator<Item = &'static SessionCheck> {
     [
         greeting::CHECKS,
         frames::CHECKS,
@@ -48,21 +48,25 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 }
 
 /// All checks of a session's exporter, in the order of their runs.
-pub fn checks() -> Vec<Check> {
+pub fn checks() -> Vec<ConformanceCheck> {
     entries().map(|entry| entry.check).collect()
 }
 
-/// Tries the checks; `tell` hears of each one as it ends. [`Settings::bus_id`] is the name of the device to use.
+/// Tries the checks; `tell` hears of each one as it ends. [`ConformanceSettings::bus_id`] is the name of the device to use.
 ///
 /// # Errors
-/// [`Lost`]: the exporter cannot be reached at all, or `settings` name a check that there is not.
-pub fn run(network: &mut dyn Network, settings: &Settings, tell: &mut dyn FnMut(&Line)) -> Result<Report, Lost> {
+/// [`LinkLoss`]: the exporter cannot be reached at all, or `settings` name a check that there is not.
+pub fn run(
+    network: &mut dyn PeerNetwork,
+    settings: &ConformanceSettings,
+    tell: &mut dyn FnMut(&Line),
+) -> Result<ConformanceReport, LinkLoss> {
     if let Some(unknown) = settings.only.iter().find(|id| entries().all(|entry| entry.check.id != *id)) {
-        return Err(Lost(format!("there is no check '{unknown}'")));
+        return Err(LinkLoss(format!("there is no check '{unknown}'")));
     }
     drop(network.dial()?);
-    let mut subject = Subject::new(network, settings);
-    let mut report = Report::default();
+    let mut subject = SessionSubject::new(network, settings);
+    let mut report = ConformanceReport::default();
     for entry in entries() {
         if !check::is_chosen(&settings.only, entry.check.id) {
             continue;

@@ -1,19 +1,19 @@
 //! Requests to a USB device: their ends, and what is no request.
 
-use farbus_model::descriptor::Endpoint;
+use farbus_model::descriptor::EndpointDescriptor;
 use farbus_model::usb::request;
-use farbus_model::{Direction, Setup, TransferType};
-use farbus_wire::native::Kind;
-use farbus_wire::native::control::Cause;
+use farbus_model::{SetupPacket, TransferDirection, TransferType};
+use farbus_wire::native::FrameKind;
+use farbus_wire::native::control::AttachmentEndCause;
 use farbus_wire::native::frame::BODY_BYTES_MAX;
 
-use super::asking::{Ask, OK, answer, reply};
-use super::entry::{Entry, must, not_applicable, should};
-use super::subject::{Device, FIRST, Subject};
-use super::talk::{MORE, TIMED, Talk};
+use super::asking::{OK, UsbTransferRequest, answer, reply};
+use super::entry::{SessionCheck, must, not_applicable, should};
+use super::subject::{FIRST, SessionSubject, SessionTestDevice};
+use super::talk::{MORE, SessionConversation, TIMED};
 use super::wire::frame;
-use crate::check::{Seen, Stop};
-use crate::facts::Facts;
+use crate::check::{CheckOutcome, CheckStop};
+use crate::facts::DescriptorFacts;
 
 const USB: &str = "protocol.md, USB";
 const FRAMES: &str = "protocol.md, Frames";
@@ -32,9 +32,9 @@ const LONG_BYTES: usize = 100_000;
 /// The attachment beside the first.
 pub(super) const SECOND: u16 = 2;
 /// A descriptor that hardly any device has (USB 2.0 §9.4.3).
-const REFUSED: Setup = Setup::get_descriptor(10, 0, 0, 4);
+const REFUSED: SetupPacket = SetupPacket::get_descriptor(10, 0, 0, 4);
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[SessionCheck] = &[
     must("request", "A request is answered with its tag, once, and with the description's descriptor.", USB, plain),
     must(
         "request-many",
@@ -68,38 +68,47 @@ pub(super) const CHECKS: &[Entry] = &[
 ];
 
 /// The answer to GET_DESCRIPTOR, which has to be the description's descriptor.
-pub(super) fn describes(talk: &mut Talk, device: &Device, tag: u16) -> Result<(), Stop> {
-    let ask = Ask::descriptor();
+pub(super) fn describes(talk: &mut SessionConversation, device: &SessionTestDevice, tag: u16) -> Result<(), CheckStop> {
+    let ask = UsbTransferRequest::descriptor();
     talk.send_all(&ask.frames(FIRST, tag))?;
     is_descriptor(talk, device, tag)
 }
 
 /// Waits for the answer to a GET_DESCRIPTOR that was sent.
-pub(super) fn is_descriptor(talk: &mut Talk, device: &Device, tag: u16) -> Result<(), Stop> {
-    let came = reply(talk, FIRST, tag, &Ask::descriptor())?;
+pub(super) fn is_descriptor(
+    talk: &mut SessionConversation,
+    device: &SessionTestDevice,
+    tag: u16,
+) -> Result<(), CheckStop> {
+    let came = reply(talk, FIRST, tag, &UsbTransferRequest::descriptor())?;
     let (vendor, product) = (device.facts.device.vendor, device.facts.device.product);
     let ids = [vendor.to_le_bytes(), product.to_le_bytes()].concat();
     if came.status != OK || came.data.get(8..12) != Some(&ids) {
-        return Err(Stop::Fail(format!("GET_DESCRIPTOR: status {}, {:02x?}", came.status, came.data)));
+        return Err(CheckStop::Fail(format!("GET_DESCRIPTOR: status {}, {:02x?}", came.status, came.data)));
     }
     Ok(())
 }
 
 /// Waits until nothing more comes; each of these tags has one reply, and an answer to a cancel if it has one.
-pub(super) fn once_each(subject: &Subject<'_>, talk: &mut Talk, tags: &[u16], cancels: usize) -> Result<(), Stop> {
+pub(super) fn once_each(
+    subject: &SessionSubject<'_>,
+    talk: &mut SessionConversation,
+    tags: &[u16],
+    cancels: usize,
+) -> Result<(), CheckStop> {
     // From here on the exporter has heard all.
     talk.ping(0x6f6e_6365)?;
     talk.settle(subject.quiet)?;
     for &tag in tags {
         let (replies, seen) = talk.answers(FIRST, tag);
         if (replies, seen) != (1, cancels) {
-            return Err(Stop::Fail(format!("tag {tag} has {replies} replies and {seen} answers to its cancel")));
+            return Err(CheckStop::Fail(format!("tag {tag} has {replies} replies and {seen} answers to its cancel")));
         }
     }
     Ok(())
 }
 
-fn plain(subject: &mut Subject<'_>) -> Seen {
+fn plain(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     for tag in [0, 7, 0x1fff] {
         describes(&mut talk, &device, tag)?;
@@ -114,10 +123,10 @@ pub(super) const BURST: u16 = 32;
 
 /// The frames of many GET_DESCRIPTORs.
 pub(super) fn burst() -> Vec<Vec<u8>> {
-    (0..BURST).flat_map(|tag| Ask::descriptor().frames(FIRST, tag)).collect()
+    (0..BURST).flat_map(|tag| UsbTransferRequest::descriptor().frames(FIRST, tag)).collect()
 }
 
-fn many(subject: &mut Subject<'_>) -> Seen {
+fn many(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     talk.send_all(&burst())?;
     let tags: Vec<u16> = (0..BURST).collect();
@@ -125,51 +134,54 @@ fn many(subject: &mut Subject<'_>) -> Seen {
         is_descriptor(&mut talk, &device, tag)?;
     }
     once_each(subject, &mut talk, &tags, 0)?;
-    let order: Vec<u16> = talk.inbox.iter().filter(|m| m.kind == Kind::Reply).map(|m| m.tag).collect();
+    let order: Vec<u16> = talk.inbox.iter().filter(|m| m.kind == FrameKind::Reply).map(|m| m.tag).collect();
     talk.leave();
     if order != tags {
-        return Err(Stop::Fail(format!("the order is {order:?}")));
+        return Err(CheckStop::Fail(format!("the order is {order:?}")));
     }
     Ok(format!("{BURST} requests, {BURST} replies in order"))
 }
 
-fn stall(subject: &mut Subject<'_>) -> Seen {
+fn stall(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
-    let came = answer(&mut talk, FIRST, 1, &Ask::control(REFUSED, &[]))?;
+    let came = answer(&mut talk, FIRST, 1, &UsbTransferRequest::control(REFUSED, &[]))?;
     describes(&mut talk, &device, 2)?;
     talk.leave();
     if came.status != STALL || !came.data.is_empty() {
-        return Err(Stop::Fail(format!("status {}, {} bytes", came.status, came.data.len())));
+        return Err(CheckStop::Fail(format!("status {}, {} bytes", came.status, came.data.len())));
     }
     Ok("status 1".to_owned())
 }
 
-fn timed(subject: &mut Subject<'_>) -> Seen {
+fn timed(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
-    let ask = Ask { flags: TIMED, ..Ask::descriptor() };
+    let ask = UsbTransferRequest { flags: TIMED, ..UsbTransferRequest::descriptor() };
     let came = answer(&mut talk, FIRST, 1, &ask)?;
     talk.leave();
     if (came.status, came.moved) != (OK, 18) {
-        return Err(Stop::Fail(format!("status {}, {} bytes behind the times", came.status, came.moved)));
+        return Err(CheckStop::Fail(format!("status {}, {} bytes behind the times", came.status, came.moved)));
     }
     Ok("12 bytes of times, then 18".to_owned())
 }
 
 /// A bulk endpoint of this direction of a device that takes anything and always has data.
-pub(super) fn source_sink(facts: &Facts, direction: Direction) -> Result<Endpoint, Stop> {
+pub(super) fn source_sink(
+    facts: &DescriptorFacts,
+    direction: TransferDirection,
+) -> Result<EndpointDescriptor, CheckStop> {
     let none = || not_applicable("the device is no source/sink: the kit may not send it anything");
     let found = facts.is_source_sink().then(|| facts.endpoint(TransferType::Bulk, direction)).flatten();
     found.copied().ok_or_else(none)
 }
 
-fn long(subject: &mut Subject<'_>) -> Seen {
+fn long(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
-    let endpoint = source_sink(&device.facts, Direction::Out)?;
-    let ask = Ask::bulk_out(endpoint.address, &vec![0; LONG_BYTES]);
+    let endpoint = source_sink(&device.facts, TransferDirection::Out)?;
+    let ask = UsbTransferRequest::bulk_out(endpoint.address, &vec![0; LONG_BYTES]);
     let mut frames = Vec::new();
     for (at, piece) in ask.frames(FIRST, 1).into_iter().enumerate() {
         frames.push(piece);
-        frames.extend(Ask::descriptor().frames(FIRST, 10 + at as u16));
+        frames.extend(UsbTransferRequest::descriptor().frames(FIRST, 10 + at as u16));
     }
     let between: Vec<u16> = (10..10 + frames.len() as u16 / 2).collect();
     talk.send_all(&frames)?;
@@ -180,78 +192,84 @@ fn long(subject: &mut Subject<'_>) -> Seen {
     once_each(subject, &mut talk, &[&between[..], &[1]].concat(), 0)?;
     talk.leave();
     if (came.status, came.moved as usize) != (OK, LONG_BYTES) {
-        return Err(Stop::Fail(format!("status {}, {} bytes moved", came.status, came.moved)));
+        return Err(CheckStop::Fail(format!("status {}, {} bytes moved", came.status, came.moved)));
     }
     Ok(format!("{LONG_BYTES} bytes in {} frames", between.len()))
 }
 
-fn long_reply(subject: &mut Subject<'_>) -> Seen {
+fn long_reply(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
-    let endpoint = source_sink(&device.facts, Direction::In)?;
-    let came = answer(&mut talk, FIRST, 1, &Ask::data_in(&endpoint, 3 * BODY_BYTES_MAX as u32))?;
-    let frames = talk.frames.iter().filter(|m| m.tag == 1 && matches!(m.kind, Kind::Reply | Kind::Data)).count();
+    let endpoint = source_sink(&device.facts, TransferDirection::In)?;
+    let came = answer(&mut talk, FIRST, 1, &UsbTransferRequest::data_in(&endpoint, 3 * BODY_BYTES_MAX as u32))?;
+    let frames =
+        talk.frames.iter().filter(|m| m.tag == 1 && matches!(m.kind, FrameKind::Reply | FrameKind::Data)).count();
     once_each(subject, &mut talk, &[1], 0)?;
     talk.leave();
     if came.status != OK || came.moved != 3 * BODY_BYTES_MAX as u32 || frames < 3 {
-        return Err(Stop::Fail(format!("status {}, {} bytes in {frames} frames", came.status, came.moved)));
+        return Err(CheckStop::Fail(format!("status {}, {} bytes in {frames} frames", came.status, came.moved)));
     }
     Ok(format!("{} bytes in {frames} frames", came.moved))
 }
 
-fn reset(subject: &mut Subject<'_>) -> Seen {
+fn reset(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
-    let reset = Ask::new(0, RESET, 0, 0);
+    let reset = UsbTransferRequest::new(0, RESET, 0, 0);
     let came = answer(&mut talk, FIRST, 1, &reset)?;
-    let get = Setup { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
-    let configuration = answer(&mut talk, FIRST, 2, &Ask::control(get, &[]))?;
+    let get = SetupPacket { request_type: 0x80, request: request::GET_CONFIGURATION, value: 0, index: 0, length: 1 };
+    let configuration = answer(&mut talk, FIRST, 2, &UsbTransferRequest::control(get, &[]))?;
     describes(&mut talk, &device, 3)?;
     once_each(subject, &mut talk, &[1, 2, 3], 0)?;
     talk.leave();
     if came.status != OK || configuration.data != [0] {
         let (status, data) = (came.status, configuration.data);
-        return Err(Stop::Fail(format!("status {status}, then GET_CONFIGURATION shows {data:?}")));
+        return Err(CheckStop::Fail(format!("status {status}, then GET_CONFIGURATION shows {data:?}")));
     }
     Ok("answered, configuration 0".to_owned())
 }
 
-fn missing(subject: &mut Subject<'_>) -> Seen {
+fn missing(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let none = || not_applicable("the device has all endpoints");
     let address = device.facts.missing_endpoint().ok_or_else(none)?;
-    let came = answer(&mut talk, FIRST, 1, &Ask::new(address.as_byte(), TransferType::Bulk.as_attributes(), 0, 64))?;
+    let came = answer(
+        &mut talk,
+        FIRST,
+        1,
+        &UsbTransferRequest::new(address.as_byte(), TransferType::Bulk.as_attributes(), 0, 64),
+    )?;
     describes(&mut talk, &device, 2)?;
     talk.leave();
     if came.status == OK {
-        return Err(Stop::fail("status 0"));
+        return Err(CheckStop::fail("status 0"));
     }
     Ok(format!("status {}", came.status))
 }
 
 /// A control request whose length is not that of its setup packet.
 fn crooked() -> Vec<u8> {
-    let mut ask = Ask::descriptor();
+    let mut ask = UsbTransferRequest::descriptor();
     ask.part[4] = 99;
     ask.frames(FIRST, 1).concat()
 }
 
 /// The request ends its session: the link ends, and the device is free.
-fn ends(subject: &mut Subject<'_>, talk: Talk, bytes: &[u8], said: &str) -> Seen {
+fn ends(subject: &mut SessionSubject<'_>, talk: SessionConversation, bytes: &[u8], said: &str) -> CheckOutcome {
     let seen = subject.breaks(talk, bytes, said)?;
     subject.serves_device()?;
     Ok(seen)
 }
 
-fn broken(subject: &mut Subject<'_>) -> Seen {
+fn broken(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, _) = subject.device()?;
     ends(subject, talk, &crooked(), "a length of 99 for a setup packet of 18")
 }
 
 /// What ends one of two attachments; the other is used afterwards.
-fn cut_off(subject: &mut Subject<'_>) -> Result<(Cause, String), Stop> {
+fn cut_off(subject: &mut SessionSubject<'_>) -> Result<(AttachmentEndCause, String), CheckStop> {
     let name = subject.other_name()?;
     let (mut talk, device) = subject.device()?;
     subject.open(&mut talk, SECOND, &name)?;
-    let mut crooked = Ask::descriptor();
+    let mut crooked = UsbTransferRequest::descriptor();
     crooked.part[4] = 99;
     talk.send_all(&crooked.frames(SECOND, 1))?;
     let end = talk.closed(SECOND)?;
@@ -260,41 +278,41 @@ fn cut_off(subject: &mut Subject<'_>) -> Result<(Cause, String), Stop> {
     Ok((end.cause, end.message))
 }
 
-fn broken_beside(subject: &mut Subject<'_>) -> Seen {
+fn broken_beside(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (cause, message) = cut_off(subject)?;
-    if cause != Cause::Refused {
-        return Err(Stop::Fail(format!("cause {cause:?}, '{message}'")));
+    if cause != AttachmentEndCause::Refused {
+        return Err(CheckStop::Fail(format!("cause {cause:?}, '{message}'")));
     }
     Ok(format!("'{message}'; the first device goes on"))
 }
 
-fn cut_off_message(subject: &mut Subject<'_>) -> Seen {
+fn cut_off_message(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (_, message) = cut_off(subject)?;
-    if message.starts_with("cut off: ") { Ok(message) } else { Err(Stop::Fail(message)) }
+    if message.starts_with("cut off: ") { Ok(message) } else { Err(CheckStop::Fail(message)) }
 }
 
-fn huge(subject: &mut Subject<'_>) -> Seen {
+fn huge(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, device) = subject.device()?;
-    let address = device.facts.endpoint(TransferType::Bulk, Direction::Out).map_or(1, |e| e.address.as_byte());
-    let ask = Ask::new(address, TransferType::Bulk.as_attributes(), 0, (16 << 20) + 1);
-    let bytes = frame(Kind::Request.code(), MORE, FIRST, 1, &ask.part);
+    let address = device.facts.endpoint(TransferType::Bulk, TransferDirection::Out).map_or(1, |e| e.address.as_byte());
+    let ask = UsbTransferRequest::new(address, TransferType::Bulk.as_attributes(), 0, (16 << 20) + 1);
+    let bytes = frame(FrameKind::Request.code(), MORE, FIRST, 1, &ask.part);
     ends(subject, talk, &bytes, "16 MiB and a byte")
 }
 
-fn excess(subject: &mut Subject<'_>) -> Seen {
+fn excess(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, device) = subject.device()?;
-    let endpoint = source_sink(&device.facts, Direction::Out)?;
-    let mut ask = Ask::bulk_out(endpoint.address, &[0; 5]);
+    let endpoint = source_sink(&device.facts, TransferDirection::Out)?;
+    let mut ask = UsbTransferRequest::bulk_out(endpoint.address, &[0; 5]);
     ask.data.push(0);
     ends(subject, talk, &ask.frames(FIRST, 1).concat(), "6 bytes where 5 were said")
 }
 
-fn stray(subject: &mut Subject<'_>) -> Seen {
+fn stray(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, _) = subject.device()?;
-    ends(subject, talk, &frame(Kind::Data.code(), 0, FIRST, 9, &[1, 2, 3]), "data of a tag that asked nothing")
+    ends(subject, talk, &frame(FrameKind::Data.code(), 0, FIRST, 9, &[1, 2, 3]), "data of a tag that asked nothing")
 }
 
-fn tag_twice(subject: &mut Subject<'_>) -> Seen {
+fn tag_twice(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let (tag, ask) = pend(subject, &mut talk, &device.facts)?;
     ends(subject, talk, &ask.frames(FIRST, tag).concat(), "a tag that is in flight")
@@ -305,23 +323,27 @@ const ISO_DEPTH: u16 = 8;
 const ISO_PACKETS: u16 = 512;
 
 /// A request that stays unanswered on this device until it is cancelled: its tag, and the request.
-pub(super) fn pend(subject: &Subject<'_>, talk: &mut Talk, facts: &Facts) -> Result<(u16, Ask), Stop> {
+pub(super) fn pend(
+    subject: &SessionSubject<'_>,
+    talk: &mut SessionConversation,
+    facts: &DescriptorFacts,
+) -> Result<(u16, UsbTransferRequest), CheckStop> {
     let kinds = match facts.disk().is_some() {
         true => [TransferType::Bulk, TransferType::Interrupt],
         false => [TransferType::Interrupt, TransferType::Bulk],
     };
     let first = 0x100;
     if facts.is_source_sink() {
-        let endpoint = facts.endpoint(TransferType::Isochronous, Direction::In);
+        let endpoint = facts.endpoint(TransferType::Isochronous, TransferDirection::In);
         let endpoint = endpoint.ok_or_else(|| not_applicable("the device answers every request at once"))?;
-        let ask = Ask::isochronous(endpoint, ISO_PACKETS);
+        let ask = UsbTransferRequest::isochronous(endpoint, ISO_PACKETS);
         let queue: Vec<Vec<u8>> = (first..first + ISO_DEPTH).flat_map(|tag| ask.frames(FIRST, tag)).collect();
         talk.send_all(&queue)?;
         return Ok((first + ISO_DEPTH - 1, ask));
     }
-    for (at, endpoint) in kinds.into_iter().filter_map(|kind| facts.endpoint(kind, Direction::In)).enumerate() {
+    for (at, endpoint) in kinds.into_iter().filter_map(|kind| facts.endpoint(kind, TransferDirection::In)).enumerate() {
         let tag = first + at as u16;
-        let ask = Ask::data_in(endpoint, endpoint.packet_bytes_max.into());
+        let ask = UsbTransferRequest::data_in(endpoint, endpoint.packet_bytes_max.into());
         talk.send_all(&ask.frames(FIRST, tag))?;
         talk.settle(subject.quiet)?;
         if talk.answers(FIRST, tag) == (0, 0) {

@@ -1,15 +1,15 @@
 //! Links that are cut, resumed and replayed, and devices that wait for their importer.
 
-use farbus_wire::native::control::Cause;
-use farbus_wire::native::{Hello, Kind, LanePosition, Options, Outcome};
+use farbus_wire::native::control::AttachmentEndCause;
+use farbus_wire::native::{FrameKind, HelloOptions, ImporterHello, LanePosition, WelcomeOutcome};
 
-use super::asking::Ask;
-use super::entry::{Entry, must, should};
+use super::asking::UsbTransferRequest;
+use super::entry::{SessionCheck, must, should};
 use super::requests::{BURST, burst, describes, is_descriptor, once_each};
-use super::subject::{FIRST, KEPT, Subject, outcome, shown};
-use super::talk::{Talk, usb};
-use super::wire::Message;
-use crate::check::{Seen, Stop};
+use super::subject::{FIRST, KEPT, SessionSubject, outcome, shown};
+use super::talk::{SessionConversation, usb};
+use super::wire::SessionMessage;
+use crate::check::{CheckOutcome, CheckStop};
 
 const COUNTED: &str = "protocol.md, Nothing is lost, nothing is doubled";
 const BEGINS: &str = "protocol.md, A link begins";
@@ -18,7 +18,7 @@ const CLOSED: &str = "protocol.md, Closed and lost links";
 /// A grace period that ends before the device is free, ms.
 const SHORT_GRACE_MS: u32 = 500;
 
-pub(super) const CHECKS: &[Entry] = &[
+pub(super) const CHECKS: &[SessionCheck] = &[
     must("resume", "After a cut within replies each of them comes, once, in order.", COUNTED, resume),
     must(
         "resume-request",
@@ -59,7 +59,7 @@ pub(super) const CHECKS: &[Entry] = &[
     must("kept-busy", "While a lost importer may come back, its device is refused with cause 5.", CLOSED, kept_busy),
 ];
 
-fn resume(subject: &mut Subject<'_>) -> Seen {
+fn resume(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     talk.is_acknowledging = false;
     talk.send_all(&burst())?;
@@ -73,15 +73,15 @@ fn resume(subject: &mut Subject<'_>) -> Seen {
         is_descriptor(&mut talk, &device, tag)?;
     }
     once_each(subject, &mut talk, &tags, 0)?;
-    let order: Vec<u16> = talk.inbox.iter().filter(|m| m.kind == Kind::Reply).map(|m| m.tag).collect();
+    let order: Vec<u16> = talk.inbox.iter().filter(|m| m.kind == FrameKind::Reply).map(|m| m.tag).collect();
     talk.leave();
     if order != tags {
-        return Err(Stop::Fail(format!("the order is {order:?}")));
+        return Err(CheckStop::Fail(format!("the order is {order:?}")));
     }
     Ok(format!("{BURST} replies over two links"))
 }
 
-fn cut_request(subject: &mut Subject<'_>) -> Seen {
+fn cut_request(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let frames = burst();
     let bytes = frames.concat().len();
@@ -98,7 +98,7 @@ fn cut_request(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("{BURST} requests, the last over two links"))
 }
 
-fn again(subject: &mut Subject<'_>) -> Seen {
+fn again(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     talk.ping(1)?;
     let before = talk.received();
@@ -111,7 +111,7 @@ fn again(subject: &mut Subject<'_>) -> Seen {
     talk.settle(subject.quiet)?;
     drop(talk.cut());
     // The importer has lost the frames that it did not acknowledge.
-    let first: Vec<Message> = talk.frames.drain(before as usize..).collect();
+    let first: Vec<SessionMessage> = talk.frames.drain(before as usize..).collect();
     talk.inbox.clear();
     subject.go_on(&mut talk)?;
     talk.settle(subject.quiet)?;
@@ -119,19 +119,19 @@ fn again(subject: &mut Subject<'_>) -> Seen {
     let (had, has) = (first.len(), second.len());
     let at = first.iter().zip(second).position(|(one, two)| one != two);
     let seen = match at {
-        Some(at) => Err(Stop::Fail(format!("frame {at} was {:?}, and is {:?}", first[at].kind, second[at].kind))),
-        None if had != has => Err(Stop::Fail(format!("{had} frames came, then {has}"))),
+        Some(at) => Err(CheckStop::Fail(format!("frame {at} was {:?}, and is {:?}", first[at].kind, second[at].kind))),
+        None if had != has => Err(CheckStop::Fail(format!("{had} frames came, then {has}"))),
         None => Ok(format!("{has} frames twice")),
     };
     talk.leave();
     seen
 }
 
-fn twice(subject: &mut Subject<'_>) -> Seen {
+fn twice(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let links = 8;
     for tag in 0..links {
-        talk.send_all(&Ask::descriptor().frames(FIRST, tag))?;
+        talk.send_all(&UsbTransferRequest::descriptor().frames(FIRST, tag))?;
         drop(talk.cut());
         subject.go_on(&mut talk)?;
         is_descriptor(&mut talk, &device, tag)?;
@@ -141,7 +141,7 @@ fn twice(subject: &mut Subject<'_>) -> Seen {
     Ok(format!("{} links", links + 1))
 }
 
-fn take_over(subject: &mut Subject<'_>) -> Seen {
+fn take_over(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let earlier = talk.cut();
     subject.go_on(&mut talk)?;
@@ -149,76 +149,90 @@ fn take_over(subject: &mut Subject<'_>) -> Seen {
     let is_closed = earlier.is_none_or(|mut wire| wire.is_closed_within(subject.patience, 1 << 20));
     describes(&mut talk, &device, 2)?;
     talk.leave();
-    if is_closed { Ok("the earlier link ended".to_owned()) } else { Err(Stop::fail("the earlier link did not end")) }
+    if is_closed {
+        Ok("the earlier link ended".to_owned())
+    } else {
+        Err(CheckStop::fail("the earlier link did not end"))
+    }
 }
 
 /// The hello is refused, and the session goes on over its link.
-fn refuses(subject: &mut Subject<'_>, mut talk: Talk, hello: &Hello, said: &str) -> Seen {
+fn refuses(
+    subject: &mut SessionSubject<'_>,
+    mut talk: SessionConversation,
+    hello: &ImporterHello,
+    said: &str,
+) -> CheckOutcome {
     let mut wire = subject.dial()?;
     wire.send(&hello.encode())?;
     let seen = match wire.welcome() {
-        Ok(welcome) if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) => {
-            return Err(Stop::Fail(format!("{said}: the outcome is {}", outcome(welcome.outcome))));
+        Ok(welcome) if matches!(welcome.outcome, WelcomeOutcome::Begun | WelcomeOutcome::Resumed) => {
+            return Err(CheckStop::Fail(format!("{said}: the outcome is {}", outcome(welcome.outcome))));
         }
         Ok(welcome) => format!("the outcome is {}", outcome(welcome.outcome)),
-        Err(crate::conversation::Trouble::Closed) => "it closed the link".to_owned(),
-        Err(other) => return Err(Stop::Fail(format!("{said}: {other}"))),
+        Err(crate::conversation::ExchangeError::Closed) => "it closed the link".to_owned(),
+        Err(other) => return Err(CheckStop::Fail(format!("{said}: {other}"))),
     };
     drop(wire);
-    talk.ping(9).map_err(|trouble| Stop::Fail(format!("the session's link: {trouble}")))?;
+    talk.ping(9).map_err(|trouble| CheckStop::Fail(format!("the session's link: {trouble}")))?;
     talk.leave();
     Ok(seen)
 }
 
-fn replayed(subject: &mut Subject<'_>) -> Seen {
+fn replayed(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
-    let hello = talk.hello(Subject::options());
+    let hello = talk.hello(SessionSubject::options());
     drop(talk.cut());
     subject.go_on(&mut talk)?;
     refuses(subject, talk, &hello, "the hello of the link that there is")
 }
 
-fn earlier(subject: &mut Subject<'_>) -> Seen {
+fn earlier(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
     drop(talk.cut());
     subject.go_on(&mut talk)?;
     let position = LanePosition { link: 1, received: talk.received(), ..talk.position };
-    refuses(subject, talk, &Hello::new(position, Subject::options()), "link 1 of 2")
+    refuses(subject, talk, &ImporterHello::new(position, SessionSubject::options()), "link 1 of 2")
 }
 
 /// A hello after a cut that must not resume the session.
-fn resumes_not(subject: &mut Subject<'_>, mut talk: Talk, hello: &Hello, said: &str) -> Seen {
+fn resumes_not(
+    subject: &mut SessionSubject<'_>,
+    mut talk: SessionConversation,
+    hello: &ImporterHello,
+    said: &str,
+) -> CheckOutcome {
     drop(talk.cut());
     let seen = subject.refuses_hello(&hello.encode(), said)?;
     subject.serves_device()?;
     Ok(seen)
 }
 
-fn ahead(subject: &mut Subject<'_>) -> Seen {
+fn ahead(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, _) = subject.device()?;
-    let hello = talk.hello(Subject::options());
+    let hello = talk.hello(SessionSubject::options());
     let position = LanePosition { received: talk.received() + 1000, ..hello.position };
-    resumes_not(subject, talk, &Hello { position, ..hello }, "1000 frames more than were sent")
+    resumes_not(subject, talk, &ImporterHello { position, ..hello }, "1000 frames more than were sent")
 }
 
-fn back(subject: &mut Subject<'_>) -> Seen {
+fn back(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, _) = subject.device()?;
     talk.acknowledge(talk.received())?;
     talk.ping(1)?;
-    let hello = talk.hello(Subject::options());
+    let hello = talk.hello(SessionSubject::options());
     let position = LanePosition { received: 0, ..hello.position };
     let said = format!("0 frames after {}", talk.received());
-    resumes_not(subject, talk, &Hello { position, ..hello }, &said)
+    resumes_not(subject, talk, &ImporterHello { position, ..hello }, &said)
 }
 
-fn forgetful(subject: &mut Subject<'_>) -> Seen {
+fn forgetful(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (talk, _) = subject.device()?;
-    let hello = talk.hello(Subject::options());
+    let hello = talk.hello(SessionSubject::options());
     let position = LanePosition { incarnation: hello.position.incarnation + (1 << 32), ..hello.position };
-    resumes_not(subject, talk, &Hello { position, ..hello }, "another incarnation")
+    resumes_not(subject, talk, &ImporterHello { position, ..hello }, "another incarnation")
 }
 
-fn kept(subject: &mut Subject<'_>) -> Seen {
+fn kept(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let name = subject.name()?;
     let (mut lost, _) = subject.device()?;
     let mut other = subject.begin()?;
@@ -228,12 +242,13 @@ fn kept(subject: &mut Subject<'_>) -> Seen {
     let after = subject.now().since(began);
     other.leave();
     let seen = format!("free after {} ms, lease {:#x}", after.as_millis(), opened.epoch);
-    if after >= KEPT { Ok(seen) } else { Err(Stop::Fail(seen)) }
+    if after >= KEPT { Ok(seen) } else { Err(CheckStop::Fail(seen)) }
 }
 
-fn grace_over(subject: &mut Subject<'_>) -> Seen {
+fn grace_over(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let name = subject.name()?;
-    let (mut lost, _) = subject.device_with(Options { grace_ms: Some(SHORT_GRACE_MS), ..Options::default() })?;
+    let (mut lost, _) =
+        subject.device_with(HelloOptions { grace_ms: Some(SHORT_GRACE_MS), ..HelloOptions::default() })?;
     let mut other = subject.begin()?;
     let began = subject.now();
     drop(lost.cut());
@@ -243,12 +258,12 @@ fn grace_over(subject: &mut Subject<'_>) -> Seen {
     let of_session = subject.resume(&mut lost)?;
     let seen = format!("{} ms later the device is free, the outcome is {}", after.as_millis(), outcome(of_session));
     match of_session {
-        Outcome::Unknown if after < KEPT => Ok(seen),
-        _ => Err(Stop::Fail(seen)),
+        WelcomeOutcome::Unknown if after < KEPT => Ok(seen),
+        _ => Err(CheckStop::Fail(seen)),
     }
 }
 
-fn kept_busy(subject: &mut Subject<'_>) -> Seen {
+fn kept_busy(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let name = subject.name()?;
     let (mut lost, device) = subject.device()?;
     let mut other = subject.begin()?;
@@ -259,8 +274,8 @@ fn kept_busy(subject: &mut Subject<'_>) -> Seen {
     describes(&mut lost, &device, 1)?;
     lost.leave();
     match answer {
-        Err(end) if end.cause == Cause::Busy => Ok(shown(&end)),
-        Err(end) => Err(Stop::Fail(shown(&end))),
-        Ok(opened) => Err(Stop::Fail(format!("it was opened, with lease {:#x}", opened.epoch))),
+        Err(end) if end.cause == AttachmentEndCause::Busy => Ok(shown(&end)),
+        Err(end) => Err(CheckStop::Fail(shown(&end))),
+        Ok(opened) => Err(CheckStop::Fail(format!("it was opened, with lease {:#x}", opened.epoch))),
     }
 }

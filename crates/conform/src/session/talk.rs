@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_wire::native::control::{Class, End, Mode, Open, Opened};
-use farbus_wire::native::frame::{Flags, HEAD_BYTES};
-use farbus_wire::native::{Head, Hello, Kind, LanePosition, Options};
+use farbus_wire::native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenReply, OpenRequest};
+use farbus_wire::native::frame::{FrameFlags, HEAD_BYTES};
+use farbus_wire::native::{FrameHeader, FrameKind, HelloOptions, ImporterHello, LanePosition};
 
-use super::wire::{Message, Wire, frame};
-use crate::conversation::Trouble;
+use super::wire::{SessionFrameLink, SessionMessage, frame};
+use crate::conversation::ExchangeError;
 
 /// Frames that a check reads; an exporter that sends more is stopped.
 const FRAMES_MAX: u64 = 1 << 18;
@@ -21,11 +21,11 @@ pub(super) const MORE: u8 = 1;
 pub(super) const TIMED: u8 = 4;
 
 /// One end of a session: its link, if it has one, and what outlives that.
-pub(super) struct Talk {
-    wire: Option<Wire>,
+pub(super) struct SessionConversation {
+    wire: Option<SessionFrameLink>,
     pub position: LanePosition,
     /// What the exporter granted.
-    pub granted: Options,
+    pub granted: HelloOptions,
     /// All counted frames that were sent, whole.
     sent: Vec<Vec<u8>>,
     /// How many of them the exporter acknowledged.
@@ -35,20 +35,20 @@ pub(super) struct Talk {
     /// Whether the kit acknowledges what arrives.
     pub is_acknowledging: bool,
     /// Messages whose end has not come.
-    parts: BTreeMap<(u16, u16), Message>,
+    parts: BTreeMap<(u16, u16), SessionMessage>,
     /// Whole messages, in the order of their ends.
-    pub inbox: Vec<Message>,
+    pub inbox: Vec<SessionMessage>,
     /// Every counted frame that arrived, as it came.
-    pub frames: Vec<Message>,
+    pub frames: Vec<SessionMessage>,
     patience: Duration,
 }
 
-impl Talk {
+impl SessionConversation {
     pub fn new(patience: Duration) -> Self {
         Self {
             wire: None,
             position: LanePosition::default(),
-            granted: Options::default(),
+            granted: HelloOptions::default(),
             sent: Vec::new(),
             acknowledged: 0,
             unacknowledged: (0, 0),
@@ -61,8 +61,11 @@ impl Talk {
     }
 
     /// The hello of this session's next link.
-    pub fn hello(&self, options: Options) -> Hello {
-        Hello::new(LanePosition { link: self.position.link + 1, received: self.received(), ..self.position }, options)
+    pub fn hello(&self, options: HelloOptions) -> ImporterHello {
+        ImporterHello::new(
+            LanePosition { link: self.position.link + 1, received: self.received(), ..self.position },
+            options,
+        )
     }
 
     /// Counted frames that arrived.
@@ -86,10 +89,10 @@ impl Talk {
     }
 
     /// Uses this link, on which the exporter said how many frames it has; sends what it has not.
-    pub fn use_link(&mut self, wire: Wire, their_received: u64) -> Result<(), Trouble> {
+    pub fn use_link(&mut self, wire: SessionFrameLink, their_received: u64) -> Result<(), ExchangeError> {
         if their_received > self.sent() || their_received < self.acknowledged {
             let (sent, had) = (self.sent(), self.acknowledged);
-            return Err(Trouble::Broken(format!(
+            return Err(ExchangeError::Broken(format!(
                 "the welcome says that {their_received} frames arrived; {sent} were sent, {had} were acknowledged"
             )));
         }
@@ -102,63 +105,68 @@ impl Talk {
     }
 
     /// Cuts the link without a word. What arrived in part has not arrived.
-    pub fn cut(&mut self) -> Option<Wire> {
+    pub fn cut(&mut self) -> Option<SessionFrameLink> {
         self.wire.take()
     }
 
-    fn wire(&mut self) -> Result<&mut Wire, Trouble> {
-        self.wire.as_mut().ok_or(Trouble::Closed)
+    fn wire(&mut self) -> Result<&mut SessionFrameLink, ExchangeError> {
+        self.wire.as_mut().ok_or(ExchangeError::Closed)
     }
 
     /// Sends bytes that are not counted.
-    pub fn send_uncounted(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
+    pub fn send_uncounted(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
         self.wire()?.send(bytes)
     }
 
     /// Sends counted frames in one piece, of whose bytes only `most` leave.
-    pub fn send_part(&mut self, frames: &[Vec<u8>], most: usize) -> Result<(), Trouble> {
+    pub fn send_part(&mut self, frames: &[Vec<u8>], most: usize) -> Result<(), ExchangeError> {
         self.sent.extend_from_slice(frames);
         let bytes = frames.concat();
         self.wire()?.send(&bytes[..bytes.len().min(most)])
     }
 
     /// Sends counted frames in one piece.
-    pub fn send_all(&mut self, frames: &[Vec<u8>]) -> Result<(), Trouble> {
+    pub fn send_all(&mut self, frames: &[Vec<u8>]) -> Result<(), ExchangeError> {
         self.send_part(frames, usize::MAX)
     }
 
     /// Sends a counted frame.
-    pub fn send(&mut self, kind: u8, attachment: u16, tag: u16, body: &[u8]) -> Result<(), Trouble> {
+    pub fn send(&mut self, kind: u8, attachment: u16, tag: u16, body: &[u8]) -> Result<(), ExchangeError> {
         self.send_all(&[frame(kind, 0, attachment, tag, body)])
     }
 
     /// Acknowledges so many frames.
-    pub fn acknowledge(&mut self, count: u64) -> Result<(), Trouble> {
+    pub fn acknowledge(&mut self, count: u64) -> Result<(), ExchangeError> {
         self.unacknowledged = (0, 0);
-        self.send_uncounted(&Head::acknowledgement(count).to_bytes())
+        self.send_uncounted(&FrameHeader::acknowledgement(count).to_bytes())
     }
 
     /// Reads one frame.
-    pub fn read(&mut self, within: Duration) -> Result<(), Trouble> {
+    pub fn read(&mut self, within: Duration) -> Result<(), ExchangeError> {
         if self.received() >= FRAMES_MAX {
-            return Err(Trouble::Broken(format!("more than {FRAMES_MAX} frames came")));
+            return Err(ExchangeError::Broken(format!("more than {FRAMES_MAX} frames came")));
         }
         let came = self.wire()?.frame(within)?;
         match came.kind {
-            Kind::Ping if came.body.len() == 8 => {
-                return self.send_uncounted(&frame(Kind::Pong.code(), 0, 0, 0, &came.body));
+            FrameKind::Ping if came.body.len() == 8 => {
+                return self.send_uncounted(&frame(FrameKind::Pong.code(), 0, 0, 0, &came.body));
             }
-            Kind::Ack if came.body.is_empty() => return self.note_acknowledgement(&came),
-            Kind::Ping | Kind::Ack => {
+            FrameKind::Ack if came.body.is_empty() => return self.note_acknowledgement(&came),
+            FrameKind::Ping | FrameKind::Ack => {
                 let (kind, bytes) = (came.kind, came.body.len());
-                return Err(Trouble::Broken(format!("{kind:?} with a body of {bytes} bytes")));
+                return Err(ExchangeError::Broken(format!("{kind:?} with a body of {bytes} bytes")));
             }
-            Kind::Pong => {
+            FrameKind::Pong => {
                 self.inbox.push(came);
                 return Ok(());
             }
-            Kind::Goodbye | Kind::Open | Kind::Close | Kind::Grant | Kind::Inherit | Kind::Request => {
-                return Err(Trouble::Broken(format!("{:?}, which an exporter does not send", came.kind)));
+            FrameKind::Goodbye
+            | FrameKind::Open
+            | FrameKind::Close
+            | FrameKind::Grant
+            | FrameKind::Inherit
+            | FrameKind::Request => {
+                return Err(ExchangeError::Broken(format!("{:?}, which an exporter does not send", came.kind)));
             }
             _ => {}
         }
@@ -173,11 +181,11 @@ impl Talk {
         Ok(())
     }
 
-    fn note_acknowledgement(&mut self, came: &Message) -> Result<(), Trouble> {
+    fn note_acknowledgement(&mut self, came: &SessionMessage) -> Result<(), ExchangeError> {
         let low = u64::from(came.tag) << 16 | u64::from(came.attachment);
         if low < self.acknowledged || low > self.sent() {
             let (had, sent) = (self.acknowledged, self.sent());
-            return Err(Trouble::Broken(format!(
+            return Err(ExchangeError::Broken(format!(
                 "it acknowledges {low} frames, having acknowledged {had} of {sent} that were sent"
             )));
         }
@@ -186,28 +194,32 @@ impl Talk {
     }
 
     /// Puts a message together.
-    fn join(&mut self, came: Message) -> Result<(), Trouble> {
+    fn join(&mut self, came: SessionMessage) -> Result<(), ExchangeError> {
         let key = (came.attachment, came.tag);
         let is_last = !came.flags.more;
         let whole = match (came.kind, self.parts.remove(&key)) {
-            (Kind::Data, Some(mut begun)) => {
+            (FrameKind::Data, Some(mut begun)) => {
                 begun.body.extend(&came.body);
                 begun
             }
-            (Kind::Data, None) => {
+            (FrameKind::Data, None) => {
                 let (attachment, tag) = key;
-                return Err(Trouble::Broken(format!("data of attachment {attachment}, tag {tag} continue no message")));
+                return Err(ExchangeError::Broken(format!(
+                    "data of attachment {attachment}, tag {tag} continue no message"
+                )));
             }
             // A cancel may come between the frames of a reply.
             (_, Some(begun)) if is_last => {
                 self.parts.insert(key, begun);
                 came
             }
-            (_, Some(_)) => return Err(Trouble::Broken(format!("{:?} begins within another message", came.kind))),
+            (_, Some(_)) => {
+                return Err(ExchangeError::Broken(format!("{:?} begins within another message", came.kind)));
+            }
             (_, None) => came,
         };
         if is_last {
-            self.inbox.push(Message { flags: Flags { more: false, ..whole.flags }, ..whole });
+            self.inbox.push(SessionMessage { flags: FrameFlags { more: false, ..whole.flags }, ..whole });
         } else {
             self.parts.insert(key, whole);
         }
@@ -215,7 +227,7 @@ impl Talk {
     }
 
     /// Waits for a message; earlier ones count.
-    pub fn wait(&mut self, mut is_it: impl FnMut(&Message) -> bool) -> Result<Message, Trouble> {
+    pub fn wait(&mut self, mut is_it: impl FnMut(&SessionMessage) -> bool) -> Result<SessionMessage, ExchangeError> {
         let mut seen = 0;
         loop {
             if let Some(found) = self.inbox[seen..].iter().find(|message| is_it(message)) {
@@ -227,73 +239,78 @@ impl Talk {
     }
 
     /// Reads what comes until nothing has come for `quiet`.
-    pub fn settle(&mut self, quiet: Duration) -> Result<(), Trouble> {
+    pub fn settle(&mut self, quiet: Duration) -> Result<(), ExchangeError> {
         loop {
             match self.read(quiet) {
                 Ok(()) => {}
-                Err(Trouble::Silence { have: 0, .. }) => return Ok(()),
+                Err(ExchangeError::Silence { have: 0, .. }) => return Ok(()),
                 Err(other) => return Err(other),
             }
         }
     }
 
     /// Sends a ping with this number and waits for its pong: the exporter has then heard all that was sent before.
-    pub fn ping(&mut self, number: u64) -> Result<(), Trouble> {
+    pub fn ping(&mut self, number: u64) -> Result<(), ExchangeError> {
         let body = number.to_le_bytes();
-        self.inbox.retain(|message| message.kind != Kind::Pong);
-        self.send_uncounted(&frame(Kind::Ping.code(), 0, 0, 0, &body))?;
-        self.wait(|message| message.kind == Kind::Pong && message.body == body).map(drop)
+        self.inbox.retain(|message| message.kind != FrameKind::Pong);
+        self.send_uncounted(&frame(FrameKind::Ping.code(), 0, 0, 0, &body))?;
+        self.wait(|message| message.kind == FrameKind::Pong && message.body == body).map(drop)
     }
 
     /// Asks for a device; returns what the exporter says of it.
-    pub fn open(&mut self, attachment: u16, ask: &Open) -> Result<Result<Opened, End>, Trouble> {
-        self.send(Kind::Open.code(), attachment, 0, &ask.encode())?;
+    pub fn open(
+        &mut self,
+        attachment: u16,
+        ask: &OpenRequest,
+    ) -> Result<Result<OpenReply, AttachmentEndNotice>, ExchangeError> {
+        self.send(FrameKind::Open.code(), attachment, 0, &ask.encode())?;
         self.opened(attachment)
     }
 
     /// Waits for the answer to an open of this attachment.
-    pub fn opened(&mut self, attachment: u16) -> Result<Result<Opened, End>, Trouble> {
+    pub fn opened(&mut self, attachment: u16) -> Result<Result<OpenReply, AttachmentEndNotice>, ExchangeError> {
         // A number may be used again: what was said of its earlier use is no answer.
-        let is_answer = |message: &Message| {
-            message.attachment == attachment && matches!(message.kind, Kind::Opened | Kind::Refused | Kind::Closed)
+        let is_answer = |message: &SessionMessage| {
+            message.attachment == attachment
+                && matches!(message.kind, FrameKind::Opened | FrameKind::Refused | FrameKind::Closed)
         };
         let answer = self.wait(is_answer)?;
         self.inbox.retain(|message| !is_answer(message));
-        let broken = |reject: farbus_wire::Reject| Trouble::Broken(reject.to_string());
+        let broken = |reject: farbus_wire::ProtocolViolation| ExchangeError::Broken(reject.to_string());
         match answer.kind {
-            Kind::Opened => Opened::decode(&answer.body).map(Ok).map_err(broken),
-            Kind::Refused => End::decode(&answer.body).map(Err).map_err(broken),
-            _ => Err(Trouble::Broken(format!("attachment {attachment}, which was not open, is closed"))),
+            FrameKind::Opened => OpenReply::decode(&answer.body).map(Ok).map_err(broken),
+            FrameKind::Refused => AttachmentEndNotice::decode(&answer.body).map(Err).map_err(broken),
+            _ => Err(ExchangeError::Broken(format!("attachment {attachment}, which was not open, is closed"))),
         }
     }
 
     /// Waits for the end of an attachment.
-    pub fn closed(&mut self, attachment: u16) -> Result<End, Trouble> {
-        let is_end = |message: &Message| message.attachment == attachment && message.kind == Kind::Closed;
+    pub fn closed(&mut self, attachment: u16) -> Result<AttachmentEndNotice, ExchangeError> {
+        let is_end = |message: &SessionMessage| message.attachment == attachment && message.kind == FrameKind::Closed;
         let answer = self.wait(is_end)?;
         self.inbox.retain(|message| !is_end(message));
-        End::decode(&answer.body).map_err(|reject| Trouble::Broken(reject.to_string()))
+        AttachmentEndNotice::decode(&answer.body).map_err(|reject| ExchangeError::Broken(reject.to_string()))
     }
 
     /// Closes an attachment and waits for its end.
-    pub fn close(&mut self, attachment: u16) -> Result<End, Trouble> {
-        self.send(Kind::Close.code(), attachment, 0, &[])?;
+    pub fn close(&mut self, attachment: u16) -> Result<AttachmentEndNotice, ExchangeError> {
+        self.send(FrameKind::Close.code(), attachment, 0, &[])?;
         self.closed(attachment)
     }
 
     /// How many replies, and how many answers to cancels, a request has.
     pub fn answers(&self, attachment: u16, tag: u16) -> (usize, usize) {
         let of = |kind| {
-            let is_it = |m: &&Message| m.kind == kind && (m.attachment, m.tag) == (attachment, tag);
+            let is_it = |m: &&SessionMessage| m.kind == kind && (m.attachment, m.tag) == (attachment, tag);
             self.inbox.iter().filter(is_it).count()
         };
-        (of(Kind::Reply), of(Kind::Cancel))
+        (of(FrameKind::Reply), of(FrameKind::Cancel))
     }
 
     /// Ends the session and its link.
     pub fn leave(mut self) {
         // It may have ended it.
-        let _ = self.send(Kind::Goodbye.code(), 0, 0, &[]);
+        let _ = self.send(FrameKind::Goodbye.code(), 0, 0, &[]);
         if let Some(wire) = &mut self.wire {
             wire.is_closed_within(self.patience, usize::MAX);
         }
@@ -301,7 +318,13 @@ impl Talk {
 }
 
 /// A request for a USB device of this name.
-pub(super) fn usb(name: &str) -> Open {
+pub(super) fn usb(name: &str) -> OpenRequest {
     let reason = "farbus conform session".to_owned();
-    Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: name.to_owned(), reason }
+    OpenRequest {
+        class: AttachmentClass::USB,
+        mode: AttachmentMode::Exclusive,
+        epoch: 0,
+        name: name.to_owned(),
+        reason,
+    }
 }

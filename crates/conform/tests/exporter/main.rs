@@ -9,15 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use farbus_conform::exporter::{self, Settings};
-use farbus_conform::player::{Player, Right};
-use farbus_conform::{Report, Verdict};
-use farbus_gadgets::audio::Audio;
-use farbus_gadgets::keyboard::Keyboard;
-use farbus_gadgets::storage::{Options, Storage};
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_conform::exporter::{self, ConformanceSettings};
+use farbus_conform::player::{MockExporter, NoTamper};
+use farbus_conform::{CheckVerdict, ConformanceReport};
+use farbus_gadgets::audio::AudioGadget;
+use farbus_gadgets::keyboard::KeyboardGadget;
+use farbus_gadgets::storage::{StorageGadget, StorageOptions};
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::block::MemoryStore;
-use farbus_model::{Device, Speed};
+use farbus_model::{Device, UsbSpeed};
 
 use world::{Memory, World};
 use wrong::{Wrong, all};
@@ -25,40 +25,41 @@ use wrong::{Wrong, all};
 const DISK: &str = "1-1";
 
 fn disk() -> Box<dyn Device> {
-    Box::new(Storage::device(Box::new(MemoryStore::new(vec![0; 1 << 20])), Options::default()).unwrap())
+    Box::new(StorageGadget::device(Box::new(MemoryStore::new(vec![0; 1 << 20])), StorageOptions::default()).unwrap())
 }
 
 fn zero() -> Box<dyn Device> {
-    Box::new(SourceSink::device(Speed::High, Fill::Zeros, false))
+    Box::new(SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false))
 }
 
-fn test(world: World, only: &[&str]) -> Report {
+fn test(world: World, only: &[&str]) -> ConformanceReport {
     let mut network = Memory(Rc::new(RefCell::new(world)));
     let only = only.iter().map(|id| (*id).to_owned()).collect();
-    let settings = Settings { only, bus_id: Some(DISK.to_owned()), ..Settings::new(Duration::from_secs(2)) };
+    let settings =
+        ConformanceSettings { only, bus_id: Some(DISK.to_owned()), ..ConformanceSettings::new(Duration::from_secs(2)) };
     exporter::run(&mut network, &settings, &mut |_| {}).unwrap()
 }
 
 fn right(device: Box<dyn Device>) -> World {
-    let mut player = Player::new(Box::new(Right));
-    player.offer(DISK, device, Box::new(Right));
+    let mut player = MockExporter::new(Box::new(NoTamper));
+    player.offer(DISK, device, Box::new(NoTamper));
     World::new(player)
 }
 
-fn by_verdict(report: &Report, verdict: Verdict) -> BTreeMap<&'static str, String> {
+fn by_verdict(report: &ConformanceReport, verdict: CheckVerdict) -> BTreeMap<&'static str, String> {
     report.results.iter().filter(|r| r.verdict == verdict).map(|r| (r.check.id, r.seen.clone())).collect()
 }
 
 #[test]
 fn a_right_exporter_fails_no_check_whatever_its_device() {
-    let card = || -> Box<dyn Device> { Box::new(Audio::device(Speed::High)) };
-    let keyboard = || -> Box<dyn Device> { Box::new(Keyboard::device()) };
+    let card = || -> Box<dyn Device> { Box::new(AudioGadget::device(UsbSpeed::High)) };
+    let keyboard = || -> Box<dyn Device> { Box::new(KeyboardGadget::device()) };
     let mut passed = BTreeSet::new();
     for (name, device) in [("disk", disk()), ("zero", zero()), ("keyboard", keyboard()), ("card", card())] {
         let report = test(right(device), &[]);
-        let wrong = [by_verdict(&report, Verdict::Fail), by_verdict(&report, Verdict::Skipped)];
+        let wrong = [by_verdict(&report, CheckVerdict::Fail), by_verdict(&report, CheckVerdict::Skipped)];
         assert!(wrong.iter().all(BTreeMap::is_empty), "{name}: {wrong:?}");
-        passed.extend(by_verdict(&report, Verdict::Pass).into_keys());
+        passed.extend(by_verdict(&report, CheckVerdict::Pass).into_keys());
     }
     let all: BTreeSet<&str> = exporter::checks().iter().map(|check| check.id).collect();
     assert_eq!(passed, all, "each check passes with one of the devices");
@@ -79,7 +80,7 @@ fn an_exporter_that_is_wrong_in_one_way_fails_the_check_for_it_and_only_related_
         let report = test(world(), only);
         let failed: BTreeSet<&str> = report.failed().into_iter().collect();
         let expected: BTreeSet<&str> = fails.iter().copied().collect();
-        let shown = by_verdict(&report, Verdict::Fail);
+        let shown = by_verdict(&report, CheckVerdict::Fail);
         // What comes after a broken message is broken as well.
         let is_found = if breaks_framing { expected.is_subset(&failed) } else { failed == expected };
         if !is_found {

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farbus_conform::player::{ConnId, Player};
-use farbus_conform::{Link, Lost, Network, Received};
+use farbus_conform::player::{ConnId, MockExporter};
+use farbus_conform::{LinkLoss, PeerLink, PeerNetwork, ReceiveOutcome};
 use farbus_model::Instant;
 
 /// An exporter, and a clock that moves when somebody waits.
 pub struct World {
-    pub player: Player,
+    pub player: MockExporter,
     pub now: Instant,
     /// Changes what clients send before the exporter sees it; emptied bytes never arrive.
     pub incoming: fn(&mut Vec<u8>),
@@ -25,7 +25,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(player: Player) -> Self {
+    pub fn new(player: MockExporter) -> Self {
         let open = BTreeSet::new();
         Self {
             player,
@@ -74,8 +74,8 @@ struct Ended {
     is_within: bool,
 }
 
-impl Network for Memory {
-    fn dial(&mut self) -> Result<Box<dyn Link>, Lost> {
+impl PeerNetwork for Memory {
+    fn dial(&mut self) -> Result<Box<dyn PeerLink>, LinkLoss> {
         let id = self.0.borrow_mut().player.connect();
         self.0.borrow_mut().open.insert(id);
         Ok(Box::new(Ended { world: self.clone(), id, is_within: false }))
@@ -92,11 +92,11 @@ impl Network for Memory {
     }
 }
 
-impl Link for Ended {
-    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, Lost> {
+impl PeerLink for Ended {
+    fn send(&mut self, bytes: &[u8], within: Duration) -> Result<usize, LinkLoss> {
         let world = &mut *self.world.0.borrow_mut();
         if world.player.is_over(self.id) {
-            return Err(Lost("closed".to_owned()));
+            return Err(LinkLoss("closed".to_owned()));
         }
         let end = world.now + within;
         self.is_within = bytes.len() < 48 && !matches!(bytes.len(), 8 | 40);
@@ -113,18 +113,18 @@ impl Link for Ended {
         Ok(taken)
     }
 
-    fn receive(&mut self, into: &mut [u8], within: Duration) -> Received {
+    fn receive(&mut self, into: &mut [u8], within: Duration) -> ReceiveOutcome {
         let world = &mut *self.world.0.borrow_mut();
         let (end, id) = (world.now + within, self.id);
         let came = world.wait(end, |world| !world.player.transmit(id).is_empty() || world.player.is_over(id));
         let bytes = world.player.transmit(id);
         let count = bytes.len().min(into.len());
         if count == 0 {
-            return if came { Received::Closed } else { Received::Silence };
+            return if came { ReceiveOutcome::Closed } else { ReceiveOutcome::Silence };
         }
         into[..count].copy_from_slice(&bytes[..count]);
         world.player.transmitted(id, count);
-        Received::Bytes(count)
+        ReceiveOutcome::Bytes(count)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Exporters that are wrong in one way each.
 
-use farbus_conform::player::{Kind, Player, Tamper};
-use farbus_model::descriptor::{Descriptors, Selection};
+use farbus_conform::player::{ExporterMessageKind, ExporterTamper, MockExporter};
+use farbus_model::descriptor::{ConfigurationSelection, DescriptorSet};
 use farbus_model::usb::request;
-use farbus_model::{Completions, Device, Direction, InFlight, Instant, Speed, Status, UrbId};
+use farbus_model::{CompletionQueue, Device, Instant, TransferDirection, UrbId, UrbInFlight, UrbStatus, UsbSpeed};
 use farbus_wire::usbip::message::{DEVICE_RECORD_BYTES, HEADER_BYTES, ISO_PACKET_BYTES, RawHeader, command};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
@@ -25,7 +25,7 @@ pub struct Wrong {
 /// A tamper made of parts.
 #[derive(Clone, Copy)]
 struct Parts {
-    message: fn(Kind, &mut Vec<u8>),
+    message: fn(ExporterMessageKind, &mut Vec<u8>),
     import: fn(Result<DeviceRecord, OpStatus>) -> Result<DeviceRecord, OpStatus>,
     forgives: bool,
     keeps: bool,
@@ -35,8 +35,8 @@ struct Parts {
 const NOTHING: Parts =
     Parts { message: |_, _| {}, import: |answer| answer, forgives: false, keeps: false, lends: false };
 
-impl Tamper for Parts {
-    fn message(&mut self, kind: Kind, bytes: &mut Vec<u8>) {
+impl ExporterTamper for Parts {
+    fn message(&mut self, kind: ExporterMessageKind, bytes: &mut Vec<u8>) {
         (self.message)(kind, bytes);
     }
 
@@ -64,19 +64,19 @@ struct WrongDevice {
 }
 
 impl Device for WrongDevice {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.inner.descriptors()
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.inner.speed()
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.inner.selection()
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         match (self.answer)(&urb) {
             None => self.inner.submit(now, urb, done),
             Some((status, data)) => {
@@ -86,11 +86,11 @@ impl Device for WrongDevice {
         }
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.inner.cancel(now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.inner.reset(now, done);
     }
 
@@ -98,17 +98,17 @@ impl Device for WrongDevice {
         self.inner.poll_timeout()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.inner.handle_timeout(now, done);
     }
 }
 
 /// What a wrong device answers in place of the right one.
-type Answer = fn(&InFlight) -> Option<(Status, Vec<u8>)>;
+type Answer = fn(&UrbInFlight) -> Option<(UrbStatus, Vec<u8>)>;
 type Make = fn() -> Box<dyn Device>;
 
 fn tampered(device: Box<dyn Device>, of_device: Parts, of_list: Parts) -> World {
-    let mut player = Player::new(Box::new(of_list));
+    let mut player = MockExporter::new(Box::new(of_list));
     player.offer(DISK, device, Box::new(of_device));
     World::new(player)
 }
@@ -118,12 +118,17 @@ fn wrong(name: &'static str, fails: &'static [&'static str], world: impl Fn() ->
 }
 
 /// Wrong in what it answers once a device was imported.
-fn answers(name: &'static str, fails: &'static [&'static str], make: Make, message: fn(Kind, &mut Vec<u8>)) -> Wrong {
+fn answers(
+    name: &'static str,
+    fails: &'static [&'static str],
+    make: Make,
+    message: fn(ExporterMessageKind, &mut Vec<u8>),
+) -> Wrong {
     wrong(name, fails, move || tampered(make(), Parts { message, ..NOTHING }, NOTHING))
 }
 
 /// Wrong in lists and in refusals of unknown devices.
-fn lists(name: &'static str, fails: &'static [&'static str], message: fn(Kind, &mut Vec<u8>)) -> Wrong {
+fn lists(name: &'static str, fails: &'static [&'static str], message: fn(ExporterMessageKind, &mut Vec<u8>)) -> Wrong {
     wrong(name, fails, move || tampered(disk(), NOTHING, Parts { message, ..NOTHING }))
 }
 
@@ -160,9 +165,9 @@ fn is_request(bytes: &[u8]) -> bool {
 }
 
 /// Changes each isochronous packet of an answer of the source/sink device.
-fn each_packet(kind: Kind, bytes: &mut [u8], change: fn(&mut [u8])) {
+fn each_packet(kind: ExporterMessageKind, bytes: &mut [u8], change: fn(&mut [u8])) {
     let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
-    if let (Kind::Submit, Some(raw)) = (kind, raw) {
+    if let (ExporterMessageKind::Submit, Some(raw)) = (kind, raw) {
         let from = bytes.len().saturating_sub(raw.body[3] as usize * ISO_PACKET_BYTES);
         if (1..=1024).contains(&raw.body[3]) && from >= HEADER_BYTES {
             bytes[from..].chunks_exact_mut(ISO_PACKET_BYTES).for_each(change);
@@ -185,29 +190,29 @@ fn handshake() -> Vec<Wrong> {
             "an old version in lists",
             &["list-framing", "list-ends", "list-bus-ids", "list-interfaces", "request-in-pieces"],
             |kind, bytes| {
-                if kind == Kind::List {
+                if kind == ExporterMessageKind::List {
                     bytes[1] = 0x06;
                 }
             },
         ),
         lists("bytes behind a list", &["list-ends"], |kind, bytes| {
-            if kind == Kind::List {
+            if kind == ExporterMessageKind::List {
                 bytes.push(0);
             }
         }),
         lists("a bus id twice", &["list-bus-ids"], |kind, bytes| {
-            if kind == Kind::List {
+            if kind == ExporterMessageKind::List {
                 bytes[11] = 2;
                 bytes.extend_from_within(12..);
             }
         }),
         lists("another class in lists", &["list-interfaces"], |kind, bytes| {
-            if kind == Kind::List {
+            if kind == ExporterMessageKind::List {
                 bytes[12 + DEVICE_RECORD_BYTES] = 3;
             }
         }),
         answers("interfaces behind an import's record", &["import-record"], disk, |kind, bytes| {
-            if kind == Kind::Import && bytes.len() > 8 {
+            if kind == ExporterMessageKind::Import && bytes.len() > 8 {
                 bytes.extend([8, 6, 0x50, 0]);
             }
         })
@@ -217,7 +222,7 @@ fn handshake() -> Vec<Wrong> {
             tampered(disk(), NOTHING, Parts { import: record, ..NOTHING })
         }),
         lists("a refusal as long as a record", &["import-unknown"], |kind, bytes| {
-            if kind == Kind::Import && bytes[2..4] == [0, 3] {
+            if kind == ExporterMessageKind::Import && bytes[2..4] == [0, 3] {
                 bytes.resize(8 + DEVICE_RECORD_BYTES, 0);
             }
         }),
@@ -261,7 +266,7 @@ fn tampered_record() -> DeviceRecord {
         bus_id: DISK.to_owned(),
         bus: 1,
         device: 1,
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         vendor: 0,
         product: 0,
         device_bcd: 0,
@@ -276,17 +281,17 @@ fn tampered_record() -> DeviceRecord {
 fn fields() -> Vec<Wrong> {
     vec![
         answers("numbers of 16 bits", &["answer-number"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 header(bytes, |raw| raw.seqnum &= 0xffff);
             }
         }),
         answers("the device id in answers", &["answer-zeros"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 header(bytes, |raw| raw.devid = 0x0001_0001);
             }
         }),
         answers("no packets are always 0", &["no-packets-echo"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 header(bytes, |raw| raw.body[3] = 0);
             }
         }),
@@ -301,13 +306,13 @@ fn fields() -> Vec<Wrong> {
             }
         }),
         answers("answers fill their room", &["control-short", "short-not-ok", "port-reset"], disk, |kind, bytes| {
-            if kind == Kind::Submit && bytes.len() == HEADER_BYTES + 18 {
+            if kind == ExporterMessageKind::Submit && bytes.len() == HEADER_BYTES + 18 {
                 bytes.resize(HEADER_BYTES + 255, 0);
                 header(bytes, |raw| raw.body[1] = 255);
             }
         }),
         answers("a stall is a success", &["control-refused", "halt", "request-unknown"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 header(bytes, |raw| raw.body[0] = if raw.body[0] == STALL { 0 } else { raw.body[0] });
             }
         }),
@@ -316,47 +321,49 @@ fn fields() -> Vec<Wrong> {
             &["control-refused", "halt", "request-unknown", "endpoint-missing"],
             disk,
             |kind, bytes| {
-                if kind == Kind::Submit {
+                if kind == ExporterMessageKind::Submit {
                     header(bytes, |raw| raw.body[0] = raw.body[0].wrapping_neg());
                 }
             },
         ),
         answers("a short transfer is an error", &["control-short", "in-short"], disk, |kind, bytes| {
-            if kind == Kind::Submit && (bytes.len() == HEADER_BYTES + 36 || bytes.len() == HEADER_BYTES + 18) {
+            if kind == ExporterMessageKind::Submit
+                && (bytes.len() == HEADER_BYTES + 36 || bytes.len() == HEADER_BYTES + 18)
+            {
                 header(bytes, |raw| raw.body[0] = -121i32 as u32);
             }
         })
         .only(&["control-short", "in-short", "short-not-ok", "control-cut"]),
         answers("every fifth answer is lost", &["burst"], disk, |kind, bytes| {
-            if kind == Kind::Submit && bytes[7] % 5 == 0 {
+            if kind == ExporterMessageKind::Submit && bytes[7] % 5 == 0 {
                 bytes.clear();
             }
         })
         .breaking_framing(),
         answers("every answer comes twice", &["burst", "unlink-done"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 bytes.extend_from_within(..);
             }
         })
         .breaking_framing(),
         answers("the last request is answered first", &["order"], disk, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 header(bytes, |raw| raw.seqnum = 33 - raw.seqnum);
             }
         })
         .only(&["order", "burst"]),
         answers("OUT moved nothing", &["out-answer"], zero, |kind, bytes| {
-            if kind == Kind::Submit {
+            if kind == ExporterMessageKind::Submit {
                 header(bytes, |raw| raw.body[1] = if raw.body[1] == 3000 { 0 } else { raw.body[1] });
             }
         }),
         answers("OUT comes back", &["out-answer"], zero, |kind, bytes| {
-            if kind == Kind::Submit && bytes[20..28] == [0, 0, 0, 0, 0, 0, 0x0b, 0xb8] {
+            if kind == ExporterMessageKind::Submit && bytes[20..28] == [0, 0, 0, 0, 0, 0, 0x0b, 0xb8] {
                 bytes.resize(HEADER_BYTES + 3000, 0);
             }
         }),
         answers("one byte fewer than announced", &["control-short", "control-cut"], disk, |kind, bytes| {
-            if kind == Kind::Submit && bytes.len() > HEADER_BYTES + 2 {
+            if kind == ExporterMessageKind::Submit && bytes.len() > HEADER_BYTES + 2 {
                 bytes.pop();
             }
         })
@@ -367,37 +374,38 @@ fn fields() -> Vec<Wrong> {
 fn devices() -> Vec<Wrong> {
     vec![
         device("descriptors are not cut", &["control-cut"], disk, |urb| {
-            (urb.endpoint.is_control() && urb.length == 7).then(|| (Status::Ok, vec![18, 1]))
+            (urb.endpoint.is_control() && urb.length == 7).then(|| (UrbStatus::Ok, vec![18, 1]))
         }),
         device("another configuration", &["set-configuration", "port-reset", "port-reset-feature"], disk, |urb| {
             (urb.setup.request == request::GET_CONFIGURATION && urb.endpoint.is_control())
-                .then(|| (Status::Ok, vec![0]))
+                .then(|| (UrbStatus::Ok, vec![0]))
         }),
         device("halts outlast a reset", &["port-reset"], disk, |urb| {
             (urb.setup.request == request::GET_STATUS && urb.setup.request_type == 0x82 && urb.endpoint.is_control())
-                .then(|| (Status::Ok, vec![1, 0]))
+                .then(|| (UrbStatus::Ok, vec![1, 0]))
         }),
         answers("resets of a port are refused", &["port-reset-feature"], disk, |kind, bytes| {
             // The answer to SET_FEATURE(PORT_RESET) alone: behind SET_CONFIGURATION and what learned the device.
-            if kind == Kind::Submit && bytes[7] == 4 {
+            if kind == ExporterMessageKind::Submit && bytes[7] == 4 {
                 header(bytes, |raw| raw.body[0] = STALL);
             }
         })
         .only(&["list-framing", "port-reset-feature"]),
         device("another setting", &["set-interface"], disk, |urb| {
-            (urb.setup.request == request::GET_INTERFACE && urb.endpoint.is_control()).then(|| (Status::Ok, vec![9]))
+            (urb.setup.request == request::GET_INTERFACE && urb.endpoint.is_control()).then(|| (UrbStatus::Ok, vec![9]))
         }),
         device("halts are not cleared", &["clear-halt", "halt"], disk, |urb| {
-            (urb.setup.request == request::CLEAR_FEATURE && urb.endpoint.is_control()).then(|| (Status::Stall, vec![]))
+            (urb.setup.request == request::CLEAR_FEATURE && urb.endpoint.is_control())
+                .then(|| (UrbStatus::Stall, vec![]))
         })
         .only(&["clear-halt", "halt", "set-configuration"]),
         device("OUT of nothing fails", &["out-empty"], zero, |urb| {
-            (urb.direction == Direction::Out && urb.length == 0 && !urb.endpoint.is_control())
-                .then(|| (Status::Invalid, vec![]))
+            (urb.direction == TransferDirection::Out && urb.length == 0 && !urb.endpoint.is_control())
+                .then(|| (UrbStatus::Invalid, vec![]))
         }),
         device("a device without data", &["in-answer"], disk, |urb| {
-            (urb.direction == Direction::In && !urb.endpoint.is_control() && urb.length < 512)
-                .then(|| (Status::Ok, vec![]))
+            (urb.direction == TransferDirection::In && !urb.endpoint.is_control() && urb.length < 512)
+                .then(|| (UrbStatus::Ok, vec![]))
         })
         .only(&["in-answer", "out-answer"]),
     ]
@@ -406,7 +414,7 @@ fn devices() -> Vec<Wrong> {
 fn unlinks() -> Vec<Wrong> {
     vec![
         answers("a withdrawn request was killed", &["unlink-pending", "unlink-queue"], disk, |kind, bytes| {
-            if kind == Kind::Unlink {
+            if kind == ExporterMessageKind::Unlink {
                 header(bytes, |raw| raw.body[0] = if raw.body[0] == CANCELLED { -2i32 as u32 } else { raw.body[0] });
             }
         }),
@@ -416,7 +424,7 @@ fn unlinks() -> Vec<Wrong> {
             disk,
             |kind, bytes| {
                 let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
-                if let (Kind::Unlink, Some(raw)) = (kind, raw)
+                if let (ExporterMessageKind::Unlink, Some(raw)) = (kind, raw)
                     && raw.body[0] == CANCELLED
                 {
                     let answer = RawHeader { command: command::RET_SUBMIT, seqnum: raw.seqnum - 1, ..raw };
@@ -426,7 +434,7 @@ fn unlinks() -> Vec<Wrong> {
         ),
         answers("a withdrawn request ends with -2 as well", &["unlink-queue"], disk, |kind, bytes| {
             let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
-            if let (Kind::Unlink, Some(raw)) = (kind, raw)
+            if let (ExporterMessageKind::Unlink, Some(raw)) = (kind, raw)
                 && raw.body[0] == CANCELLED
             {
                 header(bytes, |raw| raw.body[0] = 0);
@@ -441,7 +449,7 @@ fn unlinks() -> Vec<Wrong> {
             &["unlink-done", "unlink-unknown", "unlink-storm", "unlink-twice"],
             disk,
             |kind, bytes| {
-                if kind == Kind::Unlink && bytes[20..24] == [0; 4] {
+                if kind == ExporterMessageKind::Unlink && bytes[20..24] == [0; 4] {
                     bytes.clear();
                 }
             },
@@ -451,7 +459,7 @@ fn unlinks() -> Vec<Wrong> {
             &["unlink-pending", "unlink-queue", "unlink-twice", "unlink-first"],
             disk,
             |kind, bytes| {
-                if kind == Kind::Unlink {
+                if kind == ExporterMessageKind::Unlink {
                     header(bytes, |raw| raw.body[0] = 0);
                 }
             },
@@ -485,7 +493,7 @@ fn isochronous() -> Vec<Wrong> {
         }),
         answers("what lies behind the packets comes, too", &["iso-short"], zero, |kind, bytes| {
             let raw = bytes.first_chunk::<HEADER_BYTES>().map(RawHeader::from_bytes);
-            if let (Kind::Submit, Some(raw)) = (kind, raw)
+            if let (ExporterMessageKind::Submit, Some(raw)) = (kind, raw)
                 && raw.body[3] == 8
                 && raw.body[1] > 0
                 && bytes.len() > HEADER_BYTES + 8 * ISO_PACKET_BYTES
@@ -510,7 +518,7 @@ fn isochronous() -> Vec<Wrong> {
         }),
         answers("one packet is missing", &["iso-in", "iso-out"], zero, |kind, bytes| {
             let count = bytes.first_chunk::<HEADER_BYTES>().map_or(0, |first| RawHeader::from_bytes(first).body[3]);
-            if kind == Kind::Submit && (1..=1024).contains(&count) && count != 5 {
+            if kind == ExporterMessageKind::Submit && (1..=1024).contains(&count) && count != 5 {
                 bytes.truncate(bytes.len() - ISO_PACKET_BYTES);
                 header(bytes, |raw| raw.body[3] -= 1);
             }

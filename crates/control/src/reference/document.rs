@@ -27,15 +27,15 @@ const DESCRIPTION: &str = "What farbus's processes tell each other and programs 
     later release adds questions, fields and words: pass over what you do not know.";
 
 /// A thing that is sent: its name in the document, and what makes its schema.
-type Entry = (&'static str, fn(&mut SchemaGenerator) -> Schema);
+type SchemaEntry = (&'static str, fn(&mut SchemaGenerator) -> Schema);
 
 /// What a program writes. An optional field may be absent or null.
-const WRITTEN: [Entry; 2] = [
+const WRITTEN: [SchemaEntry; 2] = [
     ("question", SchemaGenerator::subschema_for::<Question>),
     ("lease-act", SchemaGenerator::subschema_for::<LeaseAct>),
 ];
 /// What farbus writes; except for the answers themselves, by the name of the question whose answer it is.
-const READ: [Entry; 9] = [
+const READ: [SchemaEntry; 9] = [
     ("answer", SchemaGenerator::subschema_for::<Answer>),
     ("lease-answer", SchemaGenerator::subschema_for::<LeaseAnswer>),
     ("status", SchemaGenerator::subschema_for::<ProcessStatus>),
@@ -75,7 +75,7 @@ fn read() -> (Map<String, Value>, Map<String, Value>) {
     schemas(&READ, SchemaSettings::draft2020_12().for_serialize().with_transform(RecursiveTransform(plain)))
 }
 
-fn schemas(entries: &[Entry], settings: SchemaSettings) -> (Map<String, Value>, Map<String, Value>) {
+fn schemas(entries: &[SchemaEntry], settings: SchemaSettings) -> (Map<String, Value>, Map<String, Value>) {
     let mut generator = settings.into_generator();
     let all = entries.iter().map(|(name, schema)| ((*name).to_owned(), schema(&mut generator).to_value()));
     let all = all.collect();

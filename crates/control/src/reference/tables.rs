@@ -65,7 +65,7 @@ fn section(document: &Value, name: &str, schema: &Value, into: &mut String) {
     into.push('\n');
 }
 
-type Table = (Vec<&'static str>, Vec<Vec<String>>);
+type ReferenceTable = (Vec<&'static str>, Vec<Vec<String>>);
 
 fn row(cells: &[String], into: &mut String) {
     for cell in cells {
@@ -93,7 +93,7 @@ fn in_order<'a>(schema: &'a Value, properties: &'a Map<String, Value>) -> Vec<(&
 }
 
 /// Words that stand for something.
-fn words(name: &str, variants: &[Value]) -> Table {
+fn words(name: &str, variants: &[Value]) -> ReferenceTable {
     let mut head = vec!["word", "meaning"];
     let word = |variant: &Value| format!("`{}`", variant["const"].as_str().unwrap_or_default());
     let meaning = |variant: &Value| description(variant).unwrap_or_default().to_owned();
@@ -116,7 +116,7 @@ fn words(name: &str, variants: &[Value]) -> Table {
 }
 
 /// What is sent, in one of several forms.
-fn acts(document: &Value, name: &str, variants: &[Value]) -> Table {
+fn acts(document: &Value, name: &str, variants: &[Value]) -> ReferenceTable {
     let is_question = name == QUESTIONS;
     let describe = |variant: &Value| {
         let what = description(variant).unwrap_or_default();

@@ -1,20 +1,20 @@
 //! What the daemon's configuration says, and what is refused in it.
 
-use farbus_io_linux::usb::{Found, Interface};
+use farbus_io_linux::usb::{ActiveInterface, PluggedDevice};
 use farbus_model::descriptor::DeviceDescriptor;
-use farbus_model::{Descriptors, Speed};
+use farbus_model::{DescriptorSet, UsbSpeed};
 
 use super::*;
 
 #[test]
 fn empty_configuration_has_defaults_and_shares_nothing() {
-    let config = Config::parse("").unwrap();
+    let config = DaemonConfig::parse("").unwrap();
     assert!(config.is_default_listen && config.local_users.is_empty());
     assert_eq!(config.listen, [local_shares::place_of_daemon()]);
     assert!(config.shares.is_empty() && config.rules.is_empty() && config.attachments.is_empty());
-    let none = Config::parse("plain.listen = []").unwrap();
+    let none = DaemonConfig::parse("plain.listen = []").unwrap();
     assert!(none.listen.is_empty());
-    let local = Config::parse("plain = {listen=['unix:/run/s.sock'], socket_mode='660'}").unwrap();
+    let local = DaemonConfig::parse("plain = {listen=['unix:/run/s.sock'], socket_mode='660'}").unwrap();
     assert_eq!(
         (&local.listen, local.broker_policy().socket_mode),
         (&vec!["unix:/run/s.sock".parse().unwrap()], "660".parse().unwrap())
@@ -23,7 +23,7 @@ fn empty_configuration_has_defaults_and_shares_nothing() {
 
 #[test]
 fn labels_place_and_comment_of_a_device_are_read_and_checked() {
-    let config = Config::parse(
+    let config = DaemonConfig::parse(
         "share=[{what='zero', name='board', labels={board='imx8', rev='b'}, place='shelf 3', comment='noisy'}]\n\
              usb=[{class='communications', name='console', labels={board='imx8'}}, {class='printer'}]",
     );
@@ -40,7 +40,7 @@ fn labels_place_and_comment_of_a_device_are_read_and_checked() {
         ("usb=[{class='printer', place='here'}]", "name = "),
         ("usb=[{class='printer', share=false, name='x', place='here'}]", "name = "),
     ] {
-        let (span, message) = Config::parse(text).unwrap_err();
+        let (span, message) = DaemonConfig::parse(text).unwrap_err();
         assert!(span.is_some() && message.contains(why), "{text}: {message}");
     }
 }
@@ -50,8 +50,8 @@ fn packaged_example_configuration_parses() {
     let text = include_str!("../../../../packaging/farbus.toml");
     let uncommented: String =
         text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
-    Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
-    let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
+    DaemonConfig::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
+    let config = DaemonConfig::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
     assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 4));
     assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
     assert!(config.joined.is_some_and(|joined| joined.host == "left" && joined.part.is_none()));
@@ -59,7 +59,7 @@ fn packaged_example_configuration_parses() {
 
 #[test]
 fn paired_hosts_are_served_everywhere_unless_addresses_are_named() {
-    let secure = |text: &str| Config::parse(text).map(|config| (config.secure, config.announce_secure));
+    let secure = |text: &str| DaemonConfig::parse(text).map(|config| (config.secure, config.announce_secure));
     assert_eq!(secure(""), Ok((vec![], false)));
     assert_eq!(secure("[secure]"), Ok((vec!["[::]:3241".parse().unwrap()], true)));
     let here = vec!["127.0.0.1:3241".parse().unwrap(), "10.0.0.1:99".parse().unwrap()];
@@ -74,27 +74,28 @@ fn broker_policy_grants_only_what_the_configuration_names() {
                     attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
                     {target='lab/z',via='nbd',socket='/run/z.sock'},\
                     {target='lab/v',via='redir',listen='127.0.0.1'}]";
-    let broker_policy = Config::parse(text).unwrap().broker_policy();
+    let broker_policy = DaemonConfig::parse(text).unwrap().broker_policy();
     assert_eq!(broker_policy.images, [("/a".into(), true)]);
     assert_eq!(broker_policy.hosts, ["lab:3240"; 4]);
-    let places = [Place::Socket("/run/z.sock".into()), Place::Address("127.0.0.1:4000".parse().unwrap())];
+    let places =
+        [SocketLocation::Socket("/run/z.sock".into()), SocketLocation::Address("127.0.0.1:4000".parse().unwrap())];
     assert_eq!(broker_policy.places, places.map(|place| (place, SocketAccess::default())));
     assert_eq!((broker_policy.plugs, broker_policy.mounts), (true, vec!["/mnt/y".into()]));
     assert_eq!(broker_policy.listen, [local_shares::place_of_daemon(), "127.0.0.1:3241".parse().unwrap()]);
     assert!(broker_policy.wanted.is_empty() && broker_policy.remove.is_empty() && broker_policy.config.is_none());
 }
 
-fn found(bus_id: &str, product: &str, class: [u8; 3]) -> Found {
+fn found(bus_id: &str, product: &str, class: [u8; 3]) -> PluggedDevice {
     let device = DeviceDescriptor { vendor: 0x46d, product: 0xc52b, product_string: 2, ..Default::default() };
-    Found {
+    PluggedDevice {
         bus_id: bus_id.into(),
         bus: 1,
         number: 7,
-        descriptors: Descriptors { device, strings: [(2, product.to_owned())].into(), ..Descriptors::default() },
+        descriptors: DescriptorSet { device, strings: [(2, product.to_owned())].into(), ..DescriptorSet::default() },
         serial: None,
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         configuration: 1,
-        interfaces: vec![Interface { number: 0, class, driver: None }],
+        interfaces: vec![ActiveInterface { number: 0, class, driver: None }],
         is_imported: false,
         node: "/dev/null".into(),
         obstacle: None,
@@ -108,10 +109,10 @@ fn plugged_in_devices_are_shared_as_shares_and_rules_select() {
         found("1-2", "Keys", [3, 1, 1]),
         found("1-3", "Camera", [14, 1, 0]),
         found("1-4", "Other stick", [8, 6, 0x50]),
-        Found { is_imported: true, ..found("9-1", "Far stick", [8, 6, 0x50]) },
+        PluggedDevice { is_imported: true, ..found("9-1", "Far stick", [8, 6, 0x50]) },
     ];
     let named = |text: &str| -> Vec<(String, String)> {
-        let wanted = Config::parse(text).map_err(|(_, message)| message).unwrap().wanted();
+        let wanted = DaemonConfig::parse(text).map_err(|(_, message)| message).unwrap().wanted();
         all.iter().filter_map(|found| Some((found.bus_id.clone(), wanted.selected(found)?.name_of(found)))).collect()
     };
     let pair = |bus_id: &str, name: &str| (bus_id.to_owned(), name.to_owned());
@@ -133,7 +134,7 @@ fn plugged_in_devices_are_shared_as_shares_and_rules_select() {
 fn share_or_rule_of_one_port_stands_for_its_first_device_and_says_what_is_followed() {
     let device = found("1-1", "Camera", [14, 1, 0]);
     let by_port = |text: &str| {
-        let wanted = Config::parse(text).map_err(|(_, message)| message).unwrap().wanted();
+        let wanted = DaemonConfig::parse(text).map_err(|(_, message)| message).unwrap().wanted();
         let follow = wanted.selected(&device).unwrap().by_port;
         assert_eq!(wanted.selects_port("1-1"), follow.is_some(), "{text}");
         follow.map(|follow| follow.words().map(ToString::to_string).collect::<Vec<_>>().join(" "))
@@ -154,7 +155,7 @@ fn share_or_rule_of_one_port_stands_for_its_first_device_and_says_what_is_follow
 
 #[test]
 fn unnamed_shares_get_unique_names_in_order() {
-    let config = Config::parse("share = [{what='zero'}, {what='zero', name='zero2'}, {what='zero'}]").unwrap();
+    let config = DaemonConfig::parse("share = [{what='zero'}, {what='zero', name='zero2'}, {what='zero'}]").unwrap();
     let names: Vec<_> = config.shares.iter().map(|share| share.name.as_str()).collect();
     assert_eq!(names, ["zero", "zero2", "zero3"]);
 }
@@ -236,7 +237,7 @@ fn configuration_errors_name_the_place_and_what_is_allowed() {
         ("[nonsense]", "1:2", "`plain`"),
     ];
     for (text, place, said) in cases {
-        let (span, message) = Config::parse(text).unwrap_err();
+        let (span, message) = DaemonConfig::parse(text).unwrap_err();
         let (line, column, _) = place_of(text, span.expect(text).start);
         assert_eq!(format!("{line}:{column}"), place, "{text}: {message}");
         assert!(message.contains(said), "{text}: {message}");
@@ -305,7 +306,7 @@ fn fuzz_configuration() {
             }
             text
         };
-        if let Err(error) = Config::parse_file(Path::new("/etc/farbus.toml"), &text) {
+        if let Err(error) = DaemonConfig::parse_file(Path::new("/etc/farbus.toml"), &text) {
             let said = error.to_string();
             assert!(said.contains("/etc/farbus.toml") && said.len() < 20_000, "{said}");
         }

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use farbus::broker::SystemAccess;
 use farbus::hosts::questions::send_all;
-use farbus_directory::gateway::{Call, News, Refusal, Reply, news};
-use farbus_directory::http::{Piece, ResponseReader, request};
-use farbus_directory::{Trouble, TroubleKind};
-use farbus_io_net::link::{Clock, Link};
-use farbus_io_net::trust::{Authority, AuthorityError};
+use farbus_directory::gateway::{EtcdCall, EtcdRefusal, EtcdReply, WatchUpdate, news};
+use farbus_directory::http::{HttpResponsePart, ResponseReader, request};
+use farbus_directory::{DirectoryFailure, DirectoryFailureKind};
+use farbus_io_net::link::{BoottimeClock, Link};
+use farbus_io_net::trust::{AuthorityError, CertificateAuthority};
 use farbus_model::Instant;
 
-use super::settings::Settings;
-use super::stop::Stop;
+use super::settings::EtcdSettings;
+use super::stop::StopFlag;
 
 /// How long connecting to a member may take.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
@@ -33,11 +33,11 @@ const LINE_BYTES_MAX: usize = 4 << 20;
 const RECEIVE_BYTES: usize = 32 << 10;
 
 /// A client of an etcd, for one thread.
-pub struct Members {
-    settings: Settings,
-    authority: Option<Authority>,
+pub struct EtcdClient {
+    settings: EtcdSettings,
+    authority: Option<CertificateAuthority>,
     system: SystemAccess,
-    stop: Arc<Stop>,
+    stop: Arc<StopFlag>,
     /// Which of the members is talked to.
     at: usize,
     link: Option<Link>,
@@ -46,7 +46,7 @@ pub struct Members {
 }
 
 /// A watch that has begun.
-pub struct Watch {
+pub struct EtcdWatch {
     link: Link,
     reader: ResponseReader,
     line: Vec<u8>,
@@ -55,15 +55,20 @@ pub struct Watch {
 }
 
 /// The status and the body of an answer.
-type Answer = (u16, Vec<u8>);
+type EtcdResponse = (u16, Vec<u8>);
 
-impl Members {
+impl EtcdClient {
     /// A client that connects when it is needed, first to the member with this number.
     ///
     /// # Errors
     /// A certificate of the settings is none, or is missing.
-    pub fn new(settings: &Settings, system: SystemAccess, stop: Arc<Stop>, first: usize) -> Result<Self, Trouble> {
-        let wrong = |message: String| Trouble::new(TroubleKind::Certificate, message);
+    pub fn new(
+        settings: &EtcdSettings,
+        system: SystemAccess,
+        stop: Arc<StopFlag>,
+        first: usize,
+    ) -> Result<Self, DirectoryFailure> {
+        let wrong = |message: String| DirectoryFailure::new(DirectoryFailureKind::Certificate, message);
         let authority = settings.authority().map_err(wrong)?;
         if settings.is_encrypted && authority.is_none() {
             return Err(wrong("the authority's certificate was not read".to_owned()));
@@ -92,7 +97,7 @@ impl Members {
     }
 
     /// Makes a last call while the process ends, if a member is connected.
-    pub fn say_farewell(&mut self, call: &Call) {
+    pub fn say_farewell(&mut self, call: &EtcdCall) {
         (self.stop, self.time_max) = (Arc::default(), FAREWELL_TIME_MAX);
         if self.link.is_some() {
             // If it is not heard, the lease ends by itself.
@@ -111,8 +116,8 @@ impl Members {
     /// Makes a call.
     ///
     /// # Errors
-    /// [`Refusal`]: etcd refuses it, or no member answers.
-    pub fn call(&mut self, call: &Call) -> Result<Reply, Refusal> {
+    /// [`EtcdRefusal`]: etcd refuses it, or no member answers.
+    pub fn call(&mut self, call: &EtcdCall) -> Result<EtcdReply, EtcdRefusal> {
         self.with_token(|members| {
             let (status, body) = members.exchange(call, members.token.clone().as_deref())?;
             call.reply(status, &body)
@@ -122,8 +127,8 @@ impl Members {
     /// Begins a watch, on a link of its own.
     ///
     /// # Errors
-    /// [`Refusal`]: etcd refuses it, or no member answers.
-    pub fn watch(&mut self, call: &Call) -> Result<Watch, Refusal> {
+    /// [`EtcdRefusal`]: etcd refuses it, or no member answers.
+    pub fn watch(&mut self, call: &EtcdCall) -> Result<EtcdWatch, EtcdRefusal> {
         self.with_token(|members| {
             let link = members.connect()?;
             let request = request(members.member(), call.path(), members.token.as_deref(), &call.body());
@@ -133,17 +138,17 @@ impl Members {
     }
 
     /// What is wrong with the link of a watch of this client.
-    pub fn lost(&self, error: &io::Error) -> Refusal {
+    pub fn lost(&self, error: &io::Error) -> EtcdRefusal {
         let (kind, why) = match AuthorityError::of_link(error) {
-            Some(AuthorityError::Certificate(why)) => (TroubleKind::Certificate, why),
-            Some(AuthorityError::Link(why)) => (TroubleKind::Unreachable, why),
-            None if error.kind() == io::ErrorKind::InvalidData => (TroubleKind::NotEtcd, error.to_string()),
+            Some(AuthorityError::Certificate(why)) => (DirectoryFailureKind::Certificate, why),
+            Some(AuthorityError::Link(why)) => (DirectoryFailureKind::Unreachable, why),
+            None if error.kind() == io::ErrorKind::InvalidData => (DirectoryFailureKind::NotEtcd, error.to_string()),
             None if error.kind() == io::ErrorKind::TimedOut => {
-                (TroubleKind::Unreachable, "it does not answer in time".to_owned())
+                (DirectoryFailureKind::Unreachable, "it does not answer in time".to_owned())
             }
-            None => (TroubleKind::Unreachable, error.to_string()),
+            None => (DirectoryFailureKind::Unreachable, error.to_string()),
         };
-        Refusal::Trouble(Trouble::new(kind, format!("{}: {why}", self.member())))
+        EtcdRefusal::Trouble(DirectoryFailure::new(kind, format!("{}: {why}", self.member())))
     }
 
     /// Talks to the next member from now on.
@@ -153,10 +158,10 @@ impl Members {
     }
 
     /// Does it with a token if there is a user, and once more if the token was too old.
-    fn with_token<T>(&mut self, mut act: impl FnMut(&mut Self) -> Result<T, Refusal>) -> Result<T, Refusal> {
+    fn with_token<T>(&mut self, mut act: impl FnMut(&mut Self) -> Result<T, EtcdRefusal>) -> Result<T, EtcdRefusal> {
         self.authenticate()?;
         match act(self) {
-            Err(Refusal::OldToken) if self.settings.user.is_some() => {
+            Err(EtcdRefusal::OldToken) if self.settings.user.is_some() => {
                 self.token = None;
                 self.authenticate()?;
                 act(self)
@@ -165,12 +170,12 @@ impl Members {
         }
     }
 
-    fn authenticate(&mut self) -> Result<(), Refusal> {
+    fn authenticate(&mut self) -> Result<(), EtcdRefusal> {
         let Some(user) = self.settings.user.clone().filter(|_| self.token.is_none()) else { return Ok(()) };
         let password = self.settings.files.password.clone().unwrap_or_default();
-        let call = Call::Authenticate { user, password };
+        let call = EtcdCall::Authenticate { user, password };
         let (status, body) = self.exchange(&call, None)?;
-        if let Reply::Token(token) = call.reply(status, &body)? {
+        if let EtcdReply::Token(token) = call.reply(status, &body)? {
             // It goes into the head of requests.
             let is_word = token.bytes().all(|byte| byte.is_ascii_graphic());
             self.token = Some(token).filter(|_| is_word);
@@ -179,7 +184,7 @@ impl Members {
     }
 
     /// Sends a request and receives its answer. After a failure the next call is made to the next member.
-    fn exchange(&mut self, call: &Call, token: Option<&str>) -> Result<Answer, Refusal> {
+    fn exchange(&mut self, call: &EtcdCall, token: Option<&str>) -> Result<EtcdResponse, EtcdRefusal> {
         // A link that its peer has closed meanwhile would make the call fail.
         let is_open = |link: &Link| matches!(link.try_receive(&mut [0]), Ok(None));
         let link = match self.link.take().filter(is_open) {
@@ -206,8 +211,8 @@ impl Members {
     }
 
     /// Connects to the member that is talked to, or to the next that can be reached.
-    fn connect(&mut self) -> Result<Link, Refusal> {
-        let mut why: Option<Trouble> = None;
+    fn connect(&mut self) -> Result<Link, EtcdRefusal> {
+        let mut why: Option<DirectoryFailure> = None;
         for _ in 0..self.settings.members.len() {
             if self.stop.is_set() {
                 break;
@@ -215,18 +220,18 @@ impl Members {
             match self.connect_to(self.member()) {
                 Ok(link) => return Ok(link),
                 Err(trouble) => {
-                    let is_worse = trouble.kind == TroubleKind::Certificate;
+                    let is_worse = trouble.kind == DirectoryFailureKind::Certificate;
                     why = why.filter(|_| !is_worse).or(Some(trouble));
                 }
             }
             self.pass_on();
         }
-        let ending = || Trouble::new(TroubleKind::Unreachable, "the daemon ends");
-        Err(Refusal::Trouble(why.unwrap_or_else(ending)))
+        let ending = || DirectoryFailure::new(DirectoryFailureKind::Unreachable, "the daemon ends");
+        Err(EtcdRefusal::Trouble(why.unwrap_or_else(ending)))
     }
 
-    fn connect_to(&self, member: &str) -> Result<Link, Trouble> {
-        let unreachable = |why: String| Trouble::new(TroubleKind::Unreachable, why);
+    fn connect_to(&self, member: &str) -> Result<Link, DirectoryFailure> {
+        let unreachable = |why: String| DirectoryFailure::new(DirectoryFailureKind::Unreachable, why);
         let link = self.system.connect(member, CONNECT_TIME_MAX).map_err(|error| unreachable(error.to_string()))?;
         let link = match &self.authority {
             None => link,
@@ -234,7 +239,7 @@ impl Members {
                 let host = member.rsplit_once(':').map_or(member, |(host, _)| host);
                 authority.connect(link, host).map_err(|error| match error {
                     AuthorityError::Certificate(why) => {
-                        Trouble::new(TroubleKind::Certificate, format!("{member}: {why}"))
+                        DirectoryFailure::new(DirectoryFailureKind::Certificate, format!("{member}: {why}"))
                     }
                     AuthorityError::Link(why) => unreachable(format!("{member}: {why}")),
                 })?
@@ -244,16 +249,16 @@ impl Members {
         Ok(link)
     }
 
-    fn receive(&self, link: &Link) -> io::Result<Answer> {
-        let clock = Clock::start();
+    fn receive(&self, link: &Link) -> io::Result<EtcdResponse> {
+        let clock = BoottimeClock::start();
         let (mut reader, mut status, mut body) = (ResponseReader::default(), 0, Vec::new());
         let mut space = vec![0; RECEIVE_BYTES];
         loop {
             while let Some(piece) = reader.poll().map_err(not_http)? {
                 match piece {
-                    Piece::Head(read) => status = read,
-                    Piece::Body(more) => body.extend(more),
-                    Piece::End => return Ok((status, body)),
+                    HttpResponsePart::Head(read) => status = read,
+                    HttpResponsePart::Body(more) => body.extend(more),
+                    HttpResponsePart::End => return Ok((status, body)),
                 }
                 if body.len() > ANSWER_BYTES_MAX {
                     return Err(not_http("the answer is too long"));
@@ -271,21 +276,21 @@ impl Members {
     }
 
     /// Reads the head of the answer to a watch, and all of the answer if it is a refusal.
-    fn read_head(&self, call: &Call, link: Link) -> Result<Watch, Refusal> {
-        let clock = Clock::start();
+    fn read_head(&self, call: &EtcdCall, link: Link) -> Result<EtcdWatch, EtcdRefusal> {
+        let clock = BoottimeClock::start();
         let mut reader = ResponseReader::default();
         let mut space = vec![0; RECEIVE_BYTES];
         let (mut status, mut body) = (0, Vec::new());
         loop {
             let piece = reader.poll().map_err(|error| self.lost(&not_http(error)))?;
             match piece {
-                Some(Piece::Head(200)) => {
-                    return Ok(Watch { link, reader, line: Vec::new(), lines: VecDeque::new(), is_over: false });
+                Some(HttpResponsePart::Head(200)) => {
+                    return Ok(EtcdWatch { link, reader, line: Vec::new(), lines: VecDeque::new(), is_over: false });
                 }
-                Some(Piece::Head(read)) => status = read,
-                Some(Piece::Body(more)) if body.len() < LINE_BYTES_MAX => body.extend(more),
-                Some(Piece::Body(_) | Piece::End) => {
-                    return Err(call.reply(status, &body).err().unwrap_or(Refusal::OldToken));
+                Some(HttpResponsePart::Head(read)) => status = read,
+                Some(HttpResponsePart::Body(more)) if body.len() < LINE_BYTES_MAX => body.extend(more),
+                Some(HttpResponsePart::Body(_) | HttpResponsePart::End) => {
+                    return Err(call.reply(status, &body).err().unwrap_or(EtcdRefusal::OldToken));
                 }
                 None => match receive(&link, &mut space).map_err(|error| self.lost(&error))? {
                     Some(count) => reader.handle(&space[..count]),
@@ -299,12 +304,12 @@ impl Members {
     }
 }
 
-impl Watch {
+impl EtcdWatch {
     /// What the watch says next; `None` if it says nothing for a fraction of a second.
     ///
     /// # Errors
     /// The link was lost, or what comes is not a watch's.
-    pub fn next(&mut self) -> io::Result<Option<Result<News, Refusal>>> {
+    pub fn next(&mut self) -> io::Result<Option<Result<WatchUpdate, EtcdRefusal>>> {
         loop {
             if let Some(line) = self.lines.pop_front() {
                 return Ok(Some(news(&line)));
@@ -314,9 +319,9 @@ impl Watch {
             }
             while let Some(piece) = self.reader.poll().map_err(not_http)? {
                 match piece {
-                    Piece::Body(bytes) => self.take(&bytes)?,
-                    Piece::Head(_) => {}
-                    Piece::End => {
+                    HttpResponsePart::Body(bytes) => self.take(&bytes)?,
+                    HttpResponsePart::Head(_) => {}
+                    HttpResponsePart::End => {
                         self.is_over = true;
                         break;
                     }

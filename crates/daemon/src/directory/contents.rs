@@ -31,9 +31,9 @@ pub(super) struct KnownRecords<'a, H: Serialize, D: Serialize, L: Serialize> {
 }
 
 /// A list, made as it is written.
-pub(super) struct Each<F>(pub F);
+pub(super) struct LazySequence<F>(pub F);
 
-impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Each<F> {
+impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for LazySequence<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq((self.0)())
     }
@@ -41,7 +41,7 @@ impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Each<F> {
 
 /// The record of a host, or a limit, with the key of the host.
 #[derive(Serialize)]
-pub(super) struct OfHost<'a, R: Serialize> {
+pub(super) struct HostKeyedRecord<'a, R: Serialize> {
     key: &'a str,
     #[serde(flatten)]
     record: R,
@@ -49,21 +49,21 @@ pub(super) struct OfHost<'a, R: Serialize> {
 
 /// The record of a device, with the key of its host and its name.
 #[derive(Serialize)]
-pub(super) struct OfDevice<'a> {
+pub(super) struct KeyedDeviceRecord<'a> {
     host_key: &'a str,
     name: &'a str,
     #[serde(flatten)]
     record: DeviceRecord,
 }
 
-pub(super) fn host<'a>((key, record): (&'a HostId, HostRecord)) -> OfHost<'a, HostRecord> {
-    OfHost { key: key.as_str(), record }
+pub(super) fn host<'a>((key, record): (&'a HostId, HostRecord)) -> HostKeyedRecord<'a, HostRecord> {
+    HostKeyedRecord { key: key.as_str(), record }
 }
 
-pub(super) fn limit<'a>((key, record): (&'a HostId, LimitRecord)) -> OfHost<'a, LimitRecord> {
-    OfHost { key: key.as_str(), record }
+pub(super) fn limit<'a>((key, record): (&'a HostId, LimitRecord)) -> HostKeyedRecord<'a, LimitRecord> {
+    HostKeyedRecord { key: key.as_str(), record }
 }
 
-pub(super) fn device<'a>((key, name, record): (&'a HostId, &'a str, DeviceRecord)) -> OfDevice<'a> {
-    OfDevice { host_key: key.as_str(), name, record }
+pub(super) fn device<'a>((key, name, record): (&'a HostId, &'a str, DeviceRecord)) -> KeyedDeviceRecord<'a> {
+    KeyedDeviceRecord { host_key: key.as_str(), name, record }
 }

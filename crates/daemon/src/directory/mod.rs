@@ -19,31 +19,31 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use farbus::broker::SystemAccess;
-use farbus::devices::query::Query;
+use farbus::devices::query::DeviceQuery;
 use farbus::exporter::share::Share;
-use farbus::exporter::state::lease_limits::{LeaseLimit, Site, SiteLimit};
-use farbus::hosts::trust::Trust;
+use farbus::exporter::state::lease_limits::{LeaseLimit, SiteLimit, SiteLimitSource};
+use farbus::hosts::trust::TrustStore;
 use farbus_control::daemon::{DirectoryStatus, TroubleStatus};
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_directory::gateway::{Call, Refusal};
+use farbus_directory::gateway::{EtcdCall, EtcdRefusal};
 use farbus_directory::key::{HostId, KeyRange};
-use farbus_directory::publisher::Step as PublisherStep;
+use farbus_directory::publisher::PublisherStep;
 use farbus_directory::record::{DeviceRecord, HostRecord, LimitRecord};
-use farbus_directory::view::Step as ViewStep;
-use farbus_directory::{Publisher, Trouble, TroubleKind, View};
-use farbus_io_net::link::Clock;
+use farbus_directory::view::DirectoryViewStep as ViewStep;
+use farbus_directory::{DirectoryFailure, DirectoryFailureKind, DirectoryView, HostPublisher};
+use farbus_io_net::link::BoottimeClock;
 use farbus_io_net::trust::{Fingerprint, fill_random, timestamp};
 use farbus_model::Instant;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use connection::{Members, Watch};
-use contents::{DirectoryContents, Each, KnownRecords};
-use records::Records;
-use settings::Settings;
-use stop::Stop;
+use connection::{EtcdClient, EtcdWatch};
+use contents::{DirectoryContents, KnownRecords, LazySequence};
+use records::PublishedRecords;
+use settings::EtcdSettings;
+use stop::StopFlag;
 
 /// How often the devices are looked at for changes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -61,36 +61,36 @@ const LIMIT_TIME_MAX: Duration = Duration::from_secs(2);
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// The directory that the configuration names, if it names one.
-pub struct Directory {
+pub struct DirectoryService {
     share: Arc<Share>,
-    trust: Option<Trust>,
+    trust: Option<TrustStore>,
     system: SystemAccess,
-    running: Mutex<Option<Running>>,
-    limits: Arc<Limits>,
+    running: Mutex<Option<DirectoryThreads>>,
+    limits: Arc<DirectoryLimits>,
 }
 
-struct Running {
-    settings: Settings,
-    state: Arc<State>,
-    stop: Arc<Stop>,
+struct DirectoryThreads {
+    settings: EtcdSettings,
+    state: Arc<DirectoryState>,
+    stop: Arc<StopFlag>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// What both threads say of themselves.
-struct State {
-    clock: Clock,
-    view: Mutex<View>,
-    published: Mutex<Published>,
-    said: Mutex<Option<TroubleKind>>,
+struct DirectoryState {
+    clock: BoottimeClock,
+    view: Mutex<DirectoryView>,
+    published: Mutex<PublicationStatus>,
+    said: Mutex<Option<DirectoryFailureKind>>,
     /// Whether this host's keys outlive this process.
     keys_stay: AtomicBool,
 }
 
 /// What is known of this host's own keys.
 #[derive(Default)]
-struct Published {
+struct PublicationStatus {
     is_told: bool,
-    trouble: Option<Trouble>,
+    trouble: Option<DirectoryFailure>,
     member: String,
 }
 
@@ -100,24 +100,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The limits of the present directory.
 #[derive(Default)]
-struct Limits {
-    state: Mutex<Option<Arc<State>>>,
+struct DirectoryLimits {
+    state: Mutex<Option<Arc<DirectoryState>>>,
     own: Option<HostId>,
 }
 
-impl Limits {
+impl DirectoryLimits {
     /// The limits as the host with this key sees them: what it shares itself is not counted as elsewhere.
     fn new(own: Option<HostId>) -> Self {
         Self { state: Mutex::default(), own }
     }
 
     /// Reads this directory from now on, or none.
-    fn follow(&self, state: Option<Arc<State>>) {
+    fn follow(&self, state: Option<Arc<DirectoryState>>) {
         *lock(&self.state) = state;
     }
 }
 
-impl Site for Limits {
+impl SiteLimitSource for DirectoryLimits {
     fn limit_of(&self, host: &Fingerprint) -> SiteLimit {
         let Some(host) = HostId::new(&host.to_string()) else { return SiteLimit::default() };
         let Some(state) = lock(&self.state).clone() else { return SiteLimit::default() };
@@ -128,18 +128,18 @@ impl Site for Limits {
     }
 }
 
-impl Directory {
+impl DirectoryService {
     /// No directory yet.
-    pub fn new(share: Arc<Share>, trust: Option<Trust>, system: SystemAccess) -> Self {
+    pub fn new(share: Arc<Share>, trust: Option<TrustStore>, system: SystemAccess) -> Self {
         let own = trust.as_ref().and_then(|trust| HostId::new(&trust.fingerprint().to_string()));
-        let limits = Arc::new(Limits::new(own));
-        let site: Arc<dyn Site> = Arc::<Limits>::clone(&limits);
+        let limits = Arc::new(DirectoryLimits::new(own));
+        let site: Arc<dyn SiteLimitSource> = Arc::<DirectoryLimits>::clone(&limits);
         share.limit_leases_by(site);
         Self { share, trust, system, running: Mutex::new(None), limits }
     }
 
     /// Uses this directory, or none, from now on. Returns the former and this one, as they are shown, if they differ.
-    pub fn follow(&self, settings: Option<&Settings>) -> Option<[Option<String>; 2]> {
+    pub fn follow(&self, settings: Option<&EtcdSettings>) -> Option<[Option<String>; 2]> {
         let mut running = lock(&self.running);
         if running.as_ref().map(|running| &running.settings) == settings {
             return None;
@@ -151,7 +151,7 @@ impl Directory {
         });
         *running = settings.map(|settings| self.start(settings));
         self.limits.follow(running.as_ref().map(|running| Arc::clone(&running.state)));
-        Some([former, settings.map(Settings::shown)])
+        Some([former, settings.map(EtcdSettings::shown)])
     }
 
     /// Ends: this host's keys go from the directory, unless another process goes on in this one's place.
@@ -181,14 +181,14 @@ impl Directory {
     pub fn contents(&self, query: Option<&[String]>, known: Option<&str>) -> Option<Result<Box<RawValue>, String>> {
         let running = lock(&self.running);
         let running = running.as_ref()?;
-        let meant = query.map(|words| Query::parse(words.iter().map(String::as_str))).transpose();
+        let meant = query.map(|words| DeviceQuery::parse(words.iter().map(String::as_str))).transpose();
         Some(meant.and_then(|meant| self.contents_of(running, meant.as_ref().zip(query), known)))
     }
 
     fn contents_of(
         &self,
-        running: &Running,
-        asked: Option<(&Query, &[String])>,
+        running: &DirectoryThreads,
+        asked: Option<(&DeviceQuery, &[String])>,
         known: Option<&str>,
     ) -> Result<Box<RawValue>, String> {
         let own_key = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
@@ -196,19 +196,19 @@ impl Directory {
         let view = lock(&running.state.view);
         let version = format!("{:016x}", view.version());
         let (version, own_key) = (version.as_str(), own_key.as_deref());
-        let limits = Each(|| view.limits().map(contents::limit));
+        let limits = LazySequence(|| view.limits().map(contents::limit));
         let Some((query, words)) = asked else {
             // What is paired is part of what a query means, and is told by no version.
             let known = (known != Some(version)).then_some(KnownRecords {
                 query: None,
-                known_hosts: Each(|| view.hosts().map(contents::host)),
-                known_devices: Each(|| view.devices().map(contents::device)),
+                known_hosts: LazySequence(|| view.hosts().map(contents::host)),
+                known_devices: LazySequence(|| view.devices().map(contents::device)),
                 limits,
             });
             return to_raw_value(&DirectoryContents { status, version, own_key, known })
                 .map_err(|error| error.to_string());
         };
-        let paired = self.trust.as_ref().map(Trust::names_by_key).unwrap_or_default();
+        let paired = self.trust.as_ref().map(TrustStore::names_by_key).unwrap_or_default();
         let names: BTreeMap<&HostId, String> = view
             .hosts()
             .map(|(key, record)| {
@@ -226,8 +226,8 @@ impl Directory {
         let is_shown = |(key, _): &(&HostId, HostRecord)| theirs.contains(key) || paired.contains_key(key.as_str());
         let known = KnownRecords {
             query: Some(words),
-            known_hosts: Each(|| view.hosts().filter(is_shown).map(contents::host)),
-            known_devices: Each(|| view.devices().filter(is_meant).map(contents::device)),
+            known_hosts: LazySequence(|| view.hosts().filter(is_shown).map(contents::host)),
+            known_devices: LazySequence(|| view.devices().filter(is_meant).map(contents::device)),
             limits,
         };
         let contents = DirectoryContents { status, version, own_key, known: Some(known) };
@@ -242,15 +242,16 @@ impl Directory {
     pub fn limit(&self, host: &str, devices: Option<u32>, for_s: Option<u64>) -> Option<Result<Value, FailureReport>> {
         let (settings, state, stop) = {
             let running = lock(&self.running);
-            let Running { settings, state, stop, .. } = running.as_ref()?;
+            let DirectoryThreads { settings, state, stop, .. } = running.as_ref()?;
             (settings.clone(), Arc::clone(state), Arc::clone(stop))
         };
         let refused = |attribute, message: String| Some(Err(FailureReport::new(attribute, message)));
         let Some(host) = HostId::new(host) else {
             return refused(FailureKind::Refused, "a limit is for a host, by its key: 52 letters".to_owned());
         };
-        let told = |trouble: &Trouble| format!("the directory does not take it: {trouble}\n  {}", trouble.next());
-        let is_away = |trouble: &&Trouble| trouble.kind != TroubleKind::TooMuch;
+        let told =
+            |trouble: &DirectoryFailure| format!("the directory does not take it: {trouble}\n  {}", trouble.next());
+        let is_away = |trouble: &&DirectoryFailure| trouble.kind != DirectoryFailureKind::TooMuch;
         if let Some(trouble) = lock(&state.view).trouble().filter(is_away) {
             return refused(FailureKind::Network, told(trouble));
         }
@@ -261,7 +262,7 @@ impl Directory {
             Ok(system) => system,
             Err(error) => return refused(FailureKind::Local, error.to_string()),
         };
-        let members = Members::new(&settings, system, stop, 0);
+        let members = EtcdClient::new(&settings, system, stop, 0);
         let written = members.and_then(|members| {
             limits::write(&mut members.with_time_max(LIMIT_TIME_MAX), &host, is_any.then_some(&record))
         });
@@ -271,18 +272,18 @@ impl Directory {
         }
     }
 
-    fn start(&self, settings: &Settings) -> Running {
+    fn start(&self, settings: &EtcdSettings) -> DirectoryThreads {
         let mut seed = [0; 8];
         fill_random(&mut seed);
         let seed = u64::from_le_bytes(seed);
-        let state = Arc::new(State {
-            clock: Clock::start(),
-            view: Mutex::new(View::new(seed.rotate_left(32))),
+        let state = Arc::new(DirectoryState {
+            clock: BoottimeClock::start(),
+            view: Mutex::new(DirectoryView::new(seed.rotate_left(32))),
             published: Mutex::default(),
             said: Mutex::default(),
             keys_stay: AtomicBool::new(false),
         });
-        let stop = Arc::<Stop>::default();
+        let stop = Arc::<StopFlag>::default();
         let first = usize::try_from(seed >> 8).unwrap_or_default();
         let mut threads = Vec::new();
         match self.spawn(settings, &state, &stop, (seed, first)) {
@@ -292,23 +293,24 @@ impl Directory {
                 state.tell();
             }
         }
-        Running { settings: settings.clone(), state, stop, threads }
+        DirectoryThreads { settings: settings.clone(), state, stop, threads }
     }
 
     fn spawn(
         &self,
-        settings: &Settings,
-        state: &Arc<State>,
-        stop: &Arc<Stop>,
+        settings: &EtcdSettings,
+        state: &Arc<DirectoryState>,
+        stop: &Arc<StopFlag>,
         (seed, first): (u64, usize),
-    ) -> Result<Vec<JoinHandle<()>>, Trouble> {
-        let failed = |error: std::io::Error| Trouble::new(TroubleKind::Unreachable, error.to_string());
+    ) -> Result<Vec<JoinHandle<()>>, DirectoryFailure> {
+        let failed =
+            |error: std::io::Error| DirectoryFailure::new(DirectoryFailureKind::Unreachable, error.to_string());
         // Each has an own line to the broker: a member that does not answer keeps nobody else waiting.
-        let members = || Members::new(settings, self.system.apart().map_err(failed)?, Arc::clone(stop), first);
+        let members = || EtcdClient::new(settings, self.system.apart().map_err(failed)?, Arc::clone(stop), first);
         let mut threads = Vec::new();
         let (following, probing) = (members()?, members()?);
         let (for_view, for_stop) = (Arc::clone(state), Arc::clone(stop));
-        let follow = move || Follower { members: following, probing, state: for_view, stop: for_stop }.run();
+        let follow = move || DirectoryFollower { members: following, probing, state: for_view, stop: for_stop }.run();
         threads.push(thread::Builder::new().name("directory-view".into()).spawn(follow).map_err(failed)?);
         let host = self.trust.as_ref().and_then(|trust| Some((trust, HostId::new(&trust.fingerprint().to_string())?)));
         let Some((trust, host)) = host else {
@@ -318,8 +320,8 @@ impl Directory {
         let name = trust.name().to_owned();
         let since = timestamp(SystemTime::now());
         let host_record = HostRecord { name, farbus: env!("CARGO_PKG_VERSION").to_owned(), since };
-        let publishing = Publishing {
-            publisher: Publisher::new(host, seed),
+        let publishing = DirectoryPublisher {
+            publisher: HostPublisher::new(host, seed),
             host_record,
             members: members()?,
             share: Arc::clone(&self.share),
@@ -332,7 +334,7 @@ impl Directory {
     }
 }
 
-impl Running {
+impl DirectoryThreads {
     fn end(self) {
         self.stop.set();
         for thread in self.threads {
@@ -342,9 +344,9 @@ impl Running {
     }
 }
 
-impl State {
+impl DirectoryState {
     /// What is wrong, if anything: writing first.
-    fn trouble(&self) -> Option<Trouble> {
+    fn trouble(&self) -> Option<DirectoryFailure> {
         let writing = lock(&self.published).trouble.clone();
         writing.or_else(|| lock(&self.view).trouble().cloned())
     }
@@ -369,7 +371,7 @@ impl State {
         }
     }
 
-    fn status(&self, settings: &Settings) -> DirectoryStatus {
+    fn status(&self, settings: &EtcdSettings) -> DirectoryStatus {
         let trouble = self.trouble();
         let published = lock(&self.published);
         let view = lock(&self.view);
@@ -400,22 +402,22 @@ impl State {
 }
 
 /// Publishes this host.
-struct Publishing {
-    publisher: Publisher,
+struct DirectoryPublisher {
+    publisher: HostPublisher,
     host_record: HostRecord,
-    members: Members,
+    members: EtcdClient,
     share: Arc<Share>,
-    trust: Trust,
-    state: Arc<State>,
-    stop: Arc<Stop>,
+    trust: TrustStore,
+    state: Arc<DirectoryState>,
+    stop: Arc<StopFlag>,
 }
 
-impl Publishing {
+impl DirectoryPublisher {
     fn run(mut self) {
         let clock = self.state.clock;
-        let mut records = Records::default();
+        let mut records = PublishedRecords::default();
         let mut look_at = clock.now();
-        let mut correction = Correction::new(clock.now());
+        let mut correction = RepairBackoff::new(clock.now());
         while !self.stop.is_set() {
             let now = clock.now();
             if now >= look_at {
@@ -455,7 +457,7 @@ impl Publishing {
         }
         let lease = self.publisher.lease().filter(|_| !self.state.keys_stay.load(Ordering::Relaxed));
         if let Some(lease) = lease {
-            self.members.say_farewell(&Call::Revoke { lease });
+            self.members.say_farewell(&EtcdCall::Revoke { lease });
         }
     }
 
@@ -478,14 +480,14 @@ fn pause_after(took: Duration) -> Duration {
 }
 
 /// When what another process changed of this host's keys is put right: later each time.
-struct Correction {
+struct RepairBackoff {
     after: Duration,
     /// Since when the directory shows something else than this host said.
     differs: Option<Instant>,
     last: Instant,
 }
 
-impl Correction {
+impl RepairBackoff {
     fn new(now: Instant) -> Self {
         Self { after: LAG_MAX, differs: None, last: now }
     }
@@ -507,15 +509,15 @@ impl Correction {
 }
 
 /// Follows all hosts.
-struct Follower {
-    members: Members,
+struct DirectoryFollower {
+    members: EtcdClient,
     /// Asks whether a member that says nothing is there.
-    probing: Members,
-    state: Arc<State>,
-    stop: Arc<Stop>,
+    probing: EtcdClient,
+    state: Arc<DirectoryState>,
+    stop: Arc<StopFlag>,
 }
 
-impl Follower {
+impl DirectoryFollower {
     fn run(mut self) {
         let clock = self.state.clock;
         while !self.stop.is_set() {
@@ -542,7 +544,7 @@ impl Follower {
     }
 
     /// Passes on what a watch says, until it ends.
-    fn watch(&mut self, mut watch: Watch) {
+    fn watch(&mut self, mut watch: EtcdWatch) {
         let clock = self.state.clock;
         let mut heard = clock.now();
         while !self.stop.is_set() {
@@ -569,13 +571,16 @@ impl Follower {
                 }
                 Ok(None) => {
                     self.probing.follow(&self.members);
-                    let range = Call::Range { range: KeyRange::format(), limit: 1, revision: 0 };
+                    let range = EtcdCall::Range { range: KeyRange::format(), limit: 1, revision: 0 };
                     match self.probing.call(&range) {
                         Ok(_) if self.probing.member() == self.members.member() => {
                             heard = clock.now();
                             continue;
                         }
-                        Ok(_) => Refusal::Trouble(Trouble::new(TroubleKind::Unreachable, "the member does not answer")),
+                        Ok(_) => EtcdRefusal::Trouble(DirectoryFailure::new(
+                            DirectoryFailureKind::Unreachable,
+                            "the member does not answer",
+                        )),
                         Err(refusal) => refusal,
                     }
                 }
@@ -584,8 +589,10 @@ impl Follower {
             };
             self.members.pass_on();
             let why = match end {
-                Refusal::Trouble(trouble) => trouble,
-                other => Trouble::new(TroubleKind::Unreachable, format!("the watch ended: {other:?}")),
+                EtcdRefusal::Trouble(trouble) => trouble,
+                other => {
+                    DirectoryFailure::new(DirectoryFailureKind::Unreachable, format!("the watch ended: {other:?}"))
+                }
             };
             lock(&self.state.view).handle_end(why, clock.now());
             return;
@@ -600,7 +607,7 @@ mod tests {
     #[test]
     fn host_whose_keys_another_process_goes_on_changing_puts_them_right_less_and_less_often() {
         let at = |s: u64| Instant::ZERO + Duration::from_secs(s);
-        let mut correction = Correction::new(at(0));
+        let mut correction = RepairBackoff::new(at(0));
         let due: Vec<u64> = (1..=300).filter(|s| correction.is_due(false, at(*s))).collect();
         assert_eq!(due, [7, 19, 41, 83, 165]);
         assert!(!correction.is_due(true, at(301)) && !correction.is_due(true, at(1000)));

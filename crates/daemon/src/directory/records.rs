@@ -14,16 +14,16 @@ const SAME_END: Duration = Duration::from_secs(3);
 
 /// The records of the devices as they were last, so that a record changes only with its device.
 #[derive(Debug, Default)]
-pub struct Records(BTreeMap<String, Said>);
+pub struct PublishedRecords(BTreeMap<String, PublishedDevice>);
 
 #[derive(Debug)]
-struct Said {
+struct PublishedDevice {
     record: DeviceRecord,
     lease_end: Option<SystemTime>,
     since: Option<SystemTime>,
 }
 
-impl Records {
+impl PublishedRecords {
     /// Takes the present devices. `keys` are those of the paired hosts, by their names here.
     pub fn update(&mut self, devices: Vec<DeviceStatus>, keys: &BTreeMap<String, String>, now: SystemTime) {
         let mut former = std::mem::take(&mut self.0);
@@ -51,7 +51,12 @@ fn queued(WaitingStatus { host, priority, for_s, .. }: WaitingStatus) -> QueuedR
     QueuedRecord { host, priority: priority.unwrap_or_default(), for_s }
 }
 
-fn said(device: DeviceStatus, former: Option<Said>, keys: &BTreeMap<String, String>, now: SystemTime) -> Said {
+fn said(
+    device: DeviceStatus,
+    former: Option<PublishedDevice>,
+    keys: &BTreeMap<String, String>,
+    now: SystemTime,
+) -> PublishedDevice {
     let holder_key = holder_key(&device, keys);
     let left = device.lease.as_ref().map(|lease| lease.left());
     let mut lease_end = left.map(|left| now + left);
@@ -98,11 +103,11 @@ fn said(device: DeviceStatus, former: Option<Said>, keys: &BTreeMap<String, Stri
         }
         record.at.clone_from(&former.record.at);
         if record == former.record {
-            return Said { record, lease_end, since };
+            return PublishedDevice { record, lease_end, since };
         }
     }
     record.at = timestamp(now);
-    Said { record, lease_end, since }
+    PublishedDevice { record, lease_end, since }
 }
 
 #[cfg(test)]
@@ -129,7 +134,7 @@ mod tests {
     #[test]
     fn record_is_written_anew_only_when_its_device_changes() {
         let at = |s: u64| UNIX_EPOCH + Duration::from_secs(s);
-        let mut records = Records::default();
+        let mut records = PublishedRecords::default();
         let mut update = |extra: &serde_json::Value, s: u64| {
             records.update(vec![status(extra)], &[("desk".to_owned(), "k".to_owned())].into(), at(s));
             records.iter().next().unwrap().1.clone()

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use farbus_io_net::trust::Authority;
+use farbus_io_net::trust::CertificateAuthority;
 use serde::{Deserialize, Serialize};
 use toml::{Spanned, Value};
 
-use super::super::spec::Wrong;
+use super::super::spec::SpannedError;
 
 /// The most members that are named.
 const MEMBERS_MAX: usize = 16;
@@ -21,7 +21,7 @@ const CLIENT_PORT: u16 = 2379;
 
 /// An etcd, and how it is talked to.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct EtcdSettings {
     /// The members, `HOST:PORT`.
     pub members: Vec<String>,
     /// Whether the links are encrypted.
@@ -29,10 +29,10 @@ pub struct Settings {
     /// The user in etcd.
     pub user: Option<String>,
     /// What the files say.
-    pub files: Files,
+    pub files: EtcdCredentials,
 }
 
-impl std::fmt::Debug for Settings {
+impl std::fmt::Debug for EtcdSettings {
     // The password stays out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.shown())
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Settings {
 /// The texts of the files that the table names, appended by the process that can read them.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Files {
+pub struct EtcdCredentials {
     /// The authority that vouches for the members' certificates, PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
@@ -59,7 +59,7 @@ pub struct Files {
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Table {
+struct DirectoryTable {
     at: String,
     ca: Option<PathBuf>,
     certificate: Option<PathBuf>,
@@ -67,27 +67,34 @@ struct Table {
     password_file: Option<PathBuf>,
 }
 
-impl Settings {
+impl EtcdSettings {
     /// Reads what the configuration says, with the texts of the files if they were read.
     ///
     /// # Errors
     /// What is wrong, and where.
-    pub fn from_config(said: Spanned<Value>, files: Option<Files>) -> Result<Self, Wrong> {
+    pub fn from_config(said: Spanned<Value>, files: Option<EtcdCredentials>) -> Result<Self, SpannedError> {
         let span = said.span();
         let wrong = |message: String| (Some(span.clone()), message);
         let table = table_of(said.into_inner()).map_err(wrong)?;
         let settings = parse(&table.at).map_err(wrong)?;
         let Self { is_encrypted, user, .. } = &settings;
         let next = match (is_encrypted, user, &table) {
-            (true, _, Table { ca: None, .. }) => "etcds:// needs the authority of its certificates: ca = \"FILE\"",
-            (false, _, Table { ca: Some(_), .. } | Table { certificate: Some(_), .. }) => {
+            (true, _, DirectoryTable { ca: None, .. }) => {
+                "etcds:// needs the authority of its certificates: ca = \"FILE\""
+            }
+            (false, _, DirectoryTable { ca: Some(_), .. } | DirectoryTable { certificate: Some(_), .. }) => {
                 "certificates go with etcds://"
             }
-            (_, _, Table { certificate: Some(_), key: None, .. } | Table { certificate: None, key: Some(_), .. }) => {
-                "'certificate' and 'key' go together"
+            (
+                _,
+                _,
+                DirectoryTable { certificate: Some(_), key: None, .. }
+                | DirectoryTable { certificate: None, key: Some(_), .. },
+            ) => "'certificate' and 'key' go together",
+            (_, Some(_), DirectoryTable { password_file: None, .. }) => {
+                "the user has a password: password_file = \"FILE\""
             }
-            (_, Some(_), Table { password_file: None, .. }) => "the user has a password: password_file = \"FILE\"",
-            (_, None, Table { password_file: Some(_), .. }) => {
+            (_, None, DirectoryTable { password_file: Some(_), .. }) => {
                 "whose password is it? name the user: at = \"etcds://USER@HOST:PORT\""
             }
             (false, Some(_), _) if !settings.is_local() => {
@@ -108,15 +115,15 @@ impl Settings {
     /// # Errors
     /// A file cannot be read, or the password may be read by others.
     pub fn read_files(config: &Path, said: &Value) -> io::Result<Option<Value>> {
-        let Ok(Table { ca, certificate, key, password_file, .. }) = table_of(said.clone()) else {
+        let Ok(DirectoryTable { ca, certificate, key, password_file, .. }) = table_of(said.clone()) else {
             // It is reported by the process that parses all of it.
             return Ok(None);
         };
         let folder = config.parent().unwrap_or(Path::new(""));
         let read = |path: Option<PathBuf>| path.map(|path| read_file(&folder.join(path))).transpose();
         let password = password_file.map(|path| read_password(&folder.join(path))).transpose()?;
-        let files = Files { ca: read(ca)?, certificate: read(certificate)?, key: read(key)?, password };
-        if files == Files::default() {
+        let files = EtcdCredentials { ca: read(ca)?, certificate: read(certificate)?, key: read(key)?, password };
+        if files == EtcdCredentials::default() {
             return Ok(None);
         }
         Value::try_from(files).map(Some).map_err(io::Error::other)
@@ -126,10 +133,10 @@ impl Settings {
     ///
     /// # Errors
     /// What is wrong with which file.
-    pub fn authority(&self) -> Result<Option<Authority>, String> {
+    pub fn authority(&self) -> Result<Option<CertificateAuthority>, String> {
         let Some(ca) = self.files.ca.as_ref().filter(|_| self.is_encrypted) else { return Ok(None) };
         let shown = self.files.certificate.as_deref().zip(self.files.key.as_deref());
-        Authority::new(ca, shown).map(Some)
+        CertificateAuthority::new(ca, shown).map(Some)
     }
 
     /// The address as the configuration has it. It has no password.
@@ -148,9 +155,9 @@ impl Settings {
     }
 }
 
-fn table_of(said: Value) -> Result<Table, String> {
+fn table_of(said: Value) -> Result<DirectoryTable, String> {
     match said {
-        Value::String(at) => Ok(Table { at, ..Table::default() }),
+        Value::String(at) => Ok(DirectoryTable { at, ..DirectoryTable::default() }),
         said => said.try_into().map_err(|error: toml::de::Error| {
             format!("directory: {}: at, ca, certificate, key and password_file are its words", error.message())
         }),
@@ -158,7 +165,7 @@ fn table_of(said: Value) -> Result<Table, String> {
 }
 
 /// Reads `etcd://[USER@]HOST[:PORT][,HOST[:PORT]…]`.
-fn parse(at: &str) -> Result<Settings, String> {
+fn parse(at: &str) -> Result<EtcdSettings, String> {
     let wrong = |why: &str| {
         let shown = at.escape_debug();
         format!("'{shown}' is no directory: {why}; write \"etcd://HOST:PORT\" or \"etcds://USER@HOST:PORT,HOST:PORT\"")
@@ -181,7 +188,7 @@ fn parse(at: &str) -> Result<Settings, String> {
     if members.len() > MEMBERS_MAX {
         return Err(wrong("it has too many members"));
     }
-    Ok(Settings { members, is_encrypted, user: user.map(str::to_owned), files: Files::default() })
+    Ok(EtcdSettings { members, is_encrypted, user: user.map(str::to_owned), files: EtcdCredentials::default() })
 }
 
 fn member_of(word: &str) -> Option<String> {
@@ -226,10 +233,10 @@ fn read_password(path: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::DaemonConfig;
 
-    fn read(text: &str) -> Result<Settings, String> {
-        Config::parse(text).map(|config| config.directory.unwrap()).map_err(|(span, message)| {
+    fn read(text: &str) -> Result<EtcdSettings, String> {
+        DaemonConfig::parse(text).map(|config| config.directory.unwrap()).map_err(|(span, message)| {
             assert!(span.is_some(), "{message}");
             message
         })
@@ -244,7 +251,7 @@ mod tests {
         let settings = read("[directory]\nat='etcds://lab@a'\nca='ca.pem'\npassword_file='p'").unwrap();
         assert_eq!((settings.user.as_deref(), settings.is_encrypted), (Some("lab"), true));
         assert!(read("[directory]\nat='etcd://lab@127.0.0.1,localhost:7'\npassword_file='p'").is_ok());
-        let grant = Config::parse("directory='etcd://a,b:99'").unwrap().broker_policy();
+        let grant = DaemonConfig::parse("directory='etcd://a,b:99'").unwrap().broker_policy();
         assert_eq!((grant.directory, grant.hosts.len()), (vec!["a:2379".to_owned(), "b:99".to_owned()], 0));
     }
 
@@ -279,12 +286,12 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (config, password) = (folder.join("farbus.toml"), folder.join("p"));
         let text = "[directory]\nat='etcd://lab@127.0.0.1'\npassword_file='p'\n".to_owned();
-        assert!(Config::complete(&config, text.clone()).unwrap_err().to_string().contains("No such file"));
+        assert!(DaemonConfig::complete(&config, text.clone()).unwrap_err().to_string().contains("No such file"));
         fs::write(&password, "x\"y\n").unwrap();
         fs::set_permissions(&password, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(Config::complete(&config, text.clone()).unwrap_err().to_string().contains("chmod 600"));
+        assert!(DaemonConfig::complete(&config, text.clone()).unwrap_err().to_string().contains("chmod 600"));
         fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
-        let settings = read(&Config::complete(&config, text).unwrap()).unwrap();
+        let settings = read(&DaemonConfig::complete(&config, text).unwrap()).unwrap();
         assert_eq!(settings.files.password.as_deref(), Some("x\"y"));
         assert!(!format!("{settings:?}").contains("x\"y"));
         fs::remove_dir_all(folder).unwrap();

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use farbus::devices::offer::{Listed, ListedLease, ListedWaiting};
+use farbus::devices::offer::{ListedDevice, ListedLease, ListedWaiting};
 use farbus::devices::usb_names::UsbNames;
 use farbus_directory::record::{DeviceRecord, HostRecord, LeaseRecord, LimitRecord, QueuedRecord};
 use farbus_io_net::local::time_words::parse_time;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// The directory, as this host's daemon knows it.
 #[derive(Debug, Default)]
-pub struct Sites {
+pub struct SiteCatalogue {
     /// The devices of other hosts.
     pub devices: Vec<SiteDevice>,
     /// The keys of the other hosts that are in it.
@@ -36,7 +36,7 @@ pub struct SiteDevice {
     /// Whether it is paired with this host, and can be asked.
     pub is_paired: bool,
     /// What the directory says of the device, made readable.
-    pub device: Listed,
+    pub device: ListedDevice,
 }
 
 /// What the directory says that one host may have of all devices.
@@ -57,7 +57,7 @@ pub struct SiteLimit {
 }
 
 #[derive(Deserialize)]
-struct Contents {
+struct DirectoryAnswer {
     own_key: Option<String>,
     #[serde(default)]
     known_hosts: Vec<KnownHost>,
@@ -65,11 +65,11 @@ struct Contents {
     known_devices: Vec<KnownDevice>,
     #[serde(default)]
     limits: Vec<KnownLimit>,
-    trouble: Option<Trouble>,
+    trouble: Option<SiteTrouble>,
 }
 
 #[derive(Deserialize)]
-struct Trouble {
+struct SiteTrouble {
     message: String,
     next: String,
 }
@@ -96,7 +96,7 @@ struct KnownDevice {
     record: DeviceRecord,
 }
 
-impl Sites {
+impl SiteCatalogue {
     /// Reads the answer of a daemon. `paired` are the names of the paired hosts by their keys.
     ///
     /// # Errors
@@ -105,8 +105,8 @@ impl Sites {
         Ok(Self::of(serde_json::from_value(contents)?, paired, SystemTime::now()))
     }
 
-    fn of(contents: Contents, paired: &BTreeMap<String, String>, now: SystemTime) -> Self {
-        let Contents { own_key, known_hosts, known_devices, limits, trouble } = contents;
+    fn of(contents: DirectoryAnswer, paired: &BTreeMap<String, String>, now: SystemTime) -> Self {
+        let DirectoryAnswer { own_key, known_hosts, known_devices, limits, trouble } = contents;
         let is_other = |key: &String| Some(key) != own_key.as_ref();
         let hosts: BTreeMap<String, String> = known_hosts
             .into_iter()
@@ -121,7 +121,7 @@ impl Sites {
             let is_paired = paired.contains_key(&host_key);
             Some(SiteDevice { host_key, host, is_paired, device: listed(name, record, now) })
         });
-        let trouble = trouble.map(|Trouble { message, next }| format!("{}\n  {next}", shortened(&message)));
+        let trouble = trouble.map(|SiteTrouble { message, next }| format!("{}\n  {next}", shortened(&message)));
         let devices = devices.collect();
         let limit = |KnownLimit { key, record }: KnownLimit| {
             let name = || paired.get(&key).or_else(|| hosts.get(&key)).cloned();
@@ -140,7 +140,7 @@ pub fn name_of(said: &str, key: &str) -> String {
 }
 
 /// A record as a line of a list, without what a terminal would obey.
-pub fn listed(name: String, record: DeviceRecord, now: SystemTime) -> Listed {
+pub fn listed(name: String, record: DeviceRecord, now: SystemTime) -> ListedDevice {
     let text = |text: String| shortened(&text);
     let (vendor, product) = record.ids.split_once(':').unwrap_or_default();
     let (vendor, product) = (shortened(vendor), shortened(product));
@@ -160,7 +160,7 @@ pub fn listed(name: String, record: DeviceRecord, now: SystemTime) -> Listed {
         }
     });
     let notes = DeviceNotes { labels: record.labels, place: record.place, comment: record.comment };
-    Listed {
+    ListedDevice {
         vendor_name: names.vendor.map(str::to_owned),
         product_name: names.product.map(str::to_owned),
         title: text(record.title),
@@ -218,7 +218,7 @@ mod tests {
         });
         let contents = serde_json::from_value(contents).unwrap();
         let paired = [(lab3.clone(), "lab3".to_owned())].into();
-        let sites = Sites::of(contents, &paired, UNIX_EPOCH + Duration::from_secs(60));
+        let sites = SiteCatalogue::of(contents, &paired, UNIX_EPOCH + Duration::from_secs(60));
         let rows: Vec<_> = sites.devices.iter().map(|it| (it.host.as_str(), it.is_paired)).collect();
         assert_eq!(rows, [("lab3", true), ("lab3(cccccccc)", false)], "and own devices are not hearsay");
         let board = &sites.devices[0].device;

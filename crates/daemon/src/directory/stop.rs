@@ -5,12 +5,12 @@ use std::time::Duration;
 
 /// Whether threads have to stop.
 #[derive(Debug, Default)]
-pub struct Stop {
+pub struct StopFlag {
     is_set: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Stop {
+impl StopFlag {
     /// Tells them to stop.
     pub fn set(&self) {
         *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;

@@ -17,14 +17,14 @@ const DIALLED_MAX: usize = 16;
 
 /// What the broker knows of the hosts that it connects to.
 #[derive(Debug, Default)]
-pub(super) struct Addresses {
+pub(super) struct TrustedHostAddresses {
     /// The address of each host when it was asked for first.
     first: BTreeMap<String, String>,
     /// Addresses of each host to which the broker connected.
     dialled: BTreeMap<String, Vec<SocketAddr>>,
 }
 
-impl Addresses {
+impl TrustedHostAddresses {
     /// The address at which to look for `host` when a file says `remembered`.
     pub fn believe(&mut self, host: &str, remembered: &str) -> String {
         let first = self.first.entry(host.to_owned()).or_insert_with(|| remembered.to_owned());
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn later_address_is_believed_only_if_it_may_be_the_same_host_s() {
         let believed = |first: &str, now: &str| {
-            let mut addresses = Addresses::default();
+            let mut addresses = TrustedHostAddresses::default();
             assert_eq!(addresses.believe("lab3", first), first, "the first is");
             addresses.believe("lab3", now) == now
         };
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn key_can_be_proved_only_at_the_latest_dialled_addresses() {
-        let mut addresses = Addresses::default();
+        let mut addresses = TrustedHostAddresses::default();
         let at = |port: u16| SocketAddr::from(([10, 0, 0, 7], port));
         assert!(!addresses.was_dialled("lab3", at(1)));
         (1..=100).for_each(|port| addresses.note_dialled("lab3", at(port)));

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use farbus_io_linux::evidence::ProcessSecret;
 use farbus_io_linux::frontend::fuse::MountMark;
-use farbus_io_linux::usb::Selector;
+use farbus_io_linux::usb::UsbDeviceSelector;
 use farbus_io_net::trust::DeviceId;
 use serde::{Deserialize, Serialize};
 
 use crate::common::socket_access::{SocketAccess, SocketMode};
-use crate::common::socket_place::Place;
-use crate::devices::follow::Follow;
+use crate::common::socket_place::SocketLocation;
+use crate::devices::follow::FollowPolicy;
 use crate::devices::identities::KnownUsb;
-use crate::devices::selection::Wanted;
+use crate::devices::selection::ShareSelection;
 
 /// What the broker may do for the confined process. It refuses everything else.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub struct BrokerPolicy {
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
     /// Addresses and sockets at which programs may find a device, and who may connect there.
-    pub places: Vec<(Place, SocketAccess)>,
+    pub places: Vec<(SocketLocation, SocketAccess)>,
     /// Folders at which disks may be mounted, to show them as files.
     pub mounts: Vec<PathBuf>,
     /// Ports of the kernel that are in use, by attachments that another process began.
@@ -66,7 +66,7 @@ pub struct BrokerPolicy {
     pub config: Option<PathBuf>,
     /// Addresses and sockets that may be listened at. This field and those below are set by the configuration only.
     #[serde(skip)]
-    pub listen: Vec<Place>,
+    pub listen: Vec<SocketLocation>,
     /// The file mode of the Unix sockets among these.
     #[serde(skip)]
     pub socket_mode: SocketMode,
@@ -81,7 +81,7 @@ pub struct BrokerPolicy {
     pub attached: BTreeSet<String>,
     /// USB devices that may be opened in addition to `usb`.
     #[serde(skip)]
-    pub wanted: Wanted,
+    pub wanted: ShareSelection,
     /// The arguments of the page's process. Empty: there is none.
     #[serde(skip)]
     pub page: Vec<String>,
@@ -92,15 +92,16 @@ pub type ReadConfig = fn(&Path) -> io::Result<(String, BrokerPolicy)>;
 
 impl BrokerPolicy {
     /// Who may connect at `place`; `None` if nobody may listen there.
-    pub(super) fn access_to(&self, place: &Place) -> Option<SocketAccess> {
+    pub(super) fn access_to(&self, place: &SocketLocation) -> Option<SocketAccess> {
         self.places.iter().find(|(allowed, _)| allowed == place).map(|(_, access)| access.clone())
     }
 
     /// All USB devices that may be opened.
-    pub(super) fn devices(&self) -> Wanted {
-        let selectors = self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<Selector>().ok());
+    pub(super) fn devices(&self) -> ShareSelection {
+        let selectors =
+            self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<UsbDeviceSelector>().ok());
         let mut wanted = self.wanted.clone();
-        selectors.for_each(|selector| wanted.add(selector, None, Follow::default()));
+        selectors.for_each(|selector| wanted.add(selector, None, FollowPolicy::default()));
         wanted
     }
 

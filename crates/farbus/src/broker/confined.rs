@@ -1,30 +1,31 @@
 //! Drops the rights of a process before it reads the first byte from the network.
 
-use farbus_control::failure::Failure;
-use farbus_io_linux::sys::confine::{Needs, confine};
-use farbus_io_linux::sys::writeback::Protection;
+use farbus_control::failure::CommandFailure;
+use farbus_io_linux::sys::confine::{ConfinementNeeds, confine};
+use farbus_io_linux::sys::writeback::WritebackProtection;
 use farbus_io_net::store::boot_number;
 use tracing::{debug, warn};
 
-use super::{Broker, BrokerPolicy};
+use super::{BrokerClient, BrokerPolicy};
 
 /// Starts the broker.
 ///
 /// # Errors
 /// The system cannot start another process.
-pub fn start_broker(broker_policy: &BrokerPolicy) -> Result<Broker, Failure> {
-    Broker::start(broker_policy).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))
+pub fn start_broker(broker_policy: &BrokerPolicy) -> Result<BrokerClient, CommandFailure> {
+    BrokerClient::start(broker_policy)
+        .map_err(|error| CommandFailure::local(format!("cannot start a second half: {error}")))
 }
 
 /// Drops all rights of this process except `needs`. Call it before the process has a second thread.
 ///
 /// # Errors
 /// The system refuses to drop them. The process should not continue then.
-pub fn give_rights_away(needs: &Needs) -> Result<(), Failure> {
+pub fn give_rights_away(needs: &ConfinementNeeds) -> Result<(), CommandFailure> {
     // Read it while the process may: without the boot id every process would look like one of a restarted machine.
     let _known_from_now_on = boot_number();
-    let confinement =
-        confine(needs).map_err(|error| Failure::local(format!("{error}\n  --no-sandbox goes on with all of them")))?;
+    let confinement = confine(needs)
+        .map_err(|error| CommandFailure::local(format!("{error}\n  --no-sandbox goes on with all of them")))?;
     if confinement.files.is_ok() {
         debug!("{confinement}");
     } else {
@@ -34,7 +35,7 @@ pub fn give_rights_away(needs: &Needs) -> Result<(), Failure> {
 }
 
 /// Logs a protection that the system refused: under memory pressure a disk may then wait for itself.
-pub fn report_protection(protection: &Protection) {
+pub fn report_protection(protection: &WritebackProtection) {
     if !protection.is_complete() {
         debug!("{protection}");
     }

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farbus_io_linux::evidence::{Evidence, ProcessSecret, attachment_number};
+use farbus_io_linux::evidence::{DeviceEvidence, ProcessSecret, attachment_number};
 use farbus_io_linux::store::FileStore;
 use farbus_io_net::trust::DeviceId;
 
 use crate::devices::identities::naming::check_name;
-use crate::devices::identities::{ExpectedImage, Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
+use crate::devices::identities::{DeviceIdentity, ExpectedImage, IdentityFinder, KnownUsb, VIEW_BYTES_MAX};
 
 /// How many identities of USB devices a replacement is told.
 const PASSED_USB_MAX: usize = 1024;
@@ -20,13 +20,13 @@ const PASSED_USB_MAX: usize = 1024;
 const WORDS_BYTES_MAX: usize = 1024;
 
 /// An image at the time it was opened: its evidence, and the number of its medium's attachment to this machine.
-type Opened = (Evidence, Option<u64>);
+type ImageEvidence = (DeviceEvidence, Option<u64>);
 
 /// The images that were opened for the confined process, and the identities that it was given.
-pub(super) struct Identifying {
-    all: Identities,
+pub(super) struct IdentityResolver {
+    all: IdentityFinder,
     /// The images, by path and whether they were opened to be read alone.
-    images: Mutex<BTreeMap<(PathBuf, bool), Opened>>,
+    images: Mutex<BTreeMap<(PathBuf, bool), ImageEvidence>>,
     /// The devices that the confined process shares. It may name no others.
     identified: Mutex<BTreeSet<DeviceId>>,
     /// Those of them that are USB devices of this machine and were identified last.
@@ -43,12 +43,12 @@ fn is_view(text: &str) -> bool {
     text.len() <= VIEW_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-impl Identifying {
+impl IdentityResolver {
     /// Uses what the process before this one knew, if there was one: its secret, the USB devices that are plugged in,
     /// and those that it had identified.
     pub fn new(secret: Option<ProcessSecret>, plugged: &[KnownUsb], usb: &[DeviceId]) -> Self {
         Self {
-            all: Identities::new(secret).inheriting(plugged),
+            all: IdentityFinder::new(secret).inheriting(plugged),
             images: Mutex::default(),
             identified: Mutex::new(usb.iter().copied().collect()),
             usb: Mutex::new(usb.to_vec()),
@@ -57,14 +57,14 @@ impl Identifying {
     }
 
     /// The source of identities.
-    pub fn all(&self) -> &Identities {
+    pub fn all(&self) -> &IdentityFinder {
         &self.all
     }
 
     /// Notes the evidence of an image that was opened. An image without evidence cannot be recognized again.
     pub fn note_opened(&self, path: &Path, read_only: bool, store: &FileStore) {
         let key = (path.to_owned(), read_only);
-        match Evidence::of_open(store.as_fd()) {
+        match DeviceEvidence::of_open(store.as_fd()) {
             Ok(evidence) => {
                 let attachment = attachment_number(store.as_fd());
                 lock(&self.images).insert(key, (evidence, attachment));
@@ -81,17 +81,17 @@ impl Identifying {
     }
 
     /// The identity of a view of an image; `None` if the image was not opened.
-    pub fn image(&self, path: &Path, read_only: bool, view: &str) -> Option<Identified> {
+    pub fn image(&self, path: &Path, read_only: bool, view: &str) -> Option<DeviceIdentity> {
         let (evidence, attachment) = lock(&self.images).get(&(path.to_owned(), read_only)).cloned()?;
-        let known = is_view(view).then(|| Identified { attachment, ..self.all.of(&evidence, view) })?;
+        let known = is_view(view).then(|| DeviceIdentity { attachment, ..self.all.of(&evidence, view) })?;
         lock(&self.identified).insert(known.id);
         Some(known)
     }
 
     /// The common id of all devices made of code that are described by `words`.
-    pub fn made(&self, words: &str) -> Identified {
+    pub fn made(&self, words: &str) -> DeviceIdentity {
         let words = &words[..words.floor_char_boundary(WORDS_BYTES_MAX)];
-        Identified { id: self.all.of_made(words), ..Identified::fresh() }
+        DeviceIdentity { id: self.all.of_made(words), ..DeviceIdentity::fresh() }
     }
 
     /// Stores the name of a device. Returns whether the device was identified here.
@@ -122,7 +122,7 @@ impl Identifying {
     }
 
     /// Notes a USB device of this machine that the confined process shares.
-    pub fn note_usb(&self, known: Identified) -> Identified {
+    pub fn note_usb(&self, known: DeviceIdentity) -> DeviceIdentity {
         lock(&self.identified).insert(known.id);
         let mut usb = lock(&self.usb);
         usb.retain(|id| *id != known.id);

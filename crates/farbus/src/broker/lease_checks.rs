@@ -13,7 +13,7 @@ use std::io;
 use std::time::Duration;
 
 use farbus_io_net::link::{since_boot, unix_ms};
-use farbus_io_net::trust::{DeviceId, Folder, KnownLease, Peers, StoredBooking, StoredLease};
+use farbus_io_net::trust::{DeviceId, HostFolder, KnownLease, PairedHostList, StoredBooking, StoredLease};
 use farbus_session::claims::bookings::{AHEAD_MAX, BOOKINGS_MAX};
 use farbus_session::claims::lease::SPAN_MAX;
 use farbus_session::leases::count_of;
@@ -46,7 +46,7 @@ impl LeaseChecks {
     ///
     /// # Errors
     /// `latest` is a count that nobody can have reserved, or the count cannot be stored.
-    pub fn reserve(&self, folder: &Folder, device: DeviceId, latest: u64, above: u64) -> io::Result<u64> {
+    pub fn reserve(&self, folder: &HostFolder, device: DeviceId, latest: u64, above: u64) -> io::Result<u64> {
         let stored = KnownLease::load(folder, device).map_err(io::Error::other)?.reserved;
         let highest = self.began_unix_ms.max(unix_ms()).max(stored).saturating_add(COUNT_AHEAD_MAX);
         if latest > highest {
@@ -59,7 +59,7 @@ impl LeaseChecks {
     ///
     /// # Errors
     /// It could not have been granted, or it cannot be stored.
-    pub fn keep(&self, folder: &Folder, device: DeviceId, lease: Option<StoredLease>) -> io::Result<()> {
+    pub fn keep(&self, folder: &HostFolder, device: DeviceId, lease: Option<StoredLease>) -> io::Result<()> {
         if let Some(lease) = &lease {
             let known = KnownLease::load(folder, device).map_err(io::Error::other)?;
             let is_its_hosts = known.lease.as_ref().is_some_and(|stored| stored.host == lease.host);
@@ -80,7 +80,7 @@ impl LeaseChecks {
     ///
     /// # Errors
     /// One of them could not have been booked, or they cannot be stored.
-    pub fn keep_bookings(&self, folder: &Folder, device: DeviceId, bookings: Vec<StoredBooking>) -> io::Result<()> {
+    pub fn keep_bookings(&self, folder: &HostFolder, device: DeviceId, bookings: Vec<StoredBooking>) -> io::Result<()> {
         let known = KnownLease::load(folder, device).map_err(io::Error::other)?.bookings;
         let latest = unix_ms().saturating_add(in_ms(AHEAD_MAX + LATENESS));
         for booking in bookings.iter().filter(|booking| !known.contains(booking)) {
@@ -103,8 +103,8 @@ fn is_short(reason: Option<&str>) -> bool {
     reason.is_none_or(|reason| reason.len() <= REASON_BYTES_MAX)
 }
 
-fn is_paired(folder: &Folder, host: &str) -> io::Result<bool> {
-    let peers = Peers::load(folder).map_err(io::Error::other)?;
+fn is_paired(folder: &HostFolder, host: &str) -> io::Result<bool> {
+    let peers = PairedHostList::load(folder).map_err(io::Error::other)?;
     Ok(peers.find(host).is_some())
 }
 
@@ -116,13 +116,13 @@ mod tests {
     use farbus_io_net::trust::{Fingerprint, Grant, Peer};
 
     /// A folder of a host that is paired with `desk`.
-    struct Scratch(Folder);
+    struct Scratch(HostFolder);
 
     impl Scratch {
         fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("farbus-lease-checks-{name}-{}", std::process::id()));
             let _ = std::fs::remove_dir_all(&path);
-            let folder = Folder::at(path);
+            let folder = HostFolder::at(path);
             let desk = Peer {
                 name: "desk".into(),
                 fingerprint: Fingerprint::from_bytes([7; 32]),
@@ -132,7 +132,7 @@ mod tests {
                 reserve_high: Grant::default(),
                 bound: Default::default(),
             };
-            Peers::change(&folder, |peers| peers.add(desk).unwrap()).unwrap();
+            PairedHostList::change(&folder, |peers| peers.add(desk).unwrap()).unwrap();
             Self(folder)
         }
     }
@@ -179,7 +179,7 @@ mod tests {
         }
         checks.keep(folder, device, Some(good.clone())).unwrap();
         assert_eq!(KnownLease::load(folder, device).unwrap().lease, Some(good.clone()));
-        Peers::change(folder, |peers| peers.remove("desk")).unwrap();
+        PairedHostList::change(folder, |peers| peers.remove("desk")).unwrap();
         checks.keep(folder, device, Some(good)).expect("whose host was unpaired meanwhile is what it was");
         checks.keep(folder, device, None).unwrap();
         assert_eq!(KnownLease::load(folder, device).unwrap().lease, None);

@@ -10,23 +10,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io_linux::store::FileStore;
-use farbus_io_net::sys::passing::{MESSAGE_BYTES_MAX, Parcel, Passage};
-use farbus_io_net::trust::{AuditRecorder, DeviceId, Event};
+use farbus_io_net::sys::passing::{MESSAGE_BYTES_MAX, MessageSocket, PassedMessage};
+use farbus_io_net::trust::{AuditEvent, AuditRecorder, DeviceId};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::broker_policy::BrokerPolicy;
-use super::protocol::{Answer, Question, to_json};
+use super::protocol::{BrokerAnswer, BrokerRequest, to_json};
 use super::replacement::ReplacementProcess;
-use crate::common::socket_place::{Place, SocketListener};
-use crate::devices::identities::{ExpectedImage, Identified};
+use crate::common::socket_place::{SocketListener, SocketLocation};
+use crate::devices::identities::{DeviceIdentity, ExpectedImage};
 
 /// The most characters of a recorded field. A device's name has fewer.
 const RECORDED_MAX: usize = 256;
 
-/// The most bytes of images in one [`Question::ExpectImages`], which has room for its own words then.
+/// The most bytes of images in one [`BrokerRequest::ExpectImages`], which has room for its own words then.
 const EXPECTED_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 256;
 
 /// How many lines that nobody uses are kept open for the next questions.
@@ -59,42 +59,42 @@ pub fn end_started() {
 
 /// The confined process's way to its broker: one line, on which it asks one question at a time, or several.
 #[derive(Debug)]
-pub struct Broker {
-    way: Way,
+pub struct BrokerClient {
+    way: BrokerTransport,
     /// The user and group that own the broker's mounts.
     pub(super) owner: (u32, u32),
 }
 
 #[derive(Debug)]
-enum Way {
+enum BrokerTransport {
     /// One line. A question waits for the one before it.
-    One(Mutex<Passage>),
+    One(Mutex<MessageSocket>),
     /// A line for each question that is under way: none waits for another.
-    Several(Lines),
+    Several(BrokerLinePool),
 }
 
 /// Lines that are opened as they are needed, and shared by all that ask.
 #[derive(Debug)]
-struct Lines {
+struct BrokerLinePool {
     /// Opens the others, and is used for nothing else.
-    first: Box<Broker>,
+    first: Box<BrokerClient>,
     /// How many questions are asked at once; a further one waits.
     at_once_max: usize,
-    state: Mutex<LinesState>,
+    state: Mutex<BrokerLinePoolState>,
     freed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct LinesState {
+struct BrokerLinePoolState {
     /// Questions that are being asked.
     asked: usize,
     /// Lines that nobody uses.
-    idle: Vec<Passage>,
+    idle: Vec<MessageSocket>,
 }
 
-impl Lines {
+impl BrokerLinePool {
     /// Asks on a line that nobody else uses meanwhile.
-    fn ask(&self, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Parcel> {
+    fn ask(&self, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<PassedMessage> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self
             .freed
@@ -117,13 +117,13 @@ impl Lines {
 
     fn ask_on(
         &self,
-        idle: Option<Passage>,
+        idle: Option<MessageSocket>,
         question: &[u8],
         fd: Option<BorrowedFd<'_>>,
-    ) -> io::Result<(Parcel, Passage)> {
+    ) -> io::Result<(PassedMessage, MessageSocket)> {
         let passage = match idle {
             Some(passage) => passage,
-            None => Passage::over(self.first.ask_for_descriptor(&Question::Line)?),
+            None => MessageSocket::over(self.first.ask_for_descriptor(&BrokerRequest::Line)?),
         };
         Ok((converse(&passage, question, fd)?, passage))
     }
@@ -134,19 +134,19 @@ fn pass_on() {
     *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-fn converse(passage: &Passage, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Parcel> {
+fn converse(passage: &MessageSocket, question: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<PassedMessage> {
     passage.send(question, fd)?;
     let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that keeps the rights has ended");
     passage.receive()?.ok_or_else(ended)
 }
 
-impl Broker {
+impl BrokerClient {
     /// Starts the broker: this program once more, with the argument `broker` and all its rights.
     ///
     /// # Errors
     /// The system cannot start another process.
     pub fn start(broker_policy: &BrokerPolicy) -> io::Result<Self> {
-        let (passage, theirs) = Passage::pair()?;
+        let (passage, theirs) = MessageSocket::pair()?;
         let mut command = Command::new("/proc/self/exe");
         // Paths in the policy may be relative to the working directory.
         command.arg("broker").stdin(theirs).stdout(Stdio::null());
@@ -157,16 +157,18 @@ impl Broker {
         Ok(Self::over(passage, (getuid().as_raw(), getgid().as_raw())))
     }
 
-    fn over(passage: Passage, owner: (u32, u32)) -> Self {
-        Self { way: Way::One(Mutex::new(passage)), owner }
+    fn over(passage: MessageSocket, owner: (u32, u32)) -> Self {
+        Self { way: BrokerTransport::One(Mutex::new(passage)), owner }
     }
 
     /// The passage to a broker, for another process, which that broker then serves until that process ends.
     pub fn into_descriptor(self) -> OwnedFd {
         pass_on();
         match self.way {
-            Way::One(passage) => passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor(),
-            Way::Several(lines) => lines.first.into_descriptor(),
+            BrokerTransport::One(passage) => {
+                passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor()
+            }
+            BrokerTransport::Several(lines) => lines.first.into_descriptor(),
         }
     }
 
@@ -177,14 +179,14 @@ impl Broker {
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         pass_on();
         match &self.way {
-            Way::One(passage) => passage.lock().unwrap_or_else(PoisonError::into_inner).duplicate(),
-            Way::Several(lines) => lines.first.duplicate(),
+            BrokerTransport::One(passage) => passage.lock().unwrap_or_else(PoisonError::into_inner).duplicate(),
+            BrokerTransport::Several(lines) => lines.first.duplicate(),
         }
     }
 
     /// The broker that another process of this owner started and passed.
     pub fn passed(passage: OwnedFd) -> Self {
-        Self::over(Passage::over(passage), (getuid().as_raw(), getgid().as_raw()))
+        Self::over(MessageSocket::over(passage), (getuid().as_raw(), getgid().as_raw()))
     }
 
     /// Opens a further line. A question there does not wait for a question here.
@@ -192,8 +194,8 @@ impl Broker {
     /// # Errors
     /// The system has no more descriptors or threads.
     pub fn line(&self) -> io::Result<Self> {
-        let line = self.ask_for_descriptor(&Question::Line)?;
-        Ok(Self::over(Passage::over(line), self.owner))
+        let line = self.ask_for_descriptor(&BrokerRequest::Line)?;
+        Ok(Self::over(MessageSocket::over(line), self.owner))
     }
 
     /// Opens lines of its own as they are needed: a question on them waits for no other, and each costs a descriptor
@@ -203,19 +205,23 @@ impl Broker {
     /// The system has no more descriptors or threads.
     pub fn lines(&self) -> io::Result<Option<Self>> {
         match &self.way {
-            Way::Several(_) => Ok(None),
-            Way::One(_) => self.lines_up_to(usize::MAX).map(Some),
+            BrokerTransport::Several(_) => Ok(None),
+            BrokerTransport::One(_) => self.lines_up_to(usize::MAX).map(Some),
         }
     }
 
-    /// As [`Broker::lines`], for `at_once_max` questions at once: a further one waits.
+    /// As [`BrokerClient::lines`], for `at_once_max` questions at once: a further one waits.
     ///
     /// # Errors
-    /// As [`Broker::lines`].
+    /// As [`BrokerClient::lines`].
     pub fn lines_up_to(&self, at_once_max: usize) -> io::Result<Self> {
-        let lines =
-            Lines { first: Box::new(self.line()?), at_once_max, state: Mutex::default(), freed: Condvar::new() };
-        Ok(Self { way: Way::Several(lines), owner: self.owner })
+        let lines = BrokerLinePool {
+            first: Box::new(self.line()?),
+            at_once_max,
+            state: Mutex::default(),
+            freed: Condvar::new(),
+        };
+        Ok(Self { way: BrokerTransport::Several(lines), owner: self.owner })
     }
 
     /// Asks for the current text of the configuration.
@@ -223,7 +229,7 @@ impl Broker {
     /// # Errors
     /// What is wrong with the file.
     pub fn config(&self) -> io::Result<String> {
-        let mut file = std::fs::File::from(self.ask_for_descriptor(&Question::Config)?);
+        let mut file = std::fs::File::from(self.ask_for_descriptor(&BrokerRequest::Config)?);
         let mut text = String::new();
         file.rewind()?;
         file.read_to_string(&mut text)?;
@@ -234,16 +240,16 @@ impl Broker {
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn listen(&self, place: &Place) -> io::Result<SocketListener> {
-        Ok(SocketListener::passed(self.ask_for_descriptor(&Question::Listen { place: place.clone() })?, place))
+    pub fn listen(&self, place: &SocketLocation) -> io::Result<SocketListener> {
+        Ok(SocketListener::passed(self.ask_for_descriptor(&BrokerRequest::Listen { place: place.clone() })?, place))
     }
 
     /// Opens a UDP socket at an address that is listened at, on the port that the listener got.
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn listen_for_datagrams(&self, place: &Place, port: u16) -> io::Result<UdpSocket> {
-        let question = Question::ListenDatagrams { place: place.clone(), port };
+    pub fn listen_for_datagrams(&self, place: &SocketLocation, port: u16) -> io::Result<UdpSocket> {
+        let question = BrokerRequest::ListenDatagrams { place: place.clone(), port };
         Ok(self.ask_for_descriptor(&question)?.into())
     }
 
@@ -251,8 +257,8 @@ impl Broker {
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn listen_at(&self, place: &Place) -> io::Result<SocketListener> {
-        Ok(SocketListener::passed(self.ask_for_descriptor(&Question::ListenAt { place: place.clone() })?, place))
+    pub fn listen_at(&self, place: &SocketLocation) -> io::Result<SocketListener> {
+        Ok(SocketListener::passed(self.ask_for_descriptor(&BrokerRequest::ListenAt { place: place.clone() })?, place))
     }
 
     /// Opens a disk image.
@@ -260,22 +266,22 @@ impl Broker {
     /// # Errors
     /// A sentence of the store, or the policy refuses.
     pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
-        let file = self.ask_for_descriptor(&Question::OpenImage { path: path.to_owned(), read_only })?;
+        let file = self.ask_for_descriptor(&BrokerRequest::OpenImage { path: path.to_owned(), read_only })?;
         FileStore::passed(file, path, read_only).map_err(io::Error::other)
     }
 
-    /// Passes an image that the owner opened, for the next [`Broker::open_image`] with this path.
+    /// Passes an image that the owner opened, for the next [`BrokerClient::open_image`] with this path.
     ///
     /// # Errors
     /// A sentence of the store: the descriptor is not that of a disk, or was opened in another way.
     pub fn pass_image(&self, path: &Path, read_only: bool, is_forced: bool, image: BorrowedFd<'_>) -> io::Result<()> {
-        let question = Question::PassImage { path: path.to_owned(), read_only, is_forced };
+        let question = BrokerRequest::PassImage { path: path.to_owned(), read_only, is_forced };
         self.ask::<Value>(&question, Some(image)).map(|_| ())
     }
 
     /// Closes the passed images that were not opened.
     pub fn forget_images(&self) {
-        if let Err(error) = self.ask::<Value>(&Question::ForgetImages, None) {
+        if let Err(error) = self.ask::<Value>(&BrokerRequest::ForgetImages, None) {
             tracing::debug!(%error, "no passed image is kept");
         }
     }
@@ -285,16 +291,16 @@ impl Broker {
     /// # Errors
     /// The system or the policy refuses.
     pub fn open_frames(&self, path: &Path) -> io::Result<OwnedFd> {
-        self.ask_for_descriptor(&Question::OpenFrames { path: path.to_owned() })
+        self.ask_for_descriptor(&BrokerRequest::OpenFrames { path: path.to_owned() })
     }
 
-    /// Opens a USB device's node. If this process ends before it calls [`Broker::given_back`], the broker returns the
+    /// Opens a USB device's node. If this process ends before it calls [`BrokerClient::given_back`], the broker returns the
     /// device to its drivers.
     ///
     /// # Errors
     /// The system or the policy refuses.
     pub fn open_usb(&self, bus: u32, device: u32) -> io::Result<OwnedFd> {
-        self.ask_for_descriptor(&Question::OpenUsb { bus, device })
+        self.ask_for_descriptor(&BrokerRequest::OpenUsb { bus, device })
     }
 
     /// Isolates a processor from all other programs until this process ends. Returns the file of its cpuset.
@@ -302,13 +308,13 @@ impl Broker {
     /// # Errors
     /// The system or the policy refuses.
     pub fn processor(&self, cpu: usize) -> io::Result<OwnedFd> {
-        self.ask_for_descriptor(&Question::Processor { cpu })
+        self.ask_for_descriptor(&BrokerRequest::Processor { cpu })
     }
 
     /// Writes a line of the audit log about a use of a device, or a connection that failed.
-    fn ask_to_record(&self, event: &Event<'_>) -> io::Result<()> {
+    fn ask_to_record(&self, event: &AuditEvent<'_>) -> io::Result<()> {
         let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
-        let question = Question::Record {
+        let question = BrokerRequest::Record {
             used: event.event.to_owned(),
             outcome: event.outcome,
             key: event.fingerprint,
@@ -324,20 +330,20 @@ impl Broker {
     /// # Errors
     /// The broker has ended.
     pub fn inherit_usb(&self, bus: u32, device: u32, node: BorrowedFd<'_>) -> io::Result<()> {
-        self.ask::<Value>(&Question::InheritUsb { bus, device }, Some(node)).map(|_| ())
+        self.ask::<Value>(&BrokerRequest::InheritUsb { bus, device }, Some(node)).map(|_| ())
     }
 
-    /// Passes the node of a device that the owner opened. [`Broker::open_usb`] returns it, whatever the policy says.
+    /// Passes the node of a device that the owner opened. [`BrokerClient::open_usb`] returns it, whatever the policy says.
     ///
     /// # Errors
     /// It is not the node of that device, or was not opened for reading and writing.
     pub fn pass_usb(&self, bus: u32, device: u32, node: BorrowedFd<'_>) -> io::Result<()> {
-        self.ask::<Value>(&Question::PassUsb { bus, device }, Some(node)).map(|_| ())
+        self.ask::<Value>(&BrokerRequest::PassUsb { bus, device }, Some(node)).map(|_| ())
     }
 
     /// Tells the broker that a device was returned to its drivers, or is gone.
     pub fn given_back(&self, bus: u32, device: u32) {
-        if let Err(error) = self.ask::<Value>(&Question::GivenBack { bus, device }, None) {
+        if let Err(error) = self.ask::<Value>(&BrokerRequest::GivenBack { bus, device }, None) {
             tracing::debug!(%error, "nobody needs to know that a device was given back");
         }
     }
@@ -347,9 +353,9 @@ impl Broker {
     /// # Errors
     /// The system or the policy refuses.
     pub fn replacement(&self) -> io::Result<ReplacementProcess> {
-        let (pid, fd) = self.ask(&Question::Replacement, None)?;
+        let (pid, fd) = self.ask(&BrokerRequest::Replacement, None)?;
         let fd = fd.ok_or_else(|| io::Error::other("no descriptor came along"))?;
-        Ok(ReplacementProcess { pid, passage: Passage::over(fd) })
+        Ok(ReplacementProcess { pid, passage: MessageSocket::over(fd) })
     }
 
     /// Starts the page of the configuration, which ends when the returned end of a passage is closed, and says there
@@ -358,29 +364,29 @@ impl Broker {
     /// # Errors
     /// The system or the policy refuses.
     pub fn page(&self) -> io::Result<OwnedFd> {
-        self.ask_for_descriptor(&Question::Page)
+        self.ask_for_descriptor(&BrokerRequest::Page)
     }
 
     /// Identifies a USB device.
-    pub(crate) fn identify_usb(&self, bus: u32, device: u32) -> Identified {
-        self.identified(&Question::IdentifyUsb { bus, device })
+    pub(crate) fn identify_usb(&self, bus: u32, device: u32) -> DeviceIdentity {
+        self.identified(&BrokerRequest::IdentifyUsb { bus, device })
     }
 
     /// Asks for a device's identity. If the broker cannot tell, returns a new one.
-    pub(super) fn identified(&self, question: &Question) -> Identified {
+    pub(super) fn identified(&self, question: &BrokerRequest) -> DeviceIdentity {
         let identified = self.ask(question, None).map(|(identified, _)| identified);
         identified.unwrap_or_else(|error| {
             tracing::warn!(%error, "a device cannot be known again: it has an identity for now");
-            Identified::fresh()
+            DeviceIdentity::fresh()
         })
     }
 
-    /// Names images that are going to be opened and identified: see [`Question::ExpectImages`].
+    /// Names images that are going to be opened and identified: see [`BrokerRequest::ExpectImages`].
     pub(super) fn expect_images(&self, images: Vec<ExpectedImage>) {
         let bytes = |image: &ExpectedImage| to_json(image).map_or(MESSAGE_BYTES_MAX, |text| text.len() + 1);
         let (mut together, mut filled) = (Vec::new(), 0);
         let ask = |images: Vec<ExpectedImage>| {
-            if let Err(error) = self.ask::<Value>(&Question::ExpectImages { images }, None) {
+            if let Err(error) = self.ask::<Value>(&BrokerRequest::ExpectImages { images }, None) {
                 tracing::debug!(%error, "devices are identified one by one");
             }
         };
@@ -406,41 +412,43 @@ impl Broker {
     /// # Errors
     /// The broker has ended, or was told before.
     pub fn note_shared(&self, devices: Vec<DeviceId>) -> io::Result<()> {
-        self.ask::<Value>(&Question::Shared { devices }, None).map(|_| ())
+        self.ask::<Value>(&BrokerRequest::Shared { devices }, None).map(|_| ())
     }
 
     /// Stores the name of a device.
     pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
         let name = name.to_owned();
-        if let Err(error) = self.ask::<Value>(&Question::NoteName { device, name, is_named }, None) {
+        if let Err(error) = self.ask::<Value>(&BrokerRequest::NoteName { device, name, is_named }, None) {
             tracing::debug!(%error, "what a device is called is not noted");
         }
     }
 
-    fn ask_for_descriptor(&self, question: &Question) -> io::Result<OwnedFd> {
+    fn ask_for_descriptor(&self, question: &BrokerRequest) -> io::Result<OwnedFd> {
         let (_, fd) = self.ask::<Value>(question, None)?;
         fd.ok_or_else(|| io::Error::other("no descriptor came along"))
     }
 
     pub(super) fn ask<T: DeserializeOwned>(
         &self,
-        question: &Question,
+        question: &BrokerRequest,
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<(T, Option<OwnedFd>)> {
         let question = to_json(question)?;
         let parcel = match &self.way {
-            Way::One(passage) => converse(&passage.lock().unwrap_or_else(PoisonError::into_inner), &question, fd)?,
-            Way::Several(lines) => lines.ask(&question, fd)?,
+            BrokerTransport::One(passage) => {
+                converse(&passage.lock().unwrap_or_else(PoisonError::into_inner), &question, fd)?
+            }
+            BrokerTransport::Several(lines) => lines.ask(&question, fd)?,
         };
         match serde_json::from_slice(&parcel.bytes)? {
-            Answer::Done(value) => Ok((serde_json::from_value(value)?, parcel.fd)),
-            Answer::Refused { why, kind } => Err(kind.error(why)),
+            BrokerAnswer::Done(value) => Ok((serde_json::from_value(value)?, parcel.fd)),
+            BrokerAnswer::Refused { why, kind } => Err(kind.error(why)),
         }
     }
 }
 
-impl AuditRecorder for Broker {
-    fn record(&self, event: &Event<'_>) {
+impl AuditRecorder for BrokerClient {
+    fn record(&self, event: &AuditEvent<'_>) {
         if let Err(error) = self.ask_to_record(event) {
             tracing::warn!(%error, event = event.event, "the audit log has no line about it");
         }

@@ -52,7 +52,7 @@ mod system_access;
 mod taken;
 
 pub use broker_policy::BrokerPolicy;
-pub use line::{Broker, end_started};
+pub use line::{BrokerClient, end_started};
 pub use protocol::HandoverState;
 pub use replacement::{ReplacementProcess, ReplacementStart, handover_state};
 pub use rights::run;

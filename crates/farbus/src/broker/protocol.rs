@@ -10,40 +10,40 @@ use std::time::Duration;
 use farbus_control::device::RemoteIdentity;
 use farbus_io_linux::evidence::ProcessSecret;
 use farbus_io_linux::frontend::fuse::MountMark;
-use farbus_io_net::trust::{AttachedDevice, DeviceId, Fingerprint, Outcome, StoredBooking, StoredLease};
+use farbus_io_net::trust::{AttachedDevice, AuditOutcome, DeviceId, Fingerprint, StoredBooking, StoredLease};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::common::socket_place::Place;
+use crate::common::socket_place::SocketLocation;
 use crate::devices::identities::{ExpectedImage, KnownUsb};
-use crate::devices::retirement::Said;
-use crate::hosts::reach::Hints;
+use crate::devices::retirement::RetirementStep;
+use crate::hosts::reach::AddressHints;
 
 /// A question of the confined process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
-pub(super) enum Question {
+pub(super) enum BrokerRequest {
     Line,
     Config,
     Listen {
-        place: Place,
+        place: SocketLocation,
     },
     ListenAt {
-        place: Place,
+        place: SocketLocation,
     },
     /// Makes the broker remove the socket of another process at the end.
     TakePlace {
-        place: Place,
+        place: SocketLocation,
     },
     /// Keeps the broker from removing the socket, because another process listens there.
     LeavePlace {
-        place: Place,
+        place: SocketLocation,
     },
     OpenImage {
         path: PathBuf,
         read_only: bool,
     },
-    /// Passes an image that the owner opened. The next [`Question::OpenImage`] with this path returns it.
+    /// Passes an image that the owner opened. The next [`BrokerRequest::OpenImage`] with this path returns it.
     PassImage {
         path: PathBuf,
         read_only: bool,
@@ -105,7 +105,7 @@ pub(super) enum Question {
     /// Asks what is stored of a disk that a host moves to its own machine, after noting what was said, if anything.
     Retirement {
         device: DeviceId,
-        said: Option<Said>,
+        said: Option<RetirementStep>,
     },
     /// Reserves a count for the next lease of a device that is shared here.
     ReserveLease {
@@ -136,7 +136,7 @@ pub(super) enum Question {
         bus: u32,
         device: u32,
     },
-    /// Passes the node of a USB device that the owner opened. It may be opened with [`Question::OpenUsb`] then.
+    /// Passes the node of a USB device that the owner opened. It may be opened with [`BrokerRequest::OpenUsb`] then.
     PassUsb {
         bus: u32,
         device: u32,
@@ -149,12 +149,12 @@ pub(super) enum Question {
         host: String,
         time_max_ms: u64,
         #[serde(default)]
-        hints: Hints,
+        hints: AddressHints,
     },
     Datagrams {
         host: String,
         #[serde(default)]
-        hints: Hints,
+        hints: AddressHints,
     },
     /// Reports that a paired host proved its key on a connection to this address.
     Proved {
@@ -162,7 +162,7 @@ pub(super) enum Question {
         at: SocketAddr,
     },
     ListenDatagrams {
-        place: Place,
+        place: SocketLocation,
         port: u16,
     },
     /// Asks which user of this machine made the TCP connection that is passed along.
@@ -177,7 +177,7 @@ pub(super) enum Question {
     /// Writes a line of the audit log about a use of a device, or a connection that failed.
     Record {
         used: String,
-        outcome: Outcome,
+        outcome: AuditOutcome,
         /// The key that the peer proved, or showed.
         #[serde(default)]
         key: Option<Fingerprint>,
@@ -243,37 +243,37 @@ pub(super) enum Question {
 /// The broker's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(super) enum BrokerAnswer {
     Done(Value),
-    Refused { why: String, kind: Kind },
+    Refused { why: String, kind: BrokerRefusalKind },
 }
 
 /// What a refusal means to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
+pub(super) enum BrokerRefusalKind {
     Denied,
     Gone,
     InUse,
     Other,
 }
 
-impl Kind {
+impl BrokerRefusalKind {
     pub(super) fn of(error: &io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::PermissionDenied => Kind::Denied,
-            io::ErrorKind::NotFound => Kind::Gone,
-            io::ErrorKind::AddrInUse => Kind::InUse,
-            _ => Kind::Other,
+            io::ErrorKind::PermissionDenied => BrokerRefusalKind::Denied,
+            io::ErrorKind::NotFound => BrokerRefusalKind::Gone,
+            io::ErrorKind::AddrInUse => BrokerRefusalKind::InUse,
+            _ => BrokerRefusalKind::Other,
         }
     }
 
     pub(super) fn error(self, why: String) -> io::Error {
         let kind = match self {
-            Kind::Denied => io::ErrorKind::PermissionDenied,
-            Kind::Gone => io::ErrorKind::NotFound,
-            Kind::InUse => io::ErrorKind::AddrInUse,
-            Kind::Other => io::ErrorKind::Other,
+            BrokerRefusalKind::Denied => io::ErrorKind::PermissionDenied,
+            BrokerRefusalKind::Gone => io::ErrorKind::NotFound,
+            BrokerRefusalKind::InUse => io::ErrorKind::AddrInUse,
+            BrokerRefusalKind::Other => io::ErrorKind::Other,
         };
         io::Error::new(kind, why)
     }
@@ -345,9 +345,9 @@ mod tests {
             ["null", "-1", "1e99", "18446744073709551616", "\"ask\":", "\\u0000", "../", "[[[[[[", "{", "\"line\""];
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_broker_lines", |input| {
             let line = input.text(&LINES, &WORDS);
-            let Ok(question) = serde_json::from_str::<Question>(&line) else { return };
+            let Ok(question) = serde_json::from_str::<BrokerRequest>(&line) else { return };
             let again = serde_json::to_string(&question).unwrap();
-            assert_eq!(serde_json::from_str::<Question>(&again).unwrap(), question, "{line}");
+            assert_eq!(serde_json::from_str::<BrokerRequest>(&again).unwrap(), question, "{line}");
         });
     }
 }

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use farbus_io_net::sys::passing::{MESSAGE_BYTES_MAX, Passage};
+use farbus_io_net::sys::passing::{MESSAGE_BYTES_MAX, MessageSocket};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::protocol::{HandoverState, to_json};
@@ -23,7 +23,7 @@ pub struct ReplacementProcess {
     /// Its process id.
     pub pid: u32,
     /// The passage to it. The replacement sees its end once the old process and the old broker have both ended.
-    pub passage: Passage,
+    pub passage: MessageSocket,
 }
 
 /// Variables that a service manager sets for one process only.
@@ -36,7 +36,7 @@ pub(super) fn start(
     handover_state: &HandoverState,
     nodes: &[BorrowedFd<'_>],
 ) -> io::Result<(Child, OwnedFd)> {
-    let (ours, theirs) = Passage::pair()?;
+    let (ours, theirs) = MessageSocket::pair()?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(theirs).stdout(Stdio::null());
     for name in NOT_INHERITED {
@@ -55,7 +55,7 @@ pub(super) fn start(
 }
 
 /// Tells the replacement what this broker knows. What is longer than a message comes as a file.
-fn tell(passage: &Passage, handover_state: &HandoverState, nodes: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn tell(passage: &MessageSocket, handover_state: &HandoverState, nodes: &[BorrowedFd<'_>]) -> io::Result<()> {
     let known = to_json(handover_state)?;
     if known.len() <= MESSAGE_BYTES_MAX {
         passage.send(&known, None)?;
@@ -69,7 +69,7 @@ fn tell(passage: &Passage, handover_state: &HandoverState, nodes: &[BorrowedFd<'
 
 /// Starts this program as the page, which ends when the other end of the returned passage is closed.
 pub(super) fn start_page(arguments: &[String]) -> io::Result<(Child, OwnedFd)> {
-    let (ours, theirs) = Passage::pair()?;
+    let (ours, theirs) = MessageSocket::pair()?;
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments).stdin(theirs).stdout(Stdio::null());
     for name in NOT_INHERITED {
@@ -89,7 +89,7 @@ const NODE: &[u8] = b"usb";
 #[derive(Debug)]
 pub struct ReplacementStart {
     /// The passage to the old process.
-    pub passage: Passage,
+    pub passage: MessageSocket,
     /// What the old broker knows.
     pub handover_state: HandoverState,
     /// The open nodes of [`HandoverState::devices`].
@@ -101,10 +101,10 @@ pub struct ReplacementStart {
 /// # Errors
 /// The standard input is no passage of an old process.
 pub fn handover_state() -> io::Result<ReplacementStart> {
-    told(Passage::over(io::stdin().as_fd().try_clone_to_owned()?))
+    told(MessageSocket::over(io::stdin().as_fd().try_clone_to_owned()?))
 }
 
-fn told(passage: Passage) -> io::Result<ReplacementStart> {
+fn told(passage: MessageSocket) -> io::Result<ReplacementStart> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "nobody passed anything on: farbus starts itself so");
     let parcel = passage.receive().map_err(|_| wrong())?.ok_or_else(wrong)?;
     let known = match parcel.fd {
@@ -134,7 +134,7 @@ mod tests {
             devices: (0..devices).map(|number| (1, number)).collect(),
             ..HandoverState::default()
         };
-        let (ours, theirs) = Passage::pair().unwrap();
+        let (ours, theirs) = MessageSocket::pair().unwrap();
         let known = handover_state.clone();
         let node = File::open("/dev/null").unwrap();
         let teller = thread::spawn(move || {
@@ -142,7 +142,7 @@ mod tests {
             tell(&ours, &known, &nodes).unwrap();
             ours
         });
-        let start = told(Passage::over(theirs)).unwrap();
+        let start = told(MessageSocket::over(theirs)).unwrap();
         drop(teller.join().unwrap());
         assert_eq!((start.nodes.len(), &start.handover_state), (devices as usize, &handover_state));
         start.handover_state

@@ -13,47 +13,47 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io_linux::frontend::fuse::{Keeper, Mounter, OwnMounter};
+use farbus_io_linux::frontend::fuse::{FuseMounter, MountKeeper, OwnMounter};
 use farbus_io_linux::store::{FileStore, OtherUsers};
-use farbus_io_linux::sys::cpuset::Exclusive;
+use farbus_io_linux::sys::cpuset::ExclusiveProcessor;
 use farbus_io_linux::sys::startup_memory;
 use farbus_io_linux::sys::tcp_owner::peer_owner;
 use farbus_io_linux::sys::users::user_number;
-use farbus_io_linux::sys::vhci::{Port, Vhci};
-use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_linux::sys::vhci::{Vhci, VhciPort};
+use farbus_io_linux::usb::{PluggedDevice, UsbInventory};
 use farbus_io_net::link::Link;
 use farbus_io_net::local::control_socket::{Question as OwnerQuestion, ask_all, running};
 use farbus_io_net::store::frames;
-use farbus_io_net::sys::passing::Passage;
-use farbus_io_net::trust::{AttachedDevice, DeviceId, Fingerprint, Folder, Outcome};
-use farbus_model::Speed;
+use farbus_io_net::sys::passing::MessageSocket;
+use farbus_io_net::trust::{AttachedDevice, AuditOutcome, DeviceId, Fingerprint, HostFolder};
+use farbus_model::UsbSpeed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::warn;
 
-use super::addresses::Addresses;
+use super::addresses::TrustedHostAddresses;
 use super::broker_policy::{BrokerPolicy, ReadConfig};
-use super::identifying::Identifying;
+use super::identifying::IdentityResolver;
 use super::lease_checks::LeaseChecks;
-use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
+use super::protocol::{BrokerAnswer, BrokerRefusalKind, BrokerRequest, HandoverState, MountedAt, to_json};
 use super::recording::{AuditRecording, RecordedUse};
 use super::replacement;
-use super::schedules::Schedules;
+use super::schedules::ThreadTimeShares;
 use super::system_access::{
     attached_device, drivers, keep_attached_device, may_plug, notes_of, retirement_of, word_of,
 };
-use super::taken::Taken;
+use super::taken::DetachedUsbDevices;
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
-use crate::common::socket_place::Place;
+use crate::common::socket_place::SocketLocation;
 use crate::devices::identities::ExpectedImage;
 use crate::devices::identities::naming::check_name;
 use crate::devices::media_journal;
-use crate::devices::retirement::Said;
+use crate::devices::retirement::RetirementStep;
 use crate::hosts::known_host::{self, KnownHost};
-use crate::hosts::reach::{self, Hints};
+use crate::hosts::reach::{self, AddressHints};
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
@@ -75,38 +75,39 @@ pub fn run(read_config: ReadConfig) -> io::Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let passage = MessageSocket::over(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(parcel) = passage.receive()? else { return Ok(()) };
     // The path of this program, before an upgrade replaces the file.
     let program = std::env::current_exe().unwrap_or_default();
-    let rights = Arc::new(Rights { program, ..Rights::new(serde_json::from_slice(&parcel.bytes)?, read_config) });
+    let rights =
+        Arc::new(BrokerServer { program, ..BrokerServer::new(serde_json::from_slice(&parcel.bytes)?, read_config) });
     let end = serve(&passage, &rights);
     rights.end();
     end
 }
 
 /// The policy of the confined process, and what was opened for it.
-struct Rights {
+struct BrokerServer {
     broker_policy: Mutex<BrokerPolicy>,
     read_config: ReadConfig,
-    taken: Mutex<Taken>,
-    mounts: Mutex<BTreeMap<u64, Mount>>,
+    taken: Mutex<DetachedUsbDevices>,
+    mounts: Mutex<BTreeMap<u64, BrokerMount>>,
     mount_numbers: AtomicU64,
     ports: Mutex<BTreeSet<u32>>,
     /// The programs of the confined process. Their process descriptors stay valid even if the numbers are reused.
     programs: Vec<OwnedFd>,
     /// Processors that are isolated from all other programs.
-    processors: Mutex<Vec<Exclusive>>,
+    processors: Mutex<Vec<ExclusiveProcessor>>,
     /// The confined process, which started this one, and what its threads have of the processors.
     confined: Option<Pid>,
-    schedules: Mutex<Schedules>,
+    schedules: Mutex<ThreadTimeShares>,
     /// Paths of Unix sockets that are listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
-    addresses: Mutex<Addresses>,
+    addresses: Mutex<TrustedHostAddresses>,
     recording: AuditRecording,
     lease_checks: LeaseChecks,
-    identifying: Identifying,
+    identifying: IdentityResolver,
     /// Images that the owner opened and passed, until the confined process opens them.
     passed_images: Mutex<BTreeMap<(PathBuf, bool), FileStore>>,
     program: PathBuf,
@@ -118,23 +119,23 @@ struct Rights {
 }
 
 #[derive(Clone)]
-struct Mount {
+struct BrokerMount {
     at: PathBuf,
-    keeper: Arc<dyn Keeper>,
+    keeper: Arc<dyn MountKeeper>,
 }
 
 /// The answer to a question, and the descriptor that goes with it.
-type Reply = io::Result<(Value, Option<OwnedFd>)>;
+type BrokerResult = io::Result<(Value, Option<OwnedFd>)>;
 
-fn serve(passage: &Passage, rights: &Arc<Rights>) -> io::Result<()> {
+fn serve(passage: &MessageSocket, rights: &Arc<BrokerServer>) -> io::Result<()> {
     while let Some(parcel) = passage.receive()? {
         let result = match serde_json::from_slice(&parcel.bytes) {
             Ok(question) => rights.carry_out(question, parcel.fd),
             Err(error) => Err(io::Error::other(format!("not a question: {error}"))),
         };
         let (answer, fd) = match result {
-            Ok((value, fd)) => (Answer::Done(value), fd),
-            Err(error) => (Answer::Refused { why: error.to_string(), kind: Kind::of(&error) }, None),
+            Ok((value, fd)) => (BrokerAnswer::Done(value), fd),
+            Err(error) => (BrokerAnswer::Refused { why: error.to_string(), kind: BrokerRefusalKind::of(&error) }, None),
         };
         match passage.send(&to_json(&answer)?, fd.as_ref().map(AsFd::as_fd)) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
@@ -152,11 +153,11 @@ fn is_attached_device(device: &AttachedDevice) -> bool {
     texts.into_iter().flatten().all(|text| text.len() <= STRING_BYTES_MAX)
 }
 
-fn done(value: Value) -> Reply {
+fn done(value: Value) -> BrokerResult {
     Ok((value, None))
 }
 
-fn passed(fd: impl Into<OwnedFd>) -> Reply {
+fn passed(fd: impl Into<OwnedFd>) -> BrokerResult {
     Ok((Value::Null, Some(fd.into())))
 }
 
@@ -170,14 +171,14 @@ fn refused(what: String) -> io::Error {
     io::Error::other(what)
 }
 
-impl Rights {
+impl BrokerServer {
     fn new(broker_policy: BrokerPolicy, read_config: ReadConfig) -> Self {
         let ports = broker_policy.ports.iter().copied().collect();
         let pid_of = |&pid: &u32| Pid::from_raw(i32::try_from(pid).ok()?);
         let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
         let programs = broker_policy.programs.iter().filter_map(pid_of).filter_map(open).collect();
         let secret = broker_policy.identity_secret.clone();
-        let identifying = Identifying::new(secret, &broker_policy.known_usb, &broker_policy.identified_usb);
+        let identifying = IdentityResolver::new(secret, &broker_policy.known_usb, &broker_policy.identified_usb);
         Self {
             identifying,
             broker_policy: Mutex::new(broker_policy),
@@ -202,79 +203,81 @@ impl Rights {
         }
     }
 
-    fn carry_out(self: &Arc<Self>, question: Question, fd: Option<OwnedFd>) -> Reply {
+    fn carry_out(self: &Arc<Self>, question: BrokerRequest, fd: Option<OwnedFd>) -> BrokerResult {
         match question {
-            Question::Line => self.line(),
-            Question::Config => self.config(),
-            Question::Listen { place } => self.listen(place),
-            Question::ListenAt { place } => self.listen_at_meant_place(place),
-            Question::TakePlace { place } => self.take_place(place),
-            Question::LeavePlace { place } => self.leave_place(place),
-            Question::PassImage { path, read_only, is_forced } => self.pass_image(path, read_only, is_forced, fd),
-            Question::ForgetImages => self.forget_images(),
-            Question::OpenImage { path, read_only } => self.open_image(path, read_only),
-            Question::ExpectImages { images } => self.expect_images(images),
-            Question::IdentifyImage { path, read_only, view } => self.identify_image(path, read_only, view),
-            Question::IdentifyUsb { bus, device } => self.identify_usb(bus, device),
-            Question::IdentifyMade { words } => done(json!(self.identifying.made(&words))),
-            Question::NoteName { device, name, is_named } => self.note_name(device, name, is_named),
-            Question::NotesOf { device, name } => self.notes_of(device, name),
-            Question::ObjectionToAttaching { title, identity } => self.objection_to_attaching(title, identity),
-            Question::AttachedDevice { target } => self.attached_device(target),
-            Question::KeepAttachedDevice { target, device } => self.keep_attached_device(target, device),
-            Question::Shared { devices } => self.shared(devices),
-            Question::Retirement { device, said } => self.retirement(device, said),
-            Question::ReserveLease { device, latest, above } => {
+            BrokerRequest::Line => self.line(),
+            BrokerRequest::Config => self.config(),
+            BrokerRequest::Listen { place } => self.listen(place),
+            BrokerRequest::ListenAt { place } => self.listen_at_meant_place(place),
+            BrokerRequest::TakePlace { place } => self.take_place(place),
+            BrokerRequest::LeavePlace { place } => self.leave_place(place),
+            BrokerRequest::PassImage { path, read_only, is_forced } => self.pass_image(path, read_only, is_forced, fd),
+            BrokerRequest::ForgetImages => self.forget_images(),
+            BrokerRequest::OpenImage { path, read_only } => self.open_image(path, read_only),
+            BrokerRequest::ExpectImages { images } => self.expect_images(images),
+            BrokerRequest::IdentifyImage { path, read_only, view } => self.identify_image(path, read_only, view),
+            BrokerRequest::IdentifyUsb { bus, device } => self.identify_usb(bus, device),
+            BrokerRequest::IdentifyMade { words } => done(json!(self.identifying.made(&words))),
+            BrokerRequest::NoteName { device, name, is_named } => self.note_name(device, name, is_named),
+            BrokerRequest::NotesOf { device, name } => self.notes_of(device, name),
+            BrokerRequest::ObjectionToAttaching { title, identity } => self.objection_to_attaching(title, identity),
+            BrokerRequest::AttachedDevice { target } => self.attached_device(target),
+            BrokerRequest::KeepAttachedDevice { target, device } => self.keep_attached_device(target, device),
+            BrokerRequest::Shared { devices } => self.shared(devices),
+            BrokerRequest::Retirement { device, said } => self.retirement(device, said),
+            BrokerRequest::ReserveLease { device, latest, above } => {
                 done(json!(self.lease_checks.reserve(&self.folder_with(device)?, device, latest, above)?))
             }
-            Question::KeepLease { device, lease } => {
+            BrokerRequest::KeepLease { device, lease } => {
                 done(json!(self.lease_checks.keep(&self.folder_with(device)?, device, lease)?))
             }
-            Question::KeepBookings { device, bookings } => {
+            BrokerRequest::KeepBookings { device, bookings } => {
                 done(json!(self.lease_checks.keep_bookings(&self.folder_with(device)?, device, bookings)?))
             }
-            Question::OpenFrames { path } => self.open_frames(path),
-            Question::OpenUsb { bus, device } => self.open_usb(bus, device),
-            Question::InheritUsb { bus, device } => self.inherit_usb(bus, device, fd),
-            Question::PassUsb { bus, device } => self.pass_usb(bus, device, fd),
-            Question::GivenBack { bus, device } => self.given_back(bus, device),
+            BrokerRequest::OpenFrames { path } => self.open_frames(path),
+            BrokerRequest::OpenUsb { bus, device } => self.open_usb(bus, device),
+            BrokerRequest::InheritUsb { bus, device } => self.inherit_usb(bus, device, fd),
+            BrokerRequest::PassUsb { bus, device } => self.pass_usb(bus, device, fd),
+            BrokerRequest::GivenBack { bus, device } => self.given_back(bus, device),
             // No paired host, and not looked for nearby.
-            Question::Connect { host, time_max_ms, .. } if opened(&self.broker_policy).directory.contains(&host) => {
+            BrokerRequest::Connect { host, time_max_ms, .. }
+                if opened(&self.broker_policy).directory.contains(&host) =>
+            {
                 self.connect_to_directory(host, time_max_ms)
             }
-            Question::Connect { host, time_max_ms, hints } => self.connect(host, time_max_ms, hints),
-            Question::Datagrams { host, hints } => self.datagrams(host, hints),
-            Question::Proved { host, at } => self.proved(host, at),
-            Question::ListenDatagrams { place, port } => self.listen_datagrams(place, port),
-            Question::PeerOwner => self.peer_owner(fd),
-            Question::UserNumber { name } => self.user_number(name),
-            Question::Explain { user, reason } => self.explain(user, reason),
-            Question::Record { used, outcome, key, who, device, why } => {
+            BrokerRequest::Connect { host, time_max_ms, hints } => self.connect(host, time_max_ms, hints),
+            BrokerRequest::Datagrams { host, hints } => self.datagrams(host, hints),
+            BrokerRequest::Proved { host, at } => self.proved(host, at),
+            BrokerRequest::ListenDatagrams { place, port } => self.listen_datagrams(place, port),
+            BrokerRequest::PeerOwner => self.peer_owner(fd),
+            BrokerRequest::UserNumber { name } => self.user_number(name),
+            BrokerRequest::Explain { user, reason } => self.explain(user, reason),
+            BrokerRequest::Record { used, outcome, key, who, device, why } => {
                 self.record(used, outcome, key, who, device, why)
             }
-            Question::Running => self.running(),
-            Question::Promise { whom, reserves } => self.promise(whom, reserves, fd),
-            Question::Processor { cpu } => self.processor(cpu),
-            Question::Schedule { thread, budget_ns, period_ns } => self.schedule(thread, budget_ns, period_ns),
-            Question::MayPlug => self.may_plug(),
-            Question::Plug { device_id, speed } => self.plug(device_id, &speed, fd),
-            Question::Unplug { port } => self.unplug(port),
-            Question::Drivers { port } => self.drivers(port),
-            Question::Mount { at, read_only } => self.mount(&at, read_only),
-            Question::KeepMount { at } => self.keep_mount(&at),
-            Question::ReadAhead { mount, bytes } => self.read_ahead(mount, bytes),
-            Question::Leave { mount } => done(json!(word_of(self.mount_of(mount)?.keeper.leave()?))),
-            Question::Abort { mount } => self.abort(mount),
-            Question::Forget { mount } => self.forget(mount),
-            Question::Replacement => self.start_replacement(),
-            Question::Page => self.start_page(),
+            BrokerRequest::Running => self.running(),
+            BrokerRequest::Promise { whom, reserves } => self.promise(whom, reserves, fd),
+            BrokerRequest::Processor { cpu } => self.processor(cpu),
+            BrokerRequest::Schedule { thread, budget_ns, period_ns } => self.schedule(thread, budget_ns, period_ns),
+            BrokerRequest::MayPlug => self.may_plug(),
+            BrokerRequest::Plug { device_id, speed } => self.plug(device_id, &speed, fd),
+            BrokerRequest::Unplug { port } => self.unplug(port),
+            BrokerRequest::Drivers { port } => self.drivers(port),
+            BrokerRequest::Mount { at, read_only } => self.mount(&at, read_only),
+            BrokerRequest::KeepMount { at } => self.keep_mount(&at),
+            BrokerRequest::ReadAhead { mount, bytes } => self.read_ahead(mount, bytes),
+            BrokerRequest::Leave { mount } => done(json!(word_of(self.mount_of(mount)?.keeper.leave()?))),
+            BrokerRequest::Abort { mount } => self.abort(mount),
+            BrokerRequest::Forget { mount } => self.forget(mount),
+            BrokerRequest::Replacement => self.start_replacement(),
+            BrokerRequest::Page => self.start_page(),
         }
     }
 
-    fn listen(&self, place: Place) -> Reply {
+    fn listen(&self, place: SocketLocation) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).listen.contains(&place);
         self.hold(is_meant, || format!("{place} is not listened at"))?;
-        let Place::Address(address) = place else {
+        let SocketLocation::Address(address) = place else {
             let mode = opened(&self.broker_policy).socket_mode;
             return self.listen_at(place, &mode.into());
         };
@@ -286,27 +289,27 @@ impl Rights {
         passed(TcpListener::bind(address).or_else(old)?)
     }
 
-    fn listen_at_meant_place(&self, place: Place) -> Reply {
+    fn listen_at_meant_place(&self, place: SocketLocation) -> BrokerResult {
         let access = opened(&self.broker_policy).access_to(&place);
         self.hold(access.is_some(), || format!("{place} is not listened at"))?;
         self.listen_at(place, &access.unwrap_or_default())
     }
 
-    fn take_place(&self, place: Place) -> Reply {
+    fn take_place(&self, place: SocketLocation) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).access_to(&place).is_some();
         self.hold(is_meant, || format!("{place} is not listened at"))?;
         opened(&self.sockets).extend(place.path().cloned());
         done(Value::Null)
     }
 
-    fn leave_place(&self, place: Place) -> Reply {
-        if let Place::Socket(path) = place {
+    fn leave_place(&self, place: SocketLocation) -> BrokerResult {
+        if let SocketLocation::Socket(path) = place {
             opened(&self.sockets).remove(&path);
         }
         done(Value::Null)
     }
 
-    fn pass_image(&self, path: PathBuf, read_only: bool, is_forced: bool, fd: Option<OwnedFd>) -> Reply {
+    fn pass_image(&self, path: PathBuf, read_only: bool, is_forced: bool, fd: Option<OwnedFd>) -> BrokerResult {
         let image = fd.ok_or_else(|| refused("no open file came along".into()))?;
         let store = FileStore::received(image, &path, read_only, OtherUsers::permitted_if(is_forced))
             .map_err(io::Error::other)?;
@@ -316,12 +319,12 @@ impl Rights {
         done(Value::Null)
     }
 
-    fn forget_images(&self) -> Reply {
+    fn forget_images(&self) -> BrokerResult {
         opened(&self.passed_images).clear();
         done(Value::Null)
     }
 
-    fn open_image(&self, path: PathBuf, read_only: bool) -> Reply {
+    fn open_image(&self, path: PathBuf, read_only: bool) -> BrokerResult {
         let passed_image = opened(&self.passed_images).remove(&(path.clone(), read_only));
         if let Some(store) = passed_image {
             self.identifying.note_opened(&path, read_only, &store);
@@ -337,7 +340,7 @@ impl Rights {
         passed(store.into_descriptor())
     }
 
-    fn expect_images(&self, images: Vec<ExpectedImage>) -> Reply {
+    fn expect_images(&self, images: Vec<ExpectedImage>) -> BrokerResult {
         let meant = opened(&self.broker_policy).images.iter().cloned().collect::<BTreeSet<_>>();
         let stranger = images.iter().find(|image| !meant.contains(&(image.path.clone(), image.read_only)));
         self.hold(stranger.is_none(), || "an image is not to be shared".to_owned())?;
@@ -345,23 +348,23 @@ impl Rights {
         done(Value::Null)
     }
 
-    fn identify_image(&self, path: PathBuf, read_only: bool, view: String) -> Reply {
+    fn identify_image(&self, path: PathBuf, read_only: bool, view: String) -> BrokerResult {
         let known = self.identifying.image(&path, read_only, &view);
         done(json!(known.ok_or_else(|| refused(format!("{} was not opened", path.display())))?))
     }
 
-    fn identify_usb(&self, bus: u32, device: u32) -> Reply {
+    fn identify_usb(&self, bus: u32, device: u32) -> BrokerResult {
         let known = self.identifying.all().of_usb(&self.meant_usb(bus, device)?);
         done(json!(self.identifying.note_usb(known)))
     }
 
-    fn note_name(&self, device: DeviceId, name: String, is_named: bool) -> Reply {
+    fn note_name(&self, device: DeviceId, name: String, is_named: bool) -> BrokerResult {
         let is_known = self.identifying.name(device, &name, is_named);
         self.hold(is_known, || format!("{device} is not shared here"))?;
         done(Value::Null)
     }
 
-    fn notes_of(&self, device: Option<DeviceId>, name: String) -> Reply {
+    fn notes_of(&self, device: Option<DeviceId>, name: String) -> BrokerResult {
         let shares = {
             let policy = opened(&self.broker_policy);
             !policy.listen.is_empty() || !policy.usb.is_empty() || !policy.wanted.is_empty()
@@ -372,12 +375,12 @@ impl Rights {
         done(json!(notes_of(device, &name)?))
     }
 
-    fn objection_to_attaching(&self, title: String, identity: Option<RemoteIdentity>) -> Reply {
+    fn objection_to_attaching(&self, title: String, identity: Option<RemoteIdentity>) -> BrokerResult {
         self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
         done(json!(media_journal::objection_to_attaching(&title, identity)))
     }
 
-    fn attached_device(&self, target: String) -> Reply {
+    fn attached_device(&self, target: String) -> BrokerResult {
         let device = attached_device(&self.config_with(&target)?, &target)?;
         if let Some(id) = device.as_ref().and_then(|device| device.id).filter(|_| target.starts_with("usb:")) {
             // Another device in that port may be offered with its identity.
@@ -386,7 +389,7 @@ impl Rights {
         done(json!(device))
     }
 
-    fn keep_attached_device(&self, target: String, device: Option<AttachedDevice>) -> Reply {
+    fn keep_attached_device(&self, target: String, device: Option<AttachedDevice>) -> BrokerResult {
         // A port of this machine stands for a device that was identified here, and for no other one's identity.
         let is_known = |device: &AttachedDevice| device.id.is_none_or(|id| self.identifying.has(id));
         let is_possible = |device: &AttachedDevice| !target.starts_with("usb:") || is_known(device);
@@ -395,30 +398,30 @@ impl Rights {
         done(json!(keep_attached_device(&self.config_with(&target)?, &target, device.as_ref())?))
     }
 
-    fn shared(&self, devices: Vec<DeviceId>) -> Reply {
+    fn shared(&self, devices: Vec<DeviceId>) -> BrokerResult {
         self.hold(self.identifying.note_shared(&devices), || "it was said before".to_owned())?;
         done(Value::Null)
     }
 
-    fn retirement(&self, device: DeviceId, said: Option<Said>) -> Reply {
+    fn retirement(&self, device: DeviceId, said: Option<RetirementStep>) -> BrokerResult {
         self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
         done(json!(retirement_of(device, said.as_ref())?))
     }
 
-    fn open_frames(&self, path: PathBuf) -> Reply {
+    fn open_frames(&self, path: PathBuf) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).frames.contains(&path);
         self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
         passed(frames::open(&path)?)
     }
 
-    fn inherit_usb(&self, bus: u32, device: u32, fd: Option<OwnedFd>) -> Reply {
+    fn inherit_usb(&self, bus: u32, device: u32, fd: Option<OwnedFd>) -> BrokerResult {
         let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
         let has_room = opened(&self.taken).inherit(bus, device, node);
         self.hold(has_room, || "nobody has so many devices".to_owned())?;
         done(Value::Null)
     }
 
-    fn pass_usb(&self, bus: u32, device: u32, fd: Option<OwnedFd>) -> Reply {
+    fn pass_usb(&self, bus: u32, device: u32, fd: Option<OwnedFd>) -> BrokerResult {
         let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
         check_node(&node, &usb_node(bus, device))?;
         let has_room = opened(&self.taken).pass(bus, device, node);
@@ -426,18 +429,18 @@ impl Rights {
         done(Value::Null)
     }
 
-    fn given_back(&self, bus: u32, device: u32) -> Reply {
+    fn given_back(&self, bus: u32, device: u32) -> BrokerResult {
         opened(&self.taken).give_back(bus, device);
         done(Value::Null)
     }
 
-    fn connect_to_directory(&self, host: String, time_max_ms: u64) -> Reply {
+    fn connect_to_directory(&self, host: String, time_max_ms: u64) -> BrokerResult {
         let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
         let (connection, at) = Link::dial(&host, time_max).map_err(|error| error.source)?;
-        Ok((json!(reach::Found { place: Place::Address(at), is_new: false }), Some(connection)))
+        Ok((json!(reach::ReachedAddress { place: SocketLocation::Address(at), is_new: false }), Some(connection)))
     }
 
-    fn connect(&self, host: String, time_max_ms: u64, hints: Hints) -> Reply {
+    fn connect(&self, host: String, time_max_ms: u64, hints: AddressHints) -> BrokerResult {
         self.hold(opened(&self.broker_policy).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
         let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
         let connected = match self.known(&host) {
@@ -445,13 +448,13 @@ impl Rights {
             None => reach::dial(&host, time_max, crate::hosts::mdns::find),
         };
         let (connection, found) = connected.map_err(|error| error.source)?;
-        if let Place::Address(at) = found.place {
+        if let SocketLocation::Address(at) = found.place {
             opened(&self.addresses).note_dialled(&host, at);
         }
         Ok((json!(found), Some(connection)))
     }
 
-    fn datagrams(&self, host: String, hints: Hints) -> Reply {
+    fn datagrams(&self, host: String, hints: AddressHints) -> BrokerResult {
         self.hold(opened(&self.broker_policy).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
         let known = self.known(&host).ok_or_else(|| io::Error::other("it is not a paired host"))?;
         let hints = self.checked(&host, hints);
@@ -461,7 +464,7 @@ impl Rights {
         Ok((json!((to, is_new)), Some(socket.into())))
     }
 
-    fn proved(&self, host: String, at: SocketAddr) -> Reply {
+    fn proved(&self, host: String, at: SocketAddr) -> BrokerResult {
         let was_dialled = opened(&self.addresses).was_dialled(&host, at);
         self.hold(was_dialled, || format!("{host} was not connected to at {at}"))?;
         known_host::remember(&host, at)?;
@@ -470,28 +473,28 @@ impl Rights {
         done(Value::Null)
     }
 
-    fn listen_datagrams(&self, place: Place, port: u16) -> Reply {
+    fn listen_datagrams(&self, place: SocketLocation, port: u16) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).listen.contains(&place);
         self.hold(is_meant, || format!("{place} is not listened at"))?;
-        let Place::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
+        let SocketLocation::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
         let is_its_port = [0, port].contains(&address.port());
         self.hold(is_its_port, || format!("port {port} is not listened at"))?;
         passed(UdpSocket::bind((address.ip(), port))?)
     }
 
-    fn peer_owner(&self, fd: Option<OwnedFd>) -> Reply {
+    fn peer_owner(&self, fd: Option<OwnedFd>) -> BrokerResult {
         // The process that has the connection may know which user made it.
         let connection = fd.ok_or_else(|| refused("no connection came along".into()))?;
         done(json!(peer_owner(&connection)?))
     }
 
-    fn user_number(&self, name: String) -> Reply {
+    fn user_number(&self, name: String) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).local_users.contains(&name);
         self.hold(is_meant, || format!("'{name}' is nobody's business"))?;
         done(json!(user_number(&name)?))
     }
 
-    fn explain(&self, user: String, reason: String) -> Reply {
+    fn explain(&self, user: String, reason: String) -> BrokerResult {
         self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
         ask_all(&OwnerQuestion::Explain { user, reason })?;
         done(Value::Null)
@@ -500,40 +503,40 @@ impl Rights {
     fn record(
         &self,
         used: String,
-        outcome: Outcome,
+        outcome: AuditOutcome,
         key: Option<Fingerprint>,
         who: String,
         device: String,
         why: Option<String>,
-    ) -> Reply {
+    ) -> BrokerResult {
         let recorded = RecordedUse { used: &used, outcome, key, who: &who, device: &device, why: why.as_deref() };
         self.hold(recorded.is_use(), || format!("'{used}' is no use of a device"))?;
         self.recording.record(&recorded);
         done(Value::Null)
     }
 
-    fn running(&self) -> Reply {
+    fn running(&self) -> BrokerResult {
         self.hold(opened(&self.broker_policy).promises.is_some(), || "nobody is to be promised anything".to_owned())?;
         done(json!(running()?))
     }
 
-    fn promise(&self, whom: BTreeSet<u32>, reserves: Vec<(u64, u64)>, fd: Option<OwnedFd>) -> Reply {
+    fn promise(&self, whom: BTreeSet<u32>, reserves: Vec<(u64, u64)>, fd: Option<OwnedFd>) -> BrokerResult {
         let owner = opened(&self.broker_policy).promises.clone();
         let owner = owner.ok_or_else(|| refused("nobody is to be promised anything".into()))?;
         let lease = fd.ok_or_else(|| refused("no lease came along".into()))?;
         done(json!(ask_for(&owner, &whom, &reserves, lease.as_fd())))
     }
 
-    fn processor(&self, cpu: usize) -> Reply {
+    fn processor(&self, cpu: usize) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).processors.contains(&cpu);
         self.hold(is_meant, || format!("processor {cpu} is not to be taken"))?;
-        let own = Exclusive::take(cpu).map_err(io::Error::other)?;
+        let own = ExclusiveProcessor::take(cpu).map_err(io::Error::other)?;
         let cpuset_entry = own.cpuset_entry().map_err(io::Error::other)?;
         opened(&self.processors).push(own);
         passed(cpuset_entry.into_descriptor())
     }
 
-    fn schedule(&self, thread: u32, budget_ns: u64, period_ns: u64) -> Reply {
+    fn schedule(&self, thread: u32, budget_ns: u64, period_ns: u64) -> BrokerResult {
         self.hold(opened(&self.broker_policy).schedules, || "no thread has processor time".to_owned())?;
         let process = self.confined.ok_or_else(|| refused("its process has ended".into()))?;
         let [budget, period] = [budget_ns, period_ns].map(Duration::from_nanos);
@@ -542,35 +545,35 @@ impl Rights {
         done(Value::Null)
     }
 
-    fn may_plug(&self) -> Reply {
+    fn may_plug(&self) -> BrokerResult {
         self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
         may_plug()?;
         done(Value::Null)
     }
 
-    fn unplug(&self, port: u32) -> Reply {
+    fn unplug(&self, port: u32) -> BrokerResult {
         self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
-        Vhci::open().and_then(|vhci| vhci.detach(Port(port))).map_err(io::Error::other)?;
+        Vhci::open().and_then(|vhci| vhci.detach(VhciPort(port))).map_err(io::Error::other)?;
         opened(&self.ports).remove(&port);
         done(Value::Null)
     }
 
-    fn drivers(&self, port: u32) -> Reply {
+    fn drivers(&self, port: u32) -> BrokerResult {
         self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
-        done(json!(drivers(Port(port))?))
+        done(json!(drivers(VhciPort(port))?))
     }
 
-    fn read_ahead(&self, mount: u64, bytes: usize) -> Reply {
+    fn read_ahead(&self, mount: u64, bytes: usize) -> BrokerResult {
         self.mount_of(mount)?.keeper.set_read_ahead(bytes);
         done(Value::Null)
     }
 
-    fn abort(&self, mount: u64) -> Reply {
+    fn abort(&self, mount: u64) -> BrokerResult {
         self.mount_of(mount)?.keeper.abort();
         done(Value::Null)
     }
 
-    fn forget(&self, mount: u64) -> Reply {
+    fn forget(&self, mount: u64) -> BrokerResult {
         let mount = opened(&self.mounts).remove(&mount);
         drop(mount);
         done(Value::Null)
@@ -598,22 +601,22 @@ impl Rights {
     }
 
     /// The hints of the confined process, without an address to which the broker never connected.
-    fn checked(&self, host: &str, hints: Hints) -> Hints {
+    fn checked(&self, host: &str, hints: AddressHints) -> AddressHints {
         let addresses = opened(&self.addresses);
-        Hints { proved: hints.proved.filter(|at| addresses.was_dialled(host, *at)), ..hints }
+        AddressHints { proved: hints.proved.filter(|at| addresses.was_dialled(host, *at)), ..hints }
     }
 
-    fn listen_at(&self, place: Place, access: &SocketAccess) -> Reply {
+    fn listen_at(&self, place: SocketLocation, access: &SocketAccess) -> BrokerResult {
         let listener = place.listen_for(access)?.into_descriptor()?;
-        if let Place::Socket(path) = place {
+        if let SocketLocation::Socket(path) = place {
             opened(&self.sockets).insert(path);
         }
         passed(listener)
     }
 
-    fn line(self: &Arc<Self>) -> Reply {
+    fn line(self: &Arc<Self>) -> BrokerResult {
         let lines = self.lines.fetch_add(1, Ordering::Relaxed);
-        let (ours, theirs) = Passage::pair()?;
+        let (ours, theirs) = MessageSocket::pair()?;
         let rights = Arc::clone(self);
         let spawned = match lines < LINES_MAX as u64 {
             false => Err(refused(format!("there are {LINES_MAX} lines already"))),
@@ -633,7 +636,7 @@ impl Rights {
         }
     }
 
-    fn start_replacement(&self) -> Reply {
+    fn start_replacement(&self) -> BrokerResult {
         let arguments = opened(&self.broker_policy).replacement.clone();
         self.hold(!arguments.is_empty(), || "nobody goes on in its place".to_owned())?;
         let mut replacement = opened(&self.replacement);
@@ -659,7 +662,7 @@ impl Rights {
     }
 
     /// Starts the page, after the end of one that was started before.
-    fn start_page(&self) -> Reply {
+    fn start_page(&self) -> BrokerResult {
         let arguments = opened(&self.broker_policy).page.clone();
         self.hold(!arguments.is_empty(), || "the configuration has no page".to_owned())?;
         let mut page = opened(&self.page);
@@ -669,7 +672,7 @@ impl Rights {
         passed(passage)
     }
 
-    fn config(&self) -> Reply {
+    fn config(&self) -> BrokerResult {
         let path = opened(&self.broker_policy).config.clone();
         let path = path.ok_or_else(|| refused("there is no configuration".into()))?;
         let (text, granted) = (self.read_config)(&path)?;
@@ -686,7 +689,7 @@ impl Rights {
         passed(file)
     }
 
-    fn open_usb(&self, bus: u32, device: u32) -> Reply {
+    fn open_usb(&self, bus: u32, device: u32) -> BrokerResult {
         let found = self.meant_usb(bus, device)?;
         let is_meant = opened(&self.broker_policy).devices().selected(&found).is_some();
         let open = || {
@@ -698,17 +701,17 @@ impl Rights {
     }
 
     /// The state folder, if the device is shared here.
-    fn folder_with(&self, device: DeviceId) -> io::Result<Folder> {
+    fn folder_with(&self, device: DeviceId) -> io::Result<HostFolder> {
         self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
-        Folder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)
+        HostFolder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)
     }
 
     /// The USB device with this bus and number, if the policy allows it or the owner has passed it.
-    fn meant_usb(&self, bus: u32, device: u32) -> io::Result<Found> {
+    fn meant_usb(&self, bus: u32, device: u32) -> io::Result<PluggedDevice> {
         let devices = opened(&self.broker_policy).devices();
         let is_passed = opened(&self.taken).is_passed(bus, device);
         self.hold(is_passed || !devices.is_empty(), || "no USB device is shared here".to_owned())?;
-        let all = Inventory::default().devices()?;
+        let all = UsbInventory::default().devices()?;
         let found = all.into_iter().find(|found| (found.bus, found.number) == (bus, device));
         let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such device"))?;
         let is_meant = is_passed || devices.selected(&found).is_some();
@@ -716,32 +719,32 @@ impl Rights {
         Ok(found)
     }
 
-    fn plug(&self, device_id: u32, speed: &str, socket: Option<OwnedFd>) -> Reply {
+    fn plug(&self, device_id: u32, speed: &str, socket: Option<OwnedFd>) -> BrokerResult {
         self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
-        let speeds = [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus];
+        let speeds = [UsbSpeed::Low, UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super, UsbSpeed::SuperPlus];
         let speed = speeds.into_iter().find(|known| known.name() == speed);
         let speed = speed.ok_or_else(|| refused("that is no speed".into()))?;
         let socket = socket.ok_or_else(|| refused("no socket came along".into()))?;
         let vhci = Vhci::open().map_err(io::Error::other)?;
-        let Port(port) = vhci.attach(socket.as_fd(), device_id, speed).map_err(io::Error::other)?;
+        let VhciPort(port) = vhci.attach(socket.as_fd(), device_id, speed).map_err(io::Error::other)?;
         opened(&self.ports).insert(port);
         done(json!(port))
     }
 
-    fn mount(&self, at: &Path, read_only: bool) -> Reply {
+    fn mount(&self, at: &Path, read_only: bool) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).mounts.iter().any(|meant| meant == at);
         self.hold(is_meant, || format!("nothing is to be mounted at {}", at.display()))?;
         let mounted = OwnMounter.mount(at, read_only).map_err(io::Error::other)?;
         Ok((json!(self.note_mount(mounted.at, mounted.keeper)), Some(mounted.device)))
     }
 
-    fn note_mount(&self, at: PathBuf, keeper: Arc<dyn Keeper>) -> MountedAt {
+    fn note_mount(&self, at: PathBuf, keeper: Arc<dyn MountKeeper>) -> MountedAt {
         let mount = self.mount_numbers.fetch_add(1, Ordering::Relaxed);
-        opened(&self.mounts).insert(mount, Mount { at: at.clone(), keeper });
+        opened(&self.mounts).insert(mount, BrokerMount { at: at.clone(), keeper });
         MountedAt { mount, at }
     }
 
-    fn keep_mount(&self, at: &Path) -> Reply {
+    fn keep_mount(&self, at: &Path) -> BrokerResult {
         let mut broker_policy = opened(&self.broker_policy);
         let marked = broker_policy.mounted.iter().position(|mark| mark.at == at);
         let mark = marked.map(|number| broker_policy.mounted.swap_remove(number));
@@ -750,7 +753,7 @@ impl Rights {
         done(json!(self.note_mount(at.to_owned(), OwnMounter::keep(mark)?)))
     }
 
-    fn mount_of(&self, mount: u64) -> io::Result<Mount> {
+    fn mount_of(&self, mount: u64) -> io::Result<BrokerMount> {
         let mounts = opened(&self.mounts);
         mounts.get(&mount).cloned().ok_or_else(|| refused(format!("there is no mount {mount}")))
     }
@@ -822,21 +825,21 @@ fn check_node(node: &OwnedFd, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_net::trust::Outcome;
+    use farbus_io_net::trust::AuditOutcome;
 
     use super::*;
-    use crate::devices::retirement::Said;
+    use crate::devices::retirement::RetirementStep;
     use farbus_io_net::trust::random_device_id;
 
     fn no_config(_: &Path) -> io::Result<(String, BrokerPolicy)> {
         Err(io::Error::other("there is none"))
     }
 
-    fn asked(broker_policy: BrokerPolicy, bytes: &[u8]) -> (Answer, bool) {
-        let (ours, theirs) = Passage::pair().unwrap();
+    fn asked(broker_policy: BrokerPolicy, bytes: &[u8]) -> (BrokerAnswer, bool) {
+        let (ours, theirs) = MessageSocket::pair().unwrap();
         ours.send(bytes, None).unwrap();
-        let rights = Arc::new(Rights::new(broker_policy, no_config));
-        let server = thread::spawn(move || serve(&Passage::over(theirs), &rights));
+        let rights = Arc::new(BrokerServer::new(broker_policy, no_config));
+        let server = thread::spawn(move || serve(&MessageSocket::over(theirs), &rights));
         let parcel = ours.receive().unwrap().unwrap();
         drop(ours);
         server.join().unwrap().unwrap();
@@ -846,65 +849,65 @@ mod tests {
     #[test]
     fn empty_policy_refuses_every_question() {
         let everything = [
-            Question::Config,
-            Question::Listen { place: "127.0.0.1:0".parse().unwrap() },
-            Question::ListenDatagrams { place: "127.0.0.1:0".parse().unwrap(), port: 53 },
-            Question::Datagrams { host: "lab3:3240".into(), hints: Hints::default() },
-            Question::Proved { host: "lab3:3240".into(), at: "127.0.0.1:22".parse().unwrap() },
-            Question::Record {
+            BrokerRequest::Config,
+            BrokerRequest::Listen { place: "127.0.0.1:0".parse().unwrap() },
+            BrokerRequest::ListenDatagrams { place: "127.0.0.1:0".parse().unwrap(), port: 53 },
+            BrokerRequest::Datagrams { host: "lab3:3240".into(), hints: AddressHints::default() },
+            BrokerRequest::Proved { host: "lab3:3240".into(), at: "127.0.0.1:22".parse().unwrap() },
+            BrokerRequest::Record {
                 used: "pair".into(),
-                outcome: Outcome::Ok,
+                outcome: AuditOutcome::Ok,
                 key: None,
                 who: "lab3".into(),
                 device: String::new(),
                 why: None,
             },
-            Question::Listen { place: "unix:/run/docker.sock".parse().unwrap() },
-            Question::ListenAt { place: Place::Socket("/run/docker.sock".into()) },
-            Question::TakePlace { place: Place::Socket("/run/docker.sock".into()) },
-            Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },
-            Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
-            Question::OpenFrames { path: "/etc/shadow".into() },
-            Question::IdentifyImage { path: "/etc/shadow".into(), read_only: true, view: String::new() },
-            Question::IdentifyUsb { bus: 1, device: 2 },
-            Question::NotesOf { device: None, name: "disk".into() },
-            Question::NotesOf { device: Some(random_device_id()), name: "disk".into() },
-            Question::NoteName { device: random_device_id(), name: "disk".into(), is_named: true },
-            Question::Retirement { device: random_device_id(), said: Some(Said::Stays) },
-            Question::ReserveLease { device: random_device_id(), latest: 0, above: 0 },
-            Question::KeepLease { device: random_device_id(), lease: None },
-            Question::KeepBookings { device: random_device_id(), bookings: Vec::new() },
-            Question::AttachedDevice { target: "lab3:3240/disk".into() },
-            Question::KeepAttachedDevice { target: "lab3:3240/disk".into(), device: None },
-            Question::OpenUsb { bus: 1, device: 2 },
-            Question::PassUsb { bus: 1, device: 2 },
-            Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1, hints: Hints::default() },
-            Question::PeerOwner,
-            Question::UserNumber { name: "root".into() },
-            Question::Explain { user: "127.0.0.1:1".into(), reason: "because".into() },
-            Question::Running,
-            Question::Promise { whom: BTreeSet::new(), reserves: Vec::new() },
-            Question::Processor { cpu: 0 },
-            Question::Schedule { thread: std::process::id(), budget_ns: 1_000_000, period_ns: 10_000_000 },
-            Question::MayPlug,
-            Question::Plug { device_id: 1, speed: "high".into() },
-            Question::Unplug { port: 0 },
-            Question::Drivers { port: 0 },
-            Question::Mount { at: "/".into(), read_only: false },
-            Question::KeepMount { at: "/".into() },
-            Question::ReadAhead { mount: 0, bytes: 1 },
-            Question::Leave { mount: 0 },
-            Question::Abort { mount: 0 },
-            Question::Replacement,
-            Question::Page,
+            BrokerRequest::Listen { place: "unix:/run/docker.sock".parse().unwrap() },
+            BrokerRequest::ListenAt { place: SocketLocation::Socket("/run/docker.sock".into()) },
+            BrokerRequest::TakePlace { place: SocketLocation::Socket("/run/docker.sock".into()) },
+            BrokerRequest::ListenAt { place: SocketLocation::Address("0.0.0.0:0".parse().unwrap()) },
+            BrokerRequest::OpenImage { path: "/etc/shadow".into(), read_only: true },
+            BrokerRequest::OpenFrames { path: "/etc/shadow".into() },
+            BrokerRequest::IdentifyImage { path: "/etc/shadow".into(), read_only: true, view: String::new() },
+            BrokerRequest::IdentifyUsb { bus: 1, device: 2 },
+            BrokerRequest::NotesOf { device: None, name: "disk".into() },
+            BrokerRequest::NotesOf { device: Some(random_device_id()), name: "disk".into() },
+            BrokerRequest::NoteName { device: random_device_id(), name: "disk".into(), is_named: true },
+            BrokerRequest::Retirement { device: random_device_id(), said: Some(RetirementStep::Stays) },
+            BrokerRequest::ReserveLease { device: random_device_id(), latest: 0, above: 0 },
+            BrokerRequest::KeepLease { device: random_device_id(), lease: None },
+            BrokerRequest::KeepBookings { device: random_device_id(), bookings: Vec::new() },
+            BrokerRequest::AttachedDevice { target: "lab3:3240/disk".into() },
+            BrokerRequest::KeepAttachedDevice { target: "lab3:3240/disk".into(), device: None },
+            BrokerRequest::OpenUsb { bus: 1, device: 2 },
+            BrokerRequest::PassUsb { bus: 1, device: 2 },
+            BrokerRequest::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1, hints: AddressHints::default() },
+            BrokerRequest::PeerOwner,
+            BrokerRequest::UserNumber { name: "root".into() },
+            BrokerRequest::Explain { user: "127.0.0.1:1".into(), reason: "because".into() },
+            BrokerRequest::Running,
+            BrokerRequest::Promise { whom: BTreeSet::new(), reserves: Vec::new() },
+            BrokerRequest::Processor { cpu: 0 },
+            BrokerRequest::Schedule { thread: std::process::id(), budget_ns: 1_000_000, period_ns: 10_000_000 },
+            BrokerRequest::MayPlug,
+            BrokerRequest::Plug { device_id: 1, speed: "high".into() },
+            BrokerRequest::Unplug { port: 0 },
+            BrokerRequest::Drivers { port: 0 },
+            BrokerRequest::Mount { at: "/".into(), read_only: false },
+            BrokerRequest::KeepMount { at: "/".into() },
+            BrokerRequest::ReadAhead { mount: 0, bytes: 1 },
+            BrokerRequest::Leave { mount: 0 },
+            BrokerRequest::Abort { mount: 0 },
+            BrokerRequest::Replacement,
+            BrokerRequest::Page,
         ];
         for question in everything {
             let (answer, has_fd) = asked(BrokerPolicy::default(), &to_json(&question).unwrap());
-            assert!(matches!(answer, Answer::Refused { .. }) && !has_fd, "{question:?}: {answer:?}");
+            assert!(matches!(answer, BrokerAnswer::Refused { .. }) && !has_fd, "{question:?}: {answer:?}");
         }
         let broker_policy = BrokerPolicy { usb: vec!["usb:1-1".into()], ..BrokerPolicy::default() };
         let (answer, has_fd) = asked(broker_policy, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
-        assert!(matches!(answer, Answer::Refused { why, .. } if why.starts_with("not a question")) && !has_fd);
+        assert!(matches!(answer, BrokerAnswer::Refused { why, .. } if why.starts_with("not a question")) && !has_fd);
     }
 
     #[test]
@@ -912,10 +915,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("farbus-rights-{}", std::process::id()));
         fs::write(&path, [0; 512]).unwrap();
         let broker_policy = BrokerPolicy { images: vec![(path.clone(), true)], ..BrokerPolicy::default() };
-        let ask = |read_only| to_json(&Question::OpenImage { path: path.clone(), read_only }).unwrap();
-        assert_eq!(asked(broker_policy.clone(), &ask(true)), (Answer::Done(Value::Null), true));
+        let ask = |read_only| to_json(&BrokerRequest::OpenImage { path: path.clone(), read_only }).unwrap();
+        assert_eq!(asked(broker_policy.clone(), &ask(true)), (BrokerAnswer::Done(Value::Null), true));
         assert!(
-            matches!(asked(broker_policy, &ask(false)), (Answer::Refused { .. }, false)),
+            matches!(asked(broker_policy, &ask(false)), (BrokerAnswer::Refused { .. }, false)),
             "it may be read, not written"
         );
         fs::remove_file(path).unwrap();
@@ -924,13 +927,16 @@ mod tests {
     #[test]
     fn only_allowed_places_are_listened_at_and_their_sockets_are_removed_at_the_end() {
         let path = std::env::temp_dir().join(format!("farbus-place-{}.sock", std::process::id()));
-        let places = vec![Place::Socket(path.clone()), Place::Address("127.0.0.1:0".parse().unwrap())];
-        let rights = |places: Vec<Place>| {
+        let places =
+            vec![SocketLocation::Socket(path.clone()), SocketLocation::Address("127.0.0.1:0".parse().unwrap())];
+        let rights = |places: Vec<SocketLocation>| {
             let places = places.into_iter().map(|place| (place, SocketAccess::default())).collect();
-            Arc::new(Rights::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config))
+            Arc::new(BrokerServer::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config))
         };
-        let listen_at = |rights: &Arc<Rights>, place: &Place| {
-            rights.carry_out(Question::ListenAt { place: place.clone() }, None).map(|(_, fd)| fd.expect("a socket"))
+        let listen_at = |rights: &Arc<BrokerServer>, place: &SocketLocation| {
+            rights
+                .carry_out(BrokerRequest::ListenAt { place: place.clone() }, None)
+                .map(|(_, fd)| fd.expect("a socket"))
         };
         let (first, second) = (rights(places.clone()), rights(places.clone()));
         let _sockets: Vec<OwnedFd> = places.iter().map(|place| listen_at(&first, place).unwrap()).collect();
@@ -968,15 +974,15 @@ mod tests {
 
     #[test]
     fn second_line_is_answered_while_the_first_is_idle() {
-        let (ours, theirs) = Passage::pair().unwrap();
-        let rights = Arc::new(Rights::new(BrokerPolicy::default(), no_config));
+        let (ours, theirs) = MessageSocket::pair().unwrap();
+        let rights = Arc::new(BrokerServer::new(BrokerPolicy::default(), no_config));
         let for_server = Arc::clone(&rights);
-        let server = thread::spawn(move || serve(&Passage::over(theirs), &for_server));
-        ours.send(&to_json(&Question::Line).unwrap(), None).unwrap();
-        let second = Passage::over(ours.receive().unwrap().unwrap().fd.unwrap());
-        second.send(&to_json(&Question::Unplug { port: 1 }).unwrap(), None).unwrap();
-        let answer: Answer = serde_json::from_slice(&second.receive().unwrap().unwrap().bytes).unwrap();
-        assert_eq!(answer, Answer::Refused { why: "port 1 is not yours".into(), kind: Kind::Other });
+        let server = thread::spawn(move || serve(&MessageSocket::over(theirs), &for_server));
+        ours.send(&to_json(&BrokerRequest::Line).unwrap(), None).unwrap();
+        let second = MessageSocket::over(ours.receive().unwrap().unwrap().fd.unwrap());
+        second.send(&to_json(&BrokerRequest::Unplug { port: 1 }).unwrap(), None).unwrap();
+        let answer: BrokerAnswer = serde_json::from_slice(&second.receive().unwrap().unwrap().bytes).unwrap();
+        assert_eq!(answer, BrokerAnswer::Refused { why: "port 1 is not yours".into(), kind: BrokerRefusalKind::Other });
         drop((ours, second));
         server.join().unwrap().unwrap();
     }

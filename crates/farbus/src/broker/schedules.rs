@@ -14,14 +14,14 @@ const PERIOD_MAX: Duration = Duration::from_secs(1);
 /// The part of all processors that all threads may have together, in hundredths. A process that was taken over cannot
 /// take the machine away from everybody else.
 const PART_PERCENT_MAX: u64 = 70;
-/// One whole processor, in the unit of [`Schedules`].
+/// One whole processor, in the unit of [`ThreadTimeShares`].
 const WHOLE_PPB: u64 = 1_000_000_000;
 
 /// The threads that have processor time, and how much: billionths of one processor.
 #[derive(Debug, Default)]
-pub(super) struct Schedules(BTreeMap<u32, u64>);
+pub(super) struct ThreadTimeShares(BTreeMap<u32, u64>);
 
-impl Schedules {
+impl ThreadTimeShares {
     /// Gives `thread` of process `process` this budget of one processor in each period, or takes it away (a budget of
     /// 0). What threads had that have ended is free again.
     ///
@@ -61,13 +61,13 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn refusal(schedules: &mut Schedules, thread: u32, budget: Duration, period: Duration) -> String {
+    fn refusal(schedules: &mut ThreadTimeShares, thread: u32, budget: Duration, period: Duration) -> String {
         schedules.set(std::process::id(), thread, budget, period).unwrap_err().to_string()
     }
 
     #[test]
     fn only_threads_of_the_confined_process_are_given_time_and_no_more_than_a_part_of_all() {
-        let (mut schedules, own) = (Schedules::default(), std::process::id());
+        let (mut schedules, own) = (ThreadTimeShares::default(), std::process::id());
         assert!(refusal(&mut schedules, 1, MS, 10 * MS).contains("no thread of the confined half"));
         assert!(refusal(&mut schedules, u32::MAX, MS, 10 * MS).contains("no thread of the confined half"));
         for (budget, period) in [(2 * MS, MS), (MS, Duration::from_secs(2)), (MS / 100, MS / 20)] {

@@ -9,32 +9,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io_linux::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
+use farbus_io_linux::frontend::fuse::{FuseMount, FuseMounter, MountError, MountKeeper, MountRemoval, OwnMounter};
 use farbus_io_linux::store::{FileStore, OtherUsers};
 use farbus_io_linux::sys::scheduling::{set_deadline, this_thread};
 use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io_linux::sys::users::user_number;
-use farbus_io_linux::sys::vhci::{Port, Vhci};
+use farbus_io_linux::sys::vhci::{Vhci, VhciPort};
 use farbus_io_net::link::{Link, LinkError};
 use farbus_io_net::local::control_socket::{Question as OwnerQuestion, ask_all, running};
 use farbus_io_net::store::frames;
 use farbus_io_net::trust::{
-    AttachedDevice, DeviceId, DeviceNotes, Folder, KnownAttachment, KnownLease, KnownNotes, NotedDevice, Retirement,
-    StoredBooking, StoredLease,
+    AttachedDevice, DeviceId, DeviceNotes, DiskRetirement, HostFolder, KnownAttachment, KnownLease, KnownNotes,
+    NotedDevice, StoredBooking, StoredLease,
 };
-use farbus_model::Speed;
+use farbus_model::UsbSpeed;
 use serde_json::Value;
 
-use super::line::Broker;
-use super::protocol::{MountedAt, Question, in_ms};
+use super::line::BrokerClient;
+use super::protocol::{BrokerRequest, MountedAt, in_ms};
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
-use crate::common::socket_place::{Place, SocketListener};
-use crate::devices::identities::{ExpectedImage, Identified, Identities};
+use crate::common::socket_place::{SocketListener, SocketLocation};
+use crate::devices::identities::{DeviceIdentity, ExpectedImage, IdentityFinder};
 use crate::devices::media_journal;
-use crate::devices::retirement::{Said, retirement};
+use crate::devices::retirement::{RetirementStep, retirement};
 use crate::hosts::known_host::{self, KnownHost};
-use crate::hosts::reach::{self, Found, Hints};
+use crate::hosts::reach::{self, AddressHints, ReachedAddress};
 
 /// Does what needs rights.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,7 @@ pub enum SystemAccess {
     #[default]
     Own,
     /// The broker does it.
-    Through(Arc<Broker>),
+    Through(Arc<BrokerClient>),
 }
 
 impl SystemAccess {
@@ -65,9 +65,9 @@ impl SystemAccess {
     pub fn connect(&self, host: &str, time_max: Duration) -> Result<Link, LinkError> {
         let dialled = match self {
             SystemAccess::Own => reach::dial(host, time_max, reach::ask_around),
-            SystemAccess::Through(broker) => dial_through(broker, host, time_max, Hints::default()),
+            SystemAccess::Through(broker) => dial_through(broker, host, time_max, AddressHints::default()),
         };
-        let (fd, Found { place, .. }) = dialled?;
+        let (fd, ReachedAddress { place, .. }) = dialled?;
         place.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })
     }
 
@@ -79,8 +79,8 @@ impl SystemAccess {
         &self,
         known: &KnownHost,
         time_max: Duration,
-        hints: &Hints,
-    ) -> Result<(Link, Found), LinkError> {
+        hints: &AddressHints,
+    ) -> Result<(Link, ReachedAddress), LinkError> {
         let (fd, found) = match self {
             SystemAccess::Own => reach::dial_known(&known.as_remembered(), time_max, hints, reach::ask_around),
             SystemAccess::Through(broker) => dial_through(broker, known.asked(), time_max, hints.clone()),
@@ -93,12 +93,16 @@ impl SystemAccess {
     ///
     /// # Errors
     /// [`LinkError`].
-    pub fn datagrams(&self, known: &KnownHost, hints: &Hints) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
+    pub fn datagrams(
+        &self,
+        known: &KnownHost,
+        hints: &AddressHints,
+    ) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
         let failed = |source| LinkError { address: known.asked().to_owned(), source };
         match self {
             SystemAccess::Own => reach::datagrams(&known.as_remembered(), hints, reach::ask_around),
             SystemAccess::Through(broker) => {
-                let question = Question::Datagrams { host: known.asked().to_owned(), hints: hints.clone() };
+                let question = BrokerRequest::Datagrams { host: known.asked().to_owned(), hints: hints.clone() };
                 let ((to, is_new), fd) = broker.ask(&question, None).map_err(failed)?;
                 Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to, is_new))
             }
@@ -113,7 +117,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => known_host::remember(known.asked(), at),
             SystemAccess::Through(broker) => {
-                let question = Question::Proved { host: known.asked().to_owned(), at };
+                let question = BrokerRequest::Proved { host: known.asked().to_owned(), at };
                 broker.ask::<Value>(&question, None).map(|_| ())
             }
         }
@@ -124,7 +128,7 @@ impl SystemAccess {
     ///
     /// # Errors
     /// Why it cannot listen, and what to do.
-    pub fn listen_at(&self, place: &Place, access: &SocketAccess) -> io::Result<SocketListener> {
+    pub fn listen_at(&self, place: &SocketLocation, access: &SocketAccess) -> io::Result<SocketListener> {
         match self {
             SystemAccess::Own => place.listen_for(access),
             SystemAccess::Through(broker) => broker.listen_at(place),
@@ -136,19 +140,19 @@ impl SystemAccess {
     ///
     /// # Errors
     /// The policy does not allow the place.
-    pub fn take_place(&self, place: &Place) -> io::Result<()> {
+    pub fn take_place(&self, place: &SocketLocation) -> io::Result<()> {
         match self {
             SystemAccess::Own => Ok(()),
             SystemAccess::Through(broker) => {
-                broker.ask::<Value>(&Question::TakePlace { place: place.clone() }, None).map(|_| ())
+                broker.ask::<Value>(&BrokerRequest::TakePlace { place: place.clone() }, None).map(|_| ())
             }
         }
     }
 
     /// Leaves the place to another process, so that the path of its socket stays.
-    pub fn leave_place(&self, place: &Place) {
+    pub fn leave_place(&self, place: &SocketLocation) {
         if let SystemAccess::Through(broker) = self
-            && let Err(error) = broker.ask::<Value>(&Question::LeavePlace { place: place.clone() }, None)
+            && let Err(error) = broker.ask::<Value>(&BrokerRequest::LeavePlace { place: place.clone() }, None)
         {
             tracing::warn!(%place, %error, "the socket may go when this process ends");
         }
@@ -158,12 +162,12 @@ impl SystemAccess {
     ///
     /// # Errors
     /// There is no such mount, or the policy does not allow it.
-    pub fn keep_mount(&self, at: &Path) -> io::Result<Arc<dyn Keeper>> {
+    pub fn keep_mount(&self, at: &Path) -> io::Result<Arc<dyn MountKeeper>> {
         let SystemAccess::Through(broker) = self else {
             return Err(io::Error::other("only a daemon's other half keeps what another process mounted"));
         };
         let line = several(broker)?;
-        let (MountedAt { mount, .. }, _) = line.ask(&Question::KeepMount { at: at.to_owned() }, None)?;
+        let (MountedAt { mount, .. }, _) = line.ask(&BrokerRequest::KeepMount { at: at.to_owned() }, None)?;
         Ok(Arc::new(FarKeeper { mount, line }))
     }
 
@@ -175,7 +179,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => peer_owner(link),
             SystemAccess::Through(broker) => {
-                broker.ask(&Question::PeerOwner, Some(link.as_fd())).map(|(owner, _)| owner)
+                broker.ask(&BrokerRequest::PeerOwner, Some(link.as_fd())).map(|(owner, _)| owner)
             }
         }
     }
@@ -188,7 +192,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => user_number(name),
             SystemAccess::Through(broker) => {
-                broker.ask(&Question::UserNumber { name: name.to_owned() }, None).map(|(number, _)| number)
+                broker.ask(&BrokerRequest::UserNumber { name: name.to_owned() }, None).map(|(number, _)| number)
             }
         }
     }
@@ -214,19 +218,19 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => {
                 let all = images.into_iter().filter_map(ExpectedImage::evident);
-                Identities::own().expect(&all.collect::<Vec<_>>());
+                IdentityFinder::own().expect(&all.collect::<Vec<_>>());
             }
             SystemAccess::Through(broker) => broker.expect_images(images),
         }
     }
 
     /// Identifies a view of an image that [`SystemAccess::open_image`] has opened.
-    pub(crate) fn identify_image(&self, path: &Path, read_only: bool, store: &FileStore, view: &str) -> Identified {
+    pub(crate) fn identify_image(&self, path: &Path, read_only: bool, store: &FileStore, view: &str) -> DeviceIdentity {
         match self {
-            SystemAccess::Own => Identities::own().of_store(store, view),
+            SystemAccess::Own => IdentityFinder::own().of_store(store, view),
             SystemAccess::Through(broker) => {
                 let (path, view) = (path.to_owned(), view.to_owned());
-                broker.identified(&Question::IdentifyImage { path, read_only, view })
+                broker.identified(&BrokerRequest::IdentifyImage { path, read_only, view })
             }
         }
     }
@@ -234,15 +238,17 @@ impl SystemAccess {
     /// The common id of all devices made of code that are described by `words`.
     pub(crate) fn identify_made(&self, words: &str) -> DeviceId {
         match self {
-            SystemAccess::Own => Identities::own().of_made(words),
-            SystemAccess::Through(broker) => broker.identified(&Question::IdentifyMade { words: words.to_owned() }).id,
+            SystemAccess::Own => IdentityFinder::own().of_made(words),
+            SystemAccess::Through(broker) => {
+                broker.identified(&BrokerRequest::IdentifyMade { words: words.to_owned() }).id
+            }
         }
     }
 
     /// Stores the name of a device, and whether its owner gave it that name.
     pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
         match self {
-            SystemAccess::Own => Identities::own().note_name(device, name, is_named),
+            SystemAccess::Own => IdentityFinder::own().note_name(device, name, is_named),
             SystemAccess::Through(broker) => broker.note_name(device, name, is_named),
         }
     }
@@ -255,7 +261,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => notes_of(id, name),
             SystemAccess::Through(broker) => {
-                let question = Question::NotesOf { device: id, name: name.to_owned() };
+                let question = BrokerRequest::NotesOf { device: id, name: name.to_owned() };
                 broker.ask(&question, None).map(|(notes, _)| notes)
             }
         }
@@ -267,7 +273,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => media_journal::objection_to_attaching(title, identity),
             SystemAccess::Through(broker) => {
-                let question = Question::ObjectionToAttaching { title: title.to_owned(), identity };
+                let question = BrokerRequest::ObjectionToAttaching { title: title.to_owned(), identity };
                 // A broker of an earlier release does not know the question.
                 let answer: io::Result<(Option<String>, _)> = broker.ask(&question, None);
                 answer.map_or(None, |(why, _)| why)
@@ -283,7 +289,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => attached_device(config, target),
             SystemAccess::Through(broker) => {
-                broker.ask(&Question::AttachedDevice { target: target.to_owned() }, None).map(|(device, _)| device)
+                broker.ask(&BrokerRequest::AttachedDevice { target: target.to_owned() }, None).map(|(device, _)| device)
             }
         }
     }
@@ -301,7 +307,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => keep_attached_device(config, target, device),
             SystemAccess::Through(broker) => {
-                let question = Question::KeepAttachedDevice { target: target.to_owned(), device: device.cloned() };
+                let question = BrokerRequest::KeepAttachedDevice { target: target.to_owned(), device: device.cloned() };
                 broker.ask::<Value>(&question, None).map(drop)
             }
         }
@@ -312,11 +318,15 @@ impl SystemAccess {
     ///
     /// # Errors
     /// It cannot be noted, or not be read.
-    pub(crate) fn retirement(&self, device: DeviceId, said: Option<Said>) -> io::Result<Option<Retirement>> {
+    pub(crate) fn retirement(
+        &self,
+        device: DeviceId,
+        said: Option<RetirementStep>,
+    ) -> io::Result<Option<DiskRetirement>> {
         match self {
             SystemAccess::Own => retirement_of(device, said.as_ref()),
             SystemAccess::Through(broker) => {
-                broker.ask(&Question::Retirement { device, said }, None).map(|(stored, _)| stored)
+                broker.ask(&BrokerRequest::Retirement { device, said }, None).map(|(stored, _)| stored)
             }
         }
     }
@@ -325,11 +335,17 @@ impl SystemAccess {
     ///
     /// # Errors
     /// It cannot be stored.
-    pub(crate) fn reserve_lease(&self, folder: &Folder, device: DeviceId, latest: u64, above: u64) -> io::Result<u64> {
+    pub(crate) fn reserve_lease(
+        &self,
+        folder: &HostFolder,
+        device: DeviceId,
+        latest: u64,
+        above: u64,
+    ) -> io::Result<u64> {
         match self {
             SystemAccess::Own => KnownLease::reserve(folder, device, latest, above).map_err(io::Error::other),
             SystemAccess::Through(broker) => {
-                broker.ask(&Question::ReserveLease { device, latest, above }, None).map(|(count, _)| count)
+                broker.ask(&BrokerRequest::ReserveLease { device, latest, above }, None).map(|(count, _)| count)
             }
         }
     }
@@ -338,11 +354,16 @@ impl SystemAccess {
     ///
     /// # Errors
     /// It cannot be stored: the former one is, then.
-    pub(crate) fn keep_lease(&self, folder: &Folder, device: DeviceId, lease: Option<StoredLease>) -> io::Result<()> {
+    pub(crate) fn keep_lease(
+        &self,
+        folder: &HostFolder,
+        device: DeviceId,
+        lease: Option<StoredLease>,
+    ) -> io::Result<()> {
         match self {
             SystemAccess::Own => KnownLease::keep(folder, device, lease).map_err(io::Error::other),
             SystemAccess::Through(broker) => {
-                broker.ask::<Value>(&Question::KeepLease { device, lease }, None).map(drop)
+                broker.ask::<Value>(&BrokerRequest::KeepLease { device, lease }, None).map(drop)
             }
         }
     }
@@ -353,14 +374,14 @@ impl SystemAccess {
     /// They cannot be stored: the former ones are, then.
     pub(crate) fn keep_bookings(
         &self,
-        folder: &Folder,
+        folder: &HostFolder,
         device: DeviceId,
         bookings: Vec<StoredBooking>,
     ) -> io::Result<()> {
         match self {
             SystemAccess::Own => KnownLease::keep_bookings(folder, device, bookings).map_err(io::Error::other),
             SystemAccess::Through(broker) => {
-                broker.ask::<Value>(&Question::KeepBookings { device, bookings }, None).map(drop)
+                broker.ask::<Value>(&BrokerRequest::KeepBookings { device, bookings }, None).map(drop)
             }
         }
     }
@@ -383,7 +404,7 @@ impl SystemAccess {
     pub fn may_plug(&self) -> io::Result<()> {
         match self {
             SystemAccess::Own => may_plug(),
-            SystemAccess::Through(broker) => broker.ask::<Value>(&Question::MayPlug, None).map(|_| ()),
+            SystemAccess::Through(broker) => broker.ask::<Value>(&BrokerRequest::MayPlug, None).map(|_| ()),
         }
     }
 
@@ -391,15 +412,15 @@ impl SystemAccess {
     ///
     /// # Errors
     /// Why it cannot, and what to type next.
-    pub fn plug(&self, socket: BorrowedFd<'_>, device_id: u32, speed: Speed) -> io::Result<Port> {
+    pub fn plug(&self, socket: BorrowedFd<'_>, device_id: u32, speed: UsbSpeed) -> io::Result<VhciPort> {
         match self {
             SystemAccess::Own => {
                 let vhci = Vhci::open().map_err(io::Error::other)?;
                 vhci.attach(socket, device_id, speed).map_err(io::Error::other)
             }
             SystemAccess::Through(broker) => {
-                let question = Question::Plug { device_id, speed: speed.name().to_owned() };
-                Ok(Port(broker.ask(&question, Some(socket))?.0))
+                let question = BrokerRequest::Plug { device_id, speed: speed.name().to_owned() };
+                Ok(VhciPort(broker.ask(&question, Some(socket))?.0))
             }
         }
     }
@@ -408,10 +429,12 @@ impl SystemAccess {
     ///
     /// # Errors
     /// The error of the system.
-    pub fn unplug(&self, port: Port) -> io::Result<()> {
+    pub fn unplug(&self, port: VhciPort) -> io::Result<()> {
         match self {
             SystemAccess::Own => Vhci::open().and_then(|vhci| vhci.detach(port)).map_err(io::Error::other),
-            SystemAccess::Through(broker) => broker.ask::<Value>(&Question::Unplug { port: port.0 }, None).map(|_| ()),
+            SystemAccess::Through(broker) => {
+                broker.ask::<Value>(&BrokerRequest::Unplug { port: port.0 }, None).map(|_| ())
+            }
         }
     }
 
@@ -419,11 +442,11 @@ impl SystemAccess {
     ///
     /// # Errors
     /// The error of the system.
-    pub fn drivers(&self, port: Port) -> io::Result<Option<Vec<String>>> {
+    pub fn drivers(&self, port: VhciPort) -> io::Result<Option<Vec<String>>> {
         match self {
             SystemAccess::Own => drivers(port),
             SystemAccess::Through(broker) => {
-                broker.ask(&Question::Drivers { port: port.0 }, None).map(|(drivers, _)| drivers)
+                broker.ask(&BrokerRequest::Drivers { port: port.0 }, None).map(|(drivers, _)| drivers)
             }
         }
     }
@@ -435,7 +458,7 @@ impl SystemAccess {
     pub fn running(&self) -> io::Result<BTreeSet<u32>> {
         match self {
             SystemAccess::Own => running(),
-            SystemAccess::Through(broker) => broker.ask(&Question::Running, None).map(|(running, _)| running),
+            SystemAccess::Through(broker) => broker.ask(&BrokerRequest::Running, None).map(|(running, _)| running),
         }
     }
 
@@ -454,7 +477,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => Ok(ask_for(owner, whom, &reserves, lease)),
             SystemAccess::Through(broker) => {
-                let question = Question::Promise { whom: whom.clone(), reserves };
+                let question = BrokerRequest::Promise { whom: whom.clone(), reserves };
                 broker.ask(&question, Some(lease)).map(|(refused, _)| refused)
             }
         }
@@ -473,7 +496,7 @@ impl SystemAccess {
                     .map_or([Duration::ZERO; 2], |(budget, period)| [budget, period])
                     .map(|span| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
                 let thread = thread.as_raw_nonzero().get().cast_unsigned();
-                broker.ask::<Value>(&Question::Schedule { thread, budget_ns, period_ns }, None).map(|_| ())
+                broker.ask::<Value>(&BrokerRequest::Schedule { thread, budget_ns, period_ns }, None).map(|_| ())
             }
         }
     }
@@ -486,33 +509,40 @@ impl SystemAccess {
         let (user, reason) = (user.to_owned(), reason.to_owned());
         match self {
             SystemAccess::Own => ask_all(&OwnerQuestion::Explain { user, reason }).map(|_| ()),
-            SystemAccess::Through(broker) => broker.ask::<Value>(&Question::Explain { user, reason }, None).map(|_| ()),
+            SystemAccess::Through(broker) => {
+                broker.ask::<Value>(&BrokerRequest::Explain { user, reason }, None).map(|_| ())
+            }
         }
     }
 }
 
-fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -> Result<(OwnedFd, Found), LinkError> {
+fn dial_through(
+    broker: &BrokerClient,
+    host: &str,
+    time_max: Duration,
+    hints: AddressHints,
+) -> Result<(OwnedFd, ReachedAddress), LinkError> {
     let failed = |source| LinkError { address: host.to_owned(), source };
-    let question = Question::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max), hints };
-    let (found, fd) = broker.ask::<Found>(&question, None).map_err(failed)?;
+    let question = BrokerRequest::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max), hints };
+    let (found, fd) = broker.ask::<ReachedAddress>(&question, None).map_err(failed)?;
     Ok((fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, found))
 }
 
 /// What the owner says of a device by `farbus label`.
 pub(super) fn notes_of(id: Option<DeviceId>, name: &str) -> io::Result<DeviceNotes> {
-    let Ok(folder) = Folder::of_user() else { return Ok(DeviceNotes::default()) };
+    let Ok(folder) = HostFolder::of_user() else { return Ok(DeviceNotes::default()) };
     KnownNotes::of(&folder, &NotedDevice::of(id, name)).map_err(io::Error::other)
 }
 
 /// The device that an attachment had; `None` if it had none, or this user has no state folder.
 pub(super) fn attached_device(config: &Path, target: &str) -> io::Result<Option<AttachedDevice>> {
-    let Ok(folder) = Folder::of_user() else { return Ok(None) };
+    let Ok(folder) = HostFolder::of_user() else { return Ok(None) };
     KnownAttachment::load(&folder, &config.to_string_lossy(), target).map_err(io::Error::other)
 }
 
 /// Stores the device of an attachment durably, or forgets it. Without a state folder it is known until the daemon ends.
 pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&AttachedDevice>) -> io::Result<()> {
-    let Ok(folder) = Folder::of_user() else { return Ok(()) };
+    let Ok(folder) = HostFolder::of_user() else { return Ok(()) };
     let config = config.to_string_lossy();
     match device {
         Some(device) => KnownAttachment::keep(&folder, &config, target, device),
@@ -522,13 +552,13 @@ pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&
 }
 
 /// Notes what a host said of a disk that it moves to its own machine, if anything, and returns what is stored then.
-pub(super) fn retirement_of(device: DeviceId, said: Option<&Said>) -> io::Result<Option<Retirement>> {
-    let folder = Folder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
+pub(super) fn retirement_of(device: DeviceId, said: Option<&RetirementStep>) -> io::Result<Option<DiskRetirement>> {
+    let folder = HostFolder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
     retirement(&folder, device, said).map_err(io::Error::other)
 }
 
 /// The drivers that took the device on `port`.
-pub(super) fn drivers(port: Port) -> io::Result<Option<Vec<String>>> {
+pub(super) fn drivers(port: VhciPort) -> io::Result<Option<Vec<String>>> {
     Vhci::open().and_then(|vhci| vhci.drivers(port)).map_err(io::Error::other)
 }
 
@@ -541,8 +571,8 @@ pub(super) fn may_plug() -> io::Result<()> {
     }
 }
 
-impl Mounter for SystemAccess {
-    fn mount(&self, at: &Path, read_only: bool) -> Result<Mounted, MountError> {
+impl FuseMounter for SystemAccess {
+    fn mount(&self, at: &Path, read_only: bool) -> Result<FuseMount, MountError> {
         let broker = match self {
             SystemAccess::Own => return OwnMounter.mount(at, read_only),
             SystemAccess::Through(broker) => broker,
@@ -550,10 +580,10 @@ impl Mounter for SystemAccess {
         let told = |error: io::Error| MountError::Told(error.to_string());
         // Several lines, so that an abort does not wait for an unmount.
         let line = several(broker).map_err(told)?;
-        let question = Question::Mount { at: at.to_owned(), read_only };
+        let question = BrokerRequest::Mount { at: at.to_owned(), read_only };
         let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(told)?;
         let device = device.ok_or_else(|| MountError::Told("no descriptor came along".into()))?;
-        Ok(Mounted { at, device, keeper: Arc::new(FarKeeper { mount, line }) })
+        Ok(FuseMount { at, device, keeper: Arc::new(FarKeeper { mount, line }) })
     }
 
     fn owner(&self) -> (u32, u32) {
@@ -565,7 +595,7 @@ impl Mounter for SystemAccess {
 }
 
 /// The broker, on lines on which no question waits for another.
-fn several(broker: &Arc<Broker>) -> io::Result<Arc<Broker>> {
+fn several(broker: &Arc<BrokerClient>) -> io::Result<Arc<BrokerClient>> {
     Ok(broker.lines()?.map_or_else(|| Arc::clone(broker), Arc::new))
 }
 
@@ -573,36 +603,37 @@ fn several(broker: &Arc<Broker>) -> io::Result<Arc<Broker>> {
 #[derive(Debug)]
 struct FarKeeper {
     mount: u64,
-    line: Arc<Broker>,
+    line: Arc<BrokerClient>,
 }
 
 /// The words for what became of a mount.
-const LEFT: [(&str, Left); 3] = [("idle", Left::Idle), ("busy", Left::Busy), ("already", Left::Already)];
+const LEFT: [(&str, MountRemoval); 3] =
+    [("idle", MountRemoval::Idle), ("busy", MountRemoval::Busy), ("already", MountRemoval::Already)];
 
 /// The word for `left`.
-pub(super) fn word_of(left: Left) -> &'static str {
+pub(super) fn word_of(left: MountRemoval) -> &'static str {
     LEFT.iter().find(|(_, known)| *known == left).map_or("already", |(word, _)| word)
 }
 
-impl Keeper for FarKeeper {
+impl MountKeeper for FarKeeper {
     fn set_read_ahead(&self, bytes: usize) {
-        let _best_effort = self.line.ask::<Value>(&Question::ReadAhead { mount: self.mount, bytes }, None);
+        let _best_effort = self.line.ask::<Value>(&BrokerRequest::ReadAhead { mount: self.mount, bytes }, None);
     }
 
-    fn leave(&self) -> io::Result<Left> {
-        let (word, _) = self.line.ask::<String>(&Question::Leave { mount: self.mount }, None)?;
+    fn leave(&self) -> io::Result<MountRemoval> {
+        let (word, _) = self.line.ask::<String>(&BrokerRequest::Leave { mount: self.mount }, None)?;
         let known = LEFT.iter().find(|(known, _)| *known == word);
         known.map(|(_, left)| *left).ok_or_else(|| io::Error::other(format!("'{word}' is no way to leave")))
     }
 
     fn abort(&self) {
-        let _best_effort = self.line.ask::<Value>(&Question::Abort { mount: self.mount }, None);
+        let _best_effort = self.line.ask::<Value>(&BrokerRequest::Abort { mount: self.mount }, None);
     }
 }
 
 impl Drop for FarKeeper {
     fn drop(&mut self) {
         // If this fails, the broker forgets the mount at its own end.
-        let _ = self.line.ask::<Value>(&Question::Forget { mount: self.mount }, None);
+        let _ = self.line.ask::<Value>(&BrokerRequest::Forget { mount: self.mount }, None);
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io_linux::usb::Found;
+use farbus_io_linux::usb::PluggedDevice;
 
 /// The file that makes the kernel look for a driver.
 const PROBE: &str = "/sys/bus/usb/drivers_probe";
@@ -23,33 +23,37 @@ const INHERITED_MAX: usize = 1024;
 
 /// Devices that are open, by bus and number.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
-    devices: BTreeMap<Number, Held>,
+pub(super) struct DetachedUsbDevices {
+    devices: BTreeMap<UsbBusAddress, DetachedUsbNode>,
     /// Open nodes of the process before this one, which may hold interfaces.
-    inherited: BTreeMap<Number, OwnedFd>,
+    inherited: BTreeMap<UsbBusAddress, OwnedFd>,
     /// Devices whose nodes the owner opened and passed, until they are given back.
-    passed: BTreeSet<Number>,
+    passed: BTreeSet<UsbBusAddress>,
 }
 
 /// The bus, and the device on it.
-type Number = (u32, u32);
+type UsbBusAddress = (u32, u32);
 
 /// A device that was taken. Its interfaces are held by the open node: the process that has the node has them.
 #[derive(Debug)]
-struct Held {
+struct DetachedUsbNode {
     interfaces: Vec<String>,
     node: OwnedFd,
 }
 
-impl Taken {
+impl DetachedUsbDevices {
     /// Opens a device, or uses the node that another process had open, and returns a duplicate for the confined
     /// process. Notes all of the device's interfaces, because one that has just been plugged in has no driver yet.
-    pub(super) fn take(&mut self, found: &Found, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    pub(super) fn take(
+        &mut self,
+        found: &PluggedDevice,
+        open: impl FnOnce() -> io::Result<OwnedFd>,
+    ) -> io::Result<OwnedFd> {
         let number = (found.bus, found.number);
         let node = self.inherited.remove(&number).map_or_else(open, Ok)?;
         let named = found.interfaces.iter().map(|i| format!("{}:{}.{}", found.bus_id, found.configuration, i.number));
         let (interfaces, for_user) = (named.collect(), node.try_clone()?);
-        self.devices.insert(number, Held { interfaces, node });
+        self.devices.insert(number, DetachedUsbNode { interfaces, node });
         Ok(for_user)
     }
 
@@ -77,7 +81,7 @@ impl Taken {
     }
 
     /// The open nodes, for another process.
-    pub(super) fn open(&self) -> impl Iterator<Item = (Number, BorrowedFd<'_>)> {
+    pub(super) fn open(&self) -> impl Iterator<Item = (UsbBusAddress, BorrowedFd<'_>)> {
         self.devices.iter().map(|(&number, held)| (number, held.node.as_fd()))
     }
 
@@ -93,7 +97,7 @@ impl Taken {
     pub(super) fn end(self) {
         drop(self.inherited);
         let interfaces: Vec<String> =
-            self.devices.into_values().flat_map(|Held { interfaces, .. }| interfaces).collect();
+            self.devices.into_values().flat_map(|DetachedUsbNode { interfaces, .. }| interfaces).collect();
         // Both processes have closed the nodes.
         for interface in interfaces {
             wait_until_free(&interface);
@@ -120,18 +124,18 @@ fn probe(interface: &str, file: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_io_linux::usb::Interface;
-    use farbus_model::{Descriptors, Speed};
+    use farbus_io_linux::usb::ActiveInterface;
+    use farbus_model::{DescriptorSet, UsbSpeed};
 
-    fn found(bus_id: &str, number: u32) -> Found {
-        let interface = |number| Interface { number, class: [8, 6, 80], driver: None };
-        Found {
+    fn found(bus_id: &str, number: u32) -> PluggedDevice {
+        let interface = |number| ActiveInterface { number, class: [8, 6, 80], driver: None };
+        PluggedDevice {
             bus_id: bus_id.into(),
             bus: 1,
             number,
-            descriptors: Descriptors::default(),
+            descriptors: DescriptorSet::default(),
             serial: None,
-            speed: Speed::High,
+            speed: UsbSpeed::High,
             configuration: 1,
             interfaces: vec![interface(0), interface(1)],
             is_imported: false,
@@ -146,7 +150,7 @@ mod tests {
 
     #[test]
     fn inherited_node_is_used_once_in_place_of_opening() {
-        let mut taken = Taken::default();
+        let mut taken = DetachedUsbDevices::default();
         assert!(taken.inherit(1, 2, null().unwrap()));
         let never = || Err(io::Error::other("it is open already"));
         taken.take(&found("1-1", 2), never).unwrap();
@@ -158,7 +162,7 @@ mod tests {
 
     #[test]
     fn passed_node_is_used_in_place_of_opening_until_it_is_given_back() {
-        let mut taken = Taken::default();
+        let mut taken = DetachedUsbDevices::default();
         assert!(taken.pass(1, 2, null().unwrap()) && taken.is_passed(1, 2));
         let never = || Err(io::Error::other("it may not be opened"));
         taken.take(&found("1-1", 2), never).unwrap();
@@ -170,7 +174,7 @@ mod tests {
 
     #[test]
     fn each_interface_of_a_device_not_given_back_is_probed() {
-        let mut taken = Taken::default();
+        let mut taken = DetachedUsbDevices::default();
         taken.take(&found("1-1", 2), null).unwrap();
         taken.take(&found("1-4", 3), null).unwrap();
         taken.give_back(1, 2);

@@ -3,43 +3,45 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use farbus_io_net::link::host_address::{LOCAL, address_with_port};
 
-use crate::common::socket_place::{Place, Protocol};
+use crate::common::socket_place::{SocketLocation, SocketProtocol};
 
 /// The word for the loopback address, which only this machine reaches.
 const LOOPBACK: &str = "loopback";
 
 /// Parses `ADDR[:PORT]` or `loopback[:PORT]`.
-pub fn listen_address(text: &str, port: u16) -> Result<SocketAddr, Failure> {
+pub fn listen_address(text: &str, port: u16) -> Result<SocketAddr, CommandFailure> {
     let address = text.strip_prefix(LOOPBACK).filter(|rest| rest.is_empty() || rest.starts_with(':'));
     let address = address.map_or_else(|| text.to_owned(), |port| format!("{}{port}", Ipv4Addr::LOCALHOST));
     let with_port = address_with_port(&address, port);
     with_port.parse().map_err(|_| {
-        Failure::local(format!("'{text}' is no address to listen at: try loopback, 0.0.0.0:{port} or [::1]:{port}"))
+        CommandFailure::local(format!(
+            "'{text}' is no address to listen at: try loopback, 0.0.0.0:{port} or [::1]:{port}"
+        ))
     })
 }
 
 /// Parses a listening place: `ADDR[:PORT]`, `loopback[:PORT]` or `unix:PATH`.
-pub fn listen_place(text: &str, port: u16) -> Result<Place, Failure> {
+pub fn listen_place(text: &str, port: u16) -> Result<SocketLocation, CommandFailure> {
     match text.starts_with(LOCAL) {
-        true => text.parse().map_err(Failure::local),
-        false => listen_address(text, port).map(Place::Address),
+        true => text.parse().map_err(CommandFailure::local),
+        false => listen_address(text, port).map(SocketLocation::Address),
     }
 }
 
 /// The place at which programs that speak `protocol` find `device`: that of `--socket` or `--listen`, or the default.
 pub fn place_said(
-    protocol: Protocol,
+    protocol: SocketProtocol,
     socket: Option<&Path>,
     listen: Option<&str>,
     device: &str,
-) -> Result<Place, Failure> {
+) -> Result<SocketLocation, CommandFailure> {
     match (socket, listen) {
         // The path is made absolute, because its readers may have another working directory.
-        (Some(socket), _) => std::path::absolute(socket).map(Place::Socket).map_err(Failure::local),
-        (None, Some(listen)) => Ok(Place::Address(listen_address(listen, protocol.port)?)),
+        (Some(socket), _) => std::path::absolute(socket).map(SocketLocation::Socket).map_err(CommandFailure::local),
+        (None, Some(listen)) => Ok(SocketLocation::Address(listen_address(listen, protocol.port)?)),
         (None, None) => Ok(protocol.default_place(device)),
     }
 }
@@ -50,20 +52,20 @@ pub fn everywhere(port: u16) -> Vec<SocketAddr> {
 }
 
 /// The failure of listening at `place`, with what to do.
-pub fn listen_failure(place: &Place, error: &std::io::Error) -> Failure {
+pub fn listen_failure(place: &SocketLocation, error: &std::io::Error) -> CommandFailure {
     let hint = match (place, error.kind()) {
         // An error of a path says itself what to do.
-        (Place::Socket(_), _) => return Failure::local(error),
-        (Place::Address(_), std::io::ErrorKind::AddrInUse) => {
+        (SocketLocation::Socket(_), _) => return CommandFailure::local(error),
+        (SocketLocation::Address(_), std::io::ErrorKind::AddrInUse) => {
             "\n  another share or usbipd is there: see 'farbus status', or choose --listen (--secure) ADDR:PORT"
         }
         _ => "",
     };
-    // An error of `Place::listen` names the place itself; one of the system does not.
+    // An error of `SocketLocation::listen` names the place itself; one of the system does not.
     let told = error.to_string();
     let subject = format!("cannot listen at {place}: ");
     let subject = if told.starts_with(&subject) { "" } else { &subject };
-    Failure::local(format!("{subject}{told}{hint}"))
+    CommandFailure::local(format!("{subject}{told}{hint}"))
 }
 
 #[cfg(test)]
@@ -75,7 +77,7 @@ mod tests {
     #[test]
     fn a_listen_failure_names_the_place_once() {
         let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let place = Place::Address(taken.local_addr().unwrap());
+        let place = SocketLocation::Address(taken.local_addr().unwrap());
         let of_place = listen_failure(&place, &place.listen().unwrap_err()).to_string();
         let of_system = listen_failure(&place, &ErrorKind::AddrInUse.into()).to_string();
         for text in [of_place, of_system] {

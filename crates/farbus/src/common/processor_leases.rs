@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
-use farbus_io_net::link::{Wake, wait_for_ends};
+use farbus_io_net::link::{ThreadWaker, wait_for_ends};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
-use farbus_realtime::vcpu::{Overload, Reserve};
+use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve};
 use serde_json::json;
 
 /// The most owners at once. One descriptor is kept for each: its last lease. One thread watches all of them.
@@ -36,12 +36,12 @@ pub fn ask_for(
 }
 
 /// Another ledger of the same processors, which has to admit reservations first.
-pub trait Beside: Send + Sync + 'static {
+pub trait ProcessorAdmission: Send + Sync + 'static {
     /// Enters all reservations of this process, in place of the former ones.
     ///
     /// # Errors
     /// Why not, in words. The former reservations stay.
-    fn admit(&self, all: &[Reserve]) -> Result<(), String>;
+    fn admit(&self, all: &[VcpuReserve]) -> Result<(), String>;
 }
 
 /// The ledger in which processor time is reserved.
@@ -49,8 +49,8 @@ pub trait ProcessorLedger: Send + Sync + 'static {
     /// Reserves for the threads of `owner`, in place of what it had. Returns the processors.
     ///
     /// # Errors
-    /// [`Overload`]: nothing has changed.
-    fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload>;
+    /// [`VcpuOverload`]: nothing has changed.
+    fn enter(&self, owner: &str, reserves: &[VcpuReserve]) -> Result<Vec<usize>, VcpuOverload>;
 
     /// Releases all reservations of `owner`.
     fn leave(&self, owner: &str);
@@ -58,17 +58,17 @@ pub trait ProcessorLedger: Send + Sync + 'static {
 
 /// The owners that have reservations, and the last lease of each.
 #[derive(Clone)]
-pub struct ProcessorLeases(Arc<Inner>);
+pub struct ProcessorLeases(Arc<ProcessorLeasesInner>);
 
-struct Inner {
+struct ProcessorLeasesInner {
     books: Box<dyn ProcessorLedger>,
-    leases: Mutex<Leases>,
+    leases: Mutex<ProcessorLeaseTable>,
     /// Wakes the thread that watches the leases, when they have changed or this object is dropped.
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
 }
 
 #[derive(Default)]
-struct Leases {
+struct ProcessorLeaseTable {
     /// The last lease of each owner. A former one is closed when it is replaced.
     of: BTreeMap<String, Arc<OwnedFd>>,
     is_watched: bool,
@@ -80,8 +80,8 @@ impl ProcessorLeases {
     /// # Panics
     /// If the process has no descriptors when it begins.
     pub fn new(books: impl ProcessorLedger) -> Self {
-        let wake = Arc::new(Wake::new().expect("a process that begins has descriptors"));
-        Self(Arc::new(Inner { books: Box::new(books), leases: Mutex::default(), wake }))
+        let wake = Arc::new(ThreadWaker::new().expect("a process that begins has descriptors"));
+        Self(Arc::new(ProcessorLeasesInner { books: Box::new(books), leases: Mutex::default(), wake }))
     }
 
     /// Reserves for `owner`, in place of what it had, until the other end of `lease` is closed.
@@ -95,7 +95,7 @@ impl ProcessorLeases {
             return refused(format!("no thread to watch over it: {error}"));
         }
         let reserves: Vec<_> =
-            reserves.iter().map(|&(budget_ns, period_ns)| Reserve { budget_ns, period_ns }).collect();
+            reserves.iter().map(|&(budget_ns, period_ns)| VcpuReserve { budget_ns, period_ns }).collect();
         let processors = match self.0.books.enter(owner, &reserves) {
             Ok(processors) => processors,
             Err(overload) => return refused(overload.to_string()),
@@ -107,7 +107,7 @@ impl ProcessorLeases {
     }
 
     /// Starts the thread that watches the leases, if it is not running.
-    fn watch(&self, leases: &mut Leases) -> std::io::Result<()> {
+    fn watch(&self, leases: &mut ProcessorLeaseTable) -> std::io::Result<()> {
         if !leases.is_watched {
             let (inner, wake) = (Arc::downgrade(&self.0), Arc::clone(&self.0.wake));
             thread::Builder::new().name("promises".into()).spawn(move || watch_all(&inner, &wake))?;
@@ -116,13 +116,13 @@ impl ProcessorLeases {
         Ok(())
     }
 
-    fn leases(&self) -> MutexGuard<'_, Leases> {
+    fn leases(&self) -> MutexGuard<'_, ProcessorLeaseTable> {
         self.0.leases()
     }
 }
 
 /// Releases the reservations of leases that have ended, until the object is dropped.
-fn watch_all(inner: &Weak<Inner>, wake: &Wake) {
+fn watch_all(inner: &Weak<ProcessorLeasesInner>, wake: &ThreadWaker) {
     loop {
         wake.clear();
         let Some(held) = inner.upgrade().map(|inner| inner.held()) else { return };
@@ -139,8 +139,8 @@ fn watch_all(inner: &Weak<Inner>, wake: &Wake) {
     }
 }
 
-impl Inner {
-    fn leases(&self) -> MutexGuard<'_, Leases> {
+impl ProcessorLeasesInner {
+    fn leases(&self) -> MutexGuard<'_, ProcessorLeaseTable> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -158,7 +158,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ProcessorLeasesInner {
     fn drop(&mut self) {
         self.wake.wake();
     }
@@ -171,8 +171,8 @@ impl fmt::Debug for ProcessorLeases {
 }
 
 /// The ledger of a process that shares no devices.
-impl ProcessorLedger for Arc<Mutex<farbus_session::reserve::Processors>> {
-    fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
+impl ProcessorLedger for Arc<Mutex<farbus_session::reserve::HostProcessors>> {
+    fn enter(&self, owner: &str, reserves: &[VcpuReserve]) -> Result<Vec<usize>, VcpuOverload> {
         self.lock().unwrap_or_else(PoisonError::into_inner).enter_all(owner, reserves)
     }
 
@@ -187,7 +187,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    use farbus_session::reserve::Processors;
+    use farbus_session::reserve::HostProcessors;
 
     use super::*;
 
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn reservation_lasts_as_long_as_the_owner_s_last_lease() {
-        let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
+        let promises = ProcessorLeases::new(Arc::new(Mutex::new(HostProcessors::new(1))));
         let (first, theirs) = lease();
         assert_eq!(promises.keep("a", &[(40, 100), (40, 100)], theirs), Answer::Ok(json!({ "processors": [0, 0] })));
         let (_other, theirs) = lease();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn number_of_owners_is_limited() {
-        let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
+        let promises = ProcessorLeases::new(Arc::new(Mutex::new(HostProcessors::new(1))));
         let held: Vec<_> = (0..OWNERS_MAX)
             .map(|owner| {
                 let (ours, theirs) = lease();
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn endless_leases_take_one_thread_and_one_descriptor_of_each_owner() {
-        let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
+        let promises = ProcessorLeases::new(Arc::new(Mutex::new(HostProcessors::new(1))));
         // The test counts descriptors of its own file only, because other tests open files at the same time.
         let (endless, _other_end) = UnixStream::pair().unwrap();
         let link = |fd: &std::path::Path| fs::read_link(fd).ok();

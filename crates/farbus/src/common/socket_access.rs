@@ -81,7 +81,7 @@ impl FromStr for SocketGroup {
         let is_word = |byte: u8| byte.is_ascii_graphic() && !b":,/".contains(&byte);
         match text.is_empty() || text.len() > 64 || !text.bytes().all(is_word) {
             true => Err(format!("'{text}' is no group: a name or a number")),
-            // chown(2) takes the greatest number for "leave it as it is".
+            // chown(2) takes the greatest number for "leave it is".
             false if text.parse() == Ok(u32::MAX) => Err(format!("{text} is the number of no group")),
             false => Ok(text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Number)),
         }

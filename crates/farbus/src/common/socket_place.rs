@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use farbus_io_net::link::host_address::LOCAL;
-use farbus_io_net::link::{Connection, Link, Listener, LocalConnection, LocalListener};
+use farbus_io_net::link::{AcceptedConnection, Link, LocalConnection, LocalListener, TcpLinkListener};
 use farbus_io_net::local::runtime_folder::{self, path as folder};
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::common::socket_access::SocketAccess;
 
 /// A protocol of such programs. None of these authenticates or encrypts here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protocol {
+pub struct SocketProtocol {
     /// The name, for messages.
     pub name: &'static str,
     /// The word in `--via` and in the names of sockets.
@@ -25,15 +25,15 @@ pub struct Protocol {
     pub port: u16,
 }
 
-impl Protocol {
+impl SocketProtocol {
     /// The default place of `device`: a socket in the runtime folder, named by protocol and device.
-    pub fn default_place(self, device: &str) -> Place {
-        Place::Socket(folder().join(format!("{}-{}.sock", self.word, plain_name(device))))
+    pub fn default_place(self, device: &str) -> SocketLocation {
+        SocketLocation::Socket(folder().join(format!("{}-{}.sock", self.word, plain_name(device))))
     }
 
     /// A warning if hosts other than this machine can reach `place`.
-    pub fn exposure(self, place: &Place) -> Option<String> {
-        let Place::Address(address) = place else { return None };
+    pub fn exposure(self, place: &SocketLocation) -> Option<String> {
+        let SocketLocation::Address(address) = place else { return None };
         (!place.is_local()).then(|| {
             format!(
                 "{address} is not this machine alone. {} has no password and no encryption here:\n  \
@@ -52,19 +52,19 @@ pub fn plain_name(device: &str) -> String {
 /// Where programs connect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum SocketLocation {
     /// At a Unix socket, which is accessible to its owner only unless a [`SocketAccess`] says otherwise.
     Socket(PathBuf),
     /// At a TCP address.
     Address(SocketAddr),
 }
 
-impl Place {
+impl SocketLocation {
     /// The path, if it is a socket.
     pub fn path(&self) -> Option<&PathBuf> {
         match self {
-            Place::Socket(path) => Some(path),
-            Place::Address(_) => None,
+            SocketLocation::Socket(path) => Some(path),
+            SocketLocation::Address(_) => None,
         }
     }
 
@@ -80,17 +80,17 @@ impl Place {
     /// Listens there. If it is a socket, `access` says which users may connect.
     ///
     /// # Errors
-    /// As [`Place::listen`]; and this machine has no such group, or the owner may not give the socket to it.
+    /// As [`SocketLocation::listen`]; and this machine has no such group, or the owner may not give the socket to it.
     pub fn listen_for(&self, access: &SocketAccess) -> io::Result<SocketListener> {
         match self {
-            Place::Socket(path) => {
+            SocketLocation::Socket(path) => {
                 let (mode, group) = (access.mode(), access.group_number()?);
                 Ok(SocketListener::Local(match runtime_folder::holding(path)? {
                     Some((folder, name)) => LocalListener::bind_through(path, &folder.at(&name), mode, group)?,
                     None => LocalListener::bind_through(path, path, mode, group)?,
                 }))
             }
-            Place::Address(address) => SocketListener::tcp(*address)
+            SocketLocation::Address(address) => SocketListener::tcp(*address)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))),
         }
     }
@@ -98,16 +98,16 @@ impl Place {
     /// The place as the address of a host: `unix:PATH`, or `ADDR:PORT`.
     pub fn as_host(&self) -> String {
         match self {
-            Place::Socket(path) => format!("{LOCAL}{}", path.display()),
-            Place::Address(address) => address.to_string(),
+            SocketLocation::Socket(path) => format!("{LOCAL}{}", path.display()),
+            SocketLocation::Address(address) => address.to_string(),
         }
     }
 
     /// Whether only this machine reaches it.
     pub fn is_local(&self) -> bool {
         match self {
-            Place::Socket(_) => true,
-            Place::Address(address) => address.ip().to_canonical().is_loopback(),
+            SocketLocation::Socket(_) => true,
+            SocketLocation::Address(address) => address.ip().to_canonical().is_loopback(),
         }
     }
 
@@ -117,45 +117,45 @@ impl Place {
     /// The socket refuses an option.
     pub fn link_over(&self, connection: OwnedFd) -> io::Result<Link> {
         match self {
-            Place::Socket(_) => Ok(Link::over_local(connection, &self.as_host())),
-            Place::Address(address) => Link::over_tcp(connection, *address),
+            SocketLocation::Socket(_) => Ok(Link::over_local(connection, &self.as_host())),
+            SocketLocation::Address(address) => Link::over_tcp(connection, *address),
         }
     }
 
     /// The options of QEMU's `-chardev socket` for this place. A comma in the path is doubled, as QEMU requires.
     pub fn chardev_options(&self) -> String {
         match self {
-            Place::Socket(path) => format!("path={}", path.display().to_string().replace(',', ",,")),
-            Place::Address(address) => format!("host={},port={}", address.ip(), address.port()),
+            SocketLocation::Socket(path) => format!("path={}", path.display().to_string().replace(',', ",,")),
+            SocketLocation::Address(address) => format!("host={},port={}", address.ip(), address.port()),
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SocketLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Socket(path) => path.display().fmt(f),
-            Place::Address(address) => address.fmt(f),
+            SocketLocation::Socket(path) => path.display().fmt(f),
+            SocketLocation::Address(address) => address.fmt(f),
         }
     }
 }
 
-impl FromStr for Place {
+impl FromStr for SocketLocation {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix(LOCAL) {
             Some("") => Err(format!("'{text}' names no socket: {LOCAL}/PATH does")),
             // The path is made absolute, because its readers may have another working directory.
-            Some(path) => std::path::absolute(path).map(Place::Socket).map_err(|error| error.to_string()),
-            None => text.parse().map(Place::Address).map_err(|_| format!("'{text}' is no address")),
+            Some(path) => std::path::absolute(path).map(SocketLocation::Socket).map_err(|error| error.to_string()),
+            None => text.parse().map(SocketLocation::Address).map_err(|_| format!("'{text}' is no address")),
         }
     }
 }
 
 /// Where a connection came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ConnectionOrigin {
     /// From this address.
     Address(SocketAddr),
     /// From this address of this machine, made by a program of the user with this number (uid).
@@ -164,12 +164,12 @@ pub enum Origin {
     User(u32),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ConnectionOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Address(address) => address.fmt(f),
-            Origin::Own(address, user) => write!(f, "{address} (user {user})"),
-            Origin::User(user) => write!(f, "user {user}"),
+            ConnectionOrigin::Address(address) => address.fmt(f),
+            ConnectionOrigin::Own(address, user) => write!(f, "{address} (user {user})"),
+            ConnectionOrigin::User(user) => write!(f, "user {user}"),
         }
     }
 }
@@ -180,21 +180,21 @@ pub enum SocketListener {
     /// A Unix socket. Its path is removed with it, if the process still may.
     Local(LocalListener),
     /// A TCP socket.
-    Tcp(Listener),
+    Tcp(TcpLinkListener),
 }
 
 impl SocketListener {
     fn tcp(address: SocketAddr) -> io::Result<Self> {
-        let listener = Listener::bind(address)?;
+        let listener = TcpLinkListener::bind(address)?;
         listener.never_wait()?;
         Ok(SocketListener::Tcp(listener))
     }
 
     /// A socket that another process opened at `place`.
-    pub(crate) fn passed(socket: OwnedFd, place: &Place) -> Self {
+    pub(crate) fn passed(socket: OwnedFd, place: &SocketLocation) -> Self {
         match place {
-            Place::Socket(path) => SocketListener::Local(LocalListener::passed(socket, path)),
-            Place::Address(_) => SocketListener::Tcp(Listener::over(socket)),
+            SocketLocation::Socket(path) => SocketListener::Local(LocalListener::passed(socket, path)),
+            SocketLocation::Address(_) => SocketListener::Tcp(TcpLinkListener::over(socket)),
         }
     }
 
@@ -210,10 +210,10 @@ impl SocketListener {
     ///
     /// # Errors
     /// The error of the system.
-    pub fn place(&self) -> io::Result<Place> {
+    pub fn place(&self) -> io::Result<SocketLocation> {
         Ok(match self {
-            SocketListener::Local(listener) => Place::Socket(listener.path().to_owned()),
-            SocketListener::Tcp(listener) => Place::Address(listener.address()?),
+            SocketListener::Local(listener) => SocketLocation::Socket(listener.path().to_owned()),
+            SocketListener::Tcp(listener) => SocketLocation::Address(listener.address()?),
         })
     }
 
@@ -242,14 +242,14 @@ impl SocketListener {
     }
 
     /// Accepts a connection and returns its origin; `None` if there is none.
-    pub(crate) fn accept(&self) -> io::Result<Option<(Link, Origin)>> {
+    pub(crate) fn accept(&self) -> io::Result<Option<(Link, ConnectionOrigin)>> {
         match self {
             SocketListener::Local(listener) => {
                 let arrived = listener.try_accept()?;
-                Ok(arrived.map(|LocalConnection { link, user }| (link, Origin::User(user))))
+                Ok(arrived.map(|LocalConnection { link, user }| (link, ConnectionOrigin::User(user))))
             }
             SocketListener::Tcp(listener) => match listener.accept() {
-                Ok(Connection { link, from }) => Ok(Some((link, Origin::Address(from)))),
+                Ok(AcceptedConnection { link, from }) => Ok(Some((link, ConnectionOrigin::Address(from)))),
                 // There is no connection, or it was closed already.
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
                     Ok(None)
@@ -273,18 +273,18 @@ impl AsFd for SocketListener {
 mod tests {
     use super::*;
 
-    const NBD: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };
+    const NBD: SocketProtocol = SocketProtocol { name: "NBD", word: "nbd", port: 10809 };
 
     #[test]
     fn chardev_options_name_the_place_as_qemu_reads_it() {
-        let options = |place: Place| place.chardev_options();
-        assert_eq!(options(Place::Socket("/run/a,b.sock".into())), "path=/run/a,,b.sock");
-        assert_eq!(options(Place::Address("[::1]:4000".parse().unwrap())), "host=::1,port=4000");
+        let options = |place: SocketLocation| place.chardev_options();
+        assert_eq!(options(SocketLocation::Socket("/run/a,b.sock".into())), "path=/run/a,,b.sock");
+        assert_eq!(options(SocketLocation::Address("[::1]:4000".parse().unwrap())), "host=::1,port=4000");
     }
 
     #[test]
     fn default_sockets_are_named_by_protocol_and_device() {
-        let path = |word| Protocol { word, ..NBD }.default_place("hub/1,1").path().unwrap().clone();
+        let path = |word| SocketProtocol { word, ..NBD }.default_place("hub/1,1").path().unwrap().clone();
         assert_eq!(path("nbd"), folder().join("nbd-hub_1_1.sock"));
         assert_eq!(path("redir"), folder().join("redir-hub_1_1.sock"));
     }
@@ -292,31 +292,31 @@ mod tests {
     #[test]
     fn place_parses_from_its_own_text() {
         for text in ["unix:/run/farbus/share.sock", "[::1]:3240", "10.0.0.7:99"] {
-            assert_eq!(text.parse::<Place>().map(|place| place.as_host()), Ok(text.to_owned()));
+            assert_eq!(text.parse::<SocketLocation>().map(|place| place.as_host()), Ok(text.to_owned()));
         }
-        let relative: Place = "unix:share.sock".parse().unwrap();
+        let relative: SocketLocation = "unix:share.sock".parse().unwrap();
         assert!(relative.path().unwrap().is_absolute(), "{relative}");
-        assert!("unix:".parse::<Place>().is_err() && "lab3".parse::<Place>().is_err());
+        assert!("unix:".parse::<SocketLocation>().is_err() && "lab3".parse::<SocketLocation>().is_err());
     }
 
     #[test]
     fn address_beyond_this_machine_is_an_exposure() {
-        let exposure = |address: &str| NBD.exposure(&Place::Address(address.parse().unwrap()));
+        let exposure = |address: &str| NBD.exposure(&SocketLocation::Address(address.parse().unwrap()));
         for own in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             assert_eq!(exposure(own), None);
         }
         for everybody in ["0.0.0.0:1", "[::]:1", "10.0.0.7:1"] {
             assert!(exposure(everybody).is_some_and(|text| text.contains("NBD has no password")));
         }
-        assert_eq!(NBD.exposure(&Place::Socket("/s".into())), None);
+        assert_eq!(NBD.exposure(&SocketLocation::Socket("/s".into())), None);
     }
 
     #[test]
     fn passed_tcp_listener_accepts_connections() {
-        let place = Place::Address("127.0.0.1:0".parse().unwrap());
+        let place = SocketLocation::Address("127.0.0.1:0".parse().unwrap());
         let listener = SocketListener::passed(place.listen().unwrap().into_descriptor().unwrap(), &place);
         assert!(listener.try_accept().unwrap().is_none(), "nobody has come, and nobody waits");
-        let Place::Address(address) = listener.place().unwrap() else { panic!("it is an address") };
+        let SocketLocation::Address(address) = listener.place().unwrap() else { panic!("it is an address") };
         let client = std::net::TcpStream::connect(address).unwrap();
         let link = listener.try_accept().unwrap().expect("somebody has come");
         assert_eq!(link.peer(), client.local_addr().unwrap().to_string());

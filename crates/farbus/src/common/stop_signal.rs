@@ -4,13 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farbus_io_net::link::Wake;
+use farbus_io_net::link::ThreadWaker;
 
 /// Asks a serving thread to end: a flag, and an event that wakes the thread. Clones ask the same thread.
 #[derive(Clone, Debug)]
 pub struct StopSignal {
     asked: Arc<AtomicBool>,
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
 }
 
 impl StopSignal {
@@ -19,21 +19,21 @@ impl StopSignal {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn new() -> io::Result<Self> {
-        Ok(Self::waking(Arc::new(Wake::new()?)))
+        Ok(Self::waking(Arc::new(ThreadWaker::new()?)))
     }
 
     /// A signal that has not been given, for a thread that waits on this event.
-    pub(crate) fn waking(wake: Arc<Wake>) -> Self {
+    pub(crate) fn waking(wake: Arc<ThreadWaker>) -> Self {
         Self { asked: Arc::default(), wake }
     }
 
     /// The event that wakes the thread, for others that have a reason to wake it.
-    pub(crate) fn shared_wake(&self) -> Arc<Wake> {
+    pub(crate) fn shared_wake(&self) -> Arc<ThreadWaker> {
         Arc::clone(&self.wake)
     }
 
     /// The event that the thread waits on.
-    pub fn wake(&self) -> &Wake {
+    pub fn wake(&self) -> &ThreadWaker {
         &self.wake
     }
 

@@ -10,15 +10,15 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Gives turns to threads, by key. A turn that ends wakes the thread that has waited longest, and no other.
 #[derive(Debug)]
-pub struct Turns<K: Ord + Clone> {
+pub struct KeyedSemaphore<K: Ord + Clone> {
     at_a_time: usize,
     stalled_after: Duration,
-    lines: Mutex<BTreeMap<K, Line>>,
+    lines: Mutex<BTreeMap<K, KeyedWaitQueue>>,
 }
 
 /// The turns with one key, and who waits for one. There is none without turns.
 #[derive(Debug)]
-struct Line {
+struct KeyedWaitQueue {
     /// How many have a turn now.
     count: usize,
     /// When a turn ended last, or was given because none had ended.
@@ -30,32 +30,32 @@ struct Line {
 
 /// A turn; its end lets the next one begin.
 #[derive(Debug)]
-pub struct Turn<'a, K: Ord + Clone> {
-    turns: &'a Turns<K>,
+pub struct KeyedPermit<'a, K: Ord + Clone> {
+    turns: &'a KeyedSemaphore<K>,
     key: K,
 }
 
-impl<K: Ord + Clone> Turns<K> {
+impl<K: Ord + Clone> KeyedSemaphore<K> {
     /// So many turns with one key at a time, one at least. If none of them ends in `stalled_after`, one more is given:
     /// a few that hang do not keep all others waiting.
     pub fn new(at_a_time: usize, stalled_after: Duration) -> Self {
         Self { at_a_time: at_a_time.max(1), stalled_after, lines: Mutex::default() }
     }
 
-    fn lines(&self) -> MutexGuard<'_, BTreeMap<K, Line>> {
+    fn lines(&self) -> MutexGuard<'_, BTreeMap<K, KeyedWaitQueue>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a turn, `time_max` at most and while `wants` it. Returns `None` if there was none.
-    pub fn take(&self, key: K, time_max: Duration, wants: impl Fn() -> bool) -> Option<Turn<'_, K>> {
+    pub fn take(&self, key: K, time_max: Duration, wants: impl Fn() -> bool) -> Option<KeyedPermit<'_, K>> {
         let began = Instant::now();
         let (ticket, given) = {
             let mut lines = self.lines();
-            let new = || Line { count: 0, moved: began, waiting: VecDeque::new(), next_ticket: 0 };
+            let new = || KeyedWaitQueue { count: 0, moved: began, waiting: VecDeque::new(), next_ticket: 0 };
             let line = lines.entry(key.clone()).or_insert_with(new);
             if line.count < self.at_a_time && line.waiting.is_empty() {
                 line.count += 1;
-                return Some(Turn { turns: self, key });
+                return Some(KeyedPermit { turns: self, key });
             }
             let (give, given) = sync_channel(1);
             let ticket = line.next_ticket;
@@ -66,7 +66,7 @@ impl<K: Ord + Clone> Turns<K> {
         loop {
             let left = time_max.saturating_sub(began.elapsed());
             match given.recv_timeout(left.min(LOOK_EVERY)) {
-                Ok(()) => return Some(Turn { turns: self, key }),
+                Ok(()) => return Some(KeyedPermit { turns: self, key }),
                 // Only a turn that was given takes the ticket out of the line.
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
@@ -75,12 +75,12 @@ impl<K: Ord + Clone> Turns<K> {
             let Some(at) = line.waiting.iter().position(|(other, _)| *other == ticket) else {
                 drop(lines);
                 // It was given just now.
-                return given.try_recv().ok().map(|()| Turn { turns: self, key });
+                return given.try_recv().ok().map(|()| KeyedPermit { turns: self, key });
             };
             if at == 0 && line.moved.elapsed() >= self.stalled_after {
                 (line.count, line.moved) = (line.count + 1, Instant::now());
                 line.waiting.pop_front();
-                return Some(Turn { turns: self, key });
+                return Some(KeyedPermit { turns: self, key });
             }
             if began.elapsed() >= time_max || !wants() {
                 line.waiting.remove(at);
@@ -90,7 +90,7 @@ impl<K: Ord + Clone> Turns<K> {
     }
 }
 
-impl<K: Ord + Clone> Drop for Turn<'_, K> {
+impl<K: Ord + Clone> Drop for KeyedPermit<'_, K> {
     fn drop(&mut self) {
         let mut lines = self.turns.lines();
         let Some(line) = lines.get_mut(&self.key) else { return };
@@ -117,7 +117,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     /// Waits until so many threads wait for a turn with this key.
-    fn wait_for(turns: &Turns<u8>, key: u8, count: usize) {
+    fn wait_for(turns: &KeyedSemaphore<u8>, key: u8, count: usize) {
         while turns.lines().get(&key).map_or(0, |line| line.waiting.len()) != count {
             thread::yield_now();
         }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_few_have_a_turn_at_a_time_and_those_with_another_key_do_not_wait() {
-        let turns = Turns::new(2, LONG);
+        let turns = KeyedSemaphore::new(2, LONG);
         let all: Vec<_> = (0..2).map(|_| turns.take(1, Duration::ZERO, || true)).collect();
         assert!(all.iter().all(Option::is_some));
         assert!(turns.take(1, Duration::ZERO, || true).is_none());
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn turns_are_given_in_the_order_in_which_they_were_asked_for() {
-        let turns = Turns::new(1, LONG);
+        let turns = KeyedSemaphore::new(1, LONG);
         let (tell, told) = mpsc::channel();
         let first = turns.take(1, Duration::ZERO, || true);
         thread::scope(|scope| {
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn turns_that_never_end_do_not_keep_all_others_waiting() {
-        let turns = Turns::new(1, Duration::ZERO);
+        let turns = KeyedSemaphore::new(1, Duration::ZERO);
         let hung = turns.take(1, Duration::ZERO, || true);
         let other = turns.take(1, LONG, || true);
         assert!(hung.is_some() && other.is_some());

@@ -1,9 +1,9 @@
 //! What is reserved on the buses of this machine, as `farbus status --json` shows it.
 
 use farbus_control::reservation::{BusStatus, PlaceStatus};
-use farbus_realtime::Speed;
+use farbus_realtime::BusSpeed;
 use farbus_realtime::transfer::interval_ps;
-use farbus_session::reserve::ledger::Ledger;
+use farbus_session::reserve::ledger::HostReservationLedger;
 
 /// Intervals of a schedule that are shown; a longer one is only counted.
 const INTERVALS_MAX: u32 = 64;
@@ -12,7 +12,7 @@ const BUSES_MAX: usize = 32;
 const PLACES_MAX: usize = 64;
 
 /// The buses of a ledger.
-pub fn bus_statuses(ledger: &Ledger) -> Vec<BusStatus> {
+pub fn bus_statuses(ledger: &HostReservationLedger) -> Vec<BusStatus> {
     let buses = ledger.plans().take(BUSES_MAX).map(|(bus, plan)| {
         let places = plan.placements().iter().take(PLACES_MAX).map(|place| {
             let (device, endpoint) = ledger.asker_of(place.id).unwrap_or_default();
@@ -28,10 +28,10 @@ pub fn bus_statuses(ledger: &Ledger) -> Vec<BusStatus> {
         BusStatus {
             bus: bus.to_owned(),
             speed: match plan.speed() {
-                Speed::Low => "low",
-                Speed::Full => "full",
-                Speed::High => "high",
-                Speed::Super => "super",
+                BusSpeed::Low => "low",
+                BusSpeed::Full => "full",
+                BusSpeed::High => "high",
+                BusSpeed::Super => "super",
             }
             .into(),
             interval_ps: interval_ps(plan.speed()),

@@ -1,6 +1,6 @@
 //! Describes a device's classes in words.
 
-use farbus_model::Descriptors;
+use farbus_model::DescriptorSet;
 use farbus_session::DeviceRecord;
 pub use farbus_session::registry::name_of;
 
@@ -14,7 +14,7 @@ pub fn classes(record: &DeviceRecord) -> Vec<String> {
 }
 
 /// The classes of the interfaces of a device's first configuration, in words, [`CLASSES_MAX`] at most.
-pub fn classes_of(descriptors: &Descriptors) -> Vec<String> {
+pub fn classes_of(descriptors: &DescriptorSet) -> Vec<String> {
     let first = descriptors.configurations.first();
     let interfaces = first.into_iter().flat_map(|configuration| configuration.interfaces().map(|each| each.class));
     class_words(descriptors.device.class, interfaces.take(CLASSES_MAX))

@@ -1,17 +1,17 @@
 //! What is told of a device's descriptors, from the descriptors.
 
 use farbus_control::descriptors::{ConfigurationTree, DescriptorTree, EndpointTree, InterfaceTree};
-use farbus_model::descriptor::{AltSetting, Configuration};
-use farbus_model::{Descriptors, Direction, Endpoint, Speed, TransferType};
+use farbus_model::descriptor::{AltSetting, UsbConfiguration};
+use farbus_model::{DescriptorSet, EndpointDescriptor, TransferDirection, TransferType, UsbSpeed};
 use farbus_realtime::{self as realtime, TransferKind, bandwidth};
 
 use crate::devices::class_words::class_words;
 
 /// The descriptors of a device that works at this speed.
-pub fn descriptor_tree(descriptors: &Descriptors, speed: Speed) -> DescriptorTree {
+pub fn descriptor_tree(descriptors: &DescriptorSet, speed: UsbSpeed) -> DescriptorTree {
     let device = &descriptors.device;
     let string = |index| descriptors.string(index).map(str::to_owned);
-    let is_super = !matches!(speed, Speed::Low | Speed::Full | Speed::High);
+    let is_super = !matches!(speed, UsbSpeed::Low | UsbSpeed::Full | UsbSpeed::High);
     let packet_bytes_max = match is_super {
         true => 1_u32.checked_shl(device.max_packet_0.into()).unwrap_or_default(),
         false => device.max_packet_0.into(),
@@ -31,7 +31,7 @@ pub fn descriptor_tree(descriptors: &Descriptors, speed: Speed) -> DescriptorTre
     }
 }
 
-fn configuration_tree(configuration: &Configuration, speed: Speed, is_super: bool) -> ConfigurationTree {
+fn configuration_tree(configuration: &UsbConfiguration, speed: UsbSpeed, is_super: bool) -> ConfigurationTree {
     // bmAttributes and bMaxPower (USB 2.0 table 9-10; in 8 mA at SuperSpeed, USB 3.2 table 9-24).
     let byte = |at: usize| configuration.bytes.get(at).copied().unwrap_or_default();
     let unit_ma = if is_super { 8 } else { 2 };
@@ -43,7 +43,7 @@ fn configuration_tree(configuration: &Configuration, speed: Speed, is_super: boo
     }
 }
 
-fn interface_tree(setting: &AltSetting, speed: Speed) -> InterfaceTree {
+fn interface_tree(setting: &AltSetting, speed: UsbSpeed) -> InterfaceTree {
     InterfaceTree {
         number: setting.interface,
         alternate: setting.alternate,
@@ -53,14 +53,14 @@ fn interface_tree(setting: &AltSetting, speed: Speed) -> InterfaceTree {
     }
 }
 
-fn endpoint_tree(endpoint: &Endpoint, speed: Speed) -> EndpointTree {
+fn endpoint_tree(endpoint: &EndpointDescriptor, speed: UsbSpeed) -> EndpointTree {
     let interval_us = endpoint.service_interval(speed).as_micros() as u64;
     let packets = endpoint.packets_per_interval.max(1);
     let bytes = u64::from(endpoint.packet_bytes_max) * u64::from(packets);
     let periodic = (interval_us > 0).then(|| bytes.saturating_mul(1_000_000) / interval_us);
     EndpointTree {
         address: format!("{:#04x}", endpoint.address.as_byte()),
-        direction: if endpoint.address.direction() == Direction::In { "in".into() } else { "out".into() },
+        direction: if endpoint.address.direction() == TransferDirection::In { "in".into() } else { "out".into() },
         kind: match endpoint.kind {
             TransferType::Control => "control".into(),
             TransferType::Isochronous => "isochronous".into(),
@@ -75,14 +75,14 @@ fn endpoint_tree(endpoint: &Endpoint, speed: Speed) -> EndpointTree {
 }
 
 /// What a bus carries of a bulk endpoint's packets if it carries nothing else (USB 2.0 tables 5-9 and 5-10).
-fn bulk_bytes_per_s(endpoint: &Endpoint, speed: Speed) -> Option<u64> {
+fn bulk_bytes_per_s(endpoint: &EndpointDescriptor, speed: UsbSpeed) -> Option<u64> {
     if endpoint.kind != TransferType::Bulk {
         return None;
     }
     let speed = match speed {
-        Speed::Full => realtime::Speed::Full,
-        Speed::High => realtime::Speed::High,
-        Speed::Super => realtime::Speed::Super,
+        UsbSpeed::Full => realtime::BusSpeed::Full,
+        UsbSpeed::High => realtime::BusSpeed::High,
+        UsbSpeed::Super => realtime::BusSpeed::Super,
         // Low speed has no bulk, and no table says what faster buses carry.
         _ => return None,
     };
@@ -102,15 +102,15 @@ fn slashed([class, subclass, protocol]: [u8; 3]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use farbus_gadgets::zero::{Fill, SourceSink};
+    use farbus_gadgets::zero::{SourcePattern, SourceSink};
     use farbus_model::Device;
 
     use super::*;
 
     #[test]
     fn endpoints_have_the_rates_that_their_descriptors_and_their_bus_allow() {
-        let device = SourceSink::device(Speed::High, Fill::Zeros, false);
-        let tree = descriptor_tree(device.descriptors(), Speed::High);
+        let device = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
+        let tree = descriptor_tree(device.descriptors(), UsbSpeed::High);
         let endpoints = tree.configurations.iter().flat_map(|each| &each.interfaces).flat_map(|each| &each.endpoints);
         let bulk = endpoints.filter(|endpoint| endpoint.kind == "bulk").collect::<Vec<_>>();
         assert!(!bulk.is_empty(), "{tree:?}");

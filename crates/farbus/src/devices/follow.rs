@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use farbus_io_linux::usb::Selector;
+use farbus_io_linux::usb::UsbDeviceSelector;
 use farbus_io_net::trust::AttachedDevice;
 
 /// What is said of `port` when somebody types it.
@@ -34,7 +34,7 @@ impl FromStr for FollowWord {
     fn from_str(text: &str) -> Result<Self, String> {
         match (text, text.parse()) {
             ("port", _) => Ok(Self::Port),
-            (_, Ok(Selector::Ids(vendor, product))) => Ok(Self::Make(vendor, product)),
+            (_, Ok(UsbDeviceSelector::Ids(vendor, product))) => Ok(Self::Make(vendor, product)),
             _ => Err(format!("'{text}' is nothing to follow: name a make (VENDOR:PRODUCT, 18d1:9302), or say 'port'")),
         }
     }
@@ -54,9 +54,9 @@ pub const ANOTHER_IN_PORT: &str = "another device in this port";
 
 /// Which other devices in a port are taken for the first one; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Follow(BTreeSet<FollowWord>);
+pub struct FollowPolicy(BTreeSet<FollowWord>);
 
-impl FromIterator<FollowWord> for Follow {
+impl FromIterator<FollowWord> for FollowPolicy {
     fn from_iter<I: IntoIterator<Item = FollowWord>>(words: I) -> Self {
         Self(words.into_iter().collect())
     }
@@ -73,7 +73,7 @@ pub enum InPort {
     Another,
 }
 
-impl Follow {
+impl FollowPolicy {
     /// Whatever is in the port.
     pub fn any() -> Self {
         [FollowWord::Port].into_iter().collect()
@@ -157,7 +157,7 @@ mod tests {
         AttachedDevice { usb: Some((0x1209, product)), serial: serial.map(str::to_owned), ..AttachedDevice::default() }
     }
 
-    fn follow(words: &[&str]) -> Follow {
+    fn follow(words: &[&str]) -> FollowPolicy {
         words.iter().map(|word| word.parse::<FollowWord>().unwrap()).collect()
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io_linux::usb::{Found, Inventory, Obstacle, UsbDevice};
+use farbus_io_linux::usb::{PluggedDevice, SharingObstacle, UsbDevice, UsbInventory};
 use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 
 use crate::devices::swap_run::RUNNING;
@@ -43,15 +43,15 @@ pub fn not_begun(
 ///
 /// # Errors
 /// [`FailureReport`]: it is not plugged in there, is in use, or is no device that can be shared.
-pub fn open(device: &str, to: &str, node: OwnedFd) -> Result<(UsbDevice, Found), FailureReport> {
+pub fn open(device: &str, to: &str, node: OwnedFd) -> Result<(UsbDevice, PluggedDevice), FailureReport> {
     let not = |attribute, why: &dyn Display, hint: &str| not_begun(device, to, attribute, why, &hint);
     let see = "see: farbus share --list";
     let port = to.strip_prefix("usb:").unwrap_or(to);
-    let found = Inventory::default().device_at(port).map_err(|error| not(FailureKind::Local, &error, see))?;
+    let found = UsbInventory::default().device_at(port).map_err(|error| not(FailureKind::Local, &error, see))?;
     let found = found.ok_or_else(|| not(FailureKind::Gone, &"nothing is plugged in there", see))?;
     match &found.obstacle {
         // The process that opened the node has the permission.
-        None | Some(Obstacle::NoPermission { .. }) => {}
+        None | Some(SharingObstacle::NoPermission { .. }) => {}
         Some(obstacle) => return Err(not(FailureKind::Refused, obstacle, "choose another device of the same make")),
     }
     let opened = UsbDevice::open_through(node, &found).map_err(|error| {

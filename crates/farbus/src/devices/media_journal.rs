@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use farbus_control::device::RemoteIdentity;
-use farbus_io_net::trust::{Access, DeviceId, Folder, StateFolder};
-use farbus_session::block::swap::{Journal, Milestone};
+use farbus_io_net::trust::{DeviceId, FileAccessMode, HostFolder, StateFolder};
+use farbus_session::block::swap::{MilestoneJournal, SwapMilestone};
 use serde::{Deserialize, Serialize};
 
 /// What is said of a disk of another host that holds a part of a copy.
@@ -30,7 +30,7 @@ const JOURNAL_BYTES_MAX: u64 = 64 << 10;
 
 /// One of the two media, with what is needed to recognize it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Medium {
+pub struct SwapMedium {
     /// The absolute path, or `memory:SIZE`.
     pub at: PathBuf,
     /// The inode of a file. Another file at the same path is another medium.
@@ -45,7 +45,7 @@ pub struct Medium {
     pub identity: Option<RemoteIdentity>,
 }
 
-impl Medium {
+impl SwapMedium {
     /// The medium at a path, whether or not a file exists there.
     pub fn at(path: &Path) -> Self {
         let at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -71,7 +71,7 @@ impl Medium {
     }
 
     /// Whether both are the same file, by whatever path, or the same block device, or the same disk of another host.
-    fn is(&self, other: &Medium) -> bool {
+    fn is(&self, other: &SwapMedium) -> bool {
         if let (Some(one), Some(other)) = (self.identity, other.identity) {
             return one.is_same_content(other);
         }
@@ -83,9 +83,9 @@ impl Medium {
 
 /// The first line of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Header {
-    from: Medium,
-    to: Medium,
+struct SwapJournalHeader {
+    from: SwapMedium,
+    to: SwapMedium,
     /// The devices on the first medium, with their generations once they are on the second.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     devices: Vec<MovedDevice>,
@@ -102,9 +102,9 @@ pub struct MovedDevice {
 
 /// Devices that a swap has moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct CompletedMediumMove {
     /// The medium that they are on now.
-    pub to: Medium,
+    pub to: SwapMedium,
     /// The devices on that medium.
     pub devices: Vec<MovedDevice>,
 }
@@ -112,7 +112,7 @@ pub struct Moved {
 /// A line after the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Line {
+enum SwapJournalLine {
     Copying,
     Switched,
     Abandoned,
@@ -121,18 +121,18 @@ enum Line {
 /// A line that names the second medium better than the first line could: which disk of another host it is was known
 /// once it was open. Earlier releases pass over it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Named {
+struct SwapJournalIdentity {
     to: RemoteIdentity,
 }
 
 /// The journal of one swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct SwapJournal {
     /// Later swaps have higher numbers.
     number: u64,
-    header: Header,
+    header: SwapJournalHeader,
     /// The last line; `None` if nothing had been done.
-    line: Option<Line>,
+    line: Option<SwapJournalLine>,
 }
 
 /// What the journals say about a medium.
@@ -168,13 +168,13 @@ impl MediumStatus {
 
 /// The journals of a host.
 #[derive(Clone, Debug)]
-pub struct Journals {
-    state: Folder,
+pub struct SwapJournalFolder {
+    state: HostFolder,
 }
 
-/// A journal that has begun. [`Notes`] writes its lines.
+/// A journal that has begun. [`SwapJournalWriter`] writes its lines.
 #[derive(Debug)]
-pub struct Begun {
+pub struct StartedSwapJournal {
     /// The file to write to.
     pub file: File,
     folder: StateFolder,
@@ -183,7 +183,7 @@ pub struct Begun {
     pub resumes: bool,
 }
 
-impl Begun {
+impl StartedSwapJournal {
     /// Removes the journal of a swap that did not begin.
     pub fn withdraw(self) {
         // A journal that stays has no line, and so no effect.
@@ -191,25 +191,25 @@ impl Begun {
     }
 }
 
-impl Journals {
+impl SwapJournalFolder {
     /// The journals of this user.
     ///
     /// # Errors
     /// The user has no state folder.
     pub fn of_user() -> io::Result<Self> {
-        Ok(Self { state: Folder::of_user().map_err(io::Error::other)? })
+        Ok(Self { state: HostFolder::of_user().map_err(io::Error::other)? })
     }
 
     /// The journals in this state folder.
     pub fn of(state: &Path) -> Self {
-        Self { state: Folder::at(state) }
+        Self { state: HostFolder::at(state) }
     }
 
     /// Begins the journal of a swap, without a line.
     ///
     /// # Errors
     /// The folder cannot be used.
-    pub fn begin(&self, from: &Medium, to: &Medium) -> io::Result<Begun> {
+    pub fn begin(&self, from: &SwapMedium, to: &SwapMedium) -> io::Result<StartedSwapJournal> {
         self.begin_of(from, to, &[])
     }
 
@@ -217,12 +217,17 @@ impl Journals {
     ///
     /// # Errors
     /// The folder cannot be used.
-    pub fn begin_of(&self, from: &Medium, to: &Medium, devices: &[MovedDevice]) -> io::Result<Begun> {
+    pub fn begin_of(
+        &self,
+        from: &SwapMedium,
+        to: &SwapMedium,
+        devices: &[MovedDevice],
+    ) -> io::Result<StartedSwapJournal> {
         let folder = self.state.opened_or_made().map_err(io::Error::other)?;
         let folder = folder.subfolder_or_make(FOLDER).map_err(io::Error::other)?;
         let entries = entries(&folder)?;
         let resumes = entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(to)).is_some_and(|entry| {
-            entry.header.from.is(from) && entry.header.to.is(to) && entry.line != Some(Line::Switched)
+            entry.header.from.is(from) && entry.header.to.is(to) && entry.line != Some(SwapJournalLine::Switched)
         });
         let mut number = entries.last().map_or(1, |entry| entry.number + 1);
         let (mut file, name) = loop {
@@ -232,7 +237,8 @@ impl Journals {
                 None => number += 1,
             }
         };
-        let mut line = serde_json::to_vec(&Header { from: from.clone(), to: to.clone(), devices: devices.to_vec() })?;
+        let mut line =
+            serde_json::to_vec(&SwapJournalHeader { from: from.clone(), to: to.clone(), devices: devices.to_vec() })?;
         line.push(b'\n');
         line.resize(line.len() + ROOM_BYTES, 0);
         file.write_all(&line)?;
@@ -241,14 +247,14 @@ impl Journals {
         for past in entries.iter().filter(|past| past.is_overruled(&entries)) {
             let _ = folder.remove(&name_of(past.number));
         }
-        Ok(Begun { file, folder, name, resumes })
+        Ok(StartedSwapJournal { file, folder, name, resumes })
     }
 
     /// What the journals say about a medium.
     ///
     /// # Errors
     /// The journals cannot be read.
-    pub fn status(&self, medium: &Medium) -> io::Result<MediumStatus> {
+    pub fn status(&self, medium: &SwapMedium) -> io::Result<MediumStatus> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
         Ok(status(&entries, medium))
     }
@@ -259,22 +265,23 @@ impl Journals {
     /// The journals cannot be read.
     pub fn objection_to_attaching(&self, title: &str, identity: Option<RemoteIdentity>) -> io::Result<Option<String>> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
-        let medium = Medium::remote(title, identity);
-        let Some(Entry { header: Header { from, to, .. }, line, .. }) = last_about(&entries, &medium) else {
+        let medium = SwapMedium::remote(title, identity);
+        let Some(SwapJournal { header: SwapJournalHeader { from, to, .. }, line, .. }) = last_about(&entries, &medium)
+        else {
             return Ok(None);
         };
-        let how_to_use = |medium: &Medium| match medium.is_of_another_host() {
+        let how_to_use = |medium: &SwapMedium| match medium.is_of_another_host() {
             true => format!("farbus attach {}", medium.at.display()),
             false => format!("farbus nbd block:{}", medium.at.display()),
         };
         let (old, new) = (from.at.display(), to.at.display());
         Ok(match line {
-            Some(Line::Switched) if from.is(&medium) => Some(format!(
+            Some(SwapJournalLine::Switched) if from.is(&medium) => Some(format!(
                 "{title} has old data: 'farbus swap' moved it to {new}\n  use that: {}; to attach the old one all the \
                  same, type: farbus swap --forget {old}",
                 how_to_use(to)
             )),
-            Some(Line::Copying | Line::Abandoned) if to.is(&medium) => Some(format!(
+            Some(SwapJournalLine::Copying | SwapJournalLine::Abandoned) if to.is(&medium) => Some(format!(
                 "{title} is {UNFINISHED} {old}: 'farbus swap' was interrupted\n  use that: {}, and swap again, which \
                  continues; to attach {title} all the same, type: farbus swap --forget {new}",
                 how_to_use(from)
@@ -287,10 +294,11 @@ impl Journals {
     ///
     /// # Errors
     /// The journals cannot be read.
-    pub fn moved(&self) -> io::Result<Vec<Moved>> {
+    pub fn moved(&self) -> io::Result<Vec<CompletedMediumMove>> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
-        let switched = entries.into_iter().filter(|entry| entry.line == Some(Line::Switched));
-        let moved = switched.map(|Entry { header, .. }| Moved { to: header.to, devices: header.devices });
+        let switched = entries.into_iter().filter(|entry| entry.line == Some(SwapJournalLine::Switched));
+        let moved =
+            switched.map(|SwapJournal { header, .. }| CompletedMediumMove { to: header.to, devices: header.devices });
         Ok(moved.filter(|moved| !moved.devices.is_empty()).collect())
     }
 
@@ -298,7 +306,7 @@ impl Journals {
     ///
     /// # Errors
     /// A journal cannot be removed.
-    pub fn forget(&self, medium: &Medium) -> io::Result<bool> {
+    pub fn forget(&self, medium: &SwapMedium) -> io::Result<bool> {
         let Some(folder) = self.folder()? else { return Ok(false) };
         let mut entries = entries(&folder)?;
         let mut forgotten = false;
@@ -323,18 +331,18 @@ fn name_of(number: u64) -> String {
 }
 
 /// All readable journals, the oldest first.
-fn entries(folder: &StateFolder) -> io::Result<Vec<Entry>> {
+fn entries(folder: &StateFolder) -> io::Result<Vec<SwapJournal>> {
     let mut entries = Vec::new();
     for name in folder.names().map_err(io::Error::other)? {
         let path = Path::new(&name);
         let is_journal = path.extension().is_some_and(|extension| extension == SUFFIX);
         let number = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok()).filter(|_| is_journal);
         let Some(number) = number else { continue };
-        let Some(file) = folder.file(&name, Access::Read).map_err(io::Error::other)? else { continue };
+        let Some(file) = folder.file(&name, FileAccessMode::Read).map_err(io::Error::other)? else { continue };
         let mut bytes = Vec::new();
         file.take(JOURNAL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 <= JOURNAL_BYTES_MAX
-            && let Some(entry) = Entry::read(number, &bytes)
+            && let Some(entry) = SwapJournal::read(number, &bytes)
         {
             entries.push(entry);
         }
@@ -343,16 +351,16 @@ fn entries(folder: &StateFolder) -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-impl Entry {
+impl SwapJournal {
     /// Reads a journal. Returns `None` if its first line is incomplete.
     fn read(number: u64, bytes: &[u8]) -> Option<Self> {
         // A line without its end was torn.
         let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
         let header = serde_json::from_slice(lines.next()?).ok()?;
-        let mut header: Header = header;
+        let mut header: SwapJournalHeader = header;
         let mut last = None;
         for line in lines {
-            if let Ok(named) = serde_json::from_slice::<Named>(line) {
+            if let Ok(named) = serde_json::from_slice::<SwapJournalIdentity>(line) {
                 header.to.identity = Some(named.to);
             }
             last = serde_json::from_slice(line).ok().or(last);
@@ -360,31 +368,34 @@ impl Entry {
         Some(Self { number, header, line: last })
     }
 
-    fn touches(&self, medium: &Medium) -> bool {
+    fn touches(&self, medium: &SwapMedium) -> bool {
         self.header.from.is(medium) || self.header.to.is(medium)
     }
 
     /// Whether later swaps have decided about both media of this one.
-    fn is_overruled(&self, all: &[Entry]) -> bool {
-        let said_later = |medium: &Medium| {
-            all.iter()
-                .any(|entry| entry.number > self.number && entry.line == Some(Line::Switched) && entry.touches(medium))
+    fn is_overruled(&self, all: &[SwapJournal]) -> bool {
+        let said_later = |medium: &SwapMedium| {
+            all.iter().any(|entry| {
+                entry.number > self.number && entry.line == Some(SwapJournalLine::Switched) && entry.touches(medium)
+            })
         };
         said_later(&self.header.from) && said_later(&self.header.to)
     }
 }
 
 /// The last journal with a line about the medium counts.
-fn last_about<'a>(entries: &'a [Entry], medium: &Medium) -> Option<&'a Entry> {
+fn last_about<'a>(entries: &'a [SwapJournal], medium: &SwapMedium) -> Option<&'a SwapJournal> {
     entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(medium))
 }
 
-fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
+fn status(entries: &[SwapJournal], medium: &SwapMedium) -> MediumStatus {
     match last_about(entries, medium) {
-        Some(Entry { header, line: Some(Line::Switched), .. }) if header.from.is(medium) => {
+        Some(SwapJournal { header, line: Some(SwapJournalLine::Switched), .. }) if header.from.is(medium) => {
             MediumStatus::MovedTo(header.to.at.clone())
         }
-        Some(Entry { header, line: Some(Line::Copying | Line::Abandoned), .. }) if header.to.is(medium) => {
+        Some(SwapJournal { header, line: Some(SwapJournalLine::Copying | SwapJournalLine::Abandoned), .. })
+            if header.to.is(medium) =>
+        {
             MediumStatus::UnfinishedCopyOf(header.from.at.clone())
         }
         _ => MediumStatus::Fine,
@@ -397,8 +408,8 @@ fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
 /// A sentence that says what to type.
 pub fn check(path: &Path) -> io::Result<()> {
     // A user without a state folder has swapped nothing.
-    let Ok(journals) = Journals::of_user() else { return Ok(()) };
-    match journals.status(&Medium::at(path))?.objection(path) {
+    let Ok(journals) = SwapJournalFolder::of_user() else { return Ok(()) };
+    match journals.status(&SwapMedium::at(path))?.objection(path) {
         Some(why) => Err(io::Error::other(why)),
         None => Ok(()),
     }
@@ -408,18 +419,18 @@ pub fn check(path: &Path) -> io::Result<()> {
 /// type; `None` if it may be attached. A disk without an identity is known by its title alone.
 pub fn objection_to_attaching(title: &str, identity: Option<RemoteIdentity>) -> Option<String> {
     // A user without a state folder that can be read has swapped nothing.
-    Journals::of_user().and_then(|journals| journals.objection_to_attaching(title, identity)).ok().flatten()
+    SwapJournalFolder::of_user().and_then(|journals| journals.objection_to_attaching(title, identity)).ok().flatten()
 }
 
 /// Writes lines to a journal that was begun by a process that may create files.
 #[derive(Debug)]
-pub struct Notes {
+pub struct SwapJournalWriter {
     file: File,
     /// Where the next line begins, once one was written.
     at: Option<u64>,
 }
 
-impl Notes {
+impl SwapJournalWriter {
     /// Writes to this file, which is open for reading and writing.
     pub fn to(file: File) -> Self {
         Self { file, at: None }
@@ -430,7 +441,7 @@ impl Notes {
     /// # Errors
     /// A sentence for a person.
     pub fn name(&mut self, to: RemoteIdentity) -> Result<(), String> {
-        let line = serde_json::to_vec(&Named { to }).map_err(|error| error.to_string())?;
+        let line = serde_json::to_vec(&SwapJournalIdentity { to }).map_err(|error| error.to_string())?;
         self.write(line).map_err(|error| error.to_string())
     }
 
@@ -453,12 +464,12 @@ impl Notes {
     }
 }
 
-impl Journal for Notes {
-    fn note(&mut self, milestone: Milestone) -> Result<(), String> {
+impl MilestoneJournal for SwapJournalWriter {
+    fn note(&mut self, milestone: SwapMilestone) -> Result<(), String> {
         let line = match milestone {
-            Milestone::Copying => Line::Copying,
-            Milestone::Switched => Line::Switched,
-            Milestone::Abandoned => Line::Abandoned,
+            SwapMilestone::Copying => SwapJournalLine::Copying,
+            SwapMilestone::Switched => SwapJournalLine::Switched,
+            SwapMilestone::Abandoned => SwapJournalLine::Abandoned,
         };
         let written = serde_json::to_vec(&line).map_err(io::Error::other).and_then(|line| self.write(line));
         written.map_err(|error| error.to_string())
@@ -484,25 +495,25 @@ mod tests {
             Self(path)
         }
 
-        fn journals(&self) -> Journals {
-            Journals::of(&self.0.join("state"))
+        fn journals(&self) -> SwapJournalFolder {
+            SwapJournalFolder::of(&self.0.join("state"))
         }
 
-        fn disk(&self, name: &str) -> Medium {
+        fn disk(&self, name: &str) -> SwapMedium {
             let path = self.0.join(name);
             OpenOptions::new().create(true).append(true).open(&path).unwrap();
-            Medium::at(&path)
+            SwapMedium::at(&path)
         }
 
-        fn swap(&self, from: &Medium, to: &Medium, milestones: &[Milestone]) -> bool {
+        fn swap(&self, from: &SwapMedium, to: &SwapMedium, milestones: &[SwapMilestone]) -> bool {
             let begun = self.journals().begin(from, to).unwrap();
             let resumes = begun.resumes;
-            let mut notes = Notes::to(begun.file);
+            let mut notes = SwapJournalWriter::to(begun.file);
             milestones.iter().for_each(|milestone| notes.note(*milestone).unwrap());
             resumes
         }
 
-        fn status(&self, medium: &Medium) -> MediumStatus {
+        fn status(&self, medium: &SwapMedium) -> MediumStatus {
             self.journals().status(medium).unwrap()
         }
     }
@@ -513,7 +524,7 @@ mod tests {
         }
     }
 
-    const DONE: [Milestone; 2] = [Milestone::Copying, Milestone::Switched];
+    const DONE: [SwapMilestone; 2] = [SwapMilestone::Copying, SwapMilestone::Switched];
 
     #[test]
     fn latest_journal_line_about_a_medium_counts() {
@@ -522,12 +533,12 @@ mod tests {
         assert_eq!(scratch.status(&a), MediumStatus::Fine);
         scratch.swap(&a, &b, &[]);
         assert_eq!((scratch.status(&a), scratch.status(&b)), (MediumStatus::Fine, MediumStatus::Fine));
-        scratch.swap(&a, &b, &[Milestone::Copying]);
+        scratch.swap(&a, &b, &[SwapMilestone::Copying]);
         assert_eq!(scratch.status(&a), MediumStatus::Fine);
         assert_eq!(scratch.status(&b), MediumStatus::UnfinishedCopyOf(a.at.clone()));
         assert!(scratch.swap(&a, &b, &DONE), "it resumes");
         assert_eq!((scratch.status(&a), scratch.status(&b)), (MediumStatus::MovedTo(b.at.clone()), MediumStatus::Fine));
-        assert!(!scratch.swap(&b, &c, &[Milestone::Copying, Milestone::Abandoned]));
+        assert!(!scratch.swap(&b, &c, &[SwapMilestone::Copying, SwapMilestone::Abandoned]));
         assert_eq!(scratch.status(&b), MediumStatus::Fine);
         assert_eq!(scratch.status(&c), MediumStatus::UnfinishedCopyOf(b.at.clone()));
         assert!(!scratch.swap(&b, &a, &DONE), "what is old there is no beginning of a copy");
@@ -550,10 +561,10 @@ mod tests {
         let blocks = || fs::metadata(&path).map(|about| (about.len(), about.blocks())).unwrap();
         let before = blocks();
         // The process that continues need not be the one that began.
-        let mut notes = Notes::to(begun.file.try_clone().unwrap());
-        notes.note(Milestone::Copying).unwrap();
-        notes.note(Milestone::Abandoned).unwrap();
-        Notes::to(begun.file).note(Milestone::Switched).unwrap();
+        let mut notes = SwapJournalWriter::to(begun.file.try_clone().unwrap());
+        notes.note(SwapMilestone::Copying).unwrap();
+        notes.note(SwapMilestone::Abandoned).unwrap();
+        SwapJournalWriter::to(begun.file).note(SwapMilestone::Switched).unwrap();
         assert_eq!(blocks(), before);
         assert_eq!(scratch.status(&a), MediumStatus::MovedTo(b.at));
         let said = String::from_utf8(fs::read(&path).unwrap()).unwrap();
@@ -584,7 +595,7 @@ mod tests {
         assert_eq!(scratch.status(&scratch.disk("a")), MediumStatus::Fine);
         // The new file replaces the old one, and may get the same inode.
         let c = scratch.disk("c");
-        scratch.swap(&b, &c, &[Milestone::Copying]);
+        scratch.swap(&b, &c, &[SwapMilestone::Copying]);
         fs::remove_file(&c.at).unwrap();
         assert!(c.born_ns.is_none() || scratch.status(&scratch.disk("c")) == MediumStatus::Fine);
         assert_eq!(scratch.status(&scratch.disk("a")), MediumStatus::Fine);
@@ -599,9 +610,9 @@ mod tests {
         let known = |generation| Some(RemoteIdentity { id, generation });
         let another = Some(RemoteIdentity { id: random_device_id(), generation: 0 });
         let why = |title: &str, identity| scratch.journals().objection_to_attaching(title, identity).unwrap();
-        scratch.swap(&Medium::remote("lab/disk", known(0)), &new, &[Milestone::Copying]);
+        scratch.swap(&SwapMedium::remote("lab/disk", known(0)), &new, &[SwapMilestone::Copying]);
         assert_eq!(why("lab/disk", known(0)), None, "it is complete as long as the copy is not");
-        assert!(scratch.swap(&Medium::remote("lab2/disk", known(0)), &new, &DONE), "under another name it resumes");
+        assert!(scratch.swap(&SwapMedium::remote("lab2/disk", known(0)), &new, &DONE), "under another name it resumes");
         let moved = why("attic/old", known(0)).expect("it has old data under any name");
         assert!(moved.contains("attic/old has old data") && moved.contains("--forget lab2/disk"), "{moved}");
         assert!(why("lab2/disk", known(SWAPPED)).is_some(), "its exporter copied what is old");
@@ -609,26 +620,26 @@ mod tests {
         assert_eq!(why("lab2/disk", another), None, "another disk has the name now");
         assert!(why("lab2/disk", None).is_some(), "without an identity the name counts");
         assert_eq!(why("lab3/disk", None), None);
-        assert!(scratch.journals().forget(&Medium::called("lab2/disk")).unwrap());
+        assert!(scratch.journals().forget(&SwapMedium::called("lab2/disk")).unwrap());
         assert_eq!(why("attic/old", known(0)), None);
         // A journal of an earlier release has no identity.
-        scratch.swap(&Medium::called("lab/disk"), &new, &DONE);
+        scratch.swap(&SwapMedium::called("lab/disk"), &new, &DONE);
         assert!(why("lab/disk", known(0)).is_some() && why("lab/disk", None).is_some());
     }
 
     #[test]
     fn torn_journal_line_does_not_count() {
         let header = br#"{"from":{"at":"/a"},"to":{"at":"/b"}}"#;
-        let line = |rest: &[u8]| Entry::read(1, &[&header[..], rest].concat()).map(|entry| entry.line);
+        let line = |rest: &[u8]| SwapJournal::read(1, &[&header[..], rest].concat()).map(|entry| entry.line);
         assert_eq!(line(b""), None);
         assert_eq!(line(b"\n"), Some(None));
-        assert_eq!(line(b"\n\n\"copying\"\n\n\"switched\"\n"), Some(Some(Line::Switched)));
+        assert_eq!(line(b"\n\n\"copying\"\n\n\"switched\"\n"), Some(Some(SwapJournalLine::Switched)));
         for torn in 1..b"\"switched\"\n".len() {
             let torn = &b"\"switched\"\n"[..torn];
-            assert_eq!(line(&[b"\n\n\"copying\"\n\n", torn].concat()), Some(Some(Line::Copying)));
+            assert_eq!(line(&[b"\n\n\"copying\"\n\n", torn].concat()), Some(Some(SwapJournalLine::Copying)));
             assert_eq!(
                 line(&[b"\n\n\"copying\"\n\n", torn, b"\n\"abandoned\"\n"].concat()),
-                Some(Some(Line::Abandoned))
+                Some(Some(SwapJournalLine::Abandoned))
             );
         }
         assert_eq!(line(b"\n\0\0\0\0\n"), Some(None));
@@ -646,7 +657,7 @@ mod tests {
         assert!(scratch.journals().begin(&a, &b).is_err() && scratch.journals().status(&a).is_err());
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
         fs::remove_file(&folder).unwrap();
-        scratch.swap(&a, &b, &[Milestone::Copying]);
+        scratch.swap(&a, &b, &[SwapMilestone::Copying]);
         fs::write(elsewhere.join("victim"), "{}").unwrap();
         std::os::unix::fs::symlink(elsewhere.join("victim"), folder.join(name_of(2))).unwrap();
         let why = scratch.journals().status(&a).unwrap_err().to_string();

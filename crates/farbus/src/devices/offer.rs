@@ -72,7 +72,7 @@ impl From<LeaseStatus> for ListedLease {
 
 /// One device in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Listed {
+pub struct ListedDevice {
     /// The name on its exporter.
     pub name: String,
     /// The bus id on its exporter.
@@ -145,7 +145,7 @@ impl From<UserStatus> for ListedUser {
     }
 }
 
-impl Listed {
+impl ListedDevice {
     /// Its state in a table: how several may use it, and whether its user has handed it over.
     pub fn state_in_words(&self) -> String {
         match (self.state.as_deref(), self.mode.as_deref()) {
@@ -193,7 +193,7 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-impl From<&DeviceRecord> for Listed {
+impl From<&DeviceRecord> for ListedDevice {
     /// Reads a plain USB/IP record. An exporter of farbus reports more, in the record's path.
     fn from(record: &DeviceRecord) -> Self {
         let user = in_use(record);
@@ -246,7 +246,7 @@ impl From<&DeviceRecord> for Listed {
     }
 }
 
-impl From<DeviceStatus> for Listed {
+impl From<DeviceStatus> for ListedDevice {
     /// Reads the status that a paired host reports.
     fn from(status: DeviceStatus) -> Self {
         let (vendor, product) = status.ids.split_once(':').unwrap_or_default();

@@ -2,9 +2,9 @@
 //! true.
 
 use farbus_io_net::trust::check_label_name;
-use farbus_session::rules::Pattern;
+use farbus_session::rules::WildcardPattern;
 
-use crate::devices::offer::Listed;
+use crate::devices::offer::ListedDevice;
 
 /// The most words of a query.
 const WORDS_MAX: usize = 16;
@@ -30,27 +30,27 @@ const CLASSES: [(&str, &[&str]); 16] = [
 
 /// The words that a device has to satisfy, all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Query {
-    words: Vec<Word>,
+pub struct DeviceQuery {
+    words: Vec<QueryWord>,
     /// As they were written.
     texts: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Word {
+enum QueryWord {
     Class(String),
     Vendor(String),
     Product(String),
     Speed(String),
-    Name(Pattern),
-    Host(Pattern),
-    Place(Pattern),
+    Name(WildcardPattern),
+    Host(WildcardPattern),
+    Place(WildcardPattern),
     /// With any value, if there is none.
-    Label(String, Option<Pattern>),
+    Label(String, Option<WildcardPattern>),
     Free,
 }
 
-impl Query {
+impl DeviceQuery {
     /// Whether a word is one of a query, and not a host or a device.
     pub fn is_word(text: &str) -> bool {
         let key = text.split_once('=').map(|(key, _)| key);
@@ -65,7 +65,7 @@ impl Query {
     /// A sentence for a person: which word is none, and which there are.
     pub fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let texts: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        let words = texts.iter().map(|text| word_of(text)).collect::<Result<Vec<Word>, String>>()?;
+        let words = texts.iter().map(|text| word_of(text)).collect::<Result<Vec<QueryWord>, String>>()?;
         match words.len() {
             0..=WORDS_MAX => Ok(Self { words, texts }),
             count => Err(format!("a query has {WORDS_MAX} words at most, not {count}")),
@@ -77,18 +77,18 @@ impl Query {
         self.words.is_empty()
     }
 
-    /// Its words, from which [`Query::parse`] reads the same query.
+    /// Its words, from which [`DeviceQuery::parse`] reads the same query.
     pub fn texts(&self) -> &[String] {
         &self.texts
     }
 
     /// Whether it means this device of `host`.
-    pub fn matches(&self, host: &str, device: &Listed) -> bool {
+    pub fn matches(&self, host: &str, device: &ListedDevice) -> bool {
         self.words.iter().all(|word| is_true(word, host, device))
     }
 }
 
-fn word_of(text: &str) -> Result<Word, String> {
+fn word_of(text: &str) -> Result<QueryWord, String> {
     let wrong = || {
         format!(
             "'{}' is no word of a query: class=, vendor=, product=, speed=, name=, host=, place=, label:NAME, \
@@ -97,58 +97,58 @@ fn word_of(text: &str) -> Result<Word, String> {
         )
     };
     if text == "free" {
-        return Ok(Word::Free);
+        return Ok(QueryWord::Free);
     }
     if let Some(label) = text.strip_prefix("label:") {
         let (name, value) = label.split_once('=').map_or((label, None), |(name, value)| (name, Some(value)));
         check_label_name(name)?;
-        return Ok(Word::Label(name.to_owned(), value.map(Pattern::new)));
+        return Ok(QueryWord::Label(name.to_owned(), value.map(WildcardPattern::new)));
     }
     let (key, value) = text.split_once('=').filter(|(_, value)| !value.is_empty()).ok_or_else(wrong)?;
     Ok(match key {
-        "class" if CLASSES.iter().any(|(class, _)| *class == value) => Word::Class(value.to_owned()),
+        "class" if CLASSES.iter().any(|(class, _)| *class == value) => QueryWord::Class(value.to_owned()),
         "class" => {
             let classes = CLASSES.map(|(class, _)| class).join(", ");
             return Err(format!("'{}' is no class: there are {classes}", value.escape_debug()));
         }
-        "vendor" => Word::Vendor(value.to_lowercase()),
-        "product" => Word::Product(value.to_lowercase()),
-        "speed" => Word::Speed(value.to_lowercase()),
-        "name" => Word::Name(Pattern::new(value)),
-        "host" => Word::Host(Pattern::new(value)),
-        "place" => Word::Place(Pattern::new(value)),
+        "vendor" => QueryWord::Vendor(value.to_lowercase()),
+        "product" => QueryWord::Product(value.to_lowercase()),
+        "speed" => QueryWord::Speed(value.to_lowercase()),
+        "name" => QueryWord::Name(WildcardPattern::new(value)),
+        "host" => QueryWord::Host(WildcardPattern::new(value)),
+        "place" => QueryWord::Place(WildcardPattern::new(value)),
         _ => return Err(wrong()),
     })
 }
 
-fn is_true(word: &Word, host: &str, device: &Listed) -> bool {
+fn is_true(word: &QueryWord, host: &str, device: &ListedDevice) -> bool {
     match word {
-        Word::Class(class) if class == "serial" => device.is_serial_port(),
-        Word::Class(class) => {
+        QueryWord::Class(class) if class == "serial" => device.is_serial_port(),
+        QueryWord::Class(class) => {
             let words = CLASSES.iter().find(|(known, _)| known == class).map_or(&[][..], |(_, words)| words);
             let is_of = |interface: &String| words.iter().any(|word| interface.starts_with(word));
             device.interfaces.iter().any(is_of)
         }
-        Word::Vendor(asked) => {
+        QueryWord::Vendor(asked) => {
             let name = device.vendor_name.as_deref().unwrap_or_default();
             // What everybody calls FTDI is "Future Technology Devices International, Ltd" in the list.
             let initials: String = name.split_whitespace().filter_map(|word| word.chars().next()).collect();
             let is_called = asked.len() > 2 && initials.to_lowercase().starts_with(asked);
             device.vendor == *asked || contains(name, asked) || contains(&device.title, asked) || is_called
         }
-        Word::Product(asked) => {
+        QueryWord::Product(asked) => {
             let name = device.product_name.as_deref().unwrap_or_default();
             device.product == *asked || contains(name, asked) || contains(&device.title, asked)
         }
-        Word::Speed(asked) => device.speed.to_lowercase() == *asked,
-        Word::Name(pattern) => pattern.matches(&device.name),
-        Word::Host(pattern) => pattern.matches(host),
-        Word::Place(pattern) => device.notes.place.as_deref().is_some_and(|place| pattern.matches(place)),
-        Word::Label(name, pattern) => {
+        QueryWord::Speed(asked) => device.speed.to_lowercase() == *asked,
+        QueryWord::Name(pattern) => pattern.matches(&device.name),
+        QueryWord::Host(pattern) => pattern.matches(host),
+        QueryWord::Place(pattern) => device.notes.place.as_deref().is_some_and(|place| pattern.matches(place)),
+        QueryWord::Label(name, pattern) => {
             let value = device.notes.labels.get(name);
             value.is_some_and(|value| pattern.as_ref().is_none_or(|pattern| pattern.matches(value)))
         }
-        Word::Free => device.is_free(),
+        QueryWord::Free => device.is_free(),
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use farbus_control::device::DeviceStatus;
 
-    fn device(extra: &serde_json::Value) -> Listed {
+    fn device(extra: &serde_json::Value) -> ListedDevice {
         let mut status = serde_json::json!({
             "name": "console", "bus_id": "1-2", "title": "", "speed": "full", "ids": "0403:6001",
             "interfaces": ["vendor specific"], "state": "available",
@@ -173,11 +173,11 @@ mod tests {
             status[key] = value.clone();
         }
         let status: DeviceStatus = serde_json::from_value(status).unwrap();
-        Listed::from(status)
+        ListedDevice::from(status)
     }
 
-    fn is_meant(words: &str, device: &Listed) -> bool {
-        Query::parse(words.split_whitespace()).unwrap().matches("lab3", device)
+    fn is_meant(words: &str, device: &ListedDevice) -> bool {
+        DeviceQuery::parse(words.split_whitespace()).unwrap().matches("lab3", device)
     }
 
     #[test]
@@ -237,14 +237,14 @@ mod tests {
             ("busy", "no word"),
             ("name=\u{1b}[2J \u{1b}", "no word"),
         ] {
-            let refused = Query::parse(words.split_whitespace()).unwrap_err();
+            let refused = DeviceQuery::parse(words.split_whitespace()).unwrap_err();
             assert!(refused.contains(why) && !refused.contains('\u{1b}'), "{words:?}: {refused}");
         }
-        assert!(Query::parse(["free"; 17]).unwrap_err().contains("16 words at most"));
+        assert!(DeviceQuery::parse(["free"; 17]).unwrap_err().contains("16 words at most"));
         for (text, is_word) in [("free", true), ("label:x", true), ("colour=red", true), ("lab3", false)] {
-            assert_eq!(Query::is_word(text), is_word, "{text}");
+            assert_eq!(DeviceQuery::is_word(text), is_word, "{text}");
         }
-        assert!(!Query::is_word("lab3/a=b") && !Query::is_word("unix:/run/x=y/disk"), "targets");
+        assert!(!DeviceQuery::is_word("lab3/a=b") && !DeviceQuery::is_word("unix:/run/x=y/disk"), "targets");
     }
 
     #[test]

@@ -3,21 +3,22 @@
 use std::str::FromStr;
 
 use farbus_control::reservation::ReservationStatus;
-use farbus_session::reserve::ledger::Line;
+use farbus_session::reserve::ledger::ListedReservation;
 use farbus_session::reserve::{
-    CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime,
+    CLAIMS_MAX, EndpointBandwidth, ReservationCriticality, ReservationReport, ReservationState, ReservationTerms,
+    ScarceResource, ThreadTime,
 };
 
 /// A reservation request of a command line or configuration:
 /// `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReservationRequest(pub Reservation);
+pub struct ReservationRequest(pub ReservationTerms);
 
 impl FromStr for ReservationRequest {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut reservation = Reservation::default();
+        let mut reservation = ReservationTerms::default();
         let (mut bytes, mut period, mut endpoint) = (None, None, 0);
         for word in text.split(',') {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -30,8 +31,8 @@ impl FromStr for ReservationRequest {
                 }
                 "criticality" => {
                     reservation.criticality = match value {
-                        "high" => Criticality::High,
-                        "low" => Criticality::Low,
+                        "high" => ReservationCriticality::High,
+                        "low" => ReservationCriticality::Low,
                         _ => return Err(format!("'{word}': criticality is high or low")),
                     }
                 }
@@ -50,7 +51,7 @@ impl FromStr for ReservationRequest {
         let (Some(bytes), Some(period)) = (bytes, period) else {
             return Err(format!("'{text}': a reservation says how much and how often, such as bytes=1024,period=8"));
         };
-        reservation.claims.push(Claim { endpoint, bytes, period });
+        reservation.claims.push(EndpointBandwidth { endpoint, bytes, period });
         Ok(Self(reservation))
     }
 }
@@ -72,7 +73,7 @@ fn span_ns(value: &str) -> Option<u64> {
 ///
 /// # Errors
 /// A sentence for a person.
-pub fn together(requests: &[ReservationRequest]) -> Result<Option<Reservation>, String> {
+pub fn together(requests: &[ReservationRequest]) -> Result<Option<ReservationTerms>, String> {
     let Some((ReservationRequest(first), rest)) = requests.split_first() else { return Ok(None) };
     let mut all = first.clone();
     for ReservationRequest(reservation) in rest {
@@ -100,11 +101,11 @@ pub fn together(requests: &[ReservationRequest]) -> Result<Option<Reservation>, 
 /// The status of a report that an importer received.
 pub fn reservation_told(report: &ReservationReport) -> ReservationStatus {
     let state = match report.state {
-        State::Admitted => "admitted",
-        State::Suspended => "suspended",
-        State::Refused => "refused",
+        ReservationState::Admitted => "admitted",
+        ReservationState::Suspended => "suspended",
+        ReservationState::Refused => "refused",
     };
-    let criticality = if report.criticality == Criticality::High { "high" } else { "low" };
+    let criticality = if report.criticality == ReservationCriticality::High { "high" } else { "low" };
     let (lack, missing) = in_words(report.lack, report.missing).unzip();
     ReservationStatus {
         state: state.to_owned(),
@@ -114,7 +115,7 @@ pub fn reservation_told(report: &ReservationReport) -> ReservationStatus {
         bus: None,
         bus_ppm: report.bus_ppm,
         path_bits_per_s: report.path_bits_per_s,
-        bound_us: (report.state == State::Admitted).then_some(report.bound_ns.div_ceil(1000)),
+        bound_us: (report.state == ReservationState::Admitted).then_some(report.bound_ns.div_ceil(1000)),
         processor: None,
         thread: report.thread.map(|thread| match thread {
             ThreadTime::Ordinary => "ordinary".to_owned(),
@@ -124,25 +125,27 @@ pub fn reservation_told(report: &ReservationReport) -> ReservationStatus {
 }
 
 /// The status of a line of the ledger.
-pub(crate) fn reservation_status(line: &Line<'_>) -> ReservationStatus {
+pub(crate) fn reservation_status(line: &ListedReservation<'_>) -> ReservationStatus {
     let told = reservation_told(&line.report);
     let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
     ReservationStatus { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
 }
 
 /// What is short, in one word, and how much of it is missing, with its unit. `None`: nothing.
-pub(crate) fn in_words(lack: Lack, missing: u64) -> Option<(String, String)> {
+pub(crate) fn in_words(lack: ScarceResource, missing: u64) -> Option<(String, String)> {
     let (lack, missing) = match lack {
-        Lack::None => return None,
-        Lack::Bus => ("bus", format!("{}.{:03} us of an interval", missing / 1_000_000, missing % 1_000_000 / 1000)),
-        Lack::Processor => ("processor", format!("{missing} billionths")),
-        Lack::Rate => ("path", format!("{missing} bit/s")),
-        Lack::Delay => ("delay", format!("{} us", missing.div_ceil(1000))),
-        Lack::Endpoint => ("endpoint", format!("{missing:#04x}")),
-        Lack::Period => ("period", format!("period={missing}")),
-        Lack::Budget => ("budget", format!("{missing} bytes")),
-        Lack::Kind => ("kind", "a device with one user".to_owned()),
-        Lack::Permission => ("permission", "high criticality".to_owned()),
+        ScarceResource::None => return None,
+        ScarceResource::Bus => {
+            ("bus", format!("{}.{:03} us of an interval", missing / 1_000_000, missing % 1_000_000 / 1000))
+        }
+        ScarceResource::Processor => ("processor", format!("{missing} billionths")),
+        ScarceResource::Rate => ("path", format!("{missing} bit/s")),
+        ScarceResource::Delay => ("delay", format!("{} us", missing.div_ceil(1000))),
+        ScarceResource::Endpoint => ("endpoint", format!("{missing:#04x}")),
+        ScarceResource::Period => ("period", format!("period={missing}")),
+        ScarceResource::Budget => ("budget", format!("{missing} bytes")),
+        ScarceResource::Kind => ("kind", "a device with one user".to_owned()),
+        ScarceResource::Permission => ("permission", "high criticality".to_owned()),
     };
     Some((lack.to_owned(), missing))
 }
@@ -154,13 +157,21 @@ mod tests {
     #[test]
     fn reservation_request_parses_as_its_help_says() {
         let ReservationRequest(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
-        let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
+        let claims = vec![EndpointBandwidth { endpoint: 0x83, bytes: 1024, period: 8 }];
         assert_eq!(
             read,
-            Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims, ..Reservation::default() }
+            ReservationTerms {
+                criticality: ReservationCriticality::Low,
+                latency_ns: 5_000_000,
+                claims,
+                ..ReservationTerms::default()
+            }
         );
         let ReservationRequest(short) = "bytes=64,period=1".parse().unwrap();
-        assert_eq!((short.criticality, short.latency_ns, short.claims[0].endpoint), (Criticality::High, 0, 0));
+        assert_eq!(
+            (short.criticality, short.latency_ns, short.claims[0].endpoint),
+            (ReservationCriticality::High, 0, 0)
+        );
         for wrong in ["", "bytes=64", "period=8", "bytes=x,period=8", "bytes=1,period=1,criticality=some", "rate=5"] {
             assert!(wrong.parse::<ReservationRequest>().is_err(), "{wrong}");
         }

@@ -3,14 +3,14 @@
 use std::time::SystemTime;
 
 use farbus_control::device::RetirementStatus;
-use farbus_io_net::trust::{DeviceId, Folder, KnownLease, Retirement, StateError, timestamp};
-use farbus_session::native::retire::Step;
+use farbus_io_net::trust::{DeviceId, DiskRetirement, HostFolder, KnownLease, StateError, timestamp};
+use farbus_session::native::retire::DiskMoveStep;
 use serde::{Deserialize, Serialize};
 
 /// A step of a disk's move, and whose word it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
-pub enum Said {
+pub enum RetirementStep {
     /// The host is about to make its copy the device.
     Moving {
         /// The host by what it proved.
@@ -36,14 +36,14 @@ pub enum Said {
     Stays,
 }
 
-impl Said {
+impl RetirementStep {
     /// What this host said.
-    pub fn by(step: Step, by: String, host: String) -> Self {
+    pub fn by(step: DiskMoveStep, by: String, host: String) -> Self {
         match step {
-            Step::Moving => Said::Moving { by, host },
-            Step::Moved => Said::Moved { by, host },
-            Step::Overwrites => Said::Overwrites { by, host },
-            Step::Stays => Said::Stays,
+            DiskMoveStep::Moving => RetirementStep::Moving { by, host },
+            DiskMoveStep::Moved => RetirementStep::Moved { by, host },
+            DiskMoveStep::Overwrites => RetirementStep::Overwrites { by, host },
+            DiskMoveStep::Stays => RetirementStep::Stays,
         }
     }
 }
@@ -52,30 +52,36 @@ impl Said {
 ///
 /// # Errors
 /// [`StateError`]; nothing is changed then.
-pub fn retirement(folder: &Folder, device: DeviceId, said: Option<&Said>) -> Result<Option<Retirement>, StateError> {
+pub fn retirement(
+    folder: &HostFolder,
+    device: DeviceId,
+    said: Option<&RetirementStep>,
+) -> Result<Option<DiskRetirement>, StateError> {
     let now = || timestamp(SystemTime::now());
     match said {
         None => {}
-        Some(Said::Moving { by, host }) => KnownLease::note_moving(folder, device, by, host, &now())?,
-        Some(Said::Moved { by, host }) => KnownLease::note_moved(folder, device, by, host, &now())?,
-        Some(Said::Overwrites { by, host }) => KnownLease::note_overwritten(folder, device, by, host, &now())?,
-        Some(Said::Stays) => drop(KnownLease::note_stays(folder, device)?),
+        Some(RetirementStep::Moving { by, host }) => KnownLease::note_moving(folder, device, by, host, &now())?,
+        Some(RetirementStep::Moved { by, host }) => KnownLease::note_moved(folder, device, by, host, &now())?,
+        Some(RetirementStep::Overwrites { by, host }) => {
+            KnownLease::note_overwritten(folder, device, by, host, &now())?
+        }
+        Some(RetirementStep::Stays) => drop(KnownLease::note_stays(folder, device)?),
     }
     KnownLease::retirement(folder, device)
 }
 
 /// The status of a disk that was moved away.
-pub fn retirement_status(Retirement { host, since, is_done, .. }: Retirement) -> RetirementStatus {
+pub fn retirement_status(DiskRetirement { host, since, is_done, .. }: DiskRetirement) -> RetirementStatus {
     RetirementStatus { host, since, state: if is_done { "moved" } else { "moving" }.to_owned() }
 }
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::Identity;
-    use farbus_session::block::swap::{Journal, Milestone};
+    use farbus_model::ExportIdentity;
+    use farbus_session::block::swap::{MilestoneJournal, SwapMilestone};
 
     use super::*;
-    use crate::devices::media_journal::{Journals, Medium, Notes};
+    use crate::devices::media_journal::{SwapJournalFolder, SwapJournalWriter, SwapMedium};
     use farbus_control::device::RemoteIdentity;
     use farbus_io_net::trust::random_device_id;
 
@@ -83,35 +89,35 @@ mod tests {
 
     /// The two hosts, as far as they are durable.
     struct Hosts {
-        importer: Journals,
-        exporter: Folder,
+        importer: SwapJournalFolder,
+        exporter: HostFolder,
         id: DeviceId,
-        notes: Notes,
+        notes: SwapJournalWriter,
     }
 
     /// What is made durable at one of the two, in this order.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Durable {
-        Noted(Milestone),
-        Said(Step),
+        Noted(SwapMilestone),
+        Said(DiskMoveStep),
     }
 
     impl Hosts {
         fn new(scratch: &std::path::Path) -> Self {
             let id = random_device_id();
-            let importer = Journals::of(&scratch.join(format!("{id}-importer")));
-            let known = RemoteIdentity::from(Identity { id: id.number(), generation: 0 });
-            let from = Medium::remote("lab3/disk", Some(known));
-            let begun = importer.begin(&from, &Medium::called("new")).unwrap();
-            let exporter = Folder::at(scratch.join(format!("{id}-exporter")));
-            Self { importer, exporter, id, notes: Notes::to(begun.file) }
+            let importer = SwapJournalFolder::of(&scratch.join(format!("{id}-importer")));
+            let known = RemoteIdentity::from(ExportIdentity { id: id.number(), generation: 0 });
+            let from = SwapMedium::remote("lab3/disk", Some(known));
+            let begun = importer.begin(&from, &SwapMedium::called("new")).unwrap();
+            let exporter = HostFolder::at(scratch.join(format!("{id}-exporter")));
+            Self { importer, exporter, id, notes: SwapJournalWriter::to(begun.file) }
         }
 
         fn make(&mut self, durable: Durable) {
             match durable {
                 Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
                 Durable::Said(step) => {
-                    let said = Said::by(step, MOVER.into(), "desk".into());
+                    let said = RetirementStep::by(step, MOVER.into(), "desk".into());
                     retirement(&self.exporter, self.id, Some(&said)).unwrap();
                 }
             }
@@ -125,7 +131,7 @@ mod tests {
 
         /// Whether the importer's journal says that its copy is the device.
         fn has_switched(&self) -> bool {
-            let known = RemoteIdentity::from(Identity { id: self.id.number(), generation: 0 });
+            let known = RemoteIdentity::from(ExportIdentity { id: self.id.number(), generation: 0 });
             self.importer.objection_to_attaching("lab3/disk", Some(known)).unwrap().is_some()
         }
 
@@ -133,7 +139,7 @@ mod tests {
         fn attach_again(&mut self) -> bool {
             let is_open = self.gives_to(MOVER);
             if is_open {
-                self.make(Durable::Said(if self.has_switched() { Step::Moved } else { Step::Stays }));
+                self.make(Durable::Said(if self.has_switched() { DiskMoveStep::Moved } else { DiskMoveStep::Stays }));
             }
             is_open && !self.has_switched()
         }
@@ -145,14 +151,14 @@ mod tests {
         let scratch = std::env::temp_dir().join(format!("farbus-retirement-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&scratch);
         let done = [
-            Said(Step::Stays),
-            Noted(Milestone::Copying),
-            Said(Step::Moving),
-            Noted(Milestone::Switched),
-            Said(Step::Moved),
+            Said(DiskMoveStep::Stays),
+            Noted(SwapMilestone::Copying),
+            Said(DiskMoveStep::Moving),
+            Noted(SwapMilestone::Switched),
+            Said(DiskMoveStep::Moved),
         ];
         // The answer to the third was lost, so the swap was given up.
-        let given_up = [&done[..3], &[Noted(Milestone::Abandoned), Said(Step::Stays)]].concat();
+        let given_up = [&done[..3], &[Noted(SwapMilestone::Abandoned), Said(DiskMoveStep::Stays)]].concat();
         for steps in [&done[..], &given_up] {
             for reached in 0..=steps.len() {
                 // The exporter crashes alone, too: then what is said between its crash and the importer's is not heard.
@@ -161,7 +167,7 @@ mod tests {
                     for (at, step) in steps[..reached].iter().enumerate() {
                         let is_heard = at < deaf_from || matches!(step, Noted(_));
                         // Without the answer to it, the journal does not say that it switched.
-                        if *step == Noted(Milestone::Switched) && deaf_from <= 2 {
+                        if *step == Noted(SwapMilestone::Switched) && deaf_from <= 2 {
                             break;
                         }
                         if is_heard {
@@ -183,37 +189,38 @@ mod tests {
     /// The disk of another host that a disk moves to: what its exporter has stored, and what the importer's journal
     /// says.
     struct NewDisk {
-        importer: Journals,
-        exporter: Folder,
+        importer: SwapJournalFolder,
+        exporter: HostFolder,
         id: DeviceId,
-        notes: Notes,
+        notes: SwapJournalWriter,
     }
 
     impl NewDisk {
         fn new(scratch: &std::path::Path) -> Self {
             let id = random_device_id();
-            let importer = Journals::of(&scratch.join(format!("{id}-importer")));
-            let begun = importer.begin(&Medium::remote("lab3/disk", None), &Medium::called("lab4/disk")).unwrap();
-            let exporter = Folder::at(scratch.join(format!("{id}-exporter")));
-            Self { importer, exporter, id, notes: Notes::to(begun.file) }
+            let importer = SwapJournalFolder::of(&scratch.join(format!("{id}-importer")));
+            let begun =
+                importer.begin(&SwapMedium::remote("lab3/disk", None), &SwapMedium::called("lab4/disk")).unwrap();
+            let exporter = HostFolder::at(scratch.join(format!("{id}-exporter")));
+            Self { importer, exporter, id, notes: SwapJournalWriter::to(begun.file) }
         }
 
         fn make(&mut self, durable: Durable) {
             match durable {
-                Durable::Noted(Milestone::Copying) => {
+                Durable::Noted(SwapMilestone::Copying) => {
                     self.notes.name(self.known()).unwrap();
-                    self.notes.note(Milestone::Copying).unwrap();
+                    self.notes.note(SwapMilestone::Copying).unwrap();
                 }
                 Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
                 Durable::Said(step) => {
-                    let said = Said::by(step, MOVER.into(), "desk".into());
+                    let said = RetirementStep::by(step, MOVER.into(), "desk".into());
                     retirement(&self.exporter, self.id, Some(&said)).unwrap();
                 }
             }
         }
 
         fn known(&self) -> RemoteIdentity {
-            RemoteIdentity::from(Identity { id: self.id.number(), generation: 0 })
+            RemoteIdentity::from(ExportIdentity { id: self.id.number(), generation: 0 })
         }
 
         fn gives_to(&self, by: &str) -> bool {
@@ -226,7 +233,7 @@ mod tests {
             let is_had = self.gives_to(MOVER)
                 && self.importer.objection_to_attaching("10.0.0.4/disk", Some(self.known())).unwrap().is_none();
             if is_had {
-                self.make(Durable::Said(Step::Stays));
+                self.make(Durable::Said(DiskMoveStep::Stays));
             }
             is_had
         }
@@ -241,8 +248,13 @@ mod tests {
         use Durable::{Noted, Said};
         let scratch = std::env::temp_dir().join(format!("farbus-new-disk-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&scratch);
-        let done = [Said(Step::Moving), Noted(Milestone::Copying), Noted(Milestone::Switched), Said(Step::Stays)];
-        let given_up = [&done[..2], &[Noted(Milestone::Abandoned)]].concat();
+        let done = [
+            Said(DiskMoveStep::Moving),
+            Noted(SwapMilestone::Copying),
+            Noted(SwapMilestone::Switched),
+            Said(DiskMoveStep::Stays),
+        ];
+        let given_up = [&done[..2], &[Noted(SwapMilestone::Abandoned)]].concat();
         let continued = [&given_up[..], &done[..]].concat();
         for steps in [&done[..], &given_up, &continued] {
             for reached in 0..=steps.len() {
@@ -253,8 +265,8 @@ mod tests {
                     Noted(milestone) => Some(*milestone),
                     Said(_) => None,
                 });
-                let is_partial = matches!(noted, Some(Milestone::Copying | Milestone::Abandoned));
-                let is_complete = noted == Some(Milestone::Switched);
+                let is_partial = matches!(noted, Some(SwapMilestone::Copying | SwapMilestone::Abandoned));
+                let is_complete = noted == Some(SwapMilestone::Switched);
                 assert!(!(is_partial && new.gives_to("key 2")), "a part of a copy for others: {what}");
                 assert_eq!(new.is_source_had(), !is_complete, "the disk is at one place: {what}");
                 assert_eq!(new.attach(), !is_partial, "{what}");
@@ -275,34 +287,37 @@ mod tests {
         let scratch = std::env::temp_dir().join(format!("farbus-back-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&scratch);
         let done = [
-            Said(Step::Overwrites),
-            Said(Step::Moving),
-            Noted(Milestone::Copying),
-            Noted(Milestone::Switched),
-            Said(Step::Stays),
+            Said(DiskMoveStep::Overwrites),
+            Said(DiskMoveStep::Moving),
+            Noted(SwapMilestone::Copying),
+            Noted(SwapMilestone::Switched),
+            Said(DiskMoveStep::Stays),
         ];
         for reached in 0..=done.len() {
             // It was moved away by this host.
             let mut back = NewDisk::new(&scratch);
-            let (disk, here) = (Medium::remote("lab4/disk", Some(back.known())), Medium::called("/here"));
-            Notes::to(back.importer.begin(&disk, &here).unwrap().file).note(Milestone::Switched).unwrap();
-            back.make(Said(Step::Moved));
-            back.notes = Notes::to(back.importer.begin(&here, &Medium::called("lab4/disk")).unwrap().file);
+            let (disk, here) = (SwapMedium::remote("lab4/disk", Some(back.known())), SwapMedium::called("/here"));
+            SwapJournalWriter::to(back.importer.begin(&disk, &here).unwrap().file)
+                .note(SwapMilestone::Switched)
+                .unwrap();
+            back.make(Said(DiskMoveStep::Moved));
+            back.notes =
+                SwapJournalWriter::to(back.importer.begin(&here, &SwapMedium::called("lab4/disk")).unwrap().file);
             done[..reached].iter().for_each(|step| back.make(*step));
-            let is_complete = done[..reached].contains(&Noted(Milestone::Switched));
+            let is_complete = done[..reached].contains(&Noted(SwapMilestone::Switched));
             assert!(is_complete || !back.gives_to("key 2"), "{reached}: nobody else gets it before it is complete");
             assert_eq!(back.attach(), is_complete, "{reached}: nor does its host");
             assert_eq!(back.gives_to("key 2"), is_complete, "{reached}: nothing stays undecided");
             if !is_complete {
-                back.make(Said(Step::Moved));
+                back.make(Said(DiskMoveStep::Moved));
                 done.iter().for_each(|step| back.make(*step));
                 assert!(back.attach() && back.gives_to("key 2"), "{reached}: the same swap continues");
             }
         }
         // Another host does not get a disk by saying that it overwrites it.
         let mut other = NewDisk::new(&scratch);
-        other.make(Said(Step::Moved));
-        let said = super::Said::by(Step::Overwrites, "key 2".into(), "rack".into());
+        other.make(Said(DiskMoveStep::Moved));
+        let said = super::RetirementStep::by(DiskMoveStep::Overwrites, "key 2".into(), "rack".into());
         retirement(&other.exporter, other.id, Some(&said)).unwrap();
         assert!(!other.gives_to("key 2"));
         std::fs::remove_dir_all(&scratch).unwrap();

@@ -19,7 +19,7 @@ pub fn is_serial_adapter(ids: (u16, u16)) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::Speed;
+    use farbus_model::UsbSpeed;
 
     use super::*;
 
@@ -29,7 +29,7 @@ mod tests {
             bus_id: "1-1".into(),
             bus: 1,
             device: 2,
-            speed: Speed::Full,
+            speed: UsbSpeed::Full,
             vendor,
             product,
             device_bcd: 0,

@@ -2,10 +2,10 @@
 
 use farbus_control::device::{DeviceStatus, MediumStatus, PastStatus, UserStatus, WaitingStatus};
 use farbus_control::session::{LinksStatus, Readings};
-use farbus_model::{Instant, Tally};
+use farbus_model::{Instant, NamedCounters};
 use farbus_session::block::BlockExport;
-use farbus_session::claims::{Claims, Holder, Past, Waiting};
-use farbus_session::registry::Entry;
+use farbus_session::claims::{ClaimHolder, DeviceClaims, PastUse, QueuedHost};
+use farbus_session::registry::ExportEntry;
 
 use crate::devices::class_words::classes;
 use crate::devices::lease::{booking_status, lease_status};
@@ -13,7 +13,7 @@ use crate::devices::usb_names::UsbNames;
 
 /// The counters of the connection of a device's user.
 #[derive(Clone, Debug, Default)]
-pub struct Counted {
+pub struct ConnectionCounters {
     /// The traffic.
     pub meters: Option<Readings>,
     /// The links of its session.
@@ -29,7 +29,11 @@ pub fn medium_status(block: &BlockExport) -> Option<MediumStatus> {
 }
 
 /// The status of `entry` at `now`, with the counters of its user's connection.
-pub fn device_status(entry: &Entry<'_>, Counted { meters, links }: Counted, now: Instant) -> DeviceStatus {
+pub fn device_status(
+    entry: &ExportEntry<'_>,
+    ConnectionCounters { meters, links }: ConnectionCounters,
+    now: Instant,
+) -> DeviceStatus {
     let names = UsbNames::of(entry.record.vendor, entry.record.product);
     DeviceStatus {
         vendor_name: names.vendor.map(str::to_owned),
@@ -53,7 +57,7 @@ pub fn device_status(entry: &Entry<'_>, Counted { meters, links }: Counted, now:
         waiting: waiting_of(entry.claims, now),
         history: history_of(entry.claims, now),
         stream: entry.stream.map(|stage| stage.description().format.to_string()),
-        counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
+        counts: entry.tally.into_iter().flat_map(NamedCounters::read).map(|(name, n)| (name.to_owned(), n)).collect(),
         links,
         meters,
         ..DeviceStatus::default()
@@ -61,8 +65,8 @@ pub fn device_status(entry: &Entry<'_>, Counted { meters, links }: Counted, now:
 }
 
 /// All users, if there are several.
-fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
-    let status = |holder: &Holder| UserStatus {
+fn users_of(claims: &DeviceClaims, now: Instant) -> Vec<UserStatus> {
+    let status = |holder: &ClaimHolder| UserStatus {
         user: holder.who.clone(),
         mode: holder.mode.as_str().to_owned(),
         used_s: (now - holder.since).as_secs_f64(),
@@ -71,8 +75,8 @@ fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
     claims.holders().iter().filter(|_| claims.holders().len() > 1).map(status).collect()
 }
 
-fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
-    let status = |waiting: &Waiting| WaitingStatus {
+fn waiting_of(claims: &DeviceClaims, now: Instant) -> Vec<WaitingStatus> {
+    let status = |waiting: &QueuedHost| WaitingStatus {
         host: waiting.host.clone(),
         waits_s: (now - waiting.since).as_secs_f64(),
         priority: (waiting.priority > 0).then_some(waiting.priority),
@@ -81,8 +85,8 @@ fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
     claims.queue(now).map(status).collect()
 }
 
-fn history_of(claims: &Claims, now: Instant) -> Vec<PastStatus> {
-    let status = |past: &Past| PastStatus {
+fn history_of(claims: &DeviceClaims, now: Instant) -> Vec<PastStatus> {
+    let status = |past: &PastUse| PastStatus {
         user: past.holder.who.clone(),
         reason: past.holder.reason.clone(),
         used_s: (past.until - past.holder.since).as_secs_f64(),

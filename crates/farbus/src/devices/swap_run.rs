@@ -12,9 +12,9 @@ use farbus_control::swap::SwapStatus;
 use farbus_io_linux::store::FileStore;
 use farbus_io_net::local::control_socket::Question;
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_io_net::trust::{Peer, timestamp};
-use farbus_session::block::swap::{Options, Progress, Side, SwapError};
+use farbus_session::block::swap::{SwapError, SwapOptions, SwapProgress, SwapSide};
 
 /// What a swap of a disk's medium is to do.
 #[derive(Debug)]
@@ -24,16 +24,16 @@ pub struct SwapOrder {
     /// The new medium: `block:PATH`, or `HOST:PORT/DEVICE`.
     pub to: String,
     /// The new medium.
-    pub destination: Destination,
+    pub destination: DiskSwapDestination,
     /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
     pub journal: File,
     /// How fast, and with what care.
-    pub options: Options,
+    pub options: SwapOptions,
 }
 
 /// Where a disk moves.
 #[derive(Debug)]
-pub enum Destination {
+pub enum DiskSwapDestination {
     /// A file or block device of this machine, open and locked.
     Medium(FileStore),
     /// A disk of another host, which is yet to be opened.
@@ -50,24 +50,24 @@ impl SwapOrder {
     ///
     /// # Errors
     /// The files did not come along, or the first is no disk; or the question is no order.
-    pub fn of(question: Question, files: &Files) -> io::Result<Self> {
+    pub fn of(question: Question, files: &PassedFiles) -> io::Result<Self> {
         let Question::Swap { device, to, rate, verify, resume, peer } = question else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let [first, journal] = files.take()?;
         let destination = match to.strip_prefix("block:") {
             Some(path) => {
-                Destination::Medium(FileStore::passed(first, path.to_owned(), false).map_err(io::Error::other)?)
+                DiskSwapDestination::Medium(FileStore::passed(first, path.to_owned(), false).map_err(io::Error::other)?)
             }
-            None => Destination::HostDisk { broker: first, peer },
+            None => DiskSwapDestination::HostDisk { broker: first, peer },
         };
-        Ok(Self { device, to, destination, journal: journal.into(), options: Options { rate, verify, resume } })
+        Ok(Self { device, to, destination, journal: journal.into(), options: SwapOptions { rate, verify, resume } })
     }
 }
 
 /// A swap, shared by the thread that carries it out and those that ask for its status.
 #[derive(Debug)]
-pub struct Run {
+pub struct SwapRun {
     status: Mutex<SwapStatus>,
     began: Instant,
     changed: Condvar,
@@ -78,7 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Run {
+impl SwapRun {
     /// A swap that has begun.
     pub fn new(status: SwapStatus) -> Self {
         let (changed, is_cancelled) = Default::default();
@@ -135,7 +135,7 @@ impl Run {
     }
 
     /// Shows how far it is, `elapsed` after it began.
-    pub fn show(&self, progress: &Progress, elapsed: Duration) {
+    pub fn show(&self, progress: &SwapProgress, elapsed: Duration) {
         let mut status = lock(&self.status);
         progress.phase.as_str().clone_into(&mut status.phase);
         (status.round, status.copied_bytes, status.left_bytes) =
@@ -168,7 +168,7 @@ pub fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
         }
         SwapError::ReadOnly => (FailureKind::Refused, "choose one that can be written".to_owned()),
         SwapError::Open(..) => (FailureKind::Local, "it may have too many files open".to_owned()),
-        SwapError::Medium { side: Side::Source, .. } => {
+        SwapError::Medium { side: SwapSide::Source, .. } => {
             (FailureKind::Device, format!("{device} stays where it was; copy what can be read with ddrescue"))
         }
         SwapError::Medium { error: farbus_model::StoreError::NoSpace, .. } => (

@@ -39,25 +39,25 @@ impl UsbNames {
 
 /// Names in the order of their keys, as `build.rs` writes them. It has no pointers, which each process would have to
 /// adjust.
-struct NameTable {
+struct UsbNameTable {
     /// For each name, its key and where it begins in the text, both as four bytes, the lowest first.
     index: &'static [u8],
     text: &'static str,
 }
 
 /// By vendor id.
-static VENDORS: NameTable = NameTable {
+static VENDORS: UsbNameTable = UsbNameTable {
     index: include_bytes!(concat!(env!("OUT_DIR"), "/usb_vendors.index")),
     text: include_str!(concat!(env!("OUT_DIR"), "/usb_vendors.txt")),
 };
 
 /// By vendor id and product id, the vendor's in the upper half.
-static PRODUCTS: NameTable = NameTable {
+static PRODUCTS: UsbNameTable = UsbNameTable {
     index: include_bytes!(concat!(env!("OUT_DIR"), "/usb_products.index")),
     text: include_str!(concat!(env!("OUT_DIR"), "/usb_products.txt")),
 };
 
-impl NameTable {
+impl UsbNameTable {
     fn entries(&self) -> &'static [[[u8; 4]; 2]] {
         self.index.as_chunks().0.as_chunks().0
     }

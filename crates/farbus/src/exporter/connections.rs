@@ -6,30 +6,30 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::link::{BoottimeClock, Link};
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::trust::{Fingerprint, Protocol};
+use farbus_io_net::trust::{Fingerprint, LinkProtocol};
 use farbus_model::Instant;
-use farbus_model::budget::{Account, Allowance};
+use farbus_model::budget::{ConnectionAllowance, MemoryAccount};
 use farbus_session::native::hello;
-use farbus_session::{Ending, Exporter};
+use farbus_session::{Exporter, UseEnding};
 use tracing::{debug, error, info, warn};
 
-use crate::common::socket_place::Origin;
+use crate::common::socket_place::ConnectionOrigin;
 use crate::exporter::access::encrypted::ConnectionHandler;
-use crate::exporter::access::listener::Listening;
+use crate::exporter::access::listener::ExporterListener;
 use crate::exporter::access::local_users::NotServed;
 use crate::exporter::access::memory::QUESTIONS_BYTES;
-use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::Visitor;
-use crate::exporter::opening::claim::Offer;
+use crate::exporter::access::paired_host::PairedPeer;
+use crate::exporter::access::quota::PeerIdentity;
+use crate::exporter::opening::claim::PeerOffers;
 use crate::exporter::questions;
-use crate::exporter::session::engine::{End, Engine};
-use crate::exporter::session::entry::Session;
-use crate::exporter::state::shared::{STACK_BYTES, Shared};
-use crate::hosts::trust::{Trust, Use};
+use crate::exporter::session::engine::{UsbipEngine, UsbipEngineEnd};
+use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::state::shared::{ExporterState, STACK_BYTES};
+use crate::hosts::trust::{AuditedUse, TrustStore};
 use crate::link::greeting;
-use crate::link::meters::Calls;
+use crate::link::meters::SyscallCounts;
 
 /// How long a peer may take to send its first byte.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 const RECHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// Accepts connections without encryption until the listener closes.
-pub fn accept_all(shared: &Arc<Shared>, listening: &Listening) {
+pub fn accept_all(shared: &Arc<ExporterState>, listening: &ExporterListener) {
     while !shared.sessions.is_stopping() && !listening.is_closed() {
         match listening.accept() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -70,9 +70,9 @@ pub fn accept_all(shared: &Arc<Shared>, listening: &Listening) {
     }
 }
 
-fn begin(shared: &Arc<Shared>, link: Link, from: Origin) -> io::Result<()> {
+fn begin(shared: &Arc<ExporterState>, link: Link, from: ConnectionOrigin) -> io::Result<()> {
     let (of_its_own, peer) = (Some(link.try_clone()?), link.peer().to_owned());
-    let (number, session) = shared.sessions.enter(of_its_own, peer, None, Visitor::without_key(from))?;
+    let (number, session) = shared.sessions.enter(of_its_own, peer, None, PeerIdentity::without_key(from))?;
     let for_thread = Arc::clone(shared);
     let spawned = thread::Builder::new()
         .name(format!("session-{number}"))
@@ -86,7 +86,7 @@ fn begin(shared: &Arc<Shared>, link: Link, from: Origin) -> io::Result<()> {
 }
 
 /// Serves a connection without encryption on its own thread. Its first byte says which protocol it speaks.
-fn serve_either(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link: Link) {
+fn serve_either(shared: &Arc<ExporterState>, number: u64, session: &Arc<SessionEntry>, link: Link) {
     let since = shared.serving.clock.now();
     let has_begun = greeting::await_first_byte(&link, GREETING_TIME_MAX);
     if matches!(has_begun, Ok(Some(first)) if first == hello::MAGIC[0]) {
@@ -97,7 +97,7 @@ fn serve_either(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link:
     }
 }
 
-fn serve_session(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link: Link) {
+fn serve_session(shared: &Arc<ExporterState>, number: u64, session: &Arc<SessionEntry>, link: Link) {
     session.outlive_link();
     if let Err(error) = shared.native.serve(shared, link, session) {
         info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
@@ -106,10 +106,10 @@ fn serve_session(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link
 }
 
 /// Serves a connection that speaks USB/IP, on its own thread, until it ends.
-fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, since: Instant) {
-    let Shared { registry, permissions, serving, .. } = shared;
+fn serve_usbip(shared: &ExporterState, number: u64, session: &SessionEntry, link: &Link, since: Instant) {
+    let ExporterState { registry, permissions, serving, .. } = shared;
     let mut exporter = Exporter::new(since, serving.limits);
-    if !exporter.draw_on(Allowance::of(Arc::clone(&session.account))) {
+    if !exporter.draw_on(ConnectionAllowance::of(Arc::clone(&session.account))) {
         warn!(peer = session.peer, "the connection was turned away: its peer holds as much memory as it may");
         link.shut_down();
         return shared.sessions.end(number);
@@ -118,31 +118,31 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
         let clock = serving.clock;
         exporter.trace_with_clock(move || clock.now());
     }
-    let mut engine = Engine {
+    let mut engine = UsbipEngine {
         link,
         exporter,
-        offers: Offer { shared, session },
+        offers: PeerOffers { shared, session },
         clock: serving.clock,
         mailbox: &session.mailbox,
         meters: &session.meters,
-        calls: Calls::default(),
+        calls: SyscallCounts::default(),
     };
     // A bug of farbus in one session must not harm the others: the device is released if it can be reset, and withdrawn
     // if not.
-    let end = panic::catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or(End::Bug);
+    let end = panic::catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or(UsbipEngineEnd::Bug);
     let (exporter, now) = (engine.exporter, serving.clock.now());
     serving.trace.write(&session.peer, &exporter);
     let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
     let device = device.map(|device| session.without_gate(device));
     let bus_id = session.take_device();
     // A peer that ended its side waits for the end of ours: then its device is free. All others are cut off at once.
-    if !matches!(end, End::Closed) {
+    if !matches!(end, UsbipEngineEnd::Closed) {
         link.shut_down();
     }
     let ending = session.forced_ending().unwrap_or_else(|| ending_of(&end));
     report_end(&end, ending, &session.peer, bus_id.as_deref());
     if let Some(bus_id) = &bus_id {
-        permissions.record(session, Use::Detach, bus_id, Ok(()));
+        permissions.record(session, AuditedUse::Detach, bus_id, Ok(()));
         let name = registry.device_name(bus_id).unwrap_or_else(|| bus_id.clone());
         publish(Event::of(EventKind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
     }
@@ -157,8 +157,8 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
     shared.sessions.end(number);
 }
 
-impl ConnectionHandler for Shared {
-    fn clock(&self) -> Clock {
+impl ConnectionHandler for ExporterState {
+    fn clock(&self) -> BoottimeClock {
         self.serving.clock
     }
 
@@ -166,27 +166,27 @@ impl ConnectionHandler for Shared {
         self.sessions.is_stopping()
     }
 
-    fn account(&self, host: &Fingerprint) -> Arc<Account> {
-        self.sessions.accounts.of(Visitor::Host(*host))
+    fn account(&self, host: &Fingerprint) -> Arc<MemoryAccount> {
+        self.sessions.accounts.of(PeerIdentity::Host(*host))
     }
 
-    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
+    fn receive(self: Arc<Self>, link: Link, guest: PairedPeer, protocol: LinkProtocol) -> io::Result<()> {
         let of_its_own = match protocol {
-            Protocol::Session => None,
+            LinkProtocol::Session => None,
             _ => Some(link.try_clone()?),
         };
-        let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
+        let (peer, visitor) = (link.peer().to_owned(), PeerIdentity::Host(guest.fingerprint()));
         let entered = match protocol {
-            Protocol::Control => self.sessions.enter_questions(of_its_own, peer, Some(guest), visitor),
+            LinkProtocol::Control => self.sessions.enter_questions(of_its_own, peer, Some(guest), visitor),
             _ => self.sessions.enter(of_its_own, peer, Some(guest), visitor),
         };
         let (number, session) = entered.inspect_err(|error| tell_why(&self, protocol, &link, error))?;
         match protocol {
-            Protocol::UsbIp => {
+            LinkProtocol::UsbIp => {
                 let since = self.serving.clock.now();
                 serve_usbip(&self, number, &session, &link, since);
             }
-            Protocol::Control => {
+            LinkProtocol::Control => {
                 let _taken = session
                     .account
                     .take(QUESTIONS_BYTES)
@@ -198,20 +198,20 @@ impl ConnectionHandler for Shared {
                 link.shut_down();
                 self.sessions.end(number);
             }
-            Protocol::Session => serve_session(&self, number, &session, link),
+            LinkProtocol::Session => serve_session(&self, number, &session, link),
             // ALPN never negotiates pairing here.
-            Protocol::Pairing => self.sessions.end(number),
+            LinkProtocol::Pairing => self.sessions.end(number),
         }
         Ok(())
     }
 }
 
 /// Tells a paired host that its connection has no place, as its protocol can.
-fn tell_why(shared: &Shared, protocol: Protocol, link: &Link, error: &io::Error) {
+fn tell_why(shared: &ExporterState, protocol: LinkProtocol, link: &Link, error: &io::Error) {
     let told = match protocol {
-        Protocol::Control => questions::refuse(link, &error.to_string()),
-        Protocol::Session => shared.native.refuse(link),
-        Protocol::UsbIp | Protocol::Pairing => Ok(()),
+        LinkProtocol::Control => questions::refuse(link, &error.to_string()),
+        LinkProtocol::Session => shared.native.refuse(link),
+        LinkProtocol::UsbIp | LinkProtocol::Pairing => Ok(()),
     };
     if let Err(error) = told {
         debug!(peer = link.peer(), %error, "it was not told why it was turned away");
@@ -221,8 +221,8 @@ fn tell_why(shared: &Shared, protocol: Protocol, link: &Link, error: &io::Error)
 
 /// Once a second, ends sessions of hosts that are no longer paired or hold a device that they may no longer use,
 /// however the list of peers was changed.
-pub fn recheck(shared: &Shared, trust: &Trust) {
-    let Shared { registry, permissions, .. } = shared;
+pub fn recheck(shared: &ExporterState, trust: &TrustStore) {
+    let ExporterState { registry, permissions, .. } = shared;
     while !shared.sessions.is_stopping() {
         thread::sleep(RECHECK_EVERY);
         // While the list cannot be read, no host is trusted.
@@ -243,27 +243,29 @@ pub fn recheck(shared: &Shared, trust: &Trust) {
     }
 }
 
-fn ending_of(end: &End) -> Ending {
+fn ending_of(end: &UsbipEngineEnd) -> UseEnding {
     match end {
-        End::Finished | End::Closed => Ending::Detached,
-        End::Lost(_) => Ending::Lost,
-        End::Bug => Ending::Bug,
-        End::Gone => Ending::Gone,
-        End::Fault(_) => Ending::CutOff,
+        UsbipEngineEnd::Finished | UsbipEngineEnd::Closed => UseEnding::Detached,
+        UsbipEngineEnd::Lost(_) => UseEnding::Lost,
+        UsbipEngineEnd::Bug => UseEnding::Bug,
+        UsbipEngineEnd::Gone => UseEnding::Gone,
+        UsbipEngineEnd::Fault(_) => UseEnding::CutOff,
     }
 }
 
-fn report_end(end: &End, ending: Ending, peer: &str, device: Option<&str>) {
+fn report_end(end: &UsbipEngineEnd, ending: UseEnding, peer: &str, device: Option<&str>) {
     let device = device.unwrap_or("none");
     match end {
-        _ if matches!(ending, Ending::Expired | Ending::Preempted | Ending::Released) => {
+        _ if matches!(ending, UseEnding::Expired | UseEnding::Preempted | UseEnding::Released) => {
             info!(device, peer, how = ending.as_str(), "the lease of the peer has ended, and with it the connection");
         }
-        _ if ending == Ending::TakenBack => info!(device, peer, "taken back by its owner"),
-        End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
-        End::Gone => warn!(device, peer, "the device was unplugged"),
-        End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
-        End::Bug => error!(device, peer, "a bug in farbus ended the connection; please report the message above"),
-        End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),
+        _ if ending == UseEnding::TakenBack => info!(device, peer, "taken back by its owner"),
+        UsbipEngineEnd::Finished | UsbipEngineEnd::Closed => info!(device, peer, "the peer ended the connection"),
+        UsbipEngineEnd::Gone => warn!(device, peer, "the device was unplugged"),
+        UsbipEngineEnd::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
+        UsbipEngineEnd::Bug => {
+            error!(device, peer, "a bug in farbus ended the connection; please report the message above")
+        }
+        UsbipEngineEnd::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io;
 
-use farbus_model::CommandError;
-use farbus_session::reserve::Refusal;
+use farbus_model::OwnerCommandError;
+use farbus_session::reserve::ReservationDenial;
 
 /// Why a device cannot be shared or commanded.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub enum ShareError {
         error: String,
     },
     /// The device refused the command.
-    Command(CommandError),
+    Command(OwnerCommandError),
     /// The session that holds it does not answer.
     Silent,
     /// The reservation for the device was refused.
@@ -42,7 +42,7 @@ pub enum ShareError {
         /// The device's name.
         device: String,
         /// What is missing.
-        refusal: Refusal,
+        refusal: ReservationDenial,
     },
     /// The system has no more threads or descriptors.
     System(io::Error),

@@ -16,25 +16,25 @@ use farbus_io_net::link::unix_ms;
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_io_net::trust::{Fingerprint, timestamp};
 use farbus_model::Instant;
-use farbus_session::Registry;
+use farbus_session::ExportRegistry;
 use farbus_session::claims::bookings::{BookRefusal, Booking};
-use farbus_session::claims::lease::{Due, Lease, LeaseRefusal, Party, Request, Requested};
-use farbus_session::claims::{Claims, Ending};
+use farbus_session::claims::lease::{Lease, LeaseDecision, LeaseEvent, LeaseHost, LeaseRefusal, LeaseRequest};
+use farbus_session::claims::{DeviceClaims, UseEnding};
 use tracing::{debug, info, warn};
 
 use crate::devices::lease::lease_status;
 use crate::exporter::owner::end_users_of;
-use crate::exporter::state::lease_limits::{Bounds, Exceeded, held_by};
+use crate::exporter::state::lease_limits::{ExceededLeaseLimit, HostLeaseLimits, held_by};
 use crate::exporter::state::registry::DeviceRegistry;
-use crate::exporter::state::shared::{STACK_BYTES, Shared};
+use crate::exporter::state::shared::{ExporterState, STACK_BYTES};
 
 /// How late an end may be noticed after the machine has slept; a sleeping thread does not count that time.
 const LATE_MAX: Duration = Duration::from_secs(1);
 
 /// The host that asks for something about a lease, and what it may ask for.
-pub struct Asking {
+pub struct LeaseRequester {
     /// The host.
-    pub who: Party,
+    pub who: LeaseHost,
     /// Its key, by which its limits are known.
     pub key: Fingerprint,
     /// Whether it may ask for a priority above 0.
@@ -47,13 +47,13 @@ pub struct Asking {
 /// # Errors
 /// [`FailureReport`]: why it is not done.
 pub fn act(
-    shared: &Arc<Shared>,
+    shared: &Arc<ExporterState>,
     bus_id: &str,
-    asking: &Asking,
+    asking: &LeaseRequester,
     act: LeaseAct,
-    to: Option<(Party, Fingerprint)>,
+    to: Option<(LeaseHost, Fingerprint)>,
 ) -> Result<LeaseAnswer, FailureReport> {
-    let Asking { who, key, may_prefer } = asking;
+    let LeaseRequester { who, key, may_prefer } = asking;
     let now = shared.serving.clock.now();
     // The directory's view is asked before the registry is locked.
     let limits = shared.lease_limits.of(Some(key));
@@ -75,14 +75,14 @@ pub fn act(
 /// A host that acts on the lease of a device.
 #[derive(Clone, Copy)]
 struct LeaseActor<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<ExporterState>,
     bus_id: &'a str,
-    who: &'a Party,
+    who: &'a LeaseHost,
     /// Whether it may ask with a priority above 0.
     may_prefer: bool,
     now: Instant,
     /// What it may have, as the directory limits it.
-    limits: &'a Bounds,
+    limits: &'a HostLeaseLimits,
 }
 
 impl LeaseActor<'_> {
@@ -101,7 +101,7 @@ impl LeaseActor<'_> {
         }
         let span = Duration::from_secs(for_s);
         let (is_provisional, notice) = (provisional, limits.preempt_notice());
-        let request = Request { who: who.clone(), span, priority, reason, waits, is_provisional, notice };
+        let request = LeaseRequest { who: who.clone(), span, priority, reason, waits, is_provisional, notice };
         let (before, requested, is_used) = {
             let mut registry = registry.lock();
             let held = held_by(&registry, who, bus_id, now);
@@ -120,11 +120,11 @@ impl LeaseActor<'_> {
             (before, requested, !claims.holders().is_empty())
         };
         let requested = requested.map_err(|refusal| refused_by(&refusal, Some(waits)))?;
-        let is_new = requested == (Requested::Granted { is_new: true });
+        let is_new = requested == (LeaseDecision::Granted { is_new: true });
         if is_new && !provisional {
             granted(shared, bus_id, who, is_used)?;
         }
-        if matches!(requested, Requested::Waits { .. }) && priority > 0 {
+        if matches!(requested, LeaseDecision::Waits { .. }) && priority > 0 {
             // It may end the present lease early.
             keep_or_restore(shared, bus_id, before).inspect_err(|_| {
                 let _ = with_claims(registry, bus_id, |claims| claims.withdraw(who));
@@ -132,8 +132,8 @@ impl LeaseActor<'_> {
         }
         watch(shared);
         let (state, place) = match requested {
-            Requested::Granted { .. } => ("held", None),
-            Requested::Waits { place, .. } => ("waiting", Some(place)),
+            LeaseDecision::Granted { .. } => ("held", None),
+            LeaseDecision::Waits { place, .. } => ("waiting", Some(place)),
         };
         Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, state, place)? })
     }
@@ -192,7 +192,7 @@ impl LeaseActor<'_> {
         answer(shared, bus_id, who, "held", None)
     }
 
-    fn give(self, to: Option<(Party, Fingerprint)>) -> Result<LeaseAnswer, FailureReport> {
+    fn give(self, to: Option<(LeaseHost, Fingerprint)>) -> Result<LeaseAnswer, FailureReport> {
         let Self { shared, bus_id, who, now, .. } = self;
         let registry = &shared.registry;
         let to = to.ok_or_else(|| refused("that host is not paired with this one, or may not use the device"))?;
@@ -234,7 +234,7 @@ impl LeaseActor<'_> {
             return answer(shared, bus_id, who, "released", None);
         }
         if released.map_err(|refusal| refused_by(&refusal, None))? {
-            ended(shared, bus_id, Ending::Released, &users);
+            ended(shared, bus_id, UseEnding::Released, &users);
         }
         answer(shared, bus_id, who, "released", None)
     }
@@ -243,18 +243,18 @@ impl LeaseActor<'_> {
 fn with_claims<T>(
     registry: &DeviceRegistry,
     bus_id: &str,
-    act: impl FnOnce(&mut Claims) -> T,
+    act: impl FnOnce(&mut DeviceClaims) -> T,
 ) -> Result<T, FailureReport> {
     claims_of(&mut registry.lock(), bus_id).map(act)
 }
 
-fn claims_of<'r>(registry: &'r mut Registry, bus_id: &str) -> Result<&'r mut Claims, FailureReport> {
+fn claims_of<'r>(registry: &'r mut ExportRegistry, bus_id: &str) -> Result<&'r mut DeviceClaims, FailureReport> {
     registry.claims_mut(bus_id).ok_or_else(|| report(FailureKind::Gone, "no such device is shared here"))
 }
 
 /// How many other devices the host of a booking has, or has booked, at some moment of it.
-fn had_meanwhile(registry: &Registry, booking: &Booking, but: &str, now: Instant, wall_ms: u64) -> usize {
-    let has = |claims: &Claims| {
+fn had_meanwhile(registry: &ExportRegistry, booking: &Booking, but: &str, now: Instant, wall_ms: u64) -> usize {
+    let has = |claims: &DeviceClaims| {
         let until_ms = |until: Instant| wall_ms.saturating_add((until - now).as_millis() as u64);
         let is_his = |lease: &&Lease| lease.who == booking.who && until_ms(lease.until) > booking.from_ms;
         let booked = claims.bookings().iter().filter(|other| other.who == booking.who);
@@ -266,7 +266,7 @@ fn had_meanwhile(registry: &Registry, booking: &Booking, but: &str, now: Instant
 }
 
 /// The refusal to a host that would exceed a limit.
-fn over(bus_id: &str, who: &Party, exceeded: Exceeded) -> FailureReport {
+fn over(bus_id: &str, who: &LeaseHost, exceeded: ExceededLeaseLimit) -> FailureReport {
     info!(device = bus_id, host = who.name(), limit = exceeded.name, "refused: its limit is reached");
     exceeded.report()
 }
@@ -301,14 +301,14 @@ fn book_refusal(refusal: &BookRefusal) -> String {
     }
 }
 
-fn keep_bookings(shared: &Shared, bus_id: &str) {
+fn keep_bookings(shared: &ExporterState, bus_id: &str) {
     if let Err(error) = shared.registry.keep_bookings(bus_id) {
         warn!(device = bus_id, %error, "its bookings are not stored, and end with this process");
     }
 }
 
 /// A booking has begun: its lease gets a number and is stored.
-fn begun(shared: &Shared, bus_id: &str) {
+fn begun(shared: &ExporterState, bus_id: &str) {
     keep_bookings(shared, bus_id);
     let now = shared.serving.clock.now();
     let began = with_claims(&shared.registry, bus_id, |claims| {
@@ -333,7 +333,7 @@ fn begun(shared: &Shared, bus_id: &str) {
 }
 
 /// Numbers and stores a lease that was granted just now. `keeps_number`: its host uses the device already.
-fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Result<(), FailureReport> {
+fn granted(shared: &ExporterState, bus_id: &str, who: &LeaseHost, keeps_number: bool) -> Result<(), FailureReport> {
     let registry = &shared.registry;
     let key = registry.key_of(bus_id);
     let known = keeps_number.then(|| registry.leases().latest(&key)).flatten();
@@ -353,7 +353,7 @@ fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Re
     if let Err(error) = stored {
         // A lease that would be forgotten is none.
         if let Some(claims) = registry.lock().claims_mut(bus_id) {
-            claims.end_lease(Ending::Released, shared.serving.clock.now());
+            claims.end_lease(UseEnding::Released, shared.serving.clock.now());
         }
         return Err(report(FailureKind::Local, format!("the lease cannot be stored: {error}")));
     }
@@ -363,7 +363,7 @@ fn granted(shared: &Shared, bus_id: &str, who: &Party, keeps_number: bool) -> Re
 }
 
 /// Stores the present lease of a device, after a change.
-fn keep(shared: &Shared, bus_id: &str) -> io::Result<()> {
+fn keep(shared: &ExporterState, bus_id: &str) -> io::Result<()> {
     let now = shared.serving.clock.now();
     let lease = shared.registry.lock().claims_mut(bus_id).and_then(|claims| claims.lease(now).cloned());
     // What is not confirmed is forgotten with this process.
@@ -372,7 +372,7 @@ fn keep(shared: &Shared, bus_id: &str) -> io::Result<()> {
 }
 
 /// Stores a change of the lease that a device has, or takes the change back: `before` is the lease as it was.
-fn keep_or_restore(shared: &Shared, bus_id: &str, before: Option<Lease>) -> Result<(), FailureReport> {
+fn keep_or_restore(shared: &ExporterState, bus_id: &str, before: Option<Lease>) -> Result<(), FailureReport> {
     let Err(error) = keep(shared, bus_id) else { return Ok(()) };
     if let (Some(before), Some(claims)) = (before, shared.registry.lock().claims_mut(bus_id)) {
         claims.restore_lease(before);
@@ -385,13 +385,13 @@ fn keep_or_restore(shared: &Shared, bus_id: &str, before: Option<Lease>) -> Resu
 }
 
 /// The users of a device, as its claims name them.
-fn users_of(claims: &Claims) -> Vec<String> {
+fn users_of(claims: &DeviceClaims) -> Vec<String> {
     claims.holders().iter().map(|holder| holder.who.clone()).collect()
 }
 
 /// What remains to be done when a lease has ended: nothing of it is stored, its holder is fenced off, its uses end:
 /// those of `users`, who had the device at that moment. Another host may have it by now.
-fn ended(shared: &Shared, bus_id: &str, ending: Ending, users: &[String]) {
+fn ended(shared: &ExporterState, bus_id: &str, ending: UseEnding, users: &[String]) {
     info!(device = bus_id, how = ending.as_str(), "its lease has ended");
     publish(Event::of(EventKind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
     let fenced = end_users_of(shared, bus_id, None, ending, Some(users));
@@ -402,14 +402,14 @@ fn ended(shared: &Shared, bus_id: &str, ending: Ending, users: &[String]) {
     }
 }
 
-fn name_of(shared: &Shared, bus_id: &str) -> String {
+fn name_of(shared: &ExporterState, bus_id: &str) -> String {
     shared.registry.device_name(bus_id).unwrap_or_else(|| bus_id.to_owned())
 }
 
 fn answer(
-    shared: &Shared,
+    shared: &ExporterState,
     bus_id: &str,
-    who: &Party,
+    who: &LeaseHost,
     state: &str,
     place: Option<usize>,
 ) -> Result<LeaseAnswer, FailureReport> {
@@ -425,7 +425,7 @@ fn answer(
 }
 
 /// Restores what was stored of the leases of a device that was offered just now.
-pub fn restore(shared: &Arc<Shared>, bus_id: &str) {
+pub fn restore(shared: &Arc<ExporterState>, bus_id: &str) {
     let now = shared.serving.clock.now();
     match shared.registry.load_lease(bus_id, now) {
         Ok((lease, bookings)) if !bookings.is_empty() => {
@@ -452,7 +452,7 @@ pub fn restore(shared: &Arc<Shared>, bus_id: &str) {
 }
 
 /// Keeps leases in this host's folder from now on, and restores those of the devices that are shared already.
-pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io_net::trust::Folder) {
+pub fn keep_in(shared: &Arc<ExporterState>, folder: farbus_io_net::trust::HostFolder) {
     if !shared.registry.store.keep_in(folder) {
         return;
     }
@@ -461,12 +461,12 @@ pub fn keep_in(shared: &Arc<Shared>, folder: farbus_io_net::trust::Folder) {
 }
 
 /// Does what is due of all leases. Returns for how long nothing is; `None` if no lease has an end.
-fn advance(shared: &Shared) -> Option<Duration> {
+fn advance(shared: &ExporterState) -> Option<Duration> {
     let now = shared.serving.clock.now();
-    let due: Vec<(String, Due, Vec<String>)> = {
+    let due: Vec<(String, LeaseEvent, Vec<String>)> = {
         let mut registry = shared.registry.lock();
         let due = registry.advance_leases(now, unix_ms());
-        let with_users = |(bus_id, due): (String, Due)| {
+        let with_users = |(bus_id, due): (String, LeaseEvent)| {
             let users = registry.claims_mut(&bus_id).map(|claims| users_of(claims)).unwrap_or_default();
             (bus_id, due, users)
         };
@@ -474,15 +474,15 @@ fn advance(shared: &Shared) -> Option<Duration> {
     };
     for (bus_id, due, users) in due {
         match due {
-            Due::Warn(left) => {
+            LeaseEvent::Warn(left) => {
                 let left_s = left.as_secs_f64().ceil();
                 warn!(device = bus_id, left_s, "the lease of its user ends soon");
                 shared.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_lease_left(left));
                 publish(Event::of(EventKind::LeaseEnding, name_of(shared, &bus_id)).how(format!("in {left_s} s")));
             }
-            Due::Begin => begun(shared, &bus_id),
-            Due::Lapse => debug!(device = bus_id, "a provisional lease was not confirmed"),
-            Due::End(ending) => ended(shared, &bus_id, ending, &users),
+            LeaseEvent::Begin => begun(shared, &bus_id),
+            LeaseEvent::Lapse => debug!(device = bus_id, "a provisional lease was not confirmed"),
+            LeaseEvent::End(ending) => ended(shared, &bus_id, ending, &users),
         }
     }
     let next = shared.registry.lock().next_lease_event()?;
@@ -490,7 +490,7 @@ fn advance(shared: &Shared) -> Option<Duration> {
 }
 
 /// Makes sure that a thread ends leases in time, as long as there are some.
-pub fn watch(shared: &Arc<Shared>) {
+pub fn watch(shared: &Arc<ExporterState>) {
     let registry = &shared.registry;
     if registry.lock().next_lease_event().is_none() || !registry.begin_watching() {
         return;

@@ -6,14 +6,14 @@ use farbus_control::share::SharedNow;
 use farbus_io_linux::evidence::derive_from;
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_io_net::trust::DeviceId;
-use farbus_model::{Device, Identity};
+use farbus_model::{Device, ExportIdentity};
 use farbus_session::DeviceRecord;
-use farbus_session::registry::{Entry, StreamClass, name_of};
+use farbus_session::registry::{ExportEntry, StreamClass, name_of};
 
 use crate::broker::SystemAccess;
-use crate::devices::identities::Identified;
-use crate::devices::identities::labels::{DeviceClass, Label, Which};
-use crate::devices::identities::naming::Naming;
+use crate::devices::identities::DeviceIdentity;
+use crate::devices::identities::labels::{DeviceClass, OfferIdentity, OfferTraits};
+use crate::devices::identities::naming::DeviceNaming;
 use crate::exporter::error::ShareError;
 use crate::exporter::leasing;
 use crate::exporter::share::Share;
@@ -25,14 +25,14 @@ impl Share {
     /// [`ShareError::BusFull`], [`ShareError::NameTaken`].
     pub(crate) fn offer(
         &self,
-        naming: Naming<'_>,
+        naming: DeviceNaming<'_>,
         device: Box<dyn Device>,
         class: DeviceClass,
-        which: Which,
+        which: OfferIdentity,
     ) -> Result<DeviceRecord, ShareError> {
         let name = naming.text();
         let mut registry = self.shared.registry.lock();
-        if matches!(naming, Naming::Given(_)) && registry.entries().any(|entry| entry.name == name) {
+        if matches!(naming, DeviceNaming::Given(_)) && registry.entries().any(|entry| entry.name == name) {
             return Err(ShareError::NameTaken(name.to_owned()));
         }
         let record = match class {
@@ -42,18 +42,20 @@ impl Share {
         };
         let record = record.cloned().ok_or(ShareError::BusFull)?;
         let called = name_of(&record);
-        let is_by_port = matches!(which, Which::InPort(..));
+        let is_by_port = matches!(which, OfferIdentity::InPort(..));
         let (identity, is_lasting, another) = match which {
-            Which::Known(known) => (known.identity(), known.is_lasting, None),
-            Which::InPort(known, another) => (known.identity(), known.is_lasting, another),
-            Which::Made(base) => (Identity { id: derive_from(base.number(), called), generation: 0 }, false, None),
+            OfferIdentity::Known(known) => (known.identity(), known.is_lasting, None),
+            OfferIdentity::InPort(known, another) => (known.identity(), known.is_lasting, another),
+            OfferIdentity::Made(base) => {
+                (ExportIdentity { id: derive_from(base.number(), called), generation: 0 }, false, None)
+            }
         };
         registry.identify(&record.bus_id, identity);
         if is_by_port {
             registry.keep_claims(&record.bus_id);
         }
-        let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
-        self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting, another });
+        let is_named = !matches!(naming, DeviceNaming::Automatic(_)) && called == name;
+        self.shared.registry.labels.put(&record.bus_id, OfferTraits { is_named, is_lasting, another });
         drop(registry);
         // The device that had this name and bus id before may have been another one.
         self.shared.reservations.forget_bus(&record.bus_id);
@@ -70,13 +72,13 @@ impl Share {
     /// [`ShareError::BusFull`], [`ShareError::NameTaken`].
     pub(crate) fn offer_known(
         &self,
-        naming: Naming<'_>,
+        naming: DeviceNaming<'_>,
         device: Box<dyn Device>,
         class: DeviceClass,
-        known: Identified,
+        known: DeviceIdentity,
         note_name: impl FnOnce(DeviceId, &str, bool),
     ) -> Result<DeviceRecord, ShareError> {
-        let record = self.offer(naming, device, class, Which::Known(known))?;
+        let record = self.offer(naming, device, class, OfferIdentity::Known(known))?;
         if known.is_lasting {
             note_name(known.id, name_of(&record), self.is_named(&record));
         }
@@ -117,7 +119,10 @@ impl Share {
     /// Sets whether the owner chose the name that the device has now.
     pub fn set_named(&self, name: &str, is_named: bool) {
         if let Ok(bus_id) = self.shared.registry.bus_id_of(name) {
-            self.shared.registry.labels.put(&bus_id, Label { is_named, ..self.shared.registry.labels.of(&bus_id) });
+            self.shared
+                .registry
+                .labels
+                .put(&bus_id, OfferTraits { is_named, ..self.shared.registry.labels.of(&bus_id) });
         }
     }
 
@@ -127,8 +132,8 @@ impl Share {
         move || {
             let Some(shared) = shared.upgrade() else { return };
             let identity = shared.registry.lock().identity(&bus_id);
-            if let Some(Identity { id, generation }) = identity {
-                shared.registry.identify(&bus_id, Identity { id, generation: generation + 1 });
+            if let Some(ExportIdentity { id, generation }) = identity {
+                shared.registry.identify(&bus_id, ExportIdentity { id, generation: generation + 1 });
                 shared.sessions.wake_all();
             }
         }
@@ -138,16 +143,19 @@ impl Share {
     ///
     /// # Errors
     /// [`ShareError::NoDevice`], [`ShareError::InUse`].
-    pub(crate) fn adopt(&self, device: &str, identity: Identity) -> Result<(), ShareError> {
+    pub(crate) fn adopt(&self, device: &str, identity: ExportIdentity) -> Result<(), ShareError> {
         let bus_id = self.shared.registry.bus_id_of(device)?;
         let mut registry = self.shared.registry.lock();
-        let is_it = |entry: &Entry<'_>| entry.record.bus_id == bus_id;
+        let is_it = |entry: &ExportEntry<'_>| entry.record.bus_id == bus_id;
         let user = registry.entries().find(is_it).and_then(|entry| Some(entry.holder?.who.clone()));
         if let Some(user) = user {
             return Err(ShareError::InUse { device: device.to_owned(), user });
         }
         registry.identify(&bus_id, identity);
-        self.shared.registry.labels.put(&bus_id, Label { is_lasting: true, ..self.shared.registry.labels.of(&bus_id) });
+        self.shared
+            .registry
+            .labels
+            .put(&bus_id, OfferTraits { is_lasting: true, ..self.shared.registry.labels.of(&bus_id) });
         Ok(())
     }
 }

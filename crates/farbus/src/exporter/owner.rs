@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use farbus_control::device::DeviceStatus;
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_model::{BufferPool, Command, CommandError, Completions};
-use farbus_session::Ending;
+use farbus_model::{BufferPool, CompletionQueue, OwnerCommand, OwnerCommandError};
+use farbus_session::UseEnding;
 use farbus_session::claims::shortened;
 use farbus_session::leases::DeviceKey;
 use farbus_session::native::control as native;
-use farbus_session::registry::Entry;
+use farbus_session::registry::ExportEntry;
 use tracing::warn;
 
-use crate::devices::status::Counted;
+use crate::devices::status::ConnectionCounters;
 use crate::devices::status::device_status;
 use crate::exporter::error::ShareError;
 use crate::exporter::opening::device_use::offer_again;
-use crate::exporter::session::entry::Session;
-use crate::exporter::state::shared::Shared;
+use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::state::shared::ExporterState;
 
 /// How long the owner waits for a device's answer to a command, or for a device to be released.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
@@ -31,17 +31,17 @@ const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
 const BETWEEN_USERS: Duration = Duration::from_millis(2);
 
 /// The status of every shared device, with its user.
-pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
-    let Shared { registry: devices, reservations, .. } = shared;
+pub fn status(shared: &ExporterState) -> Vec<DeviceStatus> {
+    let ExporterState { registry: devices, reservations, .. } = shared;
     let sessions = shared.sessions.lock();
-    let mut holders: BTreeMap<String, &Arc<Session>> = BTreeMap::new();
+    let mut holders: BTreeMap<String, &Arc<SessionEntry>> = BTreeMap::new();
     for session in sessions.values() {
         if let Some(bus_id) = session.device() {
             holders.entry(bus_id).or_insert(session);
         }
     }
     let counted_of = |bus_id: &str| {
-        holders.get(bus_id).map_or_else(Counted::default, |session| Counted {
+        holders.get(bus_id).map_or_else(ConnectionCounters::default, |session| ConnectionCounters {
             meters: Some(session.meters.read()),
             links: session.links.status(),
         })
@@ -50,7 +50,7 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     let registry = devices.lock();
     let entries = registry.entries();
     let mut keys = Vec::new();
-    let status = |entry: Entry<'_>| {
+    let status = |entry: ExportEntry<'_>| {
         let mut status = device_status(&entry, counted_of(&entry.record.bus_id), now);
         status.reservation = reservations.ledger().status(entry.name);
         status.swap = shared.swaps.status(&entry.record.bus_id);
@@ -78,13 +78,13 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
 ///
 /// # Errors
 /// [`ShareError::NoDevice`].
-pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
+pub fn remove(shared: &ExporterState, device: &str) -> Result<(), ShareError> {
     let bus_id = shared.registry.bus_id_of(device)?;
     shared.reservations.disown(&bus_id);
     publish(Event::of(EventKind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
     let is_idle = shared.registry.lock().retire(&bus_id);
     if is_idle == Some(false)
-        && let Err(error) = end_users_of(shared, &bus_id, None, Ending::TakenBack, None)
+        && let Err(error) = end_users_of(shared, &bus_id, None, UseEnding::TakenBack, None)
     {
         warn!(device = bus_id, %error, "that its use has ended is not stored");
     }
@@ -99,7 +99,7 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
 /// [`ShareError::NoDevice`], [`ShareError::NotInUse`]; [`ShareError::NotStored`]: the device is taken back all the
 /// same.
 pub fn take_back(
-    shared: &Shared,
+    shared: &ExporterState,
     device: &str,
     remark: Option<&str>,
     keep_out: Duration,
@@ -113,10 +113,10 @@ pub fn take_back(
         let lessee = claims.lease(now).map(|lease| lease.who.name().to_owned());
         let who = claims.holder().map(|holder| holder.who.clone()).or(lessee);
         claims.take_back(remark, until);
-        claims.end_lease(Ending::TakenBack, now);
+        claims.end_lease(UseEnding::TakenBack, now);
         who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
     };
-    let fenced = end_users_of(shared, &bus_id, remark, Ending::TakenBack, None);
+    let fenced = end_users_of(shared, &bus_id, remark, UseEnding::TakenBack, None);
     let stored = fenced.and(shared.registry.keep_lease(&bus_id, None, now));
     stored.map(|()| who.clone()).map_err(|error| {
         warn!(device = bus_id, %error, "that it was taken back is not stored");
@@ -131,10 +131,10 @@ pub fn take_back(
 /// # Errors
 /// they have ended, and that their numbers are refused is not stored.
 pub fn end_users_of(
-    shared: &Shared,
+    shared: &ExporterState,
     bus_id: &str,
     remark: Option<&str>,
-    ending: Ending,
+    ending: UseEnding,
     whose: Option<&[String]>,
 ) -> io::Result<()> {
     let is_meant = |who: &String| whose.is_none_or(|whose| whose.contains(who));
@@ -149,17 +149,17 @@ pub fn end_users_of(
     let handed_over = shared.registry.leases().take_back(&key);
     if let Some(handed_over) = handed_over {
         let why = remark.map(|remark| format!(": {}", shortened(remark))).unwrap_or_default();
-        handed_over.settle(native::Cause::Refused, &format!("released by its owner{why}"));
+        handed_over.settle(native::AttachmentEndCause::Refused, &format!("released by its owner{why}"));
         offer_again(shared, handed_over, ending);
     }
-    let mut users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);
+    let mut users: Vec<Arc<SessionEntry>> = shared.sessions.holders_of(bus_id);
     users.retain(|session| is_meant(&session.peer));
     for session in &users {
         if let Some(remark) = remark {
             // The first remark counts.
             let _ = session.remark.set(shortened(remark));
         }
-        if ending != Ending::TakenBack {
+        if ending != UseEnding::TakenBack {
             // So does the first end.
             let _ = session.lease_end.set(ending);
         }
@@ -175,7 +175,7 @@ pub fn end_users_of(
 ///
 /// # Errors
 /// [`ShareError`].
-pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), ShareError> {
+pub fn command(shared: &ExporterState, device: &str, command: OwnerCommand) -> Result<(), ShareError> {
     let begun = Instant::now();
     loop {
         let left = COMMAND_TIME_MAX.saturating_sub(begun.elapsed());
@@ -192,18 +192,18 @@ pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), Sh
 /// The device's answer; `None` if it did not take the command, and never will: nobody has it at this moment, or who had
 /// it has released it, or did not answer for `time_max`.
 fn command_now(
-    shared: &Shared,
+    shared: &ExporterState,
     device: &str,
-    command: &Command,
+    command: &OwnerCommand,
     time_max: Duration,
-) -> Result<Option<Result<(), CommandError>>, ShareError> {
+) -> Result<Option<Result<(), OwnerCommandError>>, ShareError> {
     let bus_id = shared.registry.bus_id_of(device)?;
     if shared.registry.device_name(&bus_id).is_some_and(|name| shared.predecessor.uses(&name)) {
         // Its session in the process before this one is about to continue here.
         return Ok(None);
     }
     if let Some(idle) = shared.registry.lock().idle_device(&bus_id) {
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         return Ok(Some(idle.command(shared.serving.clock.now(), command, &mut done)));
     }
     let holder = shared.sessions.holders_of(&bus_id).pop();
@@ -212,7 +212,7 @@ fn command_now(
 
 /// Ends all sessions and makes their devices durable. `is_replaced`: another process continues with them. Returns
 /// whether all sessions ended in time.
-pub fn stop(shared: &Shared, is_replaced: bool) -> bool {
+pub fn stop(shared: &ExporterState, is_replaced: bool) -> bool {
     if shared.sessions.begin_stopping() {
         return true;
     }
@@ -223,7 +223,7 @@ pub fn stop(shared: &Shared, is_replaced: bool) -> bool {
     }
     let left = shared.registry.leases().clear();
     for handed_over in left {
-        offer_again(shared, handed_over, Ending::Detached);
+        offer_again(shared, handed_over, UseEnding::Detached);
     }
     // Real devices return to this machine's drivers now, even if other parts of the process still hold the share.
     let devices = shared.registry.lock().close();

@@ -6,8 +6,8 @@ use farbus_control::device::DeviceStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io_net::local::control_socket::{Answer, Question};
-use farbus_io_net::local::passed_files::Files;
-use farbus_model::{Command, Identity};
+use farbus_io_net::local::passed_files::PassedFiles;
+use farbus_model::{ExportIdentity, OwnerCommand};
 
 use super::share::{Share, ShareError};
 use super::swap_answers;
@@ -22,7 +22,7 @@ pub struct ServedAt {
 }
 
 /// Answers a question about the devices of `share`; `files` came along with it.
-pub fn answer(share: &Share, served: &ServedAt, question: Question, files: &Files) -> Answer {
+pub fn answer(share: &Share, served: &ServedAt, question: Question, files: &PassedFiles) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status().into_iter().map(ProcessDevice::from).collect();
@@ -79,7 +79,7 @@ pub fn answer(share: &Share, served: &ServedAt, question: Question, files: &File
             return swap_answers::answer(share, question, files);
         }
         Question::Adopt { device, id, generation } => {
-            let adopted = share.adopt(&device, Identity { id: id.number(), generation });
+            let adopted = share.adopt(&device, ExportIdentity { id: id.number(), generation });
             return answer_to(adopted.map(|()| serde_json::Value::Null));
         }
         Question::Descriptors { device } => {
@@ -97,9 +97,9 @@ pub fn answer(share: &Share, served: &ServedAt, question: Question, files: &File
                 Err(error) => Answer::Refused(error.to_string()),
             };
         }
-        Question::Type { device, text } => (device, Command::Type(text)),
-        Question::Eject { device } => (device, Command::Eject),
-        Question::Insert { device } => (device, Command::Insert),
+        Question::Type { device, text } => (device, OwnerCommand::Type(text)),
+        Question::Eject { device } => (device, OwnerCommand::Eject),
+        Question::Insert { device } => (device, OwnerCommand::Insert),
     };
     answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
 }

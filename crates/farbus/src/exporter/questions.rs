@@ -9,16 +9,16 @@ use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io_net::link::Link;
 use farbus_io_net::trust::host_name;
-use farbus_session::claims::lease::Party;
+use farbus_session::claims::lease::LeaseHost;
 use farbus_session::claims::shortened;
 
-use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::Visitor;
-use crate::exporter::leasing::{self, Asking};
+use crate::exporter::access::paired_host::PairedPeer;
+use crate::exporter::access::quota::PeerIdentity;
+use crate::exporter::leasing::{self, LeaseRequester};
 use crate::exporter::owner;
-use crate::exporter::session::entry::Session;
-use crate::exporter::state::shared::Shared;
-use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
+use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::state::shared::ExporterState;
+use crate::hosts::questions::{HostAnswer, HostQuestion, HostStatus, JsonLineChannel, NOT_A_QUESTION};
 
 /// How long a paired host may stay silent.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
@@ -29,13 +29,13 @@ const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The link was lost, or the host was silent for too long.
-pub fn answer(shared: &Arc<Shared>, session: &Session, link: &Link) -> io::Result<()> {
+pub fn answer(shared: &Arc<ExporterState>, session: &SessionEntry, link: &Link) -> io::Result<()> {
     let Some(guest) = &session.guest else { return Ok(()) };
-    let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
+    let mut lines = JsonLineChannel::over(link, QUESTION_TIME_MAX)?;
     while let Some(line) = lines.receive()? {
         let answer = match serde_json::from_slice(&line) {
             Ok(question) => answer_to(question, shared, session, guest),
-            Err(error) => Answer::Refused(format!("{NOT_A_QUESTION}{error}")),
+            Err(error) => HostAnswer::Refused(format!("{NOT_A_QUESTION}{error}")),
         };
         lines.send(&answer)?;
     }
@@ -47,22 +47,27 @@ pub fn answer(shared: &Arc<Shared>, session: &Session, link: &Link) -> io::Resul
 /// # Errors
 /// The link was lost, or the host is silent.
 pub fn refuse(link: &Link, why: &str) -> io::Result<()> {
-    let mut lines = Lines::over(link, REFUSAL_TIME_MAX)?;
+    let mut lines = JsonLineChannel::over(link, REFUSAL_TIME_MAX)?;
     match lines.receive()? {
-        Some(_) => lines.send(&Answer::Refused(why.to_owned())),
+        Some(_) => lines.send(&HostAnswer::Refused(why.to_owned())),
         None => Ok(()),
     }
 }
 
-fn answer_to(question: Question, shared: &Arc<Shared>, session: &Session, guest: &Guest) -> Answer {
+fn answer_to(
+    question: HostQuestion,
+    shared: &Arc<ExporterState>,
+    session: &SessionEntry,
+    guest: &PairedPeer,
+) -> HostAnswer {
     match question {
-        Question::List => {
+        HostQuestion::List => {
             let mut devices = visible_to(shared, session, guest);
             // The links of a session are not shown to other hosts.
             devices.iter_mut().for_each(|device| device.links = None);
-            Answer::Devices(devices)
+            HostAnswer::Devices(devices)
         }
-        Question::Status => {
+        HostQuestion::Status => {
             let mut devices = visible_to(shared, session, guest);
             for device in &mut devices {
                 if !is_user(shared, guest, &device.bus_id) {
@@ -70,35 +75,40 @@ fn answer_to(question: Question, shared: &Arc<Shared>, session: &Session, guest:
                 }
             }
             let up_s = Duration::from_nanos(shared.serving.clock.now().as_nanos()).as_secs();
-            Answer::Status(HostStatus { name: host_name(), farbus: env!("CARGO_PKG_VERSION").into(), up_s, devices })
+            HostAnswer::Status(HostStatus {
+                name: host_name(),
+                farbus: env!("CARGO_PKG_VERSION").into(),
+                up_s,
+                devices,
+            })
         }
-        Question::Topology { said } => match shared.serving.neighbourhood.get() {
+        HostQuestion::Topology { said } => match shared.serving.neighbourhood.get() {
             Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &said) {
-                Ok(answer) => Answer::Topology(answer),
-                Err(why) => Answer::Refused(why),
+                Ok(answer) => HostAnswer::Topology(answer),
+                Err(why) => HostAnswer::Refused(why),
             },
-            None => Answer::Refused("no links between hosts are brought up here: that is a daemon's".to_owned()),
+            None => HostAnswer::Refused("no links between hosts are brought up here: that is a daemon's".to_owned()),
         },
-        Question::Lease { device, act } => match lease(shared, session, guest, &device, act) {
-            Ok(answer) => Answer::Lease(answer),
-            Err(failure) => Answer::Failed(failure),
+        HostQuestion::Lease { device, act } => match lease(shared, session, guest, &device, act) {
+            Ok(answer) => HostAnswer::Lease(answer),
+            Err(failure) => HostAnswer::Failed(failure),
         },
-        Question::Explain { device, reason } => match explain(shared, guest, &device, &reason) {
-            true => Answer::Done,
-            false => Answer::Refused(format!("you do not use '{device}'")),
+        HostQuestion::Explain { device, reason } => match explain(shared, guest, &device, &reason) {
+            true => HostAnswer::Done,
+            false => HostAnswer::Refused(format!("you do not use '{device}'")),
         },
     }
 }
 
 /// Does what the guest asks for about the lease of a device, if it may use the device.
 fn lease(
-    shared: &Arc<Shared>,
-    session: &Session,
-    guest: &Guest,
+    shared: &Arc<ExporterState>,
+    session: &SessionEntry,
+    guest: &PairedPeer,
     device: &str,
     act: LeaseAct,
 ) -> Result<LeaseAnswer, FailureReport> {
-    let Shared { registry, permissions, .. } = &**shared;
+    let ExporterState { registry, permissions, .. } = &**shared;
     // A device that the guest may not use does not exist for it.
     let gone = || {
         let message = format!("no device called '{}' is shared with this host", shortened(device));
@@ -114,18 +124,18 @@ fn lease(
         LeaseAct::Give { to } => {
             let key = to.parse().ok();
             let host = key.and_then(|key| permissions.peer(&key));
-            host.filter(|host| permissions.may_use(Visitor::Host(host.fingerprint), Some(host), &name))
+            host.filter(|host| permissions.may_use(PeerIdentity::Host(host.fingerprint), Some(host), &name))
         }
         _ => None,
     };
     let may_prefer =
         peer.is_some_and(|peer| peer.may_reserve_high(registry.permitted_as(&name), registry.id_of(&name)));
-    let asking = Asking { who: Party::paired(guest.identity().0), key: guest.fingerprint(), may_prefer };
-    leasing::act(shared, &bus_id, &asking, act, to.map(|host| (Party::paired(&host.name), host.fingerprint)))
+    let asking = LeaseRequester { who: LeaseHost::paired(guest.identity().0), key: guest.fingerprint(), may_prefer };
+    leasing::act(shared, &bus_id, &asking, act, to.map(|host| (LeaseHost::paired(&host.name), host.fingerprint)))
 }
 
 /// The status of the devices that the guest may use.
-fn visible_to(shared: &Shared, session: &Session, guest: &Guest) -> Vec<DeviceStatus> {
+fn visible_to(shared: &ExporterState, session: &SessionEntry, guest: &PairedPeer) -> Vec<DeviceStatus> {
     let peer = guest.peer();
     let mut devices = owner::status(shared);
     devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
@@ -139,16 +149,18 @@ fn visible_to(shared: &Shared, session: &Session, guest: &Guest) -> Vec<DeviceSt
 }
 
 /// Whether the guest itself uses the device with this bus id, and nobody else does.
-fn is_user(shared: &Shared, guest: &Guest, bus_id: &str) -> bool {
+fn is_user(shared: &ExporterState, guest: &PairedPeer, bus_id: &str) -> bool {
     let holders = shared.sessions.holders_of(bus_id);
-    let is_its_own = |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+    let is_its_own =
+        |session: &Arc<SessionEntry>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
     !holders.is_empty() && holders.iter().all(is_its_own)
 }
 
 /// Stores the reason why the guest needs a device, if one of its sessions holds it. Returns whether one does.
-fn explain(shared: &Shared, guest: &Guest, device: &str, reason: &str) -> bool {
+fn explain(shared: &ExporterState, guest: &PairedPeer, device: &str, reason: &str) -> bool {
     let Ok(bus_id) = shared.registry.bus_id_of(device) else { return false };
     let mut holders = shared.sessions.holders_of(&bus_id).into_iter();
-    let is_its_own = |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+    let is_its_own =
+        |session: &Arc<SessionEntry>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
     holders.find(is_its_own).is_some_and(|session| shared.registry.lock().explain(&session.peer, reason))
 }

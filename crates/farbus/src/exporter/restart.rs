@@ -7,32 +7,32 @@ use std::thread;
 use farbus_io_net::local::runtime_folder;
 use tracing::warn;
 
-use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::Visitor;
-use crate::exporter::session::saved::{self, Credentials, Owner, SavedSession};
-use crate::exporter::state::shared::{STACK_BYTES, Shared};
-use crate::hosts::trust::Trust;
+use crate::exporter::access::paired_host::PairedPeer;
+use crate::exporter::access::quota::PeerIdentity;
+use crate::exporter::session::saved::{self, SavedSession, SessionCredentials, SessionOwner};
+use crate::exporter::state::shared::{ExporterState, STACK_BYTES};
+use crate::hosts::trust::TrustStore;
 
 /// Restores a session of another process. Its links and devices are kept for it until [`take_up`].
 ///
 /// # Errors
 /// The saved bytes describe no possible session, or the system has no more descriptors.
-pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
+pub fn inherit(shared: &ExporterState, saved: &[u8], trust: Option<&TrustStore>) -> io::Result<()> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let restored = saved::restore(shared.serving.clock.now(), saved).map_err(|reject| wrong(reject.to_string()))?;
-    let SavedSession { owner: Owner { peer, credentials }, reservations, session, left } = restored;
+    let SavedSession { owner: SessionOwner { peer, credentials }, reservations, session, left } = restored;
     shared.reservations.ledger().expect(&reservations).map_err(|reject| wrong(reject.to_string()))?;
     let (guest, visitor) = match credentials {
-        Credentials::Host { fingerprint, name, address } => {
+        SessionCredentials::Host { fingerprint, name, address } => {
             let trust = trust.ok_or_else(|| wrong("paired hosts are not served any more".into()))?;
-            (Some(Guest::new(trust.clone(), fingerprint, name, address)), Visitor::Host(fingerprint))
+            (Some(PairedPeer::new(trust.clone(), fingerprint, name, address)), PeerIdentity::Host(fingerprint))
         }
-        Credentials::User(user) => (None, Visitor::User(user)),
+        SessionCredentials::User(user) => (None, PeerIdentity::User(user)),
         // The loopback admitted the peer, so it belongs to the owner, root or a user whom the owner named.
-        Credentials::Address(address) if address.is_loopback() => {
-            (None, Visitor::Own(address, runtime_folder::owner()))
+        SessionCredentials::Address(address) if address.is_loopback() => {
+            (None, PeerIdentity::Own(address, runtime_folder::owner()))
         }
-        Credentials::Address(address) => (None, Visitor::from(address)),
+        SessionCredentials::Address(address) => (None, PeerIdentity::from(address)),
     };
     let (number, caller) = match left.is_empty() {
         true => shared.sessions.enter(None, peer, guest, visitor)?,
@@ -51,7 +51,7 @@ pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Resu
 }
 
 /// Continues the restored sessions, each on a thread of its own. The devices must be shared again by now.
-pub fn take_up(shared: &Arc<Shared>) {
+pub fn take_up(shared: &Arc<ExporterState>) {
     for (number, pending) in shared.predecessor.take() {
         let for_thread = Arc::clone(shared);
         let go_on = move || {

@@ -11,38 +11,38 @@ use std::time::Duration;
 use farbus_control::descriptors::DescriptorTree;
 pub use farbus_control::device::DeviceStatus;
 use farbus_control::reservation::BusStatus;
-use farbus_io_net::link::Listener;
+use farbus_io_net::link::TcpLinkListener;
 pub use farbus_io_net::link::host_address::DEFAULT_PORT;
-use farbus_io_net::saving::Asked;
+use farbus_io_net::saving::PendingSaveReply;
 use farbus_io_net::trust::{AuditRecorder, DeviceNotes};
-use farbus_model::budget::Budget;
-use farbus_model::{Command, Device, Limits};
+use farbus_model::budget::MemoryBudget;
+use farbus_model::{Device, OwnerCommand, SessionLimits};
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
-use farbus_session::native::Allowed;
-use farbus_session::registry::{BlockClass, Entry};
-use farbus_session::reserve::Reservation;
-use farbus_session::stream::Stage;
+use farbus_session::native::AllowedModules;
+use farbus_session::registry::{BlockClass, ExportEntry};
+use farbus_session::reserve::ReservationTerms;
+use farbus_session::stream::FramePublisher;
 
-use crate::broker::{Broker, SystemAccess};
-use crate::common::processor_leases::Beside;
+use crate::broker::{BrokerClient, SystemAccess};
+use crate::common::processor_leases::ProcessorAdmission;
 use crate::common::processor_leases::ProcessorLeases;
-use crate::common::socket_place::{Place, SocketListener};
+use crate::common::socket_place::{SocketListener, SocketLocation};
 use crate::devices::descriptors::descriptor_tree;
 use crate::devices::identities::labels::{DeviceClass, made_here};
-use crate::devices::identities::naming::Naming;
+use crate::devices::identities::naming::DeviceNaming;
 use crate::exporter::access::encrypted::SecureListener;
-use crate::exporter::access::listener::{Addresses, Listening};
+use crate::exporter::access::listener::{ExporterListener, ExporterListenerSet};
 use crate::exporter::access::local_users::LocalUsers;
-use crate::exporter::access::networks::Network;
+use crate::exporter::access::networks::IpNetwork;
 pub use crate::exporter::error::ShareError;
-use crate::exporter::state::lease_limits::{LeaseLimit, Site};
+use crate::exporter::state::lease_limits::{LeaseLimit, SiteLimitSource};
 use crate::exporter::state::note_book::ConfiguredNotes;
 use crate::exporter::state::permissions::ExclusiveUse;
-use crate::exporter::state::shared::{Neighbourhood, STACK_BYTES, Shared};
-use crate::exporter::swap::Swaps;
+use crate::exporter::state::shared::{ExporterState, NeighbourResponder, STACK_BYTES};
+use crate::exporter::swap::ExportSwaps;
 use crate::exporter::{connections, leasing, owner, restart};
-use crate::hosts::trust::Trust;
+use crate::hosts::trust::TrustStore;
 
 /// How many leases a broker stores at once. The disk stores those of many devices together.
 const LEASES_STORED_AT_ONCE: usize = 64;
@@ -51,20 +51,20 @@ const LEASES_STORED_AT_ONCE: usize = 64;
 ///
 /// Methods take a device's name or its bus id.
 pub struct Share {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ExporterState>,
     promises: ProcessorLeases,
 }
 
 impl Default for Share {
     fn default() -> Self {
-        Self::new(Limits::DEFAULT)
+        Self::new(SessionLimits::DEFAULT)
     }
 }
 
 impl Share {
     /// Creates a share without devices. `limits` bounds what one link may keep in memory.
-    pub fn new(limits: Limits) -> Self {
-        let shared = Arc::new(Shared::new(limits));
+    pub fn new(limits: SessionLimits) -> Self {
+        let shared = Arc::new(ExporterState::new(limits));
         let promises = ProcessorLeases::new(Arc::downgrade(&shared.reservations));
         Self { shared, promises }
     }
@@ -74,7 +74,7 @@ impl Share {
     /// # Errors
     /// [`ShareError::BusFull`].
     pub fn add(&self, kind: &str, device: impl Device + 'static) -> Result<DeviceRecord, ShareError> {
-        self.offer(Naming::Automatic(kind), Box::new(device), DeviceClass::Usb, made_here())
+        self.offer(DeviceNaming::Automatic(kind), Box::new(device), DeviceClass::Usb, made_here())
     }
 
     /// Offers a device with a block class: paired hosts use it as a block device, all others as the USB disk `device`.
@@ -89,7 +89,7 @@ impl Share {
         device: Box<dyn Device>,
         block: BlockClass,
     ) -> Result<DeviceRecord, ShareError> {
-        self.offer(Naming::Automatic(kind), device, DeviceClass::Block(block), made_here())
+        self.offer(DeviceNaming::Automatic(kind), device, DeviceClass::Block(block), made_here())
     }
 
     /// Removes an unplugged device, named by its bus id, if it is idle. A device in use is removed by its session,
@@ -103,14 +103,14 @@ impl Share {
     /// Makes a reservation for every user of a device that asks for none.
     ///
     /// # Errors
-    /// [`ShareError::NoDevice`], [`ShareError::Reservation`].
-    pub fn reserve(&self, device: &str, reservation: Reservation) -> Result<(), ShareError> {
+    /// [`ShareError::NoDevice`], [`ShareError::ReservationTerms`].
+    pub fn reserve(&self, device: &str, reservation: ReservationTerms) -> Result<(), ShareError> {
         self.shared.reservations.own_reservation(device, reservation)
     }
 
     /// Lets hosts in these networks reserve with high criticality without proving a key. Programs of this machine may
     /// if their user is served ([`Share::serve_local_users`]).
-    pub fn allow_reserve_high(&self, from: Vec<Network>) {
+    pub fn allow_reserve_high(&self, from: Vec<IpNetwork>) {
         self.shared.reservations.allow_high(from);
     }
 
@@ -131,7 +131,7 @@ impl Share {
     ///
     /// # Errors
     /// The system has no more descriptors or threads.
-    pub fn write_leases_through(&self, broker: &Broker) -> io::Result<()> {
+    pub fn write_leases_through(&self, broker: &BrokerClient) -> io::Result<()> {
         let lines = broker.lines_up_to(LEASES_STORED_AT_ONCE)?;
         self.shared.registry.store.write_through(SystemAccess::Through(Arc::new(lines)));
         Ok(())
@@ -148,7 +148,7 @@ impl Share {
     }
 
     /// Keeps the limits of the directory, too. Only the first call has an effect.
-    pub fn limit_leases_by(&self, site: Arc<dyn Site>) {
+    pub fn limit_leases_by(&self, site: Arc<dyn SiteLimitSource>) {
         self.shared.lease_limits.ask(site);
     }
 
@@ -177,7 +177,7 @@ impl Share {
 
     /// A ledger of processor time for tuned pipes of this process, shared with the reservations of devices here: see
     /// `Processors::beside` of `farbus-pipe`. The pipes are listed under the name `owner`.
-    pub fn beside(&self, owner: &str) -> impl Beside + use<> {
+    pub fn beside(&self, owner: &str) -> impl ProcessorAdmission + use<> {
         (Arc::downgrade(&self.shared.reservations), owner.to_owned())
     }
 
@@ -193,14 +193,18 @@ impl Share {
     /// # Errors
     /// The system cannot listen at the address.
     pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
-        self.listen_on(Listener::bind(address)?, None)
+        self.listen_on(TcpLinkListener::bind(address)?, None)
     }
 
     /// Serves USB/IP on an existing listening socket, for the networks in `allowed` (`None`: all). Returns the address.
     ///
     /// # Errors
     /// The socket failed, or the system has no more threads.
-    pub(crate) fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
+    pub(crate) fn listen_on(
+        &self,
+        listener: TcpLinkListener,
+        allowed: Option<Vec<IpNetwork>>,
+    ) -> io::Result<SocketAddr> {
         listener.never_wait()?;
         let address = listener.address()?;
         self.listen_at(SocketListener::Tcp(listener), allowed)?;
@@ -212,8 +216,8 @@ impl Share {
     /// # Errors
     /// The socket failed, or the system has no more threads.
     #[doc(hidden)]
-    pub fn listen_at(&self, listener: SocketListener, allowed: Option<Vec<Network>>) -> io::Result<Place> {
-        let listening = Arc::new(Listening::new(listener, allowed)?);
+    pub fn listen_at(&self, listener: SocketListener, allowed: Option<Vec<IpNetwork>>) -> io::Result<SocketLocation> {
+        let listening = Arc::new(ExporterListener::new(listener, allowed)?);
         let place = listening.place().clone();
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
@@ -225,7 +229,7 @@ impl Share {
     }
 
     /// The listening sockets.
-    pub fn addresses(&self) -> &Addresses {
+    pub fn addresses(&self) -> &ExporterListenerSet {
         &self.shared.listeners
     }
 
@@ -263,8 +267,8 @@ impl Share {
     ///
     /// # Errors
     /// The system cannot listen at the address.
-    pub fn listen_secure(&self, address: SocketAddr, trust: Trust) -> io::Result<SocketAddr> {
-        let listener = Listener::bind(address)?;
+    pub fn listen_secure(&self, address: SocketAddr, trust: TrustStore) -> io::Result<SocketAddr> {
+        let listener = TcpLinkListener::bind(address)?;
         let address = listener.address()?;
         self.listen_secure_on(listener, trust)?;
         Ok(address)
@@ -274,7 +278,7 @@ impl Share {
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
-    pub fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<QuicBeside> {
+    pub fn listen_secure_on(&self, listener: TcpLinkListener, trust: TrustStore) -> io::Result<QuicBeside> {
         listener.never_wait()?;
         self.record_by(trust.audit());
         if let Err(error) = trust.peers() {
@@ -282,7 +286,7 @@ impl Share {
         }
         leasing::keep_in(&self.shared, trust.folder().clone());
         self.shared.permissions.set_trust(trust.clone());
-        let listening = Arc::new(Listening::new(SocketListener::Tcp(listener), None)?);
+        let listening = Arc::new(ExporterListener::new(SocketListener::Tcp(listener), None)?);
         let for_shutdown = Arc::clone(&listening);
         let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
@@ -300,12 +304,12 @@ impl Share {
     }
 
     /// Sets the modules that importers may ask for. By default these are the modules that need nothing of this host.
-    pub fn allow_modules(&self, modules: Arc<Allowed>) {
+    pub fn allow_modules(&self, modules: Arc<AllowedModules>) {
         self.shared.serving.allow_modules(modules);
     }
 
     /// Sets how much memory peers may make this process hold. Connected peers keep their budget.
-    pub fn set_budget(&self, budget: Budget) {
+    pub fn set_budget(&self, budget: MemoryBudget) {
         self.shared.sessions.accounts.set_budget(budget);
     }
 
@@ -323,7 +327,7 @@ impl Share {
 
     /// Sets who answers the questions of neighbouring hosts about links between hosts. Only the first call has an
     /// effect.
-    pub fn answer_neighbours(&self, neighbourhood: Arc<dyn Neighbourhood>) {
+    pub fn answer_neighbours(&self, neighbourhood: Arc<dyn NeighbourResponder>) {
         let _ = self.shared.serving.neighbourhood.set(neighbourhood);
     }
 
@@ -363,12 +367,12 @@ impl Share {
     ///
     /// # Errors
     /// [`ShareError`].
-    pub fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
+    pub fn command(&self, device: &str, command: OwnerCommand) -> Result<(), ShareError> {
         owner::command(&self.shared, device, command)
     }
 
     /// The swaps of the devices that are shared here.
-    pub(crate) fn swaps(&self) -> &Swaps {
+    pub(crate) fn swaps(&self) -> &ExportSwaps {
         &self.shared.swaps
     }
 
@@ -384,7 +388,7 @@ impl Share {
     }
 
     /// Asks every session to save itself for another process.
-    pub fn ask_sessions(&self) -> Vec<Asked<Vec<u8>>> {
+    pub fn ask_sessions(&self) -> Vec<PendingSaveReply<Vec<u8>>> {
         self.shared.native.ask_all()
     }
 
@@ -392,7 +396,7 @@ impl Share {
     ///
     /// # Errors
     /// The saved bytes describe no possible session, or the system has no more descriptors.
-    pub fn inherit(&self, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
+    pub fn inherit(&self, saved: &[u8], trust: Option<&TrustStore>) -> io::Result<()> {
         restart::inherit(&self.shared, saved, trust)
     }
 
@@ -404,20 +408,20 @@ impl Share {
     /// What a replacement process could not continue: one sentence for each device.
     pub fn unmovable(&self) -> Vec<String> {
         let registry = self.shared.registry.lock();
-        let is_lost = |entry: &Entry<'_>| {
+        let is_lost = |entry: &ExportEntry<'_>| {
             let is_used = !entry.claims.holders().is_empty();
             entry.block.is_some_and(|block| block.is_lost_with_process(is_used))
         };
         let lost = registry.entries().filter(is_lost);
         let lost = lost.map(|entry| format!("what is in memory of {} ends with this process", entry.name));
-        let read = registry.entries().filter(|entry| entry.stream.is_some_and(Stage::is_busy));
+        let read = registry.entries().filter(|entry| entry.stream.is_some_and(FramePublisher::is_busy));
         lost.chain(read.map(|entry| format!("frames of {} are being read", entry.name))).collect()
     }
 
     /// Whether the frames of the stream of this name are being read.
     pub fn is_being_read(&self, name: &str) -> bool {
         let registry = self.shared.registry.lock();
-        registry.entries().any(|entry| entry.name == name && entry.stream.is_some_and(Stage::is_busy))
+        registry.entries().any(|entry| entry.name == name && entry.stream.is_some_and(FramePublisher::is_busy))
     }
 
     /// Ends all sessions and makes their devices durable. Returns whether all sessions ended in time.
@@ -446,8 +450,8 @@ impl Drop for Share {
 
 /// Serves the paired hosts of a listening socket by QUIC, at the UDP port of the same number.
 pub struct QuicBeside {
-    listening: Arc<Listening>,
-    listener: Arc<SecureListener<Shared>>,
+    listening: Arc<ExporterListener>,
+    listener: Arc<SecureListener<ExporterState>>,
 }
 
 impl QuicBeside {

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_io_linux::usb::Found;
-use farbus_io_net::link::Clock;
+use farbus_io_linux::usb::PluggedDevice;
+use farbus_io_net::link::BoottimeClock;
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_model::Instant;
-use farbus_session::block::swap::{Phase, Report, Step, SwapError};
-use farbus_session::block::{BlockExport, Swap};
+use farbus_session::block::swap::{SwapError, SwapPhase, SwapReport, SwapStep};
+use farbus_session::block::{BlockExport, MediumSwap};
 use tracing::{info, warn};
 
-use crate::devices::media_journal::Notes;
-use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
+use crate::devices::media_journal::SwapJournalWriter;
+use crate::devices::swap_run::{DONE, DiskSwapDestination, FAILED, RUNNING, SwapOrder, SwapRun, report};
 
 /// How often a swap's status is updated and its cancellation checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -28,20 +28,20 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The swaps of the shared devices, by bus id: the one that runs, or the last one.
 #[derive(Debug, Default)]
-pub struct Swaps {
-    runs: Mutex<BTreeMap<String, Arc<Run>>>,
+pub struct ExportSwaps {
+    runs: Mutex<BTreeMap<String, Arc<SwapRun>>>,
     /// Where the shared real devices are plugged in.
-    plugs: Plugs,
+    plugs: PlugLocationMap,
 }
 
 /// Where the shared real devices are plugged in, by bus id on the wire. A twin may be plugged in elsewhere than the
 /// device that it replaced.
 #[derive(Clone, Debug, Default)]
-pub struct Plugs(Arc<Mutex<BTreeMap<String, Plug>>>);
+pub struct PlugLocationMap(Arc<Mutex<BTreeMap<String, PlugLocation>>>);
 
-impl Plugs {
+impl PlugLocationMap {
     /// Where the device is plugged in.
-    pub fn get(&self, bus_id: &str) -> Option<Plug> {
+    pub fn get(&self, bus_id: &str) -> Option<PlugLocation> {
         lock(&self.0).get(bus_id).cloned()
     }
 
@@ -51,14 +51,14 @@ impl Plugs {
     }
 
     /// Notes where the device is plugged in now.
-    pub fn put(&self, bus_id: &str, plug: Plug) {
+    pub fn put(&self, bus_id: &str, plug: PlugLocation) {
         lock(&self.0).insert(bus_id.to_owned(), plug);
     }
 }
 
 /// Where a real device is plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plug {
+pub struct PlugLocation {
     /// The bus and the ports on the way to the device, as in `1-1.4`.
     pub bus_id: String,
     /// The number of its bus.
@@ -67,9 +67,9 @@ pub struct Plug {
     pub number: u32,
 }
 
-impl Plug {
+impl PlugLocation {
     /// The place of a device that was found.
-    pub fn of(found: &Found) -> Self {
+    pub fn of(found: &PluggedDevice) -> Self {
         Self { bus_id: found.bus_id.clone(), bus: found.bus, number: found.number }
     }
 }
@@ -78,7 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Swaps {
+impl ExportSwaps {
     /// Begins to exchange the medium of the device with this bus id. Calls `on_moved` once it is exchanged.
     ///
     /// # Errors
@@ -91,17 +91,17 @@ impl Swaps {
         on_moved: impl FnOnce() + Send + 'static,
     ) -> Result<(), FailureReport> {
         let SwapOrder { device, to, destination, journal, options } = order;
-        let Destination::Medium(destination) = destination else {
+        let DiskSwapDestination::Medium(destination) = destination else {
             let message = format!(
                 "{device} is shared here, and moves to a place of this machine: --to block:PATH\n  only a disk that is \
                  attached moves to another host's: farbus swap HOST/{device} --to HOST/DISK, where it is attached"
             );
             return Err(FailureReport::new(FailureKind::Refused, message));
         };
-        let clock = Clock::start();
+        let clock = BoottimeClock::start();
         let from = export.place().unwrap_or_default();
-        let notes = Box::new(Notes::to(journal));
-        let swap = Swap::begin(export.switch(), Arc::new(destination), notes, options, clock.now())
+        let notes = Box::new(SwapJournalWriter::to(journal));
+        let swap = MediumSwap::begin(export.switch(), Arc::new(destination), notes, options, clock.now())
             .map_err(|error| report(&error, &device, &to))?
             .timed_by(move || clock.now());
         let status = SwapStatus {
@@ -115,7 +115,7 @@ impl Swaps {
             left_bytes: export.switch().size_bytes(),
             ..SwapStatus::default()
         };
-        let run = Arc::new(Run::new(status));
+        let run = Arc::new(SwapRun::new(status));
         lock(&self.runs).insert(bus_id.to_owned(), Arc::clone(&run));
         info!(device, from, to, verify = options.verify, resume = options.resume, "being moved");
         publish(Event::of(EventKind::SwapBegun, device.as_str()).how(to.as_str()));
@@ -123,7 +123,7 @@ impl Swaps {
         let spawned = thread::Builder::new().name("swap".into()).spawn(move || {
             let result = carry_out(swap, &clock, &for_thread);
             match result {
-                Ok(Report { copied_bytes, rounds, took }) => {
+                Ok(SwapReport { copied_bytes, rounds, took }) => {
                     let quiet_ms = for_thread.status().quiet_ms;
                     info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
                     export.is_at(to);
@@ -144,12 +144,12 @@ impl Swaps {
     }
 
     /// Where the shared real devices are plugged in.
-    pub fn plugs(&self) -> &Plugs {
+    pub fn plugs(&self) -> &PlugLocationMap {
         &self.plugs
     }
 
     /// Enters a swap, unless the device is being swapped already. Returns whether it was entered.
-    pub fn enter(&self, bus_id: &str, run: &Arc<Run>) -> bool {
+    pub fn enter(&self, bus_id: &str, run: &Arc<SwapRun>) -> bool {
         let mut runs = lock(&self.runs);
         let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
         if is_free {
@@ -196,34 +196,39 @@ impl Swaps {
 }
 
 /// Copies at low priority, then switches at normal priority: until the switch, users write everything twice.
-fn carry_out(swap: Swap, clock: &Clock, run: &Run) -> Result<Report, SwapError> {
+fn carry_out(swap: MediumSwap, clock: &BoottimeClock, run: &SwapRun) -> Result<SwapReport, SwapError> {
     let copied = thread::scope(|scope| {
         let copy = move || {
             // If a kernel or sandbox refuses, the thread copies at normal priority.
             let _ = rustix::process::setpriority_process(None, NICENESS);
-            drive(swap, clock, run, |phase| phase == Phase::Joining)
+            drive(swap, clock, run, |phase| phase == SwapPhase::Joining)
         };
         match thread::Builder::new().name("swap-copy".into()).spawn_scoped(scope, copy) {
-            Ok(copying) => copying.join().unwrap_or(Driven::Ended(Err(SwapError::Cancelled))),
-            Err(error) => Driven::Ended(Err(SwapError::Journal(format!("no thread to copy: {error}")))),
+            Ok(copying) => copying.join().unwrap_or(SwapDriveOutcome::Ended(Err(SwapError::Cancelled))),
+            Err(error) => SwapDriveOutcome::Ended(Err(SwapError::Journal(format!("no thread to copy: {error}")))),
         }
     });
     match copied {
-        Driven::Reached(swap) => match drive(*swap, clock, run, |_| false) {
-            Driven::Ended(result) => result,
-            Driven::Reached(_) => Err(SwapError::Cancelled),
+        SwapDriveOutcome::Reached(swap) => match drive(*swap, clock, run, |_| false) {
+            SwapDriveOutcome::Ended(result) => result,
+            SwapDriveOutcome::Reached(_) => Err(SwapError::Cancelled),
         },
-        Driven::Ended(result) => result,
+        SwapDriveOutcome::Ended(result) => result,
     }
 }
 
-enum Driven {
-    Reached(Box<Swap>),
-    Ended(Result<Report, SwapError>),
+enum SwapDriveOutcome {
+    Reached(Box<MediumSwap>),
+    Ended(Result<SwapReport, SwapError>),
 }
 
 /// Runs the swap to its end, or to a phase that another thread continues.
-fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> bool) -> Driven {
+fn drive(
+    mut swap: MediumSwap,
+    clock: &BoottimeClock,
+    run: &SwapRun,
+    is_enough: impl Fn(SwapPhase) -> bool,
+) -> SwapDriveOutcome {
     let began = Instant::ZERO;
     let mut shown = began;
     loop {
@@ -233,15 +238,15 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {
+        if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, SwapStep::Ended(_)) {
             run.show(&swap.progress(after), after - began);
             shown = after;
         }
         match step {
-            Step::Ended(result) => return Driven::Ended(result),
-            Step::Again if is_enough(swap.phase()) => return Driven::Reached(Box::new(swap)),
-            Step::Again => {}
-            Step::At(when) => thread::sleep((when - after).min(LOOK_EVERY)),
+            SwapStep::Ended(result) => return SwapDriveOutcome::Ended(result),
+            SwapStep::Again if is_enough(swap.phase()) => return SwapDriveOutcome::Reached(Box::new(swap)),
+            SwapStep::Again => {}
+            SwapStep::At(when) => thread::sleep((when - after).min(LOOK_EVERY)),
         }
     }
 }

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io_net::local::control_socket::{Answer, Question};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_session::block::BlockExport;
 use serde_json::{Value, json};
 
 use super::share::{Share, ShareError};
-use super::swap::Swaps;
+use super::swap::ExportSwaps;
 use super::twin;
 use crate::devices::swap_run::SwapOrder;
 
 /// Answers a question about the swaps of shared devices; `files` came along with it.
-pub fn answer(share: &Share, question: Question, files: &Files) -> Answer {
+pub fn answer(share: &Share, question: Question, files: &PassedFiles) -> Answer {
     let Some(device) = asked_of(&question).map(str::to_owned) else { return Answer::Unknown };
     let (bus_id, export) = match share.disk(&device) {
         Ok(found) => found,
@@ -51,10 +51,10 @@ pub fn asked_of(question: &Question) -> Option<&str> {
 /// Answers a question about the swaps of a disk, which has the key `key` in `swaps`. Calls `on_moved` once its medium
 /// is exchanged.
 pub fn answer_disk(
-    swaps: &Swaps,
+    swaps: &ExportSwaps,
     key: &str,
     export: &Arc<BlockExport>,
-    (question, files): (Question, &Files),
+    (question, files): (Question, &PassedFiles),
     on_moved: impl FnOnce() + Send + 'static,
 ) -> Answer {
     let Question::Swap { device, to, .. } = &question else { return answer_running(swaps, key, question) };
@@ -69,7 +69,7 @@ pub fn answer_disk(
 }
 
 /// Answers a question about a swap that has begun.
-fn answer_running(swaps: &Swaps, key: &str, question: Question) -> Answer {
+fn answer_running(swaps: &ExportSwaps, key: &str, question: Question) -> Answer {
     let device = asked_of(&question).unwrap_or(key);
     let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
     let none = || Answer::Failed(FailureReport::new(FailureKind::Gone, message));

@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
-use farbus_model::{Command, Exchange, Twin};
+use farbus_model::{DeviceSwapOutcome, OwnerCommand, SwapCandidate};
 use tracing::{info, warn};
 
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
-use crate::devices::swap_run::{DONE, FAILED, Run};
+use crate::devices::swap_run::{DONE, FAILED, SwapRun};
 use crate::exporter::share::{Share, ShareError};
-use crate::exporter::swap::Plug;
+use crate::exporter::swap::PlugLocation;
 
 /// Begins to replace a shared device by the one at `to` (`usb:BUSID`), whose `node` is open.
 ///
@@ -23,7 +23,7 @@ use crate::exporter::swap::Plug;
 pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd) -> Result<(), FailureReport> {
     let not = |attribute, why: &dyn Display, hint: &str| not_begun(device, to, attribute, why, &hint);
     let (opened, found) = local_twin::open(device, to, node)?;
-    let run = Arc::new(Run::new(status(share, device, bus_id, to)));
+    let run = Arc::new(SwapRun::new(status(share, device, bus_id, to)));
     if !share.swaps().enter(bus_id, &run) {
         return Err(not(
             FailureKind::Refused,
@@ -32,12 +32,12 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         ));
     }
     let (tell, told) = mpsc::sync_channel(1);
-    let twin = <Twin>::new(Box::new(opened), move |outcome| {
+    let twin = <SwapCandidate>::new(Box::new(opened), move |outcome| {
         // The waiting thread may have given up; then the device is dropped here and returns to its drivers.
         let _ = tell.try_send(outcome);
     });
     let began = Instant::now();
-    if let Err(error) = share.command(device, Command::Swap(twin.clone())) {
+    if let Err(error) = share.command(device, OwnerCommand::Swap(twin.clone())) {
         share.swaps().withdraw(bus_id);
         // Dropping the last reference returns the device to its drivers.
         drop((twin, told));
@@ -47,11 +47,11 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
     drop(twin);
     let (device, to, places, bus_id) =
         (device.to_owned(), to.to_owned(), share.swaps().plugs().clone(), bus_id.to_owned());
-    let (plug, on_moved) = (Plug::of(&found), share.on_moved(&bus_id));
+    let (plug, on_moved) = (PlugLocation::of(&found), share.on_moved(&bus_id));
     let wait = move || {
         let outcome = told.recv_timeout(EXCHANGE_TIME_MAX);
         let failure = match outcome {
-            Ok(Exchange::Done { left, report }) => {
+            Ok(DeviceSwapOutcome::Done { left, report }) => {
                 info!(
                     device,
                     to,
@@ -71,7 +71,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
                 drop(left);
                 return;
             }
-            Ok(Exchange::Failed { twin, why }) => {
+            Ok(DeviceSwapOutcome::Failed { twin, why }) => {
                 drop(twin);
                 why
             }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_linux::sys::vhci::Port;
+use farbus_io_linux::sys::vhci::VhciPort;
 
 use crate::broker::SystemAccess;
-use crate::importer::client::Target;
+use crate::importer::client::DeviceTarget;
 
 /// How often the kernel is asked.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -19,11 +19,11 @@ const LOOKS_MAX: u32 = 60;
 
 /// Asks which drivers took the device on a port of this machine's kernel.
 #[derive(Clone)]
-pub struct Drivers(Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>);
+pub struct PortDriverLookup(Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>);
 
-impl Drivers {
+impl PortDriverLookup {
     /// The drivers of the device on `port`, asked through `system`.
-    pub fn on(port: Port, system: SystemAccess) -> Self {
+    pub fn on(port: VhciPort, system: SystemAccess) -> Self {
         // A port that was taken away has no drivers to tell of.
         Self(Arc::new(move || system.drivers(port).ok().flatten()))
     }
@@ -37,7 +37,11 @@ impl Drivers {
 /// Calls `tell` with what to tell the user of `target` if no driver takes the device, on a thread of its own.
 ///
 /// Does nothing if the device is not plugged into the kernel (`None`), or if there are no more threads.
-pub fn tell_if_no_driver(target: &Target, drivers: Option<&Drivers>, tell: impl FnOnce(&str) + Send + 'static) {
+pub fn tell_if_no_driver(
+    target: &DeviceTarget,
+    drivers: Option<&PortDriverLookup>,
+    tell: impl FnOnce(&str) + Send + 'static,
+) {
     let Some(drivers) = drivers.cloned() else { return };
     let target = target.clone();
     // Without the thread, `farbus status` says it all the same.
@@ -66,7 +70,7 @@ fn has_no_driver(mut look: impl FnMut() -> Option<Vec<String>>, mut pause: impl 
 }
 
 /// The message about a device that no driver took.
-fn no_driver(target: &Target) -> String {
+fn no_driver(target: &DeviceTarget) -> String {
     let target = target.shown();
     format!(
         "{target} is plugged in here, and no driver of this kernel took it: only programs that drive it themselves \

@@ -5,20 +5,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farbus_io_net::local::runtime_folder;
-use farbus_io_net::saving::Saved;
-use farbus_modules::{Asked, Recipe};
-use farbus_session::reserve::Reservation;
+use farbus_io_net::saving::SavedAttachment;
+use farbus_modules::{ModuleSpec, PipelineRecipe};
+use farbus_session::reserve::ReservationTerms;
 
-use super::{Attachment, Restored};
+use super::{Attachment, RestoredAttachment};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::socket_access::SocketAccess;
-use crate::common::socket_place::{Place, Protocol, SocketListener};
-use crate::devices::follow::Follow;
-use crate::importer::client::{Client, ClientConfig, ClientError, HOLD, Target};
+use crate::common::socket_place::{SocketListener, SocketLocation, SocketProtocol};
+use crate::devices::follow::FollowPolicy;
+use crate::importer::client::{ClientConfig, ClientError, DeviceTarget, HOLD, ImporterClient};
 use crate::importer::disk::DiskMode;
-use crate::importer::options::ahead::Ahead;
-use crate::importer::options::cache::Cache;
-use crate::importer::options::transport::Over;
+use crate::importer::options::ahead::PrefetchMode;
+use crate::importer::options::cache::DiskCacheMode;
+use crate::importer::options::transport::LinkTransport;
 
 /// A way for devices of other machines to appear on this one.
 pub trait FrontEnd: Sync {
@@ -29,7 +29,7 @@ pub trait FrontEnd: Sync {
     fn summary(&self) -> &'static str;
 
     /// The protocol of the programs that connect to it; `None` if none connect.
-    fn protocol(&self) -> Option<Protocol> {
+    fn protocol(&self) -> Option<SocketProtocol> {
         None
     }
 
@@ -39,7 +39,7 @@ pub trait FrontEnd: Sync {
     }
 
     /// Whether it shows only disks: these have a [`DiskMode`](crate::importer::disk::DiskMode) and a
-    /// [`Cache`](crate::importer::options::cache::Cache).
+    /// [`DiskCacheMode`](crate::importer::options::cache::Cache).
     fn is_for_disks(&self) -> bool {
         false
     }
@@ -57,11 +57,11 @@ pub trait FrontEnd: Sync {
     }
 
     /// What it needs of this machine that a process without rights must ask its broker for.
-    fn needs(&self, request: &Request) -> Vec<Need>;
+    fn needs(&self, request: &AttachRequest) -> Vec<FrontEndRequirement>;
 
     /// The front end that shows `request` on this machine now; `None` if it is this one. Only a front end that chooses
     /// among others overrides it.
-    fn choose(&self, request: &Request, system: &SystemAccess) -> Option<&'static dyn FrontEnd> {
+    fn choose(&self, request: &AttachRequest, system: &SystemAccess) -> Option<&'static dyn FrontEnd> {
         let _ = (request, system);
         None
     }
@@ -71,8 +71,10 @@ pub trait FrontEnd: Sync {
     ///
     /// # Errors
     /// [`ClientError::Local`]: no device was taken.
-    fn prepare(&self, client: &Client, request: &Request) -> Result<Prepared, ClientError> {
-        self.protocol().map_or(Ok(Prepared::default()), |protocol| Prepared::listening(client, request, protocol))
+    fn prepare(&self, client: &ImporterClient, request: &AttachRequest) -> Result<FrontEndPreparation, ClientError> {
+        self.protocol().map_or(Ok(FrontEndPreparation::default()), |protocol| {
+            FrontEndPreparation::listening(client, request, protocol)
+        })
     }
 
     /// Takes the device. Uses up `prepared` if the device was taken; otherwise `prepared` remains for another try.
@@ -81,54 +83,58 @@ pub trait FrontEnd: Sync {
     /// [`ClientError`]: the exporter keeps the device.
     fn take(
         &self,
-        client: &Client,
-        request: &Request,
-        prepared: &mut Prepared,
+        client: &ImporterClient,
+        request: &AttachRequest,
+        prepared: &mut FrontEndPreparation,
     ) -> Result<Box<dyn Attachment>, ClientError>;
 
     /// Describes how `request` is attached. A front end that returns the same words in another process can continue the
     /// attachment.
-    fn manner(&self, request: &Request) -> String;
+    fn manner(&self, request: &AttachRequest) -> String;
 
     /// Reads what another process saved of an attachment in the same manner. `ports` are the ports of this kernel that
-    /// are known to be ours. The attachment does not run before [`Restored::go_on`].
+    /// are known to be ours. The attachment does not run before [`RestoredAttachment::go_on`].
     ///
     /// # Errors
     /// [`ClientError::Local`]: the snapshot is invalid. The other process keeps the attachment.
     fn restore(
         &self,
-        client: &Client,
-        request: &Request,
+        client: &ImporterClient,
+        request: &AttachRequest,
         ports: &[u32],
-        saved: Saved,
-    ) -> Result<Box<dyn Restored>, ClientError>;
+        saved: SavedAttachment,
+    ) -> Result<Box<dyn RestoredAttachment>, ClientError>;
 }
 
 /// What a front end needs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum FrontEndRequirement {
     /// Plugging devices into this kernel.
     Kernel,
     /// Mounting in this folder.
     Mount(PathBuf),
     /// Listening at this place, where these users may connect.
-    Listen(Place, SocketAccess),
+    Listen(SocketLocation, SocketAccess),
 }
 
 /// What was prepared before the device was taken.
 #[derive(Debug, Default)]
-pub struct Prepared {
+pub struct FrontEndPreparation {
     listener: Option<SocketListener>,
     /// Whether the listener was created before the first try.
     is_kept: bool,
 }
 
-impl Prepared {
+impl FrontEndPreparation {
     /// Starts listening for programs that speak `protocol`.
     ///
     /// # Errors
     /// [`ClientError::Local`]: why it cannot listen, and what to do.
-    fn listening(client: &Client, request: &Request, protocol: Protocol) -> Result<Self, ClientError> {
+    fn listening(
+        client: &ImporterClient,
+        request: &AttachRequest,
+        protocol: SocketProtocol,
+    ) -> Result<Self, ClientError> {
         Ok(Self { listener: Some(listen(client, request, protocol)?), is_kept: true })
     }
 
@@ -137,39 +143,43 @@ impl Prepared {
         self.listener = self.is_kept.then_some(listener);
     }
 
-    /// The listener; creates it if [`Prepared::listening`] has not.
+    /// The listener; creates it if [`FrontEndPreparation::listening`] has not.
     pub(super) fn listener(
         &mut self,
-        client: &Client,
-        request: &Request,
-        protocol: Protocol,
+        client: &ImporterClient,
+        request: &AttachRequest,
+        protocol: SocketProtocol,
     ) -> Result<SocketListener, ClientError> {
         self.listener.take().map_or_else(|| listen(client, request, protocol), Ok)
     }
 }
 
-fn listen(client: &Client, request: &Request, protocol: Protocol) -> Result<SocketListener, ClientError> {
+fn listen(
+    client: &ImporterClient,
+    request: &AttachRequest,
+    protocol: SocketProtocol,
+) -> Result<SocketListener, ClientError> {
     let listener = client.system().listen_at(&request.place_of(protocol), &request.access);
     listener.map_err(|error| ClientError::Local(error.to_string()))
 }
 
 /// The front end that the user chose.
 #[derive(Clone, Copy)]
-pub struct Via(pub(super) &'static dyn FrontEnd);
+pub struct FrontEndChoice(pub(super) &'static dyn FrontEnd);
 
-impl Via {
+impl FrontEndChoice {
     /// The front end itself, even if it only chooses among others.
     pub fn named(self) -> &'static dyn FrontEnd {
         self.0
     }
 
     /// The front end that shows `request` on this machine now.
-    pub fn front_end(self, request: &Request, system: &SystemAccess) -> &'static dyn FrontEnd {
+    pub fn front_end(self, request: &AttachRequest, system: &SystemAccess) -> &'static dyn FrontEnd {
         self.0.choose(request, system).unwrap_or(self.0)
     }
 
     /// What this machine's kernel lacks, if a front end for disks is chosen for that reason.
-    pub fn lacks(self, request: &Request, system: &SystemAccess) -> Option<String> {
+    pub fn lacks(self, request: &AttachRequest, system: &SystemAccess) -> Option<String> {
         self.0.choose(request, system).filter(|chosen| chosen.is_for_disks())?;
         system.may_plug().err().map(|why| why.to_string())
     }
@@ -177,7 +187,12 @@ impl Via {
 
 /// The error of an attempt to take the device of `request`. If the front end was chosen because this kernel `lacks`
 /// something, and the device is no disk, then the fault is this machine's.
-pub fn explain(error: ClientError, client: &Client, request: &Request, lacks: Option<&str>) -> ClientError {
+pub fn explain(
+    error: ClientError,
+    client: &ImporterClient,
+    request: &AttachRequest,
+    lacks: Option<&str>,
+) -> ClientError {
     match (lacks, &error) {
         (Some(why), ClientError::Device { .. }) => match client.check_is_disk(&request.target) {
             Err(no_disk) => ClientError::Local(format!("{why}\n  {no_disk}")),
@@ -187,15 +202,15 @@ pub fn explain(error: ClientError, client: &Client, request: &Request, lacks: Op
     }
 }
 
-impl PartialEq for Via {
+impl PartialEq for FrontEndChoice {
     fn eq(&self, other: &Self) -> bool {
         self.0.name() == other.0.name()
     }
 }
 
-impl Eq for Via {}
+impl Eq for FrontEndChoice {}
 
-impl fmt::Debug for Via {
+impl fmt::Debug for FrontEndChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())
     }
@@ -203,15 +218,15 @@ impl fmt::Debug for Via {
 
 /// A device of another machine that is to appear on this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct AttachRequest {
     /// The exporter's address, and the device's name on the exporter.
-    pub target: Target,
+    pub target: DeviceTarget,
     /// The front end.
-    pub via: Via,
-    /// The folder in which its file appears; see [`Request::folder`] for the default.
+    pub via: FrontEndChoice,
+    /// The folder in which its file appears; see [`AttachRequest::folder`] for the default.
     pub at: Option<PathBuf>,
     /// Where programs connect to it, for a front end with a protocol.
-    pub place: Option<Place>,
+    pub place: Option<SocketLocation>,
     /// Which users may connect there, if it is a socket.
     pub access: SocketAccess,
     /// Whether another host is to hand it over first, with the virtual machine that uses it.
@@ -219,7 +234,7 @@ pub struct Request {
     /// How it is used, if it is a disk.
     pub mode: DiskMode,
     /// What this machine caches of it, if it is a disk.
-    pub cache: Cache,
+    pub cache: DiskCacheMode,
     /// The grace period of its session; `None` leaves the choice to the front end.
     pub grace: Option<Duration>,
     /// How long it is held at most while it migrates: see [`ClientConfig::hold`].
@@ -227,22 +242,22 @@ pub struct Request {
     /// How many links its session has, from 1 to [`LANES_MAX`](farbus_model::limits::LANES_MAX).
     pub links: u16,
     /// The transport of its links.
-    pub over: Over,
+    pub over: LinkTransport,
     /// Whether data is fetched before the user asks for it, to hide the distance.
-    pub ahead: Ahead,
+    pub ahead: PrefetchMode,
     /// What its exporter reserves for it.
-    pub reservation: Option<Reservation>,
+    pub reservation: Option<ReservationTerms>,
     /// Its modules, the importer's end first.
-    pub modules: Vec<Asked>,
+    pub modules: Vec<ModuleSpec>,
     /// What it is needed for; the exporter is told.
     pub reason: Option<String>,
     /// Which other devices in its port are taken for it.
-    pub follow: Follow,
+    pub follow: FollowPolicy,
 }
 
-impl Request {
+impl AttachRequest {
     /// A request with default options.
-    pub fn new(target: Target, via: Via) -> Self {
+    pub fn new(target: DeviceTarget, via: FrontEndChoice) -> Self {
         Self {
             target,
             via,
@@ -251,16 +266,16 @@ impl Request {
             access: SocketAccess::default(),
             is_handed_over: false,
             mode: DiskMode::default(),
-            cache: Cache::default(),
+            cache: DiskCacheMode::default(),
             grace: None,
             hold: HOLD,
             links: 1,
-            over: Over::default(),
-            ahead: Ahead::default(),
+            over: LinkTransport::default(),
+            ahead: PrefetchMode::default(),
             reservation: None,
             modules: Vec::new(),
             reason: None,
-            follow: Follow::default(),
+            follow: FollowPolicy::default(),
         }
     }
 
@@ -271,13 +286,13 @@ impl Request {
     }
 
     /// Where programs that speak `protocol` connect to it.
-    pub fn place_of(&self, protocol: Protocol) -> Place {
+    pub fn place_of(&self, protocol: SocketProtocol) -> SocketLocation {
         self.place.clone().unwrap_or_else(|| protocol.default_place(&self.target.device))
     }
 
     /// What a front end with this protocol needs.
-    pub(super) fn needs_of(&self, protocol: Protocol) -> Vec<Need> {
-        vec![Need::Listen(self.place_of(protocol), self.access.clone())]
+    pub(super) fn needs_of(&self, protocol: SocketProtocol) -> Vec<FrontEndRequirement> {
+        vec![FrontEndRequirement::Listen(self.place_of(protocol), self.access.clone())]
     }
 
     /// Describes how it is attached on this machine now. A process that computes the same words can continue the
@@ -287,7 +302,7 @@ impl Request {
     }
 
     /// The options of the client that takes the device. `modules` is the recipe that its modules' words resolve to.
-    pub fn client_config(&self, modules: Recipe) -> ClientConfig {
+    pub fn client_config(&self, modules: PipelineRecipe) -> ClientConfig {
         ClientConfig {
             grace: self.grace,
             hold: self.hold,
@@ -303,19 +318,19 @@ impl Request {
 
 impl BrokerPolicy {
     /// Allows what the given front ends' needs require of this machine.
-    pub fn allow_for(&mut self, needs: impl IntoIterator<Item = Need>) {
+    pub fn allow_for(&mut self, needs: impl IntoIterator<Item = FrontEndRequirement>) {
         for need in needs {
             match need {
-                Need::Kernel => self.plugs = true,
-                Need::Mount(folder) => self.mounts.push(folder),
-                Need::Listen(place, access) => self.places.push((place, access)),
+                FrontEndRequirement::Kernel => self.plugs = true,
+                FrontEndRequirement::Mount(folder) => self.mounts.push(folder),
+                FrontEndRequirement::Listen(place, access) => self.places.push((place, access)),
             }
         }
     }
 }
 
 /// Tells the exporter what the device is needed for (`request.reason`), if the exporter has a way to be told.
-pub fn tell_reason(client: &Client, request: &Request, user: Option<std::net::SocketAddr>) {
+pub fn tell_reason(client: &ImporterClient, request: &AttachRequest, user: Option<std::net::SocketAddr>) {
     if let Some(reason) = &request.reason
         && let Err(error) = client.explain(&request.target, reason, user)
     {

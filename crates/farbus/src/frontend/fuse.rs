@@ -6,22 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_control::units::format_bytes;
-use farbus_io_linux::frontend::fuse::{DiskMount, Health, Resting};
-use farbus_io_net::link::{Interest, Link, wait};
-use farbus_io_net::saving::Saved;
+use farbus_io_linux::frontend::fuse::{DiskMount, MountHealth, UnservedMount};
+use farbus_io_net::link::{Link, PollInterest, wait};
+use farbus_io_net::saving::SavedAttachment;
 use tracing::warn;
 
-use super::shown_disk::{CountedDisk, ShownDisk};
-use super::{Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal};
+use super::shown_disk::{CountedDisk, DiskFacts};
+use super::{
+    AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction, FrontEnd,
+    FrontEndPreparation, FrontEndRequirement, RestoredAttachment, StopSignal,
+};
 use crate::broker::SystemAccess;
 use crate::common::write_out::write_out_file_systems;
 use crate::frontend::open_users::OpenUsers;
-use crate::importer::client::{Client, ClientError, Target, local};
-use crate::importer::disk::{OpenedDisk, Way};
-use crate::importer::port::Cutter;
-use crate::importer::port::session::{Seen, SessionPort};
+use crate::importer::client::{ClientError, DeviceTarget, ImporterClient, local};
+use crate::importer::disk::{DiskConnection, OpenedDisk};
+use crate::importer::port::DeviceCutter;
+use crate::importer::port::session::{PortWatchOutcome, SessionPort};
 use crate::importer::session::status::SessionStatus;
-use crate::link::meters::Meters;
+use crate::link::meters::EngineMeters;
 
 /// The name of the file in the mounted folder.
 const DISK_FILE: &str = "disk.img";
@@ -33,9 +36,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// `--via fuse`: the disk appears as a file.
-pub struct Fuse;
+pub struct FuseFrontEnd;
 
-impl FrontEnd for Fuse {
+impl FrontEnd for FuseFrontEnd {
     fn name(&self) -> &'static str {
         "fuse"
     }
@@ -52,32 +55,37 @@ impl FrontEnd for Fuse {
         true
     }
 
-    fn needs(&self, request: &Request) -> Vec<Need> {
-        vec![Need::Mount(request.folder())]
+    fn needs(&self, request: &AttachRequest) -> Vec<FrontEndRequirement> {
+        vec![FrontEndRequirement::Mount(request.folder())]
     }
 
-    fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
+    fn take(
+        &self,
+        client: &ImporterClient,
+        request: &AttachRequest,
+        _: &mut FrontEndPreparation,
+    ) -> Result<Box<dyn Attachment>, ClientError> {
         let disk = OpenedDisk::open(client, &request.target, request.mode)?;
         Ok(Box::new(FileAttachment::over(disk, &request.target, client.system(), &request.folder())?))
     }
 
-    fn manner(&self, request: &Request) -> String {
+    fn manner(&self, request: &AttachRequest) -> String {
         format!("fuse at {}, {}", request.folder().display(), request.mode.as_str())
     }
 
     fn restore(
         &self,
-        client: &Client,
-        request: &Request,
+        client: &ImporterClient,
+        request: &AttachRequest,
         _: &[u32],
-        mut saved: Saved,
-    ) -> Result<Box<dyn Restored>, ClientError> {
+        mut saved: SavedAttachment,
+    ) -> Result<Box<dyn RestoredAttachment>, ClientError> {
         let medium = saved.medium.take();
         let mut known = None;
-        let resting = Resting::restore(saved, |device| {
+        let resting = UnservedMount::restore(saved, |device| {
             let (disk, pending) = OpenedDisk::restore(client, &request.target, device, medium)?;
-            let (disk, device, clock, way) = ShownDisk::of(disk);
-            let meters = Arc::<Meters>::default();
+            let (disk, device, clock, way) = DiskFacts::of(disk);
+            let meters = Arc::<EngineMeters>::default();
             let device = Box::new(CountedDisk::new(device, Arc::clone(&meters)));
             known = Some((disk, way, meters));
             Ok((device as _, pending, clock))
@@ -90,20 +98,20 @@ impl FrontEnd for Fuse {
 /// A disk of another machine that is a file here. Another thread serves the file.
 pub struct FileAttachment {
     mount: DiskMount,
-    disk: ShownDisk,
-    way: Way,
-    meters: Arc<Meters>,
-    target: Target,
+    disk: DiskFacts,
+    way: DiskConnection,
+    meters: Arc<EngineMeters>,
+    target: DeviceTarget,
     stop: StopSignal,
 }
 
 /// A file that another process showed and that is not served at present.
 struct RestoredFile {
-    resting: Resting,
-    disk: ShownDisk,
-    way: Way,
-    meters: Arc<Meters>,
-    target: Target,
+    resting: UnservedMount,
+    disk: DiskFacts,
+    way: DiskConnection,
+    meters: Arc<EngineMeters>,
+    target: DeviceTarget,
 }
 
 impl FileAttachment {
@@ -111,9 +119,14 @@ impl FileAttachment {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(disk: OpenedDisk, target: &Target, system: &SystemAccess, at: &Path) -> Result<Self, ClientError> {
-        let (disk, device, clock, way) = ShownDisk::of(disk.with_any_byte());
-        let meters = Arc::<Meters>::default();
+    pub fn over(
+        disk: OpenedDisk,
+        target: &DeviceTarget,
+        system: &SystemAccess,
+        at: &Path,
+    ) -> Result<Self, ClientError> {
+        let (disk, device, clock, way) = DiskFacts::of(disk.with_any_byte());
+        let meters = Arc::<EngineMeters>::default();
         let device = Box::new(CountedDisk::new(device, Arc::clone(&meters)));
         let mount = DiskMount::mount_by(system, at, DISK_FILE, device, clock).map_err(local)?;
         Self::at(mount, disk, way, meters, target.clone())
@@ -121,10 +134,10 @@ impl FileAttachment {
 
     fn at(
         mount: DiskMount,
-        disk: ShownDisk,
-        way: Way,
-        meters: Arc<Meters>,
-        target: Target,
+        disk: DiskFacts,
+        way: DiskConnection,
+        meters: Arc<EngineMeters>,
+        target: DeviceTarget,
     ) -> Result<Self, ClientError> {
         Ok(Self { mount, disk, way, meters, target, stop: StopSignal::new().map_err(local)? })
     }
@@ -135,26 +148,26 @@ impl FileAttachment {
     }
 
     /// Watches a session's link while no request is under way; during a request the session watches it itself.
-    fn watch_session(&self, port: &SessionPort) -> Ended {
+    fn watch_session(&self, port: &SessionPort) -> AttachmentEnd {
         loop {
             let seen = port.look();
-            if let Seen::Ended(end) = seen {
-                return Ended::by(&end);
+            if let PortWatchOutcome::Ended(end) = seen {
+                return AttachmentEnd::by(&end);
             }
             let pause = match &seen {
-                Seen::Linked(_) => None,
-                Seen::Busy | Seen::Unlinked | Seen::Ended(_) => Some(LOOK_AGAIN),
+                PortWatchOutcome::Linked(_) => None,
+                PortWatchOutcome::Busy | PortWatchOutcome::Unlinked | PortWatchOutcome::Ended(_) => Some(LOOK_AGAIN),
             };
             let mut interests =
-                vec![Interest::new(self.mount.event(), false), Interest::new(self.stop.wake().as_fd(), false)];
-            if let Seen::Linked(link) = &seen {
-                interests.push(Interest::hangup(link.as_fd()));
+                vec![PollInterest::new(self.mount.event(), false), PollInterest::new(self.stop.wake().as_fd(), false)];
+            if let PortWatchOutcome::Linked(link) = &seen {
+                interests.push(PollInterest::hangup(link.as_fd()));
             }
             if let Err(error) = wait(&mut interests, pause) {
-                return Ended::Lost(error.to_string());
+                return AttachmentEnd::Lost(error.to_string());
             }
             if interests[1].readable && self.stop.was_asked() {
-                return Ended::Asked;
+                return AttachmentEnd::Asked;
             }
             if interests[0].readable {
                 return self.end_of_mount("the disk failed, or the way to it broke");
@@ -163,16 +176,16 @@ impl FileAttachment {
     }
 
     /// Waits for the end of the mount, and of `link` if the device cannot outlive it.
-    fn watch(&self, link: Option<&Link>) -> Ended {
+    fn watch(&self, link: Option<&Link>) -> AttachmentEnd {
         loop {
             let mut interests =
-                vec![Interest::new(self.mount.event(), false), Interest::new(self.stop.wake().as_fd(), false)];
-            interests.extend(link.map(|link| Interest::hangup(link.as_fd())));
+                vec![PollInterest::new(self.mount.event(), false), PollInterest::new(self.stop.wake().as_fd(), false)];
+            interests.extend(link.map(|link| PollInterest::hangup(link.as_fd())));
             if let Err(error) = wait(&mut interests, None) {
-                return Ended::Lost(error.to_string());
+                return AttachmentEnd::Lost(error.to_string());
             }
             if interests[1].readable && self.stop.was_asked() {
-                return Ended::Asked;
+                return AttachmentEnd::Asked;
             }
             let is_link_over = interests.get(2).is_some_and(|on_link| on_link.readable);
             if is_link_over || interests[0].readable {
@@ -181,11 +194,11 @@ impl FileAttachment {
         }
     }
 
-    fn end_of_mount(&self, why: &str) -> Ended {
+    fn end_of_mount(&self, why: &str) -> AttachmentEnd {
         match (self.mount.health(), self.disk.session.as_ref().and_then(SessionStatus::end)) {
-            (Health::Ended, None) => Ended::Released,
-            (_, Some(end)) => Ended::by(&end),
-            (_, None) => Ended::Lost(why.into()),
+            (MountHealth::Ended, None) => AttachmentEnd::Released,
+            (_, Some(end)) => AttachmentEnd::by(&end),
+            (_, None) => AttachmentEnd::Lost(why.into()),
         }
     }
 
@@ -204,7 +217,9 @@ impl FileAttachment {
                     warn!(%error, "the last writes may not be durable");
                     lost = Some(format!("the last writes may not be durable: {error}"));
                 }
-                if result.in_use && self.mount.wait_for(Health::Ended, Some(RELEASE_TIME_MAX)) != Health::Ended {
+                if result.in_use
+                    && self.mount.wait_for(MountHealth::Ended, Some(RELEASE_TIME_MAX)) != MountHealth::Ended
+                {
                     warn!("programs still have the disk open; they get errors from now on");
                     let count = self.mount.open_count();
                     lost.get_or_insert(format!("what {count} programs that still have it open had not written out"));
@@ -217,14 +232,14 @@ impl FileAttachment {
 }
 
 impl Attachment for FileAttachment {
-    fn status(&self) -> Status {
+    fn status(&self) -> AttachmentFacts {
         let (file, disk) = (self.file().display().to_string(), &self.disk);
         let (size, words) = (format_bytes(disk.size_bytes), disk.mode_words());
         let line = format!("{} attached as {file} ({size}{words})", self.target.shown());
         let next =
             format!("losetup --direct-io=on -f --show {file}, or qemu-system-x86_64 -drive file={file},format=raw");
-        Status {
-            introduction: Introduction { line, next: Some(next), export: None },
+        AttachmentFacts {
+            introduction: AttachmentIntroduction { line, next: Some(next), export: None },
             at: file,
             how: "via fuse, as a USB disk",
             mode: Some(disk.mode),
@@ -233,15 +248,15 @@ impl Attachment for FileAttachment {
         }
     }
 
-    fn handle(&self) -> Handle {
+    fn handle(&self) -> AttachmentHandle {
         let (mount, disk, files) = (self.mount.cutter(), self.disk.cutter.clone(), self.mount.open_files());
-        let cutter = Cutter::new(move || {
+        let cutter = DeviceCutter::new(move || {
             mount.cut();
             // Requests under way end too: no thread continues to wait for a link.
             disk.cut();
         });
         self.disk
-            .steered_by(Handle::new(self.stop.clone()))
+            .steered_by(AttachmentHandle::new(self.stop.clone()))
             .cutting_by(cutter)
             .metered_by(Arc::clone(&self.meters))
             .saving_by(self.disk.is_movable.then(|| self.mount.save_requester()))
@@ -252,29 +267,30 @@ impl Attachment for FileAttachment {
             ))
     }
 
-    fn run(mut self: Box<Self>) -> Ended {
+    fn run(mut self: Box<Self>) -> AttachmentEnd {
         let ended = match &self.way {
-            Way::Link(link) => self.watch(Some(link)),
-            Way::Device { .. } => self.watch(None),
-            Way::Port(port) => self.watch_session(port),
+            DiskConnection::Link(link) => self.watch(Some(link)),
+            DiskConnection::Device { .. } => self.watch(None),
+            DiskConnection::Port(port) => self.watch_session(port),
         };
-        let lost = self.take_away(matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved));
+        let lost =
+            self.take_away(matches!(ended, AttachmentEnd::Lost(_) | AttachmentEnd::Over(_) | AttachmentEnd::Moved));
         if self.mount.is_handed_over() {
-            return Ended::HandedOver;
+            return AttachmentEnd::HandedOver;
         }
-        if let Ended::Asked | Ended::Released = ended {
+        if let AttachmentEnd::Asked | AttachmentEnd::Released = ended {
             self.way.give_back();
         }
         // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
         self.disk.cutter.cut();
         match (ended, lost) {
-            (Ended::Asked | Ended::Released, Some(lost)) => Ended::Undurable(lost),
+            (AttachmentEnd::Asked | AttachmentEnd::Released, Some(lost)) => AttachmentEnd::Undurable(lost),
             (ended, _) => ended,
         }
     }
 }
 
-impl Restored for RestoredFile {
+impl RestoredAttachment for RestoredFile {
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
         let Self { resting, disk, way, meters, target } = *self;
         match system.keep_mount(resting.at()) {

@@ -2,43 +2,43 @@
 //!
 //! | operation | requires | otherwise |
 //! |---|---|---|
-//! | [`Handle::end`] | nothing | |
-//! | [`Handle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
-//! | [`Handle::hold`], [`Handle::follow`], [`Handle::depart`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
-//! | [`Handle::migrate`], [`Handle::may_migrate`] | a hold handle or a session | refused |
-//! | [`Handle::discard`] | a session | refused |
-//! | [`Handle::pause`] | a session through the module `pause` | refused |
-//! | [`Handle::swap`] | a disk of a session | `None` |
-//! | [`Handle::usb_swap`] | a USB device that is attached as one: the kernel's, a virtual machine's | `None` |
-//! | [`Handle::save`] | an engine that can be saved | refused |
+//! | [`AttachmentHandle::end`] | nothing | |
+//! | [`AttachmentHandle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
+//! | [`AttachmentHandle::hold`], [`AttachmentHandle::follow`], [`AttachmentHandle::depart`], [`AttachmentHandle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
+//! | [`AttachmentHandle::migrate`], [`AttachmentHandle::may_migrate`] | a hold handle or a session | refused |
+//! | [`AttachmentHandle::discard`] | a session | refused |
+//! | [`AttachmentHandle::pause`] | a session through the module `pause` | refused |
+//! | [`AttachmentHandle::swap`] | a disk of a session | `None` |
+//! | [`AttachmentHandle::usb_swap`] | a USB device that is attached as one: the kernel's, a virtual machine's | `None` |
+//! | [`AttachmentHandle::save`] | an engine that can be saved | refused |
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frontend::hold::Granted;
+use crate::frontend::hold::HoldGrant;
 use farbus_control::attachment::MigrationStatus;
 use farbus_control::session::Readings;
 use farbus_control::swap::SwapStatus;
-use farbus_io_net::saving::{Asked, SaveRequester, Saved};
+use farbus_io_net::saving::{PendingSaveReply, SaveRequester, SavedAttachment};
 use farbus_io_net::trust::Fingerprint;
 
 use super::StopSignal;
-use super::migrations::{Migrations, Shown};
-use crate::frontend::Ended;
-use crate::frontend::drivers::Drivers;
+use super::migrations::{LastMigration, ObservedMigration};
+use crate::frontend::AttachmentEnd;
+use crate::frontend::drivers::PortDriverLookup;
 use crate::frontend::hold::{HoldHandle, QUIET_WITHIN};
-use crate::frontend::open_users::{Act, Connected, OpenUsers};
+use crate::frontend::open_users::{ConnectedProcesses, DiskOwnerAction, OpenUsers};
 use crate::frontend::usb_swap::{IS_SWAPPING, TWIN_IS_HERE, UsbSwap};
 use crate::importer::disk_swap::DiskSwap;
-use crate::importer::port::Cutter;
-use crate::importer::session::status::{Discarded, SessionStatus};
-use crate::link::meters::Meters;
+use crate::importer::port::DeviceCutter;
+use crate::importer::session::status::{DiscardedRequests, SessionStatus};
+use crate::link::meters::EngineMeters;
 
 /// Why an attachment refuses what its owner asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum AttachmentRefusal {
     /// It cannot be held: no virtual machine and no NBD client uses it.
     NoGate,
     /// It has no session, so no other host can continue with it.
@@ -53,24 +53,26 @@ pub enum Refused {
     Engine(&'static str),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for AttachmentRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Refused::NoGate => "no virtual machine is lent this device (--via redir or nbd)",
-            Refused::NoSession => "it has no session that could be handed over (a paired host, or --grace SECONDS)",
-            Refused::NoModules => "it has no session, and so no modules (farbus attach --module pause)",
-            Refused::NotSaved => "no other process can go on with it",
-            Refused::InUse(why) => why,
-            Refused::Engine(why) => why,
+            AttachmentRefusal::NoGate => "no virtual machine is lent this device (--via redir or nbd)",
+            AttachmentRefusal::NoSession => {
+                "it has no session that could be handed over (a paired host, or --grace SECONDS)"
+            }
+            AttachmentRefusal::NoModules => "it has no session, and so no modules (farbus attach --module pause)",
+            AttachmentRefusal::NotSaved => "no other process can go on with it",
+            AttachmentRefusal::InUse(why) => why,
+            AttachmentRefusal::Engine(why) => why,
         })
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for AttachmentRefusal {}
 
 /// When a device migrates to another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Migration {
+pub enum MigrationTiming {
     /// It is held, and migrates once its local user (a virtual machine, NBD clients) has left.
     AfterItsUser,
     /// At once: it has no local user.
@@ -81,22 +83,22 @@ pub enum Migration {
 
 /// Steers an attachment. Each attachment has one handle; its clones steer the same attachment.
 #[derive(Clone)]
-pub struct Handle {
+pub struct AttachmentHandle {
     stop: StopSignal,
-    cutter: Option<Cutter>,
+    cutter: Option<DeviceCutter>,
     hold_handle: Option<HoldHandle>,
     session: Option<SessionStatus>,
-    save_requester: Option<SaveRequester<Saved>>,
-    meters: Option<Arc<Meters>>,
+    save_requester: Option<SaveRequester<SavedAttachment>>,
+    meters: Option<Arc<EngineMeters>>,
     users: Option<OpenUsers>,
-    connected: Option<Connected>,
-    drivers: Option<Drivers>,
+    connected: Option<ConnectedProcesses>,
+    drivers: Option<PortDriverLookup>,
     swap: Option<DiskSwap>,
     usb_swap: Option<UsbSwap>,
-    migrations: Migrations,
+    migrations: LastMigration,
 }
 
-impl Handle {
+impl AttachmentHandle {
     /// A handle that ends its attachment by `stop` and refuses every other operation that no `*_by` method enables.
     pub fn new(stop: StopSignal) -> Self {
         Self {
@@ -111,17 +113,17 @@ impl Handle {
             drivers: None,
             swap: None,
             usb_swap: None,
-            migrations: Migrations::default(),
+            migrations: LastMigration::default(),
         }
     }
 
-    /// Enables [`Handle::cut`], by `cutter`.
+    /// Enables [`AttachmentHandle::cut`], by `cutter`.
     #[must_use]
-    pub fn cutting_by(self, cutter: Cutter) -> Self {
+    pub fn cutting_by(self, cutter: DeviceCutter) -> Self {
         Self { cutter: Some(cutter), ..self }
     }
 
-    /// Enables [`Handle::hold`], by `hold_handle`, if there is one.
+    /// Enables [`AttachmentHandle::hold`], by `hold_handle`, if there is one.
     #[must_use]
     pub fn holding_by(self, hold_handle: Option<HoldHandle>) -> Self {
         Self { hold_handle, ..self }
@@ -133,43 +135,43 @@ impl Handle {
         Self { session, ..self }
     }
 
-    /// Enables [`Handle::save`], by `save_requester`, if a replacement process can continue with the attachment.
+    /// Enables [`AttachmentHandle::save`], by `save_requester`, if a replacement process can continue with the attachment.
     #[must_use]
-    pub fn saving_by(self, save_requester: Option<SaveRequester<Saved>>) -> Self {
+    pub fn saving_by(self, save_requester: Option<SaveRequester<SavedAttachment>>) -> Self {
         Self { save_requester, ..self }
     }
 
-    /// Enables [`Handle::readings`], from `meters`.
+    /// Enables [`AttachmentHandle::readings`], from `meters`.
     #[must_use]
-    pub fn metered_by(self, meters: Arc<Meters>) -> Self {
+    pub fn metered_by(self, meters: Arc<EngineMeters>) -> Self {
         Self { meters: Some(meters), ..self }
     }
 
-    /// Enables [`Handle::open_count`], from `users`.
+    /// Enables [`AttachmentHandle::open_count`], from `users`.
     #[must_use]
     pub fn used_by(self, users: OpenUsers) -> Self {
         Self { users: Some(users), ..self }
     }
 
-    /// Enables [`Handle::processes`], from `connected`.
+    /// Enables [`AttachmentHandle::processes`], from `connected`.
     #[must_use]
-    pub fn connected_to(self, connected: Connected) -> Self {
+    pub fn connected_to(self, connected: ConnectedProcesses) -> Self {
         Self { connected: Some(connected), ..self }
     }
 
-    /// Enables [`Handle::drivers`], from `drivers`.
+    /// Enables [`AttachmentHandle::drivers`], from `drivers`.
     #[must_use]
-    pub fn driven_by(self, drivers: Drivers) -> Self {
+    pub fn driven_by(self, drivers: PortDriverLookup) -> Self {
         Self { drivers: Some(drivers), ..self }
     }
 
-    /// Enables [`Handle::swap`], by `swap`, if there is one.
+    /// Enables [`AttachmentHandle::swap`], by `swap`, if there is one.
     #[must_use]
     pub fn swapping_by(self, swap: Option<DiskSwap>) -> Self {
         Self { swap, ..self }
     }
 
-    /// Enables [`Handle::usb_swap`], by `swap`.
+    /// Enables [`AttachmentHandle::usb_swap`], by `swap`.
     #[must_use]
     pub fn swapping_usb_by(self, swap: UsbSwap) -> Self {
         Self { usb_swap: Some(swap), ..self }
@@ -186,10 +188,10 @@ impl Handle {
     }
 
     /// Refuses what only the attachment's own device can do, while a twin has its place or takes it.
-    fn check_own(&self) -> Result<(), Refused> {
+    fn check_own(&self) -> Result<(), AttachmentRefusal> {
         match &self.usb_swap {
-            Some(swap) if swap.replaced_by().is_some() => Err(Refused::Engine(TWIN_IS_HERE)),
-            Some(swap) if swap.is_running() => Err(Refused::Engine(IS_SWAPPING)),
+            Some(swap) if swap.replaced_by().is_some() => Err(AttachmentRefusal::Engine(TWIN_IS_HERE)),
+            Some(swap) if swap.is_running() => Err(AttachmentRefusal::Engine(IS_SWAPPING)),
             _ => Ok(()),
         }
     }
@@ -200,7 +202,7 @@ impl Handle {
     }
 
     /// Tells which drivers of this machine's kernel took the device; `None` if it is not plugged into the kernel.
-    pub fn drivers(&self) -> Option<&Drivers> {
+    pub fn drivers(&self) -> Option<&PortDriverLookup> {
         self.drivers.as_ref()
     }
 
@@ -221,10 +223,10 @@ impl Handle {
     /// [`QUIET_WITHIN`](crate::frontend::hold::QUIET_WITHIN) later.
     ///
     /// # Errors
-    /// [`Refused`]: the device continues as before.
-    pub fn hold(&self) -> Result<(), Refused> {
-        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
-        hold_handle.hold().map(drop).map_err(Refused::Engine)
+    /// [`AttachmentRefusal`]: the device continues as before.
+    pub fn hold(&self) -> Result<(), AttachmentRefusal> {
+        let hold_handle = self.hold_handle.as_ref().ok_or(AttachmentRefusal::NoGate)?;
+        hold_handle.hold().map(drop).map_err(AttachmentRefusal::Engine)
     }
 
     /// Lets the device serve its local user, a virtual machine or NBD clients, as before, and migrate to the host with
@@ -232,29 +234,29 @@ impl Handle {
     /// before, at most [`QUIET_WITHIN`](crate::frontend::hold::QUIET_WITHIN) later.
     ///
     /// # Errors
-    /// [`Refused`]: the device continues as before.
-    pub fn follow(&self, successor: Fingerprint) -> Result<(), Refused> {
-        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
-        hold_handle.follow(*successor.as_bytes()).map(drop).map_err(Refused::Engine)
+    /// [`AttachmentRefusal`]: the device continues as before.
+    pub fn follow(&self, successor: Fingerprint) -> Result<(), AttachmentRefusal> {
+        let hold_handle = self.hold_handle.as_ref().ok_or(AttachmentRefusal::NoGate)?;
+        hold_handle.follow(*successor.as_bytes()).map(drop).map_err(AttachmentRefusal::Engine)
     }
 
     /// Lets a device that follows the virtual machine of this process go now: the machine has stopped for good, though
     /// its process is still connected.
     ///
     /// # Errors
-    /// [`Refused`]: it goes when its user's connection ends, if it follows one.
-    pub fn depart(&self, process: u32) -> Result<(), Refused> {
-        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
-        hold_handle.depart(process).map(drop).map_err(Refused::Engine)
+    /// [`AttachmentRefusal`]: it goes when its user's connection ends, if it follows one.
+    pub fn depart(&self, process: u32) -> Result<(), AttachmentRefusal> {
+        let hold_handle = self.hold_handle.as_ref().ok_or(AttachmentRefusal::NoGate)?;
+        hold_handle.depart(process).map(drop).map_err(AttachmentRefusal::Engine)
     }
 
     /// Releases a device that is held or follows its user; its requests continue here.
     ///
     /// # Errors
-    /// [`Refused`]: it is neither.
-    pub fn resume(&self) -> Result<(), Refused> {
-        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
-        hold_handle.go_on().map_err(Refused::Engine)?;
+    /// [`AttachmentRefusal`]: it is neither.
+    pub fn resume(&self) -> Result<(), AttachmentRefusal> {
+        let hold_handle = self.hold_handle.as_ref().ok_or(AttachmentRefusal::NoGate)?;
+        hold_handle.go_on().map_err(AttachmentRefusal::Engine)?;
         self.migrations.resume();
         Ok(())
     }
@@ -263,35 +265,35 @@ impl Handle {
     /// otherwise at once or when no request is under way.
     ///
     /// # Errors
-    /// [`Refused`]: it stays here.
-    pub fn migrate(&self, successor: Fingerprint) -> Result<Migration, Refused> {
-        self.may(Act::Migrate)?;
+    /// [`AttachmentRefusal`]: it stays here.
+    pub fn migrate(&self, successor: Fingerprint) -> Result<MigrationTiming, AttachmentRefusal> {
+        self.may(DiskOwnerAction::Migrate)?;
         self.check_own()?;
         let successor = *successor.as_bytes();
         if let Some(hold_handle) = &self.hold_handle {
             return match hold_handle.hand_over(successor) {
-                Ok(Granted::ToUser) => Ok(Migration::AfterItsUser),
-                Ok(Granted::AtOnce) => Ok(Migration::AtOnce),
-                Err(why) => Err(Refused::Engine(why)),
+                Ok(HoldGrant::ToUser) => Ok(MigrationTiming::AfterItsUser),
+                Ok(HoldGrant::AtOnce) => Ok(MigrationTiming::AtOnce),
+                Err(why) => Err(AttachmentRefusal::Engine(why)),
             };
         }
-        let session = self.session().ok_or(Refused::NoSession)?;
-        session.migrate(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
+        let session = self.session().ok_or(AttachmentRefusal::NoSession)?;
+        session.migrate(successor).map(|()| MigrationTiming::WhenQuiet).map_err(AttachmentRefusal::Engine)
     }
 
-    /// Whether [`Handle::migrate`] would be accepted now; changes nothing. Returns whether the device would be held
-    /// then until its local user has left, so that [`Handle::resume`] can take that back.
+    /// Whether [`AttachmentHandle::migrate`] would be accepted now; changes nothing. Returns whether the device would be held
+    /// then until its local user has left, so that [`AttachmentHandle::resume`] can take that back.
     ///
     /// # Errors
-    /// [`Refused`]: it would stay here.
-    pub fn may_migrate(&self) -> Result<bool, Refused> {
-        self.may(Act::Migrate)?;
+    /// [`AttachmentRefusal`]: it would stay here.
+    pub fn may_migrate(&self) -> Result<bool, AttachmentRefusal> {
+        self.may(DiskOwnerAction::Migrate)?;
         self.check_own()?;
-        let session = self.session().ok_or(Refused::NoSession)?;
-        session.may_migrate().map_err(Refused::Engine)?;
+        let session = self.session().ok_or(AttachmentRefusal::NoSession)?;
+        session.may_migrate().map_err(AttachmentRefusal::Engine)?;
         let Some(hold_handle) = &self.hold_handle else { return Ok(false) };
         if hold_handle.is_shut() {
-            return Err(Refused::Engine(
+            return Err(AttachmentRefusal::Engine(
                 "it is held already, or follows its virtual machine (farbus resume ends that)",
             ));
         }
@@ -302,17 +304,17 @@ impl Handle {
     /// USB device is reset, and the attachment ends.
     ///
     /// # Errors
-    /// [`Refused`]: it stays here.
-    pub fn discard(&self, successor: Fingerprint) -> Result<Discarded, Refused> {
+    /// [`AttachmentRefusal`]: it stays here.
+    pub fn discard(&self, successor: Fingerprint) -> Result<DiscardedRequests, AttachmentRefusal> {
         self.check_own()?;
-        let session = self.session().ok_or(Refused::NoSession)?;
-        session.discard(*successor.as_bytes(), QUIET_WITHIN).map_err(Refused::Engine)
+        let session = self.session().ok_or(AttachmentRefusal::NoSession)?;
+        session.discard(*successor.as_bytes(), QUIET_WITHIN).map_err(AttachmentRefusal::Engine)
     }
 
     /// What the attachment shows of a migration.
-    fn shown(&self) -> Shown {
+    fn shown(&self) -> ObservedMigration {
         let session = self.session();
-        Shown {
+        ObservedMigration {
             is_moving: self.is_moving(),
             untaken: session.as_ref().map_or(0, SessionStatus::untaken),
             hold: session.map(|session| session.hold()).unwrap_or_default(),
@@ -320,7 +322,7 @@ impl Handle {
     }
 
     /// Orders the device, which its owner calls `device`, to migrate to the host that its owner calls `to`, by `order`:
-    /// [`Handle::migrate`], [`Handle::follow`] or [`Handle::discard`]. The status shows what becomes of it.
+    /// [`AttachmentHandle::migrate`], [`AttachmentHandle::follow`] or [`AttachmentHandle::discard`]. The status shows what becomes of it.
     ///
     /// # Errors
     /// Those of `order`.
@@ -328,8 +330,8 @@ impl Handle {
         &self,
         device: &str,
         to: &str,
-        order: impl FnOnce(&Self) -> Result<T, Refused>,
-    ) -> Result<T, Refused> {
+        order: impl FnOnce(&Self) -> Result<T, AttachmentRefusal>,
+    ) -> Result<T, AttachmentRefusal> {
         let is_noted = self.migrations.begin(device, to, self.shown());
         let answer = order(self);
         if is_noted {
@@ -344,7 +346,7 @@ impl Handle {
     }
 
     /// The last migration of an attachment that has ended.
-    pub fn migration_at_end(&self, ended: &Ended) -> Option<MigrationStatus> {
+    pub fn migration_at_end(&self, ended: &AttachmentEnd) -> Option<MigrationStatus> {
         self.migrations.status_at_end(ended)
     }
 
@@ -356,19 +358,19 @@ impl Handle {
     /// Stops the flow of data through the device's modules, or lets it continue.
     ///
     /// # Errors
-    /// [`Refused`]: it does not go through the module `pause`.
-    pub fn pause(&self, is_paused: bool) -> Result<(), Refused> {
-        let session = self.session().ok_or(Refused::NoModules)?;
-        session.pause(is_paused).map_err(Refused::Engine)
+    /// [`AttachmentRefusal`]: it does not go through the module `pause`.
+    pub fn pause(&self, is_paused: bool) -> Result<(), AttachmentRefusal> {
+        let session = self.session().ok_or(AttachmentRefusal::NoModules)?;
+        session.pause(is_paused).map_err(AttachmentRefusal::Engine)
     }
 
     /// Asks the attachment for a snapshot for a replacement process. The attachment waits until `go` of the result is
     /// answered.
     ///
     /// # Errors
-    /// [`Refused::NotSaved`].
-    pub fn save(&self) -> Result<Asked<Saved>, Refused> {
-        self.save_requester.as_ref().map(SaveRequester::ask).ok_or(Refused::NotSaved)
+    /// [`AttachmentRefusal::NotSaved`].
+    pub fn save(&self) -> Result<PendingSaveReply<SavedAttachment>, AttachmentRefusal> {
+        self.save_requester.as_ref().map(SaveRequester::ask).ok_or(AttachmentRefusal::NotSaved)
     }
 
     /// The medium of this machine that its disk was moved to, or the passage to a broker that may connect to the other
@@ -385,7 +387,7 @@ impl Handle {
         self.swap.as_ref().is_some_and(DiskSwap::is_running) || self.usb_swap.as_ref().is_some_and(UsbSwap::is_running)
     }
 
-    /// Whether [`Handle::save`] can work.
+    /// Whether [`AttachmentHandle::save`] can work.
     pub fn can_save(&self) -> bool {
         self.save_requester.is_some() && self.replaced_by().is_none()
     }
@@ -418,9 +420,12 @@ impl Handle {
     /// Whether `act` loses no data of programs that have the disk open.
     ///
     /// # Errors
-    /// [`Refused::InUse`]: data that these programs have not written out would be lost.
-    pub fn may(&self, act: Act) -> Result<(), Refused> {
-        self.users.as_ref().and_then(|users| users.refusal(act)).map_or(Ok(()), |why| Err(Refused::InUse(why)))
+    /// [`AttachmentRefusal::InUse`]: data that these programs have not written out would be lost.
+    pub fn may(&self, act: DiskOwnerAction) -> Result<(), AttachmentRefusal> {
+        self.users
+            .as_ref()
+            .and_then(|users| users.refusal(act))
+            .map_or(Ok(()), |why| Err(AttachmentRefusal::InUse(why)))
     }
 
     /// The status of the session that serves it now, if there is one.
@@ -443,7 +448,7 @@ impl Handle {
 
     /// The processes that are connected to it, if it is a socket.
     pub fn processes(&self) -> Vec<u32> {
-        self.connected.as_ref().map(Connected::processes).unwrap_or_default()
+        self.connected.as_ref().map(ConnectedProcesses::processes).unwrap_or_default()
     }
 }
 
@@ -458,14 +463,14 @@ mod tests {
     #[test]
     fn operations_that_an_attachment_lacks_are_refused() {
         let stop = StopSignal::new().unwrap();
-        let handle = Handle::new(stop.clone());
-        assert_eq!((handle.hold(), handle.resume()), (Err(Refused::NoGate), Err(Refused::NoGate)));
-        assert_eq!(handle.follow(key()), Err(Refused::NoGate));
-        assert_eq!(handle.depart(1), Err(Refused::NoGate));
+        let handle = AttachmentHandle::new(stop.clone());
+        assert_eq!((handle.hold(), handle.resume()), (Err(AttachmentRefusal::NoGate), Err(AttachmentRefusal::NoGate)));
+        assert_eq!(handle.follow(key()), Err(AttachmentRefusal::NoGate));
+        assert_eq!(handle.depart(1), Err(AttachmentRefusal::NoGate));
         assert!(handle.processes().is_empty());
-        assert_eq!(handle.migrate(key()), Err(Refused::NoSession));
-        assert_eq!(handle.pause(true), Err(Refused::NoModules));
-        assert_eq!(handle.save().err(), Some(Refused::NotSaved));
+        assert_eq!(handle.migrate(key()), Err(AttachmentRefusal::NoSession));
+        assert_eq!(handle.pause(true), Err(AttachmentRefusal::NoModules));
+        assert_eq!(handle.save().err(), Some(AttachmentRefusal::NotSaved));
         assert!(!handle.can_save() && !handle.is_moving() && !stop.was_asked());
         handle.cut();
         assert!(stop.was_asked(), "where nothing is waited for, to cut is to end");
@@ -474,21 +479,23 @@ mod tests {
     #[test]
     fn a_device_that_is_open_is_not_detached_and_migrates_only_if_its_users_are_waited_for() {
         let users = OpenUsers::new(|| 2, "a client is there", "clients are there");
-        let handle = Handle::new(StopSignal::new().unwrap()).used_by(users.clone());
-        assert!(matches!(handle.may(Act::Detach), Err(Refused::InUse(why)) if why.contains("2 clients are there")));
-        assert!(handle.may(Act::Migrate).is_err());
+        let handle = AttachmentHandle::new(StopSignal::new().unwrap()).used_by(users.clone());
+        assert!(
+            matches!(handle.may(DiskOwnerAction::Detach), Err(AttachmentRefusal::InUse(why)) if why.contains("2 clients are there"))
+        );
+        assert!(handle.may(DiskOwnerAction::Migrate).is_err());
         let handle = handle.used_by(users.waited_for());
-        assert!(handle.may(Act::Detach).is_err());
-        assert_eq!((handle.may(Act::Migrate), handle.open_count()), (Ok(()), Some(2)));
+        assert!(handle.may(DiskOwnerAction::Detach).is_err());
+        assert_eq!((handle.may(DiskOwnerAction::Migrate), handle.open_count()), (Ok(()), Some(2)));
     }
 
     #[test]
     fn a_device_in_a_session_alone_migrates_when_it_is_quiet() {
-        let handle = Handle::new(StopSignal::new().unwrap()).in_session(Some(SessionStatus::default()));
+        let handle = AttachmentHandle::new(StopSignal::new().unwrap()).in_session(Some(SessionStatus::default()));
         assert_eq!((handle.may_migrate(), handle.is_moving()), (Ok(false), false));
-        assert_eq!(handle.migrate(key()), Ok(Migration::WhenQuiet));
+        assert_eq!(handle.migrate(key()), Ok(MigrationTiming::WhenQuiet));
         assert!(handle.is_moving());
-        assert_eq!(handle.may_migrate(), Err(Refused::Engine("it is being handed over already")));
-        assert_eq!(handle.migrate(key()), Err(Refused::Engine("it is being handed over already")));
+        assert_eq!(handle.may_migrate(), Err(AttachmentRefusal::Engine("it is being handed over already")));
+        assert_eq!(handle.migrate(key()), Err(AttachmentRefusal::Engine("it is being handed over already")));
     }
 }

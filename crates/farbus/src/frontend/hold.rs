@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_io_net::link::{Interest, Wake};
+use farbus_io_net::link::{PollInterest, ThreadWaker};
 use farbus_model::Instant;
 use tracing::info;
 
@@ -50,14 +50,14 @@ pub const FOLLOWS_NOT: &str = "it follows no virtual machine of that process";
 
 /// Holds a device, from any thread.
 #[derive(Clone, Debug)]
-pub struct HoldHandle(Arc<Orders>);
+pub struct HoldHandle(Arc<HoldOrderQueue>);
 
 #[derive(Debug)]
-struct Orders {
-    orders: Mutex<Vec<Order>>,
+struct HoldOrderQueue {
+    orders: Mutex<Vec<HoldOrder>>,
     /// The number of orders so far.
     count: AtomicU64,
-    wake: Wake,
+    wake: ThreadWaker,
     /// Whether the device is held or migrating, or is to migrate after its user.
     is_shut: AtomicBool,
     /// Whether it is in use, and migrates as soon as its user leaves.
@@ -66,11 +66,11 @@ struct Orders {
 
 /// An order of a device's owner to its engine.
 #[derive(Debug)]
-pub struct Order {
+pub struct HoldOrder {
     /// What to do.
     pub command: HoldCommand,
     /// Where the answer goes.
-    pub answer: Answer,
+    pub answer: HoldAnswerSender,
     /// Tells it from the other orders.
     number: u64,
 }
@@ -93,7 +93,7 @@ pub enum HoldCommand {
 
 /// The outcome of an order that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Granted {
+pub enum HoldGrant {
     /// The device has a user, which is held or continues.
     ToUser,
     /// The device has no user: it migrates at once.
@@ -102,11 +102,11 @@ pub enum Granted {
 
 /// Where an order's answer is awaited.
 #[derive(Debug)]
-pub struct Answer(SyncSender<Result<Granted, &'static str>>);
+pub struct HoldAnswerSender(SyncSender<Result<HoldGrant, &'static str>>);
 
-impl Answer {
+impl HoldAnswerSender {
     /// Answers the order.
-    pub fn give(self, result: Result<Granted, &'static str>) {
+    pub fn give(self, result: Result<HoldGrant, &'static str>) {
         // The asking thread may have stopped waiting.
         let _ = self.0.try_send(result);
     }
@@ -120,7 +120,7 @@ impl HoldHandle {
     pub fn new() -> io::Result<Self> {
         let (is_shut, is_following) = (AtomicBool::new(false), AtomicBool::new(false));
         let (orders, count) = Default::default();
-        Ok(Self(Arc::new(Orders { orders, count, wake: Wake::new()?, is_shut, is_following })))
+        Ok(Self(Arc::new(HoldOrderQueue { orders, count, wake: ThreadWaker::new()?, is_shut, is_following })))
     }
 
     /// Lets all requests under way complete. When this returns, the device's user has all answers and may move to
@@ -128,7 +128,7 @@ impl HoldHandle {
     ///
     /// # Errors
     /// Why the device cannot be held.
-    pub fn hold(&self) -> Result<Granted, &'static str> {
+    pub fn hold(&self) -> Result<HoldGrant, &'static str> {
         self.ask(HoldCommand::Hold)
     }
 
@@ -139,7 +139,7 @@ impl HoldHandle {
     ///
     /// # Errors
     /// Why it cannot migrate.
-    pub fn hand_over(&self, successor: [u8; 32]) -> Result<Granted, &'static str> {
+    pub fn hand_over(&self, successor: [u8; 32]) -> Result<HoldGrant, &'static str> {
         self.ask(HoldCommand::Move(successor))
     }
 
@@ -148,7 +148,7 @@ impl HoldHandle {
     ///
     /// # Errors
     /// Why it cannot follow its user.
-    pub fn follow(&self, successor: [u8; 32]) -> Result<Granted, &'static str> {
+    pub fn follow(&self, successor: [u8; 32]) -> Result<HoldGrant, &'static str> {
         self.ask(HoldCommand::Follow(successor))
     }
 
@@ -158,7 +158,7 @@ impl HoldHandle {
     ///
     /// # Errors
     /// Why it does not go yet: it follows nobody, or not that process.
-    pub fn depart(&self, process: u32) -> Result<Granted, &'static str> {
+    pub fn depart(&self, process: u32) -> Result<HoldGrant, &'static str> {
         self.ask(HoldCommand::Depart(process))
     }
 
@@ -186,16 +186,16 @@ impl HoldHandle {
     ///
     /// # Errors
     /// If it is neither held nor following.
-    pub fn go_on(&self) -> Result<Granted, &'static str> {
+    pub fn go_on(&self) -> Result<HoldGrant, &'static str> {
         self.ask(HoldCommand::GoOn)
     }
 
-    fn ask(&self, command: HoldCommand) -> Result<Granted, &'static str> {
+    fn ask(&self, command: HoldCommand) -> Result<HoldGrant, &'static str> {
         self.ask_within(command, QUIET_WITHIN + Duration::from_secs(1))
     }
 
     /// An order that is not answered in time is not carried out later: its giver acts on that it was not.
-    fn ask_within(&self, command: HoldCommand, time_max: Duration) -> Result<Granted, &'static str> {
+    fn ask_within(&self, command: HoldCommand, time_max: Duration) -> Result<HoldGrant, &'static str> {
         let (number, answered) = self.leave(command);
         answered.recv_timeout(time_max).unwrap_or_else(|_| {
             self.orders().retain(|order| order.number != number);
@@ -204,36 +204,36 @@ impl HoldHandle {
         })
     }
 
-    fn leave(&self, command: HoldCommand) -> (u64, Receiver<Result<Granted, &'static str>>) {
+    fn leave(&self, command: HoldCommand) -> (u64, Receiver<Result<HoldGrant, &'static str>>) {
         let (answer, answered) = sync_channel(1);
         let number = self.0.count.fetch_add(1, Ordering::Relaxed);
-        self.orders().push(Order { command, answer: Answer(answer), number });
+        self.orders().push(HoldOrder { command, answer: HoldAnswerSender(answer), number });
         self.0.wake.wake();
         (number, answered)
     }
 
-    fn orders(&self) -> MutexGuard<'_, Vec<Order>> {
+    fn orders(&self) -> MutexGuard<'_, Vec<HoldOrder>> {
         self.0.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the orders that arrived since the last call.
-    pub(crate) fn take(&self) -> Vec<Order> {
+    pub(crate) fn take(&self) -> Vec<HoldOrder> {
         self.0.wake.clear();
         std::mem::take(&mut *self.orders())
     }
 
     /// What an engine waits on: readable when there are orders.
-    pub(crate) fn interest(&self) -> Interest<'_> {
-        Interest::new(self.0.wake.as_fd(), false)
+    pub(crate) fn interest(&self) -> PollInterest<'_> {
+        PollInterest::new(self.0.wake.as_fd(), false)
     }
 }
 
 /// Logs how soon a device that migrated to this host answers its first request here.
 #[derive(Debug, Default)]
-pub struct Arrival(Option<Arrived>);
+pub struct ArrivalTimer(Option<PendingArrival>);
 
 #[derive(Debug)]
-struct Arrived {
+struct PendingArrival {
     at: Instant,
     /// Requests that were answered in this process before.
     answered: u64,
@@ -241,11 +241,11 @@ struct Arrived {
     is_awaited: bool,
 }
 
-impl Arrival {
+impl ArrivalTimer {
     /// The device has arrived. `answered` counts this process's answers so far; `is_awaited` says whether requests wait
     /// for it.
     pub fn note(&mut self, at: Instant, answered: u64, is_awaited: bool) {
-        self.0 = Some(Arrived { at, answered, is_awaited });
+        self.0 = Some(PendingArrival { at, answered, is_awaited });
     }
 
     /// `answered` counts this process's answers by now; logs the first one after an arrival.
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn first_answer_after_an_arrival_is_logged_once() {
-        let mut arrival = Arrival::default();
+        let mut arrival = ArrivalTimer::default();
         let at_us = |us: u64| Instant::from_nanos(us * 1000);
         arrival.see(at_us(1), 5);
         arrival.note(at_us(2), 5, true);
@@ -289,10 +289,10 @@ mod tests {
         let (_, answered) = gate.leave(HoldCommand::Move([7; 32]));
         let mut orders = gate.take();
         assert!(gate.take().is_empty());
-        let Order { command, answer, .. } = orders.pop().unwrap();
+        let HoldOrder { command, answer, .. } = orders.pop().unwrap();
         assert_eq!(command, HoldCommand::Move([7; 32]));
-        answer.give(Ok(Granted::AtOnce));
-        assert_eq!(answered.recv(), Ok(Ok(Granted::AtOnce)));
+        answer.give(Ok(HoldGrant::AtOnce));
+        assert_eq!(answered.recv(), Ok(Ok(HoldGrant::AtOnce)));
         drop(answered);
         let forgotten = gate.leave(HoldCommand::GoOn);
         drop(forgotten);
@@ -305,6 +305,6 @@ mod tests {
         let _other = gate.leave(HoldCommand::GoOn);
         let given_up = gate.ask_within(HoldCommand::Follow([7; 32]), Duration::ZERO);
         assert_eq!(given_up, Err("the attachment does not answer"));
-        assert!(matches!(&gate.take()[..], [Order { command: HoldCommand::GoOn, .. }]), "the other one is");
+        assert!(matches!(&gate.take()[..], [HoldOrder { command: HoldCommand::GoOn, .. }]), "the other one is");
     }
 }

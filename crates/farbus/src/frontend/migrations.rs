@@ -7,28 +7,28 @@ use farbus_control::attachment::MigrationStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io_net::trust::timestamp;
 
-use super::Ended;
+use super::AttachmentEnd;
 
 /// How long an engine may take to show that it carries out an order.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
 /// The last migration of one attachment. Its clones are the same one.
 #[derive(Clone, Debug, Default)]
-pub struct Migrations(Arc<Mutex<Option<Record>>>);
+pub struct LastMigration(Arc<Mutex<Option<MigrationRecord>>>);
 
 #[derive(Clone, Debug)]
-struct Record {
+struct MigrationRecord {
     device: String,
     to: String,
     at: Instant,
     begun: String,
     /// How often a successor had not come when it began.
     untaken: u64,
-    progress: Progress,
+    progress: MigrationProgress,
 }
 
 #[derive(Clone, Debug)]
-enum Progress {
+enum MigrationProgress {
     /// Its order is being answered.
     Ordered,
     /// It was granted at this moment; whether the attachment has shown since that it migrates.
@@ -37,15 +37,15 @@ enum Progress {
     Failed(FailureReport),
 }
 
-impl Progress {
+impl MigrationProgress {
     fn is_over(&self) -> bool {
-        matches!(self, Progress::Done(_) | Progress::Failed(_))
+        matches!(self, MigrationProgress::Done(_) | MigrationProgress::Failed(_))
     }
 }
 
 /// What an attachment shows of a migration.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
+pub struct ObservedMigration {
     /// Whether it is held, follows its user, or is on its way.
     pub is_moving: bool,
     /// How often a successor has not come.
@@ -54,14 +54,14 @@ pub struct Shown {
     pub hold: Duration,
 }
 
-impl Migrations {
-    fn lock(&self) -> MutexGuard<'_, Option<Record>> {
+impl LastMigration {
+    fn lock(&self) -> MutexGuard<'_, Option<MigrationRecord>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that its owner orders `device` to migrate to the host that the owner calls `to`. Returns whether it is
     /// noted: not while another migration runs.
-    pub fn begin(&self, device: &str, to: &str, shown: Shown) -> bool {
+    pub fn begin(&self, device: &str, to: &str, shown: ObservedMigration) -> bool {
         self.see(shown);
         let mut record = self.lock();
         if record.as_ref().is_some_and(|record| !record.progress.is_over()) {
@@ -69,7 +69,14 @@ impl Migrations {
         }
         let (at, begun) = (Instant::now(), timestamp(SystemTime::now()));
         let (device, to) = (device.to_owned(), to.to_owned());
-        *record = Some(Record { device, to, at, begun, untaken: shown.untaken, progress: Progress::Ordered });
+        *record = Some(MigrationRecord {
+            device,
+            to,
+            at,
+            begun,
+            untaken: shown.untaken,
+            progress: MigrationProgress::Ordered,
+        });
         true
     }
 
@@ -77,7 +84,7 @@ impl Migrations {
     pub fn answered(&self, answer: Result<(), &dyn std::fmt::Display>) {
         if let Some(record) = &mut *self.lock() {
             record.progress = match answer {
-                Ok(()) => Progress::Granted(Instant::now(), false),
+                Ok(()) => MigrationProgress::Granted(Instant::now(), false),
                 Err(why) => record.failed(FailureKind::Refused, why),
             };
         }
@@ -91,10 +98,10 @@ impl Migrations {
     }
 
     /// Looks whether it has come to nothing.
-    fn see(&self, Shown { is_moving, untaken, hold }: Shown) {
+    fn see(&self, ObservedMigration { is_moving, untaken, hold }: ObservedMigration) {
         let mut record = self.lock();
         let Some(record) = record.as_mut() else { return };
-        let Progress::Granted(at, is_shown) = &mut record.progress else { return };
+        let MigrationProgress::Granted(at, is_shown) = &mut record.progress else { return };
         *is_shown |= is_moving;
         if is_moving || !(*is_shown || at.elapsed() > SHOWN_WITHIN) {
             return;
@@ -112,42 +119,43 @@ impl Migrations {
     }
 
     /// The last one, by what the attachment shows; `None`: there was none.
-    pub fn status(&self, shown: Shown) -> Option<MigrationStatus> {
+    pub fn status(&self, shown: ObservedMigration) -> Option<MigrationStatus> {
         self.see(shown);
-        self.lock().as_ref().map(Record::status)
+        self.lock().as_ref().map(MigrationRecord::status)
     }
 
     /// The last one of an attachment that has ended.
-    pub fn status_at_end(&self, ended: &Ended) -> Option<MigrationStatus> {
+    pub fn status_at_end(&self, ended: &AttachmentEnd) -> Option<MigrationStatus> {
         let mut record = self.lock();
         let record = record.as_mut()?;
         if !record.progress.is_over() {
             record.progress = match ended {
-                Ended::Moved => Progress::Done(record.at.elapsed()),
-                Ended::Lost(why) => record.failed(FailureKind::Network, &format!("its link was lost: {why}")),
-                Ended::Over(report) => record.failed(report.attribute, &report.message),
-                Ended::Broken(reject) => record.failed(FailureKind::Device, reject),
-                Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Undurable(_) => {
-                    record.failed(FailureKind::Refused, &"it was detached here")
-                }
+                AttachmentEnd::Moved => MigrationProgress::Done(record.at.elapsed()),
+                AttachmentEnd::Lost(why) => record.failed(FailureKind::Network, &format!("its link was lost: {why}")),
+                AttachmentEnd::Over(report) => record.failed(report.attribute, &report.message),
+                AttachmentEnd::Broken(reject) => record.failed(FailureKind::Device, reject),
+                AttachmentEnd::Asked
+                | AttachmentEnd::Released
+                | AttachmentEnd::HandedOver
+                | AttachmentEnd::Undurable(_) => record.failed(FailureKind::Refused, &"it was detached here"),
             };
         }
         Some(record.status())
     }
 }
 
-impl Record {
-    fn failed(&self, attribute: FailureKind, why: &dyn std::fmt::Display) -> Progress {
+impl MigrationRecord {
+    fn failed(&self, attribute: FailureKind, why: &dyn std::fmt::Display) -> MigrationProgress {
         let Self { device, to, .. } = self;
         let message = format!("{device} did not go to {to}: {why}\n  again: farbus migrate {device} --to {to}");
-        Progress::Failed(FailureReport::new(attribute, message))
+        MigrationProgress::Failed(FailureReport::new(attribute, message))
     }
 
     fn status(&self) -> MigrationStatus {
         let (state, elapsed, failure) = match &self.progress {
-            Progress::Ordered | Progress::Granted(..) => ("running", Some(self.at.elapsed()), None),
-            Progress::Done(took) => ("done", Some(*took), None),
-            Progress::Failed(report) => ("failed", None, Some(report.clone())),
+            MigrationProgress::Ordered | MigrationProgress::Granted(..) => ("running", Some(self.at.elapsed()), None),
+            MigrationProgress::Done(took) => ("done", Some(*took), None),
+            MigrationProgress::Failed(report) => ("failed", None, Some(report.clone())),
         };
         let elapsed_s = elapsed.map(|elapsed| elapsed.as_secs_f64());
         MigrationStatus { to: self.to.clone(), state: state.into(), begun: self.begun.clone(), elapsed_s, failure }
@@ -158,12 +166,12 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn shown(is_moving: bool, untaken: u64) -> Shown {
-        Shown { is_moving, untaken, hold: Duration::from_secs(20) }
+    fn shown(is_moving: bool, untaken: u64) -> ObservedMigration {
+        ObservedMigration { is_moving, untaken, hold: Duration::from_secs(20) }
     }
 
-    fn granted() -> Migrations {
-        let migrations = Migrations::default();
+    fn granted() -> LastMigration {
+        let migrations = LastMigration::default();
         assert_eq!(migrations.status(shown(false, 0)), None);
         assert!(migrations.begin("lab3/disk", "rack", shown(false, 3)));
         assert_eq!(migrations.status(shown(false, 3)).unwrap().state, "running", "its order is not answered yet");
@@ -182,9 +190,9 @@ mod tests {
         assert_eq!(migrations.status(shown(false, 3)).unwrap().state, "running", "the engine has a second to show it");
         assert_eq!(migrations.status(shown(true, 3)).unwrap().state, "running");
         assert!(!migrations.begin("lab3/disk", "shed", shown(true, 3)), "one at a time");
-        let status = migrations.status_at_end(&Ended::Moved).unwrap();
+        let status = migrations.status_at_end(&AttachmentEnd::Moved).unwrap();
         assert!(status.state == "done" && status.to == "rack" && status.elapsed_s.is_some(), "{status:?}");
-        assert_eq!(migrations.status_at_end(&Ended::Asked).unwrap().state, "done", "nothing changes that");
+        assert_eq!(migrations.status_at_end(&AttachmentEnd::Asked).unwrap().state, "done", "nothing changes that");
     }
 
     #[test]
@@ -201,9 +209,9 @@ mod tests {
         migrations.resume();
         assert!(why(&migrations.status(shown(true, 3)).unwrap()).contains("farbus resume"));
         let migrations = granted();
-        let status = migrations.status_at_end(&Ended::Lost("reset by peer".into())).unwrap();
+        let status = migrations.status_at_end(&AttachmentEnd::Lost("reset by peer".into())).unwrap();
         assert!(why(&status).contains("its link was lost: reset by peer"), "{status:?}");
-        let refused = Migrations::default();
+        let refused = LastMigration::default();
         assert!(refused.begin("lab3/disk", "rack", shown(false, 0)));
         refused.answered(Err(&"it is open"));
         assert!(why(&refused.status(shown(false, 0)).unwrap()).contains("did not go to rack: it is open"));

@@ -12,7 +12,7 @@
 //! | take the device | [`FrontEnd::take`] | the command and the daemon |
 //! | say where it is, and steer it | [`Attachment::status`], [`Attachment::handle`] | the same |
 //! | serve it until it ends | [`Attachment::run`] | the same, on a thread of its own |
-//! | continue it in a replacement process | [`Handle::save`], [`FrontEnd::restore`], [`Restored::go_on`] | the daemon |
+//! | continue it in a replacement process | [`AttachmentHandle::save`], [`FrontEnd::restore`], [`RestoredAttachment::go_on`] | the daemon |
 
 mod attachment;
 mod auto;
@@ -40,11 +40,13 @@ pub mod usb_swap;
 pub mod usbfs;
 
 pub use crate::common::stop_signal::StopSignal;
-pub use attachment::{Attachment, Export, Introduction, Restored, Status};
-pub use ended::{Ended, over, report_of, undurable};
-pub use front_end::{FrontEnd, Need, Prepared, Request, Via, explain, tell_reason};
+pub use attachment::{Attachment, AttachmentFacts, AttachmentIntroduction, NbdExportAddress, RestoredAttachment};
+pub use ended::{AttachmentEnd, over, report_of, undurable};
+pub use front_end::{
+    AttachRequest, FrontEnd, FrontEndChoice, FrontEndPreparation, FrontEndRequirement, explain, tell_reason,
+};
 pub use fuse::FileAttachment;
-pub use handle::{Handle, Migration, Refused};
-pub use running::{ANOTHER_DEVICE, Running, attachment_status, through};
+pub use handle::{AttachmentHandle, AttachmentRefusal, MigrationTiming};
+pub use running::{ANOTHER_DEVICE, RunningAttachment, attachment_status, through};
 pub use steering::steer;
 pub use table::FRONT_ENDS;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_io_net::link::Link;
-use farbus_io_net::sys::peer::Credentials;
+use farbus_io_net::sys::peer::PeerCredentials;
 
 /// Counts the users of an attached disk, from any thread.
 #[derive(Clone)]
@@ -33,9 +33,9 @@ impl OpenClients {
 
 /// The processes of this machine that are connected to an attachment's Unix socket, from any thread.
 #[derive(Clone, Debug, Default)]
-pub struct Connected(Arc<Mutex<Vec<u32>>>);
+pub struct ConnectedProcesses(Arc<Mutex<Vec<u32>>>);
 
-impl Connected {
+impl ConnectedProcesses {
     /// Their numbers (pid), each once, in ascending order. A process of another container has none here.
     pub fn processes(&self) -> Vec<u32> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -52,12 +52,12 @@ impl Connected {
 
 /// The number (pid) of the process at the other end of a Unix socket. One of another container has none here.
 pub fn process_of(link: &Link) -> Option<u32> {
-    Credentials::of(link).ok().and_then(|who| who.process())
+    PeerCredentials::of(link).ok().and_then(|who| who.process())
 }
 
 /// What an owner is about to do with a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum DiskOwnerAction {
     /// Detach it.
     Detach,
     /// Migrate it to another host.
@@ -85,9 +85,9 @@ impl OpenUsers {
 
     /// Why the disk must stay where it is, if programs have it open that would lose data they have not written out.
     /// Users that a migration waits for do not prevent a migration.
-    pub fn refusal(&self, act: Act) -> Option<String> {
+    pub fn refusal(&self, act: DiskOwnerAction) -> Option<String> {
         let (count, (one, many)) = (self.count(), self.words);
-        if count == 0 || (act == Act::Migrate && self.is_waited_for) {
+        if count == 0 || (act == DiskOwnerAction::Migrate && self.is_waited_for) {
             return None;
         }
         let who = if count == 1 { one.to_owned() } else { format!("{count} {many}") };

@@ -7,33 +7,34 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Interest, Link, Lockstep, Watched, wait};
-use farbus_io_net::saving::{SaveRequest, SaveRequester, Saved, Verdict};
+use farbus_io_net::link::{BoottimeClock, DeviceWaitSource, Link, LockstepSender, PollInterest, wait};
+use farbus_io_net::saving::{SaveDecision, SaveRequest, SaveRequester, SavedAttachment};
 use farbus_io_net::sys::unread::is_all_read;
-use farbus_io_net::trust::Traffic;
-use farbus_model::{Device, Instant, Limits};
+use farbus_io_net::trust::LinkTraffic;
+use farbus_model::{Device, Instant, SessionLimits};
 use farbus_session::native::HOLD;
 use farbus_session::native::control::MIGRATION_STATE_BYTES_MAX;
-use farbus_session::redir::Frozen;
-use farbus_session::snapshot::{self, Writer};
-use farbus_session::{RedirHost, Reject};
+use farbus_session::redir::FrozenRedirStream;
+use farbus_session::snapshot::{self, SnapshotWriter};
+use farbus_session::{ProtocolViolation, RedirHost};
 use tracing::{debug, info, warn};
 
 use crate::broker::SystemAccess;
-use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
-use crate::frontend::hold::Granted;
+use crate::common::socket_place::{SocketListener, SocketLocation, SocketProtocol, plain_name};
+use crate::frontend::hold::HoldGrant;
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
+    ArrivalTimer, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldAnswerSender, HoldCommand, HoldHandle, HoldOrder, QUIET_WITHIN,
 };
-use crate::frontend::open_users::{Connected, OpenClients, OpenUsers};
+use crate::frontend::open_users::{ConnectedProcesses, OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
-use crate::frontend::usb_swap::{IS_MOVING, IS_SWAPPING, Order as SwapOrder, SwapUsb, UsbSwap};
+use crate::frontend::usb_swap::{IS_MOVING, IS_SWAPPING, SwapUsb, UsbSwap, UsbSwapOrder as SwapOrder};
 use crate::frontend::{
-    Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
+    AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction, FrontEnd,
+    FrontEndPreparation, FrontEndRequirement, RestoredAttachment, StopSignal,
 };
-use crate::importer::client::{Client, ClientError, GRACE, Target, local};
+use crate::importer::client::{ClientError, DeviceTarget, GRACE, ImporterClient, local};
 use crate::importer::session::status::SessionStatus;
-use crate::link::meters::{Calls, Meters};
+use crate::link::meters::{EngineMeters, SyscallCounts};
 
 /// The name of a guest that has none.
 const GUEST: &str = "a guest";
@@ -53,30 +54,30 @@ const LOOK_SOON: Duration = Duration::from_micros(100);
 const LOOK_LATE: Duration = Duration::from_millis(10);
 
 /// A guest whose device is held.
-struct Held {
+struct RedirHold {
     since: Instant,
     /// Where to report that it is held.
-    asker: Option<Answer>,
+    asker: Option<HoldAnswerSender>,
     has_taken_back: bool,
     /// The key of the host that the device migrates to when the guest has left.
     successor: Option<[u8; 32]>,
 }
 
 /// A guest that uses its device until it leaves, and then continues on another host.
-struct Following {
+struct RedirLiveMigration {
     /// The key of that host.
     successor: [u8; 32],
     since: Instant,
     /// Where to report that it follows: when the guest has read what was sent before.
-    asker: Option<Answer>,
-    lockstep: Lockstep,
+    asker: Option<HoldAnswerSender>,
+    lockstep: LockstepSender,
     /// When the last chunk was sent.
     sent_at: Instant,
     /// Whether the guest has stopped for good, which is as if its connection ended once all that it sent is received.
     has_stopped: bool,
 }
 
-impl Following {
+impl RedirLiveMigration {
     /// Sends what the guest can be sent now.
     fn try_send(&mut self, now: Instant, guest: &Link, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         if self.asker.is_some() {
@@ -96,7 +97,7 @@ impl Following {
 }
 
 /// Which host has the device, and for which guest.
-enum Stay {
+enum RedirMigrationPhase {
     /// It is here, for a connected guest or the next.
     Here,
     /// Another host has yet to hand it over: a guest that connects waits until then.
@@ -109,20 +110,20 @@ enum Stay {
         unread: Vec<u8>,
     },
     /// It migrates to the host with this key, with the guest's stream, as soon as no request is under way.
-    Leaving([u8; 32], Option<Frozen>),
+    Leaving([u8; 32], Option<FrozenRedirStream>),
     /// It waits for its successor. If none comes, it is here again, with the guest's stream.
-    Gone(Option<Frozen>),
+    Gone(Option<FrozenRedirStream>),
     /// It is reserved for the guest with this stream: the next connection is that guest's.
-    Expecting(Frozen),
+    Expecting(FrozenRedirStream),
 }
 
 /// What a virtual machine speaks; its port is where `usbredirserver` listens.
-pub const PROTOCOL: Protocol = Protocol { name: "usbredir", word: "redir", port: 4000 };
+pub const PROTOCOL: SocketProtocol = SocketProtocol { name: "usbredir", word: "redir", port: 4000 };
 
 /// `--via redir`: a virtual machine, whose QEMU connects by `usb-redir`.
-pub struct Redir;
+pub struct RedirFrontEnd;
 
-impl FrontEnd for Redir {
+impl FrontEnd for RedirFrontEnd {
     fn name(&self) -> &'static str {
         "redir"
     }
@@ -131,7 +132,7 @@ impl FrontEnd for Redir {
         "In a virtual machine"
     }
 
-    fn protocol(&self) -> Option<Protocol> {
+    fn protocol(&self) -> Option<SocketProtocol> {
         Some(PROTOCOL)
     }
 
@@ -143,15 +144,15 @@ impl FrontEnd for Redir {
         true
     }
 
-    fn needs(&self, request: &Request) -> Vec<Need> {
+    fn needs(&self, request: &AttachRequest) -> Vec<FrontEndRequirement> {
         request.needs_of(PROTOCOL)
     }
 
     fn take(
         &self,
-        client: &Client,
-        request: &Request,
-        prepared: &mut Prepared,
+        client: &ImporterClient,
+        request: &AttachRequest,
+        prepared: &mut FrontEndPreparation,
     ) -> Result<Box<dyn Attachment>, ClientError> {
         // Check first what may be missing on this machine, before a device is taken.
         let listener = prepared.listener(client, request, PROTOCOL)?;
@@ -174,24 +175,24 @@ impl FrontEnd for Redir {
         }
     }
 
-    fn manner(&self, request: &Request) -> String {
+    fn manner(&self, request: &AttachRequest) -> String {
         format!("redir at {}{}", request.place_of(PROTOCOL).as_host(), request.access)
     }
 
     fn restore(
         &self,
-        client: &Client,
-        request: &Request,
+        client: &ImporterClient,
+        request: &AttachRequest,
         _: &[u32],
-        saved: Saved,
-    ) -> Result<Box<dyn Restored>, ClientError> {
-        let wrong = |reject: Reject| ClientError::Local(reject.to_string());
-        let Saved { snapshot, descriptors, .. } = saved;
+        saved: SavedAttachment,
+    ) -> Result<Box<dyn RestoredAttachment>, ClientError> {
+        let wrong = |reject: ProtocolViolation| ClientError::Local(reject.to_string());
+        let SavedAttachment { snapshot, descriptors, .. } = saved;
         let mut from = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
         let mut guest = None;
         if from.flag("guest").map_err(wrong)? {
             let peer = String::from_utf8_lossy(from.bytes("guest's name").map_err(wrong)?).into_owned();
-            guest = Some((peer, Frozen::from_bytes(from.bytes("stream").map_err(wrong)?).map_err(wrong)?));
+            guest = Some((peer, FrozenRedirStream::from_bytes(from.bytes("stream").map_err(wrong)?).map_err(wrong)?));
         }
         let mut descriptors = descriptors.into_iter();
         let (listener, socket) = (descriptors.next(), descriptors.next());
@@ -199,8 +200,9 @@ impl FrontEnd for Redir {
             return Err(ClientError::Local("what is open of it does not come with it".into()));
         };
         let (stop, swap) = control_of(client, &request.target)?;
-        let mut device = SwapUsb::restore(client.redial(&request.target, Traffic::Prompt)?, swap.clone(), &mut from)
-            .map_err(local)?;
+        let mut device =
+            SwapUsb::restore(client.redial(&request.target, LinkTraffic::Prompt)?, swap.clone(), &mut from)
+                .map_err(local)?;
         if let Err(reject) = from.end("snapshot") {
             device.leave();
             return Err(wrong(reject));
@@ -224,9 +226,9 @@ impl FrontEnd for Redir {
 
 /// A device that waits for a virtual machine, serves it, and waits for the next.
 struct RedirAttachment {
-    relay: Relay,
-    place: Place,
-    target: Target,
+    relay: RedirRelay,
+    place: SocketLocation,
+    target: DeviceTarget,
     stop: StopSignal,
     hold_handle: HoldHandle,
     local_address: Option<SocketAddr>,
@@ -234,17 +236,17 @@ struct RedirAttachment {
     swap: UsbSwap,
     /// Whether a replacement process can continue with the attachment's own device.
     may_save: bool,
-    meters: Arc<Meters>,
+    meters: Arc<EngineMeters>,
     system: SystemAccess,
-    save_requester: SaveRequester<Saved>,
+    save_requester: SaveRequester<SavedAttachment>,
     /// Whether another host has yet to hand it over.
     is_handed_over: bool,
     /// The stream of a guest that another process served, to be continued here.
-    restored_guest: Option<Frozen>,
+    restored_guest: Option<FrozenRedirStream>,
 }
 
 /// What ends an attachment, and what exchanges its device.
-fn control_of(client: &Client, target: &Target) -> Result<(StopSignal, UsbSwap), ClientError> {
+fn control_of(client: &ImporterClient, target: &DeviceTarget) -> Result<(StopSignal, UsbSwap), ClientError> {
     let stop = StopSignal::new().map_err(local)?;
     let swap = UsbSwap::new(client, target, stop.shared_wake());
     Ok((stop, swap))
@@ -255,17 +257,18 @@ impl RedirAttachment {
     fn over(
         device: SwapUsb,
         (stop, swap): (StopSignal, UsbSwap),
-        target: &Target,
+        target: &DeviceTarget,
         listener: SocketListener,
-        client: &Client,
+        client: &ImporterClient,
     ) -> Result<Self, ClientError> {
         let place = listener.place().map_err(local)?;
         let (clock, local_address, session) = (device.clock(), device.local_address(), device.status());
         let (may_save, system) = (device.may_move().is_ok(), client.system().clone());
-        let host = RedirHost::new(device, Limits::RELAYED);
+        let host = RedirHost::new(device, SessionLimits::RELAYED);
         let hold_handle = HoldHandle::new().map_err(local)?;
-        let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
-        let relay = Relay {
+        let stay =
+            if host.session().device().is_open() { RedirMigrationPhase::Here } else { RedirMigrationPhase::Inheriting };
+        let relay = RedirRelay {
             listener,
             guest: None,
             held: None,
@@ -273,10 +276,10 @@ impl RedirAttachment {
             stay,
             host,
             clock,
-            calls: Calls::default(),
-            arrival: Arrival::default(),
+            calls: SyscallCounts::default(),
+            arrival: ArrivalTimer::default(),
             open: OpenClients::default(),
-            connected: Connected::default(),
+            connected: ConnectedProcesses::default(),
         };
         let (save_requester, meters, target) = (SaveRequester::new(stop.shared_wake()), Arc::default(), target.clone());
         let (is_handed_over, restored_guest) = (false, None);
@@ -307,7 +310,7 @@ impl RedirAttachment {
 }
 
 impl Attachment for RedirAttachment {
-    fn status(&self) -> Status {
+    fn status(&self) -> AttachmentFacts {
         let (at, options) = (self.place.to_string(), self.place.chardev_options());
         let how = if self.is_handed_over { "waits to be handed over at" } else { "attached at" };
         let id = format!("farbus-{}", plain_name(&self.target.device));
@@ -316,8 +319,8 @@ impl Attachment for RedirAttachment {
              or, in the monitor of one that runs: chardev-add socket,id={id},{options}\n  \
                                                   device_add usb-redir,id={id},chardev={id}"
         );
-        Status {
-            introduction: Introduction {
+        AttachmentFacts {
+            introduction: AttachmentIntroduction {
                 line: format!("{} {how} {at}", self.target.shown()),
                 next: Some(next),
                 export: None,
@@ -330,12 +333,12 @@ impl Attachment for RedirAttachment {
         }
     }
 
-    fn handle(&self) -> Handle {
+    fn handle(&self) -> AttachmentHandle {
         let open = self.relay.open.clone();
         // A guest that is shown a disk would lose what it has not written out.
         let users =
             OpenUsers::new(move || open.count(), "a virtual machine has this disk", "virtual machines have this disk");
-        Handle::new(self.stop.clone())
+        AttachmentHandle::new(self.stop.clone())
             .holding_by(Some(self.hold_handle.clone()))
             .used_by(users.waited_for())
             .connected_to(self.relay.connected.clone())
@@ -346,13 +349,13 @@ impl Attachment for RedirAttachment {
     }
 
     /// Serves one guest after the other until it ends.
-    fn run(mut self: Box<Self>) -> Ended {
+    fn run(mut self: Box<Self>) -> AttachmentEnd {
         if let Some(frozen) = self.restored_guest.take() {
             self.relay.thaw(frozen);
         }
         let ended = self.relay.run(&self.stop, &self.hold_handle, &self.save_requester, &self.meters);
         self.swap.finish();
-        if matches!(ended, Ended::HandedOver) {
+        if matches!(ended, AttachmentEnd::HandedOver) {
             self.system.leave_place(&self.place);
             (*self).leave();
         }
@@ -360,7 +363,7 @@ impl Attachment for RedirAttachment {
     }
 }
 
-impl Restored for RedirAttachment {
+impl RestoredAttachment for RedirAttachment {
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
         match system.take_place(&self.place) {
             Ok(()) => Ok(self),
@@ -378,53 +381,53 @@ impl Restored for RedirAttachment {
 
 /// The engine between a guest and a remote exporter: one thread, the device, and the guest's socket or the listener at
 /// which the next guest arrives.
-struct Relay {
+struct RedirRelay {
     listener: SocketListener,
     guest: Option<Link>,
-    held: Option<Held>,
-    following: Option<Following>,
-    stay: Stay,
+    held: Option<RedirHold>,
+    following: Option<RedirLiveMigration>,
+    stay: RedirMigrationPhase,
     host: RedirHost<SwapUsb>,
-    clock: Clock,
-    calls: Calls,
-    arrival: Arrival,
+    clock: BoottimeClock,
+    calls: SyscallCounts,
+    arrival: ArrivalTimer,
     /// How many guests have a disk of this attachment, for its owner.
     open: OpenClients,
     /// The guest's process, for its owner.
-    connected: Connected,
+    connected: ConnectedProcesses,
 }
 
-impl Relay {
+impl RedirRelay {
     fn run(
         &mut self,
         stop: &StopSignal,
         hold_handle: &HoldHandle,
-        save_requester: &SaveRequester<Saved>,
-        meters: &Meters,
-    ) -> Ended {
+        save_requester: &SaveRequester<SavedAttachment>,
+        meters: &EngineMeters,
+    ) -> AttachmentEnd {
         self.connected.show(&self.guest);
         let ended = loop {
             if stop.hears() {
-                break Ended::Asked;
+                break AttachmentEnd::Asked;
             }
             if let Some(asker) = save_requester.asked()
-                && self.part_with(asker) == Verdict::Go
+                && self.part_with(asker) == SaveDecision::Go
             {
-                return Ended::HandedOver;
+                return AttachmentEnd::HandedOver;
             }
             if let Some(order) = self.host.session().device().take_order() {
                 self.exchange(order);
             }
             if let Err(error) = self.turn(stop, hold_handle) {
-                break Ended::Lost(error.to_string());
+                break AttachmentEnd::Lost(error.to_string());
             }
             meters.publish(self.host.counters(), self.calls);
             self.open.show(usize::from(self.is_disk_in_use()));
             if let Err(reject) = self.look_after_stay() {
-                break Ended::Broken(reject);
+                break AttachmentEnd::Broken(reject);
             }
             let is_following = self.following.is_some();
-            hold_handle.shut(self.held.is_some() || is_following || !matches!(self.stay, Stay::Here));
+            hold_handle.shut(self.held.is_some() || is_following || !matches!(self.stay, RedirMigrationPhase::Here));
             hold_handle.note_following(is_following);
             if let Some(ended) = self.host.session().device().ended() {
                 self.say_farewell();
@@ -438,7 +441,7 @@ impl Relay {
 
     /// Begins to exchange the device for its twin.
     fn exchange(&mut self, order: SwapOrder) {
-        let is_here = self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
+        let is_here = self.held.is_none() && self.following.is_none() && matches!(self.stay, RedirMigrationPhase::Here);
         let refusal = (!is_here).then_some(IS_MOVING);
         let now = self.clock.now();
         self.host.with_device(|device, done| device.exchange(now, order, refusal, done));
@@ -453,26 +456,27 @@ impl Relay {
 
     /// Answers a request for a snapshot: lets requests under way complete, and saves the guest's stream as for a
     /// migration.
-    fn part_with(&mut self, asker: SaveRequest<Saved>) -> Verdict {
+    fn part_with(&mut self, asker: SaveRequest<SavedAttachment>) -> SaveDecision {
         // If the device is migrating or does not come to rest, no answer tells the asking thread that it cannot be
         // saved.
         let is_own = self.host.session().device().is_own();
-        let is_here = is_own && self.held.is_none() && self.following.is_none() && matches!(self.stay, Stay::Here);
+        let is_here =
+            is_own && self.held.is_none() && self.following.is_none() && matches!(self.stay, RedirMigrationPhase::Here);
         if !is_here || !self.comes_to_rest() {
-            return Verdict::Stay;
+            return SaveDecision::Stay;
         }
         let frozen = self.guest.is_some().then(|| self.host.freeze());
         let verdict = match self.save(frozen.as_ref()) {
             Ok(saved) => asker.part(saved),
             Err(error) => {
                 warn!(%error, "the device cannot be passed on");
-                Verdict::Stay
+                SaveDecision::Stay
             }
         };
         match (verdict, frozen) {
-            (Verdict::Go, _) => {}
-            (Verdict::Stay, Some(frozen)) => self.thaw(frozen),
-            (Verdict::Stay, None) => self.host.resume(),
+            (SaveDecision::Go, _) => {}
+            (SaveDecision::Stay, Some(frozen)) => self.thaw(frozen),
+            (SaveDecision::Stay, None) => self.host.resume(),
         }
         verdict
     }
@@ -496,7 +500,7 @@ impl Relay {
             }
             let readiness = self.host.session().device().readiness();
             let on_device =
-                readiness.and_then(Watched::interest).map(|interest| wait(&mut [interest], Some(LOOK_AGAIN)));
+                readiness.and_then(DeviceWaitSource::interest).map(|interest| wait(&mut [interest], Some(LOOK_AGAIN)));
             let can_wait = on_device.is_some_and(|waited| waited.is_ok());
             if !is_served || !can_wait || now - since >= PART_WITHIN {
                 self.host.resume();
@@ -506,8 +510,8 @@ impl Relay {
         }
     }
 
-    fn save(&mut self, frozen: Option<&Frozen>) -> io::Result<Saved> {
-        let mut to = Writer::new(SNAPSHOT_KIND);
+    fn save(&mut self, frozen: Option<&FrozenRedirStream>) -> io::Result<SavedAttachment> {
+        let mut to = SnapshotWriter::new(SNAPSHOT_KIND);
         let mut descriptors = vec![self.listener.as_fd().try_clone_to_owned()?];
         let guest = self.guest.as_ref().zip(frozen);
         to.flag(guest.is_some());
@@ -520,7 +524,7 @@ impl Relay {
         if !is_saved {
             return Err(io::Error::other("it has no session, or that is over"));
         }
-        Ok(Saved { snapshot: to.into_bytes(), descriptors, medium: None })
+        Ok(SavedAttachment { snapshot: to.into_bytes(), descriptors, medium: None })
     }
 
     fn turn(&mut self, stop: &StopSignal, hold_handle: &HoldHandle) -> io::Result<()> {
@@ -536,12 +540,11 @@ impl Relay {
         let again = match (&self.held, &self.following, &self.stay) {
             _ if is_coming_to_rest => Some(LOOK_AGAIN),
             // What came with the last event has been handled just now.
-            (.., Stay::Resting { .. }) if self.host.is_quiet() => Some(Duration::ZERO),
-            (Some(Held { since, successor: Some(_), .. }), ..) | (.., Stay::Resting { since, .. }) => {
-                Some(*since + self.longest_hold() - now)
-            }
-            (_, Some(Following { asker: Some(_), .. }), _) => Some(LOOK_AGAIN),
-            (_, Some(Following { has_stopped: true, .. }), _) => Some(Duration::ZERO),
+            (.., RedirMigrationPhase::Resting { .. }) if self.host.is_quiet() => Some(Duration::ZERO),
+            (Some(RedirHold { since, successor: Some(_), .. }), ..)
+            | (.., RedirMigrationPhase::Resting { since, .. }) => Some(*since + self.longest_hold() - now),
+            (_, Some(RedirLiveMigration { asker: Some(_), .. }), _) => Some(LOOK_AGAIN),
+            (_, Some(RedirLiveMigration { has_stopped: true, .. }), _) => Some(Duration::ZERO),
             (_, Some(following), _) if guest_full => Some(following.look_again(now)),
             _ => None,
         };
@@ -550,15 +553,17 @@ impl Relay {
         let timeout = [timeout, again].into_iter().flatten().min();
         self.calls.wait += 1;
         let on_guest = match &self.guest {
-            Some(guest) => Interest::new(guest.as_fd(), guest_full),
-            None => Interest::new(self.listener.as_fd(), false),
+            Some(guest) => PollInterest::new(guest.as_fd(), guest_full),
+            None => PollInterest::new(self.listener.as_fd(), false),
         };
         let readiness = self.host.session().device().readiness();
-        let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
-        let (on_stop, on_gate) = (Interest::new(stop.wake().as_fd(), false), hold_handle.interest());
+        let on_device =
+            readiness.and_then(DeviceWaitSource::interest).expect("a remote device is waited for on a descriptor");
+        let (on_stop, on_gate) = (PollInterest::new(stop.wake().as_fd(), false), hold_handle.interest());
         let mut interests = [on_device, on_stop, on_gate, on_guest];
         // A guest that connects while the device is elsewhere waits.
-        let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
+        let is_open =
+            self.guest.is_some() || matches!(self.stay, RedirMigrationPhase::Here | RedirMigrationPhase::Expecting(_));
         wait(&mut interests[..if is_open { 4 } else { 3 }], timeout)?;
         let on_device = interests[0].is_ready();
         let [_, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
@@ -582,76 +587,78 @@ impl Relay {
         Ok(())
     }
 
-    fn carry_out(&mut self, Order { command, answer, .. }: Order) {
+    fn carry_out(&mut self, HoldOrder { command, answer, .. }: HoldOrder) {
         let now = self.clock.now();
         let device = self.host.session().device();
         let (may_move, is_swapping) = (device.may_move(), device.is_swapping());
         let result = match (command, &mut self.held) {
             (HoldCommand::GoOn, _) if self.following.is_some() => {
                 self.follow_nobody("it is to go on");
-                Ok(Granted::ToUser)
+                Ok(HoldGrant::ToUser)
             }
             (HoldCommand::Depart(process), _) => match &mut self.following {
                 Some(following) if following.asker.is_none() && self.connected.processes() == [process] => {
                     following.has_stopped = true;
-                    Ok(Granted::ToUser)
+                    Ok(HoldGrant::ToUser)
                 }
                 _ => Err(FOLLOWS_NOT),
             },
             _ if self.following.is_some() => Err(FOLLOWS_ALREADY),
             (HoldCommand::Follow(successor), _) => return self.follow(successor, answer),
-            (HoldCommand::Hold | HoldCommand::Move(_), _) if !matches!(self.stay, Stay::Here) => {
+            (HoldCommand::Hold | HoldCommand::Move(_), _) if !matches!(self.stay, RedirMigrationPhase::Here) => {
                 Err("it is being handed over already")
             }
             (HoldCommand::Hold, _) if is_swapping => Err(IS_SWAPPING),
-            (HoldCommand::Move(_), _) if may_move.is_err() => may_move.map(|()| Granted::AtOnce),
-            (HoldCommand::Move(_), Some(Held { successor: Some(_), .. })) => Err("it is being handed over already"),
+            (HoldCommand::Move(_), _) if may_move.is_err() => may_move.map(|()| HoldGrant::AtOnce),
+            (HoldCommand::Move(_), Some(RedirHold { successor: Some(_), .. })) => {
+                Err("it is being handed over already")
+            }
             (HoldCommand::Move(successor), Some(held)) if held.asker.is_none() => {
                 (held.successor, held.since) = (Some(successor), now);
                 if self.guest.is_none() {
                     self.part();
                 }
-                Ok(Granted::ToUser)
+                Ok(HoldGrant::ToUser)
             }
             (HoldCommand::Hold | HoldCommand::Move(_), Some(_)) => Err("it is held already"),
             (HoldCommand::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
             (HoldCommand::Move(successor), None) if self.guest.is_none() => {
-                self.stay = Stay::Leaving(successor, None);
-                Ok(Granted::AtOnce)
+                self.stay = RedirMigrationPhase::Leaving(successor, None);
+                Ok(HoldGrant::AtOnce)
             }
             (HoldCommand::Hold | HoldCommand::Move(_), None) => {
                 self.host.quiesce(now);
                 let successor = if let HoldCommand::Move(successor) = command { Some(successor) } else { None };
-                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false, successor });
+                self.held = Some(RedirHold { since: now, asker: Some(answer), has_taken_back: false, successor });
                 return;
             }
             // The guest that was to continue does not come.
-            (HoldCommand::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
+            (HoldCommand::GoOn, None) if matches!(self.stay, RedirMigrationPhase::Expecting(_)) => {
                 self.dismiss();
-                Ok(Granted::AtOnce)
+                Ok(HoldGrant::AtOnce)
             }
             (HoldCommand::GoOn, None) => Err("it is not held"),
             // The guest ended and did not connect again: the next connection is another guest.
             (HoldCommand::GoOn, Some(_)) if self.guest.is_none() => {
                 self.dismiss();
-                Ok(Granted::AtOnce)
+                Ok(HoldGrant::AtOnce)
             }
             (HoldCommand::GoOn, Some(_)) => {
                 self.go_on();
-                Ok(Granted::ToUser)
+                Ok(HoldGrant::ToUser)
             }
         };
         answer.give(result);
     }
 
     /// Follows the guest to the host with this key, as soon as the guest has read what it was sent so far.
-    fn follow(&mut self, successor: [u8; 32], answer: Answer) {
+    fn follow(&mut self, successor: [u8; 32], answer: HoldAnswerSender) {
         let lockstep = match (&self.guest, self.host.session().device().may_move()) {
-            _ if !matches!(self.stay, Stay::Here) => Err("it is being handed over already"),
+            _ if !matches!(self.stay, RedirMigrationPhase::Here) => Err("it is being handed over already"),
             _ if self.held.is_some() => Err("it is held already"),
             (_, Err(why)) => Err(why),
             (None, _) => Err("no virtual machine has it"),
-            (Some(guest), _) => Lockstep::on(guest).ok_or(
+            (Some(guest), _) => LockstepSender::on(guest).ok_or(
                 "its virtual machine is connected over TCP, which does not tell what the machine has read: \
                  attach it with --socket",
             ),
@@ -660,7 +667,8 @@ impl Relay {
             Ok(lockstep) => {
                 let now = self.clock.now();
                 let (asker, since) = (Some(answer), now);
-                let following = Following { successor, since, asker, lockstep, sent_at: now, has_stopped: false };
+                let following =
+                    RedirLiveMigration { successor, since, asker, lockstep, sent_at: now, has_stopped: false };
                 self.following = Some(following);
             }
             Err(why) => answer.give(Err(why)),
@@ -685,7 +693,7 @@ impl Relay {
         if is_shown && is_all_read(guest).unwrap_or(false) {
             info!("the device goes to its successor when its virtual machine leaves");
             if let Some(asker) = following.asker.take() {
-                asker.give(Ok(Granted::ToUser));
+                asker.give(Ok(HoldGrant::ToUser));
             }
         } else if now - following.since >= QUIET_WITHIN {
             self.follow_nobody("its virtual machine does not read what it is sent: is it stopped?");
@@ -715,7 +723,7 @@ impl Relay {
         let all_read = self.guest.as_ref().is_some_and(|guest| is_all_read(guest).unwrap_or(false));
         let is_at_rest = self.host.is_quiet() && !self.host.has_transmit() && all_read;
         let result = match is_at_rest {
-            true => Ok(Granted::ToUser),
+            true => Ok(HoldGrant::ToUser),
             false if now - held.since < QUIET_WITHIN.min(longest) => return,
             false => Err("what is under way does not come to its end"),
         };
@@ -785,7 +793,7 @@ impl Relay {
         self.host.quiesce(now);
         // The guest waits elsewhere: what has no data yet is asked for again there.
         self.host.take_back_reads(now);
-        self.stay = Stay::Resting { successor, since: now, unread };
+        self.stay = RedirMigrationPhase::Resting { successor, since: now, unread };
     }
 
     /// The guest has left: the device migrates after it, with all its open requests.
@@ -795,58 +803,61 @@ impl Relay {
         if let Some(successor) = self.held.as_ref().and_then(|held| held.successor) {
             info!("the virtual machine has left: its device goes to its successor");
             self.held = None;
-            self.stay = Stay::Leaving(successor, Some(self.host.freeze()));
+            self.stay = RedirMigrationPhase::Leaving(successor, Some(self.host.freeze()));
         }
     }
 
     /// Freezes the stream of a guest that was followed, once its device has come to rest.
     fn look_after_rest(&mut self) {
         let now = self.clock.now();
-        self.stay = match std::mem::replace(&mut self.stay, Stay::Here) {
-            Stay::Resting { successor, since, unread } if self.host.is_quiet() => {
+        self.stay = match std::mem::replace(&mut self.stay, RedirMigrationPhase::Here) {
+            RedirMigrationPhase::Resting { successor, since, unread } if self.host.is_quiet() => {
                 let rest_us = (now - since).as_micros() as u64;
                 info!(rest_us, "no request of the virtual machine is under way");
                 let mut frozen = self.host.freeze();
                 frozen.to_guest.splice(..0, unread);
-                Stay::Leaving(successor, Some(frozen))
+                RedirMigrationPhase::Leaving(successor, Some(frozen))
             }
-            Stay::Resting { since, .. } if now - since >= self.longest_hold() => {
+            RedirMigrationPhase::Resting { since, .. } if now - since >= self.longest_hold() => {
                 warn!("what is under way does not come to its end: the device stays here, and is reset");
                 self.host.disconnect(now);
-                Stay::Here
+                RedirMigrationPhase::Here
             }
             stay => stay,
         };
     }
 
     /// The next step of a device that migrates from here or to here.
-    fn look_after_stay(&mut self) -> Result<(), Reject> {
+    fn look_after_stay(&mut self) -> Result<(), ProtocolViolation> {
         if self.host.session().device().is_gone() {
             return Ok(());
         }
         self.look_after_rest();
         let device = self.host.session().device();
         let (is_open, is_still, is_moving) = (device.is_open(), device.is_still(), device.is_moving());
-        let stay = std::mem::replace(&mut self.stay, Stay::Here);
+        let stay = std::mem::replace(&mut self.stay, RedirMigrationPhase::Here);
         self.stay = match stay {
-            Stay::Inheriting if is_open => {
+            RedirMigrationPhase::Inheriting if is_open => {
                 let migration_state = self.host.with_device(|device, _| device.take_migration_state());
                 info!(migration_state = migration_state.len(), "a virtual machine's stream came with it");
-                let frozen =
-                    if migration_state.is_empty() { None } else { Some(Frozen::from_bytes(&migration_state)?) };
+                let frozen = if migration_state.is_empty() {
+                    None
+                } else {
+                    Some(FrozenRedirStream::from_bytes(&migration_state)?)
+                };
                 let is_awaited = frozen.as_ref().is_some_and(|frozen| !frozen.from_guest.is_empty());
                 self.arrival.note(self.clock.now(), self.host.counters().urbs, is_awaited);
-                frozen.map_or(Stay::Here, Stay::Expecting)
+                frozen.map_or(RedirMigrationPhase::Here, RedirMigrationPhase::Expecting)
             }
-            Stay::Leaving(successor, frozen) if is_still => {
-                let migration_state = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();
+            RedirMigrationPhase::Leaving(successor, frozen) if is_still => {
+                let migration_state = frozen.as_ref().map(FrozenRedirStream::to_bytes).unwrap_or_default();
                 match (migration_state.len() <= MIGRATION_STATE_BYTES_MAX, frozen) {
                     (false, Some(frozen)) => {
                         warn!(
                             bytes = migration_state.len(),
                             "the virtual machine had asked too much to be handed over: its device stays here"
                         );
-                        Stay::Expecting(frozen)
+                        RedirMigrationPhase::Expecting(frozen)
                     }
                     (_, frozen) => {
                         let now = self.clock.now();
@@ -854,13 +865,13 @@ impl Relay {
                             device.migrate(successor, migration_state);
                             device.end_turn(now, done);
                         });
-                        Stay::Gone(frozen)
+                        RedirMigrationPhase::Gone(frozen)
                     }
                 }
             }
-            Stay::Gone(frozen) if !is_moving => {
+            RedirMigrationPhase::Gone(frozen) if !is_moving => {
                 warn!("nobody came for the device: it is here again");
-                frozen.map_or(Stay::Here, Stay::Expecting)
+                frozen.map_or(RedirMigrationPhase::Here, RedirMigrationPhase::Expecting)
             }
             stay => stay,
         };
@@ -868,7 +879,7 @@ impl Relay {
     }
 
     /// Continues the stream that was handed over, for the guest that has connected.
-    fn thaw(&mut self, frozen: Frozen) {
+    fn thaw(&mut self, frozen: FrozenRedirStream) {
         info!("the virtual machine goes on here");
         if let Err(fault) = self.host.thaw(self.clock.now(), frozen) {
             warn!("{GUEST} was hung up on: {fault}");
@@ -881,7 +892,9 @@ impl Relay {
             Ok(Some(link)) => {
                 self.guest = Some(link);
                 self.connected.show(&self.guest);
-                if let Stay::Expecting(frozen) = std::mem::replace(&mut self.stay, Stay::Here) {
+                if let RedirMigrationPhase::Expecting(frozen) =
+                    std::mem::replace(&mut self.stay, RedirMigrationPhase::Here)
+                {
                     self.thaw(frozen);
                 } else if self.held.is_some() {
                     info!("the virtual machine goes on where it has moved to");
@@ -900,8 +913,8 @@ impl Relay {
     fn dismiss(&mut self) {
         self.held = None;
         self.follow_nobody("its virtual machine has left");
-        if matches!(self.stay, Stay::Expecting(_)) {
-            self.stay = Stay::Here;
+        if matches!(self.stay, RedirMigrationPhase::Expecting(_)) {
+            self.stay = RedirMigrationPhase::Here;
         }
         if self.guest.take().is_some() {
             self.connected.show(&self.guest);
@@ -969,7 +982,7 @@ impl Relay {
             let Some(guest) = self.guest.as_ref().filter(|_| !self.host.is_finished() && !left.is_zero()) else {
                 return;
             };
-            let mut interests = [Interest::new(guest.as_fd(), is_full)];
+            let mut interests = [PollInterest::new(guest.as_fd(), is_full)];
             if wait(&mut interests, Some(left)).is_err() {
                 return;
             }

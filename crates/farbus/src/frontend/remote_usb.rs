@@ -1,6 +1,6 @@
 //! A USB device of another host, over either protocol, which a front end on this machine passes on.
 //!
-//! Over plain USB/IP it is lost with its one link; in a session it outlives its links ([`Linked`]). An engine sees both
+//! Over plain USB/IP it is lost with its one link; in a session it outlives its links ([`LinkedDevice`]). An engine sees both
 //! as a [`Device`] with a descriptor to wait on; when it ends, it says why.
 
 use std::io;
@@ -8,20 +8,21 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Gathering};
+use farbus_io_net::link::{BoottimeClock, EpollSet};
 use farbus_model::{
-    Completions, Descriptors, Device, DeviceLayer, Direction, InFlight, Instant, Readiness, Selection, Speed, UrbId,
+    CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceLayer, Instant, ReadinessSource,
+    TransferDirection, UrbId, UrbInFlight, UsbSpeed,
 };
 use farbus_session::RemoteDevice;
-use farbus_session::native::control::Cause;
-use farbus_session::native::{Attached, RemoteUsb, State};
+use farbus_session::native::control::AttachmentEndCause;
+use farbus_session::native::{AttachmentState, ImporterAttachment, RemoteUsb};
 use farbus_session::redir::FROZEN_MAGIC;
-use farbus_session::snapshot::Writer;
+use farbus_session::snapshot::SnapshotWriter;
 
-use crate::frontend::Ended;
-use crate::importer::client::{Client, ClientError, Target, local, local_address};
+use crate::frontend::AttachmentEnd;
+use crate::importer::client::{ClientError, DeviceTarget, ImporterClient, local, local_address};
 use crate::importer::port::usbip::HoldingLink;
-use crate::importer::session::connection::Linked;
+use crate::importer::session::connection::LinkedDevice;
 use crate::importer::session::status::SessionStatus;
 
 /// A USB device of another host.
@@ -29,7 +30,7 @@ pub enum FarDevice {
     /// Over a link of plain USB/IP.
     Plain(Box<PlainDevice>),
     /// In a session.
-    Session(Box<Linked<RemoteUsb>>),
+    Session(Box<LinkedDevice<RemoteUsb>>),
 }
 
 impl FarDevice {
@@ -38,7 +39,7 @@ impl FarDevice {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open(client: &Client, target: &Target, grace: Duration) -> Result<Self, ClientError> {
+    pub fn open(client: &ImporterClient, target: &DeviceTarget, grace: Duration) -> Result<Self, ClientError> {
         let target = &*client.meant(target)?;
         if let Some(linked) = client.session(target, grace)? {
             return Ok(FarDevice::Session(Box::new(linked)));
@@ -52,7 +53,7 @@ impl FarDevice {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn inherit(client: &Client, target: &Target, grace: Duration) -> Result<Self, ClientError> {
+    pub fn inherit(client: &ImporterClient, target: &DeviceTarget, grace: Duration) -> Result<Self, ClientError> {
         let linked = client.inherit(target, *FROZEN_MAGIC, grace)?;
         Ok(FarDevice::Session(Box::new(linked)))
     }
@@ -61,7 +62,7 @@ impl FarDevice {
     pub fn is_open(&self) -> bool {
         match self {
             FarDevice::Plain(_) => true,
-            FarDevice::Session(linked) => *linked.remote().state() == State::Open,
+            FarDevice::Session(linked) => *linked.remote().state() == AttachmentState::Open,
         }
     }
 
@@ -85,7 +86,7 @@ impl FarDevice {
     }
 
     /// The open requests of a device in a session: id, direction, length.
-    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+    pub fn in_flight_of(&self) -> Vec<(UrbId, TransferDirection, u32)> {
         match self {
             FarDevice::Plain(_) => Vec::new(),
             FarDevice::Session(linked) => linked.remote().in_flight_of(),
@@ -130,10 +131,10 @@ impl FarDevice {
     }
 
     /// Writes a snapshot for a replacement process; returns whether that is possible.
-    pub fn save_to(&mut self, to: &mut Writer) -> bool {
+    pub fn save_to(&mut self, to: &mut SnapshotWriter) -> bool {
         match self {
             FarDevice::Session(linked) if linked.end().is_none() && linked.is_movable() => {
-                Linked::save(linked, to);
+                LinkedDevice::save(linked, to);
                 true
             }
             FarDevice::Session(_) | FarDevice::Plain(_) => false,
@@ -143,7 +144,7 @@ impl FarDevice {
     /// Lets go of it without giving it back: a replacement process continues.
     pub fn leave(&mut self) {
         if let FarDevice::Session(linked) = self {
-            Linked::let_go(linked);
+            LinkedDevice::let_go(linked);
         }
     }
 
@@ -189,7 +190,7 @@ impl FarDevice {
     }
 
     /// Its clock.
-    pub fn clock(&self) -> Clock {
+    pub fn clock(&self) -> BoottimeClock {
         match self {
             FarDevice::Plain(plain) => plain.clock,
             FarDevice::Session(linked) => linked.clock(),
@@ -197,21 +198,21 @@ impl FarDevice {
     }
 
     /// Why it ended, if it has. All requests to it have completed by then.
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<AttachmentEnd> {
         match self {
-            FarDevice::Plain(plain) => plain.over.as_ref().map(Over::ended),
-            FarDevice::Session(linked) => linked.end().map(Ended::by),
+            FarDevice::Plain(plain) => plain.over.as_ref().map(UsbipLinkLoss::ended),
+            FarDevice::Session(linked) => linked.end().map(AttachmentEnd::by),
         }
     }
 
     /// Gives it back; open requests end.
-    pub fn close(&mut self, done: &mut Completions) {
+    pub fn close(&mut self, done: &mut CompletionQueue) {
         match self {
-            FarDevice::Plain(plain) => plain.end(Over::Given, done),
+            FarDevice::Plain(plain) => plain.end(UsbipLinkLoss::Given, done),
             FarDevice::Session(linked) => {
                 linked.close(done);
                 if linked.end().is_none() {
-                    linked.remote_mut().handle_over(Cause::Asked, "given back", done);
+                    linked.remote_mut().handle_over(AttachmentEndCause::Asked, "given back", done);
                 }
             }
         }
@@ -222,27 +223,27 @@ impl FarDevice {
 pub struct PlainDevice {
     link: HoldingLink,
     device: RemoteDevice,
-    all: Gathering,
-    readiness: Readiness,
+    all: EpollSet,
+    readiness: ReadinessSource,
     /// Whether the link takes no more for now.
     is_blocked: bool,
-    clock: Clock,
-    over: Option<Over>,
+    clock: BoottimeClock,
+    over: Option<UsbipLinkLoss>,
 }
 
 /// Why there is no link any more.
-enum Over {
+enum UsbipLinkLoss {
     Given,
     Lost(String),
-    Broken(farbus_session::Reject),
+    Broken(farbus_session::ProtocolViolation),
 }
 
-impl Over {
-    fn ended(&self) -> Ended {
+impl UsbipLinkLoss {
+    fn ended(&self) -> AttachmentEnd {
         match self {
-            Over::Given => Ended::Asked,
-            Over::Lost(why) => Ended::Lost(why.clone()),
-            Over::Broken(reject) => Ended::Broken(reject.clone()),
+            UsbipLinkLoss::Given => AttachmentEnd::Asked,
+            UsbipLinkLoss::Lost(why) => AttachmentEnd::Lost(why.clone()),
+            UsbipLinkLoss::Broken(reject) => AttachmentEnd::Broken(reject.clone()),
         }
     }
 }
@@ -253,37 +254,37 @@ impl PlainDevice {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn new(link: HoldingLink, device: RemoteDevice) -> io::Result<Self> {
-        let all = Gathering::new()?;
+        let all = EpollSet::new()?;
         all.watch(link.as_fd(), false)?;
         let readiness = all.readiness();
-        Ok(Self { link, device, all, readiness, is_blocked: false, clock: Clock::start(), over: None })
+        Ok(Self { link, device, all, readiness, is_blocked: false, clock: BoottimeClock::start(), over: None })
     }
 
-    fn end(&mut self, over: Over, done: &mut Completions) {
+    fn end(&mut self, over: UsbipLinkLoss, done: &mut CompletionQueue) {
         if self.over.is_none() {
             self.all.forget(self.link.as_fd());
             match over {
-                Over::Given => self.link.give_back(),
-                Over::Lost(_) | Over::Broken(_) => self.link.shut_down(),
+                UsbipLinkLoss::Given => self.link.give_back(),
+                UsbipLinkLoss::Lost(_) | UsbipLinkLoss::Broken(_) => self.link.shut_down(),
             }
             self.over = Some(over);
         }
         self.device.handle_lost(done);
     }
 
-    fn lose(&mut self, error: &io::Error, done: &mut Completions) {
-        self.end(Over::Lost(error.to_string()), done);
+    fn lose(&mut self, error: &io::Error, done: &mut CompletionQueue) {
+        self.end(UsbipLinkLoss::Lost(error.to_string()), done);
     }
 
-    fn receive(&mut self, done: &mut Completions) {
+    fn receive(&mut self, done: &mut CompletionQueue) {
         if self.over.is_some() {
             return;
         }
         match self.link.try_receive(self.device.receive_space()) {
-            Ok(Some(0)) => self.end(Over::Lost("the exporter closed the connection".into()), done),
+            Ok(Some(0)) => self.end(UsbipLinkLoss::Lost("the exporter closed the connection".into()), done),
             Ok(Some(count)) => {
                 if let Err(reject) = self.device.handle_received(count, done) {
-                    self.end(Over::Broken(reject), done);
+                    self.end(UsbipLinkLoss::Broken(reject), done);
                 }
             }
             Ok(None) => {}
@@ -291,7 +292,7 @@ impl PlainDevice {
         }
     }
 
-    fn send(&mut self, done: &mut Completions) {
+    fn send(&mut self, done: &mut CompletionQueue) {
         if self.over.is_some() {
             return;
         }
@@ -300,7 +301,7 @@ impl PlainDevice {
         }
     }
 
-    fn try_send(&mut self, done: &mut Completions) -> io::Result<()> {
+    fn try_send(&mut self, done: &mut CompletionQueue) -> io::Result<()> {
         let mut is_out = true;
         while is_out && self.device.has_transmit() {
             let sent = self.link.try_send(&self.device.poll_transmit())?;
@@ -318,27 +319,27 @@ impl PlainDevice {
 }
 
 impl Device for PlainDevice {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.device.descriptors()
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.device.speed()
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.device.selection()
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.device.submit(now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.device.cancel(now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.device.reset(now, done);
     }
 
@@ -347,19 +348,19 @@ impl Device for PlainDevice {
         (self.over.is_none() && self.link.has_received()).then_some(Instant::ZERO)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.handle_ready(now, done);
     }
 
-    fn end_turn(&mut self, _now: Instant, done: &mut Completions) {
+    fn end_turn(&mut self, _now: Instant, done: &mut CompletionQueue) {
         self.send(done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue) {
         self.receive(done);
         self.send(done);
     }

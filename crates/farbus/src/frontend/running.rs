@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use crate::devices::reservation::reservation_told;
 use farbus_control::attachment::AttachmentStatus;
-use farbus_modules::Asked;
+use farbus_modules::ModuleSpec;
 
-use super::drivers::Drivers;
-use super::{Attachment, Handle, Status};
+use super::drivers::PortDriverLookup;
+use super::{Attachment, AttachmentFacts, AttachmentHandle};
 use crate::frontend::usb_swap::UsbSwap;
-use crate::importer::client::Target;
+use crate::importer::client::DeviceTarget;
 use crate::importer::disk_swap::DiskSwap;
 use crate::importer::session::status::SessionStatus;
 
@@ -18,15 +18,15 @@ pub const ANOTHER_DEVICE: &str = "another device";
 
 /// An attachment that runs on another thread, or is about to.
 #[derive(Clone)]
-pub struct Running {
+pub struct RunningAttachment {
     since: Instant,
     /// The facts about it that do not change.
-    pub status: Status,
+    pub status: AttachmentFacts,
     /// Steers it.
-    pub handle: Handle,
+    pub handle: AttachmentHandle,
 }
 
-impl Running {
+impl RunningAttachment {
     /// The record of an attachment that begins to run now.
     pub fn of(attachment: &dyn Attachment) -> Self {
         Self { since: Instant::now(), status: attachment.status(), handle: attachment.handle() }
@@ -34,20 +34,22 @@ impl Running {
 }
 
 /// Adds the modules that its data passes through.
-pub fn through(status: AttachmentStatus, modules: &[Asked]) -> AttachmentStatus {
+pub fn through(status: AttachmentStatus, modules: &[ModuleSpec]) -> AttachmentStatus {
     AttachmentStatus { modules: modules.iter().map(ToString::to_string).collect(), ..status }
 }
 
 /// The status of the attachment of `target`, which is in `state`, and of `running` if it runs.
 pub fn attachment_status(
-    target: &Target,
+    target: &DeviceTarget,
     state: &'static str,
     reason: Option<&String>,
-    running: Option<&Running>,
+    running: Option<&RunningAttachment>,
 ) -> AttachmentStatus {
     let named = AttachmentStatus::named(&target.device, &target.to_string(), state);
     let (user, reason) = (target.address.clone(), reason.cloned());
-    let Some(Running { since, status, handle }) = running else { return AttachmentStatus { user, reason, ..named } };
+    let Some(RunningAttachment { since, status, handle }) = running else {
+        return AttachmentStatus { user, reason, ..named };
+    };
     let user = handle.swap().and_then(DiskSwap::host).or(handle.usb_swap().map(UsbSwap::host)).unwrap_or(user);
     let running = AttachmentStatus {
         user,
@@ -63,7 +65,7 @@ pub fn attachment_status(
         interfaces: handle.usb_swap().map(UsbSwap::interfaces).unwrap_or_default(),
         open: handle.open_count(),
         processes: handle.processes(),
-        drivers: handle.drivers().and_then(Drivers::names),
+        drivers: handle.drivers().and_then(PortDriverLookup::names),
         ..named
     };
     let running = match handle.session() {
@@ -78,7 +80,7 @@ pub fn attachment_status(
 
 /// The status of a device that a program has at `at`, since when, and what exchanges it; `None` while it is looked
 /// for.
-pub fn program_status(target: &Target, at: String, now: Option<(Instant, UsbSwap)>) -> AttachmentStatus {
+pub fn program_status(target: &DeviceTarget, at: String, now: Option<(Instant, UsbSwap)>) -> AttachmentStatus {
     let state = if now.is_some() { "attached" } else { "waiting" };
     let named = AttachmentStatus::named(&target.device, &target.to_string(), state);
     let known = AttachmentStatus { user: target.address.clone(), at, ..named };

@@ -3,25 +3,25 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use farbus_io_net::link::Clock;
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockOp, Completions, Instant};
+use farbus_io_net::link::BoottimeClock;
+use farbus_model::{BlockCompletion, BlockDevice, BlockInFlight, BlockOp, CompletionQueue, Instant};
 
-use super::Handle;
-use crate::importer::disk::{DiskMode, OpenedDisk, Way};
+use super::AttachmentHandle;
+use crate::importer::disk::{DiskConnection, DiskMode, OpenedDisk};
 use crate::importer::disk_swap::DiskSwap;
-use crate::importer::port::Cutter;
+use crate::importer::port::DeviceCutter;
 use crate::importer::session::status::SessionStatus;
-use crate::link::meters::Meters;
+use crate::link::meters::EngineMeters;
 
 /// A disk whose requests are counted.
 pub struct CountedDisk {
     device: Box<dyn BlockDevice>,
-    meters: Arc<Meters>,
+    meters: Arc<EngineMeters>,
 }
 
 impl CountedDisk {
     /// Counts in `meters` what is asked of `device`.
-    pub fn new(device: Box<dyn BlockDevice>, meters: Arc<Meters>) -> Self {
+    pub fn new(device: Box<dyn BlockDevice>, meters: Arc<EngineMeters>) -> Self {
         Self { device, meters }
     }
 }
@@ -37,7 +37,7 @@ impl farbus_model::BlockLayer for CountedDisk {
         &mut *self.device
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let bytes = u64::from(request.length);
         match request.op {
             BlockOp::Read => self.meters.add_request(bytes, 0),
@@ -49,7 +49,7 @@ impl farbus_model::BlockLayer for CountedDisk {
 }
 
 /// The facts about a disk that do not change while it is shown.
-pub struct ShownDisk {
+pub struct DiskFacts {
     /// The disk's size, bytes.
     pub size_bytes: u64,
     /// How it is used.
@@ -59,16 +59,16 @@ pub struct ShownDisk {
     /// Its session, if it is in one.
     pub session: Option<SessionStatus>,
     /// Takes it from its users without waiting.
-    pub cutter: Cutter,
+    pub cutter: DeviceCutter,
     /// Exchanges it for a disk of this machine, if it can be.
     pub swap: Option<DiskSwap>,
     /// Whether a replacement process can continue with it.
     pub is_movable: bool,
 }
 
-impl ShownDisk {
+impl DiskFacts {
     /// Takes an open disk apart: the facts about it, the device, the device's clock, and what to watch meanwhile.
-    pub fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, Clock, Way) {
+    pub fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, BoottimeClock, DiskConnection) {
         let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
         let is_movable = disk.is_movable();
         let OpenedDisk { device, clock, way, cutter, status: session, swap } = disk;
@@ -76,7 +76,7 @@ impl ShownDisk {
     }
 
     /// Adds to `handle` what the disk and its session can do.
-    pub fn steered_by(&self, handle: Handle) -> Handle {
+    pub fn steered_by(&self, handle: AttachmentHandle) -> AttachmentHandle {
         handle.in_session(self.session.clone()).swapping_by(self.swap.clone())
     }
 

@@ -3,14 +3,14 @@
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::session::Seconds;
 use farbus_io_net::local::control_socket::{Answer, Question};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_io_net::trust::Fingerprint;
 use serde_json::{Value, json};
 
-use super::{Handle, Migration, Refused};
+use super::{AttachmentHandle, AttachmentRefusal, MigrationTiming};
 use crate::devices::swap_run::SwapOrder;
 use crate::frontend::usb_swap::UsbSwap;
-use crate::importer::client::Target;
+use crate::importer::client::DeviceTarget;
 use crate::importer::session::status::SessionStatus;
 
 /// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
@@ -20,8 +20,8 @@ use crate::importer::session::status::SessionStatus;
 /// The question itself, if it steers no attachment.
 pub fn steer(
     question: Question,
-    files: &Files,
-    handle_of: impl FnOnce(&str) -> Option<Option<Handle>>,
+    files: &PassedFiles,
+    handle_of: impl FnOnce(&str) -> Option<Option<AttachmentHandle>>,
 ) -> Result<Answer, Question> {
     let (Question::Hold { device }
     | Question::Resume { device }
@@ -39,7 +39,7 @@ pub fn steer(
     };
     let is_swap = matches!(question, Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. });
     // Without a host it is a disk that is shared here.
-    if is_swap && device.parse::<Target>().is_err() {
+    if is_swap && device.parse::<DeviceTarget>().is_err() {
         return Err(question);
     }
     let Some(handle) = handle_of(device) else { return Ok(Answer::Unknown) };
@@ -47,23 +47,25 @@ pub fn steer(
         return Ok(swap(handle.as_ref(), question, files));
     }
     if matches!(question, Question::Latency { .. }) {
-        return Ok(latency(handle.as_ref().and_then(Handle::session).as_ref()));
+        return Ok(latency(handle.as_ref().and_then(AttachmentHandle::session).as_ref()));
     }
     let done = match (&question, &handle) {
-        (Question::Hold { .. }, handle) => with(handle, Refused::NoGate, Handle::hold),
-        (Question::Resume { .. }, handle) => with(handle, Refused::NoGate, Handle::resume),
+        (Question::Hold { .. }, handle) => with(handle, AttachmentRefusal::NoGate, AttachmentHandle::hold),
+        (Question::Resume { .. }, handle) => with(handle, AttachmentRefusal::NoGate, AttachmentHandle::resume),
         (Question::Pause { is_paused, .. }, handle) => {
-            with(handle, Refused::NoModules, |handle| handle.pause(*is_paused))
+            with(handle, AttachmentRefusal::NoModules, |handle| handle.pause(*is_paused))
         }
         (Question::Follow { device, successor, to }, handle) => match successor.parse::<Fingerprint>() {
-            Ok(key) => with(handle, Refused::NoGate, |handle| {
+            Ok(key) => with(handle, AttachmentRefusal::NoGate, |handle| {
                 handle.noting(device, to.as_ref().unwrap_or(successor), |handle| handle.follow(key))
             }),
             Err(_) => return Ok(Answer::Refused("that is no key".to_owned())),
         },
-        (Question::Depart { process, .. }, handle) => with(handle, Refused::NoGate, |handle| handle.depart(*process)),
+        (Question::Depart { process, .. }, handle) => {
+            with(handle, AttachmentRefusal::NoGate, |handle| handle.depart(*process))
+        }
         (Question::MayMigrate { .. }, handle) => {
-            let may = handle.as_ref().map_or(Err(Refused::NoSession), Handle::may_migrate);
+            let may = handle.as_ref().map_or(Err(AttachmentRefusal::NoSession), AttachmentHandle::may_migrate);
             return Ok(
                 may.map_or_else(|why| Answer::Refused(why.to_string()), |held| Answer::Ok(json!({ "held": held })))
             );
@@ -84,23 +86,23 @@ pub(super) fn latency(session: Option<&SessionStatus>) -> Answer {
 
 /// Acts on `handle`; without one, refuses with `otherwise`.
 fn with(
-    handle: &Option<Handle>,
-    otherwise: Refused,
-    act: impl FnOnce(&Handle) -> Result<(), Refused>,
-) -> Result<(), Refused> {
+    handle: &Option<AttachmentHandle>,
+    otherwise: AttachmentRefusal,
+    act: impl FnOnce(&AttachmentHandle) -> Result<(), AttachmentRefusal>,
+) -> Result<(), AttachmentRefusal> {
     handle.as_ref().map_or(Err(otherwise), act)
 }
 
 /// Answers a question about the swap of an attached disk.
-fn swap(handle: Option<&Handle>, question: Question, files: &Files) -> Answer {
+fn swap(handle: Option<&AttachmentHandle>, question: Question, files: &PassedFiles) -> Answer {
     let (Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device }) = &question
     else {
         return Answer::Unknown;
     };
-    if let Some(swap) = handle.and_then(Handle::usb_swap) {
+    if let Some(swap) = handle.and_then(AttachmentHandle::usb_swap) {
         return swap_usb(swap, question, files);
     }
-    let Some(swap) = handle.and_then(Handle::swap) else {
+    let Some(swap) = handle.and_then(AttachmentHandle::swap) else {
         if matches!(&question, Question::Swap { to, .. } if !to.starts_with("block:")) {
             return Answer::Refused(format!(
                 "{device} cannot be swapped for a twin: only a USB device that is attached as one can (--via kernel, \
@@ -136,7 +138,7 @@ fn swap(handle: Option<&Handle>, question: Question, files: &Files) -> Answer {
 }
 
 /// Answers a question about the swap of an attached USB device.
-pub(super) fn swap_usb(swap: &UsbSwap, question: Question, files: &Files) -> Answer {
+pub(super) fn swap_usb(swap: &UsbSwap, question: Question, files: &PassedFiles) -> Answer {
     let none = |device: &str| {
         let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to usb:BUSID");
         Answer::Failed(FailureReport::new(FailureKind::Gone, message))
@@ -155,9 +157,14 @@ pub(super) fn swap_usb(swap: &UsbSwap, question: Question, files: &Files) -> Ans
     }
 }
 
-fn migrate(handle: Option<&Handle>, (device, to): (&str, &str), successor: &str, is_discarding: bool) -> Answer {
+fn migrate(
+    handle: Option<&AttachmentHandle>,
+    (device, to): (&str, &str),
+    successor: &str,
+    is_discarding: bool,
+) -> Answer {
     let Ok(successor) = successor.parse::<Fingerprint>() else { return Answer::Refused("that is no key".to_owned()) };
-    let Some(handle) = handle else { return Answer::Refused(Refused::NoSession.to_string()) };
+    let Some(handle) = handle else { return Answer::Refused(AttachmentRefusal::NoSession.to_string()) };
     let hold_ms = handle.longest_hold().map(|hold| hold.as_millis() as u64);
     let done = match is_discarding {
         true => {
@@ -166,7 +173,7 @@ fn migrate(handle: Option<&Handle>, (device, to): (&str, &str), successor: &str,
         }
         false => {
             let migration = handle.noting(device, to, |handle| handle.migrate(successor));
-            migration.map(|migration| json!({ "machine": migration == Migration::AfterItsUser }))
+            migration.map(|migration| json!({ "machine": migration == MigrationTiming::AfterItsUser }))
         }
     };
     match done {

@@ -2,23 +2,24 @@
 
 use std::str::FromStr;
 
-use super::auto::Auto;
-use super::front_end::{FrontEnd, Via};
-use super::fuse::Fuse;
-use super::kernel::{Kernel, Uas};
-use super::nbd::Nbd;
-use super::redir::Redir;
+use super::auto::AutoFrontEnd;
+use super::front_end::{FrontEnd, FrontEndChoice};
+use super::fuse::FuseFrontEnd;
+use super::kernel::{KernelFrontEnd, UasFrontEnd};
+use super::nbd::NbdFrontEnd;
+use super::redir::RedirFrontEnd;
 
 /// All front ends, in the order in which the help lists them.
-pub static FRONT_ENDS: &[&dyn FrontEnd] = &[&Kernel, &Uas, &Fuse, &Nbd, &Redir, &Auto];
+pub static FRONT_ENDS: &[&dyn FrontEnd] =
+    &[&KernelFrontEnd, &UasFrontEnd, &FuseFrontEnd, &NbdFrontEnd, &RedirFrontEnd, &AutoFrontEnd];
 
-impl Via {
+impl FrontEndChoice {
     /// The default front end.
-    pub const AUTO: Self = Self(&Auto);
+    pub const AUTO: Self = Self(&AutoFrontEnd);
     /// Only this machine's kernel.
-    pub const KERNEL: Self = Self(&Kernel);
+    pub const KERNEL: Self = Self(&KernelFrontEnd);
     /// `redir`: a virtual machine connects by usbredir.
-    pub const REDIR: Self = Self(&Redir);
+    pub const REDIR: Self = Self(&RedirFrontEnd);
 
     /// The names of all, in words.
     fn all() -> String {
@@ -34,13 +35,13 @@ impl Via {
     }
 }
 
-impl Default for Via {
+impl Default for FrontEndChoice {
     fn default() -> Self {
         Self::AUTO
     }
 }
 
-impl FromStr for Via {
+impl FromStr for FrontEndChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

@@ -6,7 +6,7 @@
 //! distance are above it, so that nothing that arrived ahead of its user is lost.
 //!
 //! Two threads take part. The engine of the front end owns the device ([`SwapUsb`], over
-//! [`farbus_session::twin::Twinned`]) and exchanges it. A thread of the swap does what takes time: it opens the twin of
+//! [`farbus_session::twin::TwinnedDevice`]) and exchanges it. A thread of the swap does what takes time: it opens the twin of
 //! another host, waits for the outcome, and gives back the device that was replaced.
 //!
 //! | what ends | while the device is at its own host | while a twin has its place |
@@ -28,28 +28,28 @@ use std::time::{Duration, Instant as WallInstant};
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io_linux::usb::UsbDevice;
-use farbus_io_net::link::{Clock, Wake};
+use farbus_io_net::link::{BoottimeClock, ThreadWaker};
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_io_net::trust::Peer;
 use farbus_model::{
-    BufferPool, CommandError, Completions, Device, DeviceLayer, Direction, Exchange, ExchangeReport, InFlight, Instant,
-    Twin, Urb, UrbId,
+    BufferPool, CompletionQueue, Device, DeviceLayer, DeviceSwapOutcome, DeviceSwapReport, Instant, OwnerCommandError,
+    SwapCandidate, TransferDirection, Urb, UrbId, UrbInFlight,
 };
-use farbus_session::OnReset;
+use farbus_session::PortResetPolicy;
 use farbus_session::native::RemoteUsb;
-use farbus_session::snapshot::{Reader, Writer};
-use farbus_session::twin::Twinned;
+use farbus_session::snapshot::{FieldReader, SnapshotWriter};
+use farbus_session::twin::TwinnedDevice;
 use tracing::{info, warn};
 
 use crate::devices::class_words::classes_of;
 use crate::devices::local_twin::{self, EXCHANGE_TIME_MAX, not_begun};
-use crate::devices::swap_run::{DONE, FAILED, Run};
-use crate::frontend::Ended;
+use crate::devices::swap_run::{DONE, FAILED, SwapRun};
+use crate::frontend::AttachmentEnd;
 use crate::frontend::remote_usb::FarDevice;
-use crate::importer::client::{Client, GRACE, Target};
+use crate::importer::client::{DeviceTarget, GRACE, ImporterClient};
 use crate::importer::discovery::local_shares::is_same;
-use crate::importer::session::connection::{Linked, Redial};
+use crate::importer::session::connection::{LinkedDevice, SessionResumption};
 use crate::importer::session::status::SessionStatus;
 
 /// Why a device is not held that is being exchanged.
@@ -66,12 +66,12 @@ pub const TWIN_IS_HERE: &str =
 
 /// One of the two devices of an exchange.
 pub struct AttachedUsb {
-    place: Place,
+    place: LocatedUsbDevice,
     /// How much later the engine's clock reads than the device's own.
     lead: Duration,
 }
 
-enum Place {
+enum LocatedUsbDevice {
     /// At another host: the attachment's own device, or a twin.
     Far(Box<FarDevice>),
     /// On this machine; the text says where it is plugged in.
@@ -80,14 +80,14 @@ enum Place {
 
 impl AttachedUsb {
     /// A device of another host, for an engine with this clock.
-    fn far(device: FarDevice, engine: Clock) -> Self {
+    fn far(device: FarDevice, engine: BoottimeClock) -> Self {
         let lead = engine.ahead_of(device.clock());
-        Self { place: Place::Far(Box::new(device)), lead }
+        Self { place: LocatedUsbDevice::Far(Box::new(device)), lead }
     }
 
     /// A device of this machine at `at`.
     fn here(device: UsbDevice, at: &str) -> Self {
-        Self { place: Place::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }
+        Self { place: LocatedUsbDevice::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }
     }
 
     /// The device's time at the engine's moment.
@@ -98,15 +98,15 @@ impl AttachedUsb {
 
     fn session(&self) -> Option<SessionStatus> {
         match &self.place {
-            Place::Far(device) => device.status(),
-            Place::Here(..) => None,
+            LocatedUsbDevice::Far(device) => device.status(),
+            LocatedUsbDevice::Here(..) => None,
         }
     }
 
     /// Gives it back, to its host or to this machine's drivers.
     fn give_back(mut self) {
-        if let Place::Far(device) = &mut self.place {
-            let mut done = Completions::new(BufferPool::new(0));
+        if let LocatedUsbDevice::Far(device) = &mut self.place {
+            let mut done = CompletionQueue::new(BufferPool::new(0));
             device.close(&mut done);
             while done.pop().is_some() {}
         }
@@ -118,29 +118,29 @@ impl DeviceLayer for AttachedUsb {
 
     fn inner(&self) -> &(dyn Device + 'static) {
         match &self.place {
-            Place::Far(device) => &**device,
-            Place::Here(device, _) => &**device,
+            LocatedUsbDevice::Far(device) => &**device,
+            LocatedUsbDevice::Here(device, _) => &**device,
         }
     }
 
     fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
         match &mut self.place {
-            Place::Far(device) => &mut **device,
-            Place::Here(device, _) => &mut **device,
+            LocatedUsbDevice::Far(device) => &mut **device,
+            LocatedUsbDevice::Here(device, _) => &mut **device,
         }
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         let now = self.its(now);
         self.inner_mut().submit(now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         let now = self.its(now);
         self.inner_mut().cancel(now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         let now = self.its(now);
         self.inner_mut().reset(now, done);
     }
@@ -149,17 +149,17 @@ impl DeviceLayer for AttachedUsb {
         self.inner().poll_timeout().map(|at| at + self.lead)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         let now = self.its(now);
         self.inner_mut().handle_timeout(now, done);
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue) {
         let now = self.its(now);
         self.inner_mut().end_turn(now, done);
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         let now = self.its(now);
         self.inner_mut().handle_ready(now, done);
     }
@@ -167,7 +167,7 @@ impl DeviceLayer for AttachedUsb {
 
 /// The device of an attachment, which a twin may replace.
 pub struct SwapUsb {
-    device: Twinned<AttachedUsb>,
+    device: TwinnedDevice<AttachedUsb>,
     swap: UsbSwap,
 }
 
@@ -176,7 +176,7 @@ impl SwapUsb {
     pub fn new(device: FarDevice, swap: UsbSwap) -> Self {
         let clock = device.clock();
         swap.with(|state| (state.clock, state.session) = (Some(clock), device.status()));
-        let device = Self { device: Twinned::new(Box::new(AttachedUsb::far(device, clock))), swap };
+        let device = Self { device: TwinnedDevice::new(Box::new(AttachedUsb::far(device, clock))), swap };
         device.note_interfaces();
         device
     }
@@ -193,8 +193,8 @@ impl SwapUsb {
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
-    pub fn restore(redial: Redial, swap: UsbSwap, from: &mut Reader<'_>) -> io::Result<Self> {
-        let linked = Linked::<RemoteUsb>::restore(redial, from)?;
+    pub fn restore(redial: SessionResumption, swap: UsbSwap, from: &mut FieldReader<'_>) -> io::Result<Self> {
+        let linked = LinkedDevice::<RemoteUsb>::restore(redial, from)?;
         let mut requests: Vec<Urb> = linked.remote().requests().cloned().collect();
         // In the order of their submission.
         requests.sort_unstable_by_key(|urb| urb.id);
@@ -212,15 +212,15 @@ impl SwapUsb {
 
     /// What an exporter to a kernel does when the kernel resets the device's port: an exporter at the other end of
     /// plain USB/IP sees that itself.
-    pub fn on_reset(&self) -> OnReset {
+    pub fn on_reset(&self) -> PortResetPolicy {
         match self.far() {
-            Some(FarDevice::Plain(_)) => OnReset::PassOn,
-            Some(FarDevice::Session(_)) | None => OnReset::ResetDevice,
+            Some(FarDevice::Plain(_)) => PortResetPolicy::PassOn,
+            Some(FarDevice::Session(_)) | None => PortResetPolicy::ResetDevice,
         }
     }
 
     /// The open requests of a device in a session: id, direction, length.
-    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+    pub fn in_flight_of(&self) -> Vec<(UrbId, TransferDirection, u32)> {
         self.far().map(FarDevice::in_flight_of).unwrap_or_default()
     }
 
@@ -230,8 +230,8 @@ impl SwapUsb {
     }
 
     /// The clock of its engine.
-    pub fn clock(&self) -> Clock {
-        self.swap.with(|state| state.clock).unwrap_or_else(Clock::start)
+    pub fn clock(&self) -> BoottimeClock {
+        self.swap.with(|state| state.clock).unwrap_or_else(BoottimeClock::start)
     }
 
     /// As [`FarDevice::local_address`].
@@ -266,15 +266,15 @@ impl SwapUsb {
 
     fn far(&self) -> Option<&FarDevice> {
         match &DeviceLayer::inner(&self.device).place {
-            Place::Far(device) => Some(device),
-            Place::Here(..) => None,
+            LocatedUsbDevice::Far(device) => Some(device),
+            LocatedUsbDevice::Here(..) => None,
         }
     }
 
     fn far_mut(&mut self) -> Option<&mut FarDevice> {
         match &mut DeviceLayer::inner_mut(&mut self.device).place {
-            Place::Far(device) => Some(device),
-            Place::Here(..) => None,
+            LocatedUsbDevice::Far(device) => Some(device),
+            LocatedUsbDevice::Here(..) => None,
         }
     }
 
@@ -289,13 +289,13 @@ impl SwapUsb {
     }
 
     /// The order to exchange it, if there is one.
-    pub fn take_order(&self) -> Option<Order> {
+    pub fn take_order(&self) -> Option<UsbSwapOrder> {
         self.swap.take_order()
     }
 
     /// Begins to exchange it as ordered, or refuses for the reason that is given.
-    pub fn exchange(&mut self, now: Instant, order: Order, refusal: Option<&str>, done: &mut Completions) {
-        let Order { twin, tell } = order;
+    pub fn exchange(&mut self, now: Instant, order: UsbSwapOrder, refusal: Option<&str>, done: &mut CompletionQueue) {
+        let UsbSwapOrder { twin, tell } = order;
         let is_disk = Device::descriptors(&self.device).stores_data();
         let refusal = match refusal {
             Some(why) => Some(why.to_owned()),
@@ -306,14 +306,14 @@ impl SwapUsb {
         if let Some(why) = refusal {
             return tell.tell(Err((FailureKind::Refused, why, Some(twin))));
         }
-        let twin = Twin::new(twin, move |outcome| {
+        let twin = SwapCandidate::new(twin, move |outcome| {
             tell.tell(match outcome {
-                Exchange::Done { left, report } => Ok((left, report)),
-                Exchange::Failed { twin, why } => Err((FailureKind::Device, why, twin)),
+                DeviceSwapOutcome::Done { left, report } => Ok((left, report)),
+                DeviceSwapOutcome::Failed { twin, why } => Err((FailureKind::Device, why, twin)),
             });
         });
-        if let Err(CommandError(why)) = self.device.swap(now, &twin, done) {
-            twin.tell(Exchange::Failed { twin: twin.take(), why });
+        if let Err(OwnerCommandError(why)) = self.device.swap(now, &twin, done) {
+            twin.tell(DeviceSwapOutcome::Failed { twin: twin.take(), why });
         }
     }
 
@@ -342,7 +342,7 @@ impl SwapUsb {
     }
 
     /// As [`FarDevice::save_to`], with what its user has told it.
-    pub fn save_to(&mut self, to: &mut Writer) -> bool {
+    pub fn save_to(&mut self, to: &mut SnapshotWriter) -> bool {
         let is_saved = self.is_own() && self.far_mut().is_some_and(|device| device.save_to(to));
         if is_saved {
             self.device.save_settings(to);
@@ -378,21 +378,21 @@ impl SwapUsb {
     }
 
     /// Why it ended, if it has. A device that ends while it is being exchanged is not missed.
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<AttachmentEnd> {
         if self.device.is_swapping() {
             return None;
         }
         match &DeviceLayer::inner(&self.device).place {
-            Place::Far(device) => device.ended(),
-            Place::Here(device, at) => Device::is_gone(&**device).then(|| {
+            LocatedUsbDevice::Far(device) => device.ended(),
+            LocatedUsbDevice::Here(device, at) => Device::is_gone(&**device).then(|| {
                 let message = format!("its twin at {at} on this machine was unplugged");
-                Ended::Over(FailureReport::new(FailureKind::Gone, message))
+                AttachmentEnd::Over(FailureReport::new(FailureKind::Gone, message))
             }),
         }
     }
 
     /// Gives it back; open requests end. A swap that is under way fails.
-    pub fn close(&mut self, now: Instant, done: &mut Completions) {
+    pub fn close(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.swap.end();
         self.device.give_up(now, "the attachment has ended".to_owned(), done);
         match self.far_mut() {
@@ -403,13 +403,13 @@ impl SwapUsb {
 }
 
 impl DeviceLayer for SwapUsb {
-    type Inner = Twinned<AttachedUsb>;
+    type Inner = TwinnedDevice<AttachedUsb>;
 
-    fn inner(&self) -> &Twinned<AttachedUsb> {
+    fn inner(&self) -> &TwinnedDevice<AttachedUsb> {
         &self.device
     }
 
-    fn inner_mut(&mut self) -> &mut Twinned<AttachedUsb> {
+    fn inner_mut(&mut self) -> &mut TwinnedDevice<AttachedUsb> {
         &mut self.device
     }
 }
@@ -423,7 +423,7 @@ impl Drop for SwapUsb {
 
 /// Exchanges the device of an attachment, from any thread.
 #[derive(Clone)]
-pub struct UsbSwap(Arc<Inner>);
+pub struct UsbSwap(Arc<UsbSwapInner>);
 
 impl fmt::Debug for UsbSwap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -431,20 +431,20 @@ impl fmt::Debug for UsbSwap {
     }
 }
 
-struct Inner {
-    client: Client,
-    target: Target,
+struct UsbSwapInner {
+    client: ImporterClient,
+    target: DeviceTarget,
     /// Wakes the engine, which looks for an order then.
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
     has_order: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<UsbSwapState>,
 }
 
 #[derive(Default)]
-struct State {
-    order: Option<Order>,
+struct UsbSwapState {
+    order: Option<UsbSwapOrder>,
     /// The engine's clock, once it has the device.
-    clock: Option<Clock>,
+    clock: Option<BoottimeClock>,
     /// The twin that has the device's place: `usb:BUSID` or `HOST:PORT/DEVICE`.
     replaced_by: Option<String>,
     /// The session of the device that serves the attachment, if it is in one.
@@ -452,14 +452,14 @@ struct State {
     /// The classes of the device's interfaces, in words. A twin has the same.
     interfaces: Vec<String>,
     /// The swap that runs, or the last one.
-    run: Option<Arc<Run>>,
+    run: Option<Arc<SwapRun>>,
     /// Whether the attachment has ended.
     is_over: bool,
 }
 
 /// Whether this is a device of the host that has `own`.
-pub fn is_at(target: &Target, own: &Target) -> bool {
-    is_same(&Target { device: own.device.clone(), ..target.clone() }, own)
+pub fn is_at(target: &DeviceTarget, own: &DeviceTarget) -> bool {
+    is_same(&DeviceTarget { device: own.device.clone(), ..target.clone() }, own)
 }
 
 /// Whether both name the same device of a host.
@@ -468,24 +468,24 @@ fn same_target(one: &str, other: &str) -> bool {
 }
 
 /// How an exchange ended: with the device that was replaced, or with the reason and the twin.
-type Outcome = Result<(Box<AttachedUsb>, ExchangeReport), (FailureKind, String, Option<Box<AttachedUsb>>)>;
+type UsbSwapOutcome = Result<(Box<AttachedUsb>, DeviceSwapReport), (FailureKind, String, Option<Box<AttachedUsb>>)>;
 
 /// A twin for an engine, and where the outcome is awaited.
-pub struct Order {
+pub struct UsbSwapOrder {
     twin: Box<AttachedUsb>,
-    tell: Tell,
+    tell: UsbSwapReply,
 }
 
-struct Tell {
+struct UsbSwapReply {
     swap: UsbSwap,
     /// What the status says if the twin takes the place.
     replaced_by: Option<String>,
     session: Option<SessionStatus>,
-    waiting: SyncSender<Outcome>,
+    waiting: SyncSender<UsbSwapOutcome>,
 }
 
-impl Tell {
-    fn tell(&self, outcome: Outcome) {
+impl UsbSwapReply {
+    fn tell(&self, outcome: UsbSwapOutcome) {
         if outcome.is_ok() {
             self.swap.with(|state| {
                 (state.replaced_by, state.session) = (self.replaced_by.clone(), self.session.clone());
@@ -497,20 +497,20 @@ impl Tell {
 }
 
 /// What takes the device's place.
-enum Destination {
+enum UsbSwapDestination {
     Opened(Box<AttachedUsb>),
-    Host(Box<Client>, Target),
+    Host(Box<ImporterClient>, DeviceTarget),
 }
 
 impl UsbSwap {
     /// Exchanges the device of `target`, whose engine is woken by `wake`.
-    pub fn new(client: &Client, target: &Target, wake: Arc<Wake>) -> Self {
+    pub fn new(client: &ImporterClient, target: &DeviceTarget, wake: Arc<ThreadWaker>) -> Self {
         let (has_order, state) = Default::default();
-        Self(Arc::new(Inner { client: client.clone(), target: target.clone(), wake, has_order, state }))
+        Self(Arc::new(UsbSwapInner { client: client.clone(), target: target.clone(), wake, has_order, state }))
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        let mut state: MutexGuard<'_, State> = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+    fn with<T>(&self, act: impl FnOnce(&mut UsbSwapState) -> T) -> T {
+        let mut state: MutexGuard<'_, UsbSwapState> = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         act(&mut state)
     }
 
@@ -522,7 +522,7 @@ impl UsbSwap {
     /// The address of the host that has the device which serves the attachment: that of its twin, if it is at a host.
     pub fn host(&self) -> String {
         let at = self.replaced_by().filter(|at| !at.starts_with("usb:"));
-        let there = at.and_then(|at| at.parse::<Target>().ok());
+        let there = at.and_then(|at| at.parse::<DeviceTarget>().ok());
         there.map_or_else(|| self.0.target.address.clone(), |there| there.address)
     }
 
@@ -569,7 +569,7 @@ impl UsbSwap {
     ///
     /// # Errors
     /// [`FailureReport`]: nothing has changed.
-    pub fn begin(&self, device: &str, to: &str, peer: Option<Peer>, files: &Files) -> Result<(), FailureReport> {
+    pub fn begin(&self, device: &str, to: &str, peer: Option<Peer>, files: &PassedFiles) -> Result<(), FailureReport> {
         let not = |attribute, why: &str, hint: &str| not_begun(device, to, attribute, &why, &hint);
         if self.is_running() {
             let hint = format!("watch it: farbus swap {device}");
@@ -580,15 +580,15 @@ impl UsbSwap {
         if now_at == to || same_target(&now_at, to) {
             return Err(not(FailureKind::Refused, "it is that one already", "see: farbus status"));
         }
-        let destination = match to.parse::<Target>() {
+        let destination = match to.parse::<DeviceTarget>() {
             _ if to.starts_with("usb:") => {
                 let [node] = files.take().map_err(|error| not(FailureKind::Local, &error.to_string(), "try again"))?;
                 let (opened, _) = local_twin::open(device, to, node)?;
-                Destination::Opened(Box::new(AttachedUsb::here(opened, to)))
+                UsbSwapDestination::Opened(Box::new(AttachedUsb::here(opened, to)))
             }
             Ok(target) if is_at(&target, own) => {
                 let address = own.address.clone();
-                Destination::Host(Box::new(self.0.client.clone()), Target { address, ..target })
+                UsbSwapDestination::Host(Box::new(self.0.client.clone()), DeviceTarget { address, ..target })
             }
             Ok(target) if !to.starts_with("block:") => {
                 let [broker] =
@@ -596,7 +596,7 @@ impl UsbSwap {
                 let client = self.0.client.to_another(&target.address, Some(broker), peer);
                 let hint = format!("{device} stays what it was");
                 let client = client.map_err(|error| not(error.attribute(), &error.to_string(), &hint))?;
-                Destination::Host(Box::new(client), target)
+                UsbSwapDestination::Host(Box::new(client), target)
             }
             _ => {
                 let why =
@@ -605,7 +605,7 @@ impl UsbSwap {
             }
         };
         let from = self.replaced_by().unwrap_or_else(|| device.to_owned());
-        let run = Arc::new(Run::new(local_twin::begun(device, from, to)));
+        let run = Arc::new(SwapRun::new(local_twin::begun(device, from, to)));
         let is_entered = self.with(|state| {
             let is_free = !state.is_over && state.run.as_ref().is_none_or(|run| run.is_over());
             if is_free {
@@ -626,7 +626,7 @@ impl UsbSwap {
         })
     }
 
-    fn carry_out(&self, run: &Run, destination: Destination) {
+    fn carry_out(&self, run: &SwapRun, destination: UsbSwapDestination) {
         let began = WallInstant::now();
         let SwapStatus { device, from, to, .. } = run.status();
         let result = self.open(destination).and_then(|twin| self.exchange(run, twin, &to));
@@ -650,10 +650,10 @@ impl UsbSwap {
         }
     }
 
-    fn open(&self, destination: Destination) -> Result<AttachedUsb, (FailureKind, String)> {
+    fn open(&self, destination: UsbSwapDestination) -> Result<AttachedUsb, (FailureKind, String)> {
         match destination {
-            Destination::Opened(device) => Ok(*device),
-            Destination::Host(client, target) => match FarDevice::open(&client, &target, GRACE) {
+            UsbSwapDestination::Opened(device) => Ok(*device),
+            UsbSwapDestination::Host(client, target) => match FarDevice::open(&client, &target, GRACE) {
                 Ok(device) => {
                     let clock = self.with(|state| state.clock).unwrap_or_else(|| device.clock());
                     Ok(AttachedUsb::far(device, clock))
@@ -666,18 +666,18 @@ impl UsbSwap {
     /// Lets the engine exchange the device for `twin`, and returns the device that was replaced.
     fn exchange(
         &self,
-        run: &Run,
+        run: &SwapRun,
         twin: AttachedUsb,
         to: &str,
-    ) -> Result<(AttachedUsb, ExchangeReport), (FailureKind, String)> {
+    ) -> Result<(AttachedUsb, DeviceSwapReport), (FailureKind, String)> {
         if run.is_cancelled() {
             twin.give_back();
             return Err((FailureKind::Refused, "it was cancelled".to_owned()));
         }
         let (waiting, told) = mpsc::sync_channel(1);
         let replaced_by = (!same_target(to, &self.0.target.to_string())).then(|| to.to_owned());
-        let tell = Tell { swap: self.clone(), replaced_by, session: twin.session(), waiting };
-        let order = Order { twin: Box::new(twin), tell };
+        let tell = UsbSwapReply { swap: self.clone(), replaced_by, session: twin.session(), waiting };
+        let order = UsbSwapOrder { twin: Box::new(twin), tell };
         let refused = self.with(|state| {
             if state.is_over {
                 return Some(order);
@@ -710,15 +710,15 @@ impl UsbSwap {
     pub fn exchange_here(&self, device: Box<dyn Device>, at: &str) -> thread::JoinHandle<Result<(), String>> {
         let (swap, at) = (self.clone(), at.to_owned());
         thread::spawn(move || {
-            let run = Run::new(local_twin::begun("a device", String::new(), &at));
-            let twin = AttachedUsb { place: Place::Here(device, at.clone()), lead: Duration::ZERO };
+            let run = SwapRun::new(local_twin::begun("a device", String::new(), &at));
+            let twin = AttachedUsb { place: LocatedUsbDevice::Here(device, at.clone()), lead: Duration::ZERO };
             let (left, _) = swap.exchange(&run, twin, &at).map_err(|(_, why)| why)?;
             left.give_back();
             Ok(())
         })
     }
 
-    fn take_order(&self) -> Option<Order> {
+    fn take_order(&self) -> Option<UsbSwapOrder> {
         let is_ordered = self.0.has_order.load(Ordering::Acquire) && self.0.has_order.swap(false, Ordering::AcqRel);
         if is_ordered { self.with(|state| state.order.take()) } else { None }
     }
@@ -729,7 +729,7 @@ impl UsbSwap {
             state.is_over = true;
             mem::take(&mut state.order)
         });
-        if let Some(Order { twin, tell }) = order {
+        if let Some(UsbSwapOrder { twin, tell }) = order {
             tell.tell(Err((FailureKind::Gone, "the attachment has ended".to_owned(), Some(twin))));
         }
     }
@@ -739,9 +739,9 @@ impl UsbSwap {
 mod tests {
     use std::sync::mpsc::Receiver;
 
-    use farbus_gadgets::Emulated;
-    use farbus_gadgets::serial::Serial;
-    use farbus_model::{Descriptors, EpAddr, Selection, Setup, Speed, Status, Urb};
+    use farbus_gadgets::EmulatedDevice;
+    use farbus_gadgets::serial::SerialGadget;
+    use farbus_model::{ConfigurationSelection, DescriptorSet, EpAddr, SetupPacket, Urb, UrbStatus, UsbSpeed};
 
     use super::*;
 
@@ -749,27 +749,27 @@ mod tests {
 
     /// A serial port on a cable that may be unplugged.
     struct Plugged {
-        device: Emulated<Serial>,
+        device: EmulatedDevice<SerialGadget>,
         is_gone: Arc<AtomicBool>,
     }
 
     impl Device for Plugged {
-        fn descriptors(&self) -> &Descriptors {
+        fn descriptors(&self) -> &DescriptorSet {
             self.device.descriptors()
         }
-        fn speed(&self) -> Speed {
+        fn speed(&self) -> UsbSpeed {
             self.device.speed()
         }
-        fn selection(&self) -> &Selection {
+        fn selection(&self) -> &ConfigurationSelection {
             self.device.selection()
         }
-        fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
             Device::submit(&mut self.device, now, urb, done);
         }
-        fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
             Device::cancel(&mut self.device, now, id, done);
         }
-        fn reset(&mut self, now: Instant, done: &mut Completions) {
+        fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
             Device::reset(&mut self.device, now, done);
         }
         fn is_gone(&self) -> bool {
@@ -777,30 +777,30 @@ mod tests {
         }
     }
 
-    fn plugged(at: &str, speed: Speed) -> (AttachedUsb, Arc<AtomicBool>) {
+    fn plugged(at: &str, speed: UsbSpeed) -> (AttachedUsb, Arc<AtomicBool>) {
         let is_gone = Arc::new(AtomicBool::new(false));
-        let device = Plugged { device: Serial::device(speed), is_gone: Arc::clone(&is_gone) };
-        (AttachedUsb { place: Place::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }, is_gone)
+        let device = Plugged { device: SerialGadget::device(speed), is_gone: Arc::clone(&is_gone) };
+        (AttachedUsb { place: LocatedUsbDevice::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }, is_gone)
     }
 
     struct Bench {
         device: SwapUsb,
         swap: UsbSwap,
         now: Instant,
-        done: Completions,
+        done: CompletionQueue,
     }
 
     impl Bench {
         /// A configured serial port, from which a read waits.
         fn new() -> Self {
             let target = "lab3/serial".parse().unwrap();
-            let swap = UsbSwap::new(&Client::default(), &target, Arc::new(Wake::new().unwrap()));
-            let (first, _) = plugged("usb:1-1", Speed::High);
-            let device = SwapUsb { device: Twinned::new(Box::new(first)), swap: swap.clone() };
-            let done = Completions::new(BufferPool::new(1 << 16));
+            let swap = UsbSwap::new(&ImporterClient::default(), &target, Arc::new(ThreadWaker::new().unwrap()));
+            let (first, _) = plugged("usb:1-1", UsbSpeed::High);
+            let device = SwapUsb { device: TwinnedDevice::new(Box::new(first)), swap: swap.clone() };
+            let done = CompletionQueue::new(BufferPool::new(1 << 16));
             let mut bench = Self { device, swap, now: Instant::ZERO + Duration::from_secs(1), done };
-            bench.submit(Urb::control(UrbId(1), Setup::set_configuration(1), farbus_model::Payload::Empty));
-            assert_eq!(bench.done.pop().map(|done| done.status), Some(Status::Ok));
+            bench.submit(Urb::control(UrbId(1), SetupPacket::set_configuration(1), farbus_model::Payload::Empty));
+            assert_eq!(bench.done.pop().map(|done| done.status), Some(UrbStatus::Ok));
             bench.submit(Urb::data_in(UrbId(2), READ, 64));
             assert!(bench.done.is_empty(), "it waits for data");
             bench
@@ -813,15 +813,15 @@ mod tests {
         /// Gives the device back, which ends the read.
         fn end(mut self) {
             self.device.close(self.now, &mut self.done);
-            assert_eq!(self.done.pop().map(|done| (done.id, done.status)), Some((UrbId(2), Status::Shutdown)));
+            assert_eq!(self.done.pop().map(|done| (done.id, done.status)), Some((UrbId(2), UrbStatus::Shutdown)));
             assert!(self.done.is_empty());
         }
 
-        fn exchange(&mut self, twin: AttachedUsb, refusal: Option<&str>) -> Receiver<Outcome> {
+        fn exchange(&mut self, twin: AttachedUsb, refusal: Option<&str>) -> Receiver<UsbSwapOutcome> {
             let (waiting, told) = mpsc::sync_channel(1);
             let replaced_by = Some("usb:1-2".to_owned());
-            let tell = Tell { swap: self.swap.clone(), replaced_by, session: None, waiting };
-            let order = Order { twin: Box::new(twin), tell };
+            let tell = UsbSwapReply { swap: self.swap.clone(), replaced_by, session: None, waiting };
+            let order = UsbSwapOrder { twin: Box::new(twin), tell };
             self.device.exchange(self.now, order, refusal, &mut self.done);
             for _ in 0..10 {
                 self.now = self.now + Duration::from_millis(1);
@@ -835,18 +835,21 @@ mod tests {
     fn device_that_a_twin_replaced_neither_moves_nor_is_saved_and_ends_with_its_twin() {
         let mut bench = Bench::new();
         assert!(bench.device.is_own());
-        let (twin, is_gone) = plugged("usb:1-2", Speed::High);
+        let (twin, is_gone) = plugged("usb:1-2", UsbSpeed::High);
         let Ok((left, report)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
             panic!("it is refused")
         };
-        assert!(matches!(&left.place, Place::Here(_, at) if at == "usb:1-1"), "the first one is its owner's again");
+        assert!(
+            matches!(&left.place, LocatedUsbDevice::Here(_, at) if at == "usb:1-1"),
+            "the first one is its owner's again"
+        );
         assert_eq!((report.replayed, report.asked_again), (1, 1));
         assert_eq!(bench.swap.replaced_by().as_deref(), Some("usb:1-2"));
-        assert!(!bench.device.is_own() && !bench.device.save_to(&mut Writer::part()));
+        assert!(!bench.device.is_own() && !bench.device.save_to(&mut SnapshotWriter::part()));
         assert_eq!(bench.device.may_move(), Err(TWIN_IS_HERE));
         assert!(bench.device.ended().is_none() && bench.done.is_empty());
         is_gone.store(true, Ordering::Relaxed);
-        let Some(Ended::Over(report)) = bench.device.ended() else { panic!("it ends as if it were unplugged") };
+        let Some(AttachmentEnd::Over(report)) = bench.device.ended() else { panic!("it ends as if it were unplugged") };
         assert_eq!(report.attribute, FailureKind::Gone);
         assert!(report.message.contains("usb:1-2"), "{}", report.message);
         bench.end();
@@ -856,8 +859,8 @@ mod tests {
     fn refused_twin_returns_to_its_owner_and_changes_nothing() {
         let mut bench = Bench::new();
         for (speed, refusal, part) in [
-            (Speed::Full, None, "high speed, the other at full speed"),
-            (Speed::High, Some("it is held"), "it is held"),
+            (UsbSpeed::Full, None, "high speed, the other at full speed"),
+            (UsbSpeed::High, Some("it is held"), "it is held"),
         ] {
             let (twin, _) = plugged("usb:1-2", speed);
             let Err((attribute, why, twin)) = bench.exchange(twin, refusal).try_recv().expect("an outcome") else {
@@ -872,7 +875,7 @@ mod tests {
     #[test]
     fn twin_that_is_unplugged_meanwhile_leaves_the_device_in_its_place() {
         let mut bench = Bench::new();
-        let (twin, is_gone) = plugged("usb:1-2", Speed::High);
+        let (twin, is_gone) = plugged("usb:1-2", UsbSpeed::High);
         is_gone.store(true, Ordering::Relaxed);
         let Err((attribute, why, _)) = bench.exchange(twin, None).try_recv().expect("an outcome") else {
             panic!("it is gone")
@@ -886,11 +889,11 @@ mod tests {
     fn attachment_that_has_ended_takes_no_twin() {
         let bench = Bench::new();
         bench.swap.end();
-        let failure = bench.swap.begin("lab3/serial", "lab3/other", None, &Files::default()).unwrap_err();
+        let failure = bench.swap.begin("lab3/serial", "lab3/other", None, &PassedFiles::default()).unwrap_err();
         assert!(failure.message.contains("has ended"), "{}", failure.message);
-        let failure = bench.swap.begin("lab3/serial", "lab4/serial", None, &Files::default()).unwrap_err();
+        let failure = bench.swap.begin("lab3/serial", "lab4/serial", None, &PassedFiles::default()).unwrap_err();
         assert_eq!(failure.attribute, FailureKind::Local, "no broker came along: {}", failure.message);
-        let failure = bench.swap.begin("lab3/serial", "usb:1-2", None, &Files::default()).unwrap_err();
+        let failure = bench.swap.begin("lab3/serial", "usb:1-2", None, &PassedFiles::default()).unwrap_err();
         assert_eq!(failure.attribute, FailureKind::Local, "its node did not come along: {}", failure.message);
         bench.end();
     }

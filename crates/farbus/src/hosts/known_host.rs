@@ -7,11 +7,12 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use farbus_io_net::link::Link;
 use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, address_with_port};
 use farbus_io_net::trust::{
-    Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, QuicPool, Secured, StateError, Traffic,
+    AcceptedKeys, Fingerprint, HandshakeError, HostFolder, LinkProtocol, LinkTraffic, PairedHostList, Peer, QuicPool,
+    SecureLink, StateError,
 };
 use tracing::info;
 
-use crate::hosts::trust::Trust;
+use crate::hosts::trust::TrustStore;
 
 /// Why there is no link to a paired host.
 #[derive(Debug)]
@@ -44,7 +45,7 @@ pub enum KnownHostError {
 /// A paired host, as it was named on a command line.
 #[derive(Clone, Debug)]
 pub struct KnownHost {
-    trust: Trust,
+    trust: TrustStore,
     peer: Peer,
     /// The name and port as they were given.
     asked: String,
@@ -66,11 +67,11 @@ impl KnownHost {
         if address.starts_with(LOCAL) {
             return Ok(None);
         }
-        let Ok(folder) = Folder::of_user() else { return Ok(None) };
+        let Ok(folder) = HostFolder::of_user() else { return Ok(None) };
         let local = |error: StateError| KnownHostError::Local(error.to_string());
         let (name, _) = address.rsplit_once(':').unwrap_or((address, ""));
-        let Some(peer) = Peers::load(&folder).map_err(local)?.find(name).cloned() else { return Ok(None) };
-        Ok(Some(Self::of(Trust::at(folder).map_err(local)?, peer, address)))
+        let Some(peer) = PairedHostList::load(&folder).map_err(local)?.find(name).cloned() else { return Ok(None) };
+        Ok(Some(Self::of(TrustStore::at(folder).map_err(local)?, peer, address)))
     }
 
     /// The host `peer`, which its owner named `address`, for a process that has the key of this host and may not read
@@ -85,7 +86,7 @@ impl KnownHost {
         &self.peer
     }
 
-    fn of(trust: Trust, peer: Peer, address: &str) -> Self {
+    fn of(trust: TrustStore, peer: Peer, address: &str) -> Self {
         let (_, port) = address.rsplit_once(':').unwrap_or((address, ""));
         let remembered = peer.address.clone().unwrap_or_else(|| format!("{}:{SECURE_PORT}", peer.name));
         let at = match port.parse::<u16>() {
@@ -151,11 +152,11 @@ impl KnownHost {
     ///
     /// # Errors
     /// [`KnownHostError`].
-    pub fn encrypt(&self, link: Link, protocol: Protocol) -> Result<Link, KnownHostError> {
-        let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[protocol]);
+    pub fn encrypt(&self, link: Link, protocol: LinkProtocol) -> Result<Link, KnownHostError> {
+        let terms = self.trust.terms(AcceptedKeys::One(self.peer.fingerprint), &[protocol]);
         let at = link.peer().to_owned();
         match terms.connect(link) {
-            Ok(Secured { mut link, .. }) => {
+            Ok(SecureLink { mut link, .. }) => {
                 link.set_peer(self.described_at(&at));
                 Ok(link)
             }
@@ -170,14 +171,14 @@ impl KnownHost {
     /// [`KnownHostError`].
     pub fn encrypt_datagrams(
         &self,
-        traffic: Traffic,
+        traffic: LinkTraffic,
         socket: UdpSocket,
         to: SocketAddr,
     ) -> Result<Link, KnownHostError> {
         static POOL: LazyLock<QuicPool> = LazyLock::new(QuicPool::default);
-        let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[Protocol::Session]);
+        let terms = self.trust.terms(AcceptedKeys::One(self.peer.fingerprint), &[LinkProtocol::Session]);
         let made = POOL.connect(&terms, traffic, socket, to);
-        let Secured { mut link, .. } = made.map_err(|error| self.explain(error))?;
+        let SecureLink { mut link, .. } = made.map_err(|error| self.explain(error))?;
         link.set_peer(self.described_at(&to.to_string()));
         Ok(link)
     }
@@ -226,9 +227,9 @@ impl KnownHost {
 /// The list of paired hosts cannot be changed.
 pub fn remember(asked: &str, at: SocketAddr) -> io::Result<()> {
     let name = asked.rsplit_once(':').map_or(asked, |(name, _)| name);
-    let folder = Folder::of_user().map_err(io::Error::other)?;
+    let folder = HostFolder::of_user().map_err(io::Error::other)?;
     let at = SocketAddr::new(at.ip().to_canonical(), at.port()).to_string();
-    let changed = Peers::change(&folder, |peers| {
+    let changed = PairedHostList::change(&folder, |peers| {
         peers.find_mut(name).filter(|peer| peer.address.as_ref() != Some(&at)).map(|peer| {
             peer.address = Some(at.clone());
             peer.name.clone()

@@ -13,15 +13,15 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farbus_io_linux::sys::confine::{Needs, confine};
-use farbus_io_net::discovery::{self, Announcement, Announcer, Kind};
-use farbus_io_net::sys::passing::Passage;
+use farbus_io_linux::sys::confine::{ConfinementNeeds, confine};
+use farbus_io_net::discovery::{self, AnnouncedProtocol, HostAnnouncement, MdnsAnnouncer};
+use farbus_io_net::sys::passing::MessageSocket;
 use farbus_io_net::trust::host_name;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{debug, warn};
 
-use crate::hosts::reach::{self, Sought};
+use crate::hosts::reach::{self, NearbyHostQuery};
 
 /// The hidden verb that starts the process.
 const VERB: &str = "nearby";
@@ -30,16 +30,16 @@ const REPEATED_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Question {
+enum MdnsRequest {
     /// Announce these, and stop all others.
-    Announce(Vec<Told>),
+    Announce(Vec<MdnsAnnouncement>),
     /// Find the address of this host.
-    Find(Sought),
+    Find(NearbyHostQuery),
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+enum MdnsReply {
     Done,
     Failed(String),
     Found(Option<SocketAddr>),
@@ -47,17 +47,17 @@ enum Answer {
 
 /// An announcement, as it is sent between the two processes.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+struct MdnsAnnouncement {
     is_secure: bool,
     port: u16,
     addresses: Vec<IpAddr>,
     fingerprint: Option<String>,
 }
 
-impl From<&Announcement> for Told {
-    fn from(announcement: &Announcement) -> Self {
+impl From<&HostAnnouncement> for MdnsAnnouncement {
+    fn from(announcement: &HostAnnouncement) -> Self {
         Self {
-            is_secure: announcement.kind == Kind::Secure,
+            is_secure: announcement.kind == AnnouncedProtocol::Secure,
             port: announcement.port,
             addresses: announcement.addresses.clone(),
             fingerprint: announcement.fingerprint.clone(),
@@ -65,10 +65,10 @@ impl From<&Announcement> for Told {
     }
 }
 
-impl From<Told> for Announcement {
-    fn from(told: Told) -> Self {
+impl From<MdnsAnnouncement> for HostAnnouncement {
+    fn from(told: MdnsAnnouncement) -> Self {
         Self {
-            kind: if told.is_secure { Kind::Secure } else { Kind::Plain },
+            kind: if told.is_secure { AnnouncedProtocol::Secure } else { AnnouncedProtocol::Plain },
             port: told.port,
             addresses: told.addresses,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -79,17 +79,17 @@ impl From<Told> for Announcement {
 
 /// The passage to the process.
 #[derive(Debug)]
-pub struct Nearby {
-    passage: Passage,
+pub struct MdnsProcess {
+    passage: MessageSocket,
 }
 
-impl Nearby {
+impl MdnsProcess {
     /// Starts the process.
     ///
     /// # Errors
     /// The system cannot start another process.
     pub fn start() -> io::Result<Self> {
-        let (passage, theirs) = Passage::pair()?;
+        let (passage, theirs) = MessageSocket::pair()?;
         // The child is not waited for: it ends after this process.
         Command::new("/proc/self/exe").arg(VERB).stdin(theirs).stdout(Stdio::null()).current_dir("/").spawn()?;
         Ok(Self { passage })
@@ -99,14 +99,14 @@ impl Nearby {
     ///
     /// # Errors
     /// What is wrong, for a person.
-    pub fn announce(&self, wanted: &[Announcement]) -> io::Result<()> {
-        match self.ask(&Question::Announce(wanted.iter().map(Told::from).collect()))? {
-            Answer::Failed(why) => Err(io::Error::other(why)),
-            Answer::Done | Answer::Found(_) => Ok(()),
+    pub fn announce(&self, wanted: &[HostAnnouncement]) -> io::Result<()> {
+        match self.ask(&MdnsRequest::Announce(wanted.iter().map(MdnsAnnouncement::from).collect()))? {
+            MdnsReply::Failed(why) => Err(io::Error::other(why)),
+            MdnsReply::Done | MdnsReply::Found(_) => Ok(()),
         }
     }
 
-    fn ask(&self, question: &Question) -> io::Result<Answer> {
+    fn ask(&self, question: &MdnsRequest) -> io::Result<MdnsReply> {
         self.passage.send(&serde_json::to_vec(question)?, None)?;
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that announces has ended");
         let parcel = self.passage.receive()?.ok_or_else(ended)?;
@@ -116,17 +116,17 @@ impl Nearby {
 
 /// An announcement that stays until it is dropped.
 #[derive(Debug)]
-pub struct Announced {
+pub struct MdnsRegistration {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Announced {
+impl MdnsRegistration {
     /// Announces `wanted` from now on, on a thread of its own. Failures are logged, each once.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn keep(nearby: Nearby, wanted: Announcement) -> io::Result<Self> {
+    pub fn keep(nearby: MdnsProcess, wanted: HostAnnouncement) -> io::Result<Self> {
         let (end, ended) = channel();
         let wanted = [wanted];
         let keep = move || {
@@ -150,7 +150,7 @@ impl Announced {
     }
 }
 
-impl Drop for Announced {
+impl Drop for MdnsRegistration {
     fn drop(&mut self) {
         drop(self.end.take());
         // Other hosts hear the farewell before this process ends.
@@ -161,10 +161,10 @@ impl Drop for Announced {
 }
 
 /// Finds a host that announces itself, by a process without rights.
-pub fn find(sought: &Sought) -> Option<SocketAddr> {
-    let answer = Nearby::start().and_then(|nearby| nearby.ask(&Question::Find(sought.clone())));
+pub fn find(sought: &NearbyHostQuery) -> Option<SocketAddr> {
+    let answer = MdnsProcess::start().and_then(|nearby| nearby.ask(&MdnsRequest::Find(sought.clone())));
     match answer {
-        Ok(Answer::Found(at)) => at,
+        Ok(MdnsReply::Found(at)) => at,
         Ok(other) => {
             debug!(?other, ?sought, "not looked for nearby");
             None
@@ -188,9 +188,10 @@ pub fn run() -> io::Result<()> {
     }
     // The name by which paired hosts know this one, too.
     let name = host_name();
-    let confinement = confine(&Needs { datagrams: true, ..Needs::default() }).map_err(io::Error::other)?;
+    let confinement =
+        confine(&ConfinementNeeds { datagrams: true, ..ConfinementNeeds::default() }).map_err(io::Error::other)?;
     debug!("{confinement}");
-    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let passage = MessageSocket::over(io::stdin().as_fd().try_clone_to_owned()?);
     let mut announcer = None;
     loop {
         while announcer.is_some() && !passage.is_ready_within(discovery::LOOK_INTERVAL)? {
@@ -198,9 +199,9 @@ pub fn run() -> io::Result<()> {
         }
         let Some(parcel) = passage.receive()? else { return Ok(()) };
         let answer = match serde_json::from_slice(&parcel.bytes) {
-            Ok(Question::Announce(told)) => announce(&mut announcer, &name, told),
-            Ok(Question::Find(host)) => Answer::Found(reach::ask_around(&host)),
-            Err(error) => Answer::Failed(format!("not a question: {error}")),
+            Ok(MdnsRequest::Announce(told)) => announce(&mut announcer, &name, told),
+            Ok(MdnsRequest::Find(host)) => MdnsReply::Found(reach::ask_around(&host)),
+            Err(error) => MdnsReply::Failed(format!("not a question: {error}")),
         };
         match passage.send(&serde_json::to_vec(&answer)?, None) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
@@ -210,23 +211,25 @@ pub fn run() -> io::Result<()> {
 }
 
 /// Limits what the announcer keeps of what strangers send.
-fn tend(announcer: Option<&mut Announcer>) {
-    match announcer.map(Announcer::tend) {
+fn tend(announcer: Option<&mut MdnsAnnouncer>) {
+    match announcer.map(MdnsAnnouncer::tend) {
         Some(Ok(true)) => warn!("a host nearby sends more by mDNS than there is room for: announced anew"),
         Some(Err(error)) => warn!(%error, "not announced"),
         Some(Ok(false)) | None => {}
     }
 }
 
-fn announce(announcer: &mut Option<Announcer>, name: &str, told: Vec<Told>) -> Answer {
+fn announce(announcer: &mut Option<MdnsAnnouncer>, name: &str, told: Vec<MdnsAnnouncement>) -> MdnsReply {
     if told.is_empty() {
         *announcer = None;
-        return Answer::Done;
+        return MdnsReply::Done;
     }
-    let wanted: Vec<Announcement> = told.into_iter().map(Announcement::from).collect();
+    let wanted: Vec<HostAnnouncement> = told.into_iter().map(HostAnnouncement::from).collect();
     let result = match announcer {
         Some(announcer) => announcer.announce(&wanted),
-        none => Announcer::new(name, discovery::PORT).and_then(|announcer| none.insert(announcer).announce(&wanted)),
+        none => {
+            MdnsAnnouncer::new(name, discovery::PORT).and_then(|announcer| none.insert(announcer).announce(&wanted))
+        }
     };
-    result.map_or_else(|error| Answer::Failed(error.to_string()), |()| Answer::Done)
+    result.map_or_else(|error| MdnsReply::Failed(error.to_string()), |()| MdnsReply::Done)
 }

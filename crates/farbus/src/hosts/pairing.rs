@@ -9,21 +9,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_control::failure::{Failure, FailureKind};
+use farbus_control::failure::{CommandFailure, FailureKind};
 use farbus_io_net::link::host_address::SECURE_PORT;
-use farbus_io_net::link::{Clock, Connection, Link, LinkError, Listener};
+use farbus_io_net::link::{AcceptedConnection, BoottimeClock, Link, LinkError, TcpLinkListener};
 use farbus_io_net::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
 use farbus_io_net::trust::{
-    Accepts, Admission, Code, Event as Audited, Exchange, Fingerprint, HandshakeError, Outcome, Peer, Proof, Proofs,
-    Protocol, Secured, Side, StateError, name_from,
+    AcceptedKeys, AuditEvent as Audited, AuditOutcome, Fingerprint, HandshakeError, KeyProofOutcome, LinkProtocol,
+    PairingCode, PairingExchange, PairingProofs, PairingRole, Peer, PeerAdmission, SecureLink, StateError, name_from,
 };
 use farbus_model::Instant;
-use farbus_session::pairing::{Event, Pairing, Refusal, Role};
+use farbus_session::pairing::{PairingConn, PairingEvent, PairingParticipant, PairingRefusal};
 use tracing::warn;
 
 use crate::hosts::questions::send_all;
 use crate::hosts::reach::ANSWER_TIME_MAX;
-use crate::hosts::trust::{Trust, likely_address};
+use crate::hosts::trust::{TrustStore, likely_address};
 
 /// The stack of a thread that pairs. Signatures and curves in a debug build use the most.
 const STACK_BYTES: usize = 1 << 20;
@@ -40,7 +40,7 @@ pub enum PairError {
     /// The other host does not speak the protocol; a sentence.
     Protocol(String),
     /// The other host refuses.
-    Refused(Refusal),
+    Refused(PairingRefusal),
     /// The other host does not know the code: it is not the one that shows it.
     NotProved,
     /// The other host is this host itself.
@@ -67,9 +67,9 @@ impl PairError {
     }
 }
 
-impl From<PairError> for Failure {
+impl From<PairError> for CommandFailure {
     fn from(error: PairError) -> Self {
-        Failure::new(error.attribute(), error)
+        CommandFailure::new(error.attribute(), error)
     }
 }
 
@@ -81,8 +81,8 @@ impl fmt::Display for PairError {
             }
             PairError::Handshake(error) => error.fmt(f),
             PairError::Lost(error) => write!(f, "the link was lost while pairing: {error}"),
-            PairError::Protocol(what) => write!(f, "the other side does not speak {}: {what}", Protocol::Pairing.name()),
-            PairError::Refused(Refusal::WrongCode) => {
+            PairError::Protocol(what) => write!(f, "the other side does not speak {}: {what}", LinkProtocol::Pairing.name()),
+            PairError::Refused(PairingRefusal::WrongCode) => {
                 f.write_str("the code is wrong, or somebody is between the two hosts\n  look at it again; each wrong try is counted there")
             }
             PairError::Refused(refusal) => {
@@ -115,9 +115,9 @@ impl From<StateError> for PairError {
 
 /// What a waiting host has to show its owner.
 #[derive(Clone, Debug)]
-pub enum Progress {
+pub enum PairingProgress {
     /// The code to type on the other host.
-    Code(Code),
+    Code(PairingCode),
     /// A host tried a wrong code.
     WrongCode {
         /// The address of that host.
@@ -132,26 +132,27 @@ pub enum Progress {
 /// # Errors
 /// [`PairError`].
 pub fn join(
-    trust: &Trust,
+    trust: &TrustStore,
     address: &str,
-    code: &Code,
+    code: &PairingCode,
     name: Option<&str>,
     allow: &[String],
 ) -> Result<Peer, PairError> {
     let link = Link::connect(address, ANSWER_TIME_MAX).map_err(PairError::Link)?;
-    let terms = trust.terms(Accepts::Anybody, &[Protocol::Pairing]);
-    let Secured { link, peer, .. } = terms.connect(link).map_err(PairError::Handshake)?;
+    let terms = trust.terms(AcceptedKeys::Anybody, &[LinkProtocol::Pairing]);
+    let SecureLink { link, peer, .. } = terms.connect(link).map_err(PairError::Handshake)?;
     if peer == trust.fingerprint() {
         return Err(PairError::Self_);
     }
-    let exchange = Exchange::start(Side::Joins, code, trust.fingerprint(), peer);
-    let mut talk = Talk::new(&link, Pairing::new(Role::Joiner, trust.name(), exchange.share()))?;
+    let exchange = PairingExchange::start(PairingRole::Joins, code, trust.fingerprint(), peer);
+    let mut talk =
+        PairingConversation::new(&link, PairingConn::new(PairingParticipant::Joiner, trust.name(), exchange.share()))?;
     let theirs = talk.greet(exchange, [Some(trust.name()), None])?;
     match talk.next()? {
-        Event::Proved => {}
-        Event::NotProved => return Err(PairError::NotProved),
-        Event::Refused(refusal) => return Err(PairError::Refused(refusal)),
-        Event::Greeted { .. } => unreachable!("a host greets once"),
+        PairingEvent::Proved => {}
+        PairingEvent::NotProved => return Err(PairError::NotProved),
+        PairingEvent::Refused(refusal) => return Err(PairError::Refused(refusal)),
+        PairingEvent::Greeted { .. } => unreachable!("a host greets once"),
     }
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     Ok(trust.note(name.unwrap_or(&theirs), peer, format!("{host}:{SECURE_PORT}"), allow)?)
@@ -162,35 +163,35 @@ pub fn join(
 /// # Errors
 /// [`PairError`].
 pub fn wait_for_host(
-    trust: &Trust,
-    listener: Listener,
+    trust: &TrustStore,
+    listener: TcpLinkListener,
     name: Option<&str>,
     allow: &[String],
-    mut show: impl FnMut(Progress),
+    mut show: impl FnMut(PairingProgress),
 ) -> Result<Peer, PairError> {
     let local = |error: io::Error| PairError::Local(error.to_string());
     let (news, to_us) = mpsc::channel();
-    let clock = Clock::start();
+    let clock = BoottimeClock::start();
     let server = Arc::new(PairingServer {
         trust: trust.clone(),
-        admission: Admission::default(),
+        admission: PeerAdmission::default(),
         clock,
-        state: Mutex::new(State::fresh(clock.now())),
+        state: Mutex::new(PairingServerState::fresh(clock.now())),
         news,
     });
-    show(Progress::Code(server.state().code.clone()));
+    show(PairingProgress::Code(server.state().code.clone()));
     let for_shutdown = listener.try_clone().map_err(local)?;
     let for_thread = Arc::clone(&server);
     thread::Builder::new().name("pair".into()).spawn(move || for_thread.accept_all(&listener)).map_err(local)?;
     let until = clock.now() + CODE_TIME_MAX;
     let ended = loop {
         match to_us.recv_timeout(until - clock.now()) {
-            Ok(News::Progress(progress)) => show(progress),
-            Ok(News::Joined { fingerprint, theirs, from }) => {
+            Ok(PairingUpdate::Progress(progress)) => show(progress),
+            Ok(PairingUpdate::Joined { fingerprint, theirs, from }) => {
                 let name = name.unwrap_or(&theirs);
                 break Ok(trust.note(name, fingerprint, likely_address(from), allow)?);
             }
-            Ok(News::Guessed) => break Err(PairError::Guessed),
+            Ok(PairingUpdate::Guessed) => break Err(PairError::Guessed),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break Err(PairError::Expired),
         }
     };
@@ -199,23 +200,23 @@ pub fn wait_for_host(
     ended
 }
 
-enum News {
-    Progress(Progress),
+enum PairingUpdate {
+    Progress(PairingProgress),
     Joined { fingerprint: Fingerprint, theirs: String, from: SocketAddr },
     Guessed,
 }
 
 /// A host that waits with a code.
 struct PairingServer {
-    trust: Trust,
-    admission: Admission,
-    clock: Clock,
-    state: Mutex<State>,
-    news: Sender<News>,
+    trust: TrustStore,
+    admission: PeerAdmission,
+    clock: BoottimeClock,
+    state: Mutex<PairingServerState>,
+    news: Sender<PairingUpdate>,
 }
 
-struct State {
-    code: Code,
+struct PairingServerState {
+    code: PairingCode,
     tries_left: u32,
     codes_left: u32,
     until: Instant,
@@ -225,10 +226,10 @@ struct State {
     was_guessed_at: bool,
 }
 
-impl State {
+impl PairingServerState {
     fn fresh(now: Instant) -> Self {
         Self {
-            code: Code::generate(),
+            code: PairingCode::generate(),
             tries_left: TRIES_A_CODE,
             codes_left: CODES_A_PAIRING - 1,
             until: now + CODE_TIME_MAX,
@@ -239,11 +240,11 @@ impl State {
 }
 
 impl PairingServer {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PairingServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accept_all(self: &Arc<Self>, listener: &Listener) {
+    fn accept_all(self: &Arc<Self>, listener: &TcpLinkListener) {
         while !self.state().is_over {
             match listener.accept() {
                 Ok(connection) => self.let_in(connection),
@@ -256,7 +257,7 @@ impl PairingServer {
         }
     }
 
-    fn let_in(self: &Arc<Self>, connection: Connection) {
+    fn let_in(self: &Arc<Self>, connection: AcceptedConnection) {
         let from = connection.from;
         let ticket = match self.admission.enter(from.ip(), self.clock.now()) {
             Ok(ticket) => ticket,
@@ -269,7 +270,7 @@ impl PairingServer {
         let server = Arc::clone(self);
         let meet = move || {
             let result = server.meet(connection);
-            let proof = if result.is_ok() { Proof::Given } else { Proof::Failed };
+            let proof = if result.is_ok() { KeyProofOutcome::Given } else { KeyProofOutcome::Failed };
             ticket.leave(server.clock.now(), proof);
             if let Err(error) = result {
                 warn!(%from, "not paired: {error}");
@@ -277,12 +278,12 @@ impl PairingServer {
                 server.trust.record(&Audited {
                     address: Some(&address),
                     why: why.lines().next(),
-                    ..Audited::new("pair", Outcome::Refused)
+                    ..Audited::new("pair", AuditOutcome::Refused)
                 });
             }
             // This comes last: the waiting thread ends the process when it receives it.
             if server.state().was_guessed_at {
-                let _ = server.news.send(News::Guessed);
+                let _ = server.news.send(PairingUpdate::Guessed);
             }
         };
         if let Err(error) = thread::Builder::new().name("pair".into()).stack_size(STACK_BYTES).spawn(meet) {
@@ -290,28 +291,31 @@ impl PairingServer {
         }
     }
 
-    fn meet(&self, connection: Connection) -> Result<(), PairError> {
-        let terms = self.trust.terms(Accepts::Anybody, &[Protocol::Pairing]);
-        let Secured { link, peer, .. } = terms.accept(connection.link).map_err(PairError::Handshake)?;
+    fn meet(&self, connection: AcceptedConnection) -> Result<(), PairError> {
+        let terms = self.trust.terms(AcceptedKeys::Anybody, &[LinkProtocol::Pairing]);
+        let SecureLink { link, peer, .. } = terms.accept(connection.link).map_err(PairError::Handshake)?;
         if peer == self.trust.fingerprint() {
             return Err(PairError::Self_);
         }
         let code = self.state().code.clone();
-        let exchange = Exchange::start(Side::Waits, &code, peer, self.trust.fingerprint());
-        let mut talk = Talk::new(&link, Pairing::new(Role::Waiter, self.trust.name(), exchange.share()))?;
+        let exchange = PairingExchange::start(PairingRole::Waits, &code, peer, self.trust.fingerprint());
+        let mut talk = PairingConversation::new(
+            &link,
+            PairingConn::new(PairingParticipant::Waiter, self.trust.name(), exchange.share()),
+        )?;
         let theirs = talk.greet(exchange, [None, Some(self.trust.name())])?;
         let is_right = match talk.next()? {
-            Event::Proved => true,
-            Event::NotProved => false,
-            Event::Refused(refusal) => return Err(PairError::Refused(refusal)),
-            Event::Greeted { .. } => unreachable!("a host greets once"),
+            PairingEvent::Proved => true,
+            PairingEvent::NotProved => false,
+            PairingEvent::Refused(refusal) => return Err(PairError::Refused(refusal)),
+            PairingEvent::Greeted { .. } => unreachable!("a host greets once"),
         };
         match self.judge(&code, is_right, connection.from) {
             Ok(()) => {
                 talk.pairing.confirm();
                 talk.flush()?;
                 link.finish_sending();
-                let joined = News::Joined { fingerprint: peer, theirs, from: connection.from };
+                let joined = PairingUpdate::Joined { fingerprint: peer, theirs, from: connection.from };
                 // The waiting thread takes the first one, and the state lets only one through.
                 let _ = self.news.send(joined);
                 Ok(())
@@ -326,20 +330,23 @@ impl PairingServer {
     }
 
     /// Judges one proof at a time: even if many arrive together, a code has three tries and is used once.
-    fn judge(&self, code: &Code, is_right: bool, from: SocketAddr) -> Result<(), Refusal> {
+    fn judge(&self, code: &PairingCode, is_right: bool, from: SocketAddr) -> Result<(), PairingRefusal> {
         let mut state = self.state();
         if state.is_over {
-            return Err(Refusal::Taken);
+            return Err(PairingRefusal::Taken);
         }
         if state.code != *code || self.clock.now() >= state.until {
-            return Err(Refusal::Void);
+            return Err(PairingRefusal::Void);
         }
         if is_right {
             state.is_over = true;
             return Ok(());
         }
         state.tries_left -= 1;
-        let mut news = VecDeque::from([News::Progress(Progress::WrongCode { from, tries_left: state.tries_left })]);
+        let mut news = VecDeque::from([PairingUpdate::Progress(PairingProgress::WrongCode {
+            from,
+            tries_left: state.tries_left,
+        })]);
         if state.tries_left == 0 {
             if state.codes_left == 0 {
                 state.is_over = true;
@@ -347,52 +354,53 @@ impl PairingServer {
             } else {
                 state.codes_left -= 1;
                 state.tries_left = TRIES_A_CODE;
-                state.code = Code::generate();
-                news.push_back(News::Progress(Progress::Code(state.code.clone())));
+                state.code = PairingCode::generate();
+                news.push_back(PairingUpdate::Progress(PairingProgress::Code(state.code.clone())));
             }
         }
         for item in news {
             let _ = self.news.send(item);
         }
-        Err(Refusal::WrongCode)
+        Err(PairingRefusal::WrongCode)
     }
 }
 
 /// A pairing on its link.
-struct Talk<'a> {
+struct PairingConversation<'a> {
     link: &'a Link,
-    pairing: Pairing,
-    clock: Clock,
+    pairing: PairingConn,
+    clock: BoottimeClock,
     until: Instant,
 }
 
-impl<'a> Talk<'a> {
-    fn new(link: &'a Link, pairing: Pairing) -> Result<Self, PairError> {
-        let clock = Clock::start();
+impl<'a> PairingConversation<'a> {
+    fn new(link: &'a Link, pairing: PairingConn) -> Result<Self, PairError> {
+        let clock = BoottimeClock::start();
         Ok(Self { link, pairing, clock, until: clock.now() + EXCHANGE_TIME_MAX })
     }
 
     /// Exchanges greetings and computes the proofs over everything that both sides have seen. Returns the name that the
     /// peer gives itself. `names` are those of joiner and waiter, with `None` for the peer's.
-    fn greet(&mut self, exchange: Exchange, names: [Option<&str>; 2]) -> Result<String, PairError> {
+    fn greet(&mut self, exchange: PairingExchange, names: [Option<&str>; 2]) -> Result<String, PairError> {
         let (name, share) = match self.next()? {
-            Event::Greeted { name, share } => (name, share),
-            Event::Refused(refusal) => return Err(PairError::Refused(refusal)),
-            Event::Proved | Event::NotProved => unreachable!("nothing is proved before greetings"),
+            PairingEvent::Greeted { name, share } => (name, share),
+            PairingEvent::Refused(refusal) => return Err(PairError::Refused(refusal)),
+            PairingEvent::Proved | PairingEvent::NotProved => unreachable!("nothing is proved before greetings"),
         };
         let [joiner, waiter] = names.map(|ours| ours.unwrap_or(&name).as_bytes());
         let exporter = self.link.ask_tls(|tls| tls.export_keying_material([0; 32], b"EXPORTER-farbus-pair", None));
         let exporter = exporter.and_then(Result::ok);
         let exporter = exporter.ok_or_else(|| PairError::Protocol("the link is not encrypted".into()))?;
         let proofs = exchange.finish(&share, &[joiner, waiter, &exporter]);
-        let Proofs { ours, theirs } = proofs.ok_or_else(|| PairError::Protocol("its share is no share".into()))?;
+        let PairingProofs { ours, theirs } =
+            proofs.ok_or_else(|| PairError::Protocol("its share is no share".into()))?;
         let known_as = name_from(&name).map_err(|error| PairError::Protocol(error.to_string()))?;
         self.pairing.prove(ours, theirs);
         Ok(known_as)
     }
 
     /// Waits for the next event.
-    fn next(&mut self) -> Result<Event, PairError> {
+    fn next(&mut self) -> Result<PairingEvent, PairError> {
         let mut piece = [0; 256];
         loop {
             let event = self.pairing.poll_event().map_err(|reject| PairError::Protocol(reject.to_string()))?;
@@ -425,18 +433,18 @@ impl<'a> Talk<'a> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_net::trust::Folder;
+    use farbus_io_net::trust::HostFolder;
 
     use super::*;
 
-    fn server(name: &str) -> (PairingServer, mpsc::Receiver<News>) {
+    fn server(name: &str) -> (PairingServer, mpsc::Receiver<PairingUpdate>) {
         let folder = std::env::temp_dir().join(format!("farbus-desk-{}-{name}", std::process::id()));
-        let trust = Trust::at(Folder::at(&folder)).unwrap();
+        let trust = TrustStore::at(HostFolder::at(&folder)).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
         let (news, to_us) = mpsc::channel();
-        let clock = Clock::start();
-        let state = Mutex::new(State::fresh(clock.now()));
-        (PairingServer { trust, admission: Admission::default(), clock, state, news }, to_us)
+        let clock = BoottimeClock::start();
+        let state = Mutex::new(PairingServerState::fresh(clock.now()));
+        (PairingServer { trust, admission: PeerAdmission::default(), clock, state, news }, to_us)
     }
 
     fn from() -> SocketAddr {
@@ -448,7 +456,7 @@ mod tests {
         let (server, _news) = server("expired");
         let code = server.state().code.clone();
         server.state().until = server.clock.now();
-        assert_eq!(server.judge(&code, true, from()), Err(Refusal::Void));
+        assert_eq!(server.judge(&code, true, from()), Err(PairingRefusal::Void));
         assert!(!server.state().is_over);
     }
 
@@ -463,12 +471,13 @@ mod tests {
             guessers.into_iter().map(|guesser| guesser.join().unwrap()).collect()
         });
         let count = |refusal| verdicts.iter().filter(|&&verdict| verdict == refusal).count();
-        assert_eq!((count(Refusal::WrongCode), count(Refusal::Void)), (3, 47));
-        assert_eq!(server.judge(&first, true, from()), Err(Refusal::Void), "a void code is void for every host");
+        assert_eq!((count(PairingRefusal::WrongCode), count(PairingRefusal::Void)), (3, 47));
+        assert_eq!(server.judge(&first, true, from()), Err(PairingRefusal::Void), "a void code is void for every host");
         let second = server.state().code.clone();
         assert_eq!(server.judge(&second, true, from()), Ok(()));
-        assert_eq!(server.judge(&second, true, from()), Err(Refusal::Taken), "one code, one host");
-        let codes = news.try_iter().filter(|item| matches!(item, News::Progress(Progress::Code(_)))).count();
+        assert_eq!(server.judge(&second, true, from()), Err(PairingRefusal::Taken), "one code, one host");
+        let codes =
+            news.try_iter().filter(|item| matches!(item, PairingUpdate::Progress(PairingProgress::Code(_)))).count();
         assert_eq!(codes, 1, "a new one was shown");
     }
 }

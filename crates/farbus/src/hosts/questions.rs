@@ -20,7 +20,7 @@ use std::time::Duration;
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::FailureReport;
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
-use farbus_io_net::link::{Clock, Interest, Link, wait};
+use farbus_io_net::link::{BoottimeClock, Link, PollInterest, wait};
 use serde::{Deserialize, Serialize};
 
 /// The longest question.
@@ -31,7 +31,7 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// A question of a paired host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
-pub enum Question {
+pub enum HostQuestion {
     /// Asks which devices the asking host may use, and who uses them.
     List,
     /// Asks for the status of the host, as far as the asking host may see it.
@@ -61,7 +61,7 @@ pub enum Question {
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum HostAnswer {
     /// The devices that the asking host may use.
     Devices(Vec<DeviceStatus>),
     /// The status of the answering host.
@@ -95,14 +95,14 @@ pub struct HostStatus {
 pub const NOT_A_QUESTION: &str = "not a question: ";
 
 /// Lines of JSON on a link.
-pub struct Lines<'a> {
+pub struct JsonLineChannel<'a> {
     link: &'a Link,
     time_max: Duration,
     bytes_max: usize,
     received: Vec<u8>,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> JsonLineChannel<'a> {
     /// Receives questions and sends answers on `link`. The peer may take `time_max` for each.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ impl<'a> Lines<'a> {
 /// # Errors
 /// The link was lost, or `TimedOut`.
 pub fn send_all(link: &Link, bytes: &[u8], time_max: Duration) -> io::Result<()> {
-    let clock = Clock::start();
+    let clock = BoottimeClock::start();
     let until = clock.now() + time_max;
     let mut rest = bytes;
     loop {
@@ -175,7 +175,7 @@ pub fn send_all(link: &Link, bytes: &[u8], time_max: Duration) -> io::Result<()>
             return Err(io::ErrorKind::TimedOut.into());
         }
         // Only room to write is waited for. What the peer sends meanwhile stays in the socket.
-        wait(&mut [Interest::room(link.as_fd())], Some(until - now))?;
+        wait(&mut [PollInterest::room(link.as_fd())], Some(until - now))?;
     }
 }
 
@@ -185,20 +185,20 @@ mod tests {
 
     #[test]
     fn questions_between_hosts_are_stable_json() {
-        assert_eq!(serde_json::to_string(&Question::List).unwrap(), r#"{"ask":"list"}"#);
-        let question = Question::Explain { device: "disk".into(), reason: "x".into() };
+        assert_eq!(serde_json::to_string(&HostQuestion::List).unwrap(), r#"{"ask":"list"}"#);
+        let question = HostQuestion::Explain { device: "disk".into(), reason: "x".into() };
         assert_eq!(serde_json::to_string(&question).unwrap(), r#"{"ask":"explain","device":"disk","reason":"x"}"#);
         assert_eq!(
-            serde_json::to_string(&Question::Topology { said: "00".into() }).unwrap(),
+            serde_json::to_string(&HostQuestion::Topology { said: "00".into() }).unwrap(),
             r#"{"ask":"topology","said":"00"}"#
         );
-        assert_eq!(serde_json::to_string(&Answer::Topology("00".into())).unwrap(), r#"{"topology":"00"}"#);
-        assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#""done""#);
-        assert_eq!(serde_json::to_string(&Answer::Devices(Vec::new())).unwrap(), r#"{"devices":[]}"#);
-        assert_eq!(serde_json::from_str::<Question>(r#"{"ask":"list"}"#).unwrap(), Question::List);
-        assert_eq!(serde_json::to_string(&Question::Status).unwrap(), r#"{"ask":"status"}"#);
+        assert_eq!(serde_json::to_string(&HostAnswer::Topology("00".into())).unwrap(), r#"{"topology":"00"}"#);
+        assert_eq!(serde_json::to_string(&HostAnswer::Done).unwrap(), r#""done""#);
+        assert_eq!(serde_json::to_string(&HostAnswer::Devices(Vec::new())).unwrap(), r#"{"devices":[]}"#);
+        assert_eq!(serde_json::from_str::<HostQuestion>(r#"{"ask":"list"}"#).unwrap(), HostQuestion::List);
+        assert_eq!(serde_json::to_string(&HostQuestion::Status).unwrap(), r#"{"ask":"status"}"#);
         let status = HostStatus { name: "lab3".into(), farbus: "0.2.0".into(), up_s: 5, devices: Vec::new() };
         let text = r#"{"status":{"name":"lab3","farbus":"0.2.0","up_s":5,"devices":[]}}"#;
-        assert_eq!(serde_json::to_string(&Answer::Status(status)).unwrap(), text);
+        assert_eq!(serde_json::to_string(&HostAnswer::Status(status)).unwrap(), text);
     }
 }

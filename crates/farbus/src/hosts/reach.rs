@@ -6,13 +6,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use farbus_io_net::discovery::{self, Kind};
+use farbus_io_net::discovery::{self, AnnouncedProtocol};
 use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL};
 use farbus_io_net::link::{Link, LinkError, dial_local};
 use farbus_io_net::local::runtime_folder;
 use serde::{Deserialize, Serialize};
 
-use crate::common::socket_place::Place;
+use crate::common::socket_place::SocketLocation;
 use crate::hosts::known_host::KnownHost;
 
 /// How long an exporter may take to answer before it counts as unreachable.
@@ -27,7 +27,7 @@ const ELSEWHERE_TIME_MAX: Duration = Duration::from_secs(3);
 /// A host that is looked for nearby.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sought {
+pub enum NearbyHostQuery {
     /// The host of this name, which serves plain USB/IP.
     Plain(String),
     /// The paired host with this fingerprint.
@@ -37,7 +37,7 @@ pub enum Sought {
 /// What a process that asks for a paired host knows about its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Hints {
+pub struct AddressHints {
     /// The address at which the host proved its key to the asking process. It is tried first.
     pub proved: Option<SocketAddr>,
     /// Addresses at which another host, or none, answered just now. They are not tried.
@@ -48,9 +48,9 @@ pub struct Hints {
 
 /// The address or socket that a connection was made to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct ReachedAddress {
     /// The address or socket.
-    pub place: Place,
+    pub place: SocketLocation,
     /// Whether a different address is remembered for a paired host.
     pub is_new: bool,
 }
@@ -63,18 +63,18 @@ pub struct Found {
 pub fn dial(
     host: &str,
     time_max: Duration,
-    nearby: fn(&Sought) -> Option<SocketAddr>,
-) -> Result<(OwnedFd, Found), LinkError> {
-    if let Ok(Place::Socket(path)) = host.parse() {
-        let place = Place::Socket(path.clone());
-        return dial_socket(&path, time_max).map(|connection| (connection, Found { place, is_new: false }));
+    nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>,
+) -> Result<(OwnedFd, ReachedAddress), LinkError> {
+    if let Ok(SocketLocation::Socket(path)) = host.parse() {
+        let place = SocketLocation::Socket(path.clone());
+        return dial_socket(&path, time_max).map(|connection| (connection, ReachedAddress { place, is_new: false }));
     }
     let instead = |error| {
         let at = announced_at(host, nearby);
         at.and_then(|at| Link::dial(&at.to_string(), time_max).ok()).ok_or(error)
     };
     let (connection, at) = Link::dial(host, time_max).or_else(instead)?;
-    Ok((connection, Found { place: Place::Address(at), is_new: false }))
+    Ok((connection, ReachedAddress { place: SocketLocation::Address(at), is_new: false }))
 }
 
 /// Connects to a socket of this machine. In a runtime folder, the listening process has to belong to the owner or root.
@@ -99,9 +99,9 @@ fn dial_socket(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
 pub fn dial_known(
     known: &KnownHost,
     time_max: Duration,
-    hints: &Hints,
-    nearby: fn(&Sought) -> Option<SocketAddr>,
-) -> Result<(OwnedFd, Found), LinkError> {
+    hints: &AddressHints,
+    nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>,
+) -> Result<(OwnedFd, ReachedAddress), LinkError> {
     let remembered = remembered(known);
     let elsewhere = hints.proved.filter(|at| !remembered.as_ref().is_ok_and(|all| all.contains(at)));
     let try_at = |at: SocketAddr, time_max: Duration| {
@@ -140,8 +140,8 @@ pub fn dial_known(
 /// [`LinkError`].
 pub fn datagrams(
     known: &KnownHost,
-    hints: &Hints,
-    nearby: fn(&Sought) -> Option<SocketAddr>,
+    hints: &AddressHints,
+    nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>,
 ) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
     let remembered = remembered(known);
     let candidates = hints.proved.into_iter().chain(remembered.iter().flatten().copied());
@@ -154,10 +154,14 @@ pub fn datagrams(
 }
 
 /// The address at which the host announces itself now.
-fn announced(known: &KnownHost, hints: &Hints, nearby: fn(&Sought) -> Option<SocketAddr>) -> Option<SocketAddr> {
+fn announced(
+    known: &KnownHost,
+    hints: &AddressHints,
+    nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>,
+) -> Option<SocketAddr> {
     let may_ask = !hints.is_there;
     may_ask
-        .then(|| nearby(&Sought::Key(known.fingerprint().to_string())))
+        .then(|| nearby(&NearbyHostQuery::Key(known.fingerprint().to_string())))
         .flatten()
         .filter(|at| !hints.not.contains(at))
 }
@@ -167,9 +171,9 @@ fn remembered(known: &KnownHost) -> io::Result<Vec<SocketAddr>> {
     known.address().to_socket_addrs().map(Iterator::collect)
 }
 
-fn found(known: &KnownHost, remembered: &io::Result<Vec<SocketAddr>>, at: SocketAddr) -> Found {
+fn found(known: &KnownHost, remembered: &io::Result<Vec<SocketAddr>>, at: SocketAddr) -> ReachedAddress {
     let is_there = remembered.as_ref().is_ok_and(|all| all.contains(&at));
-    Found { place: Place::Address(at), is_new: !is_there || known.is_looked_for_elsewhere() }
+    ReachedAddress { place: SocketLocation::Address(at), is_new: !is_there || known.is_looked_for_elsewhere() }
 }
 
 fn failed(known: &KnownHost, source: io::Error) -> LinkError {
@@ -181,13 +185,13 @@ fn no_address() -> io::Error {
 }
 
 /// The address of a host that no name service knows. Its own port is used, unless another was asked for.
-fn announced_at(address: &str, nearby: fn(&Sought) -> Option<SocketAddr>) -> Option<SocketAddr> {
+fn announced_at(address: &str, nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>) -> Option<SocketAddr> {
     let (host, port) = address.rsplit_once(':')?;
     let port: u16 = port.parse().ok()?;
     if host.starts_with('[') || host.parse::<IpAddr>().is_ok() || address.to_socket_addrs().is_ok() {
         return None;
     }
-    let mut at = nearby(&Sought::Plain(host.to_owned()))?;
+    let mut at = nearby(&NearbyHostQuery::Plain(host.to_owned()))?;
     if port != DEFAULT_PORT {
         at.set_port(port);
     }
@@ -195,10 +199,10 @@ fn announced_at(address: &str, nearby: fn(&Sought) -> Option<SocketAddr>) -> Opt
 }
 
 /// Finds a host that announces itself, by this process.
-pub fn ask_around(sought: &Sought) -> Option<SocketAddr> {
+pub fn ask_around(sought: &NearbyHostQuery) -> Option<SocketAddr> {
     let found = match sought {
-        Sought::Plain(name) => discovery::find(Kind::Plain, name, FIND_TIME_MAX, discovery::PORT),
-        Sought::Key(fingerprint) => discovery::find_key(fingerprint, FIND_TIME_MAX, discovery::PORT),
+        NearbyHostQuery::Plain(name) => discovery::find(AnnouncedProtocol::Plain, name, FIND_TIME_MAX, discovery::PORT),
+        NearbyHostQuery::Key(fingerprint) => discovery::find_key(fingerprint, FIND_TIME_MAX, discovery::PORT),
     };
     found.ok()??.addresses.first().copied()
 }

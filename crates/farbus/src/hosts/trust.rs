@@ -7,23 +7,23 @@ use std::time::SystemTime;
 
 use farbus_io_net::link::host_address::SECURE_PORT;
 use farbus_io_net::trust::{
-    Accepts, Audit, AuditRecorder, Event, Fingerprint, Folder, Identity, Outcome, Peer, Peers, Protocol, StateError,
-    Terms, host_name, limits, timestamp,
+    AcceptedKeys, AuditEvent, AuditLog, AuditOutcome, AuditRecorder, Fingerprint, HandshakeTerms, HostFolder,
+    HostIdentity, LinkProtocol, PairedHostList, Peer, StateError, host_name, limits, timestamp,
 };
 use tracing::error;
 
 /// This host's key, and the hosts it is paired with. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Trust {
-    folder: Folder,
-    identity: Arc<Identity>,
+pub struct TrustStore {
+    folder: HostFolder,
+    identity: Arc<HostIdentity>,
     audit: Arc<dyn AuditRecorder>,
     name: String,
 }
 
 /// What a host does with a device, for the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum AuditedUse {
     /// Claims the device, or is refused.
     Attach,
     /// Observes the device while another host uses it.
@@ -32,46 +32,46 @@ pub enum Use {
     Detach,
 }
 
-impl Use {
+impl AuditedUse {
     /// The word in the audit log for a connection.
     pub const CONNECT: &'static str = "connect";
 
     /// The word in the audit log.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Use::Attach => "attach",
-            Use::Observe => "observe",
-            Use::Detach => "detach",
+            AuditedUse::Attach => "attach",
+            AuditedUse::Observe => "observe",
+            AuditedUse::Detach => "detach",
         }
     }
 }
 
-impl Trust {
+impl TrustStore {
     /// Opens the state folder of the user who runs this process. The key is generated if there is none.
     ///
     /// # Errors
     /// [`StateError`].
     pub fn open() -> Result<Self, StateError> {
-        Self::at(Folder::of_user()?)
+        Self::at(HostFolder::of_user()?)
     }
 
     /// Whether the user has a key already.
     pub fn is_there() -> bool {
-        Folder::of_user().is_ok_and(|folder| Identity::is_there(&folder))
+        HostFolder::of_user().is_ok_and(|folder| HostIdentity::is_there(&folder))
     }
 
     /// Opens a state folder. The key is generated if there is none.
     ///
     /// # Errors
     /// [`StateError`].
-    pub fn at(folder: Folder) -> Result<Self, StateError> {
-        let identity = Arc::new(Identity::load_or_create(&folder)?);
-        let audit = Arc::new(Audit::new(folder.clone()));
+    pub fn at(folder: HostFolder) -> Result<Self, StateError> {
+        let identity = Arc::new(HostIdentity::load_or_create(&folder)?);
+        let audit = Arc::new(AuditLog::new(folder.clone()));
         Ok(Self { folder, identity, audit, name: host_name() })
     }
 
     /// The state folder.
-    pub fn folder(&self) -> &Folder {
+    pub fn folder(&self) -> &HostFolder {
         &self.folder
     }
 
@@ -89,8 +89,8 @@ impl Trust {
     ///
     /// # Errors
     /// [`StateError`]: then no host is to be trusted.
-    pub fn peers(&self) -> Result<Peers, StateError> {
-        Peers::load(&self.folder)
+    pub fn peers(&self) -> Result<PairedHostList, StateError> {
+        PairedHostList::load(&self.folder)
     }
 
     /// The names of the paired hosts by their keys, as of now. An unreadable list is reported where hosts are asked.
@@ -117,8 +117,8 @@ impl Trust {
     ///
     /// # Errors
     /// [`StateError`].
-    pub fn change<T>(&self, change: impl FnOnce(&mut Peers) -> T) -> Result<T, StateError> {
-        Peers::change(&self.folder, change)
+    pub fn change<T>(&self, change: impl FnOnce(&mut PairedHostList) -> T) -> Result<T, StateError> {
+        PairedHostList::change(&self.folder, change)
     }
 
     /// Adds a paired host under a name that no other host has, and returns the entry. A host that was paired before
@@ -145,11 +145,11 @@ impl Trust {
             let peer = Peer { name, fingerprint, address: Some(address), paired, allow: grant, reserve_high, bound };
             peers.add(peer.clone()).map(|()| peer).expect("the name is free")
         })?;
-        self.record(&Event {
+        self.record(&AuditEvent {
             peer: Some(&noted.name),
             fingerprint: Some(fingerprint),
             address: noted.address.as_deref(),
-            ..Event::new("pair", Outcome::Ok)
+            ..AuditEvent::new("pair", AuditOutcome::Ok)
         });
         Ok(noted)
     }
@@ -166,22 +166,22 @@ impl Trust {
     }
 
     /// Writes a line of the audit log.
-    pub fn record(&self, event: &Event<'_>) {
+    pub fn record(&self, event: &AuditEvent<'_>) {
         self.audit.record(event);
     }
 
     /// The terms of an encrypted link.
-    pub fn terms(&self, accepts: Accepts, protocols: &[Protocol]) -> Terms {
+    pub fn terms(&self, accepts: AcceptedKeys, protocols: &[LinkProtocol]) -> HandshakeTerms {
         let identity = Arc::clone(&self.identity);
-        Terms { identity, accepts, protocols: protocols.to_vec(), limits: limits::HANDSHAKE }
+        HandshakeTerms { identity, accepts, protocols: protocols.to_vec(), limits: limits::HANDSHAKE }
     }
 
     /// The terms for incoming connections: the peer has to be in the list of paired hosts, which is read for each
     /// connection.
-    pub fn terms_for_guests(&self, protocols: &[Protocol]) -> Terms {
+    pub fn terms_for_guests(&self, protocols: &[LinkProtocol]) -> HandshakeTerms {
         let for_gate = self.clone();
         let is_paired = move |key: &Fingerprint| for_gate.peer(key).is_some();
-        self.terms(Accepts::Known(Arc::new(is_paired)), protocols)
+        self.terms(AcceptedKeys::Known(Arc::new(is_paired)), protocols)
     }
 }
 

@@ -9,9 +9,9 @@ use farbus_io_net::link::{Link, LinkError};
 use tracing::debug;
 
 use crate::broker::SystemAccess;
-use crate::common::turns::Turns;
+use crate::common::turns::KeyedSemaphore;
 use crate::hosts::known_host::{KnownHost, KnownHostError};
-use crate::hosts::reach::Hints;
+use crate::hosts::reach::AddressHints;
 
 /// Links to one host that this process makes at a time: an exporter refuses more handshakes of one address than eight
 /// (`farbus_io_net::trust::limits::STRANGERS_OF_ADDRESS_MAX`), it ends one a little later than this end does, and other
@@ -25,7 +25,7 @@ const PLACES_MAX: usize = 4;
 
 /// Why there is no link.
 #[derive(Debug)]
-pub enum Failure {
+pub enum PairedDialFailure {
     /// No connection was made.
     NoConnection(LinkError),
     /// A host at this address accepted the connection, but is not the paired host.
@@ -34,12 +34,12 @@ pub enum Failure {
 
 /// A link whose peer has proved its key, the address it was made to, and whether another address is remembered for the
 /// host.
-pub type Attempt = Result<(Link, SocketAddr, bool), Failure>;
+pub type PairedDialResult = Result<(Link, SocketAddr, bool), PairedDialFailure>;
 
 /// What a connection that was made and then lost proves: over TCP, that a host answers at the address; over QUIC,
 /// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ConnectionProof {
     /// Over TCP: a host accepted the connection.
     Connected,
     /// Over QUIC: there need not be a host at the address.
@@ -54,15 +54,16 @@ pub enum Way {
 pub fn search(
     known: &KnownHost,
     system: &SystemAccess,
-    way: Way,
-    mut attempt: impl FnMut(&Hints) -> Attempt,
-) -> Result<Link, Failure> {
-    static TURNS: LazyLock<Turns<[u8; 32]>> = LazyLock::new(|| Turns::new(LINKS_AT_A_TIME, Duration::MAX));
+    way: ConnectionProof,
+    mut attempt: impl FnMut(&AddressHints) -> PairedDialResult,
+) -> Result<Link, PairedDialFailure> {
+    static TURNS: LazyLock<KeyedSemaphore<[u8; 32]>> =
+        LazyLock::new(|| KeyedSemaphore::new(LINKS_AT_A_TIME, Duration::MAX));
     let Some(_turn) = TURNS.take(*known.fingerprint().as_bytes(), TURN_TIME_MAX, || true) else {
         let source = io::Error::new(io::ErrorKind::TimedOut, "too many links to it are being made");
-        return Err(Failure::NoConnection(LinkError { address: known.address().to_owned(), source }));
+        return Err(PairedDialFailure::NoConnection(LinkError { address: known.address().to_owned(), source }));
     };
-    let mut hints = Hints { proved: known.proved(), ..Hints::default() };
+    let mut hints = AddressHints { proved: known.proved(), ..AddressHints::default() };
     let mut first_failure = None;
     loop {
         match attempt(&hints) {
@@ -77,12 +78,13 @@ pub fn search(
                 }
                 return Ok(link);
             }
-            Err(Failure::NotMet(error @ (KnownHostError::Elsewhere { .. } | KnownHostError::Lost { .. }), at))
-                if hints.not.len() < PLACES_MAX =>
-            {
+            Err(PairedDialFailure::NotMet(
+                error @ (KnownHostError::Elsewhere { .. } | KnownHostError::Lost { .. }),
+                at,
+            )) if hints.not.len() < PLACES_MAX => {
                 hints.not.push(at);
-                hints.is_there |= way == Way::Connected && matches!(error, KnownHostError::Lost { .. });
-                first_failure.get_or_insert(Failure::NotMet(error, at));
+                hints.is_there |= way == ConnectionProof::Connected && matches!(error, KnownHostError::Lost { .. });
+                first_failure.get_or_insert(PairedDialFailure::NotMet(error, at));
             }
             Err(failure) => return Err(first_failure.unwrap_or(failure)),
         }

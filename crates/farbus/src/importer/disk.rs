@@ -12,23 +12,23 @@ use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
-use farbus_io_net::link::{Clock, Link};
-use farbus_io_net::trust::Traffic;
-use farbus_model::{BlockDevice, Pending};
+use farbus_io_net::link::{BoottimeClock, Link};
+use farbus_io_net::trust::LinkTraffic;
+use farbus_model::{BlockDevice, PendingBlockRequests};
 use farbus_session::block::{
-    AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, SWAPPED_KIND, StoreDevice,
+    AHEAD_KIND, ANY_BYTE_KIND, AnyByteLayer, BEHIND_KIND, ReadAheadLayer, SWAPPED_KIND, StoreDevice, WriteBackLayer,
 };
 use farbus_session::native::RemoteBlock;
-use farbus_session::native::control::{Cause, End, Mode};
-use farbus_session::snapshot::{self, Reader};
+use farbus_session::native::control::{AttachmentEndCause, AttachmentEndNotice, AttachmentMode};
+use farbus_session::snapshot::{self, FieldReader};
 
-use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
+use crate::importer::client::{ClientError, DeviceTarget, GRACE_DISK, ImporterClient, local, local_address};
 use crate::importer::disk_swap::{DiskSwap, ELSEWHERE_KIND, SwapDisk};
 use crate::importer::local_disk::DiskRestoreError;
-use crate::importer::options::cache::Cache;
+use crate::importer::options::cache::DiskCacheMode;
 use crate::importer::port::session::SessionPort;
-use crate::importer::port::{Cutter, DevicePort, usbip};
-use crate::importer::session::connection::{BLOCK_KIND, Linked};
+use crate::importer::port::{DeviceCutter, DevicePort, usbip};
+use crate::importer::session::connection::{BLOCK_KIND, LinkedDevice};
 use crate::importer::session::status::SessionStatus;
 
 /// How a disk is used.
@@ -62,7 +62,7 @@ impl FromStr for DiskMode {
 }
 
 /// What may end an open disk, besides its local user.
-pub enum Way {
+pub enum DiskConnection {
     /// A link; the disk ends with it.
     Link(Link),
     /// A session that the front end has to look after while no request to the disk is under way.
@@ -74,14 +74,14 @@ pub enum Way {
     },
 }
 
-impl Way {
+impl DiskConnection {
     /// Gives the disk back, and waits a moment until its exporter has released it. A block device of a session does
     /// that when it is dropped.
     pub fn give_back(&self) {
         match self {
-            Way::Link(link) => usbip::give_back(link),
-            Way::Port(port) => port.close(),
-            Way::Device { .. } => {}
+            DiskConnection::Link(link) => usbip::give_back(link),
+            DiskConnection::Port(port) => port.close(),
+            DiskConnection::Device { .. } => {}
         }
     }
 }
@@ -91,11 +91,11 @@ pub struct OpenedDisk {
     /// The disk.
     pub device: Box<dyn BlockDevice>,
     /// The disk's clock.
-    pub clock: Clock,
+    pub clock: BoottimeClock,
     /// What to watch while it is used.
-    pub way: Way,
+    pub way: DiskConnection,
     /// Takes it from its users, from any thread.
-    pub cutter: Cutter,
+    pub cutter: DeviceCutter,
     /// The status of its session, if it has one.
     pub status: Option<SessionStatus>,
     /// Exchanges it for another disk, if it can be.
@@ -107,10 +107,10 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// [`ClientError`]; only a block device can be read beside other importers.
-    pub fn open(client: &Client, target: &Target, mode: DiskMode) -> Result<Self, ClientError> {
+    pub fn open(client: &ImporterClient, target: &DeviceTarget, mode: DiskMode) -> Result<Self, ClientError> {
         let asked = match mode {
-            DiskMode::Exclusive => Mode::Exclusive,
-            DiskMode::Read => Mode::Read,
+            DiskMode::Exclusive => AttachmentMode::Exclusive,
+            DiskMode::Read => AttachmentMode::Read,
         };
         let target = &*client.meant(target)?;
         let grace = client.grace_period(&target.address, GRACE_DISK)?;
@@ -120,10 +120,10 @@ impl OpenedDisk {
                     return Ok(Self::block(linked, target, client).map_err(local)?.with(client.config().cache));
                 }
                 // No message: some devices have only a USB form.
-                Err(end) if end.cause == Cause::Class => {}
+                Err(end) if end.cause == AttachmentEndCause::Class => {}
                 // A device that its exporter does not drive may be driven here: the first of several units, for
                 // example.
-                Err(end) if end.cause == Cause::Device && mode == DiskMode::Exclusive => {}
+                Err(end) if end.cause == AttachmentEndCause::Device && mode == DiskMode::Exclusive => {}
                 Err(end) => return Err(client.refusal(target, &end)),
             }
         }
@@ -144,7 +144,7 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// [`ClientError`]; it has to be a block device.
-    pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
+    pub fn inherit(client: &ImporterClient, target: &DeviceTarget) -> Result<Self, ClientError> {
         let linked = client.inherit_block(target, GRACE_DISK)?;
         Ok(Self::block(linked, target, client).map_err(local)?.with(client.config().cache))
     }
@@ -156,38 +156,42 @@ impl OpenedDisk {
     pub fn usb(mut disk: RemoteDisk<DevicePort>) -> Result<Self, ClientError> {
         let cutter = disk.port_mut().cutter().map_err(local)?;
         let (way, status) = match disk.port_mut() {
-            DevicePort::Plain(port) => (Way::Link(port.link().map_err(local)?), None),
-            DevicePort::Session(port) => (Way::Port(port.clone()), Some(port.ask(Linked::status))),
+            DevicePort::Plain(port) => (DiskConnection::Link(port.link().map_err(local)?), None),
+            DevicePort::Session(port) => (DiskConnection::Port(port.clone()), Some(port.ask(LinkedDevice::status))),
         };
         let sector_bytes = disk.info().block_bytes;
         let device = Box::new(StoreDevice::new(disk).preferring(sector_bytes));
-        Ok(Self { device, clock: Clock::start(), way, cutter, status, swap: None })
+        Ok(Self { device, clock: BoottimeClock::start(), way, cutter, status, swap: None })
     }
 
     /// Wraps a block device of a session.
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn block(linked: Linked<RemoteBlock>, target: &Target, client: &Client) -> io::Result<Self> {
-        let (clock, way) = (linked.clock(), Way::Device { is_movable: linked.is_movable() });
+    pub fn block(
+        linked: LinkedDevice<RemoteBlock>,
+        target: &DeviceTarget,
+        client: &ImporterClient,
+    ) -> io::Result<Self> {
+        let (clock, way) = (linked.clock(), DiskConnection::Device { is_movable: linked.is_movable() });
         Ok(Self::swappable(SwapDisk::new(linked, target, client)?, clock, way))
     }
 
     /// A disk that can be exchanged: its status and its cutter are always those of the disk that it is now.
-    fn swappable(device: SwapDisk, clock: Clock, way: Way) -> Self {
+    fn swappable(device: SwapDisk, clock: BoottimeClock, way: DiskConnection) -> Self {
         let swap = device.swap();
         let (status, to_cut) = (swap.session(), swap.clone());
-        let cutter = Cutter::new(move || to_cut.cut());
+        let cutter = DeviceCutter::new(move || to_cut.cut());
         Self { device: Box::new(device), clock, way, cutter, status: Some(status), swap: Some(swap) }
     }
 
     /// Adds the layers that `cache` asks for.
-    fn with(self, cache: Cache) -> Self {
+    fn with(self, cache: DiskCacheMode) -> Self {
         let device = match cache {
-            Cache::None => self.device,
-            Cache::Ahead => Box::new(Ahead::new(self.device)),
+            DiskCacheMode::None => self.device,
+            DiskCacheMode::Ahead => Box::new(ReadAheadLayer::new(self.device)),
             // In this order, data that is still waiting to be written is not fetched from the exporter.
-            Cache::Writeback => Box::new(Ahead::new(Behind::new(self.device))),
+            DiskCacheMode::Writeback => Box::new(ReadAheadLayer::new(WriteBackLayer::new(self.device))),
         };
         Self { device, ..self }
     }
@@ -200,20 +204,20 @@ impl OpenedDisk {
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(
-        client: &Client,
-        target: &Target,
+        client: &ImporterClient,
+        target: &DeviceTarget,
         saved: &[u8],
         medium: Option<OwnedFd>,
-    ) -> io::Result<(Self, Pending)> {
+    ) -> io::Result<(Self, PendingBlockRequests)> {
         Self::restore_from((client, target, medium), saved, LAYERS)
     }
 
     /// Restores a disk with those of these layers that the snapshot contains.
     fn restore_from(
-        (client, target, medium): (&Client, &Target, Option<OwnedFd>),
+        (client, target, medium): (&ImporterClient, &DeviceTarget, Option<OwnedFd>),
         saved: &[u8],
         layers: &[u16],
-    ) -> io::Result<(Self, Pending)> {
+    ) -> io::Result<(Self, PendingBlockRequests)> {
         let [kind, rest @ ..] = layers else {
             return match (snapshot::open(saved, ELSEWHERE_KIND), medium) {
                 (Ok(reader), passage) => Self::restore_elsewhere(client, passage, reader),
@@ -230,10 +234,14 @@ impl OpenedDisk {
             known = Some((clock, way, cutter, status, swap));
             Ok((device, pending))
         };
-        let restored: Result<(Box<dyn BlockDevice>, Pending), DiskRestoreError> = match *kind {
-            ANY_BYTE_KIND => AnyByte::restore(&mut reader, device).map(|(any, pending)| (Box::new(any) as _, pending)),
-            AHEAD_KIND => Ahead::restore(&mut reader, device).map(|(ahead, pending)| (Box::new(ahead) as _, pending)),
-            _ => Behind::restore(&mut reader, device).map(|(behind, pending)| (Box::new(behind) as _, pending)),
+        let restored: Result<(Box<dyn BlockDevice>, PendingBlockRequests), DiskRestoreError> = match *kind {
+            ANY_BYTE_KIND => {
+                AnyByteLayer::restore(&mut reader, device).map(|(any, pending)| (Box::new(any) as _, pending))
+            }
+            AHEAD_KIND => {
+                ReadAheadLayer::restore(&mut reader, device).map(|(ahead, pending)| (Box::new(ahead) as _, pending))
+            }
+            _ => WriteBackLayer::restore(&mut reader, device).map(|(behind, pending)| (Box::new(behind) as _, pending)),
         };
         let (mut device, pending) = restored.map_err(|DiskRestoreError(error)| error)?;
         if let Err(reject) = reader.end("device") {
@@ -244,10 +252,14 @@ impl OpenedDisk {
         Ok((Self { device, clock, way, cutter, status, swap }, pending))
     }
 
-    fn restore_block(client: &Client, target: &Target, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        let redial = client.redial(target, Traffic::Bulk).map_err(io::Error::other)?;
+    fn restore_block(
+        client: &ImporterClient,
+        target: &DeviceTarget,
+        saved: &[u8],
+    ) -> io::Result<(Self, PendingBlockRequests)> {
+        let redial = client.redial(target, LinkTraffic::Bulk).map_err(io::Error::other)?;
         let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| DiskRestoreError::from(reject).0)?;
-        let mut linked = Linked::<RemoteBlock>::restore(redial, &mut reader)?;
+        let mut linked = LinkedDevice::<RemoteBlock>::restore(redial, &mut reader)?;
         if let Err(reject) = reader.end("device") {
             linked.leave();
             return Err(DiskRestoreError::from(reject).0);
@@ -258,8 +270,12 @@ impl OpenedDisk {
     }
 
     /// Restores a disk that was moved to `medium`. Its exporter has it back, and is not asked for anything.
-    fn restore_moved(client: &Client, medium: OwnedFd, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        let clock = Clock::start();
+    fn restore_moved(
+        client: &ImporterClient,
+        medium: OwnedFd,
+        saved: &[u8],
+    ) -> io::Result<(Self, PendingBlockRequests)> {
+        let clock = BoottimeClock::start();
         let mut reader = snapshot::open(saved, SWAPPED_KIND).map_err(|reject| DiskRestoreError::from(reject).0)?;
         let (mut device, pending) =
             SwapDisk::restore(clock, &mut reader, medium, client).map_err(|DiskRestoreError(error)| error)?;
@@ -267,27 +283,27 @@ impl OpenedDisk {
             BlockDevice::leave(&mut device);
             return Err(DiskRestoreError::from(reject).0);
         }
-        Ok((Self::swappable(device, clock, Way::Device { is_movable: true }), pending))
+        Ok((Self::swappable(device, clock, DiskConnection::Device { is_movable: true }), pending))
     }
 
     /// Restores a disk that was moved to one of another host, with the session that it has there.
     fn restore_elsewhere(
-        client: &Client,
+        client: &ImporterClient,
         passage: Option<OwnedFd>,
-        mut reader: Reader<'_>,
-    ) -> io::Result<(Self, Pending)> {
+        mut reader: FieldReader<'_>,
+    ) -> io::Result<(Self, PendingBlockRequests)> {
         let (mut device, pending, clock) =
             SwapDisk::restore_there(&mut reader, passage, client).map_err(|DiskRestoreError(error)| error)?;
         if let Err(reject) = reader.end("device") {
             BlockDevice::leave(&mut device);
             return Err(DiskRestoreError::from(reject).0);
         }
-        Ok((Self::swappable(device, clock, Way::Device { is_movable: true }), pending))
+        Ok((Self::swappable(device, clock, DiskConnection::Device { is_movable: true }), pending))
     }
 
     /// Whether a replacement process can continue with it.
     pub fn is_movable(&self) -> bool {
-        matches!(self.way, Way::Device { is_movable: true })
+        matches!(self.way, DiskConnection::Device { is_movable: true })
     }
 
     /// Adds a layer that allows access at any byte, as files need.
@@ -295,7 +311,7 @@ impl OpenedDisk {
     pub fn with_any_byte(self) -> Self {
         match self.device.info().block_bytes {
             1 => self,
-            _ => Self { device: Box::new(AnyByte::new(self.device)), ..self },
+            _ => Self { device: Box::new(AnyByteLayer::new(self.device)), ..self },
         }
     }
 
@@ -307,7 +323,7 @@ impl OpenedDisk {
     /// The local address of the link, which identifies the user to the exporter; `None` in a session, whose links
     /// change.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        if let Way::Link(link) = &self.way { local_address(link) } else { None }
+        if let DiskConnection::Link(link) = &self.way { local_address(link) } else { None }
     }
 }
 
@@ -315,8 +331,8 @@ impl OpenedDisk {
 const LAYERS: &[u16] = &[ANY_BYTE_KIND, AHEAD_KIND, BEHIND_KIND];
 
 /// Why a disk that can only be opened as a USB disk cannot be read beside other importers.
-fn usb_has_one_user() -> End {
+fn usb_has_one_user() -> AttachmentEndNotice {
     let message = "it can be had as a USB disk alone, which has one user: --mode read wants a disk that a farbus shares \
                    ('disk:PATH' or 'block:PATH'), with a session (a paired host, or --grace SECONDS)";
-    End { cause: Cause::Refused, message: message.to_owned() }
+    AttachmentEndNotice { cause: AttachmentEndCause::Refused, message: message.to_owned() }
 }

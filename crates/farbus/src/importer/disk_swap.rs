@@ -2,8 +2,8 @@
 //! N12).
 //!
 //! Two threads take part. The engine of the front end owns both disks ([`SwapDisk`], over
-//! [`farbus_session::block::Swappable`]). A thread of the swap does what takes time: it opens the new disk, writes the
-//! journal and gives the old disk back. Where a disk is matters to neither of them: a `Location` does what differs. The
+//! [`farbus_session::block::SwappableDevice`]). A thread of the swap does what takes time: it opens the new disk, writes the
+//! journal and gives the old disk back. Where a disk is matters to neither of them: a `SwapDiskLocation` does what differs. The
 //! thread also tells the old disk's exporter:
 //!
 //! | step | durable at the importer | durable at the exporter | after a crash of either end |
@@ -21,7 +21,7 @@
 //!
 //! | step | durable at the importer | durable at the new disk's exporter | after a crash of either end |
 //! |---|---|---|---|
-//! | *moving* is answered | | moving | no other host gets the new disk; its importer attaches it as it was, which says *stays* |
+//! | *moving* is answered | | moving | no other host gets the new disk; its importer attaches it was, which says *stays* |
 //! | copying | copying | moving | no other host gets the unfinished copy, and its importer does not attach it; the same swap continues |
 //! | the journal is written | switched | moving | no other host gets the new disk; its importer attaches it, which says *stays* |
 //! | *stays* is answered | switched | | the new disk is a disk like any other |
@@ -42,26 +42,27 @@ use farbus_control::device::MediumStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::swap::SwapStatus;
 use farbus_io_linux::store::FileStore;
-use farbus_io_net::link::{Clock, Gathering, Wake};
+use farbus_io_net::link::{BoottimeClock, EpollSet, ThreadWaker};
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::trust::{Peer, Traffic};
+use farbus_io_net::trust::{LinkTraffic, Peer};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockStore, Completions, Instant, Pending, Readiness,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockLayer, BlockStore, CompletionQueue, Instant,
+    PendingBlockRequests, ReadinessSource,
 };
-use farbus_session::block::swap::{Journal, Milestone, Options, Report, SwapError};
-use farbus_session::block::{AWAY_KIND, Swappable, Work};
-use farbus_session::native::retire::Step;
-use farbus_session::native::{Attached, RemoteBlock};
-use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_session::block::swap::{MilestoneJournal, SwapError, SwapMilestone, SwapOptions, SwapReport};
+use farbus_session::block::{AWAY_KIND, DeviceSwapAction, SwappableDevice};
+use farbus_session::native::retire::DiskMoveStep;
+use farbus_session::native::{ImporterAttachment, RemoteBlock};
+use farbus_session::snapshot::{self, FieldReader, SnapshotWriter};
 use tracing::{info, warn};
 
 use crate::common::stop_signal::StopSignal;
-use crate::devices::media_journal::Notes;
-use crate::devices::swap_run::{DONE, Destination, FAILED, RUNNING, Run, SwapOrder, report};
+use crate::devices::media_journal::SwapJournalWriter;
+use crate::devices::swap_run::{DONE, DiskSwapDestination, FAILED, RUNNING, SwapOrder, SwapRun, report};
 use crate::hosts::known_host::KnownHost;
-use crate::importer::client::{Client, ClientError, Target};
+use crate::importer::client::{ClientError, DeviceTarget, ImporterClient};
 use crate::importer::local_disk::{DiskRestoreError, LocalDisk};
-use crate::importer::session::connection::{BLOCK_KIND, Linked};
+use crate::importer::session::connection::{BLOCK_KIND, LinkedDevice};
 use crate::importer::session::status::{SessionStatus, StepAnswer};
 use crate::importer::session_disk::session_disk;
 
@@ -74,95 +75,95 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A disk that is the device or becomes it.
-type Disk = Box<dyn BlockDevice>;
+type BoxedDisk = Box<dyn BlockDevice>;
 
 /// Where a disk is that is the device or becomes it.
 #[derive(Clone)]
-enum Location {
+enum SwapDiskLocation {
     /// On this machine: `block:PATH`, and the file or block device.
     Here(String, Arc<FileStore>),
     /// A disk of another host, in this session. The client is the one that reaches its host; `None`: the attachment's.
-    There(Target, SessionStatus, StopSignal, Option<Arc<Client>>),
+    There(DeviceTarget, SessionStatus, StopSignal, Option<Arc<ImporterClient>>),
 }
 
-impl Location {
+impl SwapDiskLocation {
     /// Where a disk is that is open in this session.
-    fn of(target: &Target, linked: &Linked<RemoteBlock>, client: Option<Client>) -> Self {
-        Location::There(target.clone(), linked.status(), linked.stop_signal(), client.map(Arc::new))
+    fn of(target: &DeviceTarget, linked: &LinkedDevice<RemoteBlock>, client: Option<ImporterClient>) -> Self {
+        SwapDiskLocation::There(target.clone(), linked.status(), linked.stop_signal(), client.map(Arc::new))
     }
 
     /// What people type for it: `block:PATH` or `HOST:PORT/DEVICE`.
     fn name(&self) -> String {
         match self {
-            Location::Here(at, _) => at.clone(),
-            Location::There(target, ..) => target.to_string(),
+            SwapDiskLocation::Here(at, _) => at.clone(),
+            SwapDiskLocation::There(target, ..) => target.to_string(),
         }
     }
 
     /// The session that it is in.
     fn session(&self) -> Option<&SessionStatus> {
         match self {
-            Location::Here(..) => None,
-            Location::There(_, session, ..) => Some(session),
+            SwapDiskLocation::Here(..) => None,
+            SwapDiskLocation::There(_, session, ..) => Some(session),
         }
     }
 
     /// Ends what waits for its host.
     fn cut(&self) {
-        if let Location::There(_, _, stop_signal, _) = self {
+        if let SwapDiskLocation::There(_, _, stop_signal, _) = self {
             stop_signal.end();
         }
     }
 }
 
 /// A disk that is open, and where it is.
-struct Opened {
-    disk: Disk,
-    location: Location,
+struct OpenedSwapDisk {
+    disk: BoxedDisk,
+    location: SwapDiskLocation,
     /// What its owner has to know.
     warning: Option<String>,
 }
 
 /// Exchanges the disk of an attachment, from any thread.
 #[derive(Clone)]
-pub struct DiskSwap(Arc<Inner>);
+pub struct DiskSwap(Arc<DiskSwapInner>);
 
-struct Inner {
+struct DiskSwapInner {
     info: BlockInfo,
-    client: Client,
-    clock: Clock,
+    client: ImporterClient,
+    clock: BoottimeClock,
     /// The status of the session that the disk is in now.
     session: SessionStatus,
     /// `None` once nobody carries them out any more.
-    orders: Mutex<Option<Vec<Order>>>,
+    orders: Mutex<Option<Vec<DiskSwapOrder>>>,
     has_orders: AtomicBool,
     /// Wakes the engine, as long as the disk is one of this machine or a swap runs.
-    wake: Wake,
-    last: Mutex<Last>,
+    wake: ThreadWaker,
+    last: Mutex<DiskSwapState>,
 }
 
-struct Last {
+struct DiskSwapState {
     /// Where the disk is.
-    at: Location,
+    at: SwapDiskLocation,
     /// Whether it was somewhere else before.
     is_exchanged: bool,
     /// Where the other disk of the swap is that runs.
-    other: Option<Location>,
+    other: Option<SwapDiskLocation>,
     /// The swap that runs, or the last one.
-    run: Option<Arc<Run>>,
+    run: Option<Arc<SwapRun>>,
 }
 
-enum Order {
-    Begin(Box<Begin>),
+enum DiskSwapOrder {
+    Begin(Box<DiskSwapStart>),
     /// The journal was told, or could not be.
     Noted(Result<(), String>),
 }
 
-struct Begin {
-    destination: Disk,
-    options: Options,
-    run: Arc<Run>,
-    work: Sender<Work<Disk>>,
+struct DiskSwapStart {
+    destination: BoxedDisk,
+    options: SwapOptions,
+    run: Arc<SwapRun>,
+    work: Sender<DeviceSwapAction<BoxedDisk>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,17 +171,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DiskSwap {
-    fn new(info: BlockInfo, at: Location, client: Client, clock: Clock) -> io::Result<Self> {
+    fn new(info: BlockInfo, at: SwapDiskLocation, client: ImporterClient, clock: BoottimeClock) -> io::Result<Self> {
         let session = at.session().cloned().unwrap_or_else(SessionStatus::of_this_machine);
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(DiskSwapInner {
             info,
             client,
             clock,
             session: SessionStatus::following(&session),
             orders: Mutex::new(Some(Vec::new())),
             has_orders: AtomicBool::new(false),
-            wake: Wake::new()?,
-            last: Mutex::new(Last { at, is_exchanged: false, other: None, run: None }),
+            wake: ThreadWaker::new()?,
+            last: Mutex::new(DiskSwapState { at, is_exchanged: false, other: None, run: None }),
         })))
     }
 
@@ -192,7 +193,7 @@ impl DiskSwap {
     /// Ends what waits for a host that has the disk, or to which it moves.
     pub fn cut(&self) {
         let last = lock(&self.0.last);
-        [Some(&last.at), last.other.as_ref()].into_iter().flatten().for_each(Location::cut);
+        [Some(&last.at), last.other.as_ref()].into_iter().flatten().for_each(SwapDiskLocation::cut);
     }
 
     /// Begins to exchange the disk.
@@ -215,14 +216,14 @@ impl DiskSwap {
         if last.run.as_ref().is_some_and(|run| !run.is_over()) {
             return Err(refused(&SwapError::AnotherSwap));
         }
-        let mut notes = Notes::to(journal);
+        let mut notes = SwapJournalWriter::to(journal);
         // A disk of this machine is open, and what is wrong with it is said at once; for another host others wait.
         let opening = match destination {
-            Destination::Medium(store) => Ok(self.open_here(store, (&device, &to), &mut notes)?),
-            Destination::HostDisk { broker, peer } => Err((broker, peer)),
+            DiskSwapDestination::Medium(store) => Ok(self.open_here(store, (&device, &to), &mut notes)?),
+            DiskSwapDestination::HostDisk { broker, peer } => Err((broker, peer)),
         };
         let from = last.at.name();
-        let run = Arc::new(Run::new(SwapStatus {
+        let run = Arc::new(SwapRun::new(SwapStatus {
             device: device.clone(),
             from,
             to: to.clone(),
@@ -252,16 +253,21 @@ impl DiskSwap {
     }
 
     /// Opens a file or block device of this machine, and notes that it is overwritten from now on.
-    fn open_here(&self, store: FileStore, names: Names<'_>, notes: &mut Notes) -> Result<Opened, FailureReport> {
+    fn open_here(
+        &self,
+        store: FileStore,
+        names: DeviceMoveNames<'_>,
+        notes: &mut SwapJournalWriter,
+    ) -> Result<OpenedSwapDisk, FailureReport> {
         let local = |error: io::Error| not_moved(FailureKind::Local, names, &error);
         let (needed, found) = (self.0.info.size_bytes, store.size_bytes());
         if found < needed {
             return Err(report(&SwapError::TooSmall { needed, found }, names.0, names.1));
         }
-        notes.note(Milestone::Copying).map_err(|why| report(&SwapError::Journal(why), names.0, names.1))?;
-        let location = Location::Here(names.1.to_owned(), Arc::new(store.try_clone().map_err(local)?));
+        notes.note(SwapMilestone::Copying).map_err(|why| report(&SwapError::Journal(why), names.0, names.1))?;
+        let location = SwapDiskLocation::Here(names.1.to_owned(), Arc::new(store.try_clone().map_err(local)?));
         let disk = LocalDisk::new(store, self.0.info.block_bytes, &self.0.wake).map_err(local)?;
-        Ok(Opened { disk: Box::new(disk), location, warning: None })
+        Ok(OpenedSwapDisk { disk: Box::new(disk), location, warning: None })
     }
 
     /// Opens a disk of another host, and notes that it is overwritten from now on.
@@ -269,11 +275,12 @@ impl DiskSwap {
         &self,
         broker: OwnedFd,
         peer: Option<Box<Peer>>,
-        names: Names<'_>,
-        notes: &mut Notes,
-    ) -> Result<Opened, FailureReport> {
+        names: DeviceMoveNames<'_>,
+        notes: &mut SwapJournalWriter,
+    ) -> Result<OpenedSwapDisk, FailureReport> {
         let refused = |error: ClientError| not_moved(error.attribute(), names, &error);
-        let target: Target = names.1.parse().map_err(|error: String| not_moved(FailureKind::Refused, names, &error))?;
+        let target: DeviceTarget =
+            names.1.parse().map_err(|error: String| not_moved(FailureKind::Refused, names, &error))?;
         let client =
             self.0.client.to_another(&target.address, Some(broker), peer.map(|peer| *peer)).map_err(refused)?;
         let (linked, kept) = client.overwrite(&target, self.0.clock).map_err(refused)?;
@@ -298,20 +305,20 @@ impl DiskSwap {
             );
             return Err(not_moved(FailureKind::Refused, names, &what));
         }
-        let location = Location::of(&target, &linked, Some(client));
+        let location = SwapDiskLocation::of(&target, &linked, Some(client));
         linked.status().note_copy(true);
         let journal = |why| report(&SwapError::Journal(why), names.0, names.1);
         if let Some(identity) = linked.remote().identity() {
             notes.name(identity.into()).map_err(journal)?;
         }
-        notes.note(Milestone::Copying).map_err(journal)?;
+        notes.note(SwapMilestone::Copying).map_err(journal)?;
         let warning =
             kept.err().map(|why| format!("other hosts can attach {target}, which may hold a part of a copy: {why}"));
-        Ok(Opened { disk: session_disk(linked), location, warning })
+        Ok(OpenedSwapDisk { disk: session_disk(linked), location, warning })
     }
 
     /// From now on the disk is there.
-    fn switch_to(&self, location: Location) {
+    fn switch_to(&self, location: SwapDiskLocation) {
         let session = location.session().cloned().unwrap_or_else(SessionStatus::of_this_machine);
         session.note_copy(false);
         self.0.session.follow(&session);
@@ -340,9 +347,9 @@ impl DiskSwap {
     /// The system has no more descriptors.
     pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
         match &lock(&self.0.last).at {
-            Location::Here(_, medium) => medium.as_fd().try_clone_to_owned().map(Some),
-            Location::There(.., Some(client)) => client.passage(),
-            Location::There(.., None) => Ok(None),
+            SwapDiskLocation::Here(_, medium) => medium.as_fd().try_clone_to_owned().map(Some),
+            SwapDiskLocation::There(.., Some(client)) => client.passage(),
+            SwapDiskLocation::There(.., None) => Ok(None),
         }
     }
 
@@ -373,13 +380,13 @@ impl DiskSwap {
     /// The address of the host that has the disk; `None`: this machine.
     pub fn host(&self) -> Option<String> {
         match &lock(&self.0.last).at {
-            Location::Here(..) => None,
-            Location::There(target, ..) => Some(target.address.clone()),
+            SwapDiskLocation::Here(..) => None,
+            SwapDiskLocation::There(target, ..) => Some(target.address.clone()),
         }
     }
 
     /// Has the engine carry out an order. Once there is none, the order is dropped.
-    fn order(&self, order: Order) {
+    fn order(&self, order: DiskSwapOrder) {
         // It may close a disk.
         let late = match &mut *lock(&self.0.orders) {
             Some(orders) => {
@@ -398,7 +405,7 @@ impl DiskSwap {
         self.0.session.wake();
     }
 
-    fn take(&self) -> Vec<Order> {
+    fn take(&self) -> Vec<DiskSwapOrder> {
         if !self.0.has_orders.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
@@ -407,20 +414,31 @@ impl DiskSwap {
     }
 
     /// Does what takes time, until the swap is over or its attachment has ended.
-    fn carry_out(&self, run: &Arc<Run>, opened: Opened, notes: &mut Notes, options: Options) {
+    fn carry_out(
+        &self,
+        run: &Arc<SwapRun>,
+        opened: OpenedSwapDisk,
+        notes: &mut SwapJournalWriter,
+        options: SwapOptions,
+    ) {
         let SwapStatus { device, from, to, .. } = run.status();
-        let Opened { disk, location, warning } = opened;
+        let OpenedSwapDisk { disk, location, warning } = opened;
         lock(&self.0.last).other = Some(location.clone());
         run.warn(warning);
         let (work, to_do) = mpsc::channel();
-        self.order(Order::Begin(Box::new(Begin { destination: disk, options, run: Arc::clone(run), work })));
+        self.order(DiskSwapOrder::Begin(Box::new(DiskSwapStart {
+            destination: disk,
+            options,
+            run: Arc::clone(run),
+            work,
+        })));
         // Nothing is noted while this waits for an answer.
         let mut old = OldDisk::new(self);
         let (to_do, mut has_switched) = (&to_do, false);
         for work in to_do {
             match work {
-                Work::Note(Milestone::Switched) => {
-                    let noted = old.may_switch(to_do).and_then(|()| notes.note(Milestone::Switched));
+                DeviceSwapAction::Note(SwapMilestone::Switched) => {
+                    let noted = old.may_switch(to_do).and_then(|()| notes.note(SwapMilestone::Switched));
                     if noted.is_ok() {
                         has_switched = true;
                         // Before the old disk is given back: that ends its session, and not the attachment.
@@ -428,25 +446,25 @@ impl DiskSwap {
                         old.note_switched(&from);
                         run.warn(old.warning(&from));
                     }
-                    self.order(Order::Noted(noted));
+                    self.order(DiskSwapOrder::Noted(noted));
                     if has_switched {
                         note_complete(&location);
                     }
                 }
-                Work::Note(milestone) => {
+                DeviceSwapAction::Note(milestone) => {
                     let noted = notes.note(milestone);
                     if noted.is_ok() {
                         old.note_stays();
                     }
-                    self.order(Order::Noted(noted));
+                    self.order(DiskSwapOrder::Noted(noted));
                 }
-                Work::Release(disk) => drop(disk),
-                Work::Ended(Ok(Report { copied_bytes, rounds, took })) => {
+                DeviceSwapAction::Release(disk) => drop(disk),
+                DeviceSwapAction::Ended(Ok(SwapReport { copied_bytes, rounds, took })) => {
                     let quiet_ms = run.status().quiet_ms;
                     info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
                     return run.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
                 }
-                Work::Ended(Err(error)) => {
+                DeviceSwapAction::Ended(Err(error)) => {
                     warn!(device, from, to, %error, "not moved: it stays where it was");
                     let failure = old.failure(&from, &to).unwrap_or_else(|| report(&error, &device, &to));
                     return run.end(FAILED, |status| status.failure = Some(failure));
@@ -458,22 +476,22 @@ impl DiskSwap {
             return run.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
         }
         // If it cannot be noted, the last note says that a copy was begun, which is true as well.
-        let _ = notes.note(Milestone::Abandoned);
+        let _ = notes.note(SwapMilestone::Abandoned);
         run.end(FAILED, |status| status.failure = Some(report(&SwapError::Cancelled, &device, &to)));
     }
 }
 
 /// A device and where it moves, as people name them.
-type Names<'a> = (&'a str, &'a str);
+type DeviceMoveNames<'a> = (&'a str, &'a str);
 
-fn not_moved(attribute: FailureKind, (device, to): Names<'_>, what: &dyn std::fmt::Display) -> FailureReport {
+fn not_moved(attribute: FailureKind, (device, to): DeviceMoveNames<'_>, what: &dyn std::fmt::Display) -> FailureReport {
     FailureReport::new(attribute, format!("{device} was not moved to {to}: {what}"))
 }
 
 /// Tells the exporter of the new disk that it has all data: it is a disk like any other. If the exporter does not hear
 /// it, it hears it when the disk is attached next.
-fn note_complete(location: &Location) {
-    let answer = location.session().map(|session| session.tell(Step::Stays, STEP_TIME_MAX));
+fn note_complete(location: &SwapDiskLocation) {
+    let answer = location.session().map(|session| session.tell(DiskMoveStep::Stays, STEP_TIME_MAX));
     if let Some(answer) = answer.filter(|answer| *answer != StepAnswer::Noted) {
         warn!(disk = location.name(), ?answer, "its exporter does not say that it noted that the disk is complete");
     }
@@ -495,7 +513,7 @@ impl OldDisk {
     /// Asks the exporter of the disk whether it answers. It has nothing else to note then.
     fn new(swap: &DiskSwap) -> Self {
         let session = lock(&swap.0.last).at.session().cloned();
-        let answer = session.as_ref().map(|session| session.tell(Step::Stays, STEP_TIME_MAX));
+        let answer = session.as_ref().map(|session| session.tell(DiskMoveStep::Stays, STEP_TIME_MAX));
         let unable = match answer {
             None | Some(StepAnswer::Noted) => None,
             Some(StepAnswer::Unable(why)) => Some(why),
@@ -508,10 +526,10 @@ impl OldDisk {
     }
 
     /// The exporter gives the disk to no other host from now on, if it can. While this waits, nothing is to be done.
-    fn may_switch(&mut self, to_do: &Receiver<Work<Disk>>) -> Result<(), String> {
+    fn may_switch(&mut self, to_do: &Receiver<DeviceSwapAction<BoxedDisk>>) -> Result<(), String> {
         let Some(session) = self.session.as_ref().filter(|_| self.unable.is_none()) else { return Ok(()) };
         self.is_told = true;
-        match session.tell(Step::Moving, STEP_TIME_MAX) {
+        match session.tell(DiskMoveStep::Moving, STEP_TIME_MAX) {
             StepAnswer::Noted => return Ok(()),
             StepAnswer::Unable(why) => self.unable = Some(why),
             // The disk was given back before it was noted, and may be another host's already.
@@ -527,7 +545,7 @@ impl OldDisk {
     /// The copy is the device. If the exporter does not hear it, it knows that it may be.
     fn note_switched(&self, disk: &str) {
         let told = self.session.as_ref().filter(|_| self.unable.is_none());
-        if let Some(answer) = told.map(|session| session.tell(Step::Moved, STEP_TIME_MAX))
+        if let Some(answer) = told.map(|session| session.tell(DiskMoveStep::Moved, STEP_TIME_MAX))
             && answer != StepAnswer::Noted
         {
             warn!(
@@ -540,7 +558,7 @@ impl OldDisk {
 
     /// The disk stays. If the exporter does not hear it, it hears it when the disk is attached next.
     fn note_stays(&self) {
-        self.session.iter().filter(|_| self.is_told).for_each(|session| session.tell_later(Step::Stays));
+        self.session.iter().filter(|_| self.is_told).for_each(|session| session.tell_later(DiskMoveStep::Stays));
     }
 
     /// What the user has to know, if the disk was not retired.
@@ -564,9 +582,9 @@ impl OldDisk {
 
 /// The disk of an attachment, below its caches.
 pub struct SwapDisk {
-    disk: Swappable<Disk>,
+    disk: SwappableDevice<BoxedDisk>,
     swap: DiskSwap,
-    running: Option<(Arc<Run>, Sender<Work<Disk>>)>,
+    running: Option<(Arc<SwapRun>, Sender<DeviceSwapAction<BoxedDisk>>)>,
     began: Instant,
     shown: Instant,
 }
@@ -577,12 +595,12 @@ impl SwapDisk {
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn new(linked: Linked<RemoteBlock>, target: &Target, client: &Client) -> io::Result<Self> {
+    pub fn new(linked: LinkedDevice<RemoteBlock>, target: &DeviceTarget, client: &ImporterClient) -> io::Result<Self> {
         let requests = linked.remote().requests().count();
-        let at = Location::of(target, &linked, None);
+        let at = SwapDiskLocation::of(target, &linked, None);
         let swap = DiskSwap::new(*BlockDevice::info(&linked), at, client.clone(), linked.clock())?;
         let (disk, zero) = (session_disk(linked), Instant::ZERO);
-        Ok(Self { disk: Swappable::new(disk).holding(requests), swap, running: None, began: zero, shown: zero })
+        Ok(Self { disk: SwappableDevice::new(disk).holding(requests), swap, running: None, began: zero, shown: zero })
     }
 
     /// Restores the disk that another process moved to `medium`. Returns it with the requests that it has to answer.
@@ -590,22 +608,22 @@ impl SwapDisk {
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(
-        clock: Clock,
-        from: &mut Reader<'_>,
+        clock: BoottimeClock,
+        from: &mut FieldReader<'_>,
         medium: OwnedFd,
-        client: &Client,
-    ) -> Result<(Self, Pending), DiskRestoreError> {
+        client: &ImporterClient,
+    ) -> Result<(Self, PendingBlockRequests), DiskRestoreError> {
         let now = clock.now();
         let mut known = None;
-        let (disk, pending) = Swappable::restore(now, from, |path, info| {
+        let (disk, pending) = SwappableDevice::restore(now, from, |path, info| {
             let path = OsStr::from_bytes(path);
             let store = FileStore::passed(medium, path, false).map_err(io::Error::other)?;
-            let at = Location::Here(format!("block:{}", path.display()), Arc::new(store.try_clone()?));
+            let at = SwapDiskLocation::Here(format!("block:{}", path.display()), Arc::new(store.try_clone()?));
             let swap = DiskSwap::new(*info, at, client.clone(), clock)?;
             lock(&swap.0.last).is_exchanged = true;
             let local = LocalDisk::new(store, info.block_bytes, &swap.0.wake)?;
             known = Some(swap);
-            Ok::<_, DiskRestoreError>(Box::new(local) as Disk)
+            Ok::<_, DiskRestoreError>(Box::new(local) as BoxedDisk)
         })?;
         let swap = known.expect("its device was restored");
         Ok((Self { disk, swap, running: None, began: now, shown: now }, pending))
@@ -618,14 +636,14 @@ impl SwapDisk {
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore_there(
-        from: &mut Reader<'_>,
+        from: &mut FieldReader<'_>,
         passage: Option<OwnedFd>,
-        client: &Client,
-    ) -> Result<(Self, Pending, Clock), DiskRestoreError> {
+        client: &ImporterClient,
+    ) -> Result<(Self, PendingBlockRequests, BoottimeClock), DiskRestoreError> {
         let wrong = |what: String| DiskRestoreError(io::Error::new(io::ErrorKind::InvalidData, what));
         let place = from.bytes("place")?;
         let text = String::from_utf8_lossy(place);
-        let target: Target = text.parse().map_err(wrong)?;
+        let target: DeviceTarget = text.parse().map_err(wrong)?;
         let saved = from.bytes("disk")?;
         let other = |error: ClientError| DiskRestoreError(io::Error::other(error));
         let known = KnownHost::find(&target.address).map_err(|error| other(error.into()))?;
@@ -633,12 +651,14 @@ impl SwapDisk {
         let there = there.map_err(other)?;
         let mut inner = snapshot::open(saved, AWAY_KIND)?;
         let mut known = None;
-        let restored = Swappable::restore_away(Instant::ZERO, &mut inner, |bytes, info| {
+        let restored = SwappableDevice::restore_away(Instant::ZERO, &mut inner, |bytes, info| {
             let mut reader = snapshot::open(bytes, BLOCK_KIND)?;
-            let mut linked =
-                Linked::<RemoteBlock>::restore(there.redial(&target, Traffic::Bulk).map_err(other)?, &mut reader)?;
+            let mut linked = LinkedDevice::<RemoteBlock>::restore(
+                there.redial(&target, LinkTraffic::Bulk).map_err(other)?,
+                &mut reader,
+            )?;
             let swap = reader.end("device").map_err(DiskRestoreError::from).and_then(|()| {
-                let at = Location::of(&target, &linked, Some(there.clone()));
+                let at = SwapDiskLocation::of(&target, &linked, Some(there.clone()));
                 Ok(DiskSwap::new(*info, at, client.clone(), linked.clock())?)
             });
             let swap = swap.inspect_err(|_| BlockDevice::leave(&mut linked))?;
@@ -663,11 +683,11 @@ impl SwapDisk {
     }
 
     /// Carries out orders, and passes on what takes time.
-    fn look_after(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn look_after(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         for order in self.swap.take() {
             match order {
-                Order::Begin(begin) => self.begin(now, *begin),
-                Order::Noted(result) => self.disk.handle_noted(now, result, done),
+                DiskSwapOrder::Begin(begin) => self.begin(now, *begin),
+                DiskSwapOrder::Noted(result) => self.disk.handle_noted(now, result, done),
             }
         }
         let Some((run, work)) = &self.running else { return };
@@ -686,7 +706,7 @@ impl SwapDisk {
             if let Some(progress) = self.disk.progress(now) {
                 run.show(&progress, now - self.began);
             }
-            is_over |= matches!(next, Work::Ended(_));
+            is_over |= matches!(next, DeviceSwapAction::Ended(_));
             // Its thread lives as long as this.
             let _ = work.send(next);
         }
@@ -695,28 +715,28 @@ impl SwapDisk {
         }
     }
 
-    fn begin(&mut self, now: Instant, Begin { destination, options, run, work }: Begin) {
+    fn begin(&mut self, now: Instant, DiskSwapStart { destination, options, run, work }: DiskSwapStart) {
         (self.began, self.shown) = (now, now);
         let joined = self.joined(&*destination);
         let begun = match joined {
             Ok(readiness) => self.disk.begin(now, destination, Some(readiness), options),
             Err(error) => {
-                let why = SwapError::Open(farbus_session::block::swap::Side::Destination, error.to_string());
+                let why = SwapError::Open(farbus_session::block::swap::SwapSide::Destination, error.to_string());
                 Err((why, destination))
             }
         };
         if let Err((error, destination)) = begun {
-            let _ = work.send(Work::Note(Milestone::Abandoned));
-            let _ = work.send(Work::Release(destination));
-            let _ = work.send(Work::Ended(Err(error)));
+            let _ = work.send(DeviceSwapAction::Note(SwapMilestone::Abandoned));
+            let _ = work.send(DeviceSwapAction::Release(destination));
+            let _ = work.send(DeviceSwapAction::Ended(Err(error)));
             return;
         }
         self.running = Some((run, work));
     }
 
     /// What wakes the engine while both disks are used.
-    fn joined(&self, destination: &dyn BlockDevice) -> io::Result<Readiness> {
-        let all = Gathering::new()?;
+    fn joined(&self, destination: &dyn BlockDevice) -> io::Result<ReadinessSource> {
+        let all = EpollSet::new()?;
         let both = [BlockDevice::readiness(self.disk.current()), destination.readiness()];
         both.into_iter().flatten().try_for_each(|readiness| all.watch_device(readiness))?;
         Ok(all.readiness())
@@ -734,25 +754,25 @@ impl Drop for SwapDisk {
 }
 
 impl BlockLayer for SwapDisk {
-    type Inner = Swappable<Disk>;
+    type Inner = SwappableDevice<BoxedDisk>;
 
-    fn inner(&self) -> &Swappable<Disk> {
+    fn inner(&self) -> &SwappableDevice<BoxedDisk> {
         &self.disk
     }
 
-    fn inner_mut(&mut self) -> &mut Swappable<Disk> {
+    fn inner_mut(&mut self) -> &mut SwappableDevice<BoxedDisk> {
         &mut self.disk
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         BlockDevice::submit(&mut self.disk, now, request, done);
     }
 
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut Swappable<Disk>, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut SwappableDevice<BoxedDisk>, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let result = act(&mut self.disk, done);
         self.look_after(now, done);
@@ -769,7 +789,7 @@ impl BlockLayer for SwapDisk {
             None => BlockDevice::save(&mut self.disk, now),
             Some((_, false)) => None,
             Some((place, true)) => {
-                let mut to = Writer::new(ELSEWHERE_KIND);
+                let mut to = SnapshotWriter::new(ELSEWHERE_KIND);
                 to.bytes(place.as_bytes());
                 to.bytes(&self.disk.save_away(now)?);
                 Some(to.into_bytes())

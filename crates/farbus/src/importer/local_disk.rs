@@ -11,12 +11,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use farbus_io_linux::store::FileStore;
-use farbus_io_net::link::{Gathering, Wake};
+use farbus_io_net::link::{EpollSet, ThreadWaker};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Completions,
-    Instant, Payload, Readiness, StoreDevice, StoreError,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
+    CompletionQueue, Instant, Payload, ReadinessSource, StoreDevice, StoreError,
 };
-use farbus_session::Reject;
+use farbus_session::ProtocolViolation;
 
 /// Why a disk cannot be restored.
 pub struct DiskRestoreError(pub(crate) io::Error);
@@ -27,14 +27,14 @@ impl From<io::Error> for DiskRestoreError {
     }
 }
 
-impl From<Reject> for DiskRestoreError {
-    fn from(reject: Reject) -> Self {
+impl From<ProtocolViolation> for DiskRestoreError {
+    fn from(reject: ProtocolViolation) -> Self {
         Self(io::Error::new(io::ErrorKind::InvalidData, reject.to_string()))
     }
 }
 
 /// A request that waits until everything written is durable.
-type Flushed = (BlockInFlight, Result<(), StoreError>);
+type CompletedFlush = (BlockInFlight, Result<(), StoreError>);
 
 /// A file or block device of this machine.
 pub struct LocalDisk {
@@ -42,12 +42,12 @@ pub struct LocalDisk {
     /// The same medium.
     store: FileStore,
     to_flush: Option<Sender<BlockInFlight>>,
-    flushed: Receiver<Flushed>,
+    flushed: Receiver<CompletedFlush>,
     flusher: Option<JoinHandle<()>>,
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
     /// What wakes the engine: flushes that ended, and `also`.
-    all: Gathering,
-    readiness: Readiness,
+    all: EpollSet,
+    readiness: ReadinessSource,
 }
 
 impl LocalDisk {
@@ -55,13 +55,13 @@ impl LocalDisk {
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
-    pub fn new(store: FileStore, block_bytes: u32, also: &Wake) -> io::Result<Self> {
+    pub fn new(store: FileStore, block_bytes: u32, also: &ThreadWaker) -> io::Result<Self> {
         let (mut second, third) = (store.try_clone()?, store.try_clone()?);
-        let (wake, all) = (Arc::new(Wake::new()?), Gathering::new()?);
+        let (wake, all) = (Arc::new(ThreadWaker::new()?), EpollSet::new()?);
         all.watch(wake.as_fd(), false)?;
         all.watch(also.as_fd(), false)?;
         let (to_flush, waiting) = mpsc::channel::<BlockInFlight>();
-        let (answer, flushed) = mpsc::channel::<Flushed>();
+        let (answer, flushed) = mpsc::channel::<CompletedFlush>();
         let rung = Arc::clone(&wake);
         let flusher = thread::Builder::new().name("disk-flush".into()).spawn(move || {
             for request in waiting {
@@ -77,7 +77,7 @@ impl LocalDisk {
         Ok(Self { device, store: third, to_flush, flushed, flusher, wake, all, readiness })
     }
 
-    fn flush(&self, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn flush(&self, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let sent = match &self.to_flush {
             Some(to_flush) => to_flush.send(request).map_err(|mpsc::SendError(request)| request),
             None => Err(request),
@@ -93,7 +93,7 @@ impl BlockDevice for LocalDisk {
         self.device.info()
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if request.op == BlockOp::Flush {
             return self.flush(request, done);
         }
@@ -102,7 +102,7 @@ impl BlockDevice for LocalDisk {
         }
         // Written first, then made durable.
         let change = BlockRequest { is_durable: false, payload: request.take_payload(), ..(*request).clone() };
-        let mut changed = Completions::new(BufferPool::new(0));
+        let mut changed = CompletionQueue::new(BufferPool::new(0));
         self.device.submit(now, change.launch(), &mut changed);
         match changed.pop().map(|answer| answer.result) {
             Some(Ok(())) => self.flush(request, done),
@@ -111,11 +111,11 @@ impl BlockDevice for LocalDisk {
         }
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.wake.clear();
         while let Ok((request, result)) = self.flushed.try_recv() {
             done.push(match result {

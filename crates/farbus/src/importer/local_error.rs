@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use farbus_control::failure::FailureKind;
 use farbus_io_net::local::runtime_folder;
 
-use crate::common::socket_place::Place;
+use crate::common::socket_place::SocketLocation;
 
 /// Why a device is not found on this machine.
 #[derive(Debug)]
-pub enum HereError {
+pub enum LocalDeviceError {
     /// No share of this user has it.
     Nowhere {
         /// The device that was asked for.
@@ -30,11 +30,11 @@ pub enum HereError {
         /// The device that was asked for.
         device: String,
         /// Where they are.
-        places: Vec<Place>,
+        places: Vec<SocketLocation>,
     },
 }
 
-impl HereError {
+impl LocalDeviceError {
     /// Which party has to act.
     pub fn attribute(&self) -> FailureKind {
         match self {
@@ -45,7 +45,7 @@ impl HereError {
     }
 }
 
-impl fmt::Display for HereError {
+impl fmt::Display for LocalDeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nowhere { device, offered } => {
@@ -68,7 +68,7 @@ impl fmt::Display for HereError {
     }
 }
 
-impl std::error::Error for HereError {}
+impl std::error::Error for LocalDeviceError {}
 
 /// What to type if no share on this machine has the device.
 fn next(device: &str) -> String {
@@ -109,11 +109,11 @@ mod tests {
 
     #[test]
     fn errors_say_what_to_type() {
-        let nowhere = HereError::Nowhere { device: "disk".into(), offered: vec!["zero".into()] };
+        let nowhere = LocalDeviceError::Nowhere { device: "disk".into(), offered: vec!["zero".into()] };
         let text = nowhere.to_string();
         assert!(text.contains("offers 'disk', but zero") && text.contains("HOST/disk"), "{text}");
-        let places = vec![Place::Socket("/a.sock".into()), Place::Socket("/b.sock".into())];
-        let several = HereError::Several { device: "disk".into(), places };
+        let places = vec![SocketLocation::Socket("/a.sock".into()), SocketLocation::Socket("/b.sock".into())];
+        let several = LocalDeviceError::Several { device: "disk".into(), places };
         assert!(several.to_string().contains("farbus attach unix:/b.sock/disk"), "{several}");
     }
 }

@@ -3,19 +3,19 @@
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use farbus_io_net::link::{Interest, Link, wait};
-use farbus_session::Reject;
-use farbus_session::native::hello::{GREETING_BYTES, Hello, OPTIONS_BYTES_MAX, Welcome};
+use farbus_io_net::link::{Link, PollInterest, wait};
+use farbus_session::ProtocolViolation;
+use farbus_session::native::hello::{ExporterWelcome, GREETING_BYTES, ImporterHello, OPTIONS_BYTES_MAX};
 use std::os::fd::AsFd;
 
 /// Sends a hello and receives the welcome.
 ///
 /// # Errors
 /// The error of the system; `InvalidData` if the peer sends no valid welcome.
-pub fn greet(link: &Link, hello: &Hello, time_max: Duration) -> io::Result<Welcome> {
+pub fn greet(link: &Link, hello: &ImporterHello, time_max: Duration) -> io::Result<ExporterWelcome> {
     let until = Instant::now() + time_max;
     say(link, &hello.encode(), until)?;
-    hear(link, until, Welcome::decode)
+    hear(link, until, ExporterWelcome::decode)
 }
 
 /// Waits for the first byte of a link without consuming it; `None` if none came in time.
@@ -23,7 +23,7 @@ pub fn greet(link: &Link, hello: &Hello, time_max: Duration) -> io::Result<Welco
 /// # Errors
 /// The error of the system.
 pub fn await_first_byte(link: &Link, time_max: Duration) -> io::Result<Option<u8>> {
-    let mut interests = [Interest::new(link.as_fd(), false)];
+    let mut interests = [PollInterest::new(link.as_fd(), false)];
     wait(&mut interests, Some(time_max))?;
     link.peek()
 }
@@ -32,15 +32,15 @@ pub fn await_first_byte(link: &Link, time_max: Duration) -> io::Result<Option<u8
 ///
 /// # Errors
 /// The error of the system; `InvalidData` if the peer sends no valid hello.
-pub fn hear_hello(link: &Link, time_max: Duration) -> io::Result<Hello> {
-    hear(link, Instant::now() + time_max, Hello::decode)
+pub fn hear_hello(link: &Link, time_max: Duration) -> io::Result<ImporterHello> {
+    hear(link, Instant::now() + time_max, ImporterHello::decode)
 }
 
 /// Answers a hello.
 ///
 /// # Errors
 /// The error of the system.
-pub fn welcome(link: &Link, welcome: &Welcome, time_max: Duration) -> io::Result<()> {
+pub fn welcome(link: &Link, welcome: &ExporterWelcome, time_max: Duration) -> io::Result<()> {
     say(link, &welcome.encode(), Instant::now() + time_max)
 }
 
@@ -61,8 +61,12 @@ fn say(link: &Link, mut bytes: &[u8], until: Instant) -> io::Result<()> {
 }
 
 /// Receives exactly the greeting. The bytes after it belong to the session.
-fn hear<T>(link: &Link, until: Instant, decode: impl Fn(&[u8]) -> Result<Option<(T, usize)>, Reject>) -> io::Result<T> {
-    let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject);
+fn hear<T>(
+    link: &Link,
+    until: Instant,
+    decode: impl Fn(&[u8]) -> Result<Option<(T, usize)>, ProtocolViolation>,
+) -> io::Result<T> {
+    let wrong = |reject: ProtocolViolation| io::Error::new(io::ErrorKind::InvalidData, reject);
     let mut bytes = [0; GREETING_BYTES + OPTIONS_BYTES_MAX];
     let (mut have, mut wanted) = (0, GREETING_BYTES);
     loop {
@@ -89,6 +93,7 @@ fn wait_for(link: &Link, room: bool, until: Instant) -> io::Result<()> {
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    let mut interests = [if room { Interest::new(link.as_fd(), true) } else { Interest::new(link.as_fd(), false) }];
+    let mut interests =
+        [if room { PollInterest::new(link.as_fd(), true) } else { PollInterest::new(link.as_fd(), false) }];
     wait(&mut interests, Some(left))
 }

@@ -10,11 +10,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Gathering, Link};
-use farbus_model::Readiness;
+use farbus_io_net::link::{BoottimeClock, EpollSet, Link};
+use farbus_model::ReadinessSource;
 use farbus_session::native::Lane;
 
-use crate::link::status::{Counts, Links};
+use crate::link::status::{LaneByteCounts, SessionLinks};
 
 /// How long a receive may block while it delays other events, which are orders to this thread. Linux counts the timeout
 /// in jiffies of 1 to 10 ms.
@@ -25,8 +25,8 @@ pub(crate) struct LinkSet {
     /// In the order of their lanes.
     links: Vec<LaneLink>,
     /// Where the links are shown.
-    shown: Links,
-    all: Gathering,
+    shown: SessionLinks,
+    all: EpollSet,
     /// Whether `all` has anything but links.
     has_others: Cell<bool>,
     /// Whether the last receive on the first lane brought bytes.
@@ -39,7 +39,7 @@ pub(crate) struct LinkSet {
 struct LaneLink {
     number: u16,
     link: Arc<Link>,
-    counts: Arc<Counts>,
+    counts: Arc<LaneByteCounts>,
     /// Whether the socket took no more bytes at the last attempt.
     is_blocked: bool,
 }
@@ -56,7 +56,7 @@ impl LaneLink {
     }
 
     /// Sends what can be sent without blocking. Returns whether the link took all of it.
-    fn transmit(&self, lane: &mut Lane, clock: Clock) -> io::Result<bool> {
+    fn transmit(&self, lane: &mut Lane, clock: BoottimeClock) -> io::Result<bool> {
         while lane.has_transmit() {
             let sent = self.link.try_send(&lane.poll_transmit(clock.now()))?;
             match sent {
@@ -71,7 +71,7 @@ impl LaneLink {
     }
 
     /// Sends what can be sent, and watches for room while something is left.
-    fn send(&mut self, lane: &mut Lane, clock: Clock, all: &Gathering) -> io::Result<()> {
+    fn send(&mut self, lane: &mut Lane, clock: BoottimeClock, all: &EpollSet) -> io::Result<()> {
         let is_out = self.transmit(lane, clock)?;
         match std::mem::replace(&mut self.is_blocked, !is_out) == is_out {
             true => all.watch(self.link.as_fd(), !is_out),
@@ -82,17 +82,17 @@ impl LaneLink {
 
 impl LinkSet {
     pub fn new() -> io::Result<Self> {
-        Self::shown_by(Links::default())
+        Self::shown_by(SessionLinks::default())
     }
 
     /// A link set without links, which shows its links in `shown`.
-    pub fn shown_by(shown: Links) -> io::Result<Self> {
-        let (all, links) = (Gathering::new()?, Vec::new());
+    pub fn shown_by(shown: SessionLinks) -> io::Result<Self> {
+        let (all, links) = (EpollSet::new()?, Vec::new());
         Ok(Self { links, shown, all, has_others: Cell::new(false), is_talking: false, early: None })
     }
 
     /// Where the links are shown.
-    pub fn shown(&self) -> &Links {
+    pub fn shown(&self) -> &SessionLinks {
         &self.shown
     }
 
@@ -171,20 +171,20 @@ impl LinkSet {
     }
 
     /// Also waits for a device from now on.
-    pub fn watch_device(&self, readiness: &Readiness) -> io::Result<()> {
+    pub fn watch_device(&self, readiness: &ReadinessSource) -> io::Result<()> {
         self.note_others(true)?;
         self.all.watch_device(readiness)
     }
 
     /// Waits for links only from now on.
     pub fn watch_anew(&mut self) -> io::Result<()> {
-        self.all = Gathering::new()?;
+        self.all = EpollSet::new()?;
         self.note_others(false)?;
         self.links.iter().try_for_each(|lane_link| self.all.watch(lane_link.link.as_fd(), lane_link.is_blocked))
     }
 
     /// The readiness of all of it, for the loop of another thread.
-    pub fn readiness(&self) -> Readiness {
+    pub fn readiness(&self) -> ReadinessSource {
         self.all.readiness()
     }
 
@@ -234,7 +234,7 @@ impl LinkSet {
     }
 
     /// Sends what can be sent on the link of a lane.
-    pub fn send(&mut self, number: u16, lane: &mut Lane, clock: Clock) -> io::Result<()> {
+    pub fn send(&mut self, number: u16, lane: &mut Lane, clock: BoottimeClock) -> io::Result<()> {
         let lane_link = self.links.iter_mut().find(|lane_link| lane_link.number == number);
         lane_link.map_or(Ok(()), |lane_link| lane_link.send(lane, clock, &self.all))
     }

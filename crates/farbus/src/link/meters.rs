@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farbus_control::session::Readings;
-use farbus_session::Counters;
+use farbus_session::ExporterCounters;
 
 /// Counters of one running session. The engine writes them once a turn; any thread may read them.
 #[derive(Debug, Default)]
-pub struct Meters {
-    values: [AtomicU64; Meters::COUNT],
+pub struct EngineMeters {
+    values: [AtomicU64; EngineMeters::COUNT],
 }
 
 /// The engine's counts of its system calls.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Calls {
+pub struct SyscallCounts {
     /// Calls that received.
     pub receive: u64,
     /// Calls that sent.
@@ -22,11 +22,11 @@ pub struct Calls {
     pub wait: u64,
 }
 
-impl Meters {
+impl EngineMeters {
     const COUNT: usize = 10;
 
     /// Publishes the counters of the engine.
-    pub fn publish(&self, counters: Counters, calls: Calls) {
+    pub fn publish(&self, counters: ExporterCounters, calls: SyscallCounts) {
         let now = [
             counters.urbs,
             counters.bytes_in,

@@ -9,10 +9,10 @@ use farbus_io_net::link::Link;
 
 /// All links of one end of a session, by lane.
 #[derive(Clone, Debug, Default)]
-pub struct Links(Arc<Mutex<Vec<Entry>>>);
+pub struct SessionLinks(Arc<Mutex<Vec<LaneLinkRecord>>>);
 
 #[derive(Debug)]
-struct Entry {
+struct LaneLinkRecord {
     lane: u16,
     /// The peer of the latest link; empty before the first.
     peer: String,
@@ -20,17 +20,17 @@ struct Entry {
     link: Weak<Link>,
     /// How many links there have been before this one.
     replaced: u64,
-    counts: Arc<Counts>,
+    counts: Arc<LaneByteCounts>,
 }
 
 /// Bytes of one lane, over all its links.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct LaneByteCounts {
     received: AtomicU64,
     sent: AtomicU64,
 }
 
-impl Counts {
+impl LaneByteCounts {
     pub fn note_received(&self, bytes: usize) {
         self.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -40,20 +40,23 @@ impl Counts {
     }
 }
 
-impl Links {
-    fn with<T>(&self, lane: u16, change: impl FnOnce(&mut Entry) -> T) -> T {
+impl SessionLinks {
+    fn with<T>(&self, lane: u16, change: impl FnOnce(&mut LaneLinkRecord) -> T) -> T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = all.iter().position(|entry| entry.lane == lane).unwrap_or_else(|| {
             let at = all.partition_point(|entry| entry.lane < lane);
             let (peer, counts) = (String::new(), Arc::default());
-            all.insert(at, Entry { lane, peer, since: Instant::now(), link: Weak::new(), replaced: 0, counts });
+            all.insert(
+                at,
+                LaneLinkRecord { lane, peer, since: Instant::now(), link: Weak::new(), replaced: 0, counts },
+            );
             at
         });
         change(&mut all[at])
     }
 
     /// Notes that the lane has a link. It counts as up until its owner drops it.
-    pub(crate) fn note_up(&self, lane: u16, link: &Arc<Link>) -> Arc<Counts> {
+    pub(crate) fn note_up(&self, lane: u16, link: &Arc<Link>) -> Arc<LaneByteCounts> {
         self.with(lane, |entry| {
             // The first has a peer, which stays when it is gone.
             entry.replaced += u64::from(!entry.peer.is_empty());
@@ -74,13 +77,13 @@ impl Links {
     /// The status of the links; `None` for a session that never had one.
     pub fn status(&self) -> Option<LinksStatus> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let each: Vec<LinkStatus> = all.iter().map(Entry::status).collect();
+        let each: Vec<LinkStatus> = all.iter().map(LaneLinkRecord::status).collect();
         let up = each.iter().filter(|link| link.is_up).count();
         (!each.is_empty()).then_some(LinksStatus { up, each })
     }
 }
 
-impl Entry {
+impl LaneLinkRecord {
     fn status(&self) -> LinkStatus {
         let link = self.link.upgrade();
         LinkStatus {
@@ -102,7 +105,7 @@ mod tests {
 
     #[test]
     fn link_is_up_until_dropped_and_its_lane_keeps_its_counts() {
-        let links = Links::default();
+        let links = SessionLinks::default();
         assert_eq!(links.status(), None);
         let (link, _other) = Link::pair("lab3").unwrap();
         let link = Arc::new(link);

@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use farbus_model::definition::{InterfaceDefinition, Synchronization};
-use farbus_model::descriptor::Selection;
-use farbus_model::{Definition, Direction, EpAddr, Payload, Speed, Tally};
+use farbus_model::definition::{InterfaceDefinition, SynchronizationType};
+use farbus_model::descriptor::ConfigurationSelection;
+use farbus_model::{DeviceDefinition, EpAddr, NamedCounters, Payload, TransferDirection, UsbSpeed};
 
-use crate::emulated::{Context, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
-use tone::{FRAME_BYTES, Heard, Listener, Tone};
+use crate::emulated::{EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer};
+use crate::saved::{SavedStateReader, SavedStateWriter};
+use tone::{FRAME_BYTES, FrameSound, ToneGenerator, ToneListener};
 
 pub mod tone;
 
@@ -46,7 +46,7 @@ const TERMINAL_SPEAKER: [u8; 2] = [0x01, 0x03];
 const PLAYED: u8 = 1;
 const RECORDED: u8 = 4;
 
-/// The counters, in the order of [`Count`].
+/// The counters, in the order of [`AudioCounter`].
 const COUNTS: &[&str] = &[
     "speaker_frames",
     "speaker_tone_frames",
@@ -62,7 +62,7 @@ const COUNTS: &[&str] = &[
 
 /// An index into [`COUNTS`].
 #[derive(Clone, Copy, Debug)]
-enum Count {
+enum AudioCounter {
     /// Frames received.
     SpeakerFrames,
     /// Frames of the tone.
@@ -85,48 +85,48 @@ enum Count {
 
 /// A sound card.
 #[derive(Debug)]
-pub struct Audio {
+pub struct AudioGadget {
     /// The tone that the microphone records, and the frames per interval.
-    tone: Tone,
+    tone: ToneGenerator,
     packet_frames: usize,
-    listener: Listener,
+    listener: ToneListener,
     is_playing: bool,
     is_recording: bool,
-    tally: Tally,
+    tally: NamedCounters,
 }
 
-impl Audio {
+impl AudioGadget {
     /// The device, ready to be shared: at full speed with a packet a millisecond, at high speed with one a microframe.
-    pub fn device(speed: Speed) -> Emulated<Self> {
+    pub fn device(speed: UsbSpeed) -> EmulatedDevice<Self> {
         let function = Self {
-            tone: Tone::default(),
+            tone: ToneGenerator::default(),
             packet_frames: packet_frames(speed),
-            listener: Listener::default(),
+            listener: ToneListener::default(),
             is_playing: false,
             is_recording: false,
-            tally: Tally::new(COUNTS),
+            tally: NamedCounters::new(COUNTS),
         };
-        Emulated::new(&definition(speed), function)
+        EmulatedDevice::new(&definition(speed), function)
     }
 
-    fn count(&self, what: Count, more: u64) {
+    fn count(&self, what: AudioCounter, more: u64) {
         self.tally.count(what as usize, more);
     }
 }
 
-fn interval(speed: Speed) -> Duration {
+fn interval(speed: UsbSpeed) -> Duration {
     if speed.has_microframes() { Duration::from_micros(125) } else { Duration::from_millis(1) }
 }
 
-fn packet_frames(speed: Speed) -> usize {
+fn packet_frames(speed: UsbSpeed) -> usize {
     (interval(speed).as_micros() as u32 * RATE_HZ / 1_000_000) as usize
 }
 
-fn definition(speed: Speed) -> Definition {
+fn definition(speed: UsbSpeed) -> DeviceDefinition {
     // A host whose clock is faster than the bus sends a frame more now and then (Audio Data Formats 1.0 §2.2.1).
     let packet_bytes_max = ((packet_frames(speed) + 1) * FRAME_BYTES) as u16;
     let streaming = || InterfaceDefinition::new(CLASS_AUDIO, AUDIO_STREAMING, 0);
-    let active = |terminal: u8, endpoint: EpAddr, synchronization: Synchronization| {
+    let active = |terminal: u8, endpoint: EpAddr, synchronization: SynchronizationType| {
         let [low, middle, high, _] = RATE_HZ.to_le_bytes();
         // Linked to its terminal, one frame of delay, PCM.
         let general = [7, CS_INTERFACE, AS_GENERAL, terminal, 1, 0x01, 0x00];
@@ -140,14 +140,14 @@ fn definition(speed: Speed) -> Definition {
             .isochronous(endpoint.number(), endpoint.direction(), packet_bytes_max, interval(speed))
             .of_endpoint(synchronization, &[0, 0], &of_endpoint)
     };
-    Definition::new(0x1d6b, 0x0101)
+    DeviceDefinition::new(0x1d6b, 0x0101)
         .speed(speed)
         .names("farbus", "audio", "0")
         .interface(InterfaceDefinition::new(CLASS_AUDIO, AUDIO_CONTROL, 0).class_descriptors(&control_descriptors()))
         .interface(streaming())
-        .interface(active(PLAYED, SPEAKER, Synchronization::Adaptive))
+        .interface(active(PLAYED, SPEAKER, SynchronizationType::Adaptive))
         .interface(streaming())
-        .interface(active(RECORDED, MICROPHONE, Synchronization::Synchronous))
+        .interface(active(RECORDED, MICROPHONE, SynchronizationType::Synchronous))
 }
 
 /// Header and terminals of the control interface (Audio 1.0 §4.3.2), for playing and for recording.
@@ -174,8 +174,8 @@ fn control_descriptors() -> Vec<u8> {
     all
 }
 
-impl Function for Audio {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for AudioGadget {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let frames = self.packet_frames.min(room / FRAME_BYTES);
         let mut data = cx.pool.take(frames * FRAME_BYTES);
         for frame in data.chunks_exact_mut(FRAME_BYTES) {
@@ -183,35 +183,35 @@ impl Function for Audio {
             frame.copy_from_slice(&[left, right].concat());
         }
         self.is_recording = true;
-        self.count(Count::MicrophoneFrames, frames as u64);
-        Sent::Data(data.into())
+        self.count(AudioCounter::MicrophoneFrames, frames as u64);
+        InTransferAnswer::Data(data.into())
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         let data = payload.contiguous();
         let (frames, rest) = data.as_chunks::<FRAME_BYTES>();
         let (mut tone, mut breaks, mut silent) = (0, 0, 0);
         for &[a, b, c, d] in frames {
             match self.listener.hear([i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d])]) {
-                Heard::Tone => tone += 1,
-                Heard::Break => (tone, breaks) = (tone + 1, breaks + 1),
-                Heard::Silence => silent += 1,
-                Heard::Other => {}
+                FrameSound::Tone => tone += 1,
+                FrameSound::Break => (tone, breaks) = (tone + 1, breaks + 1),
+                FrameSound::Silence => silent += 1,
+                FrameSound::Other => {}
             }
         }
         self.is_playing = true;
-        self.count(Count::SpeakerFrames, frames.len() as u64);
-        self.count(Count::ToneFrames, tone);
-        self.count(Count::ToneBreaks, breaks);
-        self.count(Count::SilentFrames, silent);
-        self.count(Count::Malformed, u64::from(!rest.is_empty()));
-        Received::Accepted
+        self.count(AudioCounter::SpeakerFrames, frames.len() as u64);
+        self.count(AudioCounter::ToneFrames, tone);
+        self.count(AudioCounter::ToneBreaks, breaks);
+        self.count(AudioCounter::SilentFrames, silent);
+        self.count(AudioCounter::Malformed, u64::from(!rest.is_empty()));
+        OutTransferAnswer::Accepted
     }
 
-    fn starved(&mut self, endpoint: EpAddr, intervals: u64, _cx: &mut Context<'_>) {
+    fn starved(&mut self, endpoint: EpAddr, intervals: u64, _cx: &mut FunctionContext<'_>) {
         let (is_used, late, missed) = match endpoint.direction() {
-            Direction::Out => (self.is_playing, Count::SpeakerLate, Count::SpeakerMissed),
-            Direction::In => (self.is_recording, Count::MicrophoneLate, Count::MicrophoneMissed),
+            TransferDirection::Out => (self.is_playing, AudioCounter::SpeakerLate, AudioCounter::SpeakerMissed),
+            TransferDirection::In => (self.is_recording, AudioCounter::MicrophoneLate, AudioCounter::MicrophoneMissed),
         };
         // Before the first packet the host has not begun, and so is not late.
         if is_used {
@@ -220,28 +220,28 @@ impl Function for Audio {
         }
     }
 
-    fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
+    fn selected(&mut self, selection: &ConfigurationSelection, _cx: &mut FunctionContext<'_>) {
         // A host that stops selects the setting without an endpoint; when it begins again, the tone begins again as
         // well.
         if selection.endpoint(SPEAKER).is_none() {
-            (self.is_playing, self.listener) = (false, Listener::default());
+            (self.is_playing, self.listener) = (false, ToneListener::default());
         }
         if selection.endpoint(MICROPHONE).is_none() {
             self.is_recording = false;
         }
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
-        (self.is_playing, self.is_recording, self.listener) = (false, false, Listener::default());
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
+        (self.is_playing, self.is_recording, self.listener) = (false, false, ToneListener::default());
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         Some(self.tally.clone())
     }
 
     /// The positions of both tones, and the counters.
     fn save(&self) -> Option<Vec<u8>> {
-        let mut state = Saver::default();
+        let mut state = SavedStateWriter::default();
         state.flag(self.is_playing);
         state.flag(self.is_recording);
         state.bytes(&self.tone.last().to_le_bytes());
@@ -251,18 +251,18 @@ impl Function for Audio {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let (is_playing, is_recording) = (from.flag()?, from.flag()?);
-        let tone = Tone::after(i16::from_le_bytes(from.bytes()?.try_into().ok()?))?;
+        let tone = ToneGenerator::after(i16::from_le_bytes(from.bytes()?.try_into().ok()?))?;
         let last = match from.bytes()? {
             [] => None,
-            last => Some(Tone::after(i16::from_le_bytes(last.try_into().ok()?))?.last()),
+            last => Some(ToneGenerator::after(i16::from_le_bytes(last.try_into().ok()?))?.last()),
         };
         let counts: Vec<u64> = COUNTS.iter().map(|_| from.u64()).collect::<Option<_>>()?;
         from.end()?;
         counts.into_iter().enumerate().for_each(|(at, count)| self.tally.count(at, count));
         (self.is_playing, self.is_recording) = (is_playing, is_recording);
-        (self.tone, self.listener) = (tone, Listener { last });
+        (self.tone, self.listener) = (tone, ToneListener { last });
         Some(())
     }
 }

@@ -2,23 +2,25 @@
 
 use super::*;
 use farbus_model::descriptor::kind;
-use farbus_model::{BufferPool, Completions, Device, Done, Instant, IsoPacket, Setup, Status, Urb, UrbId};
+use farbus_model::{
+    BufferPool, CompletionQueue, Device, Instant, IsoPacket, SetupPacket, Urb, UrbCompletion, UrbId, UrbStatus,
+};
 
 /// A host that plays and records.
 struct Host {
-    device: Emulated<Audio>,
-    done: Completions,
+    device: EmulatedDevice<AudioGadget>,
+    done: CompletionQueue,
     now: Instant,
     urbs: u64,
 }
 
 impl Host {
-    fn new(speed: Speed) -> Self {
-        let done = Completions::new(BufferPool::new(1 << 20));
-        let mut host = Self { device: Audio::device(speed), done, now: Instant::ZERO, urbs: 0 };
-        for setup in [Setup::set_configuration(1), set_interface(1, 1), set_interface(2, 1)] {
+    fn new(speed: UsbSpeed) -> Self {
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
+        let mut host = Self { device: AudioGadget::device(speed), done, now: Instant::ZERO, urbs: 0 };
+        for setup in [SetupPacket::set_configuration(1), set_interface(1, 1), set_interface(2, 1)] {
             host.device.submit(host.now, Urb::control(UrbId(0), setup, Payload::Empty).launch(), &mut host.done);
-            assert_eq!(host.done.pop().map(|done| done.status), Some(Status::Ok));
+            assert_eq!(host.done.pop().map(|done| done.status), Some(UrbStatus::Ok));
         }
         host
     }
@@ -45,7 +47,7 @@ impl Host {
     }
 
     /// Waits for the next completion.
-    fn next(&mut self) -> Done {
+    fn next(&mut self) -> UrbCompletion {
         loop {
             if let Some(done) = self.done.pop() {
                 return done;
@@ -60,13 +62,13 @@ impl Host {
     }
 }
 
-fn set_interface(interface: u16, alternate: u16) -> Setup {
-    Setup { request_type: 0x01, request: 11, value: alternate, index: interface, length: 0 }
+fn set_interface(interface: u16, alternate: u16) -> SetupPacket {
+    SetupPacket { request_type: 0x01, request: 11, value: alternate, index: interface, length: 0 }
 }
 
 #[test]
 fn recorded_tone_plays_without_a_break_at_both_speeds() {
-    for (speed, packet_bytes, packets, span_us) in [(Speed::Full, 192, 8, 8000), (Speed::High, 24, 8, 1000)] {
+    for (speed, packet_bytes, packets, span_us) in [(UsbSpeed::Full, 192, 8, 8000), (UsbSpeed::High, 24, 8, 1000)] {
         let mut host = Host::new(speed);
         // The requests have space for one frame more than the microphone sends, as drivers make them.
         (0..3).for_each(|_| host.record(packet_bytes + 4, packets));
@@ -76,7 +78,7 @@ fn recorded_tone_plays_without_a_break_at_both_speeds() {
         recorded.iter().for_each(|data| host.play(data, packet_bytes));
         for _ in 0..3 {
             let done = host.next();
-            assert_eq!((done.status, done.error_count), (Status::Ok, 0));
+            assert_eq!((done.status, done.error_count), (UrbStatus::Ok, 0));
             assert!(done.iso.iter().all(|packet| packet.actual == packet_bytes));
         }
         assert_eq!(host.counts(), [frames, frames, 0, 0, 0, 0, 0, frames, 0, 0], "{speed}");
@@ -85,7 +87,7 @@ fn recorded_tone_plays_without_a_break_at_both_speeds() {
 
 #[test]
 fn a_host_that_is_late_and_one_that_drops_or_cuts_are_counted() {
-    let mut host = Host::new(Speed::Full);
+    let mut host = Host::new(UsbSpeed::Full);
     host.now = Instant::from_nanos(50_000_000);
     host.record(192, 10);
     let sound = host.next().payload.into_vec();
@@ -112,15 +114,15 @@ fn a_host_that_is_late_and_one_that_drops_or_cuts_are_counted() {
 
 #[test]
 fn another_process_goes_on_in_the_middle_of_the_tone() {
-    let mut host = Host::new(Speed::High);
+    let mut host = Host::new(UsbSpeed::High);
     host.record(24, 8);
     let first = host.next().payload.into_vec();
     host.play(&first, 24);
     host.next();
     let state = Device::save(&host.device).expect("nothing waits");
-    let mut other = Audio::device(Speed::High);
+    let mut other = AudioGadget::device(UsbSpeed::High);
     assert!(other.restore(host.device.selection(), &state));
-    assert!(!Audio::device(Speed::High).restore(host.device.selection(), &state[..state.len() - 1]));
+    assert!(!AudioGadget::device(UsbSpeed::High).restore(host.device.selection(), &state[..state.len() - 1]));
     let counted = host.counts();
     host.device = other;
     assert_eq!(host.counts(), counted);
@@ -134,7 +136,7 @@ fn another_process_goes_on_in_the_middle_of_the_tone() {
 /// Reads the descriptors as `lsusb -v` does: each by its length, and each reference has to lead somewhere.
 #[test]
 fn audio_descriptors_are_consistent() {
-    for speed in [Speed::Full, Speed::High] {
+    for speed in [UsbSpeed::Full, UsbSpeed::High] {
         let all = definition(speed).build();
         let configuration = &all.configurations[0];
         let mut rest = &configuration.bytes[..];

@@ -13,18 +13,18 @@ const STEP: i16 = 75;
 const TOP: i16 = PERIOD_FRAMES / 2;
 
 /// A frame's channels, left and right.
-pub type Frame = [i16; 2];
+pub type StereoFrame = [i16; 2];
 
 /// Makes the tone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tone {
+pub struct ToneGenerator {
     /// The left channel of the frame before.
     last: i16,
 }
 
-impl Tone {
+impl ToneGenerator {
     /// The next frame.
-    pub fn next_frame(&mut self) -> Frame {
+    pub fn next_frame(&mut self) -> StereoFrame {
         self.last = after(self.last);
         [self.last, !self.last]
     }
@@ -47,7 +47,7 @@ fn after(left: i16) -> i16 {
 
 /// What a listener makes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum FrameSound {
     /// The tone, continued or for the first time.
     Tone,
     /// The tone, but not its next frame.
@@ -60,22 +60,22 @@ pub enum Heard {
 
 /// Listens for the tone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Listener {
+pub struct ToneListener {
     /// The left channel of the tone's last frame.
     pub last: Option<i16>,
 }
 
-impl Listener {
+impl ToneListener {
     /// Classifies the next frame.
-    pub fn hear(&mut self, [left, right]: Frame) -> Heard {
+    pub fn hear(&mut self, [left, right]: StereoFrame) -> FrameSound {
         match (left, right) {
-            (0, 0) => Heard::Silence,
+            (0, 0) => FrameSound::Silence,
             _ if right == !left && (-TOP..TOP).contains(&left) => {
                 let follows = self.last.is_none_or(|last| after(last) == left);
                 self.last = Some(left);
-                if follows { Heard::Tone } else { Heard::Break }
+                if follows { FrameSound::Tone } else { FrameSound::Break }
             }
-            _ => Heard::Other,
+            _ => FrameSound::Other,
         }
     }
 }
@@ -86,30 +86,33 @@ mod tests {
 
     #[test]
     fn every_frame_of_a_period_is_another() {
-        let mut tone = Tone::default();
-        let mut seen: Vec<Frame> = (0..PERIOD_FRAMES).map(|_| tone.next_frame()).collect();
+        let mut tone = ToneGenerator::default();
+        let mut seen: Vec<StereoFrame> = (0..PERIOD_FRAMES).map(|_| tone.next_frame()).collect();
         assert_eq!(tone.last(), 0, "after a period it is where it was");
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), PERIOD_FRAMES as usize);
         assert!(!seen.contains(&[0, 0]));
-        assert_eq!((Tone::after(TOP), Tone::after(-TOP).map(Tone::last)), (None, Some(-TOP)));
+        assert_eq!(
+            (ToneGenerator::after(TOP), ToneGenerator::after(-TOP).map(ToneGenerator::last)),
+            (None, Some(-TOP))
+        );
     }
 
     #[test]
     fn a_listener_hears_what_is_missing_and_what_is_twice() {
-        let mut tone = Tone::default();
-        let frames: Vec<Frame> = (0..100).map(|_| tone.next_frame()).collect();
-        let heard = |frames: &[Frame]| {
-            let mut listener = Listener::default();
+        let mut tone = ToneGenerator::default();
+        let frames: Vec<StereoFrame> = (0..100).map(|_| tone.next_frame()).collect();
+        let heard = |frames: &[StereoFrame]| {
+            let mut listener = ToneListener::default();
             frames.iter().map(|frame| listener.hear(*frame)).collect::<Vec<_>>()
         };
-        assert!(heard(&frames).iter().all(|heard| *heard == Heard::Tone));
-        assert_eq!(heard(&[frames[5], frames[7], frames[8]]), [Heard::Tone, Heard::Break, Heard::Tone]);
-        assert_eq!(heard(&[frames[5], frames[5]]), [Heard::Tone, Heard::Break]);
+        assert!(heard(&frames).iter().all(|heard| *heard == FrameSound::Tone));
+        assert_eq!(heard(&[frames[5], frames[7], frames[8]]), [FrameSound::Tone, FrameSound::Break, FrameSound::Tone]);
+        assert_eq!(heard(&[frames[5], frames[5]]), [FrameSound::Tone, FrameSound::Break]);
         assert_eq!(
             heard(&[[0, 0], frames[5], [0, 0], [1, 1], frames[6]]),
-            [Heard::Silence, Heard::Tone, Heard::Silence, Heard::Other, Heard::Tone],
+            [FrameSound::Silence, FrameSound::Tone, FrameSound::Silence, FrameSound::Other, FrameSound::Tone],
             "silence in between takes nothing away from the tone"
         );
     }

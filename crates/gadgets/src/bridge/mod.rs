@@ -22,15 +22,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::Selection;
-use farbus_model::usb::{Recipient, RequestKind};
-use farbus_model::{Definition, Direction, EpAddr, Payload, Readiness, Setup, Speed, Tally};
+use farbus_model::descriptor::ConfigurationSelection;
+use farbus_model::usb::{RequestKind, RequestRecipient};
+use farbus_model::{
+    DeviceDefinition, EpAddr, NamedCounters, Payload, ReadinessSource, SetupPacket, TransferDirection, UsbSpeed,
+};
 
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::lane::{Bell, Reader, Writer, lane};
-use crate::saved::{Loader, Saver};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::lane::{GadgetWaker, TransferQueueReader, TransferQueueWriter, lane};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 pub use ntb::{FRAME_BYTES_MAX, FRAMES_MAX, NTB_BYTES_MAX, NTB_BYTES_MIN};
-use side::Side;
+use side::BridgeEndState;
 
 /// Frames under way to one end: 16 of the longest blocks. A host that takes 100 MB/s is then 3 ms behind.
 const FRAMES_BYTES_MAX: usize = 16 * NTB_BYTES_MAX;
@@ -71,31 +75,31 @@ const LINK_CHANGES: usize = 5;
 
 /// The settings of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct BridgeSettings {
     /// The speed of both ends.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
     /// The text from which addresses and serial numbers are derived; without it, the share that offers the bridge
     /// chooses one.
     pub identity: Option<String>,
 }
 
-impl Default for Settings {
+impl Default for BridgeSettings {
     fn default() -> Self {
-        Self { speed: Speed::High, identity: None }
+        Self { speed: UsbSpeed::High, identity: None }
     }
 }
 
 /// `speed=super`, `id=TEXT`.
-impl FromStr for Settings {
+impl FromStr for BridgeSettings {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut settings = Self::default();
         for word in text.split(',').filter(|word| !word.is_empty()) {
             match word.split_once('=') {
-                Some(("speed", "full")) => settings.speed = Speed::Full,
-                Some(("speed", "high")) => settings.speed = Speed::High,
-                Some(("speed", "super")) => settings.speed = Speed::Super,
+                Some(("speed", "full")) => settings.speed = UsbSpeed::Full,
+                Some(("speed", "high")) => settings.speed = UsbSpeed::High,
+                Some(("speed", "super")) => settings.speed = UsbSpeed::Super,
                 Some(("id", id)) if !id.is_empty() => settings.identity = Some(id.to_owned()),
                 _ => {
                     return Err(format!(
@@ -122,21 +126,24 @@ fn digest(identity: &str) -> u64 {
 }
 
 /// Both ends of a bridge of this `identity`, each with the bell of the thread that will serve it.
-pub fn pair(speed: Speed, identity: &str, bells: [Bell; 2]) -> [Emulated<End>; 2] {
-    let [a, b] = bells.map(|bell| Arc::new(Side::new(bell, NTB_BYTES_MAX as u32)));
+pub fn pair(speed: UsbSpeed, identity: &str, bells: [GadgetWaker; 2]) -> [EmulatedDevice<BridgeEnd>; 2] {
+    let [a, b] = bells.map(|bell| Arc::new(BridgeEndState::new(bell, NTB_BYTES_MAX as u32)));
     let (frames_to_b, frames_of_a) = lane(FRAMES_BYTES_MAX);
     let (frames_to_a, frames_of_b) = lane(FRAMES_BYTES_MAX);
     let (raw_to_b, raw_of_a) = lane(RAW_BYTES_MAX);
     let (raw_to_a, raw_of_b) = lane(RAW_BYTES_MAX);
-    let ways_of_a = Ways { frames: frames_to_b, frames_in: frames_of_b, raw: raw_to_b, raw_in: raw_of_b };
-    let ways_of_b = Ways { frames: frames_to_a, frames_in: frames_of_a, raw: raw_to_a, raw_in: raw_of_a };
+    let ways_of_a = BridgeQueues { frames: frames_to_b, frames_in: frames_of_b, raw: raw_to_b, raw_in: raw_of_b };
+    let ways_of_b = BridgeQueues { frames: frames_to_a, frames_in: frames_of_a, raw: raw_to_a, raw_in: raw_of_a };
     [
-        Emulated::new(&definition(speed, identity, 0), End::new(speed, Arc::clone(&a), Arc::clone(&b), ways_of_a)),
-        Emulated::new(&definition(speed, identity, 1), End::new(speed, b, a, ways_of_b)),
+        EmulatedDevice::new(
+            &definition(speed, identity, 0),
+            BridgeEnd::new(speed, Arc::clone(&a), Arc::clone(&b), ways_of_a),
+        ),
+        EmulatedDevice::new(&definition(speed, identity, 1), BridgeEnd::new(speed, b, a, ways_of_b)),
     ]
 }
 
-fn definition(speed: Speed, identity: &str, end: u8) -> Definition {
+fn definition(speed: UsbSpeed, identity: &str, end: u8) -> DeviceDefinition {
     let address = address_of(identity, end).map(|byte| format!("{byte:02X}")).concat();
     let (product, letter) = if end == 0 { ("bridge, end A", 'A') } else { ("bridge, end B", 'B') };
     let [low, high] = (FRAME_BYTES_MAX as u16).to_le_bytes();
@@ -150,11 +157,11 @@ fn definition(speed: Speed, identity: &str, end: u8) -> Definition {
     ];
     let control = InterfaceDefinition::new(2, 0x0d, 0).associated(2).class_descriptors(&functional.concat()).interrupt(
         NOTIFICATION,
-        Direction::In,
+        TransferDirection::In,
         NOTIFICATION_BYTES_MAX as u16,
         Duration::from_millis(32),
     );
-    Definition::new(0x0525, 0xa4a1)
+    DeviceDefinition::new(0x0525, 0xa4a1)
         .speed(speed)
         // Several functions, associated (interface association, USB 2.0 ECN).
         .class(0xef, 2, 1)
@@ -169,34 +176,34 @@ fn definition(speed: Speed, identity: &str, end: u8) -> Definition {
 
 /// The lanes, from one end's point of view.
 #[derive(Debug)]
-struct Ways {
-    frames: Writer,
-    frames_in: Reader,
-    raw: Writer,
-    raw_in: Reader,
+struct BridgeQueues {
+    frames: TransferQueueWriter,
+    frames_in: TransferQueueReader,
+    raw: TransferQueueWriter,
+    raw_in: TransferQueueReader,
 }
 
 /// One end of a bridge.
 #[derive(Debug)]
-pub struct End {
-    speed: Speed,
-    near: Arc<Side>,
-    far: Arc<Side>,
-    ways: Ways,
+pub struct BridgeEnd {
+    speed: UsbSpeed,
+    near: Arc<BridgeEndState>,
+    far: Arc<BridgeEndState>,
+    ways: BridgeQueues,
     /// The rest of a block or a raw transfer that its host fetches in pieces.
     rest: Payload,
     raw_rest: Payload,
     /// What the host was told about its network connection, and what it is told next.
-    told: Told,
+    told: NotificationProgress,
     /// The next block's number.
     sequence: u16,
-    places: Vec<ntb::Place>,
-    tally: Tally,
+    places: Vec<ntb::DatagramPointer>,
+    tally: NamedCounters,
 }
 
 /// How much the host was told about its network connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum NotificationProgress {
     Unplugged,
     /// The speed, which comes before the connection (as Linux's own gadget has it).
     Speed,
@@ -205,8 +212,8 @@ enum Told {
 
 const NOTIFICATION_BYTES_MAX: usize = 16;
 
-impl End {
-    fn new(speed: Speed, near: Arc<Side>, far: Arc<Side>, ways: Ways) -> Self {
+impl BridgeEnd {
+    fn new(speed: UsbSpeed, near: Arc<BridgeEndState>, far: Arc<BridgeEndState>, ways: BridgeQueues) -> Self {
         Self {
             speed,
             near,
@@ -214,10 +221,10 @@ impl End {
             ways,
             rest: Payload::Empty,
             raw_rest: Payload::Empty,
-            told: Told::Unplugged,
+            told: NotificationProgress::Unplugged,
             sequence: 0,
             places: Vec::with_capacity(FRAMES_MAX),
-            tally: Tally::new(&COUNTED),
+            tally: NamedCounters::new(&COUNTED),
         }
     }
 
@@ -226,22 +233,22 @@ impl End {
         let is_plugged = self.far.has_network();
         let head = |code, value, length| [0xa1, code, value, 0, CONTROL, 0, length, 0];
         let (head, body) = match (self.told, is_plugged) {
-            (Told::Unplugged, true) => {
-                self.told = Told::Speed;
+            (NotificationProgress::Unplugged, true) => {
+                self.told = NotificationProgress::Speed;
                 let [a, b, c, d] = bits_per_s(self.speed).to_le_bytes();
                 (head(SPEED_CHANGE, 0, 8), [a, b, c, d, a, b, c, d])
             }
-            (Told::Speed, true) => {
-                self.told = Told::Plugged;
+            (NotificationProgress::Speed, true) => {
+                self.told = NotificationProgress::Plugged;
                 self.tally.count(LINK_CHANGES, 1);
                 (head(NETWORK_CONNECTION, 1, 0), [0; 8])
             }
-            (Told::Speed | Told::Plugged, false) => {
-                self.told = Told::Unplugged;
+            (NotificationProgress::Speed | NotificationProgress::Plugged, false) => {
+                self.told = NotificationProgress::Unplugged;
                 self.tally.count(LINK_CHANGES, 1);
                 (head(NETWORK_CONNECTION, 0, 0), [0; 8])
             }
-            (Told::Unplugged, false) | (Told::Plugged, true) => return None,
+            (NotificationProgress::Unplugged, false) | (NotificationProgress::Plugged, true) => return None,
         };
         let mut notification = [0; NOTIFICATION_BYTES_MAX];
         notification[..8].copy_from_slice(&head);
@@ -260,11 +267,11 @@ impl End {
             return;
         }
         let bytes_max = self.far.block_bytes_max() as usize;
-        let mut writer = ntb::Writer::new(bytes_max);
+        let mut writer = ntb::NtbWriter::new(bytes_max);
         for at in 0..self.places.len() {
             let frame = self.places[at].of(block);
             if !writer.push(frame) {
-                let full = std::mem::replace(&mut writer, ntb::Writer::new(bytes_max));
+                let full = std::mem::replace(&mut writer, ntb::NtbWriter::new(bytes_max));
                 self.put(full);
                 assert!(writer.push(frame), "the shortest block has room for the longest frame");
             }
@@ -274,7 +281,7 @@ impl End {
         }
     }
 
-    fn put(&mut self, writer: ntb::Writer) {
+    fn put(&mut self, writer: ntb::NtbWriter) {
         let count = writer.len() as u64;
         let is_put = self.ways.frames.put(writer.finish(self.sequence), self.far.bell()).is_ok();
         self.sequence = self.sequence.wrapping_add(1);
@@ -300,84 +307,86 @@ impl End {
 }
 
 /// As many bytes of `rest`, or of the next data, as there is space for.
-fn piece(rest: &mut Payload, room: usize, next: impl FnOnce() -> Option<Vec<u8>>) -> Sent {
+fn piece(rest: &mut Payload, room: usize, next: impl FnOnce() -> Option<Vec<u8>>) -> InTransferAnswer {
     if rest.is_empty() {
         match next() {
             Some(transfer) => *rest = transfer.into(),
-            None => return Sent::Nak,
+            None => return InTransferAnswer::Nak,
         }
     }
-    Sent::Data(rest.split_front(room))
+    InTransferAnswer::Data(rest.split_front(room))
 }
 
-impl Function for End {
-    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for BridgeEnd {
+    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let (ways, far) = (&self.ways, self.far.bell());
         match endpoint.number() {
             FRAMES => piece(&mut self.rest, room, || ways.frames_in.take(far)),
             RAW => piece(&mut self.raw_rest, room, || ways.raw_in.take(far)),
             _ => match self.news() {
                 // Only the notification of a speed change has a body; the eight bytes of the head give its length.
-                Some(news) => Sent::Data(news[..room.min(8 + usize::from(news[6]))].into()),
-                None => Sent::Nak,
+                Some(news) => InTransferAnswer::Data(news[..room.min(8 + usize::from(news[6]))].into()),
+                None => InTransferAnswer::Nak,
             },
         }
     }
 
-    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         if endpoint.number() == FRAMES {
             // Without a host at the other end the lane does not empty, and frames are dropped there anyway.
             if self.far.has_network() && self.ways.frames.is_full() {
-                return Received::Nak;
+                return OutTransferAnswer::Nak;
             }
             self.send_frames(&payload.contiguous());
-            return Received::Accepted;
+            return OutTransferAnswer::Accepted;
         }
         if !self.far.is_configured() || self.ways.raw.is_full() {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         let bytes = payload.contiguous().into_owned();
         let count = bytes.len() as u64;
         if self.ways.raw.put(bytes, self.far.bell()).is_err() {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         self.tally.count(RAW_TRANSFERS, 1);
         self.tally.count(RAW_BYTES, count);
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
+    fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
         let to = (setup.kind(), setup.recipient(), setup.index);
-        if to != (RequestKind::Class, Recipient::Interface, u16::from(CONTROL)) {
-            return Control::Stall;
+        if to != (RequestKind::Class, RequestRecipient::Interface, u16::from(CONTROL)) {
+            return ControlTransferAnswer::Stall;
         }
         match (setup.request, setup.direction()) {
-            (GET_NTB_PARAMETERS, Direction::In) => Control::Data(parameters().into()),
-            (GET_NTB_INPUT_SIZE, Direction::In) => {
-                Control::Data(self.near.block_bytes_max().to_le_bytes().as_slice().into())
+            (GET_NTB_PARAMETERS, TransferDirection::In) => ControlTransferAnswer::Data(parameters().into()),
+            (GET_NTB_INPUT_SIZE, TransferDirection::In) => {
+                ControlTransferAnswer::Data(self.near.block_bytes_max().to_le_bytes().as_slice().into())
             }
-            (SET_NTB_INPUT_SIZE, Direction::Out) => {
+            (SET_NTB_INPUT_SIZE, TransferDirection::Out) => {
                 // A host that read these parameters sends four bytes; eight are for hosts that may limit the number of
                 // frames, too (§6.2.7).
-                let Some(bytes) = data.try_into().ok().map(u32::from_le_bytes) else { return Control::Stall };
+                let Some(bytes) = data.try_into().ok().map(u32::from_le_bytes) else {
+                    return ControlTransferAnswer::Stall;
+                };
                 if !(NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32).contains(&bytes) {
-                    return Control::Stall;
+                    return ControlTransferAnswer::Stall;
                 }
                 self.near.set_block_bytes_max(bytes);
-                Control::Ack
+                ControlTransferAnswer::Ack
             }
             // The host filters frames itself: the connection only carries frames for the host at this end.
-            (SET_PACKET_FILTER, Direction::Out) => Control::Ack,
-            _ => Control::Stall,
+            (SET_PACKET_FILTER, TransferDirection::Out) => ControlTransferAnswer::Ack,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
+    fn selected(&mut self, selection: &ConfigurationSelection, _cx: &mut FunctionContext<'_>) {
         let is_configured = selection.configuration() != 0;
         let has_network = is_configured && selection.alternate(DATA) == 1;
         // A driver starts with its adapter's data off, and is told about the connection again (NCM 1.0 §7.2).
         if has_network != self.near.has_network() || !has_network {
-            self.told = Told::Unplugged;
+            self.told = NotificationProgress::Unplugged;
             self.sequence = 0;
             self.forget_frames();
         }
@@ -390,31 +399,31 @@ impl Function for End {
         self.show(has_network, is_configured);
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.show(false, false);
-        self.told = Told::Unplugged;
+        self.told = NotificationProgress::Unplugged;
         self.sequence = 0;
         self.near.set_block_bytes_max(NTB_BYTES_MAX as u32);
         self.forget_frames();
         self.forget_raw();
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.near.bell().readiness)
     }
 
-    fn handle_ready(&mut self, _cx: &mut Context<'_>) {
+    fn handle_ready(&mut self, _cx: &mut FunctionContext<'_>) {
         (self.near.bell().hush)();
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         Some(self.tally.clone())
     }
 
     /// Data that waits for this end is saved; what the other end sends from now on waits there. The state of the other
     /// end is saved too: if this end continues first, its connection must not go down for that moment.
     fn save(&self) -> Option<Vec<u8>> {
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         to.u8(u8::from(self.far.has_network()) | u8::from(self.far.is_configured()) << 1);
         to.u32(self.far.block_bytes_max());
         to.u8(self.told as u8);
@@ -429,9 +438,10 @@ impl Function for End {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let (far_is, far_block_bytes_max) = (from.u8()?, from.u32()?);
-        let told = *[Told::Unplugged, Told::Speed, Told::Plugged].get(usize::from(from.u8()?))?;
+        let told = *[NotificationProgress::Unplugged, NotificationProgress::Speed, NotificationProgress::Plugged]
+            .get(usize::from(from.u8()?))?;
         let sequence = u16::try_from(from.u32()?).ok()?;
         let block_bytes_max = from.u32()?;
         let allowed = NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32;
@@ -481,11 +491,11 @@ fn parameters() -> Vec<u8> {
 
 /// What a bus of that speed carries in bulk packets (USB 2.0 tables 5-9 and 5-10; USB 3.2: 5 GT/s less its line code):
 /// not a guarantee, but hosts like to show a number.
-fn bits_per_s(speed: Speed) -> u32 {
+fn bits_per_s(speed: UsbSpeed) -> u32 {
     match speed {
-        Speed::Low | Speed::Full => 19 * 64 * 8 * 1000,
-        Speed::High => 13 * 512 * 8 * 8000,
-        Speed::Super | Speed::SuperPlus => 4_000_000_000,
+        UsbSpeed::Low | UsbSpeed::Full => 19 * 64 * 8 * 1000,
+        UsbSpeed::High => 13 * 512 * 8 * 8000,
+        UsbSpeed::Super | UsbSpeed::SuperPlus => 4_000_000_000,
     }
 }
 

@@ -31,7 +31,7 @@ pub const ALIGNMENT: usize = 4;
 
 /// Why a block is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct NtbError {
     /// The field, by its name in the specification.
     pub field: &'static str,
     /// The field's offset in the block.
@@ -40,7 +40,7 @@ pub struct Refusal {
     pub rule: &'static str,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for NtbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at byte {} of a transfer block: {}", self.field, self.at, self.rule)
     }
@@ -48,12 +48,12 @@ impl fmt::Display for Refusal {
 
 /// The place of a frame in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DatagramPointer {
     at: u16,
     length: u16,
 }
 
-impl Place {
+impl DatagramPointer {
     /// The frame in the block that it was found in.
     pub fn of(self, block: &[u8]) -> &[u8] {
         &block[usize::from(self.at)..usize::from(self.at) + usize::from(self.length)]
@@ -63,8 +63,8 @@ impl Place {
 /// Finds the frames of `block`, in order, and puts their places into `frames`, which is empty if the block is refused.
 ///
 /// # Errors
-/// [`Refusal`]: the first rule that is broken.
-pub fn read(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
+/// [`NtbError`]: the first rule that is broken.
+pub fn read(block: &[u8], frames: &mut Vec<DatagramPointer>) -> Result<(), NtbError> {
     frames.clear();
     let result = find(block, frames);
     if result.is_err() {
@@ -73,9 +73,9 @@ pub fn read(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
     result
 }
 
-fn find(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
+fn find(block: &[u8], frames: &mut Vec<DatagramPointer>) -> Result<(), NtbError> {
     let word = |at: usize| usize::from(u16::from_le_bytes([block[at], block[at + 1]]));
-    let refuse = |field, at, rule| Err(Refusal { field, at, rule });
+    let refuse = |field, at, rule| Err(NtbError { field, at, rule });
     if !(HEADER_BYTES..=NTB_BYTES_MAX).contains(&block.len()) {
         return refuse("transfer", 0, "it has the header's 12 bytes and no more than dwNtbOutMaxSize");
     }
@@ -128,7 +128,7 @@ fn find(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
             if frames.len() == FRAMES_MAX {
                 return refuse("wDatagramIndex", entry, "there are no more than wNtbOutMaxDatagrams");
             }
-            frames.push(Place { at: at as u16, length: length as u16 });
+            frames.push(DatagramPointer { at: at as u16, length: length as u16 });
             entry += ENTRY_BYTES;
         }
         (field, named_at, table) = ("wNextNdpIndex", table + 6, word(table + 6));
@@ -141,13 +141,13 @@ fn find(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
 
 /// Puts a block together: header, frames, table.
 #[derive(Debug)]
-pub struct Writer {
+pub struct NtbWriter {
     block: Vec<u8>,
-    places: Vec<Place>,
+    places: Vec<DatagramPointer>,
     bytes_max: usize,
 }
 
-impl Writer {
+impl NtbWriter {
     /// Begins a block of at most `bytes_max` bytes, which is at least [`NTB_BYTES_MIN`].
     pub fn new(bytes_max: usize) -> Self {
         let bytes_max = bytes_max.clamp(NTB_BYTES_MIN, NTB_BYTES_MAX);
@@ -166,7 +166,7 @@ impl Writer {
         }
         self.block.resize(at, 0);
         self.block.extend_from_slice(frame);
-        self.places.push(Place { at: at as u16, length: frame.len() as u16 });
+        self.places.push(DatagramPointer { at: at as u16, length: frame.len() as u16 });
         true
     }
 
@@ -212,8 +212,8 @@ mod tests {
         2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x06, // to, from, ARP
     ];
 
-    fn found(block: &[u8]) -> Result<Vec<Vec<u8>>, Refusal> {
-        let mut frames = vec![Place { at: 9, length: 9 }];
+    fn found(block: &[u8]) -> Result<Vec<Vec<u8>>, NtbError> {
+        let mut frames = vec![DatagramPointer { at: 9, length: 9 }];
         let result = read(block, &mut frames);
         assert!(result.is_ok() || frames.is_empty(), "nothing is taken of a block that is refused");
         result.map(|()| frames.iter().map(|place| place.of(block).to_vec()).collect())
@@ -307,7 +307,7 @@ mod tests {
             let mut left = frames.as_slice();
             let mut sequence = 0;
             while !left.is_empty() {
-                let mut writer = Writer::new(4000);
+                let mut writer = NtbWriter::new(4000);
                 let count = left.iter().take_while(|frame| writer.push(frame)).count();
                 prop_assert!(count > 0 && !writer.is_empty());
                 let block = writer.finish(sequence);

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::lane::Bell;
+use crate::lane::GadgetWaker;
 
 /// The state of one end.
 #[derive(Debug)]
-pub struct Side {
-    bell: Bell,
+pub struct BridgeEndState {
+    bell: GadgetWaker,
     /// Its host has the network interface on.
     has_network: AtomicBool,
     /// Its host has the device configured.
@@ -16,8 +16,8 @@ pub struct Side {
     block_bytes_max: AtomicU32,
 }
 
-impl Side {
-    pub fn new(bell: Bell, block_bytes_max: u32) -> Self {
+impl BridgeEndState {
+    pub fn new(bell: GadgetWaker, block_bytes_max: u32) -> Self {
         Self {
             bell,
             has_network: AtomicBool::new(false),
@@ -26,7 +26,7 @@ impl Side {
         }
     }
 
-    pub fn bell(&self) -> &Bell {
+    pub fn bell(&self) -> &GadgetWaker {
         &self.bell
     }
 

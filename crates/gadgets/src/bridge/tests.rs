@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farbus_model::usb::request;
-use farbus_model::{BufferPool, Completions, Device, Done, Instant, Status, Urb, UrbId};
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Urb, UrbCompletion, UrbId, UrbStatus};
 use proptest::prelude::*;
 
 use super::*;
@@ -9,8 +9,8 @@ use crate::fuzzing::fuzz;
 
 /// A host with one end.
 struct Host {
-    end: Emulated<End>,
-    done: Completions,
+    end: EmulatedDevice<BridgeEnd>,
+    done: CompletionQueue,
     rung: Arc<AtomicU64>,
     next: u64,
 }
@@ -19,16 +19,16 @@ fn hosts() -> [Host; 2] {
     let rung = [0; 2].map(|_| Arc::new(AtomicU64::new(0)));
     let bells = [0, 1].map(|at: usize| {
         let (ring, hush) = (Arc::clone(&rung[at]), Arc::clone(&rung[at]));
-        Bell {
-            readiness: Readiness::new(at),
+        GadgetWaker {
+            readiness: ReadinessSource::new(at),
             ring: Box::new(move || ring.store(1, Ordering::SeqCst)),
             hush: Box::new(move || hush.store(0, Ordering::SeqCst)),
         }
     });
     let mut rung = rung.into_iter();
-    pair(Speed::High, "desk/bridge", bells).map(|end| Host {
+    pair(UsbSpeed::High, "desk/bridge", bells).map(|end| Host {
         end,
-        done: Completions::new(BufferPool::new(1 << 20)),
+        done: CompletionQueue::new(BufferPool::new(1 << 20)),
         rung: rung.next().unwrap(),
         next: 1,
     })
@@ -47,7 +47,7 @@ impl Host {
         self.answers();
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8]) -> (Status, Vec<u8>) {
+    fn control(&mut self, setup: SetupPacket, data: &[u8]) -> (UrbStatus, Vec<u8>) {
         let urb = Urb::control(UrbId(0), setup, data.to_vec().into());
         self.end.submit(Instant::ZERO, urb.launch(), &mut self.done);
         let mut answers = self.answers();
@@ -56,24 +56,24 @@ impl Host {
         (done.status, done.payload.into_vec())
     }
 
-    fn class(&mut self, code: u8, is_in: bool, data: &[u8], length: u16) -> (Status, Vec<u8>) {
+    fn class(&mut self, code: u8, is_in: bool, data: &[u8], length: u16) -> (UrbStatus, Vec<u8>) {
         let request_type = if is_in { 0xa1 } else { 0x21 };
-        self.control(Setup { request_type, request: code, value: 0, index: CONTROL.into(), length }, data)
+        self.control(SetupPacket { request_type, request: code, value: 0, index: CONTROL.into(), length }, data)
     }
 
     fn configure(&mut self) {
-        assert_eq!(self.control(Setup::set_configuration(1), &[]).0, Status::Ok);
+        assert_eq!(self.control(SetupPacket::set_configuration(1), &[]).0, UrbStatus::Ok);
     }
 
     fn network(&mut self, is_on: bool) {
-        let setup = Setup {
+        let setup = SetupPacket {
             request_type: 1,
             request: request::SET_INTERFACE,
             value: is_on.into(),
             index: DATA.into(),
             length: 0,
         };
-        assert_eq!(self.control(setup, &[]).0, Status::Ok);
+        assert_eq!(self.control(setup, &[]).0, UrbStatus::Ok);
     }
 
     fn submit(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> UrbId {
@@ -92,7 +92,7 @@ impl Host {
     }
 
     /// Does what the end's thread does when its bell rings.
-    fn answers(&mut self) -> Vec<Done> {
+    fn answers(&mut self) -> Vec<UrbCompletion> {
         if self.rung.load(Ordering::SeqCst) > 0 {
             self.end.handle_ready(Instant::ZERO, &mut self.done);
         }
@@ -104,7 +104,7 @@ impl Host {
     }
 
     fn bytes(&mut self) -> Vec<Vec<u8>> {
-        let came = self.answers().into_iter().filter(|done| done.direction == Direction::In);
+        let came = self.answers().into_iter().filter(|done| done.direction == TransferDirection::In);
         came.map(|done| done.payload.into_vec()).collect()
     }
 
@@ -121,7 +121,7 @@ fn frame(number: u8, length: usize) -> Vec<u8> {
 }
 
 fn block(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut writer = ntb::Writer::new(NTB_BYTES_MAX);
+    let mut writer = ntb::NtbWriter::new(NTB_BYTES_MAX);
     assert!(frames.iter().all(|frame| writer.push(frame)));
     writer.finish(0)
 }
@@ -173,15 +173,15 @@ fn an_end_is_what_the_specification_asks_of_a_network_adapter() {
     a.configure();
     // Table 6-3, byte by byte.
     let parameters = [28, 0, 1, 0, 0, 64, 0, 0, 4, 0, 2, 0, 4, 0, 0, 0, 0, 64, 0, 0, 4, 0, 2, 0, 4, 0, 40, 0];
-    assert_eq!(a.class(GET_NTB_PARAMETERS, true, &[], 28), (Status::Ok, parameters.to_vec()));
-    assert_eq!(a.class(GET_NTB_INPUT_SIZE, true, &[], 4), (Status::Ok, vec![0, 64, 0, 0]));
-    for (bytes, status) in [(2047u32, Status::Stall), (16385, Status::Stall), (2048, Status::Ok)] {
+    assert_eq!(a.class(GET_NTB_PARAMETERS, true, &[], 28), (UrbStatus::Ok, parameters.to_vec()));
+    assert_eq!(a.class(GET_NTB_INPUT_SIZE, true, &[], 4), (UrbStatus::Ok, vec![0, 64, 0, 0]));
+    for (bytes, status) in [(2047u32, UrbStatus::Stall), (16385, UrbStatus::Stall), (2048, UrbStatus::Ok)] {
         assert_eq!(a.class(SET_NTB_INPUT_SIZE, false, &bytes.to_le_bytes(), 4).0, status, "{bytes}");
     }
-    assert_eq!(a.class(SET_NTB_INPUT_SIZE, false, &[0; 8], 8).0, Status::Stall, "no such capability");
+    assert_eq!(a.class(SET_NTB_INPUT_SIZE, false, &[0; 8], 8).0, UrbStatus::Stall, "no such capability");
     assert_eq!(a.class(GET_NTB_INPUT_SIZE, true, &[], 4).1, [0, 8, 0, 0]);
-    assert_eq!(a.class(SET_PACKET_FILTER, false, &[], 0).0, Status::Ok);
-    assert_eq!(a.class(0x84, false, &[], 0).0, Status::Stall, "blocks of 32 bits are not offered");
+    assert_eq!(a.class(SET_PACKET_FILTER, false, &[], 0).0, UrbStatus::Ok);
+    assert_eq!(a.class(0x84, false, &[], 0).0, UrbStatus::Stall, "blocks of 32 bits are not offered");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_block_that_is_none_is_refused_and_counted_and_the_next_goes_over() {
     a.give(FRAMES, wrong);
     a.give(FRAMES, Vec::new());
     a.give(FRAMES, vec![0xff; 100_000]);
-    assert!(a.answers().iter().all(|done| done.status == Status::Ok));
+    assert!(a.answers().iter().all(|done| done.status == UrbStatus::Ok));
     a.give(FRAMES, block(&[frame(2, 60)]));
     b.ask(FRAMES, 2048);
     assert_eq!(frames_of(&b.bytes()[0]), [frame(2, 60)]);
@@ -311,7 +311,7 @@ fn a_raw_transfer_goes_over_as_it_is_and_waits_for_its_reader() {
     for length in [100_000, 0] {
         let taken = (0..3000).take_while(|_| {
             a.give(RAW, vec![0; length]);
-            a.answers().iter().any(|done| done.direction == Direction::Out)
+            a.answers().iter().any(|done| done.direction == TransferDirection::Out)
         });
         let taken = taken.count();
         assert!((2..=1100).contains(&taken), "{taken} transfers of {length} bytes");
@@ -376,7 +376,7 @@ fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing
     a2.ask(NOTIFICATION, 16);
     a2.give(FRAMES, block(&[frame(7, 60)]));
     a2.give(RAW, vec![5; 10]);
-    assert!(a2.answers().iter().all(|done| done.direction == Direction::Out), "of no change it was told");
+    assert!(a2.answers().iter().all(|done| done.direction == TransferDirection::Out), "of no change it was told");
     assert!(b2.end.restore(&of_b.0, &of_b.1));
     b2.ask(FRAMES, 2048);
     b2.ask(RAW, 64);
@@ -388,7 +388,7 @@ fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing
     let [mut a3, mut b3] = hosts();
     assert!(a3.end.restore(&of_a.0, &of_a.1));
     a3.give(RAW, vec![5; 10]);
-    b3.end.reset(Instant::ZERO, &mut Completions::new(BufferPool::new(0)));
+    b3.end.reset(Instant::ZERO, &mut CompletionQueue::new(BufferPool::new(0)));
     b3.configure();
     b3.ask(RAW, 64);
     assert!(b3.bytes().is_empty());
@@ -396,9 +396,9 @@ fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing
 
 #[test]
 fn bridge_settings_are_parsed() {
-    let read = |text: &str| text.parse::<Settings>();
-    assert_eq!(read(""), Ok(Settings::default()));
-    let told = Settings { speed: Speed::Super, identity: Some("lab".into()) };
+    let read = |text: &str| text.parse::<BridgeSettings>();
+    assert_eq!(read(""), Ok(BridgeSettings::default()));
+    let told = BridgeSettings { speed: UsbSpeed::Super, identity: Some("lab".into()) };
     assert_eq!(read("speed=super,id=lab"), Ok(told));
     assert!(read("speed=low").is_err() && read("id=").is_err() && read("mac=1").unwrap_err().contains("'mac=1'"));
 }

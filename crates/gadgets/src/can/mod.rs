@@ -13,13 +13,17 @@ use std::collections::VecDeque;
 use std::str::FromStr;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::usb::{Recipient, RequestKind};
-use farbus_model::{Definition, Direction, EpAddr, Instant, Payload, Setup, Speed, Tally};
+use farbus_model::usb::{RequestKind, RequestRecipient};
+use farbus_model::{
+    DeviceDefinition, EpAddr, Instant, NamedCounters, Payload, SetupPacket, TransferDirection, UsbSpeed,
+};
 
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
-pub use bus::Unit;
-use bus::{Bus, DATA_BYTES_MAX, Event, Frame};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::saved::{SavedStateReader, SavedStateWriter};
+pub use bus::CanNode;
+use bus::{CanBus, CanBusEvent, CanFrame, DATA_BYTES_MAX};
 
 /// Channels of one device.
 pub const CHANNELS_MAX: usize = 8;
@@ -47,7 +51,7 @@ const MODE: u8 = 2;
 const TIMING_LIMITS: u8 = 4;
 const DEVICE_CONFIG: u8 = 5;
 
-/// The counters of [`Can`], for each channel.
+/// The counters of [`CanAdapter`], for each channel.
 const COUNTED: [&str; 3 * CHANNELS_MAX] = [
     "can0_in",
     "can0_out",
@@ -80,21 +84,21 @@ const OVERRUNS: usize = 2;
 
 /// Its channels, and the units on their buses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct CanSettings {
     /// For each channel, the unit that sends by itself.
-    pub units: Vec<Option<Unit>>,
+    pub units: Vec<Option<CanNode>>,
 }
 
-impl Settings {
+impl CanSettings {
     /// The buses of the paper's Table 7.
     pub fn paper() -> Self {
-        let unit = |(percent, is_extended)| Some(Unit { percent, is_extended });
+        let unit = |(percent, is_extended)| Some(CanNode { percent, is_extended });
         Self { units: [(10, false), (20, true), (30, false), (40, true), (69, false)].map(unit).to_vec() }
     }
 }
 
 /// `channels=5` and `traffic=10/20x/30/40x/69`: per cent of each bus, `x` for long identifiers, 0 for silence.
-impl FromStr for Settings {
+impl FromStr for CanSettings {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -105,7 +109,7 @@ impl FromStr for Settings {
                     let parsed = count.parse().ok().filter(|count| (1..=CHANNELS_MAX).contains(count));
                     channels = Some(parsed.ok_or(format!("there are 1 to {CHANNELS_MAX} channels, not '{count}'"))?);
                 }
-                Some(("traffic", "paper")) => units = Settings::paper().units,
+                Some(("traffic", "paper")) => units = CanSettings::paper().units,
                 Some(("traffic", shares)) => units = shares.split('/').map(unit_from).collect::<Result<_, _>>()?,
                 _ => return Err(format!("can has no option '{word}': there are channels= and traffic=")),
             }
@@ -119,47 +123,47 @@ impl FromStr for Settings {
     }
 }
 
-fn unit_from(share: &str) -> Result<Option<Unit>, String> {
+fn unit_from(share: &str) -> Result<Option<CanNode>, String> {
     let (percent, is_extended) = share.strip_suffix('x').map_or((share, false), |percent| (percent, true));
     match percent.parse() {
         Ok(0) => Ok(None),
-        Ok(percent @ 1..=100) => Ok(Some(Unit { percent, is_extended })),
+        Ok(percent @ 1..=100) => Ok(Some(CanNode { percent, is_extended })),
         _ => Err(format!("'{share}' is no share of a bus: 0 to 100 per cent, with an x for long identifiers")),
     }
 }
 
 /// The adapter.
 #[derive(Debug)]
-pub struct Can {
-    channels: Vec<Channel>,
+pub struct CanAdapter {
+    channels: Vec<CanChannel>,
     /// Frames to be fetched: those that were sent, which must not be lost, and those that were received.
-    echoes: VecDeque<Message>,
-    received: VecDeque<Message>,
+    echoes: VecDeque<GsHostFrame>,
+    received: VecDeque<GsHostFrame>,
     sending_max: usize,
-    tally: Tally,
+    tally: NamedCounters,
 }
 
 #[derive(Debug)]
-struct Channel {
-    unit: Option<Unit>,
+struct CanChannel {
+    unit: Option<CanNode>,
     bits_per_s: u32,
     loops: bool,
     /// Present while the channel is on.
-    bus: Option<Bus>,
+    bus: Option<CanBus>,
     /// Frames that its unit has sent on earlier buses.
     counted: u64,
     has_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct GsHostFrame {
     number: u32,
     channel: u8,
     flags: u8,
-    frame: Frame,
+    frame: CanFrame,
 }
 
-impl Message {
+impl GsHostFrame {
     fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[..4].copy_from_slice(&self.number.to_le_bytes());
@@ -177,20 +181,20 @@ impl Message {
         let mut data = [0; DATA_BYTES_MAX];
         data.copy_from_slice(&bytes[12..]);
         let is_classic = usize::from(length) <= DATA_BYTES_MAX && flags & !OVERFLOW == 0;
-        let frame = Frame { id: word(4), length, data };
+        let frame = CanFrame { id: word(4), length, data };
         is_classic.then_some(Self { number: word(0), channel, flags, frame })
     }
 }
 
-impl Channel {
-    fn new(unit: Option<Unit>) -> Self {
+impl CanChannel {
+    fn new(unit: Option<CanNode>) -> Self {
         Self { unit, bits_per_s: USUAL_RATE, loops: false, bus: None, counted: 0, has_lost: false }
     }
 
     fn begin(&mut self, now: Instant, loops: bool) {
         self.stop();
         self.loops = loops;
-        self.bus = Some(Bus::new(now, self.bits_per_s, self.unit.filter(|_| !loops), self.counted));
+        self.bus = Some(CanBus::new(now, self.bits_per_s, self.unit.filter(|_| !loops), self.counted));
     }
 
     fn stop(&mut self) {
@@ -200,29 +204,29 @@ impl Channel {
     }
 }
 
-impl Can {
+impl CanAdapter {
     /// The device, ready to be shared.
     ///
     /// # Panics
-    /// If there is no channel, or more than [`CHANNELS_MAX`]; read from text, [`Settings`] never have.
-    pub fn device(settings: &Settings) -> Emulated<Self> {
-        let definition = Definition::new(0x1d50, 0x606f)
-            .speed(Speed::High)
+    /// If there is no channel, or more than [`CHANNELS_MAX`]; read from text, [`CanSettings`] never have.
+    pub fn device(settings: &CanSettings) -> EmulatedDevice<Self> {
+        let definition = DeviceDefinition::new(0x1d50, 0x606f)
+            .speed(UsbSpeed::High)
             .class(0, 0, 0)
             .names("farbus", "USB-CAN", "0")
             .interface(InterfaceDefinition::new(0xff, 0xff, 0xff).bulk_pair(DATA));
-        Emulated::new(&definition, Self::new(settings))
+        EmulatedDevice::new(&definition, Self::new(settings))
     }
 
-    fn new(settings: &Settings) -> Self {
+    fn new(settings: &CanSettings) -> Self {
         let count = settings.units.len();
         assert!((1..=CHANNELS_MAX).contains(&count), "{count} channels");
         Self {
-            channels: settings.units.iter().map(|unit| Channel::new(*unit)).collect(),
+            channels: settings.units.iter().map(|unit| CanChannel::new(*unit)).collect(),
             echoes: VecDeque::new(),
             received: VecDeque::with_capacity(FRAMES_MAX),
             sending_max: FRAMES_MAX / count,
-            tally: Tally::new(&COUNTED[..3 * count]),
+            tally: NamedCounters::new(&COUNTED[..3 * count]),
         }
     }
 
@@ -231,10 +235,10 @@ impl Can {
         for at in 0..self.channels.len() {
             while let Some(event) = self.channels[at].bus.as_mut().and_then(|bus| bus.poll(now)) {
                 match event {
-                    Event::Heard(frame) => self.hear(at, frame),
-                    Event::Sent(number, frame) => {
+                    CanBusEvent::Heard(frame) => self.hear(at, frame),
+                    CanBusEvent::Sent(number, frame) => {
                         self.tally.count(3 * at + OUT, 1);
-                        self.echoes.push_back(Message { number, channel: at as u8, flags: 0, frame });
+                        self.echoes.push_back(GsHostFrame { number, channel: at as u8, flags: 0, frame });
                         if self.channels[at].loops {
                             self.hear(at, frame);
                         }
@@ -244,7 +248,7 @@ impl Can {
         }
     }
 
-    fn hear(&mut self, at: usize, frame: Frame) {
+    fn hear(&mut self, at: usize, frame: CanFrame) {
         self.tally.count(3 * at + IN, 1);
         if self.received.len() == FRAMES_MAX
             && let Some(oldest) = self.received.pop_front()
@@ -253,10 +257,10 @@ impl Can {
             self.tally.count(3 * whose + OVERRUNS, 1);
             self.channels[whose].has_lost = true;
         }
-        self.received.push_back(Message { number: NOT_OURS, channel: at as u8, flags: 0, frame });
+        self.received.push_back(GsHostFrame { number: NOT_OURS, channel: at as u8, flags: 0, frame });
     }
 
-    fn next_message(&mut self) -> Option<Message> {
+    fn next_message(&mut self) -> Option<GsHostFrame> {
         if let Some(echo) = self.echoes.pop_front() {
             return Some(echo);
         }
@@ -268,7 +272,7 @@ impl Can {
     }
 
     /// Carries out the driver's request to a channel; `None` if it is invalid.
-    fn channel_request(&mut self, setup: Setup, data: &[u8], now: Instant) -> Option<Control> {
+    fn channel_request(&mut self, setup: SetupPacket, data: &[u8], now: Instant) -> Option<ControlTransferAnswer> {
         let channel = self.channels.get_mut(usize::from(setup.value))?;
         let words: Vec<u32> =
             data.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four"))).collect();
@@ -277,82 +281,84 @@ impl Can {
                 // Features, clock, minimum and maximum of both segments, jump width, minimum, maximum and step of the
                 // prescaler.
                 let limits = [LOOP_BACK, CLOCK_HZ, 1, 16, 1, 8, 4, 1, 1024, 1];
-                Some(Control::Data(limits.map(u32::to_le_bytes).concat().into()))
+                Some(ControlTransferAnswer::Data(limits.map(u32::to_le_bytes).concat().into()))
             }
             (BIT_TIMING, &[propagation, before, after, _jump, prescaler]) => {
                 let quanta = 1u32.checked_add(propagation)?.checked_add(before)?.checked_add(after)?;
                 let clocks = quanta.checked_mul(prescaler).filter(|clocks| (48..=48_000).contains(clocks))?;
                 channel.bits_per_s = CLOCK_HZ / clocks;
-                Some(Control::Ack)
+                Some(ControlTransferAnswer::Ack)
             }
             (MODE, &[0, _]) => {
                 channel.stop();
-                Some(Control::Ack)
+                Some(ControlTransferAnswer::Ack)
             }
             (MODE, &[1, flags]) if flags & !LOOP_BACK == 0 => {
                 channel.begin(now, flags & LOOP_BACK != 0);
-                Some(Control::Ack)
+                Some(ControlTransferAnswer::Ack)
             }
             _ => None,
         }
     }
 }
 
-impl Function for Can {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for CanAdapter {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         self.advance(cx.now);
         let waiting = self.echoes.len() + self.received.len();
         let count = waiting.min(room / MESSAGE_BYTES);
         if count == 0 {
-            return if room < MESSAGE_BYTES { Sent::Stall } else { Sent::Nak };
+            return if room < MESSAGE_BYTES { InTransferAnswer::Stall } else { InTransferAnswer::Nak };
         }
         let mut bytes = cx.pool.take(count * MESSAGE_BYTES);
         bytes.clear();
         let messages = std::iter::from_fn(|| self.next_message()).take(count);
         messages.for_each(|message| bytes.extend(message.to_bytes()));
-        Sent::Data(bytes.into())
+        InTransferAnswer::Data(bytes.into())
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         self.advance(cx.now);
-        let Some(message) = Message::from_bytes(&payload.contiguous()) else { return Received::Stall };
-        let Some(channel) = self.channels.get_mut(usize::from(message.channel)) else { return Received::Stall };
+        let Some(message) = GsHostFrame::from_bytes(&payload.contiguous()) else { return OutTransferAnswer::Stall };
+        let Some(channel) = self.channels.get_mut(usize::from(message.channel)) else {
+            return OutTransferAnswer::Stall;
+        };
         // A frame that was sent takes its space until it is fetched.
         let unfetched = self.echoes.iter().filter(|echo| echo.channel == message.channel).count();
         match &mut channel.bus {
-            Some(bus) if bus.sending().len() + unfetched >= self.sending_max => Received::Nak,
+            Some(bus) if bus.sending().len() + unfetched >= self.sending_max => OutTransferAnswer::Nak,
             Some(bus) => {
                 bus.send(cx.now, message.number, message.frame);
-                Received::Accepted
+                OutTransferAnswer::Accepted
             }
             // The frame was under way when the channel was switched off.
-            None => Received::Accepted,
+            None => OutTransferAnswer::Accepted,
         }
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8], cx: &mut Context<'_>) -> Control {
-        if (setup.kind(), setup.recipient()) != (RequestKind::Vendor, Recipient::Interface) {
-            return Control::Stall;
+    fn control(&mut self, setup: SetupPacket, data: &[u8], cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
+        if (setup.kind(), setup.recipient()) != (RequestKind::Vendor, RequestRecipient::Interface) {
+            return ControlTransferAnswer::Stall;
         }
         self.advance(cx.now);
         match (setup.request, setup.direction()) {
-            (HOST_FORMAT, Direction::Out) if *data == LITTLE_ENDIAN.to_le_bytes() => Control::Ack,
-            (DEVICE_CONFIG, Direction::In) => {
+            (HOST_FORMAT, TransferDirection::Out) if *data == LITTLE_ENDIAN.to_le_bytes() => ControlTransferAnswer::Ack,
+            (DEVICE_CONFIG, TransferDirection::In) => {
                 let last = self.channels.len() as u8 - 1;
                 // Three reserved, the index of the last channel, the versions of software and hardware.
-                Control::Data([0, 0, 0, last, 2, 0, 0, 0, 1, 0, 0, 0].as_slice().into())
+                ControlTransferAnswer::Data([0, 0, 0, last, 2, 0, 0, 0, 1, 0, 0, 0].as_slice().into())
             }
-            (TIMING_LIMITS, Direction::In) | (BIT_TIMING | MODE, Direction::Out) => {
-                self.channel_request(setup, data, cx.now).unwrap_or(Control::Stall)
+            (TIMING_LIMITS, TransferDirection::In) | (BIT_TIMING | MODE, TransferDirection::Out) => {
+                self.channel_request(setup, data, cx.now).unwrap_or(ControlTransferAnswer::Stall)
             }
-            _ => Control::Stall,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         for channel in &mut self.channels {
             channel.stop();
-            *channel = Channel { counted: channel.counted, ..Channel::new(channel.unit) };
+            *channel = CanChannel { counted: channel.counted, ..CanChannel::new(channel.unit) };
         }
         self.echoes.clear();
         self.received.clear();
@@ -362,24 +368,25 @@ impl Function for Can {
         self.channels.iter().filter_map(|channel| channel.bus.as_ref()?.poll_timeout()).min()
     }
 
-    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    fn handle_timeout(&mut self, cx: &mut FunctionContext<'_>) {
         self.advance(cx.now);
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         Some(self.tally.clone())
     }
 
     fn save(&self) -> Option<Vec<u8>> {
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         for channel in &self.channels {
             to.u32(channel.bits_per_s);
             to.flag(channel.loops);
             to.flag(channel.has_lost);
-            to.u64(channel.bus.as_ref().map_or(channel.counted, Bus::counted));
+            to.u64(channel.bus.as_ref().map_or(channel.counted, CanBus::counted));
             to.flag(channel.bus.is_some());
-            let sending = channel.bus.iter().flat_map(Bus::sending);
-            let messages = sending.map(|(number, frame)| Message { number, channel: 0, flags: 0, frame }.to_bytes());
+            let sending = channel.bus.iter().flat_map(CanBus::sending);
+            let messages =
+                sending.map(|(number, frame)| GsHostFrame { number, channel: 0, flags: 0, frame }.to_bytes());
             to.bytes(&messages.collect::<Vec<_>>().concat());
         }
         for waiting in [&self.echoes, &self.received] {
@@ -389,9 +396,9 @@ impl Function for Can {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         let units = self.channels.iter().map(|channel| channel.unit).collect();
-        let mut again = Self::new(&Settings { units });
+        let mut again = Self::new(&CanSettings { units });
         for channel in &mut again.channels {
             channel.bits_per_s = from.u32().filter(|rate| (1000..=1_000_000).contains(rate))?;
             (channel.loops, channel.has_lost) = (from.flag()?, from.flag()?);
@@ -418,9 +425,9 @@ impl Function for Can {
     }
 }
 
-fn messages_from(bytes: &[u8], count_max: usize) -> Option<Vec<Message>> {
+fn messages_from(bytes: &[u8], count_max: usize) -> Option<Vec<GsHostFrame>> {
     let whole = bytes.len().is_multiple_of(MESSAGE_BYTES) && bytes.len() / MESSAGE_BYTES <= count_max;
-    bytes.chunks_exact(MESSAGE_BYTES).map(Message::from_bytes).collect::<Option<Vec<_>>>().filter(|_| whole)
+    bytes.chunks_exact(MESSAGE_BYTES).map(GsHostFrame::from_bytes).collect::<Option<Vec<_>>>().filter(|_| whole)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@
 //! An answer is never longer than a packet. A host asks for no more; if it does, transfers that have no room in the
 //! answer are not made, and the count says so.
 
-use super::swd::{Refusal, Register, Target};
-use crate::saved::{Loader, Saver};
+use super::swd::{DapRegister, SwdAckError, SwdTarget};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Packets that a host may have under way.
 pub const PACKETS_MAX: usize = 4;
@@ -69,9 +69,9 @@ pub const SERIAL: &str = "0";
 const PROTOCOL: &str = "2.1.0";
 
 /// Reads a command; `None` if it is too short.
-struct Input<'a>(&'a [u8]);
+struct DapCommandReader<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> DapCommandReader<'a> {
     fn u8(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
@@ -94,12 +94,12 @@ impl<'a> Input<'a> {
 }
 
 /// An answer with its limit.
-struct Output {
+struct DapResponse {
     bytes: Vec<u8>,
     bytes_max: usize,
 }
 
-impl Output {
+impl DapResponse {
     fn has_room(&self, bytes: usize) -> bool {
         self.bytes.len() + bytes <= self.bytes_max
     }
@@ -111,24 +111,24 @@ impl Output {
 
 /// A probe: its settings and its target.
 #[derive(Debug)]
-pub struct Probe {
+pub struct SwdProbe {
     is_connected: bool,
     /// How often a value is read until it matches, besides the first time.
     match_retries: u16,
     match_mask: u32,
     /// The pins as they were driven last.
     pins: u8,
-    pub target: Target,
+    pub target: SwdTarget,
 }
 
-impl Probe {
+impl SwdProbe {
     pub fn new() -> Self {
         Self {
             is_connected: false,
             match_retries: 0,
             match_mask: 0,
             pins: PIN_CLOCK | PIN_DATA | PIN_RESET,
-            target: Target::new(),
+            target: SwdTarget::new(),
         }
     }
 
@@ -144,14 +144,14 @@ impl Probe {
 
     /// Carries out the commands of a packet. `None`: there is no answer.
     pub fn execute(&mut self, packet: &[u8], answer_bytes_max: usize) -> Option<Vec<u8>> {
-        let mut output = Output { bytes: Vec::new(), bytes_max: answer_bytes_max };
+        let mut output = DapResponse { bytes: Vec::new(), bytes_max: answer_bytes_max };
         match packet {
             [TRANSFER_ABORT, ..] => return None,
             [QUEUE_COMMANDS | EXECUTE_COMMANDS, count, commands @ ..] => {
-                self.execute_all(*count, Input(commands), &mut output);
+                self.execute_all(*count, DapCommandReader(commands), &mut output);
             }
             _ => {
-                if self.command(&mut Input(packet), &mut output).is_none() {
+                if self.command(&mut DapCommandReader(packet), &mut output).is_none() {
                     output.bytes = vec![INVALID];
                 }
             }
@@ -160,7 +160,7 @@ impl Probe {
     }
 
     /// Carries out `count` commands. The first that is refused or has no room ends them.
-    fn execute_all(&mut self, count: u8, mut commands: Input<'_>, output: &mut Output) {
+    fn execute_all(&mut self, count: u8, mut commands: DapCommandReader<'_>, output: &mut DapResponse) {
         output.put(&[EXECUTE_COMMANDS, 0]);
         for done in 1..=count {
             let before = output.bytes.len();
@@ -178,7 +178,7 @@ impl Probe {
     }
 
     /// One command. `None`: it is not implemented, or too short.
-    fn command(&mut self, input: &mut Input<'_>, output: &mut Output) -> Option<()> {
+    fn command(&mut self, input: &mut DapCommandReader<'_>, output: &mut DapResponse) -> Option<()> {
         let command = input.u8()?;
         match command {
             INFO => {
@@ -268,7 +268,7 @@ impl Probe {
     }
 
     /// DAP_Transfer: single accesses to registers, each a read or a write of its own.
-    fn transfers(&mut self, input: &mut Input<'_>, output: &mut Output) -> Option<()> {
+    fn transfers(&mut self, input: &mut DapCommandReader<'_>, output: &mut DapResponse) -> Option<()> {
         let (_index, count) = (input.u8()?, input.u8()?);
         let at = output.bytes.len();
         output.put(&[TRANSFER, 0, 0]);
@@ -302,7 +302,7 @@ impl Probe {
     /// One transfer; if it fails, how it was acknowledged.
     fn transfer(&mut self, request: u8, value: u32) -> Result<u32, u8> {
         let register = register_of(request);
-        let acknowledged = |refusal: Refusal| refusal as u8;
+        let acknowledged = |refusal: SwdAckError| refusal as u8;
         match (request & IS_READ != 0, request & MATCHES != 0) {
             (true, false) => self.target.read(register).map_err(acknowledged),
             (true, true) => {
@@ -323,10 +323,11 @@ impl Probe {
     }
 
     /// DAP_TransferBlock: one register again and again, all reads or all writes.
-    fn block(&mut self, input: &mut Input<'_>, output: &mut Output) -> Option<()> {
+    fn block(&mut self, input: &mut DapCommandReader<'_>, output: &mut DapResponse) -> Option<()> {
         let (_index, count, request) = (input.u8()?, input.u16()?, input.u8()?);
         let is_read = request & IS_READ != 0;
-        let mut values = if is_read { Input(&[]) } else { Input(input.bytes(4 * usize::from(count))?) };
+        let mut values =
+            if is_read { DapCommandReader(&[]) } else { DapCommandReader(input.bytes(4 * usize::from(count))?) };
         let register = register_of(request);
         let at = output.bytes.len();
         output.put(&[TRANSFER_BLOCK, 0, 0, 0]);
@@ -347,7 +348,7 @@ impl Probe {
         Some(())
     }
 
-    pub fn save(&self, to: &mut Saver) {
+    pub fn save(&self, to: &mut SavedStateWriter) {
         to.flag(self.is_connected);
         to.u32(self.match_retries.into());
         to.u32(self.match_mask);
@@ -355,20 +356,20 @@ impl Probe {
         self.target.save(to);
     }
 
-    pub fn restore(from: &mut Loader<'_>) -> Option<Self> {
+    pub fn restore(from: &mut SavedStateReader<'_>) -> Option<Self> {
         let is_connected = from.flag()?;
         let match_retries = u16::try_from(from.u32()?).ok()?;
         let match_mask = from.u32()?;
         let pins = from.u8().filter(|pins| pins & !(PIN_CLOCK | PIN_DATA | PIN_RESET) == 0)?;
-        let target = Target::restore(from)?;
+        let target = SwdTarget::restore(from)?;
         let is_possible = target.core.is_held() == (pins & PIN_RESET == 0);
         is_possible.then_some(Self { is_connected, match_retries, match_mask, pins, target })
     }
 }
 
 /// The debug port's register that ends errors.
-const ABORT: Register = Register { is_access_port: false, address: 0 };
+const ABORT: DapRegister = DapRegister { is_access_port: false, address: 0 };
 
-fn register_of(request: u8) -> Register {
-    Register { is_access_port: request & TO_ACCESS_PORT != 0, address: request & ADDRESS }
+fn register_of(request: u8) -> DapRegister {
+    DapRegister { is_access_port: request & TO_ACCESS_PORT != 0, address: request & ADDRESS }
 }

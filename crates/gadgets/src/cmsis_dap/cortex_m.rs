@@ -8,11 +8,11 @@
 //! | addresses | what is there |
 //! |---|---|
 //! | 0 and [`SRAM`], [`MEMORY_BYTES`] each | memory that can be written |
-//! | [`SCS`], DWT, FPB, ROM table | see [`Core::register`] |
+//! | [`SCS`], DWT, FPB, ROM table | see [`CortexCore::register`] |
 //! | the rest of the private peripheral bus | reads as zero, ignores writes |
 //! | any other | a bus error |
 
-use crate::saved::{Loader, Saver};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Bytes of each of the two memories.
 pub const MEMORY_BYTES: usize = 64 << 10;
@@ -98,19 +98,19 @@ const SPSEL: u32 = 1 << 25;
 
 /// Width of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub enum AccessWidth {
     Byte,
     Half,
     Word,
 }
 
-impl Width {
+impl AccessWidth {
     /// Bytes of an access.
     pub const fn bytes(self) -> u32 {
         match self {
-            Width::Byte => 1,
-            Width::Half => 2,
-            Width::Word => 4,
+            AccessWidth::Byte => 1,
+            AccessWidth::Half => 2,
+            AccessWidth::Word => 4,
         }
     }
 }
@@ -121,7 +121,7 @@ pub struct BusError;
 
 /// The core with its memories.
 #[derive(Debug)]
-pub struct Core {
+pub struct CortexCore {
     code: Vec<u8>,
     sram: Vec<u8>,
     registers: [u32; REGISTERS],
@@ -141,7 +141,7 @@ pub struct Core {
     comparators: [u32; BREAKPOINTS],
 }
 
-impl Core {
+impl CortexCore {
     /// A core that was just powered up, with empty memories.
     pub fn new() -> Self {
         let mut core = Self {
@@ -169,23 +169,23 @@ impl Core {
     }
 
     /// Reads an aligned value.
-    pub fn read(&mut self, address: u32, width: Width) -> Result<u32, BusError> {
+    pub fn read(&mut self, address: u32, width: AccessWidth) -> Result<u32, BusError> {
         if let Some(bytes) = self.memory(address, width) {
             return Ok(bytes.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte)));
         }
         let word = self.register(address & !3).ok_or(BusError)?;
         let value = word >> (8 * (address & 3));
-        Ok(if width == Width::Word { value } else { value & ((1 << (8 * width.bytes())) - 1) })
+        Ok(if width == AccessWidth::Word { value } else { value & ((1 << (8 * width.bytes())) - 1) })
     }
 
     /// Writes an aligned value. Registers take whole words alone.
-    pub fn write(&mut self, address: u32, width: Width, value: u32) -> Result<(), BusError> {
+    pub fn write(&mut self, address: u32, width: AccessWidth, value: u32) -> Result<(), BusError> {
         if let Some(bytes) = self.memory(address, width) {
             let count = bytes.len();
             bytes.copy_from_slice(&value.to_le_bytes()[..count]);
             return Ok(());
         }
-        if !PPB.contains(&address) || width != Width::Word {
+        if !PPB.contains(&address) || width != AccessWidth::Word {
             return Err(BusError);
         }
         self.set_register(address, value);
@@ -206,7 +206,7 @@ impl Core {
         self.is_held
     }
 
-    fn memory(&mut self, address: u32, width: Width) -> Option<&mut [u8]> {
+    fn memory(&mut self, address: u32, width: AccessWidth) -> Option<&mut [u8]> {
         let (memory, first) = if address >= SRAM { (&mut self.sram, SRAM) } else { (&mut self.code, 0) };
         let at = (address - first) as usize;
         memory.get_mut(at..at + width.bytes() as usize)
@@ -214,7 +214,7 @@ impl Core {
 
     /// A local reset (B1.5.5): the stack pointer and the first instruction come from the vector table.
     fn reset(&mut self) {
-        let vector = |core: &mut Self, at| core.read(at, Width::Word).unwrap_or_default();
+        let vector = |core: &mut Self, at| core.read(at, AccessWidth::Word).unwrap_or_default();
         let (stack, start) = (vector(self, 0), vector(self, 4));
         self.registers = [0; REGISTERS];
         (self.registers[MSP], self.registers[PC]) = (stack & !3, start & !1);
@@ -337,7 +337,7 @@ impl Core {
         }
     }
 
-    pub fn save(&self, to: &mut Saver) {
+    pub fn save(&self, to: &mut SavedStateWriter) {
         to.bytes(&self.code);
         to.bytes(&self.sram);
         self.registers.iter().for_each(|register| to.u32(*register));
@@ -348,7 +348,7 @@ impl Core {
             .for_each(|is_so| to.flag(is_so));
     }
 
-    pub fn restore(from: &mut Loader<'_>) -> Option<Self> {
+    pub fn restore(from: &mut SavedStateReader<'_>) -> Option<Self> {
         let within = |bytes: &&[u8]| bytes.len() == MEMORY_BYTES;
         let code = from.bytes().filter(within)?.to_vec();
         let sram = from.bytes().filter(within)?.to_vec();

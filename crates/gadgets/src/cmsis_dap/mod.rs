@@ -21,13 +21,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::Selection;
-use farbus_model::usb::{Recipient, RequestKind, request};
-use farbus_model::{Definition, Direction, EpAddr, Payload, Setup};
+use farbus_model::descriptor::ConfigurationSelection;
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
+use farbus_model::{DeviceDefinition, EpAddr, Payload, SetupPacket, TransferDirection};
 
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
-use command::{PACKETS_MAX, PRODUCT, Probe, SERIAL, VENDOR};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::saved::{SavedStateReader, SavedStateWriter};
+use command::{PACKETS_MAX, PRODUCT, SERIAL, SwdProbe, VENDOR};
 pub use cortex_m::{MEMORY_BYTES, SRAM};
 
 /// The longest packet of the bulk endpoints, bytes.
@@ -53,28 +55,28 @@ const REPORT_DESCRIPTOR: [u8; 27] = [
 /// A debug probe with its target.
 #[derive(Debug)]
 pub struct CmsisDap {
-    probe: Probe,
-    bulk: Channel,
-    reports: Channel,
+    probe: SwdProbe,
+    bulk: DapChannel,
+    reports: DapChannel,
 }
 
 /// One of the interfaces: what waits there.
 #[derive(Debug, Default)]
-struct Channel {
+struct DapChannel {
     /// Packets that wait for others to be executed with.
     queued: Vec<Vec<u8>>,
     answers: VecDeque<Payload>,
 }
 
-impl Channel {
+impl DapChannel {
     /// Whether another packet can be taken.
     fn has_room(&self) -> bool {
         self.queued.len() + self.answers.len() < PACKETS_MAX
     }
 
     /// Takes a packet: carries it out, after those that were queued.
-    fn take(&mut self, packet: Vec<u8>, probe: &mut Probe, bytes_max: usize, answer_bytes_min: usize) {
-        let waits = Probe::is_queued(&packet);
+    fn take(&mut self, packet: Vec<u8>, probe: &mut SwdProbe, bytes_max: usize, answer_bytes_min: usize) {
+        let waits = SwdProbe::is_queued(&packet);
         self.queued.push(packet);
         if waits && self.has_room() {
             return;
@@ -87,18 +89,18 @@ impl Channel {
         }
     }
 
-    fn save(&self, to: &mut Saver) {
+    fn save(&self, to: &mut SavedStateWriter) {
         to.u8(self.queued.len() as u8);
         self.queued.iter().for_each(|packet| to.bytes(packet));
         to.u8(self.answers.len() as u8);
         self.answers.iter().for_each(|answer| to.bytes(&answer.contiguous()));
     }
 
-    fn restore(from: &mut Loader<'_>, bytes_max: usize) -> Option<Self> {
+    fn restore(from: &mut SavedStateReader<'_>, bytes_max: usize) -> Option<Self> {
         let mut channel = Self::default();
         let within = |bytes: &&[u8]| (1..=bytes_max).contains(&bytes.len());
         for _ in 0..from.u8()? {
-            let packet = from.bytes().filter(within).filter(|packet| Probe::is_queued(packet))?;
+            let packet = from.bytes().filter(within).filter(|packet| SwdProbe::is_queued(packet))?;
             channel.queued.push(packet.to_vec());
         }
         for _ in 0..from.u8()? {
@@ -111,28 +113,31 @@ impl Channel {
 impl CmsisDap {
     /// The device, ready to be shared. Its ids are of those that pid.codes keeps for tests; programs know it by its
     /// strings.
-    pub fn device() -> Emulated<Self> {
+    pub fn device() -> EmulatedDevice<Self> {
         let [low, high] = (REPORT_DESCRIPTOR.len() as u16).to_le_bytes();
         let hid = [9, DESCRIPTOR_HID, 0x11, 0x01, 0, 1, DESCRIPTOR_REPORT, low, high];
         let interval = Duration::from_millis(1);
-        let definition = Definition::new(0x1209, 0x0004)
+        let definition = DeviceDefinition::new(0x1209, 0x0004)
             .names(VENDOR, PRODUCT, SERIAL)
             .interface(
                 // The order of the endpoints is specified: OUT, then IN.
-                InterfaceDefinition::vendor().name("CMSIS-DAP v2").bulk(BULK, Direction::Out).bulk(BULK, Direction::In),
+                InterfaceDefinition::vendor()
+                    .name("CMSIS-DAP v2")
+                    .bulk(BULK, TransferDirection::Out)
+                    .bulk(BULK, TransferDirection::In),
             )
             .interface(
                 InterfaceDefinition::new(3, 0, 0)
                     .name("CMSIS-DAP v1")
                     .class_descriptors(&hid)
-                    .interrupt(REPORTS, Direction::In, REPORT_BYTES as u16, interval)
-                    .interrupt(REPORTS, Direction::Out, REPORT_BYTES as u16, interval),
+                    .interrupt(REPORTS, TransferDirection::In, REPORT_BYTES as u16, interval)
+                    .interrupt(REPORTS, TransferDirection::Out, REPORT_BYTES as u16, interval),
             );
-        Emulated::new(&definition, Self::new())
+        EmulatedDevice::new(&definition, Self::new())
     }
 
     fn new() -> Self {
-        Self { probe: Probe::new(), bulk: Channel::default(), reports: Channel::default() }
+        Self { probe: SwdProbe::new(), bulk: DapChannel::default(), reports: DapChannel::default() }
     }
 
     /// Whether a debugger has halted the target.
@@ -140,68 +145,68 @@ impl CmsisDap {
         self.probe.target.core.is_halted()
     }
 
-    fn channel(&mut self, endpoint: EpAddr) -> &mut Channel {
+    fn channel(&mut self, endpoint: EpAddr) -> &mut DapChannel {
         if endpoint.number() == BULK { &mut self.bulk } else { &mut self.reports }
     }
 
     /// Forgets packets and settings of a host.
     fn begin_again(&mut self) {
-        (self.bulk, self.reports) = (Channel::default(), Channel::default());
+        (self.bulk, self.reports) = (DapChannel::default(), DapChannel::default());
         self.probe.disconnect();
     }
 }
 
-impl Function for CmsisDap {
-    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for CmsisDap {
+    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let answers = &mut self.channel(endpoint).answers;
-        let Some(answer) = answers.front_mut() else { return Sent::Nak };
+        let Some(answer) = answers.front_mut() else { return InTransferAnswer::Nak };
         let bytes = answer.split_front(room);
         if answer.is_empty() {
             answers.pop_front();
         }
-        Sent::Data(bytes)
+        InTransferAnswer::Data(bytes)
     }
 
-    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, _cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         let is_bulk = endpoint.number() == BULK;
         let (bytes_max, answer_bytes_min) = if is_bulk { (BULK_BYTES_MAX, 0) } else { (REPORT_BYTES, REPORT_BYTES) };
         if payload.len() > bytes_max {
-            return Received::Stall;
+            return OutTransferAnswer::Stall;
         }
         let channel = if is_bulk { &mut self.bulk } else { &mut self.reports };
         if !channel.has_room() {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         if !payload.is_empty() {
             channel.take(payload.contiguous().into_owned(), &mut self.probe, bytes_max, answer_bytes_min);
         }
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn control(&mut self, setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
-        if setup.recipient() != Recipient::Interface || setup.index != HID {
-            return Control::Stall;
+    fn control(&mut self, setup: SetupPacket, _data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
+        if setup.recipient() != RequestRecipient::Interface || setup.index != HID {
+            return ControlTransferAnswer::Stall;
         }
         let [_, high] = setup.value.to_le_bytes();
         match (setup.kind(), setup.request) {
             (RequestKind::Standard, request::GET_DESCRIPTOR) if high == DESCRIPTOR_REPORT => {
-                Control::Data(REPORT_DESCRIPTOR.as_slice().into())
+                ControlTransferAnswer::Data(REPORT_DESCRIPTOR.as_slice().into())
             }
-            (RequestKind::Class, SET_IDLE) => Control::Ack,
-            _ => Control::Stall,
+            (RequestKind::Class, SET_IDLE) => ControlTransferAnswer::Ack,
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn selected(&mut self, _selection: &Selection, _cx: &mut Context<'_>) {
+    fn selected(&mut self, _selection: &ConfigurationSelection, _cx: &mut FunctionContext<'_>) {
         self.begin_again();
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.begin_again();
     }
 
     fn save(&self) -> Option<Vec<u8>> {
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         self.probe.save(&mut to);
         self.bulk.save(&mut to);
         self.reports.save(&mut to);
@@ -209,10 +214,10 @@ impl Function for CmsisDap {
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
-        let probe = Probe::restore(&mut from)?;
-        let bulk = Channel::restore(&mut from, BULK_BYTES_MAX)?;
-        let reports = Channel::restore(&mut from, REPORT_BYTES)?;
+        let mut from = SavedStateReader(state);
+        let probe = SwdProbe::restore(&mut from)?;
+        let bulk = DapChannel::restore(&mut from, BULK_BYTES_MAX)?;
+        let reports = DapChannel::restore(&mut from, REPORT_BYTES)?;
         from.end()?;
         *self = Self { probe, bulk, reports };
         Some(())

@@ -4,8 +4,8 @@
 //! A transfer that fails in the memory is answered with FAULT at once. On the wire the transfer after it has that
 //! answer, but a probe passes on what it finds out before it reports.
 
-use super::cortex_m::{BusError, Core, ROM_TABLE, Width};
-use crate::saved::{Loader, Saver};
+use super::cortex_m::{AccessWidth, BusError, CortexCore, ROM_TABLE};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Ones in succession that reset the line (ADIv5 B4.3.3).
 const LINE_RESET_BITS: u32 = 50;
@@ -43,7 +43,7 @@ const INCREMENT_BYTES: u32 = 4096;
 /// How the target acknowledges a transfer (ADIv5 table B4-1), as CMSIS-DAP numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Refusal {
+pub enum SwdAckError {
     /// STICKYERR is set.
     Fault = 4,
     /// The target drives no acknowledgement: all three bits read as ones.
@@ -52,7 +52,7 @@ pub enum Refusal {
 
 /// Whether the target listens (ADIv5 B4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
+enum SwdLineState {
     /// Since power-up: it waits for a line reset.
     Off,
     /// The line was reset: DPIDR has to be read first.
@@ -62,7 +62,7 @@ enum Line {
 
 /// A register of one of the ports, as a transfer addresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Register {
+pub struct DapRegister {
     /// Of the access port, or of the debug port.
     pub is_access_port: bool,
     /// 0, 4, 8 or 12.
@@ -71,8 +71,8 @@ pub struct Register {
 
 /// The debug port, its access port and the core.
 #[derive(Debug)]
-pub struct Target {
-    line: Line,
+pub struct SwdTarget {
+    line: SwdLineState,
     /// Ones that ended what was sent last.
     ones: u32,
     control: u32,
@@ -81,12 +81,21 @@ pub struct Target {
     buffer: u32,
     csw: u32,
     tar: u32,
-    pub core: Core,
+    pub core: CortexCore,
 }
 
-impl Target {
+impl SwdTarget {
     pub fn new() -> Self {
-        Self { line: Line::Off, ones: 0, control: 0, select: 0, buffer: 0, csw: CSW_RESET, tar: 0, core: Core::new() }
+        Self {
+            line: SwdLineState::Off,
+            ones: 0,
+            control: 0,
+            select: 0,
+            buffer: 0,
+            csw: CSW_RESET,
+            tar: 0,
+            core: CortexCore::new(),
+        }
     }
 
     /// The probe drives the data line with these bits, the lowest of the first byte first.
@@ -95,13 +104,13 @@ impl Target {
             let is_one = bytes.get(bit / 8).is_some_and(|byte| byte >> (bit % 8) & 1 == 1);
             self.ones = if is_one { self.ones.saturating_add(1) } else { 0 };
             if self.ones >= LINE_RESET_BITS {
-                self.line = Line::Reset;
+                self.line = SwdLineState::Reset;
             }
         }
     }
 
     /// Reads a register.
-    pub fn read(&mut self, register: Register) -> Result<u32, Refusal> {
+    pub fn read(&mut self, register: DapRegister) -> Result<u32, SwdAckError> {
         self.begin(register, true)?;
         if register.is_access_port {
             self.buffer = self.access(register, None)?;
@@ -117,7 +126,7 @@ impl Target {
     }
 
     /// Writes a register.
-    pub fn write(&mut self, register: Register, value: u32) -> Result<(), Refusal> {
+    pub fn write(&mut self, register: DapRegister, value: u32) -> Result<(), SwdAckError> {
         self.begin(register, false)?;
         if register.is_access_port {
             return self.access(register, Some(value)).map(|_| ());
@@ -132,19 +141,21 @@ impl Target {
     }
 
     /// Whether the port answers such a transfer now.
-    fn begin(&mut self, register: Register, is_read: bool) -> Result<(), Refusal> {
+    fn begin(&mut self, register: DapRegister, is_read: bool) -> Result<(), SwdAckError> {
         self.ones = 0;
         let is_debug_port = !register.is_access_port;
         match self.line {
-            Line::Off => return Err(Refusal::Silence),
-            Line::Reset if !(is_debug_port && is_read && register.address == 0) => return Err(Refusal::Silence),
-            Line::Reset | Line::Ready => self.line = Line::Ready,
+            SwdLineState::Off => return Err(SwdAckError::Silence),
+            SwdLineState::Reset if !(is_debug_port && is_read && register.address == 0) => {
+                return Err(SwdAckError::Silence);
+            }
+            SwdLineState::Reset | SwdLineState::Ready => self.line = SwdLineState::Ready,
         }
         // ADIv5 B4.2.5: these are answered even then.
         let is_always_answered =
             is_debug_port && (register.address == 0 || is_read && register.address == 4 && self.select & 0xf == 0);
         if self.control & STICKYERR != 0 && !is_always_answered {
-            return Err(Refusal::Fault);
+            return Err(SwdAckError::Fault);
         }
         if register.is_access_port && self.control & CDBGPWRUPREQ == 0 {
             return Err(self.fail());
@@ -152,13 +163,13 @@ impl Target {
         Ok(())
     }
 
-    fn fail(&mut self) -> Refusal {
+    fn fail(&mut self) -> SwdAckError {
         self.control |= STICKYERR;
-        Refusal::Fault
+        SwdAckError::Fault
     }
 
     /// Reads or writes (`value`) a register of the access port. No other port exists: reads as zero.
-    fn access(&mut self, register: Register, value: Option<u32>) -> Result<u32, Refusal> {
+    fn access(&mut self, register: DapRegister, value: Option<u32>) -> Result<u32, SwdAckError> {
         if self.select >> 24 != 0 {
             return Ok(0);
         }
@@ -187,8 +198,8 @@ impl Target {
 
     fn word(&mut self, at: u32, value: Option<u32>) -> Result<u32, BusError> {
         match value {
-            Some(value) => self.core.write(at, Width::Word, value).map(|()| 0),
-            None => self.core.read(at, Width::Word),
+            Some(value) => self.core.write(at, AccessWidth::Word, value).map(|()| 0),
+            None => self.core.read(at, AccessWidth::Word),
         }
     }
 
@@ -196,9 +207,9 @@ impl Target {
     /// many as fill a word (ADIv5 C2.2.5, C2.2.6).
     fn data(&mut self, value: Option<u32>) -> Result<u32, BusError> {
         let width = match self.csw & 7 {
-            0 => Width::Byte,
-            1 => Width::Half,
-            _ => Width::Word,
+            0 => AccessWidth::Byte,
+            1 => AccessWidth::Half,
+            _ => AccessWidth::Word,
         };
         let (increments, is_packed) = match self.csw >> 4 & 3 {
             0 => (false, false),
@@ -222,11 +233,11 @@ impl Target {
         Ok(read)
     }
 
-    pub fn save(&self, to: &mut Saver) {
+    pub fn save(&self, to: &mut SavedStateWriter) {
         to.u8(match self.line {
-            Line::Off => 0,
-            Line::Reset => 1,
-            Line::Ready => 2,
+            SwdLineState::Off => 0,
+            SwdLineState::Reset => 1,
+            SwdLineState::Ready => 2,
         });
         [self.ones, self.control, self.select, self.buffer, self.csw, self.tar]
             .into_iter()
@@ -234,16 +245,16 @@ impl Target {
         self.core.save(to);
     }
 
-    pub fn restore(from: &mut Loader<'_>) -> Option<Self> {
+    pub fn restore(from: &mut SavedStateReader<'_>) -> Option<Self> {
         let line = match from.u8()? {
-            0 => Line::Off,
-            1 => Line::Reset,
-            2 => Line::Ready,
+            0 => SwdLineState::Off,
+            1 => SwdLineState::Reset,
+            2 => SwdLineState::Ready,
             _ => return None,
         };
         let (ones, control, select) = (from.u32()?, from.u32()?, from.u32()?);
         let (buffer, csw, tar) = (from.u32()?, from.u32()?, from.u32()?);
-        let core = Core::restore(from)?;
+        let core = CortexCore::restore(from)?;
         let is_possible = control & !(CONTROL_BITS | STICKYERR) == 0 && csw == csw_of(csw, CSW_RESET);
         is_possible.then_some(Self { line, ones, control, select, buffer, csw, tar, core })
     }

@@ -1,4 +1,4 @@
-use farbus_model::{BufferPool, Completions, Device, Instant, Status, Urb, UrbId};
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Urb, UrbId, UrbStatus};
 use proptest::prelude::*;
 
 use super::*;
@@ -31,23 +31,23 @@ const AIRCR: u32 = 0xe000_ed0c;
 
 /// A host with the probe.
 struct Host {
-    device: Emulated<CmsisDap>,
-    done: Completions,
+    device: EmulatedDevice<CmsisDap>,
+    done: CompletionQueue,
     now: Instant,
 }
 
 impl Host {
     fn new() -> Self {
-        let done = Completions::new(BufferPool::new(0));
+        let done = CompletionQueue::new(BufferPool::new(0));
         let mut host = Self { device: CmsisDap::device(), done, now: Instant::ZERO };
         host.configure();
         host
     }
 
     fn configure(&mut self) {
-        let setup = Setup::set_configuration(1);
+        let setup = SetupPacket::set_configuration(1);
         self.device.submit(self.now, Urb::control(UrbId(0), setup, Payload::Empty).launch(), &mut self.done);
-        assert_eq!(self.done.pop().unwrap().status, Status::Ok);
+        assert_eq!(self.done.pop().unwrap().status, UrbStatus::Ok);
     }
 
     /// Whether the packet was taken; a packet that waits is cancelled.
@@ -56,7 +56,7 @@ impl Host {
         let urb = Urb::data_out(UrbId(1), endpoint, packet.to_vec().into());
         self.device.submit(self.now, urb.launch(), &mut self.done);
         self.device.cancel(self.now, UrbId(1), &mut self.done);
-        self.done.pop().unwrap().status == Status::Ok
+        self.done.pop().unwrap().status == UrbStatus::Ok
     }
 
     fn ask(&mut self, endpoint: EpAddr, room: u32) -> Option<Vec<u8>> {
@@ -64,7 +64,7 @@ impl Host {
         self.device.submit(self.now, Urb::data_in(UrbId(2), endpoint, room).launch(), &mut self.done);
         self.device.cancel(self.now, UrbId(2), &mut self.done);
         let done = self.done.pop().unwrap();
-        (done.status == Status::Ok).then(|| done.payload.into_vec())
+        (done.status == UrbStatus::Ok).then(|| done.payload.into_vec())
     }
 
     fn command(&mut self, packet: &[u8]) -> Vec<u8> {
@@ -359,7 +359,8 @@ fn reset_starts_from_the_vector_table_and_may_be_caught() {
 fn reports_have_64_bytes_and_lead_to_the_same_target() {
     let mut host = Host::connected();
     host.poke(SRAM, 42);
-    let setup = Setup { request_type: 0x81, request: request::GET_DESCRIPTOR, value: 0x2200, index: 1, length: 255 };
+    let setup =
+        SetupPacket { request_type: 0x81, request: request::GET_DESCRIPTOR, value: 0x2200, index: 1, length: 255 };
     host.device.submit(host.now, Urb::control(UrbId(0), setup, Payload::Empty).launch(), &mut host.done);
     assert_eq!(host.done.pop().unwrap().payload.into_vec(), REPORT_DESCRIPTOR);
     let report = |packet: &[u8]| [packet, &vec![0; 64 - packet.len()]].concat();

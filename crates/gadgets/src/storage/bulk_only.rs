@@ -16,11 +16,11 @@
 //! ends, and the status follows once the halt is cleared. Where the device would move more, or the
 //! other way, nothing is done and the status is a phase error.
 
-use farbus_model::{Direction, EpAddr, Payload};
+use farbus_model::{EpAddr, Payload, TransferDirection};
 
-use super::scsi::{CheckCondition, Plan, Unit};
-use crate::emulated::{Context, Received, Sent};
-use crate::saved::{Loader, Saver};
+use super::scsi::{CheckCondition, ScsiLogicalUnit, TransferPlan};
+use crate::emulated::{FunctionContext, InTransferAnswer, OutTransferAnswer};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// The endpoints.
 pub(super) const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
@@ -31,7 +31,7 @@ struct Cbw {
     tag: u32,
     /// Bytes that the host expects to move.
     length: u32,
-    direction: Direction,
+    direction: TransferDirection,
     lun: u8,
     /// The first `bCBWCBLength` bytes are the command; the rest is ignored.
     cdb: [u8; CDB_BYTES_MAX],
@@ -64,7 +64,7 @@ impl Cbw {
         Some(Self {
             tag: u32::from_le_bytes([t0, t1, t2, t3]),
             length: u32::from_le_bytes([l0, l1, l2, l3]),
-            direction: if flags & DIRECTION_IN == 0 { Direction::Out } else { Direction::In },
+            direction: if flags & DIRECTION_IN == 0 { TransferDirection::Out } else { TransferDirection::In },
             lun,
             cdb,
             cdb_bytes,
@@ -93,7 +93,7 @@ impl From<Result<(), CheckCondition>> for CswStatus {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum BulkOnlyTargetPhase {
     /// Waits for a CBW.
     Command,
     /// Has this many bytes still to send.
@@ -108,94 +108,106 @@ enum Phase {
 
 /// One command at a time, in its phases.
 #[derive(Debug)]
-pub(super) struct BulkOnly {
-    phase: Phase,
+pub(super) struct BulkOnlyTarget {
+    phase: BulkOnlyTargetPhase,
     /// The current command's tag and direction, and the bytes that the host still expects to move: at the end, the
     /// residue.
     tag: u32,
-    direction: Direction,
+    direction: TransferDirection,
     expected: u32,
 }
 
-impl BulkOnly {
+impl BulkOnlyTarget {
     pub fn new() -> Self {
-        Self { phase: Phase::Command, tag: 0, direction: Direction::Out, expected: 0 }
+        Self { phase: BulkOnlyTargetPhase::Command, tag: 0, direction: TransferDirection::Out, expected: 0 }
     }
 
-    pub fn save(&self, to: &mut Saver) {
+    pub fn save(&self, to: &mut SavedStateWriter) {
         let (phase, left) = match self.phase {
-            Phase::Command => (0, 0),
-            Phase::DataIn(left) => (1, left),
-            Phase::DataOut(left) => (2, left),
-            Phase::Status(status) => (3, status as u32),
-            Phase::Wedged => (4, 0),
+            BulkOnlyTargetPhase::Command => (0, 0),
+            BulkOnlyTargetPhase::DataIn(left) => (1, left),
+            BulkOnlyTargetPhase::DataOut(left) => (2, left),
+            BulkOnlyTargetPhase::Status(status) => (3, status as u32),
+            BulkOnlyTargetPhase::Wedged => (4, 0),
         };
         to.u8(phase);
         [left, self.tag, self.expected].into_iter().for_each(|number| to.u32(number));
-        to.flag(self.direction == Direction::In);
+        to.flag(self.direction == TransferDirection::In);
     }
 
-    pub fn restore(&mut self, from: &mut Loader<'_>) -> Option<()> {
+    pub fn restore(&mut self, from: &mut SavedStateReader<'_>) -> Option<()> {
         let (phase, left) = (from.u8()?, from.u32()?);
         (self.tag, self.expected) = (from.u32()?, from.u32()?);
-        self.direction = if from.flag()? { Direction::In } else { Direction::Out };
+        self.direction = if from.flag()? { TransferDirection::In } else { TransferDirection::Out };
         let statuses = [CswStatus::Passed, CswStatus::Failed, CswStatus::PhaseError];
         self.phase = match phase {
-            0 => Phase::Command,
+            0 => BulkOnlyTargetPhase::Command,
             1 | 2 if left == 0 || left > self.expected => return None,
-            1 => Phase::DataIn(left),
-            2 => Phase::DataOut(left),
-            3 => Phase::Status(*statuses.get(left as usize)?),
-            4 => Phase::Wedged,
+            1 => BulkOnlyTargetPhase::DataIn(left),
+            2 => BulkOnlyTargetPhase::DataOut(left),
+            3 => BulkOnlyTargetPhase::Status(*statuses.get(left as usize)?),
+            4 => BulkOnlyTargetPhase::Wedged,
             _ => return None,
         };
         Some(())
     }
 
     /// The data that the command still has to move.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> TransferPlan {
         match self.phase {
-            Phase::DataIn(left) => Plan::Send(left.into()),
-            Phase::DataOut(left) => Plan::Take(left.into()),
-            Phase::Command | Phase::Status(_) | Phase::Wedged => Plan::Done,
+            BulkOnlyTargetPhase::DataIn(left) => TransferPlan::Send(left.into()),
+            BulkOnlyTargetPhase::DataOut(left) => TransferPlan::Take(left.into()),
+            BulkOnlyTargetPhase::Command | BulkOnlyTargetPhase::Status(_) | BulkOnlyTargetPhase::Wedged => {
+                TransferPlan::Done
+            }
         }
     }
 
     /// Waits for a CBW, whatever came before.
     pub fn restart(&mut self) {
-        self.phase = Phase::Command;
+        self.phase = BulkOnlyTargetPhase::Command;
     }
 
     /// Whether a halt may be cleared: not before a Bulk-Only Reset if no CBW could be understood.
     pub fn may_clear_halt(&self) -> bool {
-        self.phase != Phase::Wedged
+        self.phase != BulkOnlyTargetPhase::Wedged
     }
 
     /// The host sent something to the OUT endpoint.
-    pub fn receive(&mut self, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
+    pub fn receive(
+        &mut self,
+        payload: &Payload,
+        unit: &mut ScsiLogicalUnit,
+        cx: &mut FunctionContext<'_>,
+    ) -> OutTransferAnswer {
         match self.phase {
-            Phase::Command => self.receive_command(payload, unit, cx),
-            Phase::DataOut(left) => self.receive_data(left, payload, unit, cx),
-            Phase::DataIn(_) | Phase::Status(_) => Received::Nak,
-            Phase::Wedged => Received::Stall,
+            BulkOnlyTargetPhase::Command => self.receive_command(payload, unit, cx),
+            BulkOnlyTargetPhase::DataOut(left) => self.receive_data(left, payload, unit, cx),
+            BulkOnlyTargetPhase::DataIn(_) | BulkOnlyTargetPhase::Status(_) => OutTransferAnswer::Nak,
+            BulkOnlyTargetPhase::Wedged => OutTransferAnswer::Stall,
         }
     }
 
     /// The host asks for up to `room` bytes from the IN endpoint.
-    pub fn send(&mut self, room: usize, unit: &mut Unit, cx: &mut Context<'_>) -> Sent {
+    pub fn send(&mut self, room: usize, unit: &mut ScsiLogicalUnit, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         match self.phase {
-            Phase::Command | Phase::DataOut(_) => Sent::Nak,
-            Phase::DataIn(left) => self.send_data(left, room, unit, cx),
-            Phase::Status(status) => self.send_status(status, room, cx),
-            Phase::Wedged => Sent::Stall,
+            BulkOnlyTargetPhase::Command | BulkOnlyTargetPhase::DataOut(_) => InTransferAnswer::Nak,
+            BulkOnlyTargetPhase::DataIn(left) => self.send_data(left, room, unit, cx),
+            BulkOnlyTargetPhase::Status(status) => self.send_status(status, room, cx),
+            BulkOnlyTargetPhase::Wedged => InTransferAnswer::Stall,
         }
     }
 
-    fn receive_command(&mut self, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
+    fn receive_command(
+        &mut self,
+        payload: &Payload,
+        unit: &mut ScsiLogicalUnit,
+        cx: &mut FunctionContext<'_>,
+    ) -> OutTransferAnswer {
         let Some(cbw) = Cbw::parse(payload) else {
-            self.phase = Phase::Wedged;
+            self.phase = BulkOnlyTargetPhase::Wedged;
             cx.halt(BULK_IN);
-            return Received::Stall;
+            return OutTransferAnswer::Stall;
         };
         self.tag = cbw.tag;
         self.direction = cbw.direction;
@@ -203,36 +215,46 @@ impl BulkOnly {
         if !cbw.is_meaningful {
             // §6.4 leaves the answer open; a phase error makes the host start over.
             self.end(CswStatus::PhaseError, cx);
-            return Received::Accepted;
+            return OutTransferAnswer::Accepted;
         }
         // The number tells which of the thirteen cases it is; without data the direction has no meaning.
         let room = u64::from(cbw.length);
         match (unit.begin(cbw.lun, cbw.command()), cbw.direction) {
             // 1, 4, 9
-            (Ok(Plan::Done), _) => self.end(CswStatus::Passed, cx),
+            (Ok(TransferPlan::Done), _) => self.end(CswStatus::Passed, cx),
             (Err(CheckCondition), _) => self.end(CswStatus::Failed, cx),
             // 5, 6
-            (Ok(Plan::Send(bytes)), Direction::In) if bytes <= room => self.phase = Phase::DataIn(bytes as u32),
+            (Ok(TransferPlan::Send(bytes)), TransferDirection::In) if bytes <= room => {
+                self.phase = BulkOnlyTargetPhase::DataIn(bytes as u32)
+            }
             // 11, 12
-            (Ok(Plan::Take(bytes)), Direction::Out) if bytes <= room => self.phase = Phase::DataOut(bytes as u32),
+            (Ok(TransferPlan::Take(bytes)), TransferDirection::Out) if bytes <= room => {
+                self.phase = BulkOnlyTargetPhase::DataOut(bytes as u32)
+            }
             // 2, 3, 7, 8, 10, 13
-            (Ok(Plan::Send(_) | Plan::Take(_)), _) => self.end(CswStatus::PhaseError, cx),
+            (Ok(TransferPlan::Send(_) | TransferPlan::Take(_)), _) => self.end(CswStatus::PhaseError, cx),
         }
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn receive_data(&mut self, left: u32, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
+    fn receive_data(
+        &mut self,
+        left: u32,
+        payload: &Payload,
+        unit: &mut ScsiLogicalUnit,
+        cx: &mut FunctionContext<'_>,
+    ) -> OutTransferAnswer {
         if payload.len() > self.expected as usize {
             // More than the host itself announced: none of it is credible.
             self.end(CswStatus::PhaseError, cx);
-            return Received::Stall;
+            return OutTransferAnswer::Stall;
         }
         let mut left_bytes = left as usize;
         for run in payload.runs() {
             let piece = &run[..run.len().min(left_bytes)];
             if unit.take(piece).is_err() {
                 self.end(CswStatus::Failed, cx);
-                return Received::Stall;
+                return OutTransferAnswer::Stall;
             }
             left_bytes -= piece.len();
             self.expected -= piece.len() as u32;
@@ -240,55 +262,65 @@ impl BulkOnly {
                 let status = unit.finish().into();
                 self.end(status, cx);
                 // The excess bytes are not taken: the host expected case 12 and has case 11.
-                return if payload.len() > left as usize { Received::Stall } else { Received::Accepted };
+                return if payload.len() > left as usize {
+                    OutTransferAnswer::Stall
+                } else {
+                    OutTransferAnswer::Accepted
+                };
             }
         }
-        self.phase = Phase::DataOut(left_bytes as u32);
-        Received::Accepted
+        self.phase = BulkOnlyTargetPhase::DataOut(left_bytes as u32);
+        OutTransferAnswer::Accepted
     }
 
-    fn send_data(&mut self, left: u32, room: usize, unit: &mut Unit, cx: &mut Context<'_>) -> Sent {
+    fn send_data(
+        &mut self,
+        left: u32,
+        room: usize,
+        unit: &mut ScsiLogicalUnit,
+        cx: &mut FunctionContext<'_>,
+    ) -> InTransferAnswer {
         let bytes = room.min(left as usize);
         if bytes == 0 {
-            return Sent::Data(Payload::Empty);
+            return InTransferAnswer::Data(Payload::Empty);
         }
         let mut buffer = cx.pool.take(bytes);
         if unit.fill(&mut buffer).is_err() {
             cx.pool.put(buffer);
             self.end(CswStatus::Failed, cx);
-            return Sent::Stall;
+            return InTransferAnswer::Stall;
         }
         self.expected -= bytes as u32;
-        self.phase = Phase::DataIn(left - bytes as u32);
+        self.phase = BulkOnlyTargetPhase::DataIn(left - bytes as u32);
         if bytes == left as usize {
             let status = unit.finish().into();
             self.end(status, cx);
         }
-        Sent::Data(buffer.into())
+        InTransferAnswer::Data(buffer.into())
     }
 
     /// Ends the data phase, or skips it. If the host still expects data, its endpoint halts, which ends every request
     /// that the host has queued for it (§6.7.2, §6.7.3).
-    fn end(&mut self, status: CswStatus, cx: &mut Context<'_>) {
+    fn end(&mut self, status: CswStatus, cx: &mut FunctionContext<'_>) {
         if self.expected > 0 {
             cx.halt(match self.direction {
-                Direction::In => BULK_IN,
-                Direction::Out => BULK_OUT,
+                TransferDirection::In => BULK_IN,
+                TransferDirection::Out => BULK_OUT,
             });
         }
-        self.phase = Phase::Status(status);
+        self.phase = BulkOnlyTargetPhase::Status(status);
     }
 
     /// Sends the CSW in one packet. A host with less space than that would see babble on a bus; here it sees an invalid
     /// status wrapper, and in either case recovers by reset (§6.3).
-    fn send_status(&mut self, status: CswStatus, room: usize, cx: &mut Context<'_>) -> Sent {
+    fn send_status(&mut self, status: CswStatus, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         let mut buffer = cx.pool.take(CSW_BYTES);
         buffer[..4].copy_from_slice(CSW_SIGNATURE);
         buffer[4..8].copy_from_slice(&self.tag.to_le_bytes());
         buffer[8..12].copy_from_slice(&self.expected.to_le_bytes());
         buffer[12] = status as u8;
         buffer.truncate(room);
-        self.phase = Phase::Command;
-        Sent::Data(buffer.into())
+        self.phase = BulkOnlyTargetPhase::Command;
+        InTransferAnswer::Data(buffer.into())
     }
 }

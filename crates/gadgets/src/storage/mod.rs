@@ -18,7 +18,7 @@
 //! and from the host's request into the store, piece by piece: a command of any size holds 64 KiB.
 //!
 //! **Durability.** A write is in the store when its status is good, and durable after the next
-//! SYNCHRONIZE CACHE, write with FUA, stop, eject, or owner's [`Command::Sync`]; at once while
+//! SYNCHRONIZE CACHE, write with FUA, stop, eject, or owner's [`OwnerCommand::Sync`]; at once while
 //! the host has the write cache turned off. Where the owner's flush fails the owner is told, and
 //! so is the host, by a deferred error on its next command.
 //!
@@ -38,18 +38,22 @@ mod uas;
 use std::fmt;
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::Selection;
-use farbus_model::usb::{Recipient, RequestKind};
-use farbus_model::{BlockStore, Command, CommandError, Definition, Direction, EpAddr, Payload, Setup};
+use farbus_model::descriptor::ConfigurationSelection;
+use farbus_model::usb::{RequestKind, RequestRecipient};
+use farbus_model::{
+    BlockStore, DeviceDefinition, EpAddr, OwnerCommand, OwnerCommandError, Payload, SetupPacket, TransferDirection,
+};
 
-use self::bulk_only::{BULK_OUT, BulkOnly};
-use self::medium::Medium;
-pub use self::options::{OptionError, Options};
-use self::scsi::Unit;
-use self::sense::Sense;
-pub use self::uas::{AttachedScsi, NoState};
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
+use self::bulk_only::{BULK_OUT, BulkOnlyTarget};
+use self::medium::GadgetMedium;
+pub use self::options::{StorageOptionError, StorageOptions};
+use self::scsi::ScsiLogicalUnit;
+use self::sense::SenseReport;
+pub use self::uas::{AttachedScsi, InvalidSavedState};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Mass storage, SCSI transparent command set, Bulk-Only Transport (§4.3).
 const INTERFACE_CLASS: (u8, u8, u8) = (0x08, 0x06, 0x50);
@@ -63,26 +67,29 @@ const BULK_ONLY_RESET: u8 = 0xff;
 const GET_MAX_LUN: u8 = 0xfe;
 
 /// A disk.
-pub struct Storage {
-    transport: BulkOnly,
-    unit: Unit,
+pub struct StorageGadget {
+    transport: BulkOnlyTarget,
+    unit: ScsiLogicalUnit,
 }
 
-impl Storage {
+impl StorageGadget {
     /// The device over `store`, ready to be shared.
     ///
     /// # Errors
-    /// [`OptionError`] when the options make no disk, or the store holds less than a sector.
-    pub fn device(store: Box<dyn BlockStore>, options: Options) -> Result<Emulated<Self>, OptionError> {
+    /// [`StorageOptionError`] when the options make no disk, or the store holds less than a sector.
+    pub fn device(
+        store: Box<dyn BlockStore>,
+        options: StorageOptions,
+    ) -> Result<EmulatedDevice<Self>, StorageOptionError> {
         let options = options.check(store.size_bytes())?;
         let (class, subclass, protocol) = INTERFACE_CLASS;
-        let definition = Definition::new(VENDOR, PRODUCT)
+        let definition = DeviceDefinition::new(VENDOR, PRODUCT)
             .speed(options.speed)
             .names("farbus", &options.product, &options.serial)
             .interface(InterfaceDefinition::new(class, subclass, protocol).bulk_pair(BULK_OUT.number()));
-        let medium = Medium::new(store, options.sector_bytes, options.read_only);
-        let storage = Self { transport: BulkOnly::new(), unit: Unit::new(medium, &options) };
-        Ok(Emulated::new(&definition, storage))
+        let medium = GadgetMedium::new(store, options.sector_bytes, options.read_only);
+        let storage = Self { transport: BulkOnlyTarget::new(), unit: ScsiLogicalUnit::new(medium, &options) };
+        Ok(EmulatedDevice::new(&definition, storage))
     }
 
     /// Whether the medium is in.
@@ -91,46 +98,46 @@ impl Storage {
     }
 }
 
-impl fmt::Debug for Storage {
+impl fmt::Debug for StorageGadget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Storage").field("transport", &self.transport).finish_non_exhaustive()
+        f.debug_struct("StorageGadget").field("transport", &self.transport).finish_non_exhaustive()
     }
 }
 
-impl Function for Storage {
-    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for StorageGadget {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         self.transport.send(room, &mut self.unit, cx)
     }
 
-    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         self.transport.receive(payload, &mut self.unit, cx)
     }
 
-    fn control(&mut self, setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
-        let to_us = setup.kind() == RequestKind::Class && setup.recipient() == Recipient::Interface;
+    fn control(&mut self, setup: SetupPacket, _data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
+        let to_us = setup.kind() == RequestKind::Class && setup.recipient() == RequestRecipient::Interface;
         if !to_us || setup.index != INTERFACE || setup.value != 0 {
-            return Control::Stall;
+            return ControlTransferAnswer::Stall;
         }
         match (setup.request, setup.direction(), setup.length) {
             // Halts stay as they are: clearing them is the rest of Reset Recovery (§3.1, §5.3.4).
-            (BULK_ONLY_RESET, Direction::Out, 0) => {
+            (BULK_ONLY_RESET, TransferDirection::Out, 0) => {
                 self.transport.restart();
-                Control::Ack
+                ControlTransferAnswer::Ack
             }
-            (GET_MAX_LUN, Direction::In, 1) => Control::Data([0].as_slice().into()),
-            _ => Control::Stall,
+            (GET_MAX_LUN, TransferDirection::In, 1) => ControlTransferAnswer::Data([0].as_slice().into()),
+            _ => ControlTransferAnswer::Stall,
         }
     }
 
-    fn selected(&mut self, _selection: &Selection, _cx: &mut Context<'_>) {
+    fn selected(&mut self, _selection: &ConfigurationSelection, _cx: &mut FunctionContext<'_>) {
         self.transport.restart();
     }
 
-    fn clear_halt(&mut self, _endpoint: EpAddr, _cx: &mut Context<'_>) -> bool {
+    fn clear_halt(&mut self, _endpoint: EpAddr, _cx: &mut FunctionContext<'_>) -> bool {
         self.transport.may_clear_halt()
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.transport.restart();
         self.unit.reset();
     }
@@ -139,28 +146,28 @@ impl Function for Storage {
         &["eject", "insert"]
     }
 
-    fn command(&mut self, command: &Command, _cx: &mut Context<'_>) -> Result<(), CommandError> {
+    fn command(&mut self, command: &OwnerCommand, _cx: &mut FunctionContext<'_>) -> Result<(), OwnerCommandError> {
         match command {
-            Command::Sync => self.unit.sync().map_err(|sense| explain("written data is not durable", sense)),
-            Command::Eject => self.unit.eject().map_err(|sense| explain("the disk stays in", sense)),
-            Command::Insert => {
+            OwnerCommand::Sync => self.unit.sync().map_err(|sense| explain("written data is not durable", sense)),
+            OwnerCommand::Eject => self.unit.eject().map_err(|sense| explain("the disk stays in", sense)),
+            OwnerCommand::Insert => {
                 self.unit.insert();
                 Ok(())
             }
-            other => Err(CommandError::unknown(other)),
+            other => Err(OwnerCommandError::unknown(other)),
         }
     }
 
     /// Possible during a command, too.
     fn save(&self) -> Option<Vec<u8>> {
-        let mut state = Saver::default();
+        let mut state = SavedStateWriter::default();
         self.transport.save(&mut state);
         self.unit.save(&mut state);
         Some(state.into_bytes())
     }
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
-        let mut from = Loader(state);
+        let mut from = SavedStateReader(state);
         self.transport.restore(&mut from)?;
         self.unit.restore(&mut from)?;
         from.end()?;
@@ -169,15 +176,15 @@ impl Function for Storage {
 }
 
 /// An error message for a command of the owner's that failed.
-fn explain(what: &str, sense: Sense) -> CommandError {
+fn explain(what: &str, sense: SenseReport) -> OwnerCommandError {
     let why = match sense {
-        Sense::REMOVAL_PREVENTED => "the host has locked it in",
+        SenseReport::REMOVAL_PREVENTED => "the host has locked it in",
         // START STOP UNIT's answer where there is nothing to eject.
-        Sense::INVALID_FIELD_IN_CDB => "it is not removable",
-        Sense::SPACE_ALLOCATION_FAILED => "no space left on the medium",
-        Sense::WRITE_PROTECTED => "the medium is read-only",
-        Sense::MEDIUM_NOT_PRESENT => "the medium is gone",
+        SenseReport::INVALID_FIELD_IN_CDB => "it is not removable",
+        SenseReport::SPACE_ALLOCATION_FAILED => "no space left on the medium",
+        SenseReport::WRITE_PROTECTED => "the medium is read-only",
+        SenseReport::MEDIUM_NOT_PRESENT => "the medium is gone",
         _ => "the medium failed",
     };
-    CommandError(format!("{what}: {why}"))
+    OwnerCommandError(format!("{what}: {why}"))
 }

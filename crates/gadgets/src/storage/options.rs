@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use farbus_model::Speed;
+use farbus_model::UsbSpeed;
 
 /// Sector sizes that a Linux kernel of any age takes.
 const SECTOR_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
@@ -13,7 +13,7 @@ const STRING_UNITS_MAX: usize = 126;
 
 /// The options of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct StorageOptions {
     /// Refuses writing, even if the store would take it.
     pub read_only: bool,
     /// Bytes of a sector: 512, 1024, 2048 or 4096. Bytes of the store after its last whole sector cannot be reached.
@@ -25,10 +25,10 @@ pub struct Options {
     /// The name that a host shows; SCSI sees its first sixteen characters.
     pub product: String,
     /// The bus speed.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
 }
 
-impl Default for Options {
+impl Default for StorageOptions {
     fn default() -> Self {
         Self {
             read_only: false,
@@ -36,34 +36,34 @@ impl Default for Options {
             removable: true,
             serial: "000000000000".into(),
             product: "disk".into(),
-            speed: Speed::High,
+            speed: UsbSpeed::High,
         }
     }
 }
 
-impl Options {
+impl StorageOptions {
     /// A serial number that stays the same for the same `name` (a path, say): sixteen digits.
     pub fn serial_of(name: &str) -> String {
         format!("{:016X}", fnv1a(name.as_bytes()))
     }
 
     /// These options, if a disk of `size_bytes` can have them; the serial's digits as capitals.
-    pub(super) fn check(mut self, size_bytes: u64) -> Result<Self, OptionError> {
+    pub(super) fn check(mut self, size_bytes: u64) -> Result<Self, StorageOptionError> {
         if !SECTOR_BYTES.contains(&self.sector_bytes) {
-            return Err(OptionError::SectorBytes(self.sector_bytes));
+            return Err(StorageOptionError::SectorBytes(self.sector_bytes));
         }
         if size_bytes < u64::from(self.sector_bytes) {
-            return Err(OptionError::TooSmall { size_bytes, sector_bytes: self.sector_bytes });
+            return Err(StorageOptionError::TooSmall { size_bytes, sector_bytes: self.sector_bytes });
         }
         let digits = SERIAL_DIGITS_MIN..=STRING_UNITS_MAX;
         if !digits.contains(&self.serial.len()) || !self.serial.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(OptionError::Serial(self.serial));
+            return Err(StorageOptionError::Serial(self.serial));
         }
         if self.product.encode_utf16().count() > STRING_UNITS_MAX {
-            return Err(OptionError::ProductTooLong);
+            return Err(StorageOptionError::ProductTooLong);
         }
-        if self.speed == Speed::Low {
-            return Err(OptionError::LowSpeed);
+        if self.speed == UsbSpeed::Low {
+            return Err(StorageOptionError::LowSpeed);
         }
         self.serial.make_ascii_uppercase();
         Ok(self)
@@ -77,9 +77,9 @@ pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
 }
 
-/// Why [`Options`] are invalid.
+/// Why [`StorageOptions`] are invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OptionError {
+pub enum StorageOptionError {
     /// Sectors of that size do not exist.
     SectorBytes(u32),
     /// The store holds less than one sector.
@@ -97,27 +97,27 @@ pub enum OptionError {
     LowSpeed,
 }
 
-impl fmt::Display for OptionError {
+impl fmt::Display for StorageOptionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OptionError::SectorBytes(bytes) => {
+            StorageOptionError::SectorBytes(bytes) => {
                 write!(f, "a sector has 512, 1024, 2048 or 4096 bytes, not {bytes}")
             }
-            OptionError::TooSmall { size_bytes, sector_bytes } => {
+            StorageOptionError::TooSmall { size_bytes, sector_bytes } => {
                 write!(f, "{size_bytes} bytes are less than one sector of {sector_bytes}")
             }
-            OptionError::Serial(serial) => {
+            StorageOptionError::Serial(serial) => {
                 write!(f, "a disk's serial number is 12 to 126 hexadecimal digits, not {serial:?}")
             }
-            OptionError::ProductTooLong => {
+            StorageOptionError::ProductTooLong => {
                 write!(f, "a product name has at most {STRING_UNITS_MAX} UTF-16 units")
             }
-            OptionError::LowSpeed => f.write_str("a low-speed device has no bulk endpoints"),
+            StorageOptionError::LowSpeed => f.write_str("a low-speed device has no bulk endpoints"),
         }
     }
 }
 
-impl std::error::Error for OptionError {}
+impl std::error::Error for StorageOptionError {}
 
 #[cfg(test)]
 mod tests {
@@ -125,27 +125,27 @@ mod tests {
 
     #[test]
     fn invalid_disk_options_are_refused_with_their_names() {
-        let check = |change: fn(&mut Options), size| {
-            let mut options = Options::default();
+        let check = |change: fn(&mut StorageOptions), size| {
+            let mut options = StorageOptions::default();
             change(&mut options);
             options.check(size).map(|_| ())
         };
         assert_eq!(check(|_| {}, 512), Ok(()));
-        assert_eq!(check(|_| {}, 511), Err(OptionError::TooSmall { size_bytes: 511, sector_bytes: 512 }));
-        assert_eq!(check(|o| o.sector_bytes = 513, 9999), Err(OptionError::SectorBytes(513)));
-        assert_eq!(check(|o| o.sector_bytes = 0, 9999), Err(OptionError::SectorBytes(0)));
-        assert_eq!(check(|o| o.serial = "0123".into(), 512), Err(OptionError::Serial("0123".into())));
+        assert_eq!(check(|_| {}, 511), Err(StorageOptionError::TooSmall { size_bytes: 511, sector_bytes: 512 }));
+        assert_eq!(check(|o| o.sector_bytes = 513, 9999), Err(StorageOptionError::SectorBytes(513)));
+        assert_eq!(check(|o| o.sector_bytes = 0, 9999), Err(StorageOptionError::SectorBytes(0)));
+        assert_eq!(check(|o| o.serial = "0123".into(), 512), Err(StorageOptionError::Serial("0123".into())));
         assert!(check(|o| o.serial = "0123456789AZ".into(), 512).is_err());
-        assert_eq!(check(|o| o.product = "x".repeat(127), 512), Err(OptionError::ProductTooLong));
-        assert_eq!(check(|o| o.speed = Speed::Low, 512), Err(OptionError::LowSpeed));
+        assert_eq!(check(|o| o.product = "x".repeat(127), 512), Err(StorageOptionError::ProductTooLong));
+        assert_eq!(check(|o| o.speed = UsbSpeed::Low, 512), Err(StorageOptionError::LowSpeed));
     }
 
     #[test]
     fn a_name_gives_the_same_valid_serial_every_time() {
-        let serial = Options::serial_of("/srv/images/disk.img");
-        assert_eq!(serial, Options::serial_of("/srv/images/disk.img"));
-        assert_ne!(serial, Options::serial_of("/srv/images/disk2.img"));
-        let options = Options { serial: serial.to_lowercase(), ..Options::default() };
+        let serial = StorageOptions::serial_of("/srv/images/disk.img");
+        assert_eq!(serial, StorageOptions::serial_of("/srv/images/disk.img"));
+        assert_ne!(serial, StorageOptions::serial_of("/srv/images/disk2.img"));
+        let options = StorageOptions { serial: serial.to_lowercase(), ..StorageOptions::default() };
         assert_eq!(options.check(512).unwrap().serial, serial);
     }
 }

@@ -1,11 +1,11 @@
 //! Why a command failed, as SCSI sense data (SPC-4).
 
-use crate::saved::{Loader, Saver};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Sense keys (SPC-4, sense key descriptions) that farbus's disks use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Key {
+enum SenseKey {
     NoSense = 0x0,
     NotReady = 0x2,
     MediumError = 0x3,
@@ -15,15 +15,15 @@ enum Key {
     Miscompare = 0xe,
 }
 
-impl Key {
+impl SenseKey {
     const ALL: [Self; 7] = [
-        Key::NoSense,
-        Key::NotReady,
-        Key::MediumError,
-        Key::IllegalRequest,
-        Key::UnitAttention,
-        Key::DataProtect,
-        Key::Miscompare,
+        SenseKey::NoSense,
+        SenseKey::NotReady,
+        SenseKey::MediumError,
+        SenseKey::IllegalRequest,
+        SenseKey::UnitAttention,
+        SenseKey::DataProtect,
+        SenseKey::Miscompare,
     ];
 }
 
@@ -41,8 +41,8 @@ const INFORMATION_BYTES: u8 = 0x0a;
 
 /// One error report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sense {
-    key: Key,
+pub(crate) struct SenseReport {
+    key: SenseKey,
     /// Additional sense code and its qualifier.
     code: u8,
     qualifier: u8,
@@ -52,47 +52,47 @@ pub(crate) struct Sense {
     deferred: bool,
 }
 
-impl Sense {
-    pub const NONE: Sense = Sense::new(Key::NoSense, 0x00, 0x00);
+impl SenseReport {
+    pub const NONE: SenseReport = SenseReport::new(SenseKey::NoSense, 0x00, 0x00);
     /// Initializing command required: it was stopped.
-    pub const STOPPED: Sense = Sense::new(Key::NotReady, 0x04, 0x02);
-    pub const MEDIUM_NOT_PRESENT: Sense = Sense::new(Key::NotReady, 0x3a, 0x00);
-    pub const WRITE_ERROR: Sense = Sense::new(Key::MediumError, 0x0c, 0x00);
+    pub const STOPPED: SenseReport = SenseReport::new(SenseKey::NotReady, 0x04, 0x02);
+    pub const MEDIUM_NOT_PRESENT: SenseReport = SenseReport::new(SenseKey::NotReady, 0x3a, 0x00);
+    pub const WRITE_ERROR: SenseReport = SenseReport::new(SenseKey::MediumError, 0x0c, 0x00);
     /// Unrecovered read error.
-    pub const READ_ERROR: Sense = Sense::new(Key::MediumError, 0x11, 0x00);
-    pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(Key::IllegalRequest, 0x1a, 0x00);
-    pub const INVALID_OPERATION_CODE: Sense = Sense::new(Key::IllegalRequest, 0x20, 0x00);
-    pub const LBA_OUT_OF_RANGE: Sense = Sense::new(Key::IllegalRequest, 0x21, 0x00);
-    pub const INVALID_FIELD_IN_CDB: Sense = Sense::new(Key::IllegalRequest, 0x24, 0x00);
-    pub const UNIT_NOT_SUPPORTED: Sense = Sense::new(Key::IllegalRequest, 0x25, 0x00);
-    pub const INVALID_FIELD_IN_PARAMETERS: Sense = Sense::new(Key::IllegalRequest, 0x26, 0x00);
-    pub const SAVING_NOT_SUPPORTED: Sense = Sense::new(Key::IllegalRequest, 0x39, 0x00);
-    pub const REMOVAL_PREVENTED: Sense = Sense::new(Key::IllegalRequest, 0x53, 0x02);
+    pub const READ_ERROR: SenseReport = SenseReport::new(SenseKey::MediumError, 0x11, 0x00);
+    pub const PARAMETER_LIST_LENGTH: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x1a, 0x00);
+    pub const INVALID_OPERATION_CODE: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x20, 0x00);
+    pub const LBA_OUT_OF_RANGE: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x21, 0x00);
+    pub const INVALID_FIELD_IN_CDB: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x24, 0x00);
+    pub const UNIT_NOT_SUPPORTED: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x25, 0x00);
+    pub const INVALID_FIELD_IN_PARAMETERS: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x26, 0x00);
+    pub const SAVING_NOT_SUPPORTED: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x39, 0x00);
+    pub const REMOVAL_PREVENTED: SenseReport = SenseReport::new(SenseKey::IllegalRequest, 0x53, 0x02);
     /// Not ready to ready change, medium may have changed.
-    pub const MEDIUM_CHANGED: Sense = Sense::new(Key::UnitAttention, 0x28, 0x00);
+    pub const MEDIUM_CHANGED: SenseReport = SenseReport::new(SenseKey::UnitAttention, 0x28, 0x00);
     /// Power on, reset, or bus device reset occurred.
-    pub const RESET_OCCURRED: Sense = Sense::new(Key::UnitAttention, 0x29, 0x00);
-    pub const WRITE_PROTECTED: Sense = Sense::new(Key::DataProtect, 0x27, 0x00);
+    pub const RESET_OCCURRED: SenseReport = SenseReport::new(SenseKey::UnitAttention, 0x29, 0x00);
+    pub const WRITE_PROTECTED: SenseReport = SenseReport::new(SenseKey::DataProtect, 0x27, 0x00);
     /// Space allocation failed write protect: a thin store is full.
-    pub const SPACE_ALLOCATION_FAILED: Sense = Sense::new(Key::DataProtect, 0x27, 0x07);
-    pub const MISCOMPARE: Sense = Sense::new(Key::Miscompare, 0x1d, 0x00);
+    pub const SPACE_ALLOCATION_FAILED: SenseReport = SenseReport::new(SenseKey::DataProtect, 0x27, 0x07);
+    pub const MISCOMPARE: SenseReport = SenseReport::new(SenseKey::Miscompare, 0x1d, 0x00);
 
-    pub fn save(self, to: &mut Saver) {
+    pub fn save(self, to: &mut SavedStateWriter) {
         [self.key as u8, self.code, self.qualifier].into_iter().for_each(|byte| to.u8(byte));
         to.flag(self.deferred);
         to.flag(self.lba.is_some());
         to.u64(self.lba.unwrap_or(0));
     }
 
-    pub fn restore(from: &mut Loader<'_>) -> Option<Self> {
+    pub fn restore(from: &mut SavedStateReader<'_>) -> Option<Self> {
         let key = from.u8()?;
-        let key = Key::ALL.into_iter().find(|known| *known as u8 == key)?;
+        let key = SenseKey::ALL.into_iter().find(|known| *known as u8 == key)?;
         let (code, qualifier, deferred) = (from.u8()?, from.u8()?, from.flag()?);
         let (has_lba, lba) = (from.flag()?, from.u64()?);
         Some(Self { key, code, qualifier, lba: has_lba.then_some(lba), deferred })
     }
 
-    const fn new(key: Key, code: u8, qualifier: u8) -> Self {
+    const fn new(key: SenseKey, code: u8, qualifier: u8) -> Self {
         Self { key, code, qualifier, lba: None, deferred: false }
     }
 
@@ -144,20 +144,20 @@ mod tests {
     #[test]
     fn fixed_sense_names_a_block_that_fits_32_bits() {
         let mut bytes = Vec::new();
-        Sense::READ_ERROR.at(0x0102_0304).write_fixed(&mut bytes);
+        SenseReport::READ_ERROR.at(0x0102_0304).write_fixed(&mut bytes);
         assert_eq!(bytes, [0xf0, 0, 3, 1, 2, 3, 4, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0]);
         bytes.clear();
-        Sense::WRITE_ERROR.at(1 << 32).deferred().write_fixed(&mut bytes);
+        SenseReport::WRITE_ERROR.at(1 << 32).deferred().write_fixed(&mut bytes);
         assert_eq!(bytes, [0x71, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x0c, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn descriptor_sense_names_any_block() {
         let mut bytes = Vec::new();
-        Sense::READ_ERROR.at(1 << 32).write_descriptors(&mut bytes);
+        SenseReport::READ_ERROR.at(1 << 32).write_descriptors(&mut bytes);
         assert_eq!(bytes, [0x72, 3, 0x11, 0, 0, 0, 0, 12, 0, 10, 0x80, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
         bytes.clear();
-        Sense::WRITE_PROTECTED.deferred().write_descriptors(&mut bytes);
+        SenseReport::WRITE_PROTECTED.deferred().write_descriptors(&mut bytes);
         assert_eq!(bytes, [0x73, 7, 0x27, 0, 0, 0, 0, 0]);
     }
 }

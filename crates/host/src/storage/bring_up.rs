@@ -14,17 +14,17 @@
 //! Vital product data is asked of devices that claim SPC-3 and only if page 00h names the page: older sticks lock up
 //! when asked (Linux skips them all for that reason).
 
-use farbus_model::{Payload, Setup, Speed};
+use farbus_model::{Payload, SetupPacket, UsbSpeed};
 
 use crate::limits::{BLOCK_BYTES, RANGE_BYTES_MAX};
 
-use super::bulk_only::Reply;
-use super::command::Command;
+use super::bulk_only::CommandReply;
+use super::command::DiskCommand;
 use super::error::DiskError;
-use super::info::{DiskInfo, Options};
-use super::scsi::{self, BlockLimits, Capacity, Cdb, Inquiry, Mode, Provisioning};
-use super::step::{Answer, Step};
-use super::target::Target;
+use super::info::{DiskInfo, ScsiDiskOptions};
+use super::scsi::{self, BlockLimits, CapacityReply, Cdb, InquiryReply, ModeSenseReply, ProvisioningPage};
+use super::step::{OperationResult, OperationStep};
+use super::target::BulkOnlyInterface;
 
 /// Get Max LUN (BOT §3.2).
 const GET_MAX_LUN: u8 = 0xfe;
@@ -39,21 +39,21 @@ const KIND_REDUCED: u8 = 0x0e;
 /// The state of bringing up, with what [`DiskInfo`] has no field for.
 #[derive(Debug)]
 pub(super) struct BringUp {
-    at: At,
-    target: Target,
-    options: Options,
+    at: BringUpStep,
+    target: BulkOnlyInterface,
+    options: ScsiDiskOptions,
     is_modern: bool,
-    capacity: Capacity,
+    capacity: CapacityReply,
     /// Which of the relevant vital product data pages exist.
     has_limits: bool,
     has_provisioning: bool,
     limits: BlockLimits,
-    provisioning: Provisioning,
+    provisioning: ProvisioningPage,
 }
 
 /// The question that was asked last.
 #[derive(Clone, Copy, Debug)]
-enum At {
+enum BringUpStep {
     Begin,
     Setting,
     Units,
@@ -69,93 +69,103 @@ enum At {
 }
 
 impl BringUp {
-    pub fn new(target: Target, options: Options) -> Self {
+    pub fn new(target: BulkOnlyInterface, options: ScsiDiskOptions) -> Self {
         Self {
-            at: At::Begin,
+            at: BringUpStep::Begin,
             target,
             options,
             is_modern: false,
-            capacity: Capacity::default(),
+            capacity: CapacityReply::default(),
             has_limits: false,
             has_provisioning: false,
             limits: BlockLimits::default(),
-            provisioning: Provisioning::default(),
+            provisioning: ProvisioningPage::default(),
         }
     }
 
     /// Processes the answer to the last question, and asks the next one.
-    pub fn next(&mut self, info: &mut DiskInfo, reply: Option<Result<Reply, DiskError>>) -> Step {
+    pub fn next(&mut self, info: &mut DiskInfo, reply: Option<Result<CommandReply, DiskError>>) -> OperationStep {
         let reply = match reply {
             // A device that is gone answers nothing else either.
-            Some(Err(error @ (DiskError::Gone | DiskError::Port(_)))) => return Step::Finish(Err(error)),
+            Some(Err(error @ (DiskError::Gone | DiskError::Port(_)))) => return OperationStep::Finish(Err(error)),
             Some(reply) => reply,
-            None => Ok(Reply::default()),
+            None => Ok(CommandReply::default()),
         };
         let next = match self.at {
-            At::Begin if self.target.alternate != 0 => Ok(At::Setting),
-            At::Begin => Ok(At::Units),
-            At::Setting => match reply {
-                Ok(reply) if reply.passed => Ok(At::Units),
+            BringUpStep::Begin if self.target.alternate != 0 => Ok(BringUpStep::Setting),
+            BringUpStep::Begin => Ok(BringUpStep::Units),
+            BringUpStep::Setting => match reply {
+                Ok(reply) if reply.passed => Ok(BringUpStep::Units),
                 _ => Err(DiskError::Unsupported("its Bulk-Only setting cannot be selected")),
             },
-            At::Units => {
+            BringUpStep::Units => {
                 let max = reply.ok().and_then(|reply| first_byte(&reply.payload)).unwrap_or(0);
                 info.luns = max.min(15) + 1;
                 self.check_unit(info)
             }
-            At::Inquiry => reply.and_then(|reply| self.inquired(info, &reply.payload)),
-            At::Ready => reply.map(|_| At::Capacity10),
-            At::Capacity10 => reply.and_then(|reply| self.sized_10(info, &reply.payload)),
-            At::Capacity16 => self.sized_16(info, reply),
-            At::Mode(page) => Ok(self.moded(info, page, reply.ok())),
-            At::VpdPages => Ok(self.paged(reply.ok())),
-            At::VpdLimits => {
+            BringUpStep::Inquiry => reply.and_then(|reply| self.inquired(info, &reply.payload)),
+            BringUpStep::Ready => reply.map(|_| BringUpStep::Capacity10),
+            BringUpStep::Capacity10 => reply.and_then(|reply| self.sized_10(info, &reply.payload)),
+            BringUpStep::Capacity16 => self.sized_16(info, reply),
+            BringUpStep::Mode(page) => Ok(self.moded(info, page, reply.ok())),
+            BringUpStep::VpdPages => Ok(self.paged(reply.ok())),
+            BringUpStep::VpdLimits => {
                 self.limits = body(reply.ok(), scsi::VPD_BLOCK_LIMITS, BlockLimits::parse);
-                Ok(if self.has_provisioning { At::VpdProvisioning } else { At::Settled })
+                Ok(if self.has_provisioning { BringUpStep::VpdProvisioning } else { BringUpStep::Settled })
             }
-            At::VpdProvisioning => {
-                self.provisioning = body(reply.ok(), scsi::VPD_PROVISIONING, Provisioning::parse);
-                Ok(At::Settled)
+            BringUpStep::VpdProvisioning => {
+                self.provisioning = body(reply.ok(), scsi::VPD_PROVISIONING, ProvisioningPage::parse);
+                Ok(BringUpStep::Settled)
             }
-            At::Settled => Ok(At::Settled),
+            BringUpStep::Settled => Ok(BringUpStep::Settled),
         };
         match next {
-            Err(error) => Step::Finish(Err(error)),
-            Ok(At::Settled) => {
+            Err(error) => OperationStep::Finish(Err(error)),
+            Ok(BringUpStep::Settled) => {
                 self.settle(info);
-                Step::Finish(Ok(Answer::Ready))
+                OperationStep::Finish(Ok(OperationResult::Ready))
             }
             Ok(next) => self.ask(next),
         }
     }
 
-    fn ask(&mut self, next: At) -> Step {
+    fn ask(&mut self, next: BringUpStep) -> OperationStep {
         self.at = next;
         let interface = self.target.interface;
-        let page = |page| Step::Run(Command::answer(Cdb::vital_product_data(page), scsi::VPD_BYTES));
+        let page = |page| OperationStep::Run(DiskCommand::answer(Cdb::vital_product_data(page), scsi::VPD_BYTES));
         match next {
-            At::Setting => Step::Ask(Setup::set_interface(interface, self.target.alternate)),
-            At::Units => {
+            BringUpStep::Setting => OperationStep::Ask(SetupPacket::set_interface(interface, self.target.alternate)),
+            BringUpStep::Units => {
                 let index = interface.into();
-                Step::Ask(Setup { request_type: 0xa1, request: GET_MAX_LUN, value: 0, index, length: 1 })
+                OperationStep::Ask(SetupPacket { request_type: 0xa1, request: GET_MAX_LUN, value: 0, index, length: 1 })
             }
-            At::Inquiry => Step::Run(Command::answer(Cdb::inquiry(), scsi::INQUIRY_BYTES)),
-            At::Begin | At::Settled | At::Ready => Step::Run(Command::plain(Cdb::test_unit_ready())),
-            At::Capacity10 => Step::Run(Command::answer(Cdb::read_capacity_10(), scsi::CAPACITY_10_BYTES)),
-            At::Capacity16 => Step::Run(Command::answer(Cdb::read_capacity_16(), scsi::CAPACITY_16_BYTES)),
-            At::Mode(page) => Step::Run(Command::answer(Cdb::mode_sense(page), scsi::MODE_BYTES)),
-            At::VpdPages => page(scsi::VPD_SUPPORTED),
-            At::VpdLimits => page(scsi::VPD_BLOCK_LIMITS),
-            At::VpdProvisioning => page(scsi::VPD_PROVISIONING),
+            BringUpStep::Inquiry => OperationStep::Run(DiskCommand::answer(Cdb::inquiry(), scsi::INQUIRY_BYTES)),
+            BringUpStep::Begin | BringUpStep::Settled | BringUpStep::Ready => {
+                OperationStep::Run(DiskCommand::plain(Cdb::test_unit_ready()))
+            }
+            BringUpStep::Capacity10 => {
+                OperationStep::Run(DiskCommand::answer(Cdb::read_capacity_10(), scsi::CAPACITY_10_BYTES))
+            }
+            BringUpStep::Capacity16 => {
+                OperationStep::Run(DiskCommand::answer(Cdb::read_capacity_16(), scsi::CAPACITY_16_BYTES))
+            }
+            BringUpStep::Mode(page) => OperationStep::Run(DiskCommand::answer(Cdb::mode_sense(page), scsi::MODE_BYTES)),
+            BringUpStep::VpdPages => page(scsi::VPD_SUPPORTED),
+            BringUpStep::VpdLimits => page(scsi::VPD_BLOCK_LIMITS),
+            BringUpStep::VpdProvisioning => page(scsi::VPD_PROVISIONING),
         }
     }
 
-    fn check_unit(&self, info: &DiskInfo) -> Result<At, DiskError> {
-        if self.options.lun < info.luns { Ok(At::Inquiry) } else { Err(DiskError::Unsupported("no such logical unit")) }
+    fn check_unit(&self, info: &DiskInfo) -> Result<BringUpStep, DiskError> {
+        if self.options.lun < info.luns {
+            Ok(BringUpStep::Inquiry)
+        } else {
+            Err(DiskError::Unsupported("no such logical unit"))
+        }
     }
 
-    fn inquired(&mut self, info: &mut DiskInfo, payload: &Payload) -> Result<At, DiskError> {
-        let inquiry = Inquiry::parse(&payload.contiguous());
+    fn inquired(&mut self, info: &mut DiskInfo, payload: &Payload) -> Result<BringUpStep, DiskError> {
+        let inquiry = InquiryReply::parse(&payload.contiguous());
         let inquiry = inquiry.ok_or(DiskError::Unsupported("it does not say what it is"))?;
         if inquiry.qualifier != 0 {
             return Err(DiskError::Unsupported("nothing is behind this logical unit"));
@@ -167,14 +177,14 @@ impl BringUp {
         info.removable = inquiry.removable;
         [info.vendor, info.product, info.revision] = inquiry.names;
         self.is_modern = inquiry.version >= VERSION_SPC_3;
-        Ok(At::Ready)
+        Ok(BringUpStep::Ready)
     }
 
-    fn sized_10(&mut self, info: &mut DiskInfo, payload: &Payload) -> Result<At, DiskError> {
-        let capacity = Capacity::parse_10(&payload.contiguous());
+    fn sized_10(&mut self, info: &mut DiskInfo, payload: &Payload) -> Result<BringUpStep, DiskError> {
+        let capacity = CapacityReply::parse_10(&payload.contiguous());
         self.capacity = capacity.ok_or(DiskError::Unsupported("it does not say how large it is"))?;
         if self.needs_sixteen() || self.is_modern {
-            return Ok(At::Capacity16);
+            return Ok(BringUpStep::Capacity16);
         }
         self.size(info)
     }
@@ -184,8 +194,12 @@ impl BringUp {
         self.capacity.last_block == u64::from(u32::MAX)
     }
 
-    fn sized_16(&mut self, info: &mut DiskInfo, reply: Result<Reply, DiskError>) -> Result<At, DiskError> {
-        let capacity = reply.map(|reply| Capacity::parse_16(&reply.payload.contiguous()));
+    fn sized_16(
+        &mut self,
+        info: &mut DiskInfo,
+        reply: Result<CommandReply, DiskError>,
+    ) -> Result<BringUpStep, DiskError> {
+        let capacity = reply.map(|reply| CapacityReply::parse_16(&reply.payload.contiguous()));
         match capacity {
             Ok(Some(capacity)) => self.capacity = capacity,
             Err(error) if self.needs_sixteen() => return Err(error),
@@ -196,44 +210,44 @@ impl BringUp {
         self.size(info)
     }
 
-    fn size(&mut self, info: &mut DiskInfo) -> Result<At, DiskError> {
-        let Capacity { last_block, block_bytes, .. } = self.capacity;
+    fn size(&mut self, info: &mut DiskInfo) -> Result<BringUpStep, DiskError> {
+        let CapacityReply { last_block, block_bytes, .. } = self.capacity;
         if !block_bytes.is_power_of_two() || !BLOCK_BYTES.contains(&block_bytes) {
             return Err(DiskError::Unsupported("its sectors have an impossible size"));
         }
         let blocks = last_block.checked_add(1).filter(|blocks| blocks.checked_mul(block_bytes.into()).is_some());
         info.blocks = blocks.ok_or(DiskError::Unsupported("its size is impossible"))?;
         info.block_bytes = block_bytes;
-        Ok(At::Mode(scsi::PAGE_ALL))
+        Ok(BringUpStep::Mode(scsi::PAGE_ALL))
     }
 
-    fn moded(&mut self, info: &mut DiskInfo, page: u8, reply: Option<Reply>) -> At {
-        let mode = reply.and_then(|reply| Mode::parse(&reply.payload.contiguous()));
+    fn moded(&mut self, info: &mut DiskInfo, page: u8, reply: Option<CommandReply>) -> BringUpStep {
+        let mode = reply.and_then(|reply| ModeSenseReply::parse(&reply.payload.contiguous()));
         if mode.is_none() && page == scsi::PAGE_ALL {
-            return At::Mode(scsi::PAGE_CACHING);
+            return BringUpStep::Mode(scsi::PAGE_CACHING);
         }
         let mode = mode.unwrap_or_default();
         info.read_only |= mode.write_protected;
         info.write_cache = mode.write_cache;
         info.needs_no_flush = info.read_only || mode.write_cache == Some(false);
-        if self.is_modern { At::VpdPages } else { At::Settled }
+        if self.is_modern { BringUpStep::VpdPages } else { BringUpStep::Settled }
     }
 
-    fn paged(&mut self, reply: Option<Reply>) -> At {
+    fn paged(&mut self, reply: Option<CommandReply>) -> BringUpStep {
         let has = |page: u8| move |body: &[u8]| body.contains(&page);
         self.has_limits = body(reply.as_ref(), scsi::VPD_SUPPORTED, has(scsi::VPD_BLOCK_LIMITS));
         self.has_provisioning = body(reply.as_ref(), scsi::VPD_SUPPORTED, has(scsi::VPD_PROVISIONING));
         match (self.has_limits, self.has_provisioning) {
-            (true, _) => At::VpdLimits,
-            (false, true) => At::VpdProvisioning,
-            (false, false) => At::Settled,
+            (true, _) => BringUpStep::VpdLimits,
+            (false, true) => BringUpStep::VpdProvisioning,
+            (false, false) => BringUpStep::Settled,
         }
     }
 
     /// All answers are there: derives the disk's properties from them.
     fn settle(&self, info: &mut DiskInfo) {
         let Self { limits, provisioning, capacity, .. } = self;
-        let speed: Speed = self.target.speed;
+        let speed: UsbSpeed = self.target.speed;
         info.transfer_bytes_max = info.transfer_bytes(&self.options, speed, limits.transfer_max);
         let range_max = (RANGE_BYTES_MAX / u64::from(info.block_bytes)) as u32;
         let may_unmap = provisioning.unmap && limits.unmap_max > 0 && limits.unmap_ranges_max > 0;
@@ -248,7 +262,7 @@ impl BringUp {
 }
 
 /// A page's content, or the default if the page is missing.
-fn body<T: Default>(reply: Option<impl std::borrow::Borrow<Reply>>, page: u8, read: impl Fn(&[u8]) -> T) -> T {
+fn body<T: Default>(reply: Option<impl std::borrow::Borrow<CommandReply>>, page: u8, read: impl Fn(&[u8]) -> T) -> T {
     let Some(reply) = reply else { return T::default() };
     let bytes = reply.borrow().payload.contiguous();
     scsi::vpd_body(&bytes, page).map_or_else(T::default, read)

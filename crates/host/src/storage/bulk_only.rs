@@ -42,15 +42,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::descriptor::kind;
-use farbus_model::{Direction, Done, EpAddr, Instant, Payload, Setup, Status, Urb, UrbId};
+use farbus_model::{EpAddr, Instant, Payload, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId, UrbStatus};
 
-use crate::driver::{Driver, IdSource};
+use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::CONTROL_TIMEOUT;
-use crate::transfers::Transfers;
+use crate::transfers::TransferTracker;
 
-use super::error::Fault;
+use super::error::TransportFault;
 use super::scsi::Cdb;
-use super::target::Target;
+use super::target::BulkOnlyInterface;
 use super::wrapper::{COMMAND_BYTES, CommandStatus, STATUS_BYTES, write_command};
 
 /// The smallest packet of which a full one cannot be taken for a command: more than 31 bytes.
@@ -61,7 +61,7 @@ const RESET: u8 = 0xff;
 
 /// A command's data phase.
 #[derive(Clone, Debug)]
-pub(super) enum Data {
+pub(super) enum CommandPayload {
     /// No data.
     None,
     /// Room for this many bytes.
@@ -72,7 +72,7 @@ pub(super) enum Data {
 
 /// The result of a command whose transport worked.
 #[derive(Debug, Default)]
-pub(super) struct Reply {
+pub(super) struct CommandReply {
     /// The device reports success.
     pub passed: bool,
     /// Valid bytes: moved, and not residue.
@@ -83,43 +83,43 @@ pub(super) struct Reply {
 
 /// The transport to one interface.
 #[derive(Debug)]
-pub(super) struct BulkOnly {
-    target: Target,
-    transfers: Transfers,
+pub(super) struct BulkOnlyInitiator {
+    target: BulkOnlyInterface,
+    transfers: TransferTracker,
     tag: u32,
     /// The bytes of the command wrapper; reused for the next command once the port has dropped them.
     wrapper: Arc<[u8]>,
-    phase: Phase,
-    run: Run,
+    phase: BulkOnlyInitiatorPhase,
+    run: RunningCommand,
     /// When the running command times out.
     deadline: Option<Instant>,
     /// The last command's fault, while the transport is being reset.
-    fault: Option<Fault>,
+    fault: Option<TransportFault>,
     /// The transport is out of step and has to be reset first.
     needs_reset: bool,
     /// The device lost a status that was requested early: from now on the phases are requested one by one.
     loses_early_status: bool,
     /// The device is gone or holds old requests: no further attempt is made.
-    dead: Option<Fault>,
-    result: Option<Result<Reply, Fault>>,
+    dead: Option<TransportFault>,
+    result: Option<Result<CommandReply, TransportFault>>,
     spent: Payload,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
+enum BulkOnlyInitiatorPhase {
     Idle,
     /// A request to the control pipe is in flight.
     Asking,
-    /// A command is running; [`Run`] has its progress.
+    /// A command is running; [`RunningCommand`] has its progress.
     Moving,
     /// After a fault: waiting for everything withdrawn.
     Draining,
     /// Reset recovery, step by step.
-    Climbing(Rung),
+    Climbing(ResetRecoveryStep),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Rung {
+enum ResetRecoveryStep {
     /// Bulk-Only Mass Storage Reset.
     Reset,
     ClearIn,
@@ -132,17 +132,17 @@ enum Rung {
 
 /// A running command.
 #[derive(Debug, Default)]
-struct Run {
+struct RunningCommand {
     tag: u32,
     cdb: Option<(u8, Cdb)>,
-    direction: Option<Direction>,
+    direction: Option<TransferDirection>,
     length: u32,
     /// OUT data that was not submitted yet.
     out: Payload,
-    command: Leg,
-    data: Leg,
-    status: Leg,
-    clear: Leg,
+    command: CommandTransfer,
+    data: CommandTransfer,
+    status: CommandTransfer,
+    clear: CommandTransfer,
     halted_in: bool,
     halted_out: bool,
     /// Bytes of the data phase that moved.
@@ -160,7 +160,7 @@ struct Run {
 
 /// One of a command's transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Leg {
+enum CommandTransfer {
     /// Not submitted, or not yet.
     #[default]
     Waiting,
@@ -168,25 +168,25 @@ enum Leg {
     Landed,
 }
 
-impl Leg {
+impl CommandTransfer {
     fn is(self, id: UrbId) -> bool {
-        self == Leg::Flying(id)
+        self == CommandTransfer::Flying(id)
     }
 
     fn is_flying(self) -> bool {
-        matches!(self, Leg::Flying(_))
+        matches!(self, CommandTransfer::Flying(_))
     }
 }
 
-impl BulkOnly {
-    pub fn new(target: Target, ids: IdSource) -> Self {
+impl BulkOnlyInitiator {
+    pub fn new(target: BulkOnlyInterface, ids: IdSource) -> Self {
         Self {
             target,
-            transfers: Transfers::new(ids),
+            transfers: TransferTracker::new(ids),
             tag: 0,
             wrapper: Arc::new([0; COMMAND_BYTES]),
-            phase: Phase::Idle,
-            run: Run::default(),
+            phase: BulkOnlyInitiatorPhase::Idle,
+            run: RunningCommand::default(),
             deadline: None,
             fault: None,
             needs_reset: false,
@@ -197,7 +197,7 @@ impl BulkOnly {
         }
     }
 
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &BulkOnlyInterface {
         &self.target
     }
 
@@ -207,36 +207,47 @@ impl BulkOnly {
     }
 
     /// Makes a control request. A refusal is a reply that did not pass.
-    pub fn ask(&mut self, now: Instant, setup: Setup) {
-        assert_eq!(self.phase, Phase::Idle, "one thing at a time");
+    pub fn ask(&mut self, now: Instant, setup: SetupPacket) {
+        assert_eq!(self.phase, BulkOnlyInitiatorPhase::Idle, "one thing at a time");
         if let Some(fault) = self.dead {
             return self.finish(Err(fault));
         }
-        self.phase = Phase::Asking;
+        self.phase = BulkOnlyInitiatorPhase::Asking;
         self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
     }
 
     /// Runs a command on logical unit `lun`.
-    pub fn start(&mut self, now: Instant, lun: u8, cdb: Cdb, data: Data, timeout: Duration) {
-        assert_eq!(self.phase, Phase::Idle, "Bulk-Only transport has one command outstanding (BOT §5.1)");
+    pub fn start(&mut self, now: Instant, lun: u8, cdb: Cdb, data: CommandPayload, timeout: Duration) {
+        assert_eq!(
+            self.phase,
+            BulkOnlyInitiatorPhase::Idle,
+            "Bulk-Only transport has one command outstanding (BOT §5.1)"
+        );
         if let Some(fault) = self.dead {
             return self.finish(Err(fault));
         }
         let (direction, length, out) = match data {
-            Data::None => (None, 0, Payload::Empty),
-            Data::In(length) => (Some(Direction::In), length, Payload::Empty),
-            Data::Out(payload) => (Some(Direction::Out), payload.len() as u32, payload),
+            CommandPayload::None => (None, 0, Payload::Empty),
+            CommandPayload::In(length) => (Some(TransferDirection::In), length, Payload::Empty),
+            CommandPayload::Out(payload) => (Some(TransferDirection::Out), payload.len() as u32, payload),
         };
         let direction = direction.filter(|_| length > 0);
         self.tag = self.tag.wrapping_add(1);
-        self.run = Run { tag: self.tag, cdb: Some((lun, cdb)), direction, length, out, ..Run::default() };
+        self.run = RunningCommand {
+            tag: self.tag,
+            cdb: Some((lun, cdb)),
+            direction,
+            length,
+            out,
+            ..RunningCommand::default()
+        };
         // Time spent on a reset is part of the command's.
         self.deadline = Some(now + timeout);
-        if self.needs_reset { self.climb(now, Rung::Reset) } else { self.launch(now) }
+        if self.needs_reset { self.climb(now, ResetRecoveryStep::Reset) } else { self.launch(now) }
     }
 
-    /// The result of the last [`BulkOnly::ask`] or [`BulkOnly::start`], once.
-    pub fn poll_result(&mut self) -> Option<Result<Reply, Fault>> {
+    /// The result of the last [`BulkOnlyInitiator::ask`] or [`BulkOnlyInitiator::start`], once.
+    pub fn poll_result(&mut self) -> Option<Result<CommandReply, TransportFault>> {
         self.result.take()
     }
 
@@ -253,14 +264,14 @@ impl BulkOnly {
     }
 
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let deadline = self.deadline.filter(|_| self.phase == Phase::Moving);
+        let deadline = self.deadline.filter(|_| self.phase == BulkOnlyInitiatorPhase::Moving);
         match (deadline, self.transfers.poll_timeout()) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
     }
 
-    pub fn handle_done(&mut self, now: Instant, done: Done) {
+    pub fn handle_done(&mut self, now: Instant, done: UrbCompletion) {
         self.transfers.handle_done(now, done);
         self.advance(now);
     }
@@ -268,22 +279,22 @@ impl BulkOnly {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.transfers.handle_timeout(now);
         self.advance(now);
-        if self.phase == Phase::Moving && self.deadline.is_some_and(|deadline| deadline <= now) {
+        if self.phase == BulkOnlyInitiatorPhase::Moving && self.deadline.is_some_and(|deadline| deadline <= now) {
             self.loses_early_status |= self.run.misses_only_status();
-            self.fail(now, Fault::TimedOut);
+            self.fail(now, TransportFault::TimedOut);
             self.advance(now);
         }
     }
 
     /// Submits what may be submitted together: the first table of the module.
     fn launch(&mut self, now: Instant) {
-        self.phase = Phase::Moving;
+        self.phase = BulkOnlyInitiatorPhase::Moving;
         let payload = self.wrap_command();
-        self.run.command = Leg::Flying(self.transfers.data_out(now, self.target.bulk_out, payload, None));
+        self.run.command = CommandTransfer::Flying(self.transfers.data_out(now, self.target.bulk_out, payload, None));
         match self.run.direction {
-            None => self.run.data = Leg::Landed,
+            None => self.run.data = CommandTransfer::Landed,
             Some(_) if self.loses_early_status => return,
-            Some(Direction::Out) if !self.may_pipeline_out() => return,
+            Some(TransferDirection::Out) if !self.may_pipeline_out() => return,
             Some(_) => self.launch_data(now),
         }
         self.launch_status(now);
@@ -300,30 +311,30 @@ impl BulkOnly {
             self.wrapper = Arc::new([0; COMMAND_BYTES]);
         }
         let bytes = Arc::get_mut(&mut self.wrapper).expect("it is ours alone now");
-        let direction = self.run.direction.unwrap_or(Direction::Out);
+        let direction = self.run.direction.unwrap_or(TransferDirection::Out);
         write_command(bytes, self.run.tag, direction, self.run.length, lun, &cdb);
         Payload::shared(&self.wrapper, 0..COMMAND_BYTES)
     }
 
     fn launch_data(&mut self, now: Instant) {
         let id = match self.run.direction {
-            Some(Direction::Out) => {
+            Some(TransferDirection::Out) => {
                 let payload = std::mem::take(&mut self.run.out);
                 self.transfers.data_out(now, self.target.bulk_out, payload, None)
             }
             _ => self.transfers.data_in(now, self.target.bulk_in, self.run.length, None),
         };
-        self.run.data = Leg::Flying(id);
+        self.run.data = CommandTransfer::Flying(id);
     }
 
     fn launch_status(&mut self, now: Instant) {
         let id = self.transfers.data_in(now, self.target.bulk_in, STATUS_BYTES as u32, None);
-        self.run.status = Leg::Flying(id);
+        self.run.status = CommandTransfer::Flying(id);
         self.run.status_withdrawn = false;
     }
 
     fn clear_halt(&mut self, now: Instant, endpoint: EpAddr) -> UrbId {
-        self.transfers.control_in(now, Setup::clear_halt(endpoint), Some(CONTROL_TIMEOUT))
+        self.transfers.control_in(now, SetupPacket::clear_halt(endpoint), Some(CONTROL_TIMEOUT))
     }
 
     /// Processes every completion, then decides what comes next.
@@ -332,10 +343,10 @@ impl BulkOnly {
             while let Some(done) = self.transfers.poll_outcome() {
                 self.note(now, done);
             }
-            if self.phase == Phase::Moving {
+            if self.phase == BulkOnlyInitiatorPhase::Moving {
                 self.proceed(now);
             }
-            if self.phase == Phase::Draining && self.transfers.is_idle() {
+            if self.phase == BulkOnlyInitiatorPhase::Draining && self.transfers.is_idle() {
                 self.drained(now);
             }
             // A withdrawn request that had not left yet is back already.
@@ -345,49 +356,51 @@ impl BulkOnly {
         }
     }
 
-    fn note(&mut self, now: Instant, done: Done) {
+    fn note(&mut self, now: Instant, done: UrbCompletion) {
         match self.phase {
-            Phase::Moving => {
+            BulkOnlyInitiatorPhase::Moving => {
                 if let Err(fault) = self.landed(done) {
                     self.fail(now, fault);
                 }
             }
-            Phase::Asking => self.asked(done),
-            Phase::Climbing(rung) => self.climbed(now, rung, &done),
-            Phase::Draining if done.status == Status::Gone => self.fault = Some(Fault::Gone),
-            Phase::Idle | Phase::Draining => {}
+            BulkOnlyInitiatorPhase::Asking => self.asked(done),
+            BulkOnlyInitiatorPhase::Climbing(rung) => self.climbed(now, rung, &done),
+            BulkOnlyInitiatorPhase::Draining if done.status == UrbStatus::Gone => {
+                self.fault = Some(TransportFault::Gone)
+            }
+            BulkOnlyInitiatorPhase::Idle | BulkOnlyInitiatorPhase::Draining => {}
         }
     }
 
-    fn asked(&mut self, done: Done) {
+    fn asked(&mut self, done: UrbCompletion) {
         self.look_for_death(done.status);
-        let passed = matches!(done.status, Status::Ok | Status::Short);
+        let passed = matches!(done.status, UrbStatus::Ok | UrbStatus::Short);
         let result = match done.status {
-            Status::Gone => Err(Fault::Gone),
-            _ => Ok(Reply { passed, moved: done.payload.len() as u32, payload: done.payload }),
+            UrbStatus::Gone => Err(TransportFault::Gone),
+            _ => Ok(CommandReply { passed, moved: done.payload.len() as u32, payload: done.payload }),
         };
         self.finish(result);
     }
 
     /// Records one transfer of the command: the second table of the module, left column.
-    fn landed(&mut self, done: Done) -> Result<(), Fault> {
+    fn landed(&mut self, done: UrbCompletion) -> Result<(), TransportFault> {
         let run = &mut self.run;
         if run.command.is(done.id) {
-            run.command = Leg::Landed;
+            run.command = CommandTransfer::Landed;
             run.command_landed(&done)
         } else if run.data.is(done.id) {
-            run.data = Leg::Landed;
+            run.data = CommandTransfer::Landed;
             run.data_landed(done)
         } else if run.status.is(done.id) {
-            run.status = Leg::Landed;
+            run.status = CommandTransfer::Landed;
             let result = run.status_landed(&done);
             self.spent = done.payload;
             result
         } else if run.clear.is(done.id) {
-            run.clear = Leg::Landed;
-            match (done.status, done.setup == Setup::clear_halt(self.target.bulk_in)) {
-                (Status::Ok, true) => run.halted_in = false,
-                (Status::Ok, false) => run.halted_out = false,
+            run.clear = CommandTransfer::Landed;
+            match (done.status, done.setup == SetupPacket::clear_halt(self.target.bulk_in)) {
+                (UrbStatus::Ok, true) => run.halted_in = false,
+                (UrbStatus::Ok, false) => run.halted_out = false,
                 (status, _) => return Err(bus_fault(status)),
             }
             Ok(())
@@ -399,14 +412,14 @@ impl BulkOnly {
     /// Decides what the running command needs next: the second table, right column.
     fn proceed(&mut self, now: Instant) {
         // Serial OUT: the command has gone through.
-        if self.run.command == Leg::Landed && self.run.data == Leg::Waiting {
+        if self.run.command == CommandTransfer::Landed && self.run.data == CommandTransfer::Waiting {
             return self.launch_data(now);
         }
         self.withdraw_what_is_over(now);
         self.clear_halts(now);
         let run = &self.run;
         let is_quiet = [run.command, run.data, run.status, run.clear].iter().all(|leg| !leg.is_flying());
-        let phases_are_over = run.command == Leg::Landed && run.data == Leg::Landed;
+        let phases_are_over = run.command == CommandTransfer::Landed && run.data == CommandTransfer::Landed;
         match run.verdict {
             Some(verdict) if is_quiet => self.conclude(now, verdict),
             // Not asked for yet, or to be asked for again.
@@ -419,14 +432,14 @@ impl BulkOnly {
     /// does not want any more.
     fn withdraw_what_is_over(&mut self, now: Instant) {
         let run = &mut self.run;
-        if let Leg::Flying(id) = run.status
+        if let CommandTransfer::Flying(id) = run.status
             && (run.halted_in || run.verdict.is_some())
             && !run.status_withdrawn
         {
             run.status_withdrawn = true;
             self.transfers.withdraw(now, id);
         }
-        if let Leg::Flying(id) = run.data
+        if let CommandTransfer::Flying(id) = run.data
             && run.verdict.is_some_and(|verdict| verdict.residue > 0)
             && !run.data_withdrawn
         {
@@ -438,7 +451,7 @@ impl BulkOnly {
     /// Clears one halt at a time, once nothing is queued on its pipe.
     fn clear_halts(&mut self, now: Instant) {
         let run = &self.run;
-        let is_in = run.direction == Some(Direction::In);
+        let is_in = run.direction == Some(TransferDirection::In);
         let in_is_busy = run.status.is_flying() || is_in && run.data.is_flying();
         let out_is_busy = run.command.is_flying() || !is_in && run.data.is_flying();
         let endpoint = match (run.clear.is_flying(), run.halted_in && !in_is_busy, run.halted_out && !out_is_busy) {
@@ -447,102 +460,108 @@ impl BulkOnly {
             _ => return,
         };
         let id = self.clear_halt(now, endpoint);
-        self.run.clear = Leg::Flying(id);
+        self.run.clear = CommandTransfer::Flying(id);
     }
 
     fn conclude(&mut self, now: Instant, verdict: CommandStatus) {
         if verdict.status > 1 {
-            return self.fail(now, Fault::PhaseError);
+            return self.fail(now, TransportFault::PhaseError);
         }
         let run = &mut self.run;
         let meant = run.length - verdict.residue;
-        let moved = if run.direction == Some(Direction::Out) { meant } else { meant.min(run.moved) };
+        let moved = if run.direction == Some(TransferDirection::Out) { meant } else { meant.min(run.moved) };
         let payload = std::mem::take(&mut run.payload);
-        self.finish(Ok(Reply { passed: verdict.status == 0, moved, payload }));
+        self.finish(Ok(CommandReply { passed: verdict.status == 0, moved, payload }));
     }
 
-    fn finish(&mut self, result: Result<Reply, Fault>) {
-        self.phase = Phase::Idle;
+    fn finish(&mut self, result: Result<CommandReply, TransportFault>) {
+        self.phase = BulkOnlyInitiatorPhase::Idle;
         self.deadline = None;
         self.run.out = Payload::Empty;
         self.result = Some(result);
     }
 
     /// Handles a fault: cancels everything, then begins recovery.
-    fn fail(&mut self, now: Instant, fault: Fault) {
+    fn fail(&mut self, now: Instant, fault: TransportFault) {
         self.fault = Some(fault);
         self.needs_reset = true;
-        self.phase = Phase::Draining;
+        self.phase = BulkOnlyInitiatorPhase::Draining;
         self.transfers.withdraw_all(now);
     }
 
     fn drained(&mut self, now: Instant) {
-        let is_gone = self.fault == Some(Fault::Gone);
-        self.look_for_death(if is_gone { Status::Gone } else { Status::Ok });
+        let is_gone = self.fault == Some(TransportFault::Gone);
+        self.look_for_death(if is_gone { UrbStatus::Gone } else { UrbStatus::Ok });
         match self.dead {
             Some(fault) => self.finish(Err(fault)),
-            None => self.climb(now, Rung::Reset),
+            None => self.climb(now, ResetRecoveryStep::Reset),
         }
     }
 
     /// Checks whether any further attempt is useless.
-    fn look_for_death(&mut self, status: Status) {
-        if status == Status::Gone {
-            self.dead = Some(Fault::Gone);
+    fn look_for_death(&mut self, status: UrbStatus) {
+        if status == UrbStatus::Gone {
+            self.dead = Some(TransportFault::Gone);
         } else if self.transfers.unanswered() > 0 {
-            self.dead = Some(Fault::Unanswered);
+            self.dead = Some(TransportFault::Unanswered);
         }
     }
 
     /// Reset recovery (BOT §5.3.4): reset, clear IN, clear OUT, in this order; if that fails, the whole device.
-    fn climb(&mut self, now: Instant, rung: Rung) {
-        self.phase = Phase::Climbing(rung);
-        let Target { configuration, interface, alternate, bulk_in, bulk_out, .. } = self.target;
+    fn climb(&mut self, now: Instant, rung: ResetRecoveryStep) {
+        self.phase = BulkOnlyInitiatorPhase::Climbing(rung);
+        let BulkOnlyInterface { configuration, interface, alternate, bulk_in, bulk_out, .. } = self.target;
         let setup = match rung {
-            Rung::Reset => Setup { request_type: 0x21, request: RESET, value: 0, index: interface.into(), length: 0 },
-            Rung::ClearIn => Setup::clear_halt(bulk_in),
-            Rung::ClearOut => Setup::clear_halt(bulk_out),
-            Rung::Port => Setup::get_descriptor(kind::DEVICE, 0, 0, 64),
-            Rung::Configure => Setup::set_configuration(configuration),
-            Rung::Setting => Setup::set_interface(interface, alternate),
+            ResetRecoveryStep::Reset => {
+                SetupPacket { request_type: 0x21, request: RESET, value: 0, index: interface.into(), length: 0 }
+            }
+            ResetRecoveryStep::ClearIn => SetupPacket::clear_halt(bulk_in),
+            ResetRecoveryStep::ClearOut => SetupPacket::clear_halt(bulk_out),
+            ResetRecoveryStep::Port => SetupPacket::get_descriptor(kind::DEVICE, 0, 0, 64),
+            ResetRecoveryStep::Configure => SetupPacket::set_configuration(configuration),
+            ResetRecoveryStep::Setting => SetupPacket::set_interface(interface, alternate),
         };
         self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
     }
 
-    fn climbed(&mut self, now: Instant, rung: Rung, done: &Done) {
+    fn climbed(&mut self, now: Instant, rung: ResetRecoveryStep, done: &UrbCompletion) {
         self.look_for_death(done.status);
         if let Some(fault) = self.dead {
             return self.finish(Err(fault));
         }
-        match (rung, done.status == Status::Ok) {
-            (Rung::Reset, true) => self.climb(now, Rung::ClearIn),
-            (Rung::ClearIn, true) => self.climb(now, Rung::ClearOut),
-            (Rung::Reset | Rung::ClearIn | Rung::ClearOut, false) => self.climb(now, Rung::Port),
+        match (rung, done.status == UrbStatus::Ok) {
+            (ResetRecoveryStep::Reset, true) => self.climb(now, ResetRecoveryStep::ClearIn),
+            (ResetRecoveryStep::ClearIn, true) => self.climb(now, ResetRecoveryStep::ClearOut),
+            (ResetRecoveryStep::Reset | ResetRecoveryStep::ClearIn | ResetRecoveryStep::ClearOut, false) => {
+                self.climb(now, ResetRecoveryStep::Port)
+            }
             // Whatever the answer: to most devices it is only a request for a descriptor.
-            (Rung::Port, _) => self.climb(now, Rung::Configure),
-            (Rung::Configure, true) if self.target.alternate != 0 => self.climb(now, Rung::Setting),
-            (Rung::ClearOut | Rung::Configure | Rung::Setting, true) => {
+            (ResetRecoveryStep::Port, _) => self.climb(now, ResetRecoveryStep::Configure),
+            (ResetRecoveryStep::Configure, true) if self.target.alternate != 0 => {
+                self.climb(now, ResetRecoveryStep::Setting)
+            }
+            (ResetRecoveryStep::ClearOut | ResetRecoveryStep::Configure | ResetRecoveryStep::Setting, true) => {
                 self.needs_reset = false;
                 match self.fault.take() {
                     Some(fault) => self.finish(Err(fault)),
                     None => self.launch(now),
                 }
             }
-            (Rung::Configure | Rung::Setting, false) => {
-                let fault = self.fault.take().unwrap_or(Fault::ResetFailed);
+            (ResetRecoveryStep::Configure | ResetRecoveryStep::Setting, false) => {
+                let fault = self.fault.take().unwrap_or(TransportFault::ResetFailed);
                 self.finish(Err(fault));
             }
         }
     }
 }
 
-impl Run {
-    fn command_landed(&mut self, done: &Done) -> Result<(), Fault> {
+impl RunningCommand {
+    fn command_landed(&mut self, done: &UrbCompletion) -> Result<(), TransportFault> {
         match done.status {
             // An OUT transfer that succeeded was taken whole, whatever count a peer gives; some
             // USB/IP servers give none.
-            Status::Ok => Ok(()),
-            Status::Stall => Err(Fault::CommandRefused),
+            UrbStatus::Ok => Ok(()),
+            UrbStatus::Stall => Err(TransportFault::CommandRefused),
             status => Err(bus_fault(status)),
         }
     }
@@ -550,21 +569,24 @@ impl Run {
     /// Whether only the status is missing, which was requested.
     fn misses_only_status(&self) -> bool {
         let all_moved = self.direction.is_some() && self.moved == self.length;
-        self.command == Leg::Landed && self.data == Leg::Landed && all_moved && self.status.is_flying()
+        self.command == CommandTransfer::Landed
+            && self.data == CommandTransfer::Landed
+            && all_moved
+            && self.status.is_flying()
     }
 
-    fn data_landed(&mut self, done: Done) -> Result<(), Fault> {
-        let is_in = self.direction == Some(Direction::In);
+    fn data_landed(&mut self, done: UrbCompletion) -> Result<(), TransportFault> {
+        let is_in = self.direction == Some(TransferDirection::In);
         let moved = if is_in { done.payload.len() as u32 } else { done.actual };
         if moved > self.length {
-            return Err(Fault::Babble);
+            return Err(TransportFault::Babble);
         }
         match done.status {
-            Status::Ok | Status::Short if is_in && self.is_status(&done.payload) => return Ok(()),
-            Status::Ok | Status::Short => {}
-            Status::Stall if is_in => self.halted_in = true,
-            Status::Stall => self.halted_out = true,
-            Status::Cancelled if self.data_withdrawn => return Err(Fault::EarlyStatus),
+            UrbStatus::Ok | UrbStatus::Short if is_in && self.is_status(&done.payload) => return Ok(()),
+            UrbStatus::Ok | UrbStatus::Short => {}
+            UrbStatus::Stall if is_in => self.halted_in = true,
+            UrbStatus::Stall => self.halted_out = true,
+            UrbStatus::Cancelled if self.data_withdrawn => return Err(TransportFault::EarlyStatus),
             status => return Err(bus_fault(status)),
         }
         self.moved = moved;
@@ -582,39 +604,39 @@ impl Run {
         self.verdict.is_some()
     }
 
-    fn status_landed(&mut self, done: &Done) -> Result<(), Fault> {
+    fn status_landed(&mut self, done: &UrbCompletion) -> Result<(), TransportFault> {
         let was_withdrawn = self.status_withdrawn;
         match done.status {
             // A cancellation that came too late has not lost the status.
-            Status::Ok | Status::Short | Status::Cancelled if done.payload.len() == STATUS_BYTES => {
+            UrbStatus::Ok | UrbStatus::Short | UrbStatus::Cancelled if done.payload.len() == STATUS_BYTES => {
                 let verdict = CommandStatus::parse(&done.payload.contiguous(), self.tag, self.length);
-                self.verdict = Some(verdict.ok_or(Fault::BadStatus)?);
+                self.verdict = Some(verdict.ok_or(TransportFault::BadStatus)?);
                 Ok(())
             }
-            Status::Ok if done.payload.is_empty() && self.status_blanks == 0 => {
+            UrbStatus::Ok if done.payload.is_empty() && self.status_blanks == 0 => {
                 self.status_blanks += 1;
                 Ok(())
             }
-            Status::Ok | Status::Short => Err(Fault::BadStatus),
+            UrbStatus::Ok | UrbStatus::Short => Err(TransportFault::BadStatus),
             // It shares the halt of the data before it, or was withdrawn for that.
-            Status::Stall | Status::Cancelled if self.halted_in || was_withdrawn => Ok(()),
-            Status::Stall if self.status_stalls == 0 => {
+            UrbStatus::Stall | UrbStatus::Cancelled if self.halted_in || was_withdrawn => Ok(()),
+            UrbStatus::Stall if self.status_stalls == 0 => {
                 self.status_stalls += 1;
                 self.halted_in = true;
                 Ok(())
             }
-            Status::Stall => Err(Fault::StatusRefused),
+            UrbStatus::Stall => Err(TransportFault::StatusRefused),
             status => Err(bus_fault(status)),
         }
     }
 }
 
 /// A transfer that failed in a way that only a new attempt can cure.
-fn bus_fault(status: Status) -> Fault {
+fn bus_fault(status: UrbStatus) -> TransportFault {
     match status {
-        Status::Gone => Fault::Gone,
-        Status::Overflow => Fault::Babble,
-        Status::TimedOut => Fault::TimedOut,
-        status => Fault::Bus(status),
+        UrbStatus::Gone => TransportFault::Gone,
+        UrbStatus::Overflow => TransportFault::Babble,
+        UrbStatus::TimedOut => TransportFault::TimedOut,
+        status => TransportFault::Bus(status),
     }
 }

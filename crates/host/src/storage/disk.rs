@@ -1,47 +1,47 @@
 //! A disk behind a Bulk-Only interface, addressed in bytes.
 
-use farbus_model::{Done, Instant, Payload, Urb, UrbId};
+use farbus_model::{Instant, Payload, Urb, UrbCompletion, UrbId};
 
-use crate::driver::{Driver, IdSource};
+use crate::driver::{DeviceDriver, IdSource};
 
 use super::bring_up::BringUp;
-use super::bulk_only::Reply;
-use super::command::Executor;
+use super::bulk_only::CommandReply;
+use super::command::CommandExecutor;
 use super::error::DiskError;
-use super::info::{DiskInfo, Options};
-use super::operation::{Clear, Eject, Erase, Flush, Read, Write};
-use super::step::{Answer, Step};
-use super::target::Target;
+use super::info::{DiskInfo, ScsiDiskOptions};
+use super::operation::{EjectOperation, EraseEffect, EraseOperation, FlushOperation, ReadOperation, WriteOperation};
+use super::step::{OperationResult, OperationStep};
+use super::target::BulkOnlyInterface;
 
 /// A disk. Its first outcome says whether it could be brought up; after that each operation has
 /// one. One operation at a time: Bulk-Only transport has one command outstanding.
 #[derive(Debug)]
-pub struct Disk {
-    executor: Executor,
-    options: Options,
+pub struct ScsiDisk {
+    executor: CommandExecutor,
+    options: ScsiDiskOptions,
     info: DiskInfo,
-    job: Option<Job>,
-    outcome: Option<Result<Answer, DiskError>>,
+    job: Option<DiskOperation>,
+    outcome: Option<Result<OperationResult, DiskError>>,
     /// Why no operation is possible: the disk could not be brought up, or the medium was exchanged.
     unfit: Option<DiskError>,
 }
 
 /// The operation under way.
 #[derive(Debug)]
-enum Job {
+enum DiskOperation {
     BringUp(Box<BringUp>),
-    Read(Read),
-    Write(Write),
-    Erase(Erase),
-    Flush(Flush),
-    Eject(Eject),
+    Read(ReadOperation),
+    Write(WriteOperation),
+    Erase(EraseOperation),
+    Flush(FlushOperation),
+    Eject(EjectOperation),
 }
 
-impl Disk {
+impl ScsiDisk {
     /// Begins to bring up the disk at `target`. The device must be configured.
-    pub fn new(now: Instant, ids: IdSource, target: Target, options: Options) -> Self {
+    pub fn new(now: Instant, ids: IdSource, target: BulkOnlyInterface, options: ScsiDiskOptions) -> Self {
         let mut this = Self {
-            executor: Executor::new(target, ids, options.lun, options.timeout),
+            executor: CommandExecutor::new(target, ids, options.lun, options.timeout),
             options,
             info: DiskInfo::default(),
             job: None,
@@ -68,13 +68,13 @@ impl Disk {
         self.executor.guards_medium = false;
         self.info = DiskInfo::default();
         self.unfit = None;
-        self.begin(now, Job::BringUp(Box::new(BringUp::new(target, self.options))));
+        self.begin(now, DiskOperation::BringUp(Box::new(BringUp::new(target, self.options))));
     }
 
-    /// Reads `len` bytes at `offset`. The outcome is [`Answer::Data`].
+    /// Reads `len` bytes at `offset`. The outcome is [`OperationResult::Data`].
     pub fn read(&mut self, now: Instant, offset: u64, len: usize) {
         match self.check(offset, len as u64) {
-            Ok(()) => self.begin(now, Job::Read(Read::new(&self.info, offset, len))),
+            Ok(()) => self.begin(now, DiskOperation::Read(ReadOperation::new(&self.info, offset, len))),
             Err(error) => self.refuse(error),
         }
     }
@@ -82,25 +82,25 @@ impl Disk {
     /// Writes bytes at `offset`. A payload that is a window or a pattern is not copied.
     pub fn write(&mut self, now: Instant, offset: u64, payload: Payload) {
         match self.check_write(offset, payload.len() as u64) {
-            Ok(()) => self.begin(now, Job::Write(Write::new(offset, payload))),
+            Ok(()) => self.begin(now, DiskOperation::Write(WriteOperation::new(offset, payload))),
             Err(error) => self.refuse(error),
         }
     }
 
     /// Makes a range read as zeros; `may_release` lets the device give the space back.
     pub fn write_zeroes(&mut self, now: Instant, offset: u64, len: u64, may_release: bool) {
-        self.erase(now, if may_release { Clear::ZeroAndRelease } else { Clear::Zero }, offset, len);
+        self.erase(now, if may_release { EraseEffect::ZeroAndRelease } else { EraseEffect::Zero }, offset, len);
     }
 
     /// Declares a range unneeded. Its content is undefined afterwards; a device without a command for it does nothing.
     pub fn discard(&mut self, now: Instant, offset: u64, len: u64) {
-        self.erase(now, Clear::Release, offset, len);
+        self.erase(now, EraseEffect::Release, offset, len);
     }
 
     /// Makes every write durable.
     pub fn flush(&mut self, now: Instant) {
         match self.check(0, 0) {
-            Ok(()) => self.begin(now, Job::Flush(Flush::default())),
+            Ok(()) => self.begin(now, DiskOperation::Flush(FlushOperation::default())),
             Err(error) => self.refuse(error),
         }
     }
@@ -108,14 +108,14 @@ impl Disk {
     /// Flushes and ejects the medium.
     pub fn eject(&mut self, now: Instant) {
         match self.check(0, 0) {
-            Ok(()) => self.begin(now, Job::Eject(Eject::Flushing(Flush::default()))),
+            Ok(()) => self.begin(now, DiskOperation::Eject(EjectOperation::Flushing(FlushOperation::default()))),
             Err(error) => self.refuse(error),
         }
     }
 
-    fn erase(&mut self, now: Instant, what: Clear, offset: u64, len: u64) {
+    fn erase(&mut self, now: Instant, what: EraseEffect, offset: u64, len: u64) {
         match self.check_write(offset, len) {
-            Ok(()) => self.begin(now, Job::Erase(Erase::new(&self.info, what, offset, len))),
+            Ok(()) => self.begin(now, DiskOperation::Erase(EraseOperation::new(&self.info, what, offset, len))),
             Err(error) => self.refuse(error),
         }
     }
@@ -138,7 +138,7 @@ impl Disk {
         self.outcome = Some(Err(error));
     }
 
-    fn begin(&mut self, now: Instant, job: Job) {
+    fn begin(&mut self, now: Instant, job: DiskOperation) {
         assert!(self.is_idle(), "one operation at a time");
         self.job = Some(job);
         self.step(now, None);
@@ -152,28 +152,28 @@ impl Disk {
         }
     }
 
-    fn step(&mut self, now: Instant, last: Option<Result<Reply, DiskError>>) {
+    fn step(&mut self, now: Instant, last: Option<Result<CommandReply, DiskError>>) {
         let info = &mut self.info;
         let step = match self.job.as_mut().expect("a command belongs to a job") {
-            Job::BringUp(job) => job.next(info, last),
-            Job::Read(job) => job.next(info, last),
-            Job::Write(job) => job.next(info, last),
-            Job::Erase(job) => job.next(info, last),
-            Job::Flush(job) => job.next(info, last),
-            Job::Eject(job) => job.next(info, last),
+            DiskOperation::BringUp(job) => job.next(info, last),
+            DiskOperation::Read(job) => job.next(info, last),
+            DiskOperation::Write(job) => job.next(info, last),
+            DiskOperation::Erase(job) => job.next(info, last),
+            DiskOperation::Flush(job) => job.next(info, last),
+            DiskOperation::Eject(job) => job.next(info, last),
         };
         match step {
-            Step::Run(command) => self.executor.execute(now, command),
-            Step::Ask(setup) => self.executor.ask(now, setup),
-            Step::Finish(result) => self.finish(result),
+            OperationStep::Run(command) => self.executor.execute(now, command),
+            OperationStep::Ask(setup) => self.executor.ask(now, setup),
+            OperationStep::Finish(result) => self.finish(result),
         }
     }
 
-    fn finish(&mut self, mut result: Result<Answer, DiskError>) {
+    fn finish(&mut self, mut result: Result<OperationResult, DiskError>) {
         let job = self.job.take();
-        let was_bring_up = matches!(job, Some(Job::BringUp(_)));
+        let was_bring_up = matches!(job, Some(DiskOperation::BringUp(_)));
         // A flush reports everything that did not become durable.
-        if let (Some(Job::Flush(_) | Job::Eject(_)), Ok(_)) = (job, &result)
+        if let (Some(DiskOperation::Flush(_) | DiskOperation::Eject(_)), Ok(_)) = (job, &result)
             && let Some(error) = self.executor.take_deferred()
         {
             result = Err(error);
@@ -192,8 +192,8 @@ impl Disk {
     }
 }
 
-impl Driver for Disk {
-    type Outcome = Result<Answer, DiskError>;
+impl DeviceDriver for ScsiDisk {
+    type Outcome = Result<OperationResult, DiskError>;
 
     fn poll_submit(&mut self) -> Option<Urb> {
         self.executor.transport.poll_submit()
@@ -203,7 +203,7 @@ impl Driver for Disk {
         self.executor.transport.poll_cancel()
     }
 
-    fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: UrbCompletion) {
         self.executor.transport.handle_done(now, done);
         self.executor.advance(now);
         self.advance(now);

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use farbus_model::{Status, StoreError};
+use farbus_model::{StoreError, UrbStatus};
 
-use crate::port::PortError;
+use crate::port::HostPortError;
 
-use super::sense::Sense;
+use super::sense::SenseCode;
 
 /// Why an operation on a disk failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,17 +14,17 @@ pub enum DiskError {
     /// The interface is not a disk that this driver supports, and why.
     Unsupported(&'static str),
     /// The medium is there but not usable, and did not become so in time.
-    NotReady(Sense),
+    NotReady(SenseCode),
     /// There is no medium in the device.
     NoMedium,
     /// The medium was exchanged, or its size changed: earlier data about it is no longer valid.
     MediumChanged,
     /// The medium could not be read or written at that place.
-    MediumError(Sense),
+    MediumError(SenseCode),
     /// The device failed within itself.
-    HardwareError(Sense),
+    HardwareError(SenseCode),
     /// The device does not know the command or one of its fields.
-    IllegalRequest(Sense),
+    IllegalRequest(SenseCode),
     /// The range does not lie on the medium.
     OutOfRange,
     /// The medium is write-protected.
@@ -32,20 +32,20 @@ pub enum DiskError {
     /// A thinly provisioned medium has no space left.
     NoSpace,
     /// Any other error of the device.
-    Refused(Sense),
+    Refused(SenseCode),
     /// Commands, data and status do not arrive as Bulk-Only transport wants, and resetting it did not help.
-    Transport(Fault),
+    Transport(TransportFault),
     /// The device did not answer in time, and resetting it did not help.
     TimedOut,
     /// The device is gone.
     Gone,
     /// The connection to the device is gone.
-    Port(PortError),
+    Port(HostPortError),
 }
 
 /// What went wrong in the transport of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum TransportFault {
     /// The command itself was answered with STALL: the device found it invalid (BOT §6.6.1).
     CommandRefused,
     /// The status could not be read: STALL, twice (BOT §5.3.3).
@@ -61,7 +61,7 @@ pub enum Fault {
     /// More data came than was asked for.
     Babble,
     /// A transfer failed on the bus or on the link.
-    Bus(Status),
+    Bus(UrbStatus),
     /// The command's time passed.
     TimedOut,
     /// A cancellation was not answered: the endpoints may hold old requests for ever.
@@ -72,18 +72,18 @@ pub enum Fault {
     Gone,
 }
 
-impl From<Fault> for DiskError {
-    fn from(fault: Fault) -> Self {
+impl From<TransportFault> for DiskError {
+    fn from(fault: TransportFault) -> Self {
         match fault {
-            Fault::Gone => DiskError::Gone,
-            Fault::TimedOut => DiskError::TimedOut,
+            TransportFault::Gone => DiskError::Gone,
+            TransportFault::TimedOut => DiskError::TimedOut,
             fault => DiskError::Transport(fault),
         }
     }
 }
 
-impl From<PortError> for DiskError {
-    fn from(error: PortError) -> Self {
+impl From<HostPortError> for DiskError {
+    fn from(error: HostPortError) -> Self {
         DiskError::Port(error)
     }
 }
@@ -123,21 +123,21 @@ impl fmt::Display for DiskError {
 
 impl std::error::Error for DiskError {}
 
-impl fmt::Display for Fault {
+impl fmt::Display for TransportFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Fault::CommandRefused => "the device refused a command as invalid",
-            Fault::StatusRefused => "the device did not give its status",
-            Fault::BadStatus => "the status is not one",
-            Fault::PhaseError => "phase error",
-            Fault::EarlyStatus => "the status came before the data was taken",
-            Fault::ShortData => "a command passed without all its data",
-            Fault::Babble => "more data came than was asked for",
-            Fault::Bus(status) => return write!(f, "a transfer ended with {status:?}"),
-            Fault::TimedOut => "the device did not answer in time",
-            Fault::Unanswered => "the device did not even answer a withdrawal",
-            Fault::ResetFailed => "the transport could not be reset",
-            Fault::Gone => "the device is gone",
+            TransportFault::CommandRefused => "the device refused a command as invalid",
+            TransportFault::StatusRefused => "the device did not give its status",
+            TransportFault::BadStatus => "the status is not one",
+            TransportFault::PhaseError => "phase error",
+            TransportFault::EarlyStatus => "the status came before the data was taken",
+            TransportFault::ShortData => "a command passed without all its data",
+            TransportFault::Babble => "more data came than was asked for",
+            TransportFault::Bus(status) => return write!(f, "a transfer ended with {status:?}"),
+            TransportFault::TimedOut => "the device did not answer in time",
+            TransportFault::Unanswered => "the device did not even answer a withdrawal",
+            TransportFault::ResetFailed => "the transport could not be reset",
+            TransportFault::Gone => "the device is gone",
         })
     }
 }

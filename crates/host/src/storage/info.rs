@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use farbus_model::Speed;
+use farbus_model::UsbSpeed;
 
 use crate::limits;
 
 /// Options of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ScsiDiskOptions {
     /// The logical unit.
     pub lun: u8,
     /// The timeout of a command.
@@ -18,7 +18,7 @@ pub struct Options {
     pub transfer_bytes_max: Option<u32>,
 }
 
-impl Default for Options {
+impl Default for ScsiDiskOptions {
     fn default() -> Self {
         Self { lun: 0, timeout: limits::COMMAND_TIMEOUT, transfer_bytes_max: None }
     }
@@ -75,9 +75,9 @@ impl DiskInfo {
 
     /// Bytes of one command: the caller's option, or the device's limit in blocks (0: not reported), or the usual value
     /// of the speed.
-    pub(super) fn transfer_bytes(&self, options: &Options, speed: Speed, device_blocks_max: u32) -> u32 {
+    pub(super) fn transfer_bytes(&self, options: &ScsiDiskOptions, speed: UsbSpeed, device_blocks_max: u32) -> u32 {
         let device = u64::from(device_blocks_max) * u64::from(self.block_bytes);
-        let usual = match (device, speed >= Speed::Super) {
+        let usual = match (device, speed >= UsbSpeed::Super) {
             (1.., _) => device.min(limits::TRANSFER_BYTES_MAX.into()) as u32,
             (0, true) => limits::TRANSFER_BYTES_SUPER_SPEED,
             (0, false) => limits::TRANSFER_BYTES_HIGH_SPEED,

@@ -4,7 +4,7 @@
 //!
 //! | layer | what it knows |
 //! |---|---|
-//! | [`Disk`] | one operation at a time: bring-up, read, write, clear, flush, eject |
+//! | [`ScsiDisk`] | one operation at a time: bring-up, read, write, clear, flush, eject |
 //! | `bring_up`, `operation` | which commands an operation takes, one after another |
 //! | `command` | why a command failed and whether it is worth repeating |
 //! | [`bulk_only`] | command, data and status in flight together, and how to get back in step |
@@ -26,9 +26,9 @@ mod verdict;
 mod wrapper;
 
 pub use data::ReadData;
-pub use disk::Disk;
-pub use error::{DiskError, Fault};
-pub use info::{DiskInfo, Options};
-pub use sense::Sense;
-pub use step::Answer;
-pub use target::{BULK_ONLY, NO_DISK, Target};
+pub use disk::ScsiDisk;
+pub use error::{DiskError, TransportFault};
+pub use info::{DiskInfo, ScsiDiskOptions};
+pub use sense::SenseCode;
+pub use step::OperationResult;
+pub use target::{BULK_ONLY, BulkOnlyInterface, NO_DISK};

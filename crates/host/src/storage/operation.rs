@@ -7,28 +7,28 @@ use std::sync::Arc;
 
 use farbus_model::Payload;
 
-use super::bulk_only::Reply;
-use super::command::Command;
+use super::bulk_only::CommandReply;
+use super::command::DiskCommand;
 use super::data::ReadData;
 use super::error::DiskError;
 use super::info::DiskInfo;
 use super::scsi::{self, Cdb};
-use super::step::{Answer, Step};
+use super::step::{OperationResult, OperationStep};
 
 /// Zeros to write where the device has no command for it; shared by all operations.
 static ZEROS: [u8; 32 << 10] = [0; 32 << 10];
 
-type Last = Option<Result<Reply, DiskError>>;
+type LastReply = Option<Result<CommandReply, DiskError>>;
 
 /// Reads bytes.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(super) struct ReadOperation {
     block: u64,
     blocks_left: u64,
     data: ReadData,
 }
 
-impl Read {
+impl ReadOperation {
     pub fn new(info: &DiskInfo, offset: u64, len: usize) -> Self {
         let block_bytes = u64::from(info.block_bytes);
         let (block, skip) = (offset / block_bytes, (offset % block_bytes) as usize);
@@ -36,46 +36,46 @@ impl Read {
         Self { block, blocks_left, data: ReadData::new(skip, len) }
     }
 
-    pub fn next(&mut self, info: &DiskInfo, last: Last) -> Step {
+    pub fn next(&mut self, info: &DiskInfo, last: LastReply) -> OperationStep {
         match last {
-            Some(Err(error)) => return Step::Finish(Err(error)),
+            Some(Err(error)) => return OperationStep::Finish(Err(error)),
             Some(Ok(reply)) => self.data.push(reply.payload),
             None => {}
         }
         if self.blocks_left == 0 {
-            return Step::Finish(Ok(Answer::Data(std::mem::take(&mut self.data))));
+            return OperationStep::Finish(Ok(OperationResult::Data(std::mem::take(&mut self.data))));
         }
         let count = self.blocks_left.min((info.transfer_bytes_max / info.block_bytes).into()) as u32;
         let cdb = Cdb::read(self.block, count);
         self.block += u64::from(count);
         self.blocks_left -= u64::from(count);
-        Step::Run(Command::blocks_in(cdb, count * info.block_bytes))
+        OperationStep::Run(DiskCommand::blocks_in(cdb, count * info.block_bytes))
     }
 }
 
 /// Writes bytes, the caller's or zeros.
 #[derive(Debug)]
-pub(super) struct Write {
+pub(super) struct WriteOperation {
     offset: u64,
-    rest: Source,
+    rest: WriteSource,
     /// A sector that is being read to be changed.
-    patch: Option<Patch>,
+    patch: Option<SectorPatch>,
 }
 
 #[derive(Debug)]
-enum Source {
+enum WriteSource {
     Bytes(Payload),
     Zeros(u64),
 }
 
 #[derive(Debug)]
-struct Patch {
+struct SectorPatch {
     block: u64,
     at: usize,
     bytes: Payload,
 }
 
-impl Write {
+impl WriteOperation {
     pub fn new(offset: u64, payload: Payload) -> Self {
         // A repetition needs the bytes again: an owned vector becomes a window once, here.
         let payload = match payload {
@@ -85,27 +85,27 @@ impl Write {
             }
             other => other,
         };
-        Self { offset, rest: Source::Bytes(payload), patch: None }
+        Self { offset, rest: WriteSource::Bytes(payload), patch: None }
     }
 
     pub fn zeros(offset: u64, len: u64) -> Self {
-        Self { offset, rest: Source::Zeros(len), patch: None }
+        Self { offset, rest: WriteSource::Zeros(len), patch: None }
     }
 
-    pub fn next(&mut self, info: &DiskInfo, last: Last) -> Step {
+    pub fn next(&mut self, info: &DiskInfo, last: LastReply) -> OperationStep {
         let reply = match last {
-            Some(Err(error)) => return Step::Finish(Err(error)),
+            Some(Err(error)) => return OperationStep::Finish(Err(error)),
             Some(Ok(reply)) => Some(reply),
             None => None,
         };
         if let (Some(patch), Some(reply)) = (self.patch.take(), reply) {
             let mut sector = reply.payload.into_vec();
             patch.bytes.copy_to(&mut sector[patch.at..]);
-            return Step::Run(Command::out(Cdb::write(patch.block, 1), sector.into()));
+            return OperationStep::Run(DiskCommand::out(Cdb::write(patch.block, 1), sector.into()));
         }
         let left = self.rest.len();
         if left == 0 {
-            return Step::Finish(Ok(Answer::Done));
+            return OperationStep::Finish(Ok(OperationResult::Done));
         }
         let block_bytes = u64::from(info.block_bytes);
         let (block, at) = (self.offset / block_bytes, self.offset % block_bytes);
@@ -115,25 +115,25 @@ impl Write {
         let piece = self.rest.take(bytes as usize);
         self.offset += bytes;
         if is_partial {
-            self.patch = Some(Patch { block, at: at as usize, bytes: piece });
-            return Step::Run(Command::blocks_in(Cdb::read(block, 1), info.block_bytes));
+            self.patch = Some(SectorPatch { block, at: at as usize, bytes: piece });
+            return OperationStep::Run(DiskCommand::blocks_in(Cdb::read(block, 1), info.block_bytes));
         }
-        Step::Run(Command::out(Cdb::write(block, (bytes / block_bytes) as u32), piece))
+        OperationStep::Run(DiskCommand::out(Cdb::write(block, (bytes / block_bytes) as u32), piece))
     }
 }
 
-impl Source {
+impl WriteSource {
     fn len(&self) -> u64 {
         match self {
-            Source::Bytes(payload) => payload.len() as u64,
-            Source::Zeros(len) => *len,
+            WriteSource::Bytes(payload) => payload.len() as u64,
+            WriteSource::Zeros(len) => *len,
         }
     }
 
     fn take(&mut self, n: usize) -> Payload {
         match self {
-            Source::Bytes(payload) => payload.split_front(n),
-            Source::Zeros(len) => {
+            WriteSource::Bytes(payload) => payload.split_front(n),
+            WriteSource::Zeros(len) => {
                 *len -= n as u64;
                 Payload::pattern(&ZEROS, n)
             }
@@ -143,7 +143,7 @@ impl Source {
 
 /// What happens to a cleared range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clear {
+pub(super) enum EraseEffect {
     /// It reads as zeros and keeps its space.
     Zero,
     /// It reads as zeros and may lose its space.
@@ -155,26 +155,26 @@ pub(super) enum Clear {
 /// Clears a range: with the device's own commands in the middle, by writing zeros at the edges and
 /// where there are no such commands.
 #[derive(Debug)]
-pub(super) struct Erase {
-    what: Clear,
+pub(super) struct EraseOperation {
+    what: EraseEffect,
     offset: u64,
     end: u64,
     /// Zeros being written.
-    write: Option<Write>,
+    write: Option<WriteOperation>,
     /// The range that the command in flight names, and by which command.
-    asked: Option<(u64, How)>,
+    asked: Option<(u64, EraseCommand)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum How {
+enum EraseCommand {
     Unmap,
     WriteSame,
 }
 
-impl Erase {
-    pub fn new(info: &DiskInfo, what: Clear, mut offset: u64, len: u64) -> Self {
+impl EraseOperation {
+    pub fn new(info: &DiskInfo, what: EraseEffect, mut offset: u64, len: u64) -> Self {
         let mut end = offset + len;
-        if what == Clear::Release {
+        if what == EraseEffect::Release {
             // A part of a sector cannot be given back.
             let block_bytes = u64::from(info.block_bytes);
             offset = offset.next_multiple_of(block_bytes);
@@ -183,29 +183,29 @@ impl Erase {
         Self { what, offset, end, write: None, asked: None }
     }
 
-    pub fn next(&mut self, info: &mut DiskInfo, last: Last) -> Step {
+    pub fn next(&mut self, info: &mut DiskInfo, last: LastReply) -> OperationStep {
         if let Some(write) = &mut self.write {
             match write.next(info, last) {
-                Step::Finish(Ok(_)) => self.write = None,
+                OperationStep::Finish(Ok(_)) => self.write = None,
                 step => return step,
             }
         } else if let Some((bytes, how)) = self.asked.take() {
             match (last, how) {
                 // The device announced the command but does not know it: it is not used again.
-                (Some(Err(DiskError::IllegalRequest(_))), How::Unmap) => info.unmap_blocks_max = None,
-                (Some(Err(DiskError::IllegalRequest(_))), How::WriteSame) => info.write_same_blocks_max = None,
-                (Some(Err(error)), _) => return Step::Finish(Err(error)),
+                (Some(Err(DiskError::IllegalRequest(_))), EraseCommand::Unmap) => info.unmap_blocks_max = None,
+                (Some(Err(DiskError::IllegalRequest(_))), EraseCommand::WriteSame) => info.write_same_blocks_max = None,
+                (Some(Err(error)), _) => return OperationStep::Finish(Err(error)),
                 _ => self.offset += bytes,
             }
         }
         self.go_on(info)
     }
 
-    fn go_on(&mut self, info: &DiskInfo) -> Step {
+    fn go_on(&mut self, info: &DiskInfo) -> OperationStep {
         let block_bytes = u64::from(info.block_bytes);
         let whole_end = self.end - self.end % block_bytes;
         let Some((how, blocks_max)) = self.command_for(info) else {
-            let end = if self.what == Clear::Release { self.offset } else { self.end };
+            let end = if self.what == EraseEffect::Release { self.offset } else { self.end };
             return self.write_until(info, end);
         };
         if !self.offset.is_multiple_of(block_bytes) {
@@ -217,31 +217,31 @@ impl Erase {
         let block = self.offset / block_bytes;
         let count = ((whole_end - self.offset) / block_bytes).min(blocks_max.into()) as u32;
         self.asked = Some((u64::from(count) * block_bytes, how));
-        Step::Run(match how {
-            How::Unmap => Command::out(Cdb::unmap(), scsi::unmap_list(block, count).into()),
-            How::WriteSame => {
-                let may_unmap = self.what != Clear::Zero && info.write_same_unmaps;
+        OperationStep::Run(match how {
+            EraseCommand::Unmap => DiskCommand::out(Cdb::unmap(), scsi::unmap_list(block, count).into()),
+            EraseCommand::WriteSame => {
+                let may_unmap = self.what != EraseEffect::Zero && info.write_same_unmaps;
                 let zeros = Payload::pattern(&ZEROS, block_bytes as usize);
-                Command::out(Cdb::write_same(block, count, may_unmap), zeros)
+                DiskCommand::out(Cdb::write_same(block, count, may_unmap), zeros)
             }
         })
     }
 
     /// The command that clears whole sectors, and its limit.
-    fn command_for(&self, info: &DiskInfo) -> Option<(How, u32)> {
-        let unmap = info.unmap_blocks_max.map(|max| (How::Unmap, max));
-        let same = info.write_same_blocks_max.map(|max| (How::WriteSame, max));
+    fn command_for(&self, info: &DiskInfo) -> Option<(EraseCommand, u32)> {
+        let unmap = info.unmap_blocks_max.map(|max| (EraseCommand::Unmap, max));
+        let same = info.write_same_blocks_max.map(|max| (EraseCommand::WriteSame, max));
         match self.what {
-            Clear::Zero | Clear::ZeroAndRelease => same,
-            Clear::Release => unmap.or(same.filter(|_| info.write_same_unmaps)),
+            EraseEffect::Zero | EraseEffect::ZeroAndRelease => same,
+            EraseEffect::Release => unmap.or(same.filter(|_| info.write_same_unmaps)),
         }
     }
 
-    fn write_until(&mut self, info: &DiskInfo, end: u64) -> Step {
+    fn write_until(&mut self, info: &DiskInfo, end: u64) -> OperationStep {
         if end <= self.offset {
-            return Step::Finish(Ok(Answer::Done));
+            return OperationStep::Finish(Ok(OperationResult::Done));
         }
-        let mut write = Write::zeros(self.offset, end - self.offset);
+        let mut write = WriteOperation::zeros(self.offset, end - self.offset);
         self.offset = end;
         let step = write.next(info, None);
         self.write = Some(write);
@@ -251,55 +251,57 @@ impl Erase {
 
 /// Makes every write durable.
 #[derive(Debug, Default)]
-pub(super) struct Flush {
+pub(super) struct FlushOperation {
     was_asked: bool,
 }
 
-impl Flush {
-    pub fn next(&mut self, info: &mut DiskInfo, last: Last) -> Step {
+impl FlushOperation {
+    pub fn next(&mut self, info: &mut DiskInfo, last: LastReply) -> OperationStep {
         match last {
             None if !info.needs_no_flush && !self.was_asked => {
                 self.was_asked = true;
-                Step::Run(Command::plain(Cdb::synchronize_cache()).patient())
+                OperationStep::Run(DiskCommand::plain(Cdb::synchronize_cache()).patient())
             }
             // A device that does not know the command has, as far as anyone can tell, nothing to flush.
             Some(Err(DiskError::IllegalRequest(_))) if info.write_cache != Some(true) => {
                 info.needs_no_flush = true;
-                Step::Finish(Ok(Answer::Done))
+                OperationStep::Finish(Ok(OperationResult::Done))
             }
-            Some(Err(error)) => Step::Finish(Err(error)),
-            _ => Step::Finish(Ok(Answer::Done)),
+            Some(Err(error)) => OperationStep::Finish(Err(error)),
+            _ => OperationStep::Finish(Ok(OperationResult::Done)),
         }
     }
 }
 
 /// Flushes and ejects the medium.
 #[derive(Debug)]
-pub(super) enum Eject {
-    Flushing(Flush),
+pub(super) enum EjectOperation {
+    Flushing(FlushOperation),
     Allowing,
     Ejecting,
 }
 
-impl Eject {
-    pub fn next(&mut self, info: &mut DiskInfo, last: Last) -> Step {
+impl EjectOperation {
+    pub fn next(&mut self, info: &mut DiskInfo, last: LastReply) -> OperationStep {
         match self {
-            Eject::Flushing(flush) => match flush.next(info, last) {
-                Step::Finish(Ok(_)) => {
-                    *self = Eject::Allowing;
-                    Step::Run(Command::plain(Cdb::allow_removal()))
+            EjectOperation::Flushing(flush) => match flush.next(info, last) {
+                OperationStep::Finish(Ok(_)) => {
+                    *self = EjectOperation::Allowing;
+                    OperationStep::Run(DiskCommand::plain(Cdb::allow_removal()))
                 }
                 step => step,
             },
-            Eject::Allowing => match last {
-                Some(Err(error @ (DiskError::Gone | DiskError::Port(_)))) => Step::Finish(Err(error)),
+            EjectOperation::Allowing => match last {
+                Some(Err(error @ (DiskError::Gone | DiskError::Port(_)))) => OperationStep::Finish(Err(error)),
                 // A device that cannot lock its medium need not know how to unlock it.
                 _ => {
-                    *self = Eject::Ejecting;
-                    Step::Run(Command::plain(Cdb::eject()).patient())
+                    *self = EjectOperation::Ejecting;
+                    OperationStep::Run(DiskCommand::plain(Cdb::eject()).patient())
                 }
             },
-            Eject::Ejecting => Step::Finish(last.unwrap_or_else(|| Ok(Reply::default())).map(|_| Answer::Done)),
+            EjectOperation::Ejecting => OperationStep::Finish(
+                last.unwrap_or_else(|| Ok(CommandReply::default())).map(|_| OperationResult::Done),
+            ),
         }
     }
 }

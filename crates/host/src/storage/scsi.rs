@@ -186,7 +186,7 @@ fn reach_of_ten(block: u64, count: u32) -> Option<(u32, u16)> {
 
 /// Standard INQUIRY data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inquiry {
+pub struct InquiryReply {
     /// Peripheral qualifier: 0 when there is a device behind the unit.
     pub qualifier: u8,
     /// Peripheral device type.
@@ -199,7 +199,7 @@ pub struct Inquiry {
     pub names: [String; 3],
 }
 
-impl Inquiry {
+impl InquiryReply {
     /// Parses it; `None` without even the first five bytes.
     pub fn parse(b: &[u8]) -> Option<Self> {
         if b.len() < 5 {
@@ -222,7 +222,7 @@ impl Inquiry {
 
 /// The answer of READ CAPACITY.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
+pub struct CapacityReply {
     /// Address of the last block.
     pub last_block: u64,
     /// Bytes of one block.
@@ -233,7 +233,7 @@ pub struct Capacity {
     pub thin_reads_zeros: bool,
 }
 
-impl Capacity {
+impl CapacityReply {
     /// Parses READ CAPACITY(10)'s answer. A last block of 2^32 - 1 means: use READ CAPACITY(16).
     pub fn parse_10(b: &[u8]) -> Option<Self> {
         let b: &[u8; 8] = b.first_chunk()?;
@@ -255,14 +255,14 @@ impl Capacity {
 
 /// The answer of MODE SENSE(6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mode {
+pub struct ModeSenseReply {
     /// The medium is write-protected.
     pub write_protected: bool,
     /// Whether there is a write cache; `None` if the caching page is missing.
     pub write_cache: Option<bool>,
 }
 
-impl Mode {
+impl ModeSenseReply {
     /// Reads it (SPC-4 §7.5).
     pub fn parse(b: &[u8]) -> Option<Self> {
         let header: &[u8; 4] = b.first_chunk()?;
@@ -320,7 +320,7 @@ impl BlockLimits {
 
 /// The logical block provisioning page (SBC-3 §6.6.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Provisioning {
+pub struct ProvisioningPage {
     /// LBPU: UNMAP is there.
     pub unmap: bool,
     /// LBPWS: WRITE SAME(16) may unmap.
@@ -329,7 +329,7 @@ pub struct Provisioning {
     pub reads_zeros: bool,
 }
 
-impl Provisioning {
+impl ProvisioningPage {
     /// Reads the page's body.
     pub fn parse(body: &[u8]) -> Self {
         let flags = body.get(1).copied().unwrap_or(0);
@@ -364,11 +364,14 @@ mod tests {
         let mut answer = vec![0, 0, 0x80, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0x01, 1, 0, 0x4a, 1, 0, 2, 9, 9];
         answer.extend(page);
         answer[0] = answer.len() as u8 - 1;
-        assert_eq!(Mode::parse(&answer), Some(Mode { write_protected: true, write_cache: Some(true) }));
+        assert_eq!(
+            ModeSenseReply::parse(&answer),
+            Some(ModeSenseReply { write_protected: true, write_cache: Some(true) })
+        );
         for cut in 4..answer.len() {
-            assert!(Mode::parse(&answer[..cut]).is_some(), "cut at {cut}");
+            assert!(ModeSenseReply::parse(&answer[..cut]).is_some(), "cut at {cut}");
         }
-        assert_eq!(Mode::parse(&[3, 0, 0, 0]), Some(Mode::default()));
+        assert_eq!(ModeSenseReply::parse(&[3, 0, 0, 0]), Some(ModeSenseReply::default()));
     }
 
     #[test]
@@ -378,8 +381,8 @@ mod tests {
         assert_eq!(vpd_body(&[0, 0xb0], 0xb0), None);
         assert_eq!(BlockLimits::parse(&[0, 0, 0, 0, 0, 0, 1]), BlockLimits::default());
         assert_eq!(BlockLimits::parse(&[0, 0, 0, 0, 0, 0, 1, 0]).transfer_max, 256);
-        let full = Provisioning { unmap: true, write_same_unmaps: true, reads_zeros: true };
-        assert_eq!(Provisioning::parse(&[0, 0xc4, 2, 0]), full);
+        let full = ProvisioningPage { unmap: true, write_same_unmaps: true, reads_zeros: true };
+        assert_eq!(ProvisioningPage::parse(&[0, 0xc4, 2, 0]), full);
     }
 
     #[test]
@@ -387,9 +390,9 @@ mod tests {
         let mut bytes = vec![0, 0x80, 2, 2, 31, 0, 0, 0];
         bytes.extend(b"farbus\x1b[");
         bytes.extend(b"disk");
-        let inquiry = Inquiry::parse(&bytes).unwrap();
+        let inquiry = InquiryReply::parse(&bytes).unwrap();
         assert_eq!(inquiry.names, ["farbus [", "disk", ""]);
         assert!(inquiry.removable);
-        assert_eq!(Inquiry::parse(&bytes[..4]), None);
+        assert_eq!(InquiryReply::parse(&bytes[..4]), None);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Sense key and additional sense code with its qualifier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sense {
+pub struct SenseCode {
     /// Sense key.
     pub key: u8,
     /// Additional sense code.
@@ -15,7 +15,7 @@ pub struct Sense {
     pub is_deferred: bool,
 }
 
-impl Sense {
+impl SenseCode {
     /// Reads sense data, fixed format or descriptor format; what is missing reads as "no sense".
     pub fn parse(b: &[u8]) -> Self {
         let at = |index: usize| b.get(index).copied().unwrap_or(0);
@@ -34,7 +34,7 @@ impl Sense {
     }
 }
 
-impl fmt::Display for Sense {
+impl fmt::Display for SenseCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let deferred = if self.is_deferred { ", of an earlier command" } else { "" };
         write!(f, "sense {:x}/{:02x}/{:02x}{deferred}", self.key, self.code, self.qualifier)
@@ -47,11 +47,11 @@ mod tests {
 
     #[test]
     fn both_formats_are_read_and_rubbish_is_no_sense() {
-        let sense = Sense { key: 6, code: 0x29, qualifier: 1, is_deferred: false };
-        assert_eq!(Sense::parse(&[0xf0, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 1]), sense);
-        assert_eq!(Sense::parse(&[0x72, 6, 0x29, 1]), sense);
-        assert_eq!(Sense::parse(&[0x73, 6, 0x29, 1]), Sense { is_deferred: true, ..sense });
-        assert_eq!(Sense::parse(&[]), Sense::default());
-        assert_eq!(Sense::parse(&[0x70, 0, 3]), Sense { key: 3, ..Sense::default() });
+        let sense = SenseCode { key: 6, code: 0x29, qualifier: 1, is_deferred: false };
+        assert_eq!(SenseCode::parse(&[0xf0, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 1]), sense);
+        assert_eq!(SenseCode::parse(&[0x72, 6, 0x29, 1]), sense);
+        assert_eq!(SenseCode::parse(&[0x73, 6, 0x29, 1]), SenseCode { is_deferred: true, ..sense });
+        assert_eq!(SenseCode::parse(&[]), SenseCode::default());
+        assert_eq!(SenseCode::parse(&[0x70, 0, 3]), SenseCode { key: 3, ..SenseCode::default() });
     }
 }

@@ -1,25 +1,25 @@
 //! The interface between a disk and its running operation.
 
-use farbus_model::Setup;
+use farbus_model::SetupPacket;
 
-use super::command::Command;
+use super::command::DiskCommand;
 use super::data::ReadData;
 use super::error::DiskError;
 
 /// The next step of an operation.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum OperationStep {
     /// Run this command.
-    Run(Command),
+    Run(DiskCommand),
     /// Make this control request.
-    Ask(Setup),
+    Ask(SetupPacket),
     /// The operation has ended.
-    Finish(Result<Answer, DiskError>),
+    Finish(Result<OperationResult, DiskError>),
 }
 
 /// The result of an operation.
 #[derive(Debug)]
-pub enum Answer {
+pub enum OperationResult {
     /// The disk is brought up; `Disk::info` has its properties.
     Ready,
     /// The data read.

@@ -1,7 +1,7 @@
 //! The place of a Bulk-Only interface on a device.
 
-use farbus_model::descriptor::Configuration;
-use farbus_model::{Direction, EpAddr, Speed, TransferType};
+use farbus_model::descriptor::UsbConfiguration;
+use farbus_model::{EpAddr, TransferDirection, TransferType, UsbSpeed};
 
 /// Class, subclass, protocol: mass storage, SCSI transparent command set, Bulk-Only (BOT §4.3).
 pub const BULK_ONLY: [u8; 3] = [0x08, 0x06, 0x50];
@@ -10,7 +10,7 @@ pub const NO_DISK: &str = "it has no Bulk-Only interface";
 
 /// A Bulk-Only interface and its two pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct BulkOnlyInterface {
     /// The value of the configuration it belongs to.
     pub configuration: u8,
     /// The interface.
@@ -24,15 +24,15 @@ pub struct Target {
     /// Largest packet of `bulk_out`, bytes.
     pub out_packet_bytes: u32,
     /// The device's speed.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
 }
 
-impl Target {
+impl BulkOnlyInterface {
     /// The first Bulk-Only interface of a configuration that has both pipes.
-    pub fn find(configuration: &Configuration, speed: Speed) -> Option<Self> {
+    pub fn find(configuration: &UsbConfiguration, speed: UsbSpeed) -> Option<Self> {
         configuration.settings.iter().filter(|setting| setting.class == BULK_ONLY).find_map(|setting| {
-            let bulk_in = setting.find(TransferType::Bulk, Direction::In)?;
-            let bulk_out = setting.find(TransferType::Bulk, Direction::Out)?;
+            let bulk_in = setting.find(TransferType::Bulk, TransferDirection::In)?;
+            let bulk_out = setting.find(TransferType::Bulk, TransferDirection::Out)?;
             // Endpoint 0 is no bulk endpoint, even if a descriptor says so.
             let is_real = !bulk_in.address.is_control() && !bulk_out.address.is_control();
             is_real.then_some(Self {

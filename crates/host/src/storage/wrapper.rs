@@ -1,6 +1,6 @@
 //! The two wrappers of Bulk-Only transport, byte by byte (BOT 1.0 §5.1, §5.2).
 
-use farbus_model::Direction;
+use farbus_model::TransferDirection;
 
 use super::scsi::Cdb;
 
@@ -15,11 +15,11 @@ const COMMAND_SIGNATURE: [u8; 4] = *b"USBC";
 const STATUS_SIGNATURE: [u8; 4] = *b"USBS";
 
 /// Writes a command block wrapper.
-pub fn write_command(to: &mut [u8], tag: u32, direction: Direction, length: u32, lun: u8, cdb: &Cdb) {
+pub fn write_command(to: &mut [u8], tag: u32, direction: TransferDirection, length: u32, lun: u8, cdb: &Cdb) {
     to[0..4].copy_from_slice(&COMMAND_SIGNATURE);
     to[4..8].copy_from_slice(&tag.to_le_bytes());
     to[8..12].copy_from_slice(&length.to_le_bytes());
-    to[12] = if direction == Direction::In { 0x80 } else { 0 };
+    to[12] = if direction == TransferDirection::In { 0x80 } else { 0 };
     to[13] = lun & 0x0f;
     to[14] = cdb.bytes().len() as u8;
     to[15..31].fill(0);
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn a_command_has_its_bytes_where_the_specification_puts_them() {
         let mut bytes = [0xee; COMMAND_BYTES];
-        write_command(&mut bytes, 0x0403_0201, Direction::In, 512, 3, &Cdb::read(8, 1));
+        write_command(&mut bytes, 0x0403_0201, TransferDirection::In, 512, 3, &Cdb::read(8, 1));
         assert_eq!(bytes[..15], [0x55, 0x53, 0x42, 0x43, 1, 2, 3, 4, 0, 2, 0, 0, 0x80, 3, 10]);
         assert_eq!(bytes[15..], [0x28, 0, 0, 0, 0, 8, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::definition::InterfaceDefinition;
-use farbus_model::descriptor::Selection;
-use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::descriptor::ConfigurationSelection;
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
 use farbus_model::{
-    Completions, Definition, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Setup, Speed, Status,
-    UrbId,
+    CompletionQueue, DescriptorSet, Device, DeviceDefinition, EpAddr, Instant, Payload, SetupPacket, TransferDirection,
+    UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 
 pub const IN: EpAddr = EpAddr::from_byte(0x81);
@@ -19,11 +19,11 @@ pub enum Wrong {
     /// STALL instead of taking the command; only a reset helps.
     StallCommand,
     /// The command is lost on the bus.
-    LoseCommand(Status),
+    LoseCommand(UrbStatus),
     /// STALL after `after` bytes of the data phase; the status then has this value.
     StallData { after: usize, status: u8 },
     /// The data phase ends in this way.
-    BreakData(Status),
+    BreakData(UrbStatus),
     /// IN data ends early, with a residue.
     ShortData(usize),
     /// The residue says this, whatever moved.
@@ -64,16 +64,16 @@ pub enum Silent {
 }
 
 pub struct Fake {
-    descriptors: Descriptors,
-    selection: Selection,
-    speed: Speed,
+    descriptors: DescriptorSet,
+    selection: ConfigurationSelection,
+    speed: UsbSpeed,
     pub blocks: u64,
     pub block_bytes: usize,
     pub data: BTreeMap<u64, Vec<u8>>,
     /// What goes wrong next, and with which operation code (`None`: any).
     pub script: VecDeque<(Option<u8>, Wrong)>,
     /// Control requests of this code get this answer.
-    pub refuses: Vec<(u8, Status)>,
+    pub refuses: Vec<(u8, UrbStatus)>,
     /// Operation codes it does not know.
     pub unknown: Vec<u8>,
     /// Operation codes that it received, one per command.
@@ -98,7 +98,7 @@ pub struct Fake {
     sense: [u8; 3],
     sense_is_deferred: bool,
     state: State,
-    queues: [VecDeque<InFlight>; 2],
+    queues: [VecDeque<UrbInFlight>; 2],
     halts: [bool; 2],
     /// A halt that only a reset clears.
     locked: bool,
@@ -117,14 +117,14 @@ enum State {
 }
 
 impl Fake {
-    pub fn new(speed: Speed, block_bytes: usize, blocks: u64) -> Self {
-        let definition = Definition::new(0x1209, 0xfa1e)
+    pub fn new(speed: UsbSpeed, block_bytes: usize, blocks: u64) -> Self {
+        let definition = DeviceDefinition::new(0x1209, 0xfa1e)
             .speed(speed)
             .names("test", "fake disk", "1")
             .interface(InterfaceDefinition::new(8, 6, 0x50).bulk_pair(1));
         let mut inquiry = vec![0, 0, 5, 2, 31, 0, 0, 0];
         inquiry.extend(b"test    fake disk       0001");
-        let (descriptors, mut selection) = (definition.build(), Selection::default());
+        let (descriptors, mut selection) = (definition.build(), ConfigurationSelection::default());
         selection.select_configuration(&descriptors, 1);
         Self {
             descriptors,
@@ -162,7 +162,7 @@ impl Fake {
 
     /// A high-speed disk of 512-byte sectors, 1 MiB.
     pub fn small() -> Self {
-        Self::new(Speed::High, 512, 2048)
+        Self::new(UsbSpeed::High, 512, 2048)
     }
 
     /// This goes wrong with the next command.
@@ -184,7 +184,7 @@ impl Fake {
     pub fn second_setting(mut self) -> Self {
         let uas = InterfaceDefinition::new(8, 6, 0x62).bulk_pair(2);
         let bulk_only = InterfaceDefinition::new(8, 6, 0x50).alternate_of_previous().bulk_pair(1);
-        self.descriptors = Definition::new(0x1209, 0xfa1e).interface(uas).interface(bulk_only).build();
+        self.descriptors = DeviceDefinition::new(0x1209, 0xfa1e).interface(uas).interface(bulk_only).build();
         self
     }
 
@@ -374,16 +374,16 @@ impl Fake {
         Ok(Vec::new())
     }
 
-    fn serve(&mut self, done: &mut Completions) {
+    fn serve(&mut self, done: &mut CompletionQueue) {
         while self.serve_out(done) || self.serve_in(done) {}
     }
 
     /// Answers the first request of a blocked pipe; returns whether it did.
-    fn serve_blocked(&mut self, pipe: usize, done: &mut Completions) -> Option<bool> {
+    fn serve_blocked(&mut self, pipe: usize, done: &mut CompletionQueue) -> Option<bool> {
         if self.gone {
             let urb = self.queues[pipe].pop_front();
             let moved = urb.is_some();
-            urb.into_iter().for_each(|urb| done.push(urb.fail(Status::Gone)));
+            urb.into_iter().for_each(|urb| done.push(urb.fail(UrbStatus::Gone)));
             return Some(moved);
         }
         if self.halts[pipe] {
@@ -392,20 +392,20 @@ impl Fake {
             }
             let urb = self.queues[pipe].pop_front();
             let moved = urb.is_some();
-            urb.into_iter().for_each(|urb| done.push(urb.fail(Status::Stall)));
+            urb.into_iter().for_each(|urb| done.push(urb.fail(UrbStatus::Stall)));
             return Some(moved);
         }
         if self.silent || self.queues[pipe].is_empty() { Some(false) } else { None }
     }
 
-    fn halt(&mut self, urb: InFlight, moved: Payload, done: &mut Completions) {
-        let pipe = (urb.direction == Direction::In) as usize;
+    fn halt(&mut self, urb: UrbInFlight, moved: Payload, done: &mut CompletionQueue) {
+        let pipe = (urb.direction == TransferDirection::In) as usize;
         self.halts[pipe] = true;
         let actual = moved.len() as u32;
-        done.push(urb.done(Status::Stall, actual, moved));
+        done.push(urb.done(UrbStatus::Stall, actual, moved));
     }
 
-    fn serve_out(&mut self, done: &mut Completions) -> bool {
+    fn serve_out(&mut self, done: &mut CompletionQueue) -> bool {
         if let Some(moved) = self.serve_blocked(0, done) {
             return moved;
         }
@@ -443,13 +443,13 @@ impl Fake {
     }
 
     /// BOT §6.6.1: an invalid command halts both pipes until it is reset.
-    fn refuse(&mut self, urb: InFlight, done: &mut Completions) {
+    fn refuse(&mut self, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.halts = [true; 2];
         self.locked = true;
-        done.push(urb.fail(Status::Stall));
+        done.push(urb.fail(UrbStatus::Stall));
     }
 
-    fn take_data(&mut self, mut urb: InFlight, done: &mut Completions) {
+    fn take_data(&mut self, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         let State::DataOut { cdb, length, wrong, tag } = std::mem::replace(&mut self.state, State::Command) else {
             unreachable!()
         };
@@ -490,7 +490,7 @@ impl Fake {
         self.enter_status(wrong, status);
     }
 
-    fn serve_in(&mut self, done: &mut Completions) -> bool {
+    fn serve_in(&mut self, done: &mut CompletionQueue) -> bool {
         if let Some(moved) = self.serve_blocked(1, done) {
             return moved;
         }
@@ -514,7 +514,7 @@ impl Fake {
                     self.state = State::Status { status };
                 } else if status.len() > urb.length as usize {
                     // Space for less data than a status has.
-                    done.push(urb.fail(Status::Overflow));
+                    done.push(urb.fail(UrbStatus::Overflow));
                 } else {
                     done.push(urb.answer(status.into()));
                 }
@@ -529,16 +529,16 @@ impl Fake {
 
     fn give_data(
         &mut self,
-        urb: InFlight,
+        urb: UrbInFlight,
         mut bytes: Vec<u8>,
         wrong: Option<Wrong>,
         status: Vec<u8>,
-        done: &mut Completions,
+        done: &mut CompletionQueue,
     ) {
         if bytes.len() > urb.length as usize {
             // A request for the status meets data: babble.
             self.state = State::DataIn { bytes, wrong, status };
-            return done.push(urb.fail(Status::Overflow));
+            return done.push(urb.fail(UrbStatus::Overflow));
         }
         match wrong {
             Some(Wrong::Silence(Silent::Data)) => {
@@ -565,41 +565,41 @@ impl Fake {
         (self.state, self.silent, self.locked, self.status_stalls) = (State::Command, false, false, 0);
     }
 
-    fn control(&mut self, setup: Setup, urb: InFlight, done: &mut Completions) {
+    fn control(&mut self, setup: SetupPacket, urb: UrbInFlight, done: &mut CompletionQueue) {
         if let Some((_, status)) = self.refuses.iter().find(|(code, _)| *code == setup.request) {
             return match status {
                 // Silence.
-                Status::TimedOut => self.queues[0].push_back(urb),
+                UrbStatus::TimedOut => self.queues[0].push_back(urb),
                 status => done.push(urb.fail(*status)),
             };
         }
         match (setup.kind(), setup.recipient(), setup.request) {
-            (RequestKind::Class, Recipient::Interface, 0xff) => {
+            (RequestKind::Class, RequestRecipient::Interface, 0xff) => {
                 self.resets += 1;
                 self.begin_again();
                 done.push(urb.accept());
             }
-            (RequestKind::Standard, Recipient::Device, request::SET_CONFIGURATION) => {
+            (RequestKind::Standard, RequestRecipient::Device, request::SET_CONFIGURATION) => {
                 self.configurations += 1;
                 self.begin_again();
                 self.halts = [false; 2];
                 done.push(urb.accept());
             }
-            (RequestKind::Standard, Recipient::Interface, request::SET_INTERFACE) => {
+            (RequestKind::Standard, RequestRecipient::Interface, request::SET_INTERFACE) => {
                 self.settings.push(setup.value);
                 done.push(urb.accept());
             }
-            (RequestKind::Class, Recipient::Interface, 0xfe) => match self.max_lun {
+            (RequestKind::Class, RequestRecipient::Interface, 0xfe) => match self.max_lun {
                 Some(max) => done.push(urb.answer(vec![max].into())),
-                None => done.push(urb.fail(Status::Stall)),
+                None => done.push(urb.fail(UrbStatus::Stall)),
             },
-            (RequestKind::Standard, Recipient::Endpoint, request::CLEAR_FEATURE) => {
+            (RequestKind::Standard, RequestRecipient::Endpoint, request::CLEAR_FEATURE) => {
                 let pipe = (setup.index & 0x80 != 0) as usize;
                 self.halts[pipe] = self.locked;
                 done.push(urb.accept());
                 self.serve(done);
             }
-            _ => done.push(urb.fail(Status::Stall)),
+            _ => done.push(urb.fail(UrbStatus::Stall)),
         }
     }
 }
@@ -620,21 +620,21 @@ pub fn limits_page(transfer_max: u32) -> Vec<u8> {
 }
 
 impl Device for Fake {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.speed
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, _now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         if self.gone {
-            return done.push(urb.fail(Status::Gone));
+            return done.push(urb.fail(UrbStatus::Gone));
         }
         if urb.endpoint.is_control() {
             let setup = urb.setup;
@@ -644,24 +644,24 @@ impl Device for Fake {
         self.serve(done);
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
         if self.ignores_cancel {
             return;
         }
         for queue in &mut self.queues {
             if let Some(at) = queue.iter().position(|urb| urb.id == id) {
-                return done.push(queue.remove(at).unwrap().fail(Status::Cancelled));
+                return done.push(queue.remove(at).unwrap().fail(UrbStatus::Cancelled));
             }
         }
     }
 
-    fn reset(&mut self, _now: Instant, _done: &mut Completions) {}
+    fn reset(&mut self, _now: Instant, _done: &mut CompletionQueue) {}
 }
 
 impl Drop for Fake {
     fn drop(&mut self) {
         for urb in self.queues.iter_mut().flat_map(|queue| queue.drain(..)) {
-            urb.fail(Status::Gone);
+            urb.fail(UrbStatus::Gone);
         }
     }
 }

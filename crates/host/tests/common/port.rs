@@ -1,8 +1,8 @@
 //! A port that behaves like a link: submitted requests travel when the host begins to wait, and completions on
 //! different endpoints come in any order.
 
-use farbus_host::{Port, PortError};
-use farbus_model::{BufferPool, Completions, Device, Done, EpAddr, Instant, Urb, UrbId};
+use farbus_host::{HostPort, HostPortError};
+use farbus_model::{BufferPool, CompletionQueue, Device, EpAddr, Instant, Urb, UrbCompletion, UrbId};
 
 use super::rng::Rng;
 
@@ -23,8 +23,8 @@ pub struct TestPort<D> {
     /// Reorders completions of different endpoints.
     pub shuffle: Option<Rng>,
     travelling: Vec<Sent>,
-    done: Completions,
-    held: Vec<Done>,
+    done: CompletionQueue,
+    held: Vec<UrbCompletion>,
 }
 
 enum Sent {
@@ -41,7 +41,7 @@ impl<D: Device> TestPort<D> {
             log: Vec::new(),
             shuffle: None,
             travelling: Vec::new(),
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             held: Vec::new(),
         }
     }
@@ -73,7 +73,7 @@ impl<D: Device> TestPort<D> {
         }
     }
 
-    fn next_done(&mut self) -> Option<Done> {
+    fn next_done(&mut self) -> Option<UrbCompletion> {
         while let Some(done) = self.done.pop() {
             self.held.push(done);
         }
@@ -93,7 +93,7 @@ impl<D: Device> TestPort<D> {
     }
 }
 
-impl<D: Device> Port for TestPort<D> {
+impl<D: Device> HostPort for TestPort<D> {
     fn submit(&mut self, urb: Urb) {
         self.log.push(Event::Submitted(urb.id, urb.endpoint, urb.length));
         self.travelling.push(Sent::Urb(urb));
@@ -104,7 +104,7 @@ impl<D: Device> Port for TestPort<D> {
         self.travelling.push(Sent::Cancel(id));
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         self.deliver();
         if let Some(done) = self.next_done() {
             return Ok(Some(done));
@@ -114,7 +114,7 @@ impl<D: Device> Port for TestPort<D> {
                 self.now = self.now.max(until);
                 Ok(None)
             }
-            None => Err(PortError::Idle),
+            None => Err(HostPortError::Idle),
         }
     }
 

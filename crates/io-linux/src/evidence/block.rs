@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{FileType, fstat, major, minor};
 
 use super::file;
-use super::text::{Evidence, hex};
+use super::text::{DeviceEvidence, hex};
 use crate::sys::file_handle::loop_backing;
 
 /// How many layers are followed: a partition's disk, a loop device's backing file, and so on.
@@ -27,7 +27,7 @@ const NAMES: [(&str, &str); 7] = [
 ];
 
 /// The evidence of the block device with this number, on the system whose root is `root`.
-pub fn of(root: &Path, number: u64, open: Option<BorrowedFd<'_>>) -> io::Result<Evidence> {
+pub fn of(root: &Path, number: u64, open: Option<BorrowedFd<'_>>) -> io::Result<DeviceEvidence> {
     looked_at(root, number, open, DEPTH_MAX)
 }
 
@@ -40,7 +40,7 @@ pub fn sequence(root: &Path, number: u64) -> Option<u64> {
     text(disk, "diskseq")?.parse().ok()
 }
 
-fn looked_at(root: &Path, number: u64, open: Option<BorrowedFd<'_>>, depth: u32) -> io::Result<Evidence> {
+fn looked_at(root: &Path, number: u64, open: Option<BorrowedFd<'_>>, depth: u32) -> io::Result<DeviceEvidence> {
     let (major, minor) = (major(number), minor(number));
     let folder = fs::canonicalize(root.join(format!("sys/dev/block/{major}:{minor}")));
     let stable = match &folder {
@@ -49,13 +49,13 @@ fn looked_at(root: &Path, number: u64, open: Option<BorrowedFd<'_>>, depth: u32)
     };
     // Device numbers are reused while the machine runs; this one is not (Linux 5.15).
     let sequence = folder.ok().and_then(|folder| text(&folder, "diskseq")).unwrap_or_default();
-    Ok(stable.unwrap_or_else(|| Evidence::passing(&format!("block device={major}:{minor} sequence={sequence}"))))
+    Ok(stable.unwrap_or_else(|| DeviceEvidence::passing(&format!("block device={major}:{minor} sequence={sequence}"))))
 }
 
-fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32) -> Option<Evidence> {
+fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32) -> Option<DeviceEvidence> {
     let sectors = text(folder, "size")?;
     if let Some(uuid) = text(folder, "dm/uuid") {
-        return Some(Evidence::stable(&format!("dm uuid={uuid} sectors={sectors}")));
+        return Some(DeviceEvidence::stable(&format!("dm uuid={uuid} sectors={sectors}")));
     }
     if folder.join("partition").exists() {
         return partition(root, folder, &sectors, depth);
@@ -64,7 +64,7 @@ fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32)
         let part = ["offset", "sizelimit"].map(|name| text(folder, &format!("loop/{name}")).unwrap_or_default());
         let backing = backing_file(root, folder, Path::new(&path), open, depth)?;
         let said = format!("loop offset={} limit={} of {}", part[0], part[1], backing.text);
-        return backing.is_stable.then(|| Evidence::stable(&said));
+        return backing.is_stable.then(|| DeviceEvidence::stable(&said));
     }
     // A card reader has a serial number of its own, whatever card is in it; a card that is itself a device has one,
     // too.
@@ -74,7 +74,7 @@ fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32)
         .filter(|(_, name)| !is_removable || *name == "cid")
         .find_map(|(file, name)| Some((name, text(folder, file).filter(|value| is_telling(value))?)))?;
     let words: Vec<_> = value.split_whitespace().collect();
-    Some(Evidence::stable(&format!("disk {name}={} sectors={sectors}", words.join("_"))))
+    Some(DeviceEvidence::stable(&format!("disk {name}={} sectors={sectors}", words.join("_"))))
 }
 
 /// Whether a serial number identifies anything.
@@ -82,7 +82,7 @@ fn is_telling(value: &str) -> bool {
     value.bytes().any(|byte| !matches!(byte, b'0' | b' ' | b'-' | b'.'))
 }
 
-fn partition(root: &Path, folder: &Path, sectors: &str, depth: u32) -> Option<Evidence> {
+fn partition(root: &Path, folder: &Path, sectors: &str, depth: u32) -> Option<DeviceEvidence> {
     let disk = folder.parent()?;
     let start = text(folder, "start")?;
     let number = device_number(disk).map(|number| looked_at(root, number, None, depth - 1))?.ok()?;
@@ -95,7 +95,7 @@ fn partition(root: &Path, folder: &Path, sectors: &str, depth: u32) -> Option<Ev
         return None;
     }
     let guid = guid.unwrap_or_default().to_ascii_lowercase();
-    Some(Evidence::stable(&format!("partition guid={guid} start={start} sectors={sectors}{of_disk}")))
+    Some(DeviceEvidence::stable(&format!("partition guid={guid} start={start} sectors={sectors}{of_disk}")))
 }
 
 fn logical_block(disk: &Path) -> u64 {
@@ -103,7 +103,13 @@ fn logical_block(disk: &Path) -> u64 {
 }
 
 /// The evidence of a loop device's backing file, if the path still leads to that file.
-fn backing_file(root: &Path, folder: &Path, path: &Path, open: Option<BorrowedFd<'_>>, depth: u32) -> Option<Evidence> {
+fn backing_file(
+    root: &Path,
+    folder: &Path,
+    path: &Path,
+    open: Option<BorrowedFd<'_>>,
+    depth: u32,
+) -> Option<DeviceEvidence> {
     let node;
     let device = match open {
         Some(device) => device,
@@ -314,7 +320,7 @@ mod tests {
             eprintln!("skipped: no loop device to be had here");
             return;
         };
-        let evidence = |device: &str| Evidence::of_open(File::open(device).unwrap().as_fd()).unwrap();
+        let evidence = |device: &str| DeviceEvidence::of_open(File::open(device).unwrap().as_fd()).unwrap();
         let first = evidence(&device);
         fs::rename(&path, folder.join("b.img")).unwrap();
         let renamed = evidence(&device);

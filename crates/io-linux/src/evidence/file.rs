@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::{AtFlags, StatxFlags, fstat, fstatfs, fstatvfs, statx};
 
-use super::text::{Evidence, hex};
+use super::text::{DeviceEvidence, hex};
 use crate::sys::file_handle::{file_handle, file_system_uuid, xfs_uuid};
 
 /// File systems whose `f_fsid` derives from a stored UUID, or is random for each mount (tmpfs): ext2 to ext4, btrfs,
@@ -16,11 +16,11 @@ const XFS: u64 = 0x5846_5342;
 const FUSE: u64 = 0x6573_5546;
 
 /// The evidence of an open file.
-pub fn of(file: BorrowedFd<'_>) -> io::Result<Evidence> {
+pub fn of(file: BorrowedFd<'_>) -> io::Result<DeviceEvidence> {
     let size = fstat(file)?.st_size;
     if let (Some(system), Ok(handle)) = (file_system(file)?, file_handle(file)) {
         let (kind, bytes) = (handle.kind, hex(&handle.bytes));
-        return Ok(Evidence::stable(&format!("file fs={system} handle={kind}:{bytes} size={size}")));
+        return Ok(DeviceEvidence::stable(&format!("file fs={system} handle={kind}:{bytes} size={size}")));
     }
     let about = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
     let (device, inode, born) = (
@@ -28,7 +28,7 @@ pub fn of(file: BorrowedFd<'_>) -> io::Result<Evidence> {
         about.stx_ino,
         format_args!("{}.{:09}", about.stx_btime.tv_sec, about.stx_btime.tv_nsec),
     );
-    Ok(Evidence::passing(&format!("file device={device} inode={inode} born={born} size={size}")))
+    Ok(DeviceEvidence::passing(&format!("file device={device} inode={inode} born={born} size={size}")))
 }
 
 /// The id of its file system, if that is permanent.

@@ -11,7 +11,7 @@
 //!
 //! A device with none of these has evidence that is valid only while this machine runs: a device number, an inode
 //! number. Evidence is text that is compared, stored and shown, but never parsed. Start reading at
-//! [`Evidence::of_open`].
+//! [`DeviceEvidence::of_open`].
 
 mod block;
 mod file;
@@ -26,7 +26,7 @@ use std::path::Path;
 use rustix::fs::{FileType, fstat};
 
 pub use secret::{ProcessSecret, derive_from};
-pub use text::Evidence;
+pub use text::DeviceEvidence;
 
 /// The kernel's number of the attachment of the block device that an open file is or lies on: another number means that
 /// the device was taken away and came back meanwhile, also if it is the same device. `None` where Linux does not number
@@ -37,7 +37,7 @@ pub fn attachment_number(file: BorrowedFd<'_>) -> Option<u64> {
     block::sequence(Path::new("/"), if is_block_device { about.st_rdev } else { about.st_dev })
 }
 
-impl Evidence {
+impl DeviceEvidence {
     /// The evidence of an open file or block device.
     ///
     /// # Errors

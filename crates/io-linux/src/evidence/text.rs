@@ -7,14 +7,14 @@ const TEXT_BYTES_MAX: usize = 1024;
 
 /// What distinguishes one device from all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Evidence {
+pub struct DeviceEvidence {
     /// One line of printable ASCII.
     pub text: String,
     /// Whether it stays the same when this machine restarts. Otherwise it is valid while this process lives.
     pub is_stable: bool,
 }
 
-impl Evidence {
+impl DeviceEvidence {
     pub(super) fn stable(text: &str) -> Self {
         Self { text: printable(text), is_stable: text.len() <= TEXT_BYTES_MAX }
     }
@@ -47,9 +47,9 @@ mod tests {
 
     #[test]
     fn text_of_hardware_becomes_one_printable_line() {
-        let evidence = Evidence::stable("a\u{1b}[2J\nb\u{e4}");
+        let evidence = DeviceEvidence::stable("a\u{1b}[2J\nb\u{e4}");
         assert_eq!((evidence.text.as_str(), evidence.is_stable), ("a\\u{1b}[2J\\u{a}b\\u{e4}", true));
-        let long = Evidence::stable(&"x".repeat(TEXT_BYTES_MAX + 1));
+        let long = DeviceEvidence::stable(&"x".repeat(TEXT_BYTES_MAX + 1));
         assert_eq!((long.text.len(), long.is_stable), (TEXT_BYTES_MAX, false), "cut short it may be another's");
     }
 }

@@ -2,20 +2,20 @@
 
 use ring::digest;
 
-use super::text::{Evidence, hex};
-use crate::usb::{Found, Inventory};
+use super::text::{DeviceEvidence, hex};
+use crate::usb::{PluggedDevice, UsbInventory};
 
-impl Evidence {
+impl DeviceEvidence {
     /// The evidence of a USB device; `all` are the devices that are plugged in here.
-    pub fn of_usb(found: &Found, all: &[Found], inventory: &Inventory) -> Self {
+    pub fn of_usb(found: &PluggedDevice, all: &[PluggedDevice], inventory: &UsbInventory) -> Self {
         let device = &found.descriptors.device;
         let ids = ids_of(found);
         let passing = passing(found);
-        let serial = |found: &Found| found.serial.clone().filter(|serial| !serial.trim().is_empty());
+        let serial = |found: &PluggedDevice| found.serial.clone().filter(|serial| !serial.trim().is_empty());
         if let Some(own) = serial(found) {
             // Some makers give one serial number to many devices. A device that this machine imports may be the very
             // device that it shares, and is no second one then.
-            let is_twin = |other: &Found| {
+            let is_twin = |other: &PluggedDevice| {
                 let theirs = &other.descriptors.device;
                 other.bus_id != found.bus_id
                     && (found.is_imported || !other.is_imported)
@@ -38,24 +38,24 @@ impl Evidence {
 
     /// Whether it is this device's evidence, or was before another device with the same serial number was plugged in or
     /// unplugged.
-    pub fn may_be_of_usb(&self, found: &Found, inventory: &Inventory) -> bool {
+    pub fn may_be_of_usb(&self, found: &PluggedDevice, inventory: &UsbInventory) -> bool {
         *self == Self::of_usb(found, &[], inventory) || *self == Self::passing(&passing(found))
     }
 }
 
-fn ids_of(found: &Found) -> String {
+fn ids_of(found: &PluggedDevice) -> String {
     let device = &found.descriptors.device;
     format!("{:04x}:{:04x}", device.vendor, device.product)
 }
 
 /// The evidence of a device for as long as it is plugged in.
-fn passing(found: &Found) -> String {
+fn passing(found: &PluggedDevice) -> String {
     format!("usb id={} at={} number={}", ids_of(found), found.bus_id, found.number)
 }
 
 /// A digest of a device's descriptors: enough to distinguish it from another device in its port, unless that is of the
 /// same model.
-fn digest_of(found: &Found) -> String {
+fn digest_of(found: &PluggedDevice) -> String {
     let all = &found.descriptors;
     let device = &all.device;
     let mut context = digest::Context::new(&digest::SHA256);
@@ -75,18 +75,18 @@ fn digest_of(found: &Found) -> String {
 mod tests {
     use super::*;
     use farbus_model::descriptor::DeviceDescriptor;
-    use farbus_model::{Descriptors, Speed};
+    use farbus_model::{DescriptorSet, UsbSpeed};
     use std::path::Path;
 
-    fn found(bus_id: &str, product: u16, serial: Option<&str>) -> Found {
+    fn found(bus_id: &str, product: u16, serial: Option<&str>) -> PluggedDevice {
         let device = DeviceDescriptor { vendor: 0x46d, product, ..DeviceDescriptor::default() };
-        Found {
+        PluggedDevice {
             bus_id: bus_id.into(),
             bus: 1,
             number: 2,
-            descriptors: Descriptors { device, ..Descriptors::default() },
+            descriptors: DescriptorSet { device, ..DescriptorSet::default() },
             serial: serial.map(str::to_owned),
-            speed: Speed::High,
+            speed: UsbSpeed::High,
             configuration: 1,
             interfaces: Vec::new(),
             is_imported: false,
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn unique_serial_number_identifies_a_device_in_any_port() {
-        let inventory = Inventory::at(Path::new("/nowhere"));
-        let of = |at: usize, all: &[Found]| Evidence::of_usb(&all[at], all, &inventory);
+        let inventory = UsbInventory::at(Path::new("/nowhere"));
+        let of = |at: usize, all: &[PluggedDevice]| DeviceEvidence::of_usb(&all[at], all, &inventory);
         let here = of(0, &[found("1-1", 1, Some("A1"))]);
         assert_eq!((here.text.as_str(), here.is_stable), ("usb id=046d:0001 serial=A1", true));
         assert_eq!(of(0, &[found("2-4.1", 1, Some("A1"))]), here);
@@ -109,7 +109,7 @@ mod tests {
         assert!(here.may_be_of_usb(&both[0], &inventory) && of(0, &both).may_be_of_usb(&both[0], &inventory));
         assert!(!of(1, &both).may_be_of_usb(&both[0], &inventory));
         assert!(!here.may_be_of_usb(&found("1-1", 1, Some("A2")), &inventory));
-        let back = Found { is_imported: true, ..found("18-1", 1, Some("A1")) };
+        let back = PluggedDevice { is_imported: true, ..found("18-1", 1, Some("A1")) };
         let shared_to_itself = [found("1-1", 1, Some("A1")), back];
         assert_eq!(
             of(0, &shared_to_itself),
@@ -129,15 +129,15 @@ mod tests {
             std::fs::create_dir_all(&folder).unwrap();
             std::os::unix::fs::symlink(folder, devices.join(bus_id)).unwrap();
         }
-        let inventory = Inventory::at(&root);
-        let of = |found: Found| Evidence::of_usb(&found, &[], &inventory);
+        let inventory = UsbInventory::at(&root);
+        let of = |found: PluggedDevice| DeviceEvidence::of_usb(&found, &[], &inventory);
         let here = of(found("1-1", 1, None));
         assert!(here.is_stable && here.text.contains("port=pci0/0000:00:14.0/1 "), "{}", here.text);
         assert_eq!(of(found("2-1", 1, None)), here, "numbers of buses are given in the order of their coming");
         let mut other = found("1-1", 1, None);
         other.descriptors.device.device_bcd = 0x200;
         assert_ne!(of(other), here);
-        assert!(!of(Found { is_imported: true, ..found("1-1", 1, None) }).is_stable);
+        assert!(!of(PluggedDevice { is_imported: true, ..found("1-1", 1, None) }).is_stable);
         std::fs::remove_dir_all(root).unwrap();
     }
 }

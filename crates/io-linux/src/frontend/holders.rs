@@ -17,7 +17,7 @@ use crate::sys::loop_device;
 
 /// A holder of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holder {
+pub enum DiskHolder {
     /// A program that has its file open.
     Process {
         /// The process id.
@@ -46,15 +46,15 @@ pub enum Holder {
     },
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for DiskHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Holder::Process { pid, name } => write!(f, "process {pid} ({name}) has its file open"),
-            Holder::Device { device, mounts } => {
+            DiskHolder::Process { pid, name } => write!(f, "process {pid} ({name}) has its file open"),
+            DiskHolder::Device { device, mounts } => {
                 write!(f, "{}", device.display())?;
                 mounts.iter().try_for_each(|mount| write!(f, ", mounted at {}", mount.display()))
             }
-            Holder::MountElsewhere { device, mount, pid, name } => {
+            DiskHolder::MountElsewhere { device, mount, pid, name } => {
                 let (device, mount) = (device.display(), mount.display());
                 write!(f, "{device}, mounted at {mount} for process {pid} ({name}) and others that share its mounts")
             }
@@ -91,20 +91,20 @@ impl fmt::Display for ReleaseError {
 impl std::error::Error for ReleaseError {}
 
 /// The holders of the disk that is this file.
-pub fn of_file(file: &Path) -> Vec<Holder> {
+pub fn of_file(file: &Path) -> Vec<DiskHolder> {
     loops_over(file).iter().flat_map(|name| of_device(name)).chain(processes_with(file)).collect()
 }
 
 /// The holders of the disks of the device on this port of `vhci-hcd`.
-pub fn of_port(port: u32) -> Vec<Holder> {
-    let is_empty = |holder: &Holder| matches!(holder, Holder::Device { mounts, .. } if mounts.is_empty());
+pub fn of_port(port: u32) -> Vec<DiskHolder> {
+    let is_empty = |holder: &DiskHolder| matches!(holder, DiskHolder::Device { mounts, .. } if mounts.is_empty());
     disks_on_port(port).iter().flat_map(|name| of_device(name)).filter(|holder| !is_empty(holder)).collect()
 }
 
 /// A block device, and the mounts of it that are not seen here.
-fn of_device(name: &str) -> Vec<Holder> {
+fn of_device(name: &str) -> Vec<DiskHolder> {
     let (device, numbers) = (node(name), numbers_below(&Path::new("/sys/block").join(name), name));
-    let elsewhere = mounts_elsewhere(&numbers).into_iter().map(|(mount, pid)| Holder::MountElsewhere {
+    let elsewhere = mounts_elsewhere(&numbers).into_iter().map(|(mount, pid)| DiskHolder::MountElsewhere {
         device: device.clone(),
         mount,
         pid,
@@ -112,7 +112,7 @@ fn of_device(name: &str) -> Vec<Holder> {
     });
     let elsewhere: Vec<_> = elsewhere.collect();
     let seen = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
-    [Holder::Device { mounts: mounts_in(&seen, &numbers), device }].into_iter().chain(elsewhere).collect()
+    [DiskHolder::Device { mounts: mounts_in(&seen, &numbers), device }].into_iter().chain(elsewhere).collect()
 }
 
 /// Writes out and unmounts every file system on these block devices, and detaches loop devices from their files. Leaves
@@ -120,9 +120,9 @@ fn of_device(name: &str) -> Vec<Holder> {
 ///
 /// # Errors
 /// [`ReleaseError`]: what was done before the error stays done.
-pub fn release(holders: &[Holder]) -> Result<(), ReleaseError> {
+pub fn release(holders: &[DiskHolder]) -> Result<(), ReleaseError> {
     for holder in holders {
-        let Holder::Device { device, mounts } = holder else { continue };
+        let DiskHolder::Device { device, mounts } = holder else { continue };
         // Mounts that were made later may lie in earlier ones.
         for mount in mounts.iter().rev() {
             let opened = rustix::fs::open(mount, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -182,13 +182,13 @@ fn follows(line: &str) -> bool {
     fields.into_iter().any(|field| field.starts_with("shared:") || field.starts_with("master:"))
 }
 
-fn processes_with(file: &Path) -> Vec<Holder> {
+fn processes_with(file: &Path) -> Vec<DiskHolder> {
     let mut found = Vec::new();
     for pid in processes() {
         let folder = PathBuf::from(format!("/proc/{pid}/fd"));
         let has = |fd: &String| fs::read_link(folder.join(fd)).is_ok_and(|to| to == file);
         if entries(&folder).iter().any(has) {
-            found.push(Holder::Process { pid, name: program_of(pid) });
+            found.push(DiskHolder::Process { pid, name: program_of(pid) });
         }
     }
     found
@@ -250,7 +250,8 @@ mod tests {
     fn a_program_that_has_the_file_open_is_named() {
         let path = std::env::temp_dir().join(format!("farbus-holders-{}", std::process::id()));
         let file = fs::File::create(&path).unwrap();
-        let is_us = |holder: &Holder| matches!(holder, Holder::Process { pid, .. } if *pid == std::process::id());
+        let is_us =
+            |holder: &DiskHolder| matches!(holder, DiskHolder::Process { pid, .. } if *pid == std::process::id());
         assert!(of_file(&path).iter().any(is_us));
         drop(file);
         assert_eq!(of_file(&path), []);

@@ -3,18 +3,20 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_model::module::{Class, Message, Module, Role, Side, Trouble, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleFailureCause, ModuleMessage, ModuleNeighbor, ModuleOutput, ModuleRole,
+};
 use farbus_model::{Instant, Payload, module_abi};
 
-use super::turn::{Channel, ReplyReader, Told};
+use super::turn::{ModuleChannel, ModuleFrame, ReplyReader};
 
 /// What a half is told about the device that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Use<'a> {
+pub struct ModuleUse<'a> {
     /// The end at which it works.
-    pub role: Role,
+    pub role: ModuleRole,
     /// The device's class.
-    pub class: Class,
+    pub class: ModuleDeviceClass,
     /// The head of a completion that failed.
     pub failed: &'a [u8],
     /// The options that its user gave.
@@ -24,29 +26,29 @@ pub struct Use<'a> {
 }
 
 /// Carries out a half, for one use at a time.
-pub struct Worker {
-    inside: Arc<Mutex<Inside>>,
+pub struct ModuleWorker {
+    inside: Arc<Mutex<ModuleWorkerState>>,
 }
 
-struct Inside {
+struct ModuleWorkerState {
     /// How the module is reached; or why it is no longer usable.
-    channel: Result<Box<dyn Channel>, String>,
+    channel: Result<Box<dyn ModuleChannel>, String>,
     /// How long a turn may take.
     patience: Duration,
     is_used: bool,
 }
 
-impl Worker {
+impl ModuleWorker {
     /// A worker that is reached by `channel`, and may take `patience` for a turn.
-    pub fn new(channel: Box<dyn Channel>, patience: Duration) -> Self {
-        Self { inside: Arc::new(Mutex::new(Inside { channel: Ok(channel), patience, is_used: false })) }
+    pub fn new(channel: Box<dyn ModuleChannel>, patience: Duration) -> Self {
+        Self { inside: Arc::new(Mutex::new(ModuleWorkerState { channel: Ok(channel), patience, is_used: false })) }
     }
 
     /// Begins a half; the first turn may take `beginning` longer. Dropping the half frees the worker.
     ///
     /// # Errors
     /// A sentence: the worker is in use, or no longer usable.
-    pub fn half(&self, used: &Use<'_>, beginning: Duration) -> Result<Box<dyn Module>, String> {
+    pub fn half(&self, used: &ModuleUse<'_>, beginning: Duration) -> Result<Box<dyn Module>, String> {
         let mut inside = lock(&self.inside);
         if let Err(fault) = &inside.channel {
             return Err(format!("it was ended: {fault}"));
@@ -54,39 +56,39 @@ impl Worker {
         if inside.is_used {
             return Err("it serves another attachment".to_owned());
         }
-        let mut turn = Turn::default();
+        let mut turn = ModuleOutput::default();
         let frame = module_abi::start(used.role, used.class, used.failed, used.options);
         let patience = inside.patience + beginning;
-        let due = inside.take_turn(&Told { frame: &frame, payload: &Payload::Empty }, None, patience, &mut turn);
+        let due = inside.take_turn(&ModuleFrame { frame: &frame, payload: &Payload::Empty }, None, patience, &mut turn);
         if let Some(failure) = turn.failure() {
             return Err(failure.why);
         }
         inside.is_used = true;
-        Ok(Box::new(Half { inside: Arc::clone(&self.inside), due, hold_max: used.hold_max }))
+        Ok(Box::new(ExternalModule { inside: Arc::clone(&self.inside), due, hold_max: used.hold_max }))
     }
 }
 
-fn lock(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
+fn lock(inside: &Mutex<ModuleWorkerState>) -> MutexGuard<'_, ModuleWorkerState> {
     inside.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Half {
-    inside: Arc<Mutex<Inside>>,
+struct ExternalModule {
+    inside: Arc<Mutex<ModuleWorkerState>>,
     due: Option<Instant>,
     hold_max: Option<Duration>,
 }
 
-impl Half {
-    fn take_turn(&mut self, frame: &[u8], payload: Option<Payload>, out: &mut Turn) {
+impl ExternalModule {
+    fn take_turn(&mut self, frame: &[u8], payload: Option<Payload>, out: &mut ModuleOutput) {
         let mut inside = lock(&self.inside);
         let patience = inside.patience;
-        let told = Told { frame, payload: payload.as_ref().unwrap_or(&Payload::Empty) };
+        let told = ModuleFrame { frame, payload: payload.as_ref().unwrap_or(&Payload::Empty) };
         self.due = inside.take_turn(&told, payload.clone(), patience, out);
     }
 }
 
-impl Module for Half {
-    fn handle(&mut self, now: Instant, from: Side, mut message: Message, out: &mut Turn) {
+impl Module for ExternalModule {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, mut message: ModuleMessage, out: &mut ModuleOutput) {
         let frame = module_abi::message(now, from, &message);
         // Shared, because the module may pass it on unchanged while it is still being sent.
         message.payload.share();
@@ -97,7 +99,7 @@ impl Module for Half {
         self.due
     }
 
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         // A module that always asks to be called in the past gets one turn for each call, like any other.
         self.take_turn(&module_abi::time(now), None, out);
     }
@@ -117,20 +119,20 @@ impl Module for Half {
     }
 }
 
-impl Drop for Half {
+impl Drop for ExternalModule {
     fn drop(&mut self) {
         lock(&self.inside).is_used = false;
     }
 }
 
-impl Inside {
+impl ModuleWorkerState {
     /// Sends the module a frame, and passes on its answers; returns when it wants to be called next.
     fn take_turn(
         &mut self,
-        told: &Told<'_>,
+        told: &ModuleFrame<'_>,
         passable: Option<Payload>,
         patience: Duration,
-        out: &mut Turn,
+        out: &mut ModuleOutput,
     ) -> Option<Instant> {
         let exchanged = match &mut self.channel {
             Ok(channel) => channel.exchange(told, &mut ReplyReader::new(patience, passable, out)),
@@ -139,7 +141,7 @@ impl Inside {
         exchanged.unwrap_or_else(|fault| {
             // Drops the channel, which ends the process.
             self.channel = Err(fault.clone());
-            out.fail(Trouble::Module, fault);
+            out.fail(ModuleFailureCause::Module, fault);
             None
         })
     }

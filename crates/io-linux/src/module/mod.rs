@@ -21,7 +21,7 @@ mod ring;
 mod sandbox;
 mod turn;
 
-pub use half::Use;
-pub use process::{MEMORY_FD, ModuleProcess, Way, arrange, supervise};
+pub use half::ModuleUse;
+pub use process::{MEMORY_FD, ModuleProcess, ModuleTransport, arrange, supervise};
 #[cfg(feature = "wasm")]
-pub use sandbox::{CODE_BYTES_MAX, Sandbox};
+pub use sandbox::{CODE_BYTES_MAX, WasmSandbox};

@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 
 use farbus_model::Instant;
-use farbus_model::module::Message;
-use farbus_model::module_abi::{self, LENGTH_BYTES, Said};
+use farbus_model::module::ModuleMessage;
+use farbus_model::module_abi::{self, LENGTH_BYTES, ModuleAbiFrame};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::turn::{Channel, FRAME_BYTES_MAX, ReplyReader, Told};
+use super::turn::{FRAME_BYTES_MAX, ModuleChannel, ModuleFrame, ReplyReader};
 
 /// The size of a pipe: a turn of 128 KiB and more needs no wait in between. If the system does not grant it, no harm is
 /// done.
@@ -22,24 +22,24 @@ const PIPE_BYTES: usize = 1 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Both pipes of a process.
-pub struct Pipes {
+pub struct ModulePipes {
     to: File,
     from: File,
     /// What was received and is not a whole frame yet.
     received: Vec<u8>,
     /// The message that is being received, if it is a long one.
-    long: Option<Long>,
+    long: Option<LongMessage>,
 }
 
 /// A message whose payload is received into memory of its own.
-struct Long {
+struct LongMessage {
     /// All before the payload.
     words: Vec<u8>,
     payload: Vec<u8>,
     bytes: usize,
 }
 
-impl Pipes {
+impl ModulePipes {
     /// Takes the pipes of a process that has just been started.
     pub fn to(child: &mut Child) -> io::Result<Self> {
         let missing = || io::Error::other("a process without pipes");
@@ -91,15 +91,18 @@ impl Pipes {
     }
 
     /// Returns the long message once all of it is there; what follows is a new frame.
-    fn take_long(&mut self) -> Result<Option<Said>, String> {
-        let Some(Long { words, mut payload, bytes }) = self.long.take_if(|long| long.payload.len() >= long.bytes)
+    fn take_long(&mut self) -> Result<Option<ModuleAbiFrame>, String> {
+        let Some(LongMessage { words, mut payload, bytes }) =
+            self.long.take_if(|long| long.payload.len() >= long.bytes)
         else {
             return Ok(None);
         };
         self.received.extend(payload.drain(bytes..));
         let said = module_abi::decode(&words).map_err(wrong)?;
         Ok(Some(match said {
-            Said::Message(to, message) => Said::Message(to, Message { payload: payload.into(), ..message }),
+            ModuleAbiFrame::Message(to, message) => {
+                ModuleAbiFrame::Message(to, ModuleMessage { payload: payload.into(), ..message })
+            }
             other => other,
         }))
     }
@@ -114,7 +117,7 @@ impl Pipes {
         let mut payload = Vec::with_capacity(bytes);
         payload.extend(self.received.drain(at..));
         let words = self.received.drain(..).skip(LENGTH_BYTES).collect();
-        self.long = Some(Long { words, payload, bytes });
+        self.long = Some(LongMessage { words, payload, bytes });
         Ok(())
     }
 
@@ -134,8 +137,12 @@ const ENDED: &str = "its process has ended";
 /// The most runs of memory in one system call (`UIO_MAXIOV`).
 const RUNS_MAX: usize = 1024;
 
-impl Channel for Pipes {
-    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
+impl ModuleChannel for ModulePipes {
+    fn exchange(
+        &mut self,
+        told: &ModuleFrame<'_>,
+        reply_reader: &mut ReplyReader<'_>,
+    ) -> Result<Option<Instant>, String> {
         let mut runs: Vec<IoSlice<'_>> =
             [told.frame].into_iter().chain(told.payload.runs()).map(IoSlice::new).collect();
         let mut left = runs.as_mut_slice();
@@ -174,12 +181,12 @@ impl Channel for Pipes {
     }
 }
 
-fn wrong(module_abi::Wrong(what): module_abi::Wrong) -> String {
+fn wrong(module_abi::ModuleAbiError(what): module_abi::ModuleAbiError) -> String {
     format!("it said {what}")
 }
 
 /// Parses the frame at the front, if it is whole; returns its length, too.
-fn next_said(received: &[u8]) -> Result<Option<(Said, usize)>, String> {
+fn next_said(received: &[u8]) -> Result<Option<(ModuleAbiFrame, usize)>, String> {
     let whole = module_abi::frame_bytes(received, FRAME_BYTES_MAX).map_err(wrong)?;
     let Some(bytes) = whole.filter(|bytes| received.len() >= *bytes) else { return Ok(None) };
     let said = module_abi::decode(&received[module_abi::LENGTH_BYTES..bytes]).map_err(wrong)?;

@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::half::{Use, Worker};
-use super::pipes::Pipes;
-use super::ring::Ring;
-use super::turn::{Channel, ReplyReader, Told};
+use super::half::{ModuleUse, ModuleWorker};
+use super::pipes::ModulePipes;
+use super::ring::ModuleRing;
+use super::turn::{ModuleChannel, ModuleFrame, ReplyReader};
 use crate::sys::leash::own_pid_namespace;
 
 /// How much longer the first turn may take: a language runtime may have to start.
@@ -26,7 +26,7 @@ pub const MEMORY_FD: i32 = 3;
 
 /// How the process is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ModuleTransport {
     /// Its standard input and output carry frames.
     Pipes,
     /// Its standard output is shared memory, its standard input a socket for doorbells.
@@ -35,17 +35,17 @@ pub enum Way {
 
 /// A process that carries out a module, for one use at a time.
 pub struct ModuleProcess {
-    worker: Worker,
+    worker: ModuleWorker,
 }
 
 /// Ends the process when it is dropped.
-pub struct Leash {
+pub struct ProcessSupervisor {
     /// Only this process holds it: the supervisor kills the program when it is closed.
     end: Option<OwnedFd>,
     supervisor: Child,
 }
 
-impl Drop for Leash {
+impl Drop for ProcessSupervisor {
     fn drop(&mut self) {
         self.end = None;
         // It ends at once; otherwise it ends with this process.
@@ -54,13 +54,17 @@ impl Drop for Leash {
 }
 
 /// A channel that keeps the process alive as long as it exists.
-struct Leashed<C> {
+struct SupervisedChannel<C> {
     channel: C,
-    _leash: Leash,
+    _leash: ProcessSupervisor,
 }
 
-impl<C: Channel> Channel for Leashed<C> {
-    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
+impl<C: ModuleChannel> ModuleChannel for SupervisedChannel<C> {
+    fn exchange(
+        &mut self,
+        told: &ModuleFrame<'_>,
+        reply_reader: &mut ReplyReader<'_>,
+    ) -> Result<Option<Instant>, String> {
         self.channel.exchange(told, reply_reader)
     }
 }
@@ -72,29 +76,30 @@ impl ModuleProcess {
     ///
     /// # Errors
     /// The system's error.
-    pub fn start(supervisor: &mut Command, way: Way, patience: Duration) -> io::Result<Self> {
+    pub fn start(supervisor: &mut Command, way: ModuleTransport, patience: Duration) -> io::Result<Self> {
         let (held, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         supervisor.stderr(held);
-        let spawn =
-            |supervisor: &mut Command| Ok::<_, io::Error>(Leash { end: Some(end), supervisor: supervisor.spawn()? });
-        let channel: Box<dyn Channel> = match way {
-            Way::Pipes => {
+        let spawn = |supervisor: &mut Command| {
+            Ok::<_, io::Error>(ProcessSupervisor { end: Some(end), supervisor: supervisor.spawn()? })
+        };
+        let channel: Box<dyn ModuleChannel> = match way {
+            ModuleTransport::Pipes => {
                 let mut leash = spawn(supervisor.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-                Box::new(Leashed { channel: Pipes::to(&mut leash.supervisor)?, _leash: leash })
+                Box::new(SupervisedChannel { channel: ModulePipes::to(&mut leash.supervisor)?, _leash: leash })
             }
-            Way::Ring => {
-                let (channel, memory, bell) = Ring::new()?;
-                Box::new(Leashed { channel, _leash: spawn(supervisor.stdin(bell).stdout(memory))? })
+            ModuleTransport::Ring => {
+                let (channel, memory, bell) = ModuleRing::new()?;
+                Box::new(SupervisedChannel { channel, _leash: spawn(supervisor.stdin(bell).stdout(memory))? })
             }
         };
-        Ok(Self { worker: Worker::new(channel, patience) })
+        Ok(Self { worker: ModuleWorker::new(channel, patience) })
     }
 
     /// Begins a half that the process carries out. Dropping the half frees the process.
     ///
     /// # Errors
     /// A sentence: the process is in use, or no longer usable.
-    pub fn half(&self, used: &Use<'_>) -> Result<Box<dyn Module>, String> {
+    pub fn half(&self, used: &ModuleUse<'_>) -> Result<Box<dyn Module>, String> {
         self.worker.half(used, BEGINNING)
     }
 }
@@ -145,8 +150,8 @@ pub fn supervise(program: &mut Command) -> io::Result<i32> {
 ///
 /// # Errors
 /// The system's error; the descriptor is in use.
-pub fn arrange(way: Way) -> io::Result<()> {
-    if way == Way::Ring {
+pub fn arrange(way: ModuleTransport) -> io::Result<()> {
+    if way == ModuleTransport::Ring {
         let memory = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), MEMORY_FD)?;
         if memory.as_raw_fd() != MEMORY_FD {
             return Err(io::Error::other("the number of the shared memory's descriptor is taken"));

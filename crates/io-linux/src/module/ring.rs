@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use farbus_model::module_abi::{self, LENGTH_BYTES, MESSAGE_BYTES, Said};
+use farbus_model::module_abi::{self, LENGTH_BYTES, MESSAGE_BYTES, ModuleAbiFrame};
 use farbus_model::{Instant, Payload};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,7 +27,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
-use super::turn::{Channel, FRAME_BYTES_MAX, ReplyReader, TURN_FRAMES_MAX, Told};
+use super::turn::{FRAME_BYTES_MAX, ModuleChannel, ModuleFrame, ReplyReader, TURN_FRAMES_MAX};
 use crate::sys::shared_words::SharedWords;
 
 /// The magic number at the beginning of the memory.
@@ -68,18 +68,18 @@ mod at {
 }
 
 /// The host's end.
-pub struct Ring {
+pub struct ModuleRing {
     memory: File,
     words: SharedWords,
     bell: OwnedFd,
     told: u32,
     read: u32,
-    regions: Regions,
+    regions: RingRegions,
     /// Rings of the bell in this turn.
     bells: usize,
 }
 
-impl Ring {
+impl ModuleRing {
     /// A ring, and what the module gets of it: the memory and its end of the bell.
     pub fn new() -> io::Result<(Self, OwnedFd, OwnedFd)> {
         let memory = memfd_create("farbus module", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -94,12 +94,12 @@ impl Ring {
         }
         let (bell, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let given = memory.try_clone()?.into();
-        let regions = Regions::over(CONTROL_BYTES..CONTROL_BYTES + SIDE_BYTES);
+        let regions = RingRegions::over(CONTROL_BYTES..CONTROL_BYTES + SIDE_BYTES);
         Ok((Self { memory, words, bell, told: 0, read: 0, regions, bells: 0 }, given, theirs))
     }
 
     /// Puts a frame into a region, and posts it.
-    fn tell(&mut self, told: &Told<'_>) -> Result<(), String> {
+    fn tell(&mut self, told: &ModuleFrame<'_>) -> Result<(), String> {
         let frame = &told.frame[LENGTH_BYTES..];
         let bytes = frame.len() + told.payload.len();
         let (number, range) =
@@ -138,7 +138,7 @@ impl Ring {
     }
 
     /// The next descriptor, and its frame. Its region belongs to the host again in any case.
-    fn take(&mut self, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Said>, String> {
+    fn take(&mut self, reply_reader: &mut ReplyReader<'_>) -> Result<Option<ModuleAbiFrame>, String> {
         let index = SAID_RING / 4 + (self.read % RING) as usize * DESCRIPTOR_WORDS;
         let [start, bytes, number, _] =
             std::array::from_fn(|offset| u32::from_le(self.words.word(index + offset).load(Ordering::Relaxed)));
@@ -160,8 +160,8 @@ impl Ring {
     }
 
     /// Reads the frame at this position: its words once, then its payload.
-    fn said(&self, start: usize, bytes: usize) -> Result<Said, String> {
-        let wrong = |module_abi::Wrong(what)| format!("it said {what}");
+    fn said(&self, start: usize, bytes: usize) -> Result<ModuleAbiFrame, String> {
+        let wrong = |module_abi::ModuleAbiError(what)| format!("it said {what}");
         if bytes > FRAME_BYTES_MAX {
             return Err("it said a frame that is longer than any message".to_owned());
         }
@@ -180,7 +180,7 @@ impl Ring {
         let mut payload = Vec::with_capacity(bytes - at);
         self.read_at(&mut payload, start + at, bytes - at)?;
         let mut said = module_abi::decode(&words).map_err(wrong)?;
-        if let Said::Message(_, message) = &mut said {
+        if let ModuleAbiFrame::Message(_, message) = &mut said {
             message.payload = Payload::from(payload);
         }
         Ok(said)
@@ -247,8 +247,12 @@ const GOES_ON: &str = "it goes on after it was done";
 const WORDS_BYTES: usize = 512;
 const _: () = assert!(WORDS_BYTES > MESSAGE_BYTES);
 
-impl Channel for Ring {
-    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
+impl ModuleChannel for ModuleRing {
+    fn exchange(
+        &mut self,
+        told: &ModuleFrame<'_>,
+        reply_reader: &mut ReplyReader<'_>,
+    ) -> Result<Option<Instant>, String> {
         self.bells = 0;
         if self.waiting()? > 0 {
             return Err(GOES_ON.to_owned());
@@ -301,14 +305,14 @@ fn write_all_at(file: &File, mut runs: &mut [IoSlice<'_>], at: usize) -> io::Res
 const RUNS_MAX: usize = 1024;
 
 /// The host's memory: which regions the module has.
-struct Regions {
+struct RingRegions {
     all: Range<usize>,
     /// The regions that the module has, by position.
     given: Vec<(u32, Range<usize>)>,
     last_number: u32,
 }
 
-impl Regions {
+impl RingRegions {
     fn over(all: Range<usize>) -> Self {
         Self { all, given: Vec::new(), last_number: 0 }
     }
@@ -353,7 +357,7 @@ mod tests {
 
     #[test]
     fn regions_do_not_overlap_and_come_back_once() {
-        let mut regions = Regions::over(64..64 + 4 * (ROOM_BYTES + 64));
+        let mut regions = RingRegions::over(64..64 + 4 * (ROOM_BYTES + 64));
         let given: Vec<_> = std::iter::from_fn(|| regions.give(10)).collect();
         assert_eq!(given.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2, 3, 4]);
         for pair in given.windows(2) {
@@ -373,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_module_keeps_no_more_regions_than_it_may() {
-        let mut regions = Regions::over(0..SIDE_BYTES);
+        let mut regions = RingRegions::over(0..SIDE_BYTES);
         let given = std::iter::from_fn(|| regions.give(1)).count();
         assert_eq!(given, REGIONS_MAX);
         regions.take_back(7).unwrap();

@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 use farbus_model::module::Module;
-use farbus_model::module_abi::{self, LENGTH_BYTES, Said};
+use farbus_model::module_abi::{self, LENGTH_BYTES, ModuleAbiFrame};
 use wasmi::{
     Caller, CompilationMode, Config, EnforcedLimits, Engine, Error, Linker, Memory, Store, StoreLimits,
     StoreLimitsBuilder, TypedFunc, TypedResumableCall, WasmParams, WasmResults,
 };
 
-use super::half::{Use, Worker};
-use super::turn::{Channel, Count, FRAME_BYTES_MAX, ReplyReader, Told};
+use super::half::{ModuleUse, ModuleWorker};
+use super::turn::{FRAME_BYTES_MAX, ModuleChannel, ModuleFrame, ReplyCount, ReplyReader};
 
 /// Bytes of a module's code.
 pub const CODE_BYTES_MAX: usize = 8 << 20;
@@ -36,21 +36,21 @@ const FUEL_SLICE: u64 = 1 << 20;
 const FUEL_TURN: u64 = 100 * FRAME_BYTES_MAX as u64;
 
 /// The code of a module, from which every use gets a sandbox of its own.
-pub struct Sandbox {
+pub struct WasmSandbox {
     engine: Engine,
     code: wasmi::Module,
     patience: Duration,
 }
 
 /// What a sandbox's host knows of it.
-struct Host {
+struct SandboxHost {
     limits: StoreLimits,
     memory: Option<Memory>,
-    said: Vec<Said>,
-    count: Count,
+    said: Vec<ModuleAbiFrame>,
+    count: ReplyCount,
 }
 
-impl Sandbox {
+impl WasmSandbox {
     /// Compiles a module. A turn may take `patience`.
     ///
     /// # Errors
@@ -79,11 +79,11 @@ impl Sandbox {
     ///
     /// # Errors
     /// A sentence: it does not begin.
-    pub fn half(&self, used: &Use<'_>) -> Result<Box<dyn Module>, String> {
-        Worker::new(Box::new(self.instance()?), self.patience).half(used, Duration::ZERO)
+    pub fn half(&self, used: &ModuleUse<'_>) -> Result<Box<dyn Module>, String> {
+        ModuleWorker::new(Box::new(self.instance()?), self.patience).half(used, Duration::ZERO)
     }
 
-    fn instance(&self) -> Result<Instance, String> {
+    fn instance(&self) -> Result<WasmInstance, String> {
         let limits = StoreLimitsBuilder::new()
             .memory_size(MEMORY_BYTES_MAX)
             .table_elements(TABLE_ENTRIES_MAX)
@@ -91,8 +91,10 @@ impl Sandbox {
             .memories(1)
             .tables(4)
             .build();
-        let mut store =
-            Store::new(&self.engine, Host { limits, memory: None, said: Vec::new(), count: Count::default() });
+        let mut store = Store::new(
+            &self.engine,
+            SandboxHost { limits, memory: None, said: Vec::new(), count: ReplyCount::default() },
+        );
         store.limiter(|host| &mut host.limits);
         let mut linker = Linker::new(&self.engine);
         linker.func_wrap("farbus", "say", say).map_err(|error| error.to_string())?;
@@ -106,12 +108,12 @@ impl Sandbox {
         let room = room.map_err(|_| "it exports no farbus_room (i32) -> i32".to_owned())?;
         let turn = instance.get_typed_func(&store, "farbus_turn");
         let turn = turn.map_err(|_| "it exports no farbus_turn (i32, i32) -> i64".to_owned())?;
-        Ok(Instance { store, memory, room, turn })
+        Ok(WasmInstance { store, memory, room, turn })
     }
 }
 
 /// The function that a module calls to send a frame of `bytes` bytes at `at`.
-fn say(mut caller: Caller<'_, Host>, at: u32, bytes: u32) -> Result<(), Error> {
+fn say(mut caller: Caller<'_, SandboxHost>, at: u32, bytes: u32) -> Result<(), Error> {
     let memory = caller.data().memory.ok_or_else(|| Error::new("it speaks before it has begun"))?;
     let (memory, host) = memory.data_and_store_mut(&mut caller);
     let (at, bytes) = (at as usize, bytes as usize);
@@ -121,9 +123,9 @@ fn say(mut caller: Caller<'_, Host>, at: u32, bytes: u32) -> Result<(), Error> {
     let frame = memory.get(at..).and_then(|rest| rest.get(..bytes));
     let frame = frame.ok_or_else(|| Error::new("it said a frame that does not lie in its memory"))?;
     host.count.add_bytes(bytes).and_then(|()| host.count.add_frame()).map_err(Error::new)?;
-    match module_abi::decode(frame).map_err(|module_abi::Wrong(what)| Error::new(format!("it said {what}")))? {
-        Said::Done(_) => Err(Error::new("it said that it is done, and went on")),
-        Said::Fail(why) => Err(Error::new(why)),
+    match module_abi::decode(frame).map_err(|module_abi::ModuleAbiError(what)| Error::new(format!("it said {what}")))? {
+        ModuleAbiFrame::Done(_) => Err(Error::new("it said that it is done, and went on")),
+        ModuleAbiFrame::Fail(why) => Err(Error::new(why)),
         said => {
             host.said.push(said);
             Ok(())
@@ -131,23 +133,23 @@ fn say(mut caller: Caller<'_, Host>, at: u32, bytes: u32) -> Result<(), Error> {
     }
 }
 
-struct Instance {
-    store: Store<Host>,
+struct WasmInstance {
+    store: Store<SandboxHost>,
     memory: Memory,
     room: TypedFunc<u32, u32>,
     turn: TypedFunc<(u32, u32), i64>,
 }
 
 /// The fuel that is left for this turn.
-struct Fuel(u64);
+struct TurnFuel(u64);
 
-impl Instance {
+impl WasmInstance {
     /// Runs one of the module's functions to its end, slice by slice.
     fn call<P: WasmParams, R: WasmResults>(
         &mut self,
         function: TypedFunc<P, R>,
         told: P,
-        fuel: &mut Fuel,
+        fuel: &mut TurnFuel,
         reply_reader: &ReplyReader<'_>,
     ) -> Result<R, String> {
         self.refuel(FUEL_SLICE, fuel, reply_reader)?;
@@ -164,7 +166,7 @@ impl Instance {
         }
     }
 
-    fn refuel(&mut self, wanted: u64, fuel: &mut Fuel, reply_reader: &ReplyReader<'_>) -> Result<(), String> {
+    fn refuel(&mut self, wanted: u64, fuel: &mut TurnFuel, reply_reader: &ReplyReader<'_>) -> Result<(), String> {
         reply_reader.left()?;
         fuel.0 = fuel.0.checked_sub(wanted).ok_or("it has used up the fuel of a turn")?;
         self.store.set_fuel(wanted).map_err(|error| error.to_string())
@@ -179,12 +181,16 @@ fn sentence(error: &Error) -> String {
     }
 }
 
-impl Channel for Instance {
-    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
-        let mut fuel = Fuel(FUEL_TURN);
+impl ModuleChannel for WasmInstance {
+    fn exchange(
+        &mut self,
+        told: &ModuleFrame<'_>,
+        reply_reader: &mut ReplyReader<'_>,
+    ) -> Result<Option<Instant>, String> {
+        let mut fuel = TurnFuel(FUEL_TURN);
         let frame = &told.frame[LENGTH_BYTES..];
         let bytes = frame.len() + told.payload.len();
-        self.store.data_mut().count = Count::default();
+        self.store.data_mut().count = ReplyCount::default();
         // A frame's length has 32 bits: its limit is far below.
         let at = self.call(self.room, bytes as u32, &mut fuel, reply_reader)?;
         let room = self.memory.data_mut(&mut self.store).get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes));

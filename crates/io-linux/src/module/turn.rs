@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant as Moment};
 
 use farbus_model::limits::URB_BYTES_MAX;
-use farbus_model::module::{GROWTH_BYTES_MAX, Side, Turn};
-use farbus_model::module_abi::Said;
+use farbus_model::module::{GROWTH_BYTES_MAX, ModuleNeighbor, ModuleOutput};
+use farbus_model::module_abi::ModuleAbiFrame;
 use farbus_model::{Instant, Payload};
 
 /// Bytes of a frame: the longest message and what halves add.
@@ -15,13 +15,17 @@ pub const TURN_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
 pub const TURN_FRAMES_MAX: usize = 4096;
 
 /// Carries frames to a module and back. After an error (a sentence) the module is cut off and called no more.
-pub trait Channel: Send {
+pub trait ModuleChannel: Send {
     /// One turn. Returns when the module wants to be called next.
-    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String>;
+    fn exchange(
+        &mut self,
+        told: &ModuleFrame<'_>,
+        reply_reader: &mut ReplyReader<'_>,
+    ) -> Result<Option<Instant>, String>;
 }
 
 /// What a module is sent: a frame, as on pipes, and the payload behind it.
-pub struct Told<'a> {
+pub struct ModuleFrame<'a> {
     /// The frame, preceded by its length.
     pub frame: &'a [u8],
     /// The frame's payload.
@@ -30,12 +34,12 @@ pub struct Told<'a> {
 
 /// How much was answered in a turn.
 #[derive(Default)]
-pub struct Count {
+pub struct ReplyCount {
     frames: usize,
     bytes: usize,
 }
 
-impl Count {
+impl ReplyCount {
     /// Adds so many bytes.
     pub fn add_bytes(&mut self, bytes: usize) -> Result<(), String> {
         self.bytes += bytes;
@@ -51,10 +55,10 @@ impl Count {
 
 /// Reads the answers during a turn, and limits its time.
 pub struct ReplyReader<'a> {
-    out: &'a mut Turn,
+    out: &'a mut ModuleOutput,
     /// The payload that the module was sent, until it passes it on.
     told: Option<Payload>,
-    count: Count,
+    count: ReplyCount,
     patience: Duration,
     until: Moment,
 }
@@ -62,8 +66,8 @@ pub struct ReplyReader<'a> {
 impl<'a> ReplyReader<'a> {
     /// Starts a turn of `patience` at most. `told` is the payload of the message that the module was sent, if it was
     /// one.
-    pub fn new(patience: Duration, told: Option<Payload>, out: &'a mut Turn) -> Self {
-        Self { out, told, count: Count::default(), patience, until: Moment::now() + patience }
+    pub fn new(patience: Duration, told: Option<Payload>, out: &'a mut ModuleOutput) -> Self {
+        Self { out, told, count: ReplyCount::default(), patience, until: Moment::now() + patience }
     }
 
     /// Counts so many more bytes of answers.
@@ -77,18 +81,18 @@ impl<'a> ReplyReader<'a> {
     }
 
     /// Handles an answer. If it ends the turn, returns when the module wants to be called next.
-    pub fn hear(&mut self, said: Said) -> Result<Option<Option<Instant>>, String> {
+    pub fn hear(&mut self, said: ModuleAbiFrame) -> Result<Option<Option<Instant>>, String> {
         self.count_frame()?;
         match said {
-            Said::Message(Side::Above, message) => self.out.above(message),
-            Said::Message(Side::Below, message) => self.out.below(message),
-            Said::Message(Side::Peer, message) => self.out.aside(message.payload),
-            Said::Passed(to, mut message) => {
+            ModuleAbiFrame::Message(ModuleNeighbor::Above, message) => self.out.above(message),
+            ModuleAbiFrame::Message(ModuleNeighbor::Below, message) => self.out.below(message),
+            ModuleAbiFrame::Message(ModuleNeighbor::Peer, message) => self.out.aside(message.payload),
+            ModuleAbiFrame::Passed(to, mut message) => {
                 message.payload = self.told.take().ok_or("it passes on what it was not told, or a second time")?;
-                if to == Side::Above { self.out.above(message) } else { self.out.below(message) }
+                if to == ModuleNeighbor::Above { self.out.above(message) } else { self.out.below(message) }
             }
-            Said::Fail(why) => return Err(why),
-            Said::Done(due) => return Ok(Some(due)),
+            ModuleAbiFrame::Fail(why) => return Err(why),
+            ModuleAbiFrame::Done(due) => return Ok(Some(due)),
         }
         Ok(None)
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use farbus_model::{BlockStore, Extent, Medium, StoreError};
+use farbus_model::{BlockMedium, BlockStore, StoreError, StoreExtent};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -91,45 +91,49 @@ impl FileStore {
     /// Opens `path` and locks it.
     ///
     /// # Errors
-    /// [`OpenError`], which says what to type next.
-    pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<Self, OpenError> {
+    /// [`FileStoreOpenError`], which says what to type next.
+    pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<Self, FileStoreOpenError> {
         Self::open_beside(path, read_only, OtherUsers::Refused)
     }
 
     /// As [`FileStore::open`], beside other users if these are permitted.
     ///
     /// # Errors
-    /// [`OpenError`], which says what to type next.
-    pub fn open_beside(path: impl AsRef<Path>, read_only: bool, others: OtherUsers) -> Result<Self, OpenError> {
+    /// [`FileStoreOpenError`], which says what to type next.
+    pub fn open_beside(
+        path: impl AsRef<Path>,
+        read_only: bool,
+        others: OtherUsers,
+    ) -> Result<Self, FileStoreOpenError> {
         let path = path.as_ref();
-        Self::try_open(path, read_only, others).map_err(|trouble| OpenError { path: path.to_owned(), trouble })
+        Self::try_open(path, read_only, others).map_err(|trouble| FileStoreOpenError { path: path.to_owned(), trouble })
     }
 
     /// The store behind a descriptor that [`FileStore::open`] opened in another process, together with its lock.
     ///
     /// # Errors
-    /// [`OpenError`].
-    pub fn passed(file: OwnedFd, path: impl Into<PathBuf>, read_only: bool) -> Result<Self, OpenError> {
+    /// [`FileStoreOpenError`].
+    pub fn passed(file: OwnedFd, path: impl Into<PathBuf>, read_only: bool) -> Result<Self, FileStoreOpenError> {
         let path = path.into();
-        Self::over(file.into(), &path, read_only).map_err(|trouble| OpenError { path, trouble })
+        Self::over(file.into(), &path, read_only).map_err(|trouble| FileStoreOpenError { path, trouble })
     }
 
     /// The store behind a descriptor that another program opened: checks how it was opened, and locks it. A lock that
     /// came along stays.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`FileStoreOpenError`].
     pub fn received(
         file: OwnedFd,
         path: impl Into<PathBuf>,
         read_only: bool,
         others: OtherUsers,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, FileStoreOpenError> {
         let (path, file) = (path.into(), File::from(file));
         let checked = check_received(&file, read_only).and_then(|()| claim(&file, &path, read_only, others));
         match checked.and_then(|()| Self::over(file, &path, read_only)) {
             Ok(store) => Ok(store),
-            Err(trouble) => Err(OpenError { path, trouble }),
+            Err(trouble) => Err(FileStoreOpenError { path, trouble }),
         }
     }
 
@@ -162,13 +166,13 @@ impl FileStore {
         Ok(Self { file, path, undurable, ..*self })
     }
 
-    fn try_open(path: &Path, read_only: bool, others: OtherUsers) -> Result<Self, Trouble> {
+    fn try_open(path: &Path, read_only: bool, others: OtherUsers) -> Result<Self, FileStoreProblem> {
         let is_block_device = match rustix::fs::stat(path).map(|s| FileType::from_raw_mode(s.st_mode)) {
             Ok(FileType::RegularFile) => false,
             Ok(FileType::BlockDevice) => true,
-            Ok(_) => return Err(Trouble::NotADisk),
-            Err(Errno::NOENT) => return Err(Trouble::Missing),
-            Err(errno) => return Err(Trouble::Other(errno.into())),
+            Ok(_) => return Err(FileStoreProblem::NotADisk),
+            Err(Errno::NOENT) => return Err(FileStoreProblem::Missing),
+            Err(errno) => return Err(FileStoreProblem::Other(errno.into())),
         };
         // NONBLOCK: if the path has become a FIFO meanwhile, do not wait for its other end.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -178,25 +182,26 @@ impl FileStore {
             flags |= OFlags::EXCL;
         }
         let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-            Errno::ACCESS | Errno::PERM => Trouble::NotAllowed { writing: !read_only },
-            Errno::ROFS => Trouble::ReadOnlyMedium,
-            Errno::BUSY => Trouble::InUse(in_use::exclusive_user_of(path)),
-            Errno::NXIO | Errno::NOMEDIUM => Trouble::NoMedium,
-            errno => Trouble::Other(errno.into()),
+            Errno::ACCESS | Errno::PERM => FileStoreProblem::NotAllowed { writing: !read_only },
+            Errno::ROFS => FileStoreProblem::ReadOnlyMedium,
+            Errno::BUSY => FileStoreProblem::InUse(in_use::exclusive_user_of(path)),
+            Errno::NXIO | Errno::NOMEDIUM => FileStoreProblem::NoMedium,
+            errno => FileStoreProblem::Other(errno.into()),
         })?);
         let kind = rustix::fs::fstat(&file).map(|s| FileType::from_raw_mode(s.st_mode));
         if !matches!(kind, Ok(FileType::RegularFile | FileType::BlockDevice)) {
-            return Err(Trouble::NotADisk);
+            return Err(FileStoreProblem::NotADisk);
         }
         claim(&file, path, read_only, others)?;
         Self::over(file, path, read_only)
     }
 
-    fn over(file: File, path: &Path, read_only: bool) -> Result<Self, Trouble> {
+    fn over(file: File, path: &Path, read_only: bool) -> Result<Self, FileStoreProblem> {
         // A block device's metadata says size 0; seeking to the end works for both.
-        let size_bytes = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|errno| Trouble::Other(errno.into()))?;
+        let size_bytes =
+            rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|errno| FileStoreProblem::Other(errno.into()))?;
         if size_bytes == 0 {
-            return Err(Trouble::Empty);
+            return Err(FileStoreProblem::Empty);
         }
         let blocks = BlockSizes::of(&file);
         let path = path.to_owned();
@@ -213,13 +218,13 @@ impl FileStore {
     }
 
     /// Changes the range by `mode`.
-    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<Outcome, StoreError> {
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<RangeCallOutcome, StoreError> {
         let mode = mode | FallocateFlags::KEEP_SIZE;
         match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, mode, offset, len)) {
-            Ok(()) => Ok(Outcome::Done),
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Outcome::Never),
+            Ok(()) => Ok(RangeCallOutcome::Done),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(RangeCallOutcome::Never),
             // A block device wants whole sectors.
-            Err(Errno::INVAL) => Ok(Outcome::NotHere),
+            Err(Errno::INVAL) => Ok(RangeCallOutcome::NotHere),
             Err(errno) => Err(store_error(errno)),
         }
     }
@@ -244,16 +249,16 @@ impl FileStore {
     fn clear_blocks(&mut self, offset: u64, len: u64, may_release: bool) -> Result<bool, StoreError> {
         if may_release && self.punches {
             match self.fallocate(FallocateFlags::PUNCH_HOLE, offset, len)? {
-                Outcome::Done => return Ok(true),
-                Outcome::NotHere => {}
-                Outcome::Never => self.punches = false,
+                RangeCallOutcome::Done => return Ok(true),
+                RangeCallOutcome::NotHere => {}
+                RangeCallOutcome::Never => self.punches = false,
             }
         }
         if self.zeroes {
             match self.fallocate(FallocateFlags::ZERO_RANGE, offset, len)? {
-                Outcome::Done => return Ok(true),
-                Outcome::NotHere => {}
-                Outcome::Never => self.zeroes = false,
+                RangeCallOutcome::Done => return Ok(true),
+                RangeCallOutcome::NotHere => {}
+                RangeCallOutcome::Never => self.zeroes = false,
             }
         }
         Ok(false)
@@ -272,42 +277,42 @@ impl FileStore {
 
 /// How an attempt to change a range by a system call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum RangeCallOutcome {
     Done,
     NotHere,
     Never,
 }
 
 /// Checks the kind of a descriptor from another program, and how it was opened.
-fn check_received(file: &File, read_only: bool) -> Result<(), Trouble> {
+fn check_received(file: &File, read_only: bool) -> Result<(), FileStoreProblem> {
     let kind = rustix::fs::fstat(file).map(|s| FileType::from_raw_mode(s.st_mode));
     if !matches!(kind, Ok(FileType::RegularFile | FileType::BlockDevice)) {
-        return Err(Trouble::NotADisk);
+        return Err(FileStoreProblem::NotADisk);
     }
-    let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| Trouble::Other(errno.into()))?;
+    let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| FileStoreProblem::Other(errno.into()))?;
     match flags & OFlags::RWMODE {
         OFlags::RDWR => {}
         OFlags::RDONLY if read_only => {}
-        OFlags::RDONLY => return Err(Trouble::WrongDescriptor("for reading only, and it is to be written")),
-        _ => return Err(Trouble::WrongDescriptor("for writing only")),
+        OFlags::RDONLY => return Err(FileStoreProblem::WrongDescriptor("for reading only, and it is to be written")),
+        _ => return Err(FileStoreProblem::WrongDescriptor("for writing only")),
     }
     // With O_APPEND Linux ignores the offset of a write; with O_DIRECT it refuses most of them; O_PATH allows none.
     match flags.intersects(OFlags::APPEND | OFlags::DIRECT | OFlags::PATH) {
-        true => Err(Trouble::WrongDescriptor("with O_APPEND, O_DIRECT or O_PATH")),
+        true => Err(FileStoreProblem::WrongDescriptor("with O_APPEND, O_DIRECT or O_PATH")),
         false => Ok(()),
     }
 }
 
 /// Locks a disk, and looks for others that use it.
-fn claim(file: &File, path: &Path, read_only: bool, others: OtherUsers) -> Result<(), Trouble> {
+fn claim(file: &File, path: &Path, read_only: bool, others: OtherUsers) -> Result<(), FileStoreProblem> {
     let locked = lock(file, path, read_only);
     let user = match locked {
-        Err(Trouble::InUse(user)) if others == OtherUsers::Permitted => user,
+        Err(FileStoreProblem::InUse(user)) if others == OtherUsers::Permitted => user,
         Err(trouble) => return Err(trouble),
         Ok(()) => match in_use::user_of(file) {
             None => return Ok(()),
             Some(user) if read_only || others == OtherUsers::Permitted => Some(user),
-            Some(user) => return Err(Trouble::InUse(Some(user))),
+            Some(user) => return Err(FileStoreProblem::InUse(Some(user))),
         },
     };
     let by = user.map(|user| user.to_string()).unwrap_or_default();
@@ -320,7 +325,7 @@ fn claim(file: &File, path: &Path, read_only: bool, others: OtherUsers) -> Resul
     Ok(())
 }
 
-fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), FileStoreProblem> {
     let operation =
         if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     for _ in 0..LOCK_TRIES {
@@ -332,10 +337,10 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
                 tracing::warn!(path = %path.display(), %errno, "this file system has no locks: share this image only once");
                 return Ok(());
             }
-            Err(errno) => return Err(Trouble::Other(errno.into())),
+            Err(errno) => return Err(FileStoreProblem::Other(errno.into())),
         }
     }
-    Err(Trouble::InUse(Some(in_use::locked_by(file))))
+    Err(FileStoreProblem::InUse(Some(in_use::locked_by(file))))
 }
 
 impl AsFd for FileStore {
@@ -423,12 +428,12 @@ impl BlockStore for FileStore {
         let (first, end) = (offset.next_multiple_of(block), (offset + len) / block * block);
         if first < end && self.punches {
             let outcome = self.fallocate(FallocateFlags::PUNCH_HOLE, first, end - first)?;
-            self.punches = outcome != Outcome::Never;
+            self.punches = outcome != RangeCallOutcome::Never;
         }
         Ok(())
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         self.assert_inside(offset, len);
         let end = offset + len;
         // Every handle has the same file offset, which nobody uses: reads and writes name theirs.
@@ -442,11 +447,11 @@ impl BlockStore for FileStore {
         };
         // Another program may have written between the two questions: what is neither is data.
         let length = stop.min(end).saturating_sub(offset);
-        Ok(if length > 0 { Extent { length, is_hole } } else { Extent { length: len, is_hole: false } })
+        Ok(if length > 0 { StoreExtent { length, is_hole } } else { StoreExtent { length: len, is_hole: false } })
     }
 }
 
-impl Medium for FileStore {
+impl BlockMedium for FileStore {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         let again = self.try_clone().map_err(|error| format!("cannot open {} again: {error}", self.path.display()))?;
         Ok(Box::new(again))
@@ -459,16 +464,16 @@ impl Medium for FileStore {
 
 /// Why a disk could not be opened.
 #[derive(Debug)]
-pub struct OpenError {
+pub struct FileStoreOpenError {
     /// The disk.
     pub path: PathBuf,
     /// What is wrong with it.
-    pub trouble: Trouble,
+    pub trouble: FileStoreProblem,
 }
 
 /// What can be wrong with a disk.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum FileStoreProblem {
     /// There is nothing at the path.
     Missing,
     /// Neither a regular file nor a block device.
@@ -492,21 +497,25 @@ pub enum Trouble {
     Other(io::Error),
 }
 
-impl fmt::Display for OpenError {
+impl fmt::Display for FileStoreOpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         write!(f, "cannot open disk {path}: ")?;
         match &self.trouble {
-            Trouble::Missing => write!(f, "there is no such file; make an empty one with `truncate -s 1G {path}`"),
-            Trouble::NotADisk => write!(f, "it is neither a regular file nor a block device"),
-            Trouble::Empty => write!(f, "it has no size; give it one with `truncate -s 1G {path}`"),
-            Trouble::NoMedium => write!(f, "there is no medium in this drive; insert one and try again"),
-            Trouble::NotAllowed { writing: true } => {
+            FileStoreProblem::Missing => {
+                write!(f, "there is no such file; make an empty one with `truncate -s 1G {path}`")
+            }
+            FileStoreProblem::NotADisk => write!(f, "it is neither a regular file nor a block device"),
+            FileStoreProblem::Empty => write!(f, "it has no size; give it one with `truncate -s 1G {path}`"),
+            FileStoreProblem::NoMedium => write!(f, "there is no medium in this drive; insert one and try again"),
+            FileStoreProblem::NotAllowed { writing: true } => {
                 write!(f, "you may not write it; share it read-only with `disk:{path},ro`, or run as its owner")
             }
-            Trouble::NotAllowed { writing: false } => write!(f, "you may not read it; run as its owner"),
-            Trouble::ReadOnlyMedium => write!(f, "it cannot be written; share it read-only with `disk:{path},ro`"),
-            Trouble::InUse(user) => {
+            FileStoreProblem::NotAllowed { writing: false } => write!(f, "you may not read it; run as its owner"),
+            FileStoreProblem::ReadOnlyMedium => {
+                write!(f, "it cannot be written; share it read-only with `disk:{path},ro`")
+            }
+            FileStoreProblem::InUse(user) => {
                 let by = user.as_ref().map(|user| format!(": {user}")).unwrap_or_default();
                 write!(
                     f,
@@ -515,16 +524,16 @@ impl fmt::Display for OpenError {
                      two that write it destroy what is on it; to share it all the same: `disk:{path},force`"
                 )
             }
-            Trouble::WrongDescriptor(how) => write!(f, "the descriptor that was passed was opened {how}"),
-            Trouble::Other(error) => write!(f, "{error}"),
+            FileStoreProblem::WrongDescriptor(how) => write!(f, "the descriptor that was passed was opened {how}"),
+            FileStoreProblem::Other(error) => write!(f, "{error}"),
         }
     }
 }
 
-impl std::error::Error for OpenError {
+impl std::error::Error for FileStoreOpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.trouble {
-            Trouble::Other(error) => Some(error),
+            FileStoreProblem::Other(error) => Some(error),
             _ => None,
         }
     }
@@ -569,7 +578,7 @@ mod tests {
     fn file_tells_its_holes_and_what_is_written_is_data() {
         let scratch = Scratch::of_size(GIB);
         let mut store = FileStore::open(&scratch.0, false).unwrap();
-        let extent = |length: u64, is_hole: bool| Extent { length, is_hole };
+        let extent = |length: u64, is_hole: bool| StoreExtent { length, is_hole };
         let mib = 1 << 20;
         store.write_at(8 * mib, &[1; 1 << 20]).unwrap();
         assert_eq!(store.extent(0, GIB), Ok(extent(8 * mib, true)));
@@ -730,7 +739,10 @@ mod tests {
             expected[5000..][..2 << 20].fill(0);
             expected[(3 << 20) + 1..][..100_000].fill(0);
             assert!(read(&mut store, 0, 4 << 20) == expected, "sectors of {sector_bytes}");
-            assert!(matches!(FileStore::open(&device.0, false), Err(OpenError { trouble: Trouble::InUse(_), .. })));
+            assert!(matches!(
+                FileStore::open(&device.0, false),
+                Err(FileStoreOpenError { trouble: FileStoreProblem::InUse(_), .. })
+            ));
             drop(store);
         }
     }
@@ -739,7 +751,7 @@ mod tests {
     fn file_has_either_one_writer_or_several_readers() {
         let scratch = Scratch::of_size(4096);
         let in_use = |read_only| match FileStore::open(&scratch.0, read_only) {
-            Err(OpenError { trouble: Trouble::InUse(_), .. }) => true,
+            Err(FileStoreOpenError { trouble: FileStoreProblem::InUse(_), .. }) => true,
             Err(error) => panic!("{error}"),
             Ok(_) => false,
         };

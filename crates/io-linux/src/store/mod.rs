@@ -3,5 +3,5 @@
 pub mod file;
 pub mod in_use;
 
-pub use file::{BlockSizes, FileStore, OpenError, OtherUsers, Trouble};
+pub use file::{BlockSizes, FileStore, FileStoreOpenError, FileStoreProblem, OtherUsers};
 pub use in_use::ImageUser;

@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use farbus_io_net::sys::accounts::{Account, confined_user};
+use farbus_io_net::sys::accounts::{UserAccount, confined_user};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus,
     Scope,
@@ -39,7 +39,7 @@ use seccompiler::{
 
 /// What a confined process still needs.
 #[derive(Clone, Debug, Default)]
-pub struct Needs {
+pub struct ConfinementNeeds {
     /// Files and folders that it may read, with what is in them.
     pub readable: Vec<PathBuf>,
     /// A folder that it may read, with what is in it. The process becomes the folder's owner; a folder of root's is
@@ -57,7 +57,7 @@ pub struct Needs {
 /// What [`confine`] took away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "tell the user what could not be taken"]
-pub struct Confinement {
+pub struct ConfinementReport {
     /// The user it became; `None` if it was not root to begin with.
     pub user: Option<String>,
     /// Whether files and networks are out of reach; otherwise the reason.
@@ -76,7 +76,7 @@ impl fmt::Display for ConfineError {
 
 impl std::error::Error for ConfineError {}
 
-impl fmt::Display for Confinement {
+impl fmt::Display for ConfinementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.user {
             Some(user) => write!(f, "runs as {user}, without capabilities")?,
@@ -93,13 +93,13 @@ impl fmt::Display for Confinement {
 ///
 /// # Errors
 /// [`ConfineError`] if a layer that must not be missing is refused; the process is then half confined and should end.
-pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
+pub fn confine(needs: &ConfinementNeeds) -> Result<ConfinementReport, ConfineError> {
     super::inherited::close();
     let user = become_somebody(needs)?;
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
     let files = restrict_files(needs);
     restrict_calls(needs)?;
-    Ok(Confinement { user, files })
+    Ok(ConfinementReport { user, files })
 }
 
 fn failed<E: fmt::Display>(what: &'static str) -> impl FnOnce(E) -> ConfineError {
@@ -117,7 +117,7 @@ fn failed_without(what: &'static str, capability: &'static str) -> impl FnOnce(E
     }
 }
 
-fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
+fn become_somebody(needs: &ConfinementNeeds) -> Result<Option<String>, ConfineError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
@@ -142,7 +142,7 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
 
 /// The owner of a folder. The process that talks to the network must not be root, not even without capabilities: root's
 /// files would be its own.
-fn owner(folder: &OwnedFd) -> Result<(String, Account), ConfineError> {
+fn owner(folder: &OwnedFd) -> Result<(String, UserAccount), ConfineError> {
     let about = rustix::fs::fstat(folder).map_err(failed("look at its folder"))?;
     if about.st_uid == 0 {
         return Err(ConfineError("the folder of its own is root's, and it is not to be root".to_owned()));
@@ -153,7 +153,7 @@ fn owner(folder: &OwnedFd) -> Result<(String, Account), ConfineError> {
 /// The newest rules that are known here; an older kernel applies those that it knows.
 const LANDLOCK: ABI = ABI::V6;
 
-fn restrict_files(needs: &Needs) -> Result<(), String> {
+fn restrict_files(needs: &ConfinementNeeds) -> Result<(), String> {
     let restrict = || -> Result<RulesetStatus, Box<dyn std::error::Error>> {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(LANDLOCK))?
@@ -345,7 +345,7 @@ const CLONE_THREAD: u64 = 0x0001_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-fn restrict_calls(needs: &Needs) -> Result<(), ConfineError> {
+fn restrict_calls(needs: &ConfinementNeeds) -> Result<(), ConfineError> {
     let limit = rustix::process::getrlimit(Resource::Core);
     rustix::process::setrlimit(Resource::Core, rustix::process::Rlimit { current: Some(0), ..limit })
         .map_err(failed("forbid memory dumps"))?;
@@ -363,7 +363,7 @@ pub(super) fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::Backend
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()
 }
 
-fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError> {
+fn allowed_calls(needs: &ConfinementNeeds) -> Result<BpfProgram, seccompiler::BackendError> {
     let deadlines = DEADLINE_CALLS.iter().filter(|_| needs.deadlines);
     let datagrams = DATAGRAM_CALLS.iter().filter(|_| needs.datagrams);
     let has_no_paths = needs.has_no_paths && needs.readable.is_empty() && needs.state.is_none();

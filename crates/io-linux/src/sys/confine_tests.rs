@@ -14,7 +14,7 @@ use super::*;
 
 #[test]
 fn the_filters_can_be_built() {
-    assert!(!allowed_calls(&Needs::default()).unwrap().is_empty());
+    assert!(!allowed_calls(&ConfinementNeeds::default()).unwrap().is_empty());
     assert!(!unknown_call(nr::__NR_clone3).unwrap().is_empty());
 }
 
@@ -115,7 +115,7 @@ fn child_that_is_confined_makes_every_call() {
     let neighbour: u64 = std::env::var(NEIGHBOUR).unwrap().parse().unwrap();
     let state = folder.join("state");
     let fd = Arc::new(OwnedFd::from(fs::File::open(&state).unwrap()));
-    let needs = Needs { state: Some(fd), deadlines: true, ..Needs::default() };
+    let needs = ConfinementNeeds { state: Some(fd), deadlines: true, ..ConfinementNeeds::default() };
     let (pipe, _held) = rustix::pipe::pipe().unwrap();
     become_somebody(&needs).unwrap();
     rustix::thread::set_no_new_privs(true).unwrap();

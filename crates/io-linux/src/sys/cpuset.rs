@@ -62,9 +62,9 @@ impl std::error::Error for CpusetError {}
 
 /// An exclusive processor, until this is dropped.
 #[derive(Debug)]
-pub struct Exclusive {
+pub struct ExclusiveProcessor {
     folder: PathBuf,
-    home: Home,
+    home: CpusetOrigin,
     cpu: usize,
 }
 
@@ -102,7 +102,7 @@ impl CpusetEntry {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Home {
+enum CpusetOrigin {
     /// The file that splits the root's domain.
     One { balance: PathBuf, tasks: PathBuf },
     /// Where the process was before.
@@ -112,7 +112,7 @@ enum Home {
 /// How many sets of this process split the root's domain, and what the file contained before.
 static SPLIT: Mutex<(usize, String)> = Mutex::new((0, String::new()));
 
-impl Exclusive {
+impl ExclusiveProcessor {
     /// Takes a processor exclusively.
     ///
     /// # Errors
@@ -120,8 +120,8 @@ impl Exclusive {
     pub fn take(cpu: usize) -> Result<Self, CpusetError> {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
         match find(&mounts, |root| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()) {
-            Some(Found::One(root)) => Self::take_one(&root, cpu),
-            Some(Found::Two(root)) => Self::take_two(&root, cpu),
+            Some(CpusetHierarchy::One(root)) => Self::take_one(&root, cpu),
+            Some(CpusetHierarchy::Two(root)) => Self::take_two(&root, cpu),
             None => Err(CpusetError::None("neither kind of control groups with cpusets is mounted".into())),
         }
     }
@@ -137,8 +137,8 @@ impl Exclusive {
     /// [`CpusetError`] with the system's error.
     pub fn cpuset_entry(&self) -> Result<CpusetEntry, CpusetError> {
         let path = self.folder.join(match self.home {
-            Home::One { .. } => "tasks",
-            Home::Two { .. } => "cgroup.procs",
+            CpusetOrigin::One { .. } => "tasks",
+            CpusetOrigin::Two { .. } => "cgroup.procs",
         });
         let file = File::options().write(true).open(&path);
         let file = file.map_err(|error| denied(format!("open {}", path.display()), error))?;
@@ -148,7 +148,7 @@ impl Exclusive {
     fn take_one(root: &Path, cpu: usize) -> Result<Self, CpusetError> {
         clear_after_the_dead(root, "tasks");
         let folder = new_folder(root, cpu)?;
-        let home = Home::One { balance: root.join("cpuset.sched_load_balance"), tasks: root.join("tasks") };
+        let home = CpusetOrigin::One { balance: root.join("cpuset.sched_load_balance"), tasks: root.join("tasks") };
         let this = Self { folder, home, cpu };
         // From here on, dropping it undoes everything if a step fails.
         let split = split(root);
@@ -173,7 +173,7 @@ impl Exclusive {
         }
         // It stays on: other processes may have begun to use it meanwhile.
         write(&root.join("cgroup.subtree_control"), "+cpuset")?;
-        let this = Self { folder: new_folder(root, cpu)?, home: Home::Two { procs }, cpu };
+        let this = Self { folder: new_folder(root, cpu)?, home: CpusetOrigin::Two { procs }, cpu };
         write(&this.folder.join("cpuset.cpus"), &cpu.to_string())?;
         let partition = this.folder.join(PARTITION);
         write(&partition, "root")?;
@@ -186,11 +186,11 @@ impl Exclusive {
     }
 }
 
-impl Drop for Exclusive {
+impl Drop for ExclusiveProcessor {
     fn drop(&mut self) {
         let (own, back) = match &self.home {
-            Home::One { tasks, .. } => ("tasks", tasks),
-            Home::Two { procs } => ("cgroup.procs", procs),
+            CpusetOrigin::One { tasks, .. } => ("tasks", tasks),
+            CpusetOrigin::Two { procs } => ("cgroup.procs", procs),
         };
         // A thread that is ending is in the set for a moment more. What cannot be removed is removed by the next
         // process.
@@ -201,7 +201,7 @@ impl Drop for Exclusive {
                 _ => break,
             }
         }
-        if let Home::One { balance, .. } = &self.home {
+        if let CpusetOrigin::One { balance, .. } = &self.home {
             let mut split = SPLIT.lock().unwrap_or_else(PoisonError::into_inner);
             split.0 = split.0.saturating_sub(1);
             if split.0 == 0 {
@@ -256,13 +256,13 @@ fn empty(folder: &Path, own: &str, back: &Path) {
     }
 }
 
-enum Found {
+enum CpusetHierarchy {
     One(PathBuf),
     Two(PathBuf),
 }
 
 /// Finds where cpusets are mounted: /proc/thread-self/mountinfo separates its fields by " - " and spaces (proc(5)).
-fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Found> {
+fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<CpusetHierarchy> {
     let fields = |line: &str| {
         let (left, right) = line.split_once(" - ")?;
         let (mut right, at) = (right.split(' '), left.split(' ').nth(4)?.to_owned());
@@ -274,7 +274,7 @@ fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Found> {
     let two = || {
         all().find(|(at, kind, _)| kind == "cgroup2" && controllers(at).split_whitespace().any(|name| name == "cpuset"))
     };
-    one.map(|(at, ..)| Found::One(at)).or_else(|| two().map(|(at, ..)| Found::Two(at)))
+    one.map(|(at, ..)| CpusetHierarchy::One(at)).or_else(|| two().map(|(at, ..)| CpusetHierarchy::Two(at)))
 }
 
 fn denied(what: String, error: io::Error) -> CpusetError {
@@ -300,8 +300,8 @@ mod tests {
     fn cpusets_are_found_where_they_are_mounted() {
         let at = |mounts: &str, controllers: &str| {
             find(mounts, |_| controllers.to_owned()).map(|found| match found {
-                Found::One(at) => (1, at),
-                Found::Two(at) => (2, at),
+                CpusetHierarchy::One(at) => (1, at),
+                CpusetHierarchy::Two(at) => (2, at),
             })
         };
         assert_eq!(at(ONE, ""), Some((1, "/sys/fs/cgroup/cpuset".into())));
@@ -313,10 +313,10 @@ mod tests {
 
     #[test]
     fn on_a_processor_of_its_own_a_thread_has_a_deadline_all_the_same() {
-        use super::super::scheduling::{Policy, Reservation};
+        use super::super::scheduling::{SchedulingGrant, SchedulingPolicy};
         use std::time::Duration;
         let last = std::thread::available_parallelism().unwrap().get() - 1;
-        let own = match Exclusive::take(last) {
+        let own = match ExclusiveProcessor::take(last) {
             Ok(own) => own,
             // Not possible here: then the error must say why.
             Err(error) => return assert!(error.to_string().starts_with("no "), "{error}"),
@@ -326,11 +326,11 @@ mod tests {
             let inside = scope.spawn(|| {
                 own.cpuset_entry().unwrap().enter().unwrap();
                 let [budget, period] = [1, 100].map(Duration::from_millis);
-                let reservation = Reservation::take(&[Policy::Deadline { budget, period }]);
+                let reservation = SchedulingGrant::take(&[SchedulingPolicy::Deadline { budget, period }]);
                 let cpus = rustix::thread::sched_getaffinity(None).unwrap();
                 assert!(cpus.count() == 1 && cpus.is_set(last));
                 let why: Vec<_> = reservation.denied().iter().map(|denied| denied.why).collect();
-                assert!(!why.contains(&super::super::scheduling::Why::Affinity), "{why:?}");
+                assert!(!why.contains(&super::super::scheduling::SchedulingDenialReason::Affinity), "{why:?}");
             });
             inside.join().unwrap();
         });
@@ -349,7 +349,7 @@ mod tests {
                 .filter(|entry| entry.file_name().to_string_lossy().starts_with(&own))
                 .count()
         };
-        let error = Exclusive::take(8000).unwrap_err().to_string();
+        let error = ExclusiveProcessor::take(8000).unwrap_err().to_string();
         assert!(error.starts_with("no "), "{error}");
         assert_eq!(folders(), 0);
     }

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The limit of descriptors of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptors {
+pub struct DescriptorLimit {
     /// How many it may have now; `None`: any number.
     pub soft: Option<u64>,
     /// How many it may allow itself; `None`: any number.
@@ -23,13 +23,13 @@ pub fn are_used_up(error: &io::Error) -> bool {
 }
 
 /// The limit as it is.
-pub fn limit() -> Descriptors {
+pub fn limit() -> DescriptorLimit {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    Descriptors { soft: current, hard: maximum }
+    DescriptorLimit { soft: current, hard: maximum }
 }
 
 /// Raises the soft limit to the hard one. Returns the limit that holds then.
-pub fn raise() -> Descriptors {
+pub fn raise() -> DescriptorLimit {
     let before = limit();
     if before.soft != before.hard {
         // What may not be raised stays as it was, and is returned so.

@@ -1,6 +1,6 @@
 //! Converts the kernel's error numbers to the model's errors, and back.
 
-use farbus_model::{Status, StoreError};
+use farbus_model::{StoreError, UrbStatus};
 use rustix::io::Errno;
 
 /// What a failed call on a store's file means for the store's user.
@@ -28,37 +28,37 @@ pub fn of_store(error: StoreError) -> Errno {
 }
 
 /// How a transfer ended, from usbfs's error number (kernel: Documentation/driver-api/usb/error-codes.rst).
-pub fn of_transfer(errno: Errno) -> Status {
+pub fn of_transfer(errno: Errno) -> UrbStatus {
     match errno {
-        Errno::PIPE => Status::Stall,
-        Errno::REMOTEIO => Status::Short,
-        Errno::OVERFLOW => Status::Overflow,
-        Errno::PROTO => Status::Protocol,
-        Errno::ILSEQ => Status::Crc,
-        Errno::NOSR | Errno::COMM => Status::DataRate,
+        Errno::PIPE => UrbStatus::Stall,
+        Errno::REMOTEIO => UrbStatus::Short,
+        Errno::OVERFLOW => UrbStatus::Overflow,
+        Errno::PROTO => UrbStatus::Protocol,
+        Errno::ILSEQ => UrbStatus::Crc,
+        Errno::NOSR | Errno::COMM => UrbStatus::DataRate,
         // ETIME: the device did not answer within the bus's own time.
-        Errno::TIME | Errno::TIMEDOUT => Status::TimedOut,
+        Errno::TIME | Errno::TIMEDOUT => UrbStatus::TimedOut,
         // Cancelled: by this process, by a process that set its interface, or because the device was unplugged.
-        Errno::NOENT | Errno::CONNRESET => Status::Cancelled,
-        Errno::SHUTDOWN => Status::Shutdown,
-        Errno::NODEV => Status::Gone,
-        Errno::INVAL => Status::Invalid,
-        Errno::NOMEM => Status::NoCredit,
-        Errno::XDEV => Status::IsoMissed,
-        _ => Status::Other,
+        Errno::NOENT | Errno::CONNRESET => UrbStatus::Cancelled,
+        Errno::SHUTDOWN => UrbStatus::Shutdown,
+        Errno::NODEV => UrbStatus::Gone,
+        Errno::INVAL => UrbStatus::Invalid,
+        Errno::NOMEM => UrbStatus::NoCredit,
+        Errno::XDEV => UrbStatus::IsoMissed,
+        _ => UrbStatus::Other,
     }
 }
 
 /// Why usbfs refused a transfer or another call: the same numbers, some with another meaning.
-pub fn of_call(errno: Errno) -> Status {
+pub fn of_call(errno: Errno) -> UrbStatus {
     match errno {
         // No such endpoint, interface or configuration; the device has none active.
-        Errno::NOENT | Errno::SRCH | Errno::MSGSIZE => Status::Invalid,
+        Errno::NOENT | Errno::SRCH | Errno::MSGSIZE => UrbStatus::Invalid,
         // Unconfigured, or suspended.
-        Errno::HOSTUNREACH => Status::Shutdown,
+        Errno::HOSTUNREACH => UrbStatus::Shutdown,
         // Isochronous packets scheduled in the past or too far ahead.
-        Errno::FBIG => Status::IsoMissed,
-        Errno::ACCESS | Errno::BUSY => Status::Other,
+        Errno::FBIG => UrbStatus::IsoMissed,
+        Errno::ACCESS | Errno::BUSY => UrbStatus::Other,
         other => of_transfer(other),
     }
 }
@@ -69,10 +69,10 @@ mod tests {
 
     #[test]
     fn a_number_means_one_thing_of_a_transfer_and_another_of_a_call() {
-        assert_eq!((of_transfer(Errno::NOENT), of_call(Errno::NOENT)), (Status::Cancelled, Status::Invalid));
-        assert_eq!((of_transfer(Errno::PIPE), of_call(Errno::PIPE)), (Status::Stall, Status::Stall));
-        assert_eq!((of_transfer(Errno::NOMEM), of_call(Errno::NODEV)), (Status::NoCredit, Status::Gone));
-        assert_eq!(of_transfer(Errno::BADF), Status::Other);
+        assert_eq!((of_transfer(Errno::NOENT), of_call(Errno::NOENT)), (UrbStatus::Cancelled, UrbStatus::Invalid));
+        assert_eq!((of_transfer(Errno::PIPE), of_call(Errno::PIPE)), (UrbStatus::Stall, UrbStatus::Stall));
+        assert_eq!((of_transfer(Errno::NOMEM), of_call(Errno::NODEV)), (UrbStatus::NoCredit, UrbStatus::Gone));
+        assert_eq!(of_transfer(Errno::BADF), UrbStatus::Other);
     }
 
     #[test]

@@ -93,9 +93,9 @@ pub fn make(kind: SocketType, flags: SocketFlags) -> io::Result<OwnedFd> {
 
 /// Sends events in the network namespace in which its socket was made.
 #[derive(Debug)]
-pub struct Sender(OwnedFd);
+pub struct UeventSender(OwnedFd);
 
-impl Sender {
+impl UeventSender {
     /// Sends by a socket that [`make`] has made, also in another process.
     pub fn over(socket: OwnedFd) -> Self {
         Self(socket)

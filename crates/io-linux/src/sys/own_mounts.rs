@@ -54,13 +54,13 @@ pub fn join(users: Option<BorrowedFd<'_>>, mounts: BorrowedFd<'_>) -> io::Result
 
 /// A folder that is covered.
 #[derive(Debug)]
-pub struct Covered {
+pub struct CoveredFolder {
     old: OwnedFd,
     /// A copy of its mounts, without the one that covers it.
     mounts: OwnedFd,
 }
 
-impl Covered {
+impl CoveredFolder {
     /// What is called so in it.
     fn path(&self, name: &OsStr) -> PathBuf {
         Path::new("/proc/thread-self/fd").join(self.old.as_raw_fd().to_string()).join(name)
@@ -91,10 +91,10 @@ impl Covered {
 ///
 /// # Errors
 /// The system's error.
-pub fn cover(folder: &Path, left_out: &[&str]) -> io::Result<Covered> {
+pub fn cover(folder: &Path, left_out: &[&str]) -> io::Result<CoveredFolder> {
     let old = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let old = Covered { old, mounts: open_tree(CWD, folder, clone)? };
+    let old = CoveredFolder { old, mounts: open_tree(CWD, folder, clone)? };
     mount(SOURCE, folder, "tmpfs", MountFlags::NOSUID, c"mode=755")?;
     for entry in fs::read_dir(old.path(OsStr::new("")))? {
         let name = entry?.file_name();
@@ -118,9 +118,9 @@ fn show(from: &Path, to: &Path) -> io::Result<()> {
 
 /// A folder as it is now, also when something is mounted over it.
 #[derive(Debug)]
-pub struct Kept(OwnedFd);
+pub struct PinnedFolder(OwnedFd);
 
-impl Kept {
+impl PinnedFolder {
     /// Keeps a folder; `None` if there is none.
     ///
     /// # Errors

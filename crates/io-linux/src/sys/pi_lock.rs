@@ -27,7 +27,7 @@ unsafe impl<T: Send> Send for PiLock<T> {}
 unsafe impl<T: Send> Sync for PiLock<T> {}
 
 /// The value, while this thread has the lock.
-pub struct Guard<'a, T> {
+pub struct PiLockGuard<'a, T> {
     lock: &'a PiLock<T>,
     /// Not `Send`: the kernel unlocks only for the thread that locked.
     _here: std::marker::PhantomData<*const ()>,
@@ -43,7 +43,7 @@ impl<T> PiLock<T> {
     ///
     /// # Panics
     /// If this thread has the lock already, or the kernel has no such lock.
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> PiLockGuard<'_, T> {
         let me = me();
         // If it is free, no system call is needed.
         if self.holder.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -55,7 +55,7 @@ impl<T> PiLock<T> {
                 }
             }
         }
-        Guard { lock: self, _here: std::marker::PhantomData }
+        PiLockGuard { lock: self, _here: std::marker::PhantomData }
     }
 }
 
@@ -71,7 +71,7 @@ impl<T: Default> Default for PiLock<T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for PiLockGuard<'_, T> {
     fn drop(&mut self) {
         let holder = &self.lock.holder;
         let me = me();
@@ -84,7 +84,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for PiLockGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -93,7 +93,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for PiLockGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, and the guard is borrowed mutably.
         unsafe { &mut *self.lock.value.get() }
@@ -113,7 +113,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use crate::sys::scheduling::{Policy, Reservation};
+    use crate::sys::scheduling::{SchedulingGrant, SchedulingPolicy};
 
     #[test]
     fn lock_excludes_other_threads() {
@@ -148,11 +148,11 @@ mod tests {
             let before = priority_of(thread);
             let (ready, is_ready) = mpsc::channel();
             let waiter = scope.spawn(move || {
-                let reservation = Reservation::take(&[Policy::Fifo { priority: 5 }]);
+                let reservation = SchedulingGrant::take(&[SchedulingPolicy::Fifo { priority: 5 }]);
                 ready.send(reservation.policy()).unwrap();
                 drop(lock.lock());
             });
-            let has_priority = is_ready.recv().unwrap() != Policy::Ordinary;
+            let has_priority = is_ready.recv().unwrap() != SchedulingPolicy::Ordinary;
             // -1 - 5 is how /proc writes it (proc(5)).
             let inherited = (0..500).any(|_| {
                 thread::sleep(Duration::from_millis(10));

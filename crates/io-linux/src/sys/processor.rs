@@ -19,11 +19,11 @@ fn processor(stat: &str) -> Option<usize> {
 
 /// The processors on which the thread that made this may run.
 #[derive(Debug)]
-pub struct Processors {
+pub struct AllowedProcessors {
     all: CpuSet,
 }
 
-impl Processors {
+impl AllowedProcessors {
     /// Those of the calling thread.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_keeps_to_one_processor_is_found_there_until_it_uses_all() {
-        let all = Processors::of_this_thread().unwrap();
+        let all = AllowedProcessors::of_this_thread().unwrap();
         let own = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         for one in (0..CpuSet::MAX_CPU).filter(|one| all.all.is_set(*one)) {
             all.keep_to(one).unwrap();

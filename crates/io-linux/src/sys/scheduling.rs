@@ -2,12 +2,12 @@
 //!
 //! | policy | what it is | who may ask for it |
 //! |---|---|---|
-//! | [`Policy::Deadline`] | `SCHED_DEADLINE`: a constant bandwidth server; the kernel adds up what it promised | `CAP_SYS_NICE` |
-//! | [`Policy::Fifo`] | `SCHED_FIFO`: runs before all threads without a promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
-//! | [`Policy::Ordinary`] | the ordinary share of every thread | everybody |
+//! | [`SchedulingPolicy::Deadline`] | `SCHED_DEADLINE`: a constant bandwidth server; the kernel adds up what it promised | `CAP_SYS_NICE` |
+//! | [`SchedulingPolicy::Fifo`] | `SCHED_FIFO`: runs before all threads without a promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
+//! | [`SchedulingPolicy::Ordinary`] | the ordinary share of every thread | everybody |
 //!
-//! A thread asks for itself ([`Reservation::take`]) and gets its former policy back when the reservation is dropped.
-//! What the kernel denied is reported with its reason ([`Denied`]), so that the user can be told. For a thread of
+//! A thread asks for itself ([`SchedulingGrant::take`]) and gets its former policy back when the reservation is dropped.
+//! What the kernel denied is reported with its reason ([`SchedulingDenial`]), so that the user can be told. For a thread of
 //! another process, [`set_deadline`] asks.
 #![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
 
@@ -27,7 +27,7 @@ pub const BUDGET_NS_MIN: u64 = 1 << 10;
 
 /// How a thread is scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum SchedulingPolicy {
     /// This budget of one processor in each period, finished within it.
     Deadline {
         /// Execution time.
@@ -44,28 +44,28 @@ pub enum Policy {
     Ordinary,
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for SchedulingPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Policy::Deadline { budget, period } => write!(f, "deadline ({budget:?} each {period:?})"),
-            Policy::Fifo { priority } => write!(f, "fifo (priority {priority})"),
-            Policy::Ordinary => f.write_str("ordinary"),
+            SchedulingPolicy::Deadline { budget, period } => write!(f, "deadline ({budget:?} each {period:?})"),
+            SchedulingPolicy::Fifo { priority } => write!(f, "fifo (priority {priority})"),
+            SchedulingPolicy::Ordinary => f.write_str("ordinary"),
         }
     }
 }
 
 /// A policy that a thread was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Denied {
+pub struct SchedulingDenial {
     /// The policy.
-    pub policy: Policy,
+    pub policy: SchedulingPolicy,
     /// The reason.
-    pub why: Why,
+    pub why: SchedulingDenialReason,
 }
 
 /// Why the kernel denied a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum SchedulingDenialReason {
     /// It needs `CAP_SYS_NICE`.
     NotAllowed,
     /// The kernel has promised too much already.
@@ -78,43 +78,51 @@ pub enum Why {
     System(i32),
 }
 
-impl fmt::Display for Denied {
+impl fmt::Display for SchedulingDenial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} was denied: ", self.policy)?;
         match self.why {
-            Why::NotAllowed => f.write_str("it takes CAP_SYS_NICE (run as root, or 'setcap cap_sys_nice+ep')"),
-            Why::Bandwidth => f.write_str("the kernel has promised the rest of the processors to others"),
-            Why::Affinity => f.write_str("the thread may not run on all processors of its scheduling domain"),
-            Why::Range => f.write_str("the kernel takes no such period (/proc/sys/kernel/sched_deadline_period_*_us)"),
-            Why::System(code) => write!(f, "{}", io::Error::from_raw_os_error(code)),
+            SchedulingDenialReason::NotAllowed => {
+                f.write_str("it takes CAP_SYS_NICE (run as root, or 'setcap cap_sys_nice+ep')")
+            }
+            SchedulingDenialReason::Bandwidth => {
+                f.write_str("the kernel has promised the rest of the processors to others")
+            }
+            SchedulingDenialReason::Affinity => {
+                f.write_str("the thread may not run on all processors of its scheduling domain")
+            }
+            SchedulingDenialReason::Range => {
+                f.write_str("the kernel takes no such period (/proc/sys/kernel/sched_deadline_period_*_us)")
+            }
+            SchedulingDenialReason::System(code) => write!(f, "{}", io::Error::from_raw_os_error(code)),
         }
     }
 }
 
-impl std::error::Error for Denied {}
+impl std::error::Error for SchedulingDenial {}
 
 /// The policy that the calling thread was granted, until this is dropped on the same thread.
 #[derive(Debug)]
-pub struct Reservation {
-    before: Attributes,
-    policy: Policy,
-    denied: Vec<Denied>,
+pub struct SchedulingGrant {
+    before: SchedAttr,
+    policy: SchedulingPolicy,
+    denied: Vec<SchedulingDenial>,
     /// Not `Send`: it belongs to one thread.
     _here: PhantomData<*const ()>,
 }
 
-impl Reservation {
+impl SchedulingGrant {
     /// Asks for these policies in order; the first that the kernel grants is used, and the ordinary one if it grants
     /// none.
-    pub fn take(wishes: &[Policy]) -> Self {
-        let before = Attributes::of_this_thread().unwrap_or(Attributes::ORDINARY);
-        let mut this = Self { before, policy: Policy::Ordinary, denied: Vec::new(), _here: PhantomData };
+    pub fn take(wishes: &[SchedulingPolicy]) -> Self {
+        let before = SchedAttr::of_this_thread().unwrap_or(SchedAttr::ORDINARY);
+        let mut this = Self { before, policy: SchedulingPolicy::Ordinary, denied: Vec::new(), _here: PhantomData };
         this.change(wishes);
         this
     }
 
     /// Asks again. If the kernel grants none of these, the former policy stays.
-    pub fn change(&mut self, wishes: &[Policy]) {
+    pub fn change(&mut self, wishes: &[SchedulingPolicy]) {
         self.denied.clear();
         for &policy in wishes {
             match set(policy) {
@@ -128,19 +136,19 @@ impl Reservation {
     }
 
     /// The policy that was granted.
-    pub fn policy(&self) -> Policy {
+    pub fn policy(&self) -> SchedulingPolicy {
         self.policy
     }
 
     /// The policies that were denied before that, and why.
-    pub fn denied(&self) -> &[Denied] {
+    pub fn denied(&self) -> &[SchedulingDenial] {
         &self.denied
     }
 }
 
-impl Drop for Reservation {
+impl Drop for SchedulingGrant {
     fn drop(&mut self) {
-        if self.policy != Policy::Ordinary {
+        if self.policy != SchedulingPolicy::Ordinary {
             // The ordinary policy is never denied.
             let _ = self.before.apply(0);
         }
@@ -149,7 +157,7 @@ impl Drop for Reservation {
 
 /// `struct sched_attr` of linux/sched/types.h, as far as it is used.
 #[derive(Clone, Copy, Debug)]
-struct Attributes {
+struct SchedAttr {
     policy: u32,
     flags: u64,
     nice: i32,
@@ -159,19 +167,19 @@ struct Attributes {
     period_ns: u64,
 }
 
-impl Attributes {
+impl SchedAttr {
     const ORDINARY: Self =
         Self { policy: 0, flags: 0, nice: 0, priority: 0, runtime_ns: 0, deadline_ns: 0, period_ns: 0 };
 
-    fn new(policy: Policy) -> Self {
+    fn new(policy: SchedulingPolicy) -> Self {
         // Children have no promise: the kernel refuses them otherwise, and they are not part of the calculation.
         let flags = libc::SCHED_FLAG_RESET_ON_FORK as u64;
         match policy {
-            Policy::Ordinary => Self::ORDINARY,
-            Policy::Fifo { priority } => {
+            SchedulingPolicy::Ordinary => Self::ORDINARY,
+            SchedulingPolicy::Fifo { priority } => {
                 Self { policy: libc::SCHED_FIFO as u32, flags, priority: priority.into(), ..Self::ORDINARY }
             }
-            Policy::Deadline { budget, period } => {
+            SchedulingPolicy::Deadline { budget, period } => {
                 let [runtime_ns, period_ns] = [budget, period].map(|span| span.as_nanos().min(u64::MAX.into()) as u64);
                 let policy = libc::SCHED_DEADLINE as u32;
                 Self { policy, flags, runtime_ns, deadline_ns: period_ns, period_ns, ..Self::ORDINARY }
@@ -230,32 +238,33 @@ pub const PERIOD_MIN: Duration = Duration::from_micros(100);
 /// most.
 ///
 /// # Errors
-/// [`Denied`]: the thread is scheduled as it was before.
-pub fn set_deadline(thread: Pid, time: Option<(Duration, Duration)>) -> Result<(), Denied> {
-    let policy = time.map_or(Policy::Ordinary, |(budget, period)| Policy::Deadline { budget, period });
-    let mut attributes = Attributes::new(policy);
+/// [`SchedulingDenial`]: the thread is scheduled as it was before.
+pub fn set_deadline(thread: Pid, time: Option<(Duration, Duration)>) -> Result<(), SchedulingDenial> {
+    let policy =
+        time.map_or(SchedulingPolicy::Ordinary, |(budget, period)| SchedulingPolicy::Deadline { budget, period });
+    let mut attributes = SchedAttr::new(policy);
     if time.is_some() {
         attributes.flags |= libc::SCHED_FLAG_RECLAIM as u64;
     }
     attributes.apply(thread.as_raw_nonzero().get()).map_err(|error| denied(policy, &error))
 }
 
-fn set(policy: Policy) -> Result<(), Denied> {
-    Attributes::new(policy).apply(0).map_err(|error| denied(policy, &error))
+fn set(policy: SchedulingPolicy) -> Result<(), SchedulingDenial> {
+    SchedAttr::new(policy).apply(0).map_err(|error| denied(policy, &error))
 }
 
-fn denied(policy: Policy, error: &io::Error) -> Denied {
+fn denied(policy: SchedulingPolicy, error: &io::Error) -> SchedulingDenial {
     let code = error.raw_os_error().unwrap_or(0);
-    let is_deadline = matches!(policy, Policy::Deadline { .. });
+    let is_deadline = matches!(policy, SchedulingPolicy::Deadline { .. });
     let why = match Errno::from_raw_os_error(code) {
         // The kernel has one number for two reasons.
-        Errno::PERM if is_deadline && may_reserve() => Why::Affinity,
-        Errno::PERM => Why::NotAllowed,
-        Errno::BUSY => Why::Bandwidth,
-        Errno::INVAL => Why::Range,
-        _ => Why::System(code),
+        Errno::PERM if is_deadline && may_reserve() => SchedulingDenialReason::Affinity,
+        Errno::PERM => SchedulingDenialReason::NotAllowed,
+        Errno::BUSY => SchedulingDenialReason::Bandwidth,
+        Errno::INVAL => SchedulingDenialReason::Range,
+        _ => SchedulingDenialReason::System(code),
     };
-    Denied { policy, why }
+    SchedulingDenial { policy, why }
 }
 
 fn may_reserve() -> bool {
@@ -325,7 +334,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn policy_now() -> i32 {
-        Attributes::of_this_thread().unwrap().policy as i32
+        SchedAttr::of_this_thread().unwrap().policy as i32
     }
 
     fn apart<T: Send>(act: impl FnOnce() -> T + Send) -> T {
@@ -349,7 +358,7 @@ mod tests {
             match set_deadline(other, Some((MS / 10, 100 * MS))) {
                 Ok(()) => assert_eq!(policy(), libc::SCHED_DEADLINE),
                 Err(denied) => {
-                    assert!(!may_reserve() || denied.why != Why::NotAllowed, "{denied}");
+                    assert!(!may_reserve() || denied.why != SchedulingDenialReason::NotAllowed, "{denied}");
                     assert_eq!(policy(), libc::SCHED_OTHER);
                 }
             }
@@ -359,18 +368,22 @@ mod tests {
             assert!(set_deadline(other, Some((2 * MS, MS))).is_err());
             drop(ends);
         });
-        assert_eq!(set_deadline(Pid::from_raw(i32::MAX).unwrap(), None).unwrap_err().why, Why::System(3));
+        assert_eq!(
+            set_deadline(Pid::from_raw(i32::MAX).unwrap(), None).unwrap_err().why,
+            SchedulingDenialReason::System(3)
+        );
     }
 
     #[test]
     fn granted_policy_is_in_force_until_the_reservation_is_dropped() {
-        let wishes = [Policy::Deadline { budget: MS / 10, period: 100 * MS }, Policy::Fifo { priority: 1 }];
+        let wishes =
+            [SchedulingPolicy::Deadline { budget: MS / 10, period: 100 * MS }, SchedulingPolicy::Fifo { priority: 1 }];
         apart(|| {
-            let reservation = Reservation::take(&wishes);
+            let reservation = SchedulingGrant::take(&wishes);
             let expected = match reservation.policy() {
-                Policy::Deadline { .. } => libc::SCHED_DEADLINE,
-                Policy::Fifo { .. } => libc::SCHED_FIFO,
-                Policy::Ordinary => libc::SCHED_OTHER,
+                SchedulingPolicy::Deadline { .. } => libc::SCHED_DEADLINE,
+                SchedulingPolicy::Fifo { .. } => libc::SCHED_FIFO,
+                SchedulingPolicy::Ordinary => libc::SCHED_OTHER,
             };
             assert_eq!(policy_now(), expected, "{:?}", reservation.denied());
             let denied = wishes.iter().position(|wish| *wish == reservation.policy()).unwrap_or(wishes.len());
@@ -387,10 +400,14 @@ mod tests {
             sets.effective.remove(CapabilitySet::SYS_NICE);
             sets.permitted.remove(CapabilitySet::SYS_NICE);
             rustix::thread::set_capabilities(None, sets).unwrap();
-            let wishes = [Policy::Deadline { budget: MS, period: 100 * MS }, Policy::Fifo { priority: 1 }];
-            let reservation = Reservation::take(&wishes);
+            let wishes =
+                [SchedulingPolicy::Deadline { budget: MS, period: 100 * MS }, SchedulingPolicy::Fifo { priority: 1 }];
+            let reservation = SchedulingGrant::take(&wishes);
             // A limit may allow priorities to every user.
-            assert_eq!(reservation.denied()[0], Denied { policy: wishes[0], why: Why::NotAllowed });
+            assert_eq!(
+                reservation.denied()[0],
+                SchedulingDenial { policy: wishes[0], why: SchedulingDenialReason::NotAllowed }
+            );
             assert!(reservation.denied()[0].to_string().contains("CAP_SYS_NICE"));
             assert!(reservation.policy() != wishes[0]);
         });
@@ -399,12 +416,12 @@ mod tests {
     #[test]
     fn numbers_that_the_kernel_does_not_take_are_told_apart() {
         apart(|| {
-            let deadline = |budget, period| Policy::Deadline { budget, period };
+            let deadline = |budget, period| SchedulingPolicy::Deadline { budget, period };
             let wishes = [deadline(Duration::from_nanos(BUDGET_NS_MIN - 1), 100 * MS), deadline(2 * MS, MS)];
-            let reservation = Reservation::take(&wishes);
+            let reservation = SchedulingGrant::take(&wishes);
             let why: Vec<_> = reservation.denied().iter().map(|denied| denied.why).collect();
-            assert_eq!(why, [Why::Range; 2]);
-            assert_eq!(reservation.policy(), Policy::Ordinary);
+            assert_eq!(why, [SchedulingDenialReason::Range; 2]);
+            assert_eq!(reservation.policy(), SchedulingPolicy::Ordinary);
         });
     }
 
@@ -412,19 +429,25 @@ mod tests {
     fn deadline_of_a_thread_bound_to_some_processors_is_denied_as_affinity() {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         if !may_reserve() || cpus.count() < 2 {
-            return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
+            return assert_eq!(
+                SchedulingGrant::take(&[]).policy(),
+                SchedulingPolicy::Ordinary,
+                "nothing to be had here"
+            );
         }
         apart(|| {
             let first = (0..1024).find(|cpu| cpus.is_set(*cpu)).unwrap();
             let mut one = rustix::thread::CpuSet::new();
             one.set(first);
             rustix::thread::sched_setaffinity(None, &one).unwrap();
-            let wish = Policy::Deadline { budget: MS / 10, period: 100 * MS };
-            let reservation = Reservation::take(&[wish]);
+            let wish = SchedulingPolicy::Deadline { budget: MS / 10, period: 100 * MS };
+            let reservation = SchedulingGrant::take(&[wish]);
             // A domain may be split because a process has taken a processor exclusively.
             match reservation.denied() {
                 [] => assert_eq!(reservation.policy(), wish),
-                denied => assert_eq!(denied, [Denied { policy: wish, why: Why::Affinity }]),
+                denied => {
+                    assert_eq!(denied, [SchedulingDenial { policy: wish, why: SchedulingDenialReason::Affinity }])
+                }
             }
         });
     }
@@ -432,25 +455,29 @@ mod tests {
     #[test]
     fn more_than_the_processors_have_is_denied() {
         if !may_reserve() {
-            return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
+            return assert_eq!(
+                SchedulingGrant::take(&[]).policy(),
+                SchedulingPolicy::Ordinary,
+                "nothing to be had here"
+            );
         }
         // Each thread asks for nearly a whole processor: the kernel keeps a twentieth for other threads.
         let cpus = thread::available_parallelism().unwrap().get();
         apart(|| {
-            let wish = Policy::Deadline { budget: 99 * MS, period: 100 * MS };
+            let wish = SchedulingPolicy::Deadline { budget: 99 * MS, period: 100 * MS };
             let mut held = Vec::new();
             let (tell, told) = std::sync::mpsc::channel();
             for _ in 0..=cpus {
                 let (tell, (stop, stopped)) = (tell.clone(), std::sync::mpsc::channel::<()>());
                 let thread = thread::spawn(move || {
-                    let reservation = Reservation::take(&[wish]);
+                    let reservation = SchedulingGrant::take(&[wish]);
                     tell.send(reservation.denied().first().map(|denied| denied.why)).unwrap();
                     let _ = stopped.recv();
                 });
                 held.push((stop, thread));
             }
             let outcomes: Vec<_> = (0..=cpus).map(|_| told.recv().unwrap()).collect();
-            assert!(outcomes.contains(&Some(Why::Bandwidth)), "{outcomes:?}");
+            assert!(outcomes.contains(&Some(SchedulingDenialReason::Bandwidth)), "{outcomes:?}");
             for (stop, thread) in held {
                 drop(stop);
                 thread.join().unwrap();

@@ -74,7 +74,7 @@ fn ends(socket: &impl AsFd) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
 
 /// A socket, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Found {
+struct KernelTcpSocket {
     state: u8,
     user: u32,
     /// 0 once its program has closed it.
@@ -87,7 +87,7 @@ const ESTABLISHED: u8 = 1;
 const LISTENS: u8 = 10;
 
 /// The socket at `here` that is connected to `there`.
-fn find(here: SocketAddr, there: SocketAddr) -> io::Result<Option<Found>> {
+fn find(here: SocketAddr, there: SocketAddr) -> io::Result<Option<KernelTcpSocket>> {
     match ask_kernel(here, there) {
         Ok(Some(found)) => return Ok(Some(found)),
         // The missing socket means something only if our own end is found.
@@ -115,7 +115,7 @@ const QUESTION_BYTES: usize = 56;
 /// `struct inet_diag_msg`.
 const ANSWER_BYTES: usize = 72;
 
-fn ask_kernel(here: SocketAddr, there: SocketAddr) -> io::Result<Option<Found>> {
+fn ask_kernel(here: SocketAddr, there: SocketAddr) -> io::Result<Option<KernelTcpSocket>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
     sendto(&socket, &question(here, there), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
@@ -167,7 +167,7 @@ fn scope(address: SocketAddr) -> u32 {
     }
 }
 
-fn read_answer(bytes: &[u8]) -> io::Result<Option<Found>> {
+fn read_answer(bytes: &[u8]) -> io::Result<Option<KernelTcpSocket>> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not an answer of sock_diag");
     let u16_at = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
     let u32_at = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
@@ -182,14 +182,14 @@ fn read_answer(bytes: &[u8]) -> io::Result<Option<Found>> {
         BY_FAMILY if bytes.len() >= HEADER_BYTES + ANSWER_BYTES => {
             let user = u32_at(HEADER_BYTES + 64).ok_or_else(wrong)?;
             let inode = u32_at(HEADER_BYTES + 68).ok_or_else(wrong)?.into();
-            Ok(Some(Found { state: bytes[HEADER_BYTES + 1], user, inode }))
+            Ok(Some(KernelTcpSocket { state: bytes[HEADER_BYTES + 1], user, inode }))
         }
         _ => Err(wrong()),
     }
 }
 
 /// Finds this socket's line in `/proc/net/tcp` or `tcp6`.
-fn find_in(table: &str, here: SocketAddr, there: SocketAddr) -> Option<Found> {
+fn find_in(table: &str, here: SocketAddr, there: SocketAddr) -> Option<KernelTcpSocket> {
     let wanted = |address: SocketAddr| (address.ip().to_canonical(), address.port());
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
@@ -200,7 +200,7 @@ fn find_in(table: &str, here: SocketAddr, there: SocketAddr) -> Option<Found> {
         // In between: queues, timers, retransmissions; then the timeout.
         let user = fields.nth(3)?.parse().ok()?;
         let inode = fields.nth(1)?.parse().ok()?;
-        Some(Found { state: u8::from_str_radix(state, 16).ok()?, user, inode })
+        Some(KernelTcpSocket { state: u8::from_str_radix(state, 16).ok()?, user, inode })
     })
 }
 
@@ -314,11 +314,15 @@ mod tests {
                   0: 0100007F:0CA8 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 4711 1 x\n";
         let (here, there) = ("127.0.0.1:3240".parse().unwrap(), "127.0.0.1:54321".parse().unwrap());
         if cfg!(target_endian = "little") {
-            assert_eq!(find_in(v4, here, there), Some(Found { state: 1, user: 1000, inode: 4711 }));
+            assert_eq!(find_in(v4, here, there), Some(KernelTcpSocket { state: 1, user: 1000, inode: 4711 }));
             assert_eq!(find_in(v4, there, here), None);
             let v6 = "sl\n 0: 0000000000000000FFFF00000100007F:0CA8 0000000000000000FFFF00000100007F:D431 01 \
                       00000000:00000000 00:00000000 00000000 0 0 0 1 x\n";
-            assert_eq!(find_in(v6, here, there), Some(Found { state: 1, user: 0, inode: 0 }), "a mapped address");
+            assert_eq!(
+                find_in(v6, here, there),
+                Some(KernelTcpSocket { state: 1, user: 0, inode: 0 }),
+                "a mapped address"
+            );
         }
         for wrong in ["", "x\n0: 1:2 3", "x\n0: 0100007F:0CA8 zz:1 01", "x\n0: 0100007F0:0CA8 0100007F:D431 01"] {
             assert_eq!(find_in(wrong, here, there), None);

@@ -1,9 +1,9 @@
 //! usbfs: the kernel's interface to real USB devices, `/dev/bus/usb/BBB/DDD`. Its calls lend the kernel memory and take
 //! it back.
 //!
-//! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); in between, the
-//! kernel may be told to cancel it ([`Usbfs::discard`]), which makes it reapable at once. A transfer is named by its
-//! slot, a small number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the
+//! A transfer is *lent* to the kernel ([`UsbfsDevice::submit`]) and *reaped* from it later ([`UsbfsDevice::reap`]); in between, the
+//! kernel may be told to cancel it ([`UsbfsDevice::discard`]), which makes it reapable at once. A transfer is named by its
+//! slot, a small number that the caller chooses. The calls that wait for the device ([`UsbfsCallHandle`]) hold its lock in the
 //! kernel, and every other call on the descriptor waits for them, except `poll` (`usbdev_do_ioctl`, `usbdev_poll`).
 //!
 //! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes
@@ -23,14 +23,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::limits::BORROWED_BYTES_MAX;
-use farbus_model::{Status, TransferType, UrbFlags};
+use farbus_model::{TransferType, UrbFlags, UrbStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl, opcode};
 
 use super::errno;
-use super::lease::{Filled, Lease, Leases};
+use super::lease::{FilledUsbfsBuffer, UsbfsBuffer, UsbfsBufferPool};
 
 /// Most isochronous packets in one transfer (`proc_do_submiturb`, "arbitrary limit").
 pub const ISO_PACKETS_MAX: usize = 128;
@@ -141,27 +141,27 @@ const ENDPOINTS_MAX: usize = 30;
 const EXCEPT_DRIVER: c_uint = 2;
 
 /// An open device.
-pub struct Usbfs {
+pub struct UsbfsDevice {
     fd: Arc<OwnedFd>,
-    slots: Vec<Slot>,
-    leases: Leases,
+    slots: Vec<UsbfsSlot>,
+    leases: UsbfsBufferPool,
     /// Whether the kernel lends memory; asked when first needed.
     lends: Option<bool>,
 }
 
 #[derive(Default)]
-struct Slot {
-    urb: Option<Memory>,
+struct UsbfsSlot {
+    urb: Option<UrbMemory>,
     is_lent: bool,
     /// Where IN data goes, and a control transfer's setup packet and data; it is kept while it is lent.
     buffer: Vec<u8>,
     /// The kernel's own memory, used instead of the buffer.
-    lease: Option<Lease>,
+    lease: Option<UsbfsBuffer>,
 }
 
 /// A transfer to lend.
 #[derive(Debug)]
-pub struct Transfer<'a> {
+pub struct UsbfsTransfer<'a> {
     /// What kind of endpoint it goes to.
     pub kind: TransferType,
     /// The endpoint's address byte.
@@ -169,40 +169,40 @@ pub struct Transfer<'a> {
     /// Options; only those that apply to `kind` and direction may be set.
     pub flags: UrbFlags,
     /// The bytes.
-    pub data: Data<'a>,
+    pub data: UsbfsPayload<'a>,
     /// Isochronous: each packet's length, at most [`ISO_PACKETS_MAX`]. Their data lies end to end.
     pub packets: &'a [u32],
     /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
     pub start_frame: u32,
-    /// Bulk: the stream, from 1, at an endpoint that has some; see [`Calls::alloc_streams`].
+    /// Bulk: the stream, from 1, at an endpoint that has some; see [`UsbfsCallHandle::alloc_streams`].
     pub stream: u16,
 }
 
 /// What a transfer moves.
 #[derive(Debug)]
-pub enum Data<'a> {
+pub enum UsbfsPayload<'a> {
     /// Bytes to send; those of a control transfer begin with its setup packet.
     Out(&'a [u8]),
-    /// Room to fill, returned by [`Usbfs::reap`]. For a control transfer it begins with the setup packet, and is filled
+    /// Room to fill, returned by [`UsbfsDevice::reap`]. For a control transfer it begins with the setup packet, and is filled
     /// after that.
     In(Vec<u8>),
-    /// Room for so many bytes in the kernel's own memory; not for control transfers. See [`Usbfs::lease`].
-    Into(Lease, usize),
+    /// Room for so many bytes in the kernel's own memory; not for control transfers. See [`UsbfsDevice::lease`].
+    Into(UsbfsBuffer, usize),
 }
 
 /// A transfer that came back.
 #[derive(Debug)]
-pub struct Reaped {
+pub struct ReapedUrb {
     /// The slot that the caller chose.
     pub slot: usize,
-    /// How it ended; a cancelled transfer is [`Status::Cancelled`], whatever cancelled it.
-    pub status: Status,
+    /// How it ended; a cancelled transfer is [`UrbStatus::Cancelled`], whatever cancelled it.
+    pub status: UrbStatus,
     /// Bytes moved, without the setup packet.
     pub actual: u32,
-    /// The buffer of [`Data::In`], at its full length; empty for others.
+    /// The buffer of [`UsbfsPayload::In`], at its full length; empty for others.
     pub buffer: Vec<u8>,
-    /// The memory of [`Data::Into`].
-    pub filled: Option<Filled>,
+    /// The memory of [`UsbfsPayload::Into`].
+    pub filled: Option<FilledUsbfsBuffer>,
 }
 
 /// How one isochronous packet ended.
@@ -211,27 +211,27 @@ pub struct PacketResult {
     /// Bytes moved.
     pub actual: u32,
     /// How it ended.
-    pub status: Status,
+    pub status: UrbStatus,
 }
 
-/// The result of [`Usbfs::reap`].
+/// The result of [`UsbfsDevice::reap`].
 #[derive(Debug)]
-pub enum Reap {
+pub enum ReapOutcome {
     /// A transfer that has ended.
-    Done(Reaped),
+    Done(ReapedUrb),
     /// Nothing yet.
     Nothing,
     /// Nothing, and nothing will come: the device is gone.
     Gone,
 }
 
-impl fmt::Debug for Usbfs {
+impl fmt::Debug for UsbfsDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Usbfs").field("fd", &self.fd).field("slots", &self.slots.len()).finish()
+        f.debug_struct("UsbfsDevice").field("fd", &self.fd).field("slots", &self.slots.len()).finish()
     }
 }
 
-impl Usbfs {
+impl UsbfsDevice {
     /// Opens a device's node.
     ///
     /// # Errors
@@ -242,7 +242,7 @@ impl Usbfs {
 
     /// Wraps a device's node that another process opened for reading and writing.
     pub fn over(node: OwnedFd) -> Self {
-        Self { fd: Arc::new(node), slots: Vec::new(), leases: Leases::default(), lends: None }
+        Self { fd: Arc::new(node), slots: Vec::new(), leases: UsbfsBufferPool::default(), lends: None }
     }
 
     /// The descriptor: writable when there is something to reap, hung up when the device is gone.
@@ -252,7 +252,7 @@ impl Usbfs {
 
     /// The kernel's memory for a transfer of at most `bytes` from the device, which saves a copy and an allocation.
     /// `None` if the kernel lends none or has lent enough, or a copy costs less.
-    pub fn lease(&mut self, bytes: usize) -> Option<Lease> {
+    pub fn lease(&mut self, bytes: usize) -> Option<UsbfsBuffer> {
         if !(LEASE_BYTES_MIN..=LEASE_BYTES_MAX).contains(&bytes) {
             return None;
         }
@@ -280,30 +280,30 @@ impl Usbfs {
     ///
     /// # Panics
     /// If `slot` is in use, or there are more packets than a transfer takes: a bug of the caller.
-    pub fn submit(&mut self, slot: usize, transfer: Transfer<'_>) -> Result<(), Status> {
+    pub fn submit(&mut self, slot: usize, transfer: UsbfsTransfer<'_>) -> Result<(), UrbStatus> {
         if self.slots.len() <= slot {
-            self.slots.resize_with(slot + 1, Slot::default);
+            self.slots.resize_with(slot + 1, UsbfsSlot::default);
         }
         let place = &mut self.slots[slot];
         assert!(!place.is_lent, "a slot is lent once");
         let wants_packets = !transfer.packets.is_empty();
         let mut memory = place.urb.take();
         if memory.as_ref().is_none_or(|memory| wants_packets && !memory.has_packets) {
-            memory = Some(Memory::new(wants_packets));
+            memory = Some(UrbMemory::new(wants_packets));
         }
         let memory = place.urb.insert(memory.expect("made just now if it was not there"));
         let (buffer, length) = match transfer.data {
-            Data::Out(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
-            Data::In(room) => {
+            UsbfsPayload::Out(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+            UsbfsPayload::In(room) => {
                 place.buffer = room;
                 (place.buffer.as_mut_ptr(), place.buffer.len())
             }
-            Data::Into(lease, bytes) => {
+            UsbfsPayload::Into(lease, bytes) => {
                 assert!(bytes <= lease.bytes(), "a lease has room for its transfer");
                 (place.lease.insert(lease).address(), bytes)
             }
         };
-        let Ok(length) = c_int::try_from(length) else { return Err(Status::Invalid) };
+        let Ok(length) = c_int::try_from(length) else { return Err(UrbStatus::Invalid) };
         memory.fill(
             RawUrb {
                 kind: match transfer.kind {
@@ -330,9 +330,9 @@ impl Usbfs {
             transfer.packets,
         );
         // SAFETY: the structure belongs to the kernel and lives, unmoved, until it was reaped or the descriptor closed
-        // (`Memory` is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then;
+        // (`UrbMemory` is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then;
         // lent memory is the kernel's own, which identifies it by address and length and refuses any other.
-        let result = unsafe { ioctl(&self.fd, Pass::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
+        let result = unsafe { ioctl(&self.fd, PointerIoctl::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
         match result {
             Ok(()) => {
                 place.is_lent = true;
@@ -352,29 +352,29 @@ impl Usbfs {
             return;
         };
         // SAFETY: the address only identifies the transfer; nothing is read or written through it.
-        let result = unsafe { ioctl(&self.fd, Pass::<DISCARD_URB> { address: memory.at.as_ptr().cast() }) };
+        let result = unsafe { ioctl(&self.fd, PointerIoctl::<DISCARD_URB> { address: memory.at.as_ptr().cast() }) };
         // EINVAL: it has ended. ENODEV: the device is gone.
         debug_assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::NODEV)), "{result:?}");
     }
 
     /// Takes back one transfer that has ended, oldest first; stores the results of its packets in `packets`.
-    pub fn reap(&mut self, packets: &mut Vec<PacketResult>) -> Reap {
+    pub fn reap(&mut self, packets: &mut Vec<PacketResult>) -> ReapOutcome {
         packets.clear();
         let address = loop {
             // SAFETY: the call writes one pointer, and results into transfers that are lent, which live in their slots.
             match unsafe { ioctl(&self.fd, Getter::<REAP_URB_NO_DELAY, *mut RawUrb>::new()) } {
                 Ok(address) => break address,
                 Err(Errno::INTR) => {}
-                Err(Errno::NODEV) => return Reap::Gone,
-                Err(Errno::AGAIN) => return Reap::Nothing,
+                Err(Errno::NODEV) => return ReapOutcome::Gone,
+                Err(Errno::AGAIN) => return ReapOutcome::Nothing,
                 // EFAULT is impossible, our memory is mapped; any other error means that the device is gone.
                 Err(errno) => {
                     tracing::error!(%errno, "the kernel does not give transfers back");
-                    return Reap::Gone;
+                    return ReapOutcome::Gone;
                 }
             }
         };
-        let lent = |slot: &Slot| slot.is_lent && slot.urb.as_ref().is_some_and(|urb| urb.at.as_ptr() == address);
+        let lent = |slot: &UsbfsSlot| slot.is_lent && slot.urb.as_ref().is_some_and(|urb| urb.at.as_ptr() == address);
         // SAFETY: only this object submits on this descriptor, so the address is of one of its slots; checked right
         // below.
         let named = unsafe { (*address).context }.addr();
@@ -391,13 +391,13 @@ impl Usbfs {
                 status: status_of(packet.status),
             }));
         }
-        Reap::Done(Reaped {
+        ReapOutcome::Done(ReapedUrb {
             slot,
             status: status_of(head.status),
             actual: u32::try_from(head.actual_length).unwrap_or_default(),
             buffer: std::mem::take(&mut place.buffer),
             // The kernel has returned the transfer: its controller writes no more.
-            filled: place.lease.take().map(Lease::filled),
+            filled: place.lease.take().map(UsbfsBuffer::filled),
         })
     }
 
@@ -414,16 +414,16 @@ impl Usbfs {
     }
 
     /// The calls that wait for the device, for use on another thread.
-    pub fn calls(&self) -> Calls {
-        Calls(Arc::clone(&self.fd))
+    pub fn calls(&self) -> UsbfsCallHandle {
+        UsbfsCallHandle(Arc::clone(&self.fd))
     }
 }
 
 /// The calls on an open device that wait for it. The descriptor stays open during a call.
 #[derive(Clone, Debug)]
-pub struct Calls(Arc<OwnedFd>);
+pub struct UsbfsCallHandle(Arc<OwnedFd>);
 
-impl Calls {
+impl UsbfsCallHandle {
     /// Claims an interface and detaches its driver; it may be claimed already.
     ///
     /// # Errors
@@ -467,7 +467,7 @@ impl Calls {
     ///
     /// # Errors
     /// How the request ended.
-    pub fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), Status> {
+    pub fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), UrbStatus> {
         let set = RawSetInterface { interface: interface.into(), alternate: alternate.into() };
         // SAFETY: the kernel reads the structure.
         unsafe { ioctl(&self.0, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
@@ -477,7 +477,7 @@ impl Calls {
     ///
     /// # Errors
     /// How the request ended.
-    pub fn set_configuration(&self, value: u8) -> Result<(), Status> {
+    pub fn set_configuration(&self, value: u8) -> Result<(), UrbStatus> {
         // SAFETY: the kernel reads one word.
         unsafe { ioctl(&self.0, Setter::<SET_CONFIGURATION, c_uint>::new(value.into())) }.map_err(errno::of_call)
     }
@@ -486,7 +486,7 @@ impl Calls {
     ///
     /// # Errors
     /// How the request ended.
-    pub fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
+    pub fn clear_halt(&self, endpoint: u8) -> Result<(), UrbStatus> {
         // SAFETY: the kernel reads one word.
         unsafe { ioctl(&self.0, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
     }
@@ -495,22 +495,22 @@ impl Calls {
     /// may be fewer. Queued transfers must have ended. Another setting of the interface frees them.
     ///
     /// # Errors
-    /// [`Status::Invalid`] if an endpoint or the controller supports none, or `count` is below 2.
-    pub fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
+    /// [`UrbStatus::Invalid`] if an endpoint or the controller supports none, or `count` is below 2.
+    pub fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, UrbStatus> {
         let streams = streams_of(endpoints, count)?;
         // SAFETY: the kernel reads the structure, with as many endpoints as it says.
-        let given = unsafe { ioctl(&self.0, Counting::<ALLOC_STREAMS>(streams)) }.map_err(errno::of_call)?;
-        u16::try_from(given).map_err(|_| Status::Other)
+        let given = unsafe { ioctl(&self.0, StreamsIoctl::<ALLOC_STREAMS>(streams)) }.map_err(errno::of_call)?;
+        u16::try_from(given).map_err(|_| UrbStatus::Other)
     }
 
     /// Frees the streams of these endpoints.
     ///
     /// # Errors
-    /// [`Status::Invalid`] if they have none.
-    pub fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status> {
+    /// [`UrbStatus::Invalid`] if they have none.
+    pub fn free_streams(&self, endpoints: &[u8]) -> Result<(), UrbStatus> {
         let streams = streams_of(endpoints, 0)?;
         // SAFETY: as above.
-        unsafe { ioctl(&self.0, Counting::<FREE_STREAMS>(streams)) }.map_err(errno::of_call)?;
+        unsafe { ioctl(&self.0, StreamsIoctl::<FREE_STREAMS>(streams)) }.map_err(errno::of_call)?;
         Ok(())
     }
 
@@ -518,16 +518,16 @@ impl Calls {
     /// lose its claim to the kernel's driver.
     ///
     /// # Errors
-    /// [`Status::Gone`] if the device came back as a different one.
-    pub fn reset(&self) -> Result<(), Status> {
+    /// [`UrbStatus::Gone`] if the device came back as a different one.
+    pub fn reset(&self) -> Result<(), UrbStatus> {
         // SAFETY: the call has no argument.
         unsafe { ioctl(&self.0, NoArg::<RESET>::new()) }.map_err(errno::of_call)
     }
 }
 
-fn streams_of(endpoints: &[u8], count: u16) -> Result<RawEndpointStreams, Status> {
+fn streams_of(endpoints: &[u8], count: u16) -> Result<RawEndpointStreams, UrbStatus> {
     let mut addresses = [0; ENDPOINTS_MAX];
-    addresses.get_mut(..endpoints.len()).ok_or(Status::Invalid)?.copy_from_slice(endpoints);
+    addresses.get_mut(..endpoints.len()).ok_or(UrbStatus::Invalid)?.copy_from_slice(endpoints);
     let head = RawStreams { streams: count.into(), endpoints: endpoints.len() as c_uint };
     Ok(RawEndpointStreams { head, addresses })
 }
@@ -542,24 +542,24 @@ fn raw_flags(flags: UrbFlags) -> c_uint {
     bits.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit)
 }
 
-fn status_of(raw: c_int) -> Status {
+fn status_of(raw: c_int) -> UrbStatus {
     match raw {
-        0 => Status::Ok,
+        0 => UrbStatus::Ok,
         number => errno::of_transfer(Errno::from_raw_os_error(-number)),
     }
 }
 
 /// The memory of one transfer, at an address that the kernel may keep.
-struct Memory {
+struct UrbMemory {
     at: NonNull<RawUrb>,
     /// Whether it is a [`RawIsoUrb`].
     has_packets: bool,
 }
 
 // SAFETY: it owns what it points to, like a box, and nothing in it belongs to a particular thread.
-unsafe impl Send for Memory {}
+unsafe impl Send for UrbMemory {}
 
-impl Memory {
+impl UrbMemory {
     fn new(has_packets: bool) -> Self {
         let head = RawUrb {
             kind: 0,
@@ -612,7 +612,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for UrbMemory {
     fn drop(&mut self) {
         // SAFETY: it came from a box of this very type. The kernel writes to it only during a reap, and only its owner
         // reaps.
@@ -627,12 +627,12 @@ impl Drop for Memory {
 }
 
 /// A call whose argument is an address that the kernel keeps.
-struct Pass<const OPCODE: Opcode> {
+struct PointerIoctl<const OPCODE: Opcode> {
     address: *mut c_void,
 }
 
 // SAFETY: the argument is the plain address; what it points to is not written during the call.
-unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
+unsafe impl<const OPCODE: Opcode> Ioctl for PointerIoctl<OPCODE> {
     type Output = ();
 
     const IS_MUTATING: bool = false;
@@ -651,10 +651,10 @@ unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
 }
 
 /// A call that reads a structure and answers with a number.
-struct Counting<const OPCODE: Opcode>(RawEndpointStreams);
+struct StreamsIoctl<const OPCODE: Opcode>(RawEndpointStreams);
 
 // SAFETY: the argument is the structure's address, which outlives the call; the kernel only reads it.
-unsafe impl<const OPCODE: Opcode> Ioctl for Counting<OPCODE> {
+unsafe impl<const OPCODE: Opcode> Ioctl for StreamsIoctl<OPCODE> {
     type Output = IoctlOutput;
 
     const IS_MUTATING: bool = false;
@@ -705,17 +705,17 @@ mod tests {
 
     #[test]
     fn node_that_is_no_device_refuses_transfers_and_keeps_none() {
-        let mut usbfs = Usbfs::open(Path::new("/dev/null")).unwrap();
-        let transfer = Transfer {
+        let mut usbfs = UsbfsDevice::open(Path::new("/dev/null")).unwrap();
+        let transfer = UsbfsTransfer {
             kind: TransferType::Isochronous,
             endpoint: 0x81,
             flags: UrbFlags { iso_asap: true, ..UrbFlags::default() },
-            data: Data::In(vec![0; 16]),
+            data: UsbfsPayload::In(vec![0; 16]),
             packets: &[8, 8],
             start_frame: 0,
             stream: 0,
         };
-        assert_eq!(usbfs.submit(3, transfer), Err(Status::Other));
+        assert_eq!(usbfs.submit(3, transfer), Err(UrbStatus::Other));
         assert!(!usbfs.slots[3].is_lent && usbfs.slots[3].buffer.is_empty());
         let memory = usbfs.slots[3].urb.as_ref().unwrap();
         assert_eq!((memory.head().packets, memory.head().flags, memory.packets(2)[1].length), (2, ISO_ASAP, 8));
@@ -724,7 +724,7 @@ mod tests {
         let calls = usbfs.calls();
         assert!(calls.claim(0).is_err() && calls.reset().is_err() && calls.set_interface(0, 1).is_err());
         assert!(calls.alloc_streams(&[0x81], 16).is_err() && calls.free_streams(&[0x81]).is_err());
-        assert_eq!(calls.alloc_streams(&[0; 31], 16), Err(Status::Invalid));
-        assert!(Usbfs::open(Path::new("/dev/bus/usb/none")).is_err());
+        assert_eq!(calls.alloc_streams(&[0; 31], 16), Err(UrbStatus::Invalid));
+        assert!(UsbfsDevice::open(Path::new("/dev/bus/usb/none")).is_err());
     }
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_model::Speed;
+use farbus_model::UsbSpeed;
 use rustix::io::Errno;
 
 /// Where the kernel keeps platform devices.
@@ -40,19 +40,19 @@ pub struct Vhci {
 
 /// A port's number, counted through all controllers, as `farbus detach` takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Port(pub u32);
+pub struct VhciPort(pub u32);
 
 /// A port's line in `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortStatus {
     /// Its number.
-    pub port: Port,
+    pub port: VhciPort,
     /// Which root hub it belongs to.
-    pub hub: Hub,
+    pub hub: VhciHub,
     /// What it is doing.
     pub state: PortState,
     /// The device's speed, if one is attached.
-    pub speed: Option<Speed>,
+    pub speed: Option<UsbSpeed>,
     /// What the exporter calls the device (bus << 16 | device), 0 if none is attached.
     pub devid: u32,
     /// What this machine calls the device, such as `3-1`, if one is attached.
@@ -61,7 +61,7 @@ pub struct PortStatus {
 
 /// The two root hubs of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hub {
+pub enum VhciHub {
     /// USB 2: low, full and high speed.
     High,
     /// USB 3.
@@ -129,7 +129,7 @@ impl Vhci {
     ///
     /// # Errors
     /// As [`Vhci::ports`].
-    pub fn port(&self, port: Port) -> Result<Option<PortStatus>, VhciError> {
+    pub fn port(&self, port: VhciPort) -> Result<Option<PortStatus>, VhciError> {
         Ok(self.ports()?.into_iter().find(|p| p.port == port))
     }
 
@@ -138,11 +138,11 @@ impl Vhci {
     ///
     /// # Errors
     /// As [`Vhci::ports`].
-    pub fn drivers(&self, port: Port) -> Result<Option<Vec<String>>, VhciError> {
+    pub fn drivers(&self, port: VhciPort) -> Result<Option<Vec<String>>, VhciError> {
         self.drivers_in(Path::new(USB_DEVICES), port)
     }
 
-    fn drivers_in(&self, devices: &Path, port: Port) -> Result<Option<Vec<String>>, VhciError> {
+    fn drivers_in(&self, devices: &Path, port: VhciPort) -> Result<Option<Vec<String>>, VhciError> {
         let Some(bus_id) = self.port(port)?.and_then(|status| status.local_busid) else { return Ok(None) };
         let failed = |error| VhciError::Os { doing: "reading", path: devices.to_owned(), error };
         let prefix = format!("{bus_id}:");
@@ -171,7 +171,7 @@ impl Vhci {
     ///
     /// # Errors
     /// [`VhciError::NotAllowed`], [`VhciError::NoFreePort`], [`VhciError::Refused`].
-    pub fn attach(&self, socket: BorrowedFd<'_>, devid: u32, speed: Speed) -> Result<Port, VhciError> {
+    pub fn attach(&self, socket: BorrowedFd<'_>, devid: u32, speed: UsbSpeed) -> Result<VhciPort, VhciError> {
         let path = self.folder.join("attach");
         let mut file = open_switch(&path)?;
         self.attach_through(socket, devid, speed, |words| file.write_all(words.as_bytes()))
@@ -181,18 +181,18 @@ impl Vhci {
         &self,
         socket: BorrowedFd<'_>,
         devid: u32,
-        speed: Speed,
+        speed: UsbSpeed,
         mut write: impl FnMut(&str) -> io::Result<()>,
-    ) -> Result<Port, VhciError> {
-        let hub = Hub::of(speed);
+    ) -> Result<VhciPort, VhciError> {
+        let hub = VhciHub::of(speed);
         let fd = socket.as_raw_fd();
         let mut code = speed_code(speed);
         for free in self.ports()?.iter().filter(|p| p.hub == hub && p.state == PortState::Free) {
-            let Port(port) = free.port;
+            let VhciPort(port) = free.port;
             let mut result = write(&format!("{port} {fd} {devid} {code}"));
             if code == SUPER_PLUS && errno(&result) == Some(Errno::INVAL) {
                 // Kernels such as 6.1 know nothing above SuperSpeed; the device works there all the same.
-                code = speed_code(Speed::Super);
+                code = speed_code(UsbSpeed::Super);
                 result = write(&format!("{port} {fd} {devid} {code}"));
             }
             match (errno(&result), result) {
@@ -209,11 +209,11 @@ impl Vhci {
     ///
     /// # Errors
     /// [`VhciError::NoSuchPort`], [`VhciError::NotAllowed`], [`VhciError::StillThere`].
-    pub fn detach(&self, port: Port) -> Result<(), VhciError> {
+    pub fn detach(&self, port: VhciPort) -> Result<(), VhciError> {
         self.detach_within(port, DETACH_WAIT)
     }
 
-    fn detach_within(&self, port: Port, patience: Duration) -> Result<(), VhciError> {
+    fn detach_within(&self, port: VhciPort, patience: Duration) -> Result<(), VhciError> {
         let is_free = || match self.port(port)? {
             Some(status) => Ok(status.state == PortState::Free),
             None => Err(VhciError::NoSuchPort { port }),
@@ -248,12 +248,12 @@ fn errno(result: &io::Result<()>) -> Option<Errno> {
     result.as_ref().err().and_then(Errno::from_io_error)
 }
 
-impl Hub {
+impl VhciHub {
     /// The root hub for devices of `speed`.
-    pub const fn of(speed: Speed) -> Self {
+    pub const fn of(speed: UsbSpeed) -> Self {
         match speed {
-            Speed::Low | Speed::Full | Speed::High => Hub::High,
-            Speed::Super | Speed::SuperPlus => Hub::Super,
+            UsbSpeed::Low | UsbSpeed::Full | UsbSpeed::High => VhciHub::High,
+            UsbSpeed::Super | UsbSpeed::SuperPlus => VhciHub::Super,
         }
     }
 }
@@ -262,23 +262,23 @@ impl Hub {
 const SUPER_PLUS: u32 = 6;
 
 /// The kernel's `enum usb_device_speed`, in which 4 is wireless.
-const fn speed_code(speed: Speed) -> u32 {
+const fn speed_code(speed: UsbSpeed) -> u32 {
     match speed {
-        Speed::Low => 1,
-        Speed::Full => 2,
-        Speed::High => 3,
-        Speed::Super => 5,
-        Speed::SuperPlus => SUPER_PLUS,
+        UsbSpeed::Low => 1,
+        UsbSpeed::Full => 2,
+        UsbSpeed::High => 3,
+        UsbSpeed::Super => 5,
+        UsbSpeed::SuperPlus => SUPER_PLUS,
     }
 }
 
-const fn speed_of_code(code: u32) -> Option<Speed> {
+const fn speed_of_code(code: u32) -> Option<UsbSpeed> {
     match code {
-        1 => Some(Speed::Low),
-        2 => Some(Speed::Full),
-        3 => Some(Speed::High),
-        5 => Some(Speed::Super),
-        SUPER_PLUS => Some(Speed::SuperPlus),
+        1 => Some(UsbSpeed::Low),
+        2 => Some(UsbSpeed::Full),
+        3 => Some(UsbSpeed::High),
+        5 => Some(UsbSpeed::Super),
+        SUPER_PLUS => Some(UsbSpeed::SuperPlus),
         _ => None,
     }
 }
@@ -297,11 +297,11 @@ fn parse_status(text: &str) -> Result<Vec<PortStatus>, &str> {
 fn parse_port(line: &str) -> Option<PortStatus> {
     let mut words = line.split_whitespace();
     let hub = match words.next()? {
-        "hs" => Hub::High,
-        "ss" => Hub::Super,
+        "hs" => VhciHub::High,
+        "ss" => VhciHub::Super,
         _ => return None,
     };
-    let port = Port(words.next()?.parse().ok()?);
+    let port = VhciPort(words.next()?.parse().ok()?);
     let state = match words.next()?.parse().ok()? {
         4 => PortState::Free,
         5 => PortState::Attaching,
@@ -327,24 +327,24 @@ pub enum VhciError {
     /// Every port for this kind of device is taken.
     NoFreePort {
         /// The root hub that is full.
-        hub: Hub,
+        hub: VhciHub,
     },
     /// The kernel refused the socket.
     Refused {
         /// The port it was to be plugged into.
-        port: Port,
+        port: VhciPort,
         /// The kernel's error.
         error: io::Error,
     },
     /// There is no port of that number.
     NoSuchPort {
         /// The number.
-        port: Port,
+        port: VhciPort,
     },
     /// The device has not left its port in time.
     StillThere {
         /// The port.
-        port: Port,
+        port: VhciPort,
     },
     /// A status file in a form this version cannot read.
     Malformed {
@@ -364,17 +364,17 @@ pub enum VhciError {
     },
 }
 
-impl fmt::Display for Port {
+impl fmt::Display for VhciPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
 }
 
-impl fmt::Display for Hub {
+impl fmt::Display for VhciHub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Hub::High => "high-speed",
-            Hub::Super => "SuperSpeed",
+            VhciHub::High => "high-speed",
+            VhciHub::Super => "SuperSpeed",
         })
     }
 }
@@ -508,7 +508,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
             let driver = Path::new("/sys/bus/usb/drivers").join(driver);
             std::os::unix::fs::symlink(driver, devices.join(interface).join("driver")).unwrap();
         }
-        let drivers = |port| fake.vhci().drivers_in(&devices, Port(port)).unwrap();
+        let drivers = |port| fake.vhci().drivers_in(&devices, VhciPort(port)).unwrap();
         assert_eq!(drivers(0), Some(vec!["cdc_acm".to_owned()]));
         assert_eq!(drivers(4), Some(Vec::new()), "no driver took it");
         assert_eq!(drivers(1), None, "it has no address yet");
@@ -532,15 +532,15 @@ ss  0012 005 000 00000000 0000000000000000 0-0
         assert_eq!(
             ports[0],
             PortStatus {
-                port: Port(0),
-                hub: Hub::High,
+                port: VhciPort(0),
+                hub: VhciHub::High,
                 state: PortState::Used,
-                speed: Some(Speed::High),
+                speed: Some(UsbSpeed::High),
                 devid: 0x0001_0002,
                 local_busid: Some("3-1".into()),
             }
         );
-        assert_eq!((ports[4].hub, ports[4].speed), (Hub::Super, Some(Speed::Super)));
+        assert_eq!((ports[4].hub, ports[4].speed), (VhciHub::Super, Some(UsbSpeed::Super)));
         let states: Vec<_> = ports.iter().map(|p| p.state.to_string()).collect();
         assert_eq!(states[..6], ["used", "attaching", "free", "free", "used", "failed"]);
         assert_eq!(ports[1].local_busid, None);
@@ -563,21 +563,21 @@ ss  0012 005 000 00000000 0000000000000000 0-0
         let (socket, _other) = UnixStream::pair().unwrap();
         let fd = socket.as_raw_fd();
         for (speed, port, code) in [
-            (Speed::Low, 2, 1),
-            (Speed::Full, 2, 2),
-            (Speed::High, 2, 3),
-            (Speed::Super, 6, 5),
-            (Speed::SuperPlus, 6, 6),
+            (UsbSpeed::Low, 2, 1),
+            (UsbSpeed::Full, 2, 2),
+            (UsbSpeed::High, 2, 3),
+            (UsbSpeed::Super, 6, 5),
+            (UsbSpeed::SuperPlus, 6, 6),
         ] {
             let fake = FakeSysfs::new(&[DEBIAN_6_1]);
-            assert_eq!(fake.vhci().attach(socket.as_fd(), 0x0003_0004, speed).unwrap(), Port(port));
+            assert_eq!(fake.vhci().attach(socket.as_fd(), 0x0003_0004, speed).unwrap(), VhciPort(port));
             let words = fs::read_to_string(fake.file("attach")).unwrap();
             assert_eq!(words, format!("{port} {fd} {} {code}", 0x0003_0004));
         }
     }
 
     /// Attaches to a kernel that answers each write with the next of `answers`; returns what was written, too.
-    fn told(speed: Speed, answers: &[Result<(), Errno>]) -> (Result<Port, VhciError>, Vec<String>) {
+    fn told(speed: UsbSpeed, answers: &[Result<(), Errno>]) -> (Result<VhciPort, VhciError>, Vec<String>) {
         let fake = FakeSysfs::new(&[DEBIAN_6_1, &format!("{HEADER}hs  0008 004 000 00000000 000000 0-0\n")]);
         let (socket, _other) = UnixStream::pair().unwrap();
         let mut answers = answers.iter();
@@ -592,24 +592,24 @@ ss  0012 005 000 00000000 0000000000000000 0-0
 
     #[test]
     fn port_taken_by_another_process_is_skipped() {
-        let (port, words) = told(Speed::High, &[Err(Errno::BUSY), Err(Errno::AGAIN), Ok(())]);
-        assert_eq!(port.unwrap(), Port(8));
+        let (port, words) = told(UsbSpeed::High, &[Err(Errno::BUSY), Err(Errno::AGAIN), Ok(())]);
+        assert_eq!(port.unwrap(), VhciPort(8));
         assert_eq!(words, ["2/3", "3/3", "8/3"]);
-        let (none, _) = told(Speed::Super, &[Err(Errno::BUSY), Err(Errno::BUSY)]);
-        assert!(matches!(none, Err(VhciError::NoFreePort { hub: Hub::Super })));
+        let (none, _) = told(UsbSpeed::Super, &[Err(Errno::BUSY), Err(Errno::BUSY)]);
+        assert!(matches!(none, Err(VhciError::NoFreePort { hub: VhciHub::Super })));
     }
 
     #[test]
     fn kernel_without_10_gigabit_gets_the_device_at_5() {
-        let (port, words) = told(Speed::SuperPlus, &[Err(Errno::INVAL), Err(Errno::BUSY), Ok(())]);
-        assert_eq!(port.unwrap(), Port(7));
+        let (port, words) = told(UsbSpeed::SuperPlus, &[Err(Errno::INVAL), Err(Errno::BUSY), Ok(())]);
+        assert_eq!(port.unwrap(), VhciPort(7));
         assert_eq!(words, ["6/6", "6/5", "7/5"]);
     }
 
     #[test]
     fn a_socket_that_the_kernel_refuses_is_not_offered_to_every_port() {
-        let (refused, words) = told(Speed::High, &[Err(Errno::INVAL)]);
-        assert!(matches!(refused, Err(VhciError::Refused { port: Port(2), .. })));
+        let (refused, words) = told(UsbSpeed::High, &[Err(Errno::INVAL)]);
+        assert!(matches!(refused, Err(VhciError::Refused { port: VhciPort(2), .. })));
         assert_eq!(words.len(), 1);
     }
 
@@ -617,7 +617,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
     fn detaching_waits_until_the_port_is_free() {
         let fake = FakeSysfs::new(&[DEBIAN_6_1]);
         let vhci = fake.vhci();
-        vhci.detach(Port(2)).unwrap();
+        vhci.detach(VhciPort(2)).unwrap();
         assert_eq!(fs::read_to_string(fake.file("detach")).unwrap(), "", "a free port is left alone");
 
         thread::scope(|s| {
@@ -631,13 +631,13 @@ ss  0012 005 000 00000000 0000000000000000 0-0
                     &DEBIAN_6_1.replace("0004 006 005 00020011 000007 4-1", "0004 004 000 00000000 000000 0-0"),
                 );
             });
-            vhci.detach(Port(4)).unwrap();
+            vhci.detach(VhciPort(4)).unwrap();
             kernel.join().unwrap();
         });
-        assert_eq!(vhci.port(Port(4)).unwrap().unwrap().state, PortState::Free);
+        assert_eq!(vhci.port(VhciPort(4)).unwrap().unwrap().state, PortState::Free);
 
-        let stuck = vhci.detach_within(Port(0), Duration::from_millis(30));
-        assert!(matches!(stuck, Err(VhciError::StillThere { port: Port(0) })));
-        assert!(matches!(vhci.detach(Port(99)), Err(VhciError::NoSuchPort { port: Port(99) })));
+        let stuck = vhci.detach_within(VhciPort(0), Duration::from_millis(30));
+        assert!(matches!(stuck, Err(VhciError::StillThere { port: VhciPort(0) })));
+        assert!(matches!(vhci.detach(VhciPort(99)), Err(VhciError::NoSuchPort { port: VhciPort(99) })));
     }
 }

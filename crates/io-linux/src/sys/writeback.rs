@@ -13,60 +13,63 @@ use rustix::process::{Resource, Rlimit};
 /// What [`protect_writeback_path`] obtained.
 #[derive(Debug)]
 #[must_use = "tell the user what was refused"]
-pub struct Protection {
+pub struct WritebackProtection {
     /// Whether no page of this process can be swapped out.
-    pub memory_locked: Result<(), Refusal>,
+    pub memory_locked: Result<(), WritebackRefusal>,
     /// Whether memory for this thread is allocated without writing anything back.
-    pub io_flusher: Result<(), Refusal>,
+    pub io_flusher: Result<(), WritebackRefusal>,
 }
 
 /// Why the kernel did not grant something: a message for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(String);
+pub struct WritebackRefusal(String);
 
 /// Protects a process that serves a disk to its own kernel, as far as it has the rights.
 ///
 /// Call it before any other thread is started: the second half applies to a thread and is inherited by those it starts.
 /// Never fails: the report contains what was refused. The disk works without it, unless memory runs out while it is
 /// being written.
-pub fn protect_writeback_path() -> Protection {
-    Protection { memory_locked: lock_memory(), io_flusher: mark_io_flusher() }
+pub fn protect_writeback_path() -> WritebackProtection {
+    WritebackProtection { memory_locked: lock_memory(), io_flusher: mark_io_flusher() }
 }
 
 /// The part of [`protect_writeback_path`] that applies to the calling thread.
 ///
 /// # Errors
-/// The [`Refusal`], without `CAP_SYS_RESOURCE`.
-pub fn mark_io_flusher() -> Result<(), Refusal> {
+/// The [`WritebackRefusal`], without `CAP_SYS_RESOURCE`.
+pub fn mark_io_flusher() -> Result<(), WritebackRefusal> {
     rustix::process::configure_io_flusher_behavior(true).map_err(|errno| match errno {
-        Errno::PERM => Refusal("it needs CAP_SYS_RESOURCE; run as root outside a container".into()),
-        Errno::INVAL => Refusal("the kernel is older than 5.6 and does not know it".into()),
-        errno => Refusal(errno.to_string()),
+        Errno::PERM => WritebackRefusal("it needs CAP_SYS_RESOURCE; run as root outside a container".into()),
+        Errno::INVAL => WritebackRefusal("the kernel is older than 5.6 and does not know it".into()),
+        errno => WritebackRefusal(errno.to_string()),
     })
 }
 
-fn lock_memory() -> Result<(), Refusal> {
+fn lock_memory() -> Result<(), WritebackRefusal> {
     // Under a limit, MCL_FUTURE would make a later allocation fail instead, which is worse than unlocked memory. Nor
     // does the right to lock help: a process that gives it up later is under the limit from then on.
     let unlimited = Rlimit { current: None, maximum: None };
     if let Some(limit) = rustix::process::getrlimit(Resource::Memlock).current
         && rustix::process::setrlimit(Resource::Memlock, unlimited).is_err()
     {
-        return Err(Refusal(format!("it needs CAP_SYS_RESOURCE or `ulimit -l unlimited` (now {} KiB)", limit >> 10)));
+        return Err(WritebackRefusal(format!(
+            "it needs CAP_SYS_RESOURCE or `ulimit -l unlimited` (now {} KiB)",
+            limit >> 10
+        )));
     }
     // ONFAULT: buffers that are reserved for the largest request but never filled take no memory.
     rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
-        .map_err(|errno| Refusal(errno.to_string()))
+        .map_err(|errno| WritebackRefusal(errno.to_string()))
 }
 
-impl Protection {
+impl WritebackProtection {
     /// Whether everything was granted.
     pub fn is_complete(&self) -> bool {
         self.memory_locked.is_ok() && self.io_flusher.is_ok()
     }
 }
 
-impl fmt::Display for Protection {
+impl fmt::Display for WritebackProtection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let halves = [("memory locked", &self.memory_locked), ("marked as I/O flusher", &self.io_flusher)];
         for (i, (name, granted)) in halves.into_iter().enumerate() {
@@ -80,13 +83,13 @@ impl fmt::Display for Protection {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for WritebackRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for WritebackRefusal {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //! usbfs holds the device's lock during such a call (`usbdev_do_ioctl`): up to five seconds for a request that the
 //! device does not answer, more for a reset. All other operations on the descriptor wait as long, even reaping a
 //! completed transfer. So while a call is under way only its thread uses the descriptor, and the engine waits on a
-//! [`Wake`] instead: it continues to serve its link, to withdraw what has not begun, and to end.
+//! [`ThreadWaker`] instead: it continues to serve its link, to withdraw what has not begun, and to end.
 
 use std::io;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::Wake;
-use farbus_model::{EpAddr, Status};
+use farbus_io_net::link::ThreadWaker;
+use farbus_model::{EpAddr, UrbStatus};
 use tracing::warn;
 
-use super::error::OpenError;
-use super::kernel::Calls;
+use super::error::UsbOpenError;
+use super::kernel::UsbfsBlockingCalls;
 
 /// A call needs only a few stack frames.
 const STACK_BYTES: usize = 64 << 10;
 
 /// A call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum UsbfsCall {
     /// SET_INTERFACE.
     Interface { interface: u8, alternate: u8 },
     /// CLEAR_FEATURE(ENDPOINT_HALT).
@@ -41,46 +41,48 @@ pub enum Call {
 
 /// The result of a call.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct UsbfsCallResult {
     /// The result of the call itself.
-    pub result: Result<(), Status>,
+    pub result: Result<(), UrbStatus>,
     /// For calls that release interfaces: those that are claimed now, and why not all of them.
-    pub claimed: Option<(Vec<u8>, Result<(), OpenError>)>,
+    pub claimed: Option<(Vec<u8>, Result<(), UsbOpenError>)>,
 }
 
 /// A call that is under way.
-pub struct Running {
-    pub call: Call,
-    outcome: Receiver<Outcome>,
+pub struct RunningUsbfsCall {
+    pub call: UsbfsCall,
+    outcome: Receiver<UsbfsCallResult>,
 }
 
-impl Call {
-    fn make(&self, calls: &impl Calls) -> Outcome {
+impl UsbfsCall {
+    fn make(&self, calls: &impl UsbfsBlockingCalls) -> UsbfsCallResult {
         match self {
-            Call::Interface { interface, alternate } => Outcome::of(calls.set_interface(*interface, *alternate)),
-            Call::ClearHalt(endpoint) => Outcome::of(calls.clear_halt(endpoint.as_byte())),
-            Call::Afresh { interfaces, halted } => {
+            UsbfsCall::Interface { interface, alternate } => {
+                UsbfsCallResult::of(calls.set_interface(*interface, *alternate))
+            }
+            UsbfsCall::ClearHalt(endpoint) => UsbfsCallResult::of(calls.clear_halt(endpoint.as_byte())),
+            UsbfsCall::Afresh { interfaces, halted } => {
                 let mut settings = interfaces.iter().map(|&interface| calls.set_interface(interface, 0));
                 let mut halts = halted.iter().map(|endpoint| calls.clear_halt(endpoint.as_byte()));
-                Outcome::of(settings.try_for_each(|end| end).and_then(|()| halts.try_for_each(|end| end)))
+                UsbfsCallResult::of(settings.try_for_each(|end| end).and_then(|()| halts.try_for_each(|end| end)))
             }
-            Call::Configuration { value, claimed, old, new } => {
+            UsbfsCall::Configuration { value, claimed, old, new } => {
                 release(calls, claimed);
                 let result = calls.set_configuration(*value);
                 let claimed = claim(calls, if result.is_ok() { new } else { old });
-                Outcome { result, claimed: Some(claimed) }
+                UsbfsCallResult { result, claimed: Some(claimed) }
             }
-            Call::Reset { claimed, interfaces } => {
+            UsbfsCall::Reset { claimed, interfaces } => {
                 release(calls, claimed);
                 let result = calls.reset();
-                let claimed = (result != Err(Status::Gone)).then(|| claim(calls, interfaces));
-                Outcome { result, claimed: Some(claimed.unwrap_or((Vec::new(), Ok(())))) }
+                let claimed = (result != Err(UrbStatus::Gone)).then(|| claim(calls, interfaces));
+                UsbfsCallResult { result, claimed: Some(claimed.unwrap_or((Vec::new(), Ok(())))) }
             }
         }
     }
 
     /// Starts the call; `wake` is woken at its end.
-    pub fn start<C: Calls + Clone>(self, calls: C, wake: &Arc<Wake>) -> Running {
+    pub fn start<C: UsbfsBlockingCalls + Clone>(self, calls: C, wake: &Arc<ThreadWaker>) -> RunningUsbfsCall {
         let (sender, outcome) = sync_channel(1);
         let (for_thread, calls_there, wake_there, sender_there) =
             (self.clone(), calls.clone(), Arc::clone(wake), sender.clone());
@@ -95,44 +97,44 @@ impl Call {
             let _ = sender.try_send(self.make(&calls));
             wake.wake();
         }
-        Running { call: self, outcome }
+        RunningUsbfsCall { call: self, outcome }
     }
 }
 
-impl Running {
+impl RunningUsbfsCall {
     /// Its outcome, if it has ended.
-    pub fn poll(&self) -> Option<Outcome> {
+    pub fn poll(&self) -> Option<UsbfsCallResult> {
         match self.outcome.try_recv() {
             Ok(outcome) => Some(outcome),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Outcome::of(Err(Status::Other))),
+            Err(TryRecvError::Disconnected) => Some(UsbfsCallResult::of(Err(UrbStatus::Other))),
         }
     }
 
     /// Waits for its outcome; `None` if it takes longer than `time_max`.
-    pub fn wait(&self, time_max: Duration) -> Option<Outcome> {
+    pub fn wait(&self, time_max: Duration) -> Option<UsbfsCallResult> {
         match self.outcome.recv_timeout(time_max) {
             Ok(outcome) => Some(outcome),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Outcome::of(Err(Status::Other))),
+            Err(RecvTimeoutError::Disconnected) => Some(UsbfsCallResult::of(Err(UrbStatus::Other))),
         }
     }
 }
 
-impl Outcome {
-    fn of(result: Result<(), Status>) -> Self {
+impl UsbfsCallResult {
+    fn of(result: Result<(), UrbStatus>) -> Self {
         Self { result, claimed: None }
     }
 }
 
 /// Claims interfaces one after the other; returns those it has claimed, and why not all.
-pub fn claim(calls: &impl Calls, interfaces: &[u8]) -> (Vec<u8>, Result<(), OpenError>) {
+pub fn claim(calls: &impl UsbfsBlockingCalls, interfaces: &[u8]) -> (Vec<u8>, Result<(), UsbOpenError>) {
     let mut claimed = Vec::new();
     for &interface in interfaces {
         if let Err(error) = calls.claim(interface) {
             let error = match error.kind() {
-                io::ErrorKind::ResourceBusy => OpenError::Busy { interface },
-                _ => OpenError::of("taking it from its driver", error),
+                io::ErrorKind::ResourceBusy => UsbOpenError::Busy { interface },
+                _ => UsbOpenError::of("taking it from its driver", error),
             };
             return (claimed, Err(error));
         }
@@ -142,7 +144,7 @@ pub fn claim(calls: &impl Calls, interfaces: &[u8]) -> (Vec<u8>, Result<(), Open
 }
 
 /// Releases interfaces.
-pub fn release(calls: &impl Calls, claimed: &[u8]) {
+pub fn release(calls: &impl UsbfsBlockingCalls, claimed: &[u8]) {
     for &interface in claimed {
         // An interface that is not claimed any more was released already: the device was unplugged, or another program
         // configured it.

@@ -6,22 +6,22 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
-use farbus_io_net::link::{Wake, Watched};
+use farbus_io_net::link::{DeviceWaitSource, ThreadWaker};
 use farbus_model::descriptor::endpoint_of_index;
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Readiness, Selection,
-    Setup, Speed, Status, TransferType, UrbFlags, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, EpAddr, Instant, Payload,
+    ReadinessSource, SetupPacket, TransferDirection, TransferType, UrbFlags, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 use tracing::warn;
 
-use super::calls::{self, Call, Outcome, Running};
-use super::error::OpenError;
-use super::inventory::Found;
-use super::iso::{self, Part};
-use super::kernel::{Calls, Kernel};
+use super::calls::{self, RunningUsbfsCall, UsbfsCall, UsbfsCallResult};
+use super::error::UsbOpenError;
+use super::inventory::PluggedDevice;
+use super::iso::{self, IsoFragment};
+use super::kernel::{UsbfsBlockingCalls, UsbfsKernel};
 use super::slab::Slab;
-use crate::sys::usbfs::{Data, PacketResult, Reap, Reaped, Transfer, Usbfs};
+use crate::sys::usbfs::{PacketResult, ReapOutcome, ReapedUrb, UsbfsDevice, UsbfsPayload, UsbfsTransfer};
 
 /// How long the kernel may take to cancel all transfers before a reset. It kills each within a frame or so; a host
 /// controller that does not answer any more is declared dead by its own driver after five seconds.
@@ -53,19 +53,19 @@ const SETUP_BYTES: usize = 8;
 /// | the request that became the call is withdrawn | too late: it ends as the call ends |
 /// | a reset | everything is answered at once; the port is reset after the call |
 /// | the device is given back | that waits for the call's end |
-pub struct UsbDevice<K: Kernel = Usbfs> {
+pub struct UsbDevice<K: UsbfsKernel = UsbfsDevice> {
     kernel: K,
-    readiness: Option<Readiness>,
+    readiness: Option<ReadinessSource>,
     /// The readiness while a call is under way.
-    call_ended: Readiness,
-    wake: Arc<Wake>,
-    calling: Option<Calling>,
+    call_ended: ReadinessSource,
+    wake: Arc<ThreadWaker>,
+    calling: Option<PendingUrbCall>,
     /// Requests that wait for the call's end; empty without a call.
-    queue: VecDeque<Queued>,
-    descriptors: Descriptors,
-    speed: Speed,
+    queue: VecDeque<DeferredRequest>,
+    descriptors: DescriptorSet,
+    speed: UsbSpeed,
     /// What the client has made active. The kernel's alternate settings are the same, its configuration is `active`.
-    selection: Selection,
+    selection: ConfigurationSelection,
     /// The kernel's active configuration, 0 if none.
     active: u8,
     /// The configuration that was active when the device was taken.
@@ -73,9 +73,9 @@ pub struct UsbDevice<K: Kernel = Usbfs> {
     claimed: Vec<u8>,
     /// Endpoints that stalled and were not cleared, by [`EpAddr::index`].
     halted: u32,
-    requests: Slab<Request>,
+    requests: Slab<SubmittedUrb>,
     /// The transfers that the kernel has; their names are the slots.
-    pieces: Slab<Piece>,
+    pieces: Slab<KernelTransfer>,
     packet_results: Vec<PacketResult>,
     is_gone: bool,
     /// Whether another process has the device.
@@ -83,34 +83,34 @@ pub struct UsbDevice<K: Kernel = Usbfs> {
 }
 
 /// A request of the client.
-struct Request {
-    urb: InFlight,
+struct SubmittedUrb {
+    urb: UrbInFlight,
     is_cancelled: bool,
     /// How many pieces the kernel still has.
     outstanding: usize,
     /// The status with which it will end, whatever else comes back.
-    failure: Option<Status>,
+    failure: Option<UrbStatus>,
     /// For isochronous requests: the pieces, in order.
-    parts: Vec<Part>,
+    parts: Vec<IsoFragment>,
 }
 
 /// A transfer that the kernel has.
-struct Piece {
+struct KernelTransfer {
     /// `None`: it was answered already, by a reset that could not cancel it yet.
     request: Option<usize>,
     part: usize,
 }
 
 /// A call under way. Nothing else is asked of the kernel meanwhile, since it would wait there.
-struct Calling {
-    running: Running,
+struct PendingUrbCall {
+    running: RunningUsbfsCall,
     /// The request that became the call; `None` for a reset's call, or if a reset has answered the request.
-    urb: Option<InFlight>,
+    urb: Option<UrbInFlight>,
 }
 
 /// What waits for a call's end.
-enum Queued {
-    Request(InFlight),
+enum DeferredRequest {
+    Request(UrbInFlight),
     Reset,
 }
 
@@ -118,11 +118,11 @@ impl UsbDevice {
     /// Takes `found` from its drivers.
     ///
     /// # Errors
-    /// [`OpenError`]; its drivers get it back then.
-    pub fn open(found: &Found) -> Result<Self, OpenError> {
-        let usbfs = Usbfs::open(&found.node).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => OpenError::NotAllowed { node: found.node.clone() },
-            _ => OpenError::of("opening it", error),
+    /// [`UsbOpenError`]; its drivers get it back then.
+    pub fn open(found: &PluggedDevice) -> Result<Self, UsbOpenError> {
+        let usbfs = UsbfsDevice::open(&found.node).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => UsbOpenError::NotAllowed { node: found.node.clone() },
+            _ => UsbOpenError::of("opening it", error),
         })?;
         Self::over(usbfs, found)
     }
@@ -130,33 +130,37 @@ impl UsbDevice {
     /// Takes `found`, whose node another process opened.
     ///
     /// # Errors
-    /// [`OpenError`]; its drivers get it back then.
-    pub fn open_through(node: OwnedFd, found: &Found) -> Result<Self, OpenError> {
-        Self::over(Usbfs::over(node), found)
+    /// [`UsbOpenError`]; its drivers get it back then.
+    pub fn open_through(node: OwnedFd, found: &PluggedDevice) -> Result<Self, UsbOpenError> {
+        Self::over(UsbfsDevice::over(node), found)
     }
 
-    fn over(usbfs: Usbfs, found: &Found) -> Result<Self, OpenError> {
-        let readiness = Watched::readiness(usbfs.descriptor());
+    fn over(usbfs: UsbfsDevice, found: &PluggedDevice) -> Result<Self, UsbOpenError> {
+        let readiness = DeviceWaitSource::readiness(usbfs.descriptor());
         Self::take(usbfs, Some(readiness), found)
     }
 }
 
-impl<K: Kernel> UsbDevice<K> {
+impl<K: UsbfsKernel> UsbDevice<K> {
     /// Takes the device that `kernel` opened.
-    pub(super) fn take(kernel: K, readiness: Option<Readiness>, found: &Found) -> Result<Self, OpenError> {
+    pub(super) fn take(
+        kernel: K,
+        readiness: Option<ReadinessSource>,
+        found: &PluggedDevice,
+    ) -> Result<Self, UsbOpenError> {
         // vhci knows nothing above SuperSpeed, and for a device's drivers it makes no difference.
-        let speed = found.speed.min(Speed::Super);
-        let wake = Arc::new(Wake::new().map_err(|error| OpenError::of("watching it", error))?);
+        let speed = found.speed.min(UsbSpeed::Super);
+        let wake = Arc::new(ThreadWaker::new().map_err(|error| UsbOpenError::of("watching it", error))?);
         let mut device = Self {
             kernel,
             readiness,
-            call_ended: Watched::woken(Arc::clone(&wake)),
+            call_ended: DeviceWaitSource::woken(Arc::clone(&wake)),
             wake,
             calling: None,
             queue: VecDeque::new(),
             descriptors: found.descriptors.clone(),
             speed,
-            selection: Selection::default(),
+            selection: ConfigurationSelection::default(),
             active: found.configuration,
             original: found.configuration,
             claimed: Vec::new(),
@@ -182,9 +186,9 @@ impl<K: Kernel> UsbDevice<K> {
     /// Waits for the host controller, not for the device.
     ///
     /// # Errors
-    /// [`Status::Invalid`] for an endpoint that does not exist or supports none, or if the controller supports none;
-    /// [`Status::NoCredit`] while requests wait there, or a call is under way.
-    pub fn alloc_streams(&mut self, endpoints: &[EpAddr], count: u16) -> Result<u16, Status> {
+    /// [`UrbStatus::Invalid`] for an endpoint that does not exist or supports none, or if the controller supports none;
+    /// [`UrbStatus::NoCredit`] while requests wait there, or a call is under way.
+    pub fn alloc_streams(&mut self, endpoints: &[EpAddr], count: u16) -> Result<u16, UrbStatus> {
         self.kernel.calls().alloc_streams(&self.idle_bulk(endpoints)?, count)
     }
 
@@ -192,18 +196,18 @@ impl<K: Kernel> UsbDevice<K> {
     ///
     /// # Errors
     /// As [`UsbDevice::alloc_streams`].
-    pub fn free_streams(&mut self, endpoints: &[EpAddr]) -> Result<(), Status> {
+    pub fn free_streams(&mut self, endpoints: &[EpAddr]) -> Result<(), UrbStatus> {
         self.kernel.calls().free_streams(&self.idle_bulk(endpoints)?)
     }
 
-    fn idle_bulk(&self, endpoints: &[EpAddr]) -> Result<Vec<u8>, Status> {
+    fn idle_bulk(&self, endpoints: &[EpAddr]) -> Result<Vec<u8>, UrbStatus> {
         let is_bulk =
             |address: &EpAddr| self.selection.endpoint(*address).is_some_and(|e| e.kind == TransferType::Bulk);
         let is_busy = self.requests.iter().any(|(_, request)| endpoints.contains(&request.urb.endpoint));
         match () {
-            () if self.is_gone => Err(Status::Gone),
-            () if !endpoints.iter().all(is_bulk) => Err(Status::Invalid),
-            () if is_busy || self.calling.is_some() => Err(Status::NoCredit),
+            () if self.is_gone => Err(UrbStatus::Gone),
+            () if !endpoints.iter().all(is_bulk) => Err(UrbStatus::Invalid),
+            () if is_busy || self.calling.is_some() => Err(UrbStatus::NoCredit),
             () => Ok(endpoints.iter().map(|endpoint| endpoint.as_byte()).collect()),
         }
     }
@@ -219,7 +223,7 @@ impl<K: Kernel> UsbDevice<K> {
 
     // Requests to the device itself.
 
-    fn control(&mut self, mut urb: InFlight, done: &mut Completions) {
+    fn control(&mut self, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         let setup = urb.setup;
         match self.call_for(setup) {
             Some(Ok(Some(call))) => return self.call(call, Some(urb), done),
@@ -227,7 +231,7 @@ impl<K: Kernel> UsbDevice<K> {
                 // It has this configuration already.
                 self.withdraw(done, |endpoint| !endpoint.is_control());
                 self.selection.select_configuration(&self.descriptors, setup.value as u8);
-                return done.push(if self.is_gone { urb.fail(Status::Gone) } else { accepted(urb) });
+                return done.push(if self.is_gone { urb.fail(UrbStatus::Gone) } else { accepted(urb) });
             }
             Some(Err(status)) => return done.push(urb.fail(status)),
             None => {}
@@ -242,86 +246,93 @@ impl<K: Kernel> UsbDevice<K> {
             buffer[SETUP_BYTES + sent..].fill(0);
             done.pool.recycle(payload);
         }
-        self.begin(urb, TransferType::Control, flags, Data::In(buffer), done);
+        self.begin(urb, TransferType::Control, flags, UsbfsPayload::In(buffer), done);
     }
 
     /// The call that a request becomes, if one is needed; `None` for requests that are sent unchanged.
-    fn call_for(&self, setup: Setup) -> Option<Result<Option<Call>, Status>> {
-        if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+    fn call_for(&self, setup: SetupPacket) -> Option<Result<Option<UsbfsCall>, UrbStatus>> {
+        if setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) {
             Some(self.configure(setup.value as u8))
-        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+        } else if setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface) {
             let (interface, alternate) = (setup.index as u8, setup.value as u8);
             let configuration = self.descriptors.configuration(self.selection.configuration());
             let is_there = configuration.is_some_and(|c| c.setting(interface, alternate).is_some());
-            Some(is_there.then_some(Some(Call::Interface { interface, alternate })).ok_or(Status::Stall))
-        } else if setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint)
+            Some(is_there.then_some(Some(UsbfsCall::Interface { interface, alternate })).ok_or(UrbStatus::Stall))
+        } else if setup.is_standard(request::CLEAR_FEATURE, RequestRecipient::Endpoint)
             && setup.value == request::ENDPOINT_HALT
             && !endpoint_of_index(setup.index).is_control()
         {
             let endpoint = endpoint_of_index(setup.index);
             let is_there = self.selection.endpoint(endpoint).is_some();
-            Some(is_there.then_some(Some(Call::ClearHalt(endpoint))).ok_or(Status::Stall))
-        } else if setup.is_standard(request::SET_ADDRESS, Recipient::Device) {
+            Some(is_there.then_some(Some(UsbfsCall::ClearHalt(endpoint))).ok_or(UrbStatus::Stall))
+        } else if setup.is_standard(request::SET_ADDRESS, RequestRecipient::Device) {
             // This machine's host controller assigns its address.
-            Some(Err(Status::Stall))
+            Some(Err(UrbStatus::Stall))
         } else {
             None
         }
     }
 
-    fn configure(&self, value: u8) -> Result<Option<Call>, Status> {
+    fn configure(&self, value: u8) -> Result<Option<UsbfsCall>, UrbStatus> {
         if value != 0 && self.descriptors.configuration(value).is_none() {
-            return Err(Status::Stall);
+            return Err(UrbStatus::Stall);
         }
         if value != self.active {
             let (old, new) = (self.interfaces(self.active), self.interfaces(value));
-            return Ok(Some(Call::Configuration { value, claimed: self.claimed.clone(), old, new }));
+            return Ok(Some(UsbfsCall::Configuration { value, claimed: self.claimed.clone(), old, new }));
         }
         let interfaces: Vec<u8> = self.selection.alternates().iter().map(|&(interface, _)| interface).collect();
         let endpoints = self.selection.endpoints().map(|endpoint| endpoint.address);
         let halted: Vec<EpAddr> = endpoints.filter(|endpoint| self.halted & bit(*endpoint) != 0).collect();
         let is_fresh = interfaces.is_empty() && halted.is_empty();
-        Ok((!is_fresh).then_some(Call::Afresh { interfaces, halted }))
+        Ok((!is_fresh).then_some(UsbfsCall::Afresh { interfaces, halted }))
     }
 
     // Calls that wait for the device.
 
     /// Begins a call. Requests that the call ends are cancelled and answered before.
-    fn call(&mut self, call: Call, urb: Option<InFlight>, done: &mut Completions) {
+    fn call(&mut self, call: UsbfsCall, urb: Option<UrbInFlight>, done: &mut CompletionQueue) {
         match &call {
-            Call::Interface { interface, .. } => {
+            UsbfsCall::Interface { interface, .. } => {
                 let theirs = self.endpoints_of(*interface);
                 self.withdraw(done, |endpoint| theirs & bit(endpoint) != 0);
             }
-            Call::ClearHalt(_) => {}
-            Call::Afresh { .. } | Call::Configuration { .. } => self.withdraw(done, |endpoint| !endpoint.is_control()),
-            Call::Reset { .. } => self.withdraw(done, |_| true),
+            UsbfsCall::ClearHalt(_) => {}
+            UsbfsCall::Afresh { .. } | UsbfsCall::Configuration { .. } => {
+                self.withdraw(done, |endpoint| !endpoint.is_control())
+            }
+            UsbfsCall::Reset { .. } => self.withdraw(done, |_| true),
         }
         if self.is_gone {
             if let Some(urb) = urb {
-                done.push(urb.fail(Status::Gone));
+                done.push(urb.fail(UrbStatus::Gone));
             }
             return;
         }
         let running = call.start(self.kernel.calls(), &self.wake);
-        self.calling = Some(Calling { running, urb });
+        self.calling = Some(PendingUrbCall { running, urb });
     }
 
-    fn end_call(&mut self, Calling { running, urb }: Calling, outcome: Outcome, done: &mut Completions) {
-        let Outcome { result, claimed } = outcome;
+    fn end_call(
+        &mut self,
+        PendingUrbCall { running, urb }: PendingUrbCall,
+        outcome: UsbfsCallResult,
+        done: &mut CompletionQueue,
+    ) {
+        let UsbfsCallResult { result, claimed } = outcome;
         if let Some((claimed, why_not_all)) = claimed {
             self.claimed = claimed;
             match why_not_all {
                 Ok(()) => {}
-                Err(OpenError::Gone) => self.lose(done),
+                Err(UsbOpenError::Gone) => self.lose(done),
                 Err(error) => {
                     warn!(%error, device = %self.descriptors.title(), "an interface could not be taken again")
                 }
             }
         }
         match (&running.call, result) {
-            (Call::Configuration { value, .. }, Ok(())) => self.active = *value,
-            (Call::Reset { .. }, Err(status)) if status != Status::Gone => {
+            (UsbfsCall::Configuration { value, .. }, Ok(())) => self.active = *value,
+            (UsbfsCall::Reset { .. }, Err(status)) if status != UrbStatus::Gone => {
                 warn!(?status, device = %self.descriptors.title(), "the port could not be reset");
             }
             _ => {}
@@ -341,18 +352,18 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// Records the selection that a successful call has made.
-    fn select(&mut self, call: &Call) {
+    fn select(&mut self, call: &UsbfsCall) {
         match call {
-            Call::Interface { interface, alternate } => {
+            UsbfsCall::Interface { interface, alternate } => {
                 self.halted &= !self.endpoints_of(*interface);
                 self.selection.select_interface(&self.descriptors, *interface, *alternate);
             }
-            Call::ClearHalt(endpoint) => self.halted &= !bit(*endpoint),
-            Call::Afresh { .. } | Call::Configuration { .. } => {
+            UsbfsCall::ClearHalt(endpoint) => self.halted &= !bit(*endpoint),
+            UsbfsCall::Afresh { .. } | UsbfsCall::Configuration { .. } => {
                 self.halted = 0;
                 self.selection.select_configuration(&self.descriptors, self.active);
             }
-            Call::Reset { .. } => {}
+            UsbfsCall::Reset { .. } => {}
         }
     }
 
@@ -364,7 +375,7 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// Continues with the requests that waited for a call's end, up to the next call.
-    fn resume(&mut self, done: &mut Completions) {
+    fn resume(&mut self, done: &mut CompletionQueue) {
         let withdrawn = self.requests.iter().filter(|(_, request)| request.is_cancelled).map(|(name, _)| name);
         for request in withdrawn.collect::<Vec<_>>() {
             self.discard(Some(request));
@@ -374,34 +385,34 @@ impl<K: Kernel> UsbDevice<K> {
             && let Some(next) = self.queue.pop_front()
         {
             match next {
-                Queued::Request(urb) => self.request(urb, done),
-                Queued::Reset => self.reset_port(done),
+                DeferredRequest::Request(urb) => self.request(urb, done),
+                DeferredRequest::Reset => self.reset_port(done),
             }
         }
     }
 
-    fn reset_port(&mut self, done: &mut Completions) {
+    fn reset_port(&mut self, done: &mut CompletionQueue) {
         let interfaces = self.interfaces(self.active);
-        self.call(Call::Reset { claimed: self.claimed.clone(), interfaces }, None, done);
+        self.call(UsbfsCall::Reset { claimed: self.claimed.clone(), interfaces }, None, done);
     }
 
     /// Answers everything while a call prevents the kernel from cancelling its transfers.
-    fn abandon_all(&mut self, done: &mut Completions) {
+    fn abandon_all(&mut self, done: &mut CompletionQueue) {
         let asker = self.calling.as_mut().and_then(|calling| calling.urb.take());
         let waiting = std::mem::take(&mut self.queue).into_iter().filter_map(|queued| match queued {
-            Queued::Request(urb) => Some(urb),
-            Queued::Reset => None,
+            DeferredRequest::Request(urb) => Some(urb),
+            DeferredRequest::Reset => None,
         });
         let held = self.requests.drain().into_iter().map(|request| request.urb);
         for urb in asker.into_iter().chain(held).chain(waiting) {
-            done.push(urb.fail(Status::Shutdown));
+            done.push(urb.fail(UrbStatus::Shutdown));
         }
         self.pieces.iter_mut().for_each(|(_, piece)| piece.request = None);
     }
 
     /// Waits for the end of a call and of the requests that waited for it; returns whether all have ended.
     fn wait_for_calls(&mut self) -> bool {
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         while let Some(calling) = self.calling.take() {
             let Some(outcome) = calling.running.wait(CALL_TIME_MAX) else { return false };
             self.end_call(calling, outcome, &mut done);
@@ -412,8 +423,8 @@ impl<K: Kernel> UsbDevice<K> {
 
     // Transfers.
 
-    fn data(&mut self, mut urb: InFlight, kind: TransferType, done: &mut Completions) {
-        let is_in = urb.direction == Direction::In;
+    fn data(&mut self, mut urb: UrbInFlight, kind: TransferType, done: &mut CompletionQueue) {
+        let is_in = urb.direction == TransferDirection::In;
         let flags = UrbFlags {
             short_not_ok: is_in && urb.flags.short_not_ok,
             zero_packet: !is_in && urb.flags.zero_packet,
@@ -422,31 +433,38 @@ impl<K: Kernel> UsbDevice<K> {
         if is_in {
             let bytes = urb.length as usize;
             let room = match self.kernel.lease(bytes) {
-                Some(lease) => Data::Into(lease, bytes),
+                Some(lease) => UsbfsPayload::Into(lease, bytes),
                 None => match done.pool.try_take(bytes) {
-                    Some(room) => Data::In(room),
-                    None => return done.push(urb.fail(Status::NoCredit)),
+                    Some(room) => UsbfsPayload::In(room),
+                    None => return done.push(urb.fail(UrbStatus::NoCredit)),
                 },
             };
             return self.begin(urb, kind, flags, room, done);
         }
         let payload = urb.take_payload();
         // The kernel copies the data during the call: not even a window on a receive buffer has to be kept.
-        self.begin(urb, kind, flags, Data::Out(&payload.contiguous()), done);
+        self.begin(urb, kind, flags, UsbfsPayload::Out(&payload.contiguous()), done);
         done.pool.recycle(payload);
     }
 
-    fn begin(&mut self, urb: InFlight, kind: TransferType, flags: UrbFlags, data: Data<'_>, done: &mut Completions) {
+    fn begin(
+        &mut self,
+        urb: UrbInFlight,
+        kind: TransferType,
+        flags: UrbFlags,
+        data: UsbfsPayload<'_>,
+        done: &mut CompletionQueue,
+    ) {
         let (endpoint, stream) = (urb.endpoint.as_byte(), urb.stream);
-        let request = self.requests.insert(Request {
+        let request = self.requests.insert(SubmittedUrb {
             urb,
             is_cancelled: false,
             outstanding: 1,
             failure: None,
             parts: Vec::new(),
         });
-        let slot = self.pieces.insert(Piece { request: Some(request), part: 0 });
-        let transfer = Transfer { kind, endpoint, flags, data, packets: &[], start_frame: 0, stream };
+        let slot = self.pieces.insert(KernelTransfer { request: Some(request), part: 0 });
+        let transfer = UsbfsTransfer { kind, endpoint, flags, data, packets: &[], start_frame: 0, stream };
         if let Err(status) = self.kernel.submit(slot, transfer) {
             self.pieces.remove(slot);
             let refused = self.requests.remove(request).expect("inserted just now");
@@ -455,39 +473,40 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    fn isochronous(&mut self, mut urb: InFlight, done: &mut Completions) {
+    fn isochronous(&mut self, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if urb.iso.is_empty() {
             return done.push(urb.done_iso(Vec::new(), Payload::Empty));
         }
         if iso::total(&urb.iso, urb.length).is_none() {
-            return done.push(urb.fail(Status::Invalid));
+            return done.push(urb.fail(UrbStatus::Invalid));
         }
         let flags = UrbFlags { iso_asap: urb.flags.iso_asap, ..UrbFlags::default() };
-        let (endpoint, start_frame, is_in) = (urb.endpoint.as_byte(), urb.start_frame, urb.direction == Direction::In);
+        let (endpoint, start_frame, is_in) =
+            (urb.endpoint.as_byte(), urb.start_frame, urb.direction == TransferDirection::In);
         let payload = urb.take_payload();
         let packets = urb.iso.clone();
         let count = iso::split(&packets).count();
-        let parts = (0..count).map(|_| Part::default()).collect();
+        let parts = (0..count).map(|_| IsoFragment::default()).collect();
         let request =
-            self.requests.insert(Request { urb, is_cancelled: false, outstanding: count, failure: None, parts });
+            self.requests.insert(SubmittedUrb { urb, is_cancelled: false, outstanding: count, failure: None, parts });
         let bytes = payload.contiguous();
         let mut failure = None;
         for (part, packets) in iso::split(&packets).enumerate() {
             let lengths = iso::lengths(packets);
             let gathered;
             let data = if is_in {
-                Data::In(vec![0; lengths.iter().sum::<u32>() as usize])
+                UsbfsPayload::In(vec![0; lengths.iter().sum::<u32>() as usize])
             } else if iso::is_gapless(packets) {
                 let (first, last) = (packets[0], packets[packets.len() - 1]);
                 let range = first.offset as usize..(last.offset + last.length) as usize;
-                Data::Out(bytes.get(range).unwrap_or_default())
+                UsbfsPayload::Out(bytes.get(range).unwrap_or_default())
             } else {
                 gathered = iso::gather(packets, &bytes);
-                Data::Out(&gathered)
+                UsbfsPayload::Out(&gathered)
             };
-            let slot = self.pieces.insert(Piece { request: Some(request), part });
+            let slot = self.pieces.insert(KernelTransfer { request: Some(request), part });
             let kind = TransferType::Isochronous;
-            let transfer = Transfer { kind, endpoint, flags, data, packets: &lengths, start_frame, stream: 0 };
+            let transfer = UsbfsTransfer { kind, endpoint, flags, data, packets: &lengths, start_frame, stream: 0 };
             if let Err(status) = self.kernel.submit(slot, transfer) {
                 self.pieces.remove(slot);
                 failure = Some((status, count - part));
@@ -502,7 +521,7 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// The kernel refused one of its pieces: waits for those before it to come back, then fails.
-    fn fail_as_a_set(&mut self, request: usize, status: Status, missing: usize, done: &mut Completions) {
+    fn fail_as_a_set(&mut self, request: usize, status: UrbStatus, missing: usize, done: &mut CompletionQueue) {
         let unfinished = self.requests.get_mut(request).expect("inserted just now");
         unfinished.failure = Some(status);
         unfinished.outstanding -= missing;
@@ -526,12 +545,12 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// Takes back the transfers that have ended.
-    fn reap(&mut self, done: &mut Completions) {
+    fn reap(&mut self, done: &mut CompletionQueue) {
         while !self.is_gone {
             match self.kernel.reap(&mut self.packet_results) {
-                Reap::Done(reaped) => self.take_back(reaped, done),
-                Reap::Nothing => return,
-                Reap::Gone => return self.lose(done),
+                ReapOutcome::Done(reaped) => self.take_back(reaped, done),
+                ReapOutcome::Nothing => return,
+                ReapOutcome::Gone => return self.lose(done),
             }
             if self.pieces.is_empty() {
                 return;
@@ -539,26 +558,26 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    fn take_back(&mut self, reaped: Reaped, done: &mut Completions) {
+    fn take_back(&mut self, reaped: ReapedUrb, done: &mut CompletionQueue) {
         let piece = self.pieces.remove(reaped.slot).expect("the kernel gives back what it holds");
         let Some(name) = piece.request else { return done.pool.put(reaped.buffer) };
         let request = self.requests.get_mut(name).expect("a request waits for its pieces");
         request.outstanding -= 1;
         let status = match reaped.status {
-            Status::Cancelled if request.is_cancelled => Status::Cancelled,
+            UrbStatus::Cancelled if request.is_cancelled => UrbStatus::Cancelled,
             // Killed without being asked for: the device or its interface went away.
-            Status::Cancelled | Status::Shutdown if self.kernel.is_connected() => Status::Shutdown,
-            Status::Cancelled | Status::Shutdown => Status::Gone,
+            UrbStatus::Cancelled | UrbStatus::Shutdown if self.kernel.is_connected() => UrbStatus::Shutdown,
+            UrbStatus::Cancelled | UrbStatus::Shutdown => UrbStatus::Gone,
             status => status,
         };
         if request.parts.is_empty() {
             let request = self.requests.remove(name).expect("looked up just now");
-            if status == Status::Stall && !request.urb.endpoint.is_control() {
+            if status == UrbStatus::Stall && !request.urb.endpoint.is_control() {
                 self.halted |= bit(request.urb.endpoint);
             }
             return done.push(single_done(request.urb, status, reaped));
         }
-        if matches!(status, Status::Cancelled | Status::Shutdown | Status::Gone) {
+        if matches!(status, UrbStatus::Cancelled | UrbStatus::Shutdown | UrbStatus::Gone) {
             request.failure.get_or_insert(status);
         }
         let part = &mut request.parts[piece.part];
@@ -570,8 +589,8 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// All pieces of an isochronous request are back: answers it.
-    fn finish(&mut self, request: usize, done: &mut Completions) {
-        let Request { urb, failure, parts, .. } = self.requests.remove(request).expect("it waited for its pieces");
+    fn finish(&mut self, request: usize, done: &mut CompletionQueue) {
+        let SubmittedUrb { urb, failure, parts, .. } = self.requests.remove(request).expect("it waited for its pieces");
         match failure {
             Some(status) => done.push(urb.fail(status)),
             None => {
@@ -582,7 +601,7 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// Cancels every transfer on the endpoints that `which` selects, and answers their requests.
-    fn withdraw(&mut self, done: &mut Completions, which: impl Fn(EpAddr) -> bool) {
+    fn withdraw(&mut self, done: &mut CompletionQueue, which: impl Fn(EpAddr) -> bool) {
         let hit: Vec<usize> =
             self.requests.iter().filter(|(_, r)| which(r.urb.endpoint)).map(|(name, _)| name).collect();
         let is_held = |device: &Self| {
@@ -613,8 +632,8 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    fn note_loss(&mut self, status: Status, done: &mut Completions) {
-        if status == Status::Gone {
+    fn note_loss(&mut self, status: UrbStatus, done: &mut CompletionQueue) {
+        if status == UrbStatus::Gone {
             // What ended before the device went can still be reaped.
             self.reap(done);
             self.lose(done);
@@ -622,25 +641,25 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     /// The device was unplugged: every request ends with that.
-    fn lose(&mut self, done: &mut Completions) {
+    fn lose(&mut self, done: &mut CompletionQueue) {
         self.is_gone = true;
         self.pieces.drain();
         for request in self.requests.drain() {
-            done.push(request.urb.fail(Status::Gone));
+            done.push(request.urb.fail(UrbStatus::Gone));
         }
         for queued in self.queue.drain(..) {
-            if let Queued::Request(urb) = queued {
-                done.push(urb.fail(Status::Gone));
+            if let DeferredRequest::Request(urb) = queued {
+                done.push(urb.fail(UrbStatus::Gone));
             }
         }
     }
 
-    fn request(&mut self, urb: InFlight, done: &mut Completions) {
+    fn request(&mut self, urb: UrbInFlight, done: &mut CompletionQueue) {
         if urb.endpoint.is_control() {
             return self.control(urb, done);
         }
         match self.selection.endpoint(urb.endpoint).map(|endpoint| endpoint.kind) {
-            None | Some(TransferType::Control) => done.push(urb.fail(Status::Invalid)),
+            None | Some(TransferType::Control) => done.push(urb.fail(UrbStatus::Invalid)),
             Some(TransferType::Isochronous) => self.isochronous(urb, done),
             Some(kind) => self.data(urb, kind, done),
         }
@@ -648,25 +667,25 @@ impl<K: Kernel> UsbDevice<K> {
 }
 
 /// The answer to a successful request without data.
-fn accepted(urb: InFlight) -> farbus_model::Done {
+fn accepted(urb: UrbInFlight) -> farbus_model::UrbCompletion {
     match urb.direction {
-        Direction::Out => urb.accept(),
-        Direction::In => urb.answer(Payload::Empty),
+        TransferDirection::Out => urb.accept(),
+        TransferDirection::In => urb.answer(Payload::Empty),
     }
 }
 
 /// Whether the data stage comes from the device. False without a data stage.
-fn reads(setup: Setup) -> bool {
-    setup.length > 0 && setup.direction() == Direction::In
+fn reads(setup: SetupPacket) -> bool {
+    setup.length > 0 && setup.direction() == TransferDirection::In
 }
 
 fn bit(endpoint: EpAddr) -> u32 {
     1 << endpoint.index()
 }
 
-fn single_done(urb: InFlight, status: Status, reaped: Reaped) -> farbus_model::Done {
+fn single_done(urb: UrbInFlight, status: UrbStatus, reaped: ReapedUrb) -> farbus_model::UrbCompletion {
     let actual = reaped.actual.min(urb.length);
-    if urb.direction == Direction::Out {
+    if urb.direction == TransferDirection::Out {
         return urb.done(status, actual, Payload::Empty);
     }
     if let Some(filled) = reaped.filled {
@@ -680,38 +699,38 @@ fn single_done(urb: InFlight, status: Status, reaped: Reaped) -> farbus_model::D
     urb.done(status, actual, buffer.into())
 }
 
-impl<K: Kernel> Device for UsbDevice<K> {
-    fn descriptors(&self) -> &Descriptors {
+impl<K: UsbfsKernel> Device for UsbDevice<K> {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.speed
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, _now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if self.is_gone {
-            return done.push(urb.fail(Status::Gone));
+            return done.push(urb.fail(UrbStatus::Gone));
         }
         if self.calling.is_some() {
             urb.own_payload();
-            return self.queue.push_back(Queued::Request(urb));
+            return self.queue.push_back(DeferredRequest::Request(urb));
         }
         self.request(urb, done);
     }
 
     /// The kernel waits until the transfer is cancelled, so its end comes back within this call, unless another call is
     /// under way.
-    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
-        let waits = |queued: &Queued| matches!(queued, Queued::Request(urb) if urb.id == id);
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
+        let waits = |queued: &DeferredRequest| matches!(queued, DeferredRequest::Request(urb) if urb.id == id);
         if let Some(at) = self.queue.iter().position(waits)
-            && let Some(Queued::Request(urb)) = self.queue.remove(at)
+            && let Some(DeferredRequest::Request(urb)) = self.queue.remove(at)
         {
-            return done.push(urb.fail(Status::Cancelled));
+            return done.push(urb.fail(UrbStatus::Cancelled));
         }
         let Some((request, _)) = self.requests.iter().find(|(_, request)| request.urb.id == id) else { return };
         self.requests.get_mut(request).expect("found just now").is_cancelled = true;
@@ -721,10 +740,10 @@ impl<K: Kernel> Device for UsbDevice<K> {
         }
     }
 
-    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+    fn reset(&mut self, _now: Instant, done: &mut CompletionQueue) {
         if self.calling.is_some() {
             self.abandon_all(done);
-            self.queue.push_back(Queued::Reset);
+            self.queue.push_back(DeferredRequest::Reset);
         } else if !self.is_gone {
             self.reset_port(done);
         }
@@ -734,14 +753,14 @@ impl<K: Kernel> Device for UsbDevice<K> {
         self.kernel.give_back_leases();
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         match self.calling {
             Some(_) => Some(&self.call_ended),
             None => self.readiness.as_ref(),
         }
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue) {
         if let Some(calling) = self.calling.take() {
             // Cleared before the check: a call that ends now wakes the engine again.
             self.wake.clear();
@@ -768,7 +787,7 @@ impl<K: Kernel> Device for UsbDevice<K> {
         (is_at_rest && !self.is_gone).then(|| [&[self.active, self.original][..], &halted].concat())
     }
 
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         let Some(([active, original], halted)) = state.split_first_chunk() else { return false };
         let Ok(halted) = halted.try_into().map(u32::from_le_bytes) else { return false };
         if *active != self.active || self.is_gone {
@@ -784,7 +803,7 @@ impl<K: Kernel> Device for UsbDevice<K> {
 }
 
 /// Gives the device back: restores its configuration, and its drivers.
-impl<K: Kernel> Drop for UsbDevice<K> {
+impl<K: UsbfsKernel> Drop for UsbDevice<K> {
     fn drop(&mut self) {
         if self.is_left {
             return;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// Why a device cannot be taken.
 #[derive(Debug)]
-pub enum OpenError {
+pub enum UsbOpenError {
     /// This user may not open its node.
     NotAllowed {
         /// The node.
@@ -28,31 +28,31 @@ pub enum OpenError {
     },
 }
 
-impl fmt::Display for OpenError {
+impl fmt::Display for UsbOpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::NotAllowed { node } => write!(
+            UsbOpenError::NotAllowed { node } => write!(
                 f,
                 "no permission for {}: run as root, or let a udev rule give it to you: farbus doctor",
                 node.display()
             ),
-            OpenError::Busy { interface } => {
+            UsbOpenError::Busy { interface } => {
                 write!(f, "another program uses its interface {interface}: end that program first")
             }
-            OpenError::Gone => f.write_str("it was unplugged"),
-            OpenError::Os { doing, error } => write!(f, "{doing}: {error}"),
+            UsbOpenError::Gone => f.write_str("it was unplugged"),
+            UsbOpenError::Os { doing, error } => write!(f, "{doing}: {error}"),
         }
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for UsbOpenError {}
 
-impl OpenError {
+impl UsbOpenError {
     pub(super) fn of(doing: &'static str, error: io::Error) -> Self {
         use rustix::io::Errno;
         match Errno::from_io_error(&error) {
-            Some(Errno::NODEV | Errno::NOENT | Errno::NXIO) => OpenError::Gone,
-            _ => OpenError::Os { doing, error },
+            Some(Errno::NODEV | Errno::NOENT | Errno::NXIO) => UsbOpenError::Gone,
+            _ => UsbOpenError::Os { doing, error },
         }
     }
 }

@@ -14,11 +14,11 @@ const UEVENT_BYTES_MAX: usize = 8 << 10;
 
 /// Reports that USB devices came or went since its creation.
 #[derive(Debug)]
-pub struct Hotplug {
+pub struct HotplugMonitor {
     socket: OwnedFd,
 }
 
-impl Hotplug {
+impl HotplugMonitor {
     /// Begins to listen.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ impl Hotplug {
     }
 }
 
-impl AsFd for Hotplug {
+impl AsFd for HotplugMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn no_event_is_no_change() {
-        let hotplug = Hotplug::new().unwrap();
+        let hotplug = HotplugMonitor::new().unwrap();
         assert!(!hotplug.has_changed().unwrap());
     }
 }

@@ -7,8 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use farbus_model::descriptor::{Configuration, DeviceDescriptor};
-use farbus_model::{Descriptors, Speed};
+use farbus_model::descriptor::{DeviceDescriptor, UsbConfiguration};
+use farbus_model::{DescriptorSet, UsbSpeed};
 use rustix::fs::Access;
 
 /// The class of hubs, which are never shared; devices behind them are.
@@ -16,7 +16,7 @@ const CLASS_HUB: u8 = 9;
 
 /// The folders in which this machine lists its devices.
 #[derive(Clone, Debug)]
-pub struct Inventory {
+pub struct UsbInventory {
     devices: PathBuf,
     nodes: PathBuf,
     blocks: PathBuf,
@@ -26,33 +26,33 @@ pub struct Inventory {
 
 /// A device that is plugged in.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct PluggedDevice {
     /// Bus and ports on the path to it, such as `1-1.4`; it stays the same while the device stays in its port.
     pub bus_id: String,
     /// Number of its bus.
     pub bus: u32,
     /// Its number on that bus, new each time it is plugged in; 0 while its port is being reset
-    /// ([`Found::is_being_reset`]).
+    /// ([`PluggedDevice::is_being_reset`]).
     pub number: u32,
     /// Its descriptors; strings as far as the kernel could read them.
-    pub descriptors: Descriptors,
+    pub descriptors: DescriptorSet,
     /// Its serial number.
     pub serial: Option<String>,
     /// The speed it runs at.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
     /// The active configuration, 0 if none.
     pub configuration: u8,
     /// Its interfaces in that configuration.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<ActiveInterface>,
     /// Whether it is another machine's device, attached here through vhci.
     pub is_imported: bool,
     /// The node to open.
     pub node: PathBuf,
     /// What prevents sharing it, if anything.
-    pub obstacle: Option<Obstacle>,
+    pub obstacle: Option<SharingObstacle>,
 }
 
-impl Found {
+impl PluggedDevice {
     /// Whether its port is being reset and the device has no address meanwhile: the kernel keeps its number, and shows
     /// 0 (`hub_port_reset`). The device is there, and has its number again in a moment.
     pub fn is_being_reset(&self) -> bool {
@@ -62,7 +62,7 @@ impl Found {
 
 /// An interface of the active configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
+pub struct ActiveInterface {
     /// `bInterfaceNumber`.
     pub number: u8,
     /// Class, subclass, protocol.
@@ -73,7 +73,7 @@ pub struct Interface {
 
 /// Why a device cannot be shared at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum SharingObstacle {
     /// It is a hub.
     Hub,
     /// Its descriptors cannot be read.
@@ -97,35 +97,37 @@ pub enum Obstacle {
     },
 }
 
-impl Obstacle {
+impl SharingObstacle {
     /// One word, for programs.
     pub fn word(&self) -> &'static str {
         match self {
-            Obstacle::Hub => "hub",
-            Obstacle::Unreadable => "unreadable",
-            Obstacle::Mounted { .. } => "mounted",
-            Obstacle::InUse { .. } => "in-use",
-            Obstacle::NoPermission { .. } => "no-permission",
+            SharingObstacle::Hub => "hub",
+            SharingObstacle::Unreadable => "unreadable",
+            SharingObstacle::Mounted { .. } => "mounted",
+            SharingObstacle::InUse { .. } => "in-use",
+            SharingObstacle::NoPermission { .. } => "no-permission",
         }
     }
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for SharingObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Obstacle::Hub => f.write_str("a hub; share what is plugged into it"),
-            Obstacle::Unreadable => f.write_str("its descriptors cannot be read"),
-            Obstacle::Mounted { device, at } => write!(f, "{device} is in use here ({at}); unmount it first"),
-            Obstacle::InUse { by } if by == "usbip-host" => f.write_str("shared by usbipd; 'usbip unbind' it first"),
-            Obstacle::InUse { .. } => f.write_str("another program uses it"),
-            Obstacle::NoPermission { node } => write!(f, "no permission for {}", node.display()),
+            SharingObstacle::Hub => f.write_str("a hub; share what is plugged into it"),
+            SharingObstacle::Unreadable => f.write_str("its descriptors cannot be read"),
+            SharingObstacle::Mounted { device, at } => write!(f, "{device} is in use here ({at}); unmount it first"),
+            SharingObstacle::InUse { by } if by == "usbip-host" => {
+                f.write_str("shared by usbipd; 'usbip unbind' it first")
+            }
+            SharingObstacle::InUse { .. } => f.write_str("another program uses it"),
+            SharingObstacle::NoPermission { node } => write!(f, "no permission for {}", node.display()),
         }
     }
 }
 
 /// Which devices are meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selector {
+pub enum UsbDeviceSelector {
     /// The device in this port: `1-1.4`.
     BusId(String),
     /// All devices of this vendor and product: `046d:c52b`.
@@ -134,46 +136,46 @@ pub enum Selector {
     Serial(String),
 }
 
-impl Selector {
+impl UsbDeviceSelector {
     /// Whether `found` is meant. Another machine's device is meant only by its bus id: if its kind were enough, a
     /// device that this machine both offers and uses would be shared without end.
-    pub fn matches(&self, found: &Found) -> bool {
+    pub fn matches(&self, found: &PluggedDevice) -> bool {
         let device = &found.descriptors.device;
         match self {
-            Selector::BusId(bus_id) => found.bus_id == *bus_id,
+            UsbDeviceSelector::BusId(bus_id) => found.bus_id == *bus_id,
             _ if found.is_imported => false,
-            Selector::Ids(vendor, product) => (device.vendor, device.product) == (*vendor, *product),
-            Selector::Serial(serial) => found.serial.as_ref() == Some(serial),
+            UsbDeviceSelector::Ids(vendor, product) => (device.vendor, device.product) == (*vendor, *product),
+            UsbDeviceSelector::Serial(serial) => found.serial.as_ref() == Some(serial),
         }
     }
 }
 
-impl FromStr for Selector {
+impl FromStr for UsbDeviceSelector {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(serial) = text.strip_prefix("serial=").filter(|serial| !serial.is_empty()) {
-            return Ok(Selector::Serial(serial.to_owned()));
+            return Ok(UsbDeviceSelector::Serial(serial.to_owned()));
         }
         let id = |text: &str| (text.len() == 4).then(|| u16::from_str_radix(text, 16).ok()).flatten();
         if let Some((vendor, product)) = text.split_once(':')
             && let (Some(vendor), Some(product)) = (id(vendor), id(product))
         {
-            return Ok(Selector::Ids(vendor, product));
+            return Ok(UsbDeviceSelector::Ids(vendor, product));
         }
         if is_bus_id(text) {
-            return Ok(Selector::BusId(text.to_owned()));
+            return Ok(UsbDeviceSelector::BusId(text.to_owned()));
         }
         Err(format!("'{text}' names no USB device: try a bus id (1-1.4), VENDOR:PRODUCT (046d:c52b) or serial=TEXT"))
     }
 }
 
-impl fmt::Display for Selector {
+impl fmt::Display for UsbDeviceSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Selector::BusId(bus_id) => write!(f, "usb:{bus_id}"),
-            Selector::Ids(vendor, product) => write!(f, "usb:{vendor:04x}:{product:04x}"),
-            Selector::Serial(serial) => write!(f, "usb:serial={serial}"),
+            UsbDeviceSelector::BusId(bus_id) => write!(f, "usb:{bus_id}"),
+            UsbDeviceSelector::Ids(vendor, product) => write!(f, "usb:{vendor:04x}:{product:04x}"),
+            UsbDeviceSelector::Serial(serial) => write!(f, "usb:serial={serial}"),
         }
     }
 }
@@ -184,13 +186,13 @@ fn is_bus_id(text: &str) -> bool {
     text.split_once('-').is_some_and(|(bus, ports)| is_number(bus) && ports.split('.').all(is_number))
 }
 
-impl Default for Inventory {
+impl Default for UsbInventory {
     fn default() -> Self {
         Self::at(Path::new("/"))
     }
 }
 
-impl Inventory {
+impl UsbInventory {
     /// The inventory of the system whose root is `root`, for tests.
     pub fn at(root: &Path) -> Self {
         Self {
@@ -206,7 +208,7 @@ impl Inventory {
     ///
     /// # Errors
     /// sysfs cannot be read.
-    pub fn devices(&self) -> io::Result<Vec<Found>> {
+    pub fn devices(&self) -> io::Result<Vec<PluggedDevice>> {
         let entries = match fs::read_dir(&self.devices) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -216,7 +218,7 @@ impl Inventory {
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         let held = self.held_blocks();
         // A device that is unplugged while it is read is left out.
-        let mut all: Vec<Found> =
+        let mut all: Vec<PluggedDevice> =
             names.iter().filter(|name| is_bus_id(name)).filter_map(|name| self.device(name, &names, &held)).collect();
         all.sort_by_key(|found| ports_of(&found.bus_id));
         Ok(all)
@@ -226,21 +228,21 @@ impl Inventory {
     ///
     /// # Errors
     /// sysfs cannot be read.
-    pub fn device_at(&self, bus_id: &str) -> io::Result<Option<Found>> {
+    pub fn device_at(&self, bus_id: &str) -> io::Result<Option<PluggedDevice>> {
         Ok(self.devices()?.into_iter().find(|found| found.bus_id == bus_id))
     }
 
     /// The bus instance whose time a device shares with others. Up to full speed that is the nearest high-speed hub,
     /// which translates for all slower devices below it (USB 2.0 11.14); otherwise the controller's bus of its speed.
-    pub fn bus_of(&self, found: &Found) -> String {
+    pub fn bus_of(&self, found: &PluggedDevice) -> String {
         let bus = format!("usb{}", found.bus);
-        if !matches!(found.speed, Speed::Low | Speed::Full) {
+        if !matches!(found.speed, UsbSpeed::Low | UsbSpeed::Full) {
             return format!("{bus}, {} speed", found.speed);
         }
         let mut below = found.bus_id.as_str();
         while let Some((hub, _)) = below.rsplit_once('.') {
             let is_high = fs::read_to_string(self.devices.join(hub).join("speed"));
-            if is_high.is_ok_and(|text| speed(text.trim_end()) == Speed::High) {
+            if is_high.is_ok_and(|text| speed(text.trim_end()) == UsbSpeed::High) {
                 return format!("{bus}, below hub {hub}");
             }
             below = hub;
@@ -250,7 +252,7 @@ impl Inventory {
 
     /// The port that a device is plugged into: its controller's place in the machine, and the ports of the hubs on the
     /// path. Unlike a bus id it does not depend on the order in which controllers were found.
-    pub fn port_of(&self, found: &Found) -> Option<String> {
+    pub fn port_of(&self, found: &PluggedDevice) -> Option<String> {
         let folder = fs::canonicalize(self.devices.join(&found.bus_id)).ok()?;
         let (_, ports) = found.bus_id.split_once('-')?;
         let parts: Vec<_> = folder.iter().map(|part| part.to_string_lossy()).collect();
@@ -260,7 +262,7 @@ impl Inventory {
         Some(format!("{}/{ports}", parts.get(first..bus)?.join("/")))
     }
 
-    fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<Found> {
+    fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<PluggedDevice> {
         // A link that leads nowhere belongs to a device that is being unplugged.
         let folder = fs::canonicalize(self.devices.join(bus_id)).ok()?;
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok().map(|text| text.trim_end().to_owned());
@@ -277,12 +279,12 @@ impl Inventory {
             // Linux 6.9 and later show it.
             all.bos = fs::read(folder.join("bos_descriptors")).unwrap_or_default();
         }
-        let interfaces: Vec<Interface> = names
+        let interfaces: Vec<ActiveInterface> = names
             .iter()
             .filter(|name| name.strip_prefix(bus_id).is_some_and(|rest| rest.starts_with(':')))
             .filter_map(|name| interface(&self.devices.join(name)))
             .collect();
-        let mut found = Found {
+        let mut found = PluggedDevice {
             bus_id: bus_id.to_owned(),
             bus,
             number: device_number,
@@ -296,7 +298,7 @@ impl Inventory {
             descriptors: descriptors.clone().unwrap_or_default(),
         };
         found.obstacle = match descriptors {
-            None => Some(Obstacle::Unreadable),
+            None => Some(SharingObstacle::Unreadable),
             Some(_) => obstacle(&found, &folder, held),
         };
         Some(found)
@@ -338,32 +340,32 @@ struct HeldBlock {
     at: String,
 }
 
-fn obstacle(found: &Found, folder: &Path, held: &[HeldBlock]) -> Option<Obstacle> {
+fn obstacle(found: &PluggedDevice, folder: &Path, held: &[HeldBlock]) -> Option<SharingObstacle> {
     if found.descriptors.device.class[0] == CLASS_HUB {
-        return Some(Obstacle::Hub);
+        return Some(SharingObstacle::Hub);
     }
     if let Some(block) = held.iter().find(|block| block.folder.starts_with(folder)) {
-        return Some(Obstacle::Mounted { device: block.name.clone(), at: block.at.clone() });
+        return Some(SharingObstacle::Mounted { device: block.name.clone(), at: block.at.clone() });
     }
     let taken = |driver: &&String| matches!(driver.as_str(), "usbfs" | "usbip-host");
     if let Some(by) = found.interfaces.iter().filter_map(|interface| interface.driver.as_ref()).find(taken) {
-        return Some(Obstacle::InUse { by: by.clone() });
+        return Some(SharingObstacle::InUse { by: by.clone() });
     }
     let may_open = rustix::fs::access(&found.node, Access::READ_OK | Access::WRITE_OK).is_ok();
-    (!may_open).then(|| Obstacle::NoPermission { node: found.node.clone() })
+    (!may_open).then(|| SharingObstacle::NoPermission { node: found.node.clone() })
 }
 
 fn is_below_vhci(path: &Path) -> bool {
     path.iter().any(|part| part.to_str().is_some_and(|part| part.starts_with("vhci_hcd")))
 }
 
-fn interface(folder: &Path) -> Option<Interface> {
+fn interface(folder: &Path) -> Option<ActiveInterface> {
     let byte = |name: &str| {
         let text = fs::read_to_string(folder.join(name)).ok()?;
         u8::from_str_radix(text.trim(), 16).ok()
     };
     let driver = fs::read_link(folder.join("driver")).ok();
-    Some(Interface {
+    Some(ActiveInterface {
         number: byte("bInterfaceNumber")?,
         class: [byte("bInterfaceClass")?, byte("bInterfaceSubClass")?, byte("bInterfaceProtocol")?],
         driver: driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
@@ -379,7 +381,7 @@ fn string(path: &Path) -> Option<String> {
 /// The strings of the active configuration and its interfaces, by index, as far as the kernel has read them: those of
 /// the active alternate settings.
 fn configuration_strings(
-    all: &Descriptors,
+    all: &DescriptorSet,
     active: u8,
     folder: &Path,
     interfaces: impl Iterator<Item = PathBuf>,
@@ -396,15 +398,15 @@ fn configuration_strings(
 }
 
 /// Parses a speed as the kernel writes it, in megabits a second.
-fn speed(text: &str) -> Speed {
+fn speed(text: &str) -> UsbSpeed {
     match text {
-        "1.5" => Speed::Low,
-        "12" => Speed::Full,
-        "480" => Speed::High,
-        "5000" => Speed::Super,
-        "10000" | "20000" => Speed::SuperPlus,
+        "1.5" => UsbSpeed::Low,
+        "12" => UsbSpeed::Full,
+        "480" => UsbSpeed::High,
+        "5000" => UsbSpeed::Super,
+        "10000" | "20000" => UsbSpeed::SuperPlus,
         // Wireless, or not known yet.
-        _ => Speed::High,
+        _ => UsbSpeed::High,
     }
 }
 
@@ -414,11 +416,11 @@ fn ports_of(bus_id: &str) -> Vec<u32> {
 }
 
 /// Parses the device descriptor and all configurations behind it.
-fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<Descriptors> {
+fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<DescriptorSet> {
     let device = DeviceDescriptor::parse(raw).ok()?;
     let mut configurations = Vec::new();
     let mut rest = &raw[DeviceDescriptor::BYTES..];
-    while let Ok(total) = Configuration::total_length(rest) {
+    while let Ok(total) = UsbConfiguration::total_length(rest) {
         let (own, others) = rest.split_at(total.min(rest.len()));
         configurations.extend(parse_leniently(own));
         rest = others;
@@ -426,19 +428,19 @@ fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<Descriptors> {
     let indexes = [device.manufacturer_string, device.product_string, device.serial_string];
     let known = indexes.into_iter().zip(strings).filter_map(|(index, text)| Some((index, text?)));
     let strings = known.filter(|(index, _)| *index != 0).collect();
-    Some(Descriptors { device, configurations, strings, ..Descriptors::default() })
+    Some(DescriptorSet { device, configurations, strings, ..DescriptorSet::default() })
 }
 
 /// Some real devices have descriptors with broken tails, and work: what comes before the break counts, as for the
 /// kernel.
-fn parse_leniently(bytes: &[u8]) -> Option<Configuration> {
+fn parse_leniently(bytes: &[u8]) -> Option<UsbConfiguration> {
     let mut bytes = bytes.to_vec();
     loop {
         let length = u16::try_from(bytes.len()).ok()?;
         bytes.get_mut(2..4)?.copy_from_slice(&length.to_le_bytes());
-        match Configuration::parse(&bytes) {
+        match UsbConfiguration::parse(&bytes) {
             Ok(configuration) => return Some(configuration),
-            Err(error) if error.offset >= Configuration::HEADER_BYTES => bytes.truncate(error.offset),
+            Err(error) if error.offset >= UsbConfiguration::HEADER_BYTES => bytes.truncate(error.offset),
             Err(_) => return None,
         }
     }
@@ -527,25 +529,25 @@ mod tests {
         let block = root.0.join("sys/bus/usb/devices/1-2.1/host0/block/sda/sda1");
         symlink(block, root.0.join("sys/class/block/sda1")).unwrap();
         root.put("proc/self/mounts", "proc /proc proc rw 0 0\n/dev/sda1 /media/stick vfat rw 0 0\n");
-        let found = Inventory::at(&root.0).devices().unwrap();
+        let found = UsbInventory::at(&root.0).devices().unwrap();
         let said: Vec<_> = found.iter().map(|f| (f.bus_id.as_str(), f.obstacle.clone())).collect();
-        let mounted = Obstacle::Mounted { device: "sda1".into(), at: "mounted at /media/stick".into() };
-        let exported = Obstacle::InUse { by: "usbip-host".into() };
+        let mounted = SharingObstacle::Mounted { device: "sda1".into(), at: "mounted at /media/stick".into() };
+        let exported = SharingObstacle::InUse { by: "usbip-host".into() };
         assert_eq!(
             said,
-            [("1-2", Some(Obstacle::Hub)), ("1-2.1", Some(mounted)), ("1-2.4", Some(exported)), ("1-10", None)]
+            [("1-2", Some(SharingObstacle::Hub)), ("1-2.1", Some(mounted)), ("1-2.4", Some(exported)), ("1-10", None)]
         );
         let stick = &found[1];
         assert_eq!((stick.serial.as_deref(), stick.descriptors.title().as_str()), (Some("S3"), "Stick"));
-        assert_eq!((stick.speed, stick.configuration, stick.number), (Speed::High, 1, 3));
+        assert_eq!((stick.speed, stick.configuration, stick.number), (UsbSpeed::High, 1, 3));
         assert_eq!(stick.interfaces[0].driver.as_deref(), Some("usb-storage"));
         assert_eq!(stick.descriptors.configurations[0].settings[0].endpoints.len(), 1);
         fs::remove_file(root.0.join("dev/bus/usb/001/005")).unwrap();
-        let keyboard = Inventory::at(&root.0).device_at("1-10").unwrap().unwrap();
+        let keyboard = UsbInventory::at(&root.0).device_at("1-10").unwrap().unwrap();
         assert_eq!(keyboard.obstacle.unwrap().word(), "no-permission");
         // While a port is reset its device has no number.
         root.put("sys/bus/usb/devices/1-2.1/devnum", "0\n");
-        let found = Inventory::at(&root.0).devices().unwrap();
+        let found = UsbInventory::at(&root.0).devices().unwrap();
         assert!(found[1].bus_id == "1-2.1" && found[1].is_being_reset() && !found[0].is_being_reset());
     }
 
@@ -572,7 +574,7 @@ mod tests {
         for (number, (bus_id, class, speed, _)) in all.iter().enumerate() {
             root.device(bus_id, number as u32 + 2, *class, speed);
         }
-        let inventory = Inventory::at(&root.0);
+        let inventory = UsbInventory::at(&root.0);
         for (bus_id, _, _, bus) in all {
             let found = inventory.device_at(bus_id).unwrap().expect(bus_id);
             assert_eq!(inventory.bus_of(&found), bus, "{bus_id}");
@@ -608,40 +610,40 @@ mod tests {
         ] {
             root.put(&format!("sys/bus/usb/devices/{name}"), text);
         }
-        let found = Inventory::at(&root.0).device_at("1-1").unwrap().unwrap();
+        let found = UsbInventory::at(&root.0).device_at("1-1").unwrap().unwrap();
         let texts = [(2, "Stick  "), (3, "4711 "), (4, "both"), (6, "UAS")];
         assert_eq!(found.descriptors.strings, texts.map(|(index, text)| (index, text.to_owned())).into());
         assert_eq!((found.descriptors.bos, found.serial.as_deref()), (vec![5, 15, 5, 0, 0], Some("4711")));
         // While it is not configured, the kernel shows an empty name.
         root.put("sys/bus/usb/devices/1-1/configuration", "");
-        let found = Inventory::at(&root.0).device_at("1-1").unwrap().unwrap();
+        let found = UsbInventory::at(&root.0).device_at("1-1").unwrap().unwrap();
         assert_eq!(found.descriptors.string(4), None);
     }
 
     #[test]
     fn a_machine_without_usb_has_no_devices() {
-        let found = Inventory::at(Path::new("/nonexistent")).devices().unwrap();
+        let found = UsbInventory::at(Path::new("/nonexistent")).devices().unwrap();
         assert!(found.is_empty());
     }
 
     #[test]
     fn selectors_are_read_and_mean_what_they_say() {
-        let read = |text: &str| text.parse::<Selector>();
-        assert_eq!(read("1-1.4"), Ok(Selector::BusId("1-1.4".into())));
-        assert_eq!(read("046D:c52b"), Ok(Selector::Ids(0x046d, 0xc52b)));
-        assert_eq!(read("serial=1-1"), Ok(Selector::Serial("1-1".into())));
+        let read = |text: &str| text.parse::<UsbDeviceSelector>();
+        assert_eq!(read("1-1.4"), Ok(UsbDeviceSelector::BusId("1-1.4".into())));
+        assert_eq!(read("046D:c52b"), Ok(UsbDeviceSelector::Ids(0x046d, 0xc52b)));
+        assert_eq!(read("serial=1-1"), Ok(UsbDeviceSelector::Serial("1-1".into())));
         for wrong in ["", "usb1", "1-1:1.0", "1-", "-1", "1-1.", "46d:c52b", "serial=", "046d:c52b:1", "1-99999"] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
         let root = Root::new("select");
         root.device("3-1", 7, 0, "5000");
-        let found = Inventory::at(&root.0).devices().unwrap();
+        let found = UsbInventory::at(&root.0).devices().unwrap();
         for (text, expected) in
             [("3-1", true), ("3-2", false), ("46f4:0007", true), ("46f4:0008", false), ("serial=S7", true)]
         {
             assert_eq!(read(text).unwrap().matches(&found[0]), expected, "{text}");
         }
-        let imported = Found { is_imported: true, ..found[0].clone() };
+        let imported = PluggedDevice { is_imported: true, ..found[0].clone() };
         assert!(read("3-1").unwrap().matches(&imported) && !read("serial=S7").unwrap().matches(&imported));
         assert!(is_below_vhci(Path::new("/sys/devices/platform/vhci_hcd.0/usb3/3-1")));
     }

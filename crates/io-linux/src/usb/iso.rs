@@ -7,7 +7,7 @@ use crate::sys::usbfs::{ISO_PACKETS_MAX, PacketResult};
 
 /// The part of a client's transfer that one usbfs transfer carries.
 #[derive(Debug, Default)]
-pub struct Part {
+pub struct IsoFragment {
     /// IN data as usbfs lays it out: each packet at the sum of the lengths before it.
     pub buffer: Vec<u8>,
     /// How its packets ended.
@@ -43,7 +43,7 @@ pub fn gather(packets: &[IsoPacket], data: &[u8]) -> Vec<u8> {
 }
 
 /// The client's packets with their results, and for IN their data end to end.
-pub fn join(asked: &[IsoPacket], parts: Vec<Part>) -> (Vec<IsoPacket>, Payload) {
+pub fn join(asked: &[IsoPacket], parts: Vec<IsoFragment>) -> (Vec<IsoPacket>, Payload) {
     let results = parts.iter().flat_map(|part| &part.results);
     let packets: Vec<IsoPacket> = asked
         .iter()
@@ -85,14 +85,14 @@ fn compact(buffer: &mut Vec<u8>, packets: &[IsoPacket]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_model::Status;
+    use farbus_model::UrbStatus;
 
     fn packet(offset: u32, length: u32) -> IsoPacket {
         IsoPacket { offset, length, ..IsoPacket::default() }
     }
 
     fn ok(actual: u32) -> PacketResult {
-        PacketResult { actual, status: Status::Ok }
+        PacketResult { actual, status: UrbStatus::Ok }
     }
 
     #[test]
@@ -114,15 +114,15 @@ mod tests {
     #[test]
     fn short_packets_are_closed_up_over_the_border_of_two_parts() {
         let asked: Vec<_> = (0..3).map(|at| packet(at * 8, 4)).collect();
-        let lost = PacketResult { actual: 0, status: Status::IsoMissed };
+        let lost = PacketResult { actual: 0, status: UrbStatus::IsoMissed };
         let parts = vec![
-            Part { buffer: b"ab..cdef".to_vec(), results: vec![ok(2), ok(4)] },
-            Part { buffer: b"....".to_vec(), results: vec![lost] },
+            IsoFragment { buffer: b"ab..cdef".to_vec(), results: vec![ok(2), ok(4)] },
+            IsoFragment { buffer: b"....".to_vec(), results: vec![lost] },
         ];
         let (packets, data) = join(&asked, parts);
         assert_eq!(data.contiguous().as_ref(), b"abcdef");
         assert_eq!(packets.iter().map(|p| (p.offset, p.actual)).collect::<Vec<_>>(), [(0, 2), (8, 4), (16, 0)]);
-        assert_eq!(packets[2].status, Status::IsoMissed);
+        assert_eq!(packets[2].status, UrbStatus::IsoMissed);
     }
 
     #[test]

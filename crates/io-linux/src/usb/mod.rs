@@ -1,4 +1,4 @@
-//! Real USB devices of this machine, through usbfs: the list of all ([`Inventory`]), and one of them as a
+//! Real USB devices of this machine, through usbfs: the list of all ([`UsbInventory`]), and one of them as a
 //! [`Device`](farbus_model::Device) ([`UsbDevice`]).
 //!
 //! No existing library is suitable: a USB/IP exporter has to cancel single URBs, and needs isochronous transfers and
@@ -16,6 +16,6 @@ mod slab;
 mod tests;
 
 pub use device::UsbDevice;
-pub use error::OpenError;
-pub use hotplug::Hotplug;
-pub use inventory::{Found, Interface, Inventory, Obstacle, Selector};
+pub use error::UsbOpenError;
+pub use hotplug::HotplugMonitor;
+pub use inventory::{ActiveInterface, PluggedDevice, SharingObstacle, UsbDeviceSelector, UsbInventory};

@@ -3,9 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use farbus_io_linux::module::{ModuleProcess, Use, Way};
+use farbus_io_linux::module::{ModuleProcess, ModuleTransport, ModuleUse};
 use farbus_model::Instant;
-use farbus_model::module::{Class, Kind, Message, Module, Role, Side, Trouble, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleFailureCause, ModuleMessage, ModuleMessageKind, ModuleNeighbor, ModuleOutput,
+    ModuleRole,
+};
 
 /// How long a turn may take here: longer than a shared machine stalls.
 pub const PATIENCE: Duration = Duration::from_millis(2500);
@@ -30,7 +33,7 @@ pub fn has_python() -> bool {
 }
 
 /// A module that is a program in Python.
-pub fn python(way: Way, script: &str) -> Hired {
+pub fn python(way: ModuleTransport, script: &str) -> Hired {
     let mut command = Command::new("python3");
     command.args(["-c", script]);
     let process = ModuleProcess::start(&mut command, way, PATIENCE).unwrap();
@@ -42,20 +45,30 @@ pub fn used(process: &ModuleProcess) -> Result<Box<dyn Module>, String> {
 }
 
 /// What every half is told when it begins.
-pub const USE: Use<'static> =
-    Use { role: Role::Importer, class: Class::Block, failed: &[0], options: "77", hold_max: None };
+pub const USE: ModuleUse<'static> = ModuleUse {
+    role: ModuleRole::Importer,
+    class: ModuleDeviceClass::Block,
+    failed: &[0],
+    options: "77",
+    hold_max: None,
+};
 
-pub fn message() -> Message {
-    Message { kind: Kind::Request, id: 7, head: vec![1; 14].into(), payload: vec![9; 3_000_000].into() }
+pub fn message() -> ModuleMessage {
+    ModuleMessage {
+        kind: ModuleMessageKind::Request,
+        id: 7,
+        head: vec![1; 14].into(),
+        payload: vec![9; 3_000_000].into(),
+    }
 }
 
 /// Sends a half one message; returns its answers, or why it was cut off.
-pub fn told(half: &mut dyn Module) -> Result<Vec<(Side, Message)>, String> {
-    let mut turn = Turn::default();
-    half.handle(Instant::ZERO, Side::Above, message(), &mut turn);
+pub fn told(half: &mut dyn Module) -> Result<Vec<(ModuleNeighbor, ModuleMessage)>, String> {
+    let mut turn = ModuleOutput::default();
+    half.handle(Instant::ZERO, ModuleNeighbor::Above, message(), &mut turn);
     match turn.failure() {
         Some(failure) => {
-            assert_eq!(failure.trouble, Trouble::Module);
+            assert_eq!(failure.trouble, ModuleFailureCause::Module);
             Err(failure.why)
         }
         None => Ok(std::iter::from_fn(|| turn.pop()).collect()),

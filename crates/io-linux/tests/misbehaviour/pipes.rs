@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use farbus_io_linux::module::{ModuleProcess, Way};
+use farbus_io_linux::module::{ModuleProcess, ModuleTransport};
 use farbus_model::Instant;
-use farbus_model::module::{Kind, Side, Turn};
+use farbus_model::module::{ModuleMessageKind, ModuleNeighbor, ModuleOutput};
 
 use super::case::{Case, Hired, PATIENCE, has_python, message, python, told, used};
 
@@ -28,7 +28,7 @@ told(); done()
 ";
 
 fn start(script: &str) -> Hired {
-    python(Way::Pipes, &format!("{PROLOGUE}{script}"))
+    python(ModuleTransport::Pipes, &format!("{PROLOGUE}{script}"))
 }
 
 #[test]
@@ -54,13 +54,13 @@ while True:
         let said = told(&mut *half).unwrap();
         let told: Vec<_> = said.iter().map(|(side, message)| (*side, message.kind, message.payload.len())).collect();
         let expected = [
-            (Side::Below, Kind::Request, 3_000_000),
-            (Side::Peer, Kind::Aside(0), 5),
-            (Side::Above, Kind::Completion, 5_000_000),
+            (ModuleNeighbor::Below, ModuleMessageKind::Request, 3_000_000),
+            (ModuleNeighbor::Peer, ModuleMessageKind::Aside(0), 5),
+            (ModuleNeighbor::Above, ModuleMessageKind::Completion, 5_000_000),
         ];
         assert_eq!(told, expected);
         assert_eq!((half.poll_timeout(), half.is_at_rest()), (Some(Instant::from_nanos(5)), false));
-        half.handle_timeout(Instant::from_nanos(5), &mut Turn::default());
+        half.handle_timeout(Instant::from_nanos(5), &mut ModuleOutput::default());
         assert_eq!((half.poll_timeout(), half.is_at_rest(), half.save()), (None, true, None));
     }
 }
@@ -84,16 +84,19 @@ while True:
         assert_eq!(said.len(), 2);
         assert_eq!(said[0].1.payload.contiguous().as_ref(), b"before");
         let (side, passed) = &said[1];
-        assert_eq!((*side, passed.id, passed.head.contiguous().as_ref()), (Side::Below, 7, b"new".as_slice()));
+        assert_eq!(
+            (*side, passed.id, passed.head.contiguous().as_ref()),
+            (ModuleNeighbor::Below, 7, b"new".as_slice())
+        );
         assert_eq!(passed.payload, message().payload);
     }
 }
 
 #[test]
 fn a_program_that_does_not_begin_is_no_module() {
-    let process = ModuleProcess::start(&mut Command::new("/bin/false"), Way::Pipes, PATIENCE).unwrap();
+    let process = ModuleProcess::start(&mut Command::new("/bin/false"), ModuleTransport::Pipes, PATIENCE).unwrap();
     assert_eq!(used(&process).err().unwrap(), "its process has ended");
-    assert!(ModuleProcess::start(&mut Command::new("/nonexistent"), Way::Pipes, PATIENCE).is_err());
+    assert!(ModuleProcess::start(&mut Command::new("/nonexistent"), ModuleTransport::Pipes, PATIENCE).is_err());
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn output_before_a_programs_end_is_read() {
     let script = "import struct, sys; sys.stdout.buffer.write(struct.pack('<IB', 8, 5) + b'no rest')";
     let mut command = Command::new("python3");
     command.args(["-c", script]);
-    let process = ModuleProcess::start(&mut command, Way::Pipes, PATIENCE).unwrap();
+    let process = ModuleProcess::start(&mut command, ModuleTransport::Pipes, PATIENCE).unwrap();
     // It may or may not have ended when it is told to begin.
     std::thread::sleep(PATIENCE);
     assert_eq!(used(&process).err().unwrap(), "no rest");

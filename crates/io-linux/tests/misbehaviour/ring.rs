@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use farbus_io_linux::module::Way;
-use farbus_model::module::{Kind, Side};
+use farbus_io_linux::module::ModuleTransport;
+use farbus_model::module::{ModuleMessageKind, ModuleNeighbor};
 
 use super::case::{Case, Hired, has_python, python, told};
 
@@ -57,7 +57,7 @@ at, count, region, room = told(); give(region); done(); ring()
 ";
 
 fn start(script: &str) -> Hired {
-    python(Way::Ring, &format!("{PROLOGUE}{script}"))
+    python(ModuleTransport::Ring, &format!("{PROLOGUE}{script}"))
 }
 
 #[test]
@@ -86,14 +86,14 @@ while True:
             let said = told(&mut *half).unwrap();
             assert_eq!(
                 (said[0].0, said[0].1.kind, said[0].1.id, said[0].1.head.len()),
-                (Side::Below, Kind::Request, 7, 14)
+                (ModuleNeighbor::Below, ModuleMessageKind::Request, 7, 14)
             );
             let payload = said[0].1.payload.contiguous();
             assert!(payload.ends_with(b"\x09end") && payload.len() == 3_000_003);
-            assert_eq!((said[1].0, said[1].1.payload.contiguous().as_ref()), (Side::Peer, &b"aside"[..]));
+            assert_eq!((said[1].0, said[1].1.payload.contiguous().as_ref()), (ModuleNeighbor::Peer, &b"aside"[..]));
             assert_eq!(said.len(), 602);
             for (index, (side, message)) in said[2..].iter().enumerate() {
-                assert_eq!((*side, message.payload.len()), (Side::Above, 50_000));
+                assert_eq!((*side, message.payload.len()), (ModuleNeighbor::Above, 50_000));
                 assert_eq!(message.payload.contiguous()[49_999], index as u8);
             }
         }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use farbus_io_linux::module::Sandbox;
-use farbus_model::module::{Kind, Side};
+use farbus_io_linux::module::WasmSandbox;
+use farbus_model::module::{ModuleMessageKind, ModuleNeighbor};
 
 use super::case::{Case, Hired, PATIENCE, USE, told};
 
@@ -19,7 +19,7 @@ fn with(does: &str, more: &str) -> String {
 }
 
 fn hired(code: &[u8], patience: Duration) -> Hired {
-    let sandbox = Sandbox::new(code, patience);
+    let sandbox = WasmSandbox::new(code, patience);
     Box::new(move || sandbox.as_ref().map_err(Clone::clone)?.half(&USE))
 }
 
@@ -37,8 +37,8 @@ fn the_example_changes_what_passes_and_changes_it_back() {
     let (mut half, mut another) = (hired().unwrap(), hired().unwrap());
     for _ in 0..3 {
         let said = told(&mut *half).unwrap();
-        let [(Side::Below, message)] = &said[..] else { panic!("{said:?}") };
-        assert_eq!((message.kind, message.id, message.head.len()), (Kind::Request, 7, 14));
+        let [(ModuleNeighbor::Below, message)] = &said[..] else { panic!("{said:?}") };
+        assert_eq!((message.kind, message.id, message.head.len()), (ModuleMessageKind::Request, 7, 14));
         let payload = message.payload.contiguous();
         assert!(payload.len() == 3_000_000 && payload.iter().all(|byte| *byte == 9 ^ 77));
         assert_eq!(told(&mut *another).unwrap(), said);

@@ -29,34 +29,34 @@ const WORD_BYTES_MAX: usize = 128;
 
 /// The protocol that is spoken at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum AnnouncedProtocol {
     /// Plain USB/IP: `_usbip._tcp`.
     Plain,
     /// Encrypted, for paired hosts: `_farbus._tcp`.
     Secure,
 }
 
-impl Kind {
+impl AnnouncedProtocol {
     const fn service(self) -> &'static str {
         match self {
-            Kind::Plain => "_usbip._tcp.local.",
-            Kind::Secure => "_farbus._tcp.local.",
+            AnnouncedProtocol::Plain => "_usbip._tcp.local.",
+            AnnouncedProtocol::Secure => "_farbus._tcp.local.",
         }
     }
 
     const fn word(self) -> &'static str {
         match self {
-            Kind::Plain => "usbip",
-            Kind::Secure => "farbus",
+            AnnouncedProtocol::Plain => "usbip",
+            AnnouncedProtocol::Secure => "farbus",
         }
     }
 }
 
 /// What a host announces of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announcement {
+pub struct HostAnnouncement {
     /// The protocol.
-    pub kind: Kind,
+    pub kind: AnnouncedProtocol,
     /// The port.
     pub port: u16,
     /// The addresses; if empty, all of this machine's, as they come and go.
@@ -69,11 +69,11 @@ pub struct Announcement {
 
 /// A host that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct DiscoveredHost {
     /// The name it goes by: unique on its network, which both ends make sure of (RFC 6762 §9).
     pub name: String,
     /// The protocol.
-    pub kind: Kind,
+    pub kind: AnnouncedProtocol,
     /// Its addresses, in the order in which to try them; at least one.
     pub addresses: Vec<SocketAddr>,
     /// farbus's version, if the host announces one.
@@ -101,15 +101,15 @@ impl From<mdns_sd::Error> for DiscoveryError {
 }
 
 /// This machine's announcements. Dropping it withdraws them.
-pub struct Announcer {
+pub struct MdnsAnnouncer {
     daemon: ServiceDaemon,
     name: String,
-    announced: Vec<(Announcement, String)>,
+    announced: Vec<(HostAnnouncement, String)>,
     port: u16,
     networks: BTreeSet<(String, IpAddr)>,
 }
 
-impl Announcer {
+impl MdnsAnnouncer {
     /// An announcer without announcements. `name` is this machine's name; `port` is [`PORT`] except in tests.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl Announcer {
     /// [`LOOK_INTERVAL`]. Returns whether it began anew.
     ///
     /// # Errors
-    /// As [`Announcer::announce`].
+    /// As [`MdnsAnnouncer::announce`].
     pub fn tend(&mut self) -> Result<bool, DiscoveryError> {
         if records(&self.daemon).is_some_and(|records| records <= RECORDS_MAX) {
             return Ok(false);
@@ -154,7 +154,7 @@ impl Announcer {
     ///
     /// # Errors
     /// [`DiscoveryError`]; announcements before the failed one are made.
-    pub fn announce(&mut self, wanted: &[Announcement]) -> Result<(), DiscoveryError> {
+    pub fn announce(&mut self, wanted: &[HostAnnouncement]) -> Result<(), DiscoveryError> {
         let networks = networks();
         if networks != self.networks {
             self.begin_anew()?;
@@ -174,10 +174,14 @@ impl Announcer {
         Ok(())
     }
 
-    fn info(&self, announcement: &Announcement, wanted: &[Announcement]) -> Result<ServiceInfo, DiscoveryError> {
+    fn info(
+        &self,
+        announcement: &HostAnnouncement,
+        wanted: &[HostAnnouncement],
+    ) -> Result<ServiceInfo, DiscoveryError> {
         let mut words = vec![("v", announcement.version.as_str())];
         words.extend(announcement.fingerprint.as_deref().map(|fingerprint| ("fp", fingerprint)));
-        let Announcement { kind, port, .. } = *announcement;
+        let HostAnnouncement { kind, port, .. } = *announcement;
         // The first announcement of a protocol has the host's plain name.
         let is_first = wanted.iter().find(|other| other.kind == kind) == Some(announcement);
         let name = if is_first { self.name.clone() } else { format!("{}-{port}", self.name) };
@@ -189,7 +193,7 @@ impl Announcer {
     }
 }
 
-impl Drop for Announcer {
+impl Drop for MdnsAnnouncer {
     fn drop(&mut self) {
         for (_, name) in &self.announced {
             take_leave(&self.daemon, name);
@@ -223,7 +227,7 @@ fn take_leave(daemon: &ServiceDaemon, name: &str) {
 ///
 /// # Errors
 /// [`DiscoveryError`].
-pub fn browse(kinds: &[Kind], span: Duration, port: u16) -> Result<Vec<Host>, DiscoveryError> {
+pub fn browse(kinds: &[AnnouncedProtocol], span: Duration, port: u16) -> Result<Vec<DiscoveredHost>, DiscoveryError> {
     search(kinds, span, port, |_| false)
 }
 
@@ -231,13 +235,18 @@ pub fn browse(kinds: &[Kind], span: Duration, port: u16) -> Result<Vec<Host>, Di
 ///
 /// # Errors
 /// [`DiscoveryError`].
-pub fn find(kind: Kind, name: &str, span: Duration, port: u16) -> Result<Option<Host>, DiscoveryError> {
+pub fn find(
+    kind: AnnouncedProtocol,
+    name: &str,
+    span: Duration,
+    port: u16,
+) -> Result<Option<DiscoveredHost>, DiscoveryError> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let name = name.strip_suffix(".local").unwrap_or(name);
     if !is_name(name) {
         return Ok(None);
     }
-    let is_it = |host: &Host| host.name.eq_ignore_ascii_case(name);
+    let is_it = |host: &DiscoveredHost| host.name.eq_ignore_ascii_case(name);
     Ok(search(&[kind], span, port, is_it)?.into_iter().find(is_it))
 }
 
@@ -245,17 +254,17 @@ pub fn find(kind: Kind, name: &str, span: Duration, port: u16) -> Result<Option<
 ///
 /// # Errors
 /// [`DiscoveryError`].
-pub fn find_key(fingerprint: &str, span: Duration, port: u16) -> Result<Option<Host>, DiscoveryError> {
-    let is_it = |host: &Host| host.fingerprint.as_deref() == Some(fingerprint);
-    Ok(search(&[Kind::Secure], span, port, is_it)?.into_iter().find(is_it))
+pub fn find_key(fingerprint: &str, span: Duration, port: u16) -> Result<Option<DiscoveredHost>, DiscoveryError> {
+    let is_it = |host: &DiscoveredHost| host.fingerprint.as_deref() == Some(fingerprint);
+    Ok(search(&[AnnouncedProtocol::Secure], span, port, is_it)?.into_iter().find(is_it))
 }
 
 fn search(
-    kinds: &[Kind],
+    kinds: &[AnnouncedProtocol],
     span: Duration,
     port: u16,
-    is_enough: impl Fn(&Host) -> bool,
-) -> Result<Vec<Host>, DiscoveryError> {
+    is_enough: impl Fn(&DiscoveredHost) -> bool,
+) -> Result<Vec<DiscoveredHost>, DiscoveryError> {
     let daemon = ServiceDaemon::new_with_port(port)?;
     let until = Instant::now() + span;
     let events = kinds.iter().map(|&kind| Ok((kind, daemon.browse(kind.service())?)));
@@ -293,7 +302,7 @@ fn search(
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Reads an announcement; `None` if it is invalid.
-fn host_of(kind: Kind, service: &ResolvedService) -> Option<Host> {
+fn host_of(kind: AnnouncedProtocol, service: &ResolvedService) -> Option<DiscoveredHost> {
     let label = service.get_fullname().strip_suffix(kind.service())?.strip_suffix('.')?;
     let is_reachable = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast(),
@@ -311,7 +320,7 @@ fn host_of(kind: Kind, service: &ResolvedService) -> Option<Host> {
     };
     // A host whose name cannot be typed or printed is called by its address.
     let name = if is_name(label) { label.to_owned() } else { first.ip().to_string() };
-    Some(Host { name, kind, addresses, version: word("v"), fingerprint: word("fp") })
+    Some(DiscoveredHost { name, kind, addresses, version: word("v"), fingerprint: word("fp") })
 }
 
 /// Whether this is one label that can be typed: letters, digits, `-` and `_` (RFC 1123 §2.1, and common use).

@@ -7,33 +7,35 @@ use crate::fuzzing::{Input, fuzz};
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn announcement(kind: Kind, port: u16) -> Announcement {
-    let fingerprint = (kind == Kind::Secure).then(|| "ab:cd".to_owned());
-    Announcement { kind, port, addresses: vec![[127, 0, 0, 1].into()], version: "1.2.3".into(), fingerprint }
+fn announcement(kind: AnnouncedProtocol, port: u16) -> HostAnnouncement {
+    let fingerprint = (kind == AnnouncedProtocol::Secure).then(|| "ab:cd".to_owned());
+    HostAnnouncement { kind, port, addresses: vec![[127, 0, 0, 1].into()], version: "1.2.3".into(), fingerprint }
 }
 
 #[test]
 fn announced_host_is_found_until_it_withdraws() {
     let port = free_port();
-    let mut announcer = Announcer::new("lab3.example.org", port).unwrap();
-    announcer.announce(&[announcement(Kind::Plain, 3240), announcement(Kind::Secure, 3241)]).unwrap();
-    let plain = find(Kind::Plain, "LAB3.local", LONG, port).unwrap().expect("it is announced");
+    let mut announcer = MdnsAnnouncer::new("lab3.example.org", port).unwrap();
+    announcer
+        .announce(&[announcement(AnnouncedProtocol::Plain, 3240), announcement(AnnouncedProtocol::Secure, 3241)])
+        .unwrap();
+    let plain = find(AnnouncedProtocol::Plain, "LAB3.local", LONG, port).unwrap().expect("it is announced");
     assert_eq!(
         (plain.name.as_str(), plain.version.as_deref(), plain.fingerprint.as_deref()),
         ("lab3", Some("1.2.3"), None)
     );
     assert_eq!(plain.addresses, ["127.0.0.1:3240".parse().unwrap()]);
-    let secure = find(Kind::Secure, "lab3", LONG, port).unwrap().expect("it is announced");
+    let secure = find(AnnouncedProtocol::Secure, "lab3", LONG, port).unwrap().expect("it is announced");
     assert_eq!((secure.addresses[0].port(), secure.fingerprint.as_deref()), (3241, Some("ab:cd")));
-    assert_eq!(find(Kind::Plain, "not a name", LONG, port), Ok(None), "and no time is lost on it");
+    assert_eq!(find(AnnouncedProtocol::Plain, "not a name", LONG, port), Ok(None), "and no time is lost on it");
     let by_key = find_key("ab:cd", LONG, port).unwrap().expect("it is announced");
     assert_eq!(by_key.addresses, secure.addresses);
 
-    announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
+    announcer.announce(&[announcement(AnnouncedProtocol::Secure, 3241)]).unwrap();
     // A host gives no answer twice within a second (RFC 6762 §6): allow time for the next.
-    let left = browse(&[Kind::Plain, Kind::Secure], Duration::from_secs(5), port).unwrap();
+    let left = browse(&[AnnouncedProtocol::Plain, AnnouncedProtocol::Secure], Duration::from_secs(5), port).unwrap();
     let kinds: Vec<_> = left.iter().map(|host| (host.name.as_str(), host.kind)).collect();
-    assert_eq!(kinds, [("lab3", Kind::Secure)]);
+    assert_eq!(kinds, [("lab3", AnnouncedProtocol::Secure)]);
 }
 
 #[test]
@@ -44,7 +46,7 @@ fn a_name_is_one_label() {
     for name in ["", "a.b", "a b", "é", "a/b", "\u{1b}[31m", &"a".repeat(64)] {
         assert!(!is_name(name), "{name}");
     }
-    assert!(Announcer::new("", PORT).is_err());
+    assert!(MdnsAnnouncer::new("", PORT).is_err());
 }
 
 /// A port that is in use nowhere, so that concurrent tests do not hear each other.
@@ -103,8 +105,8 @@ fn push_data(packet: &mut Vec<u8>, kind: u16, ttl: u32, data: &[u8]) {
 #[test]
 fn records_that_a_stranger_sends_without_end_are_not_kept_without_end() {
     let port = free_port();
-    let mut announcer = Announcer::new("lab3", port).unwrap();
-    announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
+    let mut announcer = MdnsAnnouncer::new("lab3", port).unwrap();
+    announcer.announce(&[announcement(AnnouncedProtocol::Secure, 3241)]).unwrap();
     assert_eq!(announcer.tend(), Ok(false), "its own network is no flood");
     let stranger = Stranger::at(port);
     let until = Instant::now() + LONG;
@@ -126,7 +128,7 @@ fn records_that_a_stranger_sends_without_end_are_not_kept_without_end() {
     }
     let kept = records(&announcer.daemon).expect("it goes on");
     assert!(kept <= RECORDS_MAX, "{kept}");
-    let found = find(Kind::Secure, "lab3", LONG, port).unwrap().expect("it is announced again");
+    let found = find(AnnouncedProtocol::Secure, "lab3", LONG, port).unwrap().expect("it is announced again");
     assert_eq!(found.addresses, ["127.0.0.1:3241".parse().unwrap()]);
 }
 
@@ -196,10 +198,10 @@ fn name(input: &mut Input<'_>, to: &mut Vec<u8>) {
 #[test]
 fn fuzz_mdns_packets() {
     let port = free_port();
-    let mut announcer = Announcer::new("lab3", port).unwrap();
-    announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
+    let mut announcer = MdnsAnnouncer::new("lab3", port).unwrap();
+    announcer.announce(&[announcement(AnnouncedProtocol::Secure, 3241)]).unwrap();
     let searcher = ServiceDaemon::new_with_port(port).unwrap();
-    let events = searcher.browse(Kind::Secure.service()).unwrap();
+    let events = searcher.browse(AnnouncedProtocol::Secure.service()).unwrap();
     let stranger = Stranger::at(port);
     let announcer = std::cell::RefCell::new(announcer);
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_mdns_packets", |input| {
@@ -208,7 +210,7 @@ fn fuzz_mdns_packets() {
         }
         while let Ok(event) = events.try_recv() {
             let ServiceEvent::ServiceResolved(service) = event else { continue };
-            let Some(host) = host_of(Kind::Secure, &service) else { continue };
+            let Some(host) = host_of(AnnouncedProtocol::Secure, &service) else { continue };
             assert!(is_name(&host.name) || host.name.parse::<IpAddr>().is_ok(), "{host:?}");
             assert!(!host.addresses.is_empty());
             for word in host.version.iter().chain(&host.fingerprint) {
@@ -220,8 +222,8 @@ fn fuzz_mdns_packets() {
     });
     let mut announcer = announcer.into_inner();
     announcer.begin_anew().unwrap();
-    announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
-    let is_it = |host: &Host| host.addresses.contains(&"127.0.0.1:3241".parse().unwrap());
-    let found = search(&[Kind::Secure], LONG, port, is_it).unwrap();
+    announcer.announce(&[announcement(AnnouncedProtocol::Secure, 3241)]).unwrap();
+    let is_it = |host: &DiscoveredHost| host.addresses.contains(&"127.0.0.1:3241".parse().unwrap());
+    let found = search(&[AnnouncedProtocol::Secure], LONG, port, is_it).unwrap();
     assert!(found.iter().any(is_it), "{found:?}");
 }

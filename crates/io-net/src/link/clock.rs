@@ -8,11 +8,11 @@ use rustix::time::{ClockId, clock_gettime};
 /// A monotonic clock whose epoch is its creation. It advances while the machine sleeps, so that promises to other hosts
 /// expire in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Clock {
+pub struct BoottimeClock {
     epoch_ns: u64,
 }
 
-impl Clock {
+impl BoottimeClock {
     /// A clock that begins now. Its first reading is later than [`Instant::ZERO`].
     pub fn start() -> Self {
         Self { epoch_ns: since_boot_ns() }

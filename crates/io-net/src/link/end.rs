@@ -60,7 +60,7 @@ mod tests {
     use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
-    use crate::link::{Carrier, Link};
+    use crate::link::{Link, LinkCarrier};
 
     #[test]
     fn every_error_of_a_link_is_either_closed_or_lost() {
@@ -137,7 +137,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Road(AtomicBool);
 
-    impl Carrier for Road {
+    impl LinkCarrier for Road {
         fn is_lost(&self) -> bool {
             self.0.load(Ordering::Acquire)
         }

@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_model::Readiness;
+use farbus_model::ReadinessSource;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::wait::{Interest, Watched, timespec, wait};
+use super::wait::{DeviceWaitSource, PollInterest, timespec, wait};
 
 /// A wait that is shorter than this belongs to a device's schedule, and ends exactly in time; longer ones are timeouts.
 const NEAR: Duration = Duration::from_secs(1);
@@ -18,11 +18,11 @@ const NEAR: Duration = Duration::from_secs(1);
 /// Descriptors that are waited on together; when one is ready, the caller checks all of them. The set can change while
 /// another thread waits on it.
 #[derive(Clone, Debug)]
-pub struct Gathering {
+pub struct EpollSet {
     epoll: Arc<OwnedFd>,
 }
 
-impl Gathering {
+impl EpollSet {
     /// An empty set.
     ///
     /// # Errors
@@ -45,15 +45,15 @@ impl Gathering {
     ///
     /// # Errors
     /// The system's error.
-    pub fn watch_device(&self, readiness: &Readiness) -> io::Result<()> {
-        let Some(interest) = Watched::interest(readiness) else { return Ok(()) };
+    pub fn watch_device(&self, readiness: &ReadinessSource) -> io::Result<()> {
+        let Some(interest) = DeviceWaitSource::interest(readiness) else { return Ok(()) };
         let flags = if interest.is_for_room() { EventFlags::OUT } else { EventFlags::IN };
         self.put(interest.descriptor(), flags)
     }
 
     /// Waits for a device no more.
-    pub fn forget_device(&self, readiness: &Readiness) {
-        if let Some(interest) = Watched::interest(readiness) {
+    pub fn forget_device(&self, readiness: &ReadinessSource) {
+        if let Some(interest) = DeviceWaitSource::interest(readiness) {
             self.forget(interest.descriptor());
         }
     }
@@ -79,7 +79,7 @@ impl Gathering {
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         // epoll counts in milliseconds, ppoll in nanoseconds: short waits need the latter.
         if let Some(span) = timeout.filter(|span| (Duration::from_nanos(1)..NEAR).contains(span)) {
-            return wait(&mut [Interest::new(self.as_fd(), false)], Some(span));
+            return wait(&mut [PollInterest::new(self.as_fd(), false)], Some(span));
         }
         let timeout = timeout.map(timespec);
         // Which of them is ready does not matter: the caller checks all.
@@ -91,12 +91,12 @@ impl Gathering {
     }
 
     /// What an engine waits on for the whole set.
-    pub fn readiness(&self) -> Readiness {
-        Watched::readable(Arc::clone(&self.epoll))
+    pub fn readiness(&self) -> ReadinessSource {
+        DeviceWaitSource::readable(Arc::clone(&self.epoll))
     }
 }
 
-impl AsFd for Gathering {
+impl AsFd for EpollSet {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -105,12 +105,12 @@ impl AsFd for Gathering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::{Link, Wake, wait};
+    use crate::link::{Link, ThreadWaker, wait};
 
     #[test]
     fn a_near_moment_is_met_within_less_than_a_millisecond() {
-        let all = Gathering::new().unwrap();
-        let wake = Wake::new().unwrap();
+        let all = EpollSet::new().unwrap();
+        let wake = ThreadWaker::new().unwrap();
         all.watch(wake.as_fd(), false).unwrap();
         let span = Duration::from_micros(100);
         let times = (0..200).map(|_| {
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn one_ready_descriptor_ends_a_wait_until_it_is_removed() {
-        let all = Gathering::new().unwrap();
-        let (one, two) = (Wake::new().unwrap(), Wake::new().unwrap());
+        let all = EpollSet::new().unwrap();
+        let (one, two) = (ThreadWaker::new().unwrap(), ThreadWaker::new().unwrap());
         all.watch(one.as_fd(), false).unwrap();
         all.watch(two.as_fd(), false).unwrap();
         let is_ready = || {
             let readiness = all.readiness();
-            let mut interests = [Watched::interest(&readiness).unwrap()];
+            let mut interests = [DeviceWaitSource::interest(&readiness).unwrap()];
             wait(&mut interests, Some(Duration::ZERO)).unwrap();
             interests[0].readable
         };

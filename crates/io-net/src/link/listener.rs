@@ -8,7 +8,7 @@ use super::stream::Link;
 
 /// A listening TCP socket.
 #[derive(Debug)]
-pub struct Listener {
+pub struct TcpLinkListener {
     socket: TcpListener,
     /// Whether another process listens at the same socket, and continues when this one ends.
     is_passed: bool,
@@ -25,14 +25,14 @@ pub fn plain_address(address: SocketAddr) -> SocketAddr {
 
 /// An accepted connection.
 #[derive(Debug)]
-pub struct Connection {
+pub struct AcceptedConnection {
     /// The link to it.
     pub link: Link,
     /// The peer's address.
     pub from: SocketAddr,
 }
 
-impl Listener {
+impl TcpLinkListener {
     /// Listens at `address`; port 0 takes a free one.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Listener {
         Ok(Self { socket: self.socket.try_clone()?, is_passed: self.is_passed })
     }
 
-    /// Stops listening; a thread that waits in [`Listener::accept`] wakes up with an error. A socket whose original
+    /// Stops listening; a thread that waits in [`TcpLinkListener::accept`] wakes up with an error. A socket whose original
     /// owner keeps it is left as it is, for that owner's next process.
     pub fn shut_down(&self) {
         if !self.is_passed {
@@ -81,7 +81,7 @@ impl Listener {
         }
     }
 
-    /// Makes [`Listener::accept`] fail with `WouldBlock` instead of waiting, for a thread that waits on more than this.
+    /// Makes [`TcpLinkListener::accept`] fail with `WouldBlock` instead of waiting, for a thread that waits on more than this.
     ///
     /// # Errors
     /// The system's error.
@@ -93,14 +93,14 @@ impl Listener {
     ///
     /// # Errors
     /// The system's error, for example that there are no more descriptors.
-    pub fn accept(&self) -> io::Result<Connection> {
+    pub fn accept(&self) -> io::Result<AcceptedConnection> {
         let (stream, from) = self.socket.accept()?;
         let from = plain_address(from);
-        Ok(Connection { link: Link::over_tcp(stream.into(), from)?, from })
+        Ok(AcceptedConnection { link: Link::over_tcp(stream.into(), from)?, from })
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for TcpLinkListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

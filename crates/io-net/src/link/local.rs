@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use super::stream::{Link, LinkError};
-use crate::sys::peer::Credentials;
+use crate::sys::peer::PeerCredentials;
 
 /// The default mode: only the owner may connect.
 pub const OWNER_ALONE: u32 = 0o600;
@@ -143,7 +143,7 @@ impl LocalListener {
     pub fn try_accept(&self) -> io::Result<Option<LocalConnection>> {
         match accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(fd) => {
-                let who = Credentials::of(&fd)?;
+                let who = PeerCredentials::of(&fd)?;
                 let (user, arrival) = (who.user(), ARRIVALS.fetch_add(1, Ordering::Relaxed) + 1);
                 let process = who.process().map(|process| format!("process {process}, ")).unwrap_or_default();
                 let peer = format!("user {user} ({process}connection {arrival})");

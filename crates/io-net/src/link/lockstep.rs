@@ -26,14 +26,14 @@ pub const CHUNK_BYTES_MAX: usize = 4096;
 
 /// What was sent on a Unix socket and may not have been read.
 #[derive(Debug, Default)]
-pub struct Lockstep {
+pub struct LockstepSender {
     /// The last chunk, until it is known to have been read.
     chunk: Vec<u8>,
     /// Whether the other end has closed its socket with bytes unread.
     is_reset: bool,
 }
 
-impl Lockstep {
+impl LockstepSender {
     /// Begins on `link`; `None` if it is not a plain Unix socket, where nothing tells what was read.
     ///
     /// What was sent before must have been read before the first chunk is sent: see [`is_all_read`].
@@ -47,7 +47,7 @@ impl Lockstep {
     ///
     /// # Errors
     /// The connection has ended, at the latest after the chunk before was read. Receive until its end, and then ask
-    /// [`Lockstep::into_unread`].
+    /// [`LockstepSender::into_unread`].
     pub fn try_send(&mut self, link: &Link, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         if !self.is_read(link)? {
             return Ok(None);
@@ -121,14 +121,14 @@ mod tests {
 
     use super::*;
 
-    fn pair() -> (Link, UnixStream, Lockstep) {
+    fn pair() -> (Link, UnixStream, LockstepSender) {
         let (link, theirs) = Link::pair("test").unwrap();
-        let lockstep = Lockstep::on(&link).expect("it is a Unix socket");
+        let lockstep = LockstepSender::on(&link).expect("it is a Unix socket");
         (link, theirs.into(), lockstep)
     }
 
     /// Receives until the end; returns what was received before it.
-    fn received(link: &Link, lockstep: &mut Lockstep) -> Vec<u8> {
+    fn received(link: &Link, lockstep: &mut LockstepSender) -> Vec<u8> {
         let (mut all, mut space) = (Vec::new(), [0; 64]);
         loop {
             match link.try_receive(&mut space) {
@@ -205,6 +205,6 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stream = TcpStream::connect(address).unwrap();
-        assert!(Lockstep::on(&Link::over_tcp(stream.into(), address).unwrap()).is_none());
+        assert!(LockstepSender::on(&Link::over_tcp(stream.into(), address).unwrap()).is_none());
     }
 }

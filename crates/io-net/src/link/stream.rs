@@ -10,10 +10,10 @@ use std::time::Duration;
 use rustix::net::{self, RecvFlags, sockopt};
 use rustls::Connection;
 
-use super::Clock;
+use super::BoottimeClock;
 use super::socket::{receive_from, send_to};
-use super::tls::{HandshakeFailure, HandshakeLimits, Tls};
-use crate::sys::tcp::{Progress, progress, round_trip, set_class, set_pacing, set_retransmission_min};
+use super::tls::{HandshakeFailure, HandshakeLimits, LinkTls};
+use crate::sys::tcp::{TcpSendProgress, progress, round_trip, set_class, set_pacing, set_retransmission_min};
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
@@ -35,13 +35,13 @@ const LOOPBACK_CONGESTION: &str = "reno";
 pub struct Link {
     fd: OwnedFd,
     peer: String,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<LinkTls>>,
     /// What really carries the bytes, if a thread forwards them.
-    carrier: Option<Arc<dyn Carrier>>,
+    carrier: Option<Arc<dyn LinkCarrier>>,
 }
 
 /// Carries a link's bytes beyond the link's own socket.
-pub trait Carrier: fmt::Debug + Send + Sync {
+pub trait LinkCarrier: fmt::Debug + Send + Sync {
     /// Whether the connection was lost without being closed.
     fn is_lost(&self) -> bool;
 
@@ -148,7 +148,7 @@ impl Link {
 
     /// One end of a pair, whose other end a thread forwards to an encrypted peer. If the connection ended without the
     /// peer closing it, `carrier` reports it lost before the thread closes its end.
-    pub fn bridged(fd: OwnedFd, peer: String, carrier: Arc<dyn Carrier>) -> Self {
+    pub fn bridged(fd: OwnedFd, peer: String, carrier: Arc<dyn LinkCarrier>) -> Self {
         Self { fd, peer, tls: None, carrier: Some(carrier) }
     }
 
@@ -162,7 +162,7 @@ impl Link {
         connection: Connection,
         limits: HandshakeLimits,
     ) -> Result<Self, (HandshakeFailure, Self)> {
-        let tls = Tls::new(connection);
+        let tls = LinkTls::new(connection);
         match tls.shake_hands(&self.fd, limits) {
             Ok(()) => {
                 self.tls = Some(Arc::new(tls));
@@ -304,7 +304,7 @@ impl Link {
     }
 
     /// How many bytes have been acknowledged and are queued; `None` if the link is not a TCP connection.
-    pub fn progress(&self) -> Option<Progress> {
+    pub fn progress(&self) -> Option<TcpSendProgress> {
         progress(&self.fd).ok()
     }
 
@@ -340,7 +340,7 @@ impl Link {
     /// from which that is free.
     pub fn close_in_order(&self, time_max: Duration) {
         self.finish_sending();
-        let clock = Clock::start();
+        let clock = BoottimeClock::start();
         let until = clock.now() + time_max;
         let mut discarded = [0; 1 << 12];
         loop {

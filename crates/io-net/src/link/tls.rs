@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_model::Limits;
+use farbus_model::SessionLimits;
 use rustix::net::RecvFlags;
 use rustls::Connection;
 
-use super::clock::Clock;
+use super::clock::BoottimeClock;
 use super::socket::{receive_from, send_to};
-use super::wait::{Interest, wait};
+use super::wait::{PollInterest, wait};
 
 /// How many encrypted bytes are taken from the socket at once: as many as a session's own receive buffer holds.
 ///
@@ -28,7 +28,7 @@ const OUTGOING_BYTES_MAX: usize = 128 << 10;
 /// What rustls holds besides: a handshake message in pieces (64 KiB), and decrypted data that was not taken, a record
 /// of 16 KiB beyond its limit of as much.
 const RUSTLS_BYTES_MAX: usize = 96 << 10;
-const _: () = assert!(INCOMING_BYTES + OUTGOING_BYTES_MAX + RUSTLS_BYTES_MAX <= Limits::DEFAULT.link_bytes);
+const _: () = assert!(INCOMING_BYTES + OUTGOING_BYTES_MAX + RUSTLS_BYTES_MAX <= SessionLimits::DEFAULT.link_bytes);
 
 /// The limits of a handshake.
 #[derive(Clone, Copy, Debug)]
@@ -54,24 +54,24 @@ pub enum HandshakeFailure {
 
 /// The TLS side of a link. The two locks let another thread close the connection while the owner is blocked in a
 /// receive.
-pub(super) struct Tls {
+pub(super) struct LinkTls {
     connection: Mutex<Connection>,
-    incoming: Mutex<Incoming>,
+    incoming: Mutex<TlsReceiveBuffer>,
     /// Whether bytes may wait here: the last receive filled all the room it was given.
     may_hold_more: AtomicBool,
 }
 
 /// Bytes from the socket that TLS has not processed.
-struct Incoming {
+struct TlsReceiveBuffer {
     bytes: Box<[u8]>,
     from: usize,
     to: usize,
 }
 
-impl Tls {
+impl LinkTls {
     pub fn new(mut connection: Connection) -> Self {
         connection.set_buffer_limit(Some(OUTGOING_BYTES_MAX));
-        let incoming = Incoming { bytes: vec![0; INCOMING_BYTES].into(), from: 0, to: 0 };
+        let incoming = TlsReceiveBuffer { bytes: vec![0; INCOMING_BYTES].into(), from: 0, to: 0 };
         Self {
             connection: Mutex::new(connection),
             incoming: Mutex::new(incoming),
@@ -82,7 +82,7 @@ impl Tls {
 
     /// Runs the handshake to its end.
     pub fn shake_hands(&self, fd: &OwnedFd, limits: HandshakeLimits) -> Result<(), HandshakeFailure> {
-        let clock = Clock::start();
+        let clock = BoottimeClock::start();
         let until = clock.now() + limits.time_max;
         let (mut connection, mut incoming) = (lock(&self.connection), lock(&self.incoming));
         let mut received = 0;
@@ -96,7 +96,7 @@ impl Tls {
                 if now >= until {
                     return Err(HandshakeFailure::TooSlow);
                 }
-                let mut interests = [Interest::new(fd.as_fd(), connection.wants_write())];
+                let mut interests = [PollInterest::new(fd.as_fd(), connection.wants_write())];
                 wait(&mut interests, Some(until - now)).map_err(HandshakeFailure::Lost)?;
                 if !interests[0].readable {
                     continue;
@@ -141,7 +141,7 @@ impl Tls {
     }
 
     /// Hands out decrypted bytes, and decrypts what is there. `None`: more must be read from the socket.
-    fn decrypt(&self, fd: &OwnedFd, incoming: &mut Incoming, to: &mut [u8]) -> io::Result<Option<usize>> {
+    fn decrypt(&self, fd: &OwnedFd, incoming: &mut TlsReceiveBuffer, to: &mut [u8]) -> io::Result<Option<usize>> {
         let mut connection = lock(&self.connection);
         let mut count = 0;
         loop {
@@ -207,7 +207,7 @@ impl Tls {
     }
 }
 
-impl Incoming {
+impl TlsReceiveBuffer {
     fn is_empty(&self) -> bool {
         self.from == self.to
     }
@@ -231,7 +231,7 @@ impl Incoming {
 /// Sends encrypted bytes; returns whether all are sent.
 fn flush(connection: &mut Connection, fd: &OwnedFd) -> io::Result<bool> {
     while connection.wants_write() {
-        match connection.write_tls(&mut Socket(fd)) {
+        match connection.write_tls(&mut NonblockingSocket(fd)) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
@@ -241,9 +241,9 @@ fn flush(connection: &mut Connection, fd: &OwnedFd) -> io::Result<bool> {
 }
 
 /// A socket that never blocks.
-struct Socket<'a>(&'a OwnedFd);
+struct NonblockingSocket<'a>(&'a OwnedFd);
 
-impl Write for Socket<'_> {
+impl Write for NonblockingSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         send_to(self.0, &[IoSlice::new(bytes)])
     }
@@ -266,8 +266,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for LinkTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").finish_non_exhaustive()
+        f.debug_struct("LinkTls").finish_non_exhaustive()
     }
 }

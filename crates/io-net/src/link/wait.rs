@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use farbus_model::Readiness;
+use farbus_model::ReadinessSource;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 /// A descriptor, and what to wait for on it.
 #[derive(Debug)]
-pub struct Interest<'a> {
+pub struct PollInterest<'a> {
     fd: BorrowedFd<'a>,
     flags: PollFlags,
     /// After [`wait`]: there is something to read; an end or an error counts.
@@ -21,7 +21,7 @@ pub struct Interest<'a> {
     pub writable: bool,
 }
 
-impl<'a> Interest<'a> {
+impl<'a> PollInterest<'a> {
     /// Waits for something to read, and for room to write if `write`.
     pub fn new(fd: BorrowedFd<'a>, write: bool) -> Self {
         let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
@@ -60,41 +60,41 @@ impl<'a> Interest<'a> {
 
 /// What to wait on for a remote or real device.
 #[derive(Debug)]
-pub struct Watched(On);
+pub struct DeviceWaitSource(WaitSourceKind);
 
 #[derive(Debug)]
-enum On {
+enum WaitSourceKind {
     /// Becomes writable when the device has completed something, as usbfs's descriptor does.
     Room(Arc<OwnedFd>),
     /// Is woken by another thread.
-    Wake(Arc<Wake>),
+    Wake(Arc<ThreadWaker>),
     /// Becomes readable.
     Readable(Arc<OwnedFd>),
 }
 
-impl Watched {
+impl DeviceWaitSource {
     /// Tells an engine to wait on a descriptor that becomes writable when its device has completed something.
-    pub fn readiness(fd: Arc<OwnedFd>) -> Readiness {
-        Readiness::new(Self(On::Room(fd)))
+    pub fn readiness(fd: Arc<OwnedFd>) -> ReadinessSource {
+        ReadinessSource::new(Self(WaitSourceKind::Room(fd)))
     }
 
     /// Tells an engine to wait until another thread wakes it.
-    pub fn woken(wake: Arc<Wake>) -> Readiness {
-        Readiness::new(Self(On::Wake(wake)))
+    pub fn woken(wake: Arc<ThreadWaker>) -> ReadinessSource {
+        ReadinessSource::new(Self(WaitSourceKind::Wake(wake)))
     }
 
     /// Tells an engine to wait on a descriptor that becomes readable.
-    pub(super) fn readable(fd: Arc<OwnedFd>) -> Readiness {
-        Readiness::new(Self(On::Readable(fd)))
+    pub(super) fn readable(fd: Arc<OwnedFd>) -> ReadinessSource {
+        ReadinessSource::new(Self(WaitSourceKind::Readable(fd)))
     }
 
-    /// The interest in a device, from [`Watched::readiness`] or [`Watched::woken`]; `None` for a readiness of another
+    /// The interest in a device, from [`DeviceWaitSource::readiness`] or [`DeviceWaitSource::woken`]; `None` for a readiness of another
     /// origin.
-    pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
+    pub fn interest(readiness: &ReadinessSource) -> Option<PollInterest<'_>> {
         match &readiness.inside::<Self>()?.0 {
-            On::Room(fd) => Some(Interest::room(fd.as_fd())),
-            On::Wake(wake) => Some(Interest::new(wake.as_fd(), false)),
-            On::Readable(fd) => Some(Interest::new(fd.as_fd(), false)),
+            WaitSourceKind::Room(fd) => Some(PollInterest::room(fd.as_fd())),
+            WaitSourceKind::Wake(wake) => Some(PollInterest::new(wake.as_fd(), false)),
+            WaitSourceKind::Readable(fd) => Some(PollInterest::new(fd.as_fd(), false)),
         }
     }
 }
@@ -106,7 +106,7 @@ impl Watched {
 ///
 /// # Panics
 /// Without any interest, or with more than [`INTERESTS_MAX`]: an engine owns few descriptors.
-pub fn wait(interests: &mut [Interest<'_>], timeout: Option<Duration>) -> io::Result<()> {
+pub fn wait(interests: &mut [PollInterest<'_>], timeout: Option<Duration>) -> io::Result<()> {
     assert!((1..=INTERESTS_MAX).contains(&interests.len()), "an engine owns few descriptors");
     let first = PollFd::from_borrowed_fd(interests[0].fd, interests[0].flags);
     if interests.len() <= FEW {
@@ -123,7 +123,11 @@ const FEW: usize = 4;
 /// The most that an engine with many connections waits on.
 pub const INTERESTS_MAX: usize = 32;
 
-fn wait_on<'a>(fds: &mut [PollFd<'a>], interests: &mut [Interest<'a>], timeout: Option<Duration>) -> io::Result<()> {
+fn wait_on<'a>(
+    fds: &mut [PollFd<'a>],
+    interests: &mut [PollInterest<'a>],
+    timeout: Option<Duration>,
+) -> io::Result<()> {
     for (fd, interest) in fds.iter_mut().zip(interests.iter()) {
         *fd = PollFd::from_borrowed_fd(interest.fd, interest.flags);
     }
@@ -156,13 +160,13 @@ pub fn wait_exactly() {
 
 /// Wakes a waiting thread, which has this among its interests.
 #[derive(Debug)]
-pub struct Wake {
+pub struct ThreadWaker {
     event: OwnedFd,
     /// Set after the event: a thread that checks often and is seldom woken makes no system call for it.
     is_woken: AtomicBool,
 }
 
-impl Wake {
+impl ThreadWaker {
     /// An event that is not set.
     ///
     /// # Errors
@@ -196,7 +200,7 @@ impl Wake {
     }
 }
 
-impl AsFd for Wake {
+impl AsFd for ThreadWaker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -210,12 +214,12 @@ mod tests {
     fn a_device_is_ready_by_room_to_write_and_by_something_to_read() {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
         let one = Arc::new(OwnedFd::from(one));
-        let usbfs = Watched::readiness(Arc::clone(&one));
-        let mut interests = [Watched::interest(&usbfs).unwrap()];
+        let usbfs = DeviceWaitSource::readiness(Arc::clone(&one));
+        let mut interests = [DeviceWaitSource::interest(&usbfs).unwrap()];
         wait(&mut interests, None).unwrap();
         assert!(interests[0].is_ready() && !interests[0].readable, "there is room and nothing to read");
-        let session = Watched::readable(one);
-        let mut interests = [Watched::interest(&session).unwrap()];
+        let session = DeviceWaitSource::readable(one);
+        let mut interests = [DeviceWaitSource::interest(&session).unwrap()];
         wait(&mut interests, Some(Duration::ZERO)).unwrap();
         assert!(!interests[0].is_ready());
         rustix::io::write(&other, b"x").unwrap();
@@ -225,13 +229,13 @@ mod tests {
 
     #[test]
     fn a_wake_ends_a_wait_once() {
-        let wake = Wake::new().unwrap();
+        let wake = ThreadWaker::new().unwrap();
         wake.wake();
-        let mut interests = [Interest::new(wake.as_fd(), false)];
+        let mut interests = [PollInterest::new(wake.as_fd(), false)];
         wait(&mut interests, None).unwrap();
         assert!(interests[0].readable);
         wake.clear();
-        let mut interests = [Interest::new(wake.as_fd(), false)];
+        let mut interests = [PollInterest::new(wake.as_fd(), false)];
         wait(&mut interests, Some(Duration::from_micros(125))).unwrap();
         assert!(!interests[0].readable);
     }

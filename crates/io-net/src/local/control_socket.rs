@@ -19,13 +19,13 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::link::{Interest, wait};
+use crate::link::{PollInterest, wait};
 use crate::local::events;
-use crate::local::passed_files::Files;
+use crate::local::passed_files::PassedFiles;
 pub use crate::local::runtime_folder::path as folder;
 use crate::local::runtime_folder::{self, RuntimeFolder};
 use crate::sys::passing::{receive_on_stream, send_on_stream};
-use crate::sys::peer::Credentials;
+use crate::sys::peer::PeerCredentials;
 
 /// How long a client may take to send a question, and to receive the answer. Both are on this machine.
 const TALK_TIME_MAX: Duration = Duration::from_secs(1);
@@ -60,17 +60,17 @@ impl From<Answer> for SentAnswer {
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
-    talk: Arc<Talk>,
+    talk: Arc<AnswerActivity>,
 }
 
 /// Whether a question is being answered.
 #[derive(Debug, Default)]
-struct Talk {
+struct AnswerActivity {
     is_going_on: Mutex<bool>,
     over: Condvar,
 }
 
-impl Talk {
+impl AnswerActivity {
     fn set(&self, is_going_on: bool) {
         *self.is_going_on.lock().unwrap_or_else(PoisonError::into_inner) = is_going_on;
         self.over.notify_all();
@@ -125,7 +125,7 @@ impl ControlSocket {
     pub fn open<A: Into<SentAnswer>>(
         &self,
         listener: UnixListener,
-        answer: impl Fn(Question, &Files) -> A + Send + 'static,
+        answer: impl Fn(Question, &PassedFiles) -> A + Send + 'static,
     ) -> Result<(), ControlSocketError> {
         let talk = Arc::clone(&self.talk);
         let serve = move || serve(&listener, &talk, &|question, files| answer(question, files).into());
@@ -147,7 +147,7 @@ impl Drop for ControlSocket {
     }
 }
 
-fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question, &Files) -> SentAnswer) {
+fn serve(listener: &UnixListener, talk: &AnswerActivity, answer: &dyn Fn(Question, &PassedFiles) -> SentAnswer) {
     for stream in listener.incoming().flatten() {
         // A client that does not finish its question gets no answer.
         let _ = serve_one(stream, talk, answer);
@@ -155,9 +155,13 @@ fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question, &Files)
     }
 }
 
-fn serve_one(stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question, &Files) -> SentAnswer) -> io::Result<()> {
+fn serve_one(
+    stream: UnixStream,
+    talk: &AnswerActivity,
+    answer: &dyn Fn(Question, &PassedFiles) -> SentAnswer,
+) -> io::Result<()> {
     // Folder and socket are accessible to the owner only; this check holds even if their modes were changed.
-    let user = Credentials::of(&stream)?.user();
+    let user = PeerCredentials::of(&stream)?.user();
     if user != runtime_folder::owner() && user != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
@@ -169,16 +173,16 @@ fn serve_one(stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question, &Files) 
     }
     talk.set(true);
     let answer = match heard {
-        Heard::Line(line) => match serde_json::from_slice(&line) {
+        ReceivedLine::Line(line) => match serde_json::from_slice(&line) {
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") })).into()
             }
             Ok(Question::Events { after }) => Answer::of(&events::after(after)).into(),
-            Ok(question) => answer(question, &Files::passed(fds)),
+            Ok(question) => answer(question, &PassedFiles::passed(fds)),
             Err(error) => Answer::Refused(format!("not a question: {error}")).into(),
         },
-        Heard::TooMuch => Answer::Refused(format!("a question has at most {QUESTION_BYTES_MAX} bytes")).into(),
-        Heard::Nothing => return Ok(()),
+        ReceivedLine::TooMuch => Answer::Refused(format!("a question has at most {QUESTION_BYTES_MAX} bytes")).into(),
+        ReceivedLine::Nothing => return Ok(()),
     };
     stream.set_write_timeout(Some(TALK_TIME_MAX))?;
     let mut line = BufWriter::new(stream);
@@ -189,19 +193,19 @@ fn serve_one(stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question, &Files) 
 
 /// Whether the client has closed the connection. One that has only closed its sending direction still waits.
 fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
-    let mut interests = [Interest::end(stream.as_fd())];
+    let mut interests = [PollInterest::end(stream.as_fd())];
     wait(&mut interests, Some(Duration::ZERO))?;
     Ok(interests[0].readable)
 }
 
 /// What was received before the line ended, or the time or size limit was reached.
-enum Heard {
+enum ReceivedLine {
     Line(Vec<u8>),
     TooMuch,
     Nothing,
 }
 
-fn read_question(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<Heard> {
+fn read_question(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<ReceivedLine> {
     let until = Instant::now() + TALK_TIME_MAX;
     let mut line = Vec::new();
     let mut piece = [0; 4096];
@@ -215,11 +219,11 @@ fn read_question(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<Hear
         let end = piece[..count].iter().position(|&byte| byte == b'\n');
         line.extend(&piece[..end.unwrap_or(count)]);
         if line.len() > QUESTION_BYTES_MAX {
-            return Ok(Heard::TooMuch);
+            return Ok(ReceivedLine::TooMuch);
         }
         match (end, count) {
-            (None, 0) if line.is_empty() => return Ok(Heard::Nothing),
-            (None, 0) | (Some(_), _) => return Ok(Heard::Line(line)),
+            (None, 0) if line.is_empty() => return Ok(ReceivedLine::Nothing),
+            (None, 0) | (Some(_), _) => return Ok(ReceivedLine::Line(line)),
             (None, _) => {}
         }
     }
@@ -269,7 +273,7 @@ pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
     let control_sockets = control_sockets()?.into_iter();
     Ok(control_sockets
         .filter_map(|control_socket| {
-            Some((control_socket.pid, ask_at(&control_socket, question)?.unwrap_or_else(Silence::answer)))
+            Some((control_socket.pid, ask_at(&control_socket, question)?.unwrap_or_else(MissingAnswer::answer)))
         })
         .collect())
 }
@@ -289,7 +293,7 @@ pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
             Some(Err(silence)) => return Ok(silence.answer()),
         }
     }
-    Ok(ended.map_or(Answer::Unknown, Silence::answer))
+    Ok(ended.map_or(Answer::Unknown, MissingAnswer::answer))
 }
 
 /// The process id and the status of this owner's daemon; `None` if none runs.
@@ -305,12 +309,12 @@ pub fn own_daemon() -> io::Result<Option<(u32, Value)>> {
 }
 
 /// Why a process did not answer.
-struct Silence {
+struct MissingAnswer {
     pid: u32,
     source: io::Error,
 }
 
-impl Silence {
+impl MissingAnswer {
     /// Whether the process ended before it could answer.
     fn has_ended(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
@@ -323,7 +327,7 @@ impl Silence {
 }
 
 /// Asks one process at its socket; `None` if the process has ended.
-fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result<Answer, Silence>> {
+fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result<Answer, MissingAnswer>> {
     match ask_with(control_socket, question, &[]) {
         Ok(answer) => Some(Ok(answer)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -331,7 +335,7 @@ fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result
             None
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(source) => Some(Err(Silence { pid: control_socket.pid, source })),
+        Err(source) => Some(Err(MissingAnswer { pid: control_socket.pid, source })),
     }
 }
 
@@ -416,7 +420,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let control_socket = ControlSocket { path: path.clone(), talk: Arc::default() };
         let (end, ended) = std::sync::mpsc::channel();
-        let answer = move |_, _: &Files| {
+        let answer = move |_, _: &PassedFiles| {
             end.send(()).unwrap();
             // The end is already under way.
             thread::sleep(Duration::from_millis(50));
@@ -444,7 +448,7 @@ mod tests {
         patient.shutdown(std::net::Shutdown::Write).unwrap();
         let control_socket = ControlSocket { path, talk: Arc::default() };
         let (heard, typed) = std::sync::mpsc::channel();
-        let answer = move |question, _: &Files| {
+        let answer = move |question, _: &PassedFiles| {
             heard.send(question).unwrap();
             Answer::Ok(Value::Null)
         };

@@ -21,7 +21,7 @@ const REFUSALS_MAX: u64 = 10;
 const FLOOD_WINDOW: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-struct Kept {
+struct EventBacklog {
     last: u64,
     events: VecDeque<Event>,
     /// Since when refusals are counted, and how many there were.
@@ -30,7 +30,7 @@ struct Kept {
     suppressed: u64,
 }
 
-impl Kept {
+impl EventBacklog {
     const fn new() -> Self {
         Self { last: 0, events: VecDeque::new(), refusals: None, suppressed: 0 }
     }
@@ -66,7 +66,7 @@ impl Kept {
     }
 }
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept::new());
+static KEPT: Mutex<EventBacklog> = Mutex::new(EventBacklog::new());
 
 /// Publishes an event of this process.
 pub fn publish(event: Event) {
@@ -83,13 +83,13 @@ pub fn after(number: u64) -> LatestEvents {
 mod tests {
     use super::*;
 
-    fn pushed(kept: &mut Kept, event: Event, now: Instant) {
+    fn pushed(kept: &mut EventBacklog, event: Event, now: Instant) {
         kept.push(event, now, "2026-11-24T00:00:00.000Z".into());
     }
 
     #[test]
     fn client_gets_what_came_after_the_number_it_knows_and_learns_what_it_missed() {
-        let (mut kept, now) = (Kept::new(), Instant::now());
+        let (mut kept, now) = (EventBacklog::new(), Instant::now());
         assert_eq!(kept.after(0), LatestEvents::default());
         for number in 1..=300 {
             pushed(&mut kept, Event::of(EventKind::Used, format!("disk{number}")).host("lab3"), now);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn flood_of_refusals_is_counted_and_pushes_nothing_out() {
-        let (mut kept, now) = (Kept::new(), Instant::now());
+        let (mut kept, now) = (EventBacklog::new(), Instant::now());
         pushed(&mut kept, Event::of(EventKind::Attached, "lab3:3241/disk"), now);
         for _ in 0..10_000 {
             pushed(&mut kept, Event::of(EventKind::Refused, "disk").host("10.0.0.9"), now);

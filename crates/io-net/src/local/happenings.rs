@@ -9,30 +9,30 @@ use crate::local::events::{Event, EventKind, LatestEvents};
 use crate::trust::timestamp;
 
 /// An event and its process.
-pub type Happened = (Event, u32);
+pub type ProcessEvent = (Event, u32);
 
 /// The number of the last event of each process that is known.
 #[derive(Debug, Default)]
-pub struct Happenings {
+pub struct ProcessEventCursors {
     known: BTreeMap<u32, u64>,
 }
 
 /// What has happened since the last time.
 #[derive(Debug, Default)]
-pub struct New {
+pub struct ProcessEventBatch {
     /// The events, the earliest first.
-    pub happened: Vec<Happened>,
+    pub happened: Vec<ProcessEvent>,
     /// Processes with the number of events that came too fast to be asked for.
     pub missed: Vec<(u32, u64)>,
 }
 
-impl Happenings {
+impl ProcessEventCursors {
     /// Asks all processes what happened since they were asked last; the first time, for everything that they keep.
     ///
     /// # Errors
     /// The runtime folder cannot be read.
-    pub fn ask(&mut self) -> io::Result<New> {
-        let mut new = New::default();
+    pub fn ask(&mut self) -> io::Result<ProcessEventBatch> {
+        let mut new = ProcessEventBatch::default();
         // One question goes to all: what each has after the least number is sorted out here. A new process is asked for
         // everything that it keeps.
         let all_known = running()?.iter().all(|pid| self.known.contains_key(pid));

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// The descriptors that were passed with a question.
 #[derive(Debug, Default)]
-pub struct Files(Mutex<Vec<OwnedFd>>);
+pub struct PassedFiles(Mutex<Vec<OwnedFd>>);
 
-impl Files {
+impl PassedFiles {
     /// The descriptors that were received.
     pub fn passed(files: Vec<OwnedFd>) -> Self {
         Self(Mutex::new(files))

@@ -18,8 +18,8 @@ use std::time::SystemTime;
 use rustix::fs::{Mode, OFlags, fstat};
 use tracing::warn;
 
-use crate::sys::peer::Credentials;
-use crate::trust::Folder;
+use crate::sys::peer::PeerCredentials;
+use crate::trust::HostFolder;
 
 /// The mode bits of a folder that let other users create files there.
 const OTHERS_WRITE: u32 = 0o022;
@@ -106,7 +106,7 @@ impl RuntimeFolder {
     /// # Errors
     /// [`RuntimeFolderError`].
     pub fn make() -> Result<Self, RuntimeFolderError> {
-        let Chosen { path, owner, .. } = chosen();
+        let RuntimeFolderChoice { path, owner, .. } = chosen();
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         match made {
             // What exists there, even a dangling symbolic link, is checked below.
@@ -190,7 +190,7 @@ impl RuntimeFolder {
     /// # Errors
     /// `PermissionDenied` if it is not.
     pub fn check_peer(&self, socket: impl std::os::fd::AsFd) -> io::Result<()> {
-        let user = Credentials::of(socket)?.user();
+        let user = PeerCredentials::of(socket)?.user();
         match user == self.owner || user == 0 {
             true => Ok(()),
             false => Err(io::Error::new(
@@ -228,7 +228,7 @@ impl RuntimeFolder {
 
 /// The folders of this owner's processes.
 #[derive(Debug, PartialEq, Eq)]
-struct Chosen {
+struct RuntimeFolderChoice {
     path: PathBuf,
     owner: u32,
     /// Folders of processes that began outside a login session, or before an upgrade.
@@ -251,7 +251,7 @@ pub fn owner() -> u32 {
 /// # Errors
 /// [`RuntimeFolderError`]: this process's own folder is unsafe.
 pub fn all() -> Result<Vec<RuntimeFolder>, RuntimeFolderError> {
-    let Chosen { path, owner, others } = chosen();
+    let RuntimeFolderChoice { path, owner, others } = chosen();
     let mut folders: Vec<RuntimeFolder> = RuntimeFolder::open(path, *owner)?.into_iter().collect();
     for other in others {
         match RuntimeFolder::open(other, *owner) {
@@ -284,7 +284,7 @@ pub fn holding(socket: &Path) -> Result<Option<(RuntimeFolder, String)>, Runtime
     let (Some(folder), Some(name)) = (socket.parent(), socket.file_name().and_then(|name| name.to_str())) else {
         return Ok(None);
     };
-    let Chosen { path, owner, others } = chosen();
+    let RuntimeFolderChoice { path, owner, others } = chosen();
     let found = match () {
         () if folder == path || others.iter().any(|other| other == folder) => RuntimeFolder::open(folder, *owner)?,
         () => of_sudo_user().filter(|found| found.path == folder),
@@ -294,7 +294,7 @@ pub fn holding(socket: &Path) -> Result<Option<(RuntimeFolder, String)>, Runtime
 
 /// Whether the path of a socket is in one of the owner's runtime folders. Looks at no file.
 pub fn is_among(socket: &Path) -> bool {
-    let Chosen { path, others, .. } = chosen();
+    let RuntimeFolderChoice { path, others, .. } = chosen();
     let of_sudo_user = sudo_user().map(|(_, path)| path);
     socket.parent().is_some_and(|folder| folder == path || others.iter().chain(&of_sudo_user).any(|it| it == folder))
 }
@@ -304,11 +304,11 @@ const NAME: &str = "farbus";
 /// Where the system keeps a folder for each user with a session.
 const OF_USERS: &str = "/run/user";
 
-fn chosen() -> &'static Chosen {
-    static CHOSEN: OnceLock<Chosen> = OnceLock::new();
+fn chosen() -> &'static RuntimeFolderChoice {
+    static CHOSEN: OnceLock<RuntimeFolderChoice> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let told = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-        let state = Folder::of_user().ok().map(|state| state.path().to_owned());
+        let state = HostFolder::of_user().ok().map(|state| state.path().to_owned());
         let owner_of = |path: &Path| fs::metadata(path).ok().map(|found| found.uid());
         choose(rustix::process::geteuid().as_raw(), told, state, &std::env::temp_dir(), owner_of)
     })
@@ -322,12 +322,12 @@ fn choose(
     state: Option<PathBuf>,
     temporary: &Path,
     owner_of: impl Fn(&Path) -> Option<u32>,
-) -> Chosen {
+) -> RuntimeFolderChoice {
     let session = Path::new(OF_USERS).join(owner.to_string());
     // A folder of another user, which `su` leaves in the environment, is not used (XDG Base Directory Specification).
     let told = told.filter(|path| owner_of(path).is_none_or(|found| found == owner));
     if let Some(told) = told.as_ref().filter(|told| **told != session) {
-        return Chosen { path: told.join(NAME), owner, others: Vec::new() };
+        return RuntimeFolderChoice { path: told.join(NAME), owner, others: Vec::new() };
     }
     let mut all: Vec<PathBuf> = Vec::new();
     if owner == 0 {
@@ -348,7 +348,7 @@ fn choose(
         all.push(temporary.join(format!("{NAME}-{owner}")));
     }
     let path = all.remove(0);
-    Chosen { path, owner, others: all }
+    RuntimeFolderChoice { path, owner, others: all }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::trust::{Access, FolderError, StateFolder};
+use crate::trust::{FileAccessMode, FolderError, StateFolder};
 
 /// Creates the file or truncates it, with this mode less the umask. In a folder of the user's own or root's, whatever
 /// has that name is written to, as by any program. In a folder where other users can create files, such as `/tmp`, it
@@ -27,7 +27,7 @@ pub fn create_output(path: &Path, mode: u32) -> io::Result<File> {
         return Ok(rustix::fs::openat(folder.descriptor(), name, flags, Mode::from_raw_mode(mode))?.into());
     }
     let name = name.to_str().ok_or(io::ErrorKind::InvalidInput)?;
-    let file = folder.file_or_make(name, Access::ReadWrite).map_err(refused)?;
+    let file = folder.file_or_make(name, FileAccessMode::ReadWrite).map_err(refused)?;
     file.set_len(0)?;
     Ok(file)
 }

@@ -21,16 +21,16 @@ const SERVICE: &str = "farbus";
 const SPARE: std::ops::RangeInclusive<u32> = 65520..=65531;
 
 /// A user and its group.
-pub type Account = (Uid, Gid);
+pub type UserAccount = (Uid, Gid);
 
 /// The user `farbus`, if it exists.
-pub fn service_user() -> Option<Account> {
+pub fn service_user() -> Option<UserAccount> {
     find(&passwd(), SERVICE)
 }
 
 /// The user of the process that talks to the network, if root starts farbus: a name for people, and the ids. Never
 /// root.
-pub fn confined_user() -> (String, Account) {
+pub fn confined_user() -> (String, UserAccount) {
     let passwd = passwd();
     match find(&passwd, SERVICE) {
         Some(account) => (SERVICE.to_owned(), account),
@@ -42,7 +42,7 @@ pub fn confined_user() -> (String, Account) {
 }
 
 /// The user of a module's program, if root starts farbus. Never root.
-pub fn module_user() -> Account {
+pub fn module_user() -> UserAccount {
     spare(&passwd(), &group(), 1)
 }
 
@@ -56,7 +56,7 @@ fn group() -> String {
 }
 
 /// A user's ids, if it exists and is not root under another name.
-fn find(passwd: &str, name: &str) -> Option<Account> {
+fn find(passwd: &str, name: &str) -> Option<UserAccount> {
     let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
     let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>());
     let (uid, gid) = (fields.next()?.ok()?, fields.next()?.ok()?);
@@ -64,7 +64,7 @@ fn find(passwd: &str, name: &str) -> Option<Account> {
 }
 
 /// A spare id; if all are taken, one of them all the same.
-fn spare(passwd: &str, group: &str, nth: usize) -> Account {
+fn spare(passwd: &str, group: &str, nth: usize) -> UserAccount {
     let has = |table: &str, number: u32| {
         table.lines().any(|line| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(number))
     };

@@ -19,23 +19,23 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 pub fn as_user<T: Send>(user: Uid, group: Gid, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     // A thread that is told of its parent's death is not told any more once its user has changed.
     if parent_process_death_signal()?.is_none() {
-        return Acting::begin(user, group).map(|_acting| work());
+        return ImpersonationGuard::begin(user, group).map(|_acting| work());
     }
     thread::scope(|scope| {
         let worker = thread::Builder::new()
             .name("as-user".into())
-            .spawn_scoped(scope, || Acting::begin(user, group).map(|_acting| work()))?;
+            .spawn_scoped(scope, || ImpersonationGuard::begin(user, group).map(|_acting| work()))?;
         worker.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
 }
 
 /// This thread has another user's rights until this is dropped.
-struct Acting {
+struct ImpersonationGuard {
     group: Gid,
     groups: Vec<Gid>,
 }
 
-impl Acting {
+impl ImpersonationGuard {
     fn begin(user: Uid, group: Gid) -> io::Result<Self> {
         let acting = Self { group: getegid(), groups: getgroups()? };
         // These calls change only the calling thread: glibc's functions of the same names would change all threads.
@@ -54,7 +54,7 @@ impl Acting {
     }
 }
 
-impl Drop for Acting {
+impl Drop for ImpersonationGuard {
     fn drop(&mut self) {
         if self.end().is_err() {
             // Whatever this thread did next it would do as somebody else.

@@ -62,20 +62,20 @@ pub fn receive_on_stream(stream: BorrowedFd<'_>, to: &mut [u8], fds: &mut Vec<Ow
 
 /// One end of the pair.
 #[derive(Debug)]
-pub struct Passage {
+pub struct MessageSocket {
     fd: OwnedFd,
 }
 
 /// A received message: its bytes, and the descriptor that came with it.
 #[derive(Debug)]
-pub struct Parcel {
+pub struct PassedMessage {
     /// The message.
     pub bytes: Vec<u8>,
     /// The descriptor, if there was one.
     pub fd: Option<OwnedFd>,
 }
 
-impl Passage {
+impl MessageSocket {
     /// Makes both ends. Neither outlives an `exec` unless it is made a child's standard input.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl Passage {
         Ok(())
     }
 
-    /// Waits so long at most until [`Passage::receive`] need not wait. Returns whether that is so.
+    /// Waits so long at most until [`MessageSocket::receive`] need not wait. Returns whether that is so.
     ///
     /// # Errors
     /// The system's error.
@@ -137,7 +137,7 @@ impl Passage {
     ///
     /// # Errors
     /// The system's error; `InvalidData` for a message that was too long.
-    pub fn receive(&self) -> io::Result<Option<Parcel>> {
+    pub fn receive(&self) -> io::Result<Option<PassedMessage>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -161,11 +161,11 @@ impl Passage {
             return Ok(None);
         }
         bytes.truncate(received.bytes);
-        Ok(Some(Parcel { bytes, fd }))
+        Ok(Some(PassedMessage { bytes, fd }))
     }
 }
 
-impl AsFd for Passage {
+impl AsFd for MessageSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn messages_stay_apart_and_a_descriptor_comes_along() {
-        let (ours, theirs) = Passage::pair().unwrap();
-        let theirs = Passage::over(theirs);
+        let (ours, theirs) = MessageSocket::pair().unwrap();
+        let theirs = MessageSocket::over(theirs);
         let (pipe_out, pipe_in) = rustix::pipe::pipe().unwrap();
         ours.send(b"one", None).unwrap();
         ours.send(b"two", Some(pipe_in.as_fd())).unwrap();
@@ -199,12 +199,12 @@ mod tests {
 
     #[test]
     fn message_that_is_too_long_is_refused_at_both_ends() {
-        let (ours, theirs) = Passage::pair().unwrap();
+        let (ours, theirs) = MessageSocket::pair().unwrap();
         assert_eq!(ours.send(&vec![0; MESSAGE_BYTES_MAX + 1], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(ours.send(&[], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         let long = vec![0; MESSAGE_BYTES_MAX + 1];
         net::send(&ours.fd, &long, SendFlags::empty()).unwrap();
-        assert_eq!(Passage::over(theirs).receive().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(MessageSocket::over(theirs).receive().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
@@ -229,11 +229,11 @@ mod tests {
 
     #[test]
     fn a_file_that_is_passed_is_the_same_file() {
-        let (ours, theirs) = Passage::pair().unwrap();
+        let (ours, theirs) = MessageSocket::pair().unwrap();
         let mut file = File::from(rustix::fs::memfd_create("passed", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"12345").unwrap();
         ours.send(b"x", Some(file.as_fd())).unwrap();
-        let parcel = Passage::over(theirs).receive().unwrap().unwrap();
+        let parcel = MessageSocket::over(theirs).receive().unwrap().unwrap();
         assert_eq!(File::from(parcel.fd.unwrap()).stream_position().unwrap(), 5);
     }
 }

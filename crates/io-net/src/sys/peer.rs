@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// `struct ucred` (unix(7)).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Credentials {
+pub struct PeerCredentials {
     process: c_int,
     user: u32,
     group: u32,
@@ -27,7 +27,7 @@ unsafe extern "C" {
     fn getsockopt(socket: c_int, level: c_int, name: c_int, value: *mut c_void, bytes: *mut u32) -> c_int;
 }
 
-impl Credentials {
+impl PeerCredentials {
     /// The credentials of the process that connected this socket, at that moment.
     ///
     /// # Errors
@@ -64,10 +64,10 @@ mod tests {
     #[test]
     fn credentials_of_the_connecting_process_are_read() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let found = Credentials::of(&ours).unwrap();
+        let found = PeerCredentials::of(&ours).unwrap();
         assert_eq!((found.user(), found.process()), (rustix::process::getuid().as_raw(), Some(std::process::id())));
-        assert_eq!(Credentials { process: 0, ..found }.process(), None, "in another container");
-        let nobody = Credentials::of(UnixDatagram::unbound().unwrap()).map(|found| found.process());
+        assert_eq!(PeerCredentials { process: 0, ..found }.process(), None, "in another container");
+        let nobody = PeerCredentials::of(UnixDatagram::unbound().unwrap()).map(|found| found.process());
         assert!(!matches!(nobody, Ok(Some(_))), "nobody connected it: {nobody:?}");
     }
 }

@@ -38,7 +38,7 @@ pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
 
 /// What a connection has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct TcpSendProgress {
     /// Bytes that the peer has acknowledged.
     pub acknowledged_bytes: u64,
     /// Bytes that wait to be sent or acknowledged.
@@ -49,7 +49,7 @@ pub struct Progress {
 ///
 /// # Errors
 /// The system's error; an error if this is no TCP connection.
-pub fn progress(socket: impl AsFd) -> io::Result<Progress> {
+pub fn progress(socket: impl AsFd) -> io::Result<TcpSendProgress> {
     let fd = socket.as_fd().as_raw_fd();
     let info = info(&socket)?;
     let mut queued: c_int = 0;
@@ -58,7 +58,7 @@ pub fn progress(socket: impl AsFd) -> io::Result<Progress> {
         return Err(io::Error::last_os_error());
     }
     let queued_bytes = u64::try_from(queued).unwrap_or_default();
-    Ok(Progress { acknowledged_bytes: info.tcpi_bytes_acked, queued_bytes })
+    Ok(TcpSendProgress { acknowledged_bytes: info.tcpi_bytes_acked, queued_bytes })
 }
 
 /// Limits the sending rate, bytes a second; `None` removes the limit.

@@ -2,21 +2,21 @@
 
 use std::time::SystemTime;
 
-use crate::trust::keys::identity::Identity;
+use crate::trust::keys::identity::HostIdentity;
 use crate::trust::page::invitations::check_invitations;
 use crate::trust::page::page_key::PageKey;
 use crate::trust::page::remote_page::RemotePage;
-use crate::trust::page::tokens::Tokens;
-use crate::trust::records::devices::Devices;
+use crate::trust::page::tokens::PageTokenList;
+use crate::trust::records::devices::KnownDeviceList;
 use crate::trust::records::leases::{KnownLease, device_of_file};
 use crate::trust::records::notes::check_notes;
-use crate::trust::records::peers::Peers;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::records::peers::PairedHostList;
+use crate::trust::state::folder::{HostFolder, StateError};
 use farbus_control::identity::DeviceId;
 
 /// The files of a state folder that cannot be read or are damaged: for each what is wrong, and what to type. Nothing is
 /// changed. Empty if the folder does not exist.
-pub fn damaged_files(folder: &Folder) -> Vec<StateError> {
+pub fn damaged_files(folder: &HostFolder) -> Vec<StateError> {
     let names = match folder.opened().and_then(|opened| Ok(opened.map(|opened| opened.names()).transpose()?)) {
         Ok(names) => names.unwrap_or_default(),
         Err(error) => return vec![error],
@@ -24,11 +24,11 @@ pub fn damaged_files(folder: &Folder) -> Vec<StateError> {
     let mut leases: Vec<DeviceId> = names.iter().filter_map(|name| device_of_file(name)).collect();
     leases.sort_unstable();
     let checks = [
-        Identity::load(folder).map(drop),
-        Peers::load(folder).map(drop),
-        Devices::load(folder).map(drop),
+        HostIdentity::load(folder).map(drop),
+        PairedHostList::load(folder).map(drop),
+        KnownDeviceList::load(folder).map(drop),
         check_notes(folder),
-        Tokens::load(folder).map(drop),
+        PageTokenList::load(folder).map(drop),
         check_invitations(folder, SystemTime::now()),
         PageKey::load(folder).map(drop),
         RemotePage::load(folder).map(drop),
@@ -41,15 +41,15 @@ pub fn damaged_files(folder: &Folder) -> Vec<StateError> {
 mod tests {
     use super::*;
     use crate::trust::random_device_id;
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
     use std::fs;
 
     #[test]
     fn each_damaged_file_is_named_with_what_to_type() {
-        let Scratch(folder) = &Scratch::new("damage");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("damage");
         assert!(damaged_files(folder).is_empty(), "there is no folder");
         let device = random_device_id();
-        Identity::load_or_create(folder).unwrap();
+        HostIdentity::load_or_create(folder).unwrap();
         KnownLease::reserve(folder, device, 0, 1).unwrap();
         assert!(damaged_files(folder).is_empty());
         let lease = format!("lease-{device}.json");

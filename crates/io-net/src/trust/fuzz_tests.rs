@@ -7,14 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use ring::digest::{SHA256, digest};
 
-use super::{Invitation, RemotePage, TOKEN_NAME_CHARS_MAX, Tokens, is_shown};
+use super::{PageInvitation, PageTokenList, RemotePage, TOKEN_NAME_CHARS_MAX, is_shown};
 use crate::fuzzing::fuzz;
 use crate::trust::page::page_key::PageKey;
-use crate::trust::records::devices::Devices;
+use crate::trust::records::devices::KnownDeviceList;
 use crate::trust::records::leases::KnownLease;
 use crate::trust::records::notes::{KnownNotes, NotedDevice};
-use crate::trust::records::peers::Peers;
-use crate::trust::state::folder::Folder;
+use crate::trust::records::peers::PairedHostList;
+use crate::trust::state::folder::HostFolder;
 use farbus_control::identity::DeviceId;
 use farbus_control::notes::NoteChange;
 
@@ -47,7 +47,7 @@ const WORDS: [&str; 16] = [
     "\"name\":",
 ];
 
-fn write(folder: &Folder, name: &str, text: &str) {
+fn write(folder: &HostFolder, name: &str, text: &str) {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(folder.file(name)).unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -57,7 +57,7 @@ fn write(folder: &Folder, name: &str, text: &str) {
 fn fuzz_state_files() {
     let path = std::env::temp_dir().join(format!("farbus-fuzz-state-{}", std::process::id()));
     let _ = fs::remove_dir_all(&path);
-    let folder = Folder::at(path);
+    let folder = HostFolder::at(path);
     folder.make().unwrap();
     let device: DeviceId = ID.parse().unwrap();
     let (lease, count) = (format!("lease-{ID}.json"), format!("count-{ID}"));
@@ -68,14 +68,14 @@ fn fuzz_state_files() {
         }
         let written = || names.map(|name| fs::read(folder.file(name)).unwrap());
         let before = written();
-        let peers = Peers::load(&folder);
-        let devices = Devices::load(&folder);
+        let peers = PairedHostList::load(&folder);
+        let devices = KnownDeviceList::load(&folder);
         let known = KnownLease::load(&folder, device);
         assert_eq!(before, written(), "what is read is not changed");
 
-        let changed = Peers::change(&folder, |peers| peers.clone());
+        let changed = PairedHostList::change(&folder, |peers| peers.clone());
         assert_eq!(peers.ok(), changed.ok(), "what is damaged is not replaced");
-        let same = Devices::change(&folder, |devices| devices.clone());
+        let same = KnownDeviceList::change(&folder, |devices| devices.clone());
         assert_eq!(devices.ok(), same.ok());
         let change: NoteChange = "board=x".parse().unwrap();
         let noted = KnownNotes::change(&folder, &NotedDevice::of(Some(device), "disk"), &[change]);
@@ -117,7 +117,7 @@ fn fuzz_page_files() {
     let place = r#"{"listen":"0.0.0.0:7241","url":"https://lab3.example:7241","fingerprint":"00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF:00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF"}"#;
     let path = std::env::temp_dir().join(format!("farbus-fuzz-page-{}", std::process::id()));
     let _ = fs::remove_dir_all(&path);
-    let folder = Folder::at(path);
+    let folder = HostFolder::at(path);
     folder.make().unwrap();
     PageKey::load_or_create(&folder, &["localhost".to_owned()]).unwrap();
     let key = fs::read_to_string(folder.file("page-key.pem")).unwrap();
@@ -130,8 +130,8 @@ fn fuzz_page_files() {
         }
         let read = |name: &str| fs::read_to_string(folder.file(name)).unwrap();
         let before = names.map(read);
-        let loaded = Tokens::load(&folder);
-        for token in loaded.iter().flat_map(Tokens::iter) {
+        let loaded = PageTokenList::load(&folder);
+        for token in loaded.iter().flat_map(PageTokenList::iter) {
             assert!(is_name(token.called()) && is_name(&token.id) && is_name(&token.made), "{token:?}");
             assert!(token.expires.as_deref().is_none_or(is_name), "{token:?}");
             let shown = format!("farbus-page-{}-{SECRET}", token.id);
@@ -151,16 +151,16 @@ fn fuzz_page_files() {
         }
         assert_eq!(before, names.map(read), "what is read is not changed");
 
-        let redeemed = Invitation::redeem(&folder, ID, now);
+        let redeemed = PageInvitation::redeem(&folder, ID, now);
         if let Ok(Ok((kept, token, lasts_s))) = &redeemed {
             assert!(before[1].contains(&of_code) && is_name(kept.called()) && kept.expires.is_some(), "{kept:?}");
-            assert!(Invitation::redeem(&folder, ID, now).unwrap().is_err(), "a code counts once");
-            assert!(Tokens::load(&folder).unwrap().check(token, now).is_ok() || *lasts_s < 5);
+            assert!(PageInvitation::redeem(&folder, ID, now).unwrap().is_err(), "a code counts once");
+            assert!(PageTokenList::load(&folder).unwrap().check(token, now).is_ok() || *lasts_s < 5);
         } else {
             assert_eq!(before[1], read(names[1]), "what is damaged is not replaced");
         }
         if loaded.is_err() {
-            assert!(Tokens::make(&folder, super::Scope::Read, None, None).is_err());
+            assert!(PageTokenList::make(&folder, super::PageScope::Read, None, None).is_err());
             assert_eq!(before[0], read(names[0]), "what is damaged is not replaced");
         }
     });

@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, MESSAGE_BYTES, Manifest, Message, Module, Parameter, Side, Turn};
+use farbus_model::module::{
+    MESSAGE_BYTES, Module, ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleMessage, ModuleNeighbor,
+    ModuleOutput, ModuleParameter, ParameterFormat,
+};
 
 use crate::cost::ModuleCost;
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 
 /// The manifest of `buffer` and the function that makes a half of it from settings.
-pub const BUFFER: Simple = Simple {
+pub const BUFFER: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
-        Box::new(Buffer {
+        Box::new(MessageBuffer {
             span: settings.span("time"),
             bytes_max: settings.number("bytes") as usize,
             messages_max: settings.number("messages") as usize,
@@ -24,52 +27,52 @@ pub const BUFFER: Simple = Simple {
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "buffer",
     version: 1,
     summary: "keeps what passes for a while, and lets it go together",
-    classes: Class::ALL,
+    classes: ModuleDeviceClass::ALL,
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "time",
-            form: Form::SpanUpTo(Duration::from_secs(1)),
+            form: ParameterFormat::SpanUpTo(Duration::from_secs(1)),
             default: None,
             what: "how long a message is kept at most, each way",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "bytes",
-            form: Form::Number(1, 16 << 20),
+            form: ParameterFormat::Number(1, 16 << 20),
             default: Some("65536"),
             what: "as many bytes go before that",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "messages",
-            form: Form::Number(1, 4096),
+            form: ParameterFormat::Number(1, 4096),
             default: Some("64"),
             what: "as many messages go before that",
             is_own: false,
         },
     ],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "the time it is told, each way; holds what waits",
     manual: include_str!("manual.md"),
 };
 
-struct Buffer {
+struct MessageBuffer {
     span: Duration,
     bytes_max: usize,
     messages_max: usize,
-    kept: Vec<Message>,
+    kept: Vec<ModuleMessage>,
     kept_bytes: usize,
     /// When the first kept message has waited long enough.
     due: Option<Instant>,
 }
 
-impl Module for Buffer {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
-        if from != Side::Above {
+impl Module for MessageBuffer {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
+        if from != ModuleNeighbor::Above {
             return out.pass(from, message);
         }
         self.kept_bytes += message.len();
@@ -89,7 +92,7 @@ impl Module for Buffer {
         self.due
     }
 
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         if self.due.is_some_and(|due| due <= now) {
             (self.due, self.kept_bytes) = (None, 0);
             self.kept.drain(..).for_each(|message| out.below(message));
@@ -112,21 +115,25 @@ impl Module for Buffer {
 #[cfg(test)]
 mod tests {
     use farbus_model::Payload;
-    use farbus_model::module::Kind;
+    use farbus_model::module::ModuleMessageKind;
 
     use super::*;
 
     #[test]
     fn buffered_messages_leave_together_when_full_or_due() {
         let (span, kept) = (Duration::from_millis(5), Vec::new());
-        let mut buffer = Buffer { span, bytes_max: 100, messages_max: 4, kept, kept_bytes: 0, due: None };
+        let mut buffer = MessageBuffer { span, bytes_max: 100, messages_max: 4, kept, kept_bytes: 0, due: None };
         let mut now = Instant::ZERO + Duration::from_secs(1);
-        let said = |buffer: &mut Buffer, now: Instant, sizes: &[usize]| {
-            let mut out = Turn::default();
+        let said = |buffer: &mut MessageBuffer, now: Instant, sizes: &[usize]| {
+            let mut out = ModuleOutput::default();
             for &size in sizes {
-                let message =
-                    Message { kind: Kind::Request, id: 0, head: Payload::Empty, payload: vec![0; size].into() };
-                buffer.handle(now, Side::Above, message, &mut out);
+                let message = ModuleMessage {
+                    kind: ModuleMessageKind::Request,
+                    id: 0,
+                    head: Payload::Empty,
+                    payload: vec![0; size].into(),
+                };
+                buffer.handle(now, ModuleNeighbor::Above, message, &mut out);
             }
             buffer.handle_timeout(now, &mut out);
             std::iter::from_fn(|| out.pop()).map(|(_, message)| message.len()).collect::<Vec<_>>()

@@ -13,10 +13,10 @@ pub mod usbmon;
 use std::collections::BTreeMap;
 
 use farbus_model::Payload;
-use farbus_model::module::{Class, Kind, Message};
+use farbus_model::module::{ModuleDeviceClass, ModuleMessage, ModuleMessageKind};
 
 pub use self::seen::SeenTransfer;
-use crate::heads::{BlockAsk, Packet, UsbRequest, word};
+use crate::heads::{BlockRequestHead, IsoPacketHead, UsbRequest, word};
 
 /// LINKTYPE_USB_LINUX_MMAPPED.
 pub const USB: u16 = 220;
@@ -61,11 +61,11 @@ pub fn empty() -> Vec<u8> {
 }
 
 /// The beginning of a section: its interfaces are those of a class.
-pub fn section(class: Class) -> Vec<u8> {
+pub fn section(class: ModuleDeviceClass) -> Vec<u8> {
     let own = match class {
-        Class::Usb => USB,
-        Class::Block => IPV4,
-        Class::Stream | Class::Private => USER,
+        ModuleDeviceClass::Usb => USB,
+        ModuleDeviceClass::Block => IPV4,
+        ModuleDeviceClass::Stream | ModuleDeviceClass::Private => USER,
     };
     // Version 1.0, a section of unknown length.
     let mut bytes = empty();
@@ -106,18 +106,19 @@ impl SeenTransfer<'_> {
 
 /// The beginning of a recording of USB transfers.
 pub fn usb_section() -> Vec<u8> {
-    section(Class::Usb)
+    section(ModuleDeviceClass::Usb)
 }
 
 /// A message without a form of its own, as it passed: kind 1 (`docs/modules.md`), direction 1 (0 to the device), class
 /// 1, zero, bytes of the head 4, id 8; then the head and the data.
-pub fn plain(class: Class, message: &Message) -> Vec<u8> {
-    let is_up = matches!(message.kind, Kind::Completion | Kind::Cancelled | Kind::Event);
+pub fn plain(class: ModuleDeviceClass, message: &ModuleMessage) -> Vec<u8> {
+    let is_up =
+        matches!(message.kind, ModuleMessageKind::Completion | ModuleMessageKind::Cancelled | ModuleMessageKind::Event);
     let class = match class {
-        Class::Usb => 1,
-        Class::Block => 2,
-        Class::Stream => 3,
-        Class::Private => 128,
+        ModuleDeviceClass::Usb => 1,
+        ModuleDeviceClass::Block => 2,
+        ModuleDeviceClass::Stream => 3,
+        ModuleDeviceClass::Private => 128,
     };
     let mut bytes = vec![message.kind.code(), u8::from(is_up), class, 0];
     bytes.extend((message.head.len() as u32).to_le_bytes());
@@ -135,26 +136,26 @@ pub fn rest(unix_ns: u64, data: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 
 /// A recorded request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Asked {
+pub enum RecordedRequest {
     /// To a USB device.
     Usb(UsbRequest),
     /// To a block device.
-    Block(BlockAsk),
+    Block(BlockRequestHead),
 }
 
-impl Asked {
+impl RecordedRequest {
     /// Memory that it takes in a table, bytes.
     pub fn memory_bytes(&self) -> usize {
-        let packets = if let Asked::Usb(asked) = self { asked.packets.capacity() } else { 0 };
-        2 * size_of::<Self>() + packets * size_of::<Packet>()
+        let packets = if let RecordedRequest::Usb(asked) = self { asked.packets.capacity() } else { 0 };
+        2 * size_of::<Self>() + packets * size_of::<IsoPacketHead>()
     }
 }
 
 /// A request and its answer in a recording.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct RecordedExchange {
     /// The request.
-    pub asked: Asked,
+    pub asked: RecordedRequest,
     /// The data that was sent with it.
     pub sent: Vec<u8>,
     /// When it was made, ns.
@@ -165,16 +166,16 @@ pub struct Told {
 
 /// A parsed recording, in the order of its requests.
 #[derive(Debug, Default)]
-pub struct Tale {
+pub struct ParsedRecording {
     /// The requests.
-    pub told: Vec<Told>,
+    pub told: Vec<RecordedExchange>,
     /// Requests without an answer yet, by their numbers in the recording.
     open: BTreeMap<u64, usize>,
     /// The request whose data continues in the next packet, and whether that is the answer's data.
     last: Option<(usize, bool)>,
 }
 
-impl Tale {
+impl ParsedRecording {
     /// Parses the bytes of a file.
     ///
     /// # Errors
@@ -182,7 +183,7 @@ impl Tale {
     pub fn read(file: &[u8]) -> Result<Self, String> {
         let mut tale = Self::default();
         let mut interfaces: Vec<(u16, u64)> = Vec::new();
-        let mut stream = nbd::Stream::default();
+        let mut stream = nbd::NbdStreamReassembly::default();
         let mut rest = file;
         while !rest.is_empty() {
             let at = file.len() - rest.len();
@@ -196,7 +197,7 @@ impl Tale {
                     return Err("it was written in big-endian order, which is not read here".to_owned());
                 }
                 interfaces.clear();
-                (tale.open, tale.last, stream) = (BTreeMap::new(), None, nbd::Stream::default());
+                (tale.open, tale.last, stream) = (BTreeMap::new(), None, nbd::NbdStreamReassembly::default());
             }
             let length = word(rest, 4).ok_or_else(broken)? as usize;
             // A file that is still being written may end within a block.
@@ -224,16 +225,18 @@ impl Tale {
         Ok(tale)
     }
 
-    fn hear(&mut self, link_type: u16, ns: u64, data: &[u8], stream: &mut nbd::Stream) {
+    fn hear(&mut self, link_type: u16, ns: u64, data: &[u8], stream: &mut nbd::NbdStreamReassembly) {
         match (link_type, data.first()) {
             (USB, _) => match usbmon::read(data, |id| self.usb_asked(id)) {
-                Some(usbmon::Record::Asked { id, asked, sent }) => self.ask(id, Asked::Usb(asked), sent, ns),
-                Some(usbmon::Record::Answered { id, head, data }) => self.answer(id, head, data, ns),
+                Some(usbmon::UsbmonRecord::Asked { id, asked, sent }) => {
+                    self.ask(id, RecordedRequest::Usb(asked), sent, ns)
+                }
+                Some(usbmon::UsbmonRecord::Answered { id, head, data }) => self.answer(id, head, data, ns),
                 None => {}
             },
             (IPV4, _) => stream.hear(data, |record| match record {
-                nbd::Record::Asked { id, asked, sent } => self.ask(id, Asked::Block(asked), sent, ns),
-                nbd::Record::Answered { id, head, data } => self.answer(id, head, data, ns),
+                nbd::NbdRecord::Asked { id, asked, sent } => self.ask(id, RecordedRequest::Block(asked), sent, ns),
+                nbd::NbdRecord::Answered { id, head, data } => self.answer(id, head, data, ns),
             }),
             (USER, Some(&REST)) => {
                 let Some(told) = self.last.and_then(|(at, _)| self.told.get_mut(at)) else { return };
@@ -249,15 +252,15 @@ impl Tale {
 
     fn usb_asked(&self, id: u64) -> Option<UsbRequest> {
         match &self.told[*self.open.get(&id)?].asked {
-            Asked::Usb(asked) => Some(asked.clone()),
-            Asked::Block(_) => None,
+            RecordedRequest::Usb(asked) => Some(asked.clone()),
+            RecordedRequest::Block(_) => None,
         }
     }
 
-    fn ask(&mut self, id: u64, asked: Asked, sent: Vec<u8>, asked_ns: u64) {
+    fn ask(&mut self, id: u64, asked: RecordedRequest, sent: Vec<u8>, asked_ns: u64) {
         self.open.insert(id, self.told.len());
         self.last = Some((self.told.len(), false));
-        self.told.push(Told { asked, sent, asked_ns, answer: None });
+        self.told.push(RecordedExchange { asked, sent, asked_ns, answer: None });
     }
 
     fn answer(&mut self, id: u64, head: Payload, data: Vec<u8>, ns: u64) {

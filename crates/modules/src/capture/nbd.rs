@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use farbus_model::Payload;
 
-use crate::heads::BlockAsk;
+use crate::heads::BlockRequestHead;
 
 const REQUEST: u32 = 0x2560_9513;
 const SIMPLE_REPLY: u32 = 0x6744_6698;
@@ -25,7 +25,7 @@ const HEADS_BYTES: usize = 40;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A request's head; what is written follows.
-pub fn request(id: u64, asked: &BlockAsk) -> Vec<u8> {
+pub fn request(id: u64, asked: &BlockRequestHead) -> Vec<u8> {
     let mut bytes = REQUEST.to_be_bytes().to_vec();
     bytes.extend((if asked.flags & 1 != 0 { FUA } else { 0 }).to_be_bytes());
     bytes.extend(COMMANDS[usize::from(asked.op.min(4))].to_be_bytes());
@@ -46,9 +46,9 @@ pub fn reply(id: u64, head: &Payload) -> Vec<u8> {
 
 /// The TCP sequence numbers of both ends.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counts([u32; 2]);
+pub struct TcpSequenceNumbers([u32; 2]);
 
-impl Counts {
+impl TcpSequenceNumbers {
     /// The packets of a message to the server, or from it.
     pub fn packets(&mut self, is_reply: bool, message: &[u8]) -> Vec<Vec<u8>> {
         let packets = message.chunks(SEGMENT_BYTES_MAX).map(|part| self.packet(is_reply, part));
@@ -80,13 +80,13 @@ impl Counts {
 }
 
 /// An entry of a recording.
-pub enum Record {
+pub enum NbdRecord {
     /// A request.
     Asked {
         /// Its number in the recording.
         id: u64,
         /// The request.
-        asked: BlockAsk,
+        asked: BlockRequestHead,
         /// The data to write.
         sent: Vec<u8>,
     },
@@ -103,15 +103,15 @@ pub enum Record {
 
 /// Both directions of the connection, reassembled. The recording has the segments in order.
 #[derive(Debug, Default)]
-pub struct Stream {
+pub struct NbdStreamReassembly {
     ways: [Vec<u8>; 2],
     /// Bytes that a read asks for, by the read's number.
     reads: BTreeMap<u64, usize>,
 }
 
-impl Stream {
+impl NbdStreamReassembly {
     /// Adds a packet, and passes on the entries that it completes.
-    pub fn hear(&mut self, packet: &[u8], mut tell: impl FnMut(Record)) {
+    pub fn hear(&mut self, packet: &[u8], mut tell: impl FnMut(NbdRecord)) {
         let Some(data) = packet.get(HEADS_BYTES..) else { return };
         let is_reply = packet[IP_BYTES..IP_BYTES + 2] == PORT_SERVER.to_be_bytes();
         let way = &mut self.ways[usize::from(is_reply)];
@@ -131,7 +131,7 @@ impl Stream {
         }
     }
 
-    fn take_request(&mut self, tell: &mut impl FnMut(Record)) -> Option<usize> {
+    fn take_request(&mut self, tell: &mut impl FnMut(NbdRecord)) -> Option<usize> {
         let bytes = &self.ways[0];
         let head: [u8; 28] = *bytes.first_chunk()?;
         let short = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -149,11 +149,11 @@ impl Stream {
             self.reads.insert(id, length as usize);
         }
         let flags = u8::from(short(4) & FUA != 0);
-        tell(Record::Asked { id, asked: BlockAsk { op: op as u8, flags, length, offset: long(16) }, sent });
+        tell(NbdRecord::Asked { id, asked: BlockRequestHead { op: op as u8, flags, length, offset: long(16) }, sent });
         Some(28 + data_bytes)
     }
 
-    fn take_reply(&mut self, tell: &mut impl FnMut(Record)) -> Option<usize> {
+    fn take_reply(&mut self, tell: &mut impl FnMut(NbdRecord)) -> Option<usize> {
         let bytes = &self.ways[1];
         let head: [u8; 16] = *bytes.first_chunk()?;
         if u32_of(&head, 0) != SIMPLE_REPLY {
@@ -167,7 +167,7 @@ impl Stream {
             0 => Payload::Empty,
             _ => vec![ERRORS.iter().position(|known| *known == error).unwrap_or_default() as u8].into(),
         };
-        tell(Record::Answered { id, head, data });
+        tell(NbdRecord::Answered { id, head, data });
         Some(16 + data_bytes)
     }
 }

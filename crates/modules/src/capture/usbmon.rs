@@ -11,7 +11,7 @@
 use farbus_model::Payload;
 
 use super::seen::SeenTransfer;
-use crate::heads::{CANCELLED, CONTROL, INTERRUPT, ISOCHRONOUS, OK, Packet, UsbReply, UsbRequest, word};
+use crate::heads::{CANCELLED, CONTROL, INTERRUPT, ISOCHRONOUS, IsoPacketHead, OK, UsbReply, UsbRequest, word};
 
 const HEADER_BYTES: usize = 64;
 const PACKET_BYTES: usize = 16;
@@ -42,7 +42,7 @@ fn status(errno: i32) -> u8 {
 /// control, isochronous, bulk, interrupt.
 const TYPES: [u8; 4] = [2, 0, 3, 1];
 
-struct Fields<'a> {
+struct UsbmonHeader<'a> {
     id: u64,
     what: u8,
     asked: &'a UsbRequest,
@@ -51,11 +51,11 @@ struct Fields<'a> {
     length: u32,
     captured: usize,
     start_frame: u32,
-    packets: &'a [(i32, Packet)],
+    packets: &'a [(i32, IsoPacketHead)],
 }
 
-fn written(fields: &Fields<'_>) -> Vec<u8> {
-    let Fields { asked, packets, .. } = fields;
+fn written(fields: &UsbmonHeader<'_>) -> Vec<u8> {
+    let UsbmonHeader { asked, packets, .. } = fields;
     let has_setup = fields.what == b'S' && asked.kind == CONTROL;
     let no_data = if asked.is_in() { b'<' } else { b'>' };
     let mut bytes = Vec::with_capacity(HEADER_BYTES + PACKET_BYTES * packets.len());
@@ -78,7 +78,7 @@ fn written(fields: &Fields<'_>) -> Vec<u8> {
     bytes.extend(fields.start_frame.to_le_bytes());
     bytes.extend(0u32.to_le_bytes());
     bytes.extend((packets.len() as u32).to_le_bytes());
-    for (status, Packet { offset, length, .. }) in *packets {
+    for (status, IsoPacketHead { offset, length, .. }) in *packets {
         bytes.extend(status.to_le_bytes());
         bytes.extend([*offset, *length, 0].map(u32::to_le_bytes).concat());
     }
@@ -90,7 +90,7 @@ pub fn asked(id: u64, asked: &UsbRequest, unix_ns: u64, captured: usize) -> Vec<
     let packets: Vec<_> = asked.packets.iter().map(|packet| (NOT_YET, *packet)).collect();
     let (what, status, length) = (b'S', IN_PROGRESS, asked.length);
     let start_frame = asked.start_frame;
-    written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+    written(&UsbmonHeader { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
 }
 
 /// The header of an answer's packet, which `captured` bytes of data follow.
@@ -98,18 +98,18 @@ pub fn answered(id: u64, asked: &UsbRequest, reply: &UsbReply, unix_ns: u64, cap
     let packets: Vec<_> = reply.packets.iter().map(|packet| (errno(packet.status), *packet)).collect();
     let (what, status, length) = (b'C', errno(reply.status), reply.actual);
     let start_frame = reply.start_frame;
-    written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+    written(&UsbmonHeader { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
 }
 
 /// The header of a transfer of which only the end was seen, which `captured` bytes of data follow.
 pub fn seen(transfer: &SeenTransfer<'_>, captured: usize) -> Vec<u8> {
     let mut offset: u32 = 0;
     let placed = transfer.packets.iter().map(|&(length, status)| {
-        let packet = Packet { offset, length, status };
+        let packet = IsoPacketHead { offset, length, status };
         offset = offset.saturating_add(length);
         packet
     });
-    let packets: Vec<Packet> = placed.collect();
+    let packets: Vec<IsoPacketHead> = placed.collect();
     let &SeenTransfer { id, endpoint, kind, status, unix_ns, .. } = transfer;
     let length = u32::try_from(transfer.data.len()).unwrap_or(u32::MAX);
     let (bits, qualifier, setup, start_frame) = (0, 0, [0; 8], 0);
@@ -118,7 +118,7 @@ pub fn seen(transfer: &SeenTransfer<'_>, captured: usize) -> Vec<u8> {
 }
 
 /// An entry of a recording.
-pub enum Record {
+pub enum UsbmonRecord {
     /// A request.
     Asked {
         /// Its number in the recording.
@@ -140,7 +140,7 @@ pub enum Record {
 }
 
 /// Reads a packet of a recording, farbus's own or usbmon's; `asked` returns the request with a number.
-pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<Record> {
+pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<UsbmonRecord> {
     let word = |at: usize| word(bytes, at);
     let id = u64::from(word(0)?) | u64::from(word(4)?) << 32;
     let head = bytes.get(..HEADER_BYTES)?;
@@ -153,9 +153,9 @@ pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<R
     let packets = (0..count).map(|packet| {
         let at = HEADER_BYTES + PACKET_BYTES * packet;
         let (errno, offset, length) = (word(at)? as i32, word(at + 4)?, word(at + 8)?);
-        Some(Packet { offset, length, status: if head[8] == b'S' { OK } else { status(errno) } })
+        Some(IsoPacketHead { offset, length, status: if head[8] == b'S' { OK } else { status(errno) } })
     });
-    let packets: Vec<Packet> = packets.collect::<Option<_>>()?;
+    let packets: Vec<IsoPacketHead> = packets.collect::<Option<_>>()?;
     let (length, start_frame) = (word(32)?, word(52)?);
     match head[8] {
         b'S' => {
@@ -163,7 +163,7 @@ pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<R
             let setup = if kind == CONTROL { *head[40..].first_chunk()? } else { [0; 8] };
             let endpoint = if kind == CONTROL { head[10] & 0x80 } else { head[10] };
             let qualifier = word(48)? as u16;
-            Some(Record::Asked {
+            Some(UsbmonRecord::Asked {
                 id,
                 asked: UsbRequest { endpoint, kind, bits: kind, qualifier, length, setup, start_frame, packets },
                 sent: if endpoint & 0x80 == 0 { data } else { Vec::new() },
@@ -179,13 +179,13 @@ pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<R
                 () => reply.packets.iter().flat_map(|packet| part(&data, packet)).copied().collect(),
             };
             let is_plain = reply.status == OK && reply.packets.is_empty() && (asked.is_in() || length == asked.length);
-            Some(Record::Answered { id, head: if is_plain { Payload::Empty } else { reply.head(&asked) }, data })
+            Some(UsbmonRecord::Answered { id, head: if is_plain { Payload::Empty } else { reply.head(&asked) }, data })
         }
         _ => None,
     }
 }
 
-fn part<'a>(data: &'a [u8], packet: &Packet) -> &'a [u8] {
+fn part<'a>(data: &'a [u8], packet: &IsoPacketHead) -> &'a [u8] {
     let from = packet.offset as usize;
     data.get(from..from + packet.length as usize).unwrap_or_default()
 }

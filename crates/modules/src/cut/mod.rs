@@ -1,42 +1,47 @@
 //! The `cut` module: ends the link.
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn};
-
-use crate::cost::ModuleCost;
-use crate::maker::Simple;
-
-/// The manifest of `cut` and the function that makes a half of it from settings.
-pub const CUT: Simple = Simple {
-    manifest: &MANIFEST,
-    cost: |_| ModuleCost::SMALL,
-    make: |settings, place| Box::new(Cut { left: settings.number("after"), cuts: place.role == Role::Importer }),
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleFailureCause, ModuleManifest, ModuleMessage, ModuleNeighbor,
+    ModuleOutput, ModuleParameter, ModuleRole, ParameterFormat,
 };
 
-const MANIFEST: Manifest = Manifest {
+use crate::cost::ModuleCost;
+use crate::maker::SimpleMaker;
+
+/// The manifest of `cut` and the function that makes a half of it from settings.
+pub const CUT: SimpleMaker = SimpleMaker {
+    manifest: &MANIFEST,
+    cost: |_| ModuleCost::SMALL,
+    make: |settings, place| {
+        Box::new(AttachmentCutter { left: settings.number("after"), cuts: place.role == ModuleRole::Importer })
+    },
+};
+
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "cut",
     version: 1,
     summary: "fault: the attachment ends as if its way were lost",
-    classes: Class::ALL,
-    parameters: &[Parameter {
+    classes: ModuleDeviceClass::ALL,
+    parameters: &[ModuleParameter {
         name: "after",
-        form: Form::Number(0, u64::MAX),
+        form: ParameterFormat::Number(0, u64::MAX),
         default: None,
         what: "messages that pass the importer's half, both ways together, before it ends",
         is_own: false,
     }],
-    effects: Effects { is_fault: true, is_movable: true },
+    effects: ModuleEffects { is_fault: true, is_movable: true },
     cost: "one call a message",
     manual: include_str!("manual.md"),
 };
 
-struct Cut {
+struct AttachmentCutter {
     left: u64,
     cuts: bool,
 }
 
-impl Module for Cut {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for AttachmentCutter {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         if !self.cuts {
             return out.pass(from, message);
         }
@@ -45,7 +50,7 @@ impl Module for Cut {
                 self.left = left;
                 out.pass(from, message);
             }
-            None => out.fail(Trouble::Network, "it cuts the way here, as it was told"),
+            None => out.fail(ModuleFailureCause::Network, "it cuts the way here, as it was told"),
         }
     }
 

@@ -3,22 +3,24 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
+use farbus_model::module::{
+    ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleMessage, ModuleParameter, ParameterFormat,
+};
 
 use crate::cost::ModuleCost;
-use crate::dice::{Dice, SEED};
-use crate::later::{Later, Pace};
-use crate::maker::Simple;
+use crate::dice::{ModuleRng, SEED};
+use crate::later::{DelayPolicy, DelayQueue};
+use crate::maker::SimpleMaker;
 
 /// The manifest of `delay` and the function that makes a half of it from settings.
-pub const DELAY: Simple = Simple {
+pub const DELAY: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
-        Box::new(Later::new(Delay {
+        Box::new(DelayQueue::new(FixedDelay {
             time: settings.span("time"),
             jitter: settings.span("jitter"),
-            dice: Dice::new(settings.number("seed")),
+            dice: ModuleRng::new(settings.number("seed")),
         }))
     },
 };
@@ -26,42 +28,42 @@ pub const DELAY: Simple = Simple {
 /// Ten seconds: beyond, drivers give up anyway.
 const SPAN_MAX: Duration = Duration::from_secs(10);
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "delay",
     version: 1,
     summary: "fault: every message takes longer, each way",
-    classes: Class::ALL,
+    classes: ModuleDeviceClass::ALL,
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "time",
-            form: Form::SpanUpTo(SPAN_MAX),
+            form: ParameterFormat::SpanUpTo(SPAN_MAX),
             default: None,
             what: "how much longer, each way: half of what is added to a round trip",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "jitter",
-            form: Form::SpanUpTo(SPAN_MAX),
+            form: ParameterFormat::SpanUpTo(SPAN_MAX),
             default: Some("0ms"),
             what: "up to so much more, drawn anew for each message; none overtakes another",
             is_own: false,
         },
         SEED,
     ],
-    effects: Effects { is_fault: true, is_movable: true },
+    effects: ModuleEffects { is_fault: true, is_movable: true },
     cost: "the time it is told, each way; holds what waits",
     manual: include_str!("manual.md"),
 };
 
 /// Each message leaves after a fixed delay.
-struct Delay {
+struct FixedDelay {
     time: Duration,
     jitter: Duration,
-    dice: Dice,
+    dice: ModuleRng,
 }
 
-impl Pace for Delay {
-    fn due(&mut self, now: Instant, _message: &Message) -> Instant {
+impl DelayPolicy for FixedDelay {
+    fn due(&mut self, now: Instant, _message: &ModuleMessage) -> Instant {
         now + self.time + Duration::from_nanos(self.dice.below(self.jitter.as_nanos() as u64 + 1))
     }
 

@@ -1,61 +1,64 @@
 //! The `drop` module: drops requests, and completes them as failed, since a request cannot vanish.
 
-use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleMessage, ModuleMessageKind, ModuleNeighbor,
+    ModuleOutput, ModuleParameter, ModuleRole, ParameterFormat,
+};
 use farbus_model::{Instant, Payload};
 
 use crate::cost::ModuleCost;
-use crate::dice::{Dice, SEED};
-use crate::maker::Simple;
+use crate::dice::{ModuleRng, SEED};
+use crate::maker::SimpleMaker;
 
 /// The manifest of `drop` and the function that makes a half of it from settings.
-pub const DROP: Simple = Simple {
+pub const DROP: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, place| {
-        Box::new(Drop {
+        Box::new(RequestDropper {
             one_in: settings.number("one-in"),
-            dice: Dice::new(settings.number("seed")),
+            dice: ModuleRng::new(settings.number("seed")),
             failed: place.failed.clone(),
-            drops: place.role == Role::Importer,
+            drops: place.role == ModuleRole::Importer,
         })
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "drop",
     version: 1,
     summary: "fault: some requests fail and never arrive",
-    classes: &[Class::Usb, Class::Block],
+    classes: &[ModuleDeviceClass::Usb, ModuleDeviceClass::Block],
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "one-in",
-            form: Form::Number(1, 1 << 32),
+            form: ParameterFormat::Number(1, 1 << 32),
             default: None,
             what: "of so many requests one is lost",
             is_own: false,
         },
         SEED,
     ],
-    effects: Effects { is_fault: true, is_movable: true },
+    effects: ModuleEffects { is_fault: true, is_movable: true },
     cost: "one call a message",
     manual: include_str!("manual.md"),
 };
 
-struct Drop {
+struct RequestDropper {
     one_in: u64,
-    dice: Dice,
+    dice: ModuleRng,
     failed: Payload,
     drops: bool,
 }
 
-impl Module for Drop {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
-        let is_request = from == Side::Above && message.kind == Kind::Request;
+impl Module for RequestDropper {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
+        let is_request = from == ModuleNeighbor::Above && message.kind == ModuleMessageKind::Request;
         if !(self.drops && is_request && self.dice.below(self.one_in) == 0) {
             return out.pass(from, message);
         }
-        let (kind, head, payload) = (Kind::Completion, self.failed.clone(), Payload::Empty);
-        out.above(Message { kind, id: message.id, head, payload });
+        let (kind, head, payload) = (ModuleMessageKind::Completion, self.failed.clone(), Payload::Empty);
+        out.above(ModuleMessage { kind, id: message.id, head, payload });
     }
 
     fn held_bytes(&self) -> usize {

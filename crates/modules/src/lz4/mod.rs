@@ -1,42 +1,42 @@
 //! The `lz4` module: compression that costs little time.
 
-use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
+use farbus_model::module::{ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleParameter, ParameterFormat};
 
-use crate::compress::{Codec, Compress};
+use crate::compress::{PayloadCodec, PayloadCompressor};
 use crate::cost::ModuleCost;
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 
 /// The manifest of `lz4` and the function that makes a half of it from settings.
-pub const LZ4: Simple = Simple {
+pub const LZ4: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::with_state(TABLE_BYTES).taking(3),
-    make: |settings, _| Box::new(Compress::new(Lz4, settings.number("min") as usize)),
+    make: |settings, _| Box::new(PayloadCompressor::new(Lz4Codec, settings.number("min") as usize)),
 };
 
 /// The table of what was seen before, which each call makes and drops.
 const TABLE_BYTES: usize = 32 << 10;
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "lz4",
     version: 1,
     summary: "compresses data, fast: for links of up to some Gb/s",
-    classes: Class::ALL,
-    parameters: &[Parameter {
+    classes: ModuleDeviceClass::ALL,
+    parameters: &[ModuleParameter {
         name: "min",
-        form: Form::Number(0, 1 << 24),
+        form: ParameterFormat::Number(0, 1 << 24),
         default: Some("256"),
         what: "bytes of data that are worth a try",
         is_own: false,
     }],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "about 2 ns a byte to compress, 1 to expand; a copy each way",
     manual: include_str!("manual.md"),
 };
 
 /// The codec: LZ4's block format.
-pub struct Lz4;
+pub struct Lz4Codec;
 
-impl Codec for Lz4 {
+impl PayloadCodec for Lz4Codec {
     fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         Some(lz4_flex::block::compress(bytes))
     }

@@ -1,29 +1,32 @@
 //! The `null` module: does nothing, to measure what a pair costs by itself.
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Manifest, Message, Module, Side, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleMessage, ModuleNeighbor, ModuleOutput,
+};
 
 use crate::cost::ModuleCost;
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 
 /// The manifest of `null` and the function that makes a half of it from settings.
-pub const NULL: Simple = Simple { manifest: &MANIFEST, cost: |_| ModuleCost::SMALL, make: |_, _| Box::new(Null) };
+pub const NULL: SimpleMaker =
+    SimpleMaker { manifest: &MANIFEST, cost: |_| ModuleCost::SMALL, make: |_, _| Box::new(NullModule) };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "null",
     version: 1,
     summary: "does nothing, to measure what a pair costs",
-    classes: Class::ALL,
+    classes: ModuleDeviceClass::ALL,
     parameters: &[],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "one call a message",
     manual: include_str!("manual.md"),
 };
 
-struct Null;
+struct NullModule;
 
-impl Module for Null {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for NullModule {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         out.pass(from, message);
     }
 

@@ -4,33 +4,36 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Trouble, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleFailureCause, ModuleManifest, ModuleMessage, ModuleNeighbor,
+    ModuleOutput, ModuleParameter, ParameterFormat,
+};
 
 use crate::cost::ModuleCost;
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 
 /// The manifest of `pause` and the function that makes a half of it from settings.
-pub const PAUSE: Simple = Simple {
+pub const PAUSE: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, _| {
-        Box::new(Pause { span_max: settings.span("longest"), until: None, held: VecDeque::new(), held_bytes: 0 })
+        Box::new(PauseModule { span_max: settings.span("longest"), until: None, held: VecDeque::new(), held_bytes: 0 })
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "pause",
     version: 1,
     summary: "holds what passes while its owner says so",
-    classes: Class::ALL,
-    parameters: &[Parameter {
+    classes: ModuleDeviceClass::ALL,
+    parameters: &[ModuleParameter {
         name: "longest",
-        form: Form::SpanUpTo(Duration::from_secs(3600)),
+        form: ParameterFormat::SpanUpTo(Duration::from_secs(3600)),
         default: Some("60s"),
         what: "after so long it goes on by itself",
         is_own: false,
     }],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "nothing while it lets pass; holds what waits while it does not",
     manual: include_str!("manual.md"),
 };
@@ -38,17 +41,17 @@ const MANIFEST: Manifest = Manifest {
 const HALT: u8 = 1;
 const GO: u8 = 0;
 
-struct Pause {
+struct PauseModule {
     span_max: Duration,
     /// When the pause ends by itself; `None` if not paused.
     until: Option<Instant>,
     /// The waiting messages, and where they came from.
-    held: VecDeque<(Side, Message)>,
+    held: VecDeque<(ModuleNeighbor, ModuleMessage)>,
     held_bytes: usize,
 }
 
-impl Pause {
-    fn set(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+impl PauseModule {
+    fn set(&mut self, now: Instant, is_paused: bool, out: &mut ModuleOutput) {
         if is_paused {
             self.until = Some(now + self.span_max);
         } else {
@@ -58,13 +61,13 @@ impl Pause {
     }
 }
 
-impl Module for Pause {
-    fn handle(&mut self, now: Instant, from: Side, mut message: Message, out: &mut Turn) {
+impl Module for PauseModule {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, mut message: ModuleMessage, out: &mut ModuleOutput) {
         match (from, self.until) {
-            (Side::Peer, _) => match message.payload.contiguous().as_ref() {
+            (ModuleNeighbor::Peer, _) => match message.payload.contiguous().as_ref() {
                 [HALT] => self.set(now, true, out),
                 [GO] => self.set(now, false, out),
-                _ => out.fail(Trouble::Peer, "its other half sent what is no word of it"),
+                _ => out.fail(ModuleFailureCause::Peer, "its other half sent what is no word of it"),
             },
             (_, Some(_)) => {
                 // Windows on what the link received would keep all of that.
@@ -81,7 +84,7 @@ impl Module for Pause {
         self.held_bytes
     }
 
-    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut ModuleOutput) {
         out.aside(vec![if is_paused { HALT } else { GO }].into());
         self.set(now, is_paused, out);
     }
@@ -90,7 +93,7 @@ impl Module for Pause {
         self.until
     }
 
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         if self.until.is_some_and(|until| until <= now) {
             self.set(now, false, out);
         }
@@ -112,44 +115,48 @@ impl Module for Pause {
 #[cfg(test)]
 mod tests {
     use farbus_model::Payload;
-    use farbus_model::module::Kind;
+    use farbus_model::module::ModuleMessageKind;
 
     use super::*;
 
     #[test]
     fn both_halves_hold_what_comes_and_let_it_go_in_its_order() {
-        let half = || Pause { span_max: Duration::from_secs(60), until: None, held: VecDeque::new(), held_bytes: 0 };
-        let (mut here, mut there, mut out) = (half(), half(), Turn::default());
-        let message = |id| Message { kind: Kind::Request, id, head: Payload::Empty, payload: Payload::Empty };
+        let half =
+            || PauseModule { span_max: Duration::from_secs(60), until: None, held: VecDeque::new(), held_bytes: 0 };
+        let (mut here, mut there, mut out) = (half(), half(), ModuleOutput::default());
+        let message =
+            |id| ModuleMessage { kind: ModuleMessageKind::Request, id, head: Payload::Empty, payload: Payload::Empty };
         here.pause(Instant::ZERO, true, &mut out);
         let (side, word) = out.pop().unwrap();
         there.handle(Instant::ZERO, side, word, &mut out);
         for half in [&mut here, &mut there] {
-            half.handle(Instant::ZERO, Side::Above, message(1), &mut out);
-            half.handle(Instant::ZERO, Side::Below, message(2), &mut out);
+            half.handle(Instant::ZERO, ModuleNeighbor::Above, message(1), &mut out);
+            half.handle(Instant::ZERO, ModuleNeighbor::Below, message(2), &mut out);
             assert_eq!((out.pop(), half.is_at_rest()), (None, false));
         }
         here.pause(Instant::ZERO, false, &mut out);
         let (side, word) = out.pop().unwrap();
-        let released = [(Side::Below, message(1)), (Side::Above, message(2))];
+        let released = [(ModuleNeighbor::Below, message(1)), (ModuleNeighbor::Above, message(2))];
         assert_eq!([out.pop(), out.pop(), out.pop()], [Some(released[0].clone()), Some(released[1].clone()), None]);
         there.handle(Instant::ZERO, side, word, &mut out);
         assert_eq!([out.pop(), out.pop()], released.map(Some));
-        here.handle(Instant::ZERO, Side::Above, message(3), &mut out);
+        here.handle(Instant::ZERO, ModuleNeighbor::Above, message(3), &mut out);
         assert!(out.pop().is_some() && here.is_at_rest());
     }
 
     #[test]
     fn pause_ends_by_itself() {
-        let mut half = Pause { span_max: Duration::from_secs(1), until: None, held: VecDeque::new(), held_bytes: 0 };
-        let mut out = Turn::default();
+        let mut half =
+            PauseModule { span_max: Duration::from_secs(1), until: None, held: VecDeque::new(), held_bytes: 0 };
+        let mut out = ModuleOutput::default();
         half.pause(Instant::ZERO, true, &mut out);
         let due = half.poll_timeout().unwrap();
         assert_eq!(due, Instant::ZERO + Duration::from_secs(1));
         half.handle_timeout(due, &mut out);
         assert!(half.is_at_rest());
-        let word = Message { kind: Kind::Aside(0), id: 0, head: Payload::Empty, payload: vec![7].into() };
-        half.handle(due, Side::Peer, word, &mut out);
-        assert_eq!(out.failure().map(|failure| failure.trouble), Some(Trouble::Peer));
+        let word =
+            ModuleMessage { kind: ModuleMessageKind::Aside(0), id: 0, head: Payload::Empty, payload: vec![7].into() };
+        half.handle(due, ModuleNeighbor::Peer, word, &mut out);
+        assert_eq!(out.failure().map(|failure| failure.trouble), Some(ModuleFailureCause::Peer));
     }
 }

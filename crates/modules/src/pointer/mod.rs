@@ -4,24 +4,27 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleMessage, ModuleMessageKind, ModuleNeighbor,
+    ModuleOutput, ModuleParameter, ModuleRole, ParameterFormat,
+};
 use farbus_model::{Instant, Payload};
 
 use crate::cost::ModuleCost;
 use crate::heads::{INTERRUPT, UsbRequest};
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 use crate::null::NULL;
 
 /// The manifest of `pointer` and the function that makes a half of it from settings.
-pub const POINTER: Simple = Simple {
+pub const POINTER: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, place| match place.role {
-        Role::Importer => (NULL.make)(settings, place),
-        Role::Exporter => Box::new(Pointer {
+        ModuleRole::Importer => (NULL.make)(settings, place),
+        ModuleRole::Exporter => Box::new(PointerReportMerger {
             endpoint: 0x80 | settings.number("endpoint") as u8,
             span: settings.span("time"),
-            layout: Layout {
+            layout: PointerReportLayout {
                 report_id: Some(settings.number("report") as u8).filter(|id| *id != 0),
                 motion_bytes: if settings.is("bits", "16") { 2 } else { 1 },
                 wheels: settings.number("wheels") as usize,
@@ -34,61 +37,61 @@ pub const POINTER: Simple = Simple {
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "pointer",
     version: 1,
     summary: "adds up what a mouse moves: fewer reports, none lost",
-    classes: &[Class::Usb],
+    classes: &[ModuleDeviceClass::Usb],
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "time",
-            form: Form::SpanUpTo(Duration::from_secs(1)),
+            form: ParameterFormat::SpanUpTo(Duration::from_secs(1)),
             default: Some("10ms"),
             what: "reports are no closer together than this, unless a button changes",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "endpoint",
-            form: Form::Number(1, 15),
+            form: ParameterFormat::Number(1, 15),
             default: Some("1"),
             what: "the number of the mouse's interrupt endpoint",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "bits",
-            form: Form::OneOf(&["8", "16"]),
+            form: ParameterFormat::OneOf(&["8", "16"]),
             default: Some("8"),
             what: "of X and of Y; 8 is the boot protocol's",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "wheels",
-            form: Form::Number(0, 4),
+            form: ParameterFormat::Number(0, 4),
             default: Some("1"),
             what: "bytes behind X and Y that are added up, too; the boot protocol's report may have none",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "report",
-            form: Form::Number(0, 255),
+            form: ParameterFormat::Number(0, 255),
             default: Some("0"),
             what: "the report's number, where the device numbers them; others pass as they are",
             is_own: false,
         },
     ],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "up to its time for motion, nothing for buttons",
     manual: include_str!("manual.md"),
 };
 
 /// The layout of a report: its number if it has one, buttons 1, X, Y, wheels 1 each, the rest.
-struct Layout {
+struct PointerReportLayout {
     report_id: Option<u8>,
     motion_bytes: usize,
     wheels: usize,
 }
 
-impl Layout {
+impl PointerReportLayout {
     /// The places of the summed values; `None` if the report does not have this layout.
     fn motions(&self, report: &[u8]) -> Option<Vec<(usize, usize)>> {
         let first = usize::from(self.report_id.is_some());
@@ -136,10 +139,10 @@ impl Layout {
 /// Memory of an open request: an entry with its head, which has 8 bytes.
 const ASKED_BYTES: usize = 128;
 
-struct Pointer {
+struct PointerReportMerger {
     endpoint: u8,
     span: Duration,
-    layout: Layout,
+    layout: PointerReportLayout,
     /// The open requests at that endpoint, by id.
     asked: BTreeMap<u64, Payload>,
     /// The request that the next report answers, and the sum so far.
@@ -149,8 +152,8 @@ struct Pointer {
     still: Vec<u8>,
 }
 
-impl Pointer {
-    fn report(&mut self, now: Instant, message: Message, out: &mut Turn) {
+impl PointerReportMerger {
+    fn report(&mut self, now: Instant, message: ModuleMessage, out: &mut ModuleOutput) {
         let report = message.payload.contiguous().into_owned();
         let still = self.layout.still(&report).filter(|_| message.head.is_empty());
         // An error, or another kind of report: goes after what came before it.
@@ -166,7 +169,12 @@ impl Pointer {
                 *before = sum;
                 // Asks the device again: this request was answered by the sum.
                 let head = self.asked[&message.id].clone();
-                return out.above(Message { kind: Kind::Request, id: message.id, head, payload: Payload::Empty });
+                return out.above(ModuleMessage {
+                    kind: ModuleMessageKind::Request,
+                    id: message.id,
+                    head,
+                    payload: Payload::Empty,
+                });
             }
             self.release(now, out);
         }
@@ -179,18 +187,23 @@ impl Pointer {
         }
     }
 
-    fn release(&mut self, now: Instant, out: &mut Turn) {
+    fn release(&mut self, now: Instant, out: &mut ModuleOutput) {
         if let Some((id, report)) = self.held.take() {
             self.quiet_until = now + self.span;
-            out.below(Message { kind: Kind::Completion, id, head: Payload::Empty, payload: report.into() });
+            out.below(ModuleMessage {
+                kind: ModuleMessageKind::Completion,
+                id,
+                head: Payload::Empty,
+                payload: report.into(),
+            });
         }
     }
 }
 
-impl Module for Pointer {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for PointerReportMerger {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         match (from, message.kind) {
-            (Side::Below, Kind::Request) => {
+            (ModuleNeighbor::Below, ModuleMessageKind::Request) => {
                 let asked = UsbRequest::read(&message.head);
                 if asked.is_some_and(|asked| asked.endpoint == self.endpoint && asked.kind == INTERRUPT) {
                     let mut head = message.head.clone();
@@ -199,14 +212,16 @@ impl Module for Pointer {
                 }
                 out.above(message);
             }
-            (Side::Below, Kind::Cancel) => {
+            (ModuleNeighbor::Below, ModuleMessageKind::Cancel) => {
                 // A cancelled request still gets the sum that is held for it: it cannot be given back to the mouse.
                 if self.held.as_ref().is_some_and(|(id, _)| *id == message.id) {
                     self.release(now, out);
                 }
                 out.above(message);
             }
-            (Side::Above, Kind::Completion) if self.asked.contains_key(&message.id) => self.report(now, message, out),
+            (ModuleNeighbor::Above, ModuleMessageKind::Completion) if self.asked.contains_key(&message.id) => {
+                self.report(now, message, out)
+            }
             _ => out.pass(from, message),
         }
     }
@@ -219,7 +234,7 @@ impl Module for Pointer {
         self.held.as_ref().map(|_| self.quiet_until)
     }
 
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         if self.quiet_until <= now {
             self.release(now, out);
         }
@@ -241,9 +256,9 @@ impl Module for Pointer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Dice;
-    use crate::maker::{Maker, Place};
-    use crate::settings::Settings;
+    use crate::dice::ModuleRng;
+    use crate::maker::{ModuleContext, ModuleMaker};
+    use crate::settings::ModuleSettings;
 
     /// The importer's requests, a mouse, and the half between them.
     struct World {
@@ -258,8 +273,9 @@ mod tests {
     impl World {
         fn new(asked: &str, depth: u64) -> Self {
             let mut no_file = |_: &str| Err(String::new());
-            let settings = Settings::of(&MANIFEST, &asked.parse().unwrap(), &mut no_file).unwrap();
-            let place = Place { role: Role::Exporter, class: Class::Usb, failed: Payload::Empty };
+            let settings = ModuleSettings::of(&MANIFEST, &asked.parse().unwrap(), &mut no_file).unwrap();
+            let place =
+                ModuleContext { role: ModuleRole::Exporter, class: ModuleDeviceClass::Usb, failed: Payload::Empty };
             let (half, _) = POINTER.answer(&settings, &place, &[], &mut |_| ()).unwrap();
             let now = Instant::ZERO + Duration::from_secs(1);
             let mut world = Self { half, now, at_mouse: Vec::new(), free: (0..depth).collect(), heard: Vec::new() };
@@ -270,23 +286,23 @@ mod tests {
         fn ask(&mut self) {
             for id in std::mem::take(&mut self.free) {
                 let head = vec![0x81, 3, 8, 0, 8, 0, 0, 0].into();
-                let request = Message { kind: Kind::Request, id, head, payload: Payload::Empty };
-                self.say(Side::Below, request);
+                let request = ModuleMessage { kind: ModuleMessageKind::Request, id, head, payload: Payload::Empty };
+                self.say(ModuleNeighbor::Below, request);
             }
         }
 
-        fn say(&mut self, from: Side, message: Message) {
-            let mut out = Turn::default();
+        fn say(&mut self, from: ModuleNeighbor, message: ModuleMessage) {
+            let mut out = ModuleOutput::default();
             self.half.handle(self.now, from, message, &mut out);
             self.hear(out);
         }
 
-        fn hear(&mut self, mut out: Turn) {
+        fn hear(&mut self, mut out: ModuleOutput) {
             assert_eq!(out.failure(), None);
             while let Some((side, message)) = out.pop() {
                 match (side, message.kind) {
-                    (Side::Above, Kind::Request) => self.at_mouse.push(message.id),
-                    (Side::Below, Kind::Completion) => {
+                    (ModuleNeighbor::Above, ModuleMessageKind::Request) => self.at_mouse.push(message.id),
+                    (ModuleNeighbor::Below, ModuleMessageKind::Completion) => {
                         self.heard.push((self.now, message.payload.into_vec()));
                         self.free.push(message.id);
                     }
@@ -302,7 +318,10 @@ mod tests {
             if has_room {
                 let id = self.at_mouse.remove(0);
                 let head = Payload::Empty;
-                self.say(Side::Above, Message { kind: Kind::Completion, id, head, payload: report.into() });
+                self.say(
+                    ModuleNeighbor::Above,
+                    ModuleMessage { kind: ModuleMessageKind::Completion, id, head, payload: report.into() },
+                );
             }
             has_room
         }
@@ -311,7 +330,7 @@ mod tests {
             let until = self.now + span;
             while let Some(due) = self.half.poll_timeout().filter(|due| *due <= until) {
                 self.now = self.now.max(due);
-                let mut out = Turn::default();
+                let mut out = ModuleOutput::default();
                 self.half.handle_timeout(self.now, &mut out);
                 self.hear(out);
             }
@@ -333,7 +352,7 @@ mod tests {
     fn motion_is_preserved_exactly_buttons_are_told_at_once_and_reports_are_rare() {
         for (seed, (asked, bits)) in [("pointer:time=10ms", 8), ("pointer:bits=16,report=2", 16)].iter().enumerate() {
             for depth in [1, 2, 5] {
-                let mut dice = Dice::new(seed as u64);
+                let mut dice = ModuleRng::new(seed as u64);
                 let mut world = World::new(asked, depth);
                 let (mut moved, mut buttons, mut changes, mut reports) = ([0; 3], 0u8, 0, 0);
                 for _ in 0..3000 {
@@ -380,11 +399,11 @@ mod tests {
         assert_eq!((world.heard[1].1[2], &world.heard[2].1[..]), (5, &[3, 0xaa][..]));
         world.report(&[2, 0, 7, 0, 0, 0, 0]);
         let id = (0..2).find(|id| !world.at_mouse.contains(id)).expect("one is held");
-        let (mut out, head) = (Turn::default(), Payload::Empty);
-        let cancel = Message { kind: Kind::Cancel, id, head, payload: Payload::Empty };
-        world.half.handle(world.now, Side::Below, cancel.clone(), &mut out);
+        let (mut out, head) = (ModuleOutput::default(), Payload::Empty);
+        let cancel = ModuleMessage { kind: ModuleMessageKind::Cancel, id, head, payload: Payload::Empty };
+        world.half.handle(world.now, ModuleNeighbor::Below, cancel.clone(), &mut out);
         let (side, given) = out.pop().unwrap();
-        assert_eq!((side, given.id, given.payload.contiguous()[2]), (Side::Below, id, 7));
-        assert_eq!(out.pop(), Some((Side::Above, cancel)));
+        assert_eq!((side, given.id, given.payload.contiguous()[2]), (ModuleNeighbor::Below, id, 7));
+        assert_eq!(out.pop(), Some((ModuleNeighbor::Above, cancel)));
     }
 }

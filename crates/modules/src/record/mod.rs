@@ -3,56 +3,59 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Turn};
+use farbus_model::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleMessage, ModuleMessageKind, ModuleNeighbor,
+    ModuleOutput, ModuleParameter, ParameterFormat,
+};
 use farbus_model::{Instant, Payload};
 
-use crate::capture::{self, Asked, BESIDE, DATA_BYTES_MAX, OWN, nbd, usbmon};
+use crate::capture::{self, BESIDE, DATA_BYTES_MAX, OWN, RecordedRequest, nbd, usbmon};
 use crate::cost::ModuleCost;
-use crate::files::Sink;
-use crate::heads::{BlockAsk, UsbReply, UsbRequest};
-use crate::maker::Simple;
+use crate::files::ModuleFileSink;
+use crate::heads::{BlockRequestHead, UsbReply, UsbRequest};
+use crate::maker::SimpleMaker;
 
 /// The manifest of `record` and the function that makes a half of it from settings.
-pub const RECORD: Simple = Simple {
+pub const RECORD: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, place| match settings.sink("file") {
-        Some(sink) => Box::new(Record::new(sink, place.class, settings.number("limit") << 20)),
-        None => Box::new(NoRecord),
+        Some(sink) => Box::new(TrafficRecorder::new(sink, place.class, settings.number("limit") << 20)),
+        None => Box::new(RecordPassThrough),
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "record",
     version: 1,
     summary: "writes what passes to a file that Wireshark opens",
-    classes: Class::ALL,
+    classes: ModuleDeviceClass::ALL,
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "file",
-            form: Form::NewFile,
+            form: ParameterFormat::NewFile,
             default: Some(""),
             what: "where to write, at the end that is told; the other end writes nothing",
             is_own: true,
         },
-        Parameter {
+        ModuleParameter {
             name: "limit",
-            form: Form::Number(1, 1 << 20),
+            form: ParameterFormat::Number(1, 1 << 20),
             default: Some("1024"),
             what: "MiB of each attachment; what comes after is not written",
             is_own: false,
         },
     ],
-    effects: Effects { is_fault: false, is_movable: false },
+    effects: ModuleEffects { is_fault: false, is_movable: false },
     cost: "a copy of what passes; a thread of its own writes it",
     manual: include_str!("manual.md"),
 };
 
 /// The half that was not told to write.
-struct NoRecord;
+struct RecordPassThrough;
 
-impl Module for NoRecord {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for RecordPassThrough {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         out.pass(from, message);
     }
 
@@ -61,9 +64,9 @@ impl Module for NoRecord {
     }
 }
 
-struct Record {
-    sink: Arc<dyn Sink>,
-    class: Class,
+struct TrafficRecorder {
+    sink: Arc<dyn ModuleFileSink>,
+    class: ModuleDeviceClass,
     /// Bytes that may still be written.
     left: u64,
     /// The moment of the first message, and the time of day then.
@@ -71,20 +74,20 @@ struct Record {
     /// Packets that could not be written since the last one that was.
     lost: u64,
     /// Unanswered requests, by their ids: their numbers in the recording, and their content.
-    open: BTreeMap<u64, (u64, Asked)>,
+    open: BTreeMap<u64, (u64, RecordedRequest)>,
     /// Memory of them.
     open_bytes: usize,
     next_number: u64,
-    counts: nbd::Counts,
+    counts: nbd::TcpSequenceNumbers,
 }
 
-impl Record {
-    fn new(sink: Arc<dyn Sink>, class: Class, left: u64) -> Self {
-        let (open, counts) = (BTreeMap::new(), nbd::Counts::default());
+impl TrafficRecorder {
+    fn new(sink: Arc<dyn ModuleFileSink>, class: ModuleDeviceClass, left: u64) -> Self {
+        let (open, counts) = (BTreeMap::new(), nbd::TcpSequenceNumbers::default());
         Self { sink, class, left, began: None, lost: 0, open, open_bytes: 0, next_number: 1, counts }
     }
 
-    fn note(&mut self, now: Instant, message: &Message) {
+    fn note(&mut self, now: Instant, message: &ModuleMessage) {
         let (first, unix_ns) = match self.began {
             Some(began) => began,
             None => {
@@ -96,20 +99,22 @@ impl Record {
         };
         let unix_ns = unix_ns.saturating_add((now - first).as_nanos() as u64);
         match message.kind {
-            Kind::Request => {
+            ModuleMessageKind::Request => {
                 let number = self.next_number;
                 self.next_number += 1;
                 let asked = match self.class {
-                    Class::Usb => UsbRequest::read(&message.head).filter(|asked| !asked.is_reset()).map(Asked::Usb),
-                    Class::Block => BlockAsk::read(&message.head).map(Asked::Block),
-                    Class::Stream | Class::Private => None,
+                    ModuleDeviceClass::Usb => {
+                        UsbRequest::read(&message.head).filter(|asked| !asked.is_reset()).map(RecordedRequest::Usb)
+                    }
+                    ModuleDeviceClass::Block => BlockRequestHead::read(&message.head).map(RecordedRequest::Block),
+                    ModuleDeviceClass::Stream | ModuleDeviceClass::Private => None,
                 };
                 match &asked {
-                    Some(Asked::Usb(asked)) => {
+                    Some(RecordedRequest::Usb(asked)) => {
                         let captured = message.payload.len().min(DATA_BYTES_MAX);
                         self.packets(OWN, unix_ns, &usbmon::asked(number, asked, unix_ns, captured), &message.payload);
                     }
-                    Some(Asked::Block(asked)) => {
+                    Some(RecordedRequest::Block(asked)) => {
                         self.segments(unix_ns, false, nbd::request(number, asked), &message.payload);
                     }
                     None => self.plain(unix_ns, message),
@@ -120,8 +125,8 @@ impl Record {
                     self.open_bytes -= before.map_or(0, |(_, asked)| asked.memory_bytes());
                 }
             }
-            Kind::Completion => match self.forget(message.id) {
-                Some((number, Asked::Usb(asked))) => {
+            ModuleMessageKind::Completion => match self.forget(message.id) {
+                Some((number, RecordedRequest::Usb(asked))) => {
                     match UsbReply::read(&asked, &message.head, message.payload.len()) {
                         Some(reply) => {
                             let captured = message.payload.len().min(DATA_BYTES_MAX);
@@ -131,24 +136,24 @@ impl Record {
                         None => self.plain(unix_ns, message),
                     }
                 }
-                Some((number, Asked::Block(_))) => {
+                Some((number, RecordedRequest::Block(_))) => {
                     self.segments(unix_ns, true, nbd::reply(number, &message.head), &message.payload);
                 }
                 None => self.plain(unix_ns, message),
             },
-            Kind::Event => self.plain(unix_ns, message),
+            ModuleMessageKind::Event => self.plain(unix_ns, message),
             // A cancellation shows in its request's outcome, and asides belong to other modules.
-            Kind::Cancel | Kind::Cancelled | Kind::Aside(_) => {}
+            ModuleMessageKind::Cancel | ModuleMessageKind::Cancelled | ModuleMessageKind::Aside(_) => {}
         }
     }
 
-    fn forget(&mut self, id: u64) -> Option<(u64, Asked)> {
+    fn forget(&mut self, id: u64) -> Option<(u64, RecordedRequest)> {
         let open = self.open.remove(&id)?;
         self.open_bytes -= open.1.memory_bytes();
         Some(open)
     }
 
-    fn plain(&mut self, unix_ns: u64, message: &Message) {
+    fn plain(&mut self, unix_ns: u64, message: &ModuleMessage) {
         self.packets(BESIDE, unix_ns, &capture::plain(self.class, message), &message.payload);
     }
 
@@ -192,8 +197,8 @@ impl Record {
     }
 }
 
-impl Module for Record {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for TrafficRecorder {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         if self.left > 0 {
             self.note(now, &message);
         }

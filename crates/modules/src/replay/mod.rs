@@ -4,55 +4,56 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use farbus_model::module::{
-    Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn,
+    Module, ModuleDeviceClass, ModuleEffects, ModuleFailureCause, ModuleManifest, ModuleMessage, ModuleMessageKind,
+    ModuleNeighbor, ModuleOutput, ModuleParameter, ModuleRole, ParameterFormat,
 };
 use farbus_model::{Instant, Payload};
 
-use crate::capture::{Asked, Tale, Told};
+use crate::capture::{ParsedRecording, RecordedExchange, RecordedRequest};
 use crate::cost::ModuleCost;
-use crate::heads::{BlockAsk, CANCELLED, CONTROL, STALL, UsbReply, UsbRequest, usb_outcome};
-use crate::maker::{Begun, Fill, Maker, Place};
-use crate::refusal::{Mismatch, Refusal};
-use crate::settings::Settings;
+use crate::heads::{BlockRequestHead, CANCELLED, CONTROL, STALL, UsbReply, UsbRequest, usb_outcome};
+use crate::maker::{ModuleContext, ModuleMaker, PendingModule, RandomSource};
+use crate::refusal::{ModuleMismatch, ModuleRefusal};
+use crate::settings::ModuleSettings;
 
 /// The manifest of `replay` and the function that makes a half of it from settings.
-pub const REPLAY: Replay = Replay;
+pub const REPLAY: ReplayMaker = ReplayMaker;
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "replay",
     version: 1,
     summary: "a recording answers instead of the device",
-    classes: &[Class::Usb, Class::Block],
+    classes: &[ModuleDeviceClass::Usb, ModuleDeviceClass::Block],
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "file",
-            form: Form::File(256 << 20),
+            form: ParameterFormat::File(256 << 20),
             default: Some(""),
             what: "the recording, at the end that answers: of 'record', or of Wireshark or tcpdump from Linux's usbmon (pcapng)",
             is_own: true,
         },
-        Parameter {
+        ModuleParameter {
             name: "otherwise",
-            form: Form::OneOf(&["fail", "stall"]),
+            form: ParameterFormat::OneOf(&["fail", "stall"]),
             default: Some("fail"),
             what: "what is asked that the recording does not tell ends the attachment, or fails as a device's error",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "pace",
-            form: Form::OneOf(&["recorded", "none"]),
+            form: ParameterFormat::OneOf(&["recorded", "none"]),
             default: Some("recorded"),
             what: "whether answers take as long as they did",
             is_own: false,
         },
     ],
-    effects: Effects { is_fault: true, is_movable: false },
+    effects: ModuleEffects { is_fault: true, is_movable: false },
     cost: "the recording in memory",
     manual: include_str!("manual.md"),
 };
 
 /// The kind of module.
-pub struct Replay;
+pub struct ReplayMaker;
 
 const TELLS: u8 = 1;
 
@@ -61,78 +62,86 @@ const TELLS: u8 = 1;
 const FILE_COPIES: usize = 5;
 
 /// Makes a half, and its opening or answer: whether it is the one that replays.
-fn half(settings: &Settings, place: &Place) -> Result<(Option<Half>, Vec<u8>), Refusal> {
+fn half(
+    settings: &ModuleSettings,
+    place: &ModuleContext,
+) -> Result<(Option<RecordingReplayer>, Vec<u8>), ModuleRefusal> {
     let file = settings.file("file");
     if file.is_empty() {
         return Ok((None, vec![0]));
     }
-    let wrong = |what| Refusal::new(MANIFEST.name, Mismatch::Parameter(format!("its file: {what}")));
-    let tale = Tale::read(file).map_err(wrong)?;
+    let wrong = |what| ModuleRefusal::new(MANIFEST.name, ModuleMismatch::Parameter(format!("its file: {what}")));
+    let tale = ParsedRecording::read(file).map_err(wrong)?;
     if tale.told.is_empty() {
         return Err(wrong("it tells of no request to a device of this class".to_owned()));
     }
-    Ok((Some(Half::new(tale, settings, place)), vec![TELLS]))
+    Ok((Some(RecordingReplayer::new(tale, settings, place)), vec![TELLS]))
 }
 
 /// Checks that exactly one of the two halves replays.
-fn fit(half: Option<Half>, other: &[u8]) -> Result<Box<dyn Module>, Refusal> {
-    let refused = |what: &str| Err(Refusal::new(MANIFEST.name, Mismatch::Halves(what.to_owned())));
+fn fit(half: Option<RecordingReplayer>, other: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
+    let refused = |what: &str| Err(ModuleRefusal::new(MANIFEST.name, ModuleMismatch::Halves(what.to_owned())));
     match (half, other) {
         (Some(_), [TELLS]) => refused("both ends have a recording: one answers"),
         (None, [0]) => refused("neither end has a recording: replay:file=PATH"),
         (Some(half), [0]) => Ok(Box::new(half)),
-        (None, [TELLS]) => Ok(Box::new(Listener)),
+        (None, [TELLS]) => Ok(Box::new(ReplayPassThrough)),
         _ => refused("its other half does not begin as one does"),
     }
 }
 
-impl Maker for Replay {
-    fn manifest(&self) -> &'static Manifest {
+impl ModuleMaker for ReplayMaker {
+    fn manifest(&self) -> &'static ModuleManifest {
         &MANIFEST
     }
 
-    fn cost(&self, settings: &Settings) -> ModuleCost {
+    fn cost(&self, settings: &ModuleSettings) -> ModuleCost {
         ModuleCost::with_state(settings.file("file").len().saturating_mul(FILE_COPIES))
     }
 
-    fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
+    fn begin(
+        &self,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
+        _random: RandomSource<'_>,
+    ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
         let (_, opening) = half(settings, place)?;
-        Ok(Box::new(BegunReplay { settings: settings.clone(), place: place.clone(), opening }))
+        Ok(Box::new(PendingReplay { settings: settings.clone(), place: place.clone(), opening }))
     }
 
     fn answer(
         &self,
-        settings: &Settings,
-        place: &Place,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
         opening: &[u8],
-        _random: Fill<'_>,
-    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal> {
+        _random: RandomSource<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
         let (half, answer) = half(settings, place)?;
         Ok((fit(half, opening)?, answer))
     }
 }
 
-struct BegunReplay {
-    settings: Settings,
-    place: Place,
+struct PendingReplay {
+    settings: ModuleSettings,
+    place: ModuleContext,
     opening: Vec<u8>,
 }
 
-impl Begun for BegunReplay {
+impl PendingModule for PendingReplay {
     fn opening(&self) -> &[u8] {
         &self.opening
     }
 
-    fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, Refusal> {
+    fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
         fit(half(&self.settings, &self.place)?.0, answer)
     }
 }
 
 /// The half that does not replay.
-struct Listener;
+struct ReplayPassThrough;
 
-impl Module for Listener {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for ReplayPassThrough {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         out.pass(from, message);
     }
 
@@ -142,45 +151,45 @@ impl Module for Listener {
 }
 
 /// Requests of a data endpoint are matched in order; those of endpoint 0 and of a disk by their content.
-type Endpoint = u8;
+type ReplayEndpoint = u8;
 
-struct Half {
-    told: Vec<Told>,
-    in_order: BTreeMap<Endpoint, VecDeque<usize>>,
+struct RecordingReplayer {
+    told: Vec<RecordedExchange>,
+    in_order: BTreeMap<ReplayEndpoint, VecDeque<usize>>,
     by_question: BTreeMap<Vec<u8>, VecDeque<usize>>,
     is_paced: bool,
     stalls: bool,
-    asker: Side,
-    class: Class,
+    asker: ModuleNeighbor,
+    class: ModuleDeviceClass,
     failed: Payload,
-    waiting: Vec<Waiting>,
+    waiting: Vec<UnansweredReplayRequest>,
     waiting_bytes: usize,
 }
 
 /// An unanswered request.
-struct Waiting {
+struct UnansweredReplayRequest {
     id: u64,
-    endpoint: Endpoint,
+    endpoint: ReplayEndpoint,
     /// `None`: the recording has no answer, so the request stays open until it is cancelled.
     answer: Option<(Instant, Payload, Vec<u8>)>,
 }
 
-impl Waiting {
+impl UnansweredReplayRequest {
     /// Memory that it takes, bytes.
     fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.answer.as_ref().map_or(0, |(_, head, data)| head.len() + data.len())
     }
 }
 
-impl Half {
-    fn new(tale: Tale, settings: &Settings, place: &Place) -> Self {
+impl RecordingReplayer {
+    fn new(tale: ParsedRecording, settings: &ModuleSettings, place: &ModuleContext) -> Self {
         let mut half = Self {
             told: tale.told,
             in_order: BTreeMap::new(),
             by_question: BTreeMap::new(),
             is_paced: settings.is("pace", "recorded"),
             stalls: settings.is("otherwise", "stall"),
-            asker: if place.role == Role::Importer { Side::Above } else { Side::Below },
+            asker: if place.role == ModuleRole::Importer { ModuleNeighbor::Above } else { ModuleNeighbor::Below },
             class: place.class,
             failed: place.failed.clone(),
             waiting: Vec::new(),
@@ -188,36 +197,38 @@ impl Half {
         };
         for (at, told) in half.told.iter().enumerate() {
             match question(&told.asked, &told.sent) {
-                Question::Endpoint(endpoint) => half.in_order.entry(endpoint).or_default().push_back(at),
-                Question::Words(words) => half.by_question.entry(words).or_default().push_back(at),
+                ReplayMatchKey::Endpoint(endpoint) => half.in_order.entry(endpoint).or_default().push_back(at),
+                ReplayMatchKey::Words(words) => half.by_question.entry(words).or_default().push_back(at),
             }
         }
         half
     }
 
-    fn say(&self, kind: Kind, id: u64, head: Payload, payload: Payload, out: &mut Turn) {
-        let message = Message { kind, id, head, payload };
-        if self.asker == Side::Above { out.above(message) } else { out.below(message) }
+    fn say(&self, kind: ModuleMessageKind, id: u64, head: Payload, payload: Payload, out: &mut ModuleOutput) {
+        let message = ModuleMessage { kind, id, head, payload };
+        if self.asker == ModuleNeighbor::Above { out.above(message) } else { out.below(message) }
     }
 
-    fn ask(&mut self, now: Instant, message: Message, out: &mut Turn) {
+    fn ask(&mut self, now: Instant, message: ModuleMessage, out: &mut ModuleOutput) {
         let id = message.id;
         let asked = match self.class {
-            Class::Usb => UsbRequest::read(&message.head).map(Asked::Usb),
-            _ => BlockAsk::read(&message.head).map(Asked::Block),
+            ModuleDeviceClass::Usb => UsbRequest::read(&message.head).map(RecordedRequest::Usb),
+            _ => BlockRequestHead::read(&message.head).map(RecordedRequest::Block),
         };
         let Some(asked) = asked else {
-            return out
-                .fail(Trouble::Module, "it is asked in words that it does not know: put it before other modules");
+            return out.fail(
+                ModuleFailureCause::Module,
+                "it is asked in words that it does not know: put it before other modules",
+            );
         };
-        if let Asked::Usb(asked) = &asked
+        if let RecordedRequest::Usb(asked) = &asked
             && asked.is_reset()
         {
-            return self.say(Kind::Completion, id, Payload::Empty, Payload::Empty, out);
+            return self.say(ModuleMessageKind::Completion, id, Payload::Empty, Payload::Empty, out);
         }
         let sent = message.payload.contiguous();
         let (endpoint, found) = match question(&asked, &sent) {
-            Question::Words(words) => (
+            ReplayMatchKey::Words(words) => (
                 0,
                 self.by_question.get_mut(&words).and_then(|places| {
                     // A request that comes more often than recorded gets the last answer again.
@@ -228,19 +239,22 @@ impl Half {
                     Some(place)
                 }),
             ),
-            Question::Endpoint(endpoint) => match self.in_order.get_mut(&endpoint).and_then(VecDeque::pop_front) {
-                None if endpoint & 0x80 != 0 => {
-                    // The recording has ended: the device stays silent.
-                    return self.wait(Waiting { id, endpoint, answer: None });
+            ReplayMatchKey::Endpoint(endpoint) => {
+                match self.in_order.get_mut(&endpoint).and_then(VecDeque::pop_front) {
+                    None if endpoint & 0x80 != 0 => {
+                        // The recording has ended: the device stays silent.
+                        return self.wait(UnansweredReplayRequest { id, endpoint, answer: None });
+                    }
+                    place => (endpoint, place.filter(|&place| fits(&self.told[place], &asked, &sent))),
                 }
-                place => (endpoint, place.filter(|&place| fits(&self.told[place], &asked, &sent))),
-            },
+            }
         };
         let Some(told) = found.map(|place| &self.told[place]) else {
             return self.mismatch(id, &asked, out);
         };
         let cancelled = usb_outcome(CANCELLED);
-        let answer = told.answer.as_ref().filter(|(head, ..)| self.class != Class::Usb || *head != cancelled);
+        let answer =
+            told.answer.as_ref().filter(|(head, ..)| self.class != ModuleDeviceClass::Usb || *head != cancelled);
         let answer = answer.map(|(head, data, ns)| {
             let took = if self.is_paced { ns.saturating_sub(told.asked_ns) } else { 0 };
             let before = self.waiting.iter().rev().find(|waiting| waiting.endpoint == endpoint && endpoint != 0);
@@ -248,73 +262,77 @@ impl Half {
             let due = (now + Duration::from_nanos(took)).max(before.unwrap_or_default());
             (due, head.clone(), data.clone())
         });
-        self.wait(Waiting { id, endpoint, answer });
+        self.wait(UnansweredReplayRequest { id, endpoint, answer });
         self.release(now, out);
     }
 
-    fn wait(&mut self, waiting: Waiting) {
+    fn wait(&mut self, waiting: UnansweredReplayRequest) {
         self.waiting_bytes += waiting.memory_bytes();
         self.waiting.push(waiting);
     }
 
-    fn mismatch(&self, id: u64, asked: &Asked, out: &mut Turn) {
+    fn mismatch(&self, id: u64, asked: &RecordedRequest, out: &mut ModuleOutput) {
         if self.stalls {
-            let head = if self.class == Class::Usb { usb_outcome(STALL) } else { self.failed.clone() };
-            return self.say(Kind::Completion, id, head, Payload::Empty, out);
+            let head = if self.class == ModuleDeviceClass::Usb { usb_outcome(STALL) } else { self.failed.clone() };
+            return self.say(ModuleMessageKind::Completion, id, head, Payload::Empty, out);
         }
         let what = match asked {
-            Asked::Usb(UsbRequest { kind: CONTROL, setup, .. }) => format!("a control transfer, {setup:02x?}"),
-            Asked::Usb(UsbRequest { endpoint, length, .. }) => format!("{length} bytes of endpoint {endpoint:#04x}"),
-            Asked::Block(BlockAsk { op, length, offset, .. }) => {
+            RecordedRequest::Usb(UsbRequest { kind: CONTROL, setup, .. }) => {
+                format!("a control transfer, {setup:02x?}")
+            }
+            RecordedRequest::Usb(UsbRequest { endpoint, length, .. }) => {
+                format!("{length} bytes of endpoint {endpoint:#04x}")
+            }
+            RecordedRequest::Block(BlockRequestHead { op, length, offset, .. }) => {
                 let op = ["read", "write", "flush", "discard", "write zeroes"][usize::from(*op)];
                 format!("{op} of {length} bytes at {offset}")
             }
         };
-        out.fail(Trouble::Module, format!("the recording does not tell what comes of this: {what}"));
+        out.fail(ModuleFailureCause::Module, format!("the recording does not tell what comes of this: {what}"));
     }
 
-    fn cancel(&mut self, id: u64, out: &mut Turn) {
+    fn cancel(&mut self, id: u64, out: &mut ModuleOutput) {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) {
             self.waiting_bytes -= self.waiting.remove(at).memory_bytes();
-            let head = if self.class == Class::Usb { usb_outcome(CANCELLED) } else { self.failed.clone() };
-            self.say(Kind::Completion, id, head, Payload::Empty, out);
+            let head = if self.class == ModuleDeviceClass::Usb { usb_outcome(CANCELLED) } else { self.failed.clone() };
+            self.say(ModuleMessageKind::Completion, id, head, Payload::Empty, out);
         }
-        self.say(Kind::Cancelled, id, Payload::Empty, Payload::Empty, out);
+        self.say(ModuleMessageKind::Cancelled, id, Payload::Empty, Payload::Empty, out);
     }
 
-    fn release(&mut self, now: Instant, out: &mut Turn) {
-        let is_due = |waiting: &Waiting| waiting.answer.as_ref().is_some_and(|(due, ..)| *due <= now);
-        let due: Vec<Waiting> = self.waiting.extract_if(.., |waiting| is_due(waiting)).collect();
-        self.waiting_bytes -= due.iter().map(Waiting::memory_bytes).sum::<usize>();
-        for Waiting { id, answer, .. } in due {
+    fn release(&mut self, now: Instant, out: &mut ModuleOutput) {
+        let is_due = |waiting: &UnansweredReplayRequest| waiting.answer.as_ref().is_some_and(|(due, ..)| *due <= now);
+        let due: Vec<UnansweredReplayRequest> = self.waiting.extract_if(.., |waiting| is_due(waiting)).collect();
+        self.waiting_bytes -= due.iter().map(UnansweredReplayRequest::memory_bytes).sum::<usize>();
+        for UnansweredReplayRequest { id, answer, .. } in due {
             let (_, head, data) = answer.expect("it is due");
-            self.say(Kind::Completion, id, head, data.into(), out);
+            self.say(ModuleMessageKind::Completion, id, head, data.into(), out);
         }
     }
 }
 
 /// What identifies an answer.
-enum Question {
-    Endpoint(Endpoint),
+enum ReplayMatchKey {
+    Endpoint(ReplayEndpoint),
     Words(Vec<u8>),
 }
 
-fn question(asked: &Asked, sent: &[u8]) -> Question {
+fn question(asked: &RecordedRequest, sent: &[u8]) -> ReplayMatchKey {
     let mut words = match asked {
-        Asked::Usb(UsbRequest { kind: CONTROL, setup, .. }) => setup.to_vec(),
-        Asked::Usb(UsbRequest { endpoint, .. }) => return Question::Endpoint(*endpoint),
-        Asked::Block(asked) => asked.head().into_vec(),
+        RecordedRequest::Usb(UsbRequest { kind: CONTROL, setup, .. }) => setup.to_vec(),
+        RecordedRequest::Usb(UsbRequest { endpoint, .. }) => return ReplayMatchKey::Endpoint(*endpoint),
+        RecordedRequest::Block(asked) => asked.head().into_vec(),
     };
     words.extend_from_slice(sent);
-    Question::Words(words)
+    ReplayMatchKey::Words(words)
 }
 
 /// Whether a recorded request of a data endpoint matches this one.
-fn fits(told: &Told, asked: &Asked, sent: &[u8]) -> bool {
-    let (Asked::Usb(then), Asked::Usb(now)) = (&told.asked, asked) else { return false };
+fn fits(told: &RecordedExchange, asked: &RecordedRequest, sent: &[u8]) -> bool {
+    let (RecordedRequest::Usb(then), RecordedRequest::Usb(now)) = (&told.asked, asked) else { return false };
     let (head, data) = told.answer.as_ref().map(|(head, data, _)| (head, &data[..])).unwrap_or((&Payload::Empty, &[]));
     let Some(reply) = UsbReply::read(then, head, data.len()) else { return false };
-    let has_room = |(at, packet): (usize, &crate::heads::Packet)| {
+    let has_room = |(at, packet): (usize, &crate::heads::IsoPacketHead)| {
         now.packets.get(at).is_some_and(|asked| packet.length <= asked.length)
     };
     then.kind == now.kind
@@ -323,15 +341,15 @@ fn fits(told: &Told, asked: &Asked, sent: &[u8]) -> bool {
         && if now.is_in() { data.len() <= now.length as usize } else { told.sent == sent }
 }
 
-impl Module for Half {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for RecordingReplayer {
+    fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         match message.kind {
-            Kind::Aside(_) => out.pass(from, message),
-            Kind::Request if from == self.asker => self.ask(now, message, out),
-            Kind::Cancel if from == self.asker => self.cancel(message.id, out),
+            ModuleMessageKind::Aside(_) => out.pass(from, message),
+            ModuleMessageKind::Request if from == self.asker => self.ask(now, message, out),
+            ModuleMessageKind::Cancel if from == self.asker => self.cancel(message.id, out),
             // Events of the device are not part of a recording.
-            Kind::Event => out.lose(),
-            _ => out.fail(Trouble::Peer, "its other half passes on what nobody said"),
+            ModuleMessageKind::Event => out.lose(),
+            _ => out.fail(ModuleFailureCause::Peer, "its other half passes on what nobody said"),
         }
     }
 
@@ -343,7 +361,7 @@ impl Module for Half {
         self.waiting.iter().filter_map(|waiting| waiting.answer.as_ref().map(|(due, ..)| *due)).min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+    fn handle_timeout(&mut self, now: Instant, out: &mut ModuleOutput) {
         self.release(now, out);
     }
 

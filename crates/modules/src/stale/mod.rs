@@ -1,46 +1,49 @@
 //! The `stale` module: of frames that wait for the link, only the newest is sent (requirement I2).
 
 use farbus_model::module::{
-    Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn,
+    Module, ModuleDeviceClass, ModuleEffects, ModuleFailureCause, ModuleManifest, ModuleMessage, ModuleMessageKind,
+    ModuleNeighbor, ModuleOutput, ModuleParameter, ModuleRole, ParameterFormat,
 };
 use farbus_model::{Instant, Payload};
 
 use crate::cost::ModuleCost;
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 
 /// The manifest of `stale` and the function that makes a half of it from settings.
-pub const STALE: Simple = Simple {
+pub const STALE: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
     make: |settings, place| match place.role {
-        Role::Importer => Box::new(Here),
-        Role::Exporter => Box::new(There { ahead: settings.number("ahead") as u32, travelling: 0, waiting: None }),
+        ModuleRole::Importer => Box::new(FrameArrivalReporter),
+        ModuleRole::Exporter => {
+            Box::new(StaleFrameFilter { ahead: settings.number("ahead") as u32, travelling: 0, waiting: None })
+        }
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "stale",
     version: 1,
     summary: "drops frames of a stream for which the link is too slow",
-    classes: &[Class::Stream],
-    parameters: &[Parameter {
+    classes: &[ModuleDeviceClass::Stream],
+    parameters: &[ModuleParameter {
         name: "ahead",
-        form: Form::Number(1, 64),
+        form: ParameterFormat::Number(1, 64),
         default: Some("2"),
         what: "frames that may be on their way; of those behind them only the newest is kept",
         is_own: false,
     }],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "a short message back for each frame; one frame kept",
     manual: include_str!("manual.md"),
 };
 
 /// The importer's half: reports which frames have arrived.
-struct Here;
+struct FrameArrivalReporter;
 
-impl Module for Here {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
-        if from == Side::Below && message.kind == Kind::Event {
+impl Module for FrameArrivalReporter {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
+        if from == ModuleNeighbor::Below && message.kind == ModuleMessageKind::Event {
             out.aside(Payload::from(vec![1]));
         }
         out.pass(from, message);
@@ -60,24 +63,24 @@ impl Module for Here {
 }
 
 /// The exporter's half: drops frames.
-struct There {
+struct StaleFrameFilter {
     ahead: u32,
     /// Frames that were sent and have not arrived yet.
     travelling: u32,
-    waiting: Option<Message>,
+    waiting: Option<ModuleMessage>,
 }
 
-impl Module for There {
-    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+impl Module for StaleFrameFilter {
+    fn handle(&mut self, _now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         match (from, message.kind) {
-            (Side::Above, Kind::Event) => {
+            (ModuleNeighbor::Above, ModuleMessageKind::Event) => {
                 if self.waiting.replace(message).is_some() {
                     out.lose();
                 }
             }
-            (Side::Peer, _) => match self.travelling.checked_sub(message.payload.len() as u32) {
+            (ModuleNeighbor::Peer, _) => match self.travelling.checked_sub(message.payload.len() as u32) {
                 Some(left) => self.travelling = left,
-                None => return out.fail(Trouble::Peer, "more arrived at its other half than was sent"),
+                None => return out.fail(ModuleFailureCause::Peer, "more arrived at its other half than was sent"),
             },
             _ => return out.pass(from, message),
         }
@@ -90,7 +93,7 @@ impl Module for There {
     }
 
     fn held_bytes(&self) -> usize {
-        self.waiting.as_ref().map_or(0, Message::memory_bytes)
+        self.waiting.as_ref().map_or(0, ModuleMessage::memory_bytes)
     }
 
     /// Frames under way need no state: they arrive by themselves.
@@ -111,27 +114,33 @@ impl Module for There {
 mod tests {
     use super::*;
 
-    fn frame(id: u64) -> Message {
-        Message { kind: Kind::Event, id, head: vec![id as u8; 16].into(), payload: vec![id as u8; 100].into() }
+    fn frame(id: u64) -> ModuleMessage {
+        ModuleMessage {
+            kind: ModuleMessageKind::Event,
+            id,
+            head: vec![id as u8; 16].into(),
+            payload: vec![id as u8; 100].into(),
+        }
     }
 
     #[test]
     fn newest_waiting_frame_is_sent_and_dropped_ones_are_counted() {
-        let (mut there, mut out) = (There { ahead: 2, travelling: 0, waiting: None }, Turn::default());
-        (0..6).for_each(|id| there.handle(Instant::ZERO, Side::Above, frame(id), &mut out));
+        let (mut there, mut out) =
+            (StaleFrameFilter { ahead: 2, travelling: 0, waiting: None }, ModuleOutput::default());
+        (0..6).for_each(|id| there.handle(Instant::ZERO, ModuleNeighbor::Above, frame(id), &mut out));
         assert_eq!(
             [out.pop(), out.pop(), out.pop()],
-            [Some((Side::Below, frame(0))), Some((Side::Below, frame(1))), None]
+            [Some((ModuleNeighbor::Below, frame(0))), Some((ModuleNeighbor::Below, frame(1))), None]
         );
         assert_eq!((out.take_lost(), there.is_at_rest()), (3, false));
-        Here.handle(Instant::ZERO, Side::Below, frame(0), &mut out);
+        FrameArrivalReporter.handle(Instant::ZERO, ModuleNeighbor::Below, frame(0), &mut out);
         let (side, word) = out.pop().unwrap();
-        assert_eq!(out.pop(), Some((Side::Above, frame(0))));
+        assert_eq!(out.pop(), Some((ModuleNeighbor::Above, frame(0))));
         there.handle(Instant::ZERO, side, word.clone(), &mut out);
-        assert_eq!((out.pop(), out.pop(), out.take_lost()), (Some((Side::Below, frame(5))), None, 0));
+        assert_eq!((out.pop(), out.pop(), out.take_lost()), (Some((ModuleNeighbor::Below, frame(5))), None, 0));
         (0..2).for_each(|_| there.handle(Instant::ZERO, side, word.clone(), &mut out));
         assert!(there.is_at_rest() && out.failure().is_none());
         there.handle(Instant::ZERO, side, word, &mut out);
-        assert_eq!(out.failure().map(|failure| failure.trouble), Some(Trouble::Peer));
+        assert_eq!(out.failure().map(|failure| failure.trouble), Some(ModuleFailureCause::Peer));
     }
 }

@@ -1,44 +1,44 @@
 //! The `zstd` module: stronger compression, for slow links.
 
-use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
+use farbus_model::module::{ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleParameter, ParameterFormat};
 use zstd::zstd_safe::CParameter;
 
-use crate::compress::{Codec, Compress};
+use crate::compress::{PayloadCodec, PayloadCompressor};
 use crate::cost::ModuleCost;
-use crate::maker::Simple;
+use crate::maker::SimpleMaker;
 
 /// The manifest of `zstd` and the function that makes a half of it from settings.
-pub const ZSTD: Simple = Simple {
+pub const ZSTD: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |settings| cost(settings.number("level") as i32),
     make: |settings, _| {
-        let codec = Zstd::new(settings.number("level") as i32);
-        Box::new(Compress::new(codec, settings.number("min") as usize))
+        let codec = ZstdCodec::new(settings.number("level") as i32);
+        Box::new(PayloadCompressor::new(codec, settings.number("min") as usize))
     },
 };
 
-const MANIFEST: Manifest = Manifest {
+const MANIFEST: ModuleManifest = ModuleManifest {
     name: "zstd",
     version: 1,
     summary: "compresses data, thoroughly: for thin lines",
-    classes: Class::ALL,
+    classes: ModuleDeviceClass::ALL,
     parameters: &[
-        Parameter {
+        ModuleParameter {
             name: "level",
-            form: Form::Number(1, 19),
+            form: ParameterFormat::Number(1, 19),
             default: Some("1"),
             what: "how hard it tries",
             is_own: false,
         },
-        Parameter {
+        ModuleParameter {
             name: "min",
-            form: Form::Number(0, 1 << 24),
+            form: ParameterFormat::Number(0, 1 << 24),
             default: Some("256"),
             what: "bytes of data that are worth a try",
             is_own: false,
         },
     ],
-    effects: Effects { is_fault: false, is_movable: true },
+    effects: ModuleEffects { is_fault: false, is_movable: true },
     cost: "about 4 ns a byte to compress at level 1, 1 to expand; a copy each way",
     manual: include_str!("manual.md"),
 };
@@ -69,20 +69,20 @@ fn cost(level: i32) -> ModuleCost {
 }
 
 /// The codec. It reuses its memory for the next message.
-pub struct Zstd {
+pub struct ZstdCodec {
     level: i32,
     compressor: Option<zstd::bulk::Compressor<'static>>,
     expander: Option<zstd::bulk::Decompressor<'static>>,
 }
 
-impl Zstd {
+impl ZstdCodec {
     /// Makes a codec of this compression level.
     pub fn new(level: i32) -> Self {
         Self { level, compressor: None, expander: None }
     }
 }
 
-impl Codec for Zstd {
+impl PayloadCodec for ZstdCodec {
     fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         if self.compressor.is_none() {
             let mut compressor = zstd::bulk::Compressor::new(self.level).ok()?;
@@ -107,11 +107,11 @@ mod tests {
     use zstd::zstd_safe::DCtx;
 
     use super::*;
-    use crate::dice::Dice;
+    use crate::dice::ModuleRng;
 
     /// A third noise, a third text, a third repetition at any distance.
     fn mixed(bytes: usize) -> Vec<u8> {
-        let mut dice = Dice::new(5);
+        let mut dice = ModuleRng::new(5);
         let mut all: Vec<u8> = Vec::with_capacity(bytes);
         while all.len() < bytes {
             let at = dice.below(all.len() as u64 + 1) as usize;
@@ -130,7 +130,7 @@ mod tests {
         let lengths = [1 << 10, 16 << 10, 100 << 10, 200 << 10, 300 << 10];
         let all: Vec<Vec<u8>> = lengths.map(mixed).into();
         for level in 1..=19 {
-            let mut zstd = Zstd::new(level);
+            let mut zstd = ZstdCodec::new(level);
             let mut most = 0;
             for bytes in &all {
                 let compressed = zstd.compress(bytes).expect("it shrinks");

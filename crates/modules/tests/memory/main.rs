@@ -9,9 +9,13 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use farbus_model::module::{Class, Kind, Message, Role, Side, Turn};
+use farbus_model::module::{
+    ModuleDeviceClass, ModuleMessage, ModuleMessageKind, ModuleNeighbor, ModuleOutput, ModuleRole,
+};
 use farbus_model::{Instant, Payload};
-use farbus_modules::{Allowance, Asked, Catalogue, Mismatch, Pipeline, Place, Recipe};
+use farbus_modules::{
+    ModuleAllowance, ModuleCatalogue, ModuleContext, ModuleMismatch, ModulePipeline, ModuleSpec, PipelineRecipe,
+};
 
 use extremes::all_asked;
 
@@ -28,22 +32,23 @@ const TEST_BYTES: usize = 700 << 10;
 const CASE: &str = "FARBUS_MODULE_MEASURED";
 
 /// Two pipelines whose halves belong together, and what one of them declares; `None` if they do not fit each other.
-fn agreed(asked: &str, class: Class) -> Option<(Pipeline, Pipeline, usize)> {
-    let catalogue = Catalogue::builtin();
-    let asked = vec![asked.parse::<Asked>().unwrap(); HALVES];
+fn agreed(asked: &str, class: ModuleDeviceClass) -> Option<(ModulePipeline, ModulePipeline, usize)> {
+    let catalogue = ModuleCatalogue::builtin();
+    let asked = vec![asked.parse::<ModuleSpec>().unwrap(); HALVES];
     let mut read = |_: &str| Ok(vec![5; 32]);
-    let place = |role| Place { role, class, failed: vec![0xff].into() };
+    let place = |role| ModuleContext { role, class, failed: vec![0xff].into() };
     let mut keyed = asked;
     for asked in keyed.iter_mut().filter(|asked| asked.name == "seal") {
         asked.parameters = vec![("key-file".to_owned(), "k".to_owned())];
     }
-    let recipe = Recipe::new(&catalogue, &keyed, &mut read).unwrap();
-    let mut allowance = Allowance::usual(&catalogue);
+    let recipe = PipelineRecipe::new(&catalogue, &keyed, &mut read).unwrap();
+    let mut allowance = ModuleAllowance::usual(&catalogue);
     allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut read).unwrap();
-    let begun = recipe.begin(&place(Role::Importer), &mut |bytes| bytes.fill(1)).unwrap();
+    let begun = recipe.begin(&place(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
     let offers: Vec<_> = begun.offers().cloned().collect();
-    let cost = allowance.cost(&offers, &place(Role::Exporter)).unwrap();
-    let (exporter, answers) = allowance.answer(&offers, &place(Role::Exporter), &mut |bytes| bytes.fill(2)).ok()?;
+    let cost = allowance.cost(&offers, &place(ModuleRole::Exporter)).unwrap();
+    let (exporter, answers) =
+        allowance.answer(&offers, &place(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).ok()?;
     Some((begun.finish(&answers).unwrap(), exporter, cost.bytes))
 }
 
@@ -59,29 +64,29 @@ fn data(id: u64, bytes: usize) -> Vec<u8> {
     noise.collect()
 }
 
-fn message(class: Class, kind: Kind, id: u64, bytes: usize) -> Message {
+fn message(class: ModuleDeviceClass, kind: ModuleMessageKind, id: u64, bytes: usize) -> ModuleMessage {
     let head = match (class, kind) {
-        (Class::Usb, Kind::Request) => vec![0x81, 3, 8, 0, 8, 0, 0, 0],
-        (Class::Block, Kind::Request) => vec![1, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        (ModuleDeviceClass::Usb, ModuleMessageKind::Request) => vec![0x81, 3, 8, 0, 8, 0, 0, 0],
+        (ModuleDeviceClass::Block, ModuleMessageKind::Request) => vec![1, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         _ => Vec::new(),
     };
-    Message { kind, id, head: head.into(), payload: data(id, bytes).into() }
+    ModuleMessage { kind, id, head: head.into(), payload: data(id, bytes).into() }
 }
 
 /// Sends a message through one pipeline and the other. Time stands still, so what is held stays, but the importer's
 /// halves do not wait: a peer need not. Returns whether both go on.
-fn carry(from: &mut Pipeline, to: &mut Pipeline, role: Role, message: Message) -> bool {
-    let (mut out, mut heard) = (Turn::default(), Turn::default());
-    from.handle(NOW, Side::Above, message, &mut out);
-    while let Some(due) = from.poll_timeout().filter(|_| role == Role::Importer) {
+fn carry(from: &mut ModulePipeline, to: &mut ModulePipeline, role: ModuleRole, message: ModuleMessage) -> bool {
+    let (mut out, mut heard) = (ModuleOutput::default(), ModuleOutput::default());
+    from.handle(NOW, ModuleNeighbor::Above, message, &mut out);
+    while let Some(due) = from.poll_timeout().filter(|_| role == ModuleRole::Importer) {
         from.handle_timeout(due + Duration::from_nanos(1), &mut out);
     }
     while let Some((side, mut message)) = out.pop() {
         // What arrived is a window on what the link received.
         message.payload.share();
         message.head.share();
-        if side != Side::Above {
-            to.handle(NOW, Side::Below, message, &mut heard);
+        if side != ModuleNeighbor::Above {
+            to.handle(NOW, ModuleNeighbor::Below, message, &mut heard);
         }
     }
     out.failure().is_none() && heard.failure().is_none()
@@ -94,7 +99,7 @@ fn memory() -> usize {
     pages * 4096
 }
 
-fn used(asked: &str, class: Class) -> Option<(usize, usize)> {
+fn used(asked: &str, class: ModuleDeviceClass) -> Option<(usize, usize)> {
     let (mut allowed, mut pairs) = (0, Vec::new());
     for _ in 0..PAIRS {
         let (importer, exporter, declared) = agreed(asked, class)?;
@@ -104,10 +109,21 @@ fn used(asked: &str, class: Class) -> Option<(usize, usize)> {
     for (importer, exporter) in &mut pairs {
         for id in 0..400 {
             let bytes = [40, 3000, 90_000, 300_000][id as usize % 4].min(if id < 8 { 300_000 } else { 3000 });
-            let goes_on = carry(importer, exporter, Role::Importer, message(class, Kind::Request, id, bytes))
-                && carry(exporter, importer, Role::Exporter, message(class, Kind::Completion, id, bytes))
-                && (class != Class::Stream
-                    || carry(exporter, importer, Role::Exporter, message(class, Kind::Event, id, bytes)));
+            let goes_on =
+                carry(importer, exporter, ModuleRole::Importer, message(class, ModuleMessageKind::Request, id, bytes))
+                    && carry(
+                        exporter,
+                        importer,
+                        ModuleRole::Exporter,
+                        message(class, ModuleMessageKind::Completion, id, bytes),
+                    )
+                    && (class != ModuleDeviceClass::Stream
+                        || carry(
+                            exporter,
+                            importer,
+                            ModuleRole::Exporter,
+                            message(class, ModuleMessageKind::Event, id, bytes),
+                        ));
             if !goes_on || importer.held_bytes() + exporter.held_bytes() > HELD_BYTES_MAX {
                 break;
             }
@@ -124,12 +140,12 @@ fn used(asked: &str, class: Class) -> Option<(usize, usize)> {
 fn one_module_takes_no_more_than_it_declares() {
     let Ok(asked) = std::env::var(CASE) else { return };
     let name = asked.split(':').next().unwrap();
-    let catalogue = Catalogue::builtin();
+    let catalogue = ModuleCatalogue::builtin();
     let classes = catalogue.find(name).unwrap().manifest().classes;
     drop(Payload::from(data(1, 2 << 20)));
     let base = memory();
     let mut most = None;
-    let last = classes.iter().copied().rfind(|class| *class != Class::Private);
+    let last = classes.iter().copied().rfind(|class| *class != ModuleDeviceClass::Private);
     for class in classes.iter().copied().take(1).chain(last) {
         let Some((taken, allowed)) = used(&asked, class) else {
             println!("{asked}: its halves fit none without a file of their own");
@@ -166,21 +182,21 @@ fn eight_halves_of_each_module_take_no_more_than_they_declare() {
 
 #[test]
 fn pipeline_that_takes_more_processor_time_than_an_importer_may_needs_the_owners_word() {
-    let catalogue = Catalogue::builtin();
-    let mut allowance = Allowance::usual(&catalogue);
-    let place = |role| Place { role, class: Class::Block, failed: Payload::Empty };
-    let cost = |allowance: &Allowance, asked: &str, count: usize| {
-        let asked = vec![asked.parse::<Asked>().unwrap(); count];
-        let recipe = Recipe::new(&catalogue, &asked, &mut |_: &str| Err(String::new())).unwrap();
-        let begun = recipe.begin(&place(Role::Importer), &mut |_| ()).unwrap();
+    let catalogue = ModuleCatalogue::builtin();
+    let mut allowance = ModuleAllowance::usual(&catalogue);
+    let place = |role| ModuleContext { role, class: ModuleDeviceClass::Block, failed: Payload::Empty };
+    let cost = |allowance: &ModuleAllowance, asked: &str, count: usize| {
+        let asked = vec![asked.parse::<ModuleSpec>().unwrap(); count];
+        let recipe = PipelineRecipe::new(&catalogue, &asked, &mut |_: &str| Err(String::new())).unwrap();
+        let begun = recipe.begin(&place(ModuleRole::Importer), &mut |_| ()).unwrap();
         let offers: Vec<_> = begun.offers().cloned().collect();
-        allowance.cost(&offers, &place(Role::Exporter)).unwrap().check_processor()
+        allowance.cost(&offers, &place(ModuleRole::Exporter)).unwrap().check_processor()
     };
     for (asked, count) in [("zstd", 8), ("zstd:level=19", 1), ("zstd:level=12", 8), ("lz4", 8), ("delay:time=1s", 8)] {
         assert_eq!(cost(&allowance, asked, count), Ok(()), "{count} of {asked}");
     }
     let refusal = cost(&allowance, "zstd:level=19", 8).unwrap_err();
-    assert!(matches!(refusal.mismatch, Mismatch::Processor { ns_per_byte: 4000, .. }), "{refusal:?}");
+    assert!(matches!(refusal.mismatch, ModuleMismatch::Processor { ns_per_byte: 4000, .. }), "{refusal:?}");
     assert!(refusal.to_string().contains("'farbus share … --allow-module zstd'"), "{refusal}");
     allowance.allow(&catalogue, &"zstd".parse().unwrap(), &mut |_: &str| Err(String::new())).unwrap();
     assert_eq!(cost(&allowance, "zstd:level=19", 8), Ok(()), "the owner named it");

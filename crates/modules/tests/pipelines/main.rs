@@ -6,9 +6,11 @@ mod random;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use farbus_model::module::{Class, Kind, Message, Role, Side, Trouble, Turn};
+use farbus_model::module::{
+    ModuleDeviceClass, ModuleFailureCause, ModuleMessage, ModuleMessageKind, ModuleNeighbor, ModuleOutput, ModuleRole,
+};
 use farbus_model::{Instant, Payload};
-use farbus_modules::{Allowance, Asked, Catalogue, Pipeline, Place, Recipe};
+use farbus_modules::{ModuleAllowance, ModuleCatalogue, ModuleContext, ModulePipeline, ModuleSpec, PipelineRecipe};
 use random::Random;
 
 const ENDPOINTS: u64 = 3;
@@ -29,31 +31,32 @@ const HARMLESS: [&str; 13] = [
     "pause",
 ];
 
-fn place(role: Role) -> Place {
-    Place { role, class: Class::Block, failed: vec![0xff].into() }
+fn place(role: ModuleRole) -> ModuleContext {
+    ModuleContext { role, class: ModuleDeviceClass::Block, failed: vec![0xff].into() }
 }
 
 /// Two pipelines whose halves belong together.
-fn agreed(asked: &[&str]) -> (Pipeline, Pipeline) {
-    let catalogue = Catalogue::builtin();
-    let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
+fn agreed(asked: &[&str]) -> (ModulePipeline, ModulePipeline) {
+    let catalogue = ModuleCatalogue::builtin();
+    let asked: Vec<ModuleSpec> = asked.iter().map(|text| text.parse().unwrap()).collect();
     let mut read = |_: &str| Ok(vec![5; 32]);
-    let recipe = Recipe::new(&catalogue, &asked, &mut read).unwrap();
-    let mut allowance = Allowance::usual(&catalogue);
+    let recipe = PipelineRecipe::new(&catalogue, &asked, &mut read).unwrap();
+    let mut allowance = ModuleAllowance::usual(&catalogue);
     allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut read).unwrap();
-    let begun = recipe.begin(&place(Role::Importer), &mut |bytes| bytes.fill(1)).unwrap();
+    let begun = recipe.begin(&place(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
     let offers: Vec<_> = begun.offers().cloned().collect();
-    let (exporter, answers) = allowance.answer(&offers, &place(Role::Exporter), &mut |bytes| bytes.fill(2)).unwrap();
+    let (exporter, answers) =
+        allowance.answer(&offers, &place(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).unwrap();
     (begun.finish(&answers).unwrap(), exporter)
 }
 
 /// A user, a device, and two pipelines on a link between them.
 struct World {
     now: Instant,
-    importer: Pipeline,
-    exporter: Pipeline,
+    importer: ModulePipeline,
+    exporter: ModulePipeline,
     /// For each urgency, the messages under way to the exporter and to the importer.
-    link: [[VecDeque<Message>; 2]; 2],
+    link: [[VecDeque<ModuleMessage>; 2]; 2],
     next_id: u64,
     /// The requests by id: endpoint and data.
     asked: BTreeMap<u64, (u64, Vec<u8>)>,
@@ -73,7 +76,7 @@ const ANSWERED: usize = 2;
 const HEARD: usize = 3;
 
 impl World {
-    fn new((importer, exporter): (Pipeline, Pipeline)) -> Self {
+    fn new((importer, exporter): (ModulePipeline, ModulePipeline)) -> Self {
         Self {
             now: Instant::ZERO + Duration::from_secs(1),
             importer,
@@ -90,31 +93,31 @@ impl World {
     }
 
     /// The queue of a message: those of one endpoint keep their order.
-    fn line_of(&self, message: &Message) -> usize {
+    fn line_of(&self, message: &ModuleMessage) -> usize {
         let endpoint = self.asked.get(&message.id).map(|(endpoint, _)| *endpoint);
-        usize::from(message.kind == Kind::Event || endpoint == Some(0))
+        usize::from(message.kind == ModuleMessageKind::Event || endpoint == Some(0))
     }
 
-    fn say(&mut self, role: Role, kind: Kind, id: u64, head: Payload, payload: Vec<u8>) {
-        let message = Message { kind, id, head, payload: payload.into() };
-        let mut out = Turn::default();
+    fn say(&mut self, role: ModuleRole, kind: ModuleMessageKind, id: u64, head: Payload, payload: Vec<u8>) {
+        let message = ModuleMessage { kind, id, head, payload: payload.into() };
+        let mut out = ModuleOutput::default();
         match role {
-            Role::Importer => self.importer.handle(self.now, Side::Above, message, &mut out),
-            Role::Exporter => self.exporter.handle(self.now, Side::Above, message, &mut out),
+            ModuleRole::Importer => self.importer.handle(self.now, ModuleNeighbor::Above, message, &mut out),
+            ModuleRole::Exporter => self.exporter.handle(self.now, ModuleNeighbor::Above, message, &mut out),
         }
         self.carry(role, out);
     }
 
-    fn carry(&mut self, role: Role, mut out: Turn) {
+    fn carry(&mut self, role: ModuleRole, mut out: ModuleOutput) {
         assert_eq!(out.failure(), None);
         while let Some((side, message)) = out.pop() {
             match (side, role) {
-                (Side::Below, _) => {
+                (ModuleNeighbor::Below, _) => {
                     let line = self.line_of(&message);
                     self.link[role as usize][line].push_back(message);
                 }
-                (_, Role::Exporter) => self.device_hears(message),
-                (_, Role::Importer) => self.user_hears(message),
+                (_, ModuleRole::Exporter) => self.device_hears(message),
+                (_, ModuleRole::Importer) => self.user_hears(message),
             }
         }
     }
@@ -128,14 +131,20 @@ impl World {
                 let is_open = !self.sequences.iter().any(|sequence| sequence[HEARD].contains(&id));
                 if is_open && !self.withdrawn.contains(&id) {
                     self.withdrawn.push(id);
-                    self.say(Role::Importer, Kind::Cancel, id, Payload::Empty, Vec::new());
+                    self.say(ModuleRole::Importer, ModuleMessageKind::Cancel, id, Payload::Empty, Vec::new());
                 }
             }
             3 => self.answer(random),
             4 => {
                 let event = self.events[0].len() as u64;
                 self.events[0].push(event);
-                self.say(Role::Exporter, Kind::Event, 0, vec![event as u8].into(), vec![event as u8; 20]);
+                self.say(
+                    ModuleRole::Exporter,
+                    ModuleMessageKind::Event,
+                    0,
+                    vec![event as u8].into(),
+                    vec![event as u8; 20],
+                );
             }
             5 => self.wait(Duration::from_micros(random.below(5000))),
             _ => self.deliver(random),
@@ -151,7 +160,7 @@ impl World {
             (0..length).map(|at| if is_noise { random.next() as u8 } else { (at / 99) as u8 }).collect();
         self.asked.insert(id, (endpoint, data.clone()));
         self.sequences[endpoint as usize][SUBMITTED].push(id);
-        self.say(Role::Importer, Kind::Request, id, vec![endpoint as u8; 14].into(), data);
+        self.say(ModuleRole::Importer, ModuleMessageKind::Request, id, vec![endpoint as u8; 14].into(), data);
     }
 
     fn answer(&mut self, random: &mut Random) {
@@ -164,7 +173,7 @@ impl World {
     fn end(&mut self, id: u64, head: Payload, payload: Vec<u8>) {
         let endpoint = self.asked[&id].0 as usize;
         self.sequences[endpoint][ANSWERED].push(id);
-        self.say(Role::Exporter, Kind::Completion, id, head, payload);
+        self.say(ModuleRole::Exporter, ModuleMessageKind::Completion, id, head, payload);
     }
 
     fn wait(&mut self, span: Duration) {
@@ -173,11 +182,11 @@ impl World {
             && at <= until
         {
             self.now = self.now.max(at);
-            for role in [Role::Importer, Role::Exporter] {
-                let mut out = Turn::default();
+            for role in [ModuleRole::Importer, ModuleRole::Exporter] {
+                let mut out = ModuleOutput::default();
                 match role {
-                    Role::Importer => self.importer.handle_timeout(self.now, &mut out),
-                    Role::Exporter => self.exporter.handle_timeout(self.now, &mut out),
+                    ModuleRole::Importer => self.importer.handle_timeout(self.now, &mut out),
+                    ModuleRole::Exporter => self.exporter.handle_timeout(self.now, &mut out),
                 }
                 self.carry(role, out);
             }
@@ -188,41 +197,41 @@ impl World {
     fn deliver(&mut self, random: &mut Random) {
         let (from, line) = (random.below(2) as usize, random.below(2) as usize);
         if let Some(message) = self.link[from][line].pop_front() {
-            let mut out = Turn::default();
-            let role = if from == Role::Importer as usize { Role::Exporter } else { Role::Importer };
+            let mut out = ModuleOutput::default();
+            let role = if from == ModuleRole::Importer as usize { ModuleRole::Exporter } else { ModuleRole::Importer };
             match role {
-                Role::Importer => self.importer.handle(self.now, Side::Below, message, &mut out),
-                Role::Exporter => self.exporter.handle(self.now, Side::Below, message, &mut out),
+                ModuleRole::Importer => self.importer.handle(self.now, ModuleNeighbor::Below, message, &mut out),
+                ModuleRole::Exporter => self.exporter.handle(self.now, ModuleNeighbor::Below, message, &mut out),
             }
             self.carry(role, out);
         }
     }
 
-    fn device_hears(&mut self, Message { kind, id, head, payload }: Message) {
+    fn device_hears(&mut self, ModuleMessage { kind, id, head, payload }: ModuleMessage) {
         let endpoint = self.asked[&id].0 as usize;
         match kind {
-            Kind::Request => {
+            ModuleMessageKind::Request => {
                 assert_eq!(head, vec![endpoint as u8; 14].into());
                 assert!(payload.contiguous() == self.asked[&id].1, "what was asked arrives");
                 self.sequences[endpoint][SEEN].push(id);
                 self.device[endpoint].push_back(id);
             }
-            Kind::Cancel => {
+            ModuleMessageKind::Cancel => {
                 assert!(self.sequences[endpoint][SEEN].contains(&id), "a withdrawal never passes its request");
                 if let Some(at) = self.device[endpoint].iter().position(|waiting| *waiting == id) {
                     self.device[endpoint].remove(at);
                     self.end(id, vec![8].into(), Vec::new());
                 }
                 self.cancels[0].push(id);
-                self.say(Role::Exporter, Kind::Cancelled, id, Payload::Empty, Vec::new());
+                self.say(ModuleRole::Exporter, ModuleMessageKind::Cancelled, id, Payload::Empty, Vec::new());
             }
             other => panic!("an importer does not say {other:?}"),
         }
     }
 
-    fn user_hears(&mut self, Message { kind, id, head, payload }: Message) {
+    fn user_hears(&mut self, ModuleMessage { kind, id, head, payload }: ModuleMessage) {
         match kind {
-            Kind::Completion => {
+            ModuleMessageKind::Completion => {
                 let (endpoint, data) = &self.asked[&id];
                 match head.is_empty() {
                     true => assert!(
@@ -232,8 +241,8 @@ impl World {
                 }
                 self.sequences[*endpoint as usize][HEARD].push(id);
             }
-            Kind::Cancelled => self.cancels[1].push(id),
-            Kind::Event => {
+            ModuleMessageKind::Cancelled => self.cancels[1].push(id),
+            ModuleMessageKind::Event => {
                 let event = u64::from(head.contiguous()[0]);
                 assert_eq!(payload, vec![event as u8; 20].into());
                 self.events[1].push(event);
@@ -325,19 +334,24 @@ fn a_pipeline_at_rest_goes_on_in_another_process() {
 }
 
 /// What comes back for ten requests of `bytes` zeros in order, and why the pipeline ended, if it did.
-fn ten(asked: &[&str], bytes: usize) -> (Vec<Message>, Option<Trouble>) {
+fn ten(asked: &[&str], bytes: usize) -> (Vec<ModuleMessage>, Option<ModuleFailureCause>) {
     let (mut importer, mut exporter) = agreed(asked);
-    let (mut heard, mut down, mut up) = (Vec::new(), Turn::default(), Turn::default());
+    let (mut heard, mut down, mut up) = (Vec::new(), ModuleOutput::default(), ModuleOutput::default());
     for id in 0..10 {
-        let message = Message { kind: Kind::Request, id, head: vec![1].into(), payload: vec![0; bytes].into() };
-        importer.handle(Instant::ZERO, Side::Above, message, &mut down);
+        let message = ModuleMessage {
+            kind: ModuleMessageKind::Request,
+            id,
+            head: vec![1].into(),
+            payload: vec![0; bytes].into(),
+        };
+        importer.handle(Instant::ZERO, ModuleNeighbor::Above, message, &mut down);
         if let Some(failure) = down.failure() {
             return (heard, Some(failure.trouble));
         }
         while let Some((side, message)) = down.pop() {
             match side {
-                Side::Above => heard.push(message),
-                _ => exporter.handle(Instant::ZERO, Side::Below, message, &mut up),
+                ModuleNeighbor::Above => heard.push(message),
+                _ => exporter.handle(Instant::ZERO, ModuleNeighbor::Below, message, &mut up),
             }
         }
         if let Some(failure) = up.failure() {
@@ -351,34 +365,36 @@ fn ten(asked: &[&str], bytes: usize) -> (Vec<Message>, Option<Trouble>) {
 #[test]
 fn faults_do_what_they_say_and_nothing_else() {
     let (heard, end) = ten(&["drop:one-in=2,seed=3"], 5);
-    let failed = heard.iter().filter(|message| message.kind == Kind::Completion && message.head == vec![0xff].into());
+    let failed = heard
+        .iter()
+        .filter(|message| message.kind == ModuleMessageKind::Completion && message.head == vec![0xff].into());
     assert_eq!((heard.len(), end), (10, None));
     assert!((1..10).contains(&failed.count()));
 
     let (heard, end) = ten(&["corrupt:one-in=1"], 5);
-    let ones = |message: &Message| message.payload.contiguous().iter().map(|byte| byte.count_ones()).sum::<u32>();
+    let ones = |message: &ModuleMessage| message.payload.contiguous().iter().map(|byte| byte.count_ones()).sum::<u32>();
     assert!(heard.iter().all(|message| ones(message) == 1) && end.is_none());
     assert_eq!(ten(&["corrupt:one-in=1"], 0).0.len(), 10, "what has no data is not changed");
 
-    assert_eq!(ten(&["seal:key-file=k", "corrupt:one-in=1"], 5), (Vec::new(), Some(Trouble::Peer)));
+    assert_eq!(ten(&["seal:key-file=k", "corrupt:one-in=1"], 5), (Vec::new(), Some(ModuleFailureCause::Peer)));
     let (heard, end) = ten(&["cut:after=4"], 5);
-    assert_eq!((heard.len(), end), (4, Some(Trouble::Network)));
+    assert_eq!((heard.len(), end), (4, Some(ModuleFailureCause::Network)));
 }
 
 #[test]
 fn ends_that_do_not_fit_say_which_module_and_why() {
-    let catalogue = Catalogue::builtin();
-    let allowance = Allowance::usual(&catalogue);
+    let catalogue = ModuleCatalogue::builtin();
+    let allowance = ModuleAllowance::usual(&catalogue);
     let recipe = |asked: &[&str]| {
-        let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        Recipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![1; 32]))
+        let asked: Vec<ModuleSpec> = asked.iter().map(|text| text.parse().unwrap()).collect();
+        PipelineRecipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![1; 32]))
     };
     let offers = |asked: &[&str]| {
-        let begun = recipe(asked).unwrap().begin(&place(Role::Importer), &mut |bytes| bytes.fill(1)).unwrap();
+        let begun = recipe(asked).unwrap().begin(&place(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
         begun.offers().cloned().collect::<Vec<_>>()
     };
-    let refused = |offers: &[farbus_model::module::Offer]| {
-        allowance.answer(offers, &place(Role::Exporter), &mut |bytes| bytes.fill(2)).err().unwrap().to_string()
+    let refused = |offers: &[farbus_model::module::ModuleOffer]| {
+        allowance.answer(offers, &place(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).err().unwrap().to_string()
     };
     assert_eq!(
         refused(&offers(&["null", "seal:key-file=k"])),
@@ -395,9 +411,9 @@ fn ends_that_do_not_fit_say_which_module_and_why() {
     let nine = vec![offers(&["null"]).remove(0); 9];
     assert_eq!(refused(&nine), "module 'null': an attachment goes through 8 modules at most");
     assert!(recipe(&["null"; 9]).is_err() && recipe(&["none"]).is_err());
-    let stream = Place { class: Class::Stream, ..place(Role::Importer) };
+    let stream = ModuleContext { class: ModuleDeviceClass::Stream, ..place(ModuleRole::Importer) };
     let why = recipe(&["drop:one-in=2"]).unwrap().begin(&stream, &mut |_| ()).err().unwrap().to_string();
     assert_eq!(why, "module 'drop': it does not serve devices of class stream");
-    let begun = recipe(&["null"]).unwrap().begin(&place(Role::Importer), &mut |_| ()).unwrap();
+    let begun = recipe(&["null"]).unwrap().begin(&place(ModuleRole::Importer), &mut |_| ()).unwrap();
     assert!(begun.finish(&[]).is_err(), "an answer is missing");
 }

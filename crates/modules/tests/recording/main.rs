@@ -6,16 +6,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farbus_model::module::{Class, Kind, Message, Role, Side, Trouble, Turn};
-use farbus_model::{Direction, EpAddr, Instant, IsoPacket, Payload, Setup, Status, TransferType, Urb, UrbId};
-use farbus_modules::{Allowance, Asked, Catalogue, Files, Pipeline, Place, Recipe, Sink};
+use farbus_model::module::{
+    ModuleDeviceClass, ModuleFailureCause, ModuleMessage, ModuleMessageKind, ModuleNeighbor, ModuleOutput, ModuleRole,
+};
+use farbus_model::{
+    EpAddr, Instant, IsoPacket, Payload, SetupPacket, TransferDirection, TransferType, Urb, UrbId, UrbStatus,
+};
+use farbus_modules::{
+    ModuleAllowance, ModuleCatalogue, ModuleContext, ModuleFileSink, ModuleFiles, ModulePipeline, ModuleSpec,
+    PipelineRecipe,
+};
 use farbus_wire::native::usb;
 
 /// A file in memory.
 #[derive(Default)]
 struct Memory(Mutex<Vec<u8>>);
 
-impl Sink for Memory {
+impl ModuleFileSink for Memory {
     fn put(&self, bytes: Vec<u8>) -> bool {
         self.0.lock().unwrap().extend(bytes);
         true
@@ -29,7 +36,7 @@ impl Sink for Memory {
 /// A disk that is too slow for all but the first blocks.
 struct Slow(Memory, Mutex<u32>);
 
-impl Sink for Slow {
+impl ModuleFileSink for Slow {
     fn put(&self, bytes: Vec<u8>) -> bool {
         let mut count = self.1.lock().unwrap();
         *count += 1;
@@ -42,31 +49,36 @@ impl Sink for Slow {
 }
 
 struct Shelf {
-    sink: Arc<dyn Sink>,
+    sink: Arc<dyn ModuleFileSink>,
     recording: Vec<u8>,
 }
 
-impl Files for Shelf {
+impl ModuleFiles for Shelf {
     fn read(&mut self, _path: &str, _bytes_max: usize) -> Result<Vec<u8>, String> {
         Ok(self.recording.clone())
     }
 
-    fn create(&mut self, _path: &str) -> Result<Arc<dyn Sink>, String> {
+    fn create(&mut self, _path: &str) -> Result<Arc<dyn ModuleFileSink>, String> {
         Ok(Arc::clone(&self.sink))
     }
 }
 
-fn place(role: Role, class: Class) -> Place {
-    Place { role, class, failed: vec![0].into() }
+fn place(role: ModuleRole, class: ModuleDeviceClass) -> ModuleContext {
+    ModuleContext { role, class, failed: vec![0].into() }
 }
 
 /// Two pipelines of one module, or why there are none.
-fn agreed(asked: &str, class: Class, shelf: &mut Shelf) -> Result<(Pipeline, Pipeline), String> {
-    let (catalogue, asked) = (Catalogue::builtin(), [asked.parse::<Asked>().unwrap()]);
-    let recipe = Recipe::new(&catalogue, &asked, shelf).map_err(|refusal| refusal.to_string())?;
-    let begun = recipe.begin(&place(Role::Importer, class), &mut |_| ()).map_err(|refusal| refusal.to_string())?;
+fn agreed(
+    asked: &str,
+    class: ModuleDeviceClass,
+    shelf: &mut Shelf,
+) -> Result<(ModulePipeline, ModulePipeline), String> {
+    let (catalogue, asked) = (ModuleCatalogue::builtin(), [asked.parse::<ModuleSpec>().unwrap()]);
+    let recipe = PipelineRecipe::new(&catalogue, &asked, shelf).map_err(|refusal| refusal.to_string())?;
+    let begun =
+        recipe.begin(&place(ModuleRole::Importer, class), &mut |_| ()).map_err(|refusal| refusal.to_string())?;
     let offers: Vec<_> = begun.offers().cloned().collect();
-    let answer = Allowance::usual(&catalogue).answer(&offers, &place(Role::Exporter, class), &mut |_| ());
+    let answer = ModuleAllowance::usual(&catalogue).answer(&offers, &place(ModuleRole::Exporter, class), &mut |_| ());
     let (exporter, answers) = answer.map_err(|refusal| refusal.to_string())?;
     Ok((begun.finish(&answers).map_err(|refusal| refusal.to_string())?, exporter))
 }
@@ -79,7 +91,7 @@ struct Exchange {
     took: Duration,
 }
 
-fn usb(urb: &Urb, kind: TransferType, sent: &[u8], reply: Option<usb::Reply>, data: &[u8]) -> Exchange {
+fn usb(urb: &Urb, kind: TransferType, sent: &[u8], reply: Option<usb::UsbReplyPart>, data: &[u8]) -> Exchange {
     Exchange {
         asked: (usb::request_part(urb, kind).to_vec().into(), sent.into()),
         answer: (reply.map_or(Payload::Empty, |reply| reply.encode().to_vec().into()), data.into()),
@@ -89,7 +101,7 @@ fn usb(urb: &Urb, kind: TransferType, sent: &[u8], reply: Option<usb::Reply>, da
 
 fn urb(endpoint: u8, length: u32) -> Urb {
     let mut urb = Urb::data_in(UrbId(0), EpAddr::from_byte(endpoint), length);
-    urb.direction = if endpoint & 0x80 != 0 { Direction::In } else { Direction::Out };
+    urb.direction = if endpoint & 0x80 != 0 { TransferDirection::In } else { TransferDirection::Out };
     urb
 }
 
@@ -104,8 +116,8 @@ fn iso(endpoint: u8, lengths: &[u32]) -> Urb {
     urb
 }
 
-fn ended(status: Status, actual: u32) -> usb::Reply {
-    usb::Reply { status, actual, start_frame: 0, iso: Vec::new() }
+fn ended(status: UrbStatus, actual: u32) -> usb::UsbReplyPart {
+    usb::UsbReplyPart { status, actual, start_frame: 0, iso: Vec::new() }
 }
 
 const DESCRIPTOR: [u8; 18] = [18, 1, 0, 2, 0, 0, 0, 64, 0x25, 5, 0xa0, 0xa4, 0, 1, 1, 2, 3, 1];
@@ -113,25 +125,25 @@ const LONG: usize = 500 << 10;
 
 /// One transfer of each kind, with its answer.
 fn usb_talk() -> Vec<Exchange> {
-    let get_descriptor = Urb::control(UrbId(0), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
-    let configure = Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty);
+    let get_descriptor = Urb::control(UrbId(0), SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
+    let configure = Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty);
     let mut interrupt = urb(0x83, 8);
     interrupt.interval = 10;
     let (iso_in, iso_out) = (iso(0x84, &[100, 100, 100]), iso(0x05, &[2, 3]));
-    let packets = [(100, Status::Ok), (2, Status::Ok), (0, Status::IsoMissed)];
+    let packets = [(100, UrbStatus::Ok), (2, UrbStatus::Ok), (0, UrbStatus::IsoMissed)];
     let heard =
         iso_in.iso.iter().zip(packets).map(|(packet, (actual, status))| IsoPacket { actual, status, ..*packet });
-    let heard = usb::Reply { status: Status::Ok, actual: 102, start_frame: 78, iso: heard.collect() };
-    let played = iso_out.iso.iter().map(|packet| IsoPacket { actual: packet.length, status: Status::Ok, ..*packet });
-    let played = usb::Reply { status: Status::Ok, actual: 5, start_frame: 78, iso: played.collect() };
+    let heard = usb::UsbReplyPart { status: UrbStatus::Ok, actual: 102, start_frame: 78, iso: heard.collect() };
+    let played = iso_out.iso.iter().map(|packet| IsoPacket { actual: packet.length, status: UrbStatus::Ok, ..*packet });
+    let played = usb::UsbReplyPart { status: UrbStatus::Ok, actual: 5, start_frame: 78, iso: played.collect() };
     let long: Vec<u8> = (0..LONG).map(|at| (at / 1000) as u8).collect();
     vec![
         usb(&get_descriptor, TransferType::Control, &[], None, &DESCRIPTOR),
         usb(&configure, TransferType::Control, &[], None, &[]),
         usb(&urb(0x02, 5), TransferType::Bulk, b"hello", None, &[]),
-        usb(&urb(0x02, 5), TransferType::Bulk, b"again", Some(ended(Status::Stall, 0)), &[]),
+        usb(&urb(0x02, 5), TransferType::Bulk, b"again", Some(ended(UrbStatus::Stall, 0)), &[]),
         usb(&urb(0x81, 512), TransferType::Bulk, &[], None, b"answer"),
-        usb(&urb(0x81, 512), TransferType::Bulk, &[], Some(ended(Status::Overflow, 2)), b"ov"),
+        usb(&urb(0x81, 512), TransferType::Bulk, &[], Some(ended(UrbStatus::Overflow, 2)), b"ov"),
         usb(&interrupt, TransferType::Interrupt, &[], None, &[0, 0, 4, 0, 0, 0, 0, 0]),
         usb(&iso_in, TransferType::Isochronous, &[], Some(heard), &[7; 102]),
         usb(&iso_out, TransferType::Isochronous, b"abcde", Some(played), &[]),
@@ -159,31 +171,47 @@ fn block_talk() -> Vec<Exchange> {
     ]
 }
 
-fn message(kind: Kind, id: u64, (head, payload): (Payload, Payload)) -> Message {
-    Message { kind, id, head, payload }
+fn message(kind: ModuleMessageKind, id: u64, (head, payload): (Payload, Payload)) -> ModuleMessage {
+    ModuleMessage { kind, id, head, payload }
 }
 
 /// The recording of these exchanges.
-fn recorded(class: Class, talk: &[Exchange]) -> Vec<u8> {
+fn recorded(class: ModuleDeviceClass, talk: &[Exchange]) -> Vec<u8> {
     let sink = Arc::new(Memory::default());
     record(class, talk, sink.clone(), "record:file=x");
     Arc::into_inner(sink).unwrap().0.into_inner().unwrap()
 }
 
-fn record(class: Class, talk: &[Exchange], sink: Arc<dyn Sink>, asked: &str) {
+fn record(class: ModuleDeviceClass, talk: &[Exchange], sink: Arc<dyn ModuleFileSink>, asked: &str) {
     let (mut importer, _exporter) = agreed(asked, class, &mut Shelf { sink, recording: Vec::new() }).unwrap();
-    let (mut now, mut out) = (Instant::ZERO + Duration::from_secs(5), Turn::default());
+    let (mut now, mut out) = (Instant::ZERO + Duration::from_secs(5), ModuleOutput::default());
     for (id, exchange) in talk.iter().enumerate() {
         let id = id as u64 % 4;
-        importer.handle(now, Side::Above, message(Kind::Request, id, exchange.asked.clone()), &mut out);
+        importer.handle(
+            now,
+            ModuleNeighbor::Above,
+            message(ModuleMessageKind::Request, id, exchange.asked.clone()),
+            &mut out,
+        );
         now = now + exchange.took;
-        importer.handle(now, Side::Below, message(Kind::Completion, id, exchange.answer.clone()), &mut out);
-        assert_eq!(out.pop(), Some((Side::Below, message(Kind::Request, id, exchange.asked.clone()))));
-        assert_eq!(out.pop(), Some((Side::Above, message(Kind::Completion, id, exchange.answer.clone()))));
+        importer.handle(
+            now,
+            ModuleNeighbor::Below,
+            message(ModuleMessageKind::Completion, id, exchange.answer.clone()),
+            &mut out,
+        );
+        assert_eq!(
+            out.pop(),
+            Some((ModuleNeighbor::Below, message(ModuleMessageKind::Request, id, exchange.asked.clone())))
+        );
+        assert_eq!(
+            out.pop(),
+            Some((ModuleNeighbor::Above, message(ModuleMessageKind::Completion, id, exchange.answer.clone())))
+        );
     }
 }
 
-fn replay(asked: &str, class: Class, recording: &[u8]) -> Pipeline {
+fn replay(asked: &str, class: ModuleDeviceClass, recording: &[u8]) -> ModulePipeline {
     let mut shelf = Shelf { sink: Arc::new(Memory::default()), recording: recording.to_vec() };
     agreed(asked, class, &mut shelf).unwrap().0
 }
@@ -192,15 +220,19 @@ const QUICK: &str = "replay:file=x,pace=none";
 
 #[test]
 fn a_recording_answers_as_the_device_did() {
-    for (class, talk) in [(Class::Usb, usb_talk()), (Class::Block, block_talk())] {
+    for (class, talk) in [(ModuleDeviceClass::Usb, usb_talk()), (ModuleDeviceClass::Block, block_talk())] {
         let mut importer = replay(QUICK, class, &recorded(class, &talk));
-        let mut out = Turn::default();
+        let mut out = ModuleOutput::default();
         for (at, exchange) in talk.iter().enumerate() {
-            let asked = message(Kind::Request, 9, exchange.asked.clone());
-            importer.handle(Instant::ZERO, Side::Above, asked, &mut out);
+            let asked = message(ModuleMessageKind::Request, 9, exchange.asked.clone());
+            importer.handle(Instant::ZERO, ModuleNeighbor::Above, asked, &mut out);
             assert_eq!(out.failure(), None, "{at}");
             let (side, answer) = out.pop().unwrap();
-            assert_eq!((side, answer.kind, answer.id), (Side::Above, Kind::Completion, 9), "{at}");
+            assert_eq!(
+                (side, answer.kind, answer.id),
+                (ModuleNeighbor::Above, ModuleMessageKind::Completion, 9),
+                "{at}"
+            );
             assert!((answer.head, answer.payload) == exchange.answer, "{at}");
             assert_eq!(out.pop(), None, "nothing is asked of the device");
         }
@@ -212,10 +244,15 @@ fn a_recording_answers_as_the_device_did() {
 fn answers_take_as_long_as_they_did_and_come_in_order() {
     let mut talk = vec![usb(&urb(0x81, 8), TransferType::Bulk, &[], None, b"late"); 2];
     talk[0].took = Duration::from_millis(30);
-    let mut importer = replay("replay:file=x", Class::Usb, &recorded(Class::Usb, &talk));
-    let mut out = Turn::default();
+    let mut importer = replay("replay:file=x", ModuleDeviceClass::Usb, &recorded(ModuleDeviceClass::Usb, &talk));
+    let mut out = ModuleOutput::default();
     for id in 0..2 {
-        importer.handle(Instant::ZERO, Side::Above, message(Kind::Request, id, talk[0].asked.clone()), &mut out);
+        importer.handle(
+            Instant::ZERO,
+            ModuleNeighbor::Above,
+            message(ModuleMessageKind::Request, id, talk[0].asked.clone()),
+            &mut out,
+        );
     }
     assert_eq!(out.pop(), None);
     let due = importer.poll_timeout().unwrap();
@@ -227,53 +264,89 @@ fn answers_take_as_long_as_they_did_and_come_in_order() {
 #[test]
 fn request_missing_in_the_recording_fails_as_configured() {
     let talk = usb_talk();
-    let recording = recorded(Class::Usb, &talk);
+    let recording = recorded(ModuleDeviceClass::Usb, &talk);
     let other = usb(&urb(0x02, 5), TransferType::Bulk, b"other", None, &[]);
-    let unknown = Urb::control(UrbId(0), Setup::get_descriptor(3, 9, 0, 18), Payload::Empty);
+    let unknown = Urb::control(UrbId(0), SetupPacket::get_descriptor(3, 9, 0, 18), Payload::Empty);
     let unknown = usb(&unknown, TransferType::Control, &[], None, &[]);
     for strange in [other, unknown] {
-        let (mut importer, mut out) = (replay(QUICK, Class::Usb, &recording), Turn::default());
-        importer.handle(Instant::ZERO, Side::Above, message(Kind::Request, 1, strange.asked.clone()), &mut out);
+        let (mut importer, mut out) = (replay(QUICK, ModuleDeviceClass::Usb, &recording), ModuleOutput::default());
+        importer.handle(
+            Instant::ZERO,
+            ModuleNeighbor::Above,
+            message(ModuleMessageKind::Request, 1, strange.asked.clone()),
+            &mut out,
+        );
         let failure = out.failure().unwrap();
-        assert_eq!(failure.trouble, Trouble::Module);
+        assert_eq!(failure.trouble, ModuleFailureCause::Module);
         assert!(failure.why.contains("the recording does not tell what comes of this"), "{failure}");
-        let mut importer = replay("replay:file=x,otherwise=stall", Class::Usb, &recording);
-        importer.handle(Instant::ZERO, Side::Above, message(Kind::Request, 1, strange.asked), &mut out);
-        let stalled = ended(Status::Stall, 0).encode().to_vec();
-        assert_eq!(out.pop(), Some((Side::Above, message(Kind::Completion, 1, (stalled.into(), Payload::Empty)))));
+        let mut importer = replay("replay:file=x,otherwise=stall", ModuleDeviceClass::Usb, &recording);
+        importer.handle(
+            Instant::ZERO,
+            ModuleNeighbor::Above,
+            message(ModuleMessageKind::Request, 1, strange.asked),
+            &mut out,
+        );
+        let stalled = ended(UrbStatus::Stall, 0).encode().to_vec();
+        assert_eq!(
+            out.pop(),
+            Some((ModuleNeighbor::Above, message(ModuleMessageKind::Completion, 1, (stalled.into(), Payload::Empty))))
+        );
     }
     // A repeated request gets the last answer again; where data ends, the device is silent until its requests are
     // cancelled.
-    let (mut importer, mut out) = (replay(QUICK, Class::Usb, &recording), Turn::default());
+    let (mut importer, mut out) = (replay(QUICK, ModuleDeviceClass::Usb, &recording), ModuleOutput::default());
     for id in 0..3 {
-        importer.handle(Instant::ZERO, Side::Above, message(Kind::Request, id, talk[0].asked.clone()), &mut out);
+        importer.handle(
+            Instant::ZERO,
+            ModuleNeighbor::Above,
+            message(ModuleMessageKind::Request, id, talk[0].asked.clone()),
+            &mut out,
+        );
         assert_eq!(out.pop().unwrap().1.payload, DESCRIPTOR[..].into());
     }
     for id in 0..2 {
-        importer.handle(Instant::ZERO, Side::Above, message(Kind::Request, id, talk[6].asked.clone()), &mut out);
+        importer.handle(
+            Instant::ZERO,
+            ModuleNeighbor::Above,
+            message(ModuleMessageKind::Request, id, talk[6].asked.clone()),
+            &mut out,
+        );
     }
     assert_eq!((out.pop().unwrap().1.id, out.pop(), importer.is_at_rest()), (0, None, false));
-    importer.handle(Instant::ZERO, Side::Above, message(Kind::Cancel, 1, Default::default()), &mut out);
-    let cancelled = ended(Status::Cancelled, 0).encode().to_vec();
+    importer.handle(
+        Instant::ZERO,
+        ModuleNeighbor::Above,
+        message(ModuleMessageKind::Cancel, 1, Default::default()),
+        &mut out,
+    );
+    let cancelled = ended(UrbStatus::Cancelled, 0).encode().to_vec();
     let ends = [
-        message(Kind::Completion, 1, (cancelled.into(), Payload::Empty)),
-        message(Kind::Cancelled, 1, Default::default()),
+        message(ModuleMessageKind::Completion, 1, (cancelled.into(), Payload::Empty)),
+        message(ModuleMessageKind::Cancelled, 1, Default::default()),
     ];
-    assert_eq!([out.pop(), out.pop()], ends.map(|end| Some((Side::Above, end))));
+    assert_eq!([out.pop(), out.pop()], ends.map(|end| Some((ModuleNeighbor::Above, end))));
     assert!(importer.is_at_rest());
 }
 
 #[test]
 fn exactly_one_end_has_a_recording_and_an_invalid_one_is_refused() {
-    let recording = recorded(Class::Usb, &usb_talk());
+    let recording = recorded(ModuleDeviceClass::Usb, &usb_talk());
     let refused = |asked: &str, class, recording: &[u8]| {
         let mut shelf = Shelf { sink: Arc::new(Memory::default()), recording: recording.to_vec() };
         agreed(asked, class, &mut shelf).err().unwrap()
     };
-    assert_eq!(refused("replay", Class::Usb, &[]), "module 'replay': neither end has a recording: replay:file=PATH");
-    assert!(refused(QUICK, Class::Usb, b"nonsense").contains("it is no pcapng file"));
-    assert!(refused(QUICK, Class::Stream, &recording).contains("it does not serve devices of class stream"));
-    assert!(refused("replay:file=x,pace=fast", Class::Usb, &recording).contains("pace=fast: it is recorded or none"));
+    assert_eq!(
+        refused("replay", ModuleDeviceClass::Usb, &[]),
+        "module 'replay': neither end has a recording: replay:file=PATH"
+    );
+    assert!(refused(QUICK, ModuleDeviceClass::Usb, b"nonsense").contains("it is no pcapng file"));
+    assert!(
+        refused(QUICK, ModuleDeviceClass::Stream, &recording).contains("it does not serve devices of class stream")
+    );
+    assert!(
+        refused("replay:file=x,pace=fast", ModuleDeviceClass::Usb, &recording)
+            .contains("pace=fast: it is recorded or none")
+    );
     // Whatever the bytes contain, they are refused or they answer something.
     let (mut taken, mut not) = (0, 0);
     for at in 0..recording.len().min(4000) {
@@ -281,13 +354,13 @@ fn exactly_one_end_has_a_recording_and_an_invalid_one_is_refused() {
         changed[at] ^= 0x40 | at as u8;
         for bytes in [&changed[..], &recording[..at]] {
             let mut shelf = Shelf { sink: Arc::new(Memory::default()), recording: bytes.to_vec() };
-            match agreed(QUICK, Class::Usb, &mut shelf) {
+            match agreed(QUICK, ModuleDeviceClass::Usb, &mut shelf) {
                 Err(_) => not += 1,
                 Ok((mut importer, _)) => {
                     taken += 1;
                     for exchange in usb_talk().into_iter().take(9) {
-                        let asked = message(Kind::Request, 1, exchange.asked);
-                        importer.handle(Instant::ZERO, Side::Above, asked, &mut Turn::default());
+                        let asked = message(ModuleMessageKind::Request, 1, exchange.asked);
+                        importer.handle(Instant::ZERO, ModuleNeighbor::Above, asked, &mut ModuleOutput::default());
                     }
                 }
             }
@@ -302,16 +375,16 @@ fn exactly_one_end_has_a_recording_and_an_invalid_one_is_refused() {
 #[test]
 fn a_slow_disk_costs_packets_and_a_limit_ends_the_recording() {
     let slow = Arc::new(Slow(Memory::default(), Mutex::default()));
-    record(Class::Block, &block_talk(), slow.clone(), "record:file=x");
+    record(ModuleDeviceClass::Block, &block_talk(), slow.clone(), "record:file=x");
     let file = slow.0.0.lock().unwrap().clone();
-    let whole = recorded(Class::Block, &block_talk());
+    let whole = recorded(ModuleDeviceClass::Block, &block_talk());
     assert!(file.len() < whole.len(), "{} {}", file.len(), whole.len());
-    replay(QUICK, Class::Block, &file);
+    replay(QUICK, ModuleDeviceClass::Block, &file);
     let dropped = [4, 0, 8, 0, 3, 0, 0, 0, 0, 0, 0, 0];
     assert!(file.windows(dropped.len()).any(|window| window == dropped), "the next packet says how many are missing");
     let limited = Arc::new(Memory::default());
     let many: Vec<Exchange> = (0..10).flat_map(|_| block_talk()).collect();
-    record(Class::Block, &many, limited.clone(), "record:file=x,limit=1");
+    record(ModuleDeviceClass::Block, &many, limited.clone(), "record:file=x,limit=1");
     let bytes = limited.0.lock().unwrap().len();
     assert!((500_000..=1 << 20).contains(&bytes), "{bytes}");
 }
@@ -324,7 +397,7 @@ fn written(name: &str, bytes: &[u8]) -> PathBuf {
 
 #[test]
 fn wireshark_reads_usb_transfers_as_linux_s_own() {
-    let recording = written("usb.pcapng", &recorded(Class::Usb, &usb_talk()));
+    let recording = written("usb.pcapng", &recorded(ModuleDeviceClass::Usb, &usb_talk()));
     let fields =
         ["usb.urb_type", "usb.endpoint_address", "usb.transfer_type", "usb.urb_status", "usb.urb_len", "usb.data_len"];
     let Some(seen) = tshark::fields(&recording, "usb", &fields) else { return };
@@ -364,7 +437,7 @@ fn wireshark_reads_usb_transfers_as_linux_s_own() {
 
 #[test]
 fn wireshark_reads_requests_for_blocks_as_nbd() {
-    let recording = written("block.pcapng", &recorded(Class::Block, &block_talk()));
+    let recording = written("block.pcapng", &recorded(ModuleDeviceClass::Block, &block_talk()));
     let fields = ["nbd.type", "nbd.handle", "nbd.from", "nbd.len", "nbd.error"];
     let Some(seen) = tshark::fields(&recording, "nbd", &fields) else { return };
     // Wireshark's dissector knows reads and writes without flags; of other commands it shows the replies.

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, json};
 
-use super::actions::{Action, At, CommandLine, Kind};
+use super::actions::{ArgumentPosition, CommandLine, PageAction, ParameterType};
 use super::table;
 
 /// A text that the option of this parameter takes, hostile where it takes any.
-fn valid(action: &Action, parameter: &str) -> &'static str {
+fn valid(action: &PageAction, parameter: &str) -> &'static str {
     match parameter {
         "listen" | "secure" | "address" => "127.0.0.1:7",
         "module" | "allow_module" => "null",
@@ -26,31 +26,33 @@ pub fn examples() -> Vec<CommandLine> {
         let mut required = Map::new();
         for parameter in action.parameters {
             let value = match parameter.kind {
-                Kind::Text { .. } if parameter.name == "rate" => json!("100M"),
-                Kind::Text { .. } if matches!(action.name, "lease-list" | "status-of") => json!("lab3"),
-                Kind::Text { .. } if parameter.name == "uri" => json!("tcp:lab3:7"),
-                Kind::Text { .. }
+                ParameterType::Text { .. } if parameter.name == "rate" => json!("100M"),
+                ParameterType::Text { .. } if matches!(action.name, "lease-list" | "status-of") => json!("lab3"),
+                ParameterType::Text { .. } if parameter.name == "uri" => json!("tcp:lab3:7"),
+                ParameterType::Text { .. }
                     if matches!(action.name, "observe" | "console" | "picture")
                         || action.name.starts_with("lease-") =>
                 {
                     json!("lab3/$(a);b'")
                 }
-                Kind::Text { .. } if matches!(parameter.at, At::Option(_)) => json!(valid(action, parameter.name)),
-                Kind::Text { .. } => json!("-a;b'\n"),
-                Kind::Texts { .. } if matches!(parameter.at, At::Option(_)) => {
+                ParameterType::Text { .. } if matches!(parameter.at, ArgumentPosition::Option(_)) => {
+                    json!(valid(action, parameter.name))
+                }
+                ParameterType::Text { .. } => json!("-a;b'\n"),
+                ParameterType::Texts { .. } if matches!(parameter.at, ArgumentPosition::Option(_)) => {
                     json!([valid(action, parameter.name)])
                 }
-                Kind::Texts { .. } if action.name == "list" => json!(["lab3", "label:a=$(b);'"]),
-                Kind::Texts { .. } if action.name == "label" => json!(["board=$(b);'", "place=a b"]),
-                Kind::Texts { .. } if action.name == "lease" => json!(["lab3/$(a);b'"]),
-                Kind::Texts { .. } => json!(["-a;b'\n", "$(b)"]),
-                Kind::Span => json!("1h30m"),
-                Kind::Words if action.name == "share" => json!("disk:/a b.img,ro"),
-                Kind::Words => json!("block:/a b.img"),
-                Kind::Path => json!("/a b"),
-                Kind::Number { max, .. } => json!(max),
-                Kind::Choice(words) => json!(words[words.len() - 1]),
-                Kind::Switch => json!(true),
+                ParameterType::Texts { .. } if action.name == "list" => json!(["lab3", "label:a=$(b);'"]),
+                ParameterType::Texts { .. } if action.name == "label" => json!(["board=$(b);'", "place=a b"]),
+                ParameterType::Texts { .. } if action.name == "lease" => json!(["lab3/$(a);b'"]),
+                ParameterType::Texts { .. } => json!(["-a;b'\n", "$(b)"]),
+                ParameterType::Span => json!("1h30m"),
+                ParameterType::Words if action.name == "share" => json!("disk:/a b.img,ro"),
+                ParameterType::Words => json!("block:/a b.img"),
+                ParameterType::Path => json!("/a b"),
+                ParameterType::Number { max, .. } => json!(max),
+                ParameterType::Choice(words) => json!(words[words.len() - 1]),
+                ParameterType::Switch => json!(true),
             };
             if parameter.is_required() {
                 required.insert(parameter.name.to_owned(), value);
@@ -58,7 +60,7 @@ pub fn examples() -> Vec<CommandLine> {
                 // Some exclude each other: each is added to those that have to be given.
                 let mut given = required.clone();
                 given.insert(parameter.name.to_owned(), value);
-                let after = action.parameters.iter().filter(|other| matches!(other.at, At::Required(_)));
+                let after = action.parameters.iter().filter(|other| matches!(other.at, ArgumentPosition::Required(_)));
                 after.for_each(|other| {
                     given.entry(other.name.to_owned()).or_insert(json!("block:/x"));
                 });

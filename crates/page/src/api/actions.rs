@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -28,7 +28,7 @@ pub const DAY_S: u64 = 86_400;
 
 /// Something that the page does.
 #[derive(Debug)]
-pub struct Action {
+pub struct PageAction {
     /// The last part of its route, and its name in JSON.
     pub name: &'static str,
     /// The words with which its command line begins, after `farbus`.
@@ -36,16 +36,16 @@ pub struct Action {
     /// What it does, in a sentence.
     pub summary: &'static str,
     /// Who may do it.
-    pub scope: Scope,
+    pub scope: PageScope,
     /// What it takes.
-    pub parameters: &'static [Parameter],
+    pub parameters: &'static [ActionParameter],
     /// How long its command runs.
-    pub runs: Runs,
+    pub runs: CommandLifetime,
 }
 
 /// How long the command of an action runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Runs {
+pub enum CommandLifetime {
     /// Seconds: its end is waited for.
     Briefly,
     /// The same, and it prints one JSON object a line: its answer is a list of them.
@@ -69,13 +69,13 @@ pub enum Runs {
 
 /// A parameter of an action.
 #[derive(Debug)]
-pub struct Parameter {
+pub struct ActionParameter {
     /// Its name in JSON.
     pub name: &'static str,
     /// What it may be.
-    pub kind: Kind,
+    pub kind: ParameterType,
     /// Where it stands in the command line.
-    pub at: At,
+    pub at: ArgumentPosition,
     /// What it means.
     pub help: &'static str,
     /// What it is about, if its action has so many that a form shows them in groups.
@@ -84,7 +84,7 @@ pub struct Parameter {
 
 /// The type of a parameter, with its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ParameterType {
     /// A text without zero bytes, of one character at least.
     Text {
         /// The most characters.
@@ -116,7 +116,7 @@ pub enum Kind {
 
 /// Where a parameter stands in the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum ArgumentPosition {
     /// By itself; it has to be given.
     Word,
     /// By itself, if it is given.
@@ -128,18 +128,23 @@ pub enum At {
 }
 
 /// A parameter that stands with no other.
-pub const fn parameter(name: &'static str, kind: Kind, at: At, help: &'static str) -> Parameter {
-    Parameter { name, kind, at, help, group: None }
+pub const fn parameter(
+    name: &'static str,
+    kind: ParameterType,
+    at: ArgumentPosition,
+    help: &'static str,
+) -> ActionParameter {
+    ActionParameter { name, kind, at, help, group: None }
 }
 
 /// The word that names a device.
-pub const fn device(help: &'static str) -> Parameter {
-    parameter("device", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, help)
+pub const fn device(help: &'static str) -> ActionParameter {
+    parameter("device", ParameterType::Text { chars_max: NAME_CHARS_MAX }, ArgumentPosition::Word, help)
 }
 
 /// An option without a value.
-pub const fn switch(name: &'static str, option: &'static str, help: &'static str) -> Parameter {
-    parameter(name, Kind::Switch, At::Option(option), help)
+pub const fn switch(name: &'static str, option: &'static str, help: &'static str) -> ActionParameter {
+    parameter(name, ParameterType::Switch, ArgumentPosition::Option(option), help)
 }
 
 const APPEARS: &str = "Where it appears here";
@@ -155,311 +160,402 @@ pub(crate) const REASON: &str = "Why.";
 pub(crate) const HOST: &str = "Name of a paired host.";
 const ALLOWED: &str = "Name of the device, or 'all'.";
 /// A name of a host, of a group, or the like.
-pub const HOSTS: Kind = Kind::Text { chars_max: 128 };
+pub const HOSTS: ParameterType = ParameterType::Text { chars_max: 128 };
 /// An address of the network, at most 128 characters: HOST, HOST:PORT or ADDR[:PORT].
-pub const ADDRESS: Kind = Kind::Text { chars_max: 128 };
-const ADDRESSES: Kind = Kind::Texts { chars_max: 128 };
+pub const ADDRESS: ParameterType = ParameterType::Text { chars_max: 128 };
+const ADDRESSES: ParameterType = ParameterType::Texts { chars_max: 128 };
 /// Modules with their settings, or reservations.
-const MODULES: Kind = Kind::Texts { chars_max: NAME_CHARS_MAX };
+const MODULES: ParameterType = ParameterType::Texts { chars_max: NAME_CHARS_MAX };
 
 /// The actions that the page offers, in the order in which they are listed and described. What programs do besides is
 /// in [`crate::api::commands`].
-pub const ACTIONS: &[Action] = &[
-    Action {
+pub const ACTIONS: &[PageAction] = &[
+    PageAction {
         name: "share",
         words: &["share"],
         summary: "Share a device of this machine.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
-            parameter("what", Kind::Words, At::Word, "What to share, as 'farbus share' takes it."),
+            parameter(
+                "what",
+                ParameterType::Words,
+                ArgumentPosition::Word,
+                "What to share, as 'farbus share' takes it.",
+            ),
             switch("keep", "--keep", "Let the running daemon keep it.").about(KEPT),
             switch("save", "--save", "The same, and add it to the daemon's configuration.").about(KEPT),
             switch("observable", "--observable", "Who may use it may observe it while another uses it.")
                 .about(PERMITTED),
-            parameter("listen", ADDRESSES, At::Option("--listen"), "Where to listen without encryption.").about(SERVED),
-            parameter("secure", ADDRESS, At::Option("--secure"), "Where to serve paired hosts: ADDR[:PORT].")
+            parameter("listen", ADDRESSES, ArgumentPosition::Option("--listen"), "Where to listen without encryption.")
                 .about(SERVED),
-            parameter("allow_module", MODULES, At::Option("--allow-module"), "Modules that importers may use.")
-                .about(PERMITTED),
-            parameter("reserve", MODULES, At::Option("--reserve"), "What is reserved for every user of a device.")
-                .about(PERMITTED),
+            parameter(
+                "secure",
+                ADDRESS,
+                ArgumentPosition::Option("--secure"),
+                "Where to serve paired hosts: ADDR[:PORT].",
+            )
+            .about(SERVED),
+            parameter(
+                "allow_module",
+                MODULES,
+                ArgumentPosition::Option("--allow-module"),
+                "Modules that importers may use.",
+            )
+            .about(PERMITTED),
+            parameter(
+                "reserve",
+                MODULES,
+                ArgumentPosition::Option("--reserve"),
+                "What is reserved for every user of a device.",
+            )
+            .about(PERMITTED),
             parameter(
                 "hold",
-                Kind::Number { min: 1, max: 120 },
-                At::Option("--hold"),
+                ParameterType::Number { min: 1, max: 120 },
+                ArgumentPosition::Option("--hold"),
                 "How long it may wait to move, s.",
             )
             .about(PERMITTED),
         ],
-        runs: Runs::OnAfterValue { unless: &["keep", "save"] },
+        runs: CommandLifetime::OnAfterValue { unless: &["keep", "save"] },
     },
-    Action {
+    PageAction {
         name: "unshare",
         words: &["unshare"],
         summary: "Stop sharing a device that the daemon shares.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device(SHARED), switch("force", "--force", "End the sessions of its users, too.")],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "allow",
         words: &["allow"],
         summary: "Let a paired host use a device.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
-            parameter("host", HOSTS, At::Word, HOST),
+            parameter("host", HOSTS, ArgumentPosition::Word, HOST),
             device(ALLOWED),
             switch("reserve_high", "--reserve-high", "It may also reserve with high criticality."),
         ],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "forbid",
         words: &["forbid"],
         summary: "Take a permission back from a paired host.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
-            parameter("host", HOSTS, At::Word, HOST),
+            parameter("host", HOSTS, ArgumentPosition::Word, HOST),
             device(ALLOWED),
             switch("reserve_high", "--reserve-high", "Only to reserve with high criticality."),
         ],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "release",
         words: &["release"],
         summary: "Take a shared device back from its user.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
             device(SHARED),
-            parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON),
+            parameter(
+                "reason",
+                ParameterType::Text { chars_max: REASON_CHARS_MAX },
+                ArgumentPosition::Option("--reason"),
+                REASON,
+            ),
             parameter(
                 "keep_out",
-                Kind::Number { min: 0, max: DAY_S },
-                At::Option("--keep-out"),
+                ParameterType::Number { min: 0, max: DAY_S },
+                ArgumentPosition::Option("--keep-out"),
                 "For how many seconds its user may not have it again.",
             ),
             switch("force", "--force", "Also a disk that its user may write: what is not written out is lost."),
         ],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "attach",
         words: &["attach"],
         summary: "Use a device of another host, or of another process, here.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
             parameter(
                 "target",
-                Kind::Text { chars_max: NAME_CHARS_MAX },
-                At::Word,
+                ParameterType::Text { chars_max: NAME_CHARS_MAX },
+                ArgumentPosition::Word,
                 "[HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.",
             ),
             parameter(
                 "via",
-                Kind::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir"]),
-                At::Option("--via"),
+                ParameterType::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir"]),
+                ArgumentPosition::Option("--via"),
                 "How it appears here.",
             )
             .about(APPEARS),
-            parameter("at", Kind::Path, At::Option("--at"), "fuse: the folder for the disk's file.").about(APPEARS),
-            parameter("socket", Kind::Path, At::Option("--socket"), "nbd, redir: the socket for programs.")
-                .about(APPEARS),
-            parameter("mode", Kind::Choice(&["exclusive", "read"]), At::Option("--mode"), "fuse, nbd, uas: how.")
-                .about(USED),
+            parameter(
+                "at",
+                ParameterType::Path,
+                ArgumentPosition::Option("--at"),
+                "fuse: the folder for the disk's file.",
+            )
+            .about(APPEARS),
+            parameter(
+                "socket",
+                ParameterType::Path,
+                ArgumentPosition::Option("--socket"),
+                "nbd, redir: the socket for programs.",
+            )
+            .about(APPEARS),
+            parameter(
+                "mode",
+                ParameterType::Choice(&["exclusive", "read"]),
+                ArgumentPosition::Option("--mode"),
+                "fuse, nbd, uas: how.",
+            )
+            .about(USED),
             parameter(
                 "wait",
-                Kind::Number { min: 0, max: DAY_S },
-                At::Option("--wait"),
+                ParameterType::Number { min: 0, max: DAY_S },
+                ArgumentPosition::Option("--wait"),
                 "How many seconds to wait while another host uses it.",
             )
             .about(USED),
-            parameter("reason", Kind::Text { chars_max: REASON_CHARS_MAX }, At::Option("--reason"), REASON).about(USED),
-            parameter("address", ADDRESS, At::Option("--address"), "Where the paired host is now.").about(WAY),
+            parameter(
+                "reason",
+                ParameterType::Text { chars_max: REASON_CHARS_MAX },
+                ArgumentPosition::Option("--reason"),
+                REASON,
+            )
+            .about(USED),
+            parameter("address", ADDRESS, ArgumentPosition::Option("--address"), "Where the paired host is now.")
+                .about(WAY),
             parameter(
                 "cache",
-                Kind::Choice(&["none", "ahead", "writeback"]),
-                At::Option("--cache"),
+                ParameterType::Choice(&["none", "ahead", "writeback"]),
+                ArgumentPosition::Option("--cache"),
                 "What is kept here of a distant disk.",
             )
             .about(WAY),
             parameter(
                 "grace",
-                Kind::Number { min: 0, max: 120 },
-                At::Option("--grace"),
+                ParameterType::Number { min: 0, max: 120 },
+                ArgumentPosition::Option("--grace"),
                 "How long to wait for a lost link, s.",
             )
             .about(WAY),
-            parameter("links", Kind::Number { min: 1, max: 8 }, At::Option("--links"), "Links of the session.")
-                .about(WAY),
-            parameter("over", Kind::Choice(&["tcp", "quic"]), At::Option("--over"), "What links are made of.")
-                .about(WAY),
-            parameter("module", MODULES, At::Option("--module"), "Modules that everything passes through.").about(USED),
+            parameter(
+                "links",
+                ParameterType::Number { min: 1, max: 8 },
+                ArgumentPosition::Option("--links"),
+                "Links of the session.",
+            )
+            .about(WAY),
+            parameter(
+                "over",
+                ParameterType::Choice(&["tcp", "quic"]),
+                ArgumentPosition::Option("--over"),
+                "What links are made of.",
+            )
+            .about(WAY),
+            parameter(
+                "module",
+                MODULES,
+                ArgumentPosition::Option("--module"),
+                "Modules that everything passes through.",
+            )
+            .about(USED),
             parameter(
                 "hold",
-                Kind::Number { min: 1, max: 120 },
-                At::Option("--hold"),
+                ParameterType::Number { min: 1, max: 120 },
+                ArgumentPosition::Option("--hold"),
                 "How long it may wait to move, s.",
             )
             .about(WAY),
             parameter(
                 "ahead",
-                Kind::Choice(&["auto", "off"]),
-                At::Option("--ahead"),
+                ParameterType::Choice(&["auto", "off"]),
+                ArgumentPosition::Option("--ahead"),
                 "kernel: fetch ahead of its requests.",
             )
             .about(WAY),
-            parameter("reserve", MODULES, At::Option("--reserve"), "What to reserve of bus, processor and path.")
-                .about(USED),
+            parameter(
+                "reserve",
+                MODULES,
+                ArgumentPosition::Option("--reserve"),
+                "What to reserve of bus, processor and path.",
+            )
+            .about(USED),
             switch("inherit", "--inherit", "redir, nbd: take it over with a virtual machine.").about(APPEARS),
-            parameter("listen", ADDRESS, At::Option("--listen"), "nbd, redir: a TCP address in place of the socket.")
-                .about(APPEARS),
+            parameter(
+                "listen",
+                ADDRESS,
+                ArgumentPosition::Option("--listen"),
+                "nbd, redir: a TCP address in place of the socket.",
+            )
+            .about(APPEARS),
             parameter(
                 "socket_mode",
-                Kind::Choice(&["600", "660", "666"]),
-                At::Option("--socket-mode"),
+                ParameterType::Choice(&["600", "660", "666"]),
+                ArgumentPosition::Option("--socket-mode"),
                 "Mode of the socket.",
             )
             .about(APPEARS),
-            parameter("socket_group", HOSTS, At::Option("--socket-group"), "Group of the socket.").about(APPEARS),
+            parameter("socket_group", HOSTS, ArgumentPosition::Option("--socket-group"), "Group of the socket.")
+                .about(APPEARS),
         ],
-        runs: Runs::OnAfterValue { unless: &[] },
+        runs: CommandLifetime::OnAfterValue { unless: &[] },
     },
-    Action {
+    PageAction {
         name: "detach",
         words: &["detach"],
         summary: "Detach a device that is attached here.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
             device(ATTACHED),
             switch("unmount", "--unmount", "First write out and unmount its file systems."),
             switch("force", "--force", "While programs have it open: what they have not written out is lost."),
         ],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "migrate",
         words: &["migrate"],
         summary: "Hand an attached device over to another host, as it is.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
             device(ATTACHED),
-            parameter("to", HOSTS, At::Required("--to"), "Name or key of the other host."),
+            parameter("to", HOSTS, ArgumentPosition::Required("--to"), "Name or key of the other host."),
             switch("unmount", "--unmount", "First write out and unmount its file systems."),
             switch("with_machine", "--with-machine", "When its virtual machine leaves."),
             switch("discard", "--discard", "Wait for nothing: what is under way is lost."),
         ],
-        runs: Runs::Long,
+        runs: CommandLifetime::Long,
     },
-    Action {
+    PageAction {
         name: "resume",
         words: &["resume"],
         summary: "Let a device that is held go on here.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device(ATTACHED)],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "swap",
         words: &["swap"],
         summary: "Move a disk, or swap a USB device for its twin, while it is in use.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[
             device("Name of the shared device, or HOST/DEVICE that is attached here."),
-            parameter("to", Kind::Words, At::Required("--to"), "block:PATH, HOST/DEVICE or usb:BUSID."),
+            parameter(
+                "to",
+                ParameterType::Words,
+                ArgumentPosition::Required("--to"),
+                "block:PATH, HOST/DEVICE or usb:BUSID.",
+            ),
             parameter(
                 "rate",
-                Kind::Text { chars_max: 16 },
-                At::Option("--rate"),
+                ParameterType::Text { chars_max: 16 },
+                ArgumentPosition::Option("--rate"),
                 "Copy at most so many bytes a second (100M).",
             ),
             switch("verify", "--verify", "Read and compare both before the switch."),
         ],
-        runs: Runs::Swap,
+        runs: CommandLifetime::Swap,
     },
-    Action {
+    PageAction {
         name: "swap-cancel",
         words: &["swap", "--cancel"],
         summary: "Cancel a swap: the disk stays where it was.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device("The device that is being swapped.")],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "module-pause",
         words: &["module", "pause"],
         summary: "Hold everything that passes through the module 'pause' of an attached device.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device(ATTACHED)],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "module-resume",
         words: &["module", "resume"],
         summary: "Let what was held pass again.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device(ATTACHED)],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "eject",
         words: &["eject"],
         summary: "Take the medium out of a shared removable disk.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device(SHARED)],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "insert",
         words: &["insert"],
         summary: "Put the medium of a shared removable disk back.",
-        scope: Scope::Own,
+        scope: PageScope::Own,
         parameters: &[device(SHARED)],
-        runs: Runs::Briefly,
+        runs: CommandLifetime::Briefly,
     },
-    Action {
+    PageAction {
         name: "observe",
         words: &["observe", "--pcapng"],
         summary: "Record what an observable device sends to its user, until the operation is stopped.",
-        scope: Scope::Observe,
+        scope: PageScope::Observe,
         parameters: &[
-            parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "[HOST[:PORT]/]DEVICE."),
+            parameter(
+                "target",
+                ParameterType::Text { chars_max: NAME_CHARS_MAX },
+                ArgumentPosition::Word,
+                "[HOST[:PORT]/]DEVICE.",
+            ),
             parameter(
                 "count",
-                Kind::Number { min: 1, max: 1_000_000 },
-                At::Option("--count"),
+                ParameterType::Number { min: 1, max: 1_000_000 },
+                ArgumentPosition::Option("--count"),
                 "After how many transfers it ends.",
             ),
         ],
-        runs: Runs::Recording,
+        runs: CommandLifetime::Recording,
     },
-    Action {
+    PageAction {
         name: "console",
         words: &["observe", "--console"],
         summary: "Show what the serial ports of an observable device send, until the operation is stopped.",
-        scope: Scope::Observe,
-        parameters: &[parameter("target", Kind::Text { chars_max: NAME_CHARS_MAX }, At::Word, "[HOST[:PORT]/]DEVICE.")],
-        runs: Runs::Console,
+        scope: PageScope::Observe,
+        parameters: &[parameter(
+            "target",
+            ParameterType::Text { chars_max: NAME_CHARS_MAX },
+            ArgumentPosition::Word,
+            "[HOST[:PORT]/]DEVICE.",
+        )],
+        runs: CommandLifetime::Console,
     },
-    Action {
+    PageAction {
         name: "picture",
         words: &["stream", "read", "--observe", "--pictures", "--rate", "4"],
         summary: "Show the picture of a stream that is observable, while somebody looks at it: 10 minutes at most.",
-        scope: Scope::Observe,
+        scope: PageScope::Observe,
         parameters: &[parameter(
             "target",
-            Kind::Text { chars_max: NAME_CHARS_MAX },
-            At::Word,
+            ParameterType::Text { chars_max: NAME_CHARS_MAX },
+            ArgumentPosition::Word,
             "[HOST[:PORT]/]DEVICE, a stream.",
         )],
-        runs: Runs::Picture,
+        runs: CommandLifetime::Picture,
     },
 ];
 
 /// Why an action is not begun: which parameter is wrong, and what it may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "WrongParameter", deny_unknown_fields)]
-pub struct Wrong {
+pub struct WrongParameter {
     /// The parameter; absent if it is the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter: Option<String>,
@@ -467,7 +563,7 @@ pub struct Wrong {
     pub message: String,
 }
 
-impl Wrong {
+impl WrongParameter {
     fn with(parameter: &str, message: impl fmt::Display) -> Self {
         Self { parameter: Some(parameter.to_owned()), message: message.to_string() }
     }
@@ -477,7 +573,7 @@ impl Wrong {
 #[derive(Clone, Debug)]
 pub struct CommandLine {
     /// The action that it does.
-    pub action: &'static Action,
+    pub action: &'static PageAction,
     /// What it is about, for the log: its first parameter that is a word.
     pub subject: String,
     /// The words after `farbus`, without `--json`.
@@ -491,14 +587,14 @@ pub struct CommandLine {
 /// An action, as programs see it that find out what there is.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Action")]
-pub struct Described {
+pub struct ActionDescription {
     /// Its name, the last part of its path.
     name: &'static str,
     /// What it does, in a sentence.
     summary: &'static str,
     /// The least scope that permits it.
     #[schemars(schema_with = "scope")]
-    scope: Scope,
+    scope: PageScope,
     /// The words of farbus's command line that it begins with.
     command: &'static [&'static str],
     /// Whether its end is not waited for.
@@ -509,36 +605,40 @@ pub struct Described {
     parameters: Map<String, Value>,
 }
 
-impl Action {
+impl PageAction {
     /// The command line with these parameters.
     ///
     /// # Errors
-    /// [`Wrong`]: one is missing, unknown, of another type, or outside its limits.
-    pub fn command(&'static self, given: &Map<String, Value>) -> Result<CommandLine, Wrong> {
+    /// [`WrongParameter`]: one is missing, unknown, of another type, or outside its limits.
+    pub fn command(&'static self, given: &Map<String, Value>) -> Result<CommandLine, WrongParameter> {
         if let Some(unknown) = given.keys().find(|name| self.parameters.iter().all(|known| known.name != **name)) {
             let known: Vec<&str> = self.parameters.iter().map(|parameter| parameter.name).collect();
             let short: String = unknown.chars().take(64).collect();
-            return Err(Wrong::with(&short, format!("'{}' takes {}", self.name, known.join(", "))));
+            return Err(WrongParameter::with(&short, format!("'{}' takes {}", self.name, known.join(", "))));
         }
         let (mut plain, mut options, mut has) = (Vec::new(), Vec::new(), Vec::new());
         for parameter in self.parameters {
             let value = given.get(parameter.name).filter(|value| !value.is_null());
             let said = value.map(|value| parameter.texts_of(value)).transpose()?;
             match (parameter.at, parameter.kind, said) {
-                (At::Word | At::WordIf, _, Some(words)) => plain.extend(words),
-                (At::Word | At::Required(_), _, None) => {
-                    return Err(Wrong::with(parameter.name, format!("it is missing: {}", parameter.help)));
+                (ArgumentPosition::Word | ArgumentPosition::WordIf, _, Some(words)) => plain.extend(words),
+                (ArgumentPosition::Word | ArgumentPosition::Required(_), _, None) => {
+                    return Err(WrongParameter::with(parameter.name, format!("it is missing: {}", parameter.help)));
                 }
-                (At::Option(option) | At::Required(option), Kind::Switch, Some(said)) => {
+                (
+                    ArgumentPosition::Option(option) | ArgumentPosition::Required(option),
+                    ParameterType::Switch,
+                    Some(said),
+                ) => {
                     if said == ["true"] {
                         options.push((option, None));
                         has.push(parameter.name);
                     }
                 }
-                (At::Option(option) | At::Required(option), _, Some(words)) => {
+                (ArgumentPosition::Option(option) | ArgumentPosition::Required(option), _, Some(words)) => {
                     options.extend(words.into_iter().map(|word| (option, Some(word))));
                 }
-                (At::Option(_) | At::WordIf, _, None) => {}
+                (ArgumentPosition::Option(_) | ArgumentPosition::WordIf, _, None) => {}
             }
         }
         let subject = plain.last().cloned().unwrap_or_default();
@@ -563,10 +663,10 @@ impl Action {
     }
 
     /// The action, for programs that find out what there is.
-    pub fn described(&self) -> Described {
+    pub fn described(&self) -> ActionDescription {
         let parameters: Map<String, Value> =
             self.parameters.iter().map(|parameter| (parameter.name.to_owned(), parameter.schema())).collect();
-        Described {
+        ActionDescription {
             name: self.name,
             summary: self.summary,
             scope: self.scope,
@@ -579,7 +679,7 @@ impl Action {
 
     /// Whether its end is waited for.
     pub fn is_brief(&self) -> bool {
-        matches!(self.runs, Runs::Briefly | Runs::BrieflyInLines)
+        matches!(self.runs, CommandLifetime::Briefly | CommandLifetime::BrieflyInLines)
     }
 
     /// The names of the parameters that have to be given.
@@ -588,7 +688,7 @@ impl Action {
     }
 }
 
-impl Parameter {
+impl ActionParameter {
     /// The same, in this group of its form.
     const fn about(mut self, group: &'static str) -> Self {
         self.group = Some(group);
@@ -597,41 +697,41 @@ impl Parameter {
 
     /// Whether it has to be given.
     pub fn is_required(&self) -> bool {
-        !matches!(self.at, At::Option(_) | At::WordIf)
+        !matches!(self.at, ArgumentPosition::Option(_) | ArgumentPosition::WordIf)
     }
 
     /// A value in its place, for a person to replace.
     pub fn placeholder(&self) -> Value {
         let word = match self.kind {
             HOSTS => "HOST",
-            Kind::Words => "block:/PATH",
-            Kind::Path => "/PATH",
-            Kind::Text { .. } if self.name == "target" => "HOST/DEVICE",
-            Kind::Text { .. } if self.name == "device" => "DEVICE",
-            Kind::Number { min, .. } => return json!(min),
-            Kind::Text { .. } => "TEXT",
-            Kind::Texts { .. } => return json!(["TEXT"]),
-            Kind::Span => "1h",
-            Kind::Choice(words) => words.first().copied().unwrap_or_default(),
-            Kind::Switch => return json!(false),
+            ParameterType::Words => "block:/PATH",
+            ParameterType::Path => "/PATH",
+            ParameterType::Text { .. } if self.name == "target" => "HOST/DEVICE",
+            ParameterType::Text { .. } if self.name == "device" => "DEVICE",
+            ParameterType::Number { min, .. } => return json!(min),
+            ParameterType::Text { .. } => "TEXT",
+            ParameterType::Texts { .. } => return json!(["TEXT"]),
+            ParameterType::Span => "1h",
+            ParameterType::Choice(words) => words.first().copied().unwrap_or_default(),
+            ParameterType::Switch => return json!(false),
         };
         json!(word)
     }
 
-    /// The value as words, within its limits: one, but of [`Kind::Texts`].
-    fn texts_of(&self, value: &Value) -> Result<Vec<String>, Wrong> {
-        let Kind::Texts { chars_max } = self.kind else { return Ok(vec![self.text_of(self.kind, value)?]) };
+    /// The value as words, within its limits: one, but of [`ParameterType::Texts`].
+    fn texts_of(&self, value: &Value) -> Result<Vec<String>, WrongParameter> {
+        let ParameterType::Texts { chars_max } = self.kind else { return Ok(vec![self.text_of(self.kind, value)?]) };
         match value.as_array() {
             Some(all) if (1..=TEXTS_MAX).contains(&all.len()) => {
-                all.iter().map(|one| self.text_of(Kind::Text { chars_max }, one)).collect()
+                all.iter().map(|one| self.text_of(ParameterType::Text { chars_max }, one)).collect()
             }
-            _ => Err(Wrong::with(self.name, format!("a list of 1 to {TEXTS_MAX} texts"))),
+            _ => Err(WrongParameter::with(self.name, format!("a list of 1 to {TEXTS_MAX} texts"))),
         }
     }
 
     /// The value of one word, within its limits.
-    fn text_of(&self, kind: Kind, value: &Value) -> Result<String, Wrong> {
-        let wrong = |what: String| Wrong::with(self.name, what);
+    fn text_of(&self, kind: ParameterType, value: &Value) -> Result<String, WrongParameter> {
+        let wrong = |what: String| WrongParameter::with(self.name, what);
         let text = |chars_max: u64| match value.as_str() {
             Some(text) if text.is_empty() || text.chars().count() as u64 > chars_max || text.contains('\0') => {
                 Err(wrong(format!("1 to {chars_max} characters, none of them zero")))
@@ -640,28 +740,28 @@ impl Parameter {
             None => Err(wrong(format!("a text of 1 to {chars_max} characters"))),
         };
         match kind {
-            Kind::Text { chars_max } | Kind::Texts { chars_max } => text(chars_max),
-            Kind::Span => match value.as_str().filter(|span| is_span(span)) {
+            ParameterType::Text { chars_max } | ParameterType::Texts { chars_max } => text(chars_max),
+            ParameterType::Span => match value.as_str().filter(|span| is_span(span)) {
                 Some(span) => Ok(span.to_owned()),
                 None => Err(wrong("a span of time: 90s, 15m, 2h, 3d, 1h30m".to_owned())),
             },
-            Kind::Words => text(PATH_CHARS_MAX).and_then(|words| match names_relative_path(&words) {
+            ParameterType::Words => text(PATH_CHARS_MAX).and_then(|words| match names_relative_path(&words) {
                 true => Err(wrong("a path begins with '/' here: the page is in no folder".to_owned())),
                 false => Ok(words),
             }),
-            Kind::Path => text(PATH_CHARS_MAX).and_then(|path| match path.starts_with('/') {
+            ParameterType::Path => text(PATH_CHARS_MAX).and_then(|path| match path.starts_with('/') {
                 true => Ok(path),
                 false => Err(wrong("a path begins with '/' here: the page is in no folder".to_owned())),
             }),
-            Kind::Number { min, max } => match value.as_u64().filter(|number| (min..=max).contains(number)) {
+            ParameterType::Number { min, max } => match value.as_u64().filter(|number| (min..=max).contains(number)) {
                 Some(number) => Ok(number.to_string()),
                 None => Err(wrong(format!("a whole number from {min} to {max}"))),
             },
-            Kind::Choice(words) => match value.as_str().filter(|word| words.contains(word)) {
+            ParameterType::Choice(words) => match value.as_str().filter(|word| words.contains(word)) {
                 Some(word) => Ok(word.to_owned()),
                 None => Err(wrong(format!("one of {}", words.join(", ")))),
             },
-            Kind::Switch => match value.as_bool() {
+            ParameterType::Switch => match value.as_bool() {
                 Some(is_on) => Ok(is_on.to_string()),
                 None => Err(wrong("true or false".to_owned())),
             },
@@ -671,17 +771,21 @@ impl Parameter {
     /// The parameter as a JSON schema.
     pub fn schema(&self) -> Value {
         let mut schema = match self.kind {
-            Kind::Text { chars_max } => json!({ "type": "string", "minLength": 1, "maxLength": chars_max }),
-            Kind::Texts { chars_max } => json!({
+            ParameterType::Text { chars_max } => json!({ "type": "string", "minLength": 1, "maxLength": chars_max }),
+            ParameterType::Texts { chars_max } => json!({
                 "type": "array", "minItems": 1, "maxItems": TEXTS_MAX,
                 "items": { "type": "string", "minLength": 1, "maxLength": chars_max },
             }),
-            Kind::Span => json!({ "type": "string", "maxLength": SPAN_CHARS_MAX, "pattern": "^([0-9]+[smhd])+$" }),
-            Kind::Words => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX }),
-            Kind::Path => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX, "pattern": "^/" }),
-            Kind::Number { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
-            Kind::Choice(words) => json!({ "type": "string", "enum": words }),
-            Kind::Switch => json!({ "type": "boolean" }),
+            ParameterType::Span => {
+                json!({ "type": "string", "maxLength": SPAN_CHARS_MAX, "pattern": "^([0-9]+[smhd])+$" })
+            }
+            ParameterType::Words => json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX }),
+            ParameterType::Path => {
+                json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS_MAX, "pattern": "^/" })
+            }
+            ParameterType::Number { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+            ParameterType::Choice(words) => json!({ "type": "string", "enum": words }),
+            ParameterType::Switch => json!({ "type": "boolean" }),
         };
         schema["description"] = json!(self.help);
         schema
@@ -740,20 +844,20 @@ impl CommandLine {
 
     /// Whether its output is JSON.
     pub fn prints_json(&self) -> bool {
-        !matches!(self.action.runs, Runs::Recording | Runs::Console | Runs::Picture)
+        !matches!(self.action.runs, CommandLifetime::Recording | CommandLifetime::Console | CommandLifetime::Picture)
     }
 
     /// Whether its command goes on after it is done.
     pub fn goes_on(&self) -> bool {
         match self.action.runs {
-            Runs::OnAfterValue { unless } => !unless.iter().any(|switch| self.has.contains(switch)),
-            Runs::Briefly
-            | Runs::BrieflyInLines
-            | Runs::Long
-            | Runs::Swap
-            | Runs::Recording
-            | Runs::Console
-            | Runs::Picture => false,
+            CommandLifetime::OnAfterValue { unless } => !unless.iter().any(|switch| self.has.contains(switch)),
+            CommandLifetime::Briefly
+            | CommandLifetime::BrieflyInLines
+            | CommandLifetime::Long
+            | CommandLifetime::Swap
+            | CommandLifetime::Recording
+            | CommandLifetime::Console
+            | CommandLifetime::Picture => false,
         }
     }
 }
@@ -765,7 +869,7 @@ mod tests {
     use crate::api::table;
 
     /// The command of this action with these parameters.
-    fn command(name: &str, given: Value) -> Result<CommandLine, Wrong> {
+    fn command(name: &str, given: Value) -> Result<CommandLine, WrongParameter> {
         let Value::Object(given) = given else { panic!("an object") };
         table::action(name).unwrap().command(&given)
     }

@@ -2,14 +2,14 @@
 
 use std::time::SystemTime;
 
-use farbus_io_net::trust::{NoToken, Scope, StateError, Tokens};
+use farbus_io_net::trust::{NoToken, PageScope, PageTokenList, StateError};
 use hyper::StatusCode;
 
-use crate::api::refusal::Refusal;
+use crate::api::refusal::HttpRefusal;
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Client {
+pub enum ClientKind {
     /// A program of this process's user, or of root.
     Owner,
     /// A program of another user, or of one that is not known.
@@ -20,9 +20,9 @@ pub enum Client {
 
 /// Who asks, and what they may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct PageCaller {
     /// What they may do; `None`: learn that the page runs.
-    pub scope: Option<Scope>,
+    pub scope: Option<PageScope>,
     /// Whether that is because of a token.
     pub has_token: bool,
     /// The name in the log.
@@ -31,31 +31,31 @@ pub struct Caller {
     pub until: Option<String>,
 }
 
-impl Caller {
+impl PageCaller {
     /// Whether it may do everything that the page's user may.
     pub fn is_owner(&self) -> bool {
-        self.scope == Some(Scope::Own)
+        self.scope == Some(PageScope::Own)
     }
 
     /// The caller at the other end of a connection, with what its header `Authorization` says if there is one. `tokens`
     /// loads those that there are.
     ///
     /// # Errors
-    /// [`Refusal`]: what is shown is no token of this page. Then it does not matter which user asks.
+    /// [`HttpRefusal`]: what is shown is no token of this page. Then it does not matter which user asks.
     pub fn of(
         authorization: Option<&str>,
-        client: Client,
-        tokens: impl FnOnce() -> Result<Tokens, StateError>,
-    ) -> Result<Self, Refusal> {
+        client: ClientKind,
+        tokens: impl FnOnce() -> Result<PageTokenList, StateError>,
+    ) -> Result<Self, HttpRefusal> {
         let Some(said) = authorization else {
             let (scope, called) = match client {
-                Client::Owner => (Some(Scope::Own), "page"),
-                Client::Other => (None, "another user"),
-                Client::Remote => (None, "another machine"),
+                ClientKind::Owner => (Some(PageScope::Own), "page"),
+                ClientKind::Other => (None, "another user"),
+                ClientKind::Remote => (None, "another machine"),
             };
             return Ok(Self { scope, has_token: false, called: called.to_owned(), until: None });
         };
-        let unauthorized = |why| Refusal::of(StatusCode::UNAUTHORIZED, why);
+        let unauthorized = |why| HttpRefusal::of(StatusCode::UNAUTHORIZED, why);
         let token = match said.split_once(' ') {
             Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => token.trim(),
             _ => return Err(unauthorized("say: Authorization: Bearer TOKEN")),

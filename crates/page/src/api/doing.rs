@@ -10,20 +10,20 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use crate::api::actions::Wrong;
-use crate::api::callers::Caller;
-use crate::api::operations::{self, Operations};
-use crate::api::refusal::Refusal;
+use crate::api::actions::WrongParameter;
+use crate::api::callers::PageCaller;
+use crate::api::operations::{self, OperationRegistry};
+use crate::api::refusal::HttpRefusal;
 use crate::api::remembered::Operation;
-use crate::api::routes::{Found, OPERATIONS_AT};
-use crate::known::operation::State;
+use crate::api::routes::{OPERATIONS_AT, RouteMatch};
+use crate::known::operation::OperationState;
 
 /// How long the end of a command that takes seconds is waited for; then it goes on as an operation.
 const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The device that a caller who is no owner wants to observe: it may only if the page lists the device. What a command
 /// line names otherwise, the page's user would connect to.
-pub fn has_to_be_listed<'g>(found: &Found, caller: &Caller, given: &'g Map<String, Value>) -> Option<&'g str> {
+pub fn has_to_be_listed<'g>(found: &RouteMatch, caller: &PageCaller, given: &'g Map<String, Value>) -> Option<&'g str> {
     found.action.filter(|_| !caller.is_owner())?;
     Some(given.get("target").and_then(Value::as_str).unwrap_or_default())
 }
@@ -34,46 +34,48 @@ pub fn has_to_be_listed<'g>(found: &Found, caller: &Caller, given: &'g Map<Strin
 /// # Errors
 /// [`Refusal`]: nothing was done.
 pub async fn change(
-    operations: &Operations,
-    found: Found,
-    caller: &Caller,
+    operations: &OperationRegistry,
+    found: RouteMatch,
+    caller: &PageCaller,
     given: &Map<String, Value>,
     counts: &(dyn Fn(&str) -> bool + Sync),
-) -> Result<(StatusCode, Value), Refusal> {
+) -> Result<(StatusCode, Value), HttpRefusal> {
     let Some(action) = found.action else { return stop(operations, found.number, caller) };
     let command = match action.command(given) {
         Ok(command) => command,
         Err(wrong) => return Ok((StatusCode::BAD_REQUEST, json!(WrongBody { wrong: &wrong }))),
     };
     let (id, mut ended) = operations.begin(command, caller, counts).map_err(|refusal| match refusal {
-        operations::Refusal::TooMany => Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many actions run"),
-        operations::Refusal::TooManyRecordings => {
-            let why = "as many recordings are kept as this caller may have: stop one, and its oldest makes room";
-            Refusal::of(StatusCode::SERVICE_UNAVAILABLE, why)
+        operations::OperationRefusal::TooMany => {
+            HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many actions run")
         }
-        operations::Refusal::System(why) => {
+        operations::OperationRefusal::TooManyRecordings => {
+            let why = "as many recordings are kept as this caller may have: stop one, and its oldest makes room";
+            HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, why)
+        }
+        operations::OperationRefusal::System(why) => {
             tracing::warn!(why, "an action cannot be begun");
-            Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the action cannot be begun: the page's log says why")
+            HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the action cannot be begun: the page's log says why")
         }
     })?;
     if action.is_brief() {
         // Its thread tells the end before it ends.
         let _ = timeout(BRIEF_TIME_MAX, ended.wait_for(|has_ended| *has_ended)).await;
     }
-    let gone = || Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "too many actions run: this one is forgotten");
+    let gone = || HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, "too many actions run: this one is forgotten");
     let operation = operations.find(id).ok_or_else(gone)?;
-    Ok((status_of(&operation), json!(Told::of(&operation))))
+    Ok((status_of(&operation), json!(OperationAnswer::of(&operation))))
 }
 
-fn stop(operations: &Operations, id: u64, caller: &Caller) -> Result<(StatusCode, Value), Refusal> {
+fn stop(operations: &OperationRegistry, id: u64, caller: &PageCaller) -> Result<(StatusCode, Value), HttpRefusal> {
     let is_own = operations.find(id).is_none_or(|operation| operation.by == caller.called);
     if !caller.is_owner() && !is_own {
-        return Err(Refusal::of(StatusCode::FORBIDDEN, "this token may not stop that"));
+        return Err(HttpRefusal::of(StatusCode::FORBIDDEN, "this token may not stop that"));
     }
-    let nothing = Refusal::of(StatusCode::NOT_FOUND, "no operation with this number has a command that runs");
+    let nothing = HttpRefusal::of(StatusCode::NOT_FOUND, "no operation with this number has a command that runs");
     let stopped = operations.stop(id, &caller.called, None).ok_or(nothing)?;
     let command = stopped.pid.map(|pid| format!("kill {pid}"));
-    Ok((StatusCode::ACCEPTED, json!(Told { stopped_by: Some(command), ..Told::of(&stopped) })))
+    Ok((StatusCode::ACCEPTED, json!(OperationAnswer { stopped_by: Some(command), ..OperationAnswer::of(&stopped) })))
 }
 
 /// What is wrong with the body of a request.
@@ -81,13 +83,13 @@ fn stop(operations: &Operations, id: u64, caller: &Caller) -> Result<(StatusCode
 #[schemars(rename = "Wrong", deny_unknown_fields)]
 pub struct WrongBody<'a> {
     /// What is wrong.
-    wrong: &'a Wrong,
+    wrong: &'a WrongParameter,
 }
 
 /// An operation, as answers have it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Operation", deny_unknown_fields)]
-pub struct Told<'a> {
+pub struct OperationAnswer<'a> {
     #[serde(flatten)]
     operation: &'a Operation,
     /// Where it can be asked about; in the answer to a change.
@@ -102,13 +104,13 @@ pub struct Told<'a> {
 /// The operations that are remembered.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Operations")]
-pub struct ToldAll {
+pub struct OperationListAnswer {
     /// The latest first.
-    #[schemars(with = "Vec<Told<'_>>")]
+    #[schemars(with = "Vec<OperationAnswer<'_>>")]
     pub operations: Vec<Operation>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> OperationAnswer<'a> {
     /// An operation in the answer to a change.
     fn of(operation: &'a Operation) -> Self {
         Self { operation, at: Some(format!("{OPERATIONS_AT}{}", operation.id)), stopped_by: None }
@@ -118,10 +120,10 @@ impl<'a> Told<'a> {
 /// The status of the answer: what became of the operation so far.
 fn status_of(operation: &Operation) -> StatusCode {
     match (operation.state, &operation.failure) {
-        (State::Running, _) => StatusCode::ACCEPTED,
-        (State::Done, _) => StatusCode::OK,
-        (State::Failed, _) if operation.is_misused => StatusCode::BAD_REQUEST,
-        (State::Failed, failure) => match failure.as_ref().map(|failure| failure.attribute) {
+        (OperationState::Running, _) => StatusCode::ACCEPTED,
+        (OperationState::Done, _) => StatusCode::OK,
+        (OperationState::Failed, _) if operation.is_misused => StatusCode::BAD_REQUEST,
+        (OperationState::Failed, failure) => match failure.as_ref().map(|failure| failure.attribute) {
             Some(FailureKind::Refused) => StatusCode::CONFLICT,
             Some(FailureKind::Gone) => StatusCode::NOT_FOUND,
             Some(FailureKind::Network | FailureKind::Device) => StatusCode::BAD_GATEWAY,

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::actions::{Action, At, Kind, Runs, Wrong};
+use crate::api::actions::{ArgumentPosition, CommandLifetime, PageAction, ParameterType, WrongParameter};
 
 /// Fields of a form that are read; an action has fewer.
 pub const FIELDS_MAX: usize = 64;
@@ -15,19 +15,25 @@ const INTO_PICTURE: &str = " > FILE.png";
 
 /// The parameters of an action, as its form sends them: an empty field is one that is not given, and a number that is
 /// none stays a text, which the action refuses.
-pub fn given(action: &Action, value_of: impl Fn(&str) -> Option<String>) -> Map<String, Value> {
+pub fn given(action: &PageAction, value_of: impl Fn(&str) -> Option<String>) -> Map<String, Value> {
     let parameters = action.parameters.iter().filter_map(|parameter| {
         let text = value_of(parameter.name).filter(|text| !text.is_empty())?;
         let value = match parameter.kind {
             // A browser sends a box that is ticked, and no other.
-            Kind::Switch => json!(true),
-            Kind::Number { .. } => text.trim().parse::<u64>().map_or_else(|_| json!(text), |number| json!(number)),
+            ParameterType::Switch => json!(true),
+            ParameterType::Number { .. } => {
+                text.trim().parse::<u64>().map_or_else(|_| json!(text), |number| json!(number))
+            }
             // One on each line.
-            Kind::Texts { .. } => {
+            ParameterType::Texts { .. } => {
                 let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
                 json!(lines.collect::<Vec<_>>())
             }
-            Kind::Text { .. } | Kind::Span | Kind::Words | Kind::Path | Kind::Choice(_) => json!(text),
+            ParameterType::Text { .. }
+            | ParameterType::Span
+            | ParameterType::Words
+            | ParameterType::Path
+            | ParameterType::Choice(_) => json!(text),
         };
         Some((parameter.name.to_owned(), value))
     });
@@ -36,7 +42,7 @@ pub fn given(action: &Action, value_of: impl Fn(&str) -> Option<String>) -> Map<
 
 /// The command line with these parameters, to be shown: words in capitals stand for what is missing or wrong. Also the
 /// first parameter that is wrong, if one is; a missing one is not.
-pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Option<Wrong>) {
+pub fn line(action: &'static PageAction, given: &Map<String, Value>) -> (String, Option<WrongParameter>) {
     let mut filled = given.clone();
     for parameter in action.parameters.iter().filter(|parameter| parameter.is_required()) {
         let is_missing = filled.get(parameter.name).is_none_or(Value::is_null);
@@ -50,8 +56,8 @@ pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Opt
         let why = match action.command(&filled) {
             Ok(command) => {
                 let end = match action.runs {
-                    Runs::Recording => INTO_FILE,
-                    Runs::Picture => INTO_PICTURE,
+                    CommandLifetime::Recording => INTO_FILE,
+                    CommandLifetime::Picture => INTO_PICTURE,
                     _ => "",
                 };
                 return (command.line() + end, wrong);
@@ -64,8 +70,10 @@ pub fn line(action: &'static Action, given: &Map<String, Value>) -> (String, Opt
             break;
         };
         match parameter.at {
-            At::Option(_) | At::WordIf => filled.remove(parameter.name),
-            At::Word | At::Required(_) => filled.insert(parameter.name.to_owned(), parameter.placeholder()),
+            ArgumentPosition::Option(_) | ArgumentPosition::WordIf => filled.remove(parameter.name),
+            ArgumentPosition::Word | ArgumentPosition::Required(_) => {
+                filled.insert(parameter.name.to_owned(), parameter.placeholder())
+            }
         };
         wrong = wrong.or(Some(why));
     }
@@ -77,7 +85,7 @@ mod tests {
     use super::*;
     use crate::api::table::{action, all};
 
-    fn sent<'a>(name: &str, fields: &'a [(&'a str, &'a str)]) -> (&'static Action, Map<String, Value>) {
+    fn sent<'a>(name: &str, fields: &'a [(&'a str, &'a str)]) -> (&'static PageAction, Map<String, Value>) {
         let action = action(name).unwrap();
         let value_of = |name: &str| fields.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned());
         (action, given(action, value_of))

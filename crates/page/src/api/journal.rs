@@ -23,7 +23,7 @@ const TAKEN_MAX: usize = 32;
 /// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum JournalEventKind {
     /// The processes have something else than before.
     Status,
     /// Something happened in a process (docs/control.md, Events).
@@ -32,35 +32,35 @@ pub enum Kind {
     Operation,
 }
 
-impl Kind {
+impl JournalEventKind {
     /// The kind in the stream.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Kind::Status => "status",
-            Kind::Happened => "happened",
-            Kind::Operation => "operation",
+            JournalEventKind::Status => "status",
+            JournalEventKind::Happened => "happened",
+            JournalEventKind::Operation => "operation",
         }
     }
 }
 
 #[derive(Debug)]
-struct Kept {
+struct JournalBuffer {
     last: u64,
-    events: VecDeque<Written>,
+    events: VecDeque<JournalEvent>,
 }
 
 /// An event as it is sent.
 #[derive(Debug)]
-struct Written {
-    kind: Kind,
+struct JournalEvent {
+    kind: JournalEventKind,
     /// In the format of server-sent events.
     text: Bytes,
     /// Where in it the data are.
     data: Range<usize>,
 }
 
-impl Written {
-    fn new(epoch: u64, number: u64, kind: Kind, data: &str) -> Self {
+impl JournalEvent {
+    fn new(epoch: u64, number: u64, kind: JournalEventKind, data: &str) -> Self {
         let head = format!("id: {epoch}-{number}\nevent: {}\ndata: ", kind.as_str());
         let text = format!("{head}{data}\n\n");
         Self { kind, text: text.into(), data: head.len()..head.len() + data.len() }
@@ -71,9 +71,9 @@ impl Written {
     }
 }
 
-impl Kept {
+impl JournalBuffer {
     /// Adds an event. The oldest is dropped if there are too many.
-    fn add(&mut self, event: Written, number: u64) {
+    fn add(&mut self, event: JournalEvent, number: u64) {
         if self.events.len() >= KEPT_MAX {
             self.events.pop_front();
         }
@@ -84,26 +84,26 @@ impl Kept {
 
 /// The events, as all that publish and follow them share them.
 #[derive(Clone, Debug)]
-pub struct Journal {
+pub struct EventJournal {
     /// Tells this process's numbers from those of an earlier one.
     epoch: u64,
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<JournalBuffer>>,
     /// When an operation came further last.
     last_operation: Arc<Mutex<Option<Instant>>>,
     told: watch::Sender<u64>,
 }
 
-impl Default for Journal {
+impl Default for EventJournal {
     fn default() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::of(u64::try_from(since.as_millis()).unwrap_or_default())
     }
 }
 
-impl Journal {
+impl EventJournal {
     /// A journal whose numbers go with this epoch: the copy of another process's.
     pub fn of(epoch: u64) -> Self {
-        let kept = Arc::new(Mutex::new(Kept { last: 0, events: VecDeque::new() }));
+        let kept = Arc::new(Mutex::new(JournalBuffer { last: 0, events: VecDeque::new() }));
         Self { epoch, kept, last_operation: Arc::default(), told: watch::Sender::new(0) }
     }
 
@@ -118,7 +118,7 @@ impl Journal {
     }
 
     /// The events after this number that are kept, [`TAKEN_MAX`] at most, and the number of the first of them.
-    pub fn after(&self, last: u64) -> (u64, Vec<(Kind, String)>) {
+    pub fn after(&self, last: u64) -> (u64, Vec<(JournalEventKind, String)>) {
         let kept = self.kept();
         let first = kept.last - kept.events.len() as u64 + 1;
         let from = first.max(last.saturating_add(1));
@@ -129,7 +129,7 @@ impl Journal {
 
     /// Adds events of the journal that this one is a copy of, the first with this number. Those that it has are left
     /// out; a gap counts as missed.
-    pub fn copy(&self, first: u64, events: Vec<(Kind, String)>) {
+    pub fn copy(&self, first: u64, events: Vec<(JournalEventKind, String)>) {
         let mut kept = self.kept();
         for (number, event) in (first..).zip(events) {
             if number <= kept.last {
@@ -139,20 +139,20 @@ impl Journal {
                 kept.events.clear();
             }
             let (kind, data) = event;
-            kept.add(Written::new(self.epoch, number, kind, &data), number);
+            kept.add(JournalEvent::new(self.epoch, number, kind, &data), number);
         }
         let last = kept.last;
         drop(kept);
         self.told.send_replace(last);
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, JournalBuffer> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an event. The oldest is dropped if there are too many.
-    pub fn publish(&self, kind: Kind, data: &Value) {
-        if kind == Kind::Operation {
+    pub fn publish(&self, kind: JournalEventKind, data: &Value) {
+        if kind == JournalEventKind::Operation {
             *self.last_operation.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         let mut text = data.to_string();
@@ -161,13 +161,13 @@ impl Journal {
         }
         let mut kept = self.kept();
         let last = kept.last + 1;
-        kept.add(Written::new(self.epoch, last, kind, &text), last);
+        kept.add(JournalEvent::new(self.epoch, last, kind, &text), last);
         drop(kept);
         self.told.send_replace(last);
     }
 
     /// Follows the events after the one with this id, as a client sends it back; without one, those after `before`.
-    pub fn follow_after(&self, last_id: Option<&str>, before: u64) -> Follower {
+    pub fn follow_after(&self, last_id: Option<&str>, before: u64) -> JournalFollower {
         let told = self.told.subscribe();
         let kept = self.kept();
         let after = match last_id.map(|id| self.number_of(id)) {
@@ -177,7 +177,7 @@ impl Journal {
             Some(_) => 0,
         };
         drop(kept);
-        Follower { journal: self.clone(), told, after }
+        JournalFollower { journal: self.clone(), told, after }
     }
 
     /// When an operation began, came further or ended last: what the processes said before may be out of date.
@@ -212,13 +212,13 @@ impl Journal {
 
 /// A client of the events.
 #[derive(Debug)]
-pub struct Follower {
-    journal: Journal,
+pub struct JournalFollower {
+    journal: EventJournal,
     told: watch::Receiver<u64>,
     after: u64,
 }
 
-impl Follower {
+impl JournalFollower {
     /// The next event, as soon as there is one; `None` once there will be none.
     pub async fn next(&mut self) -> Option<Bytes> {
         let after = self.after;
@@ -236,15 +236,15 @@ mod tests {
 
     use super::*;
 
-    impl Journal {
-        fn follow(&self, last_id: Option<&str>) -> Follower {
+    impl EventJournal {
+        fn follow(&self, last_id: Option<&str>) -> JournalFollower {
             let last = self.kept().last;
             self.follow_after(last_id, last)
         }
     }
 
     /// The next so many events of a client.
-    fn next(follower: &mut Follower, count: usize) -> String {
+    fn next(follower: &mut JournalFollower, count: usize) -> String {
         let one = |_| String::from_utf8(block_on(follower.next()).unwrap().to_vec()).unwrap();
         (0..count).map(one).collect()
     }
@@ -255,9 +255,9 @@ mod tests {
 
     #[test]
     fn a_client_that_comes_back_gets_what_it_has_missed_and_nothing_twice() {
-        let journal = Journal::default();
-        journal.publish(Kind::Status, &json!({ "n": 1 }));
-        journal.publish(Kind::Operation, &json!({ "n": 2 }));
+        let journal = EventJournal::default();
+        journal.publish(JournalEventKind::Status, &json!({ "n": 1 }));
+        journal.publish(JournalEventKind::Operation, &json!({ "n": 2 }));
         let first = format!("{}-1", journal.epoch);
         let text = next(&mut journal.follow(Some(&first)), 1);
         assert_eq!(text, format!("id: {}-2\nevent: operation\ndata: {{\"n\":2}}\n\n", journal.epoch));
@@ -269,11 +269,11 @@ mod tests {
 
     #[test]
     fn a_copy_has_the_same_numbers_and_counts_what_it_did_not_get() {
-        let journal = Journal::default();
-        let copy = Journal::of(journal.epoch());
+        let journal = EventJournal::default();
+        let copy = EventJournal::of(journal.epoch());
         let mut follower = copy.follow(None);
         for n in 0..3 {
-            journal.publish(Kind::Status, &json!({ "n": n }));
+            journal.publish(JournalEventKind::Status, &json!({ "n": n }));
         }
         let (first, events) = journal.after(1);
         assert_eq!((first, events.len(), journal.after(3).1.len()), (2, 2, 0));
@@ -288,19 +288,19 @@ mod tests {
 
     #[test]
     fn an_event_is_written_once_and_all_clients_send_the_same_bytes() {
-        let journal = Journal::default();
-        let mut clients: Vec<Follower> = (0..100).map(|_| journal.follow(None)).collect();
-        journal.publish(Kind::Status, &json!({ "text": "x".repeat(1000) }));
+        let journal = EventJournal::default();
+        let mut clients: Vec<JournalFollower> = (0..100).map(|_| journal.follow(None)).collect();
+        journal.publish(JournalEventKind::Status, &json!({ "text": "x".repeat(1000) }));
         let texts: Vec<Bytes> = clients.iter_mut().map(|client| block_on(client.next()).unwrap()).collect();
         assert!(texts.iter().all(|text| text.as_ptr() == texts[0].as_ptr() && text.len() > 1000));
     }
 
     #[test]
     fn a_slow_client_learns_how_much_it_has_missed_and_holds_no_memory() {
-        let journal = Journal::default();
+        let journal = EventJournal::default();
         let mut slow = journal.follow(None);
         for n in 0..2 * KEPT_MAX {
-            journal.publish(Kind::Status, &json!({ "n": n, "text": "x".repeat(EVENT_BYTES_MAX) }));
+            journal.publish(JournalEventKind::Status, &json!({ "n": n, "text": "x".repeat(EVENT_BYTES_MAX) }));
         }
         let text = next(&mut slow, 1 + TAKEN_MAX);
         assert!(text.starts_with(&format!("event: missed\ndata: {{\"count\":{KEPT_MAX}}}\n\n")), "{text}");

@@ -1,8 +1,8 @@
 //! What is kept of the output of a command that shows what a device sends: a recording, the text of a console, or the
 //! newest picture of a stream.
 
-use crate::api::picture::Screen;
-use crate::api::transcript::Transcript;
+use crate::api::picture::PictureBuffer;
+use crate::api::transcript::RecordingTranscript;
 use crate::console_text::ConsoleText;
 
 /// What is recorded in one operation, bytes; then its command is ended.
@@ -12,18 +12,18 @@ pub const SCROLLBACK_BYTES_MAX: usize = 64 << 10;
 
 /// What is kept of an operation's output.
 #[derive(Debug)]
-pub enum Kept {
+pub enum OperationOutput {
     /// Nothing, or it is forgotten.
     Nothing,
     /// All of it, and what it holds as text.
-    Recording(Vec<u8>, Transcript),
+    Recording(Vec<u8>, RecordingTranscript),
     /// The latest of its text.
     Console(Scrollback),
     /// The newest picture, while its command runs.
-    Picture(Screen),
+    Picture(PictureBuffer),
 }
 
-impl Kept {
+impl OperationOutput {
     /// Whether this is anything.
     pub fn is_some(&self) -> bool {
         !matches!(self, Self::Nothing)
@@ -38,7 +38,7 @@ impl Kept {
     }
 
     /// Where pictures are shown, if it is one.
-    pub fn screen(&self) -> Option<&Screen> {
+    pub fn screen(&self) -> Option<&PictureBuffer> {
         match self {
             Self::Picture(screen) => Some(screen),
             Self::Nothing | Self::Recording(..) | Self::Console(_) => None,
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_console_keeps_the_latest_text_and_nothing_that_a_terminal_obeys() {
-        let mut kept = Kept::Console(Scrollback::default());
+        let mut kept = OperationOutput::Console(Scrollback::default());
         let (begin, end) = (b"\x1b[31mred\x1b]0;title\x07 \xe2\x9c".as_slice(), b"\x93\r\n<b>\n".as_slice());
         assert!(kept.add(begin) && kept.add(end));
         assert_eq!(kept.text().as_deref(), Some("red \u{2713}\n<b>\n"));
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn a_recording_that_is_full_takes_no_more() {
-        let mut kept = Kept::Recording(Vec::new(), Transcript::default());
+        let mut kept = OperationOutput::Recording(Vec::new(), RecordingTranscript::default());
         assert!(kept.add(&vec![0; RECORDING_BYTES_MAX]) && !kept.add(&[0]));
         assert_eq!((kept.bytes(), kept.is_some()), (RECORDING_BYTES_MAX as u64, true));
-        let mut nothing = Kept::Nothing;
+        let mut nothing = OperationOutput::Nothing;
         assert!(!nothing.add(b"x") && nothing.text().is_none() && !nothing.is_some());
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::session::Latency;
 
-use crate::known::status::Status;
+use crate::known::status::CombinedStatus;
 
 /// The content type of the format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -22,7 +22,7 @@ const PERCENTILES: [&str; 2] = ["50", "99"];
 
 /// One device's figures. Devices of one name and role are one series: process ids come and go.
 #[derive(Default)]
-struct Figures {
+struct DeviceFigures {
     in_use: u64,
     waiting: u64,
     leased: u64,
@@ -46,7 +46,7 @@ struct LinkFigures {
     round_trip_ms: Option<f64>,
 }
 
-impl Figures {
+impl DeviceFigures {
     fn add(&mut self, device: &ProcessDevice) {
         self.in_use |= u64::from(matches!(device.state(), "in use" | "attached"));
         self.waiting += device.waiting().len() as u64;
@@ -84,12 +84,12 @@ fn longer(one: Option<f64>, other: Option<f64>) -> Option<f64> {
 }
 
 /// The figures of all processes, and how many streams of events the process of the page has that answers.
-pub fn metrics(status: &Status, streams: usize) -> String {
+pub fn metrics(status: &CombinedStatus, streams: usize) -> String {
     let mut roles: BTreeMap<&str, u64> = BTreeMap::new();
     for process in &status.processes {
         *roles.entry(role_of(process)).or_default() += 1;
     }
-    let mut devices: BTreeMap<(&str, String), Figures> = BTreeMap::new();
+    let mut devices: BTreeMap<(&str, String), DeviceFigures> = BTreeMap::new();
     let mut left_out = 0;
     for (process, device) in status.devices() {
         let key = (role_of(process), label(device.name()));
@@ -114,7 +114,7 @@ pub fn metrics(status: &Status, streams: usize) -> String {
     let _ = writeln!(out, "farbus_devices_left_out {left_out}");
     head(&mut out, "farbus_page_event_streams", "gauge", "Streams of events at the process of the page that answers.");
     let _ = writeln!(out, "farbus_page_event_streams {streams}");
-    type Read = fn(&Figures) -> Option<f64>;
+    type Read = fn(&DeviceFigures) -> Option<f64>;
     #[allow(clippy::cast_precision_loss, reason = "Prometheus has numbers of this type alone")]
     fn count(count: u64) -> Option<f64> {
         Some(count as f64)

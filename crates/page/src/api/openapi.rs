@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::api::actions::Action;
-use crate::api::routes::{Endpoint, Found, all};
-use crate::api::schemas::{self, Add, Description, Info};
-use crate::pictures::Kind;
+use crate::api::actions::PageAction;
+use crate::api::routes::{PageEndpoint, RouteMatch, all};
+use crate::api::schemas::{self, Description, Info, SchemaExtension};
+use crate::pictures::PictureFormat;
 
 /// What a refusal is: a line of text.
 const REFUSALS: &[(&str, &str)] = &[
@@ -39,7 +39,7 @@ const FAILURES: &[(&str, &str)] = &[
 pub const RECORDING_TYPE: &str = "application/x-pcapng";
 
 /// The description of everything that is there; `further` adds schemas ([`schemas::all`]).
-pub fn document(further: &[Add]) -> Value {
+pub fn document(further: &[SchemaExtension]) -> Value {
     let paths: Map<String, Value> = all()
         .map(|(path, found)| {
             let method = if found.route.is_change() { "post" } else { "get" };
@@ -64,7 +64,7 @@ pub fn document(further: &[Add]) -> Value {
     })
 }
 
-fn operation(path: &str, found: &Found) -> Value {
+fn operation(path: &str, found: &RouteMatch) -> Value {
     let id = match found.action {
         Some(action) => action.name.to_owned(),
         None => format!("{:?}", found.route.endpoint).to_lowercase(),
@@ -79,13 +79,13 @@ fn operation(path: &str, found: &Found) -> Value {
     if path.contains("{id}") {
         let schema = json!({ "type": "integer", "minimum": 0 });
         let mut parameters = vec![json!({ "name": "id", "in": "path", "required": true, "schema": schema })];
-        if matches!(found.route.endpoint, Endpoint::Device | Endpoint::LatencyPart | Endpoint::Latency) {
+        if matches!(found.route.endpoint, PageEndpoint::Device | PageEndpoint::LatencyPart | PageEndpoint::Latency) {
             let of_device = json!({ "name": "name", "in": "query", "required": true, "schema": { "type": "string" } });
             parameters.push(of_device);
         }
         described["parameters"] = json!(parameters);
     }
-    if found.route.endpoint == Endpoint::LabDevices {
+    if found.route.endpoint == PageEndpoint::LabDevices {
         let parameter = |name: &str, schema: Value, what: &str| json!({ "name": name, "in": "query", "schema": schema, "description": what });
         let text = || json!({ "type": "string" });
         described["parameters"] = json!([
@@ -96,7 +96,7 @@ fn operation(path: &str, found: &Found) -> Value {
             parameter("page", json!({ "type": "integer", "minimum": 1 }), "Which hundred devices."),
         ]);
     }
-    if found.route.endpoint == Endpoint::Events {
+    if found.route.endpoint == PageEndpoint::Events {
         let what = "The id of the last event that was received.";
         described["parameters"] = json!([
             { "name": "Last-Event-ID", "in": "header", "schema": { "type": "string" }, "description": what },
@@ -105,7 +105,7 @@ fn operation(path: &str, found: &Found) -> Value {
     if found.route.is_change() {
         let schema = match (found.action, found.route.endpoint) {
             (Some(action), _) => body_of(action),
-            (None, Endpoint::Enter) => {
+            (None, PageEndpoint::Enter) => {
                 let code =
                     json!({ "type": "string", "description": "The fragment of the URL of 'farbus page invite'." });
                 closed(json!({ "code": code }), &["code"])
@@ -121,7 +121,7 @@ fn operation(path: &str, found: &Found) -> Value {
 }
 
 /// The body of an action.
-fn body_of(action: &'static Action) -> Value {
+fn body_of(action: &'static PageAction) -> Value {
     let properties: Map<String, Value> =
         action.parameters.iter().map(|parameter| (parameter.name.to_owned(), parameter.schema())).collect();
     closed(properties.into(), &action.required())
@@ -132,7 +132,7 @@ fn closed(properties: Value, required: &[&str]) -> Value {
     json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
 }
 
-fn responses(found: &Found) -> Value {
+fn responses(found: &RouteMatch) -> Value {
     let is_change = found.route.is_change();
     let mut all: BTreeMap<&str, (&str, Map<String, Value>)> = BTreeMap::new();
     let mut add = |status: &'static str, what: &'static str, kind: &str, schema: Value| {
@@ -141,7 +141,7 @@ fn responses(found: &Found) -> Value {
     };
     let text = || json!({ "type": "string" });
     match (found.route.endpoint, schema_of(found.route.endpoint)) {
-        (Endpoint::Action, _) => {
+        (PageEndpoint::Action, _) => {
             add("200", "It is done.", "application/json", reference("Operation"));
             add("202", "It was begun; its end is an event.", "application/json", reference("Operation"));
             for (status, what) in FAILURES {
@@ -152,34 +152,34 @@ fn responses(found: &Found) -> Value {
                 add(status, what, "application/json", schema);
             }
         }
-        (Endpoint::Stop, _) => add("202", "It was asked to end.", "application/json", reference("Operation")),
+        (PageEndpoint::Stop, _) => add("202", "It was asked to end.", "application/json", reference("Operation")),
         (_, Some(name)) => add("200", "What is asked for.", "application/json", reference(name)),
         (endpoint, None) => add("200", "What is asked for.", kind_of(endpoint), text()),
     }
     let further = if is_change { REFUSALS_OF_CHANGES } else { &[] };
     for (status, what) in REFUSALS.iter().chain(further) {
-        if found.scope().is_some() || *status != "403" || found.route.endpoint == Endpoint::Enter {
+        if found.scope().is_some() || *status != "403" || found.route.endpoint == PageEndpoint::Enter {
             add(status, what, "text/plain", text());
         }
     }
-    if found.route.endpoint == Endpoint::Operation {
+    if found.route.endpoint == PageEndpoint::Operation {
         add("404", "No operation has this number, or it is forgotten.", "text/plain", text());
     }
     if found.route.is_for_others() {
         add("404", "It is there for browsers of other machines alone.", "text/plain", text());
     }
     let no_device = "This process has no such device, or does not time it.";
-    if found.route.endpoint == Endpoint::Latency {
+    if found.route.endpoint == PageEndpoint::Latency {
         add("404", no_device, "text/plain", text());
     }
-    if found.route.endpoint == Endpoint::LatencyPart {
+    if found.route.endpoint == PageEndpoint::LatencyPart {
         add("204", no_device, "text/html", text());
     }
-    if found.route.endpoint == Endpoint::NewestPicture {
-        add("200", "What is asked for.", Kind::Jpeg.media_type(), text());
+    if found.route.endpoint == PageEndpoint::NewestPicture {
+        add("200", "What is asked for.", PictureFormat::Jpeg.media_type(), text());
         add("404", "No operation with this number shows a picture now.", "text/plain", text());
     }
-    if matches!(found.route.endpoint, Endpoint::Recording | Endpoint::RecordedText) {
+    if matches!(found.route.endpoint, PageEndpoint::Recording | PageEndpoint::RecordedText) {
         add("404", "No operation with this number has recorded anything.", "text/plain", text());
     }
     let described = |(status, (what, content)): (&str, (&str, Map<String, Value>))| {
@@ -189,73 +189,75 @@ fn responses(found: &Found) -> Value {
 }
 
 /// The content type of an answer that is no JSON.
-fn kind_of(endpoint: Endpoint) -> &'static str {
+fn kind_of(endpoint: PageEndpoint) -> &'static str {
     match endpoint {
-        Endpoint::Page
-        | Endpoint::HostsPage
-        | Endpoint::Buses
-        | Endpoint::Network
-        | Endpoint::Device
-        | Endpoint::Table
-        | Endpoint::LatencyPart
-        | Endpoint::New
-        | Endpoint::Form
-        | Endpoint::Leave
-        | Endpoint::EnterPage => "text/html",
-        Endpoint::Line => "application/json",
-        Endpoint::Style | Endpoint::UplotStyle | Endpoint::EnterStyle => "text/css",
-        Endpoint::Script | Endpoint::Plots | Endpoint::Uplot | Endpoint::EnterScript => "text/javascript",
-        Endpoint::PageEvents | Endpoint::Events => "text/event-stream",
-        Endpoint::Recording => RECORDING_TYPE,
-        Endpoint::NewestPicture | Endpoint::Icon => Kind::Png.media_type(),
+        PageEndpoint::Page
+        | PageEndpoint::HostsPage
+        | PageEndpoint::Buses
+        | PageEndpoint::Network
+        | PageEndpoint::Device
+        | PageEndpoint::Table
+        | PageEndpoint::LatencyPart
+        | PageEndpoint::New
+        | PageEndpoint::Form
+        | PageEndpoint::Leave
+        | PageEndpoint::EnterPage => "text/html",
+        PageEndpoint::Line => "application/json",
+        PageEndpoint::Style | PageEndpoint::UplotStyle | PageEndpoint::EnterStyle => "text/css",
+        PageEndpoint::Script | PageEndpoint::Plots | PageEndpoint::Uplot | PageEndpoint::EnterScript => {
+            "text/javascript"
+        }
+        PageEndpoint::PageEvents | PageEndpoint::Events => "text/event-stream",
+        PageEndpoint::Recording => RECORDING_TYPE,
+        PageEndpoint::NewestPicture | PageEndpoint::Icon => PictureFormat::Png.media_type(),
         _ => "text/plain",
     }
 }
 
 /// The name of the schema of an answer that is JSON.
-fn schema_of(endpoint: Endpoint) -> Option<&'static str> {
+fn schema_of(endpoint: PageEndpoint) -> Option<&'static str> {
     match endpoint {
-        Endpoint::Status => Some("Status"),
-        Endpoint::Hosts => Some("Hosts"),
-        Endpoint::LabDevices => Some("LabDevices"),
-        Endpoint::Devices | Endpoint::Shares | Endpoint::Attachments => Some("Devices"),
-        Endpoint::Audit => Some("Audit"),
-        Endpoint::Actions => Some("Actions"),
-        Endpoint::Operations => Some("Operations"),
-        Endpoint::Operation => Some("Operation"),
-        Endpoint::Latency => Some("Latency"),
-        Endpoint::Description => Some("Description"),
-        Endpoint::Enter => Some("Entered"),
-        Endpoint::Action
-        | Endpoint::Stop
-        | Endpoint::Recording
-        | Endpoint::RecordedText
-        | Endpoint::NewestPicture
-        | Endpoint::Health
-        | Endpoint::EnterPage
-        | Endpoint::EnterScript
-        | Endpoint::EnterStyle
-        | Endpoint::New
-        | Endpoint::Form
-        | Endpoint::Line
-        | Endpoint::Leave
-        | Endpoint::Ready
-        | Endpoint::Style
-        | Endpoint::Script
-        | Endpoint::Plots
-        | Endpoint::Uplot
-        | Endpoint::UplotStyle
-        | Endpoint::Icon
-        | Endpoint::Page
-        | Endpoint::HostsPage
-        | Endpoint::Buses
-        | Endpoint::Network
-        | Endpoint::Device
-        | Endpoint::LatencyPart
-        | Endpoint::Table
-        | Endpoint::PageEvents
-        | Endpoint::Events
-        | Endpoint::Metrics => None,
+        PageEndpoint::Status => Some("Status"),
+        PageEndpoint::Hosts => Some("Hosts"),
+        PageEndpoint::LabDevices => Some("LabDevices"),
+        PageEndpoint::Devices | PageEndpoint::Shares | PageEndpoint::Attachments => Some("Devices"),
+        PageEndpoint::Audit => Some("Audit"),
+        PageEndpoint::Actions => Some("Actions"),
+        PageEndpoint::Operations => Some("Operations"),
+        PageEndpoint::Operation => Some("Operation"),
+        PageEndpoint::Latency => Some("Latency"),
+        PageEndpoint::Description => Some("Description"),
+        PageEndpoint::Enter => Some("Entered"),
+        PageEndpoint::Action
+        | PageEndpoint::Stop
+        | PageEndpoint::Recording
+        | PageEndpoint::RecordedText
+        | PageEndpoint::NewestPicture
+        | PageEndpoint::Health
+        | PageEndpoint::EnterPage
+        | PageEndpoint::EnterScript
+        | PageEndpoint::EnterStyle
+        | PageEndpoint::New
+        | PageEndpoint::Form
+        | PageEndpoint::Line
+        | PageEndpoint::Leave
+        | PageEndpoint::Ready
+        | PageEndpoint::Style
+        | PageEndpoint::Script
+        | PageEndpoint::Plots
+        | PageEndpoint::Uplot
+        | PageEndpoint::UplotStyle
+        | PageEndpoint::Icon
+        | PageEndpoint::Page
+        | PageEndpoint::HostsPage
+        | PageEndpoint::Buses
+        | PageEndpoint::Network
+        | PageEndpoint::Device
+        | PageEndpoint::LatencyPart
+        | PageEndpoint::Table
+        | PageEndpoint::PageEvents
+        | PageEndpoint::Events
+        | PageEndpoint::Metrics => None,
     }
 }
 

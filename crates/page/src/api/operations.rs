@@ -13,22 +13,22 @@ use std::time::{Duration, Instant, SystemTime};
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::process::ProcessStatus;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io_net::trust::{Audit, Event, Folder, Outcome, timestamp};
+use farbus_io_net::trust::{AuditEvent, AuditLog, AuditOutcome, HostFolder, timestamp};
 use hyper::body::Bytes;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::api::actions::{CommandLine, Runs};
-use crate::api::callers::Caller;
-use crate::api::journal::{Journal, Kind};
-use crate::api::kept::{Kept, Scrollback};
-use crate::api::picture::Screen;
-use crate::api::remembered::{Operation, Remembered, Table};
+use crate::api::actions::{CommandLifetime, CommandLine};
+use crate::api::callers::PageCaller;
+use crate::api::journal::{EventJournal, JournalEventKind};
+use crate::api::kept::{OperationOutput, Scrollback};
+use crate::api::picture::PictureBuffer;
+use crate::api::remembered::{Operation, OperationTable, RememberedOperation};
 use crate::api::subjects;
 use crate::api::table::action;
-use crate::api::transcript::Transcript;
-use crate::known::operation::{DrawnOperation, State};
+use crate::api::transcript::RecordingTranscript;
+use crate::known::operation::{DrawnOperation, OperationState};
 
 /// What is kept of the output of a command, bytes.
 pub const OUTPUT_BYTES_MAX: u64 = 256 << 10;
@@ -47,7 +47,7 @@ const RECORDED_MAX: usize = 256;
 
 /// Why an operation is not begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum OperationRefusal {
     /// Too many run.
     TooMany,
     /// All recordings that this caller may have run.
@@ -58,20 +58,20 @@ pub enum Refusal {
 
 /// All operations, as the threads that run them share them.
 #[derive(Clone, Debug)]
-pub struct Operations {
-    journal: Journal,
-    audit: Option<Arc<Audit>>,
-    has: Arc<Mutex<Table>>,
+pub struct OperationRegistry {
+    journal: EventJournal,
+    audit: Option<Arc<AuditLog>>,
+    has: Arc<Mutex<OperationTable>>,
 }
 
-impl Operations {
+impl OperationRegistry {
     /// None yet. They are told to the journal, and to the audit log of the user.
-    pub fn new(journal: Journal) -> Self {
-        let audit = Folder::of_user().ok().map(|folder| Arc::new(Audit::new(folder)));
+    pub fn new(journal: EventJournal) -> Self {
+        let audit = HostFolder::of_user().ok().map(|folder| Arc::new(AuditLog::new(folder)));
         Self { journal, audit, has: Arc::default() }
     }
 
-    fn has(&self) -> MutexGuard<'_, Table> {
+    fn has(&self) -> MutexGuard<'_, OperationTable> {
         self.has.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,9 +83,18 @@ impl Operations {
     /// What a device's page draws of them, the latest first: those that tell how far they are, and how they ended.
     pub fn drawn(&self) -> Vec<DrawnOperation> {
         let has = self.has();
-        let is_drawn = |remembered: &&Remembered| {
+        let is_drawn = |remembered: &&RememberedOperation| {
             let runs = action(remembered.operation.action).map(|action| action.runs);
-            matches!(runs, Some(Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture))
+            matches!(
+                runs,
+                Some(
+                    CommandLifetime::Swap
+                        | CommandLifetime::Long
+                        | CommandLifetime::Recording
+                        | CommandLifetime::Console
+                        | CommandLifetime::Picture
+                )
+            )
         };
         has.all.iter().rev().filter(is_drawn).map(drawn_of).collect()
     }
@@ -102,7 +111,7 @@ impl Operations {
             has.find(id)?.kept.recording()?.clone()
         };
         let what = format!("operation {id}, {} bytes", recording.len());
-        self.note("page-recording", by, "", Some(&what), Outcome::Ok);
+        self.note("page-recording", by, "", Some(&what), AuditOutcome::Ok);
         Some(recording)
     }
 
@@ -117,7 +126,7 @@ impl Operations {
         };
         if is_first {
             let event = if action == "console" { "page-console-text" } else { "page-recording-text" };
-            self.note(event, by, "", Some(&format!("operation {id}")), Outcome::Ok);
+            self.note(event, by, "", Some(&format!("operation {id}")), AuditOutcome::Ok);
         }
         Some(text)
     }
@@ -132,7 +141,7 @@ impl Operations {
             (picture, found.is_first_look(by))
         };
         if is_first {
-            self.note("page-picture-seen", by, "", Some(&format!("operation {id}")), Outcome::Ok);
+            self.note("page-picture-seen", by, "", Some(&format!("operation {id}")), AuditOutcome::Ok);
         }
         Some(picture)
     }
@@ -167,7 +176,7 @@ impl Operations {
         if is_first {
             let what = format!("operation {id}, {} of {}", operation.action, operation.by);
             let what = why.map_or(what.clone(), |why| format!("{what}: {why}"));
-            self.note("page-stop", by, &operation.subject, Some(&what), Outcome::Ok);
+            self.note("page-stop", by, &operation.subject, Some(&what), AuditOutcome::Ok);
         }
         Some(operation)
     }
@@ -184,27 +193,35 @@ impl Operations {
     pub fn refused(&self, by: &str, why: &str) {
         if let Some(audit) = &self.audit {
             let who: String = by.chars().take(RECORDED_MAX).collect();
-            audit.record(&Event { address: Some(&who), why: Some(why), ..Event::new("page-change", Outcome::Refused) });
+            audit.record(&AuditEvent {
+                address: Some(&who),
+                why: Some(why),
+                ..AuditEvent::new("page-change", AuditOutcome::Refused)
+            });
         }
     }
 
     /// Writes a line of the audit log: a browser of another machine has shown a code.
-    pub fn entered(&self, from: IpAddr, what: &str, outcome: Outcome) {
+    pub fn entered(&self, from: IpAddr, what: &str, outcome: AuditOutcome) {
         if let Some(audit) = &self.audit {
             let address = from.to_string();
-            audit.record(&Event { address: Some(&address), why: Some(what), ..Event::new("page-enter", outcome) });
+            audit.record(&AuditEvent {
+                address: Some(&address),
+                why: Some(what),
+                ..AuditEvent::new("page-enter", outcome)
+            });
         }
     }
 
     /// Writes a line of the audit log: a browser of another machine has signed out, and its token was revoked.
     pub fn left(&self, by: &str) {
-        self.note("page-leave", by, "", None, Outcome::Ok);
+        self.note("page-leave", by, "", None, AuditOutcome::Ok);
     }
 
     /// Whose recordings run, and who began to look at streams.
     pub fn recorders(&self) -> Vec<(u64, String)> {
         let has = self.has();
-        let runs = |remembered: &&Remembered| remembered.kept.is_some() && remembered.process.is_some();
+        let runs = |remembered: &&RememberedOperation| remembered.kept.is_some() && remembered.process.is_some();
         has.all.iter().filter(runs).map(|found| (found.operation.id, found.operation.by.clone())).collect()
     }
 
@@ -212,26 +229,26 @@ impl Operations {
     /// whether somebody who began an operation still has a token.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`OperationRefusal`].
     pub fn begin(
         &self,
         command: CommandLine,
-        caller: &Caller,
+        caller: &PageCaller,
         counts: &dyn Fn(&str) -> bool,
-    ) -> Result<(u64, watch::Receiver<bool>), Refusal> {
+    ) -> Result<(u64, watch::Receiver<bool>), OperationRefusal> {
         let is_lasting = command.goes_on();
         let kept = match command.action.runs {
-            Runs::Recording => Kept::Recording(Vec::new(), Transcript::default()),
-            Runs::Console => Kept::Console(Scrollback::default()),
-            Runs::Picture => Kept::Picture(Screen::new(Instant::now())),
-            _ => Kept::Nothing,
+            CommandLifetime::Recording => OperationOutput::Recording(Vec::new(), RecordingTranscript::default()),
+            CommandLifetime::Console => OperationOutput::Console(Scrollback::default()),
+            CommandLifetime::Picture => OperationOutput::Picture(PictureBuffer::new(Instant::now())),
+            _ => OperationOutput::Nothing,
         };
         let id = {
             let mut has = self.has();
-            let id = has.take_place(is_lasting).ok_or(Refusal::TooMany)?;
+            let id = has.take_place(is_lasting).ok_or(OperationRefusal::TooMany)?;
             if !has.has_room_for(&kept, caller, counts) {
                 has.free_running();
-                return Err(Refusal::TooManyRecordings);
+                return Err(OperationRefusal::TooManyRecordings);
             }
             id
         };
@@ -242,15 +259,15 @@ impl Operations {
                 self.has().free_lasting();
             }
         }
-        begun.map(|ended| (id, ended)).map_err(|error| Refusal::System(error.to_string()))
+        begun.map(|ended| (id, ended)).map_err(|error| OperationRefusal::System(error.to_string()))
     }
 
     fn start(
         &self,
         id: u64,
         line: &CommandLine,
-        caller: &Caller,
-        kept: Kept,
+        caller: &PageCaller,
+        kept: OperationOutput,
     ) -> std::io::Result<watch::Receiver<bool>> {
         let (by, is_lasting) = (&caller.called, line.goes_on());
         let is_json = line.prints_json();
@@ -273,7 +290,7 @@ impl Operations {
             on: None,
             command: line.line(),
             by: by.clone(),
-            state: State::Running,
+            state: OperationState::Running,
             begun: timestamp(SystemTime::now()),
             pid: Some(pid),
             progress: None,
@@ -284,7 +301,7 @@ impl Operations {
         };
         let is_recording = kept.is_some();
         let screen = kept.screen().cloned();
-        self.has().remember(Remembered {
+        self.has().remember(RememberedOperation {
             operation,
             is_owners: caller.is_owner(),
             process,
@@ -294,11 +311,11 @@ impl Operations {
         });
         self.tell();
         if is_recording {
-            self.note(&format!("page-{}", line.action.name), by, &line.subject, None, Outcome::Ok);
+            self.note(&format!("page-{}", line.action.name), by, &line.subject, None, AuditOutcome::Ok);
         }
         let (tell_end, ended) = watch::channel(false);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let runner = Runner {
+        let runner = OperationRunner {
             operations: self.clone(),
             id,
             runs: line.action.runs,
@@ -313,7 +330,7 @@ impl Operations {
         if let Err(error) = spawned {
             self.end_command(id);
             self.change(id, |operation| {
-                operation.state = State::Failed;
+                operation.state = OperationState::Failed;
                 operation.pid = None;
                 operation.failure =
                     Some(FailureReport { attribute: FailureKind::Local, message: error.to_string(), limit: None });
@@ -331,19 +348,19 @@ impl Operations {
         if found.operation.pid.is_none() {
             found.process = None;
             if found.kept.screen().is_some() {
-                found.kept = Kept::Nothing;
+                found.kept = OperationOutput::Nothing;
             }
         }
         let mut told = found.operation.clone();
         drop(has);
         // What a command printed may be long.
         told.answer = None;
-        self.journal.publish(Kind::Operation, &serde_json::to_value(told).unwrap_or_default());
+        self.journal.publish(JournalEventKind::Operation, &serde_json::to_value(told).unwrap_or_default());
     }
 
     fn tell(&self) {
         let latest = self.has().all.back().map(|remembered| remembered.operation.clone());
-        self.journal.publish(Kind::Operation, &serde_json::to_value(latest).unwrap_or_default());
+        self.journal.publish(JournalEventKind::Operation, &serde_json::to_value(latest).unwrap_or_default());
     }
 
     /// Writes the line of the audit log about an operation that is done or has failed, or, with `is_end`, about the end
@@ -355,9 +372,9 @@ impl Operations {
             return;
         };
         let outcome = match &operation.failure {
-            None => Outcome::Ok,
-            Some(FailureReport { attribute: FailureKind::Refused, .. }) => Outcome::Refused,
-            Some(_) => Outcome::Failed,
+            None => AuditOutcome::Ok,
+            Some(FailureReport { attribute: FailureKind::Refused, .. }) => AuditOutcome::Refused,
+            Some(_) => AuditOutcome::Failed,
         };
         // The command itself records a permission under its own name. Of what goes on the beginning was recorded.
         let end = if is_end { "-end" } else { "" };
@@ -369,31 +386,43 @@ impl Operations {
     }
 
     /// Writes a line of the audit log.
-    fn note(&self, event: &str, by: &str, device: &str, why: Option<&str>, outcome: Outcome) {
+    fn note(&self, event: &str, by: &str, device: &str, why: Option<&str>, outcome: AuditOutcome) {
         let Some(audit) = &self.audit else { return };
         let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
         let (who, device, why) = (short(by), short(device), why.map(short));
         let device = Some(device.as_str()).filter(|device| !device.is_empty());
-        audit.record(&Event { address: Some(&who), device, why: why.as_deref(), ..Event::new(event, outcome) });
+        audit.record(&AuditEvent {
+            address: Some(&who),
+            device,
+            why: why.as_deref(),
+            ..AuditEvent::new(event, outcome)
+        });
     }
 }
 
 /// Runs one operation on a thread.
-struct Runner {
-    operations: Operations,
+struct OperationRunner {
+    operations: OperationRegistry,
     id: u64,
-    runs: Runs,
+    runs: CommandLifetime,
     is_json: bool,
     is_lasting: bool,
     subject: String,
-    screen: Option<Screen>,
+    screen: Option<PictureBuffer>,
     tell_end: watch::Sender<bool>,
 }
 
-impl Runner {
+impl OperationRunner {
     fn run(self, mut child: Child, stdout: Option<ChildStdout>, stderr: Option<ChildStderr>) {
         let is_over = Arc::new(AtomicBool::new(false));
-        if matches!(self.runs, Runs::Swap | Runs::Long | Runs::Recording | Runs::Console | Runs::Picture) {
+        if matches!(
+            self.runs,
+            CommandLifetime::Swap
+                | CommandLifetime::Long
+                | CommandLifetime::Recording
+                | CommandLifetime::Console
+                | CommandLifetime::Picture
+        ) {
             self.follow(&is_over);
         }
         // Both are read, so that the command never waits for its reader.
@@ -412,15 +441,15 @@ impl Runner {
         let mut is_done_early = false;
         if let Some(stdout) = &mut stdout {
             printed = match (self.runs, self.is_json) {
-                (Runs::Recording | Runs::Console, _) => {
+                (CommandLifetime::Recording | CommandLifetime::Console, _) => {
                     self.record_all(stdout);
                     None
                 }
-                (Runs::Picture, _) => {
+                (CommandLifetime::Picture, _) => {
                     self.show_pictures(stdout);
                     None
                 }
-                (Runs::BrieflyInLines, true) => Some(read_values(stdout)),
+                (CommandLifetime::BrieflyInLines, true) => Some(read_values(stdout)),
                 (_, true) => read_value(stdout),
                 (_, false) => None,
             };
@@ -435,7 +464,7 @@ impl Runner {
         let code = child.wait().ok().and_then(|status| status.code());
         is_over.store(true, Ordering::Release);
         let mut warnings = warnings.and_then(|thread| thread.join().ok()).unwrap_or_default();
-        if self.runs == Runs::Picture {
+        if self.runs == CommandLifetime::Picture {
             // What it said before is no news.
             warnings = warnings.lines().last().unwrap_or_default().to_owned();
         }
@@ -478,7 +507,7 @@ impl Runner {
 
     fn done(&self, printed: Option<Value>, warnings: String, goes_on: bool) {
         self.end(|operation| {
-            operation.state = State::Done;
+            operation.state = OperationState::Done;
             operation.pid = operation.pid.filter(|_| goes_on);
             operation.answer = printed;
             operation.warnings = Some(warnings).filter(|warnings| !warnings.is_empty());
@@ -501,7 +530,7 @@ impl Runner {
             (said, _) => said.to_owned(),
         };
         self.end(|operation| {
-            operation.state = State::Failed;
+            operation.state = OperationState::Failed;
             operation.pid = None;
             operation.is_misused = code == Some(2);
             operation.failure = Some(told.unwrap_or(FailureReport { attribute, message: said, limit: None }));
@@ -515,7 +544,7 @@ impl Runner {
         self.operations.record(
             self.id,
             &self.subject,
-            matches!(self.runs, Runs::Recording | Runs::Console | Runs::Picture),
+            matches!(self.runs, CommandLifetime::Recording | CommandLifetime::Console | CommandLifetime::Picture),
         );
         self.tell_end.send_replace(true);
     }
@@ -536,7 +565,7 @@ impl Runner {
                 operations.change(id, |operation| operation.on = on);
             }
             // Without a process there is no swap, and the command says why.
-            let Some(pid) = pid.filter(|_| runs == Runs::Swap) else { return };
+            let Some(pid) = pid.filter(|_| runs == CommandLifetime::Swap) else { return };
             while !is_over.load(Ordering::Acquire) {
                 let asked = ask_one(pid, &Question::SwapStatus { device: device.clone() }, &[]);
                 // One that is not running is the swap before this one.
@@ -566,7 +595,7 @@ fn read_values(stdout: &mut BufReader<ChildStdout>) -> Value {
 }
 
 /// What is drawn of an operation.
-fn drawn_of(Remembered { operation, kept, .. }: &Remembered) -> DrawnOperation {
+fn drawn_of(RememberedOperation { operation, kept, .. }: &RememberedOperation) -> DrawnOperation {
     let read = || operation.progress.clone();
     DrawnOperation {
         id: operation.id,

@@ -14,7 +14,7 @@ use hyper::body::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
-use crate::pictures::{Splitter, Whole};
+use crate::pictures::{EncodedPicture, PictureSplitter};
 
 /// The longest picture, bytes: one of 1920x1080 pixels that cannot be compressed fits.
 pub const PICTURE_BYTES_MAX: usize = 6 << 20;
@@ -33,10 +33,10 @@ const RATED: usize = 8;
 
 /// What an operation shows of a stream. Clones are the same.
 #[derive(Clone, Debug)]
-pub struct Screen(Arc<Mutex<Shown>>);
+pub struct PictureBuffer(Arc<Mutex<BufferedPicture>>);
 
 #[derive(Debug)]
-struct Shown {
+struct BufferedPicture {
     begun: Instant,
     /// When its picture was fetched last.
     seen: Instant,
@@ -46,14 +46,14 @@ struct Shown {
     came: VecDeque<Instant>,
 }
 
-impl Screen {
+impl PictureBuffer {
     /// One that begins now and shows nothing yet.
     pub fn new(now: Instant) -> Self {
         let came = VecDeque::with_capacity(RATED);
-        Self(Arc::new(Mutex::new(Shown { begun: now, seen: now, newest: None, count: 0, came })))
+        Self(Arc::new(Mutex::new(BufferedPicture { begun: now, seen: now, newest: None, count: 0, came })))
     }
 
-    fn shown(&self) -> MutexGuard<'_, Shown> {
+    fn shown(&self) -> MutexGuard<'_, BufferedPicture> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,7 +82,7 @@ impl Screen {
 
     /// Returns why it has to end; `None`: the command has ended.
     fn show_until(&self, stdout: &mut (impl Read + AsFd), mut tell: impl FnMut(Value)) -> Option<String> {
-        let mut splitter = Splitter::new(PICTURE_BYTES_MAX);
+        let mut splitter = PictureSplitter::new(PICTURE_BYTES_MAX);
         let mut bytes = vec![0; READ_BYTES];
         loop {
             if let Some(why) = self.shown().is_over(Instant::now()) {
@@ -109,9 +109,9 @@ impl Screen {
     }
 }
 
-impl Shown {
+impl BufferedPicture {
     /// Shows a picture in place of the one before. Returns what the operation says of it.
-    fn show(&mut self, whole: Whole, now: Instant) -> Value {
+    fn show(&mut self, whole: EncodedPicture, now: Instant) -> Value {
         self.count += 1;
         if self.came.len() == RATED {
             self.came.pop_front();
@@ -148,20 +148,20 @@ fn wait_for_bytes(of: &impl AsFd) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_session::native::stream::{Description, Format, PixelFormat};
+    use farbus_session::native::stream::{PixelFormat, StreamDescription, StreamFormat};
 
     use super::*;
-    use crate::pictures::{Kind, Painter};
+    use crate::pictures::{PictureEncoder, PictureFormat};
 
-    fn whole(byte: u8) -> Whole {
-        Whole { kind: Kind::Png, width: 64, height: 48, bytes: vec![byte; 4] }
+    fn whole(byte: u8) -> EncodedPicture {
+        EncodedPicture { kind: PictureFormat::Png, width: 64, height: 48, bytes: vec![byte; 4] }
     }
 
     #[test]
     fn a_screen_keeps_the_newest_picture_and_says_how_fast_they_come() {
         let begun = Instant::now();
         let at = |ms: u64| begun + Duration::from_millis(ms);
-        let screen = Screen::new(begun);
+        let screen = PictureBuffer::new(begun);
         assert_eq!(screen.look(begun), None);
         assert_eq!(screen.shown().show(whole(0), at(0))["per_second"], 0.0, "one has no rate");
         for number in 1..20_u8 {
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_screen_ends_when_nobody_looks_and_after_ten_minutes_in_any_case() {
         let begun = Instant::now();
-        let screen = Screen::new(begun);
+        let screen = PictureBuffer::new(begun);
         let at = |s: u64| begun + Duration::from_secs(s);
         assert_eq!(screen.shown().is_over(at(19)), None);
         assert_eq!(screen.shown().is_over(at(20)), Some("nobody has looked for 20 s"));
@@ -191,10 +191,10 @@ mod tests {
     #[test]
     fn what_is_no_picture_ends_it_and_nothing_is_kept_of_what_was_shown() {
         let (mut stdout, mut theirs) = io::pipe().unwrap();
-        let screen = Screen::new(Instant::now());
+        let screen = PictureBuffer::new(Instant::now());
         let mut png = Vec::new();
-        let format = Format::Video { pixels: PixelFormat::GREY, width: 2, height: 2, rate_mhz: 0 };
-        let painter = Painter::of(&Description { format, frame_bytes_max: 4 }).unwrap();
+        let format = StreamFormat::Video { pixels: PixelFormat::GREY, width: 2, height: 2, rate_mhz: 0 };
+        let painter = PictureEncoder::of(&StreamDescription { format, frame_bytes_max: 4 }).unwrap();
         png.extend_from_slice(&painter.paint(&[1, 2, 3, 4]).unwrap());
         let writer = std::thread::spawn(move || {
             io::Write::write_all(&mut theirs, &[&png[..], b"<html><script>"].concat()).unwrap();

@@ -7,7 +7,7 @@ use hyper::header::{HeaderMap, HeaderName};
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct HttpRefusal {
     /// The status of the answer.
     pub status: StatusCode,
     /// The reason, a line without anything that the client sent.
@@ -16,7 +16,7 @@ pub struct Refusal {
     pub allow: &'static str,
 }
 
-impl Refusal {
+impl HttpRefusal {
     /// With this status and reason.
     pub const fn of(status: StatusCode, why: &'static str) -> Self {
         Self { status, why: Cow::Borrowed(why), allow: "GET, HEAD" }
@@ -27,15 +27,15 @@ impl Refusal {
 ///
 /// # Errors
 /// It always returns the refusal.
-pub fn refuse<T>(status: StatusCode, why: &'static str) -> Result<T, Refusal> {
-    Err(Refusal::of(status, why))
+pub fn refuse<T>(status: StatusCode, why: &'static str) -> Result<T, HttpRefusal> {
+    Err(HttpRefusal::of(status, why))
 }
 
 /// The only value of a header; `None` if it is absent.
 ///
 /// # Errors
-/// [`Refusal`]: it is there twice, or is no text.
-pub fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, Refusal> {
+/// [`HttpRefusal`]: it is there twice, or is no text.
+pub fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, HttpRefusal> {
     let mut values = headers.get_all(name).iter();
     let value = values.next();
     if values.next().is_some() {

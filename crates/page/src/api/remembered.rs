@@ -13,10 +13,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::api::callers::Caller;
-use crate::api::kept::Kept;
+use crate::api::callers::PageCaller;
+use crate::api::kept::OperationOutput;
 use crate::api::picture::PICTURES_MAX;
-use crate::known::operation::{On, State};
+use crate::known::operation::{On, OperationState};
 
 /// Operations that are remembered; the oldest that has ended is forgotten of the caller that has most.
 pub const REMEMBERED_MAX: usize = 96;
@@ -24,7 +24,7 @@ pub const REMEMBERED_MAX: usize = 96;
 pub const RUNNING_MAX: usize = 16;
 /// Commands that run as long as what they began: each is a process and a thread.
 pub const LASTING_MAX: usize = 48;
-/// Recordings that are kept, of all callers. Each has so many ([`Table::has_room_for`]) and loses its own
+/// Recordings that are kept, of all callers. Each has so many ([`OperationTable::has_room_for`]) and loses its own
 /// oldest that has ended; if none has, it begins no further one.
 pub const RECORDINGS_MAX: usize = 12;
 /// Consoles that are kept, in the same way.
@@ -66,7 +66,7 @@ pub struct Operation {
     /// Who asked for it.
     pub by: String,
     /// How far it is.
-    pub state: State,
+    pub state: OperationState,
     /// When it began: RFC 3339, UTC.
     #[schemars(schema_with = "moment")]
     pub begun: String,
@@ -95,11 +95,11 @@ pub struct Operation {
 
 /// The operations, the oldest first, and the commands that run.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct OperationTable {
     /// The number of the latest.
     last: u64,
     /// Those that are remembered.
-    pub all: VecDeque<Remembered>,
+    pub all: VecDeque<RememberedOperation>,
     /// Commands whose operation is not done yet.
     running: usize,
     /// Commands that run as long as what they began, from their beginning to their end.
@@ -108,7 +108,7 @@ pub struct Table {
 
 /// An operation, and what is known of it here alone.
 #[derive(Debug)]
-pub struct Remembered {
+pub struct RememberedOperation {
     /// What is told of it.
     pub operation: Operation,
     /// Whether an owner began it.
@@ -116,14 +116,14 @@ pub struct Remembered {
     /// The process, so that no other one is ended in its place.
     pub process: Option<OwnedFd>,
     /// What is kept of what a device sent.
-    pub kept: Kept,
+    pub kept: OperationOutput,
     /// Who has read the text, or looked at the picture: the audit log has a line of each.
     pub has_read: BTreeSet<String>,
     /// Who has stopped it.
     pub stopped_by: Option<String>,
 }
 
-impl Remembered {
+impl RememberedOperation {
     fn is_over(&self) -> bool {
         self.operation.pid.is_none()
     }
@@ -139,14 +139,14 @@ impl Remembered {
     }
 }
 
-impl Table {
+impl OperationTable {
     /// The operation with this number.
-    pub fn find(&self, id: u64) -> Option<&Remembered> {
+    pub fn find(&self, id: u64) -> Option<&RememberedOperation> {
         self.all.iter().find(|remembered| remembered.operation.id == id)
     }
 
     /// The same, to be changed.
-    pub fn find_mut(&mut self, id: u64) -> Option<&mut Remembered> {
+    pub fn find_mut(&mut self, id: u64) -> Option<&mut RememberedOperation> {
         self.all.iter_mut().find(|remembered| remembered.operation.id == id)
     }
 
@@ -174,7 +174,7 @@ impl Table {
     /// Whether there is room for one more recording, or console, of a caller. Its own oldest that has ended is
     /// forgotten if that makes room, or else one of a caller that `counts` no more: nobody who may still come for one
     /// loses it.
-    pub fn has_room_for(&mut self, kept: &Kept, caller: &Caller, counts: &dyn Fn(&str) -> bool) -> bool {
+    pub fn has_room_for(&mut self, kept: &OperationOutput, caller: &PageCaller, counts: &dyn Fn(&str) -> bool) -> bool {
         if !kept.is_some() {
             return true;
         }
@@ -185,34 +185,35 @@ impl Table {
             true => (RECORDINGS_OF_OWNER_MAX, RECORDINGS_OF_OWNERS_MAX),
             false => (RECORDINGS_OF_OTHER_MAX, RECORDINGS_OF_OTHERS_MAX),
         };
-        let is_own = |remembered: &Remembered| remembered.operation.by == caller.called;
+        let is_own = |remembered: &RememberedOperation| remembered.operation.by == caller.called;
         let kind = discriminant(kept);
-        let is_alike = |one: &&Remembered| discriminant(&one.kept) == kind && one.is_owners == caller.is_owner();
+        let is_alike =
+            |one: &&RememberedOperation| discriminant(&one.kept) == kind && one.is_owners == caller.is_owner();
         let all = || self.all.iter().filter(is_alike);
         let own = all().filter(|remembered| is_own(remembered)).count();
         if own < of_one_max && all().count() < all_max {
             return true;
         }
-        let can_go = |remembered: &Remembered| is_alike(&remembered) && remembered.is_over();
-        let is_left = |remembered: &Remembered| own < of_one_max && !counts(&remembered.operation.by);
+        let can_go = |remembered: &RememberedOperation| is_alike(&remembered) && remembered.is_over();
+        let is_left = |remembered: &RememberedOperation| own < of_one_max && !counts(&remembered.operation.by);
         let oldest = self.all.iter().position(|remembered| can_go(remembered) && is_own(remembered));
         let oldest = oldest.or_else(|| self.all.iter().position(|one| can_go(one) && is_left(one)));
         let Some(oldest) = oldest.and_then(|at| self.all.get_mut(at)) else { return false };
-        oldest.kept = Kept::Nothing;
+        oldest.kept = OperationOutput::Nothing;
         true
     }
 
     /// Whether there is room for one more stream that is looked at. Nothing is kept of one that has ended.
-    fn has_room_for_a_picture(&self, caller: &Caller) -> bool {
+    fn has_room_for_a_picture(&self, caller: &PageCaller) -> bool {
         let runs = || self.all.iter().filter(|one| one.kept.screen().is_some());
         let own = runs().filter(|one| one.operation.by == caller.called).count();
         runs().count() < PICTURES_MAX && (caller.is_owner() || own < PICTURES_OF_OTHER_MAX)
     }
 
     /// Remembers one more operation. Those that run, and recordings, stay.
-    pub fn remember(&mut self, remembered: Remembered) {
+    pub fn remember(&mut self, remembered: RememberedOperation) {
         let by = remembered.operation.by.clone();
-        let of_it = |one: &&Remembered| one.operation.by == by;
+        let of_it = |one: &&RememberedOperation| one.operation.by == by;
         if !remembered.is_owners && self.all.iter().filter(of_it).count() >= REMEMBERED_OF_ONE_MAX {
             self.forget_oldest_of(&by);
         }
@@ -229,7 +230,7 @@ impl Table {
     }
 
     fn forget_oldest_of(&mut self, by: &str) {
-        let is_its = |one: &Remembered| one.operation.by == by && one.is_over() && !one.kept.is_some();
+        let is_its = |one: &RememberedOperation| one.operation.by == by && one.is_over() && !one.kept.is_some();
         if let Some(oldest) = self.all.iter().position(is_its) {
             self.all.remove(oldest);
         }
@@ -238,21 +239,21 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_net::trust::Scope;
+    use farbus_io_net::trust::PageScope;
 
     use super::*;
-    use crate::api::transcript::Transcript;
+    use crate::api::transcript::RecordingTranscript;
 
-    fn caller(called: &str, scope: Scope) -> Caller {
-        Caller { scope: Some(scope), has_token: true, called: called.to_owned(), until: None }
+    fn caller(called: &str, scope: PageScope) -> PageCaller {
+        PageCaller { scope: Some(scope), has_token: true, called: called.to_owned(), until: None }
     }
 
-    fn recording() -> Kept {
-        Kept::Recording(vec![1], Transcript::default())
+    fn recording() -> OperationOutput {
+        OperationOutput::Recording(vec![1], RecordingTranscript::default())
     }
 
     /// An operation of `by`; one that runs has a process.
-    fn operation(id: u64, by: &str, runs: bool, is_recording: bool) -> Remembered {
+    fn operation(id: u64, by: &str, runs: bool, is_recording: bool) -> RememberedOperation {
         let operation = Operation {
             id,
             action: if is_recording { "observe" } else { "detach" },
@@ -260,7 +261,7 @@ mod tests {
             on: None,
             command: String::new(),
             by: by.to_owned(),
-            state: if runs { State::Running } else { State::Done },
+            state: if runs { OperationState::Running } else { OperationState::Done },
             begun: String::new(),
             pid: runs.then_some(7),
             progress: None,
@@ -269,24 +270,24 @@ mod tests {
             failure: None,
             is_misused: false,
         };
-        Remembered {
+        RememberedOperation {
             operation,
             is_owners: by == "page",
             process: None,
-            kept: if is_recording { recording() } else { Kept::Nothing },
+            kept: if is_recording { recording() } else { OperationOutput::Nothing },
             has_read: BTreeSet::new(),
             stopped_by: None,
         }
     }
 
-    fn recorded(table: &Table) -> Vec<(u64, &str)> {
+    fn recorded(table: &OperationTable) -> Vec<(u64, &str)> {
         let kept = table.all.iter().filter(|one| one.kept.is_some());
         kept.map(|one| (one.operation.id, one.operation.by.as_str())).collect()
     }
 
     #[test]
     fn commands_that_last_are_counted_from_their_beginning() {
-        let mut table = Table::default();
+        let mut table = OperationTable::default();
         // They begin at the same time, and none of them is done yet.
         let begun = (0..RUNNING_MAX).filter(|_| table.take_place(true).is_some()).count();
         assert_eq!((begun, table.take_place(true)), (RUNNING_MAX, None));
@@ -306,7 +307,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_runs_is_never_forgotten_and_neither_is_one_with_a_recording() {
-        let mut table = Table::default();
+        let mut table = OperationTable::default();
         let runs_max = (RUNNING_MAX + LASTING_MAX) as u64;
         (0..runs_max).for_each(|id| table.remember(operation(id, "page", true, false)));
         let kept = runs_max + RECORDINGS_MAX as u64;
@@ -319,7 +320,7 @@ mod tests {
 
     #[test]
     fn who_may_observe_loses_operations_of_its_own_and_takes_none_from_others() {
-        let mut table = Table::default();
+        let mut table = OperationTable::default();
         (0..20).for_each(|id| table.remember(operation(id, "page", false, false)));
         (20..1000).for_each(|id| table.remember(operation(id, "token eve", false, false)));
         assert!((0..20).all(|id| table.find(id).is_some()));
@@ -334,10 +335,10 @@ mod tests {
 
     #[test]
     fn a_caller_loses_its_own_oldest_recording_and_never_anothers() {
-        let (owner, eve) = (caller("page", Scope::Own), caller("token eve", Scope::Observe));
-        let mut table = Table::default();
+        let (owner, eve) = (caller("page", PageScope::Own), caller("token eve", PageScope::Observe));
+        let mut table = OperationTable::default();
         let mut id = 0;
-        let mut begin = |table: &mut Table, caller: &Caller, runs: bool, counts: &dyn Fn(&str) -> bool| {
+        let mut begin = |table: &mut OperationTable, caller: &PageCaller, runs: bool, counts: &dyn Fn(&str) -> bool| {
             let has_room = table.has_room_for(&recording(), caller, counts);
             id += 1;
             if has_room {
@@ -353,10 +354,10 @@ mod tests {
         assert_eq!(recorded(&table), [(1, "page"), (10, "token eve"), (11, "token eve")]);
         // Others fill what is theirs together; owners have room all the same.
         for name in ["token a", "token b", "token c"] {
-            begin(&mut table, &caller(name, Scope::Observe), false, &all_count);
+            begin(&mut table, &caller(name, PageScope::Observe), false, &all_count);
         }
         assert_eq!(recorded(&table).len(), 1 + RECORDINGS_OF_OTHERS_MAX);
-        assert!(!begin(&mut table, &caller("token d", Scope::Observe), false, &all_count));
+        assert!(!begin(&mut table, &caller("token d", PageScope::Observe), false, &all_count));
         for _ in 1..RECORDINGS_OF_OWNER_MAX {
             assert!(begin(&mut table, &owner, true, &all_count));
         }
@@ -364,7 +365,7 @@ mod tests {
         assert!(!begin(&mut table, &owner, true, &all_count), "all of its own run");
         // A token that was revoked comes for nothing any more.
         let before = recorded(&table).len();
-        assert!(begin(&mut table, &caller("token d", Scope::Observe), false, &|by| by != "token eve"));
+        assert!(begin(&mut table, &caller("token d", PageScope::Observe), false, &|by| by != "token eve"));
         assert_eq!(recorded(&table).len(), before);
         assert!(!recorded(&table).contains(&(10, "token eve")) && recorded(&table).contains(&(11, "token eve")));
     }

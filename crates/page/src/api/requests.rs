@@ -11,7 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
-use crate::api::refusal::Refusal;
+use crate::api::refusal::HttpRefusal;
 
 /// The longest body of a change, bytes.
 pub const BODY_BYTES_MAX: u64 = 16 << 10;
@@ -21,13 +21,13 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(10);
 /// The object in the body. `length` is what the client said, and at most [`BODY_BYTES_MAX`].
 ///
 /// # Errors
-/// [`Refusal`]: the body is not as long as was said, comes too slowly, or is no object.
-pub async fn object_of(body: &mut Incoming, length: u64) -> Result<Map<String, Value>, Refusal> {
+/// [`HttpRefusal`]: the body is not as long as was said, comes too slowly, or is no object.
+pub async fn object_of(body: &mut Incoming, length: u64) -> Result<Map<String, Value>, HttpRefusal> {
     let object = serde_json::from_slice(&all_of(body, length).await?);
     object.map(|UniqueObject(object)| object).map_err(|error| {
         let is_twice = error.to_string().starts_with(TWICE);
         let why = if is_twice { "the body has a name twice" } else { "the body is no object of JSON" };
-        Refusal::of(StatusCode::BAD_REQUEST, why)
+        HttpRefusal::of(StatusCode::BAD_REQUEST, why)
     })
 }
 
@@ -67,14 +67,14 @@ impl<'de> Deserialize<'de> for UniqueObject {
 /// The text of the body, as a form sends it. `length` is what the client said, and at most [`BODY_BYTES_MAX`].
 ///
 /// # Errors
-/// [`Refusal`]: the body is not as long as was said, comes too slowly, or is no text.
-pub async fn text_of(body: &mut Incoming, length: u64) -> Result<String, Refusal> {
+/// [`HttpRefusal`]: the body is not as long as was said, comes too slowly, or is no text.
+pub async fn text_of(body: &mut Incoming, length: u64) -> Result<String, HttpRefusal> {
     let text = String::from_utf8(all_of(body, length).await?);
-    text.map_err(|_| Refusal::of(StatusCode::BAD_REQUEST, "the body is no text"))
+    text.map_err(|_| HttpRefusal::of(StatusCode::BAD_REQUEST, "the body is no text"))
 }
 
-async fn all_of(body: &mut Incoming, length: u64) -> Result<Vec<u8>, Refusal> {
-    let refused = |status, why| Refusal::of(status, why);
+async fn all_of(body: &mut Incoming, length: u64) -> Result<Vec<u8>, HttpRefusal> {
+    let refused = |status, why| HttpRefusal::of(status, why);
     let all = timeout(BODY_TIME_MAX, bytes_of(body, length)).await;
     let bytes = all.map_err(|_| refused(StatusCode::REQUEST_TIMEOUT, "the body came too slowly"))?;
     bytes.ok_or_else(|| refused(StatusCode::BAD_REQUEST, "the body is not as long as was said"))

@@ -1,9 +1,9 @@
 //! The one table of routes: what is where, by which method, and for whom.
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use hyper::Method;
 
-use crate::api::actions::{ACTIONS, Action};
+use crate::api::actions::{ACTIONS, PageAction};
 use crate::api::table::{self, action};
 
 /// Where actions are: their name follows.
@@ -25,7 +25,7 @@ pub const LEAVE_AT: &str = "/leave";
 
 /// What is at a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum PageEndpoint {
     /// Says that the page runs.
     Health,
     /// Where a browser of another machine shows its code.
@@ -116,119 +116,140 @@ pub enum Endpoint {
 
 /// A path of the page, what is there and for whom.
 #[derive(Clone, Copy, Debug)]
-pub struct Route {
+pub struct PageRoute {
     /// The path; `{name}` and `{id}` stand for a part.
     pub path: &'static str,
     /// What is there.
-    pub endpoint: Endpoint,
+    pub endpoint: PageEndpoint,
     /// Who gets it; `None`: everybody of this machine. An action has a scope of its own.
-    pub scope: Option<Scope>,
+    pub scope: Option<PageScope>,
     /// What it is, in a sentence.
     pub summary: &'static str,
 }
 
-const fn route(path: &'static str, endpoint: Endpoint, scope: Option<Scope>, summary: &'static str) -> Route {
-    Route { path, endpoint, scope, summary }
+const fn route(
+    path: &'static str,
+    endpoint: PageEndpoint,
+    scope: Option<PageScope>,
+    summary: &'static str,
+) -> PageRoute {
+    PageRoute { path, endpoint, scope, summary }
 }
 
-const READ: Option<Scope> = Some(Scope::Read);
-const OBSERVE: Option<Scope> = Some(Scope::Observe);
-const OWN: Option<Scope> = Some(Scope::Own);
+const READ: Option<PageScope> = Some(PageScope::Read);
+const OBSERVE: Option<PageScope> = Some(PageScope::Observe);
+const OWN: Option<PageScope> = Some(PageScope::Own);
 
 /// All routes, those of browsers first.
-pub const ROUTES: &[Route] = &[
-    route("/healthz", Endpoint::Health, None, "Whether the page runs."),
-    route("/enter", Endpoint::EnterPage, None, "Where a browser of another machine shows its code."),
-    route("/enter.js", Endpoint::EnterScript, None, "The script that shows it."),
-    route("/enter.css", Endpoint::EnterStyle, None, "The style of that."),
-    route(ENTER_AT, Endpoint::Enter, None, "Lets a browser of another machine in that shows a code."),
-    route("/readyz", Endpoint::Ready, READ, "Whether the processes can be asked."),
-    route("/page.css", Endpoint::Style, READ, "The page's style."),
-    route("/page.js", Endpoint::Script, READ, "The page's script."),
-    route("/plots.js", Endpoint::Plots, READ, "The script that draws plots over time."),
-    route("/uplot-1.6.32.js", Endpoint::Uplot, READ, "The library that it draws with: uPlot, of this version."),
-    route("/uplot-1.6.32.css", Endpoint::UplotStyle, READ, "The style of that."),
-    route("/favicon.ico", Endpoint::Icon, READ, "The page's icon, PNG."),
-    route("/", Endpoint::Page, READ, "The page, for a browser."),
-    route("/hosts", Endpoint::HostsPage, READ, "Every host that is known, for a browser."),
-    route("/new", Endpoint::New, READ, "What can be shared and attached, for a browser."),
-    route("/buses", Endpoint::Buses, READ, "What is reserved on the buses, for a browser."),
-    route("/network", Endpoint::Network, READ, "The network of hosts, for a browser."),
-    route("/device/{id}", Endpoint::Device, READ, "A device of the process with this number, for a browser."),
-    route("/device/{id}/latency", Endpoint::LatencyPart, READ, "The part of its page with its latency over time."),
-    route("/devices", Endpoint::Table, READ, "The part of the page that changes."),
-    route("/events", Endpoint::PageEvents, READ, "Events for the page's script."),
-    route("/metrics", Endpoint::Metrics, READ, "Figures for Prometheus."),
-    route("/api/v1/status", Endpoint::Status, READ, "What 'farbus status --json' prints."),
-    route("/api/v1/hosts", Endpoint::Hosts, READ, "The hosts that are known, and what they may use."),
+pub const ROUTES: &[PageRoute] = &[
+    route("/healthz", PageEndpoint::Health, None, "Whether the page runs."),
+    route("/enter", PageEndpoint::EnterPage, None, "Where a browser of another machine shows its code."),
+    route("/enter.js", PageEndpoint::EnterScript, None, "The script that shows it."),
+    route("/enter.css", PageEndpoint::EnterStyle, None, "The style of that."),
+    route(ENTER_AT, PageEndpoint::Enter, None, "Lets a browser of another machine in that shows a code."),
+    route("/readyz", PageEndpoint::Ready, READ, "Whether the processes can be asked."),
+    route("/page.css", PageEndpoint::Style, READ, "The page's style."),
+    route("/page.js", PageEndpoint::Script, READ, "The page's script."),
+    route("/plots.js", PageEndpoint::Plots, READ, "The script that draws plots over time."),
+    route("/uplot-1.6.32.js", PageEndpoint::Uplot, READ, "The library that it draws with: uPlot, of this version."),
+    route("/uplot-1.6.32.css", PageEndpoint::UplotStyle, READ, "The style of that."),
+    route("/favicon.ico", PageEndpoint::Icon, READ, "The page's icon, PNG."),
+    route("/", PageEndpoint::Page, READ, "The page, for a browser."),
+    route("/hosts", PageEndpoint::HostsPage, READ, "Every host that is known, for a browser."),
+    route("/new", PageEndpoint::New, READ, "What can be shared and attached, for a browser."),
+    route("/buses", PageEndpoint::Buses, READ, "What is reserved on the buses, for a browser."),
+    route("/network", PageEndpoint::Network, READ, "The network of hosts, for a browser."),
+    route("/device/{id}", PageEndpoint::Device, READ, "A device of the process with this number, for a browser."),
+    route("/device/{id}/latency", PageEndpoint::LatencyPart, READ, "The part of its page with its latency over time."),
+    route("/devices", PageEndpoint::Table, READ, "The part of the page that changes."),
+    route("/events", PageEndpoint::PageEvents, READ, "Events for the page's script."),
+    route("/metrics", PageEndpoint::Metrics, READ, "Figures for Prometheus."),
+    route("/api/v1/status", PageEndpoint::Status, READ, "What 'farbus status --json' prints."),
+    route("/api/v1/hosts", PageEndpoint::Hosts, READ, "The hosts that are known, and what they may use."),
     route(
         "/api/v1/lab/devices",
-        Endpoint::LabDevices,
+        PageEndpoint::LabDevices,
         READ,
         "The devices of all hosts, filtered, a hundred at a time.",
     ),
-    route("/api/v1/devices", Endpoint::Devices, READ, "Every device, its process, and the actions offered for it."),
-    route("/api/v1/shares", Endpoint::Shares, READ, "The same, of the devices that are shared here."),
-    route("/api/v1/attachments", Endpoint::Attachments, READ, "The same, of the devices that are attached here."),
-    route("/api/v1/latency/{id}", Endpoint::Latency, READ, "Latency of a device of this process, second by second."),
-    route("/api/v1/events", Endpoint::Events, READ, "Events, numbered: status, happened, operation, missed."),
-    route("/api/v1/audit", Endpoint::Audit, OWN, "The latest 200 lines of the audit log."),
-    route("/api/v1/openapi.json", Endpoint::Description, READ, "This description, in OpenAPI 3.1."),
-    route("/api/v1/actions", Endpoint::Actions, READ, "The table of actions."),
-    route("/api/v1/actions/{name}", Endpoint::Action, OWN, "Does an action."),
-    route("/api/v1/operations", Endpoint::Operations, READ, "The latest operations, the latest first."),
-    route("/api/v1/operations/{id}", Endpoint::Operation, READ, "One operation."),
+    route("/api/v1/devices", PageEndpoint::Devices, READ, "Every device, its process, and the actions offered for it."),
+    route("/api/v1/shares", PageEndpoint::Shares, READ, "The same, of the devices that are shared here."),
+    route("/api/v1/attachments", PageEndpoint::Attachments, READ, "The same, of the devices that are attached here."),
+    route(
+        "/api/v1/latency/{id}",
+        PageEndpoint::Latency,
+        READ,
+        "Latency of a device of this process, second by second.",
+    ),
+    route("/api/v1/events", PageEndpoint::Events, READ, "Events, numbered: status, happened, operation, missed."),
+    route("/api/v1/audit", PageEndpoint::Audit, OWN, "The latest 200 lines of the audit log."),
+    route("/api/v1/openapi.json", PageEndpoint::Description, READ, "This description, in OpenAPI 3.1."),
+    route("/api/v1/actions", PageEndpoint::Actions, READ, "The table of actions."),
+    route("/api/v1/actions/{name}", PageEndpoint::Action, OWN, "Does an action."),
+    route("/api/v1/operations", PageEndpoint::Operations, READ, "The latest operations, the latest first."),
+    route("/api/v1/operations/{id}", PageEndpoint::Operation, READ, "One operation."),
     // What its action needs is needed, too.
-    route("/api/v1/operations/{id}/stop", Endpoint::Stop, OBSERVE, "Ends the command of an operation, as Ctrl-C does."),
-    route("/api/v1/operations/{id}/recording", Endpoint::Recording, OBSERVE, "What 'observe' has recorded (pcapng)."),
+    route(
+        "/api/v1/operations/{id}/stop",
+        PageEndpoint::Stop,
+        OBSERVE,
+        "Ends the command of an operation, as Ctrl-C does.",
+    ),
+    route(
+        "/api/v1/operations/{id}/recording",
+        PageEndpoint::Recording,
+        OBSERVE,
+        "What 'observe' has recorded (pcapng).",
+    ),
     route(
         "/api/v1/operations/{id}/text",
-        Endpoint::RecordedText,
+        PageEndpoint::RecordedText,
         OBSERVE,
         "The latest of it as text: keys as letters; of 'console', what was printed.",
     ),
     route(
         "/api/v1/operations/{id}/picture",
-        Endpoint::NewestPicture,
+        PageEndpoint::NewestPicture,
         OBSERVE,
         "The newest picture that 'picture' shows.",
     ),
 ];
 
 /// What the page's own documents ask for: no program needs it, and it is not described.
-const OWN_ROUTES: &[Route] = &[
+const OWN_ROUTES: &[PageRoute] = &[
     // What its action needs is needed, too.
-    route("/do/{name}", Endpoint::Form, OBSERVE, "Does what a form says."),
-    route("/line/{name}", Endpoint::Line, OBSERVE, "The command line of a form."),
-    route(LEAVE_AT, Endpoint::Leave, READ, "Signs a browser out that was let in."),
+    route("/do/{name}", PageEndpoint::Form, OBSERVE, "Does what a form says."),
+    route("/line/{name}", PageEndpoint::Line, OBSERVE, "The command line of a form."),
+    route(LEAVE_AT, PageEndpoint::Leave, READ, "Signs a browser out that was let in."),
 ];
 
 /// A route that a path has, with what its variable part names.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct RouteMatch {
     /// The route that the path belongs to.
-    pub route: &'static Route,
+    pub route: &'static PageRoute,
     /// The action, if it is one.
-    pub action: Option<&'static Action>,
+    pub action: Option<&'static PageAction>,
     /// The number that the path has, of an operation or of a device's process; 0 if it has none.
     pub number: u64,
 }
 
-impl Route {
+impl PageRoute {
     /// Whether it is there for browsers of other machines alone.
     pub fn is_for_others(&self) -> bool {
-        let is_entry = matches!(self.endpoint, Endpoint::EnterPage | Endpoint::EnterScript | Endpoint::EnterStyle);
-        is_entry || self.endpoint == Endpoint::Enter
+        let is_entry =
+            matches!(self.endpoint, PageEndpoint::EnterPage | PageEndpoint::EnterScript | PageEndpoint::EnterStyle);
+        is_entry || self.endpoint == PageEndpoint::Enter
     }
 
     /// Whether a browser posts a form there, without a script.
     pub fn is_form(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Form | Endpoint::Leave)
+        matches!(self.endpoint, PageEndpoint::Form | PageEndpoint::Leave)
     }
 
     /// Whether it changes something: then it is asked for with POST, else with GET.
     pub fn is_change(&self) -> bool {
-        self.is_form() || matches!(self.endpoint, Endpoint::Action | Endpoint::Stop | Endpoint::Enter)
+        self.is_form() || matches!(self.endpoint, PageEndpoint::Action | PageEndpoint::Stop | PageEndpoint::Enter)
     }
 
     /// The methods that it is asked for with.
@@ -243,52 +264,52 @@ impl Route {
 }
 
 /// The route of a path; `None`: nothing is there.
-pub fn find(path: &str) -> Option<Found> {
+pub fn find(path: &str) -> Option<RouteMatch> {
     let of = |endpoint| ROUTES.iter().chain(OWN_ROUTES).find(|route| route.endpoint == endpoint);
-    for (at, endpoint) in [(FORMS_AT, Endpoint::Form), (LINES_AT, Endpoint::Line)] {
+    for (at, endpoint) in [(FORMS_AT, PageEndpoint::Form), (LINES_AT, PageEndpoint::Line)] {
         let Some(name) = path.strip_prefix(at) else { continue };
         let route = of(endpoint)?;
-        return match name.strip_prefix("stop/").filter(|_| endpoint == Endpoint::Form) {
-            Some(number) => Some(Found { route, action: None, number: number_in(number)? }),
+        return match name.strip_prefix("stop/").filter(|_| endpoint == PageEndpoint::Form) {
+            Some(number) => Some(RouteMatch { route, action: None, number: number_in(number)? }),
             None => {
                 let action = ACTIONS.iter().find(|action| action.name == name)?;
-                Some(Found { route, action: Some(action), number: 0 })
+                Some(RouteMatch { route, action: Some(action), number: 0 })
             }
         };
     }
     if let Some(name) = path.strip_prefix(ACTIONS_AT) {
         let action = action(name)?;
-        return Some(Found { route: of(Endpoint::Action)?, action: Some(action), number: 0 });
+        return Some(RouteMatch { route: of(PageEndpoint::Action)?, action: Some(action), number: 0 });
     }
     if let Some(rest) = path.strip_prefix(OPERATIONS_AT) {
         let (number, endpoint) = match rest.split_once('/') {
-            Some((number, "stop")) => (number, Endpoint::Stop),
-            Some((number, "recording")) => (number, Endpoint::Recording),
-            Some((number, "text")) => (number, Endpoint::RecordedText),
-            Some((number, "picture")) => (number, Endpoint::NewestPicture),
+            Some((number, "stop")) => (number, PageEndpoint::Stop),
+            Some((number, "recording")) => (number, PageEndpoint::Recording),
+            Some((number, "text")) => (number, PageEndpoint::RecordedText),
+            Some((number, "picture")) => (number, PageEndpoint::NewestPicture),
             Some(_) => return None,
-            None => (rest, Endpoint::Operation),
+            None => (rest, PageEndpoint::Operation),
         };
-        return Some(Found { route: of(endpoint)?, action: None, number: number_in(number)? });
+        return Some(RouteMatch { route: of(endpoint)?, action: None, number: number_in(number)? });
     }
     let of_process =
-        |endpoint, process| Some(Found { route: of(endpoint)?, action: None, number: number_in(process)? });
+        |endpoint, process| Some(RouteMatch { route: of(endpoint)?, action: None, number: number_in(process)? });
     if let Some(process) = path.strip_prefix(DEVICE_AT) {
         return match process.split_once('/') {
-            Some((process, "latency")) => of_process(Endpoint::LatencyPart, process),
+            Some((process, "latency")) => of_process(PageEndpoint::LatencyPart, process),
             Some(_) => None,
-            None => of_process(Endpoint::Device, process),
+            None => of_process(PageEndpoint::Device, process),
         };
     }
     if let Some(process) = path.strip_prefix(LATENCY_AT) {
-        return of_process(Endpoint::Latency, process);
+        return of_process(PageEndpoint::Latency, process);
     }
     let route = ROUTES.iter().chain(OWN_ROUTES).find(|route| route.path == path)?;
-    Some(Found { route, action: None, number: 0 })
+    Some(RouteMatch { route, action: None, number: 0 })
 }
 
 /// What the route of an endpoint needs; `None`: nothing, or there is none.
-pub fn scope_of(endpoint: Endpoint) -> Option<Scope> {
+pub fn scope_of(endpoint: PageEndpoint) -> Option<PageScope> {
     ROUTES.iter().chain(OWN_ROUTES).find(|route| route.endpoint == endpoint).and_then(|route| route.scope)
 }
 
@@ -298,23 +319,23 @@ fn number_in(text: &str) -> Option<u64> {
     if is_number { text.parse().ok() } else { None }
 }
 
-impl Found {
+impl RouteMatch {
     /// Who gets it; `None`: everybody of this machine.
-    pub fn scope(&self) -> Option<Scope> {
+    pub fn scope(&self) -> Option<PageScope> {
         self.action.map_or(self.route.scope, |action| Some(action.scope))
     }
 }
 
 /// Every path that there is, with its route: an action has one of its own.
-pub fn all() -> impl Iterator<Item = (String, Found)> {
+pub fn all() -> impl Iterator<Item = (String, RouteMatch)> {
     ROUTES.iter().flat_map(|route| match route.endpoint {
-        Endpoint::Action => {
-            let of = move |action: &'static Action| {
-                (format!("{ACTIONS_AT}{}", action.name), Found { route, action: Some(action), number: 0 })
+        PageEndpoint::Action => {
+            let of = move |action: &'static PageAction| {
+                (format!("{ACTIONS_AT}{}", action.name), RouteMatch { route, action: Some(action), number: 0 })
             };
             table::all().map(of).collect::<Vec<_>>()
         }
-        _ => vec![(route.path.to_owned(), Found { route, action: None, number: 0 })],
+        _ => vec![(route.path.to_owned(), RouteMatch { route, action: None, number: 0 })],
     })
 }
 
@@ -368,9 +389,9 @@ mod tests {
             assert_eq!((form.scope(), line.scope()), (Some(action.scope), Some(action.scope)), "{}", action.name);
         }
         let stop = find("/do/stop/7").unwrap();
-        assert_eq!((stop.number, stop.scope(), stop.route.is_change()), (7, Some(Scope::Observe), true));
+        assert_eq!((stop.number, stop.scope(), stop.route.is_change()), (7, Some(PageScope::Observe), true));
         let leave = find(LEAVE_AT).unwrap();
-        assert!(leave.route.is_form() && leave.scope() == Some(Scope::Read) && !leave.route.takes(&Method::GET));
+        assert!(leave.route.is_form() && leave.scope() == Some(PageScope::Read) && !leave.route.takes(&Method::GET));
     }
 
     #[test]
@@ -384,7 +405,7 @@ mod tests {
             let may_observe = ["/actions/observe", "/actions/console", "/actions/picture", "/stop"]
                 .iter()
                 .any(|end| path.ends_with(end));
-            let needed = if may_observe { Scope::Observe } else { Scope::Own };
+            let needed = if may_observe { PageScope::Observe } else { PageScope::Own };
             assert!(!is_change || found.scope() == Some(needed) || path == ENTER_AT, "{path}");
             assert!(found.scope().is_some() || path == "/healthz" || found.route.is_for_others(), "{path}");
         }

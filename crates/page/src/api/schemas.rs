@@ -4,26 +4,26 @@ use farbus_control::device::WaitingStatus;
 use farbus_control::lease::BookedStatus;
 use farbus_control::process::ProcessStatus;
 use farbus_control::schema::plain;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use schemars::JsonSchema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::RecursiveTransform;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::api::doing::{Told, ToldAll, WrongBody};
+use crate::api::doing::{OperationAnswer, OperationListAnswer, WrongBody};
 use crate::api::offers::Offer;
 use crate::api::scope_schema::scope;
 use crate::known::lab::LabDevice;
 
 /// Adds schemas of types that are not known here.
-pub type Add = fn(&mut SchemaGenerator);
+pub type SchemaExtension = fn(&mut SchemaGenerator);
 
 /// Where schemas are in the description.
 const AT: &str = "/components/schemas";
 
 /// The schemas of all answers, by name. `further` adds those of the answers that the page makes of what processes say.
-pub fn all(further: &[Add]) -> Map<String, Value> {
+pub fn all(further: &[SchemaExtension]) -> Map<String, Value> {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = AT.into();
         settings.meta_schema = None;
@@ -33,8 +33,8 @@ pub fn all(further: &[Add]) -> Map<String, Value> {
     further.iter().for_each(|add| add(&mut generator));
     for add in [
         SchemaGenerator::subschema_for::<Status>,
-        SchemaGenerator::subschema_for::<Told<'_>>,
-        SchemaGenerator::subschema_for::<ToldAll>,
+        SchemaGenerator::subschema_for::<OperationAnswer<'_>>,
+        SchemaGenerator::subschema_for::<OperationListAnswer>,
         SchemaGenerator::subschema_for::<Entered>,
         SchemaGenerator::subschema_for::<WrongBody<'_>>,
         SchemaGenerator::subschema_for::<Description>,
@@ -146,7 +146,7 @@ pub struct OtherRow {
 pub struct Entered {
     /// What it may do.
     #[schemars(schema_with = "scope")]
-    pub scope: Scope,
+    pub scope: PageScope,
     /// For how long, seconds.
     pub lasts_s: u64,
 }

@@ -1,10 +1,10 @@
 //! What the page's description of answers says of values whose types do not say it.
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use schemars::generate::SchemaGenerator;
 use schemars::{Schema, json_schema};
 
-/// A [`Scope`].
+/// A [`PageScope`].
 pub fn scope(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "enum": [Scope::Read, Scope::Observe, Scope::Own] })
+    json_schema!({ "type": "string", "enum": [PageScope::Read, PageScope::Observe, PageScope::Own] })
 }

@@ -37,7 +37,7 @@ const KEY_MAX: u8 = 0xdd;
 
 /// A recording as text, while it grows.
 #[derive(Debug, Default)]
-pub struct Transcript {
+pub struct RecordingTranscript {
     /// The beginning of a block whose end has not arrived, [`BLOCK_BYTES_MAX`] at most.
     begun: Vec<u8>,
     /// Bytes of a long block that are still left out.
@@ -57,7 +57,7 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u32::from_le_bytes(word)).ok()
 }
 
-impl Transcript {
+impl RecordingTranscript {
     /// Adds the next bytes of the recording.
     pub fn add(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && !self.is_broken {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     fn read(transfers: &[Vec<u8>], piece: usize) -> String {
-        let mut transcript = Transcript::default();
+        let mut transcript = RecordingTranscript::default();
         let recording = [usb_section(), transfers.concat()].concat();
         recording.chunks(piece).for_each(|bytes| transcript.add(bytes));
         transcript.text()
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn fuzz_transcript_of_a_recording() {
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_transcript_of_a_recording", |input| {
-            let mut transcript = Transcript::default();
+            let mut transcript = RecordingTranscript::default();
             let mut bytes = usb_section();
             bytes.extend(seen(3, &[0, 0, 4, 0, 0, 0, 0, 0]));
             bytes.extend(input.bytes(512));

@@ -6,14 +6,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::api::actions::{Action, Described};
+use crate::api::actions::{ActionDescription, PageAction};
 use crate::api::offers::Offer;
 use crate::api::schemas::{LabRow, ProcessPlace};
 use crate::api::{offers, openapi, table};
-use crate::known::lab::{Lab, LabHost};
-use crate::known::status::Status;
+use crate::known::lab::{LabHost, LabInventory};
+use crate::known::status::CombinedStatus;
 use crate::rights::reading::{Audit, OwnHost};
-use crate::view::{Found, Wanted};
+use crate::view::{DeviceListPage, DeviceListQuery};
 
 /// Devices in an answer; further ones are counted.
 const DEVICES_MAX: usize = 5000;
@@ -106,11 +106,11 @@ pub struct Hosts<'a> {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Actions {
     /// The actions.
-    actions: Vec<Described>,
+    actions: Vec<ActionDescription>,
 }
 
 /// The devices that are wanted, each with its process and what is offered for it.
-pub fn devices(status: &Status, is_wanted: impl Fn(&ProcessStatus, &ProcessDevice) -> bool) -> Value {
+pub fn devices(status: &CombinedStatus, is_wanted: impl Fn(&ProcessStatus, &ProcessDevice) -> bool) -> Value {
     let wanted = || status.devices().filter(|(process, device)| is_wanted(process, device));
     let line = |(process, device)| DeviceLine {
         process: ProcessPlace::of(process),
@@ -123,8 +123,8 @@ pub fn devices(status: &Status, is_wanted: impl Fn(&ProcessStatus, &ProcessDevic
 }
 
 /// The devices of all hosts that are wanted, a page of them.
-pub fn lab(status: &Status, wanted: &Wanted) -> Value {
-    let Found { all, matching, pages, page, rows } = wanted.find(status);
+pub fn lab(status: &CombinedStatus, wanted: &DeviceListQuery) -> Value {
+    let DeviceListPage { all, matching, pages, page, rows } = wanted.find(status);
     let lab = &*status.lab;
     let devices: Vec<Value> = rows.iter().map(|row| row.described(lab)).collect();
     json!(LabDevices {
@@ -141,7 +141,7 @@ pub fn lab(status: &Status, wanted: &Wanted) -> Value {
 }
 
 /// Adds every host that is known to what is said of this one and of those that are paired with it.
-pub fn hosts(said: Value, lab: &Lab) -> Value {
+pub fn hosts(said: Value, lab: &LabInventory) -> Value {
     let known = |host: &LabHost| {
         let (devices, used) = host.counts();
         let mut host = json!(host);
@@ -164,5 +164,5 @@ pub fn is_attached(process: &ProcessStatus, device: &ProcessDevice) -> bool {
 
 /// The table of actions.
 pub fn actions() -> Value {
-    json!(Actions { actions: table::all().map(Action::described).collect() })
+    json!(Actions { actions: table::all().map(PageAction::described).collect() })
 }

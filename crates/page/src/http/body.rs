@@ -11,68 +11,68 @@ use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::api::journal::Follower;
-use crate::http::drawn::{Drawn, Watched};
+use crate::api::journal::JournalFollower;
+use crate::http::drawn::{CachedView, ViewCache};
 use crate::http::room::within;
-use crate::known::status::Status;
-use crate::line::asking::Follow;
-use crate::view::View;
+use crate::known::status::CombinedStatus;
+use crate::line::asking::StatusFollowGuard;
+use crate::view::PageView;
 
 /// A comment is sent after so long without an event: it finds out whether the client is still there.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// What an answer of the page consists of, after its head.
-pub enum Body {
+pub enum ResponseBody {
     /// Bytes, until they are taken.
     Whole(Option<Bytes>),
     /// Events.
-    Events(Events),
+    Events(EventStream),
 }
 
 /// An event with what it is followed by; `None` after the last.
-type Next = Option<(Source, Bytes)>;
+type NextBodyEvent = Option<(BodyEventSource, Bytes)>;
 
 /// The stream of events of one client. Nothing is queued: an event says what is different from what the client shows at
 /// the moment it can be sent.
-pub struct Events {
-    next: Pin<Box<dyn Future<Output = Next> + Send>>,
+pub struct EventStream {
+    next: Pin<Box<dyn Future<Output = NextBodyEvent> + Send>>,
 }
 
 /// Where the events come from.
-enum Source {
+enum BodyEventSource {
     /// From the status: each says only that the table has changed.
-    Table(Followed),
+    Table(StatusEventSource),
     /// From the journal.
-    Journal(Numbered),
+    Journal(JournalEventSource),
 }
 
 /// The journal; the status is followed, too, so that the processes are asked.
-struct Numbered {
-    follower: Follower,
-    _place: Place,
+struct JournalEventSource {
+    follower: JournalFollower,
+    _place: EventStreamPermit,
 }
 
 /// What a stream has until it ends: its place among the streams, and what the other process sends for it.
-type Place = (OwnedSemaphorePermit, Follow);
+type EventStreamPermit = (OwnedSemaphorePermit, StatusFollowGuard);
 
 /// What the processes say, followed for one client.
-struct Followed {
-    status: watch::Receiver<Arc<Status>>,
-    what: What,
-    _place: Place,
+struct StatusEventSource {
+    status: watch::Receiver<Arc<CombinedStatus>>,
+    what: StatusSubscription,
+    _place: EventStreamPermit,
 }
 
 /// What the client wants to know, and what it was told last.
-enum What {
+enum StatusSubscription {
     /// Whether there is anything new: a hash of what is seen of all devices.
-    Any(Arc<Drawn>, u64),
+    Any(Arc<ViewCache>, u64),
     /// What a view consists of, and the version that the client shows.
-    View(Arc<Watched>, u64),
+    View(Arc<CachedView>, u64),
 }
 
-impl What {
+impl StatusSubscription {
     /// The event that this status makes, if there is something new in it.
-    fn event(&mut self, status: &Status) -> Option<Bytes> {
+    fn event(&mut self, status: &CombinedStatus) -> Option<Bytes> {
         match self {
             Self::Any(drawn, told) => drawn.table_event(told, status),
             Self::View(watched, shown) => watched.event(shown, status),
@@ -80,43 +80,45 @@ impl What {
     }
 }
 
-impl Events {
+impl EventStream {
     /// A stream that says what changes: of a view, of which the client shows a version, or whether anything does.
     /// `place` is kept until it ends.
     pub fn new(
-        status: watch::Receiver<Arc<Status>>,
-        place: Place,
-        drawn: &Arc<Drawn>,
-        followed: Option<(View, u64)>,
+        status: watch::Receiver<Arc<CombinedStatus>>,
+        place: EventStreamPermit,
+        drawn: &Arc<ViewCache>,
+        followed: Option<(PageView, u64)>,
     ) -> Self {
         let what = match followed {
-            Some((view, version)) => What::View(drawn.watch(view, &status.borrow()), version),
-            None => What::Any(Arc::clone(drawn), 0),
+            Some((view, version)) => StatusSubscription::View(drawn.watch(view, &status.borrow()), version),
+            None => StatusSubscription::Any(Arc::clone(drawn), 0),
         };
-        Self { next: Box::pin(next(Source::Table(Followed { status, what, _place: place }))) }
+        Self { next: Box::pin(next(BodyEventSource::Table(StatusEventSource { status, what, _place: place }))) }
     }
 
     /// A stream of the journal's events; `place` is kept until it ends.
-    pub fn numbered(follower: Follower, place: Place) -> Self {
-        Self { next: Box::pin(next(Source::Journal(Numbered { follower, _place: place }))) }
+    pub fn numbered(follower: JournalFollower, place: EventStreamPermit) -> Self {
+        Self { next: Box::pin(next(BodyEventSource::Journal(JournalEventSource { follower, _place: place }))) }
     }
 }
 
 /// The next event, or a comment if there is none for a while; `None` after the last.
-async fn next(source: Source) -> Next {
+async fn next(source: BodyEventSource) -> NextBodyEvent {
     match source {
-        Source::Table(followed) => next_of_table(followed).await.map(|(source, bytes)| (Source::Table(source), bytes)),
-        Source::Journal(mut numbered) => {
+        BodyEventSource::Table(followed) => {
+            next_of_table(followed).await.map(|(source, bytes)| (BodyEventSource::Table(source), bytes))
+        }
+        BodyEventSource::Journal(mut numbered) => {
             let bytes = match timeout(SILENCE_MAX, numbered.follower.next()).await {
                 Ok(text) => text?,
                 Err(_) => Bytes::from_static(b":\n\n"),
             };
-            Some((Source::Journal(numbered), bytes))
+            Some((BodyEventSource::Journal(numbered), bytes))
         }
     }
 }
 
-async fn next_of_table(mut followed: Followed) -> Option<(Followed, Bytes)> {
+async fn next_of_table(mut followed: StatusEventSource) -> Option<(StatusEventSource, Bytes)> {
     let changed = async {
         loop {
             followed.status.changed().await.ok()?;
@@ -136,7 +138,7 @@ async fn next_of_table(mut followed: Followed) -> Option<(Followed, Bytes)> {
 /// Shorter answers take no room: each connection has as much anyway.
 const SHORT_BYTES_MAX: usize = 16 << 10;
 
-impl Body {
+impl ResponseBody {
     /// Takes room for a long answer, in KiB, until it was sent or its connection is lost. Returns whether there was
     /// some.
     pub fn take_room(&mut self, room: &Arc<Semaphore>) -> bool {
@@ -154,7 +156,7 @@ impl Body {
     }
 }
 
-impl hyper::body::Body for Body {
+impl hyper::body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -188,10 +190,10 @@ mod tests {
     #[test]
     fn long_answers_that_are_not_read_leave_no_room_for_others_until_they_are() {
         let room = Arc::new(Semaphore::new(100));
-        let whole = |bytes: usize| Body::Whole(Some(Bytes::from(vec![0; bytes])));
+        let whole = |bytes: usize| ResponseBody::Whole(Some(Bytes::from(vec![0; bytes])));
         let (mut first, mut second, mut short) = (whole(60 << 10), whole(60 << 10), whole(SHORT_BYTES_MAX));
         assert!(first.take_room(&room) && !whole(60 << 10).take_room(&room) && short.take_room(&room));
-        let Body::Whole(taken) = &mut first else { panic!("it is whole") };
+        let ResponseBody::Whole(taken) = &mut first else { panic!("it is whole") };
         let being_sent = taken.take();
         assert!(!whole(60 << 10).take_room(&room), "it is being sent");
         drop(being_sent);

@@ -17,14 +17,14 @@ const READ_BYTES: usize = 4096;
 
 /// What is sent to a client that has to read: a write that the kernel takes nothing of for too long is an error. It is
 /// below TLS, which takes more than the kernel does: what TLS holds has not been read.
-pub struct Limited<S> {
+pub struct WriteTimeoutStream<S> {
     stream: S,
     unread_time_max: Duration,
     /// When the client has not read for too long; `None` while it reads.
     limit: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Limited<S> {
+impl<S> WriteTimeoutStream<S> {
     /// The connection over this stream, whose client may read nothing for so long.
     pub fn new(stream: S, unread_time_max: Duration) -> Self {
         Self { stream, unread_time_max, limit: None }
@@ -42,13 +42,13 @@ impl<S> Limited<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, to)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.limited(cx, polled)
@@ -78,9 +78,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
 }
 
 /// A stream as hyper reads and writes it.
-pub struct Connection<S>(pub S);
+pub struct HyperStream<S>(pub S);
 
-impl<S: AsyncRead + Unpin> rt::Read for Connection<S> {
+impl<S: AsyncRead + Unpin> rt::Read for HyperStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -95,7 +95,7 @@ impl<S: AsyncRead + Unpin> rt::Read for Connection<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> rt::Write for Connection<S> {
+impl<S: AsyncWrite + Unpin> rt::Write for HyperStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, bytes)
     }
@@ -124,11 +124,11 @@ impl<S: AsyncWrite + Unpin> rt::Write for Connection<S> {
 
 /// The clock of the runtime, for hyper's own limits.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock;
+pub struct HyperTimer;
 
-struct Pause(Pin<Box<Sleep>>);
+struct HyperSleep(Pin<Box<Sleep>>);
 
-impl Future for Pause {
+impl Future for HyperSleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -136,15 +136,15 @@ impl Future for Pause {
     }
 }
 
-impl rt::Sleep for Pause {}
+impl rt::Sleep for HyperSleep {}
 
-impl rt::Timer for Clock {
+impl rt::Timer for HyperTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn rt::Sleep>> {
-        Box::pin(Pause(Box::pin(sleep(duration))))
+        Box::pin(HyperSleep(Box::pin(sleep(duration))))
     }
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn rt::Sleep>> {
-        Box::pin(Pause(Box::pin(sleep_until(deadline.into()))))
+        Box::pin(HyperSleep(Box::pin(sleep_until(deadline.into()))))
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            let mut connection = Limited::new(ours, Duration::from_millis(20));
+            let mut connection = WriteTimeoutStream::new(ours, Duration::from_millis(20));
             let mut written = 0;
             let end = loop {
                 match connection.write(&[0; 4096]).await {
@@ -182,7 +182,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (ours, _theirs) = UnixStream::pair().unwrap();
-            let mut above = BufWriter::with_capacity(64 << 20, Limited::new(ours, Duration::from_millis(20)));
+            let mut above =
+                BufWriter::with_capacity(64 << 20, WriteTimeoutStream::new(ours, Duration::from_millis(20)));
             let mut written = 0;
             let end = loop {
                 above.write_all(&[0; 24]).await.unwrap();

@@ -8,34 +8,34 @@ use maud::Markup;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::api::actions::Wrong;
+use crate::api::actions::WrongParameter;
 use crate::api::forms::{FIELDS_MAX, given, line};
-use crate::api::refusal::Refusal;
-use crate::api::routes::{ACTIONS_AT, Found, OPERATIONS_AT};
-use crate::known::operation::{DrawnOperation, State};
-use crate::known::status::Status;
-use crate::line::messages::Question;
-use crate::view::View;
-use crate::view::forms::{Answered, Form, hits, question, stop_hits};
+use crate::api::refusal::HttpRefusal;
+use crate::api::routes::{ACTIONS_AT, OPERATIONS_AT, RouteMatch};
+use crate::known::operation::{DrawnOperation, OperationState};
+use crate::known::status::CombinedStatus;
+use crate::line::messages::PageQuestion;
+use crate::view::PageView;
+use crate::view::forms::{ActionForm, FormAnswer, hits, question, stop_hits};
 use crate::view::pairs_in;
 
 /// What is read of the answer to a change: what is wrong with it, or the operation that it began.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ChangeAnswer {
-    wrong: Option<Wrong>,
+    wrong: Option<WrongParameter>,
     failure: Option<FailureReport>,
     id: u64,
-    state: Option<State>,
+    state: Option<OperationState>,
     stopped_by: Option<String>,
     warnings: Option<String>,
 }
 
 /// A form that was posted.
-pub struct Sent {
+pub struct PostedForm {
     /// Where it was posted to.
     at: String,
-    found: Found,
+    found: RouteMatch,
     /// Its fields, as they were typed.
     fields: Vec<(String, String)>,
     /// The parameters of its action.
@@ -45,16 +45,16 @@ pub struct Sent {
     line: String,
 }
 
-impl Sent {
+impl PostedForm {
     /// The form that was posted to this path with this body.
-    pub fn of(path: &str, found: Found, body: &str) -> Self {
+    pub fn of(path: &str, found: RouteMatch, body: &str) -> Self {
         let mut fields = pairs_in(body, FIELDS_MAX);
         // A form is sent with both, whatever it had.
         fields.iter_mut().for_each(|(_, value)| *value = value.replace("\r\n", "\n"));
         let value_of = |name: &str| fields.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
         let back = value_of("back").filter(|back| {
             let (path, query) = back.split_once('?').unwrap_or((back, ""));
-            View::at(path, Some(query)).is_some()
+            PageView::at(path, Some(query)).is_some()
         });
         let back = back.unwrap_or_else(|| "/".to_owned());
         let given = found.action.map(|action| given(action, value_of)).unwrap_or_default();
@@ -71,17 +71,17 @@ impl Sent {
     }
 
     /// What the process with the rights is asked to do.
-    pub fn question(&self) -> Question {
+    pub fn question(&self) -> PageQuestion {
         let path = match self.found.action {
             Some(action) => format!("{ACTIONS_AT}{}", action.name),
             None => format!("{OPERATIONS_AT}{}/stop", self.found.number),
         };
-        Question::Change { path, given: self.given.clone() }
+        PageQuestion::Change { path, given: self.given.clone() }
     }
 
     /// The answer if nothing is to be done yet: something is wrong, or it has to be asked whether it is meant. The
     /// status, and what the document has.
-    pub fn before(&self, status: &Status) -> Option<(u16, Markup)> {
+    pub fn before(&self, status: &CombinedStatus) -> Option<(u16, Markup)> {
         if let Some(wrong) = self.found.action.and_then(|action| action.command(&self.given).err()) {
             return Some((400, self.again(&wrong)));
         }
@@ -98,25 +98,25 @@ impl Sent {
     }
 
     /// The device whose page the form is on.
-    fn device_in<'s>(&self, status: &'s Status) -> Option<&'s ProcessDevice> {
+    fn device_in<'s>(&self, status: &'s CombinedStatus) -> Option<&'s ProcessDevice> {
         let (path, query) = self.back.split_once('?').unwrap_or((&self.back, ""));
-        View::at(path, Some(query))?.device()?.device_in(status)
+        PageView::at(path, Some(query))?.device()?.device_in(status)
     }
 
     /// The answer when it was done, begun or has failed: the status, and what the document has.
     pub fn after(&self, status: u16, body: &Value) -> (u16, Markup) {
         let said = ChangeAnswer::deserialize(body).unwrap_or_else(|error| ChangeAnswer {
-            wrong: Some(Wrong { parameter: None, message: format!("its answer cannot be read: {error}") }),
+            wrong: Some(WrongParameter { parameter: None, message: format!("its answer cannot be read: {error}") }),
             ..ChangeAnswer::default()
         });
-        let failed = said.failure.map(|failure| Wrong { parameter: None, message: failure.message });
+        let failed = said.failure.map(|failure| WrongParameter { parameter: None, message: failure.message });
         if let Some(wrong) = said.wrong.or(failed) {
             return (status, self.again(&wrong));
         }
         let id = said.id;
         let outcome = match (said.state, said.stopped_by) {
             (_, Some(_)) => format!("Operation {id} was asked to end."),
-            (Some(State::Running), _) => format!("It was begun: operation {id}."),
+            (Some(OperationState::Running), _) => format!("It was begun: operation {id}."),
             _ => "It is done.".to_owned(),
         };
         let warnings = said.warnings.map(|warnings| format!(" It warned: {warnings}"));
@@ -124,15 +124,15 @@ impl Sent {
     }
 
     /// The answer when it was not begun.
-    pub fn refused(&self, refusal: &Refusal) -> (u16, Markup) {
-        let wrong = Wrong { parameter: None, message: refusal.why.to_string() };
+    pub fn refused(&self, refusal: &HttpRefusal) -> (u16, Markup) {
+        let wrong = WrongParameter { parameter: None, message: refusal.why.to_string() };
         (refusal.status.as_u16(), self.again(&wrong))
     }
 
     /// The form again, with what was typed and what is wrong with it.
-    fn again(&self, wrong: &Wrong) -> Markup {
+    fn again(&self, wrong: &WrongParameter) -> Markup {
         let form = self.found.action.map_or_else(Markup::default, |action| {
-            Form {
+            ActionForm {
                 action,
                 what: self.title(),
                 known: &Map::new(),
@@ -151,7 +151,7 @@ impl Sent {
     }
 
     fn drawn(&self, outcome: (&str, bool), form: Markup) -> Markup {
-        Answered { what: self.title(), outcome, line: &self.line, form, back: &self.back }.draw()
+        FormAnswer { what: self.title(), outcome, line: &self.line, form, back: &self.back }.draw()
     }
 }
 
@@ -163,15 +163,15 @@ mod tests {
     use crate::api::routes::find;
     use crate::known::status::tests::status;
 
-    fn sent(path: &str, body: &str) -> Sent {
-        Sent::of(path, find(path).unwrap(), body)
+    fn sent(path: &str, body: &str) -> PostedForm {
+        PostedForm::of(path, find(path).unwrap(), body)
     }
 
     fn said((status, html): (u16, Markup)) -> (u16, String) {
         (status, html.into_string())
     }
 
-    fn lab() -> Status {
+    fn lab() -> CombinedStatus {
         status(json!([{ "pid": 7, "role": "share", "devices": [
             { "name": "disk", "bus_id": "1-1", "state": "in use", "user": "desk <b> (10.0.0.3:1)" },
         ] }]))
@@ -213,7 +213,7 @@ mod tests {
         assert!(html.contains("name=\"force\" value=\"on\""), "all that was typed is sent again: {html}");
         let sure = sent("/do/release", &format!("device=disk&{back}&sure=yes"));
         assert!(sure.before(&lab()).is_none());
-        let Question::Change { path, given } = sure.question() else { panic!("a change") };
+        let PageQuestion::Change { path, given } = sure.question() else { panic!("a change") };
         assert_eq!((path.as_str(), Value::Object(given)), ("/api/v1/actions/release", json!({ "device": "disk" })));
         for path in ["/do/unshare", "/do/detach"] {
             assert!(sent(path, "device=disk").before(&lab()).is_some_and(|(code, _)| code == 200), "{path}");
@@ -221,7 +221,7 @@ mod tests {
         assert!(sent("/do/attach", "target=disk").before(&lab()).is_none(), "nobody loses anything");
         let stop = sent("/do/stop/3", "");
         assert!(said(stop.before(&lab()).unwrap()).1.contains("This ends what"));
-        let Question::Change { path, .. } = stop.question() else { panic!("a change") };
+        let PageQuestion::Change { path, .. } = stop.question() else { panic!("a change") };
         assert_eq!(path, "/api/v1/operations/3/stop");
     }
 

@@ -3,25 +3,25 @@
 
 use std::net::IpAddr;
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN, TRANSFER_ENCODING};
 use hyper::{Method, StatusCode, Uri};
 
-use crate::api::callers::Caller;
-use crate::api::refusal::{Refusal, only, refuse};
+use crate::api::callers::PageCaller;
+use crate::api::refusal::{HttpRefusal, only, refuse};
 use crate::api::requests::BODY_BYTES_MAX;
-use crate::api::routes::{self, Found};
+use crate::api::routes::{self, RouteMatch};
 
 /// How a page is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Site {
+pub struct PageOrigin {
     /// The listener's TCP port; a Unix socket has none.
     port: Option<u16>,
     /// The names and addresses for browsers of other machines; `None`: the page is this machine's, without TLS.
     names: Option<Vec<String>>,
 }
 
-impl Site {
+impl PageOrigin {
     /// A page of this machine alone, at this TCP port; a Unix socket has none.
     pub fn local(port: Option<u16>) -> Self {
         Self { port, names: None }
@@ -68,9 +68,9 @@ impl Site {
 
 /// A request that is answered.
 #[derive(Clone, Copy, Debug)]
-pub struct Passed {
+pub struct AdmittedRequest {
     /// What is asked for.
-    pub found: Found,
+    pub found: RouteMatch,
     /// The length of the body, bytes; 0 for a question.
     pub length: u64,
 }
@@ -79,14 +79,14 @@ pub struct Passed {
 /// whatever page asks: with `has_cookie` a change has to come from this page itself.
 ///
 /// # Errors
-/// [`Refusal`].
+/// [`HttpRefusal`].
 pub fn check(
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,
-    caller: &Caller,
-    (site, has_cookie): (&Site, bool),
-) -> Result<Passed, Refusal> {
+    caller: &PageCaller,
+    (site, has_cookie): (&PageOrigin, bool),
+) -> Result<AdmittedRequest, HttpRefusal> {
     let Some(host) = only(headers, &HOST)? else {
         return refuse(StatusCode::BAD_REQUEST, "a request names its host");
     };
@@ -99,7 +99,7 @@ pub fn check(
         return refuse(StatusCode::MISDIRECTED_REQUEST, why);
     }
     let found = routes::find(uri.path()).filter(|found| site.is_remote() || !found.route.is_for_others());
-    let needed = found.map_or(Some(Scope::Read), |found| found.scope());
+    let needed = found.map_or(Some(PageScope::Read), |found| found.scope());
     if needed > caller.scope {
         return refuse(
             StatusCode::FORBIDDEN,
@@ -119,7 +119,10 @@ pub fn check(
     };
     if !found.route.takes(method) {
         let why = if is_question { "this changes something: POST" } else { "nothing is changed here" };
-        return Err(Refusal { allow: found.route.methods(), ..Refusal::of(StatusCode::METHOD_NOT_ALLOWED, why) });
+        return Err(HttpRefusal {
+            allow: found.route.methods(),
+            ..HttpRefusal::of(StatusCode::METHOD_NOT_ALLOWED, why)
+        });
     }
     let length = match (found.route.is_form(), found.route.is_change()) {
         (true, _) => check_form(headers, host, site)?,
@@ -129,14 +132,14 @@ pub fn check(
     if !found.route.is_change() {
         check_question(uri, headers, (site, host))?;
     }
-    Ok(Passed { found, length })
+    Ok(AdmittedRequest { found, length })
 }
 
-fn fetch<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h str>, Refusal> {
+fn fetch<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h str>, HttpRefusal> {
     only(headers, &HeaderName::from_static(name))
 }
 
-fn check_question(uri: &Uri, headers: &HeaderMap, (site, host): (&Site, &str)) -> Result<(), Refusal> {
+fn check_question(uri: &Uri, headers: &HeaderMap, (site, host): (&PageOrigin, &str)) -> Result<(), HttpRefusal> {
     if headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0") {
         return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a question has no body here");
     }
@@ -160,9 +163,9 @@ fn check_question(uri: &Uri, headers: &HeaderMap, (site, host): (&Site, &str)) -
 fn check_change(
     headers: &HeaderMap,
     host: &str,
-    caller: &Caller,
-    (site, has_cookie): (&Site, bool),
-) -> Result<u64, Refusal> {
+    caller: &PageCaller,
+    (site, has_cookie): (&PageOrigin, bool),
+) -> Result<u64, HttpRefusal> {
     match (only(headers, &ORIGIN)?, fetch(headers, "sec-fetch-site")?) {
         (Some(origin), Some("same-origin")) if origin.strip_prefix(site.scheme()) == Some(host) => {}
         // No browser says neither, and none shows a token or reaches the socket by itself.
@@ -185,7 +188,7 @@ fn check_change(
 /// "append a request `Origin` header"). The other headers, which no script and no form can set, then have to say that
 /// this page's own document is left for the answer: a document without an origin of its own (a sandboxed frame, a data:
 /// URL) is cross-site there, and so is a form that was redirected here.
-fn check_form(headers: &HeaderMap, host: &str, site: &Site) -> Result<u64, Refusal> {
+fn check_form(headers: &HeaderMap, host: &str, site: &PageOrigin) -> Result<u64, HttpRefusal> {
     let is_same = fetch(headers, "sec-fetch-site")? == Some("same-origin");
     let is_own = match only(headers, &ORIGIN)? {
         Some("null") => {
@@ -205,7 +208,7 @@ fn check_form(headers: &HeaderMap, host: &str, site: &Site) -> Result<u64, Refus
 }
 
 /// Whether a body has this type, as UTF-8.
-fn has_type(headers: &HeaderMap, wanted: &str) -> Result<bool, Refusal> {
+fn has_type(headers: &HeaderMap, wanted: &str) -> Result<bool, HttpRefusal> {
     let kind = only(headers, &CONTENT_TYPE)?.unwrap_or_default();
     let (kind, parameters) = kind.split_once(';').unwrap_or((kind, ""));
     let is_utf8 = parameters.trim().is_empty() || parameters.trim().eq_ignore_ascii_case("charset=utf-8");
@@ -213,7 +216,7 @@ fn has_type(headers: &HeaderMap, wanted: &str) -> Result<bool, Refusal> {
 }
 
 /// The length that a body is said to have.
-fn length_of(headers: &HeaderMap) -> Result<u64, Refusal> {
+fn length_of(headers: &HeaderMap) -> Result<u64, HttpRefusal> {
     let length = only(headers, &CONTENT_LENGTH)?.filter(|_| !headers.contains_key(TRANSFER_ENCODING));
     let Some(length) = length else {
         return refuse(StatusCode::LENGTH_REQUIRED, "say how long the body is: Content-Length");
@@ -226,29 +229,30 @@ fn length_of(headers: &HeaderMap) -> Result<u64, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_net::trust::Tokens;
+    use farbus_io_net::trust::PageTokenList;
 
     use super::*;
-    use crate::api::callers::Client;
+    use crate::api::callers::ClientKind;
 
-    fn checked(client: Client, method: &str, uri: &str, lines: &[(&'static str, &str)]) -> u16 {
+    fn checked(client: ClientKind, method: &str, uri: &str, lines: &[(&'static str, &str)]) -> u16 {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(HeaderName::from_static(name), value.parse().unwrap());
         }
         let said = headers.get("authorization").map(|said| said.to_str().unwrap());
-        let caller = Caller::of(said, client, || Ok(Tokens::default()));
-        let checked = caller.and_then(|caller| of_caller(&caller, method, uri, &headers, &Site::local(Some(7240))));
+        let caller = PageCaller::of(said, client, || Ok(PageTokenList::default()));
+        let checked =
+            caller.and_then(|caller| of_caller(&caller, method, uri, &headers, &PageOrigin::local(Some(7240))));
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
     }
 
     fn of_caller(
-        caller: &Caller,
+        caller: &PageCaller,
         method: &str,
         uri: &str,
         headers: &HeaderMap,
-        site: &Site,
-    ) -> Result<Passed, Refusal> {
+        site: &PageOrigin,
+    ) -> Result<AdmittedRequest, HttpRefusal> {
         check(&method.parse().unwrap(), &uri.parse().unwrap(), headers, caller, (site, false))
     }
 
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_name_that_was_made_to_resolve_here_is_refused() {
-        let with = |host: &str| checked(Client::Owner, "GET", "/", &[("host", host)]);
+        let with = |host: &str| checked(ClientKind::Owner, "GET", "/", &[("host", host)]);
         for host in ["127.0.0.1:7240", "localhost:7240", "[::1]:7240"] {
             assert_eq!(with(host), 200, "{host}");
         }
@@ -275,15 +279,15 @@ mod tests {
         for host in foreign {
             assert_eq!(with(host), 421, "{host}");
         }
-        assert_eq!(checked(Client::Owner, "GET", "/", &[]), 400);
-        assert_eq!(checked(Client::Owner, "GET", "/", &[OWN, ("host", "evil.example")]), 400);
-        assert_eq!(checked(Client::Owner, "GET", "http://evil.example/", &[OWN]), 421);
+        assert_eq!(checked(ClientKind::Owner, "GET", "/", &[]), 400);
+        assert_eq!(checked(ClientKind::Owner, "GET", "/", &[OWN, ("host", "evil.example")]), 400);
+        assert_eq!(checked(ClientKind::Owner, "GET", "http://evil.example/", &[OWN]), 421);
     }
 
     #[test]
     fn another_page_may_lead_here_and_may_not_read() {
         let from =
-            |lines: &[(&'static str, &str)], path| checked(Client::Owner, "GET", path, &[&[OWN], lines].concat());
+            |lines: &[(&'static str, &str)], path| checked(ClientKind::Owner, "GET", path, &[&[OWN], lines].concat());
         let (cross, link) = (("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"));
         assert_eq!(from(&[("sec-fetch-site", "same-origin")], "/api/v1/status"), 200);
         assert_eq!(from(&[("sec-fetch-site", "none")], "/"), 200);
@@ -301,31 +305,36 @@ mod tests {
     #[test]
     fn nothing_but_questions_without_a_body_is_taken() {
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "BREW"] {
-            assert_eq!(checked(Client::Owner, method, "/", &[OWN]), 405, "{method}");
+            assert_eq!(checked(ClientKind::Owner, method, "/", &[OWN]), 405, "{method}");
         }
-        assert_eq!(checked(Client::Owner, "GET", "/", &[OWN, ("content-length", "5")]), 413);
-        assert_eq!(checked(Client::Owner, "GET", "/", &[OWN, ("transfer-encoding", "chunked")]), 413);
+        assert_eq!(checked(ClientKind::Owner, "GET", "/", &[OWN, ("content-length", "5")]), 413);
+        assert_eq!(checked(ClientKind::Owner, "GET", "/", &[OWN, ("transfer-encoding", "chunked")]), 413);
     }
 
     #[test]
     fn another_user_learns_only_that_it_runs() {
-        assert_eq!(checked(Client::Other, "GET", "/healthz", &[OWN]), 200);
+        assert_eq!(checked(ClientKind::Other, "GET", "/healthz", &[OWN]), 200);
         for path in ["/", "/metrics", "/readyz", "/api/v1/status", "/events", "/healthz/", "/healthz/../metrics"] {
-            assert_eq!(checked(Client::Other, "GET", path, &[OWN]), 403, "{path}");
+            assert_eq!(checked(ClientKind::Other, "GET", path, &[OWN]), 403, "{path}");
         }
     }
 
     /// The status of a change that a browser's page at the page's own address would ask for, with other headers in
     /// place of its own; `None` leaves one out.
-    fn change(instead: &[(&'static str, Option<&str>)], caller: &Caller, port: Option<u16>) -> u16 {
-        change_at((&Site::local(port), false), instead, caller)
+    fn change(instead: &[(&'static str, Option<&str>)], caller: &PageCaller, port: Option<u16>) -> u16 {
+        change_at((&PageOrigin::local(port), false), instead, caller)
     }
 
-    fn change_at(at: (&Site, bool), instead: &[(&'static str, Option<&str>)], caller: &Caller) -> u16 {
+    fn change_at(at: (&PageOrigin, bool), instead: &[(&'static str, Option<&str>)], caller: &PageCaller) -> u16 {
         changed("/api/v1/actions/release", at, instead, caller)
     }
 
-    fn changed(path: &str, at: (&Site, bool), instead: &[(&'static str, Option<&str>)], caller: &Caller) -> u16 {
+    fn changed(
+        path: &str,
+        at: (&PageOrigin, bool),
+        instead: &[(&'static str, Option<&str>)],
+        caller: &PageCaller,
+    ) -> u16 {
         let own = [
             ("host", "127.0.0.1:7240"),
             ("origin", "http://127.0.0.1:7240"),
@@ -347,8 +356,8 @@ mod tests {
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
     }
 
-    fn owner() -> Caller {
-        Caller { scope: Some(Scope::Own), has_token: false, called: "page".into(), until: None }
+    fn owner() -> PageCaller {
+        PageCaller { scope: Some(PageScope::Own), has_token: false, called: "page".into(), until: None }
     }
 
     #[test]
@@ -371,7 +380,7 @@ mod tests {
         }
         assert_eq!(by_browser(&[("content-type", Some("application/json; charset=utf-16"))]), 415);
         let neither = [("origin", None), ("sec-fetch-site", None)];
-        let with_token = Caller { has_token: true, ..owner() };
+        let with_token = PageCaller { has_token: true, ..owner() };
         assert_eq!(change(&neither, &owner(), Some(7240)), 403, "it could be an old browser");
         assert_eq!(change(&neither, &with_token, Some(7240)), 200);
         assert_eq!(change(&[&neither[..], &[("host", Some("localhost"))]].concat(), &owner(), None), 200, "the socket");
@@ -387,11 +396,11 @@ mod tests {
                 ("sec-fetch-dest", Some("document")),
                 ("content-type", Some("application/x-www-form-urlencoded")),
             ];
-            let site = Site::local(Some(7240));
+            let site = PageOrigin::local(Some(7240));
             // The first of each name counts.
             let mut named: Vec<_> = instead.to_vec();
             named.extend(of_document.into_iter().filter(|(name, _)| instead.iter().all(|(other, _)| other != name)));
-            changed(path, (&site, false), &named, &Caller { has_token: true, ..owner() })
+            changed(path, (&site, false), &named, &PageCaller { has_token: true, ..owner() })
         };
         for path in ["/do/release", "/do/stop/7", "/leave"] {
             assert_eq!(form(path, &[]), 200, "{path}");
@@ -415,8 +424,8 @@ mod tests {
 
     #[test]
     fn a_cookie_changes_something_from_the_page_itself_alone() {
-        let site = Site::remote(7241, vec!["lab3.example".into()]);
-        let bearer = Caller { has_token: true, ..owner() };
+        let site = PageOrigin::remote(7241, vec!["lab3.example".into()]);
+        let bearer = PageCaller { has_token: true, ..owner() };
         let own = [
             ("host", Some("lab3.example:7241")),
             ("origin", Some("https://lab3.example:7241")),
@@ -437,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_page_for_other_machines_has_the_names_that_it_was_given_and_the_address_that_was_reached() {
-        let site = Site::remote(7241, vec!["lab3.example".into()]).reached_at("2001:db8::7".parse().unwrap());
+        let site = PageOrigin::remote(7241, vec!["lab3.example".into()]).reached_at("2001:db8::7".parse().unwrap());
         for host in ["lab3.example:7241", "LAB3.example:7241", "[2001:db8::7]:7241"] {
             assert!(site.is_own_name(host), "{host}");
         }
@@ -446,14 +455,14 @@ mod tests {
         for host in foreign {
             assert!(!site.is_own_name(host), "{host}");
         }
-        assert!(Site::remote(443, vec!["lab3.example".into()]).is_own_name("lab3.example"));
+        assert!(PageOrigin::remote(443, vec!["lab3.example".into()]).is_own_name("lab3.example"));
     }
 
     #[test]
     fn a_stranger_of_another_machine_gets_where_codes_are_shown_and_nothing_else() {
-        let site = Site::remote(7241, vec!["lab3.example".into()]);
-        let stranger = Caller { scope: None, has_token: false, called: "another machine".into(), until: None };
-        let asked = |caller: &Caller, site: &Site, path: &str| {
+        let site = PageOrigin::remote(7241, vec!["lab3.example".into()]);
+        let stranger = PageCaller { scope: None, has_token: false, called: "another machine".into(), until: None };
+        let asked = |caller: &PageCaller, site: &PageOrigin, path: &str| {
             let mut headers = HeaderMap::new();
             headers
                 .insert(HOST, if site.is_remote() { "lab3.example:7241" } else { "localhost:7240" }.parse().unwrap());
@@ -465,7 +474,7 @@ mod tests {
         for path in ["/", "/page.js", "/page.css", "/metrics", "/events", "/api/v1/status", "/else"] {
             assert_eq!(asked(&stranger, &site, path), 403, "{path}");
         }
-        assert_eq!(asked(&owner(), &Site::local(Some(7240)), "/enter"), 404, "it is there for other machines");
+        assert_eq!(asked(&owner(), &PageOrigin::local(Some(7240)), "/enter"), 404, "it is there for other machines");
     }
 
     #[test]
@@ -481,11 +490,11 @@ mod tests {
 
     #[test]
     fn a_scope_that_is_too_small_or_a_token_that_is_none_changes_nothing() {
-        for scope in [Some(Scope::Read), Some(Scope::Observe), None] {
-            let caller = Caller { scope, has_token: scope.is_some(), called: String::new(), until: None };
+        for scope in [Some(PageScope::Read), Some(PageScope::Observe), None] {
+            let caller = PageCaller { scope, has_token: scope.is_some(), called: String::new(), until: None };
             assert_eq!(change(&[], &caller, Some(7240)), 403, "{scope:?}");
         }
-        let with = |said: &str| checked(Client::Owner, "GET", "/", &[OWN, ("authorization", said)]);
+        let with = |said: &str| checked(ClientKind::Owner, "GET", "/", &[OWN, ("authorization", said)]);
         for said in ["Bearer farbus-page-x", "Bearer ", "Basic b3duZXI6", "farbus-page-x", ""] {
             assert_eq!(with(said), 401, "{said}: even of the owner");
         }

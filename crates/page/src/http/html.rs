@@ -1,13 +1,13 @@
 //! The frame of every document. All that a document shows of devices, hosts and reasons was written by others.
 
 use farbus_control::daemon::Elsewhere;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use maud::{Markup, PreEscaped, html};
 
-use crate::api::callers::Caller;
+use crate::api::callers::PageCaller;
 use crate::api::routes::LEAVE_AT;
-use crate::known::status::Status;
-use crate::view::{Details, List, Piece, Shown, View, whole};
+use crate::known::status::CombinedStatus;
+use crate::view::{DeviceDetails, DrawingPiece, LiveList, PageView, ViewDigest, whole};
 
 /// The style of the page.
 pub const STYLE: &str = include_str!("../view/page.css");
@@ -42,25 +42,25 @@ const VIEWS: [(&str, &str); 5] =
 
 /// Who looks at a document, and what is drawn for them.
 #[derive(Clone, Debug)]
-pub struct Viewer {
+pub struct PageViewer {
     /// Who it is, and what they may do.
-    pub caller: Caller,
+    pub caller: PageCaller,
     /// Whether it is a browser that was let in: it can sign out.
     pub is_let_in: bool,
 }
 
-impl Viewer {
+impl PageViewer {
     /// What they may do.
-    pub fn may(&self) -> Scope {
-        self.caller.scope.unwrap_or(Scope::Read)
+    pub fn may(&self) -> PageScope {
+        self.caller.scope.unwrap_or(PageScope::Read)
     }
 
     /// What they may do and until when, in words, with the way to sign out; empty for the page's own user.
     fn draw(&self) -> Markup {
         let (may, scope) = match self.may() {
-            Scope::Read => ("may look", "read"),
-            Scope::Observe => ("may look, and record what devices send", "observe"),
-            Scope::Own => ("may do everything", "own"),
+            PageScope::Read => ("may look", "read"),
+            PageScope::Observe => ("may look, and record what devices send", "observe"),
+            PageScope::Own => ("may do everything", "own"),
         };
         html! {
             @if self.caller.has_token {
@@ -79,20 +79,20 @@ impl Viewer {
 /// The document of a view at an address, and whether there is what it is about. At its foot stands where browsers of
 /// other machines find the page, if they do.
 pub fn document(
-    view: &View,
+    view: &PageView,
     address: &str,
-    status: &Status,
-    details: Option<&Details>,
-    (viewer, elsewhere): (&Viewer, Option<&Elsewhere>),
+    status: &CombinedStatus,
+    details: Option<&DeviceDetails>,
+    (viewer, elsewhere): (&PageViewer, Option<&Elsewhere>),
 ) -> (bool, String) {
     let drawing = view.draw_with(status, details);
-    let version = Shown::of(&drawing).version();
+    let version = ViewDigest::of(&drawing).version();
     let main = html! {
         main id="main" tabindex="-1" data-view=(whole(address)) data-version=(format_args!("{version:016x}")) {
             @for piece in &drawing.pieces {
                 @match piece {
-                    Piece::Fixed(html) => { (PreEscaped(html)) }
-                    Piece::List(list) => { (list_of(list)) }
+                    DrawingPiece::Fixed(html) => { (PreEscaped(html)) }
+                    DrawingPiece::List(list) => { (list_of(list)) }
                 }
             }
         }
@@ -102,7 +102,7 @@ pub fn document(
 }
 
 /// An element with its parts, whose name is the list's.
-fn list_of(List { id, element, parts }: &List) -> Markup {
+fn list_of(LiveList { id, element, parts }: &LiveList) -> Markup {
     html! {
         (PreEscaped(format!("<{element} id=\"{id}\" data-parts>")))
         // A space between links.
@@ -112,7 +112,7 @@ fn list_of(List { id, element, parts }: &List) -> Markup {
 }
 
 /// A document that is no view: its main part is this HTML, and does not change.
-pub fn answer(title: &str, content: &Markup, around: (&Viewer, Option<&Elsewhere>)) -> String {
+pub fn answer(title: &str, content: &Markup, around: (&PageViewer, Option<&Elsewhere>)) -> String {
     let main = html! { main id="main" tabindex="-1" { (content) } };
     whole_document((title, ""), false, &main, around)
 }
@@ -122,7 +122,7 @@ fn whole_document(
     (title, current): (&str, &str),
     has_plots: bool,
     main: &Markup,
-    (viewer, elsewhere): (&Viewer, Option<&Elsewhere>),
+    (viewer, elsewhere): (&PageViewer, Option<&Elsewhere>),
 ) -> String {
     let document = html! {
         (PreEscaped(BEGIN))
@@ -154,8 +154,8 @@ fn whole_document(
 }
 
 /// What was the page's part that changes, before each view had many: the first devices.
-pub fn table(status: &Status) -> String {
-    let drawing = View::devices().draw(status);
+pub fn table(status: &CombinedStatus) -> String {
+    let drawing = PageView::devices().draw(status);
     drawing.lists().flat_map(|list| &list.parts).map(|part| part.html.as_str()).collect()
 }
 
@@ -167,15 +167,15 @@ pub mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::callers::Client;
+    use crate::api::callers::ClientKind;
     use crate::api::routes;
     use crate::known::status::tests::status;
     use crate::view::encoded;
 
     /// The page's own user.
-    pub fn owner() -> Viewer {
-        let caller = Caller::of(None, Client::Owner, || panic!("there is no token")).unwrap();
-        Viewer { caller, is_let_in: false }
+    pub fn owner() -> PageViewer {
+        let caller = PageCaller::of(None, ClientKind::Owner, || panic!("there is no token")).unwrap();
+        PageViewer { caller, is_let_in: false }
     }
 
     #[test]
@@ -184,14 +184,21 @@ pub mod tests {
             "name": "keyboard", "title": "Keyboard", "bus_id": "1-1", "state": "in use", "is_observable": true,
         });
         let status = status(json!([{ "pid": 7, "role": "daemon", "devices": [device] }]));
-        let page = |may: Scope| {
+        let page = |may: PageScope| {
             let until = Some("2027-01-01T00:00:00Z".to_owned());
-            let caller = Caller { scope: Some(may), has_token: true, called: "token <b>".into(), until };
-            let view = View::at("/device/7", Some("name=keyboard")).unwrap().for_scope(may);
-            document(&view, "/", &status, Some(&Details::default()), (&Viewer { caller, is_let_in: true }, None)).1
+            let caller = PageCaller { scope: Some(may), has_token: true, called: "token <b>".into(), until };
+            let view = PageView::at("/device/7", Some("name=keyboard")).unwrap().for_scope(may);
+            document(
+                &view,
+                "/",
+                &status,
+                Some(&DeviceDetails::default()),
+                (&PageViewer { caller, is_let_in: true }, None),
+            )
+            .1
         };
         for (may, forms) in
-            [(Scope::Read, &[][..]), (Scope::Observe, &["observe"]), (Scope::Own, &["observe", "release"])]
+            [(PageScope::Read, &[][..]), (PageScope::Observe, &["observe"]), (PageScope::Own, &["observe", "release"])]
         {
             let page = page(may);
             let drawn: Vec<&str> =
@@ -201,7 +208,7 @@ pub mod tests {
             assert!(page.contains("action=\"/leave\"") && !page.contains("<b>"), "{page}");
             assert!(page.contains("farbus release keyboard"), "what can be typed is shown: {page}");
         }
-        let of_owner = document(&View::devices(), "/", &status, None, (&owner(), None)).1;
+        let of_owner = document(&PageView::devices(), "/", &status, None, (&owner(), None)).1;
         assert!(!of_owner.contains("/leave"), "{of_owner}");
     }
 
@@ -222,10 +229,10 @@ pub mod tests {
                 let status = status(json!([{ "pid": 7, "role": "share", "devices": [device] }]));
                 let address = format!("{path}?{query}");
                 document(
-                    &View::at(path, Some(query)).unwrap(),
+                    &PageView::at(path, Some(query)).unwrap(),
                     &address,
                     &status,
-                    Some(&Details::default()),
+                    Some(&DeviceDetails::default()),
                     (&owner(), None),
                 )
             };
@@ -275,10 +282,10 @@ pub mod tests {
     fn only_a_page_with_plots_loads_what_draws_them() {
         let page = |path: &str, query: Option<&str>| {
             document(
-                &View::at(path, query).unwrap(),
+                &PageView::at(path, query).unwrap(),
                 path,
                 &status(json!([])),
-                Some(&Details::default()),
+                Some(&DeviceDetails::default()),
                 (&owner(), None),
             )
             .1

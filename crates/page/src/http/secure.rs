@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::api::refusal::{Refusal, only};
-use crate::http::connection::Limited;
+use crate::api::refusal::{HttpRefusal, only};
+use crate::http::connection::WriteTimeoutStream;
 use crate::line::hex;
-use crate::line::messages::{AUTHORIZATION_BYTES_MAX, BeginTls};
+use crate::line::messages::{AUTHORIZATION_BYTES_MAX, ConfinedPageTls};
 
 /// How the name of a cookie begins that is set over TLS, for this host name alone (RFC 6265bis, 4.1.3.2). Earlier
 /// releases called the cookie so.
@@ -34,14 +34,14 @@ pub const TLS_BYTES_MAX: usize = 4 * (16 << 10);
 const KEPT_LONGER_S: u64 = 86_400;
 
 /// Accepts the handshakes of a page.
-pub struct Acceptor(TlsAcceptor);
+pub struct PageTlsAcceptor(TlsAcceptor);
 
-impl Acceptor {
+impl PageTlsAcceptor {
     /// With the page's key.
     ///
     /// # Errors
     /// `InvalidData`: key and certificate do not fit.
-    pub fn new(begin: &BeginTls) -> io::Result<Self> {
+    pub fn new(begin: &ConfinedPageTls) -> io::Result<Self> {
         let of = |text: &str| hex::decode(text).ok_or(io::ErrorKind::InvalidData);
         let key = PageKey { key: of(&begin.key)?, certificate: of(&begin.certificate)? };
         let config = key.server_config().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -49,7 +49,10 @@ impl Acceptor {
     }
 
     /// The connection once its client has done its handshake; `None`: it has not, or not in time.
-    pub async fn accept(&self, stream: Limited<TcpStream>) -> Option<TlsStream<Limited<TcpStream>>> {
+    pub async fn accept(
+        &self,
+        stream: WriteTimeoutStream<TcpStream>,
+    ) -> Option<TlsStream<WriteTimeoutStream<TcpStream>>> {
         let handshake = self.0.accept_with(stream, |tls| tls.set_buffer_limit(Some(UNSENT_BYTES_MAX)));
         timeout(HANDSHAKE_TIME_MAX, handshake).await.ok()?.ok()
     }
@@ -96,7 +99,7 @@ impl CookieName {
 
 /// What a request shows as its token.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct RequestToken {
     /// As the header `Authorization` would say it.
     pub authorization: Option<String>,
     /// Whether a cookie says it, which a browser sends by itself.
@@ -106,38 +109,38 @@ pub struct Shown {
 /// What the request shows; `cookie`: what a cookie is called that counts, if the request has come over TLS.
 ///
 /// # Errors
-/// [`Refusal`]: a header is there twice or is no text, or the token is longer than any.
-pub fn shown_by(headers: &HeaderMap, cookie: Option<&CookieName>) -> Result<Shown, Refusal> {
+/// [`HttpRefusal`]: a header is there twice or is no text, or the token is longer than any.
+pub fn shown_by(headers: &HeaderMap, cookie: Option<&CookieName>) -> Result<RequestToken, HttpRefusal> {
     let said = only(headers, &AUTHORIZATION)?;
     let cookie = match cookie {
         Some(name) => only(headers, &COOKIE)?.and_then(|cookies| name.token_in(cookies)),
         None => None,
     };
     let shown = match (said, cookie) {
-        (Some(said), _) => Shown { authorization: Some(said.to_owned()), is_cookie: false },
-        (None, Some(token)) => Shown { authorization: Some(format!("Bearer {token}")), is_cookie: true },
-        (None, None) => Shown { authorization: None, is_cookie: false },
+        (Some(said), _) => RequestToken { authorization: Some(said.to_owned()), is_cookie: false },
+        (None, Some(token)) => RequestToken { authorization: Some(format!("Bearer {token}")), is_cookie: true },
+        (None, None) => RequestToken { authorization: None, is_cookie: false },
     };
     match shown.authorization.as_ref().is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX) {
-        true => Err(Refusal::of(StatusCode::UNAUTHORIZED, "this is longer than any token")),
+        true => Err(HttpRefusal::of(StatusCode::UNAUTHORIZED, "this is longer than any token")),
         false => Ok(shown),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use farbus_io_net::trust::Scope;
+    use farbus_io_net::trust::PageScope;
     use hyper::header::HeaderName;
     use hyper::{Method, Uri};
 
     use super::*;
-    use crate::api::callers::Caller;
-    use crate::http::guard::{Site, check};
+    use crate::api::callers::PageCaller;
+    use crate::http::guard::{PageOrigin, check};
 
     const FINGERPRINT: &str = "0A:1B:2C:3D:4E:5F:60:71:82:93";
     const NAME: &str = "__Host-farbus-0a1b2c3d4e5f6071";
 
-    fn shown(lines: &[(&'static str, &str)], is_tls: bool) -> Result<Shown, u16> {
+    fn shown(lines: &[(&'static str, &str)], is_tls: bool) -> Result<RequestToken, u16> {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(hyper::header::HeaderName::from_static(name), value.parse().unwrap());
@@ -146,13 +149,13 @@ mod tests {
         shown_by(&headers, is_tls.then_some(&name)).map_err(|refusal| refusal.status.as_u16())
     }
 
-    fn of(said: &str, is_cookie: bool) -> Result<Shown, u16> {
-        Ok(Shown { authorization: Some(said.to_owned()), is_cookie })
+    fn of(said: &str, is_cookie: bool) -> Result<RequestToken, u16> {
+        Ok(RequestToken { authorization: Some(said.to_owned()), is_cookie })
     }
 
     #[test]
     fn a_cookie_counts_over_tls_alone_and_a_header_counts_before_it() {
-        let nothing = Ok(Shown { authorization: None, is_cookie: false });
+        let nothing = Ok(RequestToken { authorization: None, is_cookie: false });
         let text = format!("a=b; {NAME}=farbus-page-1-2; c=d");
         let cookie = ("cookie", text.as_str());
         assert_eq!(shown(&[cookie], true), of("Bearer farbus-page-1-2", true));
@@ -167,7 +170,7 @@ mod tests {
     #[test]
     fn the_cookie_of_another_page_of_the_host_counts_for_nothing_and_one_of_an_earlier_release_counts() {
         let others = "__Host-farbus-ffffffffffffffff=farbus-page-3-4";
-        assert_eq!(shown(&[("cookie", others)], true), Ok(Shown { authorization: None, is_cookie: false }));
+        assert_eq!(shown(&[("cookie", others)], true), Ok(RequestToken { authorization: None, is_cookie: false }));
         let both = format!("{others}; {NAME}=farbus-page-1-2; __Host-farbus=farbus-page-5-6");
         assert_eq!(shown(&[("cookie", both.as_str())], true), of("Bearer farbus-page-1-2", true));
         assert_eq!(shown(&[("cookie", "__Host-farbus=farbus-page-5-6")], true), of("Bearer farbus-page-5-6", true));
@@ -216,10 +219,10 @@ mod tests {
             ":443",
             "lab3.example:7241",
         ];
-        let site = Site::remote(7241, vec!["lab3.example".into()]);
+        let site = PageOrigin::remote(7241, vec!["lab3.example".into()]);
         let cookie_name = CookieName::of(FINGERPRINT);
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_requests_of_browsers", |input| {
-            let scope = input.pick(&[None, Some(Scope::Read), Some(Scope::Observe), Some(Scope::Own)]);
+            let scope = input.pick(&[None, Some(PageScope::Read), Some(PageScope::Observe), Some(PageScope::Own)]);
             let is_question = input.once_in(4);
             let text = input.text(&REQUESTS, &WORDS);
             let mut headers = HeaderMap::new();
@@ -239,7 +242,8 @@ mod tests {
                 let cookie = cookie.to_str().unwrap();
                 assert!(cookie.split("; ").count() == 6 && !cookie.contains(','), "{cookie}");
             }
-            let caller = Caller { scope, has_token: shown.authorization.is_some(), called: String::new(), until: None };
+            let caller =
+                PageCaller { scope, has_token: shown.authorization.is_some(), called: String::new(), until: None };
             let method = if is_question { Method::GET } else { Method::POST };
             let uri = Uri::from_static("/api/v1/actions/release");
             let Ok(passed) = check(&method, &uri, &headers, &caller, (&site, shown.is_cookie)) else { return };
@@ -250,7 +254,7 @@ mod tests {
             };
             let host = one("host").unwrap();
             assert!(
-                host.eq_ignore_ascii_case("lab3.example:7241") && scope == Some(Scope::Own) && !is_question,
+                host.eq_ignore_ascii_case("lab3.example:7241") && scope == Some(PageScope::Own) && !is_question,
                 "{text}"
             );
             assert!(passed.length <= 16 << 10 && one("transfer-encoding").is_none(), "{text}");

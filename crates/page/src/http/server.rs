@@ -17,10 +17,10 @@ use std::time::Duration;
 use farbus_control::daemon::Elsewhere;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::session::Seconds;
-use farbus_io_linux::sys::confine::{Needs, confine};
+use farbus_io_linux::sys::confine::{ConfinementNeeds, confine};
 use farbus_io_linux::sys::descriptors;
-use farbus_io_net::sys::passing::Passage;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::sys::passing::MessageSocket;
+use farbus_io_net::trust::PageScope;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
@@ -37,31 +37,31 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::sleep;
 
-use crate::api::callers::Caller;
+use crate::api::callers::PageCaller;
 use crate::api::forms;
-use crate::api::journal::Journal;
+use crate::api::journal::EventJournal;
 use crate::api::metrics;
 use crate::api::openapi::RECORDING_TYPE;
-use crate::api::refusal::Refusal;
+use crate::api::refusal::HttpRefusal;
 use crate::api::requests::{object_of, text_of};
-use crate::api::routes::{self, Endpoint, Found};
+use crate::api::routes::{self, PageEndpoint, RouteMatch};
 use crate::api::schemas::Entered;
 use crate::http::answers;
-use crate::http::body::{Body, Events};
-use crate::http::connection::{Clock, Connection, Limited, UNREAD_TIME_MAX};
-use crate::http::drawn::Drawn;
-use crate::http::forming::Sent;
-use crate::http::guard::{Passed, Site, check};
+use crate::http::body::{EventStream, ResponseBody};
+use crate::http::connection::{HyperStream, HyperTimer, UNREAD_TIME_MAX, WriteTimeoutStream};
+use crate::http::drawn::ViewCache;
+use crate::http::forming::PostedForm;
+use crate::http::guard::{AdmittedRequest, PageOrigin, check};
 use crate::http::html;
-use crate::http::html::Viewer;
-use crate::http::secure::{self, Acceptor, CookieName};
-use crate::known::status::Status;
-use crate::line::asking::Line;
+use crate::http::html::PageViewer;
+use crate::http::secure::{self, CookieName, PageTlsAcceptor};
+use crate::known::status::CombinedStatus;
+use crate::line::asking::PageBrokerClient;
 use crate::line::hex;
-use crate::line::messages::{Answer, Begin, By, Question, Wanted};
-use crate::pictures::Kind;
+use crate::line::messages::{ClientCredentials, ConfinedPageConfig, PageAnswer, PageQuestion, StatusExtent};
+use crate::pictures::PictureFormat;
 use crate::view;
-use crate::view::{Details, View, Which};
+use crate::view::{DeviceDetails, DeviceLocator, PageView};
 
 /// The type of a text.
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -103,7 +103,7 @@ pub fn run(is_sandboxed: bool) -> io::Result<()> {
     let still_has = match is_sandboxed {
         false => Some("keeps the rights of its user: --no-sandbox".to_owned()),
         true => {
-            let needs = Needs { has_no_paths: true, ..Needs::default() };
+            let needs = ConfinementNeeds { has_no_paths: true, ..ConfinementNeeds::default() };
             let confinement = confine(&needs).map_err(io::Error::other)?;
             confinement.files.as_ref().err().map(|_| confinement.to_string())
         }
@@ -111,19 +111,19 @@ pub fn run(is_sandboxed: bool) -> io::Result<()> {
     let streams_max = descriptors::limit().soft.map_or(STREAMS_MAX, |soft| {
         usize::try_from(soft).unwrap_or(STREAMS_MAX).saturating_sub(OTHER_DESCRIPTORS).clamp(1, STREAMS_MAX)
     });
-    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let passage = MessageSocket::over(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(first) = passage.receive()? else { return Ok(()) };
-    let begin: Begin = serde_json::from_slice(&first.bytes)?;
+    let begin: ConfinedPageConfig = serde_json::from_slice(&first.bytes)?;
     let line = StdUnixStream::from(first.fd.ok_or(io::ErrorKind::InvalidData)?);
     line.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stream = UnixStream::from_std(line)?;
-        let (line, to_send) = Line::new(Journal::of(begin.epoch));
+        let (line, to_send) = PageBrokerClient::new(EventJournal::of(begin.epoch));
         let (pass, clients) = mpsc::channel(PASSED_MAX);
         thread::Builder::new().name("clients".into()).spawn(move || take_clients(&passage, &pass))?;
         line.confined(still_has);
-        let server = Arc::new(Server::new(Arc::clone(&line), begin, streams_max)?);
+        let server = Arc::new(PageServer::new(Arc::clone(&line), begin, streams_max)?);
         // When the line is closed, or no further connections can come, the other process has ended.
         first_of(line.run(stream, to_send), server.serve(clients)).await;
         Ok(())
@@ -132,18 +132,18 @@ pub fn run(is_sandboxed: bool) -> io::Result<()> {
 
 /// A connection that was passed: its number, the address of this machine that its client has reached over TLS, and the
 /// connection, unless this process has no room for it.
-struct Taken {
+struct PassedConnection {
     client: u64,
     reached: Option<IpAddr>,
     fd: Option<OwnedFd>,
 }
 
 /// Takes the connections that are passed, until the other process ends.
-fn take_clients(passage: &Passage, pass: &mpsc::Sender<Taken>) {
+fn take_clients(passage: &MessageSocket, pass: &mpsc::Sender<PassedConnection>) {
     while let Ok(Some(parcel)) = passage.receive() {
         let Some((number, address)) = parcel.bytes.split_first_chunk() else { continue };
         let reached = std::str::from_utf8(address).ok().and_then(|text| text.parse().ok());
-        let taken = Taken { client: u64::from_be_bytes(*number), reached, fd: parcel.fd };
+        let taken = PassedConnection { client: u64::from_be_bytes(*number), reached, fd: parcel.fd };
         if pass.blocking_send(taken).is_err() {
             return;
         }
@@ -160,67 +160,67 @@ async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>
     .await;
 }
 
-struct Server {
-    line: Arc<Line>,
+struct PageServer {
+    line: Arc<PageBrokerClient>,
     streams: Arc<Semaphore>,
     streams_max: usize,
     /// Room for answers that are not read yet, KiB.
     unread: Arc<Semaphore>,
     /// Room for bodies that arrive.
     bodies: Semaphore,
-    drawn: Arc<Drawn>,
+    drawn: Arc<ViewCache>,
     is_tcp: bool,
-    site: Site,
+    site: PageOrigin,
     elsewhere: Option<Elsewhere>,
-    tls: Option<Acceptor>,
+    tls: Option<PageTlsAcceptor>,
     /// What the cookie is called with which a browser shows its token; `None`: none does.
     cookie: Option<CookieName>,
 }
 
 /// Tells the other process that a connection is closed.
-struct Open {
-    line: Arc<Line>,
+struct ConnectionCloseGuard {
+    line: Arc<PageBrokerClient>,
     client: u64,
 }
 
-impl Drop for Open {
+impl Drop for ConnectionCloseGuard {
     fn drop(&mut self) {
         self.line.closed(self.client);
     }
 }
 
-impl Server {
-    fn new(line: Arc<Line>, begin: Begin, streams_max: usize) -> io::Result<Self> {
-        let Begin { port, tls, elsewhere, .. } = begin;
+impl PageServer {
+    fn new(line: Arc<PageBrokerClient>, begin: ConfinedPageConfig, streams_max: usize) -> io::Result<Self> {
+        let ConfinedPageConfig { port, tls, elsewhere, .. } = begin;
         let unread = Arc::new(Semaphore::new(UNREAD_KIB_MAX));
         let site = match (&tls, port) {
-            (Some(tls), Some(port)) => Site::remote(port, tls.names.clone()),
-            _ => Site::local(port),
+            (Some(tls), Some(port)) => PageOrigin::remote(port, tls.names.clone()),
+            _ => PageOrigin::local(port),
         };
         Ok(Self {
             line,
             streams: Arc::new(Semaphore::new(streams_max)),
             streams_max,
-            drawn: Arc::new(Drawn::new(Arc::clone(&unread))),
+            drawn: Arc::new(ViewCache::new(Arc::clone(&unread))),
             unread,
             bodies: Semaphore::new(BODIES_MAX),
             is_tcp: port.is_some(),
             site,
             cookie: elsewhere.as_ref().filter(|_| tls.is_some()).map(|of| CookieName::of(&of.fingerprint)),
             elsewhere,
-            tls: tls.as_ref().map(Acceptor::new).transpose()?,
+            tls: tls.as_ref().map(PageTlsAcceptor::new).transpose()?,
         })
     }
 
-    async fn serve(self: Arc<Self>, mut clients: mpsc::Receiver<Taken>) {
-        while let Some(Taken { client, reached, fd }) = clients.recv().await {
-            let open = Open { line: Arc::clone(&self.line), client };
+    async fn serve(self: Arc<Self>, mut clients: mpsc::Receiver<PassedConnection>) {
+        while let Some(PassedConnection { client, reached, fd }) = clients.recv().await {
+            let open = ConnectionCloseGuard { line: Arc::clone(&self.line), client };
             // Without it there are too many; the other process hears that this one is closed.
             let Some(fd) = fd else { continue };
             // They were made not to block where they were accepted.
             let served = match self.is_tcp {
                 true => TcpStream::from_std(fd.into()).map(|stream| {
-                    let stream = Limited::new(stream, UNREAD_TIME_MAX);
+                    let stream = WriteTimeoutStream::new(stream, UNREAD_TIME_MAX);
                     let site = match reached {
                         Some(address) => self.site.clone().reached_at(address),
                         None => self.site.clone(),
@@ -228,7 +228,7 @@ impl Server {
                     drop(tokio::spawn(Arc::clone(&self).greet(open, stream, site)));
                 }),
                 false => UnixStream::from_std(fd.into()).map(|stream| {
-                    let stream = Limited::new(stream, UNREAD_TIME_MAX);
+                    let stream = WriteTimeoutStream::new(stream, UNREAD_TIME_MAX);
                     drop(tokio::spawn(Arc::clone(&self).converse(open, stream, self.site.clone())));
                 }),
             };
@@ -239,7 +239,12 @@ impl Server {
     }
 
     /// Serves a connection over TCP, after the handshake of TLS if that is spoken.
-    async fn greet(self: Arc<Self>, open: Open, stream: Limited<TcpStream>, site: Site) {
+    async fn greet(
+        self: Arc<Self>,
+        open: ConnectionCloseGuard,
+        stream: WriteTimeoutStream<TcpStream>,
+        site: PageOrigin,
+    ) {
         match &self.tls {
             None => self.converse(open, stream, site).await,
             Some(acceptor) => {
@@ -250,7 +255,7 @@ impl Server {
         }
     }
 
-    async fn converse<S>(self: Arc<Self>, open: Open, stream: S, site: Site)
+    async fn converse<S>(self: Arc<Self>, open: ConnectionCloseGuard, stream: S, site: PageOrigin)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -262,24 +267,24 @@ impl Server {
             async move { Ok::<_, Infallible>(server.within(server.answer(request, client, &site).await)) }
         };
         let mut http = http1::Builder::new();
-        http.timer(Clock).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
+        http.timer(HyperTimer).header_read_timeout(HEAD_TIME_MAX).max_headers(HEAD_LINES_MAX);
         http.max_buf_size(HEAD_BYTES_MAX).half_close(false);
         // A client that breaks the protocol, or goes, loses its connection and nothing else. So does one whose token
         // was revoked: whatever is sent to it ends there.
-        let serving = http.serve_connection(Connection(stream), service_fn(answer));
+        let serving = http.serve_connection(HyperStream(stream), service_fn(answer));
         first_of(async { drop(serving.await) }, async { drop(ended.await) }).await;
         drop(open);
     }
 
     /// The answer, if there is room for it beside those that others have not read yet.
-    fn within(&self, mut response: Response<Body>) -> Response<Body> {
+    fn within(&self, mut response: Response<ResponseBody>) -> Response<ResponseBody> {
         match response.body_mut().take_room(&self.unread) {
             true => response,
             false => error(StatusCode::SERVICE_UNAVAILABLE, "others have not read their answers yet"),
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, client: u64, site: &Site) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Incoming>, client: u64, site: &PageOrigin) -> Response<ResponseBody> {
         let answered = self.try_answer(&mut request, client, site).await;
         answered.unwrap_or_else(|refusal| refused(&refusal))
     }
@@ -288,30 +293,30 @@ impl Server {
         &self,
         request: &mut Request<Incoming>,
         client: u64,
-        site: &Site,
-    ) -> Result<Response<Body>, Refusal> {
+        site: &PageOrigin,
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         // What everybody gets, a browser gets also with a cookie that counts no more.
         let is_for_all = routes::find(request.uri().path()).is_some_and(|found| found.scope().is_none());
         let shown = secure::shown_by(request.headers(), self.cookie.as_ref().filter(|_| !is_for_all))?;
-        let mut by = By { client, authorization: shown.authorization, scope: None };
-        let caller = match self.line.ask(&by, Question::Who).await? {
-            Answer::Who { scope, has_token, called, until } => Caller { scope, has_token, called, until },
+        let mut by = ClientCredentials { client, authorization: shown.authorization, scope: None };
+        let caller = match self.line.ask(&by, PageQuestion::Who).await? {
+            PageAnswer::Who { scope, has_token, called, until } => PageCaller { scope, has_token, called, until },
             _ => return Err(no_answer()),
         };
         by.scope = caller.scope;
         let by = &by;
         let passed = check(request.method(), request.uri(), request.headers(), &caller, (site, shown.is_cookie));
-        let Passed { found, length } = match passed {
+        let AdmittedRequest { found, length } = match passed {
             Ok(passed) => passed,
             Err(refusal) => {
                 if request.method() == Method::POST && caller.scope.is_some() {
-                    self.line.ask(by, Question::Refused { why: refusal.why.to_string() }).await?;
+                    self.line.ask(by, PageQuestion::Refused { why: refusal.why.to_string() }).await?;
                 }
                 return Err(refusal);
             }
         };
         let is_stranger = site.is_remote() && caller.scope.is_none();
-        let viewer = Viewer { caller, is_let_in: shown.is_cookie };
+        let viewer = PageViewer { caller, is_let_in: shown.is_cookie };
         let mut answered = self.found((by, &viewer), request, found, length).await?;
         if is_stranger {
             // A stranger has a place for one request.
@@ -322,41 +327,42 @@ impl Server {
 
     async fn found(
         &self,
-        (by, viewer): (&By, &Viewer),
+        (by, viewer): (&ClientCredentials, &PageViewer),
         request: &mut Request<Incoming>,
-        found: Found,
+        found: RouteMatch,
         length: u64,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         let all = |_: &ProcessStatus, _: &ProcessDevice| true;
-        let of_status =
-            async |answer: fn(&Status) -> Response<Body>| Ok(answer(&*self.line.status(by, Wanted::Processes).await?));
+        let of_status = async |answer: fn(&CombinedStatus) -> Response<ResponseBody>| {
+            Ok(answer(&*self.line.status(by, StatusExtent::Processes).await?))
+        };
         match found.route.endpoint {
-            Endpoint::Health
-            | Endpoint::Style
-            | Endpoint::Script
-            | Endpoint::Plots
-            | Endpoint::Uplot
-            | Endpoint::UplotStyle
-            | Endpoint::Icon
-            | Endpoint::EnterPage
-            | Endpoint::EnterScript
-            | Endpoint::EnterStyle => file_of(found.route.endpoint),
-            Endpoint::Enter => self.enter(by, request, length).await,
-            Endpoint::Leave => self.leave(by).await,
-            Endpoint::Form => self.form((by, viewer), request, found, length).await,
-            Endpoint::Line => line(found, request.uri().query().unwrap_or_default()),
-            Endpoint::Ready => of_status(ready).await,
-            Endpoint::Page
-            | Endpoint::HostsPage
-            | Endpoint::Buses
-            | Endpoint::Network
-            | Endpoint::New
-            | Endpoint::Device => match View::at(request.uri().path(), request.uri().query()) {
+            PageEndpoint::Health
+            | PageEndpoint::Style
+            | PageEndpoint::Script
+            | PageEndpoint::Plots
+            | PageEndpoint::Uplot
+            | PageEndpoint::UplotStyle
+            | PageEndpoint::Icon
+            | PageEndpoint::EnterPage
+            | PageEndpoint::EnterScript
+            | PageEndpoint::EnterStyle => file_of(found.route.endpoint),
+            PageEndpoint::Enter => self.enter(by, request, length).await,
+            PageEndpoint::Leave => self.leave(by).await,
+            PageEndpoint::Form => self.form((by, viewer), request, found, length).await,
+            PageEndpoint::Line => line(found, request.uri().query().unwrap_or_default()),
+            PageEndpoint::Ready => of_status(ready).await,
+            PageEndpoint::Page
+            | PageEndpoint::HostsPage
+            | PageEndpoint::Buses
+            | PageEndpoint::Network
+            | PageEndpoint::New
+            | PageEndpoint::Device => match PageView::at(request.uri().path(), request.uri().query()) {
                 Some(view) => self.view((by, viewer), view.for_scope(viewer.may()), request.uri()).await,
-                None => Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
+                None => Err(HttpRefusal::of(StatusCode::NOT_FOUND, "nothing is here")),
             },
-            Endpoint::Latency => Ok(json_of(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
-            Endpoint::LatencyPart => {
+            PageEndpoint::Latency => Ok(json_of(StatusCode::OK, &self.latency(by, found.number, request.uri()).await?)),
+            PageEndpoint::LatencyPart => {
                 // A view that asks as its device goes is told about that by its list: a browser would write an error of
                 // its own into its log.
                 Ok(match self.latency(by, found.number, request.uri()).await {
@@ -365,91 +371,106 @@ impl Server {
                     Err(refusal) => return Err(refusal),
                 })
             }
-            Endpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
-            Endpoint::Metrics => {
+            PageEndpoint::Table => of_status(|status| text("text/html; charset=utf-8", html::table(status))).await,
+            PageEndpoint::Metrics => {
                 let streams = self.streams_max - self.streams.available_permits().min(self.streams_max);
-                let status = self.line.status(by, Wanted::Processes).await?;
+                let status = self.line.status(by, StatusExtent::Processes).await?;
                 Ok(text(metrics::CONTENT_TYPE, metrics::metrics(&status, streams)))
             }
-            Endpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
-            Endpoint::Devices => {
-                let status = self.line.status(by, Wanted::Processes).await?;
+            PageEndpoint::Status => of_status(|status| json_of(StatusCode::OK, &status.processes)).await,
+            PageEndpoint::Devices => {
+                let status = self.line.status(by, StatusExtent::Processes).await?;
                 Ok(json_of(StatusCode::OK, &answers::devices(&status, all)))
             }
-            Endpoint::LabDevices => {
-                let status = self.line.status(by, Wanted::Answered).await?;
-                let wanted = View::wanted(request.uri().query());
+            PageEndpoint::LabDevices => {
+                let status = self.line.status(by, StatusExtent::Answered).await?;
+                let wanted = PageView::wanted(request.uri().query());
                 Ok(json_of(StatusCode::OK, &answers::lab(&status, &wanted)))
             }
-            Endpoint::Shares => {
+            PageEndpoint::Shares => {
                 of_status(|status| json_of(StatusCode::OK, &answers::devices(status, answers::is_shared))).await
             }
-            Endpoint::Attachments => {
+            PageEndpoint::Attachments => {
                 of_status(|status| json_of(StatusCode::OK, &answers::devices(status, answers::is_attached))).await
             }
-            Endpoint::PageEvents | Endpoint::Events if request.method() == Method::HEAD => {
+            PageEndpoint::PageEvents | PageEndpoint::Events if request.method() == Method::HEAD => {
                 Ok(text("text/event-stream", String::new()))
             }
-            Endpoint::PageEvents => self.page_events((by, viewer), request.uri()).await,
-            Endpoint::Events => self.events(by, request).await,
-            Endpoint::Description => Ok(json_of(StatusCode::OK, &answers::description())),
-            Endpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
-            Endpoint::Hosts => self.hosts(by).await,
-            Endpoint::Audit => self.value(by, Question::Audit).await,
-            Endpoint::Operations => self.value(by, Question::Operations).await,
-            Endpoint::Operation => self.value(by, Question::Operation { id: found.number }).await,
+            PageEndpoint::PageEvents => self.page_events((by, viewer), request.uri()).await,
+            PageEndpoint::Events => self.events(by, request).await,
+            PageEndpoint::Description => Ok(json_of(StatusCode::OK, &answers::description())),
+            PageEndpoint::Actions => Ok(json_of(StatusCode::OK, &answers::actions())),
+            PageEndpoint::Hosts => self.hosts(by).await,
+            PageEndpoint::Audit => self.value(by, PageQuestion::Audit).await,
+            PageEndpoint::Operations => self.value(by, PageQuestion::Operations).await,
+            PageEndpoint::Operation => self.value(by, PageQuestion::Operation { id: found.number }).await,
             // Its bytes are another's to read, and a HEAD reads nothing: it leaves no line in the log.
-            Endpoint::Recording if request.method() == Method::HEAD => Ok(recording(found.number, Vec::new())),
-            Endpoint::Recording => match self.line.ask(by, Question::Recording { id: found.number }).await? {
-                Answer::Bytes(hex) => Ok(recording(found.number, hex::decode(&hex).ok_or_else(no_answer)?)),
+            PageEndpoint::Recording if request.method() == Method::HEAD => Ok(recording(found.number, Vec::new())),
+            PageEndpoint::Recording => match self.line.ask(by, PageQuestion::Recording { id: found.number }).await? {
+                PageAnswer::Bytes(hex) => Ok(recording(found.number, hex::decode(&hex).ok_or_else(no_answer)?)),
                 _ => Err(no_answer()),
             },
             // A HEAD reads nothing here, either.
-            Endpoint::RecordedText if request.method() == Method::HEAD => Ok(text(PLAIN, String::new())),
-            Endpoint::RecordedText => match self.line.ask(by, Question::RecordedText { id: found.number }).await? {
-                Answer::Value(Value::String(said)) => Ok(text(PLAIN, said)),
+            PageEndpoint::RecordedText if request.method() == Method::HEAD => Ok(text(PLAIN, String::new())),
+            PageEndpoint::RecordedText => {
+                match self.line.ask(by, PageQuestion::RecordedText { id: found.number }).await? {
+                    PageAnswer::Value(Value::String(said)) => Ok(text(PLAIN, said)),
+                    _ => Err(no_answer()),
+                }
+            }
+            PageEndpoint::NewestPicture => match self.line.ask(by, PageQuestion::Picture { id: found.number }).await? {
+                PageAnswer::Bytes(hex) => picture(hex::decode(&hex).ok_or_else(no_answer)?),
                 _ => Err(no_answer()),
             },
-            Endpoint::NewestPicture => match self.line.ask(by, Question::Picture { id: found.number }).await? {
-                Answer::Bytes(hex) => picture(hex::decode(&hex).ok_or_else(no_answer)?),
-                _ => Err(no_answer()),
-            },
-            Endpoint::Action | Endpoint::Stop => self.change(by, request, found, length).await,
+            PageEndpoint::Action | PageEndpoint::Stop => self.change(by, request, found, length).await,
         }
     }
 
     /// This host, those that are paired with it, and those that are known besides.
-    async fn hosts(&self, by: &By) -> Result<Response<Body>, Refusal> {
-        let Answer::Value(said) = self.line.ask(by, Question::Hosts).await? else { return Err(no_answer()) };
-        let status = self.line.status(by, Wanted::Answered).await?;
+    async fn hosts(&self, by: &ClientCredentials) -> Result<Response<ResponseBody>, HttpRefusal> {
+        let PageAnswer::Value(said) = self.line.ask(by, PageQuestion::Hosts).await? else { return Err(no_answer()) };
+        let status = self.line.status(by, StatusExtent::Answered).await?;
         Ok(json_of(StatusCode::OK, &answers::hosts(said, &status.lab)))
     }
 
     /// What a page shows from now on, as events.
-    async fn page_events(&self, (by, viewer): (&By, &Viewer), uri: &Uri) -> Result<Response<Body>, Refusal> {
+    async fn page_events(
+        &self,
+        (by, viewer): (&ClientCredentials, &PageViewer),
+        uri: &Uri,
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         let permit = self.stream()?;
-        let followed = View::followed(uri.query());
+        let followed = PageView::followed(uri.query());
         let followed = followed.map(|(view, version)| (view.for_scope(viewer.may()), version));
         let (status, follow, _) = self.line.follow(by, false).await?;
-        Ok(events(Events::new(status, (permit, follow), &self.drawn, followed)))
+        Ok(events(EventStream::new(status, (permit, follow), &self.drawn, followed)))
     }
 
     /// What happens from now on, or after the event that the client knows.
-    async fn events(&self, by: &By, request: &Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    async fn events(
+        &self,
+        by: &ClientCredentials,
+        request: &Request<Incoming>,
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         let permit = self.stream()?;
         let (_, follow, before) = self.line.follow(by, true).await?;
         let last = request.headers().get("last-event-id").and_then(|last| last.to_str().ok());
         let follower = self.line.journal.follow_after(last, before);
-        Ok(events(Events::numbered(follower, (permit, follow))))
+        Ok(events(EventStream::numbered(follower, (permit, follow))))
     }
 
     /// Lets a browser in that shows a code.
-    async fn enter(&self, by: &By, request: &mut Request<Incoming>, length: u64) -> Result<Response<Body>, Refusal> {
+    async fn enter(
+        &self,
+        by: &ClientCredentials,
+        request: &mut Request<Incoming>,
+        length: u64,
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         let given = self.body_of(request, length).await?;
         let code = given.get("code").and_then(Value::as_str).unwrap_or_default();
         let code = if code.len() <= CODE_BYTES_MAX { code.to_owned() } else { String::new() };
-        match self.line.ask(by, Question::Enter { code }).await {
-            Ok(Answer::Entered { token, scope, lasts_s }) => {
+        match self.line.ask(by, PageQuestion::Enter { code }).await {
+            Ok(PageAnswer::Entered { token, scope, lasts_s }) => {
                 let mut response = json_of(StatusCode::OK, &json!(Entered { scope, lasts_s }));
                 let cookie = self.cookie.as_ref().and_then(|name| name.set_cookie(&token, lasts_s));
                 let cookie = cookie.ok_or_else(no_answer)?;
@@ -465,8 +486,8 @@ impl Server {
     }
 
     /// Ends the token of a browser, which forgets it.
-    async fn leave(&self, by: &By) -> Result<Response<Body>, Refusal> {
-        self.line.ask(by, Question::Leave).await?;
+    async fn leave(&self, by: &ClientCredentials) -> Result<Response<ResponseBody>, HttpRefusal> {
+        self.line.ask(by, PageQuestion::Leave).await?;
         let mut response = text(PLAIN, "signed out\n".into());
         *response.status_mut() = StatusCode::SEE_OTHER;
         let headers = response.headers_mut();
@@ -482,21 +503,21 @@ impl Server {
     /// Does what a form says, and answers with a document: what became of it, with the command line.
     async fn form(
         &self,
-        (by, viewer): (&By, &Viewer),
+        (by, viewer): (&ClientCredentials, &PageViewer),
         request: &mut Request<Incoming>,
-        found: Found,
+        found: RouteMatch,
         length: u64,
-    ) -> Result<Response<Body>, Refusal> {
-        let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
+        let full = |_| HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
         let body = {
             let _room = self.bodies.try_acquire().map_err(full)?;
             text_of(request.body_mut(), length).await?
         };
-        let sent = Sent::of(request.uri().path(), found, &body);
-        let (status, document) = match sent.before(&*self.line.status(by, Wanted::Processes).await?) {
+        let sent = PostedForm::of(request.uri().path(), found, &body);
+        let (status, document) = match sent.before(&*self.line.status(by, StatusExtent::Processes).await?) {
             Some(answer) => answer,
             None => match self.line.ask(by, sent.question()).await {
-                Ok(Answer::Changed { status, body }) => sent.after(status, &body),
+                Ok(PageAnswer::Changed { status, body }) => sent.after(status, &body),
                 Ok(_) => return Err(no_answer()),
                 Err(refusal) => sent.refused(&refusal),
             },
@@ -508,36 +529,41 @@ impl Server {
     }
 
     /// The object in the body of a change.
-    async fn body_of(&self, request: &mut Request<Incoming>, length: u64) -> Result<Map<String, Value>, Refusal> {
-        let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
+    async fn body_of(&self, request: &mut Request<Incoming>, length: u64) -> Result<Map<String, Value>, HttpRefusal> {
+        let full = |_| HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "others send too much at a time");
         let _room = self.bodies.try_acquire().map_err(full)?;
         object_of(request.body_mut(), length).await
     }
 
     /// A place for a stream of events.
-    fn stream(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        let full = |_| Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
+    fn stream(&self) -> Result<OwnedSemaphorePermit, HttpRefusal> {
+        let full = |_| HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events");
         Arc::clone(&self.streams).try_acquire_owned().map_err(full)
     }
 
-    async fn value(&self, by: &By, question: Question) -> Result<Response<Body>, Refusal> {
+    async fn value(
+        &self,
+        by: &ClientCredentials,
+        question: PageQuestion,
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         match self.line.ask(by, question).await? {
-            Answer::Value(value) => Ok(json_of(StatusCode::OK, &value)),
+            PageAnswer::Value(value) => Ok(json_of(StatusCode::OK, &value)),
             _ => Err(no_answer()),
         }
     }
 
     async fn change(
         &self,
-        by: &By,
+        by: &ClientCredentials,
         request: &mut Request<Incoming>,
-        found: Found,
+        found: RouteMatch,
         length: u64,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
         debug_assert!(found.route.is_change(), "questions are answered above");
         let path = request.uri().path().to_owned();
         let given = self.body_of(request, length).await?;
-        let Answer::Changed { status, body } = self.line.ask(by, Question::Change { path, given }).await? else {
+        let PageAnswer::Changed { status, body } = self.line.ask(by, PageQuestion::Change { path, given }).await?
+        else {
             return Err(no_answer());
         };
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -549,31 +575,40 @@ impl Server {
     }
 
     /// How long the requests of a device of this process took in each of the last seconds.
-    async fn latency(&self, by: &By, process: u64, uri: &Uri) -> Result<Seconds, Refusal> {
-        let missing = || Refusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
+    async fn latency(&self, by: &ClientCredentials, process: u64, uri: &Uri) -> Result<Seconds, HttpRefusal> {
+        let missing = || HttpRefusal::of(StatusCode::NOT_FOUND, "this process has no such device, or does not time it");
         let pid = u32::try_from(process).map_err(|_| missing())?;
-        let which = Which::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
-        let pid = which.pid_in(&*self.line.status(by, Wanted::Processes).await?);
-        match self.line.ask(by, Question::Latency { pid, name: which.name().to_owned() }).await? {
-            Answer::Value(said) if said.is_object() => serde_json::from_value(said).map_err(|_| missing()),
+        let which = DeviceLocator::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
+        let pid = which.pid_in(&*self.line.status(by, StatusExtent::Processes).await?);
+        match self.line.ask(by, PageQuestion::Latency { pid, name: which.name().to_owned() }).await? {
+            PageAnswer::Value(said) if said.is_object() => serde_json::from_value(said).map_err(|_| missing()),
             _ => Err(missing()),
         }
     }
 
     /// The document of a view.
-    async fn view(&self, (by, viewer): (&By, &Viewer), view: View, uri: &Uri) -> Result<Response<Body>, Refusal> {
-        let wanted = if view.has_others() { Wanted::Lab } else { Wanted::Processes };
+    async fn view(
+        &self,
+        (by, viewer): (&ClientCredentials, &PageViewer),
+        view: PageView,
+        uri: &Uri,
+    ) -> Result<Response<ResponseBody>, HttpRefusal> {
+        let wanted = if view.has_others() { StatusExtent::Lab } else { StatusExtent::Processes };
         let status = self.line.status(by, wanted).await?;
         let details = match view.device() {
-            None if view == View::New(Scope::Own) => match self.line.ask(by, Question::Choices).await? {
-                Answer::Value(choices) => Some(serde_json::from_value::<Details>(choices).unwrap_or_default()),
+            None if view == PageView::New(PageScope::Own) => match self.line.ask(by, PageQuestion::Choices).await? {
+                PageAnswer::Value(choices) => {
+                    Some(serde_json::from_value::<DeviceDetails>(choices).unwrap_or_default())
+                }
                 _ => return Err(no_answer()),
             },
             None => None,
             Some(which) => {
-                let question = Question::Details { pid: which.pid_in(&status), name: which.name().to_owned() };
+                let question = PageQuestion::Details { pid: which.pid_in(&status), name: which.name().to_owned() };
                 match self.line.ask(by, question).await? {
-                    Answer::Value(details) => Some(serde_json::from_value::<Details>(details).unwrap_or_default()),
+                    PageAnswer::Value(details) => {
+                        Some(serde_json::from_value::<DeviceDetails>(details).unwrap_or_default())
+                    }
                     _ => return Err(no_answer()),
                 }
             }
@@ -593,7 +628,7 @@ impl Server {
 }
 
 /// The command line of a form with what its fields have now, and what is wrong with that.
-fn line(found: Found, query: &str) -> Result<Response<Body>, Refusal> {
+fn line(found: RouteMatch, query: &str) -> Result<Response<ResponseBody>, HttpRefusal> {
     let action = found.action.ok_or_else(no_answer)?;
     let fields = view::pairs_in(query, forms::FIELDS_MAX);
     let value_of = |name: &str| fields.iter().find(|(known, _)| known == name).map(|(_, text)| text.clone());
@@ -601,13 +636,13 @@ fn line(found: Found, query: &str) -> Result<Response<Body>, Refusal> {
     Ok(json_of(StatusCode::OK, &json!({ "line": line, "wrong": wrong })))
 }
 
-fn no_answer() -> Refusal {
-    Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")
+fn no_answer() -> HttpRefusal {
+    HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")
 }
 
 /// A file for Wireshark.
-fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
-    let mut response = response(StatusCode::OK, RECORDING_TYPE, Body::Whole(Some(Bytes::from(bytes))));
+fn recording(id: u64, bytes: Vec<u8>) -> Response<ResponseBody> {
+    let mut response = response(StatusCode::OK, RECORDING_TYPE, ResponseBody::Whole(Some(Bytes::from(bytes))));
     if let Ok(named) = HeaderValue::from_str(&format!("attachment; filename=\"farbus-{id}.pcapng\"")) {
         response.headers_mut().insert(CONTENT_DISPOSITION, named);
     }
@@ -615,69 +650,69 @@ fn recording(id: u64, bytes: Vec<u8>) -> Response<Body> {
 }
 
 /// A file that is in the program.
-fn file_of(endpoint: Endpoint) -> Result<Response<Body>, Refusal> {
+fn file_of(endpoint: PageEndpoint) -> Result<Response<ResponseBody>, HttpRefusal> {
     Ok(match endpoint {
-        Endpoint::Health => text(PLAIN, "ok\n".into()),
-        Endpoint::Style | Endpoint::EnterStyle => text("text/css; charset=utf-8", html::STYLE.into()),
-        Endpoint::Script => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
-        Endpoint::Plots => text("text/javascript; charset=utf-8", html::PLOTS.into()),
-        Endpoint::Uplot => kept("text/javascript; charset=utf-8", html::UPLOT),
-        Endpoint::UplotStyle => kept("text/css; charset=utf-8", html::UPLOT_STYLE),
-        Endpoint::Icon => return picture(html::ICON.to_vec()),
-        Endpoint::EnterPage => text("text/html; charset=utf-8", ENTER_PAGE.into()),
-        Endpoint::EnterScript => text("text/javascript; charset=utf-8", ENTER_SCRIPT.into()),
-        _ => return Err(Refusal::of(StatusCode::NOT_FOUND, "nothing is here")),
+        PageEndpoint::Health => text(PLAIN, "ok\n".into()),
+        PageEndpoint::Style | PageEndpoint::EnterStyle => text("text/css; charset=utf-8", html::STYLE.into()),
+        PageEndpoint::Script => text("text/javascript; charset=utf-8", html::SCRIPT.into()),
+        PageEndpoint::Plots => text("text/javascript; charset=utf-8", html::PLOTS.into()),
+        PageEndpoint::Uplot => kept("text/javascript; charset=utf-8", html::UPLOT),
+        PageEndpoint::UplotStyle => kept("text/css; charset=utf-8", html::UPLOT_STYLE),
+        PageEndpoint::Icon => return picture(html::ICON.to_vec()),
+        PageEndpoint::EnterPage => text("text/html; charset=utf-8", ENTER_PAGE.into()),
+        PageEndpoint::EnterScript => text("text/javascript; charset=utf-8", ENTER_SCRIPT.into()),
+        _ => return Err(HttpRefusal::of(StatusCode::NOT_FOUND, "nothing is here")),
     })
 }
 
 /// A picture, perhaps of a stranger's stream: what it begins with says its type, which is one of two.
-fn picture(bytes: Vec<u8>) -> Result<Response<Body>, Refusal> {
-    let kind = Kind::of(&bytes).ok_or_else(no_answer)?;
-    Ok(response(StatusCode::OK, kind.media_type(), Body::Whole(Some(Bytes::from(bytes)))))
+fn picture(bytes: Vec<u8>) -> Result<Response<ResponseBody>, HttpRefusal> {
+    let kind = PictureFormat::of(&bytes).ok_or_else(no_answer)?;
+    Ok(response(StatusCode::OK, kind.media_type(), ResponseBody::Whole(Some(Bytes::from(bytes)))))
 }
 
-fn events(events: Events) -> Response<Body> {
-    response(StatusCode::OK, "text/event-stream", Body::Events(events))
+fn events(events: EventStream) -> Response<ResponseBody> {
+    response(StatusCode::OK, "text/event-stream", ResponseBody::Events(events))
 }
 
-fn ready(status: &Status) -> Response<Body> {
+fn ready(status: &CombinedStatus) -> Response<ResponseBody> {
     match &status.failure {
         None => text("text/plain; charset=utf-8", "ready\n".into()),
         Some(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked"),
     }
 }
 
-fn json_of(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+fn json_of(status: StatusCode, value: &impl Serialize) -> Response<ResponseBody> {
     match serde_json::to_string(value) {
-        Ok(json) => response(status, "application/json", Body::Whole(Some(Bytes::from(json)))),
+        Ok(json) => response(status, "application/json", ResponseBody::Whole(Some(Bytes::from(json)))),
         Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the answer is no JSON"),
     }
 }
 
-fn text(kind: &'static str, text: String) -> Response<Body> {
-    response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from(text))))
+fn text(kind: &'static str, text: String) -> Response<ResponseBody> {
+    response(StatusCode::OK, kind, ResponseBody::Whole(Some(Bytes::from(text))))
 }
 
 /// A text that its address never has another of: its browser keeps it for a year.
-fn kept(kind: &'static str, text: &'static str) -> Response<Body> {
-    let mut response = response(StatusCode::OK, kind, Body::Whole(Some(Bytes::from_static(text.as_bytes()))));
+fn kept(kind: &'static str, text: &'static str) -> Response<ResponseBody> {
+    let mut response = response(StatusCode::OK, kind, ResponseBody::Whole(Some(Bytes::from_static(text.as_bytes()))));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
     response
 }
 
 /// An answer for a script that changes nothing of what is seen.
-fn no_content() -> Response<Body> {
+fn no_content() -> Response<ResponseBody> {
     let mut response = text("text/html; charset=utf-8", String::new());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
 
-fn error(status: StatusCode, why: &'static str) -> Response<Body> {
-    refused(&Refusal::of(status, why))
+fn error(status: StatusCode, why: &'static str) -> Response<ResponseBody> {
+    refused(&HttpRefusal::of(status, why))
 }
 
-fn refused(refusal: &Refusal) -> Response<Body> {
-    let body = Body::Whole(Some(Bytes::from(format!("{}\n", refusal.why))));
+fn refused(refusal: &HttpRefusal) -> Response<ResponseBody> {
+    let body = ResponseBody::Whole(Some(Bytes::from(format!("{}\n", refusal.why))));
     let mut response = response(refusal.status, "text/plain; charset=utf-8", body);
     // What follows on this connection may be the body that was refused.
     let headers = response.headers_mut();
@@ -708,7 +743,7 @@ const FOR_BROWSERS: [(&str, &str); 6] = [
     ("cross-origin-opener-policy", "same-origin"),
 ];
 
-fn response(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
+fn response(status: StatusCode, kind: &'static str, body: ResponseBody) -> Response<ResponseBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();

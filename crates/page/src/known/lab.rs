@@ -29,7 +29,7 @@ pub const LAB_BYTES_MAX: usize = DEVICES_MAX * size_of::<LabDevice>() + TEXT_BYT
 
 /// All that is known of other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Lab {
+pub struct LabInventory {
     /// Greater with each change; 0: nothing is known yet.
     pub version: u64,
     /// Another number when a host or a device is, or its state, its user or who waits; not when all are heard again.
@@ -161,7 +161,7 @@ pub struct LabBooked {
 /// A device as the directory or its host says it: fields of a record, or of a line of `farbus list --json`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct SaidDevice {
+pub struct DeviceReport {
     /// The key of its host, in the directory.
     pub host_key: String,
     name: String,
@@ -178,7 +178,7 @@ pub struct SaidDevice {
     since: Option<String>,
     used_s: Option<f64>,
     reason: Option<String>,
-    lease: Option<SaidLease>,
+    lease: Option<LeaseReport>,
     waiting: u64,
     queue: Vec<LabQueued>,
     booked: Vec<LabBooked>,
@@ -189,7 +189,7 @@ pub struct SaidDevice {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct SaidLease {
+struct LeaseReport {
     host: String,
     until: String,
     reason: Option<String>,
@@ -197,12 +197,12 @@ struct SaidLease {
 
 /// Room for as many devices as are kept.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Room {
+pub struct LabBudget {
     devices: usize,
     bytes: usize,
 }
 
-impl Room {
+impl LabBudget {
     /// Takes a device, if there is room for it.
     pub fn takes(&mut self, device: &LabDevice) -> bool {
         let (devices, bytes) = (self.devices + 1, self.bytes + device.text_bytes());
@@ -224,7 +224,7 @@ pub fn short(text: &str) -> String {
     text.chars().take(TEXT_CHARS_MAX).map(readable).collect()
 }
 
-impl SaidDevice {
+impl DeviceReport {
     /// What is kept of it; `None` if no command could name it. `now_s` and `time` read the clock and a time that was
     /// written, both in seconds since 1970.
     pub fn kept(self, now_s: u64, time: impl Fn(&str) -> Option<u64>) -> Option<LabDevice> {
@@ -317,7 +317,7 @@ impl LabHost {
     }
 }
 
-impl Lab {
+impl LabInventory {
     /// All devices of other hosts, with their hosts.
     pub fn devices(&self) -> impl Iterator<Item = (&LabHost, &LabDevice)> {
         self.hosts.iter().flat_map(|host| host.devices.iter().map(move |device| (host, device)))
@@ -341,7 +341,7 @@ impl Lab {
         self.hosts.sort_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
         let hosts = self.hosts.len().saturating_sub(HOSTS_MAX);
         self.left_out += self.hosts.drain(self.hosts.len() - hosts..).map(|host| host.devices.len()).sum::<usize>();
-        let mut room = Room::default();
+        let mut room = LabBudget::default();
         for host in &mut self.hosts {
             host.devices.sort_by(|one, other| one.name.cmp(&other.name));
             let all = host.devices.len();
@@ -367,7 +367,7 @@ pub mod tests {
 
     /// A device as a host says it.
     pub fn said(value: Value) -> LabDevice {
-        let said: SaidDevice = serde_json::from_value(value).unwrap();
+        let said: DeviceReport = serde_json::from_value(value).unwrap();
         said.kept(1000, |_| Some(400)).unwrap()
     }
 
@@ -399,7 +399,7 @@ pub mod tests {
             LabHost { called: Some("10.0.0.9:3240".into()), ..host("lab9", vec![said(json!({ "name": "cam" }))]) };
         let unpaired = LabHost { called: None, ..host("lab8", vec![said(json!({ "name": "cam" }))]) };
         let lab3 = host("lab3", vec![said(json!({ "name": "board" }))]);
-        let lab = Lab { hosts: vec![lab3, unpaired, found], ..Lab::default() };
+        let lab = LabInventory { hosts: vec![lab3, unpaired, found], ..LabInventory::default() };
         let name = |target: &str| lab.find(target).map(|(host, _)| host.name.as_str());
         assert_eq!((name("lab3/board"), name("lab3:3240/board")), (Some("lab3"), Some("lab3")));
         assert_eq!(name("10.0.0.9:3240/cam"), Some("lab9"));
@@ -410,7 +410,7 @@ pub mod tests {
 
     #[test]
     fn more_than_is_kept_of_others_is_counted_and_a_name_is_never_cut_off() {
-        let long: SaidDevice = serde_json::from_value(json!({ "name": "x".repeat(256) })).unwrap();
+        let long: DeviceReport = serde_json::from_value(json!({ "name": "x".repeat(256) })).unwrap();
         assert!(long.kept(0, |_| None).is_none());
         let device = |n: usize| LabDevice {
             name: n.to_string(),
@@ -418,7 +418,7 @@ pub mod tests {
             ..said(json!({ "name": "a" }))
         };
         let hosts = (0..HOSTS_MAX + 5).map(|n| host(&format!("{n:05}"), (0..100).map(device).collect())).collect();
-        let mut lab = Lab { hosts, ..Lab::default() };
+        let mut lab = LabInventory { hosts, ..LabInventory::default() };
         lab.settle();
         assert_eq!(lab.hosts.len(), HOSTS_MAX);
         assert_eq!(lab.devices().count(), DEVICES_MAX);
@@ -428,7 +428,7 @@ pub mod tests {
             labels: (0..16).map(|n| (n.to_string(), "l".repeat(200))).collect(),
             ..LabDevice::default()
         };
-        let mut lab = Lab { hosts: vec![host("a", (0..5000).map(huge).collect())], ..Lab::default() };
+        let mut lab = LabInventory { hosts: vec![host("a", (0..5000).map(huge).collect())], ..LabInventory::default() };
         lab.settle();
         assert!(lab.devices().map(|(_, device)| device.text_bytes()).sum::<usize>() <= TEXT_BYTES_MAX);
         assert!(lab.left_out > 2000 && serde_json::to_string(&lab).unwrap().len() < 24 << 20);

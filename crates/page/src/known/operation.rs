@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "OperationState")]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum OperationState {
     /// Its command has not done it yet.
     Running,
     /// It is done.
@@ -42,7 +42,7 @@ pub struct DrawnOperation {
     /// Who asked for it.
     pub by: String,
     /// How far it is.
-    pub state: State,
+    pub state: OperationState,
     /// When it began: RFC 3339, UTC.
     pub begun: String,
     /// The process of its command, while that runs.

@@ -12,16 +12,16 @@ const KEPT_MAX: usize = 16_384;
 const LINKS_MAX: usize = farbus_model::limits::LANES_MAX as usize;
 
 /// A device: its process's id and its name. With a lane, the link of its session that has this lane.
-type Key = (u32, String, Option<u16>);
+type RateKey = (u32, String, Option<u16>);
 
 /// What was counted of each device and link, and how fast that grew since it was counted before.
 #[derive(Debug, Default)]
-pub struct Rates {
-    counts: BTreeMap<Key, [u64; 2]>,
-    rates: BTreeMap<Key, [u64; 2]>,
+pub struct TransferRates {
+    counts: BTreeMap<RateKey, [u64; 2]>,
+    rates: BTreeMap<RateKey, [u64; 2]>,
 }
 
-impl Rates {
+impl TransferRates {
     /// The rates between `before` and what these processes say, which was asked so much later. A rate of an earlier
     /// moment is none of now: with `elapsed` zero there are no rates.
     pub fn since(before: &Self, processes: &[ProcessStatus], elapsed: Duration) -> Self {
@@ -37,7 +37,7 @@ impl Rates {
     }
 
     /// Adds what was counted now, and how fast that grew since `before`; nothing if there is no room for it.
-    fn note(&mut self, before: &Self, key: Key, counts: Option<[u64; 2]>, elapsed: Duration) {
+    fn note(&mut self, before: &Self, key: RateKey, counts: Option<[u64; 2]>, elapsed: Duration) {
         let Some(counts) = counts.filter(|_| self.counts.len() < KEPT_MAX) else { return };
         if let Some(had) = before.counts.get(&key).filter(|_| !elapsed.is_zero()) {
             let rate = |at: usize| {
@@ -61,7 +61,7 @@ impl Rates {
     }
 }
 
-fn key_of(process: &ProcessStatus, device: &ProcessDevice, lane: Option<u16>) -> Key {
+fn key_of(process: &ProcessStatus, device: &ProcessDevice, lane: Option<u16>) -> RateKey {
     (process.pid, device.name().to_owned(), lane)
 }
 
@@ -94,14 +94,14 @@ mod tests {
             said(json!({ "pid": 7, "devices": [{ "name": "disk", "meters": meters }] }))
         };
         let disk = device(json!({ "name": "disk" }));
-        let of = |rates: &Rates| rates.of(&process(0), &disk);
-        let first = Rates::since(&Rates::default(), &[process(1000)], Duration::from_secs(9));
+        let of = |rates: &TransferRates| rates.of(&process(0), &disk);
+        let first = TransferRates::since(&TransferRates::default(), &[process(1000)], Duration::from_secs(9));
         assert_eq!(of(&first), None, "counted once");
-        let second = Rates::since(&first, &[process(3000)], Duration::from_millis(500));
+        let second = TransferRates::since(&first, &[process(3000)], Duration::from_millis(500));
         assert_eq!(of(&second), Some([4000, 0]));
-        let third = Rates::since(&second, &[process(50)], Duration::from_millis(500));
+        let third = TransferRates::since(&second, &[process(50)], Duration::from_millis(500));
         assert_eq!(of(&third), Some([100, 0]), "another use");
-        assert_eq!(of(&Rates::since(&third, &[process(60)], Duration::ZERO)), None);
+        assert_eq!(of(&TransferRates::since(&third, &[process(60)], Duration::ZERO)), None);
     }
 
     #[test]
@@ -110,8 +110,8 @@ mod tests {
             let link = |lane: u64| json!({ "lane": lane, "bytes_in": second * 100 * (lane + 1), "bytes_out": 7 });
             said(json!({ "pid": 7, "devices": [{ "name": "disk", "links": { "each": [link(0), link(1)] } }] }))
         };
-        let first = Rates::since(&Rates::default(), &[of(0)], Duration::ZERO);
-        let second = Rates::since(&first, &[of(1)], Duration::from_secs(1));
+        let first = TransferRates::since(&TransferRates::default(), &[of(0)], Duration::ZERO);
+        let second = TransferRates::since(&first, &[of(1)], Duration::from_secs(1));
         let (process, disk) = (of(1), device(json!({ "name": "disk" })));
         assert_eq!(second.of(&process, &disk), Some([300, 0]));
         let of_lane = |lane| second.of_link(&process, &disk, lane);

@@ -8,13 +8,13 @@ use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::swap::SwapStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::known::lab::Lab;
+use crate::known::lab::LabInventory;
 use crate::known::operation::DrawnOperation;
-use crate::known::rates::Rates;
+use crate::known::rates::TransferRates;
 
 /// What all processes of the user said of themselves at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Processes {
+pub struct ProcessStatuses {
     /// Greater with each time that they were asked; 0: they were not.
     pub version: u64,
     /// When they were asked, microseconds since the page began.
@@ -30,12 +30,12 @@ pub struct Processes {
     pub operations: Vec<DrawnOperation>,
     /// How far swaps are that run, begun by a page or by a command.
     #[serde(default)]
-    pub swaps: Vec<Swapping>,
+    pub swaps: Vec<RunningSwap>,
 }
 
 /// A swap that runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Swapping {
+pub struct RunningSwap {
     /// The number of the process that has the device.
     pub pid: u32,
     /// The device's name.
@@ -46,7 +46,7 @@ pub struct Swapping {
 
 /// What was answered.
 #[derive(Debug, Default)]
-pub struct Status {
+pub struct CombinedStatus {
     /// Greater with each time that they were asked; 0: they were not.
     pub version: u64,
     asked_us: u64,
@@ -59,25 +59,25 @@ pub struct Status {
     /// What is drawn of operations of this page, the latest first.
     pub operations: Vec<DrawnOperation>,
     /// How far swaps are that run.
-    pub swaps: Vec<Swapping>,
+    pub swaps: Vec<RunningSwap>,
     /// What is known of other hosts.
-    pub lab: Arc<Lab>,
+    pub lab: Arc<LabInventory>,
     /// When this was said, seconds since 1970.
     pub now_s: u64,
     /// How fast data pass.
-    rates: Rates,
+    rates: TransferRates,
 }
 
-impl Status {
+impl CombinedStatus {
     /// What they said, and what is known of other hosts; `before` is what is known of an earlier moment.
-    pub fn after(before: &Self, said: Processes, lab: Arc<Lab>) -> Self {
-        let Processes { version, asked_us, mut processes, silent, failure, operations, swaps } = said;
+    pub fn after(before: &Self, said: ProcessStatuses, lab: Arc<LabInventory>) -> Self {
+        let ProcessStatuses { version, asked_us, mut processes, silent, failure, operations, swaps } = said;
         call_apart(&mut processes);
         let elapsed = match before.version {
             0 => Duration::ZERO,
             _ => Duration::from_micros(asked_us.saturating_sub(before.asked_us)),
         };
-        let rates = Rates::since(&before.rates, &processes, elapsed);
+        let rates = TransferRates::since(&before.rates, &processes, elapsed);
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Self { version, asked_us, processes, silent, failure, operations, swaps, lab, now_s, rates }
     }
@@ -94,7 +94,7 @@ impl Status {
 
     /// How far a swap of a device is, if one runs.
     pub fn swap_of(&self, process: &ProcessStatus, device: &ProcessDevice) -> Option<&SwapStatus> {
-        let is_its = |swap: &&Swapping| swap.pid == process.pid && swap.name == device.name();
+        let is_its = |swap: &&RunningSwap| swap.pid == process.pid && swap.name == device.name();
         self.swaps.iter().find(is_its).map(|swap| &swap.progress)
     }
 
@@ -139,8 +139,8 @@ pub mod tests {
     }
 
     /// The status of these processes.
-    pub fn status(processes: Value) -> Status {
-        Status { processes: serde_json::from_value(processes).unwrap(), ..Status::default() }
+    pub fn status(processes: Value) -> CombinedStatus {
+        CombinedStatus { processes: serde_json::from_value(processes).unwrap(), ..CombinedStatus::default() }
     }
 
     #[test]
@@ -153,8 +153,8 @@ pub mod tests {
             { "pid": 9, "devices": [{ "name": "tape" }] },
             { "devices": [] },
         ]));
-        let said = Processes { processes: processes.processes, ..Processes::default() };
-        let status = Status::after(&Status::default(), said, Arc::default());
+        let said = ProcessStatuses { processes: processes.processes, ..ProcessStatuses::default() };
+        let status = CombinedStatus::after(&CombinedStatus::default(), said, Arc::default());
         let called: Vec<_> =
             status.devices().map(|(_, device)| device.shared().and_then(|it| it.called.as_deref())).collect();
         assert_eq!(called, [Some("disk@7"), None, Some("disk@8"), None, None]);

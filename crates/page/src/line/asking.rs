@@ -9,62 +9,65 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use crate::api::journal::Journal;
-use crate::api::refusal::Refusal;
-use crate::known::lab::Lab;
-use crate::known::status::Status;
-use crate::line::frames::{Decoder, TooLong, encoded, receive, send};
-use crate::line::messages::{ANSWER_BYTES_MAX, Answer, By, QUESTION_BYTES_MAX, Question, Said, Told, Wanted};
-use crate::line::places::{Place, Places};
+use crate::api::journal::EventJournal;
+use crate::api::refusal::HttpRefusal;
+use crate::known::lab::LabInventory;
+use crate::known::status::CombinedStatus;
+use crate::line::frames::{FrameDecoder, OversizedFrame, encoded, receive, send};
+use crate::line::messages::{
+    ANSWER_BYTES_MAX, BrokerMessage, ClientCredentials, ConfinedMessage, PageAnswer, PageQuestion, QUESTION_BYTES_MAX,
+    StatusExtent,
+};
+use crate::line::places::{QuestionSlot, QuestionSlots};
 
 /// Asks the process that has the rights, and keeps what it says of the processes and of events.
 #[derive(Debug)]
-pub struct Line {
+pub struct PageBrokerClient {
     /// What is to be sent. There are as many questions as there are places, and for each connection one that is quick,
     /// its end, and that of what it followed.
     out: UnboundedSender<Vec<u8>>,
-    waiting: Mutex<BTreeMap<u64, Waiting>>,
+    waiting: Mutex<BTreeMap<u64, PendingQuestion>>,
     last: AtomicU64,
-    places: Places,
-    status: watch::Sender<Arc<Status>>,
+    places: QuestionSlots,
+    status: watch::Sender<Arc<CombinedStatus>>,
     /// What is known of other hosts, for the next status.
-    lab: Mutex<Arc<Lab>>,
+    lab: Mutex<Arc<LabInventory>>,
     /// The connections that are served: each is told here that it is over.
     served: Mutex<BTreeMap<u64, oneshot::Sender<()>>>,
     /// A copy of the other process's.
-    pub journal: Journal,
+    pub journal: EventJournal,
 }
 
 /// A question that was sent.
 #[derive(Debug)]
-struct Waiting {
-    answer: oneshot::Sender<Answer>,
+struct PendingQuestion {
+    answer: oneshot::Sender<PageAnswer>,
     /// Held until the answer is here, also if nobody waits for it any more: the other process works for it.
-    _place: Option<Place>,
+    _place: Option<QuestionSlot>,
 }
 
 /// What is followed, until it is dropped.
 #[derive(Debug)]
-pub struct Follow {
-    line: Arc<Line>,
+pub struct StatusFollowGuard {
+    line: Arc<PageBrokerClient>,
     number: u64,
 }
 
-impl Drop for Follow {
+impl Drop for StatusFollowGuard {
     fn drop(&mut self) {
-        self.line.say(&Said::Unfollow { follow: self.number });
+        self.line.say(&ConfinedMessage::Unfollow { follow: self.number });
     }
 }
 
-impl Line {
+impl PageBrokerClient {
     /// The line over this stream. It works while [`run`](Self::run) is polled with what else it returns.
-    pub fn new(journal: Journal) -> (Arc<Self>, UnboundedReceiver<Vec<u8>>) {
+    pub fn new(journal: EventJournal) -> (Arc<Self>, UnboundedReceiver<Vec<u8>>) {
         let (out, to_send) = unbounded_channel();
         let line = Self {
             out,
             waiting: Mutex::default(),
             last: AtomicU64::default(),
-            places: Places::default(),
+            places: QuestionSlots::default(),
             status: watch::channel(Arc::default()).0,
             lab: Mutex::default(),
             served: Mutex::default(),
@@ -84,13 +87,13 @@ impl Line {
                 }
             }
         });
-        let mut decoder = Decoder::new(ANSWER_BYTES_MAX);
+        let mut decoder = FrameDecoder::new(ANSWER_BYTES_MAX);
         while let Ok(true) = receive(&stream, &mut decoder).await {
             loop {
                 let told = match decoder.poll_frame() {
                     Ok(Some(frame)) => serde_json::from_slice(frame),
                     Ok(None) => break,
-                    Err(TooLong { .. }) => return,
+                    Err(OversizedFrame { .. }) => return,
                 };
                 match told {
                     Ok(told) => self.hear(told),
@@ -103,24 +106,26 @@ impl Line {
         }
     }
 
-    fn hear(&self, told: Told) {
+    fn hear(&self, told: BrokerMessage) {
         match told {
             // Its client may be gone.
-            Told::Answer { id, answer } => drop(self.waiting().remove(&id).map(|waiting| waiting.answer.send(answer))),
-            Told::Ended { client } => drop(self.served().remove(&client).map(|served| served.send(()))),
-            Told::Lab(lab) => *self.lab.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(*lab),
-            Told::Status(said) => {
+            BrokerMessage::Answer { id, answer } => {
+                drop(self.waiting().remove(&id).map(|waiting| waiting.answer.send(answer)))
+            }
+            BrokerMessage::Ended { client } => drop(self.served().remove(&client).map(|served| served.send(()))),
+            BrokerMessage::Lab(lab) => *self.lab.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(*lab),
+            BrokerMessage::Status(said) => {
                 let before = Arc::clone(&self.status.borrow());
                 if said.version > before.version {
                     let lab = Arc::clone(&self.lab.lock().unwrap_or_else(PoisonError::into_inner));
-                    self.status.send_replace(Arc::new(Status::after(&before, said, lab)));
+                    self.status.send_replace(Arc::new(CombinedStatus::after(&before, said, lab)));
                 }
             }
-            Told::Events { first, events } => self.journal.copy(first, events),
+            BrokerMessage::Events { first, events } => self.journal.copy(first, events),
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, Waiting>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, PendingQuestion>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,14 +133,14 @@ impl Line {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, said: &Said) -> bool {
+    fn say(&self, said: &ConfinedMessage) -> bool {
         // If the other process has ended, so does this one.
         encoded(said, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
     }
 
     /// Says that this process has given its rights away, and what it still has if that is too much.
     pub fn confined(&self, still_has: Option<String>) {
-        self.say(&Said::Confined { still_has });
+        self.say(&ConfinedMessage::Confined { still_has });
     }
 
     /// A connection is served from now on. The receiver hears when it has to end, because its token counts no more.
@@ -148,30 +153,30 @@ impl Line {
     /// Says that a connection is closed.
     pub fn closed(&self, client: u64) {
         self.served().remove(&client);
-        self.say(&Said::Closed { client });
+        self.say(&ConfinedMessage::Closed { client });
     }
 
     /// Asks for a client. Waits while too much is asked already, by it or by those that may do as much.
     ///
     /// # Errors
-    /// [`Refusal`]: the other process refused, or ended.
-    pub async fn ask(&self, by: &By, question: Question) -> Result<Answer, Refusal> {
-        let ended = || Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "the page ends");
+    /// [`HttpRefusal`]: the other process refused, or ended.
+    pub async fn ask(&self, by: &ClientCredentials, question: PageQuestion) -> Result<PageAnswer, HttpRefusal> {
+        let ended = || HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "the page ends");
         let place = match question.is_quick() {
             true => None,
             false => Some(self.places.take(by, by.scope).await.ok_or_else(ended)?),
         };
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let (told, answer) = oneshot::channel();
-        self.waiting().insert(id, Waiting { answer: told, _place: place });
-        if !self.say(&Said::Asked { id, by: by.clone(), question }) {
+        self.waiting().insert(id, PendingQuestion { answer: told, _place: place });
+        if !self.say(&ConfinedMessage::Asked { id, by: by.clone(), question }) {
             self.waiting().remove(&id);
-            return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));
+            return Err(HttpRefusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));
         }
         match answer.await.map_err(|_| ended())? {
-            Answer::Refused { status, why } => {
+            PageAnswer::Refused { status, why } => {
                 let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                Err(Refusal { why: why.into(), ..Refusal::of(status, "") })
+                Err(HttpRefusal { why: why.into(), ..HttpRefusal::of(status, "") })
             }
             answer => Ok(answer),
         }
@@ -181,10 +186,14 @@ impl Line {
     /// hosts.
     ///
     /// # Errors
-    /// [`Refusal`]: they cannot be asked for this client.
-    pub async fn status(&self, by: &By, wanted: Wanted) -> Result<Arc<Status>, Refusal> {
+    /// [`HttpRefusal`]: they cannot be asked for this client.
+    pub async fn status(
+        &self,
+        by: &ClientCredentials,
+        wanted: StatusExtent,
+    ) -> Result<Arc<CombinedStatus>, HttpRefusal> {
         let known = self.status.borrow().version;
-        self.ask(by, Question::Status { known, wanted }).await?;
+        self.ask(by, PageQuestion::Status { known, wanted }).await?;
         // It came before the answer.
         Ok(Arc::clone(&self.status.borrow()))
     }
@@ -193,18 +202,18 @@ impl Line {
     /// With events it also returns the number of the last one before.
     ///
     /// # Errors
-    /// [`Refusal`]: this client may not have it.
+    /// [`HttpRefusal`]: this client may not have it.
     pub async fn follow(
         self: &Arc<Self>,
-        by: &By,
+        by: &ClientCredentials,
         events: bool,
-    ) -> Result<(watch::Receiver<Arc<Status>>, Follow, u64), Refusal> {
+    ) -> Result<(watch::Receiver<Arc<CombinedStatus>>, StatusFollowGuard, u64), HttpRefusal> {
         let status = self.status.subscribe();
         let follow = self.last.fetch_add(1, Ordering::Relaxed);
         // Also if nobody waits for the answer any more.
-        let following = Follow { line: Arc::clone(self), number: follow };
-        let last = match self.ask(by, Question::Follow { follow, events }).await? {
-            Answer::Value(last) => last.as_u64().unwrap_or_default(),
+        let following = StatusFollowGuard { line: Arc::clone(self), number: follow };
+        let last = match self.ask(by, PageQuestion::Follow { follow, events }).await? {
+            PageAnswer::Value(last) => last.as_u64().unwrap_or_default(),
             _ => 0,
         };
         Ok((status, following, last))

@@ -12,14 +12,14 @@ const HEAD_BYTES: usize = 4;
 
 /// A frame that is longer than may be sent this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLong {
+pub struct OversizedFrame {
     /// How long it is, bytes.
     pub bytes: usize,
     /// How long it may be, bytes.
     pub bytes_max: usize,
 }
 
-impl fmt::Display for TooLong {
+impl fmt::Display for OversizedFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a message of {} bytes, and {} are allowed", self.bytes, self.bytes_max)
     }
@@ -27,14 +27,14 @@ impl fmt::Display for TooLong {
 
 /// Finds the frames in what was received. It holds what has arrived of one frame, however long that is said to be.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct FrameDecoder {
     bytes_max: usize,
     held: Vec<u8>,
     /// Where in it the next frame begins.
     start: usize,
 }
 
-impl Decoder {
+impl FrameDecoder {
     /// For frames of this length at most, without the head.
     pub fn new(bytes_max: usize) -> Self {
         Self { bytes_max, held: Vec::new(), start: 0 }
@@ -50,12 +50,12 @@ impl Decoder {
     /// The next message, if all of it has come.
     ///
     /// # Errors
-    /// [`TooLong`]: nothing after it can be read.
-    pub fn poll_frame(&mut self) -> Result<Option<&[u8]>, TooLong> {
+    /// [`OversizedFrame`]: nothing after it can be read.
+    pub fn poll_frame(&mut self) -> Result<Option<&[u8]>, OversizedFrame> {
         let Some((head, rest)) = self.held[self.start..].split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
         let bytes = usize::try_from(u32::from_be_bytes(*head)).unwrap_or(usize::MAX);
         if bytes > self.bytes_max {
-            return Err(TooLong { bytes, bytes_max: self.bytes_max });
+            return Err(OversizedFrame { bytes, bytes_max: self.bytes_max });
         }
         if rest.len() < bytes {
             return Ok(None);
@@ -69,13 +69,13 @@ impl Decoder {
 /// The message as a frame.
 ///
 /// # Errors
-/// [`TooLong`].
-pub fn encoded(message: &impl Serialize, bytes_max: usize) -> Result<Vec<u8>, TooLong> {
+/// [`OversizedFrame`].
+pub fn encoded(message: &impl Serialize, bytes_max: usize) -> Result<Vec<u8>, OversizedFrame> {
     let mut bytes = vec![0; HEAD_BYTES];
     // The messages of a line have no map whose keys are no text, which alone cannot be JSON.
-    serde_json::to_writer(&mut bytes, message).map_err(|_| TooLong { bytes: usize::MAX, bytes_max })?;
+    serde_json::to_writer(&mut bytes, message).map_err(|_| OversizedFrame { bytes: usize::MAX, bytes_max })?;
     let length = bytes.len() - HEAD_BYTES;
-    let too_long = TooLong { bytes: length, bytes_max };
+    let too_long = OversizedFrame { bytes: length, bytes_max };
     let head = u32::try_from(length).ok().filter(|_| length <= bytes_max).ok_or(too_long)?;
     bytes[..HEAD_BYTES].copy_from_slice(&head.to_be_bytes());
     Ok(bytes)
@@ -101,7 +101,7 @@ pub async fn send(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's error.
-pub async fn receive(stream: &UnixStream, decoder: &mut Decoder) -> io::Result<bool> {
+pub async fn receive(stream: &UnixStream, decoder: &mut FrameDecoder) -> io::Result<bool> {
     let mut bytes = vec![0; READ_BYTES];
     loop {
         stream.readable().await?;
@@ -123,14 +123,14 @@ mod tests {
     #[test]
     fn a_frame_has_its_length_in_four_bytes_before_it() {
         assert_eq!(encoded(&"hi", 4), Ok(b"\0\0\0\x04\"hi\"".to_vec()));
-        assert_eq!(encoded(&"hi!", 4), Err(TooLong { bytes: 5, bytes_max: 4 }));
+        assert_eq!(encoded(&"hi!", 4), Err(OversizedFrame { bytes: 5, bytes_max: 4 }));
     }
 
     #[test]
     fn a_frame_that_is_too_long_is_refused_before_it_comes_and_takes_no_memory() {
-        let mut decoder = Decoder::new(1 << 10);
+        let mut decoder = FrameDecoder::new(1 << 10);
         decoder.handle_bytes(&[0x7f, 0xff, 0xff, 0xff]);
-        assert_eq!(decoder.poll_frame(), Err(TooLong { bytes: 0x7fff_ffff, bytes_max: 1 << 10 }));
+        assert_eq!(decoder.poll_frame(), Err(OversizedFrame { bytes: 0x7fff_ffff, bytes_max: 1 << 10 }));
         assert!(decoder.held.capacity() < 1 << 10);
     }
 
@@ -142,7 +142,7 @@ mod tests {
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_frames_of_a_page", |input| {
             let bytes = input.text(&MESSAGES, &PIECES).into_bytes();
             let all = |pieces: Vec<&[u8]>| {
-                let (mut decoder, mut frames) = (Decoder::new(1 << 10), Vec::new());
+                let (mut decoder, mut frames) = (FrameDecoder::new(1 << 10), Vec::new());
                 for piece in pieces {
                     decoder.handle_bytes(piece);
                     assert!(decoder.held.len() <= bytes.len());

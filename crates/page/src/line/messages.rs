@@ -1,14 +1,14 @@
 //! What the two processes of a page say to each other.
 
 use farbus_control::daemon::Elsewhere;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::api::journal::Kind;
-use crate::api::routes::{self, Endpoint};
-use crate::known::lab::Lab;
-use crate::known::status::Processes;
+use crate::api::journal::JournalEventKind;
+use crate::api::routes::{self, PageEndpoint};
+use crate::known::lab::LabInventory;
+use crate::known::status::ProcessStatuses;
 
 /// The longest message to the process that has the rights, bytes: twice a body and twice a header's line, for a text is
 /// longer in JSON.
@@ -20,20 +20,20 @@ pub const AUTHORIZATION_BYTES_MAX: usize = 1 << 10;
 
 /// The first message to the confined process; the line comes with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begin {
+pub struct ConfinedPageConfig {
     /// The TCP port at which clients connect; `None` for a Unix socket.
     pub port: Option<u16>,
     /// Tells the numbers of this page's events from those of an earlier one.
     pub epoch: u64,
     /// What it needs for browsers of other machines; `None`: it has clients of this machine.
-    pub tls: Option<BeginTls>,
+    pub tls: Option<ConfinedPageTls>,
     /// Where browsers of other machines find the page, if they do: what is said of it at the foot of each view.
     pub elsewhere: Option<Elsewhere>,
 }
 
 /// What a process needs that speaks TLS.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BeginTls {
+pub struct ConfinedPageTls {
     /// The page's key, PKCS #8, in hexadecimal.
     pub key: String,
     /// Its certificate, DER, in hexadecimal.
@@ -42,28 +42,28 @@ pub struct BeginTls {
     pub names: Vec<String>,
 }
 
-impl std::fmt::Debug for BeginTls {
+impl std::fmt::Debug for ConfinedPageTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BeginTls").field("names", &self.names).finish_non_exhaustive()
+        f.debug_struct("ConfinedPageTls").field("names", &self.names).finish_non_exhaustive()
     }
 }
 
 /// For whom something is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct By {
+pub struct ClientCredentials {
     /// The number with which the connection was passed.
     pub client: u64,
     /// The header of that name, if there is one.
     pub authorization: Option<String>,
     /// What the process with the rights has said that it may do. That process believes none of this.
     #[serde(skip)]
-    pub scope: Option<Scope>,
+    pub scope: Option<PageScope>,
 }
 
 /// What the confined process says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum ConfinedMessage {
     /// It has given its rights away: the first message.
     Confined {
         /// What it still has, if that is more than it should have.
@@ -74,9 +74,9 @@ pub enum Said {
         /// Comes back with the answer.
         id: u64,
         /// For whom it asks.
-        by: By,
+        by: ClientCredentials,
         /// What it asks.
-        question: Question,
+        question: PageQuestion,
     },
     /// It has closed a connection.
     Closed {
@@ -93,7 +93,7 @@ pub enum Said {
 /// What is wanted with a status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Wanted {
+pub enum StatusExtent {
     /// What this user's processes say.
     #[default]
     Processes,
@@ -106,7 +106,7 @@ pub enum Wanted {
 /// What needs rights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Question {
+pub enum PageQuestion {
     /// Who the client is, and what it may do.
     Who,
     /// Let a browser of another machine in.
@@ -125,9 +125,9 @@ pub enum Question {
         known: u64,
         /// What is wanted with it.
         #[serde(default)]
-        wanted: Wanted,
+        wanted: StatusExtent,
     },
-    /// Send what the processes say, whenever they are asked, until [`Said::Unfollow`].
+    /// Send what the processes say, whenever they are asked, until [`ConfinedMessage::Unfollow`].
     Follow {
         /// A number that is not followed yet.
         follow: u64,
@@ -187,36 +187,36 @@ pub enum Question {
     },
 }
 
-impl Question {
+impl PageQuestion {
     /// Whether it waits for nothing and is answered at once, in the order in which it is asked: it takes no place.
     pub fn is_quick(&self) -> bool {
-        matches!(self, Question::Who | Question::Refused { .. } | Question::Follow { .. })
+        matches!(self, PageQuestion::Who | PageQuestion::Refused { .. } | PageQuestion::Follow { .. })
     }
 
     /// What a client must be allowed, for this to be answered; `None`: nothing.
-    pub fn needs(&self) -> Option<Scope> {
+    pub fn needs(&self) -> Option<PageScope> {
         let of = |endpoint| {
             // A route without a scope is everybody's, and none of these is.
-            Some(routes::scope_of(endpoint).unwrap_or(Scope::Own))
+            Some(routes::scope_of(endpoint).unwrap_or(PageScope::Own))
         };
         match self {
-            Question::Who | Question::Enter { .. } | Question::Refused { .. } => None,
-            Question::Status { .. } => of(Endpoint::Status),
-            Question::Follow { .. } => of(Endpoint::Events),
-            Question::Details { .. } => of(Endpoint::Device),
-            Question::Latency { .. } => of(Endpoint::Latency),
-            Question::Leave => of(Endpoint::Leave),
+            PageQuestion::Who | PageQuestion::Enter { .. } | PageQuestion::Refused { .. } => None,
+            PageQuestion::Status { .. } => of(PageEndpoint::Status),
+            PageQuestion::Follow { .. } => of(PageEndpoint::Events),
+            PageQuestion::Details { .. } => of(PageEndpoint::Device),
+            PageQuestion::Latency { .. } => of(PageEndpoint::Latency),
+            PageQuestion::Leave => of(PageEndpoint::Leave),
             // It names the devices that are plugged in here, which a share of the page would name.
-            Question::Choices => Some(Scope::Own),
-            Question::Hosts => of(Endpoint::Hosts),
-            Question::Audit => of(Endpoint::Audit),
-            Question::Operations => of(Endpoint::Operations),
-            Question::Operation { .. } => of(Endpoint::Operation),
-            Question::Recording { .. } => of(Endpoint::Recording),
-            Question::RecordedText { .. } => of(Endpoint::RecordedText),
-            Question::Picture { .. } => of(Endpoint::NewestPicture),
+            PageQuestion::Choices => Some(PageScope::Own),
+            PageQuestion::Hosts => of(PageEndpoint::Hosts),
+            PageQuestion::Audit => of(PageEndpoint::Audit),
+            PageQuestion::Operations => of(PageEndpoint::Operations),
+            PageQuestion::Operation { .. } => of(PageEndpoint::Operation),
+            PageQuestion::Recording { .. } => of(PageEndpoint::Recording),
+            PageQuestion::RecordedText { .. } => of(PageEndpoint::RecordedText),
+            PageQuestion::Picture { .. } => of(PageEndpoint::NewestPicture),
             // What is nowhere is looked for by those alone that may change everything.
-            Question::Change { path, .. } => routes::find(path).map_or(Some(Scope::Own), |found| found.scope()),
+            PageQuestion::Change { path, .. } => routes::find(path).map_or(Some(PageScope::Own), |found| found.scope()),
         }
     }
 }
@@ -224,13 +224,13 @@ impl Question {
 /// What the process that has the rights says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum BrokerMessage {
     /// The answer to a question.
     Answer {
         /// The number of the question.
         id: u64,
         /// What was found, done or refused.
-        answer: Answer,
+        answer: PageAnswer,
     },
     /// A client may have nothing more: the token that it showed was revoked, or has expired.
     Ended {
@@ -238,28 +238,28 @@ pub enum Told {
         client: u64,
     },
     /// What is known of other hosts. It comes before the status with which it is shown.
-    Lab(Box<Lab>),
+    Lab(Box<LabInventory>),
     /// What the processes said: it is followed, or was asked for.
-    Status(Processes),
+    Status(ProcessStatuses),
     /// Events, without a gap.
     Events {
         /// The number of the first.
         first: u64,
         /// Each with its data.
-        events: Vec<(Kind, String)>,
+        events: Vec<(JournalEventKind, String)>,
     },
 }
 
 /// What the process with rights says to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum PageAnswer {
     /// It was done; what was asked for came before, if it is a status.
     Done,
     /// Who the client is.
     Who {
         /// What it may do; `None`: learn that the page runs.
-        scope: Option<Scope>,
+        scope: Option<PageScope>,
         /// Whether that is because of a token.
         has_token: bool,
         /// The name in the log.
@@ -273,7 +273,7 @@ pub enum Answer {
         /// The token that it shows from now on.
         token: String,
         /// What it may do.
-        scope: Scope,
+        scope: PageScope,
         /// For how long, seconds.
         lasts_s: u64,
     },
@@ -306,35 +306,35 @@ mod tests {
     #[test]
     fn nobody_without_a_scope_gets_an_answer_of_the_processes_or_changes_anything() {
         let Value::Object(given) = json!({ "device": "disk" }) else { panic!("an object") };
-        let change = |path: &str| Question::Change { path: path.to_owned(), given: given.clone() };
+        let change = |path: &str| PageQuestion::Change { path: path.to_owned(), given: given.clone() };
         for question in [
-            Question::Status { known: 0, wanted: Wanted::Answered },
-            Question::Follow { follow: 1, events: true },
-            Question::Details { pid: 7, name: "disk".into() },
-            Question::Latency { pid: 7, name: "disk".into() },
-            Question::Hosts,
-            Question::Operations,
-            Question::Operation { id: 1 },
+            PageQuestion::Status { known: 0, wanted: StatusExtent::Answered },
+            PageQuestion::Follow { follow: 1, events: true },
+            PageQuestion::Details { pid: 7, name: "disk".into() },
+            PageQuestion::Latency { pid: 7, name: "disk".into() },
+            PageQuestion::Hosts,
+            PageQuestion::Operations,
+            PageQuestion::Operation { id: 1 },
         ] {
-            assert_eq!(question.needs(), Some(Scope::Read), "{question:?}");
+            assert_eq!(question.needs(), Some(PageScope::Read), "{question:?}");
         }
         // To stop an operation takes what its action takes, too.
         let of_observers = [
-            Question::Recording { id: 1 },
-            Question::RecordedText { id: 1 },
+            PageQuestion::Recording { id: 1 },
+            PageQuestion::RecordedText { id: 1 },
             change("/api/v1/operations/1/stop"),
-            Question::Picture { id: 1 },
+            PageQuestion::Picture { id: 1 },
             change("/api/v1/actions/observe"),
             change("/api/v1/actions/console"),
             change("/api/v1/actions/picture"),
         ];
         for question in of_observers {
-            assert_eq!(question.needs(), Some(Scope::Observe), "{question:?}");
+            assert_eq!(question.needs(), Some(PageScope::Observe), "{question:?}");
         }
         for question in
-            [Question::Audit, change("/api/v1/actions/release"), change("/api/v1/actions/reboot"), change("")]
+            [PageQuestion::Audit, change("/api/v1/actions/release"), change("/api/v1/actions/reboot"), change("")]
         {
-            assert_eq!(question.needs(), Some(Scope::Own), "{question:?}");
+            assert_eq!(question.needs(), Some(PageScope::Own), "{question:?}");
         }
     }
 
@@ -353,10 +353,10 @@ mod tests {
             ["null", "-1", "1e99", "18446744073709551616", "\"question\":", "\\u0000", "[[[[[[", "{"];
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_questions_of_a_page", |input| {
             let line = input.text(&LINES, &WORDS);
-            let Ok(said) = serde_json::from_str::<Said>(&line) else { return };
-            let again = serde_json::from_str::<Said>(&serde_json::to_string(&said).unwrap()).unwrap();
+            let Ok(said) = serde_json::from_str::<ConfinedMessage>(&line) else { return };
+            let again = serde_json::from_str::<ConfinedMessage>(&serde_json::to_string(&said).unwrap()).unwrap();
             // A fraction in a body may change its last digit.
-            let has_body = matches!(&said, Said::Asked { question: Question::Change { .. }, .. });
+            let has_body = matches!(&said, ConfinedMessage::Asked { question: PageQuestion::Change { .. }, .. });
             assert!(has_body || again == said, "{line}");
         });
     }

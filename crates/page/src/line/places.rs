@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::line::messages::By;
+use crate::line::messages::ClientCredentials;
 
 /// Questions of owners that are under way at a time.
 const OF_OWNERS_MAX: usize = 32;
@@ -25,37 +25,37 @@ pub const QUESTIONS_MAX: usize = OF_OWNERS_MAX + OF_OTHERS_MAX + OF_STRANGERS_MA
 
 /// Who asks, so far as places are concerned.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Asker {
+enum SlotHolder {
     /// What the header `Authorization` says.
     Token(String),
     /// The connection's number.
     Client(u64),
 }
 
-impl Asker {
-    fn of(by: &By) -> Self {
+impl SlotHolder {
+    fn of(by: &ClientCredentials) -> Self {
         by.authorization.clone().map_or(Self::Client(by.client), Self::Token)
     }
 }
 
 /// The places for questions to the process with the rights, by who asks.
 #[derive(Debug)]
-pub struct Places {
+pub struct QuestionSlots {
     owners: Arc<Semaphore>,
     others: Arc<Semaphore>,
     strangers: Arc<Semaphore>,
     /// Of each who asks, or has a question under way.
-    each: Mutex<BTreeMap<Asker, Arc<Semaphore>>>,
+    each: Mutex<BTreeMap<SlotHolder, Arc<Semaphore>>>,
 }
 
 /// A place for one question, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct QuestionSlot {
     _of_one: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
-impl Default for Places {
+impl Default for QuestionSlots {
     fn default() -> Self {
         let of = |count| Arc::new(Semaphore::new(count));
         let (owners, others, strangers) = (of(OF_OWNERS_MAX), of(OF_OTHERS_MAX), of(OF_STRANGERS_MAX));
@@ -63,39 +63,39 @@ impl Default for Places {
     }
 }
 
-impl Places {
-    fn each(&self) -> MutexGuard<'_, BTreeMap<Asker, Arc<Semaphore>>> {
+impl QuestionSlots {
+    fn each(&self) -> MutexGuard<'_, BTreeMap<SlotHolder, Arc<Semaphore>>> {
         self.each.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of_one(&self, by: &By) -> Arc<Semaphore> {
+    fn of_one(&self, by: &ClientCredentials) -> Arc<Semaphore> {
         let mut each = self.each();
         // Nobody else can take what is not in use.
         each.retain(|_, places| Arc::strong_count(places) > 1);
-        Arc::clone(each.entry(Asker::of(by)).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_MAX))))
+        Arc::clone(each.entry(SlotHolder::of(by)).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_MAX))))
     }
 
-    fn of_all(&self, scope: Option<Scope>) -> Arc<Semaphore> {
+    fn of_all(&self, scope: Option<PageScope>) -> Arc<Semaphore> {
         Arc::clone(match scope {
-            Some(Scope::Own) => &self.owners,
+            Some(PageScope::Own) => &self.owners,
             Some(_) => &self.others,
             None => &self.strangers,
         })
     }
 
     /// A place for a question of a client with this scope, once there is one. `None`: never, for the page ends.
-    pub async fn take(&self, by: &By, scope: Option<Scope>) -> Option<Place> {
+    pub async fn take(&self, by: &ClientCredentials, scope: Option<PageScope>) -> Option<QuestionSlot> {
         // Its own first: while it waits for that, it keeps nobody else waiting.
         let of_one = self.of_one(by).acquire_owned().await.ok()?;
         let of_all = self.of_all(scope).acquire_owned().await.ok()?;
-        Some(Place { _of_one: of_one, _of_all: of_all })
+        Some(QuestionSlot { _of_one: of_one, _of_all: of_all })
     }
 
     /// The same, if there is one now.
-    pub fn try_take(&self, by: &By, scope: Option<Scope>) -> Option<Place> {
+    pub fn try_take(&self, by: &ClientCredentials, scope: Option<PageScope>) -> Option<QuestionSlot> {
         let of_one = self.of_one(by).try_acquire_owned().ok()?;
         let of_all = self.of_all(scope).try_acquire_owned().ok()?;
-        Some(Place { _of_one: of_one, _of_all: of_all })
+        Some(QuestionSlot { _of_one: of_one, _of_all: of_all })
     }
 }
 
@@ -107,31 +107,31 @@ mod tests {
 
     use super::*;
 
-    const READ: Option<Scope> = Some(Scope::Read);
-    const OWN: Option<Scope> = Some(Scope::Own);
+    const READ: Option<PageScope> = Some(PageScope::Read);
+    const OWN: Option<PageScope> = Some(PageScope::Own);
 
-    fn with(token: &str) -> By {
-        By { client: 1, authorization: Some(token.to_owned()), scope: None }
+    fn with(token: &str) -> ClientCredentials {
+        ClientCredentials { client: 1, authorization: Some(token.to_owned()), scope: None }
     }
 
-    fn taken(places: &Places, by: &By, scope: Option<Scope>) -> Vec<Place> {
+    fn taken(places: &QuestionSlots, by: &ClientCredentials, scope: Option<PageScope>) -> Vec<QuestionSlot> {
         std::iter::from_fn(|| places.try_take(by, scope)).take(1000).collect()
     }
 
     #[test]
     fn a_token_that_asks_much_takes_no_place_of_others_and_all_of_them_take_none_of_owners() {
-        let places = Places::default();
+        let places = QuestionSlots::default();
         let eve = taken(&places, &with("eve"), READ);
         assert_eq!(eve.len(), OF_ONE_MAX);
         assert!(places.try_take(&with("bob"), READ).is_some(), "another token has places");
-        let all: Vec<Place> = (0..100).flat_map(|n| taken(&places, &with(&format!("{n}")), READ)).collect();
+        let all: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&places, &with(&format!("{n}")), READ)).collect();
         assert_eq!(eve.len() + all.len(), OF_OTHERS_MAX);
         assert!(places.try_take(&with("bob"), READ).is_none());
         assert!(places.try_take(&with("lead"), OWN).is_some());
-        let stranger = |client| By { client, authorization: None, scope: None };
-        let strangers: Vec<Place> = (0..100).flat_map(|n| taken(&places, &stranger(n), None)).collect();
+        let stranger = |client| ClientCredentials { client, authorization: None, scope: None };
+        let strangers: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&places, &stranger(n), None)).collect();
         assert_eq!(strangers.len(), OF_STRANGERS_MAX);
-        let owners: Vec<Place> = (0..100).flat_map(|n| taken(&places, &stranger(n), OWN)).collect();
+        let owners: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&places, &stranger(n), OWN)).collect();
         assert_eq!(owners.len(), OF_OWNERS_MAX);
         drop((eve, all, strangers, owners));
         assert_eq!(taken(&places, &with("bob"), READ).len(), OF_ONE_MAX, "places come back");
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_place_of_its_own_keeps_nobody_else_waiting() {
-        let places = Places::default();
+        let places = QuestionSlots::default();
         let (eve, bob) = (with("eve"), with("bob"));
         let _eve = taken(&places, &eve, READ);
         let mut waits = pin!(places.take(&eve, READ));

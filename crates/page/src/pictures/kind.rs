@@ -7,7 +7,7 @@ pub const PIXELS_MAX: u32 = 16 << 20;
 
 /// The format of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PictureFormat {
     /// ISO/IEC 15948.
     Png,
     /// ITU-T T.81.
@@ -19,7 +19,7 @@ pub const PNG_SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
 /// The marker with which a JPEG begins, and the first byte of the next.
 pub const JPEG_BEGIN: [u8; 3] = [0xff, 0xd8, 0xff];
 
-impl Kind {
+impl PictureFormat {
     /// The format of bytes that begin so; `None`: another one.
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(&PNG_SIGNATURE) {

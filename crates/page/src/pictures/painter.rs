@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use farbus_session::native::stream::{Description, Format, PixelFormat};
+use farbus_session::native::stream::{PixelFormat, StreamDescription, StreamFormat};
 use png::{ColorType, Compression, Encoder, EncodingError};
 
-use crate::pictures::kind::{Kind, is_sane};
+use crate::pictures::kind::{PictureFormat, is_sane};
 use crate::pictures::splitter::first_of;
 
 /// The pixel formats whose frames are JPEG, as Video4Linux names them.
@@ -13,25 +13,25 @@ const JPEG: [PixelFormat; 2] = [PixelFormat(*b"MJPG"), PixelFormat(*b"JPEG")];
 
 /// Makes pictures of the frames of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Painter {
-    paints: Paints,
+pub struct PictureEncoder {
+    paints: PictureEncoding,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Paints {
+enum PictureEncoding {
     /// Pixels, in this format.
     Pixels { format: PixelFormat, width: u32, height: u32 },
     /// A frame is a picture already.
     Jpeg,
 }
 
-impl Painter {
+impl PictureEncoder {
     /// For frames that are so described.
     ///
     /// # Errors
     /// A sentence for a person: they are no pictures, or of a format or size that is not shown.
-    pub fn of(description: &Description) -> Result<Self, String> {
-        let Format::Video { pixels: format, width, height, .. } = description.format else {
+    pub fn of(description: &StreamDescription) -> Result<Self, String> {
+        let StreamFormat::Video { pixels: format, width, height, .. } = description.format else {
             return Err("its frames are bytes, and no pictures".to_owned());
         };
         let (width, height) = (u32::from(width), u32::from(height));
@@ -39,7 +39,7 @@ impl Painter {
             return Err(format!("a picture of {width}x{height} is too large to be shown"));
         }
         if JPEG.contains(&format) {
-            return Ok(Self { paints: Paints::Jpeg });
+            return Ok(Self { paints: PictureEncoding::Jpeg });
         }
         let Some(bytes) = format.bytes() else {
             return Err(format!(
@@ -49,18 +49,18 @@ impl Painter {
         if u64::from(width) * u64::from(height) * u64::from(bytes) > u64::from(description.frame_bytes_max) {
             return Err(format!("its frames are shorter than a picture of {width}x{height}"));
         }
-        Ok(Self { paints: Paints::Pixels { format, width, height } })
+        Ok(Self { paints: PictureEncoding::Pixels { format, width, height } })
     }
 
     /// The picture that a frame is; `None`: it is not what the stream's description says.
     pub fn paint<'f>(&self, frame: &'f [u8]) -> Option<Cow<'f, [u8]>> {
         match self.paints {
-            Paints::Jpeg => {
+            PictureEncoding::Jpeg => {
                 let (kind, length) = first_of(frame)?;
                 // Cameras fill a frame up.
-                (kind == Kind::Jpeg).then(|| Cow::Borrowed(&frame[..length]))
+                (kind == PictureFormat::Jpeg).then(|| Cow::Borrowed(&frame[..length]))
             }
-            Paints::Pixels { format, width, height } => {
+            PictureEncoding::Pixels { format, width, height } => {
                 let pixels = width as usize * height as usize;
                 if frame.len() != pixels * format.bytes()? as usize {
                     return None;
@@ -109,25 +109,25 @@ mod tests {
     use super::*;
     use crate::pictures::splitter::tests::jpeg;
 
-    fn video(letters: &[u8; 4], width: u16, height: u16, frame_bytes_max: u32) -> Description {
-        let format = Format::Video { pixels: PixelFormat(*letters), width, height, rate_mhz: 0 };
-        Description { format, frame_bytes_max }
+    fn video(letters: &[u8; 4], width: u16, height: u16, frame_bytes_max: u32) -> StreamDescription {
+        let format = StreamFormat::Video { pixels: PixelFormat(*letters), width, height, rate_mhz: 0 };
+        StreamDescription { format, frame_bytes_max }
     }
 
     #[test]
     fn frames_of_each_format_become_a_picture_of_their_size() {
         for (letters, bytes) in [(b"RGB3", 3), (b"GREY", 1), (b"YUYV", 2)] {
             // A line of an odd number of pixels ends within a pair.
-            let painter = Painter::of(&video(letters, 5, 2, 5 * 2 * bytes)).unwrap();
+            let painter = PictureEncoder::of(&video(letters, 5, 2, 5 * 2 * bytes)).unwrap();
             let frame = vec![100; 5 * 2 * bytes as usize];
             let png = painter.paint(&frame).unwrap();
             let (kind, length) = first_of(&png).unwrap();
-            assert_eq!((kind, length, &png[16..24]), (Kind::Png, png.len(), &[0, 0, 0, 5, 0, 0, 0, 2][..]));
+            assert_eq!((kind, length, &png[16..24]), (PictureFormat::Png, png.len(), &[0, 0, 0, 5, 0, 0, 0, 2][..]));
             for wrong in [0, 1, frame.len() - 1, frame.len() + 1] {
                 assert_eq!(painter.paint(&vec![0; wrong]), None, "{wrong} bytes");
             }
         }
-        let painter = Painter::of(&video(b"MJPG", 64, 48, 4096)).unwrap();
+        let painter = PictureEncoder::of(&video(b"MJPG", 64, 48, 4096)).unwrap();
         let filled_up = [jpeg(64, 48), vec![0; 100]].concat();
         assert_eq!(painter.paint(&filled_up).as_deref(), Some(&jpeg(64, 48)[..]));
     }
@@ -136,7 +136,7 @@ mod tests {
     fn the_pixels_of_a_picture_come_back() {
         let pixels: Vec<u8> = (0..15 * 3).map(|at| (at * 37 % 256) as u8).collect();
         for (letters, width) in [(b"RGB3", 5), (b"GREY", 15)] {
-            let painted = Painter::of(&video(letters, width, 3, 45)).unwrap().paint(&pixels).unwrap();
+            let painted = PictureEncoder::of(&video(letters, width, 3, 45)).unwrap().paint(&pixels).unwrap();
             let mut reader = png::Decoder::new(std::io::Cursor::new(painted)).read_info().unwrap();
             let mut shown = vec![0; reader.output_buffer_size().unwrap()];
             reader.next_frame(&mut shown).unwrap();
@@ -146,8 +146,8 @@ mod tests {
 
     #[test]
     fn frames_that_are_no_pictures_or_too_large_are_refused_before_any_comes() {
-        let refusal = |description: &Description| Painter::of(description).unwrap_err();
-        let bytes = Description { format: Format::Bytes, frame_bytes_max: 4096 };
+        let refusal = |description: &StreamDescription| PictureEncoder::of(description).unwrap_err();
+        let bytes = StreamDescription { format: StreamFormat::Bytes, frame_bytes_max: 4096 };
         assert!(refusal(&bytes).contains("no pictures"));
         assert!(refusal(&video(b"NV12", 64, 48, 4096)).contains("'NV12' are not shown: rgb24, grey, yuyv"));
         assert!(refusal(&video(b"MJPG", u16::MAX, u16::MAX, 16 << 20)).contains("too large"));
@@ -156,9 +156,9 @@ mod tests {
 
     #[test]
     fn a_frame_that_says_it_is_jpeg_and_is_not_makes_no_picture() {
-        let painter = Painter::of(&video(b"JPEG", 64, 48, 4096)).unwrap();
+        let painter = PictureEncoder::of(&video(b"JPEG", 64, 48, 4096)).unwrap();
         let cut = jpeg(64, 48);
-        let png = Painter::of(&video(b"GREY", 1, 1, 1)).unwrap().paint(&[0]).unwrap().into_owned();
+        let png = PictureEncoder::of(&video(b"GREY", 1, 1, 1)).unwrap().paint(&[0]).unwrap().into_owned();
         let svg = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>".to_vec();
         for hostile in [svg, b"<html>".to_vec(), png, cut[..cut.len() - 1].to_vec(), Vec::new()] {
             assert_eq!(painter.paint(&hostile), None, "{hostile:?}");

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::pictures::kind::{JPEG_BEGIN, Kind, PNG_SIGNATURE, is_sane};
+use crate::pictures::kind::{JPEG_BEGIN, PNG_SIGNATURE, PictureFormat, is_sane};
 
 /// Markers of JPEG (ITU-T T.81, table B.1): the second byte.
 mod marker {
@@ -28,17 +28,17 @@ const CHUNK_BYTES: usize = 12;
 
 /// Takes bytes as they come, and gives the pictures that they are.
 #[derive(Debug)]
-pub struct Splitter {
+pub struct PictureSplitter {
     bytes: Vec<u8>,
     bytes_max: usize,
-    walk: Walk,
+    walk: PictureParsePosition,
 }
 
 /// A picture, from its first byte to its last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct EncodedPicture {
     /// The format of its file.
-    pub kind: Kind,
+    pub kind: PictureFormat,
     /// Pixels of a line.
     pub width: u32,
     /// How many lines of pixels it has.
@@ -67,15 +67,15 @@ impl fmt::Display for NoPicture {
 
 /// How far a picture was looked at: nothing is looked at twice, however its bytes come.
 #[derive(Debug)]
-struct Walk {
+struct PictureParsePosition {
     at: usize,
-    next: Next,
+    next: ExpectedSegment,
     size: Option<(u32, u32)>,
     has_data: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum ExpectedSegment {
     Beginning,
     Chunk,
     Marker,
@@ -83,13 +83,13 @@ enum Next {
     Scan,
 }
 
-impl Splitter {
+impl PictureSplitter {
     /// For pictures of so many bytes at most.
     pub fn new(bytes_max: usize) -> Self {
-        Self { bytes: Vec::new(), bytes_max, walk: Walk::new() }
+        Self { bytes: Vec::new(), bytes_max, walk: PictureParsePosition::new() }
     }
 
-    /// Takes bytes. Take all pictures out ([`Splitter::poll_picture`]) before the next are added.
+    /// Takes bytes. Take all pictures out ([`PictureSplitter::poll_picture`]) before the next are added.
     pub fn add(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -98,7 +98,7 @@ impl Splitter {
     ///
     /// # Errors
     /// [`NoPicture`].
-    pub fn poll_picture(&mut self) -> Result<Option<Whole>, NoPicture> {
+    pub fn poll_picture(&mut self) -> Result<Option<EncodedPicture>, NoPicture> {
         let Some((kind, end)) = self.walk.find_end(&self.bytes, self.bytes_max)? else {
             return if self.bytes.len() > self.bytes_max { Err(NoPicture::TooLong(self.bytes_max)) } else { Ok(None) };
         };
@@ -107,34 +107,37 @@ impl Splitter {
         }
         let rest = self.bytes.split_off(end);
         let bytes = std::mem::replace(&mut self.bytes, rest);
-        let (width, height) = std::mem::replace(&mut self.walk, Walk::new()).size.ok_or(NoPicture::Broken)?;
-        Ok(Some(Whole { kind, width, height, bytes }))
+        let (width, height) =
+            std::mem::replace(&mut self.walk, PictureParsePosition::new()).size.ok_or(NoPicture::Broken)?;
+        Ok(Some(EncodedPicture { kind, width, height, bytes }))
     }
 }
 
 /// The format and the length of the picture with which these bytes begin; `None`: there is no whole one.
-pub fn first_of(bytes: &[u8]) -> Option<(Kind, usize)> {
-    Walk::new().find_end(bytes, bytes.len()).ok()?
+pub fn first_of(bytes: &[u8]) -> Option<(PictureFormat, usize)> {
+    PictureParsePosition::new().find_end(bytes, bytes.len()).ok()?
 }
 
-impl Walk {
+impl PictureParsePosition {
     fn new() -> Self {
-        Self { at: 0, next: Next::Beginning, size: None, has_data: false }
+        Self { at: 0, next: ExpectedSegment::Beginning, size: None, has_data: false }
     }
 
     /// The format and the end of the picture, once it is there.
-    fn find_end(&mut self, bytes: &[u8], bytes_max: usize) -> Result<Option<(Kind, usize)>, NoPicture> {
+    fn find_end(&mut self, bytes: &[u8], bytes_max: usize) -> Result<Option<(PictureFormat, usize)>, NoPicture> {
         loop {
             let rest = bytes.get(self.at..).unwrap_or_default();
             match self.next {
-                Next::Beginning if rest.len() < PNG_SIGNATURE.len() => return Ok(None),
-                Next::Beginning if rest.starts_with(&PNG_SIGNATURE) => {
-                    self.go(PNG_SIGNATURE.len(), Next::Chunk);
+                ExpectedSegment::Beginning if rest.len() < PNG_SIGNATURE.len() => return Ok(None),
+                ExpectedSegment::Beginning if rest.starts_with(&PNG_SIGNATURE) => {
+                    self.go(PNG_SIGNATURE.len(), ExpectedSegment::Chunk);
                 }
                 // The first byte of the next marker is read again.
-                Next::Beginning if rest.starts_with(&JPEG_BEGIN) => self.go(JPEG_BEGIN.len() - 1, Next::Marker),
-                Next::Beginning => return Err(NoPicture::Broken),
-                Next::Chunk => {
+                ExpectedSegment::Beginning if rest.starts_with(&JPEG_BEGIN) => {
+                    self.go(JPEG_BEGIN.len() - 1, ExpectedSegment::Marker)
+                }
+                ExpectedSegment::Beginning => return Err(NoPicture::Broken),
+                ExpectedSegment::Chunk => {
                     let Some((head, data)) = rest.split_first_chunk::<8>() else { return Ok(None) };
                     let [a, b, c, d, name @ ..] = *head;
                     let length = u32::from_be_bytes([a, b, c, d]) as usize;
@@ -145,20 +148,20 @@ impl Walk {
                         return Ok(None);
                     };
                     self.chunk(name, data)?;
-                    self.go(CHUNK_BYTES + length, Next::Chunk);
+                    self.go(CHUNK_BYTES + length, ExpectedSegment::Chunk);
                     if name == *b"IEND" {
-                        return Ok(Some((Kind::Png, self.at)));
+                        return Ok(Some((PictureFormat::Png, self.at)));
                     }
                 }
-                Next::Marker => {
+                ExpectedSegment::Marker => {
                     let [first, second, ..] = *rest else { return Ok(None) };
                     if first != 0xff {
                         return Err(NoPicture::Broken);
                     }
                     match second {
                         // Any number of them may stand before a marker.
-                        0xff => self.go(1, Next::Marker),
-                        marker::END if self.has_data => return Ok(Some((Kind::Jpeg, self.at + 2))),
+                        0xff => self.go(1, ExpectedSegment::Marker),
+                        marker::END if self.has_data => return Ok(Some((PictureFormat::Jpeg, self.at + 2))),
                         // Zero and one, restarts, and both ends are no segments.
                         0 | 1 | marker::BEGIN | marker::END => return Err(NoPicture::Broken),
                         restart if marker::RESTART.contains(&restart) => return Err(NoPicture::Broken),
@@ -174,7 +177,7 @@ impl Walk {
                         }
                     }
                 }
-                Next::Scan => match rest.iter().position(|byte| *byte == 0xff) {
+                ExpectedSegment::Scan => match rest.iter().position(|byte| *byte == 0xff) {
                     None => {
                         self.at = bytes.len();
                         return Ok(None);
@@ -185,16 +188,16 @@ impl Walk {
                             return Ok(None);
                         }
                         Some(&coded) if coded == 0 || marker::RESTART.contains(&coded) => {
-                            self.go(found + 2, Next::Scan);
+                            self.go(found + 2, ExpectedSegment::Scan);
                         }
-                        Some(_) => self.go(found, Next::Marker),
+                        Some(_) => self.go(found, ExpectedSegment::Marker),
                     },
                 },
             }
         }
     }
 
-    fn go(&mut self, bytes: usize, next: Next) {
+    fn go(&mut self, bytes: usize, next: ExpectedSegment) {
         self.at += bytes;
         self.next = next;
     }
@@ -223,11 +226,11 @@ impl Walk {
     }
 
     /// A segment of a JPEG; returns what follows it.
-    fn segment(&mut self, marker: u8, data: &[u8]) -> Result<Next, NoPicture> {
+    fn segment(&mut self, marker: u8, data: &[u8]) -> Result<ExpectedSegment, NoPicture> {
         if marker == marker::SCAN {
             // A scan without a frame's head has no size.
             self.has_data = true;
-            return if self.size.is_some() { Ok(Next::Scan) } else { Err(NoPicture::Broken) };
+            return if self.size.is_some() { Ok(ExpectedSegment::Scan) } else { Err(NoPicture::Broken) };
         }
         if marker::FRAME.contains(&marker) && !marker::NO_FRAME.contains(&marker) {
             // Bits of a sample, lines, pixels of a line (B.2.2). Lines that are told later are not waited for.
@@ -235,7 +238,7 @@ impl Walk {
             let (height, width) = (u16::from_be_bytes([high, low]), u16::from_be_bytes([wide, narrow]));
             self.set_size(width.into(), height.into())?;
         }
-        Ok(Next::Marker)
+        Ok(ExpectedSegment::Marker)
     }
 }
 
@@ -264,7 +267,7 @@ pub mod tests {
         bytes
     }
 
-    fn all(splitter: &mut Splitter) -> Vec<Whole> {
+    fn all(splitter: &mut PictureSplitter) -> Vec<EncodedPicture> {
         std::iter::from_fn(|| splitter.poll_picture().unwrap()).collect()
     }
 
@@ -273,15 +276,15 @@ pub mod tests {
         let png = encode(3, 2, ColorType::Grayscale, &[7; 6]);
         let stream = [&png[..], &jpeg(64, 48), &png, &jpeg(8, 8), &jpeg(64, 48)].concat();
         for piece in [1, 2, 7, 64, stream.len()] {
-            let mut splitter = Splitter::new(1 << 10);
+            let mut splitter = PictureSplitter::new(1 << 10);
             let mut found = Vec::new();
             for bytes in stream.chunks(piece) {
                 splitter.add(bytes);
                 found.extend(all(&mut splitter));
             }
             let sizes: Vec<_> = found.iter().map(|whole| (whole.kind, whole.width, whole.height)).collect();
-            let (png_size, jpeg_size) = ((Kind::Png, 3, 2), (Kind::Jpeg, 64, 48));
-            assert_eq!(sizes, [png_size, jpeg_size, png_size, (Kind::Jpeg, 8, 8), jpeg_size], "{piece}");
+            let (png_size, jpeg_size) = ((PictureFormat::Png, 3, 2), (PictureFormat::Jpeg, 64, 48));
+            assert_eq!(sizes, [png_size, jpeg_size, png_size, (PictureFormat::Jpeg, 8, 8), jpeg_size], "{piece}");
             assert_eq!(found.iter().flat_map(|whole| whole.bytes.clone()).collect::<Vec<_>>(), stream);
         }
     }
@@ -315,7 +318,7 @@ pub mod tests {
             vec![0xff, 0xd8, 0xff, 0xd8, 0xff, 0xd8, 0xff, 0xd9],
         ];
         for bytes in hostile {
-            let mut splitter = Splitter::new(1 << 10);
+            let mut splitter = PictureSplitter::new(1 << 10);
             splitter.add(&bytes);
             assert_eq!(splitter.poll_picture(), Err(NoPicture::Broken), "{bytes:02x?}");
             assert_eq!(first_of(&bytes), None);
@@ -325,7 +328,7 @@ pub mod tests {
     #[test]
     fn a_picture_without_an_end_is_given_up_at_its_limit() {
         let endless = |begins: Vec<u8>| {
-            let mut splitter = Splitter::new(10_000);
+            let mut splitter = PictureSplitter::new(10_000);
             splitter.add(&begins);
             let mut taken = begins.len();
             loop {
@@ -355,7 +358,7 @@ pub mod tests {
                 bytes[at] = change[1];
             }
             bytes.extend(input.bytes(64));
-            let mut splitter = Splitter::new(256);
+            let mut splitter = PictureSplitter::new(256);
             for piece in bytes.chunks(17) {
                 splitter.add(piece);
                 loop {

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant, SystemTime};
 use farbus_control::process::{ProcessDevice, ProcessStatus, devices_of};
 use farbus_control::swap::SwapStatus;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all, ask_one};
-use farbus_io_net::local::happenings::Happenings;
+use farbus_io_net::local::happenings::ProcessEventCursors;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::api::journal::{Journal, Kind};
-use crate::api::operations::Operations;
-use crate::known::lab::Lab;
-use crate::known::status::{Processes, Swapping};
-use crate::line::messages::Wanted;
-use crate::rights::lab::Gatherer;
+use crate::api::journal::{EventJournal, JournalEventKind};
+use crate::api::operations::OperationRegistry;
+use crate::known::lab::LabInventory;
+use crate::known::status::{ProcessStatuses, RunningSwap};
+use crate::line::messages::StatusExtent;
+use crate::rights::lab::LabGatherer;
 use crate::rights::locking::lock;
 
 /// How often the processes are asked while somebody looks. An answer that is younger than this is given again.
@@ -38,47 +38,47 @@ const SWAPS_MAX: usize = 16;
 
 /// What was answered, and when.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct PolledStatus {
     /// When the processes were asked; `None` if they have not been.
     at: Option<Instant>,
     /// What they said.
-    pub said: Processes,
+    pub said: ProcessStatuses,
     /// When other hosts were thought of; `None` if they were not.
     lab_at: Option<Instant>,
     /// What is known of them.
-    pub lab: Arc<Lab>,
+    pub lab: Arc<LabInventory>,
 }
 
 /// Asks on a thread of its own, and only while somebody wants to know.
 #[derive(Clone, Debug)]
-pub struct Asker {
-    asked: watch::Sender<Arc<Asked>>,
+pub struct StatusPoller {
+    asked: watch::Sender<Arc<PolledStatus>>,
     demand: SyncSender<()>,
-    journal: Journal,
+    journal: EventJournal,
     /// When somebody looked at other hosts last.
     lab_wanted: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Asker {
+impl StatusPoller {
     /// Starts the thread, which publishes changes in the journal while somebody follows that, and adds what is drawn of
-    /// the operations. It ends with the last `Asker`.
+    /// the operations. It ends with the last `StatusPoller`.
     ///
     /// # Errors
     /// There can be no further thread.
-    pub fn start(journal: Journal, operations: Operations) -> io::Result<Self> {
-        let (asked, _) = watch::channel(Arc::<Asked>::default());
+    pub fn start(journal: EventJournal, operations: OperationRegistry) -> io::Result<Self> {
+        let (asked, _) = watch::channel(Arc::<PolledStatus>::default());
         let (demand, demanded) = sync_channel(1);
         let to = asked.clone();
         let for_thread = journal.clone();
         let lab_wanted = Arc::<Mutex<Option<Instant>>>::default();
-        let mut others = Others { gatherer: Gatherer::start()?, wanted: Arc::clone(&lab_wanted) };
+        let mut others = LabPoller { gatherer: LabGatherer::start()?, wanted: Arc::clone(&lab_wanted) };
         let ask = move || keep_asking(&to, &demanded, &for_thread, &operations, &mut others);
         thread::Builder::new().name("page-status".into()).spawn(ask)?;
         Ok(Self { asked, demand, journal, lab_wanted })
     }
 
     /// Follows what they say from now on: they are asked until the receiver is dropped.
-    pub fn follow(&self) -> watch::Receiver<Arc<Asked>> {
+    pub fn follow(&self) -> watch::Receiver<Arc<PolledStatus>> {
         let followed = self.asked.subscribe();
         // If it is full, the thread is about to ask.
         let _ = self.demand.try_send(());
@@ -92,12 +92,12 @@ impl Asker {
 
     /// What they said at most half a second ago and after the last operation, with what is wanted of other hosts;
     /// `None` if the thread has ended.
-    pub async fn fresh(&self, wanted: Wanted) -> Option<Arc<Asked>> {
+    pub async fn fresh(&self, wanted: StatusExtent) -> Option<Arc<PolledStatus>> {
         match wanted {
-            Wanted::Processes => self.fresh_that(|_| true).await,
-            Wanted::Lab => self.fresh_with_lab().await,
-            Wanted::Answered => {
-                let is_answered = |asked: &Asked| {
+            StatusExtent::Processes => self.fresh_that(|_| true).await,
+            StatusExtent::Lab => self.fresh_with_lab().await,
+            StatusExtent::Answered => {
+                let is_answered = |asked: &PolledStatus| {
                     self.want_lab();
                     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
                     asked.lab.looked_s.is_some_and(|looked_s| looked_s + ANSWERED_S_MAX >= now)
@@ -111,15 +111,15 @@ impl Asker {
         }
     }
 
-    async fn fresh_with_lab(&self) -> Option<Arc<Asked>> {
+    async fn fresh_with_lab(&self) -> Option<Arc<PolledStatus>> {
         self.want_lab();
         let since = Instant::now().checked_sub(ASK_EVERY);
         self.fresh_that(|asked| asked.lab_at.is_some() && asked.lab_at >= since).await
     }
 
-    async fn fresh_that(&self, is_enough: impl Fn(&Asked) -> bool) -> Option<Arc<Asked>> {
+    async fn fresh_that(&self, is_enough: impl Fn(&PolledStatus) -> bool) -> Option<Arc<PolledStatus>> {
         let since = Instant::now().checked_sub(ASK_EVERY).max(self.journal.last_operation());
-        let is_fresh = |asked: &Arc<Asked>| asked.at.is_some() && asked.at >= since && is_enough(asked);
+        let is_fresh = |asked: &Arc<PolledStatus>| asked.at.is_some() && asked.at >= since && is_enough(asked);
         if is_fresh(&self.asked.borrow()) {
             return Some(Arc::clone(&self.asked.borrow()));
         }
@@ -129,21 +129,21 @@ impl Asker {
 }
 
 /// What is known of other hosts.
-struct Others {
-    gatherer: Gatherer,
+struct LabPoller {
+    gatherer: LabGatherer,
     wanted: Arc<Mutex<Option<Instant>>>,
 }
 
 fn keep_asking(
-    asked: &watch::Sender<Arc<Asked>>,
+    asked: &watch::Sender<Arc<PolledStatus>>,
     demanded: &Receiver<()>,
-    journal: &Journal,
-    operations: &Operations,
-    others: &mut Others,
+    journal: &EventJournal,
+    operations: &OperationRegistry,
+    others: &mut LabPoller,
 ) {
     let began = Instant::now();
     let mut lab_at = None;
-    let (mut happenings, mut mark) = (Happenings::default(), None);
+    let (mut happenings, mut mark) = (ProcessEventCursors::default(), None);
     for version in 1.. {
         let told = match asked.receiver_count() {
             0 => demanded.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -154,7 +154,7 @@ fn keep_asking(
         }
         let at = Instant::now();
         let asked_us = u64::try_from(at.duration_since(began).as_micros()).unwrap_or(u64::MAX);
-        let said = Processes { version, asked_us, operations: operations.drawn(), ..ask() };
+        let said = ProcessStatuses { version, asked_us, operations: operations.drawn(), ..ask() };
         let is_wanted = lock(&others.wanted).is_some_and(|wanted| wanted.elapsed() < LAB_WANTED);
         let lab = match is_wanted {
             true => {
@@ -167,12 +167,12 @@ fn keep_asking(
         if journal.is_followed() {
             publish(journal, (&said, lab.mark), &mut happenings, &mut mark);
         }
-        asked.send_replace(Arc::new(Asked { at: Some(at), said, lab_at, lab }));
+        asked.send_replace(Arc::new(PolledStatus { at: Some(at), said, lab_at, lab }));
     }
 }
 
 /// What the processes say now.
-fn ask() -> Processes {
+fn ask() -> ProcessStatuses {
     match ask_all(&Question::Status) {
         Ok(answers) => {
             let count = answers.len();
@@ -180,14 +180,14 @@ fn ask() -> Processes {
                 |(_, answer)| if let Answer::Ok(value) = answer { serde_json::from_value(value).ok() } else { None };
             let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(said).collect();
             let swaps = swaps(&processes);
-            Processes { silent: count - processes.len(), processes, swaps, ..Processes::default() }
+            ProcessStatuses { silent: count - processes.len(), processes, swaps, ..ProcessStatuses::default() }
         }
-        Err(error) => Processes { failure: Some(error.to_string()), ..Processes::default() },
+        Err(error) => ProcessStatuses { failure: Some(error.to_string()), ..ProcessStatuses::default() },
     }
 }
 
 /// How far the swaps are that run now.
-fn swaps(processes: &[ProcessStatus]) -> Vec<Swapping> {
+fn swaps(processes: &[ProcessStatus]) -> Vec<RunningSwap> {
     // Only a process of an earlier release does not say it in its status.
     let is_swapping = |(_, device): &(&ProcessStatus, &ProcessDevice)| {
         device.medium().is_some_and(|medium| medium.is_swapping) && device.swap().is_none()
@@ -200,31 +200,36 @@ fn swaps(processes: &[ProcessStatus]) -> Vec<Swapping> {
             return None;
         };
         let progress: SwapStatus = serde_json::from_value(said).ok()?;
-        (progress.state == "running").then_some(Swapping { pid, name, progress })
+        (progress.state == "running").then_some(RunningSwap { pid, name, progress })
     });
     asked.collect()
 }
 
 /// Publishes what has happened, and that there is another status.
-fn publish(journal: &Journal, (now, lab): (&Processes, u64), happenings: &mut Happenings, mark: &mut Option<u64>) {
+fn publish(
+    journal: &EventJournal,
+    (now, lab): (&ProcessStatuses, u64),
+    happenings: &mut ProcessEventCursors,
+    mark: &mut Option<u64>,
+) {
     // If the folder cannot be read, the status says so.
     for (event, pid) in happenings.ask().unwrap_or_default().happened {
         let mut data = serde_json::to_value(event).unwrap_or_default();
         data["pid"] = json!(pid);
-        journal.publish(Kind::Happened, &data);
+        journal.publish(JournalEventKind::Happened, &data);
     }
     let marked = Some(mark_of(now, lab));
     if *mark != marked {
         *mark = marked;
         let (processes, devices) = (now.processes.len(), devices_of(&now.processes).count());
         let data = json!({ "processes": processes, "devices": devices, "silent": now.silent, "failure": now.failure });
-        journal.publish(Kind::Status, &data);
+        journal.publish(JournalEventKind::Status, &data);
     }
 }
 
 /// A number that is another one when a process, a device, its state, its user or who waits for it is, or what is
 /// known of other hosts.
-fn mark_of(said: &Processes, lab: u64) -> u64 {
+fn mark_of(said: &ProcessStatuses, lab: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     lab.hash(&mut hasher);
     for (process, device) in devices_of(&said.processes) {

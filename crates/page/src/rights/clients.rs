@@ -15,11 +15,11 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use rustix::net::{Shutdown, shutdown};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::api::callers::Client;
+use crate::api::callers::ClientKind;
 
 /// Connections of the owner at a time, and of others; a further one is closed at once.
 pub const CONNECTIONS_MAX: usize = 1152;
@@ -42,35 +42,35 @@ pub const REMOTE_MAX: usize = STRANGERS_MAX + ENDING_MAX + LET_IN_MAX;
 
 /// The open connections, by their numbers.
 #[derive(Debug)]
-pub struct Clients {
+pub struct ClientConnections {
     /// Connections of browsers that were let in, at a time.
     let_in_max: usize,
     last: u64,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenConnection>,
 }
 
 #[derive(Debug)]
-struct Open {
-    client: Client,
+struct OpenConnection {
+    client: ClientKind,
     /// Held until it is closed; those that are not the owner's are counted here.
     _permit: Option<OwnedSemaphorePermit>,
-    pooled: Option<Pooled>,
-    shown: Option<Shown>,
+    pooled: Option<PooledConnection>,
+    shown: Option<ClientToken>,
     has_ended: bool,
 }
 
 /// A connection that has, or had, a place of a pool.
 #[derive(Debug)]
-struct Pooled {
+struct PooledConnection {
     /// With it the connection is ended, whatever the confined process does.
     stream: OwnedFd,
-    whose: Whose,
+    whose: PoolShareKey,
     is_let_in: bool,
 }
 
 /// Whose share of a pool a connection takes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Whose {
+enum PoolShareKey {
     /// Another machine's network.
     Network(IpAddr),
     /// Another user of this machine; `None`: one that is not known.
@@ -78,7 +78,7 @@ enum Whose {
 }
 
 /// Places that many share.
-struct Pool {
+struct ConnectionPoolLimits {
     places: usize,
     of_one_max: usize,
     /// Connections that were told to end and have not yet.
@@ -87,18 +87,26 @@ struct Pool {
     replaces_own: bool,
 }
 
-const STRANGERS: Pool =
-    Pool { places: STRANGERS_MAX, of_one_max: STRANGERS_OF_NETWORK_MAX, ending_max: ENDING_MAX, replaces_own: true };
-const OTHERS: Pool =
-    Pool { places: OTHERS_MAX, of_one_max: OTHERS_MAX, ending_max: OF_OTHERS_MAX - OTHERS_MAX, replaces_own: false };
+const STRANGERS: ConnectionPoolLimits = ConnectionPoolLimits {
+    places: STRANGERS_MAX,
+    of_one_max: STRANGERS_OF_NETWORK_MAX,
+    ending_max: ENDING_MAX,
+    replaces_own: true,
+};
+const OTHERS: ConnectionPoolLimits = ConnectionPoolLimits {
+    places: OTHERS_MAX,
+    of_one_max: OTHERS_MAX,
+    ending_max: OF_OTHERS_MAX - OTHERS_MAX,
+    replaces_own: false,
+};
 
 /// A token that a client has shown last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Shown {
+pub struct ClientToken {
     /// As the header `Authorization` says it.
     pub authorization: String,
     /// What it allowed then.
-    pub scope: Option<Scope>,
+    pub scope: Option<PageScope>,
 }
 
 /// The part of an address that one customer of a provider has.
@@ -109,9 +117,9 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-impl Open {
+impl OpenConnection {
     /// Whose place of a pool it has.
-    fn place(&self) -> Option<Whose> {
+    fn place(&self) -> Option<PoolShareKey> {
         self.pooled.as_ref().filter(|pooled| !pooled.is_let_in).map(|pooled| pooled.whose)
     }
 
@@ -124,14 +132,14 @@ impl Open {
     }
 }
 
-impl Clients {
+impl ClientConnections {
     /// None yet. This process may have so many descriptors; each connection of another machine takes one.
     pub fn with_descriptors(count: usize) -> Self {
         let left = count.saturating_sub(STRANGERS_MAX + ENDING_MAX);
         Self { let_in_max: left.clamp(1, LET_IN_MAX), last: 0, open: BTreeMap::new() }
     }
 
-    fn add(&mut self, open: Open) -> u64 {
+    fn add(&mut self, open: OpenConnection) -> u64 {
         self.last += 1;
         self.open.insert(self.last, open);
         self.last
@@ -139,8 +147,8 @@ impl Clients {
 
     /// Adds a connection of the owner. Returns its number.
     pub fn add_owner(&mut self, permit: OwnedSemaphorePermit) -> u64 {
-        let client = Client::Owner;
-        self.add(Open { client, _permit: Some(permit), pooled: None, shown: None, has_ended: false })
+        let client = ClientKind::Owner;
+        self.add(OpenConnection { client, _permit: Some(permit), pooled: None, shown: None, has_ended: false })
     }
 
     /// Adds a connection of another user of this machine (`None`: one that is not known), if there is a place for it.
@@ -149,7 +157,7 @@ impl Clients {
     /// # Errors
     /// The system has no more descriptors.
     pub fn add_other(&mut self, stream: &OwnedFd, user: Option<u32>) -> io::Result<Option<u64>> {
-        self.add_pooled(&OTHERS, Client::Other, Whose::User(user), stream)
+        self.add_pooled(&OTHERS, ClientKind::Other, PoolShareKey::User(user), stream)
     }
 
     /// Adds a connection of another machine, if there is a place for it. Returns its number.
@@ -157,15 +165,21 @@ impl Clients {
     /// # Errors
     /// The system has no more descriptors.
     pub fn add_remote(&mut self, stream: &OwnedFd, from: IpAddr) -> io::Result<Option<u64>> {
-        self.add_pooled(&STRANGERS, Client::Remote, Whose::Network(network(from)), stream)
+        self.add_pooled(&STRANGERS, ClientKind::Remote, PoolShareKey::Network(network(from)), stream)
     }
 
-    fn add_pooled(&mut self, pool: &Pool, client: Client, whose: Whose, stream: &OwnedFd) -> io::Result<Option<u64>> {
+    fn add_pooled(
+        &mut self,
+        pool: &ConnectionPoolLimits,
+        client: ClientKind,
+        whose: PoolShareKey,
+        stream: &OwnedFd,
+    ) -> io::Result<Option<u64>> {
         if self.open.values().filter(|open| open.place().is_some()).count() >= pool.places + pool.ending_max {
             return Ok(None);
         }
-        let mut counts: BTreeMap<Whose, usize> = BTreeMap::new();
-        for of in self.open.values().filter(|open| !open.has_ended).filter_map(Open::place) {
+        let mut counts: BTreeMap<PoolShareKey, usize> = BTreeMap::new();
+        for of in self.open.values().filter(|open| !open.has_ended).filter_map(OpenConnection::place) {
             *counts.entry(of).or_default() += 1;
         }
         let own = counts.get(&whose).copied().unwrap_or_default();
@@ -179,13 +193,19 @@ impl Clients {
             }
             self.end_one_of(|of| counts.get(&of) == Some(&most));
         }
-        let pooled = Pooled { stream: stream.try_clone()?, whose, is_let_in: false };
-        Ok(Some(self.add(Open { client, _permit: None, pooled: Some(pooled), shown: None, has_ended: false })))
+        let pooled = PooledConnection { stream: stream.try_clone()?, whose, is_let_in: false };
+        Ok(Some(self.add(OpenConnection {
+            client,
+            _permit: None,
+            pooled: Some(pooled),
+            shown: None,
+            has_ended: false,
+        })))
     }
 
     /// Ends the longest-standing of these connections: of those that have shown nothing, if there are any.
-    fn end_one_of(&mut self, is_meant: impl Fn(Whose) -> bool) {
-        let is_its = |open: &Open| !open.has_ended && open.place().is_some_and(&is_meant);
+    fn end_one_of(&mut self, is_meant: impl Fn(PoolShareKey) -> bool) {
+        let is_its = |open: &OpenConnection| !open.has_ended && open.place().is_some_and(&is_meant);
         // Numbers grow: the first is the one that has been here longest.
         let candidates = self.open.iter().filter(|(_, open)| is_its(open));
         let number =
@@ -201,41 +221,42 @@ impl Clients {
     }
 
     /// Who has a connection; `None`: it is closed, or was ended.
-    pub fn find(&self, number: u64) -> Option<Client> {
+    pub fn find(&self, number: u64) -> Option<ClientKind> {
         self.open.get(&number).filter(|open| !open.has_ended).map(|open| open.client)
     }
 
     /// The network that a connection of another machine comes from.
     pub fn network(&self, number: u64) -> Option<IpAddr> {
         match self.open.get(&number)?.pooled.as_ref()?.whose {
-            Whose::Network(network) => Some(network),
-            Whose::User(_) => None,
+            PoolShareKey::Network(network) => Some(network),
+            PoolShareKey::User(_) => None,
         }
     }
 
     /// What the client of a connection may do who shows this, or nothing, if it has shown that before.
-    pub fn scope_of(&self, number: u64, authorization: Option<&str>) -> Option<Scope> {
+    pub fn scope_of(&self, number: u64, authorization: Option<&str>) -> Option<PageScope> {
         let open = self.open.get(&number).filter(|open| !open.has_ended)?;
         match authorization {
-            None => (open.client == Client::Owner).then_some(Scope::Own),
+            None => (open.client == ClientKind::Owner).then_some(PageScope::Own),
             Some(said) => open.shown.as_ref().filter(|shown| shown.authorization == said)?.scope,
         }
     }
 
     /// The client of a connection has shown a token that counts. Returns whether there is a place for it: one of
     /// another machine is no stranger from now on.
-    pub fn show(&mut self, number: u64, shown: Shown) -> bool {
-        let is_stranger = |open: &Open| open.client == Client::Remote && open.place().is_some();
+    pub fn show(&mut self, number: u64, shown: ClientToken) -> bool {
+        let is_stranger = |open: &OpenConnection| open.client == ClientKind::Remote && open.place().is_some();
         if self.open.get(&number).is_some_and(is_stranger) {
             let let_in = || self.open.values().filter(|open| open.pooled.as_ref().is_some_and(|of| of.is_let_in));
-            let is_its = |open: &&Open| open.shown.as_ref().is_some_and(|of| of.authorization == shown.authorization);
+            let is_its =
+                |open: &&OpenConnection| open.shown.as_ref().is_some_and(|of| of.authorization == shown.authorization);
             if let_in().count() >= self.let_in_max || let_in().filter(is_its).count() >= OF_TOKEN_MAX {
                 return false;
             }
         }
         if let Some(open) = self.open.get_mut(&number) {
             open.shown = Some(shown);
-            let is_remote = open.client == Client::Remote;
+            let is_remote = open.client == ClientKind::Remote;
             open.pooled.iter_mut().for_each(|pooled| pooled.is_let_in = is_remote);
         }
         true
@@ -251,8 +272,8 @@ impl Clients {
     }
 
     /// The tokens that clients have shown, each once.
-    pub fn shown(&self) -> Vec<Shown> {
-        let mut all: Vec<Shown> =
+    pub fn shown(&self) -> Vec<ClientToken> {
+        let mut all: Vec<ClientToken> =
             self.open.values().filter(|open| !open.has_ended).filter_map(|open| open.shown.clone()).collect();
         all.sort_unstable();
         all.dedup();
@@ -260,8 +281,8 @@ impl Clients {
     }
 
     /// Ends the connections whose clients have shown this token. Returns their numbers.
-    pub fn end_those_with(&mut self, shown: &Shown) -> Vec<u64> {
-        let is_its = |open: &Open| !open.has_ended && open.shown.as_ref() == Some(shown);
+    pub fn end_those_with(&mut self, shown: &ClientToken) -> Vec<u64> {
+        let is_its = |open: &OpenConnection| !open.has_ended && open.shown.as_ref() == Some(shown);
         let ended = self.open.iter_mut().filter(|(_, open)| is_its(open));
         ended
             .map(|(number, open)| {
@@ -296,7 +317,7 @@ mod tests {
 
     #[test]
     fn strangers_of_one_network_have_few_places_and_take_none_from_another() {
-        let mut clients = Clients::with_descriptors(usize::MAX);
+        let mut clients = ClientConnections::with_descriptors(usize::MAX);
         let (stream, client) = connection();
         for _ in 0..STRANGERS_OF_NETWORK_MAX {
             assert!(clients.add_remote(&stream, from("192.0.2.7")).unwrap().is_some());
@@ -313,11 +334,11 @@ mod tests {
 
     #[test]
     fn a_stranger_that_comes_when_all_places_are_taken_ends_the_oldest_of_the_network_with_the_most() {
-        let mut clients = Clients::with_descriptors(usize::MAX);
+        let mut clients = ClientConnections::with_descriptors(usize::MAX);
         let (first, first_client) = connection();
         let (owners, owners_client) = connection();
         let owner = clients.add_remote(&owners, from("198.51.100.1")).unwrap().unwrap();
-        let token = Shown { authorization: "Bearer x".into(), scope: Some(Scope::Own) };
+        let token = ClientToken { authorization: "Bearer x".into(), scope: Some(PageScope::Own) };
         assert!(clients.show(owner, token));
         let oldest = clients.add_remote(&first, from("192.0.2.0")).unwrap().unwrap();
         let (others, _others_client) = connection();
@@ -328,7 +349,7 @@ mod tests {
         assert!(is_open(&first_client));
         assert!(clients.add_remote(&others, from("203.0.113.9")).unwrap().is_some());
         assert!(!is_open(&first_client) && clients.find(oldest).is_none());
-        assert!(is_open(&owners_client) && clients.find(owner) == Some(Client::Remote), "it was let in");
+        assert!(is_open(&owners_client) && clients.find(owner) == Some(ClientKind::Remote), "it was let in");
         // Whatever becomes of those that end, there is an end to them.
         let more = (0..1000).filter(|n| {
             let address = IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a00_0000 + n));
@@ -339,12 +360,12 @@ mod tests {
 
     #[test]
     fn a_user_that_has_taken_all_places_gives_those_way_who_have_fewer() {
-        let mut clients = Clients::with_descriptors(usize::MAX);
+        let mut clients = ClientConnections::with_descriptors(usize::MAX);
         let (eve, ann) = (Some(1600), Some(1700));
         let (first, first_client) = connection();
         let (stream, _client) = connection();
         let oldest = clients.add_other(&first, eve).unwrap().unwrap();
-        let shown = |n: u32| Shown { authorization: format!("Bearer {n}"), scope: Some(Scope::Read) };
+        let shown = |n: u32| ClientToken { authorization: format!("Bearer {n}"), scope: Some(PageScope::Read) };
         assert!(clients.show(oldest, shown(0)));
         let silent = clients.add_other(&first, eve).unwrap().unwrap();
         for _ in 2..OTHERS_MAX {
@@ -353,7 +374,11 @@ mod tests {
         assert_eq!(clients.add_other(&stream, eve).unwrap(), None, "nobody else has one to give way");
         assert!(is_open(&first_client));
         let ann_first = clients.add_other(&stream, ann).unwrap().unwrap();
-        assert_eq!((clients.find(silent), clients.find(oldest)), (None, Some(Client::Other)), "the silent one first");
+        assert_eq!(
+            (clients.find(silent), clients.find(oldest)),
+            (None, Some(ClientKind::Other)),
+            "the silent one first"
+        );
         assert!(!is_open(&first_client));
         assert!(clients.show(ann_first, shown(1)));
         for _ in 1..OTHERS_MAX / 2 {
@@ -375,8 +400,9 @@ mod tests {
 
     #[test]
     fn connections_end_with_the_token_that_they_have_shown() {
-        let mut clients = Clients::with_descriptors(usize::MAX);
-        let shown = |authorization: &str| Shown { authorization: authorization.into(), scope: Some(Scope::Read) };
+        let mut clients = ClientConnections::with_descriptors(usize::MAX);
+        let shown =
+            |authorization: &str| ClientToken { authorization: authorization.into(), scope: Some(PageScope::Read) };
         let (stream, client) = connection();
         let numbers: Vec<u64> =
             (0..3).map(|n| clients.add_remote(&stream, from(&format!("192.0.2.{n}"))).unwrap().unwrap()).collect();
@@ -385,14 +411,14 @@ mod tests {
         assert_eq!(clients.shown(), [shown("a"), shown("b")]);
         assert_eq!(clients.end_those_with(&shown("a")), [numbers[0], numbers[2]]);
         assert!(!is_open(&client), "also if the confined process keeps it");
-        assert_eq!((clients.find(numbers[0]), clients.find(numbers[1])), (None, Some(Client::Remote)));
+        assert_eq!((clients.find(numbers[0]), clients.find(numbers[1])), (None, Some(ClientKind::Remote)));
         assert_eq!(clients.shown(), [shown("b")]);
     }
 
     #[test]
     fn a_connection_that_signs_out_is_a_strangers_and_gets_its_answer() {
-        let mut clients = Clients::with_descriptors(usize::MAX);
-        let token = Shown { authorization: "a".into(), scope: Some(Scope::Read) };
+        let mut clients = ClientConnections::with_descriptors(usize::MAX);
+        let token = ClientToken { authorization: "a".into(), scope: Some(PageScope::Read) };
         let ((leaves, leaving), (follows, following)) = (connection(), connection());
         let numbers = [&leaves, &follows].map(|one| clients.add_remote(one, from("192.0.2.7")).unwrap().unwrap());
         assert!(numbers.iter().all(|number| clients.show(*number, token.clone())));
@@ -404,11 +430,11 @@ mod tests {
 
     #[test]
     fn one_token_has_so_many_connections_and_all_together_have() {
-        let mut clients = Clients::with_descriptors(usize::MAX);
+        let mut clients = ClientConnections::with_descriptors(usize::MAX);
         let (stream, _client) = connection();
         let mut let_in = |token: &str| {
             let number = clients.add_remote(&stream, from("192.0.2.7")).unwrap().unwrap();
-            let shown = Shown { authorization: token.into(), scope: Some(Scope::Read) };
+            let shown = ClientToken { authorization: token.into(), scope: Some(PageScope::Read) };
             let is_in = clients.show(number, shown);
             if !is_in {
                 clients.remove(number);
@@ -422,7 +448,7 @@ mod tests {
     #[test]
     fn browsers_of_other_machines_take_no_more_descriptors_than_the_process_may_have() {
         for (count, let_in_max) in [(0, 1), (STRANGERS_MAX + ENDING_MAX + 40, 40), (1 << 20, LET_IN_MAX)] {
-            assert_eq!(Clients::with_descriptors(count).let_in_max, let_in_max, "{count}");
+            assert_eq!(ClientConnections::with_descriptors(count).let_in_max, let_in_max, "{count}");
         }
     }
 }

@@ -3,24 +3,24 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use farbus_io_net::trust::{Folder, Invitation, NoCode, NotRedeemed, Outcome, StateError, Tokens};
+use farbus_io_net::trust::{AuditOutcome, HostFolder, NoCode, NotRedeemed, PageInvitation, PageTokenList, StateError};
 use hyper::StatusCode;
 
-use crate::api::operations::Operations;
-use crate::api::refusal::Refusal;
-use crate::line::messages::Answer;
+use crate::api::operations::OperationRegistry;
+use crate::api::refusal::HttpRefusal;
+use crate::line::messages::PageAnswer;
 
 /// Takes the code, and makes the token. Both have a line in the audit log. It blocks while another process changes the
 /// owner's files.
 ///
 /// # Errors
-/// [`Refusal`]: the code lets nobody in, or no token can be made.
-pub fn enter(operations: &Operations, code: &str, from: IpAddr) -> Result<Answer, Refusal> {
+/// [`HttpRefusal`]: the code lets nobody in, or no token can be made.
+pub fn enter(operations: &OperationRegistry, code: &str, from: IpAddr) -> Result<PageAnswer, HttpRefusal> {
     let entered = try_enter(code);
     let (outcome, what) = match &entered {
-        Ok((called, Answer::Entered { scope, .. })) => (Outcome::Ok, format!("token {called}, scope {scope}")),
-        Ok(_) => (Outcome::Ok, String::new()),
-        Err(refusal) => (Outcome::Refused, refusal.why.to_string()),
+        Ok((called, PageAnswer::Entered { scope, .. })) => (AuditOutcome::Ok, format!("token {called}, scope {scope}")),
+        Ok(_) => (AuditOutcome::Ok, String::new()),
+        Err(refusal) => (AuditOutcome::Refused, refusal.why.to_string()),
     };
     operations.entered(from, &what, outcome);
     entered.map(|(_, answer)| answer)
@@ -30,34 +30,34 @@ pub fn enter(operations: &Operations, code: &str, from: IpAddr) -> Result<Answer
 /// blocks while another process changes the owner's files.
 ///
 /// # Errors
-/// [`Refusal`]: the client has shown none, or the files cannot be changed: the token counts as before.
-pub fn leave(operations: &Operations, authorization: Option<&str>) -> Result<Answer, Refusal> {
-    let none = || Refusal::of(StatusCode::NOT_FOUND, "this browser has shown no token");
+/// [`HttpRefusal`]: the client has shown none, or the files cannot be changed: the token counts as before.
+pub fn leave(operations: &OperationRegistry, authorization: Option<&str>) -> Result<PageAnswer, HttpRefusal> {
+    let none = || HttpRefusal::of(StatusCode::NOT_FOUND, "this browser has shown no token");
     let unchanged = |_: StateError| {
         let why = "the page's files cannot be changed, and the token counts as before: 'farbus doctor' says why";
-        Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
+        HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
     };
     let token = authorization.and_then(|said| said.split_once(' ')).map(|(_, token)| token.trim()).ok_or_else(none)?;
-    let folder = Folder::of_user().map_err(unchanged)?;
-    let tokens = Tokens::load(&folder).map_err(unchanged)?;
+    let folder = HostFolder::of_user().map_err(unchanged)?;
+    let tokens = PageTokenList::load(&folder).map_err(unchanged)?;
     // One that was revoked meanwhile has ended, which is what is asked for.
-    let Ok(found) = tokens.check(token, SystemTime::now()) else { return Ok(Answer::Done) };
-    Tokens::revoke(&folder, &found.id).map_err(unchanged)?;
+    let Ok(found) = tokens.check(token, SystemTime::now()) else { return Ok(PageAnswer::Done) };
+    PageTokenList::revoke(&folder, &found.id).map_err(unchanged)?;
     operations.left(&format!("token {}", found.called()));
-    Ok(Answer::Done)
+    Ok(PageAnswer::Done)
 }
 
-fn try_enter(code: &str) -> Result<(String, Answer), Refusal> {
-    let refused = |why: &'static str| Refusal::of(StatusCode::FORBIDDEN, why);
+fn try_enter(code: &str) -> Result<(String, PageAnswer), HttpRefusal> {
+    let refused = |why: &'static str| HttpRefusal::of(StatusCode::FORBIDDEN, why);
     let unread = |_: StateError| {
         let why = "the page's files cannot be read: 'farbus doctor' says why";
-        Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
+        HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
     };
-    let folder = Folder::of_user().map_err(unread)?;
-    match Invitation::redeem(&folder, code, SystemTime::now()).map_err(unread)? {
+    let folder = HostFolder::of_user().map_err(unread)?;
+    match PageInvitation::redeem(&folder, code, SystemTime::now()).map_err(unread)? {
         Ok((kept, token, lasts_s)) => {
             let scope = kept.scope;
-            Ok((kept.called().to_owned(), Answer::Entered { token, scope, lasts_s }))
+            Ok((kept.called().to_owned(), PageAnswer::Entered { token, scope, lasts_s }))
         }
         Err(NotRedeemed::Code(NoCode::Used)) => Err(refused("this code was used already: each lets one browser in")),
         Err(NotRedeemed::Code(NoCode::Expired)) => Err(refused("this code has expired: it counts for 60 seconds")),

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use farbus_control::daemon::Elsewhere;
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use farbus_io_linux::sys::descriptors;
-use farbus_io_net::sys::passing::Passage;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::sys::passing::MessageSocket;
+use farbus_io_net::trust::PageScope;
 use hyper::StatusCode;
 use rustix::fs::{OFlags, fcntl_setfl};
 use serde_json::{Map, Value, json};
@@ -24,23 +24,23 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use crate::api::callers::{Caller, Client};
-use crate::api::doing::{self, ToldAll};
-use crate::api::journal::Journal;
-use crate::api::operations::Operations;
-use crate::api::refusal::Refusal;
+use crate::api::callers::{ClientKind, PageCaller};
+use crate::api::doing::{self, OperationListAnswer};
+use crate::api::journal::EventJournal;
+use crate::api::operations::OperationRegistry;
+use crate::api::refusal::HttpRefusal;
 use crate::api::{offers, routes};
-use crate::known::lab::Lab;
-use crate::known::status::Processes;
-use crate::line::frames::{Decoder, TooLong, encoded, receive, send};
+use crate::known::lab::LabInventory;
+use crate::known::status::ProcessStatuses;
+use crate::line::frames::{FrameDecoder, OversizedFrame, encoded, receive, send};
 use crate::line::messages::{
-    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, Answer, Begin, BeginTls, By, QUESTION_BYTES_MAX, Question, Said, Told,
-    Wanted,
+    ANSWER_BYTES_MAX, AUTHORIZATION_BYTES_MAX, BrokerMessage, ClientCredentials, ConfinedMessage, ConfinedPageConfig,
+    ConfinedPageTls, PageAnswer, PageQuestion, QUESTION_BYTES_MAX, StatusExtent,
 };
-use crate::line::places::Places;
+use crate::line::places::QuestionSlots;
 use crate::line::{NO_SANDBOX, VERB, hex};
-use crate::rights::asker::{Asked, Asker};
-use crate::rights::clients::{CONNECTIONS_MAX, Clients, REMOTE_MAX, Shown};
+use crate::rights::asker::{PolledStatus, StatusPoller};
+use crate::rights::clients::{CONNECTIONS_MAX, ClientConnections, ClientToken, REMOTE_MAX};
 use crate::rights::locking::lock;
 use crate::rights::{entering, reading};
 
@@ -66,13 +66,13 @@ const WHY_CHARS_MAX: usize = 200;
 
 /// What all confined processes of a page ask for.
 #[derive(Debug)]
-pub struct Shared {
+pub struct PageServices {
     /// Asks the processes of this user.
-    pub asker: Asker,
+    pub asker: StatusPoller,
     /// The events.
-    pub journal: Journal,
+    pub journal: EventJournal,
     /// What was begun.
-    pub operations: Operations,
+    pub operations: OperationRegistry,
     /// The TCP port at which clients connect; `None` for a Unix socket.
     pub port: Option<u16>,
     /// Whether the processes are confined.
@@ -87,18 +87,18 @@ pub struct RemoteSite {
     /// The TCP port.
     pub port: u16,
     /// What the confined process needs for it.
-    pub tls: BeginTls,
+    pub tls: ConfinedPageTls,
     /// Where it is.
     pub elsewhere: Elsewhere,
 }
 
 /// A confined process.
 #[derive(Debug)]
-pub struct Half {
-    shared: Arc<Shared>,
+pub struct ConfinedProcess {
+    shared: Arc<PageServices>,
     child: Mutex<Child>,
     /// On it connections are passed. It does not block: a process that takes none loses them.
-    passage: Passage,
+    passage: MessageSocket,
     line: UnixStream,
     /// Held while a frame is sent.
     sending: AsyncMutex<()>,
@@ -108,9 +108,9 @@ pub struct Half {
     events_sent: AsyncMutex<u64>,
     /// The version of what was sent of other hosts, held while it is.
     lab_sent: AsyncMutex<u64>,
-    clients: Mutex<Clients>,
-    followed: watch::Sender<Followed>,
-    places: Places,
+    clients: Mutex<ClientConnections>,
+    followed: watch::Sender<StatusFollowers>,
+    places: QuestionSlots,
     /// Told when a client has shown a token.
     token_shown: Notify,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -118,32 +118,34 @@ pub struct Half {
 
 /// What is followed, by the numbers that the confined process gave it.
 #[derive(Debug, Default)]
-struct Followed {
+struct StatusFollowers {
     /// What the processes say; each with the client for which it is.
     status: BTreeMap<u64, u64>,
     /// Those of them that get events, too.
     events: BTreeSet<u64>,
 }
 
-impl Half {
+impl ConfinedProcess {
     /// Starts a process for these clients, and waits until it has given its rights away.
     ///
     /// # Errors
-    /// [`Failure`]: the system starts none, or it cannot give them away.
-    pub async fn start(shared: Arc<Shared>, client: Client) -> Result<Arc<Self>, Failure> {
+    /// [`CommandFailure`]: the system starts none, or it cannot give them away.
+    pub async fn start(shared: Arc<PageServices>, client: ClientKind) -> Result<Arc<Self>, CommandFailure> {
         let half = Self::spawn(shared, client).map_err(|error| {
-            Failure::local(format!("cannot start the process that speaks HTTP for the page: {error}"))
+            CommandFailure::local(format!("cannot start the process that speaks HTTP for the page: {error}"))
         })?;
         let half = Arc::new(half);
         match timeout(START_TIME_MAX, half.confined()).await {
-            Ok(Some(Said::Confined { still_has })) => {
+            Ok(Some(ConfinedMessage::Confined { still_has })) => {
                 if let Some(still_has) = still_has {
                     warn!("the process that speaks HTTP for the page {still_has}");
                 }
             }
             _ => {
                 let how = half.end();
-                return Err(Failure::local(format!("the process that speaks HTTP for the page did not begin: {how}")));
+                return Err(CommandFailure::local(format!(
+                    "the process that speaks HTTP for the page did not begin: {how}"
+                )));
             }
         }
         let tasks = [
@@ -155,8 +157,8 @@ impl Half {
         Ok(half)
     }
 
-    fn spawn(shared: Arc<Shared>, client: Client) -> io::Result<Self> {
-        let (passage, theirs) = Passage::pair()?;
+    fn spawn(shared: Arc<PageServices>, client: ClientKind) -> io::Result<Self> {
+        let (passage, theirs) = MessageSocket::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg(VERB).stdin(theirs).stdout(Stdio::null()).current_dir("/");
         if !shared.is_sandboxed {
@@ -167,18 +169,18 @@ impl Half {
         let (line, theirs) = StdUnixStream::pair()?;
         line.set_nonblocking(true)?;
         let elsewhere = shared.remote.as_ref().map(|remote| remote.elsewhere.clone());
-        let remote = shared.remote.as_ref().filter(|_| client == Client::Remote);
+        let remote = shared.remote.as_ref().filter(|_| client == ClientKind::Remote);
         let (port, tls) = match remote {
             Some(remote) => (Some(remote.port), Some(remote.tls.clone())),
             None => (shared.port, None),
         };
-        let begin = Begin { port, epoch: shared.journal.epoch(), tls, elsewhere };
+        let begin = ConfinedPageConfig { port, epoch: shared.journal.epoch(), tls, elsewhere };
         passage.send(&serde_json::to_vec(&begin)?, Some(theirs.as_fd()))?;
         fcntl_setfl(passage.duplicate()?, OFlags::NONBLOCK)?;
         Ok(Self::over(shared, child, passage, UnixStream::from_std(line)?))
     }
 
-    fn over(shared: Arc<Shared>, child: Child, passage: Passage, line: UnixStream) -> Self {
+    fn over(shared: Arc<PageServices>, child: Child, passage: MessageSocket, line: UnixStream) -> Self {
         Self {
             shared,
             child: Mutex::new(child),
@@ -188,17 +190,17 @@ impl Half {
             long: AsyncMutex::default(),
             events_sent: AsyncMutex::default(),
             lab_sent: AsyncMutex::default(),
-            clients: Mutex::new(Clients::with_descriptors(descriptors_for_others())),
+            clients: Mutex::new(ClientConnections::with_descriptors(descriptors_for_others())),
             followed: watch::Sender::default(),
-            places: Places::default(),
+            places: QuestionSlots::default(),
             token_shown: Notify::new(),
             tasks: Mutex::default(),
         }
     }
 
     /// The first message; `None`: it ended before.
-    async fn confined(&self) -> Option<Said> {
-        let mut decoder = Decoder::new(QUESTION_BYTES_MAX);
+    async fn confined(&self) -> Option<ConfinedMessage> {
+        let mut decoder = FrameDecoder::new(QUESTION_BYTES_MAX);
         loop {
             if let Some(frame) = decoder.poll_frame().ok()? {
                 return serde_json::from_slice(frame).ok();
@@ -261,11 +263,13 @@ impl Half {
 
     /// Answers what the process asks, until it ends or says what it may not. Returns which.
     pub async fn hear(self: &Arc<Self>) -> String {
-        let mut decoder = Decoder::new(QUESTION_BYTES_MAX);
+        let mut decoder = FrameDecoder::new(QUESTION_BYTES_MAX);
         loop {
             loop {
                 let said = match decoder.poll_frame() {
-                    Ok(Some(frame)) => serde_json::from_slice::<Said>(frame).map_err(|error| error.to_string()),
+                    Ok(Some(frame)) => {
+                        serde_json::from_slice::<ConfinedMessage>(frame).map_err(|error| error.to_string())
+                    }
                     Ok(None) => break,
                     Err(too_long) => Err(too_long.to_string()),
                 };
@@ -281,15 +285,15 @@ impl Half {
         }
     }
 
-    async fn handle(self: &Arc<Self>, said: Said) {
+    async fn handle(self: &Arc<Self>, said: ConfinedMessage) {
         match said {
-            Said::Confined { .. } => {}
-            Said::Closed { client } => lock(&self.clients).remove(client),
-            Said::Unfollow { follow } => self.followed.send_modify(|followed| {
+            ConfinedMessage::Confined { .. } => {}
+            ConfinedMessage::Closed { client } => lock(&self.clients).remove(client),
+            ConfinedMessage::Unfollow { follow } => self.followed.send_modify(|followed| {
                 followed.status.remove(&follow);
                 followed.events.remove(&follow);
             }),
-            Said::Asked { id, by, question } => {
+            ConfinedMessage::Asked { id, by, question } => {
                 // What it follows and closes is in the order in which it says it; nothing else waits for anything.
                 if question.is_quick() {
                     self.answer(id, by, question).await;
@@ -299,7 +303,7 @@ impl Half {
                 let Some(place) = self.places.try_take(&by, scope) else {
                     // The confined process waits for a place before it asks.
                     let (status, why) = (StatusCode::SERVICE_UNAVAILABLE.as_u16(), "too much is asked at once".into());
-                    let _ = self.tell(&Told::Answer { id, answer: Answer::Refused { status, why } }).await;
+                    let _ = self.tell(&BrokerMessage::Answer { id, answer: PageAnswer::Refused { status, why } }).await;
                     return;
                 };
                 let half = Arc::clone(self);
@@ -311,43 +315,45 @@ impl Half {
         }
     }
 
-    async fn answer(&self, id: u64, by: By, question: Question) {
+    async fn answer(&self, id: u64, by: ClientCredentials, question: PageQuestion) {
         // These are long, and none of them waits for another process: there is one at a time.
         let is_long = matches!(
             question,
-            Question::Operations
-                | Question::Recording { .. }
-                | Question::RecordedText { .. }
-                | Question::Picture { .. }
-                | Question::Audit
+            PageQuestion::Operations
+                | PageQuestion::Recording { .. }
+                | PageQuestion::RecordedText { .. }
+                | PageQuestion::Picture { .. }
+                | PageQuestion::Audit
         );
         let _long = if is_long { Some(self.long.lock().await) } else { None };
         let answer = match self.carry_out(by, question).await {
             Ok(answer) => answer,
-            Err(Refusal { status, why, .. }) => Answer::Refused { status: status.as_u16(), why: why.into_owned() },
+            Err(HttpRefusal { status, why, .. }) => {
+                PageAnswer::Refused { status: status.as_u16(), why: why.into_owned() }
+            }
         };
-        if self.tell(&Told::Answer { id, answer }).await.is_err() {
+        if self.tell(&BrokerMessage::Answer { id, answer }).await.is_err() {
             let (status, why) = (StatusCode::INTERNAL_SERVER_ERROR.as_u16(), "the answer is too long".to_owned());
             // This one is not.
-            let _ = self.tell(&Told::Answer { id, answer: Answer::Refused { status, why } }).await;
+            let _ = self.tell(&BrokerMessage::Answer { id, answer: PageAnswer::Refused { status, why } }).await;
         }
     }
 
     /// Does what is asked, if the client for which it is asked may.
-    async fn carry_out(&self, by: By, question: Question) -> Result<Answer, Refusal> {
-        let refused = |status, why| Err(Refusal::of(status, why));
+    async fn carry_out(&self, by: ClientCredentials, question: PageQuestion) -> Result<PageAnswer, HttpRefusal> {
+        let refused = |status, why| Err(HttpRefusal::of(status, why));
         let client = lock(&self.clients).find(by.client);
         let Some(client) = client else { return refused(StatusCode::FORBIDDEN, "this connection is closed") };
         let is_long = by.authorization.as_ref().is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX);
         let authorization = by.authorization.as_deref().filter(|_| !is_long).or(is_long.then_some(""));
-        let Shared { asker, operations, .. } = &*self.shared;
-        let caller = Caller::of(authorization, client, reading::tokens).inspect_err(|refusal| {
-            if question == Question::Who {
+        let PageServices { asker, operations, .. } = &*self.shared;
+        let caller = PageCaller::of(authorization, client, reading::tokens).inspect_err(|refusal| {
+            if question == PageQuestion::Who {
                 operations.refused(&self.whence(by.client, client), &refusal.why);
             }
         })?;
         if let Some(said) = authorization {
-            let shown = Shown { authorization: said.to_owned(), scope: caller.scope };
+            let shown = ClientToken { authorization: said.to_owned(), scope: caller.scope };
             if !lock(&self.clients).show(by.client, shown) {
                 return refused(StatusCode::SERVICE_UNAVAILABLE, "too many connections show this token, or are let in");
             }
@@ -357,80 +363,86 @@ impl Half {
             return refused(StatusCode::FORBIDDEN, "this may not be asked for this client");
         }
         match question {
-            Question::Who => {
-                let Caller { scope, has_token, called, until } = caller;
-                Ok(Answer::Who { scope, has_token, called, until })
+            PageQuestion::Who => {
+                let PageCaller { scope, has_token, called, until } = caller;
+                Ok(PageAnswer::Who { scope, has_token, called, until })
             }
-            Question::Enter { code } => self.enter(by.client, code).await,
-            Question::Refused { why } => {
+            PageQuestion::Enter { code } => self.enter(by.client, code).await,
+            PageQuestion::Refused { why } => {
                 if caller.scope.is_some() {
                     let why: String = why.chars().take(WHY_CHARS_MAX).collect();
                     operations.refused(&caller.called, &why);
                 }
-                Ok(Answer::Done)
+                Ok(PageAnswer::Done)
             }
-            Question::Status { known, wanted } => match timeout(STATUS_TIME_MAX, asker.fresh(wanted)).await {
+            PageQuestion::Status { known, wanted } => match timeout(STATUS_TIME_MAX, asker.fresh(wanted)).await {
                 Ok(Some(asked)) => {
                     if asked.said.version > known {
                         self.tell_status(&asked).await;
                     }
-                    Ok(Answer::Done)
+                    Ok(PageAnswer::Done)
                 }
                 Ok(None) | Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked"),
             },
-            Question::Follow { follow, events } => self.follow(by.client, follow, events).await,
-            Question::Details { pid, name } => {
+            PageQuestion::Follow { follow, events } => self.follow(by.client, follow, events).await,
+            PageQuestion::Details { pid, name } => {
                 let details = blocking(move || serde_json::to_value(reading::details(pid, name)).ok()).await;
-                Ok(Answer::Value(details.unwrap_or_default()))
+                Ok(PageAnswer::Value(details.unwrap_or_default()))
             }
-            Question::Latency { pid, name } => {
+            PageQuestion::Latency { pid, name } => {
                 let said = blocking(move || Some(reading::latency(pid, name))).await;
-                Ok(Answer::Value(said.unwrap_or_default()))
+                Ok(PageAnswer::Value(said.unwrap_or_default()))
             }
-            Question::Leave => {
+            PageQuestion::Leave => {
                 lock(&self.clients).sign_out(by.client);
                 self.end_followed(&[by.client]);
                 let (operations, said) = (operations.clone(), authorization.map(str::to_owned));
                 let left = tokio::task::spawn_blocking(move || entering::leave(&operations, said.as_deref())).await;
                 left.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
             }
-            Question::Choices => Ok(Answer::Value(blocking(|| Some(reading::choices())).await.unwrap_or_default())),
-            Question::Hosts => of_files(blocking(|| reading::hosts().ok()).await),
-            Question::Audit => of_files(blocking(|| reading::audit().ok()).await),
-            Question::Operations => Ok(Answer::Value(json!(ToldAll { operations: operations.all() }))),
-            Question::Operation { id } => match operations.find(id) {
-                Some(operation) => Ok(Answer::Value(json!(operation))),
+            PageQuestion::Choices => {
+                Ok(PageAnswer::Value(blocking(|| Some(reading::choices())).await.unwrap_or_default()))
+            }
+            PageQuestion::Hosts => of_files(blocking(|| reading::hosts().ok()).await),
+            PageQuestion::Audit => of_files(blocking(|| reading::audit().ok()).await),
+            PageQuestion::Operations => {
+                Ok(PageAnswer::Value(json!(OperationListAnswer { operations: operations.all() })))
+            }
+            PageQuestion::Operation { id } => match operations.find(id) {
+                Some(operation) => Ok(PageAnswer::Value(json!(operation))),
                 None => refused(StatusCode::NOT_FOUND, "no operation has this number, or it is forgotten"),
             },
-            Question::Recording { id } => match operations.recording(id, &caller.called) {
-                Some(bytes) => Ok(Answer::Bytes(hex::encode(&bytes))),
+            PageQuestion::Recording { id } => match operations.recording(id, &caller.called) {
+                Some(bytes) => Ok(PageAnswer::Bytes(hex::encode(&bytes))),
                 None => refused(StatusCode::NOT_FOUND, "no operation with this number has recorded anything"),
             },
-            Question::RecordedText { id } => match operations.text(id, &caller.called) {
-                Some(text) => Ok(Answer::Value(json!(text))),
+            PageQuestion::RecordedText { id } => match operations.text(id, &caller.called) {
+                Some(text) => Ok(PageAnswer::Value(json!(text))),
                 None => refused(StatusCode::NOT_FOUND, "no operation with this number has recorded anything"),
             },
-            Question::Picture { id } => match operations.picture(id, &caller.called) {
-                Some(bytes) => Ok(Answer::Bytes(hex::encode(&bytes))),
+            PageQuestion::Picture { id } => match operations.picture(id, &caller.called) {
+                Some(bytes) => Ok(PageAnswer::Bytes(hex::encode(&bytes))),
                 None => refused(StatusCode::NOT_FOUND, "no operation with this number shows a picture now"),
             },
-            Question::Change { path, given } => self.change(&caller, &path, &given).await,
+            PageQuestion::Change { path, given } => self.change(&caller, &path, &given).await,
         }
     }
 
     /// Lets a browser of another machine in that shows a code.
-    async fn enter(&self, number: u64, code: String) -> Result<Answer, Refusal> {
+    async fn enter(&self, number: u64, code: String) -> Result<PageAnswer, HttpRefusal> {
         let from = lock(&self.clients).network(number);
-        let from = from.ok_or_else(|| Refusal::of(StatusCode::NOT_FOUND, "nothing is here"))?;
+        let from = from.ok_or_else(|| HttpRefusal::of(StatusCode::NOT_FOUND, "nothing is here"))?;
         let operations = self.shared.operations.clone();
         let entered = tokio::task::spawn_blocking(move || entering::enter(&operations, &code, from));
-        entered.await.unwrap_or_else(|_| Err(Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")))
+        entered
+            .await
+            .unwrap_or_else(|_| Err(HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer")))
     }
 
     /// Tells a client of each change from now on, and of what happens if it wants to know.
-    async fn follow(&self, number: u64, follow: u64, events: bool) -> Result<Answer, Refusal> {
+    async fn follow(&self, number: u64, follow: u64, events: bool) -> Result<PageAnswer, HttpRefusal> {
         if self.followed.borrow().status.len() >= FOLLOWED_MAX {
-            return Err(Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"));
+            return Err(HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "too many follow the events"));
         }
         let last = if events { Some(self.tell_events().await) } else { None };
         self.followed.send_modify(|followed| {
@@ -440,15 +452,20 @@ impl Half {
             }
         });
         // What is published from here on is new to this client, also if it arrives before this answer is read.
-        Ok(last.map_or(Answer::Done, |last| Answer::Value(json!(last))))
+        Ok(last.map_or(PageAnswer::Done, |last| PageAnswer::Value(json!(last))))
     }
 
     /// Does what a caller asks for. A refusal for lack of rights is noted in the audit log.
-    async fn change(&self, caller: &Caller, path: &str, given: &Map<String, Value>) -> Result<Answer, Refusal> {
-        let Shared { asker, operations, .. } = &*self.shared;
+    async fn change(
+        &self,
+        caller: &PageCaller,
+        path: &str,
+        given: &Map<String, Value>,
+    ) -> Result<PageAnswer, HttpRefusal> {
+        let PageServices { asker, operations, .. } = &*self.shared;
         let found = routes::find(path).filter(|found| found.route.is_change());
-        let found = found.ok_or_else(|| Refusal::of(StatusCode::NOT_FOUND, "nothing is here"))?;
-        let refusal_noted = |refusal: &Refusal| {
+        let found = found.ok_or_else(|| HttpRefusal::of(StatusCode::NOT_FOUND, "nothing is here"))?;
+        let refusal_noted = |refusal: &HttpRefusal| {
             if refusal.status == StatusCode::FORBIDDEN {
                 operations.refused(&caller.called, &refusal.why);
             }
@@ -460,34 +477,36 @@ impl Half {
         let (status, body) = changed.inspect_err(refusal_noted)?;
         // What it changed is to be seen at once.
         drop(asker.follow());
-        Ok(Answer::Changed { status: status.as_u16(), body })
+        Ok(PageAnswer::Changed { status: status.as_u16(), body })
     }
 
     /// Where a client comes from that shows a wrong token, for the audit log.
-    fn whence(&self, number: u64, client: Client) -> String {
+    fn whence(&self, number: u64, client: ClientKind) -> String {
         let network = lock(&self.clients).network(number);
         match (network, client) {
             (Some(network), _) => network.to_string(),
-            (None, Client::Owner) => "page".to_owned(),
-            (None, Client::Other) => "another user".to_owned(),
-            (None, Client::Remote) => "another machine".to_owned(),
+            (None, ClientKind::Owner) => "page".to_owned(),
+            (None, ClientKind::Other) => "another user".to_owned(),
+            (None, ClientKind::Remote) => "another machine".to_owned(),
         }
     }
 
     /// Whether a command with this target observes a device that the page lists.
     ///
     /// # Errors
-    /// [`Refusal`]: it does not, or the processes cannot be asked.
-    async fn lists(&self, target: &str) -> Result<(), Refusal> {
-        match timeout(STATUS_TIME_MAX, self.shared.asker.fresh(Wanted::Processes)).await {
+    /// [`HttpRefusal`]: it does not, or the processes cannot be asked.
+    async fn lists(&self, target: &str) -> Result<(), HttpRefusal> {
+        match timeout(STATUS_TIME_MAX, self.shared.asker.fresh(StatusExtent::Processes)).await {
             Ok(Some(asked)) if offers::is_listed(&asked.said.processes, target) => Ok(()),
-            Ok(Some(_)) => Err(Refusal::of(StatusCode::FORBIDDEN, "this token observes devices that this page lists")),
-            Ok(None) | Err(_) => Err(Refusal::of(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked")),
+            Ok(Some(_)) => {
+                Err(HttpRefusal::of(StatusCode::FORBIDDEN, "this token observes devices that this page lists"))
+            }
+            Ok(None) | Err(_) => Err(HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "the processes cannot be asked")),
         }
     }
 
     /// Sends a message. A line that is closed is noticed where it is read.
-    async fn tell(&self, told: &Told) -> Result<(), TooLong> {
+    async fn tell(&self, told: &BrokerMessage) -> Result<(), OversizedFrame> {
         let _sending = self.sending.lock().await;
         let frame = encoded(told, ANSWER_BYTES_MAX)?;
         let _ = send(&self.line, &frame).await;
@@ -495,25 +514,31 @@ impl Half {
     }
 
     /// Sends what is known of other hosts, unless this process has it.
-    async fn tell_lab(&self, lab: &Lab) {
+    async fn tell_lab(&self, lab: &LabInventory) {
         let mut sent = self.lab_sent.lock().await;
         if *sent >= lab.version {
             return;
         }
         *sent = lab.version;
-        if let Err(error) = self.tell(&Told::Lab(Box::new(lab.clone()))).await {
+        if let Err(error) = self.tell(&BrokerMessage::Lab(Box::new(lab.clone()))).await {
             let trouble = Some(format!("what is known of other hosts is too long: {error}"));
             // This one is not.
-            let _ = self.tell(&Told::Lab(Box::new(Lab { version: lab.version, trouble, ..Lab::default() }))).await;
+            let _ = self
+                .tell(&BrokerMessage::Lab(Box::new(LabInventory {
+                    version: lab.version,
+                    trouble,
+                    ..LabInventory::default()
+                })))
+                .await;
         }
     }
 
-    async fn tell_status(&self, asked: &Asked) {
+    async fn tell_status(&self, asked: &PolledStatus) {
         self.tell_lab(&asked.lab).await;
         let said = &asked.said;
-        if let Err(error) = self.tell(&Told::Status(said.clone())).await {
+        if let Err(error) = self.tell(&BrokerMessage::Status(said.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
-            let short = Processes {
+            let short = ProcessStatuses {
                 failure,
                 processes: Vec::new(),
                 operations: Vec::new(),
@@ -522,7 +547,7 @@ impl Half {
                 ..*said
             };
             // This one is not.
-            let _ = self.tell(&Told::Status(short)).await;
+            let _ = self.tell(&BrokerMessage::Status(short)).await;
         }
     }
 
@@ -535,7 +560,7 @@ impl Half {
                 return *sent;
             };
             // Each has a limit, and so have all of them.
-            let _ = self.tell(&Told::Events { first, events }).await;
+            let _ = self.tell(&BrokerMessage::Events { first, events }).await;
             *sent = last;
         }
     }
@@ -567,7 +592,7 @@ impl Half {
             let tokens = tokens.unwrap_or_default();
             let all = lock(&self.clients).shown();
             for shown in all {
-                let now = Caller::of(Some(&shown.authorization), Client::Other, || Ok(tokens.clone()));
+                let now = PageCaller::of(Some(&shown.authorization), ClientKind::Other, || Ok(tokens.clone()));
                 if now.is_ok_and(|caller| caller.scope >= shown.scope) {
                     continue;
                 }
@@ -575,13 +600,13 @@ impl Half {
                 self.end_followed(&ended);
                 for client in ended {
                     // It is short.
-                    let _ = self.tell(&Told::Ended { client }).await;
+                    let _ = self.tell(&BrokerMessage::Ended { client }).await;
                 }
             }
             for (id, token) in self.recorders() {
                 let is_kept = tokens
                     .find(&token)
-                    .is_some_and(|token| token.scope >= Scope::Observe && !token.has_expired(SystemTime::now()));
+                    .is_some_and(|token| token.scope >= PageScope::Observe && !token.has_expired(SystemTime::now()));
                 if !is_kept {
                     self.shared.operations.stop(id, "page", Some("its token counts no more"));
                 }
@@ -639,9 +664,9 @@ fn still_counts(called: &str) -> bool {
 }
 
 /// What was read of the owner's files.
-fn of_files(read: Option<Value>) -> Result<Answer, Refusal> {
+fn of_files(read: Option<Value>) -> Result<PageAnswer, HttpRefusal> {
     let unread = "the state folder cannot be read: see 'farbus doctor'";
-    read.map(Answer::Value).ok_or(Refusal::of(StatusCode::INTERNAL_SERVER_ERROR, unread))
+    read.map(PageAnswer::Value).ok_or(HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, unread))
 }
 
 fn in_words(status: ExitStatus) -> String {
@@ -660,18 +685,18 @@ mod tests {
     use super::*;
 
     /// A process that says nothing, with a client of its owner's and one of somebody else's.
-    fn with_clients(test: impl AsyncFnOnce(Arc<Half>, StdUnixStream)) {
+    fn with_clients(test: impl AsyncFnOnce(Arc<ConfinedProcess>, StdUnixStream)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let journal = Journal::default();
-            let operations = Operations::new(journal.clone());
-            let asker = Asker::start(journal.clone(), operations.clone()).unwrap();
-            let shared = Shared { asker, journal, operations, port: None, is_sandboxed: true, remote: None };
+            let journal = EventJournal::default();
+            let operations = OperationRegistry::new(journal.clone());
+            let asker = StatusPoller::start(journal.clone(), operations.clone()).unwrap();
+            let shared = PageServices { asker, journal, operations, port: None, is_sandboxed: true, remote: None };
             let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-            let (passage, _theirs) = Passage::pair().unwrap();
+            let (passage, _theirs) = MessageSocket::pair().unwrap();
             let (line, theirs) = StdUnixStream::pair().unwrap();
             line.set_nonblocking(true).unwrap();
-            let half = Half::over(Arc::new(shared), child, passage, UnixStream::from_std(line).unwrap());
+            let half = ConfinedProcess::over(Arc::new(shared), child, passage, UnixStream::from_std(line).unwrap());
             let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
             assert_eq!(lock(&half.clients).add_owner(place), 1);
             let stream = half.passage.duplicate().unwrap();
@@ -682,26 +707,26 @@ mod tests {
         });
     }
 
-    fn by(client: u64, authorization: Option<&str>) -> By {
-        By { client, authorization: authorization.map(str::to_owned), scope: None }
+    fn by(client: u64, authorization: Option<&str>) -> ClientCredentials {
+        ClientCredentials { client, authorization: authorization.map(str::to_owned), scope: None }
     }
 
     #[test]
     fn a_process_that_was_taken_over_gets_for_a_client_only_what_that_client_may_have() {
         with_clients(async |half, _line| {
-            let stop = Question::Change { path: "/api/v1/operations/1/stop".into(), given: Map::new() };
+            let stop = PageQuestion::Change { path: "/api/v1/operations/1/stop".into(), given: Map::new() };
             for question in [
-                Question::Status { known: 0, wanted: Wanted::Lab },
-                Question::Follow { follow: 1, events: true },
-                Question::Details { pid: 1, name: "disk".into() },
-                Question::Latency { pid: 1, name: "disk".into() },
-                Question::Hosts,
-                Question::Audit,
-                Question::Operations,
-                Question::Operation { id: 1 },
-                Question::Recording { id: 1 },
-                Question::RecordedText { id: 1 },
-                Question::Picture { id: 1 },
+                PageQuestion::Status { known: 0, wanted: StatusExtent::Lab },
+                PageQuestion::Follow { follow: 1, events: true },
+                PageQuestion::Details { pid: 1, name: "disk".into() },
+                PageQuestion::Latency { pid: 1, name: "disk".into() },
+                PageQuestion::Hosts,
+                PageQuestion::Audit,
+                PageQuestion::Operations,
+                PageQuestion::Operation { id: 1 },
+                PageQuestion::Recording { id: 1 },
+                PageQuestion::RecordedText { id: 1 },
+                PageQuestion::Picture { id: 1 },
                 stop.clone(),
             ] {
                 let asked = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);
@@ -713,14 +738,14 @@ mod tests {
                 }
             }
             assert!(half.followed.borrow().status.is_empty());
-            let who = half.carry_out(by(2, None), Question::Who).await;
-            let nobody = Answer::Who { scope: None, has_token: false, called: "another user".into(), until: None };
+            let who = half.carry_out(by(2, None), PageQuestion::Who).await;
+            let nobody = PageAnswer::Who { scope: None, has_token: false, called: "another user".into(), until: None };
             assert_eq!(who, Ok(nobody), "it learns that it may do nothing");
             // Its owner's client may; there is nothing to be stopped.
             let stopped = half.carry_out(by(1, None), stop).await.map_err(|refusal| refusal.status);
             assert_eq!(stopped, Err(StatusCode::NOT_FOUND));
-            half.handle(Said::Closed { client: 1 }).await;
-            let gone = half.carry_out(by(1, None), Question::Operations).await;
+            half.handle(ConfinedMessage::Closed { client: 1 }).await;
+            let gone = half.carry_out(by(1, None), PageQuestion::Operations).await;
             assert_eq!(gone.map_err(|refusal| refusal.status), Err(StatusCode::FORBIDDEN), "its connection is closed");
         });
     }
@@ -729,15 +754,15 @@ mod tests {
     fn what_a_process_follows_and_asks_at_once_is_limited() {
         with_clients(async |half, line| {
             for follow in 0..FOLLOWED_MAX as u64 {
-                let question = Question::Follow { follow, events: false };
-                assert_eq!(half.carry_out(by(1, None), question).await, Ok(Answer::Done));
+                let question = PageQuestion::Follow { follow, events: false };
+                assert_eq!(half.carry_out(by(1, None), question).await, Ok(PageAnswer::Done));
             }
-            let question = Question::Follow { follow: u64::MAX, events: false };
+            let question = PageQuestion::Follow { follow: u64::MAX, events: false };
             let refused = half.carry_out(by(1, None), question).await.map_err(|refusal| refusal.status);
             assert_eq!(refused, Err(StatusCode::SERVICE_UNAVAILABLE));
-            half.handle(Said::Unfollow { follow: 0 }).await;
-            let question = Question::Follow { follow: u64::MAX, events: false };
-            assert_eq!(half.carry_out(by(1, None), question).await, Ok(Answer::Done));
+            half.handle(ConfinedMessage::Unfollow { follow: 0 }).await;
+            let question = PageQuestion::Follow { follow: u64::MAX, events: false };
+            assert_eq!(half.carry_out(by(1, None), question).await, Ok(PageAnswer::Done));
             // It says what is too long: nothing of it is taken.
             std::io::Write::write_all(&mut &line, &u32::MAX.to_be_bytes()).unwrap();
             let why = half.hear().await;
@@ -751,26 +776,28 @@ mod tests {
             line.set_nonblocking(false).unwrap();
             let held: Vec<_> = std::iter::from_fn(|| half.places.try_take(&by(2, None), None)).collect();
             assert!(!held.is_empty());
-            let asked = |id, client| Said::Asked { id, by: by(client, None), question: Question::Hosts };
+            let asked = |id, client| ConfinedMessage::Asked { id, by: by(client, None), question: PageQuestion::Hosts };
             // Neither waits, and what is said after it is heard.
             half.handle(asked(1, 2)).await;
             half.handle(asked(2, 1)).await;
             let answers = tokio::task::spawn_blocking(move || {
                 let mut answers = BTreeMap::new();
-                let mut decoder = Decoder::new(ANSWER_BYTES_MAX);
+                let mut decoder = FrameDecoder::new(ANSWER_BYTES_MAX);
                 while answers.len() < 2 {
                     let mut bytes = [0; 1024];
                     let count = std::io::Read::read(&mut &line, &mut bytes).unwrap();
                     decoder.handle_bytes(&bytes[..count]);
                     while let Some(frame) = decoder.poll_frame().unwrap() {
-                        let Told::Answer { id, answer } = serde_json::from_slice(frame).unwrap() else { panic!() };
+                        let BrokerMessage::Answer { id, answer } = serde_json::from_slice(frame).unwrap() else {
+                            panic!()
+                        };
                         answers.insert(id, answer);
                     }
                 }
                 answers
             });
             let answers = answers.await.unwrap();
-            let refused = Answer::Refused { status: 503, why: "too much is asked at once".into() };
+            let refused = PageAnswer::Refused { status: 503, why: "too much is asked at once".into() };
             assert_eq!(answers[&1], refused);
             assert!(answers[&2] != refused, "{answers:?}");
         });

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use farbus_control::process::ProcessStatus;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
 use farbus_io_net::local::time_words::parse_time;
-use farbus_io_net::trust::{Folder, Peers, host_name};
+use farbus_io_net::trust::{HostFolder, PairedHostList, host_name};
 use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;
 
-use crate::known::lab::{HOSTS_VERB, Lab, LabDevice, LabHost, Room, SaidDevice, Source, short};
+use crate::known::lab::{DeviceReport, HOSTS_VERB, LabBudget, LabDevice, LabHost, LabInventory, Source, short};
 use crate::rights::locking::lock;
 
 /// How often hosts are asked while somebody looks, and how often those whose daemon follows the directory.
@@ -49,27 +49,27 @@ fn time(text: &str) -> Option<u64> {
 /// A host as the process tells of it that asks them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Told {
-    own: Option<ToldOwn>,
+struct HostReport {
+    own: Option<OwnHostReport>,
     host: String,
     key: Option<String>,
     address: Option<String>,
     farbus: Option<String>,
     is_paired: bool,
     is_found: bool,
-    devices: Option<Vec<SaidDevice>>,
+    devices: Option<Vec<DeviceReport>>,
     failure: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct ToldOwn {
+struct OwnHostReport {
     key: Option<String>,
 }
 
 /// A host that answered, or was found.
 #[derive(Clone, Debug, Default)]
-struct Looked {
+struct SurveyedHost {
     key: Option<String>,
     name: String,
     address: Option<String>,
@@ -85,7 +85,7 @@ struct Looked {
 
 /// What the looks have brought.
 #[derive(Debug, Default)]
-struct Seen {
+struct HostSurvey {
     /// Greater with each change.
     changes: u64,
     looks: u64,
@@ -93,12 +93,12 @@ struct Seen {
     looked_s: Option<u64>,
     /// Devices for which there was no room in this look.
     left_out: usize,
-    hosts: BTreeMap<String, Looked>,
+    hosts: BTreeMap<String, SurveyedHost>,
 }
 
 /// What the daemon said of the directory.
 #[derive(Debug, Default)]
-struct Directory {
+struct DirectoryPoll {
     version: Option<String>,
     own_key: Option<String>,
     trouble: Option<String>,
@@ -114,19 +114,19 @@ struct Directory {
 /// spoils no other.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct ToldDirectory {
+struct DirectoryReport {
     version: Option<String>,
     own_key: Option<String>,
     /// How long ago it was heard, seconds.
     heard_s: Option<u64>,
-    trouble: Option<ToldTrouble>,
+    trouble: Option<DirectoryFailureReport>,
     known_hosts: Option<Vec<Value>>,
     known_devices: Option<Vec<Value>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct ToldTrouble {
+struct DirectoryFailureReport {
     message: String,
 }
 
@@ -140,7 +140,7 @@ struct DirectoryHost {
 
 /// What is known of a paired host here.
 #[derive(Clone, Debug, PartialEq)]
-struct Paired {
+struct PairedHostRecord {
     name: String,
     key: String,
     address: Option<String>,
@@ -149,25 +149,25 @@ struct Paired {
 }
 
 /// What decides whether all has to be put together anew.
-type Mark = (u64, Option<String>, Option<String>, Vec<Paired>);
+type LabCacheKey = (u64, Option<String>, Option<String>, Vec<PairedHostRecord>);
 
 /// Gathers what is known of other hosts.
 #[derive(Debug)]
-pub struct Gatherer {
-    seen: Arc<Mutex<Seen>>,
+pub struct LabGatherer {
+    seen: Arc<Mutex<HostSurvey>>,
     demand: SyncSender<Duration>,
-    directory: Option<Directory>,
-    mark: Option<Mark>,
-    lab: Arc<Lab>,
+    directory: Option<DirectoryPoll>,
+    mark: Option<LabCacheKey>,
+    lab: Arc<LabInventory>,
 }
 
-impl Gatherer {
+impl LabGatherer {
     /// Starts the thread that looks when it is told to. It ends with the gatherer.
     ///
     /// # Errors
     /// There can be no further thread.
     pub fn start() -> io::Result<Self> {
-        let seen = Arc::<Mutex<Seen>>::default();
+        let seen = Arc::<Mutex<HostSurvey>>::default();
         let (demand, demanded) = sync_channel::<Duration>(1);
         let to = Arc::clone(&seen);
         let look = move || {
@@ -187,13 +187,13 @@ impl Gatherer {
     }
 
     /// What was known last.
-    pub fn lab(&self) -> &Arc<Lab> {
+    pub fn lab(&self) -> &Arc<LabInventory> {
         &self.lab
     }
 
     /// What is known now, by the present status of this user's processes. It asks the daemon, and has hosts asked if
     /// that is due; `is_done` says that something was done here since.
-    pub fn update(&mut self, processes: &[ProcessStatus], is_done: bool) -> Arc<Lab> {
+    pub fn update(&mut self, processes: &[ProcessStatus], is_done: bool) -> Arc<LabInventory> {
         let has_directory =
             |process: &&ProcessStatus| process.of_daemon.as_ref().is_some_and(|of| of.directory.is_some());
         let daemon = processes.iter().find(has_directory);
@@ -228,9 +228,9 @@ impl Gatherer {
 }
 
 /// The paired hosts, by the owner's list. One that cannot be read is empty: `farbus doctor` says why.
-fn paired() -> Vec<Paired> {
-    let Ok(peers) = Folder::of_user().and_then(|folder| Peers::load(&folder)) else { return Vec::new() };
-    let paired = peers.iter().map(|peer| Paired {
+fn paired() -> Vec<PairedHostRecord> {
+    let Ok(peers) = HostFolder::of_user().and_then(|folder| PairedHostList::load(&folder)) else { return Vec::new() };
+    let paired = peers.iter().map(|peer| PairedHostRecord {
         name: peer.name.clone(),
         key: peer.fingerprint.to_string(),
         address: peer.address.clone(),
@@ -241,7 +241,7 @@ fn paired() -> Vec<Paired> {
 }
 
 /// Has all hosts asked, and keeps what each answers as soon as it does.
-fn look(seen: &Mutex<Seen>) -> io::Result<()> {
+fn look(seen: &Mutex<HostSurvey>) -> io::Result<()> {
     // The program that runs, even if another one was installed meanwhile.
     let mut command = Command::new("/proc/self/exe");
     command.arg(HOSTS_VERB).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -253,7 +253,7 @@ fn look(seen: &Mutex<Seen>) -> io::Result<()> {
     };
     let stdout = child.stdout.take().map(|stdout| BufReader::new(stdout.take(LOOK_BYTES_MAX)));
     for line in stdout.into_iter().flat_map(|stdout| stdout.split(b'\n').map_while(Result::ok)) {
-        match serde_json::from_slice::<Told>(&line) {
+        match serde_json::from_slice::<HostReport>(&line) {
             Ok(told) => lock(seen).take(told, number, now_s()),
             Err(error) => debug!(%error, "a host is told of in other words"),
         }
@@ -265,8 +265,8 @@ fn look(seen: &Mutex<Seen>) -> io::Result<()> {
     Ok(())
 }
 
-impl Seen {
-    fn take(&mut self, told: Told, look: u64, now_s: u64) {
+impl HostSurvey {
+    fn take(&mut self, told: HostReport, look: u64, now_s: u64) {
         self.changes += 1;
         if let Some(own) = told.own {
             // A look begins with it.
@@ -275,7 +275,7 @@ impl Seen {
         }
         let name = short(&told.host);
         let id = told.key.clone().unwrap_or_else(|| format!("{name}/{:?}", told.address));
-        let mut room = Room::default();
+        let mut room = LabBudget::default();
         let others = self.hosts.iter().filter(|(known, _)| **known != id);
         for device in others.flat_map(|(_, host)| host.devices.iter().flatten()) {
             // What is kept already has room.
@@ -283,7 +283,7 @@ impl Seen {
         }
         let known = self.hosts.entry(id).or_default();
         let is_heard = told.is_found || told.devices.is_some();
-        *known = Looked {
+        *known = SurveyedHost {
             key: told.key.map(|key| short(&key)),
             name,
             address: told.address.map(|address| short(&address)).or(known.address.take()),
@@ -318,7 +318,7 @@ impl Seen {
     }
 }
 
-impl Directory {
+impl DirectoryPoll {
     /// Asks the daemon what has changed, unless the last question was long a moment ago.
     fn ask(&mut self, pid: u32) {
         let begun = Instant::now();
@@ -332,7 +332,7 @@ impl Directory {
         self.next = Some(Instant::now() + begun.elapsed() * DIRECTORY_SHARE);
     }
 
-    fn take(&mut self, said: ToldDirectory, now_s: u64) {
+    fn take(&mut self, said: DirectoryReport, now_s: u64) {
         let some = |text: Option<String>| text.map(|text| short(&text));
         self.own_key = some(said.own_key);
         self.trouble = said.trouble.map(|trouble| short(&trouble.message));
@@ -347,9 +347,9 @@ impl Directory {
         let host = |said| serde_json::from_value::<DirectoryHost>(said).ok();
         self.hosts = hosts.into_iter().filter_map(host).collect();
         (self.devices, self.left_out) = (BTreeMap::new(), 0);
-        let mut room = Room::default();
+        let mut room = LabBudget::default();
         for device in devices {
-            let said = serde_json::from_value::<SaidDevice>(device).ok();
+            let said = serde_json::from_value::<DeviceReport>(device).ok();
             let key = said.as_ref().map(|said| said.host_key.clone()).unwrap_or_default();
             match said.and_then(|said| said.kept(now_s, time)).filter(|device| room.takes(device)) {
                 Some(device) => self.devices.entry(key).or_default().push(device),
@@ -366,9 +366,9 @@ fn name_of(said: &str, key: &str) -> String {
 }
 
 /// All that is known, put together.
-fn gathered(seen: &Seen, directory: Option<&Directory>, paired: &[Paired]) -> Lab {
+fn gathered(seen: &HostSurvey, directory: Option<&DirectoryPoll>, paired: &[PairedHostRecord]) -> LabInventory {
     let mut hosts: BTreeMap<String, LabHost> = BTreeMap::new();
-    for Paired { name, key, address, paired, may_use } in paired {
+    for PairedHostRecord { name, key, address, paired, may_use } in paired {
         let host = LabHost {
             name: name.clone(),
             key: Some(key.clone()),
@@ -440,7 +440,8 @@ fn gathered(seen: &Seen, directory: Option<&Directory>, paired: &[Paired]) -> La
     }
     let trouble = directory.and_then(|directory| directory.trouble.clone());
     let (own_name, hosts) = (host_name(), hosts.into_values().collect());
-    let mut lab = Lab { version: 0, mark: 0, own_name, own_key, hosts, left_out, trouble, looked_s: seen.looked_s };
+    let mut lab =
+        LabInventory { version: 0, mark: 0, own_name, own_key, hosts, left_out, trouble, looked_s: seen.looked_s };
     lab.settle();
     lab
 }
@@ -451,18 +452,18 @@ mod tests {
 
     use super::*;
 
-    fn told(value: Value) -> Told {
+    fn told(value: Value) -> HostReport {
         serde_json::from_value(value).unwrap()
     }
 
-    fn paired(name: &str, key: &str) -> Paired {
+    fn paired(name: &str, key: &str) -> PairedHostRecord {
         let (name, key) = (name.to_owned(), key.to_owned());
-        Paired { name, key, address: None, paired: "2026-11-01".into(), may_use: vec!["all".into()] }
+        PairedHostRecord { name, key, address: None, paired: "2026-11-01".into(), may_use: vec!["all".into()] }
     }
 
     #[test]
     fn the_directory_says_what_changes_and_the_host_itself_what_else_is_known() {
-        let mut seen = Seen::default();
+        let mut seen = HostSurvey::default();
         seen.take(
             told(json!({
                 "host": "lab3", "key": "k3", "is_paired": true,
@@ -475,7 +476,7 @@ mod tests {
             1,
             1000,
         );
-        let mut directory = Directory::default();
+        let mut directory = DirectoryPoll::default();
         let answer = |said| serde_json::from_value(said).unwrap();
         directory.take(
             answer(json!({
@@ -506,7 +507,7 @@ mod tests {
 
     #[test]
     fn a_host_that_does_not_answer_keeps_its_devices_for_a_while_and_says_so() {
-        let mut seen = Seen::default();
+        let mut seen = HostSurvey::default();
         let answer = json!({ "host": "lab3", "key": "k3", "is_paired": true, "devices": [{ "name": "a" }] });
         seen.take(told(answer), 1, 1000);
         seen.end(1, 1000);
@@ -524,7 +525,7 @@ mod tests {
 
     #[test]
     fn a_host_nearby_is_used_by_its_address_and_forgotten_when_it_is_gone() {
-        let mut seen = Seen::default();
+        let mut seen = HostSurvey::default();
         let found =
             || json!({ "host": "lab9", "address": "10.0.0.9:3240", "is_found": true, "devices": [{ "name": "a" }] });
         seen.take(told(found()), 1, 1000);

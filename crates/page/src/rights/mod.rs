@@ -25,28 +25,28 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use farbus_control::daemon::Elsewhere;
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use farbus_io_linux::sys::descriptors;
 use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io_net::local::runtime_folder::{self, RuntimeFolder};
-use farbus_io_net::sys::peer::Credentials;
+use farbus_io_net::sys::peer::PeerCredentials;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use self::asker::Asker;
+use self::asker::StatusPoller;
 use self::clients::CONNECTIONS_MAX;
-use self::half::{Half, Shared};
-use self::spare::{ACCEPT_PAUSE, Spare};
-use crate::api::callers::Client;
-use crate::api::journal::Journal;
-use crate::api::operations::Operations;
+use self::half::{ConfinedProcess, PageServices};
+use self::spare::{ACCEPT_PAUSE, LazyConfinedProcess};
+use crate::api::callers::ClientKind;
+use crate::api::journal::EventJournal;
+use crate::api::operations::OperationRegistry;
 
 /// Descriptors that a confined process has besides its connections.
 const DESCRIPTORS_OF_OWN: usize = 32;
 /// Where the page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PageAddress {
     /// At an address of the loopback.
     Loopback(SocketAddr),
     /// At a socket in the user's runtime folder.
@@ -57,7 +57,7 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub struct PageSettings {
     /// Where it is on this machine.
-    pub place: Place,
+    pub place: PageAddress,
     /// The address at which browsers of other machines reach it over TLS, if they may.
     pub tls: Option<SocketAddr>,
     /// The names and addresses that they ask for, the first in the URL of an invitation; empty: those of this machine.
@@ -68,14 +68,14 @@ pub struct PageSettings {
 
 impl PageSettings {
     /// A page for this machine alone, whose processes that speak HTTP are confined.
-    pub fn local(place: Place) -> Self {
+    pub fn local(place: PageAddress) -> Self {
         Self { place, tls: None, names: Vec::new(), is_sandboxed: true }
     }
 }
 
 /// Where a page is.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct PageLocation {
     /// Its place on this machine, in words.
     pub at: String,
     /// Where browsers of other machines find it: the URL, and the fingerprint of its certificate.
@@ -85,30 +85,34 @@ pub struct Served {
 /// Answers until the future ends. Passes the place to `tell` when it answers.
 ///
 /// # Errors
-/// [`Failure`]: it cannot listen there, or the process that speaks HTTP to the owner's programs has ended.
-pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future<Output = ()>) -> Result<(), Failure> {
+/// [`CommandFailure`]: it cannot listen there, or the process that speaks HTTP to the owner's programs has ended.
+pub fn serve(
+    settings: PageSettings,
+    tell: impl FnOnce(PageLocation),
+    end: impl Future<Output = ()>,
+) -> Result<(), CommandFailure> {
     let PageSettings { place, tls, names, is_sandboxed } = settings;
     if let Err(error) = reading::tokens() {
         tracing::warn!(%error, "no token opens the page before this is mended");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::local)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandFailure::local)?;
     runtime.block_on(async {
-        let journal = Journal::default();
-        let operations = Operations::new(journal.clone());
-        let asker = Asker::start(journal.clone(), operations.clone()).map_err(Failure::local)?;
+        let journal = EventJournal::default();
+        let operations = OperationRegistry::new(journal.clone());
+        let asker = StatusPoller::start(journal.clone(), operations.clone()).map_err(CommandFailure::local)?;
         let (remote_listener, remote) = tls.map(|address| remote::listen(address, names)).transpose()?.unzip();
         let elsewhere = remote.as_ref().map(|remote| {
             let Elsewhere { url, fingerprint } = remote.elsewhere.clone();
             (url, fingerprint)
         });
-        let tell = |at| tell(Served { at, elsewhere });
-        let shared = |port| Shared { asker, journal, operations, port, is_sandboxed, remote };
+        let tell = |at| tell(PageLocation { at, elsewhere });
+        let shared = |port| PageServices { asker, journal, operations, port, is_sandboxed, remote };
         match place {
-            Place::Loopback(address) if !address.ip().is_loopback() => {
-                Err(Failure::local(format!("{address} is no address of the loopback: the page is for this machine")))
-            }
-            Place::Loopback(address) => {
-                let cannot = |error| Failure::local(format!("cannot listen on {address}: {error}"));
+            PageAddress::Loopback(address) if !address.ip().is_loopback() => Err(CommandFailure::local(format!(
+                "{address} is no address of the loopback: the page is for this machine"
+            ))),
+            PageAddress::Loopback(address) => {
+                let cannot = |error| CommandFailure::local(format!("cannot listen on {address}: {error}"));
                 let listener = StdTcpListener::bind(address).map_err(cannot)?;
                 listener.set_nonblocking(true).map_err(cannot)?;
                 let listener = TcpListener::from_std(listener).map_err(cannot)?;
@@ -121,11 +125,11 @@ pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future
                 let place = format!("http://{address}/");
                 until_end(shared(Some(address.port())), (accept, remote_listener), || tell(place), end).await
             }
-            Place::Socket => {
+            PageAddress::Socket => {
                 let name = format!("page-{}.sock", std::process::id());
                 let listener = RuntimeFolder::make().map_err(io::Error::from).and_then(|folder| folder.listen(&name));
                 let path = runtime_folder::path().join(&name);
-                let cannot = |error| Failure::local(format!("cannot listen on {}: {error}", path.display()));
+                let cannot = |error| CommandFailure::local(format!("cannot listen on {}: {error}", path.display()));
                 let listener = listener.map_err(cannot)?;
                 listener.set_nonblocking(true).map_err(cannot)?;
                 let listener = UnixListener::from_std(listener).map_err(cannot)?;
@@ -144,19 +148,19 @@ pub fn serve(settings: PageSettings, tell: impl FnOnce(Served), end: impl Future
 
 /// Serves until the future ends, or the process for the owner's programs does.
 async fn until_end<A>(
-    shared: Shared,
+    shared: PageServices,
     (accept, remote): (A, Option<TcpListener>),
     tell: impl FnOnce(),
     end: impl Future<Output = ()>,
-) -> Result<(), Failure>
+) -> Result<(), CommandFailure>
 where
     A: AsyncFn() -> io::Result<(Option<u32>, OwnedFd)>,
 {
     let shared = Arc::new(shared);
-    let half = Half::start(Arc::clone(&shared), Client::Owner).await?;
+    let half = ConfinedProcess::start(Arc::clone(&shared), ClientKind::Owner).await?;
     tell();
-    let others = Spare::of(&shared, Client::Other);
-    let remotes = Arc::new(Spare::of(&shared, Client::Remote));
+    let others = LazyConfinedProcess::of(&shared, ClientKind::Other);
+    let remotes = Arc::new(LazyConfinedProcess::of(&shared, ClientKind::Remote));
     let accepting = remote.map(|listener| tokio::spawn(remote::accept(listener, Arc::clone(&remotes))));
     let accept = pin!(async {
         let owners = Arc::new(Semaphore::new(connections_max()));
@@ -180,8 +184,10 @@ where
     others.end();
     remotes.end();
     match ended {
-        Ended::Asked => Ok(()),
-        Ended::Line(why) => Err(Failure::local(format!("the process that speaks HTTP for the page {why}: {how}"))),
+        PageStopReason::Asked => Ok(()),
+        PageStopReason::Line(why) => {
+            Err(CommandFailure::local(format!("the process that speaks HTTP for the page {why}: {how}")))
+        }
     }
 }
 
@@ -192,7 +198,7 @@ fn connections_max() -> usize {
 }
 
 /// Why the page ends.
-enum Ended {
+enum PageStopReason {
     /// It was asked to.
     Asked,
     /// The line to the process for the owner's programs.
@@ -204,14 +210,14 @@ async fn first(
     end: impl Future<Output = ()>,
     line: impl Future<Output = String>,
     work: impl Future<Output = std::convert::Infallible>,
-) -> Ended {
+) -> PageStopReason {
     let (mut end, mut line, mut work) = (pin!(end), pin!(line), pin!(work));
     poll_fn(|cx| {
         if end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ended::Asked);
+            return Poll::Ready(PageStopReason::Asked);
         }
         if let Poll::Ready(why) = line.as_mut().poll(cx) {
-            return Poll::Ready(Ended::Line(why));
+            return Poll::Ready(PageStopReason::Line(why));
         }
         match work.as_mut().poll(cx) {
             Poll::Pending => Poll::Pending,
@@ -230,7 +236,7 @@ fn user_of_tcp(stream: &tokio::net::TcpStream) -> Option<u32> {
 }
 
 fn user_of_unix(stream: &tokio::net::UnixStream) -> Option<u32> {
-    Credentials::of(stream).map(|credentials| credentials.user()).ok()
+    PeerCredentials::of(stream).map(|credentials| credentials.user()).ok()
 }
 
 fn is_owner(user: Option<u32>) -> bool {

@@ -2,14 +2,14 @@
 
 use farbus_control::event::{Event, LatestEvents};
 use farbus_control::schema::moment;
-use farbus_io_linux::usb::Inventory;
+use farbus_io_linux::usb::UsbInventory;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_one};
-use farbus_io_net::trust::{AuditReader, Folder, Peers, StateError, Tokens, host_name};
+use farbus_io_net::trust::{AuditReader, HostFolder, PageTokenList, PairedHostList, StateError, host_name};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::view::{Details, Shareable};
+use crate::view::{DeviceDetails, ShareableDevice};
 
 /// Events of a device.
 const EVENTS_MAX: usize = 50;
@@ -18,7 +18,7 @@ const LINES_MAX: usize = 200;
 
 /// Asks a device's process. An earlier release does not know the device's descriptors. It blocks until the process has
 /// answered.
-pub fn details(pid: u32, name: String) -> Details {
+pub fn details(pid: u32, name: String) -> DeviceDetails {
     let ask = |question: &Question| match ask_one(pid, question, &[]) {
         Ok(Answer::Ok(value)) => value,
         _ => Value::Null,
@@ -31,7 +31,7 @@ pub fn details(pid: u32, name: String) -> Details {
     let events = events.events.into_iter().rev().filter(is_its).take(EVENTS_MAX).collect();
     let latency = serde_json::from_value(latency(pid, name.clone())).unwrap_or_default();
     let descriptors = serde_json::from_value(ask(&Question::Descriptors { device: name })).ok();
-    Details { descriptors, events, latency, hosts: host_names(), ..Details::default() }
+    DeviceDetails { descriptors, events, latency, hosts: host_names(), ..DeviceDetails::default() }
 }
 
 /// How long the requests of an attached device took in each of the last seconds, as its process says; null if that does
@@ -48,20 +48,20 @@ const CHOICES_MAX: usize = 256;
 
 /// The names of the hosts that are paired with this one; none if the list cannot be read.
 fn host_names() -> Vec<String> {
-    let peers = Folder::of_user().and_then(|folder| Peers::load(&folder)).unwrap_or_default();
+    let peers = HostFolder::of_user().and_then(|folder| PairedHostList::load(&folder)).unwrap_or_default();
     peers.iter().map(|peer| peer.name.clone()).take(CHOICES_MAX).collect()
 }
 
 /// What can be chosen in the forms that share and attach a device: `hosts` and `shareable`, which has what
 /// `farbus share --list` shows of each USB device.
 pub fn choices() -> Value {
-    let found = Inventory::default().devices().unwrap_or_default();
-    let shareable: Vec<Shareable> = found
+    let found = UsbInventory::default().devices().unwrap_or_default();
+    let shareable: Vec<ShareableDevice> = found
         .iter()
         .take(CHOICES_MAX)
         .map(|found| {
             let ids = &found.descriptors.device;
-            Shareable {
+            ShareableDevice {
                 share_as: format!("usb:{}", found.bus_id),
                 title: found.descriptors.title(),
                 ids: format!("{:04x}:{:04x}", ids.vendor, ids.product),
@@ -76,8 +76,8 @@ pub fn choices() -> Value {
 ///
 /// # Errors
 /// [`StateError`]: they cannot be read.
-pub fn tokens() -> Result<Tokens, StateError> {
-    Tokens::load(&Folder::of_user()?)
+pub fn tokens() -> Result<PageTokenList, StateError> {
+    PageTokenList::load(&HostFolder::of_user()?)
 }
 
 /// This host, and those that are paired with it.
@@ -113,7 +113,7 @@ pub struct PairedHost {
 /// # Errors
 /// [`StateError`]: the list of paired hosts cannot be read.
 pub fn hosts() -> Result<Value, StateError> {
-    let peers = Peers::load(&Folder::of_user()?)?;
+    let peers = PairedHostList::load(&HostFolder::of_user()?)?;
     let owned = |words: Vec<&str>| words.into_iter().map(str::to_owned).collect();
     let paired = peers
         .iter()
@@ -182,7 +182,7 @@ pub struct Audit {
 /// # Errors
 /// [`StateError`]: it cannot be read.
 pub fn audit() -> Result<Value, StateError> {
-    let all = AuditReader::new(Folder::of_user()?).read_all()?;
+    let all = AuditReader::new(HostFolder::of_user()?).read_all()?;
     let lines = &all[all.len().saturating_sub(LINES_MAX)..];
     let lines: Vec<Value> = lines.iter().filter_map(|line| serde_json::from_str(&line.to_string()).ok()).collect();
     Ok(json!(Audit { earlier: all.len() - lines.len(), lines }))

@@ -5,16 +5,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdTcpList
 use std::sync::Arc;
 
 use farbus_control::daemon::Elsewhere;
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use farbus_io_net::sys::tcp;
-use farbus_io_net::trust::{Folder, PageKey, RemotePage, StateError, host_name};
+use farbus_io_net::trust::{HostFolder, PageKey, RemotePage, StateError, host_name};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
 use crate::line::hex;
-use crate::line::messages::BeginTls;
+use crate::line::messages::ConfinedPageTls;
 use crate::rights::half::RemoteSite;
-use crate::rights::spare::{ACCEPT_PAUSE, Spare};
+use crate::rights::spare::{ACCEPT_PAUSE, LazyConfinedProcess};
 
 /// What the kernel holds of a connection before it was sent, bytes.
 const UNSENT_BYTES_MAX: u32 = 16 << 10;
@@ -25,9 +25,9 @@ const OUT: [IpAddr; 2] =
 /// Listens at `address`, and reads or makes the page's key. Where the page is it stores for `farbus page invite`.
 ///
 /// # Errors
-/// [`Failure`]: it cannot listen there, or the state folder cannot be used.
-pub fn listen(address: SocketAddr, mut names: Vec<String>) -> Result<(TcpListener, RemoteSite), Failure> {
-    let cannot = |error| Failure::local(format!("cannot listen on {address}: {error}"));
+/// [`CommandFailure`]: it cannot listen there, or the state folder cannot be used.
+pub fn listen(address: SocketAddr, mut names: Vec<String>) -> Result<(TcpListener, RemoteSite), CommandFailure> {
+    let cannot = |error| CommandFailure::local(format!("cannot listen on {address}: {error}"));
     let listener = StdTcpListener::bind(address).map_err(cannot)?;
     listener.set_nonblocking(true).map_err(cannot)?;
     let listener = TcpListener::from_std(listener).map_err(cannot)?;
@@ -37,7 +37,7 @@ pub fn listen(address: SocketAddr, mut names: Vec<String>) -> Result<(TcpListene
         let host = host_name();
         names.extend([format!("{host}.local"), host]);
     }
-    let folder = Folder::of_user()?;
+    let folder = HostFolder::of_user()?;
     let key = PageKey::load_or_create(&folder, &names)?;
     let url = match (names.first(), address.port()) {
         (Some(name), 443) => format!("https://{name}"),
@@ -46,8 +46,8 @@ pub fn listen(address: SocketAddr, mut names: Vec<String>) -> Result<(TcpListene
     };
     let fingerprint = key.fingerprint();
     let place = RemotePage { listen: address.to_string(), url: url.clone(), fingerprint: fingerprint.clone() };
-    place.store(&folder).map_err(|error: StateError| Failure::from(error))?;
-    let tls = BeginTls { key: hex::encode(&key.key), certificate: hex::encode(&key.certificate), names };
+    place.store(&folder).map_err(|error: StateError| CommandFailure::from(error))?;
+    let tls = ConfinedPageTls { key: hex::encode(&key.key), certificate: hex::encode(&key.certificate), names };
     let site = RemoteSite { port: address.port(), tls, elsewhere: Elsewhere { url, fingerprint } };
     Ok((listener, site))
 }
@@ -81,7 +81,7 @@ pub fn set_options(stream: &TcpStream) {
 }
 
 /// Passes connections to the process for browsers of other machines, which is started with the first.
-pub async fn accept(listener: TcpListener, spare: Arc<Spare>) -> Infallible {
+pub async fn accept(listener: TcpListener, spare: Arc<LazyConfinedProcess>) -> Infallible {
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             sleep(ACCEPT_PAUSE).await;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use crate::api::callers::Client;
-use crate::rights::half::{Half, Shared};
+use crate::api::callers::ClientKind;
+use crate::rights::half::{ConfinedProcess, PageServices};
 use crate::rights::locking::lock;
 
 /// After an error of the system, such as too many open files, connections are taken again after this time.
@@ -15,31 +15,31 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// The process for other clients than its owner's programs.
-pub struct Spare {
-    shared: Arc<Shared>,
-    client: Client,
-    has: Arc<Mutex<Has>>,
+pub struct LazyConfinedProcess {
+    shared: Arc<PageServices>,
+    client: ClientKind,
+    has: Arc<Mutex<LazyProcessState>>,
 }
 
 #[derive(Default)]
-struct Has {
-    half: Option<Arc<Half>>,
+struct LazyProcessState {
+    half: Option<Arc<ConfinedProcess>>,
     started: Option<Instant>,
 }
 
-impl Spare {
+impl LazyConfinedProcess {
     /// For clients of this kind; their process is started with the first of them.
-    pub fn of(shared: &Arc<Shared>, client: Client) -> Self {
+    pub fn of(shared: &Arc<PageServices>, client: ClientKind) -> Self {
         Self { shared: Arc::clone(shared), client, has: Arc::default() }
     }
 
     /// What is said when it cannot be had.
     fn whose(&self) -> &'static str {
-        if self.client == Client::Remote { "browsers of other machines" } else { "programs of other users" }
+        if self.client == ClientKind::Remote { "browsers of other machines" } else { "programs of other users" }
     }
 
     /// The process; it is started if there is none. `None`: it cannot be, or was a moment ago.
-    pub async fn half(&self) -> Option<Arc<Half>> {
+    pub async fn half(&self) -> Option<Arc<ConfinedProcess>> {
         {
             let mut has = lock(&self.has);
             if let Some(half) = &has.half {
@@ -51,7 +51,7 @@ impl Spare {
             has.started = Some(Instant::now());
         }
         let whose = self.whose();
-        let half = Half::start(Arc::clone(&self.shared), self.client).await;
+        let half = ConfinedProcess::start(Arc::clone(&self.shared), self.client).await;
         let half = half.inspect_err(|error| warn!(%error, "{whose} are not answered")).ok()?;
         lock(&self.has).half = Some(Arc::clone(&half));
         let (has, heard) = (Arc::clone(&self.has), Arc::clone(&half));

@@ -4,10 +4,10 @@ use farbus_control::process::ProcessStatus;
 use farbus_control::reservation::{BusStatus, PlaceStatus};
 use maud::{Markup, PreEscaped, html};
 
-use crate::known::status::Status;
-use crate::view::bus_drawing::{BusDrawing, COLUMNS_MAX, Picture, PlaceDrawing};
+use crate::known::status::CombinedStatus;
+use crate::view::bus_drawing::{BusDrawing, COLUMNS_MAX, EndpointDrawing, SvgPicture};
 use crate::view::devices::{note, notes};
-use crate::view::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use crate::view::drawing::{DrawingPiece, ElementIds, LiveElement, LiveList, ViewDrawing, key_of};
 use crate::view::text::{table, theirs, whole};
 
 /// Buses that are drawn, of all processes together.
@@ -18,13 +18,13 @@ const PLACES_MAX: usize = 32;
 const NAME_CHARS_MAX: usize = 40;
 
 /// The buses on which something is reserved.
-pub fn draw(status: &Status) -> Drawing {
-    let mut keys = Keys::default();
+pub fn draw(status: &CombinedStatus) -> ViewDrawing {
+    let mut keys = ElementIds::default();
     let all = || status.processes.iter().flat_map(|process| process.buses.iter().map(move |bus| (process, bus)));
     let mut parts = notes(status);
     parts.extend(all().take(BUSES_MAX).map(|(process, bus)| {
         let key = keys.take(key_of("bus", (process.pid, &bus.bus)));
-        Part { html: section(&key, process, bus).into_string(), key }
+        LiveElement { html: section(&key, process, bus).into_string(), key }
     }));
     let more = all().skip(BUSES_MAX).count();
     if more > 0 {
@@ -35,11 +35,13 @@ pub fn draw(status: &Status) -> Drawing {
         parts.push(note("nothing", html! { "Nothing is reserved on a bus here. Try: " code { (line) } }));
     }
     let pieces = vec![
-        Piece::Fixed("<h1>Buses</h1>\n".into()),
-        Piece::List(List { id: "buses", element: "div", parts }),
-        Piece::Fixed("<p>What another set of endpoints would get: <code>farbus plan schedule</code></p>\n".into()),
+        DrawingPiece::Fixed("<h1>Buses</h1>\n".into()),
+        DrawingPiece::List(LiveList { id: "buses", element: "div", parts }),
+        DrawingPiece::Fixed(
+            "<p>What another set of endpoints would get: <code>farbus plan schedule</code></p>\n".into(),
+        ),
     ];
-    Drawing { title: "Buses".into(), is_there: true, pieces }
+    ViewDrawing { title: "Buses".into(), is_there: true, pieces }
 }
 
 /// A name of others in a picture.
@@ -61,7 +63,7 @@ fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
         cycle,
         unit,
         places: places()
-            .map(|place| PlaceDrawing {
+            .map(|place| EndpointDrawing {
                 name_escaped: short(&name_of(place)).into_string(),
                 start: place.start,
                 every: place.every,
@@ -69,7 +71,7 @@ fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
             })
             .collect(),
     };
-    let Picture { elements, width, height } = drawing.draw();
+    let SvgPicture { elements, width, height } = drawing.draw();
     let us = |ps: u64| format!("{:.1} µs", ps as f64 / 1_000_000.0);
     let free = || bus.free_ps.iter().copied();
     let (least, most) = (free().min().unwrap_or_default(), free().max().unwrap_or_default());

@@ -21,12 +21,12 @@ pub struct BusDrawing<'a> {
     /// `frame` or `microframe`.
     pub unit: &'a str,
     /// The periodic endpoints.
-    pub places: Vec<PlaceDrawing>,
+    pub places: Vec<EndpointDrawing>,
 }
 
 /// An endpoint in its intervals.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlaceDrawing {
+pub struct EndpointDrawing {
     /// Its name, as HTML or XML has it.
     pub name_escaped: String,
     /// The first interval.
@@ -39,7 +39,7 @@ pub struct PlaceDrawing {
 
 /// The elements of an SVG picture, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Picture {
+pub struct SvgPicture {
     /// What the picture consists of, as the inner text of an `svg` element.
     pub elements: String,
     /// In user units.
@@ -50,7 +50,7 @@ pub struct Picture {
 
 impl BusDrawing<'_> {
     /// Draws a column for each interval, from the bottom: reserved time, then the periodic endpoints.
-    pub fn draw(&self) -> Picture {
+    pub fn draw(&self) -> SvgPicture {
         let shown = self.cycle.min(COLUMNS_MAX);
         let interval = self.interval_ps.max(1) as f64;
         let places = &self.places[..self.places.len().min(PLACES_MAX)];
@@ -101,6 +101,6 @@ impl BusDrawing<'_> {
         }
         let legend = places.len() as u32 * 16 + 40;
         let (width, height) = ((shown * COLUMN_WIDTH).max(320) + 20, COLUMN_HEIGHT as u32 + 40 + legend);
-        Picture { elements, width, height }
+        SvgPicture { elements, width, height }
     }
 }

@@ -7,16 +7,16 @@ use farbus_control::event::Event;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::session::{Latency, Seconds};
 use farbus_control::units::format_bytes;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use maud::{Markup, Render, html};
 use serde::{Deserialize, Serialize};
 
-use crate::known::status::Status;
+use crate::known::status::CombinedStatus;
 use crate::shell::{command, is_deceptive};
 use crate::view::descriptors;
 use crate::view::devices::notes;
-use crate::view::drawing::{Drawing, List, Part, Piece};
-use crate::view::forms::{Reader, Shareable};
+use crate::view::drawing::{DrawingPiece, LiveElement, LiveList, ViewDrawing};
+use crate::view::forms::{ShareableDevice, ViewReader};
 use crate::view::rows::{icon, state_of};
 use crate::view::text::{encoded, span, table, theirs, value_in, whole};
 use crate::view::{forms, latency as over_time, operations, picture};
@@ -31,18 +31,18 @@ const ROWS_MAX: usize = 64;
 /// A daemon that is restarted is another process. So a device that the process has no more is found by its name: at the
 /// daemon, if a link says that it was there, or where it is alone with that name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Which {
+pub struct DeviceLocator {
     pid: u32,
     name: String,
     /// What the reader of its page may do.
-    may: Scope,
+    may: PageScope,
     /// The role that its process had, if the link says it.
     role: Option<String>,
 }
 
 /// What does not change while the device's page is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Details {
+pub struct DeviceDetails {
     /// What its process answers to the question for descriptors; `None` if it does not know them.
     #[serde(default)]
     pub descriptors: Option<DescriptorTree>,
@@ -57,10 +57,10 @@ pub struct Details {
     pub hosts: Vec<String>,
     /// The USB devices of this machine that can be chosen to be shared, where one is.
     #[serde(default)]
-    pub shareable: Vec<Shareable>,
+    pub shareable: Vec<ShareableDevice>,
 }
 
-impl Which {
+impl DeviceLocator {
     /// `/device/PID?name=NAME`, or `/device/PID?name=NAME&role=daemon`. A name in a path would be read as a way through
     /// folders.
     pub fn of(path: &str, query: &str) -> Option<Self> {
@@ -70,10 +70,10 @@ impl Which {
     /// The device of this process that a query names.
     pub fn with_pid(pid: u32, query: &str) -> Option<Self> {
         let query = Some(query).filter(|query| query.len() <= QUERY_BYTES_MAX)?;
-        Some(Self { pid, name: value_in(query, "name")?, may: Scope::Own, role: value_in(query, "role") })
+        Some(Self { pid, name: value_in(query, "name")?, may: PageScope::Own, role: value_in(query, "role") })
     }
 
-    fn find<'s>(&self, status: &'s Status) -> Option<(&'s ProcessStatus, &'s ProcessDevice)> {
+    fn find<'s>(&self, status: &'s CombinedStatus) -> Option<(&'s ProcessStatus, &'s ProcessDevice)> {
         let named = || status.devices().filter(|(_, device)| device.name() == self.name);
         if let Some(found) = named().find(|(process, _)| process.pid == self.pid) {
             return Some(found);
@@ -89,17 +89,17 @@ impl Which {
 
     /// The same for somebody who may do no more than this.
     #[must_use]
-    pub fn for_scope(self, may: Scope) -> Self {
+    pub fn for_scope(self, may: PageScope) -> Self {
         Self { may, ..self }
     }
 
     /// The device as the processes say it, if there is one.
-    pub fn device_in<'s>(&self, status: &'s Status) -> Option<&'s ProcessDevice> {
+    pub fn device_in<'s>(&self, status: &'s CombinedStatus) -> Option<&'s ProcessDevice> {
         self.find(status).map(|(_, device)| device)
     }
 
     /// The number of the process that has it now.
-    pub fn pid_in(&self, status: &Status) -> u32 {
+    pub fn pid_in(&self, status: &CombinedStatus) -> u32 {
         self.find(status).map_or(self.pid, |(process, _)| process.pid)
     }
 
@@ -109,13 +109,14 @@ impl Which {
     }
 
     /// Draws the device; without `details`, the parts that change alone.
-    pub fn draw(&self, status: &Status, details: Option<&Details>) -> Drawing {
+    pub fn draw(&self, status: &CombinedStatus, details: Option<&DeviceDetails>) -> ViewDrawing {
         let found = self.find(status);
         let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
         let address = format!("/device/{}?name={}{role}", self.pid, encoded(&self.name));
-        let reader = Reader { back: &address, may: self.may };
+        let reader = ViewReader { back: &address, may: self.may };
         let mut parts = notes(status);
-        let mut part = |key: &str, html: Markup| parts.push(Part { key: key.to_owned(), html: html.into_string() });
+        let mut part =
+            |key: &str, html: Markup| parts.push(LiveElement { key: key.to_owned(), html: html.into_string() });
         match found {
             None => part(
                 "gone",
@@ -153,7 +154,7 @@ impl Which {
         let title: String = self.name.chars().filter(|c| !is_deceptive(*c)).take(60).collect();
         let mut pieces = vec![
             fixed(html! { h1 { @if let Some((_, device)) = found { (icon(device)) } " " (theirs(&self.name)) } }),
-            Piece::List(List { id: "device", element: "div", parts }),
+            DrawingPiece::List(LiveList { id: "device", element: "div", parts }),
         ];
         if let Some(details) = details {
             pieces.push(fixed(forms::hosts(&details.hosts)));
@@ -163,7 +164,7 @@ impl Which {
             pieces.push(fixed(details.descriptors.as_ref().map(descriptors::tree).unwrap_or_default()));
             pieces.push(fixed(events(&details.events)));
         }
-        Drawing { title, is_there: found.is_some(), pieces }
+        ViewDrawing { title, is_there: found.is_some(), pieces }
     }
 
     /// Its latency over time, which the script loads again when there is a further second.
@@ -180,8 +181,8 @@ impl Which {
     }
 }
 
-fn fixed(html: Markup) -> Piece {
-    Piece::Fixed(html.into_string())
+fn fixed(html: Markup) -> DrawingPiece {
+    DrawingPiece::Fixed(html.into_string())
 }
 
 /// Where the script draws, once it has something: without it the tables say the same.
@@ -207,9 +208,9 @@ fn numbered_section(id: &str, heading: &str, content: &Markup, number: Option<u6
 
 /// What is known of a device, each with what it means.
 #[derive(Default)]
-struct Facts(Vec<(&'static str, Markup)>);
+struct DeviceFacts(Vec<(&'static str, Markup)>);
 
-impl Facts {
+impl DeviceFacts {
     fn text(&mut self, what: &'static str, text: &str) {
         self.0.extend(Some((what, theirs(text))).filter(|_| !text.is_empty()));
     }
@@ -258,7 +259,7 @@ impl Facts {
 }
 
 fn facts(process: &ProcessStatus, device: &ProcessDevice) -> Markup {
-    let mut facts = Facts::default();
+    let mut facts = DeviceFacts::default();
     facts.text("What", device.title());
     facts.text("State", state_of(device));
     facts.some("Why", device.failure().map(|failure| &failure.message));
@@ -294,7 +295,7 @@ fn plain(text: impl Render) -> Markup {
 }
 
 /// What passed, and how fast at present.
-fn traffic(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> Markup {
+fn traffic(status: &CombinedStatus, process: &ProcessStatus, device: &ProcessDevice) -> Markup {
     let mut rows = Vec::new();
     let now = status.rate_of(process, device);
     if let Some(meters) = device.meters() {
@@ -319,7 +320,7 @@ fn traffic(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> 
     numbered_section("traffic", "Traffic", &table, None, &drawn)
 }
 
-fn links(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> Markup {
+fn links(status: &CombinedStatus, process: &ProcessStatus, device: &ProcessDevice) -> Markup {
     let mut drawn = Vec::new();
     let rows: Vec<_> = device
         .links()
@@ -401,7 +402,7 @@ mod tests {
             json!({ "pid": pid, "role": role, "devices": devices })
         };
         let found = |path: &str, query: &str, processes: &Value| {
-            let which = Which::of(path, query).unwrap();
+            let which = DeviceLocator::of(path, query).unwrap();
             which.find(&status(processes.clone())).map(|(process, _)| process.pid)
         };
         let before = json!([process(7, "daemon", &["disk"]), process(9, "attach", &["disk"])]);
@@ -412,6 +413,6 @@ mod tests {
         assert_eq!(found("/device/7", "name=zero", &after), Some(8), "an older link, to the only one of that name");
         assert_eq!(found("/device/7", "name=disk", &after), None, "it may be either");
         assert_eq!(found("/device/7", "name=disk&role=share", &after), None);
-        assert_eq!(Which::of("/device/7", "name=tape").unwrap().pid_in(&status(after)), 7);
+        assert_eq!(DeviceLocator::of("/device/7", "name=tape").unwrap().pid_in(&status(after)), 7);
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use maud::{Markup, PreEscaped, html};
 
-use crate::known::lab::Lab;
-use crate::known::status::Status;
-use crate::view::drawing::{Drawing, Keys, List, Part, Piece};
-use crate::view::forms::Reader;
-use crate::view::rows::{CLASSES, Row, rows};
+use crate::known::lab::LabInventory;
+use crate::known::status::CombinedStatus;
+use crate::view::drawing::{DrawingPiece, ElementIds, LiveElement, LiveList, ViewDrawing};
+use crate::view::forms::ViewReader;
+use crate::view::rows::{CLASSES, DeviceRow, rows};
 use crate::view::text::{encoded, span, theirs, value_in, whole};
 
 /// Rows of a page. `/api/v1/status` has them all.
@@ -24,7 +24,7 @@ const STATES: [&str; 8] = ["available", "leased", "in use", "attached", "link lo
 
 /// Which devices are shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DeviceListQuery {
     /// What they have to contain, in lower case; empty: all are shown.
     filter: String,
     /// The host that has them, if one is meant.
@@ -36,11 +36,11 @@ pub struct Wanted {
     /// The page, from 0.
     page: usize,
     /// What the one who looks may do.
-    may: Scope,
+    may: PageScope,
 }
 
 /// The devices that are wanted, a page of them.
-pub struct Found<'a> {
+pub struct DeviceListPage<'a> {
     /// How many devices there are.
     pub all: usize,
     /// How many of them are wanted.
@@ -50,10 +50,10 @@ pub struct Found<'a> {
     /// The page, from 0: the last one if there are fewer than were thought.
     pub page: usize,
     /// The devices of that page.
-    pub rows: Vec<Row<'a>>,
+    pub rows: Vec<DeviceRow<'a>>,
 }
 
-impl Wanted {
+impl DeviceListQuery {
     /// What a query asks for: `q`, the filter, `host`, `state` and `class`, and `page`, from 1.
     pub fn of(query: &str) -> Self {
         let text = |name| -> String {
@@ -61,12 +61,12 @@ impl Wanted {
         };
         let page = value_in(query, "page").and_then(|page| page.parse::<usize>().ok()).unwrap_or(1);
         let (filter, host, state, class) = (text("q").to_lowercase(), text("host"), text("state"), text("class"));
-        Self { filter, host, state, class, page: page.saturating_sub(1), may: Scope::Own }
+        Self { filter, host, state, class, page: page.saturating_sub(1), may: PageScope::Own }
     }
 
     /// The same for somebody who may do no more than this.
     #[must_use]
-    pub fn for_scope(self, may: Scope) -> Self {
+    pub fn for_scope(self, may: PageScope) -> Self {
         Self { may, ..self }
     }
 
@@ -78,7 +78,7 @@ impl Wanted {
         format!("/?{said}page={}", page + 1)
     }
 
-    fn has(&self, row: &Row<'_>) -> bool {
+    fn has(&self, row: &DeviceRow<'_>) -> bool {
         let is = |wanted: &str, text: &str| wanted.is_empty() || wanted == text;
         is(&self.host, row.host())
             && is(&self.state, row.state())
@@ -87,7 +87,7 @@ impl Wanted {
     }
 
     /// Finds the devices that are wanted, one page of them.
-    pub fn find<'a>(&self, status: &'a Status) -> Found<'a> {
+    pub fn find<'a>(&self, status: &'a CombinedStatus) -> DeviceListPage<'a> {
         let rows = rows(status);
         let all = rows.len();
         let matching: Vec<_> = rows.into_iter().filter(|row| self.has(row)).collect();
@@ -96,12 +96,12 @@ impl Wanted {
         let page = self.page.min(pages - 1);
         let count = matching.len();
         let rows = matching.into_iter().skip(page * ROWS_MAX).take(ROWS_MAX).collect();
-        Found { all, matching: count, pages, page, rows }
+        DeviceListPage { all, matching: count, pages, page, rows }
     }
 
     /// The form that asks for them.
-    fn form(&self, status: &Status) -> Markup {
-        let hosts: BTreeSet<&str> = rows(status).iter().map(Row::host).collect();
+    fn form(&self, status: &CombinedStatus) -> Markup {
+        let hosts: BTreeSet<&str> = rows(status).iter().map(DeviceRow::host).collect();
         let hosts: Vec<&str> = hosts.into_iter().take(HOSTS_MAX).collect();
         html! {
             h1 { "Devices" }
@@ -118,15 +118,15 @@ impl Wanted {
     }
 
     /// Draws the table of the devices that are wanted, a page of it.
-    pub fn draw(&self, status: &Status) -> Drawing {
+    pub fn draw(&self, status: &CombinedStatus) -> ViewDrawing {
         let found = self.find(status);
-        let Found { all, pages, page, .. } = found;
-        let mut keys = Keys::default();
+        let DeviceListPage { all, pages, page, .. } = found;
+        let mut keys = ElementIds::default();
         let back = self.address_of(page);
-        let reader = Reader { back: &back, may: self.may };
+        let reader = ViewReader { back: &back, may: self.may };
         let drawn = found.rows.iter().map(|row| {
             let key = keys.take(row.key());
-            Part { html: row.drawn(&key, status, reader).into_string(), key }
+            LiveElement { html: row.drawn(&key, status, reader).into_string(), key }
         });
         let rows: Vec<_> = drawn.collect();
         let mut notes = notes(status);
@@ -150,26 +150,26 @@ impl Wanted {
         let caption = "What is shared and attached here, and what other hosts have";
         let headings = ["Device", "Host", "What", "State", "User", "Since", "Waiting", "Command"];
         let pieces = vec![
-            Piece::Fixed(self.form(status).into_string()),
-            Piece::List(List { id: "notes", element: "div", parts: notes }),
+            DrawingPiece::Fixed(self.form(status).into_string()),
+            DrawingPiece::List(LiveList { id: "notes", element: "div", parts: notes }),
             table_begin("<table class=\"devices\">", caption, &headings),
-            Piece::List(List { id: "rows", element: "tbody", parts: rows }),
-            Piece::Fixed("</table>\n<nav aria-label=\"Pages of devices\">".into()),
-            Piece::List(List { id: "pages", element: "span", parts: ways }),
-            Piece::Fixed("</nav>\n".into()),
+            DrawingPiece::List(LiveList { id: "rows", element: "tbody", parts: rows }),
+            DrawingPiece::Fixed("</table>\n<nav aria-label=\"Pages of devices\">".into()),
+            DrawingPiece::List(LiveList { id: "pages", element: "span", parts: ways }),
+            DrawingPiece::Fixed("</nav>\n".into()),
         ];
-        Drawing { title: "Devices".into(), is_there: true, pieces }
+        ViewDrawing { title: "Devices".into(), is_there: true, pieces }
     }
 }
 
 /// A table up to its rows, which follow it as a list. `tag` is its first tag.
-pub fn table_begin(tag: &'static str, caption: &str, headings: &[&str]) -> Piece {
+pub fn table_begin(tag: &'static str, caption: &str, headings: &[&str]) -> DrawingPiece {
     let head = html! {
         (PreEscaped(tag))
         caption { (caption) }
         thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
     };
-    Piece::Fixed(head.into_string())
+    DrawingPiece::Fixed(head.into_string())
 }
 
 /// A choice of one of these, or of all.
@@ -187,22 +187,22 @@ fn choice(name: &str, heading: &str, all: &[&str], said: &str) -> Markup {
 }
 
 /// A part with an element whose id is its key.
-pub fn part(key: &str, html: Markup) -> Part {
-    Part { key: key.to_owned(), html: html.into_string() }
+pub fn part(key: &str, html: Markup) -> LiveElement {
+    LiveElement { key: key.to_owned(), html: html.into_string() }
 }
 
 /// A paragraph about what is shown.
-pub fn note(key: &str, content: Markup) -> Part {
+pub fn note(key: &str, content: Markup) -> LiveElement {
     part(key, html! { p id=(key) { (content) } })
 }
 
 /// A paragraph about what is wrong.
-fn alert(key: &str, content: Markup) -> Part {
+fn alert(key: &str, content: Markup) -> LiveElement {
     part(key, html! { p id=(key) role="alert" { (content) } })
 }
 
 /// What is wrong with what is known of other hosts.
-fn notes_of_others(lab: &Lab) -> Vec<Part> {
+fn notes_of_others(lab: &LabInventory) -> Vec<LiveElement> {
     let mut notes = Vec::new();
     if let Some(trouble) = &lab.trouble {
         notes.push(alert("trouble", html! { "What the directory said may be old: " (theirs(trouble)) }));
@@ -215,7 +215,7 @@ fn notes_of_others(lab: &Lab) -> Vec<Part> {
 }
 
 /// What is wrong with the processes.
-pub fn notes(status: &Status) -> Vec<Part> {
+pub fn notes(status: &CombinedStatus) -> Vec<LiveElement> {
     let mut notes = Vec::new();
     if let Some(failure) = &status.failure {
         notes.push(alert("failure", html! { "The processes cannot be asked: " (theirs(failure)) }));
@@ -227,7 +227,7 @@ pub fn notes(status: &Status) -> Vec<Part> {
 }
 
 /// A number that changes with what rows show, of all devices.
-pub fn fingerprint(status: &Status) -> u64 {
+pub fn fingerprint(status: &CombinedStatus) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&status.failure, status.silent, status.lab.mark).hash(&mut hasher);
     for (process, device) in status.devices() {
@@ -254,8 +254,8 @@ mod tests {
     use crate::known::lab::{LabHost, Source};
     use crate::known::status::tests::status;
     use crate::shell::NAME_BYTES_MAX;
-    use crate::view::View;
-    use crate::view::live::Shown;
+    use crate::view::PageView;
+    use crate::view::live::ViewDigest;
 
     /// Bytes of a page of devices whose texts are of usual length, and elements of it.
     const PAGE_BYTES_MAX: usize = 100 << 10;
@@ -266,7 +266,7 @@ mod tests {
     const HOSTILE_PAGE_BYTES_MAX: usize = 2 << 20;
 
     fn page(query: &str, processes: Value) -> String {
-        document(&View::at("/", Some(query)).unwrap(), query, &status(processes), None, (&owner(), None)).1
+        document(&PageView::at("/", Some(query)).unwrap(), query, &status(processes), None, (&owner(), None)).1
     }
 
     fn thousand() -> Vec<Value> {
@@ -302,9 +302,9 @@ mod tests {
     /// The page with the devices of these hosts.
     fn page_of_lab(query: &str, hosts: Vec<LabHost>) -> String {
         let mut status = status(json!([]));
-        status.lab = Arc::new(Lab { own_name: "desk".into(), hosts, ..Lab::default() });
+        status.lab = Arc::new(LabInventory { own_name: "desk".into(), hosts, ..LabInventory::default() });
         status.now_s = 1000;
-        document(&View::at("/", Some(query)).unwrap(), query, &status, None, (&owner(), None)).1
+        document(&PageView::at("/", Some(query)).unwrap(), query, &status, None, (&owner(), None)).1
     }
 
     /// A thousand devices of fifty hosts.
@@ -373,8 +373,9 @@ mod tests {
         );
         let there = said(json!({ "name": "board", "state": "in use", "user": "desk", "interfaces": ["audio"] }));
         let other = said(json!({ "name": "spare", "state": "available" }));
-        status.lab = Arc::new(Lab { hosts: vec![host("lab3", vec![there, other])], ..Lab::default() });
-        let page = document(&View::at("/", None).unwrap(), "", &status, None, (&owner(), None)).1;
+        status.lab =
+            Arc::new(LabInventory { hosts: vec![host("lab3", vec![there, other])], ..LabInventory::default() });
+        let page = document(&PageView::at("/", None).unwrap(), "", &status, None, (&owner(), None)).1;
         assert_eq!(page.matches("<tr id=").count(), 2, "{page}");
         assert!(page.contains("aria-label=\"sound\"") && page.contains("<td data-label=\"User\"><bdi>desk</bdi>"));
         assert!(page.contains("<td data-label=\"Host\"><bdi>lab3</bdi>"), "{page}");
@@ -420,9 +421,9 @@ mod tests {
 
     #[test]
     fn change_of_one_device_among_a_thousand_sends_one_row() {
-        let view = View::at("/", None).unwrap();
+        let view = PageView::at("/", None).unwrap();
         let mut devices = thousand();
-        let shown = Shown::of(&view.draw(&status(json!([{ "pid": 7, "role": "daemon", "devices": devices }]))));
+        let shown = ViewDigest::of(&view.draw(&status(json!([{ "pid": 7, "role": "daemon", "devices": devices }]))));
         devices[50]["state"] = json!("available");
         let now = view.draw(&status(json!([{ "pid": 7, "role": "daemon", "devices": devices }])));
         let event = shown.changes_to(&now).unwrap();

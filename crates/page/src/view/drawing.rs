@@ -4,47 +4,47 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What a view consists of, in its order.
-pub struct Drawing {
+pub struct ViewDrawing {
     /// The document's title.
     pub title: String,
     /// Whether there is what the view is about.
     pub is_there: bool,
     /// What it consists of, from top to bottom.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<DrawingPiece>,
 }
 
 /// A piece of a document.
-pub enum Piece {
+pub enum DrawingPiece {
     /// HTML that does not change while it is looked at.
     Fixed(String),
     /// Elements that do.
-    List(List),
+    List(LiveList),
 }
 
 /// Elements that follow what happens.
-pub struct List {
+pub struct LiveList {
     /// The id of the element that has them all, unique in the document.
     pub id: &'static str,
     /// The name of that element.
     pub element: &'static str,
     /// The elements inside, in their order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<LiveElement>,
 }
 
 /// An element of a list.
-pub struct Part {
+pub struct LiveElement {
     /// Its id, unique in the document: letters, digits and hyphens.
     pub key: String,
     /// The whole element, id included.
     pub html: String,
 }
 
-impl Drawing {
+impl ViewDrawing {
     /// The lists of it.
-    pub fn lists(&self) -> impl Iterator<Item = &List> {
+    pub fn lists(&self) -> impl Iterator<Item = &LiveList> {
         self.pieces.iter().filter_map(|piece| match piece {
-            Piece::List(list) => Some(list),
-            Piece::Fixed(_) => None,
+            DrawingPiece::List(list) => Some(list),
+            DrawingPiece::Fixed(_) => None,
         })
     }
 }
@@ -58,9 +58,9 @@ pub fn key_of(kind: &str, of: impl Hash) -> String {
 
 /// The ids of a document's parts, each there once: two devices may have one name, or names that were chosen to collide.
 #[derive(Debug, Default)]
-pub struct Keys(BTreeSet<String>);
+pub struct ElementIds(BTreeSet<String>);
 
-impl Keys {
+impl ElementIds {
     /// This id, or one that begins with it.
     pub fn take(&mut self, key: String) -> String {
         let numbered = (2_u32..).map(|number| format!("{key}-{number}"));

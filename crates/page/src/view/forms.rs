@@ -4,20 +4,20 @@
 //! what may be said in fields that can be unfolded.
 
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::api::actions::{Action, HOSTS, Kind, Parameter, Wrong};
+use crate::api::actions::{ActionParameter, HOSTS, PageAction, ParameterType, WrongParameter};
 use crate::api::forms;
 use crate::api::offers;
 use crate::api::routes::{FORMS_AT, OPERATIONS_AT};
 use crate::api::table;
 use crate::known::operation::DrawnOperation;
-use crate::known::status::Status;
+use crate::known::status::CombinedStatus;
 use crate::shell::command;
-use crate::view::drawing::{Drawing, Piece};
+use crate::view::drawing::{DrawingPiece, ViewDrawing};
 use crate::view::text::{sent_back, table, theirs, whole};
 
 /// Choices of one list.
@@ -27,7 +27,7 @@ const HIT_CHARS_MAX: usize = 160;
 
 /// A USB device of this machine, as it could be shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shareable {
+pub struct ShareableDevice {
     /// What `farbus share` takes.
     pub share_as: String,
     /// Manufacturer and product.
@@ -40,17 +40,17 @@ pub struct Shareable {
 
 /// Who looks at a view.
 #[derive(Clone, Copy, Debug)]
-pub struct Reader<'r> {
+pub struct ViewReader<'r> {
     /// The address of the view: what does not stay there leads back to it.
     pub back: &'r str,
     /// What they may do.
-    pub may: Scope,
+    pub may: PageScope,
 }
 
 /// A form of an action.
-pub struct Form<'f> {
+pub struct ActionForm<'f> {
     /// What it does.
-    pub action: &'static Action,
+    pub action: &'static PageAction,
     /// The same, a few words.
     pub what: &'f str,
     /// Parameters that are known, and not typed.
@@ -58,19 +58,19 @@ pub struct Form<'f> {
     /// What was typed before, by the names of the parameters.
     pub typed: &'f [(String, String)],
     /// What was wrong with that.
-    pub wrong: Option<&'f Wrong>,
+    pub wrong: Option<&'f WrongParameter>,
     /// What is asked before it is done, if anything is: who loses something by it.
     pub hits: Option<String>,
     /// The address of the view that it is in.
     pub back: &'f str,
 }
 
-impl Form<'_> {
+impl ActionForm<'_> {
     fn id(&self) -> String {
         format!("do-{}", self.action.name)
     }
 
-    fn value(&self, parameter: &Parameter) -> &str {
+    fn value(&self, parameter: &ActionParameter) -> &str {
         let typed = self.typed.iter().find(|(name, _)| name == parameter.name);
         typed.map(|(_, text)| text.as_str()).unwrap_or_default()
     }
@@ -93,9 +93,9 @@ impl Form<'_> {
                 groups.push(group);
             }
         }
-        let is_wrong = |parameter: &Parameter| self.wrong_of(parameter).is_some();
+        let is_wrong = |parameter: &ActionParameter| self.wrong_of(parameter).is_some();
         // What was typed, or is wrong, is seen.
-        let is_used = |parameter: &&Parameter| !self.value(parameter).is_empty() || is_wrong(parameter);
+        let is_used = |parameter: &&ActionParameter| !self.value(parameter).is_empty() || is_wrong(parameter);
         let of_whole = self.wrong.filter(|_| !self.action.parameters.iter().any(is_wrong));
         html! {
             form id=(id) class="do" method="post" action={ (FORMS_AT) (name) }
@@ -131,11 +131,11 @@ impl Form<'_> {
         }
     }
 
-    fn wrong_of(&self, parameter: &Parameter) -> Option<&Wrong> {
+    fn wrong_of(&self, parameter: &ActionParameter) -> Option<&WrongParameter> {
         self.wrong.filter(|wrong| wrong.parameter.as_deref() == Some(parameter.name))
     }
 
-    fn field(&self, parameter: &Parameter) -> Markup {
+    fn field(&self, parameter: &ActionParameter) -> Markup {
         let (id, name) = (format!("{}-{}", self.id(), parameter.name), parameter.name);
         let (value, help) = (self.value(parameter), whole(parameter.help));
         let message = self.wrong_of(parameter);
@@ -146,11 +146,11 @@ impl Form<'_> {
             (_, _, HOSTS) => Some("hosts"),
             _ => None,
         };
-        let is_number = matches!(parameter.kind, Kind::Number { .. });
+        let is_number = matches!(parameter.kind, ParameterType::Number { .. });
         html! {
             div class="field" {
                 @match parameter.kind {
-                    Kind::Text { .. } | Kind::Span | Kind::Words | Kind::Path | Kind::Number { .. } => {
+                    ParameterType::Text { .. } | ParameterType::Span | ParameterType::Words | ParameterType::Path | ParameterType::Number { .. } => {
                         label for=(id) { (help) }
                         // A field for numbers would lose a text that is none.
                         input id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid] value=(whole(value))
@@ -158,20 +158,20 @@ impl Form<'_> {
                             inputmode=[is_number.then_some("numeric")] data-kind=[is_number.then_some("number")];
                     }
                     // The first line break in it is none of its text.
-                    Kind::Texts { .. } => {
+                    ParameterType::Texts { .. } => {
                         label for=(id) { (help) " One on each line." }
                         textarea id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid] rows="1"
                             autocapitalize="none" autocomplete="off" spellcheck="false" data-kind="lines"
                         { "\n" (sent_back(value)) }
                     }
-                    Kind::Choice(words) => {
+                    ParameterType::Choice(words) => {
                         label for=(id) { (help) }
                         select id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid] {
                             option value="" { "as the command chooses" }
                             @for word in words { option selected[*word == value] { (word) } }
                         }
                     }
-                    Kind::Switch => {
+                    ParameterType::Switch => {
                         input type="checkbox" id=(id) name=(name) aria-describedby=(wrong_id) aria-invalid=[invalid]
                             checked[!value.is_empty()];
                         " " label for=(id) { (help) }
@@ -213,7 +213,7 @@ pub fn hits(action: &str, device: Option<&ProcessDevice>) -> Option<String> {
 
 /// A form that attaches a device of another host, in a row whose element has the id `key`; the command line alone for
 /// those who may not.
-pub fn attach_here(offer: &offers::Offer, key: &str, reader: Reader<'_>) -> Markup {
+pub fn attach_here(offer: &offers::Offer, key: &str, reader: ViewReader<'_>) -> Markup {
     let may = table::action(offer.action).is_some_and(|action| reader.may >= action.scope);
     let target = offer.parameters["target"].as_str().unwrap_or_default();
     html! {
@@ -236,9 +236,9 @@ pub fn attach_here(offer: &offers::Offer, key: &str, reader: Reader<'_>) -> Mark
 }
 
 /// A form that ends an operation; empty for those who may not. `line` is the command line that does the same.
-pub fn stop(operation: &DrawnOperation, line: &str, reader: Reader<'_>) -> Markup {
+pub fn stop(operation: &DrawnOperation, line: &str, reader: ViewReader<'_>) -> Markup {
     let id = operation.id;
-    let needs = table::action(&operation.action).map_or(Scope::Own, |action| action.scope);
+    let needs = table::action(&operation.action).map_or(PageScope::Own, |action| action.scope);
     html! {
         @if reader.may >= needs {
             form id={ "stop-" (id) } class="do" method="post" action={ (FORMS_AT) "stop/" (id) }
@@ -264,12 +264,12 @@ pub fn stop_hits(operation: Option<&DrawnOperation>) -> String {
 }
 
 /// What can be done with a device: a form for each action that its reader may do, and the command line of the others.
-pub fn commands(process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
+pub fn commands(process: &ProcessStatus, device: &ProcessDevice, reader: ViewReader<'_>) -> Markup {
     let offers = offers::of(process, device);
     let drawn = |offer: &offers::Offer| {
         let action = table::action(offer.action)?;
         Some(match reader.may >= action.scope {
-            true => Form {
+            true => ActionForm {
                 action,
                 what: offer.what,
                 known: &offer.parameters,
@@ -326,13 +326,13 @@ const OF_EVERY_MACHINE: [(&str, &str); 6] = [
 
 /// The view with the forms that share a device and attach one. `known` are the hosts and the USB devices that can be
 /// chosen.
-pub fn new(status: &Status, known: Option<(&[String], &[Shareable])>, may: Scope) -> Drawing {
+pub fn new(status: &CombinedStatus, known: Option<(&[String], &[ShareableDevice])>, may: PageScope) -> ViewDrawing {
     let title = "Share and attach".to_owned();
     let drawn = |content: Markup| {
         let html = html! { h1 { (title) } (content) };
-        Drawing { title: title.clone(), is_there: true, pieces: vec![Piece::Fixed(html.into_string())] }
+        ViewDrawing { title: title.clone(), is_there: true, pieces: vec![DrawingPiece::Fixed(html.into_string())] }
     };
-    let Some((hosts, shareable)) = known.filter(|_| may >= Scope::Own) else {
+    let Some((hosts, shareable)) = known.filter(|_| may >= PageScope::Own) else {
         return drawn(html! {
             p {
                 "To share and attach devices here a browser needs the scope " code { "own" } ": "
@@ -343,7 +343,7 @@ pub fn new(status: &Status, known: Option<(&[String], &[Shareable])>, may: Scope
     let none = Map::new();
     let form = |name: &str, what| {
         let action = table::action(name)?;
-        Some(Form { action, what, known: &none, typed: &[], wrong: None, hits: None, back: "/new" }.draw())
+        Some(ActionForm { action, what, known: &none, typed: &[], wrong: None, hits: None, back: "/new" }.draw())
     };
     let usb = shareable.iter().filter(|found| found.why_not.is_none());
     let usb = usb.map(|found| (found.share_as.as_str(), found.title.clone()));
@@ -365,7 +365,7 @@ pub fn new(status: &Status, known: Option<(&[String], &[Shareable])>, may: Scope
 
 /// The devices that can be attached, as far as they are known here: those that this user's processes share, and the
 /// hosts that have others.
-fn targets(status: &Status, hosts: &[String]) -> Markup {
+fn targets(status: &CombinedStatus, hosts: &[String]) -> Markup {
     let offered: Vec<(String, String)> = status
         .devices()
         .flat_map(|(process, device)| {
@@ -381,11 +381,11 @@ fn targets(status: &Status, hosts: &[String]) -> Markup {
 }
 
 /// The USB devices of this machine, with what prevents that one is shared.
-fn plugged_in(shareable: &[Shareable]) -> Markup {
+fn plugged_in(shareable: &[ShareableDevice]) -> Markup {
     let rows: Vec<Vec<Markup>> = shareable
         .iter()
         .take(CHOICES_MAX)
-        .map(|Shareable { share_as, title, ids, why_not }| {
+        .map(|ShareableDevice { share_as, title, ids, why_not }| {
             let verdict = html! { @if let Some(why) = why_not { "no: " (theirs(why)) } @else { "yes" } };
             vec![theirs(share_as), theirs(title), theirs(ids), verdict]
         })
@@ -394,7 +394,7 @@ fn plugged_in(shareable: &[Shareable]) -> Markup {
 }
 
 /// What a form was answered with, without a script.
-pub struct Answered<'a> {
+pub struct FormAnswer<'a> {
     /// What it is about, as a heading.
     pub what: &'a str,
     /// What became of it, a sentence; whether that is a failure.
@@ -407,7 +407,7 @@ pub struct Answered<'a> {
     pub back: &'a str,
 }
 
-impl Answered<'_> {
+impl FormAnswer<'_> {
     /// What the document's main part has.
     pub fn draw(&self) -> Markup {
         let (outcome, has_failed) = self.outcome;
@@ -444,7 +444,7 @@ mod tests {
     fn options_of_an_action_with_many_are_shown_in_groups_and_each_of_them_once() {
         let known = Map::new();
         for action in table::all() {
-            let form = Form { action, what: "x", known: &known, typed: &[], wrong: None, hits: None, back: "/" };
+            let form = ActionForm { action, what: "x", known: &known, typed: &[], wrong: None, hits: None, back: "/" };
             let html = form.draw().into_string();
             let options: Vec<_> = action.parameters.iter().filter(|parameter| !parameter.is_required()).collect();
             for parameter in &options {

@@ -2,10 +2,10 @@
 
 use maud::{Markup, html};
 
-use crate::known::lab::{Lab, LabHost, Source};
-use crate::known::status::Status;
+use crate::known::lab::{LabHost, LabInventory, Source};
+use crate::known::status::CombinedStatus;
 use crate::view::devices::{note, notes, table_begin};
-use crate::view::drawing::{Drawing, Keys, List, Part, Piece, key_of};
+use crate::view::drawing::{DrawingPiece, ElementIds, LiveElement, LiveList, ViewDrawing, key_of};
 use crate::view::rows::{HERE, ago};
 use crate::view::text::{encoded, theirs, whole};
 
@@ -18,13 +18,13 @@ const FINGERPRINT_CHARS: usize = 8;
 const HEADINGS: [&str; 8] = ["Host", "Address", "Key", "Last heard", "Known by", "Devices", "Used", "May use here"];
 
 /// Draws a table of all hosts that are known.
-pub fn draw(status: &Status) -> Drawing {
+pub fn draw(status: &CombinedStatus) -> ViewDrawing {
     let lab = &*status.lab;
-    let mut keys = Keys::default();
-    let mut rows = vec![Part { key: keys.take("host-own".into()), html: own(status).into_string() }];
+    let mut keys = ElementIds::default();
+    let mut rows = vec![LiveElement { key: keys.take("host-own".into()), html: own(status).into_string() }];
     for host in lab.hosts.iter().take(HOSTS_MAX) {
         let key = keys.take(key_of("host", (&host.key, &host.name, &host.address)));
-        rows.push(Part { html: row(&key, host, status.now_s).into_string(), key });
+        rows.push(LiveElement { html: row(&key, host, status.now_s).into_string(), key });
     }
     let mut notes = notes(status);
     let looked = match lab.looked_s {
@@ -41,13 +41,13 @@ pub fn draw(status: &Status) -> Drawing {
         notes.push(note("more", html! { "Further hosts: " (more) }));
     }
     let pieces = vec![
-        Piece::Fixed("<h1>Hosts</h1>\n".into()),
-        Piece::List(List { id: "notes", element: "div", parts: notes }),
+        DrawingPiece::Fixed("<h1>Hosts</h1>\n".into()),
+        DrawingPiece::List(LiveList { id: "notes", element: "div", parts: notes }),
         table_begin("<table>", "Every host that is known", &HEADINGS),
-        Piece::List(List { id: "rows", element: "tbody", parts: rows }),
-        Piece::Fixed("</table>\n".into()),
+        DrawingPiece::List(LiveList { id: "rows", element: "tbody", parts: rows }),
+        DrawingPiece::Fixed("</table>\n".into()),
     ];
-    Drawing { title: "Hosts".into(), is_there: true, pieces }
+    ViewDrawing { title: "Hosts".into(), is_there: true, pieces }
 }
 
 fn key(fingerprint: Option<&str>) -> Markup {
@@ -68,8 +68,8 @@ fn cells(id: &str, cells: [Markup; HEADINGS.len()]) -> Markup {
 }
 
 /// This host, by what its processes share.
-fn own(status: &Status) -> Markup {
-    let Lab { own_name, own_key, .. } = &*status.lab;
+fn own(status: &CombinedStatus) -> Markup {
+    let LabInventory { own_name, own_key, .. } = &*status.lab;
     let shared = status.devices().filter(|(_, device)| device.shared().is_some());
     let (mut devices, mut used) = (0_usize, 0_usize);
     for (_, device) in shared {
@@ -130,7 +130,8 @@ mod tests {
             { "name": "a", "bus_id": "1-1", "state": "in use" }, { "name": "b", "bus_id": "1-2", "state": "available" },
         ] }]));
         status.now_s = 1000;
-        status.lab = Arc::new(Lab { own_name: "desk".into(), looked_s: Some(1000), hosts, ..Lab::default() });
+        status.lab =
+            Arc::new(LabInventory { own_name: "desk".into(), looked_s: Some(1000), hosts, ..LabInventory::default() });
         draw(&status).lists().flat_map(|list| &list.parts).map(|part| part.html.as_str()).collect()
     }
 

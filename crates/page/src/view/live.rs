@@ -4,26 +4,26 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 
-use crate::view::drawing::{Drawing, List, Part};
+use crate::view::drawing::{LiveElement, LiveList, ViewDrawing};
 
 /// Bytes of an event. A browser loads the view again instead of receiving more at once.
 pub const EVENT_BYTES_MAX: usize = 64 << 10;
 
 /// What a browser shows: which parts, and how they look.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Shown(Vec<(&'static str, Vec<Look>)>);
+pub struct ViewDigest(Vec<(&'static str, Vec<ElementDigest>)>);
 
 /// A part that is shown: a hash of its id, and one of what it looks like.
-pub type Look = (u64, u64);
+pub type ElementDigest = (u64, u64);
 
-fn look_of(part: &Part) -> Look {
+fn look_of(part: &LiveElement) -> ElementDigest {
     (hash(&part.key), hash(&part.html))
 }
 
-impl Shown {
+impl ViewDigest {
     /// What a browser shows that has got this drawing.
-    pub fn of(drawing: &Drawing) -> Self {
-        let shown = |list: &List| (list.id, list.parts.iter().map(look_of).collect());
+    pub fn of(drawing: &ViewDrawing) -> Self {
+        let shown = |list: &LiveList| (list.id, list.parts.iter().map(look_of).collect());
         Self(drawing.lists().map(shown).collect())
     }
 
@@ -39,11 +39,11 @@ impl Shown {
 
     /// What makes this out of what is shown: the lists that are different, with the ids of all their parts and the HTML
     /// of those that are different. `None` if that is more than an event may have.
-    pub fn changes_to(&self, drawing: &Drawing) -> Option<String> {
+    pub fn changes_to(&self, drawing: &ViewDrawing) -> Option<String> {
         let mut lists = Map::new();
         for list in drawing.lists() {
             let (_, before) = self.0.iter().find(|(id, _)| *id == list.id)?;
-            let is_shown = |part: &Part| before.contains(&look_of(part));
+            let is_shown = |part: &LiveElement| before.contains(&look_of(part));
             let parts: Vec<Value> = list
                 .parts
                 .iter()
@@ -72,32 +72,32 @@ fn hash(of: impl Hash) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::drawing::Piece;
+    use crate::view::drawing::DrawingPiece;
 
-    fn drawing(parts: &[(&str, &str)]) -> Drawing {
-        let part = |(key, html): &(&str, &str)| Part { key: (*key).to_owned(), html: (*html).to_owned() };
-        let list = List { id: "rows", element: "tbody", parts: parts.iter().map(part).collect() };
-        Drawing { title: String::new(), is_there: true, pieces: vec![Piece::List(list)] }
+    fn drawing(parts: &[(&str, &str)]) -> ViewDrawing {
+        let part = |(key, html): &(&str, &str)| LiveElement { key: (*key).to_owned(), html: (*html).to_owned() };
+        let list = LiveList { id: "rows", element: "tbody", parts: parts.iter().map(part).collect() };
+        ViewDrawing { title: String::new(), is_there: true, pieces: vec![DrawingPiece::List(list)] }
     }
 
     #[test]
     fn only_what_changed_is_sent() {
         let first = drawing(&[("a", "1"), ("b", "2"), ("c", "3")]);
-        let shown = Shown::of(&first);
+        let shown = ViewDigest::of(&first);
         let change = |parts| -> Value { serde_json::from_str(&shown.changes_to(&drawing(parts)).unwrap()).unwrap() };
         assert_eq!(change(&[("a", "1"), ("b", "2"), ("c", "3")])["lists"], json!({}));
         assert_eq!(change(&[("a", "1"), ("b", "5"), ("c", "3")])["lists"], json!({"rows": [["a"], ["b", "5"], ["c"]]}));
         assert_eq!(change(&[("b", "2"), ("a", "1")])["lists"], json!({"rows": [["b"], ["a"]]}));
         assert_eq!(change(&[("d", "4")])["lists"], json!({"rows": [["d", "4"]]}));
-        assert_ne!(Shown::of(&drawing(&[("a", "1")])).version(), shown.version());
+        assert_ne!(ViewDigest::of(&drawing(&[("a", "1")])).version(), shown.version());
     }
 
     #[test]
     fn more_than_an_event_has_is_not_sent() {
-        let shown = Shown::of(&drawing(&[]));
+        let shown = ViewDigest::of(&drawing(&[]));
         let long = "x".repeat(EVENT_BYTES_MAX / 2);
         assert!(shown.changes_to(&drawing(&[("a", &long)])).is_some());
         assert_eq!(shown.changes_to(&drawing(&[("a", &long), ("b", &long)])), None);
-        assert_eq!(Shown::default().changes_to(&drawing(&[])), None, "another view");
+        assert_eq!(ViewDigest::default().changes_to(&drawing(&[])), None, "another view");
     }
 }

@@ -16,28 +16,28 @@ mod picture;
 mod rows;
 mod text;
 
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 
 use self::device::QUERY_BYTES_MAX;
-pub use self::device::{Details, Which};
-pub use self::devices::{Found, Wanted};
-pub use self::drawing::{Drawing, List, Piece};
-pub use self::forms::Shareable;
+pub use self::device::{DeviceDetails, DeviceLocator};
+pub use self::devices::{DeviceListPage, DeviceListQuery};
+pub use self::drawing::{DrawingPiece, LiveList, ViewDrawing};
+pub use self::forms::ShareableDevice;
 pub use self::latency::drawn as latency;
-pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, Look, Shown};
+pub use self::live::{EVENT_BYTES_MAX as VIEW_EVENT_BYTES_MAX, ElementDigest, ViewDigest};
 #[cfg(test)]
 pub use self::text::encoded;
 use self::text::value_in;
 pub use self::text::{pairs_in, whole};
-use crate::known::status::Status;
+use crate::known::status::CombinedStatus;
 
 /// A view of what the processes say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum View {
+pub enum PageView {
     /// All devices, or those that match, a page of them.
-    Devices(Wanted),
+    Devices(DeviceListQuery),
     /// One device, with all that is known of it.
-    Device(Which),
+    Device(DeviceLocator),
     /// What is reserved on the buses.
     Buses,
     /// The network of hosts.
@@ -45,26 +45,26 @@ pub enum View {
     /// Each host that is known.
     Hosts,
     /// The forms that share a device and attach one, for somebody who may do no more than this.
-    New(Scope),
+    New(PageScope),
 }
 
-impl View {
+impl PageView {
     /// The view at a path with a query; `None` if there is none.
     pub fn at(path: &str, query: Option<&str>) -> Option<Self> {
         let query = query.filter(|query| query.len() <= QUERY_BYTES_MAX).unwrap_or_default();
         match path {
-            "/" => Some(Self::Devices(Wanted::of(query))),
+            "/" => Some(Self::Devices(DeviceListQuery::of(query))),
             "/buses" => Some(Self::Buses),
             "/network" => Some(Self::Network),
             "/hosts" => Some(Self::Hosts),
-            "/new" => Some(Self::New(Scope::Own)),
-            path => Which::of(path, query).map(Self::Device),
+            "/new" => Some(Self::New(PageScope::Own)),
+            path => DeviceLocator::of(path, query).map(Self::Device),
         }
     }
 
     /// The same for somebody who may do no more than this.
     #[must_use]
-    pub fn for_scope(self, may: Scope) -> Self {
+    pub fn for_scope(self, may: PageScope) -> Self {
         match self {
             Self::Device(which) => Self::Device(which.for_scope(may)),
             Self::Devices(wanted) => Self::Devices(wanted.for_scope(may)),
@@ -75,12 +75,12 @@ impl View {
 
     /// The view of all devices.
     pub fn devices() -> Self {
-        Self::Devices(Wanted::of(""))
+        Self::Devices(DeviceListQuery::of(""))
     }
 
     /// Which devices a query of the view of all devices means.
-    pub fn wanted(query: Option<&str>) -> Wanted {
-        Wanted::of(query.filter(|query| query.len() <= QUERY_BYTES_MAX).unwrap_or_default())
+    pub fn wanted(query: Option<&str>) -> DeviceListQuery {
+        DeviceListQuery::of(query.filter(|query| query.len() <= QUERY_BYTES_MAX).unwrap_or_default())
     }
 
     /// Whether it shows other hosts.
@@ -89,7 +89,7 @@ impl View {
     }
 
     /// A number that changes with what the view of all devices shows, on any page of it.
-    pub fn fingerprint(status: &Status) -> u64 {
+    pub fn fingerprint(status: &CombinedStatus) -> u64 {
         devices::fingerprint(status)
     }
 
@@ -115,7 +115,7 @@ impl View {
     }
 
     /// The parts of it that change.
-    pub fn draw(&self, status: &Status) -> Drawing {
+    pub fn draw(&self, status: &CombinedStatus) -> ViewDrawing {
         match self {
             Self::Devices(wanted) => wanted.draw(status),
             Self::Device(which) => which.draw(status, None),
@@ -127,7 +127,7 @@ impl View {
     }
 
     /// The device that it is about, if it is about one.
-    pub fn device(&self) -> Option<&Which> {
+    pub fn device(&self) -> Option<&DeviceLocator> {
         match self {
             Self::Device(which) => Some(which),
             _ => None,
@@ -140,7 +140,7 @@ impl View {
     }
 
     /// The whole document.
-    pub fn draw_with(&self, status: &Status, details: Option<&Details>) -> Drawing {
+    pub fn draw_with(&self, status: &CombinedStatus, details: Option<&DeviceDetails>) -> ViewDrawing {
         match self {
             Self::Device(which) => which.draw(status, details),
             Self::New(may) => {

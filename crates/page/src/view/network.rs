@@ -7,9 +7,9 @@ use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::units::format_bytes;
 use maud::{Markup, html};
 
-use crate::known::status::Status;
+use crate::known::status::CombinedStatus;
 use crate::view::devices::{notes, part};
-use crate::view::drawing::{Drawing, List, Piece};
+use crate::view::drawing::{DrawingPiece, LiveList, ViewDrawing};
 use crate::view::rows::HERE;
 use crate::view::text::{table, theirs, whole};
 
@@ -24,23 +24,23 @@ const HEIGHT: f64 = 360.0;
 
 /// What one host has of another.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Connection {
+struct HostConnection {
     /// As the process says that shares the devices.
-    of_exporter: Flow,
+    of_exporter: TrafficFlow,
     /// As the process says that has them attached.
-    of_importer: Flow,
+    of_importer: TrafficFlow,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Flow {
+struct TrafficFlow {
     devices: usize,
     bytes_per_s: Option<u64>,
     round_trip_ms: Option<f64>,
     lost: usize,
 }
 
-impl Flow {
-    fn add(&mut self, status: &Status, process: &ProcessStatus, device: &ProcessDevice) {
+impl TrafficFlow {
+    fn add(&mut self, status: &CombinedStatus, process: &ProcessStatus, device: &ProcessDevice) {
         self.devices += 1;
         if let Some([from, to]) = status.rate_of(process, device) {
             *self.bytes_per_s.get_or_insert(0) += from.saturating_add(to);
@@ -55,18 +55,18 @@ impl Flow {
     }
 }
 
-impl Connection {
+impl HostConnection {
     /// Both ends may say it, if both are this user's: it is the same.
-    fn seen(&self) -> &Flow {
+    fn seen(&self) -> &TrafficFlow {
         if self.of_importer.devices >= self.of_exporter.devices { &self.of_importer } else { &self.of_exporter }
     }
 }
 
 /// Connections by the host that has the devices and the host that uses them.
-type Connections = BTreeMap<(String, String), Connection>;
+type ConnectionMap = BTreeMap<(String, String), HostConnection>;
 
-fn connections(status: &Status) -> Connections {
-    let mut all = Connections::new();
+fn connections(status: &CombinedStatus) -> ConnectionMap {
+    let mut all = ConnectionMap::new();
     for (process, device) in status.devices() {
         let own = process.host().map_or(HERE.to_owned(), shortened);
         match device.state() {
@@ -99,13 +99,13 @@ fn connections(status: &Status) -> Connections {
 }
 
 /// This host, as its daemon calls it.
-fn own_host(status: &Status) -> String {
+fn own_host(status: &CombinedStatus) -> String {
     let named = status.processes.iter().find_map(ProcessStatus::host);
     named.map_or(HERE.to_owned(), shortened)
 }
 
 /// The hosts that are drawn: those that use something or are used, and those that are paired with this one.
-fn hosts<'a>(all: &'a Connections, idle: &'a BTreeSet<String>) -> Vec<&'a str> {
+fn hosts<'a>(all: &'a ConnectionMap, idle: &'a BTreeSet<String>) -> Vec<&'a str> {
     let connected = all.keys().flat_map(|(from, to)| [from.as_str(), to.as_str()]);
     let mut hosts: Vec<&str> = connected.collect::<BTreeSet<_>>().into_iter().collect();
     let more: Vec<&str> = idle.iter().map(String::as_str).filter(|host| !hosts.contains(host)).collect();
@@ -116,7 +116,7 @@ fn hosts<'a>(all: &'a Connections, idle: &'a BTreeSet<String>) -> Vec<&'a str> {
 }
 
 /// The paired hosts, and this one if there are any.
-fn idle(status: &Status) -> BTreeSet<String> {
+fn idle(status: &CombinedStatus) -> BTreeSet<String> {
     let paired = status.lab.hosts.iter().filter(|host| host.paired.is_some());
     let mut idle: BTreeSet<String> = paired.map(|host| shortened(&host.name)).take(HOSTS_MAX).collect();
     if !idle.is_empty() {
@@ -142,7 +142,7 @@ fn shortened(host: &str) -> String {
 }
 
 /// Draws the hosts and what passes between them.
-pub fn draw(status: &Status) -> Drawing {
+pub fn draw(status: &CombinedStatus) -> ViewDrawing {
     let all = connections(status);
     let mut parts = notes(status);
     let idle = idle(status);
@@ -156,17 +156,19 @@ pub fn draw(status: &Status) -> Drawing {
         }
     };
     parts.push(part("network", network));
-    let pieces =
-        vec![Piece::Fixed("<h1>Network</h1>\n".into()), Piece::List(List { id: "hosts", element: "div", parts })];
-    Drawing { title: "Network".into(), is_there: true, pieces }
+    let pieces = vec![
+        DrawingPiece::Fixed("<h1>Network</h1>\n".into()),
+        DrawingPiece::List(LiveList { id: "hosts", element: "div", parts }),
+    ];
+    ViewDrawing { title: "Network".into(), is_there: true, pieces }
 }
 
-fn rate_of(connection: &Connection) -> String {
+fn rate_of(connection: &HostConnection) -> String {
     connection.seen().bytes_per_s.map(|rate| format!("{}/s", format_bytes(rate))).unwrap_or_default()
 }
 
 /// The hosts on an ellipse, in the order of their names, and a line for each connection.
-fn picture(all: &Connections, idle: &BTreeSet<String>) -> Markup {
+fn picture(all: &ConnectionMap, idle: &BTreeSet<String>) -> Markup {
     let hosts = hosts(all, idle);
     let place = |host: &str| {
         let at = hosts.iter().position(|known| *known == host)?;
@@ -202,7 +204,7 @@ fn rounded(at: f64) -> String {
 }
 
 /// The line of a connection between two places, with its rate.
-fn line((x1, y1): (f64, f64), (x2, y2): (f64, f64), connection: &Connection) -> Markup {
+fn line((x1, y1): (f64, f64), (x2, y2): (f64, f64), connection: &HostConnection) -> Markup {
     let state = if connection.seen().lost > 0 { "lost" } else { "up" };
     // Lines of both directions between two hosts are apart, and so are their labels.
     let (dx, dy) = (y2 - y1, x1 - x2);
@@ -215,8 +217,8 @@ fn line((x1, y1): (f64, f64), (x2, y2): (f64, f64), connection: &Connection) -> 
     }
 }
 
-fn listed(all: &Connections) -> Markup {
-    let row = |((from, to), connection): (&(String, String), &Connection)| {
+fn listed(all: &ConnectionMap) -> Markup {
+    let row = |((from, to), connection): (&(String, String), &HostConnection)| {
         let flow = connection.seen();
         vec![
             theirs(from),
@@ -244,7 +246,7 @@ mod tests {
 
     use super::*;
     use crate::known::lab::tests::{host, said};
-    use crate::known::lab::{Lab, LabHost};
+    use crate::known::lab::{LabHost, LabInventory};
     use crate::known::status::tests::status;
 
     #[test]
@@ -269,7 +271,7 @@ mod tests {
         let board = said(json!({ "name": "board", "state": "in use", "user": "rack" }));
         let mut status = status(json!([]));
         let hosts = vec![paired("lab3", vec![board]), paired("idle", Vec::new())];
-        status.lab = Arc::new(Lab { hosts, ..Lab::default() });
+        status.lab = Arc::new(LabInventory { hosts, ..LabInventory::default() });
         let all = connections(&status);
         assert_eq!(all.keys().collect::<Vec<_>>(), [&("lab3".to_owned(), "rack".to_owned())]);
         let html = picture(&all, &idle(&status)).into_string();

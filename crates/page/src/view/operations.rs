@@ -5,12 +5,12 @@ use farbus_control::failure::FailureReport;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_control::swap::SwapStatus;
 use farbus_control::units::format_bytes;
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use maud::{Markup, html};
 
-use crate::known::operation::{DrawnOperation, State};
-use crate::known::status::Status;
-use crate::view::forms::{self, Reader};
+use crate::known::operation::{DrawnOperation, OperationState};
+use crate::known::status::CombinedStatus;
+use crate::view::forms::{self, ViewReader};
 use crate::view::text::{span, theirs, whole};
 
 /// Operations of a device that are drawn, the latest first.
@@ -20,7 +20,7 @@ const NEXT_LINES_MAX: usize = 4;
 
 /// The operations of this page about a device, the latest first.
 pub fn about<'s>(
-    status: &'s Status,
+    status: &'s CombinedStatus,
     process: &'s ProcessStatus,
     device: &'s ProcessDevice,
 ) -> impl Iterator<Item = &'s DrawnOperation> {
@@ -47,8 +47,8 @@ pub fn list(items: impl Iterator<Item = Markup>) -> Markup {
 
 /// A form that ends an operation, with the command line that does the same; empty if nothing runs, and for those who
 /// may not end it.
-pub fn stop(operation: &DrawnOperation, reader: Reader<'_>) -> Markup {
-    let pid = operation.pid.filter(|_| operation.state == State::Running);
+pub fn stop(operation: &DrawnOperation, reader: ViewReader<'_>) -> Markup {
+    let pid = operation.pid.filter(|_| operation.state == OperationState::Running);
     html! { @if let Some(pid) = pid { (forms::stop(operation, &format!("kill {pid}"), reader)) } }
 }
 
@@ -68,9 +68,9 @@ fn why(failure: Option<&FailureReport>) -> Markup {
 pub fn heading(operation: &DrawnOperation) -> Markup {
     let DrawnOperation { id, command, begun, by, state, failure, .. } = operation;
     let state = match state {
-        State::Running => "runs",
-        State::Done => "has ended",
-        State::Failed => "failed",
+        OperationState::Running => "runs",
+        OperationState::Done => "has ended",
+        OperationState::Failed => "failed",
     };
     html! {
         p {
@@ -161,12 +161,16 @@ fn ended(what: &Markup, state: &str, begun: &str, took_s: f64, failure: Option<&
 
 /// The swap of a device that runs, or the last one. A process of an earlier release says how far a swap is when it is
 /// asked.
-fn swapping<'s>(status: &'s Status, process: &ProcessStatus, device: &'s ProcessDevice) -> Option<&'s SwapStatus> {
+fn swapping<'s>(
+    status: &'s CombinedStatus,
+    process: &ProcessStatus,
+    device: &'s ProcessDevice,
+) -> Option<&'s SwapStatus> {
     device.swap().or_else(|| status.swap_of(process, device))
 }
 
 /// The swap and the migration of a device that run, or the last ones, begun by a page or by a command.
-fn latest(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> Vec<Markup> {
+fn latest(status: &CombinedStatus, process: &ProcessStatus, device: &ProcessDevice) -> Vec<Markup> {
     let swapped = swapping(status, process, device).map(|progress| match &progress.state[..] {
         "running" => swap(progress),
         state => {
@@ -193,7 +197,12 @@ fn latest(status: &Status, process: &ProcessStatus, device: &ProcessDevice) -> V
 
 /// Swaps and migrations of a device: how far one is that runs, begun by a page or by a command, how the last one ended,
 /// and how the commands of this page ended. Empty if there is nothing to tell.
-pub fn moves(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
+pub fn moves(
+    status: &CombinedStatus,
+    process: &ProcessStatus,
+    device: &ProcessDevice,
+    reader: ViewReader<'_>,
+) -> Markup {
     let latest = latest(status, process, device);
     let is_told = swapping(status, process, device).is_some();
     let is_move = |operation: &&DrawnOperation| {
@@ -201,7 +210,7 @@ pub fn moves(status: &Status, process: &ProcessStatus, device: &ProcessDevice, r
     };
     let has_latest = !latest.is_empty();
     let of_page = about(status, process, device).filter(is_move).map(|operation| {
-        let is_running = operation.state == State::Running;
+        let is_running = operation.state == OperationState::Running;
         let drawn = match (operation.action.as_str(), &operation.swap) {
             ("swap", Some(progress)) if is_running && !is_told => swap(progress),
             ("migrate", _) if is_running && !has_latest => migration(device),
@@ -215,12 +224,12 @@ pub fn moves(status: &Status, process: &ProcessStatus, device: &ProcessDevice, r
 /// What the recordings and consoles of a device hold, as text: each by itself, so that only its text changes. The key
 /// of each.
 pub fn texts(
-    status: &Status,
+    status: &CombinedStatus,
     process: &ProcessStatus,
     device: &ProcessDevice,
-    reader: Reader<'_>,
+    reader: ViewReader<'_>,
 ) -> Vec<(String, Markup)> {
-    if reader.may < Scope::Observe {
+    if reader.may < PageScope::Observe {
         return Vec::new();
     }
     let text = |operation: &DrawnOperation| {
@@ -243,7 +252,12 @@ pub fn texts(
 }
 
 /// The consoles of a device that this page has begun; empty without one.
-pub fn consoles(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
+pub fn consoles(
+    status: &CombinedStatus,
+    process: &ProcessStatus,
+    device: &ProcessDevice,
+    reader: ViewReader<'_>,
+) -> Markup {
     let all = about(status, process, device).filter(|operation| is_console(operation));
     list(all.map(|operation| {
         kept("console", operation, reader, |id, bytes| {
@@ -258,7 +272,12 @@ pub fn consoles(status: &Status, process: &ProcessStatus, device: &ProcessDevice
 }
 
 /// The recordings of a device that this page has begun; empty without one.
-pub fn recordings(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
+pub fn recordings(
+    status: &CombinedStatus,
+    process: &ProcessStatus,
+    device: &ProcessDevice,
+    reader: ViewReader<'_>,
+) -> Markup {
     let all = about(status, process, device).filter(|operation| is_recording(operation));
     list(all.map(|operation| {
         let full = if operation.progress.is_full { ", and is full" } else { "" };
@@ -275,9 +294,9 @@ pub fn recordings(status: &Status, process: &ProcessStatus, device: &ProcessDevi
 }
 
 /// An operation that keeps what a device sends, and what can be read of it by one who may.
-fn kept(of: &str, operation: &DrawnOperation, reader: Reader<'_>, read: impl Fn(u64, u64) -> Markup) -> Markup {
+fn kept(of: &str, operation: &DrawnOperation, reader: ViewReader<'_>, read: impl Fn(u64, u64) -> Markup) -> Markup {
     let (id, bytes) = (operation.id, operation.progress.bytes);
-    let is_read = operation.is_recorded && bytes > 0 && reader.may >= Scope::Observe;
+    let is_read = operation.is_recorded && bytes > 0 && reader.may >= PageScope::Observe;
     html! {
         li id={ (of) "-" (id) } data-number=(bytes) {
             (heading(operation))
@@ -292,12 +311,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::known::status::Swapping;
+    use crate::known::status::RunningSwap;
     use crate::known::status::tests::{device as said, process as a_process, status};
 
-    const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
+    const OWNER: ViewReader<'static> = ViewReader { back: "/", may: PageScope::Own };
 
-    fn with(operations: Value) -> Status {
+    fn with(operations: Value) -> CombinedStatus {
         let mut status = status(json!([]));
         status.operations = serde_json::from_value(operations).unwrap();
         status
@@ -331,7 +350,7 @@ mod tests {
             recordings(&status, &a_process(json!({ "pid": 8, "role": "share" })), &keyboard, OWNER).into_string();
         assert!(other.contains("id=\"recording-2\"") && other.matches("<li ").count() == 1, "{other}");
         // One who may only look sees no button, no link and no text.
-        let looks = Reader { may: Scope::Read, ..OWNER };
+        let looks = ViewReader { may: PageScope::Read, ..OWNER };
         let html = recordings(&status, &process, &keyboard, looks).into_string();
         assert!(html.matches("<li ").count() == 2 && !html.contains("<button") && !html.contains("href"), "{html}");
         assert!(texts(&status, &process, &keyboard, looks).is_empty());
@@ -360,7 +379,7 @@ mod tests {
         assert!(!consoles(&forgotten, &process, &device, OWNER).0.contains("/text"));
         assert!(texts(&forgotten, &process, &device, OWNER).is_empty());
         // One who may only look sees that it runs, and neither its text nor a button.
-        let looks = Reader { may: Scope::Read, ..OWNER };
+        let looks = ViewReader { may: PageScope::Read, ..OWNER };
         let html = consoles(&status, &process, &device, looks).into_string();
         assert!(html.contains("id=\"console-5\"") && !html.contains("<button") && !html.contains("href"), "{html}");
         assert!(texts(&status, &process, &device, looks).is_empty());
@@ -384,7 +403,7 @@ mod tests {
         assert!(of_page.contains("25 %: 2.00 MB of 8.00 MB, 1.00 MB/s, about 6 s left"), "{of_page}");
         assert!(of_page.contains("<li aria-current=\"step\">copying</li>"), "{of_page}");
         assert!(of_page.contains("<li>beginning (done)</li>") && !of_page.contains("<b>"), "{of_page}");
-        status.swaps.push(Swapping {
+        status.swaps.push(RunningSwap {
             pid: 7,
             name: "disk".into(),
             progress: serde_json::from_value(progress).unwrap(),

@@ -1,12 +1,12 @@
 //! The picture of a stream, while an operation of this page shows it.
 
 use farbus_control::process::{ProcessDevice, ProcessStatus};
-use farbus_io_net::trust::Scope;
+use farbus_io_net::trust::PageScope;
 use maud::{Markup, html};
 
-use crate::known::operation::{DrawnOperation, State};
-use crate::known::status::Status;
-use crate::view::forms::Reader;
+use crate::known::operation::{DrawnOperation, OperationState};
+use crate::known::status::CombinedStatus;
+use crate::view::forms::ViewReader;
 use crate::view::operations::{about, heading, list, stop};
 use crate::view::text::{theirs, whole};
 
@@ -18,14 +18,19 @@ fn is_picture(operation: &DrawnOperation) -> bool {
 }
 
 /// The operations of this page that show a device's picture, and how to see it if none does; empty if it has none.
-pub fn pictures(status: &Status, process: &ProcessStatus, device: &ProcessDevice, reader: Reader<'_>) -> Markup {
+pub fn pictures(
+    status: &CombinedStatus,
+    process: &ProcessStatus,
+    device: &ProcessDevice,
+    reader: ViewReader<'_>,
+) -> Markup {
     let item = |operation: &DrawnOperation| {
         let (id, progress) = (operation.id, &operation.progress);
         let per_second = progress.per_second;
         html! {
             li id={ "picture-" (id) } data-number=(progress.pictures) {
                 (heading(operation))
-                @if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= Scope::Observe) {
+                @if let Some((width, height)) = size_shown(operation).filter(|_| reader.may >= PageScope::Observe) {
                     p {
                         (width) " × " (height) ", " (format_args!("{per_second:.1}")) " pictures a second. "
                         a href={ "/api/v1/operations/" (id) "/picture" } { "The picture of now" }
@@ -62,18 +67,18 @@ fn hint(device: &ProcessDevice) -> Markup {
 fn size_shown(operation: &DrawnOperation) -> Option<(u64, u64)> {
     let progress = &operation.progress;
     let is_side = |pixels: u64| (1..=SIDE_MAX).contains(&pixels);
-    let is_shown = operation.state == State::Running && progress.ended.is_none();
+    let is_shown = operation.state == OperationState::Running && progress.ended.is_none();
     Some((progress.width, progress.height)).filter(|(width, height)| is_shown && is_side(*width) && is_side(*height))
 }
 
 /// The pictures themselves: each a part by itself, so that it stays while numbers beside it change. The key of each.
 pub fn images(
-    status: &Status,
+    status: &CombinedStatus,
     process: &ProcessStatus,
     device: &ProcessDevice,
-    reader: Reader<'_>,
+    reader: ViewReader<'_>,
 ) -> Vec<(String, Markup)> {
-    if reader.may < Scope::Observe {
+    if reader.may < PageScope::Observe {
         return Vec::new();
     }
     let image = |operation: &DrawnOperation| {
@@ -99,9 +104,9 @@ mod tests {
     use super::*;
     use crate::known::status::tests::{device as said, process, status};
 
-    const OWNER: Reader<'static> = Reader { back: "/", may: Scope::Own };
+    const OWNER: ViewReader<'static> = ViewReader { back: "/", may: PageScope::Own };
 
-    fn with(operation: Value) -> Status {
+    fn with(operation: Value) -> CombinedStatus {
         let mut status = status(json!([]));
         status.operations = vec![serde_json::from_value(operation).unwrap()];
         status
@@ -129,7 +134,7 @@ mod tests {
             "{image:?}"
         );
         // One who may only look sees that it runs, and neither the picture nor a button.
-        let looks = Reader { may: Scope::Read, ..OWNER };
+        let looks = ViewReader { may: PageScope::Read, ..OWNER };
         let html = pictures(&status, &process(json!({ "pid": 7 })), &device, looks).into_string();
         assert!(html.contains("id=\"picture-4\"") && !html.contains("<button") && !html.contains("href"), "{html}");
         assert!(images(&status, &process(json!({ "pid": 7 })), &device, looks).is_empty());

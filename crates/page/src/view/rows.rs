@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::api::offers::{self, Offer};
 use crate::api::schemas::ProcessPlace;
-use crate::known::lab::{Lab, LabDevice, LabHost, Source};
-use crate::known::status::Status;
+use crate::known::lab::{LabDevice, LabHost, LabInventory, Source};
+use crate::known::status::CombinedStatus;
 use crate::shell::NAME_BYTES_MAX;
 use crate::view::drawing::key_of;
-use crate::view::forms::{Reader, attach_here};
+use crate::view::forms::{ViewReader, attach_here};
 use crate::view::text::{encoded, span, theirs, whole};
 
 /// Hosts that wait for a device, as its row names them.
@@ -34,7 +34,7 @@ pub const CLASSES: [(&str, &str); 7] = [
 
 /// What a row is about.
 #[derive(Clone, Copy, Debug)]
-pub enum Row<'a> {
+pub enum DeviceRow<'a> {
     /// A device that a process of this user shares or has attached.
     Own {
         /// The process.
@@ -49,16 +49,16 @@ pub enum Row<'a> {
 }
 
 /// The rows of all devices: those of this host, then those of other hosts.
-pub fn rows(status: &Status) -> Vec<Row<'_>> {
+pub fn rows(status: &CombinedStatus) -> Vec<DeviceRow<'_>> {
     let lab = &*status.lab;
     let own = status.devices().map(|(process, device)| {
         let target = Some(device.title()).filter(|_| is_attached(process, device));
-        Row::Own { process, device, there: target.and_then(|target| lab.find(target)) }
+        DeviceRow::Own { process, device, there: target.and_then(|target| lab.find(target)) }
     });
     let own: Vec<_> = own.collect();
-    let here: BTreeSet<*const LabDevice> = own.iter().filter_map(Row::there).map(ptr::from_ref).collect();
+    let here: BTreeSet<*const LabDevice> = own.iter().filter_map(DeviceRow::there).map(ptr::from_ref).collect();
     let others = lab.devices().filter(|(_, device)| !here.contains(&ptr::from_ref(*device)));
-    let others: Vec<_> = others.map(|(host, device)| Row::Other(host, device)).collect();
+    let others: Vec<_> = others.map(|(host, device)| DeviceRow::Other(host, device)).collect();
     own.into_iter().chain(others).collect()
 }
 
@@ -155,19 +155,19 @@ fn waiting<'a>(
     }
 }
 
-impl<'a> Row<'a> {
+impl<'a> DeviceRow<'a> {
     fn there(&self) -> Option<&'a LabDevice> {
         match self {
-            Row::Own { there, .. } => there.map(|(_, device)| device),
-            Row::Other(..) => None,
+            DeviceRow::Own { there, .. } => there.map(|(_, device)| device),
+            DeviceRow::Other(..) => None,
         }
     }
 
     /// Its id in the document.
     pub fn key(&self) -> String {
         match self {
-            Row::Own { process, device, .. } => key_of("device", (process.pid, device.name())),
-            Row::Other(host, device) => key_of("device", (&host.key, &host.name, &device.name)),
+            DeviceRow::Own { process, device, .. } => key_of("device", (process.pid, device.name())),
+            DeviceRow::Other(host, device) => key_of("device", (&host.key, &host.name, &device.name)),
         }
     }
 
@@ -178,20 +178,20 @@ impl<'a> Row<'a> {
     /// The host that has the device.
     pub fn host(&self) -> &'a str {
         match self {
-            Row::Own { there: Some((host, _)), .. } => &host.name,
-            Row::Own { process, device, .. } if is_attached(process, device) => {
+            DeviceRow::Own { there: Some((host, _)), .. } => &host.name,
+            DeviceRow::Own { process, device, .. } if is_attached(process, device) => {
                 device.title().rsplit_once('/').map_or(Self::own_host(process), |(host, _)| host)
             }
-            Row::Own { process, .. } => Self::own_host(process),
-            Row::Other(host, _) => &host.name,
+            DeviceRow::Own { process, .. } => Self::own_host(process),
+            DeviceRow::Other(host, _) => &host.name,
         }
     }
 
     /// Its state, in a word.
     pub fn state(&self) -> &'a str {
         match self {
-            Row::Own { device, .. } => state_of(device),
-            Row::Other(_, device) => &device.state,
+            DeviceRow::Own { device, .. } => state_of(device),
+            DeviceRow::Other(_, device) => &device.state,
         }
     }
 
@@ -199,30 +199,32 @@ impl<'a> Row<'a> {
     pub fn class(&self) -> &'static str {
         let of = |device: &LabDevice| class_of(device.is_block, device.interfaces.iter().map(String::as_str));
         match self {
-            Row::Own { device, there, .. } => match (class_of_own(device), there) {
+            DeviceRow::Own { device, there, .. } => match (class_of_own(device), there) {
                 ("device", Some((_, there))) => of(there),
                 (class, _) => class,
             },
-            Row::Other(_, device) => of(device),
+            DeviceRow::Other(_, device) => of(device),
         }
     }
 
     /// Who uses it or has a lease of it.
     fn user(&self) -> Option<&'a str> {
         match self {
-            Row::Own { process, device, .. } if is_attached(process, device) => {
+            DeviceRow::Own { process, device, .. } if is_attached(process, device) => {
                 let has_none = ["failed", "waiting", "another device"].contains(&device.state());
                 (!has_none).then(|| Self::own_host(process))
             }
-            Row::Own { device, .. } => device.user().or(device.lease().map(|lease| lease.host.as_str())),
-            Row::Other(_, device) => device.user.as_deref(),
+            DeviceRow::Own { device, .. } => device.user().or(device.lease().map(|lease| lease.host.as_str())),
+            DeviceRow::Other(_, device) => device.user.as_deref(),
         }
     }
 
     fn reason(&self) -> Option<&'a str> {
         match self {
-            Row::Own { device, .. } => device.reason().or(device.lease().and_then(|lease| lease.reason.as_deref())),
-            Row::Other(_, device) => device.reason.as_deref(),
+            DeviceRow::Own { device, .. } => {
+                device.reason().or(device.lease().and_then(|lease| lease.reason.as_deref()))
+            }
+            DeviceRow::Other(_, device) => device.reason.as_deref(),
         }
     }
 
@@ -232,7 +234,7 @@ impl<'a> Row<'a> {
         let has_some = has(self.host()) || has(self.state()) || self.user().is_some_and(has);
         has_some
             || match self {
-                Row::Own { device, .. } => {
+                DeviceRow::Own { device, .. } => {
                     let texts = [device.name(), device.title(), device.state()].into_iter();
                     let some = [device.user(), device.reason()].into_iter().flatten();
                     let of_shared = device.shared().into_iter().flat_map(|shared| {
@@ -243,7 +245,7 @@ impl<'a> Row<'a> {
                     let interfaces = device.interfaces().iter();
                     texts.chain(some).chain(of_shared.chain(interfaces).map(String::as_str)).any(has)
                 }
-                Row::Other(_, device) => {
+                DeviceRow::Other(_, device) => {
                     let some = [&device.reason, &device.place, &device.comment];
                     [&device.name, &device.title, &device.ids].into_iter().any(|text| has(text))
                         || some.into_iter().flatten().any(|text| has(text))
@@ -254,24 +256,24 @@ impl<'a> Row<'a> {
     }
 
     /// What can be done with it.
-    fn offers(&self, lab: &Lab) -> Vec<Offer> {
+    fn offers(&self, lab: &LabInventory) -> Vec<Offer> {
         match self {
-            Row::Own { process, device, .. } => offers::of(process, device),
-            Row::Other(host, device) => offers::of_other(host, device, &lab.own_name),
+            DeviceRow::Own { process, device, .. } => offers::of(process, device),
+            DeviceRow::Other(host, device) => offers::of_other(host, device, &lab.own_name),
         }
     }
 
     /// As JSON for programs.
-    pub fn described(&self, lab: &Lab) -> Value {
+    pub fn described(&self, lab: &LabInventory) -> Value {
         let mut described = match self {
-            Row::Own { process, device, .. } => {
+            DeviceRow::Own { process, device, .. } => {
                 json!({
                     "name": device.name(), "title": device.title(), "process": ProcessPlace::of(process),
                     "waiting": device.waiting().len(), "queue": device.waiting(), "booked": device.booked(),
                     "leased_until": device.lease().map(|lease| &lease.until), "from": "here",
                 })
             }
-            Row::Other(host, device) => device.described(host),
+            DeviceRow::Other(host, device) => device.described(host),
         };
         described["host"] = json!(self.host());
         described["state"] = json!(self.state());
@@ -283,9 +285,9 @@ impl<'a> Row<'a> {
     }
 
     /// As an element of the table.
-    pub fn drawn(&self, key: &str, status: &Status, reader: Reader<'_>) -> Markup {
+    pub fn drawn(&self, key: &str, status: &CombinedStatus, reader: ViewReader<'_>) -> Markup {
         let (name, title, since, waits, notes) = match self {
-            Row::Own { process, device, .. } => {
+            DeviceRow::Own { process, device, .. } => {
                 let all = device.waiting();
                 let queue = all.iter().map(|it| (it.host.as_str(), it.priority.unwrap_or_default().into()));
                 let booked = device.booked().first();
@@ -297,7 +299,7 @@ impl<'a> Row<'a> {
                 let since = device.used_s().map(span);
                 (link_to(process, device), device.title(), since, waiting(all.len(), queue, booked), notes)
             }
-            Row::Other(host, device) => {
+            DeviceRow::Other(host, device) => {
                 let queue = device.queue.iter().map(|it| (it.host.as_str(), it.priority.into()));
                 let booked = device.booked.first().map(|it| (it.host.as_str(), it.from.as_str(), it.until.as_str()));
                 let waits = waiting(usize::try_from(device.waiting).unwrap_or(usize::MAX), queue, booked);
@@ -334,25 +336,25 @@ impl<'a> Row<'a> {
 
     /// Who says so, if it is not its host.
     fn source(&self) -> Markup {
-        let Row::Other(host, _) = self else { return Markup::default() };
+        let DeviceRow::Other(host, _) = self else { return Markup::default() };
         let is_said = host.from == Source::Directory;
         html! { @if is_said { " " small { "by the directory" @if host.paired.is_none() { "; not paired" } } } }
     }
 
     /// Where a device of another host is, and its labels: its row is all that is shown of it.
     fn place(&self) -> Markup {
-        let Row::Other(_, device) = self else { return Markup::default() };
+        let DeviceRow::Other(_, device) = self else { return Markup::default() };
         let labels = device.labels.iter().map(|(name, value)| format!("{name}={value}"));
         let said: Vec<String> = device.place.iter().cloned().chain(labels).collect();
         html! { @if !said.is_empty() { " " small { (theirs(&said.join(", "))) } } }
     }
 
-    fn command(&self, key: &str, status: &Status, reader: Reader<'_>) -> Markup {
+    fn command(&self, key: &str, status: &CombinedStatus, reader: ViewReader<'_>) -> Markup {
         match self {
-            Row::Own { process, device, .. } => {
+            DeviceRow::Own { process, device, .. } => {
                 html! { @if let Some(line) = offers::first(process, device) { code { (whole(&line)) } } }
             }
-            Row::Other(..) => {
+            DeviceRow::Other(..) => {
                 let offer = self.offers(&status.lab).into_iter().next();
                 offer.map(|offer| attach_here(&offer, key, reader)).unwrap_or_default()
             }

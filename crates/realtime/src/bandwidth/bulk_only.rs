@@ -6,7 +6,7 @@
 //! for the next one, until the pattern repeats, and computes the rate of one repetition.
 
 use super::usb2;
-use crate::bus::{Speed, TransferKind};
+use crate::bus::{BusSpeed, TransferKind};
 
 /// Bytes of a command block wrapper (Bulk-Only Transport 1.0, Table 5.1).
 pub const COMMAND_WRAPPER_BYTES: u32 = 31;
@@ -50,8 +50,8 @@ pub fn bulk_only(block_bytes: u32) -> BulkOnlyRow {
         block_bytes,
         wrapper_bytes,
         overhead_ppm: ppm_nearest(wrapper_bytes, block_bytes),
-        full_speed_bytes_per_s_max: ceiling(Speed::Full, block_bytes),
-        high_speed_bytes_per_s_max: ceiling(Speed::High, block_bytes),
+        full_speed_bytes_per_s_max: ceiling(BusSpeed::Full, block_bytes),
+        high_speed_bytes_per_s_max: ceiling(BusSpeed::High, block_bytes),
     }
 }
 
@@ -66,17 +66,17 @@ fn ppm_nearest(part: u32, whole: u32) -> u32 {
 }
 
 /// Bytes of data each second when commands follow each other without a pause.
-fn ceiling(speed: Speed, block_bytes: u32) -> u64 {
+fn ceiling(speed: BusSpeed, block_bytes: u32) -> u64 {
     let plan = match speed {
-        Speed::Full => usb2::full_speed(TransferKind::Bulk),
-        Speed::High => usb2::high_speed(TransferKind::Bulk),
-        Speed::Low | Speed::Super => unreachable!("only the two speeds of BulkOnlyRow are asked for"),
+        BusSpeed::Full => usb2::full_speed(TransferKind::Bulk),
+        BusSpeed::High => usb2::high_speed(TransferKind::Bulk),
+        BusSpeed::Low | BusSpeed::Super => unreachable!("only the two speeds of BulkOnlyRow are asked for"),
     };
     let overhead_bytes = plan.overhead.total_bytes;
     // The largest payload of the table is the largest packet.
     let packet_bytes = plan.payloads_bytes[plan.payloads_bytes.len() - 1];
     let interval = speed.interval();
-    let mut bus = Filling { interval_bytes: interval.usable_bytes, used_bytes: 0, intervals: 0 };
+    let mut bus = FrameFiller { interval_bytes: interval.usable_bytes, used_bytes: 0, intervals: 0 };
 
     // The next command depends only on how full the interval was when this one began, so the first repeated fill closes
     // the pattern.
@@ -98,13 +98,13 @@ fn ceiling(speed: Speed, block_bytes: u32) -> u64 {
 }
 
 /// (Micro)frames being filled one transaction after another.
-struct Filling {
+struct FrameFiller {
     interval_bytes: u32,
     used_bytes: u32,
     intervals: u64,
 }
 
-impl Filling {
+impl FrameFiller {
     /// Places `count` transactions of one size; one that does not fit starts the next interval.
     fn place(&mut self, count: u32, transaction_bytes: u32) {
         let here = count.min((self.interval_bytes - self.used_bytes) / transaction_bytes);
@@ -127,7 +127,7 @@ mod tests {
     fn placing_many_is_placing_one_many_times() {
         for count in [0, 1, 2, 18, 19, 20, 38, 39, 57, 1000] {
             for used_bytes in [0, 1, 36, 37, 38, 1423, 1424, 1500] {
-                let start = || Filling { interval_bytes: 1500, used_bytes, intervals: 0 };
+                let start = || FrameFiller { interval_bytes: 1500, used_bytes, intervals: 0 };
                 let (mut at_once, mut one_by_one) = (start(), start());
                 at_once.place(count, 77);
                 (0..count).for_each(|_| one_by_one.place(1, 77));
@@ -148,7 +148,7 @@ mod tests {
     /// four seconds.
     #[test]
     fn the_ceiling_is_the_rate_of_a_long_run() {
-        for (speed, overhead_bytes, packet_bytes) in [(Speed::Full, 13, 64), (Speed::High, 55, 512)] {
+        for (speed, overhead_bytes, packet_bytes) in [(BusSpeed::Full, 13, 64), (BusSpeed::High, 55, 512)] {
             for block_bytes in [512, 513, 4096, 65_536] {
                 let intervals_max = 4 * speed.interval().per_s();
                 let (mut used, mut intervals, mut data_bytes) = (0, 0u64, 0u64);

@@ -1,31 +1,31 @@
 //! The structure of a bandwidth table, and how a row is computed, for every specification.
 
-use crate::bus::{Interval, Speed, TransferKind};
+use crate::bus::{BusSpeed, IntervalCapacity, TransferKind};
 
 /// The bandwidth of one transfer type at one speed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct BandwidthTable {
     /// The speed of the bus.
-    pub speed: Speed,
+    pub speed: BusSpeed,
     /// The transfer type.
     pub kind: TransferKind,
     /// The clause of the specification: revision, clause, and table if it prints one.
     pub clause: &'static str,
     /// The interval that is filled.
-    pub interval: Interval,
+    pub interval: IntervalCapacity,
     /// The bytes of one transfer besides its data.
-    pub overhead: Overhead,
+    pub overhead: TransferOverhead,
     /// One row per payload, smallest first.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BandwidthRow>,
     /// Where a published table differs from its own arithmetic, or a row needs an explanation: a sentence or two each.
     pub notes: &'static [&'static str],
 }
 
 /// A transfer type that does not exist at a speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Absence {
+pub struct UnsupportedTransferType {
     /// The speed of the bus.
-    pub speed: Speed,
+    pub speed: BusSpeed,
     /// The transfer type that does not exist.
     pub kind: TransferKind,
     /// The clause of the specification.
@@ -36,7 +36,7 @@ pub struct Absence {
 
 /// How much of a size fits into one (micro)frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct BandwidthRow {
     /// Data in one transfer.
     pub data_payload_bytes: u32,
     /// Data each second if every interval is filled with such transfers.
@@ -55,7 +55,7 @@ pub struct Row {
 
 /// The bytes of one transfer besides its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overhead {
+pub struct TransferOverhead {
     /// The sum.
     pub total_bytes: u32,
     /// The parts, which add up to the sum.
@@ -71,44 +71,44 @@ pub struct OverheadPart {
     pub bytes: u32,
 }
 
-impl Overhead {
+impl TransferOverhead {
     pub(super) fn of(parts: impl IntoIterator<Item = (&'static str, u32)>) -> Self {
         let parts: Vec<_> = parts
             .into_iter()
             .filter(|&(_, bytes)| bytes > 0)
             .map(|(name, bytes)| OverheadPart { name, bytes })
             .collect();
-        Overhead { total_bytes: parts.iter().map(|part| part.bytes).sum(), parts }
+        TransferOverhead { total_bytes: parts.iter().map(|part| part.bytes).sum(), parts }
     }
 }
 
 /// The parameters of a table.
-pub(super) struct Plan {
+pub(super) struct BandwidthTableParameters {
     pub clause: &'static str,
-    pub overhead: Overhead,
+    pub overhead: TransferOverhead,
     pub payloads_bytes: &'static [u32],
     /// Byte-times of one transfer, given its payload.
-    pub transfer_bytes: fn(&Overhead, u32) -> u32,
+    pub transfer_bytes: fn(&TransferOverhead, u32) -> u32,
     pub notes: &'static [&'static str],
 }
 
-impl Plan {
-    pub(super) fn fill(self, speed: Speed, kind: TransferKind) -> Table {
+impl BandwidthTableParameters {
+    pub(super) fn fill(self, speed: BusSpeed, kind: TransferKind) -> BandwidthTable {
         let interval = speed.interval();
         let rows = self
             .payloads_bytes
             .iter()
             .map(|&payload_bytes| fill(interval, payload_bytes, (self.transfer_bytes)(&self.overhead, payload_bytes)))
             .collect();
-        Table { speed, kind, clause: self.clause, interval, overhead: self.overhead, rows, notes: self.notes }
+        BandwidthTable { speed, kind, clause: self.clause, interval, overhead: self.overhead, rows, notes: self.notes }
     }
 }
 
 /// Fills an interval with transfers of `data_payload_bytes` that take `transfer_bytes` each.
-fn fill(interval: Interval, data_payload_bytes: u32, transfer_bytes: u32) -> Row {
+fn fill(interval: IntervalCapacity, data_payload_bytes: u32, transfer_bytes: u32) -> BandwidthRow {
     let transfers_per_interval_max = interval.usable_bytes / transfer_bytes;
     let useful_bytes_per_interval = transfers_per_interval_max * data_payload_bytes;
-    Row {
+    BandwidthRow {
         data_payload_bytes,
         bandwidth_bytes_per_s_max: u64::from(useful_bytes_per_interval) * interval.per_s(),
         transfer_bytes,
@@ -137,14 +137,14 @@ mod tests {
 
     #[test]
     fn a_transfer_larger_than_the_interval_does_not_fit() {
-        let row = fill(Speed::Full.interval(), 1500, 1513);
+        let row = fill(BusSpeed::Full.interval(), 1500, 1513);
         assert_eq!((row.transfers_per_interval_max, row.remaining_bytes), (0, 1500));
         assert_eq!(row.bandwidth_bytes_per_s_max, 0);
     }
 
     #[test]
     fn an_overhead_is_the_sum_of_its_parts_and_hides_the_empty_ones() {
-        let overhead = Overhead::of([("SYNC", 3), ("setup data", 0), ("PID", 2)]);
+        let overhead = TransferOverhead::of([("SYNC", 3), ("setup data", 0), ("PID", 2)]);
         assert_eq!(overhead.total_bytes, 5);
         assert_eq!(overhead.parts.len(), 2);
     }

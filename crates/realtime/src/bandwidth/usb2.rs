@@ -24,16 +24,16 @@
 //! low-speed control transfer has 48 bytes of overhead, three fit, and this module says so. Table 5-6 prices its two
 //! PRE packets at low speed in its rows too, and is followed.
 
-use super::table::{Absence, Overhead, Plan};
-use crate::bus::{Speed, TransferKind};
+use super::table::{BandwidthTableParameters, TransferOverhead, UnsupportedTransferType};
+use crate::bus::{BusSpeed, TransferKind};
 
 /// Low speed: control and interrupt; the two others do not exist.
-pub(super) fn low_speed(kind: TransferKind) -> Result<Plan, Absence> {
-    let absent = |clause, reason| Err(Absence { speed: Speed::Low, kind, clause, reason });
+pub(super) fn low_speed(kind: TransferKind) -> Result<BandwidthTableParameters, UnsupportedTransferType> {
+    let absent = |clause, reason| Err(UnsupportedTransferType { speed: BusSpeed::Low, kind, clause, reason });
     match kind {
-        TransferKind::Control => Ok(Plan {
+        TransferKind::Control => Ok(BandwidthTableParameters {
             clause: "USB 2.0 5.5.4, Table 5-1",
-            overhead: Transfer::CONTROL.overhead(Settling {
+            overhead: TransferPackets::CONTROL.overhead(PacketFraming {
                 sync_bytes: 1,
                 delay_bytes: 8,
                 pre_bytes: PRE_CONTROL_BYTES,
@@ -46,9 +46,9 @@ pub(super) fn low_speed(kind: TransferKind) -> Result<Plan, Absence> {
                  speed; they are sent at full speed (8.6.5), and the rows count them so",
             ],
         }),
-        TransferKind::Interrupt => Ok(Plan {
+        TransferKind::Interrupt => Ok(BandwidthTableParameters {
             clause: "USB 2.0 5.7.4, Table 5-6",
-            overhead: Transfer::ACKNOWLEDGED.overhead(Settling {
+            overhead: TransferPackets::ACKNOWLEDGED.overhead(PacketFraming {
                 sync_bytes: 1,
                 delay_bytes: 5,
                 pre_bytes: PRE_INTERRUPT_BYTES,
@@ -71,35 +71,35 @@ pub(super) fn low_speed(kind: TransferKind) -> Result<Plan, Absence> {
 }
 
 /// Full speed.
-pub(super) fn full_speed(kind: TransferKind) -> Plan {
-    let settling = |delay_bytes| Settling { sync_bytes: 1, delay_bytes, pre_bytes: 0 };
+pub(super) fn full_speed(kind: TransferKind) -> BandwidthTableParameters {
+    let settling = |delay_bytes| PacketFraming { sync_bytes: 1, delay_bytes, pre_bytes: 0 };
     match kind {
-        TransferKind::Control => Plan {
+        TransferKind::Control => BandwidthTableParameters {
             clause: "USB 2.0 5.5.4, Table 5-2",
-            overhead: Transfer::CONTROL.overhead(settling(7)),
+            overhead: TransferPackets::CONTROL.overhead(settling(7)),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64],
             transfer_bytes: once,
             notes: &[
                 "the specification prints 23 bytes remaining in the 1-byte row, a misprint: 1500 less 32 times 46 is 28",
             ],
         },
-        TransferKind::Isochronous => Plan {
+        TransferKind::Isochronous => BandwidthTableParameters {
             clause: "USB 2.0 5.6.3, Table 5-4",
-            overhead: Transfer::UNACKNOWLEDGED.overhead(settling(1)),
+            overhead: TransferPackets::UNACKNOWLEDGED.overhead(settling(1)),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1023],
             transfer_bytes: once,
             notes: &[],
         },
-        TransferKind::Interrupt => Plan {
+        TransferKind::Interrupt => BandwidthTableParameters {
             clause: "USB 2.0 5.7.4, Table 5-7",
-            overhead: Transfer::ACKNOWLEDGED.overhead(settling(3)),
+            overhead: TransferPackets::ACKNOWLEDGED.overhead(settling(3)),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64],
             transfer_bytes: once,
             notes: &[],
         },
-        TransferKind::Bulk => Plan {
+        TransferKind::Bulk => BandwidthTableParameters {
             clause: "USB 2.0 5.8.4, Table 5-9",
-            overhead: Transfer::ACKNOWLEDGED.overhead(settling(3)),
+            overhead: TransferPackets::ACKNOWLEDGED.overhead(settling(3)),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64],
             transfer_bytes: once,
             notes: &[
@@ -111,22 +111,22 @@ pub(super) fn full_speed(kind: TransferKind) -> Plan {
 }
 
 /// High speed.
-pub(super) fn high_speed(kind: TransferKind) -> Plan {
-    let high = |transfer: Transfer| {
+pub(super) fn high_speed(kind: TransferKind) -> BandwidthTableParameters {
+    let high = |transfer: TransferPackets| {
         let delay_bytes = transfer.packets() * HIGH_SPEED_DELAY_BYTES;
-        transfer.overhead(Settling { sync_bytes: HIGH_SPEED_SYNC_BYTES, delay_bytes, pre_bytes: 0 })
+        transfer.overhead(PacketFraming { sync_bytes: HIGH_SPEED_SYNC_BYTES, delay_bytes, pre_bytes: 0 })
     };
     match kind {
-        TransferKind::Control => Plan {
+        TransferKind::Control => BandwidthTableParameters {
             clause: "USB 2.0 5.5.4, Table 5-3",
-            overhead: high(Transfer::CONTROL),
+            overhead: high(TransferPackets::CONTROL),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64],
             transfer_bytes: once,
             notes: &[],
         },
-        TransferKind::Isochronous => Plan {
+        TransferKind::Isochronous => BandwidthTableParameters {
             clause: "USB 2.0 5.6.3, Table 5-5",
-            overhead: high(Transfer::UNACKNOWLEDGED),
+            overhead: high(TransferPackets::UNACKNOWLEDGED),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072],
             transfer_bytes: once,
             notes: &[
@@ -134,9 +134,9 @@ pub(super) fn high_speed(kind: TransferKind) -> Plan {
                  with one for each transaction 1128 bytes remain in both rows, and as many transfers fit",
             ],
         },
-        TransferKind::Interrupt => Plan {
+        TransferKind::Interrupt => BandwidthTableParameters {
             clause: "USB 2.0 5.7.4, Table 5-8",
-            overhead: high(Transfer::ACKNOWLEDGED),
+            overhead: high(TransferPackets::ACKNOWLEDGED),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072],
             transfer_bytes: once,
             notes: &[
@@ -144,9 +144,9 @@ pub(super) fn high_speed(kind: TransferKind) -> Plan {
                  with one for each transaction 1026 bytes remain in both rows, and as many transfers fit",
             ],
         },
-        TransferKind::Bulk => Plan {
+        TransferKind::Bulk => BandwidthTableParameters {
             clause: "USB 2.0 5.8.4, Table 5-10",
-            overhead: high(Transfer::ACKNOWLEDGED),
+            overhead: high(TransferPackets::ACKNOWLEDGED),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
             transfer_bytes: once,
             notes: &[],
@@ -180,7 +180,7 @@ const PRE_CONTROL_BYTES: u32 = (3 * PRE_A_TRANSACTION * PRE_BYTES).div_ceil(8);
 
 /// The packets of one transfer.
 #[derive(Clone, Copy)]
-struct Transfer {
+struct TransferPackets {
     tokens: u32,
     data: u32,
     handshakes: u32,
@@ -188,7 +188,7 @@ struct Transfer {
 }
 
 /// The fields around each packet on one kind of bus.
-struct Settling {
+struct PacketFraming {
     sync_bytes: u32,
     /// All of a transfer's waits for the bus to settle, EOP among them: below high speed an allowance that the
     /// specification states in each table's caption.
@@ -196,17 +196,17 @@ struct Settling {
     pre_bytes: u32,
 }
 
-impl Transfer {
-    const UNACKNOWLEDGED: Transfer = Transfer { tokens: 1, data: 1, handshakes: 0, setup_bytes: 0 };
-    const ACKNOWLEDGED: Transfer = Transfer { tokens: 1, data: 1, handshakes: 1, setup_bytes: 0 };
-    const CONTROL: Transfer = Transfer { tokens: 3, data: 3, handshakes: 3, setup_bytes: SETUP_BYTES };
+impl TransferPackets {
+    const UNACKNOWLEDGED: TransferPackets = TransferPackets { tokens: 1, data: 1, handshakes: 0, setup_bytes: 0 };
+    const ACKNOWLEDGED: TransferPackets = TransferPackets { tokens: 1, data: 1, handshakes: 1, setup_bytes: 0 };
+    const CONTROL: TransferPackets = TransferPackets { tokens: 3, data: 3, handshakes: 3, setup_bytes: SETUP_BYTES };
 
     const fn packets(self) -> u32 {
         self.tokens + self.data + self.handshakes
     }
 
-    fn overhead(self, settling: Settling) -> Overhead {
-        Overhead::of([
+    fn overhead(self, settling: PacketFraming) -> TransferOverhead {
+        TransferOverhead::of([
             ("SYNC", self.packets() * settling.sync_bytes),
             ("PID", self.packets() * PID_BYTES),
             ("endpoint + CRC", self.tokens * TOKEN_BYTES),
@@ -219,7 +219,7 @@ impl Transfer {
 }
 
 /// One overhead per row, also where the payload takes two or three transactions, as in the specification's tables.
-fn once(overhead: &Overhead, payload_bytes: u32) -> u32 {
+fn once(overhead: &TransferOverhead, payload_bytes: u32) -> u32 {
     overhead.total_bytes + payload_bytes
 }
 
@@ -227,7 +227,7 @@ fn once(overhead: &Overhead, payload_bytes: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn total(plan: Plan) -> u32 {
+    fn total(plan: BandwidthTableParameters) -> u32 {
         plan.overhead.total_bytes
     }
 
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(ours, 48);
         let caption = ours - PRE_CONTROL_BYTES + 3 * PRE_A_TRANSACTION * PRE_BYTES + (13 - 8);
         assert_eq!(caption, 15 + 15 + 6 + 6 + 8 + 13);
-        let frame_bytes = Speed::Low.interval().usable_bytes;
+        let frame_bytes = BusSpeed::Low.interval().usable_bytes;
         assert_eq!(frame_bytes / (caption + 8), 2, "the caption contradicts the clause's three");
         assert_eq!(frame_bytes / (ours + 8), 3);
     }

@@ -18,14 +18,14 @@
 //!
 //! Several packets in a row stand for a burst, and each of them pays: here no published table has to be matched.
 
-use super::table::{Overhead, Plan};
+use super::table::{BandwidthTableParameters, TransferOverhead};
 use crate::bus::TransferKind;
 
-pub(super) fn super_speed(kind: TransferKind) -> Plan {
+pub(super) fn super_speed(kind: TransferKind) -> BandwidthTableParameters {
     match kind {
-        TransferKind::Control => Plan {
+        TransferKind::Control => BandwidthTableParameters {
             clause: "USB 3.2 8.12.2; no table is printed",
-            overhead: Overhead::of([
+            overhead: TransferOverhead::of([
                 ("setup packet", DATA_PACKET_BYTES + SETUP_BYTES),
                 ("data packet header and framing", DATA_PACKET_BYTES),
                 ("status packet", HEADER_PACKET_BYTES),
@@ -37,9 +37,9 @@ pub(super) fn super_speed(kind: TransferKind) -> Plan {
                 "the stages of one transfer wait for each other; to fill an interval, transfers of many devices must overlap",
             ],
         },
-        TransferKind::Isochronous => Plan {
+        TransferKind::Isochronous => BandwidthTableParameters {
             clause: "USB 3.2 8.12.6; no table is printed",
-            overhead: Overhead::of([
+            overhead: TransferOverhead::of([
                 ("data packet header and framing", DATA_PACKET_BYTES),
                 ("link answer to the ACK packet that asks for a burst", LINK_ANSWER_BYTES),
             ]),
@@ -53,7 +53,7 @@ pub(super) fn super_speed(kind: TransferKind) -> Plan {
                       interval; each packet pays for its header and framing, each burst for one link answer",
             ],
         },
-        TransferKind::Interrupt => Plan {
+        TransferKind::Interrupt => BandwidthTableParameters {
             clause: "USB 3.2 8.12.4; no table is printed",
             overhead: acknowledged(),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072],
@@ -63,7 +63,7 @@ pub(super) fn super_speed(kind: TransferKind) -> Plan {
                       each packet pays the overhead",
             ],
         },
-        TransferKind::Bulk => Plan {
+        TransferKind::Bulk => BandwidthTableParameters {
             clause: "USB 3.2 8.12.1; no table is printed",
             overhead: acknowledged(),
             payloads_bytes: &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
@@ -88,24 +88,24 @@ const PACKET_BYTES_MAX: u32 = 1024;
 /// The longest burst (9.6.7, `bMaxBurst`).
 const BURST_PACKETS_MAX: u32 = 16;
 
-fn acknowledged() -> Overhead {
-    Overhead::of([
+fn acknowledged() -> TransferOverhead {
+    TransferOverhead::of([
         ("data packet header and framing", DATA_PACKET_BYTES),
         ("link answer to the ACK packet", LINK_ANSWER_BYTES),
     ])
 }
 
-fn each_packet(overhead: &Overhead, payload_bytes: u32) -> u32 {
+fn each_packet(overhead: &TransferOverhead, payload_bytes: u32) -> u32 {
     payload_bytes + payload_bytes.div_ceil(PACKET_BYTES_MAX) * overhead.total_bytes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bus::Speed;
+    use crate::bus::BusSpeed;
 
-    fn row(kind: TransferKind, payload_bytes: u32) -> crate::bandwidth::Row {
-        let table = super_speed(kind).fill(Speed::Super, kind);
+    fn row(kind: TransferKind, payload_bytes: u32) -> crate::bandwidth::BandwidthRow {
+        let table = super_speed(kind).fill(BusSpeed::Super, kind);
         *table.rows.iter().find(|row| row.data_payload_bytes == payload_bytes).unwrap()
     }
 

@@ -1,29 +1,29 @@
 //! The intervals of a cycle and the free time of each.
 
-use super::request::Placement;
+use super::request::EndpointPlacement;
 
 /// Interval `f` of a cycle has `free[f]` picoseconds left.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bins {
+pub(super) struct IntervalBins {
     free: Vec<u64>,
 }
 
 /// Time in every `every`-th interval from `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct IntervalSlot {
     pub(super) start: u32,
     pub(super) every: u32,
     pub(super) packets: u32,
     pub(super) time_ps: u64,
 }
 
-impl Slot {
-    pub(super) fn placement(self, id: u32) -> Placement {
-        Placement { id, start: self.start, every: self.every, packets: self.packets, time_ps: self.time_ps }
+impl IntervalSlot {
+    pub(super) fn placement(self, id: u32) -> EndpointPlacement {
+        EndpointPlacement { id, start: self.start, every: self.every, packets: self.packets, time_ps: self.time_ps }
     }
 }
 
-impl Bins {
+impl IntervalBins {
     pub(super) fn new(count: u32, capacity_ps: u64) -> Self {
         Self { free: vec![capacity_ps; count as usize] }
     }
@@ -43,7 +43,7 @@ impl Bins {
     }
 
     /// Takes the slot, or changes nothing and returns false.
-    pub(super) fn take(&mut self, slot: &Slot) -> bool {
+    pub(super) fn take(&mut self, slot: &IntervalSlot) -> bool {
         if slot.every > self.count() || self.least_free_ps(slot.start, slot.every) < slot.time_ps {
             return false;
         }
@@ -53,13 +53,13 @@ impl Bins {
         true
     }
 
-    pub(super) fn give_back(&mut self, slot: &Slot) {
+    pub(super) fn give_back(&mut self, slot: &IntervalSlot) {
         for free in self.class(slot) {
             *free += slot.time_ps;
         }
     }
 
-    fn class(&mut self, slot: &Slot) -> impl Iterator<Item = &mut u64> {
+    fn class(&mut self, slot: &IntervalSlot) -> impl Iterator<Item = &mut u64> {
         self.free.iter_mut().skip(slot.start as usize).step_by(slot.every as usize)
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::bus::{Speed, TransferKind};
-use crate::transfer::{Shape, interval_ps};
+use crate::bus::{BusSpeed, TransferKind};
+use crate::transfer::{PacketShape, interval_ps};
 
 /// Endpoints of one bus instance: a hub tree holds 127 devices with at most 30 endpoints each, a schedule far fewer.
 pub const ENDPOINTS_MAX: usize = 256;
@@ -16,7 +16,7 @@ pub const WORK_MAX: u64 = 20_000_000;
 
 /// What happens to an endpoint when bus time is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Criticality {
+pub enum EndpointCriticality {
     /// It has its budget each period, or nothing is admitted.
     High,
     /// It has its budget if high criticality leaves enough, and is suspended when high criticality needs it.
@@ -25,22 +25,22 @@ pub enum Criticality {
 
 /// An endpoint's request: `budget_bytes` each `period` intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct EndpointRequest {
     /// The caller's number for the endpoint, unique in the set.
     pub id: u32,
     /// The shape of its packets.
-    pub shape: Shape,
+    pub shape: PacketShape,
     /// Bytes each period, `B`.
     pub budget_bytes: u32,
     /// Intervals, `T`.
     pub period: u32,
-    /// Asynchronous endpoints are always [`Criticality::High`]: the paper's set `A` has no low part.
-    pub criticality: Criticality,
+    /// Asynchronous endpoints are always [`EndpointCriticality::High`]: the paper's set `A` has no low part.
+    pub criticality: EndpointCriticality,
 }
 
 /// How bus time is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum SchedulingMode {
     /// The algorithms as the paper prints them: each periodic endpoint has its whole quantum in one interval of its
     /// period. Two quanta of 45.43 % do not fit 90 %, so this mode refuses the camera sets that the paper's own
     /// experiments run.
@@ -60,23 +60,23 @@ pub enum Mode {
 
 /// Settings of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ScheduleOptions {
     /// How bus time is computed.
-    pub mode: Mode,
+    pub mode: SchedulingMode,
     /// The work limit of the search that follows an unsuccessful first-fit, in visits of bins; 0 is first-fit alone.
     pub work_max: u64,
 }
 
 /// A periodic endpoint's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct EndpointPlacement {
     /// The endpoint.
     pub id: u32,
     /// The first interval.
     pub start: u32,
     /// The distance to the next interval: the endpoint's period, or a fraction of it where the budget is divided.
     pub every: u32,
-    /// Packets each time; in [`Mode::Spread`], those of the whole period.
+    /// Packets each time; in [`SchedulingMode::Spread`], those of the whole period.
     pub packets: u32,
     /// Bus time each time, in picoseconds.
     pub time_ps: u64,
@@ -97,7 +97,7 @@ pub struct AsynchronousBound {
 
 /// A low-criticality endpoint without a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rejected {
+pub struct RejectedEndpoint {
     /// The endpoint.
     pub id: u32,
     /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds; for an asynchronous
@@ -107,13 +107,13 @@ pub struct Rejected {
 
 /// Why a set of requests has no plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ScheduleRefusal {
     /// One request is impossible by itself.
     Invalid {
         /// The endpoint.
         id: u32,
         /// The reason.
-        why: Invalid,
+        why: EndpointRequestError,
     },
     /// No requests, or more than [`ENDPOINTS_MAX`].
     Count {
@@ -142,15 +142,15 @@ pub enum Refusal {
 
 /// Why a request is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Invalid {
+pub enum EndpointRequestError {
     /// The id is another request's.
     Twice,
     /// The speeds differ; a bus instance has one speed.
     OtherSpeed {
         /// The speed of the set's first request.
-        first: Speed,
+        first: BusSpeed,
         /// The speed of this request.
-        this: Speed,
+        this: BusSpeed,
     },
     /// The budget is zero.
     NoBudget,
@@ -177,36 +177,36 @@ pub enum Invalid {
     },
 }
 
-impl Default for Options {
+impl Default for ScheduleOptions {
     fn default() -> Self {
-        Self { mode: Mode::default(), work_max: WORK_MAX }
+        Self { mode: SchedulingMode::default(), work_max: WORK_MAX }
     }
 }
 
-impl Request {
+impl EndpointRequest {
     /// Whether the request is possible by itself.
-    pub fn check(&self) -> Result<(), Invalid> {
+    pub fn check(&self) -> Result<(), EndpointRequestError> {
         if self.budget_bytes == 0 {
-            return Err(Invalid::NoBudget);
+            return Err(EndpointRequestError::NoBudget);
         }
         let max = match (self.shape.speed(), self.shape.kind()) {
             // 1 to 255 frames, of which hosts use the power of two below.
-            (Speed::Low | Speed::Full, TransferKind::Interrupt) => 128,
+            (BusSpeed::Low | BusSpeed::Full, TransferKind::Interrupt) => 128,
             _ => PERIOD_MAX,
         };
         if self.period == 0 || self.period > max {
-            return Err(Invalid::Period { asked: self.period, max });
+            return Err(EndpointRequestError::Period { asked: self.period, max });
         }
         if !self.shape.is_periodic() {
             return Ok(());
         }
         if !self.period.is_power_of_two() {
             let shorter = 1 << self.period.ilog2();
-            return Err(Invalid::PeriodNotPowerOfTwo { asked: self.period, shorter });
+            return Err(EndpointRequestError::PeriodNotPowerOfTwo { asked: self.period, shorter });
         }
         let max_bytes = self.shape.quantum_bytes();
         if self.budget_bytes > max_bytes {
-            return Err(Invalid::BudgetOverWire { asked_bytes: self.budget_bytes, max_bytes });
+            return Err(EndpointRequestError::BudgetOverWire { asked_bytes: self.budget_bytes, max_bytes });
         }
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Request {
     }
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for EndpointRequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Twice => write!(f, "the same endpoint twice"),
@@ -248,7 +248,7 @@ impl fmt::Display for Invalid {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ScheduleRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid { id, why } => write!(f, "endpoint {id}: {why}"),
@@ -266,5 +266,5 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Invalid {}
-impl std::error::Error for Refusal {}
+impl std::error::Error for EndpointRequestError {}
+impl std::error::Error for ScheduleRefusal {}

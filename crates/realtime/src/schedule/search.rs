@@ -1,66 +1,66 @@
 //! Finding places: first-fit (Algorithm 3), and a search if that fails.
 
-use super::bins::{Bins, Slot};
-use super::request::{Mode, Request};
+use super::bins::{IntervalBins, IntervalSlot};
+use super::request::{EndpointRequest, SchedulingMode};
 
 /// A periodic endpoint and the ways to divide its budget, undivided first.
 #[derive(Clone, Debug)]
-pub(super) struct Item {
+pub(super) struct DivisibleEndpoint {
     pub(super) id: u32,
     pub(super) period: u32,
     /// With `start` 0; any start below `every` is valid.
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<IntervalSlot>,
 }
 
 /// The result of a search.
-pub(super) enum Found {
-    Places(Vec<(u32, Slot)>),
+pub(super) enum PlacementSearchOutcome {
+    Places(Vec<(u32, IntervalSlot)>),
     /// `is_proven`: every possibility was tried.
     Nothing {
         is_proven: bool,
     },
 }
 
-impl Item {
-    pub(super) fn of(request: &Request, mode: Mode) -> Self {
+impl DivisibleEndpoint {
+    pub(super) fn of(request: &EndpointRequest, mode: SchedulingMode) -> Self {
         let (shape, period) = (&request.shape, request.period);
         let quantum_packets = shape.quantum_packets();
         let slots = match mode {
-            Mode::Printed { .. } => {
-                vec![Slot { start: 0, every: period, packets: quantum_packets, time_ps: shape.quantum_ps() }]
+            SchedulingMode::Printed { .. } => {
+                vec![IntervalSlot { start: 0, every: period, packets: quantum_packets, time_ps: shape.quantum_ps() }]
             }
-            Mode::Spread => {
+            SchedulingMode::Spread => {
                 let time_ps = shape.quantum_ps().div_ceil(u64::from(period));
-                vec![Slot { start: 0, every: 1, packets: quantum_packets, time_ps }]
+                vec![IntervalSlot { start: 0, every: 1, packets: quantum_packets, time_ps }]
             }
-            Mode::Sound => divided(shape.packets(request.budget_bytes), shape.packet_ps(), period),
+            SchedulingMode::Sound => divided(shape.packets(request.budget_bytes), shape.packet_ps(), period),
         };
         Self { id: request.id, period, slots }
     }
 }
 
 /// `packets` each `period` as a whole, in two halves, in four quarters and so on, as long as the parts get smaller.
-fn divided(packets: u32, packet_ps: u64, period: u32) -> Vec<Slot> {
-    let mut slots: Vec<Slot> = Vec::new();
+fn divided(packets: u32, packet_ps: u64, period: u32) -> Vec<IntervalSlot> {
+    let mut slots: Vec<IntervalSlot> = Vec::new();
     for halvings in 0..=period.ilog2() {
         let part = packets.div_ceil(1 << halvings);
         if slots.last().is_some_and(|last| last.packets == part) {
             break;
         }
         let time_ps = u64::from(part) * packet_ps;
-        slots.push(Slot { start: 0, every: period >> halvings, packets: part, time_ps });
+        slots.push(IntervalSlot { start: 0, every: period >> halvings, packets: part, time_ps });
     }
     slots
 }
 
 /// The first place with enough free time; takes it.
-pub(super) fn first_fit(item: &Item, bins: &mut Bins) -> Option<Slot> {
-    let mut places = item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| Slot { start, ..*slot }));
+pub(super) fn first_fit(item: &DivisibleEndpoint, bins: &mut IntervalBins) -> Option<IntervalSlot> {
+    let mut places = item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| IntervalSlot { start, ..*slot }));
     places.find(|place| bins.take(place))
 }
 
 /// The time that is missing at the best place.
-pub(super) fn missing_ps(item: &Item, bins: &Bins) -> u64 {
+pub(super) fn missing_ps(item: &DivisibleEndpoint, bins: &IntervalBins) -> u64 {
     let lacks = item.slots.iter().flat_map(|slot| {
         (0..slot.every).map(|start| slot.time_ps.saturating_sub(bins.least_free_ps(start, slot.every)))
     });
@@ -68,28 +68,28 @@ pub(super) fn missing_ps(item: &Item, bins: &Bins) -> u64 {
 }
 
 /// Places for all of `items`, found by backtracking, within `work_max` visits of bins.
-pub(super) fn search(items: &[Item], bins: &Bins, work_max: u64) -> Found {
+pub(super) fn search(items: &[DivisibleEndpoint], bins: &IntervalBins, work_max: u64) -> PlacementSearchOutcome {
     let mut items: Vec<_> = items.iter().collect();
     // Shortest period first: the pattern of free time then repeats with the current item's period.
     items.sort_by_key(|item| (item.period, std::cmp::Reverse(item.slots[0].time_ps), item.id));
     let is_divided = items.iter().any(|item| item.slots.len() > 1);
-    let mut search = Search { items, bins: bins.clone(), work_left: work_max, is_divided, places: Vec::new() };
+    let mut search = PlacementSearch { items, bins: bins.clone(), work_left: work_max, is_divided, places: Vec::new() };
     match search.descend() {
-        Some(true) => Found::Places(search.places),
-        Some(false) => Found::Nothing { is_proven: true },
-        None => Found::Nothing { is_proven: false },
+        Some(true) => PlacementSearchOutcome::Places(search.places),
+        Some(false) => PlacementSearchOutcome::Nothing { is_proven: true },
+        None => PlacementSearchOutcome::Nothing { is_proven: false },
     }
 }
 
-struct Search<'a> {
-    items: Vec<&'a Item>,
-    bins: Bins,
+struct PlacementSearch<'a> {
+    items: Vec<&'a DivisibleEndpoint>,
+    bins: IntervalBins,
     work_left: u64,
     is_divided: bool,
-    places: Vec<(u32, Slot)>,
+    places: Vec<(u32, IntervalSlot)>,
 }
 
-impl Search<'_> {
+impl PlacementSearch<'_> {
     /// `None` when the work is used up. Recurses as deep as there are items.
     fn descend(&mut self) -> Option<bool> {
         let Some(&item) = self.items.get(self.places.len()) else { return Some(true) };
@@ -107,7 +107,7 @@ impl Search<'_> {
                 if !self.is_divided {
                     tried.push(free_ps);
                 }
-                let place = Slot { start, ..*slot };
+                let place = IntervalSlot { start, ..*slot };
                 self.bins.take(&place);
                 self.places.push((item.id, place));
                 if self.descend()? {

@@ -11,11 +11,11 @@
 
 use std::collections::BTreeSet;
 
-use super::links::Topology;
+use super::links::HostTopology;
 
 /// The next action of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Act {
+pub enum BringUpAction {
     /// Enable the debug capability (`xDbC.Enable`).
     Enable,
     /// Enumerate what is attached to the controller (`xHCI.Enumerate`).
@@ -26,23 +26,23 @@ pub enum Act {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BringUp {
     /// The actions, in order, and the neighbours whose ports must be sensed before each.
-    steps: Vec<(Act, BTreeSet<u32>)>,
+    steps: Vec<(BringUpAction, BTreeSet<u32>)>,
     done: usize,
     sensed: BTreeSet<u32>,
 }
 
 impl BringUp {
     /// The part of `host` in `topology`.
-    pub fn of(topology: &Topology, host: u32) -> Self {
+    pub fn of(topology: &HostTopology, host: u32) -> Self {
         let wanted: BTreeSet<_> = topology.debug_targets(host).collect();
-        let enumerate = (Act::Enumerate, wanted.clone());
+        let enumerate = (BringUpAction::Enumerate, wanted.clone());
         let steps = match (topology.debug_host(host), topology.leaders().contains(&host)) {
             (None, _) => vec![enumerate],
-            (Some(_), false) => vec![enumerate, (Act::Enable, BTreeSet::new())],
+            (Some(_), false) => vec![enumerate, (BringUpAction::Enable, BTreeSet::new())],
             (Some(_), true) => {
                 let circle = topology.circle(host).unwrap_or_default();
                 let outside = wanted.into_iter().filter(|target| !circle.contains(target)).collect();
-                vec![(Act::Enable, outside), enumerate]
+                vec![(BringUpAction::Enable, outside), enumerate]
             }
         };
         Self { steps, done: 0, sensed: BTreeSet::new() }
@@ -64,7 +64,7 @@ impl BringUp {
     }
 
     /// The next action; `None` while waiting, or at the end.
-    pub fn poll(&self) -> Option<Act> {
+    pub fn poll(&self) -> Option<BringUpAction> {
         let (act, wanted) = self.steps.get(self.done)?;
         wanted.is_subset(&self.sensed).then_some(*act)
     }
@@ -76,7 +76,7 @@ impl BringUp {
     }
 
     /// All actions, each with the hosts whose ports it waits for.
-    pub fn steps(&self) -> &[(Act, BTreeSet<u32>)] {
+    pub fn steps(&self) -> &[(BringUpAction, BTreeSet<u32>)] {
         &self.steps
     }
 
@@ -90,7 +90,7 @@ impl BringUp {
 mod tests {
     use std::collections::HashSet;
 
-    use super::super::links::{Network, plan};
+    use super::super::links::{NetworkPattern, plan};
     use super::*;
 
     /// The progress of each host, and which host has enumerated each port.
@@ -102,7 +102,7 @@ mod tests {
     }
 
     /// Tries every interleaving of `parts`; returns every final state.
-    fn ends(topology: &Topology, parts: &[BringUp]) -> HashSet<World> {
+    fn ends(topology: &HostTopology, parts: &[BringUp]) -> HashSet<World> {
         let hosts = topology.hosts() as usize;
         let start = World { done: vec![0; hosts], is_enabled: vec![false; hosts], owner: vec![None; hosts] };
         let (mut seen, mut open, mut ends) = (HashSet::from([start.clone()]), vec![start], HashSet::new());
@@ -124,9 +124,9 @@ mod tests {
                 let mut next = world.clone();
                 next.done[host as usize] += 1;
                 match act {
-                    Act::Enable => next.is_enabled[host as usize] = true,
+                    BringUpAction::Enable => next.is_enabled[host as usize] = true,
                     // It enumerates every port it senses, wanted or not.
-                    Act::Enumerate => {
+                    BringUpAction::Enumerate => {
                         for &other in &part.sensed {
                             next.owner[other as usize] = Some(host);
                         }
@@ -143,15 +143,15 @@ mod tests {
         ends
     }
 
-    fn is_as_planned(topology: &Topology, world: &World) -> bool {
+    fn is_as_planned(topology: &HostTopology, world: &World) -> bool {
         (0..topology.hosts()).all(|host| world.owner[host as usize] == topology.debug_host(host))
     }
 
-    fn parts(topology: &Topology) -> Vec<BringUp> {
+    fn parts(topology: &HostTopology) -> Vec<BringUp> {
         (0..topology.hosts()).map(|host| BringUp::of(topology, host)).collect()
     }
 
-    fn planned(hosts: u32, cables: &[(u32, u32)]) -> Topology {
+    fn planned(hosts: u32, cables: &[(u32, u32)]) -> HostTopology {
         plan(hosts, cables, &BTreeSet::new()).unwrap()
     }
 
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn rings_and_cubes_of_the_paper_come_up() {
-        for (network, hosts) in [(Network::Ring, 4), (Network::Hypercube, 8), (Network::Tree, 7)] {
+        for (network, hosts) in [(NetworkPattern::Ring, 4), (NetworkPattern::Hypercube, 8), (NetworkPattern::Tree, 7)] {
             let topology = planned(hosts, &network.cables(hosts).unwrap());
             let ends = ends(&topology, &parts(&topology));
             assert!(ends.iter().all(|world| is_as_planned(&topology, world)), "{network:?}");
@@ -185,7 +185,7 @@ mod tests {
     /// Without an order the three misconfigurations of Figure 6 all occur, as drawn; with it none does.
     #[test]
     fn without_an_order_figure_6_is_reached_and_with_it_not() {
-        let free = |topology: &Topology| -> Vec<BringUp> {
+        let free = |topology: &HostTopology| -> Vec<BringUp> {
             let whatever = |mut part: BringUp| {
                 part.steps.iter_mut().for_each(|step| step.1.clear());
                 part
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn host_reports_the_neighbours_it_waits_for() {
-        let topology = planned(3, &Network::Star.cables(3).unwrap());
+        let topology = planned(3, &NetworkPattern::Star.cables(3).unwrap());
         let mut centre = BringUp::of(&topology, 0);
         assert_eq!((centre.poll(), centre.waits_for().collect::<Vec<_>>()), (None, vec![1, 2]));
         centre.handle_attached(1);
@@ -235,7 +235,7 @@ mod tests {
         centre.handle_detached(1);
         assert_eq!((centre.poll(), centre.waits_for().collect::<Vec<_>>()), (None, vec![1]));
         centre.handle_attached(1);
-        assert_eq!(centre.poll(), Some(Act::Enumerate));
+        assert_eq!(centre.poll(), Some(BringUpAction::Enumerate));
         centre.handle_done();
         assert!(centre.is_complete() && centre.poll().is_none());
     }

@@ -11,7 +11,7 @@ pub const CABLES_MAX: usize = 4096;
 
 /// A named network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Network {
+pub enum NetworkPattern {
     /// Each host joined with the next.
     Line,
     /// The first host joined with all others.
@@ -26,7 +26,7 @@ pub enum Network {
 
 /// How a cable joins two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum TopologyLink {
     /// The target lends its debug port, and appears to the host as a device.
     Debug {
         /// The host that enables its debug capability.
@@ -45,9 +45,9 @@ pub enum Link {
 
 /// Which hosts are joined, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Topology {
+pub struct HostTopology {
     hosts: u32,
-    links: Vec<Link>,
+    links: Vec<TopologyLink>,
 }
 
 /// Why hosts cannot be joined as asked.
@@ -56,7 +56,7 @@ pub enum TopologyError {
     /// There is no such network with this many hosts.
     Hosts {
         /// The network, if it was named.
-        network: Option<Network>,
+        network: Option<NetworkPattern>,
         /// How many hosts.
         asked: u32,
     },
@@ -74,23 +74,29 @@ pub enum TopologyError {
     },
 }
 
-impl Network {
+impl NetworkPattern {
     /// All named networks.
-    pub const ALL: [Network; 5] = [Network::Line, Network::Star, Network::Tree, Network::Ring, Network::Hypercube];
+    pub const ALL: [NetworkPattern; 5] = [
+        NetworkPattern::Line,
+        NetworkPattern::Star,
+        NetworkPattern::Tree,
+        NetworkPattern::Ring,
+        NetworkPattern::Hypercube,
+    ];
 
     /// Its cables between hosts 0 to `hosts` - 1.
     pub fn cables(self, hosts: u32) -> Result<Vec<(u32, u32)>, TopologyError> {
-        let least = if self == Network::Ring { 3 } else { 2 };
-        let is_whole = self != Network::Hypercube || hosts.is_power_of_two();
+        let least = if self == NetworkPattern::Ring { 3 } else { 2 };
+        let is_whole = self != NetworkPattern::Hypercube || hosts.is_power_of_two();
         if !(least..=HOSTS_MAX).contains(&hosts) || !is_whole {
             return Err(TopologyError::Hosts { network: Some(self), asked: hosts });
         }
         let cables = match self {
-            Network::Line => (1..hosts).map(|i| (i - 1, i)).collect(),
-            Network::Star => (1..hosts).map(|i| (0, i)).collect(),
-            Network::Tree => (1..hosts).map(|i| ((i - 1) / 2, i)).collect(),
-            Network::Ring => (0..hosts).map(|i| (i, (i + 1) % hosts)).collect(),
-            Network::Hypercube => {
+            NetworkPattern::Line => (1..hosts).map(|i| (i - 1, i)).collect(),
+            NetworkPattern::Star => (1..hosts).map(|i| (0, i)).collect(),
+            NetworkPattern::Tree => (1..hosts).map(|i| ((i - 1) / 2, i)).collect(),
+            NetworkPattern::Ring => (0..hosts).map(|i| (i, (i + 1) % hosts)).collect(),
+            NetworkPattern::Hypercube => {
                 let dimensions = hosts.ilog2();
                 let neighbours = |i: u32| (0..dimensions).map(move |d| (i, i ^ (1 << d)));
                 (0..hosts).flat_map(neighbours).filter(|(a, b)| a < b).collect()
@@ -102,7 +108,7 @@ impl Network {
 
 /// The links for `cables` between hosts 0 to `hosts` - 1, with the fewest possible bridges. Hosts in `without_debug`
 /// have no debug capability.
-pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) -> Result<Topology, TopologyError> {
+pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) -> Result<HostTopology, TopologyError> {
     if !(2..=HOSTS_MAX).contains(&hosts) {
         return Err(TopologyError::Hosts { network: None, asked: hosts });
     }
@@ -117,29 +123,29 @@ pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) ->
     }
     // Each cable needs one of its two hosts as the target, and each host can be the target of one cable: a maximum
     // matching leaves the fewest cables to bridges.
-    let mut lent = Lent { cables, cable_of: vec![None; hosts as usize], without_debug };
+    let mut lent = DebugPortMatching { cables, cable_of: vec![None; hosts as usize], without_debug };
     for cable in 0..cables.len() {
         lent.find(cable, &mut vec![false; hosts as usize]);
     }
     let link = |(cable, &(a, b)): (usize, &(u32, u32))| {
         let is_target = |host: u32| lent.cable_of[host as usize] == Some(cable);
         match (is_target(a), is_target(b)) {
-            (true, _) => Link::Debug { target: a, host: b },
-            (_, true) => Link::Debug { target: b, host: a },
-            _ => Link::Bridge { a, b },
+            (true, _) => TopologyLink::Debug { target: a, host: b },
+            (_, true) => TopologyLink::Debug { target: b, host: a },
+            _ => TopologyLink::Bridge { a, b },
         }
     };
-    Ok(Topology { hosts, links: cables.iter().enumerate().map(link).collect() })
+    Ok(HostTopology { hosts, links: cables.iter().enumerate().map(link).collect() })
 }
 
 /// Which host's debug port serves which cable.
-struct Lent<'a> {
+struct DebugPortMatching<'a> {
     cables: &'a [(u32, u32)],
     cable_of: Vec<Option<usize>>,
     without_debug: &'a BTreeSet<u32>,
 }
 
-impl Lent<'_> {
+impl DebugPortMatching<'_> {
     /// Finds a port for `cable`, if necessary by giving another cable its other host's port. Recurses as deep as there
     /// are hosts.
     fn find(&mut self, cable: usize, tried: &mut [bool]) -> bool {
@@ -163,20 +169,20 @@ impl Lent<'_> {
     }
 }
 
-impl Topology {
+impl HostTopology {
     /// How many hosts there are.
     pub fn hosts(&self) -> u32 {
         self.hosts
     }
 
     /// The links, in the order of the cables.
-    pub fn links(&self) -> &[Link] {
+    pub fn links(&self) -> &[TopologyLink] {
         &self.links
     }
 
     /// How many bridges are needed.
     pub fn bridges(&self) -> usize {
-        self.links.iter().filter(|link| matches!(link, Link::Bridge { .. })).count()
+        self.links.iter().filter(|link| matches!(link, TopologyLink::Bridge { .. })).count()
     }
 
     /// The host that enumerates `target`'s debug port.
@@ -212,8 +218,8 @@ impl Topology {
     /// Target and host of every debug link.
     pub fn debug_links(&self) -> impl Iterator<Item = (u32, u32)> {
         self.links.iter().filter_map(|link| match *link {
-            Link::Debug { target, host } => Some((target, host)),
-            Link::Bridge { .. } => None,
+            TopologyLink::Debug { target, host } => Some((target, host)),
+            TopologyLink::Bridge { .. } => None,
         })
     }
 }
@@ -221,10 +227,10 @@ impl Topology {
 impl fmt::Display for TopologyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hosts { network: Some(Network::Hypercube), asked } => {
+            Self::Hosts { network: Some(NetworkPattern::Hypercube), asked } => {
                 write!(f, "a hypercube of {asked} hosts: it has 2, 4, 8 and so on up to {HOSTS_MAX}")
             }
-            Self::Hosts { network: Some(Network::Ring), asked } => {
+            Self::Hosts { network: Some(NetworkPattern::Ring), asked } => {
                 write!(f, "a ring of {asked} hosts: it has 3 to {HOSTS_MAX}")
             }
             Self::Hosts { asked, .. } => write!(f, "a network of {asked} hosts: it has 2 to {HOSTS_MAX}"),
@@ -245,26 +251,29 @@ impl std::error::Error for TopologyError {}
 mod tests {
     use super::*;
 
-    fn planned(network: Network, hosts: u32) -> Topology {
+    fn planned(network: NetworkPattern, hosts: u32) -> HostTopology {
         plan(hosts, &network.cables(hosts).unwrap(), &BTreeSet::new()).unwrap()
     }
 
     #[test]
     fn named_networks_take_the_bridges_of_the_paper() {
         for (network, hosts, links, bridges) in [
-            (Network::Line, 5, 4, 0),
-            (Network::Star, 5, 4, 0),
-            (Network::Tree, 7, 6, 0),
-            (Network::Ring, 4, 4, 0),
+            (NetworkPattern::Line, 5, 4, 0),
+            (NetworkPattern::Star, 5, 4, 0),
+            (NetworkPattern::Tree, 7, 6, 0),
+            (NetworkPattern::Ring, 4, 4, 0),
             // Figure 4: eight debug links and four bridges.
-            (Network::Hypercube, 8, 12, 4),
-            (Network::Hypercube, 16, 32, 16),
+            (NetworkPattern::Hypercube, 8, 12, 4),
+            (NetworkPattern::Hypercube, 16, 32, 16),
         ] {
             let topology = planned(network, hosts);
             assert_eq!((topology.links().len(), topology.bridges()), (links, bridges), "{network:?}");
-            assert_eq!(topology.leaders().is_empty(), matches!(network, Network::Line | Network::Star | Network::Tree));
+            assert_eq!(
+                topology.leaders().is_empty(),
+                matches!(network, NetworkPattern::Line | NetworkPattern::Star | NetworkPattern::Tree)
+            );
         }
-        assert_eq!(planned(Network::Star, 4).debug_targets(0).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(planned(NetworkPattern::Star, 4).debug_targets(0).collect::<Vec<_>>(), [1, 2, 3]);
     }
 
     /// Every graph of up to five hosts, with every choice of hosts without debug capability: no other orientation has
@@ -302,13 +311,13 @@ mod tests {
 
     #[test]
     fn impossible_topology_is_refused() {
-        assert!(matches!(Network::Ring.cables(2), Err(TopologyError::Hosts { asked: 2, .. })));
-        assert!(Network::Hypercube.cables(6).unwrap_err().to_string().contains("2, 4, 8"));
-        assert!(Network::Line.cables(HOSTS_MAX + 1).is_err() && Network::Line.cables(1).is_err());
+        assert!(matches!(NetworkPattern::Ring.cables(2), Err(TopologyError::Hosts { asked: 2, .. })));
+        assert!(NetworkPattern::Hypercube.cables(6).unwrap_err().to_string().contains("2, 4, 8"));
+        assert!(NetworkPattern::Line.cables(HOSTS_MAX + 1).is_err() && NetworkPattern::Line.cables(1).is_err());
         let none = BTreeSet::new();
         assert_eq!(plan(3, &[(0, 3)], &none), Err(TopologyError::Cable { a: 0, b: 3 }));
         assert_eq!(plan(3, &[(1, 1)], &none), Err(TopologyError::Cable { a: 1, b: 1 }));
         assert_eq!(plan(3, &[(0, 1), (1, 0)], &none), Err(TopologyError::Cable { a: 1, b: 0 }));
-        assert_eq!(planned(Network::Hypercube, 256).links().len(), 1024);
+        assert_eq!(planned(NetworkPattern::Hypercube, 256).links().len(), 1024);
     }
 }

@@ -18,8 +18,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::bring_up::{Act, BringUp};
-use super::links::{Link, Topology};
+use super::bring_up::{BringUp, BringUpAction};
+use super::links::{HostTopology, TopologyLink};
 
 /// Bytes of a message.
 pub const MESSAGE_BYTES: usize = 20;
@@ -30,7 +30,7 @@ const HAS_YOURS: u8 = 2;
 
 /// Why a neighbour's message is invalid; its link is then of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartyError {
+pub enum BringUpMessageError {
     /// A wrong beginning, another version, or an undefined value.
     Tongue {
         /// The offset of the first wrong byte.
@@ -50,7 +50,7 @@ pub enum PartyError {
     },
 }
 
-impl fmt::Display for PartyError {
+impl fmt::Display for BringUpMessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tongue { at } => write!(f, "byte {at} is none of this protocol's version {VERSION}"),
@@ -62,11 +62,11 @@ impl fmt::Display for PartyError {
     }
 }
 
-impl std::error::Error for PartyError {}
+impl std::error::Error for BringUpMessageError {}
 
 /// One host's side of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Party {
+pub struct BringUpProtocol {
     host: u32,
     plan: u64,
     part: BringUp,
@@ -75,26 +75,26 @@ pub struct Party {
     holder: Option<u32>,
     is_enabled: bool,
     taken: BTreeSet<u32>,
-    neighbours: BTreeMap<u32, Neighbour>,
+    neighbours: BTreeMap<u32, BringUpNeighbour>,
     /// The hosts that a bridge joins it with.
     bridged: BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Neighbour {
+struct BringUpNeighbour {
     was_heard: bool,
     /// A message is due, and there is a link for it.
     is_owed: bool,
     is_linked: bool,
 }
 
-impl Party {
+impl BringUpProtocol {
     /// Makes `host`'s side.
-    pub fn new(topology: &Topology, host: u32) -> Self {
+    pub fn new(topology: &HostTopology, host: u32) -> Self {
         let wired = topology.debug_links().flat_map(|(a, b)| [(a, b), (b, a)]);
         let bridged = topology.links().iter().filter_map(|link| match *link {
-            Link::Bridge { a, b } if a == host => Some(b),
-            Link::Bridge { a, b } if b == host => Some(a),
+            TopologyLink::Bridge { a, b } if a == host => Some(b),
+            TopologyLink::Bridge { a, b } if b == host => Some(a),
             _ => None,
         });
         Self {
@@ -105,7 +105,10 @@ impl Party {
             holder: None,
             is_enabled: false,
             taken: BTreeSet::new(),
-            neighbours: wired.filter(|(end, _)| *end == host).map(|(_, other)| (other, Neighbour::default())).collect(),
+            neighbours: wired
+                .filter(|(end, _)| *end == host)
+                .map(|(_, other)| (other, BringUpNeighbour::default()))
+                .collect(),
             bridged: bridged.collect(),
         }
     }
@@ -132,19 +135,23 @@ impl Party {
     /// Processes a message from the link to `neighbour`. A host beyond a bridge only has to have the same plan.
     ///
     /// # Errors
-    /// [`PartyError`]; the message has no effect.
-    pub fn handle_received(&mut self, neighbour: u32, message: &[u8; MESSAGE_BYTES]) -> Result<(), PartyError> {
+    /// [`BringUpMessageError`]; the message has no effect.
+    pub fn handle_received(
+        &mut self,
+        neighbour: u32,
+        message: &[u8; MESSAGE_BYTES],
+    ) -> Result<(), BringUpMessageError> {
         let frame = [MAGIC.as_slice(), &[VERSION, message[5] & (IS_ENABLED | HAS_YOURS), 0, 0]].concat();
         if let Some(at) = (0..frame.len()).find(|&at| message[at] != frame[at]) {
-            return Err(PartyError::Tongue { at });
+            return Err(BringUpMessageError::Tongue { at });
         }
         let said = u32::from_le_bytes([message[8], message[9], message[10], message[11]]);
         let is_joined = self.neighbours.contains_key(&neighbour) || self.bridged.contains(&neighbour);
         if !is_joined || said != neighbour {
-            return Err(PartyError::Stranger { expected: neighbour, said });
+            return Err(BringUpMessageError::Stranger { expected: neighbour, said });
         }
         if message[12..] != self.plan.to_le_bytes() {
-            return Err(PartyError::Plan { host: neighbour });
+            return Err(BringUpMessageError::Plan { host: neighbour });
         }
         let Some(known) = self.neighbours.get_mut(&neighbour) else { return Ok(()) };
         known.was_heard = true;
@@ -181,17 +188,17 @@ impl Party {
     }
 
     /// The next action; `None` while waiting, or at the end.
-    pub fn poll(&self) -> Option<Act> {
+    pub fn poll(&self) -> Option<BringUpAction> {
         let is_known = self.neighbours.values().all(|known| known.was_heard);
         self.part.poll().filter(|_| is_known)
     }
 
-    /// The action of [`Party::poll`] is complete; an enumeration found the ports of `found`.
-    pub fn handle_done(&mut self, act: Act, found: impl IntoIterator<Item = u32>) {
+    /// The action of [`BringUpProtocol::poll`] is complete; an enumeration found the ports of `found`.
+    pub fn handle_done(&mut self, act: BringUpAction, found: impl IntoIterator<Item = u32>) {
         self.part.handle_done();
         match act {
-            Act::Enable => self.is_enabled = true,
-            Act::Enumerate => self.taken.extend(found),
+            BringUpAction::Enable => self.is_enabled = true,
+            BringUpAction::Enumerate => self.taken.extend(found),
         }
         self.owe();
     }
@@ -236,10 +243,10 @@ impl Party {
 }
 
 /// FNV-1a, 64 bits, of the links: plans that differ by accident have different digests.
-fn digest(topology: &Topology) -> u64 {
+fn digest(topology: &HostTopology) -> u64 {
     let words = topology.links().iter().flat_map(|link| match *link {
-        Link::Debug { target, host } => [1, target, host],
-        Link::Bridge { a, b } => [2, a, b],
+        TopologyLink::Debug { target, host } => [1, target, host],
+        TopologyLink::Bridge { a, b } => [2, a, b],
     });
     let bytes = std::iter::once(topology.hosts()).chain(words).flat_map(u32::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
@@ -249,17 +256,17 @@ fn digest(topology: &Topology) -> u64 {
 mod tests {
     use std::collections::HashSet;
 
-    use super::super::links::{Network, plan};
+    use super::super::links::{NetworkPattern, plan};
     use super::*;
 
-    fn planned(hosts: u32, cables: &[(u32, u32)]) -> Topology {
+    fn planned(hosts: u32, cables: &[(u32, u32)]) -> HostTopology {
         plan(hosts, cables, &BTreeSet::new()).unwrap()
     }
 
     /// All hosts, their debug ports, and each host's last message to each other host that has not arrived.
     #[derive(Clone, PartialEq, Eq, Hash)]
     struct World {
-        parties: Vec<Party>,
+        parties: Vec<BringUpProtocol>,
         is_enabled: Vec<bool>,
         owners: Vec<Option<u32>>,
         unheard: BTreeMap<(u32, u32), [u8; MESSAGE_BYTES]>,
@@ -267,9 +274,9 @@ mod tests {
 
     impl World {
         /// All links are up; no message has arrived, or all from hosts that are there.
-        fn new(topology: &Topology, is_heard: bool) -> Self {
+        fn new(topology: &HostTopology, is_heard: bool) -> Self {
             let hosts = topology.hosts() as usize;
-            let parties = (0..topology.hosts()).map(|host| Party::new(topology, host)).collect();
+            let parties = (0..topology.hosts()).map(|host| BringUpProtocol::new(topology, host)).collect();
             let mut world =
                 Self { parties, is_enabled: vec![false; hosts], owners: vec![None; hosts], unheard: BTreeMap::new() };
             for party in &mut world.parties {
@@ -297,12 +304,12 @@ mod tests {
         }
 
         /// An enumeration takes every port that is there, wanted or not.
-        fn act(&mut self, host: u32, act: Act) {
+        fn act(&mut self, host: u32, act: BringUpAction) {
             let at = host as usize;
             let mut found = Vec::new();
             match act {
-                Act::Enable => self.is_enabled[at] = true,
-                Act::Enumerate => {
+                BringUpAction::Enable => self.is_enabled[at] = true,
+                BringUpAction::Enumerate => {
                     for other in self.parties[at].neighbours() {
                         if self.is_enabled[other as usize] && self.owners[other as usize].is_none() {
                             self.owners[other as usize] = Some(host);
@@ -344,7 +351,7 @@ mod tests {
         ends
     }
 
-    fn assert_comes_up(topology: &Topology, is_heard: bool) {
+    fn assert_comes_up(topology: &HostTopology, is_heard: bool) {
         let ends = ends(World::new(topology, is_heard));
         assert!(!ends.is_empty());
         for end in ends {
@@ -353,7 +360,7 @@ mod tests {
         }
     }
 
-    fn graphs(hosts: u32) -> impl Iterator<Item = Topology> {
+    fn graphs(hosts: u32) -> impl Iterator<Item = HostTopology> {
         let pairs: Vec<_> = (0..hosts).flat_map(|a| (a + 1..hosts).map(move |b| (a, b))).collect();
         (0..1u32 << pairs.len()).map(move |graph| {
             let cables: Vec<_> = (0..pairs.len()).filter(|i| graph >> i & 1 == 1).map(|i| pairs[i]).collect();
@@ -382,14 +389,14 @@ mod tests {
             assert_comes_up(&topology, false);
             count += 1;
         });
-        assert_comes_up(&planned(4, &Network::Ring.cables(4).unwrap()), false);
+        assert_comes_up(&planned(4, &NetworkPattern::Ring.cables(4).unwrap()), false);
         assert_eq!(count, 2 + 8);
     }
 
     #[test]
     fn a_link_may_be_lost_and_made_again() {
         let topology = planned(2, &[(0, 1)]);
-        let [mut host, mut target] = [0, 1].map(|host| Party::new(&topology, host));
+        let [mut host, mut target] = [0, 1].map(|host| BringUpProtocol::new(&topology, host));
         assert_eq!(target.waits_for(), [0]);
         target.handle_linked(0);
         let (_, lost) = target.poll_transmit().unwrap();
@@ -400,13 +407,13 @@ mod tests {
         assert_eq!(target.poll_transmit(), Some((0, lost)), "all there is to say, again");
         let (_, message) = host.poll_transmit().unwrap();
         target.handle_received(0, &message).unwrap();
-        assert_eq!(target.poll(), Some(Act::Enumerate));
-        target.handle_done(Act::Enumerate, []);
-        target.handle_done(Act::Enable, []);
+        assert_eq!(target.poll(), Some(BringUpAction::Enumerate));
+        target.handle_done(BringUpAction::Enumerate, []);
+        target.handle_done(BringUpAction::Enable, []);
         let (_, message) = target.poll_transmit().unwrap();
         host.handle_received(1, &message).unwrap();
-        assert_eq!(host.poll(), Some(Act::Enumerate));
-        host.handle_done(Act::Enumerate, [1]);
+        assert_eq!(host.poll(), Some(BringUpAction::Enumerate));
+        host.handle_done(BringUpAction::Enumerate, [1]);
         assert!(host.is_complete() && !target.is_complete(), "its port's new owner was not heard");
         let (_, message) = host.poll_transmit().unwrap();
         target.handle_received(0, &message).unwrap();
@@ -416,16 +423,16 @@ mod tests {
     #[test]
     fn a_port_that_is_lost_is_had_again_and_its_target_hears_of_both() {
         let topology = planned(2, &[(0, 1)]);
-        let [mut host, mut target] = [0, 1].map(|host| Party::new(&topology, host));
-        let tell = |from: &Party, to: &mut Party, of: u32, whom: u32| {
+        let [mut host, mut target] = [0, 1].map(|host| BringUpProtocol::new(&topology, host));
+        let tell = |from: &BringUpProtocol, to: &mut BringUpProtocol, of: u32, whom: u32| {
             to.handle_received(of, &from.message_for(whom)).unwrap();
         };
         tell(&host, &mut target, 0, 1);
-        target.handle_done(Act::Enumerate, []);
-        target.handle_done(Act::Enable, []);
+        target.handle_done(BringUpAction::Enumerate, []);
+        target.handle_done(BringUpAction::Enable, []);
         assert!(target.is_enabled() && !host.is_enabled());
         tell(&target, &mut host, 1, 0);
-        host.handle_done(Act::Enumerate, [1]);
+        host.handle_done(BringUpAction::Enumerate, [1]);
         for is_held in [true, false, true] {
             host.handle_held(1, is_held);
             tell(&host, &mut target, 0, 1);
@@ -445,35 +452,39 @@ mod tests {
         let bridged = |cables: &[(u32, u32)]| plan(3, cables, &none).unwrap();
         let topology = bridged(&[(0, 1)]);
         assert_eq!(topology.bridges(), 1);
-        let mut party = Party::new(&topology, 0);
-        assert_eq!((party.neighbours().count(), party.poll()), (0, Some(Act::Enumerate)), "nobody is waited for");
-        let mut message = Party::new(&topology, 1).message_for(0);
+        let mut party = BringUpProtocol::new(&topology, 0);
+        assert_eq!(
+            (party.neighbours().count(), party.poll()),
+            (0, Some(BringUpAction::Enumerate)),
+            "nobody is waited for"
+        );
+        let mut message = BringUpProtocol::new(&topology, 1).message_for(0);
         message[5] = HAS_YOURS | IS_ENABLED;
         assert_eq!(party.handle_received(1, &message), Ok(()));
         assert_eq!(party.stray(), None);
-        let other = Party::new(&bridged(&[(0, 1), (1, 2)]), 1).message_for(0);
-        assert_eq!(party.handle_received(1, &other), Err(PartyError::Plan { host: 1 }));
-        assert_eq!(party.handle_received(2, &message), Err(PartyError::Stranger { expected: 2, said: 1 }));
+        let other = BringUpProtocol::new(&bridged(&[(0, 1), (1, 2)]), 1).message_for(0);
+        assert_eq!(party.handle_received(1, &other), Err(BringUpMessageError::Plan { host: 1 }));
+        assert_eq!(party.handle_received(2, &message), Err(BringUpMessageError::Stranger { expected: 2, said: 1 }));
     }
 
     #[test]
     fn invalid_neighbour_message_is_refused_and_no_action_begins() {
         let topology = planned(3, &[(0, 1), (1, 2)]);
-        let mut party = Party::new(&topology, 1);
-        let mut other = Party::new(&topology, 0);
+        let mut party = BringUpProtocol::new(&topology, 1);
+        let mut other = BringUpProtocol::new(&topology, 0);
         other.handle_linked(1);
         let (_, right) = other.poll_transmit().unwrap();
         for (at, wrong) in [(0, b'x'), (4, 2), (5, 4), (7, 1)] {
             let mut message = right;
             message[at] = wrong;
-            assert_eq!(party.handle_received(0, &message), Err(PartyError::Tongue { at }));
+            assert_eq!(party.handle_received(0, &message), Err(BringUpMessageError::Tongue { at }));
         }
-        assert_eq!(party.handle_received(2, &right), Err(PartyError::Stranger { expected: 2, said: 0 }));
-        assert_eq!(party.handle_received(7, &right), Err(PartyError::Stranger { expected: 7, said: 0 }));
+        assert_eq!(party.handle_received(2, &right), Err(BringUpMessageError::Stranger { expected: 2, said: 0 }));
+        assert_eq!(party.handle_received(7, &right), Err(BringUpMessageError::Stranger { expected: 7, said: 0 }));
         let mut message = right;
         message[19] ^= 1;
         let refusal = party.handle_received(0, &message).unwrap_err();
-        assert_eq!(refusal, PartyError::Plan { host: 0 });
+        assert_eq!(refusal, BringUpMessageError::Plan { host: 0 });
         assert!(refusal.to_string().contains("farbus plan topology"));
         assert_eq!((party.poll(), party.waits_for()), (None, vec![0, 2]));
         assert_ne!(digest(&topology), digest(&planned(3, &[(0, 1), (2, 0)])));

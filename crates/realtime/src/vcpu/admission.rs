@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use super::reserve::Reserve;
+use super::reserve::VcpuReserve;
 
 /// The result of Equation 1 for one processor, in billionths of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct VcpuLoad {
     /// The left side, rounded up.
     pub demand_ppb: u64,
     /// The right side, `n (2^(1/n) - 1)`, rounded down.
@@ -15,39 +15,39 @@ pub struct Load {
 
 /// Why a set of virtual CPUs is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overload {
+pub enum VcpuOverload {
     /// A budget or a period of zero, or a budget longer than its period.
-    Reserve(Reserve),
+    Reserve(VcpuReserve),
     /// The utilization of an I/O VCPU is not within 1 and 1,000,000 millionths.
     Utilization {
         /// What was asked for.
         ppm: u32,
     },
     /// The processor cannot carry them together.
-    Demand(Load),
+    Demand(VcpuLoad),
 }
 
 /// Equation 1: whether Main VCPUs `mains` and I/O VCPUs of utilizations `io_ppm` keep their budgets on one processor.
 ///
 /// Computed in decimal fixed point and rounded up: a set within 10^-15 of the bound may be refused, and none above it
 /// is admitted. Decimal fractions (0.81 + (2 - 0.1) 0.1 = 1) are exact.
-pub fn admit(mains: &[Reserve], io_ppm: &[u32]) -> Result<Load, Overload> {
+pub fn admit(mains: &[VcpuReserve], io_ppm: &[u32]) -> Result<VcpuLoad, VcpuOverload> {
     let mut demand: u128 = 0;
     for main in mains {
         if main.budget_ns == 0 || main.budget_ns > main.period_ns {
-            return Err(Overload::Reserve(*main));
+            return Err(VcpuOverload::Reserve(*main));
         }
         demand += (u128::from(main.budget_ns) * ONE).div_ceil(u128::from(main.period_ns));
     }
     for &ppm in io_ppm {
         if ppm == 0 || ppm > PPM {
-            return Err(Overload::Utilization { ppm });
+            return Err(VcpuOverload::Utilization { ppm });
         }
         demand += u128::from(2 * PPM - ppm) * u128::from(ppm) * (ONE / u128::from(PPM).pow(2));
     }
     let is_within = |demand: u128| is_within_bound(demand, mains.len());
-    let load = Load { demand_ppb: demand.div_ceil(ONE_PPB) as u64, bound_ppb: bound_ppb(mains.len()) };
-    if is_within(demand) { Ok(load) } else { Err(Overload::Demand(load)) }
+    let load = VcpuLoad { demand_ppb: demand.div_ceil(ONE_PPB) as u64, bound_ppb: bound_ppb(mains.len()) };
+    if is_within(demand) { Ok(load) } else { Err(VcpuOverload::Demand(load)) }
 }
 
 const PPM: u32 = 1_000_000;
@@ -92,18 +92,18 @@ fn bound_ppb(n: usize) -> u64 {
     low
 }
 
-impl Load {
+impl VcpuLoad {
     /// How far the demand exceeds the bound, in billionths of the processor.
     pub fn missing_ppb(&self) -> u64 {
         self.demand_ppb.saturating_sub(self.bound_ppb)
     }
 }
 
-impl fmt::Display for Overload {
+impl fmt::Display for VcpuOverload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |ppb: u64| format!("{}.{:03} %", ppb / 10_000_000, ppb % 10_000_000 / 10_000);
         match self {
-            Self::Reserve(Reserve { budget_ns, period_ns }) => {
+            Self::Reserve(VcpuReserve { budget_ns, period_ns }) => {
                 write!(f, "{budget_ns} ns of execution each {period_ns} ns: a budget is 1 ns up to its period")
             }
             Self::Utilization { ppm } => write!(f, "{ppm} millionths of a processor: an I/O VCPU has 1 to {PPM}"),
@@ -118,23 +118,23 @@ impl fmt::Display for Overload {
     }
 }
 
-impl std::error::Error for Overload {}
+impl std::error::Error for VcpuOverload {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn main(budget_ns: u64, period_ns: u64) -> Reserve {
-        Reserve { budget_ns, period_ns }
+    fn main(budget_ns: u64, period_ns: u64) -> VcpuReserve {
+        VcpuReserve { budget_ns, period_ns }
     }
 
     #[test]
     fn single_task_may_use_the_whole_processor_and_no_more() {
         assert!(admit(&[main(7, 7)], &[]).is_ok());
-        assert_eq!(admit(&[main(8, 7)], &[]), Err(Overload::Reserve(main(8, 7))));
+        assert_eq!(admit(&[main(8, 7)], &[]), Err(VcpuOverload::Reserve(main(8, 7))));
         // (2 - 0.1) 0.1 = 0.19.
         assert!(admit(&[main(81, 100)], &[100_000]).is_ok());
-        let Err(Overload::Demand(load)) = admit(&[main(81_000_001, 100_000_000)], &[100_000]) else { panic!() };
+        let Err(VcpuOverload::Demand(load)) = admit(&[main(81_000_001, 100_000_000)], &[100_000]) else { panic!() };
         assert_eq!((load.bound_ppb, load.missing_ppb()), (1_000_000_000, 10));
     }
 
@@ -151,10 +151,10 @@ mod tests {
     #[test]
     fn the_edges_are_typed() {
         assert_eq!(admit(&[], &[]).unwrap().demand_ppb, 0);
-        assert!(matches!(admit(&[], &[1]), Err(Overload::Demand(_))), "a bottom half works for a task");
-        assert_eq!(admit(&[main(1, 2)], &[0]), Err(Overload::Utilization { ppm: 0 }));
-        assert_eq!(admit(&[main(1, 2)], &[1_000_001]), Err(Overload::Utilization { ppm: 1_000_001 }));
-        assert_eq!(admit(&[main(0, 2)], &[]), Err(Overload::Reserve(main(0, 2))));
+        assert!(matches!(admit(&[], &[1]), Err(VcpuOverload::Demand(_))), "a bottom half works for a task");
+        assert_eq!(admit(&[main(1, 2)], &[0]), Err(VcpuOverload::Utilization { ppm: 0 }));
+        assert_eq!(admit(&[main(1, 2)], &[1_000_001]), Err(VcpuOverload::Utilization { ppm: 1_000_001 }));
+        assert_eq!(admit(&[main(0, 2)], &[]), Err(VcpuOverload::Reserve(main(0, 2))));
         assert!(admit(&[main(u64::MAX, u64::MAX)], &[]).is_ok());
         assert!(admit(&vec![main(u64::MAX - 1, u64::MAX); 1000], &[1_000_000; 1000]).is_err());
     }

@@ -1,7 +1,7 @@
 //! A priority-inheriting bandwidth-preserving server (PIBS): the bottom half of an interrupt runs at the priority of
 //! the task it works for, within a share of the processor, with a single replenishment.
 
-use super::reserve::Overrun;
+use super::reserve::BudgetOverrun;
 
 const PPM: u64 = 1_000_000;
 
@@ -11,11 +11,11 @@ const PPM: u64 = 1_000_000;
 pub struct InheritingServer {
     utilization_ppm: u32,
     eligible_ns: u64,
-    active: Option<Active>,
+    active: Option<ServerActivation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Active {
+struct ServerActivation {
     period_ns: u64,
     budget_ns: u64,
     used_ns: u64,
@@ -52,30 +52,30 @@ impl InheritingServer {
         if let Some(active) = &mut self.active {
             if period_ns < active.period_ns {
                 let left_ns = (active.budget_ns - active.used_ns).min(budget_ns.max(1));
-                *active = Active { period_ns, budget_ns: active.used_ns + left_ns, ..*active };
+                *active = ServerActivation { period_ns, budget_ns: active.used_ns + left_ns, ..*active };
             }
             return true;
         }
         if now_ns < self.eligible_ns || budget_ns == 0 {
             return false;
         }
-        self.active = Some(Active { period_ns, budget_ns, used_ns: 0 });
+        self.active = Some(ServerActivation { period_ns, budget_ns, used_ns: 0 });
         true
     }
 
     /// It ran for `ran_ns` until `now_ns`; it rests when its budget is used up. An overrun lengthens the rest.
-    pub fn run(&mut self, now_ns: u64, ran_ns: u64) -> Result<(), Overrun> {
+    pub fn run(&mut self, now_ns: u64, ran_ns: u64) -> Result<(), BudgetOverrun> {
         let by_ns = ran_ns.saturating_sub(self.available_ns());
         let Some(active) = &mut self.active else {
             self.rest(now_ns, ran_ns);
-            return if by_ns > 0 { Err(Overrun { by_ns }) } else { Ok(()) };
+            return if by_ns > 0 { Err(BudgetOverrun { by_ns }) } else { Ok(()) };
         };
         active.used_ns += ran_ns - by_ns;
         if active.used_ns == active.budget_ns {
             let used_ns = active.used_ns.saturating_add(by_ns);
             self.rest(now_ns, used_ns);
         }
-        if by_ns > 0 { Err(Overrun { by_ns }) } else { Ok(()) }
+        if by_ns > 0 { Err(BudgetOverrun { by_ns }) } else { Ok(()) }
     }
 
     /// It has nothing more to do.
@@ -112,9 +112,9 @@ mod tests {
         server.run(10, 10).unwrap();
         assert_eq!((server.eligible_ns(), server.inherited_period_ns()), (40, None));
         assert!(!server.begin(39, 100) && server.begin(40, 100));
-        assert_eq!(server.run(70, 30), Err(Overrun { by_ns: 5 }));
+        assert_eq!(server.run(70, 30), Err(BudgetOverrun { by_ns: 5 }));
         assert_eq!(server.eligible_ns(), 160, "a burst that overruns is paid for by rest");
-        assert_eq!(server.run(71, 4), Err(Overrun { by_ns: 4 }), "it had no budget at all");
+        assert_eq!(server.run(71, 4), Err(BudgetOverrun { by_ns: 4 }), "it had no budget at all");
     }
 
     /// Every pattern of interrupts, preemptions and ends over eight instants with three choices each, for shares from

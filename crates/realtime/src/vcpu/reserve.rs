@@ -2,7 +2,7 @@
 
 /// Execution time each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserve {
+pub struct VcpuReserve {
     /// Execution time, `C`, in nanoseconds.
     pub budget_ns: u64,
     /// Period, `T`, in nanoseconds.
@@ -11,7 +11,7 @@ pub struct Reserve {
 
 /// A server ran for longer than its budget. The excess is charged to its own future budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Overrun {
+pub struct BudgetOverrun {
     /// By how much, in nanoseconds.
     pub by_ns: u64,
 }

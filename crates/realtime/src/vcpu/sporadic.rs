@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use super::reserve::{Overrun, Reserve};
+use super::reserve::{BudgetOverrun, VcpuReserve};
 
 /// Pieces into which a budget may be divided. Beyond, two are joined and come back at the later of their times.
 pub const REPLENISHMENTS_MAX: usize = 32;
@@ -12,25 +12,25 @@ pub const REPLENISHMENTS_MAX: usize = 32;
 /// A Main VCPU. No part of the budget is used twice within a period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SporadicServer {
-    reserve: Reserve,
+    reserve: VcpuReserve,
     /// Ordered by time; together they are the whole budget.
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<BudgetReplenishment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct BudgetReplenishment {
     at_ns: u64,
     amount_ns: u64,
 }
 
 impl SporadicServer {
     /// A server with all of its budget from `now_ns` on.
-    pub fn new(reserve: Reserve, now_ns: u64) -> Self {
-        Self { reserve, pieces: VecDeque::from([Piece { at_ns: now_ns, amount_ns: reserve.budget_ns }]) }
+    pub fn new(reserve: VcpuReserve, now_ns: u64) -> Self {
+        Self { reserve, pieces: VecDeque::from([BudgetReplenishment { at_ns: now_ns, amount_ns: reserve.budget_ns }]) }
     }
 
     /// Its reserve.
-    pub fn reserve(&self) -> Reserve {
+    pub fn reserve(&self) -> VcpuReserve {
         self.reserve
     }
 
@@ -49,12 +49,12 @@ impl SporadicServer {
         let amount_ns = self.available_ns(now_ns);
         if amount_ns > 0 {
             self.pieces.retain(|piece| piece.at_ns > now_ns);
-            self.pieces.push_front(Piece { at_ns: now_ns, amount_ns });
+            self.pieces.push_front(BudgetReplenishment { at_ns: now_ns, amount_ns });
         }
     }
 
     /// It ran for `ran_ns` until `now_ns`. An overrun is taken from future budget.
-    pub fn run(&mut self, now_ns: u64, ran_ns: u64) -> Result<(), Overrun> {
+    pub fn run(&mut self, now_ns: u64, ran_ns: u64) -> Result<(), BudgetOverrun> {
         let by_ns = ran_ns.saturating_sub(self.available_ns(now_ns));
         let rounds = ran_ns / self.reserve.budget_ns.max(1);
         for piece in &mut self.pieces {
@@ -66,15 +66,15 @@ impl SporadicServer {
             let used_ns = piece.amount_ns.min(left_ns);
             left_ns -= used_ns;
             if used_ns < piece.amount_ns {
-                self.pieces.push_front(Piece { amount_ns: piece.amount_ns - used_ns, ..piece });
+                self.pieces.push_front(BudgetReplenishment { amount_ns: piece.amount_ns - used_ns, ..piece });
             }
             piece.at_ns = piece.at_ns.saturating_add(self.reserve.period_ns);
-            self.bring_back(Piece { amount_ns: used_ns, ..piece });
+            self.bring_back(BudgetReplenishment { amount_ns: used_ns, ..piece });
         }
-        if by_ns > 0 { Err(Overrun { by_ns }) } else { Ok(()) }
+        if by_ns > 0 { Err(BudgetOverrun { by_ns }) } else { Ok(()) }
     }
 
-    fn bring_back(&mut self, piece: Piece) {
+    fn bring_back(&mut self, piece: BudgetReplenishment) {
         let after = self.pieces.partition_point(|other| other.at_ns <= piece.at_ns);
         match self.pieces.get_mut(after.wrapping_sub(1)) {
             Some(same) if same.at_ns == piece.at_ns => same.amount_ns += piece.amount_ns,
@@ -83,7 +83,7 @@ impl SporadicServer {
         while self.pieces.len() > REPLENISHMENTS_MAX {
             let Some(last) = self.pieces.pop_back() else { break };
             if let Some(before) = self.pieces.back_mut() {
-                *before = Piece { at_ns: last.at_ns, amount_ns: before.amount_ns + last.amount_ns };
+                *before = BudgetReplenishment { at_ns: last.at_ns, amount_ns: before.amount_ns + last.amount_ns };
             }
         }
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn server(budget_ns: u64, period_ns: u64) -> SporadicServer {
-        SporadicServer::new(Reserve { budget_ns, period_ns }, 0)
+        SporadicServer::new(VcpuReserve { budget_ns, period_ns }, 0)
     }
 
     #[test]
@@ -111,9 +111,9 @@ mod tests {
     #[test]
     fn overrun_is_charged_to_the_same_server_only() {
         let mut server = server(10, 100);
-        assert_eq!(server.run(25, 25), Err(Overrun { by_ns: 15 }));
+        assert_eq!(server.run(25, 25), Err(BudgetOverrun { by_ns: 15 }));
         assert_eq!([25, 199, 200, 299, 300].map(|now| server.available_ns(now)), [0, 0, 5, 5, 10]);
-        assert_eq!(server.run(u64::MAX, u64::MAX), Err(Overrun { by_ns: u64::MAX - 10 }));
+        assert_eq!(server.run(u64::MAX, u64::MAX), Err(BudgetOverrun { by_ns: u64::MAX - 10 }));
     }
 
     /// Every pattern of requests over 14 instants, alone at the highest priority: no window of a period has more than

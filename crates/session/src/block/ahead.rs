@@ -5,15 +5,15 @@ use std::ops::Range;
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockLayer, BlockOp, BlockRequest, Completions, Instant, Payload,
-    Pending, StoreError, limits,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockLayer, BlockOp, BlockRequest, CompletionQueue, Instant,
+    Payload, PendingBlockRequests, StoreError, limits,
 };
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::below::Below;
-use crate::Reject;
+use super::below::UnderlyingDevice;
+use crate::ProtocolViolation;
 
-/// Snapshot kind of [`Ahead`].
+/// Snapshot kind of [`ReadAheadLayer`].
 pub const AHEAD_KIND: u16 = 8;
 
 /// A layer over a far device that reads ahead: sequential reads are answered from data fetched earlier (requirement
@@ -33,13 +33,13 @@ pub const AHEAD_KIND: u16 = 8;
 /// [`WINDOW_BYTES_TRIED`] on each doubling is tried: if the first piece that it lets in took that long, the window is
 /// halved again, and until that piece arrives it does not grow. At most [`STREAMS_MAX`] streams are followed at a time.
 #[derive(Debug)]
-pub struct Ahead<D> {
-    below: Below<D>,
+pub struct ReadAheadLayer<D> {
+    below: UnderlyingDevice<D>,
     /// Requests passed on unchanged, by their number below. Numbers that are not here belong to pieces.
     asked: BTreeMap<u64, BlockInFlight>,
     next_number: u64,
     /// Least recently used first.
-    streams: VecDeque<Stream>,
+    streams: VecDeque<ReadAheadStream>,
     /// How long a piece took: the quickest so far, and the latest.
     quickest: Duration,
     latest: Duration,
@@ -69,7 +69,7 @@ const PIECE_BYTES: u64 = 256 << 10;
 
 /// A sequence of consecutive reads.
 #[derive(Debug)]
-struct Stream {
+struct ReadAheadStream {
     /// Offset where the next read is expected.
     next: u64,
     runs: u32,
@@ -77,20 +77,20 @@ struct Stream {
     /// The first piece that the last doubling of the window let in, until it has arrived.
     let_in: Option<u64>,
     /// Data that was fetched and is still of use, without gaps.
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<ReadAheadPiece>,
     /// Reads that wait for pieces.
     waiting: VecDeque<BlockInFlight>,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct ReadAheadPiece {
     place: Range<u64>,
     number: u64,
     asked: Instant,
     data: Option<Payload>,
 }
 
-impl Stream {
+impl ReadAheadStream {
     fn starting_at(next: u64) -> Self {
         Self {
             next,
@@ -117,7 +117,7 @@ impl Stream {
 
     /// Whether the fetched data that overlaps `place` is recent enough to answer a read.
     fn is_fresh(&self, now: Instant, place: &Range<u64>) -> bool {
-        let is_old = |piece: &Piece| now - piece.asked >= limits::FETCHED_TIME_MAX;
+        let is_old = |piece: &ReadAheadPiece| now - piece.asked >= limits::FETCHED_TIME_MAX;
         !self.pieces.iter().any(|piece| overlap(&piece.place, place) && is_old(piece))
     }
 
@@ -170,21 +170,21 @@ fn place_of(request: &BlockRequest) -> Range<u64> {
     request.offset..request.offset + u64::from(request.length)
 }
 
-impl<D: BlockDevice> Ahead<D> {
+impl<D: BlockDevice> ReadAheadLayer<D> {
     /// Wraps `device`, which must not be changed by other means.
     pub fn new(device: D) -> Self {
-        let (epoch, below) = (device.epoch(), Below::new(device));
+        let (epoch, below) = (device.epoch(), UnderlyingDevice::new(device));
         let (asked, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
         Self { below, asked, next_number: 0, streams, quickest: Duration::MAX, latest: Duration::ZERO, epoch, left }
     }
 
     /// Bytes that are fetched or being fetched.
     pub fn fetched_bytes(&self) -> u64 {
-        self.streams.iter().map(Stream::fetched).map(|place| place.end - place.start).sum()
+        self.streams.iter().map(ReadAheadStream::fetched).map(|place| place.end - place.start).sum()
     }
 
     /// Drops fetched data if others may have changed the device, and submits the reads taken over from a snapshot.
-    fn look_around(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn look_around(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let epoch = self.below.device.epoch();
         if std::mem::replace(&mut self.epoch, epoch) != epoch {
             let streams = std::mem::take(&mut self.streams);
@@ -203,7 +203,7 @@ impl<D: BlockDevice> Ahead<D> {
     }
 
     /// Submits the request to the device unchanged.
-    fn pass_on(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn pass_on(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let number = self.number();
         let payload = request.take_payload();
         let (op, offset, length, is_durable) = (request.op, request.offset, request.length, request.is_durable);
@@ -212,14 +212,14 @@ impl<D: BlockDevice> Ahead<D> {
         self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
 
-    fn read(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn read(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let place = place_of(&request);
-        let follows = |stream: &Stream| stream.next == place.start || stream.holds(&place);
+        let follows = |stream: &ReadAheadStream| stream.next == place.start || stream.holds(&place);
         let mut stream = match self.streams.iter().position(follows) {
             Some(at) => self.streams.remove(at).expect("it was found there"),
             None => {
                 self.make_room(now, done);
-                Stream::starting_at(place.start)
+                ReadAheadStream::starting_at(place.start)
             }
         };
         if !stream.is_fresh(now, &place) {
@@ -257,7 +257,13 @@ impl<D: BlockDevice> Ahead<D> {
     }
 
     /// Requests pieces ahead of the stream, up to its window.
-    fn fetch(&mut self, now: Instant, stream: &mut Stream, from: u64, done: &mut Completions<BlockDone>) {
+    fn fetch(
+        &mut self,
+        now: Instant,
+        stream: &mut ReadAheadStream,
+        from: u64,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
         let info = *self.below.device.info();
         let block = u64::from(info.block_bytes);
         let most = (PIECE_BYTES.min(info.request_bytes_max.into()) / block).max(1) * block;
@@ -268,7 +274,7 @@ impl<D: BlockDevice> Ahead<D> {
         while at < until && (at + most <= until || until == info.size_bytes || at < stream.next) {
             let place = at..(at + most).min(info.size_bytes);
             let number = self.number();
-            stream.pieces.push_back(Piece { place: place.clone(), number, asked: now, data: None });
+            stream.pieces.push_back(ReadAheadPiece { place: place.clone(), number, asked: now, data: None });
             let length = (place.end - place.start) as u32;
             self.below.act(done, |device, done| {
                 device.submit(now, BlockRequest::read(BlockId(number), place.start, length).launch(), done);
@@ -278,7 +284,7 @@ impl<D: BlockDevice> Ahead<D> {
     }
 
     /// Drops the least recently used stream if there are too many.
-    fn make_room(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn make_room(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if self.streams.len() < STREAMS_MAX {
             return;
         }
@@ -290,7 +296,7 @@ impl<D: BlockDevice> Ahead<D> {
     }
 
     /// A change of this place has completed: drops the streams that fetched from it.
-    fn forget(&mut self, now: Instant, place: &Range<u64>, done: &mut Completions<BlockDone>) {
+    fn forget(&mut self, now: Instant, place: &Range<u64>, done: &mut CompletionQueue<BlockCompletion>) {
         let mut reads = VecDeque::new();
         for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), place)) {
             reads.append(&mut stream.forget_all());
@@ -301,7 +307,7 @@ impl<D: BlockDevice> Ahead<D> {
     }
 
     /// Handles what the device has completed.
-    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn collect(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
             match self.asked.remove(&answer.id.0) {
@@ -327,9 +333,9 @@ impl<D: BlockDevice> Ahead<D> {
         number: u64,
         result: Result<(), StoreError>,
         mut data: Payload,
-        done: &mut Completions<BlockDone>,
+        done: &mut CompletionQueue<BlockCompletion>,
     ) {
-        let of = |stream: &Stream| stream.pieces.iter().position(|piece| piece.number == number);
+        let of = |stream: &ReadAheadStream| stream.pieces.iter().position(|piece| piece.number == number);
         let Some((stream, at)) = self.streams.iter_mut().find_map(|stream| of(stream).map(|at| (stream, at))) else {
             // The stream that it was fetched for has been dropped.
             return done.pool.recycle(data);
@@ -363,7 +369,7 @@ impl<D: BlockDevice> Ahead<D> {
     }
 }
 
-impl<D: BlockDevice> BlockLayer for Ahead<D> {
+impl<D: BlockDevice> BlockLayer for ReadAheadLayer<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -377,8 +383,8 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         self.look_around(now, done);
         let result = self.below.act(done, act);
@@ -387,18 +393,18 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let expiry = self.streams.iter().filter_map(Stream::expiry).min();
+        let expiry = self.streams.iter().filter_map(ReadAheadStream::expiry).min();
         self.below.device.poll_timeout().into_iter().chain(expiry).min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.streams.retain(|stream| stream.expiry().is_none_or(|at| at > now));
         if self.below.device.poll_timeout().is_some_and(|at| at <= now) {
             self.with_inner(now, done, |device, done| device.handle_timeout(now, done));
         }
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         self.look_around(now, done);
         match request.op {
             BlockOp::Read if request.length > 0 && self.epoch.is_some() => self.read(now, request, done),
@@ -408,7 +414,7 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let mut to = Writer::new(AHEAD_KIND);
+        let mut to = SnapshotWriter::new(AHEAD_KIND);
         to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.asked.len());
@@ -431,16 +437,16 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
     }
 }
 
-impl<D: BlockDevice> Ahead<D> {
+impl<D: BlockDevice> ReadAheadLayer<D> {
     /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
     /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore<E: From<Reject>>(
-        from: &mut Reader<'_>,
-        device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
-    ) -> Result<(Self, Pending), E> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<ProtocolViolation>>(
+        from: &mut FieldReader<'_>,
+        device: impl FnOnce(&[u8]) -> Result<(D, PendingBlockRequests), E>,
+    ) -> Result<(Self, PendingBlockRequests), E> {
         let bytes = from.bytes("device")?;
         let next_number = from.u64("next number")?;
         let (mut passed, mut left) = (Vec::new(), Vec::new());
@@ -470,10 +476,10 @@ impl<D: BlockDevice> Ahead<D> {
         &self,
         passed: &[(u64, BlockRequest)],
         left: &[BlockRequest],
-        below: &Pending,
-    ) -> Result<Pending, Reject> {
-        let mut asked = Pending::new();
-        let wrong = |request: &BlockRequest, rule| Reject::new("request", request.id.0, rule);
+        below: &PendingBlockRequests,
+    ) -> Result<PendingBlockRequests, ProtocolViolation> {
+        let mut asked = PendingBlockRequests::new();
+        let wrong = |request: &BlockRequest, rule| ProtocolViolation::new("request", request.id.0, rule);
         for request in passed.iter().map(|(_, request)| request).chain(left) {
             let what = (request.op, request.offset, request.length);
             if !request.payload.is_empty() || asked.insert(request.id, what).is_some() {
@@ -498,7 +504,9 @@ impl<D: BlockDevice> Ahead<D> {
         };
         match below.iter().all(is_ahead) {
             true => Ok(asked),
-            false => Err(Reject::new("requests", below.len() as u64, "the device below was asked for these")),
+            false => {
+                Err(ProtocolViolation::new("requests", below.len() as u64, "the device below was asked for these"))
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A block device as a [`BlockStore`].
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BlockStore, BufferPool, Completions, Extent, Extents,
-    Instant, Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockOp, BlockRequest, BlockStore, BufferPool, CompletionQueue, ExtentList,
+    Instant, Payload, StoreError, StoreExtent,
 };
 
 /// Idle buffers that are kept, bytes: enough for one request.
@@ -14,23 +14,23 @@ const POOL_BYTES: usize = 1 << 20;
 /// # Errors
 /// [`StoreError`]: the last writes may be lost.
 pub fn make_durable(mut device: impl BlockDevice) -> Result<(), StoreError> {
-    let mut done = Completions::new(BufferPool::new(0));
+    let mut done = CompletionQueue::new(BufferPool::new(0));
     device.submit(Instant::ZERO, BlockRequest::flush(BlockId(u64::MAX)).launch(), &mut done);
-    done.pop().map_or(Ok(()), |answer: BlockDone| answer.result)
+    done.pop().map_or(Ok(()), |answer: BlockCompletion| answer.result)
 }
 
 /// A store over a device that answers before [`BlockDevice::submit`] returns: a [`StoreDevice`](super::StoreDevice),
 /// and views of one.
 #[derive(Debug)]
-pub struct Answered<D> {
+pub struct ImmediateDeviceStore<D> {
     device: D,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
 }
 
-impl<D: BlockDevice> Answered<D> {
+impl<D: BlockDevice> ImmediateDeviceStore<D> {
     /// Wraps `device`, which must answer at once.
     pub fn new(device: D) -> Self {
-        Self { device, done: Completions::new(BufferPool::new(POOL_BYTES)) }
+        Self { device, done: CompletionQueue::new(BufferPool::new(POOL_BYTES)) }
     }
 
     /// # Panics
@@ -65,7 +65,7 @@ impl<D: BlockDevice> Answered<D> {
     }
 }
 
-impl<D: BlockDevice> BlockStore for Answered<D> {
+impl<D: BlockDevice> BlockStore for ImmediateDeviceStore<D> {
     fn size_bytes(&self) -> u64 {
         self.device.info().size_bytes
     }
@@ -114,13 +114,15 @@ impl<D: BlockDevice> BlockStore for Answered<D> {
         self.clear(BlockOp::Trim, offset, len)
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         let block = self.device.info().block_bytes;
         let count = len.min((u32::MAX / block * block).into()) as u32;
         let told = self.ask(BlockRequest::map(BlockId(0), offset, count))?;
-        let extents = Extents::read(&told, count);
+        let extents = ExtentList::read(&told, count);
         self.done.pool.recycle(told);
-        Ok(extents.and_then(|extents| extents.iter().next()).unwrap_or(Extent { length: count.into(), is_hole: false }))
+        Ok(extents
+            .and_then(|extents| extents.iter().next())
+            .unwrap_or(StoreExtent { length: count.into(), is_hole: false }))
     }
 }
 
@@ -129,12 +131,12 @@ mod tests {
     use farbus_model::block::MemoryStore;
 
     use super::*;
-    use crate::block::{ReadOnly, StoreDevice};
+    use crate::block::{ReadOnlyView, StoreDevice};
 
     #[test]
     fn block_device_works_as_a_store() {
         let device = StoreDevice::new(MemoryStore::new(vec![1; 8192])).with_blocks(512);
-        let mut store = Answered::new(device);
+        let mut store = ImmediateDeviceStore::new(device);
         store.write_at(512, &[2; 1024]).unwrap();
         store.discard(4096, 512).unwrap();
         store.write_zeroes(4608, 512).unwrap();
@@ -146,7 +148,7 @@ mod tests {
         expected[4096..5120].fill(0);
         assert_eq!(bytes, expected);
         assert_eq!(store.write_at(1, &[0; 3]), Err(StoreError::Invalid), "no whole blocks");
-        let mut store = Answered::new(ReadOnly::new(StoreDevice::new(MemoryStore::new(vec![1; 512]))));
+        let mut store = ImmediateDeviceStore::new(ReadOnlyView::new(StoreDevice::new(MemoryStore::new(vec![1; 512]))));
         assert_eq!(store.write_at(0, &[0; 3]), Err(StoreError::ReadOnly));
     }
 }

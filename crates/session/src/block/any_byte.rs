@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Extents,
-    Instant, Payload, Pending, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest,
+    CompletionQueue, ExtentList, Instant, Payload, PendingBlockRequests, StoreError,
 };
 use farbus_wire::native::block::{decode_reply, reply_part};
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::below::Below;
-use crate::Reject;
+use super::below::UnderlyingDevice;
+use crate::ProtocolViolation;
 
-/// Snapshot kind of [`AnyByte`].
+/// Snapshot kind of [`AnyByteLayer`].
 pub const ANY_BYTE_KIND: u16 = 5;
 
 /// A layer that accepts requests at any byte offset. A read that is not aligned to blocks becomes a read of whole
@@ -27,12 +27,12 @@ pub const ANY_BYTE_KIND: u16 = 5;
 ///
 /// So a change of one half of a block never undoes a change of the other half, in either order.
 #[derive(Debug)]
-pub struct AnyByte<D> {
-    below: Below<D>,
+pub struct AnyByteLayer<D> {
+    below: UnderlyingDevice<D>,
     info: BlockInfo,
     block: u64,
     /// Requests that are being carried out, by their job number.
-    jobs: BTreeMap<u64, Job>,
+    jobs: BTreeMap<u64, AnyByteJob>,
     /// Changes that wait for other changes.
     waiting: VecDeque<BlockInFlight>,
     next_job: u64,
@@ -40,7 +40,7 @@ pub struct AnyByte<D> {
 
 /// A request and its progress.
 #[derive(Debug)]
-struct Job {
+struct AnyByteJob {
     request: BlockInFlight,
     /// The blocks that it touches, as a range of bytes.
     blocks: Range<u64>,
@@ -63,7 +63,7 @@ const FIRST: u64 = 0;
 const LAST: u64 = 1;
 const WHOLE: u64 = 2;
 
-impl<D: BlockDevice> AnyByte<D> {
+impl<D: BlockDevice> AnyByteLayer<D> {
     /// Wraps `device`.
     pub fn new(device: D) -> Self {
         let whole = *device.info();
@@ -71,7 +71,7 @@ impl<D: BlockDevice> AnyByte<D> {
         // Alignment adds at most two blocks, less one byte each.
         let request_bytes_max = if block == 1 { whole.request_bytes_max } else { whole.request_bytes_max - 2 * block };
         let info = BlockInfo { block_bytes: 1, request_bytes_max, ..whole };
-        let below = Below::new(device);
+        let below = UnderlyingDevice::new(device);
         let (jobs, waiting) = (BTreeMap::new(), VecDeque::new());
         Self { info, block: block.into(), below, jobs, waiting, next_job: 0 }
     }
@@ -109,7 +109,7 @@ impl<D: BlockDevice> AnyByte<D> {
                 .any(|other| collides(other, &self.widened(other), self.is_partial(other)))
     }
 
-    fn begin(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn begin(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let (blocks, is_partial) = (self.widened(&request), self.is_partial(&request));
         let number = self.next_job;
         self.next_job += 1;
@@ -119,7 +119,7 @@ impl<D: BlockDevice> AnyByte<D> {
         // If both ends are in the same block, it is read once.
         let has_last = is_partial && end != blocks.end && !(has_first && first == last);
         let ends = [Vec::new(), Vec::new()];
-        let job = Job { request, blocks, is_partial, open: 0, ends, is_changing: false, error: None };
+        let job = AnyByteJob { request, blocks, is_partial, open: 0, ends, is_changing: false, error: None };
         self.jobs.insert(number, job);
         let block = u32::try_from(self.block).expect("a block is small");
         let read = |part, offset| BlockRequest::read(BlockId(number * PARTS + part), offset, block);
@@ -137,7 +137,7 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 
     /// The ends are known: submits the request itself to the device.
-    fn carry_out(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
+    fn carry_out(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let job = self.jobs.get_mut(&number).expect("it is carried out");
         job.is_changing = true;
         let Range { start, end } = job.blocks;
@@ -195,12 +195,12 @@ impl<D: BlockDevice> AnyByte<D> {
         }
     }
 
-    fn submit_below(&mut self, now: Instant, request: BlockRequest, done: &mut Completions<BlockDone>) {
+    fn submit_below(&mut self, now: Instant, request: BlockRequest, done: &mut CompletionQueue<BlockCompletion>) {
         self.below.act(done, |device, done| device.submit(now, request.launch(), done));
     }
 
     /// Handles what the device has completed and continues the jobs.
-    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn collect(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while let Some(answer) = self.below.pop() {
             let (number, part) = (answer.id.0 / PARTS, answer.id.0 % PARTS);
             let job = self.jobs.get_mut(&number).expect("a device answers what it was asked, once");
@@ -235,7 +235,7 @@ impl<D: BlockDevice> AnyByte<D> {
         }
     }
 
-    fn begin_waiting(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn begin_waiting(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let mut at = 0;
         while at < self.waiting.len() {
             if self.may_begin(&self.waiting[at], at) {
@@ -248,15 +248,15 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 }
 
-impl Job {
+impl AnyByteJob {
     /// What the device told of the blocks, for the bytes that were asked about.
-    fn told(&self, payload: &Payload) -> Extents {
+    fn told(&self, payload: &Payload) -> ExtentList {
         let length = u32::try_from(self.blocks.end - self.blocks.start).unwrap_or(u32::MAX);
         let asked = u64::from(self.request.length);
-        let part = Extents::read(payload, length)
+        let part = ExtentList::read(payload, length)
             .map(|extents| extents.cut(self.request.offset - self.blocks.start, asked))
             .filter(|part| part.length() > 0);
-        part.unwrap_or_else(|| Extents::data(asked))
+        part.unwrap_or_else(|| ExtentList::data(asked))
     }
 
     /// Copies the saved end blocks into `bytes`, which covers all blocks of the job.
@@ -276,7 +276,7 @@ fn zeroed(id: BlockId, mut bytes: Vec<u8>, at: u64, range: Range<u64>) -> BlockR
     BlockRequest::write(id, at, bytes.into())
 }
 
-impl<D: BlockDevice> BlockLayer for AnyByte<D> {
+impl<D: BlockDevice> BlockLayer for AnyByteLayer<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -290,8 +290,8 @@ impl<D: BlockDevice> BlockLayer for AnyByte<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         if self.block == 1 {
             return act(&mut self.below.device, done);
@@ -308,7 +308,7 @@ impl<D: BlockDevice> BlockLayer for AnyByte<D> {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if self.block == 1 {
             return self.below.device.submit(now, request, done);
         }
@@ -326,7 +326,7 @@ impl<D: BlockDevice> BlockLayer for AnyByte<D> {
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let mut to = Writer::new(ANY_BYTE_KIND);
+        let mut to = SnapshotWriter::new(ANY_BYTE_KIND);
         to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_job);
         to.count(self.jobs.len());
@@ -353,13 +353,13 @@ impl<D: BlockDevice> BlockLayer for AnyByte<D> {
 }
 
 /// The jobs and waiting requests of a snapshot.
-struct Saved {
+struct AnyByteSnapshot {
     next_job: u64,
-    jobs: Vec<SavedJob>,
+    jobs: Vec<SavedAnyByteJob>,
     waiting: Vec<BlockRequest>,
 }
 
-struct SavedJob {
+struct SavedAnyByteJob {
     number: u64,
     request: BlockRequest,
     is_changing: bool,
@@ -367,23 +367,24 @@ struct SavedJob {
     error: Option<StoreError>,
 }
 
-impl Saved {
-    fn read(from: &mut Reader<'_>) -> Result<Self, Reject> {
+impl AnyByteSnapshot {
+    fn read(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let next_job = from.u64("next number")?;
         if next_job > NUMBER_MAX {
-            return Err(Reject::new("next number", next_job, "it is beyond every number of a job"));
+            return Err(ProtocolViolation::new("next number", next_job, "it is beyond every number of a job"));
         }
         let mut saved = Self { next_job, jobs: Vec::new(), waiting: Vec::new() };
         for _ in 0..from.count("requests carried out", 40)? {
             let number = from.u64("number")?;
-            if number >= saved.next_job || saved.jobs.last().is_some_and(|last: &SavedJob| last.number >= number) {
-                return Err(Reject::new("number", number, "they are in order, below the next"));
+            if number >= saved.next_job || saved.jobs.last().is_some_and(|last: &SavedAnyByteJob| last.number >= number)
+            {
+                return Err(ProtocolViolation::new("number", number, "they are in order, below the next"));
             }
             let request = from.block_request()?;
             let is_changing = from.flag("changing")?;
             let ends = [from.bytes("first block")?.to_vec(), from.bytes("last block")?.to_vec()];
             let error = if from.flag("failed")? { Some(decode_reply(from.bytes("failure")?)?) } else { None };
-            saved.jobs.push(SavedJob { number, request, is_changing, ends, error });
+            saved.jobs.push(SavedAnyByteJob { number, request, is_changing, ends, error });
         }
         for _ in 0..from.count("requests that wait", 26)? {
             saved.waiting.push(from.block_request()?);
@@ -393,33 +394,33 @@ impl Saved {
 }
 
 /// The rule that a job of a snapshot breaks, if any.
-type Verdict = Result<(), &'static str>;
+type SavedJobCheck = Result<(), &'static str>;
 
-impl<D: BlockDevice> AnyByte<D> {
+impl<D: BlockDevice> AnyByteLayer<D> {
     /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
     /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore<E: From<Reject>>(
-        from: &mut Reader<'_>,
-        device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
-    ) -> Result<(Self, Pending), E> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<ProtocolViolation>>(
+        from: &mut FieldReader<'_>,
+        device: impl FnOnce(&[u8]) -> Result<(D, PendingBlockRequests), E>,
+    ) -> Result<(Self, PendingBlockRequests), E> {
         let bytes = from.bytes("device")?;
-        let Saved { next_job, jobs, waiting } = Saved::read(from)?;
+        let AnyByteSnapshot { next_job, jobs, waiting } = AnyByteSnapshot::read(from)?;
         let (device, below) = device(bytes)?;
         let mut this = Self { next_job, ..Self::new(device) };
-        let mut asked = Pending::new();
+        let mut asked = PendingBlockRequests::new();
         let checked = this.check_saved(&jobs, &waiting, &below, &mut asked);
         if let Err(reject) = checked {
             this.below.device.leave();
             return Err(reject.into());
         }
-        for SavedJob { number, request, is_changing, ends, error } in jobs {
+        for SavedAnyByteJob { number, request, is_changing, ends, error } in jobs {
             let (blocks, is_partial) = (this.widened(&request), this.is_partial(&request));
             let open = below.range(BlockId(number * PARTS)..BlockId((number + 1) * PARTS)).count() as u32;
             let request = request.launch();
-            this.jobs.insert(number, Job { request, blocks, is_partial, open, ends, is_changing, error });
+            this.jobs.insert(number, AnyByteJob { request, blocks, is_partial, open, ends, is_changing, error });
         }
         this.waiting = waiting.into_iter().map(BlockRequest::launch).collect();
         Ok((this, asked))
@@ -427,13 +428,13 @@ impl<D: BlockDevice> AnyByte<D> {
 
     fn check_saved(
         &self,
-        jobs: &[SavedJob],
+        jobs: &[SavedAnyByteJob],
         waiting: &[BlockRequest],
-        below: &Pending,
-        asked: &mut Pending,
-    ) -> Result<(), Reject> {
+        below: &PendingBlockRequests,
+        asked: &mut PendingBlockRequests,
+    ) -> Result<(), ProtocolViolation> {
         for request in jobs.iter().map(|job| &job.request).chain(waiting) {
-            let wrong = |rule| Reject::new("request", request.id.0, rule);
+            let wrong = |rule| ProtocolViolation::new("request", request.id.0, rule);
             // The data of a write may be with the device already.
             let bare = BlockRequest { payload: vec![0; request.payload.len()].into(), ..request.clone() };
             let whole = BlockRequest { payload: Payload::Empty, op: BlockOp::Discard, ..bare };
@@ -448,25 +449,27 @@ impl<D: BlockDevice> AnyByte<D> {
         let has_data =
             |request: &BlockRequest| request.op != BlockOp::Write || request.payload.len() == request.length as usize;
         if let Some(request) = waiting.iter().find(|request| !Self::is_change(request) || !has_data(request)) {
-            return Err(Reject::new("request", request.id.0, "changes wait, and have what they write"));
+            return Err(ProtocolViolation::new("request", request.id.0, "changes wait, and have what they write"));
         }
         let mut known = 0;
         for job in jobs {
             let parts = below.range(BlockId(job.number * PARTS)..BlockId((job.number + 1) * PARTS));
             known += parts.clone().count();
             let is_right = self.check_job(job, parts.map(|(id, what)| (id.0 % PARTS, *what)).collect());
-            is_right.map_err(|rule| Reject::new("request", job.request.id.0, rule))?;
+            is_right.map_err(|rule| ProtocolViolation::new("request", job.request.id.0, rule))?;
             if !job.is_changing && !has_data(&job.request) {
-                return Err(Reject::new("request", job.request.id.0, "it has what it is to write"));
+                return Err(ProtocolViolation::new("request", job.request.id.0, "it has what it is to write"));
             }
         }
         match known == below.len() {
             true => Ok(()),
-            false => Err(Reject::new("requests", below.len() as u64, "the device below was asked for these")),
+            false => {
+                Err(ProtocolViolation::new("requests", below.len() as u64, "the device below was asked for these"))
+            }
         }
     }
 
-    fn check_job(&self, job: &SavedJob, parts: Vec<(u64, (BlockOp, u64, u32))>) -> Verdict {
+    fn check_job(&self, job: &SavedAnyByteJob, parts: Vec<(u64, (BlockOp, u64, u32))>) -> SavedJobCheck {
         let (blocks, is_partial) = (self.widened(&job.request), self.is_partial(&job.request));
         if parts.is_empty() {
             return Err("somebody is to answer it");
@@ -503,4 +506,4 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 }
 
-impl<D: BlockDevice> AnyByte<D> {}
+impl<D: BlockDevice> AnyByteLayer<D> {}

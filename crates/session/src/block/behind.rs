@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Instant,
-    Payload, Pending, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest,
+    CompletionQueue, Instant, Payload, PendingBlockRequests, StoreError,
 };
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::below::Below;
-use crate::Reject;
+use super::below::UnderlyingDevice;
+use crate::ProtocolViolation;
 
-/// Snapshot kind of [`Behind`].
+/// Snapshot kind of [`WriteBackLayer`].
 pub const BEHIND_KIND: u16 = 9;
 
 /// Most bytes that are answered but not yet written: 160 MB/s over 100 ms.
@@ -38,10 +38,10 @@ const LOST_MAX: usize = 64;
 /// tells each user), unless everything lost has been rewritten by then. Every read of that place fails until it has
 /// been rewritten, so no read returns the old content. Until then no write is answered early.
 #[derive(Debug)]
-pub struct Behind<D> {
-    below: Below<D>,
+pub struct WriteBackLayer<D> {
+    below: UnderlyingDevice<D>,
     /// Requests that are not complete, by their number, in the order of their submission.
-    jobs: BTreeMap<u64, Job>,
+    jobs: BTreeMap<u64, WriteBackJob>,
     next_number: u64,
     dirty_bytes: u64,
     dirty_writes: usize,
@@ -56,7 +56,7 @@ pub struct Behind<D> {
 }
 
 #[derive(Debug)]
-struct Job {
+struct WriteBackJob {
     /// The request without its data.
     asked: BlockRequest,
     /// `None`: it was answered.
@@ -67,7 +67,7 @@ struct Job {
     is_below: bool,
 }
 
-impl Job {
+impl WriteBackJob {
     fn place(&self) -> Range<u64> {
         self.asked.offset..self.asked.offset + u64::from(self.asked.length)
     }
@@ -83,7 +83,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 /// What a request can do now.
-enum Turn {
+enum WriteBackAction {
     /// It goes to the device.
     Go,
     /// It waits for others.
@@ -94,11 +94,11 @@ enum Turn {
     Lost,
 }
 
-impl<D: BlockDevice> Behind<D> {
+impl<D: BlockDevice> WriteBackLayer<D> {
     /// Wraps `device`. Its users must flush what is to be durable.
     pub fn new(device: D) -> Self {
         Self {
-            below: Below::new(device),
+            below: UnderlyingDevice::new(device),
             jobs: BTreeMap::new(),
             next_number: 0,
             dirty_bytes: 0,
@@ -115,35 +115,39 @@ impl<D: BlockDevice> Behind<D> {
         self.dirty_bytes
     }
 
-    fn turn_of(&self, number: u64) -> Turn {
+    fn turn_of(&self, number: u64) -> WriteBackAction {
         let job = &self.jobs[&number];
         let place = job.place();
         let mut before = self.jobs.range(..number).rev().map(|(_, job)| job).filter(|job| job.is_early());
         match job.asked.op {
-            BlockOp::Flush if before.next().is_some() => Turn::Wait,
-            BlockOp::Flush => Turn::Go,
-            BlockOp::Read | BlockOp::Map if self.lost.iter().any(|lost| overlap(lost, &place)) => Turn::Lost,
+            BlockOp::Flush if before.next().is_some() => WriteBackAction::Wait,
+            BlockOp::Flush => WriteBackAction::Go,
+            BlockOp::Read | BlockOp::Map if self.lost.iter().any(|lost| overlap(lost, &place)) => WriteBackAction::Lost,
             BlockOp::Read => match before.find(|write| overlap(&write.place(), &place)) {
-                None => Turn::Go,
-                Some(write) => write.read(&place).map_or(Turn::Wait, Turn::Read),
+                None => WriteBackAction::Go,
+                Some(write) => write.read(&place).map_or(WriteBackAction::Wait, WriteBackAction::Read),
             },
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => {
-                if before.any(|write| overlap(&write.place(), &place)) { Turn::Wait } else { Turn::Go }
+                if before.any(|write| overlap(&write.place(), &place)) {
+                    WriteBackAction::Wait
+                } else {
+                    WriteBackAction::Go
+                }
             }
         }
     }
 
     /// Does what can be done with a request now. Returns whether it no longer waits.
-    fn advance(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) -> bool {
+    fn advance(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         let turn = self.turn_of(number);
         match turn {
-            Turn::Wait => return false,
-            Turn::Go => self.begin(now, number, done),
-            Turn::Read(_) | Turn::Lost => {
+            WriteBackAction::Wait => return false,
+            WriteBackAction::Go => self.begin(now, number, done),
+            WriteBackAction::Read(_) | WriteBackAction::Lost => {
                 let job = self.jobs.remove(&number).expect("looked at just now");
                 let request = job.owed.expect("a read is owed its answer");
                 done.push(match turn {
-                    Turn::Read(data) => request.answer(data),
+                    WriteBackAction::Read(data) => request.answer(data),
                     // A read of it fails, so nobody may take it for a hole.
                     _ if request.op == BlockOp::Map => request.answer_all_data(),
                     _ => request.fail(StoreError::Medium),
@@ -153,7 +157,7 @@ impl<D: BlockDevice> Behind<D> {
         true
     }
 
-    fn begin(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
+    fn begin(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let job = self.jobs.get_mut(&number).expect("it is there");
         job.is_below = true;
         let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.asked.clone() };
@@ -161,7 +165,7 @@ impl<D: BlockDevice> Behind<D> {
     }
 
     /// Answers writes that the device holds, as far as there is room.
-    fn answer_early(&mut self, done: &mut Completions<BlockDone>) {
+    fn answer_early(&mut self, done: &mut CompletionQueue<BlockCompletion>) {
         // After a loss, or without exclusive use (no epoch), no write is answered early.
         if !self.lost.is_empty() || self.below.device.epoch().is_none() {
             return;
@@ -179,7 +183,7 @@ impl<D: BlockDevice> Behind<D> {
     }
 
     /// Handles what the device has completed and continues waiting requests; returns whether any continued.
-    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+    fn collect(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         let mut has_begun = false;
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
@@ -201,7 +205,7 @@ impl<D: BlockDevice> Behind<D> {
     }
 
     /// Updates the counters and the lost ranges after a request.
-    fn note(&mut self, job: &Job, result: Result<(), StoreError>) {
+    fn note(&mut self, job: &WriteBackJob, result: Result<(), StoreError>) {
         let was_answered = job.owed.is_none();
         if was_answered {
             self.dirty_writes -= 1;
@@ -247,7 +251,7 @@ impl<D: BlockDevice> Behind<D> {
     }
 
     /// Continues each waiting request that can go on; returns whether one did.
-    fn advance_all(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+    fn advance_all(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         if self.waiting == 0 {
             return false;
         }
@@ -258,7 +262,7 @@ impl<D: BlockDevice> Behind<D> {
     }
 }
 
-impl Job {
+impl WriteBackJob {
     /// The bytes of `place`, if the write covers all of it.
     fn read(&self, place: &Range<u64>) -> Option<Payload> {
         let own = self.place();
@@ -273,7 +277,7 @@ impl Job {
     }
 }
 
-impl<D: BlockDevice> BlockLayer for Behind<D> {
+impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -287,8 +291,8 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let result = self.below.act(done, act);
         // Requests that became possible are submitted in the same turn.
@@ -299,7 +303,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
         result
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if let Err(error) = self.below.device.info().check(&request) {
             return done.push(request.fail(error));
         }
@@ -309,7 +313,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
         let asked = BlockRequest { payload: Payload::Empty, ..(*request).clone() };
         let number = self.next_number;
         self.next_number += 1;
-        self.jobs.insert(number, Job { asked, owed: Some(request), data, is_below: false });
+        self.jobs.insert(number, WriteBackJob { asked, owed: Some(request), data, is_below: false });
         if !self.advance(now, number, done) {
             self.waiting += 1;
         }
@@ -322,7 +326,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let mut to = Writer::new(BEHIND_KIND);
+        let mut to = SnapshotWriter::new(BEHIND_KIND);
         to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.jobs.len());
@@ -348,20 +352,20 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
 }
 
 /// A job of a snapshot.
-struct Saved {
+struct SavedWriteBackJob {
     number: u64,
     asked: BlockRequest,
     is_owed: bool,
     is_below: bool,
 }
 
-impl Saved {
-    fn read(from: &mut Reader<'_>) -> Result<Self, Reject> {
+impl SavedWriteBackJob {
+    fn read(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (number, asked) = (from.u64("number")?, from.block_request()?);
         Ok(Self { number, asked, is_owed: from.flag("owed")?, is_below: from.flag("below")? })
     }
 
-    fn check(&self, info: &BlockInfo, below: &Pending) -> Result<(), &'static str> {
+    fn check(&self, info: &BlockInfo, below: &PendingBlockRequests) -> Result<(), &'static str> {
         let Self { asked, is_owed, is_below, .. } = self;
         let data = if asked.op == BlockOp::Write && !is_below { asked.length as usize } else { 0 };
         // The data of a write may be with the device already.
@@ -379,21 +383,21 @@ impl Saved {
     }
 }
 
-impl<D: BlockDevice> Behind<D> {
+impl<D: BlockDevice> WriteBackLayer<D> {
     /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
     /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore<E: From<Reject>>(
-        from: &mut Reader<'_>,
-        device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
-    ) -> Result<(Self, Pending), E> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<ProtocolViolation>>(
+        from: &mut FieldReader<'_>,
+        device: impl FnOnce(&[u8]) -> Result<(D, PendingBlockRequests), E>,
+    ) -> Result<(Self, PendingBlockRequests), E> {
         let bytes = from.bytes("device")?;
         let next_number = from.u64("next number")?;
         let mut jobs = Vec::new();
         for _ in 0..from.count("requests", 36)? {
-            jobs.push(Saved::read(from)?);
+            jobs.push(SavedWriteBackJob::read(from)?);
         }
         let mut lost = Vec::new();
         for _ in 0..from.count("places", 16)? {
@@ -415,7 +419,7 @@ impl<D: BlockDevice> Behind<D> {
         }
     }
 
-    fn take_up(&mut self, Saved { number, mut asked, is_owed, is_below }: Saved) {
+    fn take_up(&mut self, SavedWriteBackJob { number, mut asked, is_owed, is_below }: SavedWriteBackJob) {
         let data = std::mem::take(&mut asked.payload);
         if !is_owed {
             self.dirty_writes += 1;
@@ -423,15 +427,19 @@ impl<D: BlockDevice> Behind<D> {
         }
         self.waiting += usize::from(!is_below);
         let owed = is_owed.then(|| asked.clone().launch());
-        self.jobs.insert(number, Job { asked, owed, data, is_below });
+        self.jobs.insert(number, WriteBackJob { asked, owed, data, is_below });
     }
 
     /// Checks the snapshot against the device's requests; returns the requests that this layer has to answer.
-    fn check_saved(&self, jobs: &[Saved], below: &Pending) -> Result<Pending, Reject> {
-        let mut asked = Pending::new();
+    fn check_saved(
+        &self,
+        jobs: &[SavedWriteBackJob],
+        below: &PendingBlockRequests,
+    ) -> Result<PendingBlockRequests, ProtocolViolation> {
+        let mut asked = PendingBlockRequests::new();
         let mut last = None;
         for saved in jobs {
-            let wrong = |rule| Reject::new("request", saved.asked.id.0, rule);
+            let wrong = |rule| ProtocolViolation::new("request", saved.asked.id.0, rule);
             if saved.number >= self.next_number || last.replace(saved.number) >= Some(saved.number) {
                 return Err(wrong("numbers are in order, below the next"));
             }
@@ -442,12 +450,16 @@ impl<D: BlockDevice> Behind<D> {
             }
         }
         if jobs.iter().filter(|saved| saved.is_below).count() != below.len() {
-            return Err(Reject::new("requests", below.len() as u64, "the device below was asked for these"));
+            return Err(ProtocolViolation::new("requests", below.len() as u64, "the device below was asked for these"));
         }
         let size = self.below.device.info().size_bytes;
         let are_apart = self.lost.windows(2).all(|pair| pair[0].end <= pair[1].start);
         if !are_apart || self.lost.iter().any(|lost| lost.start >= lost.end || lost.end > size) {
-            return Err(Reject::new("lost", self.lost.len() as u64, "places are in order, within the device"));
+            return Err(ProtocolViolation::new(
+                "lost",
+                self.lost.len() as u64,
+                "places are in order, within the device",
+            ));
         }
         Ok(asked)
     }

@@ -1,25 +1,25 @@
 //! The device below a layer that inspects its answers.
 
-use farbus_model::{BlockDevice, BlockDone, BufferPool, Completions};
+use farbus_model::{BlockCompletion, BlockDevice, BufferPool, CompletionQueue};
 
 /// The device below a layer, with the answers that the layer has not taken yet.
 #[derive(Debug)]
-pub(super) struct Below<D> {
+pub(super) struct UnderlyingDevice<D> {
     pub device: D,
     /// While the device acts, this holds the pool of the caller's completions.
-    answers: Completions<BlockDone>,
+    answers: CompletionQueue<BlockCompletion>,
 }
 
-impl<D: BlockDevice> Below<D> {
+impl<D: BlockDevice> UnderlyingDevice<D> {
     pub fn new(device: D) -> Self {
-        Self { device, answers: Completions::new(BufferPool::new(0)) }
+        Self { device, answers: CompletionQueue::new(BufferPool::new(0)) }
     }
 
-    /// Lets the device act with the caller's buffer pool; [`Below::pop`] returns what it completes.
+    /// Lets the device act with the caller's buffer pool; [`UnderlyingDevice::pop`] returns what it completes.
     pub fn act<R>(
         &mut self,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         std::mem::swap(&mut self.answers.pool, &mut done.pool);
         let result = act(&mut self.device, &mut self.answers);
@@ -28,16 +28,16 @@ impl<D: BlockDevice> Below<D> {
     }
 
     /// Its next answer, oldest first.
-    pub fn pop(&mut self) -> Option<BlockDone> {
+    pub fn pop(&mut self) -> Option<BlockCompletion> {
         self.answers.pop()
     }
 
     /// Lets the device act; each answer passes through `see` and then goes to `done`.
     pub fn with<R>(
         &mut self,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
-        mut see: impl FnMut(&mut BlockDone),
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
+        mut see: impl FnMut(&mut BlockCompletion),
     ) -> R {
         let result = self.act(done, act);
         while let Some(mut answer) = self.pop() {

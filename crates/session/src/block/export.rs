@@ -4,15 +4,15 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farbus_model::{BlockDevice, BlockInfo, BlockStore, Medium, StoreError};
+use farbus_model::{BlockDevice, BlockInfo, BlockMedium, BlockStore, StoreError};
 use farbus_wire::native::control;
 
-use super::{Answered, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Switch};
-use crate::claims::Mode;
+use super::{CopyOnWriteView, ImmediateDeviceStore, MediumSwitch, RangeView, ReadOnlyView, SparseMemory, StoreDevice};
+use crate::claims::UseMode;
 
 /// The view that users have of a medium (requirement N14): a part of it, read-only, or with private changes.
 #[derive(Clone, Default)]
-pub struct View {
+pub struct MediumView {
     /// Offset of the view in the medium, bytes.
     pub offset: u64,
     /// Size of the view, bytes; `None`: to the end of the medium.
@@ -20,26 +20,26 @@ pub struct View {
     /// Whether every change is refused.
     pub is_read_only: bool,
     /// Where private changes are stored, if users have them.
-    pub changes: Option<Changes>,
+    pub changes: Option<ChangeStorage>,
 }
 
 /// Where the private changes of a view are stored.
 #[derive(Clone)]
-pub enum Changes {
+pub enum ChangeStorage {
     /// In this many bytes of memory for each user.
     Memory(u64),
     /// On another medium; the export then has one user at a time.
-    Medium(Arc<dyn Medium>),
+    Medium(Arc<dyn BlockMedium>),
 }
 
 /// A block device on offer. Each user opens it and gets a device of its own over the same medium.
 pub struct BlockExport {
-    medium: Switch,
+    medium: MediumSwitch,
     /// Where the medium is, as people write it: a path or an address.
     place: Mutex<Option<String>>,
     /// Whether it was elsewhere before.
     has_moved: AtomicBool,
-    view: View,
+    view: MediumView,
     durability: u64,
     info: BlockInfo,
     /// Whether its medium is this process's memory.
@@ -58,8 +58,8 @@ impl BlockExport {
     ///
     /// # Errors
     /// A sentence for a person: the view does not fit into the medium.
-    pub fn new(medium: Arc<dyn Medium>, view: View, durability: u64) -> Result<Self, String> {
-        let medium = Switch::new(medium)?;
+    pub fn new(medium: Arc<dyn BlockMedium>, view: MediumView, durability: u64) -> Result<Self, String> {
+        let medium = MediumSwitch::new(medium)?;
         let device = open(&medium, &view)?;
         let info = *device.info();
         if info.size_bytes == 0 {
@@ -91,7 +91,7 @@ impl BlockExport {
     }
 
     /// Its medium, which can be exchanged while it is in use.
-    pub fn switch(&self) -> &Switch {
+    pub fn switch(&self) -> &MediumSwitch {
         &self.medium
     }
 
@@ -124,29 +124,29 @@ impl BlockExport {
     }
 
     /// The mode that a user gets who asks for `asked`: a read-only view is read, and private changes in memory are
-    /// [`Mode::Scratch`].
-    pub fn mode(&self, asked: control::Mode) -> Mode {
+    /// [`Mode::CopyOnWriteView`].
+    pub fn mode(&self, asked: control::AttachmentMode) -> UseMode {
         match (asked, &self.view.changes) {
-            (control::Mode::Read | control::Mode::Observe, _) => Mode::Read,
-            (control::Mode::Exclusive, Some(Changes::Memory(_))) => Mode::Scratch,
-            (control::Mode::Exclusive, _) if self.info.is_read_only => Mode::Read,
-            (control::Mode::Exclusive, _) => Mode::Exclusive,
+            (control::AttachmentMode::Read | control::AttachmentMode::Observe, _) => UseMode::Read,
+            (control::AttachmentMode::Exclusive, Some(ChangeStorage::Memory(_))) => UseMode::Scratch,
+            (control::AttachmentMode::Exclusive, _) if self.info.is_read_only => UseMode::Read,
+            (control::AttachmentMode::Exclusive, _) => UseMode::Exclusive,
         }
     }
 
     /// Whether its user may hand it over to a successor: it must be exclusive, without private changes.
     pub fn may_be_inherited(&self) -> bool {
-        self.mode(control::Mode::Exclusive) == Mode::Exclusive && self.view.changes.is_none()
+        self.mode(control::AttachmentMode::Exclusive) == UseMode::Exclusive && self.view.changes.is_none()
     }
 
     /// Opens it for one more user.
     ///
     /// # Errors
     /// A sentence for a person: the medium or the change store does not open.
-    pub fn open(&self, mode: Mode) -> Result<Box<dyn BlockDevice>, String> {
+    pub fn open(&self, mode: UseMode) -> Result<Box<dyn BlockDevice>, String> {
         let device = open(&self.medium, &self.view)?;
         match mode {
-            Mode::Read if !self.info.is_read_only => Ok(Box::new(ReadOnly::new(device))),
+            UseMode::Read if !self.info.is_read_only => Ok(Box::new(ReadOnlyView::new(device))),
             _ => Ok(device),
         }
     }
@@ -155,12 +155,12 @@ impl BlockExport {
     ///
     /// # Errors
     /// A sentence for a person: the medium or the change store does not open.
-    pub fn open_store(&self, mode: Mode) -> Result<Box<dyn BlockStore>, String> {
+    pub fn open_store(&self, mode: UseMode) -> Result<Box<dyn BlockStore>, String> {
         let is_bare = self.view.offset == 0 && self.view.size_bytes.is_none() && self.view.changes.is_none();
-        if is_bare && !(self.view.is_read_only || mode == Mode::Read) {
+        if is_bare && !(self.view.is_read_only || mode == UseMode::Read) {
             return self.medium.open();
         }
-        Ok(Box::new(Answered::new(self.open(mode)?)))
+        Ok(Box::new(ImmediateDeviceStore::new(self.open(mode)?)))
     }
 
     /// Whether zeroing a range is faster than writing zeros.
@@ -170,20 +170,22 @@ impl BlockExport {
 }
 
 /// The view's layers over a new handle on the medium.
-fn open(medium: &dyn Medium, view: &View) -> Result<Box<dyn BlockDevice>, String> {
+fn open(medium: &dyn BlockMedium, view: &MediumView) -> Result<Box<dyn BlockDevice>, String> {
     let store = medium.open()?;
     let mut device: Box<dyn BlockDevice> = Box::new(StoreDevice::new(store).preferring(medium.preferred_bytes()));
     if view.offset > 0 || view.size_bytes.is_some() {
         let whole = device.info().size_bytes;
         let size = view.size_bytes.unwrap_or(whole.saturating_sub(view.offset));
-        let part = Range::new(device, view.offset, size)
+        let part = RangeView::new(device, view.offset, size)
             .map_err(|_: StoreError| format!("{size} bytes from {} on do not lie in its {whole}", view.offset))?;
         device = Box::new(part);
     }
     match &view.changes {
-        Some(Changes::Memory(bytes)) => device = Box::new(Scratch::new(device, SparseMemory::new(*bytes, *bytes))),
-        Some(Changes::Medium(changes)) => device = Box::new(Scratch::new(device, changes.open()?)),
-        None if view.is_read_only => device = Box::new(ReadOnly::new(device)),
+        Some(ChangeStorage::Memory(bytes)) => {
+            device = Box::new(CopyOnWriteView::new(device, SparseMemory::new(*bytes, *bytes)))
+        }
+        Some(ChangeStorage::Medium(changes)) => device = Box::new(CopyOnWriteView::new(device, changes.open()?)),
+        None if view.is_read_only => device = Box::new(ReadOnlyView::new(device)),
         None => {}
     }
     Ok(device)
@@ -194,57 +196,61 @@ mod tests {
     use super::*;
     use crate::block::MemoryMedium;
 
-    fn medium() -> Arc<dyn Medium> {
+    fn medium() -> Arc<dyn BlockMedium> {
         Arc::new(MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20)))
     }
 
-    fn export(view: View) -> BlockExport {
+    fn export(view: MediumView) -> BlockExport {
         BlockExport::new(medium(), view, 7).unwrap()
     }
 
     #[test]
     fn read_only_view_is_read_in_every_mode() {
-        let asked = |view: View| {
+        let asked = |view: MediumView| {
             let export = export(view);
-            [control::Mode::Exclusive, control::Mode::Read].map(|asked| export.mode(asked))
+            [control::AttachmentMode::Exclusive, control::AttachmentMode::Read].map(|asked| export.mode(asked))
         };
-        let changes = |changes| View { changes: Some(changes), ..View::default() };
-        let inherited = |view: View| self::export(view).may_be_inherited();
-        assert!(inherited(View::default()) && !inherited(View { is_read_only: true, ..View::default() }));
-        assert!(!inherited(changes(Changes::Memory(1 << 20))) && !inherited(changes(Changes::Medium(medium()))));
-        assert_eq!(asked(View::default()), [Mode::Exclusive, Mode::Read]);
-        assert_eq!(asked(View { is_read_only: true, ..View::default() }), [Mode::Read; 2]);
-        assert_eq!(asked(changes(Changes::Memory(1 << 20))), [Mode::Scratch, Mode::Read]);
-        assert_eq!(asked(changes(Changes::Medium(medium()))), [Mode::Exclusive, Mode::Read]);
+        let changes = |changes| MediumView { changes: Some(changes), ..MediumView::default() };
+        let inherited = |view: MediumView| self::export(view).may_be_inherited();
+        assert!(
+            inherited(MediumView::default()) && !inherited(MediumView { is_read_only: true, ..MediumView::default() })
+        );
+        assert!(
+            !inherited(changes(ChangeStorage::Memory(1 << 20))) && !inherited(changes(ChangeStorage::Medium(medium())))
+        );
+        assert_eq!(asked(MediumView::default()), [UseMode::Exclusive, UseMode::Read]);
+        assert_eq!(asked(MediumView { is_read_only: true, ..MediumView::default() }), [UseMode::Read; 2]);
+        assert_eq!(asked(changes(ChangeStorage::Memory(1 << 20))), [UseMode::Scratch, UseMode::Read]);
+        assert_eq!(asked(changes(ChangeStorage::Medium(medium()))), [UseMode::Exclusive, UseMode::Read]);
     }
 
     #[test]
     fn reader_cannot_write_and_sees_what_the_writer_wrote() {
-        let export = export(View { offset: 4096, size_bytes: Some(8192), ..View::default() });
-        let mut writer = export.open_store(Mode::Exclusive).unwrap();
-        let mut reader = export.open_store(Mode::Read).unwrap();
+        let export = export(MediumView { offset: 4096, size_bytes: Some(8192), ..MediumView::default() });
+        let mut writer = export.open_store(UseMode::Exclusive).unwrap();
+        let mut reader = export.open_store(UseMode::Read).unwrap();
         writer.write_at(10, b"seen").unwrap();
         let mut bytes = [0; 4];
         reader.read_at(10, &mut bytes).unwrap();
         assert_eq!((&bytes, reader.size_bytes(), reader.is_read_only()), (b"seen", 8192, true));
         assert_eq!(reader.write_at(0, b"x"), Err(StoreError::ReadOnly));
-        assert!(export.open(Mode::Read).unwrap().info().is_read_only);
+        assert!(export.open(UseMode::Read).unwrap().info().is_read_only);
     }
 
     #[test]
     fn memory_medium_is_always_lost_with_its_process_and_changes_once_in_use() {
-        let in_memory = |changes| export(View { changes, ..View::default() });
+        let in_memory = |changes| export(MediumView { changes, ..MediumView::default() });
         let lost = |export: &BlockExport| [false, true].map(|is_used| export.is_lost_with_process(is_used));
         assert_eq!(lost(&in_memory(None)), [false; 2]);
-        assert_eq!(lost(&in_memory(Some(Changes::Memory(1 << 20)))), [false, true]);
-        assert_eq!(lost(&in_memory(Some(Changes::Medium(medium())))), [false, true]);
+        assert_eq!(lost(&in_memory(Some(ChangeStorage::Memory(1 << 20)))), [false, true]);
+        assert_eq!(lost(&in_memory(Some(ChangeStorage::Medium(medium())))), [false, true]);
         assert_eq!(lost(&in_memory(None).in_memory()), [true; 2]);
     }
 
     #[test]
     fn each_scratch_user_has_private_changes() {
-        let export = export(View { changes: Some(Changes::Memory(1 << 20)), ..View::default() });
-        let [mut one, mut other] = [(); 2].map(|()| export.open_store(Mode::Scratch).unwrap());
+        let export = export(MediumView { changes: Some(ChangeStorage::Memory(1 << 20)), ..MediumView::default() });
+        let [mut one, mut other] = [(); 2].map(|()| export.open_store(UseMode::Scratch).unwrap());
         one.write_at(512, &[7; 512]).unwrap();
         let mut bytes = [9; 512];
         other.read_at(512, &mut bytes).unwrap();
@@ -256,7 +262,7 @@ mod tests {
     #[test]
     fn view_beyond_the_medium_is_refused_with_its_size() {
         let wrong = |offset, size_bytes| {
-            let view = View { offset, size_bytes, ..View::default() };
+            let view = MediumView { offset, size_bytes, ..MediumView::default() };
             BlockExport::new(medium(), view, 0).unwrap_err()
         };
         assert!(wrong(1 << 19, Some(1 << 20)).contains("1048576"));

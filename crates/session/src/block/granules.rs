@@ -6,7 +6,7 @@ use farbus_model::limits::{SWAP_GRANULE_BYTES_MIN, SWAP_GRANULES_MAX};
 
 /// A set of a disk's granules, which several threads may change at once.
 #[derive(Debug)]
-pub(super) struct Granules {
+pub(super) struct GranuleSet {
     size_bytes: u64,
     granule_bytes: u64,
     words: Box<[AtomicU64]>,
@@ -14,18 +14,18 @@ pub(super) struct Granules {
 
 /// A run of neighbouring granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct GranuleRun {
     pub offset: u64,
     pub bytes: u64,
 }
 
-impl Run {
+impl GranuleRun {
     pub fn end(self) -> u64 {
         self.offset + self.bytes
     }
 }
 
-impl Granules {
+impl GranuleSet {
     /// The empty set for a disk of `size_bytes`. A larger disk has larger granules, which bounds the number of bits.
     pub fn none_of(size_bytes: u64) -> Self {
         let granule_bytes = size_bytes.div_ceil(SWAP_GRANULES_MAX).next_power_of_two().max(SWAP_GRANULE_BYTES_MIN);
@@ -84,7 +84,7 @@ impl Granules {
 
     /// Removes and returns the first granule from `offset` on, with the neighbours behind it up to `bytes_max` in total
     /// (at least one granule).
-    pub fn take(&self, offset: u64, bytes_max: u64) -> Option<Run> {
+    pub fn take(&self, offset: u64, bytes_max: u64) -> Option<GranuleRun> {
         let first = self.find(offset / self.granule_bytes)?;
         let mut end = first + 1;
         self.remove(first);
@@ -92,7 +92,7 @@ impl Granules {
             end += 1;
         }
         let offset = first * self.granule_bytes;
-        Some(Run { offset, bytes: (end * self.granule_bytes).min(self.size_bytes) - offset })
+        Some(GranuleRun { offset, bytes: (end * self.granule_bytes).min(self.size_bytes) - offset })
     }
 
     fn find(&self, from: u64) -> Option<u64> {
@@ -131,16 +131,16 @@ impl Granules {
 /// A set of granules that one thread changes, which knows its size: an empty one is not searched, and a turn that looks
 /// what is left does not read the bits of a whole disk (4 MiB for the largest).
 #[derive(Debug)]
-pub(super) struct Counted {
-    set: Granules,
+pub(super) struct CountedGranuleSet {
+    set: GranuleSet,
     /// Granules in the set.
     count: u64,
 }
 
-impl Counted {
+impl CountedGranuleSet {
     /// The empty set for a disk of `size_bytes`.
     pub fn none_of(size_bytes: u64) -> Self {
-        Self { set: Granules::none_of(size_bytes), count: 0 }
+        Self { set: GranuleSet::none_of(size_bytes), count: 0 }
     }
 
     /// The set of all granules.
@@ -154,7 +154,7 @@ impl Counted {
         self.set.granule_bytes
     }
 
-    /// As [`Granules::add`].
+    /// As [`GranuleSet::add`].
     pub fn add(&mut self, offset: u64, length: u64) {
         self.count += self.set.add(offset, length);
     }
@@ -169,15 +169,15 @@ impl Counted {
         self.set.has(offset)
     }
 
-    /// As [`Granules::take`].
-    pub fn take(&mut self, offset: u64, bytes_max: u64) -> Option<Run> {
+    /// As [`GranuleSet::take`].
+    pub fn take(&mut self, offset: u64, bytes_max: u64) -> Option<GranuleRun> {
         let run = (self.count > 0).then(|| self.set.take(offset, bytes_max)).flatten()?;
         self.count -= run.bytes.div_ceil(self.set.granule_bytes);
         Some(run)
     }
 
-    /// As [`Counted::take`]; behind the last granule the search continues with the first one.
-    pub fn take_around(&mut self, offset: u64, bytes_max: u64) -> Option<Run> {
+    /// As [`CountedGranuleSet::take`]; behind the last granule the search continues with the first one.
+    pub fn take_around(&mut self, offset: u64, bytes_max: u64) -> Option<GranuleRun> {
         self.take(offset, bytes_max).or_else(|| self.take(0, bytes_max))
     }
 
@@ -196,18 +196,18 @@ mod tests {
     #[test]
     fn granules_of_the_largest_disk_need_a_few_mebibytes() {
         for size in [1, 1 << 30, (2 << 40) + 1, 16 << 40] {
-            let none = Granules::none_of(size);
+            let none = GranuleSet::none_of(size);
             assert!(none.words.len() * 8 <= 4 << 20, "{} words for {size} bytes", none.words.len());
             assert_eq!(none.bytes(), 0);
         }
-        assert_eq!(Granules::none_of(128 << 30).granule_bytes(), GRANULE);
-        assert_eq!(Granules::none_of(16 << 40).granule_bytes(), 128 * GRANULE);
+        assert_eq!(GranuleSet::none_of(128 << 30).granule_bytes(), GRANULE);
+        assert_eq!(GranuleSet::none_of(16 << 40).granule_bytes(), 128 * GRANULE);
     }
 
     #[test]
     fn added_granules_are_taken_once_in_runs() {
         let size = 200 * GRANULE + 77;
-        let set = Granules::none_of(size);
+        let set = GranuleSet::none_of(size);
         set.add(0, 0);
         set.add(63 * GRANULE - 1, 2 * GRANULE);
         set.add(size - 1, 1);
@@ -215,16 +215,16 @@ mod tests {
         assert!(set.has(62 * GRANULE) && set.has(65 * GRANULE - 1) && !set.has(65 * GRANULE));
         assert!(set.has_all(62 * GRANULE, 3 * GRANULE) && set.has_all(64 * GRANULE + 5, 1) && set.has_all(GRANULE, 0));
         assert!(!set.has_all(62 * GRANULE, 3 * GRANULE + 1) && !set.has_all(0, size));
-        assert_eq!(set.take(0, 2 * GRANULE), Some(Run { offset: 62 * GRANULE, bytes: 2 * GRANULE }));
-        assert_eq!(set.take(63 * GRANULE, 1), Some(Run { offset: 64 * GRANULE, bytes: GRANULE }));
-        assert_eq!(set.take(0, u64::MAX), Some(Run { offset: 200 * GRANULE, bytes: 77 }));
+        assert_eq!(set.take(0, 2 * GRANULE), Some(GranuleRun { offset: 62 * GRANULE, bytes: 2 * GRANULE }));
+        assert_eq!(set.take(63 * GRANULE, 1), Some(GranuleRun { offset: 64 * GRANULE, bytes: GRANULE }));
+        assert_eq!(set.take(0, u64::MAX), Some(GranuleRun { offset: 200 * GRANULE, bytes: 77 }));
         assert_eq!((set.take(0, 1), set.bytes()), (None, 0));
     }
 
     #[test]
     fn a_counted_set_has_the_size_that_its_bits_add_up_to() {
         for size in [GRANULE, 129 * GRANULE - 1, 200 * GRANULE + 77] {
-            let mut set = Counted::all_of(size);
+            let mut set = CountedGranuleSet::all_of(size);
             assert_eq!(set.bytes(), size);
             let mut state = 7u64;
             for turn in 0..2000 {
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn all_granules_of_a_disk_add_up_to_its_size() {
         for size in [1, GRANULE, 64 * GRANULE, 64 * GRANULE + 1, 129 * GRANULE - 1] {
-            let all = Granules::all_of(size);
+            let all = GranuleSet::all_of(size);
             assert_eq!(all.bytes(), size);
             let mut taken = 0;
             while let Some(run) = all.take(taken, 1 << 20) {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_model::{BlockStore, Extent, Medium, StoreError};
+use farbus_model::{BlockMedium, BlockStore, StoreError, StoreExtent};
 
 use super::sparse::SparseMemory;
 
@@ -24,7 +24,7 @@ impl MemoryMedium {
     }
 }
 
-impl Medium for MemoryMedium {
+impl BlockMedium for MemoryMedium {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         Ok(Box::new(self.clone()))
     }
@@ -63,7 +63,7 @@ impl BlockStore for MemoryMedium {
         self.memory().write_zeroes(offset, len)
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         self.memory().extent(offset, len)
     }
 }

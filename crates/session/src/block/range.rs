@@ -1,20 +1,20 @@
 //! A part of a device, as a device of its own.
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockOp, Completions, Instant, StoreError,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockLayer, BlockOp, CompletionQueue, Instant, StoreError,
 };
 
-use super::below::Below;
+use super::below::UnderlyingDevice;
 
 /// `size_bytes` of the device below from `offset` on: a partition, or one file system of several in an image.
 #[derive(Debug)]
-pub struct Range<D> {
-    below: Below<D>,
+pub struct RangeView<D> {
+    below: UnderlyingDevice<D>,
     offset: u64,
     info: BlockInfo,
 }
 
-impl<D: BlockDevice> Range<D> {
+impl<D: BlockDevice> RangeView<D> {
     /// A part of `device`.
     ///
     /// # Errors
@@ -26,11 +26,11 @@ impl<D: BlockDevice> Range<D> {
         if !is_inside || !offset.is_multiple_of(block) || !size_bytes.is_multiple_of(block) {
             return Err(StoreError::Invalid);
         }
-        Ok(Self { below: Below::new(device), offset, info: BlockInfo { size_bytes, ..whole } })
+        Ok(Self { below: UnderlyingDevice::new(device), offset, info: BlockInfo { size_bytes, ..whole } })
     }
 }
 
-impl<D: BlockDevice> BlockLayer for Range<D> {
+impl<D: BlockDevice> BlockLayer for RangeView<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -44,8 +44,8 @@ impl<D: BlockDevice> BlockLayer for Range<D> {
     fn with_inner<R>(
         &mut self,
         _now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let offset = self.offset;
         self.below.with(done, act, |answer| {
@@ -59,7 +59,7 @@ impl<D: BlockDevice> BlockLayer for Range<D> {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         // A request that leaves the part must not reach the rest of the device.
         if let Err(error) = self.info.check(&request) {
             done.push(request.fail(error));

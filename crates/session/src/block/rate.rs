@@ -6,7 +6,7 @@ use farbus_model::Instant;
 
 /// A token bucket with one token per byte. It allows a burst of 100 ms.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bucket {
+pub(super) struct TokenBucket {
     /// Bytes per second; `None`: no limit.
     rate: Option<u64>,
     /// When everything taken so far is paid for.
@@ -16,7 +16,7 @@ pub(super) struct Bucket {
 /// The largest burst after a pause, in time.
 const BURST: Duration = Duration::from_millis(100);
 
-impl Bucket {
+impl TokenBucket {
     pub fn new(rate: Option<u64>, now: Instant) -> Self {
         Self { rate, full_at: now }
     }
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn bucket_passes_its_rate_and_a_burst_of_a_tenth_of_a_second() {
         let mut now = Instant::ZERO;
-        let mut bucket = Bucket::new(Some(1 << 20), now);
+        let mut bucket = TokenBucket::new(Some(1 << 20), now);
         let mut taken = 0;
         while taken < 10 << 20 {
             if let Some(until) = bucket.wait_until(now) {
@@ -58,10 +58,10 @@ mod tests {
 
     #[test]
     fn bucket_without_rate_never_waits_and_pauses_are_not_saved_up() {
-        let mut free = Bucket::new(None, Instant::ZERO);
+        let mut free = TokenBucket::new(None, Instant::ZERO);
         free.take(Instant::ZERO, u64::MAX);
         assert_eq!(free.wait_until(Instant::ZERO), None);
-        let mut bucket = Bucket::new(Some(1000), Instant::ZERO);
+        let mut bucket = TokenBucket::new(Some(1000), Instant::ZERO);
         let later = Instant::ZERO + Duration::from_secs(100);
         bucket.take(later, 1000);
         assert_eq!(bucket.wait_until(later), Some(later + Duration::from_millis(900)));

@@ -1,15 +1,15 @@
 //! A read-only view of a device.
 
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, Completions, Instant};
+use farbus_model::{BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockLayer, CompletionQueue, Instant};
 
 /// The device below with every change refused. Other users of that device may still change it.
 #[derive(Debug)]
-pub struct ReadOnly<D> {
+pub struct ReadOnlyView<D> {
     device: D,
     info: BlockInfo,
 }
 
-impl<D: BlockDevice> ReadOnly<D> {
+impl<D: BlockDevice> ReadOnlyView<D> {
     /// Wraps `device`.
     pub fn new(device: D) -> Self {
         let info = BlockInfo { is_read_only: true, ..*device.info() };
@@ -17,7 +17,7 @@ impl<D: BlockDevice> ReadOnly<D> {
     }
 }
 
-impl<D: BlockDevice> BlockLayer for ReadOnly<D> {
+impl<D: BlockDevice> BlockLayer for ReadOnlyView<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -32,7 +32,7 @@ impl<D: BlockDevice> BlockLayer for ReadOnly<D> {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         match self.info.check(&request) {
             Ok(()) => self.device.submit(now, request, done),
             Err(error) => done.push(request.fail(error)),

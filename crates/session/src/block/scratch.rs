@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use farbus_model::limits::{SCRATCH_MAPPED_BYTES_MAX, SCRATCH_ZEROED_MAX};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockStore, Completions, Extent, Extents,
-    Instant, Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockStore, CompletionQueue,
+    ExtentList, Instant, Payload, StoreError, StoreExtent,
 };
 
-use super::below::Below;
+use super::below::UnderlyingDevice;
 
 /// Smallest unit of change, bytes: the smallest sector of any disk.
 const SECTOR_BYTES_MIN: u32 = 512;
@@ -27,19 +27,19 @@ const GRAIN_SECTORS: u64 = 8;
 /// [`StoreError::NoSpace`] and everything else still works. Changes are as durable as the store, but no later process
 /// can find them in it.
 #[derive(Debug)]
-pub struct Scratch<D, S> {
-    below: Below<D>,
-    changes: Changes<S>,
+pub struct CopyOnWriteView<D, S> {
+    below: UnderlyingDevice<D>,
+    changes: CopyOnWriteChanges<S>,
     info: BlockInfo,
 }
 
 /// What differs from the device below.
 #[derive(Debug)]
-struct Changes<S> {
+struct CopyOnWriteChanges<S> {
     store: S,
     sector_bytes: u64,
     /// For each changed grain, its place in the store and which of its sectors were written.
-    grains: HashMap<u64, Grain>,
+    grains: HashMap<u64, ChangedGrain>,
     /// Places in the store that were used and are free again.
     free: Vec<u32>,
     /// Number of places used so far.
@@ -50,20 +50,20 @@ struct Changes<S> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Grain {
+struct ChangedGrain {
     place: u32,
     written: u8,
 }
 
 /// Where a sector's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum SectorSource {
     Store(u64),
     Zeros,
     Below,
 }
 
-impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
+impl<D: BlockDevice, S: BlockStore> CopyOnWriteView<D, S> {
     /// Wraps `device` and keeps changes in `store`, whose old content does not matter.
     pub fn new(device: D, store: S) -> Self {
         let whole = *device.info();
@@ -78,7 +78,7 @@ impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
             is_read_only: false,
             trims: true,
         };
-        let changes = Changes {
+        let changes = CopyOnWriteChanges {
             store,
             sector_bytes,
             grains: HashMap::new(),
@@ -87,7 +87,7 @@ impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
             places,
             zeroed: BTreeMap::new(),
         };
-        Self { below: Below::new(device), changes, info }
+        Self { below: UnderlyingDevice::new(device), changes, info }
     }
 
     /// Bytes of the store in use.
@@ -96,16 +96,16 @@ impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
     }
 }
 
-impl<S: BlockStore> Changes<S> {
-    fn source(&self, sector: u64) -> Source {
+impl<S: BlockStore> CopyOnWriteChanges<S> {
+    fn source(&self, sector: u64) -> SectorSource {
         let (grain, within) = (sector / GRAIN_SECTORS, sector % GRAIN_SECTORS);
         if let Some(found) = self.grains.get(&grain)
             && found.written & 1 << within != 0
         {
-            return Source::Store(self.place_of(found.place, within));
+            return SectorSource::Store(self.place_of(found.place, within));
         }
         let before = self.zeroed.range(..=sector).next_back();
-        if before.is_some_and(|(_, end)| sector < *end) { Source::Zeros } else { Source::Below }
+        if before.is_some_and(|(_, end)| sector < *end) { SectorSource::Zeros } else { SectorSource::Below }
     }
 
     fn place_of(&self, place: u32, within: u64) -> u64 {
@@ -113,7 +113,7 @@ impl<S: BlockStore> Changes<S> {
     }
 
     /// Splits a range into runs by where their bytes are: offset in the range, source, bytes.
-    fn runs(&self, offset: u64, length: u64) -> impl Iterator<Item = (usize, Source, usize)> {
+    fn runs(&self, offset: u64, length: u64) -> impl Iterator<Item = (usize, SectorSource, usize)> {
         let (first, end) = (offset / self.sector_bytes, (offset + length) / self.sector_bytes);
         let mut sector = first;
         std::iter::from_fn(move || {
@@ -124,7 +124,9 @@ impl<S: BlockStore> Changes<S> {
             sector += 1;
             while sector < end {
                 let goes_on = match (source, self.source(sector)) {
-                    (Source::Store(at), Source::Store(next)) => next == at + (sector - start) * self.sector_bytes,
+                    (SectorSource::Store(at), SectorSource::Store(next)) => {
+                        next == at + (sector - start) * self.sector_bytes
+                    }
                     (source, next) => source == next,
                 };
                 if !goes_on {
@@ -138,7 +140,7 @@ impl<S: BlockStore> Changes<S> {
     }
 
     fn needs_below(&self, offset: u64, length: u64) -> bool {
-        self.runs(offset, length).any(|(_, source, _)| source == Source::Below)
+        self.runs(offset, length).any(|(_, source, _)| source == SectorSource::Below)
     }
 
     /// Replaces the changed parts of what the device below returned.
@@ -147,26 +149,26 @@ impl<S: BlockStore> Changes<S> {
         for (at, source, count) in runs {
             let piece = &mut bytes[at..at + count];
             match source {
-                Source::Store(from) => self.store.read_at(from, piece)?,
-                Source::Zeros => piece.fill(0),
-                Source::Below => {}
+                SectorSource::Store(from) => self.store.read_at(from, piece)?,
+                SectorSource::Zeros => piece.fill(0),
+                SectorSource::Below => {}
             }
         }
         Ok(())
     }
 
     /// Replaces what the device below told of the changed parts of a range, and may tell of less.
-    fn patch_map(&self, offset: u64, below: &Extents) -> Extents {
-        let (below, mut extents) = (below.aligned(self.sector_bytes), Extents::default());
+    fn patch_map(&self, offset: u64, below: &ExtentList) -> ExtentList {
+        let (below, mut extents) = (below.aligned(self.sector_bytes), ExtentList::default());
         if self.grains.is_empty() && self.zeroed.is_empty() {
             return below;
         }
         for (at, source, count) in self.runs(offset, below.length().min(SCRATCH_MAPPED_BYTES_MAX)) {
             let (at, length) = (at as u64, count as u64);
             let is_told = match source {
-                Source::Store(_) => extents.push(Extent { length, is_hole: false }),
-                Source::Zeros => extents.push(Extent { length, is_hole: true }),
-                Source::Below => below.cut(at, length).iter().all(|extent| extents.push(extent)),
+                SectorSource::Store(_) => extents.push(StoreExtent { length, is_hole: false }),
+                SectorSource::Zeros => extents.push(StoreExtent { length, is_hole: true }),
+                SectorSource::Below => below.cut(at, length).iter().all(|extent| extents.push(extent)),
             };
             if !is_told {
                 break;
@@ -186,7 +188,7 @@ impl<S: BlockStore> Changes<S> {
             let number = position / grain_bytes;
             let found = match self.grains.get(&number) {
                 Some(grain) => *grain,
-                None => Grain { place: self.take_place()?, written: 0 },
+                None => ChangedGrain { place: self.take_place()?, written: 0 },
             };
             let (first, sectors) = (into / self.sector_bytes, count as u64 / self.sector_bytes);
             let written = (((1u16 << sectors) - 1) << first) as u8;
@@ -196,7 +198,7 @@ impl<S: BlockStore> Changes<S> {
                 }
                 return Err(error);
             }
-            self.grains.insert(number, Grain { written: found.written | written, ..found });
+            self.grains.insert(number, ChangedGrain { written: found.written | written, ..found });
             at += count;
         }
         Ok(())
@@ -221,7 +223,7 @@ impl<S: BlockStore> Changes<S> {
         }
         self.note_zeroed(first, end)?;
         let (first_grain, last_grain) = (first / GRAIN_SECTORS, (end - 1) / GRAIN_SECTORS);
-        let forget = |number: u64, grain: &mut Grain, free: &mut Vec<u32>| {
+        let forget = |number: u64, grain: &mut ChangedGrain, free: &mut Vec<u32>| {
             let from = first.saturating_sub(number * GRAIN_SECTORS).min(GRAIN_SECTORS);
             let to = end.saturating_sub(number * GRAIN_SECTORS).min(GRAIN_SECTORS);
             grain.written &= !((((1u16 << (to - from)) - 1) << from) as u8);
@@ -266,7 +268,7 @@ impl<S: BlockStore> Changes<S> {
     }
 }
 
-impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
+impl<D: BlockDevice, S: BlockStore> BlockLayer for CopyOnWriteView<D, S> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -280,8 +282,8 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
     fn with_inner<R>(
         &mut self,
         _now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let changes = &mut self.changes;
         self.below.with(done, act, |answer| {
@@ -293,8 +295,8 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
                 }
             }
             if answer.op == BlockOp::Map && answer.result.is_ok() {
-                let told = Extents::read(&answer.payload, answer.length);
-                let below = told.unwrap_or_else(|| Extents::data(answer.length.into()));
+                let told = ExtentList::read(&answer.payload, answer.length);
+                let below = told.unwrap_or_else(|| ExtentList::data(answer.length.into()));
                 answer.payload = changes.patch_map(answer.offset, &below).to_payload();
             }
         })
@@ -304,7 +306,7 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let (offset, length) = (request.offset, u64::from(request.length));
         let mut result = self.info.check(&request);
         let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 //! A store in memory that uses memory only for what was written.
 
-use farbus_model::{BlockStore, Extent, StoreError};
+use farbus_model::{BlockStore, StoreError, StoreExtent};
 
 /// Bytes allocated at a time: a read of the usual size fits into one chunk, and it is a sixteenth of a 2 MiB huge page.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -8,13 +8,13 @@ const CHUNK_BYTES: usize = 128 << 10;
 /// Chunks per shelf of the two-level table: a disk of 16 TiB has 32768 shelves.
 const SHELF_CHUNKS: usize = 4096;
 
-type Chunk = Option<Box<[u8]>>;
+type SparseChunk = Option<Box<[u8]>>;
 
 /// A sparse store in memory, of any size: for private changes of a view, and as a disk in tests and measurements.
 #[derive(Debug)]
 pub struct SparseMemory {
     size_bytes: u64,
-    shelves: Vec<Box<[Chunk]>>,
+    shelves: Vec<Box<[SparseChunk]>>,
     chunks_left: u64,
 }
 
@@ -117,14 +117,14 @@ impl BlockStore for SparseMemory {
         Ok(())
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
-        let mut first = Extent { length: 0, is_hole: false };
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
+        let mut first = StoreExtent { length: 0, is_hole: false };
         for (chunk, _, count) in Self::pieces(offset, len) {
             let is_hole = self.chunk(chunk).is_none();
             if first.length > 0 && first.is_hole != is_hole {
                 break;
             }
-            first = Extent { length: first.length + count as u64, is_hole };
+            first = StoreExtent { length: first.length + count as u64, is_hole };
         }
         Ok(first)
     }

@@ -7,40 +7,40 @@ const STRIPES: u64 = 1024;
 
 /// Serializes threads that change the same granule on two media, or copy it from one to the other.
 #[derive(Debug)]
-pub(super) struct Stripes {
+pub(super) struct StripedLocks {
     granule_bytes: u64,
     locks: Box<[Mutex<()>]>,
 }
 
 /// The locks of a range, released on drop.
 #[must_use = "what is not held is not kept from others"]
-pub(super) struct Held<'a> {
-    _guards: Guards<'a>,
+pub(super) struct RangeLock<'a> {
+    _guards: StripeGuards<'a>,
 }
 
 #[allow(dead_code, reason = "held, never looked at")]
-enum Guards<'a> {
+enum StripeGuards<'a> {
     One(MutexGuard<'a, ()>),
     Many(Vec<MutexGuard<'a, ()>>),
 }
 
-impl Stripes {
+impl StripedLocks {
     /// Locks for granules of this size.
     pub fn new(granule_bytes: u64) -> Self {
         Self { granule_bytes, locks: (0..STRIPES).map(|_| Mutex::default()).collect() }
     }
 
     /// Waits until no other thread holds any part of the range, and locks it.
-    pub fn hold(&self, offset: u64, length: u64) -> Held<'_> {
+    pub fn hold(&self, offset: u64, length: u64) -> RangeLock<'_> {
         let (first, last) = (offset / self.granule_bytes, (offset + length.max(1) - 1) / self.granule_bytes);
         if first == last {
-            return Held { _guards: Guards::One(self.lock(first % STRIPES)) };
+            return RangeLock { _guards: StripeGuards::One(self.lock(first % STRIPES)) };
         }
         let count = (last - first + 1).min(STRIPES);
         let mut stripes: Vec<u64> = (first..first + count).map(|granule| granule % STRIPES).collect();
         // Every thread takes the locks in ascending order, which excludes deadlock.
         stripes.sort_unstable();
-        Held { _guards: Guards::Many(stripes.into_iter().map(|stripe| self.lock(stripe)).collect()) }
+        RangeLock { _guards: StripeGuards::Many(stripes.into_iter().map(|stripe| self.lock(stripe)).collect()) }
     }
 
     fn lock(&self, stripe: u64) -> MutexGuard<'_, ()> {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn held_range_blocks_its_granules_and_no_others() {
-        let stripes = Stripes::new(100);
+        let stripes = StripedLocks::new(100);
         let is_free = |granule: u64| stripes.locks[(granule % STRIPES) as usize].try_lock().is_ok();
         for (offset, length, held) in
             [(0, 1, 0..1), (199, 2, 1..3), (100, 100, 1..2), (STRIPES * 100 - 1, 2, STRIPES - 1..STRIPES + 1)]

@@ -1,7 +1,7 @@
 //! The work of a swap: copies the source, then moves the handles from one medium to the other (requirement N12).
 //!
 //! A state machine that its owner drives step by step. Each step copies or compares a piece, or moves the handles of
-//! the [`Switch`] to their next mode. A [`Journal`] records what has to survive a power cut.
+//! the [`MediumSwitch`] to their next mode. A [`MilestoneJournal`] records what has to survive a power cut.
 //!
 //! | phase | what a step does | the source is complete | the destination is complete |
 //! |---|---|---|---|
@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::limits::SWAP_RUN_BYTES_MAX;
-use farbus_model::{BlockStore, Instant, Medium, StoreError};
+use farbus_model::{BlockMedium, BlockStore, Instant, StoreError};
 
-use super::granules::{Granules, Run};
-use super::rate::Bucket;
-use super::switch::{Mode, Shared, Switch, Tandem, Unready};
+use super::granules::{GranuleRun, GranuleSet};
+use super::rate::TokenBucket;
+use super::switch::{MediumSwitch, MediumSwitchInner, SwapMediumPair, SwapStartError, SwitchMode};
 
 /// Copy rounds before the swap compares, or writes to both media. From then on, what is left only shrinks.
 pub(super) const ROUNDS_MAX: u32 = 8;
@@ -49,17 +49,17 @@ const BAD_BLOCK_BYTES: usize = 4096;
 const RATE_SPAN: Duration = Duration::from_secs(1);
 
 /// Records what has to survive a power cut. A note is durable when `note` returns.
-pub trait Journal: Send {
+pub trait MilestoneJournal: Send {
     /// Records the swap's milestone; the last note is the valid one.
     ///
     /// # Errors
     /// A sentence for a person. Whether the note was made is then unknown.
-    fn note(&mut self, milestone: Milestone) -> Result<(), String>;
+    fn note(&mut self, milestone: SwapMilestone) -> Result<(), String>;
 }
 
 /// Where a swap is, as far as that matters after a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Milestone {
+pub enum SwapMilestone {
     /// The source is the device; the destination holds part of a copy.
     Copying,
     /// The destination is the device; the source is out of date.
@@ -70,7 +70,7 @@ pub enum Milestone {
 
 /// Options of a swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct SwapOptions {
     /// Most bytes copied per second; `None`: no limit.
     pub rate: Option<u64>,
     /// Whether both media are read and compared before the switch.
@@ -82,18 +82,18 @@ pub struct Options {
 
 /// One of the two media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum SwapSide {
     /// The medium that is replaced.
     Source,
     /// The medium that takes its place.
     Destination,
 }
 
-impl fmt::Display for Side {
+impl fmt::Display for SwapSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Side::Source => "the source",
-            Side::Destination => "the destination",
+            SwapSide::Source => "the source",
+            SwapSide::Destination => "the destination",
         })
     }
 }
@@ -113,11 +113,11 @@ pub enum SwapError {
     /// The destination is read-only.
     ReadOnly,
     /// A medium cannot be opened; with the reason as a sentence.
-    Open(Side, String),
+    Open(SwapSide, String),
     /// A medium failed.
     Medium {
         /// Which medium failed.
-        side: Side,
+        side: SwapSide,
         /// Where it failed, bytes; exact to 4096 bytes.
         offset: u64,
         /// How it failed.
@@ -145,7 +145,7 @@ impl fmt::Display for SwapError {
             }
             SwapError::ReadOnly => f.write_str("the destination cannot be written"),
             SwapError::Open(side, why) => write!(f, "{side}: {why}"),
-            SwapError::Medium { side: Side::Source, offset, error: StoreError::Medium } => {
+            SwapError::Medium { side: SwapSide::Source, offset, error: StoreError::Medium } => {
                 write!(f, "the source cannot be read at byte {offset}: a bad block, or it has become shorter")
             }
             SwapError::Medium { side, offset, error } => write!(f, "{side} failed at byte {offset}: {error}"),
@@ -163,7 +163,7 @@ impl std::error::Error for SwapError {}
 
 /// What a completed swap did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct SwapReport {
     /// Bytes copied, including those copied more than once.
     pub copied_bytes: u64,
     /// Copy rounds; the first covers the whole device.
@@ -175,20 +175,20 @@ pub struct Report {
 /// What the owner of the swap does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "it says when to go on, or how it ended"]
-pub enum Step {
+pub enum SwapStep {
     /// Call `step` again at once.
     Again,
     /// Call `step` again at this moment, not before.
     At(Instant),
     /// The swap is over.
-    Ended(Result<Report, SwapError>),
+    Ended(Result<SwapReport, SwapError>),
 }
 
 /// Progress of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct SwapProgress {
     /// The current phase.
-    pub phase: Phase,
+    pub phase: SwapPhase,
     /// Size of the device, bytes.
     pub total_bytes: u64,
     /// Bytes copied so far, including those copied more than once.
@@ -202,13 +202,13 @@ pub struct Progress {
     /// The current round, from 1.
     pub round: u32,
     /// The longest time by which the swap has delayed a request so far; zero if the swap has no clock
-    /// ([`Swap::timed_by`]).
+    /// ([`MediumSwap::timed_by`]).
     pub delayed: Duration,
 }
 
 /// The phase of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum SwapPhase {
     /// Waiting until every handle records changes.
     Beginning,
     /// Copying.
@@ -229,34 +229,34 @@ pub enum Phase {
     Releasing,
 }
 
-impl Phase {
+impl SwapPhase {
     /// The phase as a word, for people.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Phase::Beginning => "beginning",
-            Phase::Copying => "copying",
-            Phase::Verifying => "verifying",
-            Phase::Flushing => "flushing",
-            Phase::Joining | Phase::Draining | Phase::Deciding => "switching",
-            Phase::Flipping | Phase::Releasing => "releasing",
+            SwapPhase::Beginning => "beginning",
+            SwapPhase::Copying => "copying",
+            SwapPhase::Verifying => "verifying",
+            SwapPhase::Flushing => "flushing",
+            SwapPhase::Joining | SwapPhase::Draining | SwapPhase::Deciding => "switching",
+            SwapPhase::Flipping | SwapPhase::Releasing => "releasing",
         }
     }
 
     /// Whether the destination is the device from now on.
     pub const fn is_decided(self) -> bool {
-        matches!(self, Phase::Flipping | Phase::Releasing)
+        matches!(self, SwapPhase::Flipping | SwapPhase::Releasing)
     }
 }
 
 /// A swap in progress. Dropping it cancels the swap, unless it is decided.
-pub struct Swap {
-    shared: Arc<Shared>,
-    tandem: Arc<Tandem>,
+pub struct MediumSwap {
+    shared: Arc<MediumSwitchInner>,
+    tandem: Arc<SwapMediumPair>,
     source: Box<dyn BlockStore>,
     destination: Box<dyn BlockStore>,
-    journal: Box<dyn Journal>,
-    options: Options,
-    phase: Phase,
+    journal: Box<dyn MilestoneJournal>,
+    options: SwapOptions,
+    phase: SwapPhase,
     /// When it entered this phase.
     since: Instant,
     began: Instant,
@@ -266,11 +266,11 @@ pub struct Swap {
     verifications: u32,
     /// Bytes left to copy after the previous round.
     left_before: u64,
-    unverified: Granules,
+    unverified: GranuleSet,
     /// Bytes copied since the last flush of the destination.
     unflushed: u64,
-    bucket: Bucket,
-    meter: Meter,
+    bucket: TokenBucket,
+    meter: CopyRateMeter,
     is_cancelled: bool,
     is_over: bool,
     buffers: [Vec<u8>; 2],
@@ -278,14 +278,14 @@ pub struct Swap {
 
 /// Measures the rate in bytes per second.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Meter {
+pub(super) struct CopyRateMeter {
     copied: u64,
     since: Instant,
     copied_before: u64,
     rate: u64,
 }
 
-impl Meter {
+impl CopyRateMeter {
     pub fn new(now: Instant) -> Self {
         Self { copied: 0, since: now, copied_before: 0, rate: 0 }
     }
@@ -312,26 +312,26 @@ impl Meter {
     }
 }
 
-impl fmt::Debug for Swap {
+impl fmt::Debug for MediumSwap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Swap").field("phase", &self.phase).field("round", &self.round).finish_non_exhaustive()
+        f.debug_struct("MediumSwap").field("phase", &self.phase).field("round", &self.round).finish_non_exhaustive()
     }
 }
 
-impl Swap {
+impl MediumSwap {
     /// Begins to replace the medium of `switch` by `destination`.
     ///
     /// # Errors
     /// [`SwapError`]: nothing has been written to the destination.
     pub fn begin(
-        switch: &Switch,
-        destination: Arc<dyn Medium>,
-        mut journal: Box<dyn Journal>,
-        options: Options,
+        switch: &MediumSwitch,
+        destination: Arc<dyn BlockMedium>,
+        mut journal: Box<dyn MilestoneJournal>,
+        options: SwapOptions,
         now: Instant,
     ) -> Result<Self, SwapError> {
         let shared = Arc::clone(switch.shared());
-        let store = destination.open().map_err(|why| SwapError::Open(Side::Destination, why))?;
+        let store = destination.open().map_err(|why| SwapError::Open(SwapSide::Destination, why))?;
         let (needed, found) = (shared.size_bytes, store.size_bytes());
         if found < needed {
             return Err(SwapError::TooSmall { needed, found });
@@ -339,12 +339,12 @@ impl Swap {
         if store.is_read_only() {
             return Err(SwapError::ReadOnly);
         }
-        let source = shared.open_current().map_err(|why| SwapError::Open(Side::Source, why))?;
+        let source = shared.open_current().map_err(|why| SwapError::Open(SwapSide::Source, why))?;
         let tandem = shared.begin(destination).map_err(|unready| match unready {
-            Unready::AnotherSwap => SwapError::AnotherSwap,
-            Unready::Destination(why) => SwapError::Open(Side::Destination, why),
+            SwapStartError::AnotherSwap => SwapError::AnotherSwap,
+            SwapStartError::Destination(why) => SwapError::Open(SwapSide::Destination, why),
         })?;
-        if let Err(why) = journal.note(Milestone::Copying) {
+        if let Err(why) = journal.note(SwapMilestone::Copying) {
             shared.end(false);
             return Err(SwapError::Journal(why));
         }
@@ -355,17 +355,17 @@ impl Swap {
             destination: store,
             journal,
             options,
-            phase: Phase::Beginning,
+            phase: SwapPhase::Beginning,
             since: now,
             began: now,
             cursor: 0,
             round: 0,
             verifications: 0,
             left_before: u64::MAX,
-            unverified: Granules::none_of(needed),
+            unverified: GranuleSet::none_of(needed),
             unflushed: 0,
-            bucket: Bucket::new(options.rate, now),
-            meter: Meter::new(now),
+            bucket: TokenBucket::new(options.rate, now),
+            meter: CopyRateMeter::new(now),
             is_cancelled: false,
             is_over: false,
             buffers: [vec![0; run_bytes], vec![0; run_bytes]],
@@ -374,8 +374,8 @@ impl Swap {
     }
 
     /// Its progress.
-    pub fn progress(&self, now: Instant) -> Progress {
-        Progress {
+    pub fn progress(&self, now: Instant) -> SwapProgress {
+        SwapProgress {
             phase: self.phase,
             total_bytes: self.shared.size_bytes,
             copied_bytes: self.meter.copied(),
@@ -396,7 +396,7 @@ impl Swap {
     }
 
     /// Its current phase.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> SwapPhase {
         self.phase
     }
 
@@ -406,71 +406,73 @@ impl Swap {
         self.is_cancelled
     }
 
-    /// Does the next piece of work. Must not be called after [`Step::Ended`].
-    pub fn step(&mut self, now: Instant) -> Step {
+    /// Does the next piece of work. Must not be called after [`SwapStep::Ended`].
+    pub fn step(&mut self, now: Instant) -> SwapStep {
         match self.try_step(now) {
             Ok(step) => step,
-            Err(error) => Step::Ended(Err(self.give_up(error))),
+            Err(error) => SwapStep::Ended(Err(self.give_up(error))),
         }
     }
 
-    fn try_step(&mut self, now: Instant) -> Result<Step, SwapError> {
+    fn try_step(&mut self, now: Instant) -> Result<SwapStep, SwapError> {
         if self.is_cancelled {
             return Err(SwapError::Cancelled);
         }
         match self.phase {
-            Phase::Beginning | Phase::Joining | Phase::Flipping | Phase::Releasing => self.take_along(now),
-            Phase::Copying => self.copy_round(now),
-            Phase::Verifying => self.verify_round(now),
-            Phase::Flushing => {
-                self.flush_destination()?;
-                self.shared.go_on(Mode::Both);
-                Ok(self.enter(Phase::Joining, now))
+            SwapPhase::Beginning | SwapPhase::Joining | SwapPhase::Flipping | SwapPhase::Releasing => {
+                self.take_along(now)
             }
-            Phase::Draining => self.drain(now),
-            Phase::Deciding => self.decide(now),
+            SwapPhase::Copying => self.copy_round(now),
+            SwapPhase::Verifying => self.verify_round(now),
+            SwapPhase::Flushing => {
+                self.flush_destination()?;
+                self.shared.go_on(SwitchMode::Both);
+                Ok(self.enter(SwapPhase::Joining, now))
+            }
+            SwapPhase::Draining => self.drain(now),
+            SwapPhase::Deciding => self.decide(now),
         }
     }
 
-    fn enter(&mut self, phase: Phase, now: Instant) -> Step {
+    fn enter(&mut self, phase: SwapPhase, now: Instant) -> SwapStep {
         (self.phase, self.since, self.cursor) = (phase, now, 0);
-        Step::Again
+        SwapStep::Again
     }
 
     /// Waits until every handle has reached the mode, then enters the next phase.
-    fn take_along(&mut self, now: Instant) -> Result<Step, SwapError> {
+    fn take_along(&mut self, now: Instant) -> Result<SwapStep, SwapError> {
         if !self.shared.has_everybody() {
             // After the decision there is no way back: a handle with a stuck request follows when that completes.
             if !self.phase.is_decided() && now - self.since > CATCH_UP_TIME_MAX {
                 return Err(SwapError::Stuck);
             }
-            return Ok(Step::At(now + LOOK_AGAIN));
+            return Ok(SwapStep::At(now + LOOK_AGAIN));
         }
         Ok(match self.phase {
-            Phase::Beginning => self.enter(Phase::Copying, now),
-            Phase::Joining => self.enter(Phase::Draining, now),
-            Phase::Flipping => {
+            SwapPhase::Beginning => self.enter(SwapPhase::Copying, now),
+            SwapPhase::Joining => self.enter(SwapPhase::Draining, now),
+            SwapPhase::Flipping => {
                 self.shared.end(true);
-                self.enter(Phase::Releasing, now)
+                self.enter(SwapPhase::Releasing, now)
             }
             _ => {
                 self.is_over = true;
                 let (copied_bytes, rounds, took) = (self.meter.copied(), self.round, now - self.began);
-                Step::Ended(Ok(Report { copied_bytes, rounds, took }))
+                SwapStep::Ended(Ok(SwapReport { copied_bytes, rounds, took }))
             }
         })
     }
 
     /// Copies the next run, or ends the round.
-    fn copy_round(&mut self, now: Instant) -> Result<Step, SwapError> {
+    fn copy_round(&mut self, now: Instant) -> Result<SwapStep, SwapError> {
         if let Some(until) = self.bucket.wait_until(now) {
-            return Ok(Step::At(until));
+            return Ok(SwapStep::At(until));
         }
         if let Some(run) = self.tandem.dirty.take(self.cursor, SWAP_RUN_BYTES_MAX) {
             self.cursor = run.end();
             self.copy(run, self.options.resume && self.round == 0)?;
             self.count(run, now)?;
-            return Ok(Step::Again);
+            return Ok(SwapStep::Again);
         }
         let left = self.tandem.dirty.bytes();
         let is_little = left <= LEFT_BYTES;
@@ -479,26 +481,26 @@ impl Swap {
         self.round += 1;
         if !is_little && !shrinks_no_more && !self.round.is_multiple_of(ROUNDS_MAX) {
             (self.left_before, self.cursor) = (left, 0);
-            return Ok(Step::Again);
+            return Ok(SwapStep::Again);
         }
         // Verifying takes time, during which more changes: the data copied since is verified as well, up to the limit.
         let is_much = self.verifications == 0 || self.unverified.bytes() > LEFT_BYTES;
         if self.options.verify && is_much && self.verifications < VERIFICATIONS_MAX {
             self.verifications += 1;
-            return Ok(self.enter(Phase::Verifying, now));
+            return Ok(self.enter(SwapPhase::Verifying, now));
         }
-        Ok(self.enter(Phase::Flushing, now))
+        Ok(self.enter(SwapPhase::Flushing, now))
     }
 
     /// Compares the next run. Data that differs was changed just now, or is wrong: it is copied again and compared
     /// again later, when nothing else changes it.
-    fn verify_round(&mut self, now: Instant) -> Result<Step, SwapError> {
+    fn verify_round(&mut self, now: Instant) -> Result<SwapStep, SwapError> {
         if let Some(until) = self.bucket.wait_until(now) {
-            return Ok(Step::At(until));
+            return Ok(SwapStep::At(until));
         }
         let Some(run) = self.unverified.take(self.cursor, SWAP_RUN_BYTES_MAX) else {
             self.left_before = u64::MAX;
-            return Ok(self.enter(Phase::Copying, now));
+            return Ok(self.enter(SwapPhase::Copying, now));
         };
         self.cursor = run.end();
         self.bucket.take(now, run.bytes);
@@ -510,14 +512,14 @@ impl Swap {
                 self.tandem.dirty.add(run.offset + (at * granule) as u64, 1);
             }
         }
-        Ok(Step::Again)
+        Ok(SwapStep::Again)
     }
 
     /// Every handle writes to both media now: each step reduces what is left.
-    fn drain(&mut self, now: Instant) -> Result<Step, SwapError> {
+    fn drain(&mut self, now: Instant) -> Result<SwapStep, SwapError> {
         self.check_destination()?;
         if let Some(until) = self.bucket.wait_until(now) {
-            return Ok(Step::At(until));
+            return Ok(SwapStep::At(until));
         }
         let tandem = Arc::clone(&self.tandem);
         // Only changes of this very piece wait for it.
@@ -529,11 +531,11 @@ impl Swap {
             self.copy(run, false)?;
             drop(held);
             self.count(run, now)?;
-            return Ok(Step::Again);
+            return Ok(SwapStep::Again);
         }
         let next =
             self.unverified.take(self.cursor, HELD_BYTES_MAX).or_else(|| self.unverified.take(0, HELD_BYTES_MAX));
-        let Some(run) = next else { return Ok(self.enter(Phase::Deciding, now)) };
+        let Some(run) = next else { return Ok(self.enter(SwapPhase::Deciding, now)) };
         self.cursor = run.end();
         let held = tandem.both.hold(run.offset, run.bytes);
         let difference = self.difference(run)?;
@@ -547,33 +549,33 @@ impl Swap {
             None => {}
         }
         self.bucket.take(now, run.bytes);
-        Ok(Step::Again)
+        Ok(SwapStep::Again)
     }
 
-    fn decide(&mut self, now: Instant) -> Result<Step, SwapError> {
+    fn decide(&mut self, now: Instant) -> Result<SwapStep, SwapError> {
         self.flush_destination()?;
-        let failed = |(offset, error)| SwapError::Medium { side: Side::Destination, offset, error };
+        let failed = |(offset, error)| SwapError::Medium { side: SwapSide::Destination, offset, error };
         if !self.tandem.decide().map_err(failed)? {
             // The source failed a change after the rest was copied: that place must be copied again.
-            return Ok(self.enter(Phase::Draining, now));
+            return Ok(self.enter(SwapPhase::Draining, now));
         }
-        self.journal.note(Milestone::Switched).map_err(SwapError::Journal)?;
-        self.shared.go_on(Mode::Flipped);
-        Ok(self.enter(Phase::Flipping, now))
+        self.journal.note(SwapMilestone::Switched).map_err(SwapError::Journal)?;
+        self.shared.go_on(SwitchMode::Flipped);
+        Ok(self.enter(SwapPhase::Flipping, now))
     }
 
     fn flush_destination(&mut self) -> Result<(), SwapError> {
-        let failed = |error| SwapError::Medium { side: Side::Destination, offset: 0, error };
+        let failed = |error| SwapError::Medium { side: SwapSide::Destination, offset: 0, error };
         self.unflushed = 0;
         self.destination.flush().map_err(failed)
     }
 
     fn check_destination(&self) -> Result<(), SwapError> {
-        let failed = |(offset, error)| SwapError::Medium { side: Side::Destination, offset, error };
+        let failed = |(offset, error)| SwapError::Medium { side: SwapSide::Destination, offset, error };
         self.tandem.trouble().map_or(Ok(()), |trouble| Err(failed(trouble)))
     }
 
-    fn count(&mut self, run: Run, now: Instant) -> Result<(), SwapError> {
+    fn count(&mut self, run: GranuleRun, now: Instant) -> Result<(), SwapError> {
         self.meter.add(now, run.bytes);
         self.bucket.take(now, run.bytes);
         if self.options.verify {
@@ -585,10 +587,10 @@ impl Swap {
 
     /// Copies a run; with `looks_first`, equal data is not written again. Zeros are discarded instead of written, so
     /// holes stay holes.
-    fn copy(&mut self, run: Run, looks_first: bool) -> Result<(), SwapError> {
+    fn copy(&mut self, run: GranuleRun, looks_first: bool) -> Result<(), SwapError> {
         let [bytes, there] = &mut self.buffers;
         let (bytes, there) = (&mut bytes[..run.bytes as usize], &mut there[..run.bytes as usize]);
-        read(&mut *self.source, Side::Source, run.offset, bytes)?;
+        read(&mut *self.source, SwapSide::Source, run.offset, bytes)?;
         if looks_first && self.destination.read_at(run.offset, there).is_ok() && there == bytes {
             return Ok(());
         }
@@ -597,15 +599,15 @@ impl Swap {
         } else {
             self.destination.write_at(run.offset, bytes)
         };
-        written.map_err(|error| SwapError::Medium { side: Side::Destination, offset: run.offset, error })
+        written.map_err(|error| SwapError::Medium { side: SwapSide::Destination, offset: run.offset, error })
     }
 
     /// The first byte where the two media differ.
-    fn difference(&mut self, run: Run) -> Result<Option<u64>, SwapError> {
+    fn difference(&mut self, run: GranuleRun) -> Result<Option<u64>, SwapError> {
         let [bytes, there] = &mut self.buffers;
         let (bytes, there) = (&mut bytes[..run.bytes as usize], &mut there[..run.bytes as usize]);
-        read(&mut *self.source, Side::Source, run.offset, bytes)?;
-        read(&mut *self.destination, Side::Destination, run.offset, there)?;
+        read(&mut *self.source, SwapSide::Source, run.offset, bytes)?;
+        read(&mut *self.destination, SwapSide::Destination, run.offset, there)?;
         if bytes == there {
             return Ok(None);
         }
@@ -618,7 +620,7 @@ impl Swap {
         self.is_over = true;
         // This note comes before any write to the source alone: the last note may say that the destination is the
         // device.
-        let noted = self.journal.note(Milestone::Abandoned);
+        let noted = self.journal.note(SwapMilestone::Abandoned);
         self.shared.end(false);
         // Idle handles drop the destination now, all others with their next request.
         let _ = self.shared.has_everybody();
@@ -633,7 +635,7 @@ impl Swap {
     }
 }
 
-impl Drop for Swap {
+impl Drop for MediumSwap {
     fn drop(&mut self) {
         // After the decision there is no way back: both media continue to be written, and either can be the device.
         if !self.is_over && !self.phase.is_decided() {
@@ -643,7 +645,7 @@ impl Drop for Swap {
 }
 
 /// Reads a range, block by block if it cannot be read as a whole; an error names the block that failed.
-fn read(store: &mut dyn BlockStore, side: Side, offset: u64, to: &mut [u8]) -> Result<(), SwapError> {
+fn read(store: &mut dyn BlockStore, side: SwapSide, offset: u64, to: &mut [u8]) -> Result<(), SwapError> {
     if store.read_at(offset, to).is_ok() {
         return Ok(());
     }

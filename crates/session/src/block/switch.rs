@@ -36,19 +36,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use farbus_model::{BlockStore, Extent, Instant, Medium, StoreError};
+use farbus_model::{BlockMedium, BlockStore, Instant, StoreError, StoreExtent};
 
-use super::granules::Granules;
-use super::stripes::Stripes;
+use super::granules::GranuleSet;
+use super::stripes::StripedLocks;
 
 /// A medium that can be replaced while it is in use. Its handles stay valid; its size stays the same.
 #[derive(Clone)]
-pub struct Switch {
-    shared: Arc<Shared>,
+pub struct MediumSwitch {
+    shared: Arc<MediumSwitchInner>,
 }
 
 /// State shared by a switch, its handles and a running swap.
-pub(super) struct Shared {
+pub(super) struct MediumSwitchInner {
     pub size_bytes: u64,
     pub is_read_only: bool,
     preferred_bytes: u32,
@@ -59,17 +59,17 @@ pub(super) struct Shared {
 
 /// The mode that handles are to reach, and the handles. A handle's lock is taken before this one, never after it.
 struct SwitchState {
-    current: Arc<dyn Medium>,
-    slots: Vec<Weak<Slot>>,
+    current: Arc<dyn BlockMedium>,
+    slots: Vec<Weak<SwitchHandleSlot>>,
     edition: u64,
-    mode: Mode,
-    swap: Option<Arc<Tandem>>,
+    mode: SwitchMode,
+    swap: Option<Arc<SwapMediumPair>>,
     /// Handles on the destination, opened for the handles that exist when a swap begins.
     spares: Vec<Box<dyn BlockStore>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum SwitchMode {
     Alone,
     Noting,
     Both,
@@ -77,47 +77,47 @@ pub(super) enum Mode {
 }
 
 /// The two media of a swap.
-pub(super) struct Tandem {
-    pub destination: Arc<dyn Medium>,
+pub(super) struct SwapMediumPair {
+    pub destination: Arc<dyn BlockMedium>,
     /// The granules that the destination does not have yet.
-    pub dirty: Granules,
+    pub dirty: GranuleSet,
     /// Locks of the granules that a thread changes on both media, or copies from one to the other.
-    pub both: Stripes,
-    trouble: Mutex<Trouble>,
-    clock: OnceLock<Now>,
+    pub both: StripedLocks,
+    trouble: Mutex<DestinationErrors>,
+    clock: OnceLock<SwapClock>,
     /// The longest delay of a request, in nanoseconds.
     delayed_ns: AtomicU64,
 }
 
 /// The current moment.
-type Now = Box<dyn Fn() -> Instant + Send + Sync>;
+type SwapClock = Box<dyn Fn() -> Instant + Send + Sync>;
 
 /// Errors of the destination while both media are written.
 #[derive(Default)]
-struct Trouble {
+struct DestinationErrors {
     first: Option<(u64, StoreError)>,
     /// Whether the destination may be the device from now on: its errors are then reported to its user.
     is_decided: bool,
 }
 
 /// What a handle uses. Its own thread locks it for each request; a swap locks it only for a moment.
-struct Slot {
+struct SwitchHandleSlot {
     reached: AtomicU64,
-    lanes: Mutex<Lanes>,
+    lanes: Mutex<SwitchHandleStores>,
 }
 
-struct Lanes {
+struct SwitchHandleStores {
     main: Box<dyn BlockStore>,
     other: Option<Box<dyn BlockStore>>,
     edition: u64,
-    mode: Mode,
-    swap: Option<Arc<Tandem>>,
+    mode: SwitchMode,
+    swap: Option<Arc<SwapMediumPair>>,
 }
 
 /// A handle on whatever medium the switch has at the moment.
 pub struct SwitchStore {
-    shared: Arc<Shared>,
-    slot: Arc<Slot>,
+    shared: Arc<MediumSwitchInner>,
+    slot: Arc<SwitchHandleSlot>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,10 +125,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl fmt::Debug for Switch {
+impl fmt::Debug for MediumSwitch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.shared.state);
-        f.debug_struct("Switch").field("size_bytes", &self.shared.size_bytes).field("mode", &state.mode).finish()
+        f.debug_struct("MediumSwitch").field("size_bytes", &self.shared.size_bytes).field("mode", &state.mode).finish()
     }
 }
 
@@ -138,22 +138,22 @@ impl fmt::Debug for SwitchStore {
     }
 }
 
-impl Switch {
+impl MediumSwitch {
     /// A switch with this medium.
     ///
     /// # Errors
     /// A sentence for a person: the medium cannot be opened.
-    pub fn new(medium: Arc<dyn Medium>) -> Result<Self, String> {
+    pub fn new(medium: Arc<dyn BlockMedium>) -> Result<Self, String> {
         let store = medium.open()?;
         let state = SwitchState {
             current: Arc::clone(&medium),
             slots: Vec::new(),
             edition: 0,
-            mode: Mode::Alone,
+            mode: SwitchMode::Alone,
             swap: None,
             spares: Vec::new(),
         };
-        let shared = Shared {
+        let shared = MediumSwitchInner {
             size_bytes: store.size_bytes(),
             is_read_only: store.is_read_only(),
             preferred_bytes: medium.preferred_bytes(),
@@ -178,22 +178,22 @@ impl Switch {
         lock(&self.shared.state).swap.is_some()
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<MediumSwitchInner> {
         &self.shared
     }
 }
 
-impl Medium for Switch {
+impl BlockMedium for MediumSwitch {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         let mut state = lock(&self.shared.state);
         let main = state.current.open()?;
         let other = state.swap.as_ref().map(|swap| swap.destination.open()).transpose()?;
         let (edition, mode, swap) = (state.edition, state.mode, state.swap.clone());
-        let mut lanes = Lanes { main, other, edition, mode, swap };
-        if mode == Mode::Flipped {
+        let mut lanes = SwitchHandleStores { main, other, edition, mode, swap };
+        if mode == SwitchMode::Flipped {
             lanes.flip();
         }
-        let slot = Arc::new(Slot { reached: AtomicU64::new(edition), lanes: Mutex::new(lanes) });
+        let slot = Arc::new(SwitchHandleSlot { reached: AtomicU64::new(edition), lanes: Mutex::new(lanes) });
         state.slots.retain(|slot| slot.strong_count() > 0);
         state.slots.push(Arc::downgrade(&slot));
         Ok(Box::new(SwitchStore { shared: Arc::clone(&self.shared), slot }))
@@ -205,43 +205,43 @@ impl Medium for Switch {
 }
 
 /// Why a swap cannot begin.
-pub(super) enum Unready {
+pub(super) enum SwapStartError {
     AnotherSwap,
     /// A handle on the destination could not be opened.
     Destination(String),
 }
 
-impl Shared {
+impl MediumSwitchInner {
     /// A handle on the current medium, for copying.
     pub fn open_current(&self) -> Result<Box<dyn BlockStore>, String> {
         lock(&self.state).current.open()
     }
 
-    /// Begins to record changes; [`Shared::has_everybody`] says when every handle does.
-    pub fn begin(&self, destination: Arc<dyn Medium>) -> Result<Arc<Tandem>, Unready> {
+    /// Begins to record changes; [`MediumSwitchInner::has_everybody`] says when every handle does.
+    pub fn begin(&self, destination: Arc<dyn BlockMedium>) -> Result<Arc<SwapMediumPair>, SwapStartError> {
         let mut state = lock(&self.state);
         if state.swap.is_some() {
-            return Err(Unready::AnotherSwap);
+            return Err(SwapStartError::AnotherSwap);
         }
         state.slots.retain(|slot| slot.strong_count() > 0);
         let spares = (0..state.slots.len()).map(|_| destination.open()).collect::<Result<_, _>>();
-        state.spares = spares.map_err(Unready::Destination)?;
-        let dirty = Granules::all_of(self.size_bytes);
-        let tandem = Arc::new(Tandem {
+        state.spares = spares.map_err(SwapStartError::Destination)?;
+        let dirty = GranuleSet::all_of(self.size_bytes);
+        let tandem = Arc::new(SwapMediumPair {
             destination,
-            both: Stripes::new(dirty.granule_bytes()),
+            both: StripedLocks::new(dirty.granule_bytes()),
             dirty,
             trouble: Mutex::default(),
             clock: OnceLock::new(),
             delayed_ns: AtomicU64::new(0),
         });
         state.swap = Some(Arc::clone(&tandem));
-        self.publish(&mut state, Mode::Noting);
+        self.publish(&mut state, SwitchMode::Noting);
         Ok(tandem)
     }
 
     /// Asks every handle to go on to the next mode of the swap.
-    pub fn go_on(&self, mode: Mode) {
+    pub fn go_on(&self, mode: SwitchMode) {
         self.publish(&mut lock(&self.state), mode);
     }
 
@@ -254,10 +254,10 @@ impl Shared {
             state.current = Arc::clone(&tandem.destination);
         }
         state.spares.clear();
-        self.publish(&mut state, Mode::Alone);
+        self.publish(&mut state, SwitchMode::Alone);
     }
 
-    fn publish(&self, state: &mut SwitchState, mode: Mode) {
+    fn publish(&self, state: &mut SwitchState, mode: SwitchMode) {
         state.mode = mode;
         state.edition += 1;
         self.edition.store(state.edition, Ordering::Release);
@@ -282,8 +282,8 @@ impl Shared {
     }
 }
 
-impl Tandem {
-    pub fn measure_by(&self, clock: Now) {
+impl SwapMediumPair {
+    pub fn measure_by(&self, clock: SwapClock) {
         let _ = self.clock.set(clock);
     }
 
@@ -336,18 +336,18 @@ impl Tandem {
     }
 }
 
-impl Lanes {
-    fn catch_up(&mut self, shared: &Shared, slot: &Slot) {
+impl SwitchHandleStores {
+    fn catch_up(&mut self, shared: &MediumSwitchInner, slot: &SwitchHandleSlot) {
         let mut state = lock(&shared.state);
         if self.edition == state.edition {
             return;
         }
         match state.mode {
-            Mode::Alone => self.other = None,
-            Mode::Noting => self.other = state.spares.pop(),
+            SwitchMode::Alone => self.other = None,
+            SwitchMode::Noting => self.other = state.spares.pop(),
             // The handle was in `Noting` before: a mode begins when all handles have reached the one before.
-            Mode::Both => debug_assert!(self.other.is_some(), "a handle notes before it writes both"),
-            Mode::Flipped => self.flip(),
+            SwitchMode::Both => debug_assert!(self.other.is_some(), "a handle notes before it writes both"),
+            SwitchMode::Flipped => self.flip(),
         }
         (self.edition, self.mode) = (state.edition, state.mode);
         self.swap.clone_from(&state.swap);
@@ -368,14 +368,14 @@ impl Lanes {
     ) -> Result<(), StoreError> {
         let (Some(tandem), Some(other)) = (&self.swap, &mut self.other) else { return act(&mut *self.main) };
         match self.mode {
-            Mode::Alone => act(&mut *self.main),
-            Mode::Noting => {
-                let _after = Noted { dirty: &tandem.dirty, offset, length };
+            SwitchMode::Alone => act(&mut *self.main),
+            SwitchMode::Noting => {
+                let _after = DirtyMarkGuard { dirty: &tandem.dirty, offset, length };
                 act(&mut *self.main)
             }
-            mode @ (Mode::Both | Mode::Flipped) => {
+            mode @ (SwitchMode::Both | SwitchMode::Flipped) => {
                 let (source, destination) = match mode {
-                    Mode::Flipped => (&mut **other, &mut *self.main),
+                    SwitchMode::Flipped => (&mut **other, &mut *self.main),
                     _ => (&mut *self.main, &mut **other),
                 };
                 let asked = tandem.now();
@@ -401,7 +401,7 @@ impl Lanes {
     /// While a swap runs, both media must hold the same data wherever they are compared, trimmed ranges included.
     fn trim(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
         match (&self.swap, self.mode) {
-            (None, _) | (_, Mode::Alone) => self.main.trim(offset, length),
+            (None, _) | (_, SwitchMode::Alone) => self.main.trim(offset, length),
             _ => self.change(offset, length, |store| store.discard(offset, length)),
         }
     }
@@ -409,7 +409,7 @@ impl Lanes {
     fn flush(&mut self) -> Result<(), StoreError> {
         self.main.flush()?;
         match (&self.swap, &mut self.other) {
-            (Some(tandem), Some(other)) if self.mode == Mode::Both => {
+            (Some(tandem), Some(other)) if self.mode == SwitchMode::Both => {
                 let begun = tandem.now();
                 let result = other.flush().or_else(|error| tandem.note_trouble(0, error));
                 tandem.note_delay(tandem.now() - begun);
@@ -421,20 +421,20 @@ impl Lanes {
 }
 
 /// Records a change after it was made, successful or not: a copy made meanwhile must be made again.
-struct Noted<'a> {
-    dirty: &'a Granules,
+struct DirtyMarkGuard<'a> {
+    dirty: &'a GranuleSet,
     offset: u64,
     length: u64,
 }
 
-impl Drop for Noted<'_> {
+impl Drop for DirtyMarkGuard<'_> {
     fn drop(&mut self) {
         self.dirty.add(self.offset, self.length);
     }
 }
 
 impl SwitchStore {
-    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+    fn lanes(&self) -> MutexGuard<'_, SwitchHandleStores> {
         let mut lanes = lock(&self.slot.lanes);
         if lanes.edition != self.shared.edition.load(Ordering::Acquire) {
             lanes.catch_up(&self.shared, &self.slot);
@@ -492,7 +492,7 @@ impl BlockStore for SwitchStore {
         self.lanes().trim(offset, len)
     }
 
-    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+    fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         self.lanes().main.extent(offset, len)
     }
 }

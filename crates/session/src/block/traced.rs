@@ -1,15 +1,15 @@
 //! A layer that records the requests of a device.
 
-use farbus_model::trace::{Ring, Stage};
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockLayer, BlockOp, Completions, Instant};
+use farbus_model::trace::{TracePoint, TraceRing};
+use farbus_model::{BlockCompletion, BlockDevice, BlockInFlight, BlockLayer, BlockOp, CompletionQueue, Instant};
 
-use super::below::Below;
+use super::below::UnderlyingDevice;
 
 /// The device below, with a ring of submissions and completions. The key of a tap is the request's id.
 #[derive(Debug)]
-pub struct Traced<D> {
-    below: Below<D>,
-    ring: Ring,
+pub struct TracingLayer<D> {
+    below: UnderlyingDevice<D>,
+    ring: TraceRing,
 }
 
 /// The code of an operation; in a tap it takes the place of a URB's endpoint.
@@ -25,19 +25,19 @@ pub const fn op_code(op: BlockOp) -> u8 {
     }
 }
 
-impl<D: BlockDevice> Traced<D> {
+impl<D: BlockDevice> TracingLayer<D> {
     /// Wraps `device` and keeps the last `taps` taps.
     pub fn new(device: D, taps: usize) -> Self {
-        Self { below: Below::new(device), ring: Ring::new(taps) }
+        Self { below: UnderlyingDevice::new(device), ring: TraceRing::new(taps) }
     }
 
     /// The recorded taps.
-    pub fn ring(&self) -> &Ring {
+    pub fn ring(&self) -> &TraceRing {
         &self.ring
     }
 }
 
-impl<D: BlockDevice> BlockLayer for Traced<D> {
+impl<D: BlockDevice> BlockLayer for TracingLayer<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -51,15 +51,15 @@ impl<D: BlockDevice> BlockLayer for Traced<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let ring = &mut self.ring;
-        self.below.with(done, act, |answer| ring.tap(answer.id.0, op_code(answer.op), Stage::Completed, now))
+        self.below.with(done, act, |answer| ring.tap(answer.id.0, op_code(answer.op), TracePoint::Completed, now))
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        self.ring.tap(request.id.0, op_code(request.op), Stage::Submitted, now);
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
+        self.ring.tap(request.id.0, op_code(request.op), TracePoint::Submitted, now);
         self.with_inner(now, done, |device, done| device.submit(now, request, done));
     }
 }

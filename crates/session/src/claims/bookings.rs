@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use super::lease::{Party, SPAN_MAX, SPAN_MIN};
+use super::lease::{LeaseHost, SPAN_MAX, SPAN_MIN};
 use super::uses::shortened;
 
 /// The most bookings of a device.
@@ -31,7 +31,7 @@ pub const AHEAD_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Booking {
     /// The host.
-    pub who: Party,
+    pub who: LeaseHost,
     /// When it begins, milliseconds of Unix time.
     pub from_ms: u64,
     /// For how long.
@@ -86,9 +86,9 @@ impl fmt::Display for BookRefusal {
 
 /// The bookings of one device, in the order of their beginnings. No two overlap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bookings(Vec<Booking>);
+pub struct BookingCalendar(Vec<Booking>);
 
-impl Bookings {
+impl BookingCalendar {
     /// Books the device; a host that books the same again changes nothing.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Bookings {
 
     /// Takes away the bookings of a host; only the one that begins then, if `from_ms` is given. Returns whether there
     /// were any.
-    pub fn cancel(&mut self, who: &Party, from_ms: Option<u64>) -> bool {
+    pub fn cancel(&mut self, who: &LeaseHost, from_ms: Option<u64>) -> bool {
         let before = self.0.len();
         self.0.retain(|booking| booking.who != *who || from_ms.is_some_and(|from_ms| booking.from_ms != from_ms));
         self.0.len() < before

@@ -5,19 +5,20 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use super::bookings::Bookings;
-use super::lease::{Lease, Party};
+use super::bookings::BookingCalendar;
+use super::lease::{Lease, LeaseHost};
 use super::uses::{
-    Ending, Holder, Mode, PATIENCE, Past, QUEUE_MAX, RETURN_PATIENCE, Refusal, TRIES_MIN, Waiting, host_of, shortened,
+    ClaimHolder, ClaimRefusal, PATIENCE, PastUse, QUEUE_MAX, QueuedHost, RETURN_PATIENCE, TRIES_MIN, UseEnding,
+    UseMode, host_of, shortened,
 };
 
 /// The claims on one device.
 #[derive(Debug, Default)]
-pub struct Claims {
+pub struct DeviceClaims {
     /// More than one only if their modes coexist; in the order in which they came.
-    pub(super) holders: Vec<Holder>,
-    pub(super) queue: Vec<Waiting>,
-    pub(super) history: VecDeque<Past>,
+    pub(super) holders: Vec<ClaimHolder>,
+    pub(super) queue: Vec<QueuedHost>,
+    pub(super) history: VecDeque<PastUse>,
     pub(super) kept_out: Vec<(String, Instant)>,
     remark: Option<String>,
     /// The lease that a host requested, until its end was reported.
@@ -27,47 +28,47 @@ pub struct Claims {
     /// Whether the end of the lease, or of the use, was announced.
     pub(super) is_warned: bool,
     /// Leases ahead of time.
-    pub(super) bookings: Bookings,
+    pub(super) bookings: BookingCalendar,
     /// A moment, and what the wall clock showed then, milliseconds of Unix time.
     pub(super) wall: Option<(Instant, u64)>,
 }
 
-impl Claims {
+impl DeviceClaims {
     /// Claims the device for `who` (`HOST:PORT`, or a name).
     ///
     /// # Errors
-    /// [`Refusal`]: another user holds it, it is kept for another host, or this host is kept out.
-    pub fn claim(&mut self, who: &str, mode: Mode, now: Instant) -> Result<(), Refusal> {
+    /// [`ClaimRefusal`]: another user holds it, it is kept for another host, or this host is kept out.
+    pub fn claim(&mut self, who: &str, mode: UseMode, now: Instant) -> Result<(), ClaimRefusal> {
         let host = host_of(who);
         self.queue.retain(|waiting| waiting.is_patient(now));
         if !self.holders.iter().all(|holder| mode.goes_beside(holder.mode)) {
             self.remember(host, now);
-            return Err(Refusal::Held);
+            return Err(ClaimRefusal::Held);
         }
         self.kept_out.retain(|(_, until)| now < *until);
         if self.kept_out.iter().any(|(out, _)| out == host) {
-            return Err(Refusal::KeptOut);
+            return Err(ClaimRefusal::KeptOut);
         }
         match self.lease(now) {
-            Some(lease) if lease.who == Party::of(who) => {}
+            Some(lease) if lease.who == LeaseHost::of(who) => {}
             Some(_) => {
                 self.remember(host, now);
-                return Err(Refusal::Leased);
+                return Err(ClaimRefusal::Leased);
             }
-            None if self.booking_that_began(now).is_some_and(|booking| booking.who != Party::of(who)) => {
+            None if self.booking_that_began(now).is_some_and(|booking| booking.who != LeaseHost::of(who)) => {
                 self.remember(host, now);
-                return Err(Refusal::Leased);
+                return Err(ClaimRefusal::Leased);
             }
             None => {
                 let mut ahead = self.queue.iter().take_while(|waiting| waiting.host != host);
-                if ahead.any(Waiting::is_waiting) {
+                if ahead.any(QueuedHost::is_waiting) {
                     self.remember(host, now);
-                    return Err(Refusal::Waited);
+                    return Err(ClaimRefusal::Waited);
                 }
             }
         }
         self.queue.retain(|waiting| waiting.host != host);
-        self.holders.push(Holder { who: who.to_owned(), mode, since: now, reason: None });
+        self.holders.push(ClaimHolder { who: who.to_owned(), mode, since: now, reason: None });
         Ok(())
     }
 
@@ -91,7 +92,7 @@ impl Claims {
         } else if self.queue.len() < QUEUE_MAX {
             let (priority, patience) = (0, PATIENCE);
             let host = host.to_owned();
-            self.queue.push(Waiting { host, since: now, asked: now, tries: 1, priority, patience, span: None });
+            self.queue.push(QueuedHost { host, since: now, asked: now, tries: 1, priority, patience, span: None });
         }
     }
 
@@ -102,7 +103,7 @@ impl Claims {
     }
 
     /// The owner takes the device back, with a remark for the history. Until `keep_out_until`, the hosts of its holders
-    /// are kept out. Each use ends when [`Claims::end`] is called. Returns whether anybody holds the device.
+    /// are kept out. Each use ends when [`DeviceClaims::end`] is called. Returns whether anybody holds the device.
     pub fn take_back(&mut self, remark: Option<&str>, keep_out_until: Option<Instant>) -> bool {
         if self.holders.is_empty() && self.lease.is_none() {
             return false;
@@ -115,7 +116,7 @@ impl Claims {
     }
 
     /// Ends the use of `who`. Returns its mode, or `None` if `who` is not a holder.
-    pub fn end(&mut self, who: &str, ending: Ending, now: Instant) -> Option<Mode> {
+    pub fn end(&mut self, who: &str, ending: UseEnding, now: Instant) -> Option<UseMode> {
         let at = self.holders.iter().position(|holder| holder.who == who)?;
         let holder = self.holders.remove(at);
         let mode = holder.mode;
@@ -123,8 +124,8 @@ impl Claims {
             self.use_ends = None;
         }
         let remark = if self.holders.is_empty() { self.remark.take() } else { self.remark.clone() };
-        let remark = remark.filter(|_| ending == Ending::TakenBack);
-        self.remember_past(Past { holder, until: now, ending, remark });
+        let remark = remark.filter(|_| ending == UseEnding::TakenBack);
+        self.remember_past(PastUse { holder, until: now, ending, remark });
         Some(mode)
     }
 
@@ -142,8 +143,8 @@ impl Claims {
             self.queue.retain(|waiting| waiting.host != host);
             self.queue.truncate(QUEUE_MAX - 1);
             let (asked, tries, priority, patience) = (now, TRIES_MIN, 0, RETURN_PATIENCE);
-            self.queue.insert(0, Waiting { host, since, asked, tries, priority, patience, span: None });
-            self.remember_past(Past { holder, until: now, ending: Ending::Gone, remark: None });
+            self.queue.insert(0, QueuedHost { host, since, asked, tries, priority, patience, span: None });
+            self.remember_past(PastUse { holder, until: now, ending: UseEnding::Gone, remark: None });
         }
         (self.use_ends, self.remark) = (None, None);
         self
@@ -151,28 +152,28 @@ impl Claims {
 
     /// Hands the device over from `from` to `to`, which does not enter the queue.
     pub fn hand_over(&mut self, from: &str, to: &str, now: Instant) {
-        if let Some(mode) = self.end(from, Ending::HandedOver, now) {
-            self.holders.push(Holder { who: to.to_owned(), mode, since: now, reason: None });
+        if let Some(mode) = self.end(from, UseEnding::HandedOver, now) {
+            self.holders.push(ClaimHolder { who: to.to_owned(), mode, since: now, reason: None });
         }
     }
 
     /// The holder; the first that came, if there are several.
-    pub fn holder(&self) -> Option<&Holder> {
+    pub fn holder(&self) -> Option<&ClaimHolder> {
         self.holders.first()
     }
 
     /// All holders.
-    pub fn holders(&self) -> &[Holder] {
+    pub fn holders(&self) -> &[ClaimHolder] {
         &self.holders
     }
 
     /// The hosts that wait for it, longest first: those that have asked [`TRIES_MIN`] times and still do.
-    pub fn queue(&self, now: Instant) -> impl Iterator<Item = &Waiting> {
+    pub fn queue(&self, now: Instant) -> impl Iterator<Item = &QueuedHost> {
         self.queue.iter().filter(move |waiting| waiting.is_waiting() && waiting.is_patient(now))
     }
 
     /// Past uses, latest last.
-    pub fn history(&self) -> impl DoubleEndedIterator<Item = &Past> {
+    pub fn history(&self) -> impl DoubleEndedIterator<Item = &PastUse> {
         self.history.iter()
     }
 }
@@ -190,74 +191,86 @@ mod tests {
     const B: &str = "192.0.2.2:1000";
     const C: &str = "[2001:db8::3]:1000";
 
-    fn waiting(claims: &Claims, now: Instant) -> Vec<&str> {
+    fn waiting(claims: &DeviceClaims, now: Instant) -> Vec<&str> {
         claims.queue(now).map(|waiting| waiting.host.as_str()).collect()
     }
 
     #[test]
     fn device_has_one_exclusive_holder_and_single_tries_do_not_queue() {
-        let mut claims = Claims::default();
-        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(0)), Ok(()));
-        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1)), Err(Refusal::Held));
-        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(2)), Err(Refusal::Held), "not even by the same host");
-        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1500)), Err(Refusal::Held), "it tries once more, by hand");
+        let mut claims = DeviceClaims::default();
+        assert_eq!(claims.claim(A, UseMode::Exclusive, at_ms(0)), Ok(()));
+        assert_eq!(claims.claim(B, UseMode::Exclusive, at_ms(1)), Err(ClaimRefusal::Held));
+        assert_eq!(claims.claim(A, UseMode::Exclusive, at_ms(2)), Err(ClaimRefusal::Held), "not even by the same host");
+        assert_eq!(
+            claims.claim(B, UseMode::Exclusive, at_ms(1500)),
+            Err(ClaimRefusal::Held),
+            "it tries once more, by hand"
+        );
         assert_eq!(waiting(&claims, at_ms(1500)), [""; 0]);
-        claims.end(A, Ending::Detached, at_ms(1600));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(1700)), Ok(()), "B does not wait: nothing is kept for it");
+        claims.end(A, UseEnding::Detached, at_ms(1600));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(1700)), Ok(()), "B does not wait: nothing is kept for it");
     }
 
     #[test]
     fn host_that_waited_longest_gets_the_device_whichever_asks_first() {
-        let mut claims = Claims::default();
-        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
+        let mut claims = DeviceClaims::default();
+        claims.claim(A, UseMode::Exclusive, at_ms(0)).unwrap();
         for ms in [10, 500, 1000] {
             assert_eq!(
-                claims.claim(&B.replace("1000", &ms.to_string()), Mode::Exclusive, at_ms(ms)),
-                Err(Refusal::Held)
+                claims.claim(&B.replace("1000", &ms.to_string()), UseMode::Exclusive, at_ms(ms)),
+                Err(ClaimRefusal::Held)
             );
-            assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(ms + 1)), Err(Refusal::Held));
+            assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(ms + 1)), Err(ClaimRefusal::Held));
         }
         assert_eq!(waiting(&claims, at_ms(1001)), ["192.0.2.2", "[2001:db8::3]"]);
-        claims.end(A, Ending::Detached, at_ms(1100));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(1101)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(1102)), Err(Refusal::Waited), "who had it goes to the end");
-        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1200)), Ok(()));
+        claims.end(A, UseEnding::Detached, at_ms(1100));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(1101)), Err(ClaimRefusal::Waited));
+        assert_eq!(
+            claims.claim(A, UseMode::Exclusive, at_ms(1102)),
+            Err(ClaimRefusal::Waited),
+            "who had it goes to the end"
+        );
+        assert_eq!(claims.claim(B, UseMode::Exclusive, at_ms(1200)), Ok(()));
         assert_eq!(waiting(&claims, at_ms(1200)), ["[2001:db8::3]"]);
-        claims.end(B, Ending::Detached, at_ms(1300));
-        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(1301)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(1302)), Ok(()));
+        claims.end(B, UseEnding::Detached, at_ms(1300));
+        assert_eq!(claims.claim(A, UseMode::Exclusive, at_ms(1301)), Err(ClaimRefusal::Waited));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(1302)), Ok(()));
     }
 
     #[test]
     fn readers_coexist_and_exclude_a_writer() {
-        let mut claims = Claims::default();
-        assert_eq!(claims.claim(A, Mode::Read, at_ms(0)), Ok(()));
-        assert_eq!(claims.claim(B, Mode::Scratch, at_ms(1)), Ok(()));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(2)), Err(Refusal::Held));
+        let mut claims = DeviceClaims::default();
+        assert_eq!(claims.claim(A, UseMode::Read, at_ms(0)), Ok(()));
+        assert_eq!(claims.claim(B, UseMode::Scratch, at_ms(1)), Ok(()));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(2)), Err(ClaimRefusal::Held));
         assert_eq!(claims.holders().len(), 2);
         for ms in [3, 3] {
-            assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(ms)), Err(Refusal::Held));
+            assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(ms)), Err(ClaimRefusal::Held));
         }
-        assert_eq!(claims.claim("d", Mode::Read, at_ms(4)), Err(Refusal::Waited), "the writer has waited longer");
-        assert_eq!(claims.end(A, Ending::Detached, at_ms(5)), Some(Mode::Read));
-        assert_eq!(claims.end(A, Ending::Detached, at_ms(5)), None, "it ends once");
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(6)), Err(Refusal::Held));
-        assert_eq!(claims.end(B, Ending::Detached, at_ms(7)), Some(Mode::Scratch));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(8)), Ok(()));
-        assert_eq!(claims.claim("d", Mode::Read, at_ms(9)), Err(Refusal::Held));
-        claims.claim(A, Mode::Read, at_ms(10)).unwrap_err();
+        assert_eq!(
+            claims.claim("d", UseMode::Read, at_ms(4)),
+            Err(ClaimRefusal::Waited),
+            "the writer has waited longer"
+        );
+        assert_eq!(claims.end(A, UseEnding::Detached, at_ms(5)), Some(UseMode::Read));
+        assert_eq!(claims.end(A, UseEnding::Detached, at_ms(5)), None, "it ends once");
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(6)), Err(ClaimRefusal::Held));
+        assert_eq!(claims.end(B, UseEnding::Detached, at_ms(7)), Some(UseMode::Scratch));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(8)), Ok(()));
+        assert_eq!(claims.claim("d", UseMode::Read, at_ms(9)), Err(ClaimRefusal::Held));
+        claims.claim(A, UseMode::Read, at_ms(10)).unwrap_err();
     }
 
     #[test]
     fn take_back_keeps_out_all_readers() {
-        let mut claims = Claims::default();
+        let mut claims = DeviceClaims::default();
         for who in [A, B] {
-            claims.claim(who, Mode::Read, at_ms(0)).unwrap();
+            claims.claim(who, UseMode::Read, at_ms(0)).unwrap();
         }
         assert!(claims.take_back(Some("repair"), Some(at_ms(1000))));
         for who in [A, B] {
-            claims.end(who, Ending::TakenBack, at_ms(1));
-            assert_eq!(claims.claim(who, Mode::Read, at_ms(2)), Err(Refusal::KeptOut), "{who}");
+            claims.end(who, UseEnding::TakenBack, at_ms(1));
+            assert_eq!(claims.claim(who, UseMode::Read, at_ms(2)), Err(ClaimRefusal::KeptOut), "{who}");
         }
         let remarks: Vec<_> = claims.history().map(|past| past.remark.as_deref()).collect();
         assert_eq!(remarks, [Some("repair"); 2]);
@@ -265,42 +278,42 @@ mod tests {
 
     #[test]
     fn user_of_a_device_that_goes_and_comes_back_comes_before_those_who_wait() {
-        let mut claims = Claims::default();
-        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
+        let mut claims = DeviceClaims::default();
+        claims.claim(A, UseMode::Exclusive, at_ms(0)).unwrap();
         for ms in [1, 2, 3] {
-            claims.claim(B, Mode::Exclusive, at_ms(ms)).unwrap_err();
+            claims.claim(B, UseMode::Exclusive, at_ms(ms)).unwrap_err();
         }
         let mut claims = claims.without_device(at_ms(10));
-        assert_eq!(claims.history().last().map(|past| past.ending), Some(Ending::Gone));
-        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1000)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(3500)), Ok(()), "as often as it is flashed");
+        assert_eq!(claims.history().last().map(|past| past.ending), Some(UseEnding::Gone));
+        assert_eq!(claims.claim(B, UseMode::Exclusive, at_ms(1000)), Err(ClaimRefusal::Waited));
+        assert_eq!(claims.claim(A, UseMode::Exclusive, at_ms(3500)), Ok(()), "as often as it is flashed");
         let mut claims = claims.without_device(at_ms(4000));
         for ms in [4000, 6000, 8000, 10_000, 12_000, 14_000] {
-            assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(ms)), Err(Refusal::Waited));
+            assert_eq!(claims.claim(B, UseMode::Exclusive, at_ms(ms)), Err(ClaimRefusal::Waited));
         }
-        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(14_001)), Ok(()), "A has not come back");
+        assert_eq!(claims.claim(B, UseMode::Exclusive, at_ms(14_001)), Ok(()), "A has not come back");
     }
 
     #[test]
     fn host_that_stops_asking_leaves_the_queue() {
-        let mut claims = Claims::default();
-        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
+        let mut claims = DeviceClaims::default();
+        claims.claim(A, UseMode::Exclusive, at_ms(0)).unwrap();
         for ms in [0, 1, 2] {
-            claims.claim(B, Mode::Exclusive, at_ms(ms)).unwrap_err();
+            claims.claim(B, UseMode::Exclusive, at_ms(ms)).unwrap_err();
         }
-        claims.end(A, Ending::Lost, at_ms(3));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(3002)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(3003)), Ok(()), "3 s without a word");
+        claims.end(A, UseEnding::Lost, at_ms(3));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(3002)), Err(ClaimRefusal::Waited));
+        assert_eq!(claims.claim(C, UseMode::Exclusive, at_ms(3003)), Ok(()), "3 s without a word");
         assert_eq!(waiting(&claims, at_ms(3003)), [""; 0]);
     }
 
     #[test]
     fn full_queue_refuses_new_hosts_and_keeps_those_in_it() {
-        let mut claims = Claims::default();
-        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
+        let mut claims = DeviceClaims::default();
+        claims.claim(A, UseMode::Exclusive, at_ms(0)).unwrap();
         for turn in 0..u64::from(TRIES_MIN) {
             for host in 0..10 * QUEUE_MAX {
-                claims.claim(&format!("10.0.0.{host}:1"), Mode::Exclusive, at_ms(turn)).unwrap_err();
+                claims.claim(&format!("10.0.0.{host}:1"), UseMode::Exclusive, at_ms(turn)).unwrap_err();
             }
         }
         let names = waiting(&claims, at_ms(2));
@@ -309,27 +322,27 @@ mod tests {
 
     #[test]
     fn taken_back_use_is_in_the_history_and_its_host_is_kept_out() {
-        let mut claims = Claims::default();
+        let mut claims = DeviceClaims::default();
         assert!(!claims.take_back(Some("mine"), None), "nobody holds it");
-        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
+        claims.claim(A, UseMode::Exclusive, at_ms(0)).unwrap();
         assert!(claims.explain(A, "a\nbackup") && !claims.explain(B, "no"));
         assert!(claims.take_back(Some("needed here"), Some(at_ms(5000))));
-        claims.end(A, Ending::TakenBack, at_ms(100));
+        claims.end(A, UseEnding::TakenBack, at_ms(100));
         let past = claims.history().last().unwrap();
-        assert_eq!((past.holder.who.as_str(), past.until, past.ending), (A, at_ms(100), Ending::TakenBack));
+        assert_eq!((past.holder.who.as_str(), past.until, past.ending), (A, at_ms(100), UseEnding::TakenBack));
         assert_eq!((past.holder.reason.as_deref(), past.remark.as_deref()), (Some("a backup"), Some("needed here")));
-        assert_eq!(claims.claim("192.0.2.1:7", Mode::Exclusive, at_ms(4999)), Err(Refusal::KeptOut));
-        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(5000)), Ok(()));
-        claims.end(A, Ending::Detached, at_ms(5001));
+        assert_eq!(claims.claim("192.0.2.1:7", UseMode::Exclusive, at_ms(4999)), Err(ClaimRefusal::KeptOut));
+        assert_eq!(claims.claim(A, UseMode::Exclusive, at_ms(5000)), Ok(()));
+        claims.end(A, UseEnding::Detached, at_ms(5001));
         assert_eq!(claims.history().last().unwrap().remark, None, "a remark is of one use");
     }
 
     #[test]
     fn history_keeps_the_latest_uses() {
-        let mut claims = Claims::default();
+        let mut claims = DeviceClaims::default();
         for use_ in 0..40 {
-            claims.claim(&format!("h{use_}"), Mode::Exclusive, at_ms(use_)).unwrap();
-            claims.end(&format!("h{use_}"), Ending::Detached, at_ms(use_));
+            claims.claim(&format!("h{use_}"), UseMode::Exclusive, at_ms(use_)).unwrap();
+            claims.end(&format!("h{use_}"), UseEnding::Detached, at_ms(use_));
         }
         assert_eq!(claims.history().count(), HISTORY_MAX);
         assert_eq!(claims.history().last().unwrap().holder.who, "h39");

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use super::uses::{Ending, QUEUE_MAX, host_of};
+use super::uses::{QUEUE_MAX, UseEnding, host_of};
 
 /// How long before the end of a lease its holder is warned.
 pub const NOTICE: Duration = Duration::from_secs(60);
@@ -47,12 +47,12 @@ pub const PROVISIONAL: Duration = Duration::from_secs(10);
 /// A host, as leases tell hosts apart: a paired host by its name here, any other by its address. A paired host whose
 /// name looks like an address is not the host at that address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Party {
+pub struct LeaseHost {
     pub(super) name: String,
     is_paired: bool,
 }
 
-impl Party {
+impl LeaseHost {
     /// The host of the peer `who`, as sessions name peers: `NAME (ADDRESS)` is a paired host, `HOST:PORT` any other.
     pub fn of(who: &str) -> Self {
         Self { name: host_of(who).to_owned(), is_paired: who.contains(" (") }
@@ -76,9 +76,9 @@ impl Party {
 
 /// What a host asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct LeaseRequest {
     /// The host.
-    pub who: Party,
+    pub who: LeaseHost,
     /// For how long, from the moment of the grant; [`SPAN_MIN`] to [`SPAN_MAX`].
     pub span: Duration,
     /// 0 to [`PRIORITY_MAX`]: a higher one comes first in the queue, and preempts a lower one.
@@ -98,7 +98,7 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The host.
-    pub who: Party,
+    pub who: LeaseHost,
     /// When it began.
     pub since: Instant,
     /// When it ends.
@@ -118,7 +118,7 @@ pub struct Lease {
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Requested {
+pub enum LeaseDecision {
     /// The host has the lease. `is_new`: since this request.
     Granted {
         /// Whether it was granted now.
@@ -197,7 +197,7 @@ impl fmt::Display for LeaseRefusal {
 
 /// What is due ([`Claims::advance`](super::Claims::advance)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum LeaseEvent {
     /// The users of the device are to be warned: their lease ends in so long.
     Warn(Duration),
     /// A booking has begun: it is a lease now, or the lease of its host was prolonged by it.
@@ -205,5 +205,5 @@ pub enum Due {
     /// A provisional lease was not confirmed. Whoever uses the device goes on.
     Lapse,
     /// The lease has ended in this way. Its users are to be fenced off.
-    End(Ending),
+    End(UseEnding),
 }

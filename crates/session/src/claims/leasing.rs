@@ -4,15 +4,17 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 
-use super::bookings::{BookRefusal, Booking, Bookings, moment_of};
-use super::claiming::Claims;
+use super::bookings::{BookRefusal, Booking, BookingCalendar, moment_of};
+use super::claiming::DeviceClaims;
 use super::lease::{
-    Due, Lease, LeaseRefusal, NOTICE, PRIORITY_MAX, PROVISIONAL, Party, REQUEST_PATIENCE, Request, Requested, SPAN_MAX,
-    SPAN_MIN,
+    Lease, LeaseDecision, LeaseEvent, LeaseHost, LeaseRefusal, LeaseRequest, NOTICE, PRIORITY_MAX, PROVISIONAL,
+    REQUEST_PATIENCE, SPAN_MAX, SPAN_MIN,
 };
-use super::uses::{Ending, HISTORY_MAX, Holder, Mode, Past, QUEUE_MAX, TRIES_MIN, Waiting, host_of, shortened};
+use super::uses::{
+    ClaimHolder, HISTORY_MAX, PastUse, QUEUE_MAX, QueuedHost, TRIES_MIN, UseEnding, UseMode, host_of, shortened,
+};
 
-impl Claims {
+impl DeviceClaims {
     /// The lease that a host requested and has at `now`.
     pub fn lease(&self, now: Instant) -> Option<&Lease> {
         self.lease.as_ref().filter(|lease| now < lease.until)
@@ -34,12 +36,12 @@ impl Claims {
     }
 
     /// The leases ahead of time.
-    pub fn bookings(&self) -> &Bookings {
+    pub fn bookings(&self) -> &BookingCalendar {
         &self.bookings
     }
 
     /// Continues the bookings of the process before this one.
-    pub fn restore_bookings(&mut self, bookings: Bookings) {
+    pub fn restore_bookings(&mut self, bookings: BookingCalendar) {
         self.bookings = bookings;
     }
 
@@ -59,7 +61,7 @@ impl Claims {
     }
 
     /// Takes away all bookings of a host. Returns whether there were any.
-    pub fn cancel_bookings(&mut self, who: &Party) -> bool {
+    pub fn cancel_bookings(&mut self, who: &LeaseHost) -> bool {
         self.bookings.cancel(who, None)
     }
 
@@ -70,7 +72,7 @@ impl Claims {
     }
 
     /// Why a host cannot have the device for so long from now: another has booked it.
-    fn refused_by_booking(&self, who: &Party, span: Duration, now: Instant) -> Option<LeaseRefusal> {
+    fn refused_by_booking(&self, who: &LeaseHost, span: Duration, now: Instant) -> Option<LeaseRefusal> {
         let wall_ms = self.wall_at(now)?;
         let until_ms = wall_ms.saturating_add(span.as_millis() as u64);
         let mut others = self.bookings.iter().filter(|booking| booking.who != *who);
@@ -83,7 +85,7 @@ impl Claims {
     fn use_is_booked_at(&self) -> Option<Instant> {
         let (at, wall_ms) = self.wall?;
         let is_of_another = |booking: &&Booking| {
-            self.holders.iter().any(|holder| Party::of(&holder.who) != booking.who) && booking.until_ms() > wall_ms
+            self.holders.iter().any(|holder| LeaseHost::of(&holder.who) != booking.who) && booking.until_ms() > wall_ms
         };
         self.bookings.iter().find(is_of_another).map(|booking| moment_of(booking.from_ms, at, wall_ms))
     }
@@ -92,7 +94,7 @@ impl Claims {
     fn begin_booking(&mut self, now: Instant) -> bool {
         let Some(wall_ms) = self.wall_at(now) else { return false };
         let Some(booking) = self.booking_that_began(now) else { return false };
-        let is_of_another = self.holders.iter().any(|holder| Party::of(&holder.who) != booking.who);
+        let is_of_another = self.holders.iter().any(|holder| LeaseHost::of(&holder.who) != booking.who);
         let is_leased = self.lease.as_ref().is_some_and(|lease| lease.who != booking.who || lease.to_confirm.is_some());
         if is_of_another || is_leased {
             return false;
@@ -120,11 +122,11 @@ impl Claims {
     }
 
     /// Requests a lease, or repeats the request and so keeps its place in the queue. A host that has the lease already
-    /// keeps it as it is: an answer that was lost can be asked for again.
+    /// keeps it is: an answer that was lost can be asked for again.
     ///
     /// # Errors
     /// [`LeaseRefusal`].
-    pub fn request(&mut self, request: &Request, now: Instant) -> Result<Requested, LeaseRefusal> {
+    pub fn request(&mut self, request: &LeaseRequest, now: Instant) -> Result<LeaseDecision, LeaseRefusal> {
         if request.span < SPAN_MIN || request.span > SPAN_MAX {
             return Err(LeaseRefusal::Span);
         }
@@ -132,7 +134,7 @@ impl Claims {
             return Err(LeaseRefusal::Priority);
         }
         if self.lease(now).is_some_and(|lease| lease.who == request.who) {
-            return Ok(Requested::Granted { is_new: false });
+            return Ok(LeaseDecision::Granted { is_new: false });
         }
         if let Some(left) = self.kept_out_for(request.who.name(), now) {
             return Err(LeaseRefusal::KeptOut(left));
@@ -141,7 +143,7 @@ impl Claims {
             return Err(refusal);
         }
         self.queue.retain(|waiting| waiting.is_patient(now));
-        let others_use = self.holders.iter().any(|holder| Party::of(&holder.who) != request.who);
+        let others_use = self.holders.iter().any(|holder| LeaseHost::of(&holder.who) != request.who);
         let is_free = self.lease(now).is_none() && !others_use && self.is_next(request.who.name(), request.priority);
         // The end of a former lease is reported before the next one begins.
         if is_free && self.lease.is_none() && self.use_ends.is_none() {
@@ -157,7 +159,7 @@ impl Claims {
                 to_confirm: request.is_provisional.then_some(request.span),
             });
             self.is_warned = false;
-            return Ok(Requested::Granted { is_new: true });
+            return Ok(LeaseDecision::Granted { is_new: true });
         }
         if !request.waits {
             return Err(LeaseRefusal::Taken { by: self.in_the_way(request.who.name()), until: self.ends_at() });
@@ -168,7 +170,7 @@ impl Claims {
         if place == 1 && request.priority > present {
             self.preempt(now, request.notice);
         }
-        Ok(Requested::Waits { place, until: self.ends_at() })
+        Ok(LeaseDecision::Waits { place, until: self.ends_at() })
     }
 
     /// Who has the device or waits for it before `host`.
@@ -186,7 +188,7 @@ impl Claims {
     }
 
     /// Enters a request in the queue; returns its place, from 1.
-    fn enter(&mut self, request: &Request, now: Instant) -> Result<usize, LeaseRefusal> {
+    fn enter(&mut self, request: &LeaseRequest, now: Instant) -> Result<usize, LeaseRefusal> {
         let host = request.who.name();
         let known = self.queue.iter().position(|waiting| waiting.host == host);
         let since = known.map_or(now, |at| self.queue[at].since);
@@ -194,7 +196,7 @@ impl Claims {
         if known.is_none() && self.queue.len() >= QUEUE_MAX {
             return Err(LeaseRefusal::QueueFull);
         }
-        let waiting = Waiting {
+        let waiting = QueuedHost {
             host: host.to_owned(),
             since,
             asked: now,
@@ -220,7 +222,7 @@ impl Claims {
     }
 
     /// A host that waits leaves the queue. Returns whether it was there.
-    pub fn withdraw(&mut self, who: &Party) -> bool {
+    pub fn withdraw(&mut self, who: &LeaseHost) -> bool {
         let before = self.queue.len();
         self.queue.retain(|waiting| waiting.host != who.name());
         self.queue.len() < before
@@ -233,7 +235,7 @@ impl Claims {
         }
     }
 
-    fn held_by(&mut self, who: &Party, now: Instant) -> Result<&mut Lease, LeaseRefusal> {
+    fn held_by(&mut self, who: &LeaseHost, now: Instant) -> Result<&mut Lease, LeaseRefusal> {
         self.lease.as_mut().filter(|lease| now < lease.until && lease.who == *who).ok_or(LeaseRefusal::NotHeld)
     }
 
@@ -242,7 +244,7 @@ impl Claims {
     ///
     /// # Errors
     /// [`LeaseRefusal`].
-    pub fn confirm(&mut self, who: &Party, now: Instant) -> Result<(Instant, bool), LeaseRefusal> {
+    pub fn confirm(&mut self, who: &LeaseHost, now: Instant) -> Result<(Instant, bool), LeaseRefusal> {
         let lease = self.held_by(who, now)?;
         let confirmed = lease.to_confirm.take();
         if let Some(span) = confirmed {
@@ -255,7 +257,7 @@ impl Claims {
     ///
     /// # Errors
     /// [`LeaseRefusal`].
-    pub fn extend(&mut self, who: &Party, span: Duration, now: Instant) -> Result<Instant, LeaseRefusal> {
+    pub fn extend(&mut self, who: &LeaseHost, span: Duration, now: Instant) -> Result<Instant, LeaseRefusal> {
         if !(SPAN_MIN..=SPAN_MAX).contains(&span) {
             return Err(LeaseRefusal::Span);
         }
@@ -287,7 +289,7 @@ impl Claims {
     ///
     /// # Errors
     /// [`LeaseRefusal`]: also while the host has the device attached.
-    pub fn give(&mut self, who: &Party, to: &Party, now: Instant) -> Result<(), LeaseRefusal> {
+    pub fn give(&mut self, who: &LeaseHost, to: &LeaseHost, now: Instant) -> Result<(), LeaseRefusal> {
         let is_used = !self.holders.is_empty();
         let lease = self.held_by(who, now)?;
         if lease.to_confirm.is_some() {
@@ -297,7 +299,7 @@ impl Claims {
             return Err(LeaseRefusal::InUse);
         }
         let former = std::mem::replace(&mut lease.who, to.clone());
-        let past = past_of(former, lease, now, Ending::HandedOver);
+        let past = past_of(former, lease, now, UseEnding::HandedOver);
         (lease.since, lease.number) = (now, 0);
         self.is_warned = false;
         self.queue.retain(|waiting| waiting.host != to.name());
@@ -310,12 +312,12 @@ impl Claims {
     ///
     /// # Errors
     /// [`LeaseRefusal`]: also while the host has the device attached, unless `is_forced`.
-    pub fn give_up(&mut self, who: &Party, is_forced: bool, now: Instant) -> Result<bool, LeaseRefusal> {
+    pub fn give_up(&mut self, who: &LeaseHost, is_forced: bool, now: Instant) -> Result<bool, LeaseRefusal> {
         let is_provisional = self.held_by(who, now)?.to_confirm.is_some();
         if !is_provisional && !self.holders.is_empty() && !is_forced {
             return Err(LeaseRefusal::InUse);
         }
-        self.end_lease(Ending::Released, now);
+        self.end_lease(UseEnding::Released, now);
         Ok(!is_provisional)
     }
 
@@ -333,7 +335,7 @@ impl Claims {
     }
 
     /// Ends the lease that a host requested, if there is one. Its uses are to be ended.
-    pub fn end_lease(&mut self, ending: Ending, now: Instant) {
+    pub fn end_lease(&mut self, ending: UseEnding, now: Instant) {
         if let Some(lease) = self.lease.take().filter(|lease| lease.to_confirm.is_none()) {
             let past = past_of(lease.who.clone(), &lease, now, ending);
             self.remember_past(past);
@@ -347,33 +349,33 @@ impl Claims {
     }
 
     /// What is due at `now`.
-    pub fn advance(&mut self, now: Instant) -> Option<Due> {
+    pub fn advance(&mut self, now: Instant) -> Option<LeaseEvent> {
         if self.begin_booking(now) {
-            return Some(Due::Begin);
+            return Some(LeaseEvent::Begin);
         }
         let until = self.ends_at()?;
         let is_provisional = self.is_provisional();
         if now >= until && is_provisional {
-            self.end_lease(Ending::Expired, until);
-            return Some(Due::Lapse);
+            self.end_lease(UseEnding::Expired, until);
+            return Some(LeaseEvent::Lapse);
         }
         if now >= until {
             let ending = match &self.lease {
-                Some(lease) if !lease.is_preempted => Ending::Expired,
-                _ => Ending::Preempted,
+                Some(lease) if !lease.is_preempted => UseEnding::Expired,
+                _ => UseEnding::Preempted,
             };
             self.end_lease(ending, until);
             self.use_ends = None;
-            return Some(Due::End(ending));
+            return Some(LeaseEvent::End(ending));
         }
         let is_due = !is_provisional && !self.is_warned && !self.holders.is_empty() && now + NOTICE >= until;
         is_due.then(|| {
             self.is_warned = true;
-            Due::Warn(until - now)
+            LeaseEvent::Warn(until - now)
         })
     }
 
-    /// When [`Claims::advance`] has something next.
+    /// When [`DeviceClaims::advance`] has something next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.end_timeout().into_iter().chain(self.booking_timeout()).min()
     }
@@ -398,7 +400,7 @@ impl Claims {
         self.lease.as_ref().is_some_and(|lease| lease.to_confirm.is_some())
     }
 
-    pub(super) fn remember_past(&mut self, past: Past) {
+    pub(super) fn remember_past(&mut self, past: PastUse) {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
@@ -406,7 +408,8 @@ impl Claims {
     }
 }
 
-fn past_of(who: Party, lease: &Lease, until: Instant, ending: Ending) -> Past {
-    let holder = Holder { who: who.name, mode: Mode::Exclusive, since: lease.since, reason: lease.reason.clone() };
-    Past { holder, until, ending, remark: None }
+fn past_of(who: LeaseHost, lease: &Lease, until: Instant, ending: UseEnding) -> PastUse {
+    let holder =
+        ClaimHolder { who: who.name, mode: UseMode::Exclusive, since: lease.since, reason: lease.reason.clone() };
+    PastUse { holder, until, ending, remark: None }
 }

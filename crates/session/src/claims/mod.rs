@@ -7,10 +7,10 @@
 //!
 //! | who asks | the device is | answer |
 //! |---|---|---|
-//! | any host | held in a way that excludes the new use ([`Mode`]) | [`Refusal::Held`]; remembered |
-//! | a host that the owner keeps out | free | [`Refusal::KeptOut`] until the time is over |
-//! | any host | leased to another host ([`lease`]) | [`Refusal::Leased`]; remembered |
-//! | any host | free, but another host has waited longer | [`Refusal::Waited`]; remembered |
+//! | any host | held in a way that excludes the new use ([`UseMode`]) | [`ClaimRefusal::Held`]; remembered |
+//! | a host that the owner keeps out | free | [`ClaimRefusal::KeptOut`] until the time is over |
+//! | any host | leased to another host ([`lease`]) | [`ClaimRefusal::Leased`]; remembered |
+//! | any host | free, but another host has waited longer | [`ClaimRefusal::Waited`]; remembered |
 //! | any host | free | granted |
 //!
 //! Time is an argument. Peers are told apart by host, because each try comes from another port.
@@ -22,8 +22,8 @@ mod leasing;
 pub mod several;
 mod uses;
 
-pub use claiming::Claims;
+pub use claiming::DeviceClaims;
 pub use uses::{
-    Ending, HISTORY_MAX, Holder, Mode, PATIENCE, Past, QUEUE_MAX, REASON_BYTES_MAX, RETURN_PATIENCE, Refusal,
-    TRIES_MIN, Waiting, host_of, shortened,
+    ClaimHolder, ClaimRefusal, HISTORY_MAX, PATIENCE, PastUse, QUEUE_MAX, QueuedHost, REASON_BYTES_MAX,
+    RETURN_PATIENCE, TRIES_MIN, UseEnding, UseMode, host_of, shortened,
 };

@@ -43,7 +43,7 @@ const ROUNDS: u32 = 3;
 
 /// What to ask the host of a device for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum JointLeaseVerb {
     /// A provisional lease, without waiting.
     Provisional,
     /// To confirm it.
@@ -54,7 +54,7 @@ pub enum Ask {
 
 /// What the host of a device answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum JointLeaseAnswer {
     /// It is done. A host of an earlier release grants a lease that needs no confirmation.
     Done {
         /// Whether the lease waits for its confirmation.
@@ -72,19 +72,19 @@ pub enum Heard {
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Ask the host of the device with this index; tell [`Several::handle`] what it answered.
-    Ask(usize, Ask),
+pub enum JointLeaseStep {
+    /// Ask the host of the device with this index; tell [`JointLease::handle`] what it answered.
+    Ask(usize, JointLeaseVerb),
     /// Wait until then.
     Pause(Instant),
-    /// The leases of all [`Several::granted`] devices are this host's.
+    /// The leases of all [`JointLease::granted`] devices are this host's.
     Done,
-    /// Nothing is this host's, but for what [`Several::stranded`] says.
+    /// Nothing is this host's, but for what [`JointLease::stranded`] says.
     Failed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum JointLeaseMember {
     Untried,
     /// Not now, or never.
     Refused,
@@ -98,7 +98,7 @@ enum Part {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum JointLeasePhase {
     Trying(usize),
     Confirming(usize),
     /// The next device, in this round. What was confirmed is released first: all else ends by itself.
@@ -109,10 +109,10 @@ enum State {
 
 /// A request for several devices.
 #[derive(Debug)]
-pub struct Several {
-    parts: Vec<Part>,
+pub struct JointLease {
+    parts: Vec<JointLeaseMember>,
     wanted: usize,
-    state: State,
+    state: JointLeasePhase,
     /// When the first grant of this try was asked for.
     began: Option<Instant>,
     tries: u32,
@@ -123,7 +123,7 @@ pub struct Several {
     chance: u64,
 }
 
-impl Several {
+impl JointLease {
     /// Asks for `wanted` of `count` devices, which the caller has in the order of their keys. `waits`: tries until they
     /// are had.
     ///
@@ -132,9 +132,9 @@ impl Several {
     pub fn new(count: usize, wanted: usize, waits: bool, seed: u64) -> Self {
         assert!((1..=count).contains(&wanted) && count <= DEVICES_MAX, "{wanted} of {count}");
         Self {
-            parts: vec![Part::Untried; count],
+            parts: vec![JointLeaseMember::Untried; count],
             wanted,
-            state: State::Trying(0),
+            state: JointLeasePhase::Trying(0),
             began: None,
             tries: 0,
             goes_on: waits,
@@ -145,150 +145,166 @@ impl Several {
 
     /// The devices of which this host has the lease, in their order.
     pub fn granted(&self) -> Vec<usize> {
-        self.all(|part| matches!(part, Part::Confirmed | Part::HadBefore))
+        self.all(|part| matches!(part, JointLeaseMember::Confirmed | JointLeaseMember::HadBefore))
     }
 
     /// The devices that were leased by this request; of the others that are granted this host had the lease before.
     pub fn confirmed(&self) -> Vec<usize> {
-        self.all(|part| part == Part::Confirmed)
+        self.all(|part| part == JointLeaseMember::Confirmed)
     }
 
     /// The devices of which this host may have a confirmed lease that it could not release.
     pub fn stranded(&self) -> Vec<usize> {
-        self.all(|part| part == Part::Stranded)
+        self.all(|part| part == JointLeaseMember::Stranded)
     }
 
     /// The devices that another host has, as the last try found.
     pub fn refused(&self) -> Vec<usize> {
-        self.all(|part| part == Part::Refused)
+        self.all(|part| part == JointLeaseMember::Refused)
     }
 
-    fn all(&self, is_it: impl Fn(Part) -> bool) -> Vec<usize> {
+    fn all(&self, is_it: impl Fn(JointLeaseMember) -> bool) -> Vec<usize> {
         (0..self.parts.len()).filter(|&at| is_it(self.parts[at])).collect()
     }
 
-    fn count(&self, is_it: impl Fn(Part) -> bool) -> usize {
+    fn count(&self, is_it: impl Fn(JointLeaseMember) -> bool) -> usize {
         self.parts.iter().filter(|part| is_it(**part)).count()
     }
 
     /// Gives up: what was granted is released.
     pub fn interrupt(&mut self) {
         self.goes_on = false;
-        if self.state != State::Over {
-            self.state = State::Releasing(0, 0);
+        if self.state != JointLeasePhase::Over {
+            self.state = JointLeasePhase::Releasing(0, 0);
         }
     }
 
     /// What to do at `now`.
-    pub fn poll(&mut self, now: Instant) -> Step {
+    pub fn poll(&mut self, now: Instant) -> JointLeaseStep {
         loop {
             match self.state {
-                State::Trying(at) => {
-                    let has = self.count(|part| matches!(part, Part::Provisional | Part::Confirmed | Part::HadBefore));
+                JointLeasePhase::Trying(at) => {
+                    let has = self.count(|part| {
+                        matches!(
+                            part,
+                            JointLeaseMember::Provisional | JointLeaseMember::Confirmed | JointLeaseMember::HadBefore
+                        )
+                    });
                     let is_late = self.began.is_some_and(|began| now >= began + TRY_TIME);
-                    let untried = self.count(|part| part == Part::Untried);
+                    let untried = self.count(|part| part == JointLeaseMember::Untried);
                     match self.parts.get(at) {
-                        _ if has == self.wanted => self.state = State::Confirming(0),
-                        _ if is_late || has + untried < self.wanted => self.state = State::Releasing(0, 0),
-                        Some(Part::Untried) => return Step::Ask(at, Ask::Provisional),
-                        Some(_) => self.state = State::Trying(at + 1),
-                        None => self.state = State::Releasing(0, 0),
+                        _ if has == self.wanted => self.state = JointLeasePhase::Confirming(0),
+                        _ if is_late || has + untried < self.wanted => self.state = JointLeasePhase::Releasing(0, 0),
+                        Some(JointLeaseMember::Untried) => return JointLeaseStep::Ask(at, JointLeaseVerb::Provisional),
+                        Some(_) => self.state = JointLeasePhase::Trying(at + 1),
+                        None => self.state = JointLeasePhase::Releasing(0, 0),
                     }
                 }
-                State::Confirming(at) => match self.parts.get(at) {
+                JointLeasePhase::Confirming(at) => match self.parts.get(at) {
                     None => {
-                        self.state = State::Over;
-                        return Step::Done;
+                        self.state = JointLeasePhase::Over;
+                        return JointLeaseStep::Done;
                     }
-                    Some(Part::Provisional) if self.began.is_some_and(|began| now >= began + CONFIRM_TIME) => {
-                        self.state = State::Releasing(0, 0);
+                    Some(JointLeaseMember::Provisional)
+                        if self.began.is_some_and(|began| now >= began + CONFIRM_TIME) =>
+                    {
+                        self.state = JointLeasePhase::Releasing(0, 0);
                     }
-                    Some(Part::Provisional) => return Step::Ask(at, Ask::Confirm),
-                    Some(_) => self.state = State::Confirming(at + 1),
+                    Some(JointLeaseMember::Provisional) => return JointLeaseStep::Ask(at, JointLeaseVerb::Confirm),
+                    Some(_) => self.state = JointLeasePhase::Confirming(at + 1),
                 },
-                State::Releasing(at, round) => match self.parts.get(at) {
+                JointLeasePhase::Releasing(at, round) => match self.parts.get(at) {
                     None if round == ROUNDS => self.end_of_try(now),
-                    None => self.state = State::Releasing(0, round + 1),
-                    Some(Part::Confirmed) if round == ROUNDS => self.parts[at] = Part::Stranded,
-                    Some(Part::Confirmed) => return Step::Ask(at, Ask::Release),
-                    Some(Part::Provisional | Part::Unknown) if round == ROUNDS => return Step::Ask(at, Ask::Release),
-                    Some(_) => self.state = State::Releasing(at + 1, round),
-                },
-                State::Pausing(until) if now < until => return Step::Pause(until),
-                State::Pausing(_) => {
-                    for (at, part) in self.parts.iter_mut().enumerate() {
-                        *part = if self.never.contains(&at) { Part::Refused } else { Part::Untried };
+                    None => self.state = JointLeasePhase::Releasing(0, round + 1),
+                    Some(JointLeaseMember::Confirmed) if round == ROUNDS => self.parts[at] = JointLeaseMember::Stranded,
+                    Some(JointLeaseMember::Confirmed) => return JointLeaseStep::Ask(at, JointLeaseVerb::Release),
+                    Some(JointLeaseMember::Provisional | JointLeaseMember::Unknown) if round == ROUNDS => {
+                        return JointLeaseStep::Ask(at, JointLeaseVerb::Release);
                     }
-                    (self.state, self.began) = (State::Trying(0), None);
+                    Some(_) => self.state = JointLeasePhase::Releasing(at + 1, round),
+                },
+                JointLeasePhase::Pausing(until) if now < until => return JointLeaseStep::Pause(until),
+                JointLeasePhase::Pausing(_) => {
+                    for (at, part) in self.parts.iter_mut().enumerate() {
+                        *part = if self.never.contains(&at) {
+                            JointLeaseMember::Refused
+                        } else {
+                            JointLeaseMember::Untried
+                        };
+                    }
+                    (self.state, self.began) = (JointLeasePhase::Trying(0), None);
                 }
-                State::Over => {
+                JointLeasePhase::Over => {
                     let is_done = self.granted().len() >= self.wanted;
-                    return if is_done { Step::Done } else { Step::Failed };
+                    return if is_done { JointLeaseStep::Done } else { JointLeaseStep::Failed };
                 }
             }
         }
     }
 
-    /// The host of the device with this index answered what [`Step::Ask`] said; `asked_at` is when it was asked.
-    pub fn handle(&mut self, at: usize, heard: Heard, asked_at: Instant) {
+    /// The host of the device with this index answered what [`JointLeaseStep::JointLeaseVerb`] said; `asked_at` is when it was asked.
+    pub fn handle(&mut self, at: usize, heard: JointLeaseAnswer, asked_at: Instant) {
         match self.state {
-            State::Trying(_) => {
+            JointLeasePhase::Trying(_) => {
                 self.parts[at] = match heard {
-                    Heard::Done { is_provisional: true } => Part::Provisional,
-                    Heard::Done { is_provisional: false } => Part::Confirmed,
-                    Heard::HadBefore => Part::HadBefore,
-                    Heard::NotNow | Heard::Never => Part::Refused,
-                    Heard::Nothing => Part::Unknown,
+                    JointLeaseAnswer::Done { is_provisional: true } => JointLeaseMember::Provisional,
+                    JointLeaseAnswer::Done { is_provisional: false } => JointLeaseMember::Confirmed,
+                    JointLeaseAnswer::HadBefore => JointLeaseMember::HadBefore,
+                    JointLeaseAnswer::NotNow | JointLeaseAnswer::Never => JointLeaseMember::Refused,
+                    JointLeaseAnswer::Nothing => JointLeaseMember::Unknown,
                 };
-                if heard == Heard::Never {
+                if heard == JointLeaseAnswer::Never {
                     self.never.push(at);
                 }
-                if matches!(heard, Heard::Done { .. } | Heard::Nothing) {
+                if matches!(heard, JointLeaseAnswer::Done { .. } | JointLeaseAnswer::Nothing) {
                     self.began.get_or_insert(asked_at);
                 }
-                self.state = State::Trying(at + 1);
+                self.state = JointLeasePhase::Trying(at + 1);
             }
-            State::Confirming(_) => match heard {
-                Heard::Done { .. } | Heard::HadBefore => {
-                    self.parts[at] = Part::Confirmed;
-                    self.state = State::Confirming(at + 1);
+            JointLeasePhase::Confirming(_) => match heard {
+                JointLeaseAnswer::Done { .. } | JointLeaseAnswer::HadBefore => {
+                    self.parts[at] = JointLeaseMember::Confirmed;
+                    self.state = JointLeasePhase::Confirming(at + 1);
                 }
-                Heard::NotNow | Heard::Never => {
-                    self.parts[at] = Part::Refused;
-                    self.state = State::Releasing(0, 0);
+                JointLeaseAnswer::NotNow | JointLeaseAnswer::Never => {
+                    self.parts[at] = JointLeaseMember::Refused;
+                    self.state = JointLeasePhase::Releasing(0, 0);
                 }
-                Heard::Nothing => {
+                JointLeaseAnswer::Nothing => {
                     // It may be confirmed: it is released like one that is.
-                    self.parts[at] = Part::Confirmed;
-                    self.state = State::Releasing(0, 0);
+                    self.parts[at] = JointLeaseMember::Confirmed;
+                    self.state = JointLeasePhase::Releasing(0, 0);
                 }
             },
-            State::Releasing(_, round) => {
+            JointLeasePhase::Releasing(_, round) => {
                 // A confirmed lease whose host is not reached is asked for again in the next round.
-                if heard != Heard::Nothing || self.parts[at] != Part::Confirmed {
-                    self.parts[at] = Part::Refused;
+                if heard != JointLeaseAnswer::Nothing || self.parts[at] != JointLeaseMember::Confirmed {
+                    self.parts[at] = JointLeaseMember::Refused;
                 }
-                self.state = State::Releasing(at + 1, round);
+                self.state = JointLeasePhase::Releasing(at + 1, round);
             }
-            State::Pausing(_) | State::Over => {}
+            JointLeasePhase::Pausing(_) | JointLeasePhase::Over => {}
         }
     }
 
     fn end_of_try(&mut self, now: Instant) {
         self.tries += 1;
         let can_be_had = self.parts.len() - self.never.len() >= self.wanted;
-        let is_stranded = self.parts.contains(&Part::Stranded);
+        let is_stranded = self.parts.contains(&JointLeaseMember::Stranded);
         if !self.goes_on || !can_be_had || is_stranded {
             // What this host had before is none of this request's.
-            self.parts.iter_mut().filter(|part| **part == Part::HadBefore).for_each(|part| *part = Part::Refused);
-            self.state = State::Over;
+            self.parts
+                .iter_mut()
+                .filter(|part| **part == JointLeaseMember::HadBefore)
+                .for_each(|part| *part = JointLeaseMember::Refused);
+            self.state = JointLeasePhase::Over;
             return;
         }
         let most = PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow((self.tries - 1).min(8)));
         let most_ms = most.as_millis() as u64;
         // From a quarter of it to all of it: those that met do not meet again.
         let pause_ms = most_ms / 4 + self.random() % (most_ms - most_ms / 4);
-        self.state = State::Pausing(now + Duration::from_millis(pause_ms));
+        self.state = JointLeasePhase::Pausing(now + Duration::from_millis(pause_ms));
     }
 
     /// SplitMix64 (Steele, Lea, Flood 2014).

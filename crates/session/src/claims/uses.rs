@@ -27,7 +27,7 @@ pub const REASON_BYTES_MAX: usize = 200;
 /// | read | no | yes | yes |
 /// | scratch | no | yes | yes |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum UseMode {
     /// One user, who may change it.
     #[default]
     Exclusive,
@@ -37,28 +37,28 @@ pub enum Mode {
     Scratch,
 }
 
-impl Mode {
+impl UseMode {
     /// The mode as one word, as a status shows it.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Mode::Exclusive => "exclusive",
-            Mode::Read => "read",
-            Mode::Scratch => "scratch",
+            UseMode::Exclusive => "exclusive",
+            UseMode::Read => "read",
+            UseMode::Scratch => "scratch",
         }
     }
 
-    pub(super) fn goes_beside(self, other: Mode) -> bool {
-        self != Mode::Exclusive && other != Mode::Exclusive
+    pub(super) fn goes_beside(self, other: UseMode) -> bool {
+        self != UseMode::Exclusive && other != UseMode::Exclusive
     }
 }
 
 /// A user of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct ClaimHolder {
     /// The peer's address, as people write it.
     pub who: String,
     /// How it uses the device.
-    pub mode: Mode,
+    pub mode: UseMode,
     /// When the use began.
     pub since: Instant,
     /// What it needs the device for, if it said so.
@@ -67,7 +67,7 @@ pub struct Holder {
 
 /// A host that waits for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct QueuedHost {
     /// The host, without a port.
     pub host: String,
     /// When it first asked.
@@ -84,7 +84,7 @@ pub struct Waiting {
 
 /// How a use ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum UseEnding {
     /// Its user detached.
     Detached,
     /// The link to its user was lost.
@@ -107,40 +107,40 @@ pub enum Ending {
     Bug,
 }
 
-impl Ending {
+impl UseEnding {
     /// The ending in a word or two, as a history shows it.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Ending::Detached => "detached",
-            Ending::Lost => "link lost",
-            Ending::CutOff => "cut off",
-            Ending::HandedOver => "handed over",
-            Ending::TakenBack => "taken back",
-            Ending::Expired => "lease expired",
-            Ending::Preempted => "preempted",
-            Ending::Released => "lease released",
-            Ending::Gone => "device gone",
-            Ending::Bug => "bug in farbus",
+            UseEnding::Detached => "detached",
+            UseEnding::Lost => "link lost",
+            UseEnding::CutOff => "cut off",
+            UseEnding::HandedOver => "handed over",
+            UseEnding::TakenBack => "taken back",
+            UseEnding::Expired => "lease expired",
+            UseEnding::Preempted => "preempted",
+            UseEnding::Released => "lease released",
+            UseEnding::Gone => "device gone",
+            UseEnding::Bug => "bug in farbus",
         }
     }
 }
 
 /// A use that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Past {
+pub struct PastUse {
     /// The user.
-    pub holder: Holder,
+    pub holder: ClaimHolder,
     /// When the use ended.
     pub until: Instant,
     /// How it ended.
-    pub ending: Ending,
+    pub ending: UseEnding,
     /// The owner's remark on taking the device back.
     pub remark: Option<String>,
 }
 
 /// Why a claim is refused. Plain USB/IP reports every reason as *busy*.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ClaimRefusal {
     /// Another user holds it.
     Held,
     /// Another host has a lease of it.
@@ -151,7 +151,7 @@ pub enum Refusal {
     KeptOut,
 }
 
-impl Waiting {
+impl QueuedHost {
     pub(super) fn is_waiting(&self) -> bool {
         self.tries >= TRIES_MIN
     }

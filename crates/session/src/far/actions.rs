@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{InFlight, Urb, UrbId};
+use farbus_model::{Urb, UrbId, UrbInFlight};
 
 /// First id of the layer's own requests: beyond a user's (32 bits) and an exporter's own, and below those of a
 /// session's device.
@@ -17,29 +17,29 @@ pub fn is_own(id: UrbId) -> bool {
 
 /// An action on the device below.
 #[derive(Debug)]
-pub enum Action {
+pub enum FarAction {
     /// Submit a request of the layer's own.
     Ask(Urb),
     /// Cancel a request of the layer's own.
     Withdraw(UrbId),
     /// Submit the user's request.
-    PassOn(InFlight),
+    PassOn(UrbInFlight),
 }
 
 /// A queue of actions.
 #[derive(Debug)]
-pub struct Actions {
-    queue: VecDeque<Action>,
+pub struct FarActionQueue {
+    queue: VecDeque<FarAction>,
     next_id: u64,
 }
 
-impl Default for Actions {
+impl Default for FarActionQueue {
     fn default() -> Self {
         Self { queue: VecDeque::new(), next_id: OWN_ID_FIRST }
     }
 }
 
-impl Actions {
+impl FarActionQueue {
     /// An empty queue whose next own request has this id.
     pub fn going_on_at(next_id: u64) -> Self {
         Self { queue: VecDeque::new(), next_id }
@@ -55,18 +55,18 @@ impl Actions {
         urb.id = UrbId(self.next_id);
         self.next_id += 1;
         let id = urb.id;
-        self.queue.push_back(Action::Ask(urb));
+        self.queue.push_back(FarAction::Ask(urb));
         id
     }
 
     /// Queues the cancellation of an own request.
     pub fn withdraw(&mut self, id: UrbId) {
-        self.queue.push_back(Action::Withdraw(id));
+        self.queue.push_back(FarAction::Withdraw(id));
     }
 
     /// Queues the submission of a user's request.
-    pub fn pass_on(&mut self, urb: InFlight) {
-        self.queue.push_back(Action::PassOn(urb));
+    pub fn pass_on(&mut self, urb: UrbInFlight) {
+        self.queue.push_back(FarAction::PassOn(urb));
     }
 
     /// Whether the queue is empty.
@@ -75,7 +75,7 @@ impl Actions {
     }
 
     /// Takes the next action.
-    pub fn pop(&mut self) -> Option<Action> {
+    pub fn pop(&mut self) -> Option<FarAction> {
         self.queue.pop_front()
     }
 }

@@ -1,6 +1,6 @@
 //! Hides the distance of a far device (requirements U7, U9).
 //!
-//! [`Far`] is a layer over any [`Device`] whose answers take time: a device of a session or of a plain connection. It
+//! [`FarLayer`] is a layer over any [`Device`] whose answers take time: a device of a session or of a plain connection. It
 //! needs no messages of its own: to the exporter it is a user that asks early, within its credit. Everything that holds
 //! for requests (each is answered once, in order, across lost links, restarts and handovers) holds for its own
 //! requests, too.
@@ -20,27 +20,27 @@ mod ways;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Completions, Device, DeviceLayer, Direction, EpAddr, InFlight, Instant, Selection, Setup, Status, Urb,
-    UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, Device, DeviceLayer, EpAddr, Instant, SetupPacket,
+    TransferDirection, Urb, UrbId, UrbInFlight, UrbStatus,
 };
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
-use actions::{Action, Actions, OWN_ID_END, OWN_ID_FIRST, is_own};
-use answers::Answers;
-use receiving::{Budget, Receiving};
-use ways::{Way, way_of};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
+use actions::{FarAction, FarActionQueue, OWN_ID_END, OWN_ID_FIRST, is_own};
+use answers::DescriptorCache;
+use receiving::{EndpointPrefetch, PrefetchBudget};
+use ways::{PrefetchPlan, way_of};
 
-pub use receiving::{LINGER, PROMPT, Received};
+pub use receiving::{LINGER, PROMPT, PrefetchCounts};
 
 /// Below this round trip a device is near: endpoints of unknown behaviour are not received ahead.
 const NEAR_MAX: Duration = Duration::from_millis(1);
 
 /// What the layer does about the distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct FarLayerConfig {
     /// Whether it does anything at all.
     pub is_on: bool,
     /// Most own requests that the device may have at a time.
@@ -49,49 +49,49 @@ pub struct Plan {
     pub near_max: Duration,
 }
 
-impl Plan {
+impl FarLayerConfig {
     /// Does nothing.
-    pub const OFF: Plan = Plan { is_on: false, requests_max: 0, near_max: NEAR_MAX };
+    pub const OFF: FarLayerConfig = FarLayerConfig { is_on: false, requests_max: 0, near_max: NEAR_MAX };
 
     /// Does everything useful, with half of the requests that `credit` allows: the rest is for the user.
-    pub const fn within(credit: u16) -> Plan {
-        Plan { is_on: true, requests_max: credit as usize / 2, near_max: NEAR_MAX }
+    pub const fn within(credit: u16) -> FarLayerConfig {
+        FarLayerConfig { is_on: true, requests_max: credit as usize / 2, near_max: NEAR_MAX }
     }
 }
 
 /// A far device with its distance hidden.
 #[derive(Debug)]
-pub struct Far<D> {
+pub struct FarLayer<D> {
     device: D,
-    plan: Plan,
+    plan: FarLayerConfig,
     /// What the device completed. While the device works, this holds the pool of the caller's completions.
-    done: Completions,
-    actions: Actions,
-    answers: Answers,
-    receiving: Receiving,
+    done: CompletionQueue,
+    actions: FarActionQueue,
+    answers: DescriptorCache,
+    receiving: EndpointPrefetch,
     /// Endpoints that are not received ahead while their setting is active.
     passed: Vec<EpAddr>,
     /// Control requests that wait until endpoints are at rest, and those behind them.
-    held: VecDeque<InFlight>,
+    held: VecDeque<UrbInFlight>,
     /// The user's control requests that are with the device.
     controls: Vec<UrbId>,
     has_begun: bool,
 }
 
-impl<D: Device> Far<D> {
-    /// Wraps `device`, which is open. It asks the device nothing before [`Far::begin`] or the user's first request.
-    pub fn new(device: D, plan: Plan) -> Self {
-        Self::over(device, plan, Actions::default())
+impl<D: Device> FarLayer<D> {
+    /// Wraps `device`, which is open. It asks the device nothing before [`FarLayer::begin`] or the user's first request.
+    pub fn new(device: D, plan: FarLayerConfig) -> Self {
+        Self::over(device, plan, FarActionQueue::default())
     }
 
-    fn over(device: D, plan: Plan, actions: Actions) -> Self {
+    fn over(device: D, plan: FarLayerConfig, actions: FarActionQueue) -> Self {
         Self {
             device,
             plan,
-            done: Completions::new(BufferPool::new(0)),
+            done: CompletionQueue::new(BufferPool::new(0)),
             actions,
-            answers: Answers::default(),
-            receiving: Receiving::default(),
+            answers: DescriptorCache::default(),
+            receiving: EndpointPrefetch::default(),
             passed: Vec::new(),
             held: VecDeque::new(),
             controls: Vec::new(),
@@ -105,7 +105,7 @@ impl<D: Device> Far<D> {
     }
 
     /// What the layer does about the distance.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> FarLayerConfig {
         self.plan
     }
 
@@ -120,12 +120,12 @@ impl<D: Device> Far<D> {
     }
 
     /// Counts of what arrived before the user asked for it, in this process.
-    pub fn received(&self) -> Received {
+    pub fn received(&self) -> PrefetchCounts {
         self.receiving.counts()
     }
 
     /// Requests everything that a new user of the device will want.
-    pub fn begin(&mut self, now: Instant, done: &mut Completions) {
+    pub fn begin(&mut self, now: Instant, done: &mut CompletionQueue) {
         if self.plan.is_on && !std::mem::replace(&mut self.has_begun, true) {
             let (all, speed) = (self.device.descriptors(), self.device.speed());
             self.answers.ask_ahead(now, all, speed, &mut self.actions);
@@ -137,8 +137,8 @@ impl<D: Device> Far<D> {
     pub fn act<T>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut D, &mut Completions) -> T,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut D, &mut CompletionQueue) -> T,
     ) -> T {
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         let result = act(&mut self.device, &mut self.done);
@@ -147,27 +147,27 @@ impl<D: Device> Far<D> {
         result
     }
 
-    fn budget(&self) -> Budget {
-        Budget { requests: self.plan.requests_max }
+    fn budget(&self) -> PrefetchBudget {
+        PrefetchBudget { requests: self.plan.requests_max }
     }
 
     /// Handles completions and actions until there are none left.
-    fn work(&mut self, now: Instant, done: &mut Completions) {
+    fn work(&mut self, now: Instant, done: &mut CompletionQueue) {
         loop {
             while let Some(answer) = self.done.pop() {
                 self.route(now, answer, done);
             }
             match self.actions.pop() {
-                Some(Action::Ask(urb)) => self.device.submit(now, urb.launch(), &mut self.done),
-                Some(Action::Withdraw(id)) => self.device.cancel(now, id, &mut self.done),
-                Some(Action::PassOn(urb)) => self.pass_on(now, urb),
+                Some(FarAction::Ask(urb)) => self.device.submit(now, urb.launch(), &mut self.done),
+                Some(FarAction::Withdraw(id)) => self.device.cancel(now, id, &mut self.done),
+                Some(FarAction::PassOn(urb)) => self.pass_on(now, urb),
                 None if self.release(now) => {}
                 None => return,
             }
         }
     }
 
-    fn route(&mut self, now: Instant, answer: farbus_model::Done, done: &mut Completions) {
+    fn route(&mut self, now: Instant, answer: farbus_model::UrbCompletion, done: &mut CompletionQueue) {
         let budget = self.budget();
         if is_own(answer.id) {
             let answer = self.answers.handle_done(now, answer, &mut self.actions, done);
@@ -185,7 +185,7 @@ impl<D: Device> Far<D> {
     }
 
     /// Submits the user's control request to the device.
-    fn pass_on(&mut self, now: Instant, urb: InFlight) {
+    fn pass_on(&mut self, now: Instant, urb: UrbInFlight) {
         let setup = urb.setup;
         self.controls.push(urb.id);
         self.answers.note_passing(&urb);
@@ -193,7 +193,7 @@ impl<D: Device> Far<D> {
             self.receiving.forgive(EpAddr::from_byte(setup.index as u8));
         }
         self.device.submit(now, urb, &mut self.done);
-        if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) && self.plan.is_on {
+        if setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) && self.plan.is_on {
             let all = self.device.descriptors();
             self.answers.ask_reports(now, all, setup.value as u8, &mut self.actions);
         }
@@ -218,9 +218,9 @@ impl<D: Device> Far<D> {
         true
     }
 
-    fn way_of(&mut self, urb: &Urb) -> Option<Way> {
+    fn way_of(&mut self, urb: &Urb) -> Option<PrefetchPlan> {
         let endpoint = urb.endpoint;
-        let is_out = !self.plan.is_on || urb.direction == Direction::Out || self.passed.contains(&endpoint);
+        let is_out = !self.plan.is_on || urb.direction == TransferDirection::Out || self.passed.contains(&endpoint);
         if is_out || !urb.iso.is_empty() {
             return None;
         }
@@ -240,7 +240,7 @@ impl<D: Device> Far<D> {
     }
 
     /// Control requests are answered in order, by the cache or by the device.
-    fn submit_control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit_control(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if !self.plan.is_on {
             return self.device.submit(now, urb, &mut self.done);
         }
@@ -264,28 +264,28 @@ impl<D: Device> Far<D> {
 }
 
 /// After its user halts an endpoint, the endpoint delivers nothing until the halt is cleared (`testusb` test 13).
-fn is_set_halt(setup: Setup) -> bool {
-    setup.is_standard(request::SET_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
+fn is_set_halt(setup: SetupPacket) -> bool {
+    setup.is_standard(request::SET_FEATURE, RequestRecipient::Endpoint) && setup.value == request::ENDPOINT_HALT
 }
 
-fn is_clear_halt(setup: Setup) -> bool {
-    setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
+fn is_clear_halt(setup: SetupPacket) -> bool {
+    setup.is_standard(request::CLEAR_FEATURE, RequestRecipient::Endpoint) && setup.value == request::ENDPOINT_HALT
 }
 
 /// Whether a request changes which endpoints there are, or their halt state.
-fn changes_endpoints(setup: Setup) -> bool {
-    setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
-        || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)
+fn changes_endpoints(setup: SetupPacket) -> bool {
+    setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device)
+        || setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface)
         || is_clear_halt(setup)
         || is_set_halt(setup)
 }
 
 /// The endpoints that a request changes.
-fn concerned<D: Device>(device: &D, setup: Setup) -> impl Fn(EpAddr) -> bool + use<D> {
+fn concerned<D: Device>(device: &D, setup: SetupPacket) -> impl Fn(EpAddr) -> bool + use<D> {
     let mut concerned = [false; 32];
-    if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+    if setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) {
         concerned = [true; 32];
-    } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+    } else if setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface) {
         let configuration = device.descriptors().configuration(device.selection().configuration());
         let settings = configuration.into_iter().flat_map(|configuration| &configuration.settings);
         let of_interface = settings.filter(|setting| u16::from(setting.interface) == setup.index);
@@ -298,7 +298,7 @@ fn concerned<D: Device>(device: &D, setup: Setup) -> impl Fn(EpAddr) -> bool + u
     move |endpoint| concerned[endpoint.index()]
 }
 
-impl<D: Device> DeviceLayer for Far<D> {
+impl<D: Device> DeviceLayer for FarLayer<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -312,13 +312,13 @@ impl<D: Device> DeviceLayer for Far<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut D, &mut Completions) -> R,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut D, &mut CompletionQueue) -> R,
     ) -> R {
         self.act(now, done, act)
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         if urb.endpoint.is_control() {
             self.submit_control(now, urb, done);
@@ -336,10 +336,10 @@ impl<D: Device> DeviceLayer for Far<D> {
         std::mem::swap(&mut self.done.pool, &mut done.pool);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
             let urb = self.held.remove(at).expect("found just now");
-            done.push(urb.fail(Status::Cancelled));
+            done.push(urb.fail(UrbStatus::Cancelled));
             let budget = self.budget();
             self.receiving.unbar(id, budget, &mut self.actions);
             self.act(now, done, |_, _| ());
@@ -348,7 +348,7 @@ impl<D: Device> DeviceLayer for Far<D> {
         }
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         self.device.reset(now, &mut self.done);
         // The layer's own requests have ended as well; nothing waits for them.
@@ -360,7 +360,7 @@ impl<D: Device> DeviceLayer for Far<D> {
         while self.actions.pop().is_some() {}
         self.answers.handle_reset(done);
         self.receiving.forget(|_| true, done);
-        self.held.drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+        self.held.drain(..).for_each(|urb| done.push(urb.fail(UrbStatus::Shutdown)));
         self.passed.clear();
         self.controls.clear();
         std::mem::swap(&mut self.done.pool, &mut done.pool);
@@ -370,7 +370,7 @@ impl<D: Device> DeviceLayer for Far<D> {
         [self.device.poll_timeout(), self.receiving.poll_timeout()].into_iter().flatten().min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.receiving.handle_timeout(now, &mut self.actions);
         let is_due = self.device.poll_timeout().is_some_and(|at| at <= now);
         self.act(now, done, |device, done| {
@@ -380,19 +380,22 @@ impl<D: Device> DeviceLayer for Far<D> {
         });
     }
 
-    /// None: [`Far::save`] writes the snapshot.
+    /// None: [`FarLayer::save`] writes the snapshot.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
 
-    fn restore(&mut self, _selection: &Selection, _state: &[u8]) -> bool {
+    fn restore(&mut self, _selection: &ConfigurationSelection, _state: &[u8]) -> bool {
         false
     }
 }
 
-impl<D: Device> Far<D> {
+impl<D: Device> FarLayer<D> {
     /// All open requests of the user, given those that the device holds: id, direction, length.
-    pub fn in_flight_of(&self, of_device: Vec<(UrbId, Direction, u32)>) -> Vec<(UrbId, Direction, u32)> {
+    pub fn in_flight_of(
+        &self,
+        of_device: Vec<(UrbId, TransferDirection, u32)>,
+    ) -> Vec<(UrbId, TransferDirection, u32)> {
         let held = self.held.iter().map(|urb| &**urb);
         let here = held.chain(self.receiving.waiting()).chain(self.answers.waiting());
         let here = here.map(|urb| (urb.id, urb.direction, urb.length));
@@ -400,7 +403,7 @@ impl<D: Device> Far<D> {
     }
 
     /// Writes the layer to a snapshot; the caller saves the device.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         debug_assert!(self.done.is_empty() && self.actions.is_empty(), "each call sees to what it brought");
         to.flag(self.plan.is_on);
         to.u64(self.actions.next_id());
@@ -419,23 +422,33 @@ impl<D: Device> Far<D> {
     /// comes from the snapshot. On an error, returns the device as well.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
         device: D,
-        plan: Plan,
-        requests: Vec<(UrbId, Direction, u32)>,
-        from: &mut Reader<'_>,
-    ) -> Result<Self, (D, Reject)> {
-        let read = from.flag("plan").and_then(|is_on| Ok((is_on, Parts::read(now, &device, requests, from)?)));
+        plan: FarLayerConfig,
+        requests: Vec<(UrbId, TransferDirection, u32)>,
+        from: &mut FieldReader<'_>,
+    ) -> Result<Self, (D, ProtocolViolation)> {
+        let read =
+            from.flag("plan").and_then(|is_on| Ok((is_on, FarLayerSnapshot::read(now, &device, requests, from)?)));
         match read {
             Ok((is_on, parts)) => {
-                let Parts { actions, has_begun, mut answers, asking, mut receiving, waiting, passed, controls, held } =
-                    parts;
+                let FarLayerSnapshot {
+                    actions,
+                    has_begun,
+                    mut answers,
+                    asking,
+                    mut receiving,
+                    waiting,
+                    passed,
+                    controls,
+                    held,
+                } = parts;
                 answers.launch(asking);
                 receiving.launch(waiting);
                 let held = held.into_iter().map(Urb::launch).collect();
-                let new = Self::over(device, Plan { is_on, ..plan }, actions);
+                let new = Self::over(device, FarLayerConfig { is_on, ..plan }, actions);
                 Ok(Self { has_begun, answers, receiving, passed, controls, held, ..new })
             }
             Err(reject) => Err((device, reject)),
@@ -453,28 +466,28 @@ impl<D: Device> Far<D> {
 }
 
 /// The content of a snapshot before any request is launched: a launched request must be answered.
-struct Parts {
-    actions: Actions,
+struct FarLayerSnapshot {
+    actions: FarActionQueue,
     has_begun: bool,
-    answers: Answers,
+    answers: DescriptorCache,
     asking: Vec<(UrbId, Urb)>,
-    receiving: Receiving,
+    receiving: EndpointPrefetch,
     waiting: Vec<Urb>,
     passed: Vec<EpAddr>,
     controls: Vec<UrbId>,
     held: Vec<Urb>,
 }
 
-impl Parts {
+impl FarLayerSnapshot {
     fn read<D: Device>(
         now: Instant,
         device: &D,
-        requests: Vec<(UrbId, Direction, u32)>,
-        from: &mut Reader<'_>,
-    ) -> Result<Self, Reject> {
+        requests: Vec<(UrbId, TransferDirection, u32)>,
+        from: &mut FieldReader<'_>,
+    ) -> Result<Self, ProtocolViolation> {
         let next_id = from.u64("next id")?;
         if !(OWN_ID_FIRST..OWN_ID_END - OWN_ID_FIRST / 2).contains(&next_id) {
-            return Err(Reject::new("next id", next_id, "our own ids are beyond a user's"));
+            return Err(ProtocolViolation::new("next id", next_id, "our own ids are beyond a user's"));
         }
         let has_begun = from.flag("begun")?;
         let mut passed = Vec::new();
@@ -485,34 +498,38 @@ impl Parts {
         for _ in 0..from.count("control requests", 8)? {
             let id = UrbId(from.u64("control request")?);
             if !requests.iter().any(|(of, ..)| *of == id) {
-                return Err(Reject::new("control request", id.0, "the device has it"));
+                return Err(ProtocolViolation::new("control request", id.0, "the device has it"));
             }
             controls.push(id);
         }
         let mut held: Vec<Urb> = Vec::new();
         for _ in 0..from.count("requests held", 8)? {
             let urb = from.urb()?;
-            let is_whole = urb.direction == Direction::In || urb.payload.len() == urb.length as usize;
+            let is_whole = urb.direction == TransferDirection::In || urb.payload.len() == urb.length as usize;
             if !urb.endpoint.is_control() || !is_whole {
-                return Err(Reject::new("held", urb.id.0, "a control request is held whole"));
+                return Err(ProtocolViolation::new("held", urb.id.0, "a control request is held whole"));
             }
             held.push(urb);
         }
         let mut ours: Vec<_> = requests.iter().copied().filter(|(id, ..)| is_own(*id)).collect();
         let mut take = |id: UrbId, length: Option<u32>| {
-            let is_it = |&(of, direction, bytes): &(UrbId, Direction, u32)| {
-                of == id && id.0 < next_id && direction == Direction::In && length.is_none_or(|length| length == bytes)
+            let is_it = |&(of, direction, bytes): &(UrbId, TransferDirection, u32)| {
+                of == id
+                    && id.0 < next_id
+                    && direction == TransferDirection::In
+                    && length.is_none_or(|length| length == bytes)
             };
             ours.iter().position(is_it).map(|at| ours.swap_remove(at)).is_some()
         };
-        let (answers, asking) = Answers::restore(now, from, |id| take(id, None))?;
+        let (answers, asking) = DescriptorCache::restore(now, from, |id| take(id, None))?;
         let way = |endpoint| way_of(device.descriptors(), device.selection(), device.speed(), endpoint);
         let bars = |id| controls.contains(&id) || held.iter().any(|urb| urb.id == id);
-        let (receiving, waiting) = Receiving::restore(now, from, way, bars, |id, length| take(id, Some(length)))?;
+        let (receiving, waiting) =
+            EndpointPrefetch::restore(now, from, way, bars, |id, length| take(id, Some(length)))?;
         if let Some(&(id, ..)) = ours.first() {
-            return Err(Reject::new("request", id.0, "what we asked is waited for"));
+            return Err(ProtocolViolation::new("request", id.0, "what we asked is waited for"));
         }
-        let actions = Actions::going_on_at(next_id);
+        let actions = FarActionQueue::going_on_at(next_id);
         Ok(Self { actions, has_begun, answers, asking, receiving, waiting, passed, controls, held })
     }
 }

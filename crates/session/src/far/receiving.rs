@@ -19,13 +19,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::limits::{AHEAD_BYTES_MAX, AHEAD_URBS_MAX};
-use farbus_model::{Completions, Done, EpAddr, InFlight, Instant, Payload, Status, TransferType, Urb, UrbId};
+use farbus_model::{
+    CompletionQueue, EpAddr, Instant, Payload, TransferType, Urb, UrbCompletion, UrbId, UrbInFlight, UrbStatus,
+};
 use farbus_wire::native::usb::{status_code, status_of};
 
-use super::actions::Actions;
-use super::ways::Way;
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use super::actions::FarActionQueue;
+use super::ways::PrefetchPlan;
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// How long an endpoint is still asked after its user cancelled the last request. A program that waits with a timeout
 /// asks again at once; one that has ended does not.
@@ -36,22 +38,22 @@ pub const PROMPT: Duration = Duration::from_millis(10);
 
 /// Limits for all endpoints together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct PrefetchBudget {
     /// Most requests with the device.
     pub requests: usize,
 }
 
 /// All endpoints that are received ahead.
 #[derive(Debug, Default)]
-pub struct Receiving {
-    streams: Vec<Stream>,
+pub struct EndpointPrefetch {
+    streams: Vec<PrefetchStream>,
     /// Counts of this process.
-    counts: Received,
+    counts: PrefetchCounts,
 }
 
 /// Counts of what arrived before the user asked for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Received {
+pub struct PrefetchCounts {
     /// Transfers that arrived before their request.
     pub ahead: u64,
     /// Those of them that were dropped because the user never asked for them.
@@ -60,20 +62,20 @@ pub struct Received {
 
 /// An endpoint that is received ahead.
 #[derive(Debug)]
-struct Stream {
-    way: Way,
+struct PrefetchStream {
+    way: PrefetchPlan,
     /// Length of the user's latest request; ours have the same.
     length: u32,
     interval: u32,
     /// Target number of transfers with the device or waiting here.
     window: usize,
     /// The user's requests.
-    waiting: VecDeque<InFlight>,
+    waiting: VecDeque<UrbInFlight>,
     /// Our requests, with their lengths.
     asked: VecDeque<(UrbId, u32)>,
-    arrived: VecDeque<Arrival>,
+    arrived: VecDeque<PrefetchedTransfer>,
     bytes: usize,
-    phase: Phase,
+    phase: PrefetchPhase,
     /// Whether a failure has come since the device was last asked: later failures have the same cause.
     has_failed: bool,
     /// The device is not asked before these requests of the user have ended.
@@ -83,7 +85,7 @@ struct Stream {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum PrefetchPhase {
     /// The device is being asked.
     Running,
     /// Our requests are being withdrawn.
@@ -92,20 +94,20 @@ enum Phase {
     Resting,
 }
 
-const PHASES: [Phase; 3] = [Phase::Running, Phase::Stopping, Phase::Resting];
+const PHASES: [PrefetchPhase; 3] = [PrefetchPhase::Running, PrefetchPhase::Stopping, PrefetchPhase::Resting];
 
 /// What one of our requests returned.
 #[derive(Debug)]
-struct Arrival {
-    status: Status,
+struct PrefetchedTransfer {
+    status: UrbStatus,
     /// It ended with a short packet: what follows does not belong to it.
     ends: bool,
     data: Payload,
 }
 
-impl Receiving {
+impl EndpointPrefetch {
     /// Counts of all endpoints.
-    pub fn counts(&self) -> Received {
+    pub fn counts(&self) -> PrefetchCounts {
         self.counts
     }
 
@@ -115,8 +117,8 @@ impl Receiving {
     }
 
     /// Begins to receive this endpoint ahead, once these requests of the user have ended.
-    pub fn begin(&mut self, way: Way, barred_by: Vec<UrbId>) {
-        self.streams.push(Stream {
+    pub fn begin(&mut self, way: PrefetchPlan, barred_by: Vec<UrbId>) {
+        self.streams.push(PrefetchStream {
             way,
             length: 0,
             interval: 0,
@@ -125,7 +127,7 @@ impl Receiving {
             asked: VecDeque::new(),
             arrived: VecDeque::new(),
             bytes: 0,
-            phase: Phase::Resting,
+            phase: PrefetchPhase::Resting,
             has_failed: false,
             barred_by,
             left_at: None,
@@ -137,7 +139,7 @@ impl Receiving {
         self.streams.iter().map(|stream| stream.asked.len()).sum()
     }
 
-    fn fill(&mut self, at: usize, budget: Budget, actions: &mut Actions) {
+    fn fill(&mut self, at: usize, budget: PrefetchBudget, actions: &mut FarActionQueue) {
         let mut left = budget.requests.saturating_sub(self.requests());
         self.streams[at].fill(&mut left, actions);
     }
@@ -145,14 +147,14 @@ impl Receiving {
     /// Takes a request of the user for an endpoint that is received ahead.
     ///
     /// # Panics
-    /// If the endpoint is not received ahead: see [`Receiving::has`].
+    /// If the endpoint is not received ahead: see [`EndpointPrefetch::has`].
     pub fn submit(
         &mut self,
         now: Instant,
-        urb: InFlight,
-        budget: Budget,
-        actions: &mut Actions,
-        done: &mut Completions,
+        urb: UrbInFlight,
+        budget: PrefetchBudget,
+        actions: &mut FarActionQueue,
+        done: &mut CompletionQueue,
     ) {
         let at = self.streams.iter().position(|stream| stream.way.endpoint == urb.endpoint);
         let at = at.expect("its user knows that it is received ahead");
@@ -161,7 +163,7 @@ impl Receiving {
     }
 
     /// Cancels a request of the user; returns whether it is one of these.
-    pub fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) -> bool {
+    pub fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) -> bool {
         self.streams.iter_mut().any(|stream| stream.cancel(now, id, done))
     }
 
@@ -169,12 +171,12 @@ impl Receiving {
     pub fn handle_done(
         &mut self,
         now: Instant,
-        answer: Done,
-        budget: Budget,
-        actions: &mut Actions,
-        done: &mut Completions,
-    ) -> Option<Done> {
-        let is_of = |stream: &Stream| stream.asked.iter().any(|(id, _)| *id == answer.id);
+        answer: UrbCompletion,
+        budget: PrefetchBudget,
+        actions: &mut FarActionQueue,
+        done: &mut CompletionQueue,
+    ) -> Option<UrbCompletion> {
+        let is_of = |stream: &PrefetchStream| stream.asked.iter().any(|(id, _)| *id == answer.id);
         let Some(at) = self.streams.iter().position(is_of) else { return Some(answer) };
         let stream = &mut self.streams[at];
         let (is_first, before) = (stream.waiting.is_empty(), stream.arrived.len());
@@ -190,7 +192,7 @@ impl Receiving {
     }
 
     /// Withdraws our requests at these endpoints. Returns whether the device has none of them any more.
-    pub fn rest(&mut self, concerns: impl Fn(EpAddr) -> bool, actions: &mut Actions) -> bool {
+    pub fn rest(&mut self, concerns: impl Fn(EpAddr) -> bool, actions: &mut FarActionQueue) -> bool {
         let mut is_at_rest = true;
         for stream in self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint)) {
             stream.stop(actions);
@@ -206,7 +208,7 @@ impl Receiving {
     }
 
     /// The request `by` has ended: the endpoints that waited for it are asked again.
-    pub fn unbar(&mut self, by: UrbId, budget: Budget, actions: &mut Actions) {
+    pub fn unbar(&mut self, by: UrbId, budget: PrefetchBudget, actions: &mut FarActionQueue) {
         for at in 0..self.streams.len() {
             let before = self.streams[at].barred_by.len();
             self.streams[at].barred_by.retain(|id| *id != by);
@@ -220,27 +222,27 @@ impl Receiving {
     pub fn forgive(&mut self, endpoint: EpAddr) {
         if let Some(stream) = self.streams.iter_mut().find(|stream| stream.way.endpoint == endpoint) {
             let before = stream.arrived.len();
-            stream.arrived.retain(|arrival| arrival.status != Status::Stall);
+            stream.arrived.retain(|arrival| arrival.status != UrbStatus::Stall);
             self.counts.thrown_away += (before - stream.arrived.len()) as u64;
             stream.bytes = stream.bytes_here();
         }
     }
 
     /// Drops these endpoints with their data, and ends the requests that wait.
-    pub fn forget(&mut self, concerns: impl Fn(EpAddr) -> bool, done: &mut Completions) {
+    pub fn forget(&mut self, concerns: impl Fn(EpAddr) -> bool, done: &mut CompletionQueue) {
         for stream in self.streams.extract_if(.., |stream| concerns(stream.way.endpoint)) {
             self.counts.thrown_away += stream.arrived.len() as u64;
-            stream.waiting.into_iter().for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+            stream.waiting.into_iter().for_each(|urb| done.push(urb.fail(UrbStatus::Shutdown)));
         }
     }
 
-    /// When [`Receiving::handle_timeout`] must be called.
+    /// When [`EndpointPrefetch::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.streams.iter().filter_map(|stream| Some(stream.left_at? + LINGER)).min()
     }
 
     /// Stops asking endpoints that the user no longer asks.
-    pub fn handle_timeout(&mut self, now: Instant, actions: &mut Actions) {
+    pub fn handle_timeout(&mut self, now: Instant, actions: &mut FarActionQueue) {
         for stream in &mut self.streams {
             if stream.left_at.take_if(|at| *at + LINGER <= now).is_some() {
                 stream.stop(actions);
@@ -264,8 +266,8 @@ impl Receiving {
     }
 }
 
-impl Stream {
-    fn take_in(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+impl PrefetchStream {
+    fn take_in(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         (self.length, self.interval, self.left_at) = (urb.length, urb.interval, None);
         self.waiting.push_back(urb);
         let is_prompt = self.delivered_at.is_some_and(|at| now - at <= PROMPT);
@@ -276,76 +278,76 @@ impl Stream {
         self.deliver(now, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) -> bool {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) -> bool {
         let Some(at) = self.waiting.iter().position(|urb| urb.id == id) else { return false };
         let urb = self.waiting.remove(at).expect("found just now");
-        done.push(urb.fail(Status::Cancelled));
-        if self.waiting.is_empty() && self.phase == Phase::Running {
+        done.push(urb.fail(UrbStatus::Cancelled));
+        if self.waiting.is_empty() && self.phase == PrefetchPhase::Running {
             self.left_at = Some(now);
         }
         true
     }
 
-    fn stop(&mut self, actions: &mut Actions) {
-        if self.phase == Phase::Running {
+    fn stop(&mut self, actions: &mut FarActionQueue) {
+        if self.phase == PrefetchPhase::Running {
             // Newest first: data that comes meanwhile then belongs to the oldest.
             self.asked.iter().rev().for_each(|(id, _)| actions.withdraw(*id));
-            self.phase = Phase::Stopping;
+            self.phase = PrefetchPhase::Stopping;
         }
         self.settle();
     }
 
     fn settle(&mut self) {
-        if self.phase == Phase::Stopping && self.asked.is_empty() {
-            (self.phase, self.has_failed) = (Phase::Resting, false);
+        if self.phase == PrefetchPhase::Stopping && self.asked.is_empty() {
+            (self.phase, self.has_failed) = (PrefetchPhase::Resting, false);
         }
     }
 
-    fn note(&mut self, answer: Done, actions: &mut Actions) {
+    fn note(&mut self, answer: UrbCompletion, actions: &mut FarActionQueue) {
         let at = self.asked.iter().position(|(id, _)| *id == answer.id).expect("looked for before");
         let (_, length) = self.asked.remove(at).expect("found just now");
         self.bytes -= length as usize;
-        let Done { status, actual, payload, .. } = answer;
+        let UrbCompletion { status, actual, payload, .. } = answer;
         let is_news = match status {
-            Status::Ok => true,
+            UrbStatus::Ok => true,
             // A cancelled request may have data.
-            Status::Cancelled => actual > 0,
+            UrbStatus::Cancelled => actual > 0,
             _ => actual > 0 || !self.has_failed,
         };
         if is_news {
-            let is_failure = !matches!(status, Status::Ok | Status::Cancelled);
+            let is_failure = !matches!(status, UrbStatus::Ok | UrbStatus::Cancelled);
             let ends = actual < length;
             self.bytes += payload.len();
-            let status = if is_failure { status } else { Status::Ok };
-            self.arrived.push_back(Arrival { status, ends, data: payload });
+            let status = if is_failure { status } else { UrbStatus::Ok };
+            self.arrived.push_back(PrefetchedTransfer { status, ends, data: payload });
             if is_failure {
                 self.stop(actions);
-                self.has_failed = self.phase == Phase::Stopping;
+                self.has_failed = self.phase == PrefetchPhase::Stopping;
             }
         }
         self.settle();
     }
 
     /// Hands arrived data to the waiting requests.
-    fn deliver(&mut self, now: Instant, done: &mut Completions) {
+    fn deliver(&mut self, now: Instant, done: &mut CompletionQueue) {
         while let Some(urb) = self.waiting.front()
             && let Some((status, data)) = self.take(urb.length)
         {
             let urb = self.waiting.pop_front().expect("looked at just now");
             let actual = data.len() as u32;
-            let is_short = status == Status::Ok && actual < urb.length && urb.flags.short_not_ok;
-            done.push(urb.done(if is_short { Status::Short } else { status }, actual, data));
+            let is_short = status == UrbStatus::Ok && actual < urb.length && urb.flags.short_not_ok;
+            done.push(urb.done(if is_short { UrbStatus::Short } else { status }, actual, data));
             self.delivered_at = Some(now);
         }
     }
 
     /// The outcome of a request of this length, if enough has arrived.
-    fn take(&mut self, length: u32) -> Option<(Status, Payload)> {
+    fn take(&mut self, length: u32) -> Option<(UrbStatus, Payload)> {
         let (mut total, mut count, mut is_over) = (0, 0, false);
         for arrival in &self.arrived {
             total += arrival.data.len();
             count += 1;
-            is_over = total >= length as usize || arrival.ends || arrival.status != Status::Ok;
+            is_over = total >= length as usize || arrival.ends || arrival.status != UrbStatus::Ok;
             if is_over {
                 break;
             }
@@ -364,9 +366,9 @@ impl Stream {
         if !last.data.is_empty() {
             // Devices send whole packets, so the user's request ends at a packet boundary or overflows.
             let begun = length as usize % usize::from(self.way.packet_bytes.max(1));
-            status = Status::Ok;
+            status = UrbStatus::Ok;
             if begun > 0 {
-                status = Status::Overflow;
+                status = UrbStatus::Overflow;
                 let lost = last.data.split_front(usize::from(self.way.packet_bytes) - begun);
                 self.bytes -= lost.len();
             }
@@ -383,16 +385,16 @@ impl Stream {
     }
 
     /// Sends the device as many requests as the limits allow.
-    fn fill(&mut self, left: &mut usize, actions: &mut Actions) {
-        let is_failing = self.arrived.back().is_some_and(|arrival| arrival.status != Status::Ok);
-        if self.phase == Phase::Stopping || !self.barred_by.is_empty() || is_failing {
+    fn fill(&mut self, left: &mut usize, actions: &mut FarActionQueue) {
+        let is_failing = self.arrived.back().is_some_and(|arrival| arrival.status != UrbStatus::Ok);
+        if self.phase == PrefetchPhase::Stopping || !self.barred_by.is_empty() || is_failing {
             return;
         }
-        if self.phase == Phase::Resting {
+        if self.phase == PrefetchPhase::Resting {
             if self.waiting.is_empty() {
                 return;
             }
-            self.phase = Phase::Running;
+            self.phase = PrefetchPhase::Running;
         }
         let target = self.window.max(self.waiting.len()).min(AHEAD_URBS_MAX);
         loop {
@@ -414,9 +416,9 @@ impl Stream {
     }
 }
 
-impl Receiving {
+impl EndpointPrefetch {
     /// Writes it to a snapshot; the device saves the requests that it has.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.count(self.streams.len());
         for stream in &self.streams {
             to.u8(stream.way.endpoint.as_byte());
@@ -434,7 +436,7 @@ impl Receiving {
                 to.u32(*length);
             }
             to.count(stream.arrived.len());
-            for Arrival { status, ends, data } in &stream.arrived {
+            for PrefetchedTransfer { status, ends, data } in &stream.arrived {
                 to.u8(status_code(*status));
                 to.flag(*ends);
                 to.payload(data);
@@ -444,37 +446,45 @@ impl Receiving {
         }
     }
 
-    /// Restores it from a snapshot, together with the user's waiting requests, which [`Receiving::launch`] takes once
+    /// Restores it from a snapshot, together with the user's waiting requests, which [`EndpointPrefetch::launch`] takes once
     /// the whole snapshot is known to be valid. `way_of` says how an endpoint is received, `bars` whether a request is
     /// an open control request of the user, `take` whether the device has a request of ours with this id and length.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
-        from: &mut Reader<'_>,
-        way_of: impl Fn(EpAddr) -> Option<Way>,
+        from: &mut FieldReader<'_>,
+        way_of: impl Fn(EpAddr) -> Option<PrefetchPlan>,
         bars: impl Fn(UrbId) -> bool,
         mut take: impl FnMut(UrbId, u32) -> bool,
-    ) -> Result<(Self, Vec<Urb>), Reject> {
+    ) -> Result<(Self, Vec<Urb>), ProtocolViolation> {
         let (mut receiving, mut waiting) = (Self::default(), Vec::new());
         for _ in 0..from.count("endpoints", 2)? {
             let endpoint = from.u8("endpoint")?;
             let address = EpAddr::from_byte(endpoint & 0x8f);
             let way = way_of(address).filter(|_| !receiving.has(address));
-            let way = way.ok_or(Reject::new("endpoint", endpoint.into(), "it is one that is received ahead, once"))?;
+            let way = way.ok_or(ProtocolViolation::new(
+                "endpoint",
+                endpoint.into(),
+                "it is one that is received ahead, once",
+            ))?;
             receiving.begin(way, Vec::new());
             let stream = receiving.streams.last_mut().expect("begun just now");
             (stream.length, stream.interval) = (from.u32("length")?, from.u32("interval")?);
             stream.window = (from.u32("window")? as usize).min(way.window_max);
             let phase = from.u8("phase")?;
             let known = PHASES.get(usize::from(phase)).copied();
-            stream.phase = known.ok_or(Reject::new("phase", phase.into(), "there is no such phase"))?;
+            stream.phase = known.ok_or(ProtocolViolation::new("phase", phase.into(), "there is no such phase"))?;
             stream.has_failed = from.flag("failed")?;
             for _ in 0..from.count("barred", 8)? {
                 let id = UrbId(from.u64("barred")?);
                 if !bars(id) {
-                    return Err(Reject::new("barred", id.0, "it is a control request that was not answered"));
+                    return Err(ProtocolViolation::new(
+                        "barred",
+                        id.0,
+                        "it is a control request that was not answered",
+                    ));
                 }
                 stream.barred_by.push(id);
             }
@@ -482,32 +492,32 @@ impl Receiving {
             for _ in 0..from.count("asked", 12)? {
                 let (id, length) = (UrbId(from.u64("asked")?), from.u32("length")?);
                 if !take(id, length) {
-                    return Err(Reject::new("asked", id.0, "what was asked is with the device, once"));
+                    return Err(ProtocolViolation::new("asked", id.0, "what was asked is with the device, once"));
                 }
                 stream.asked.push_back((id, length));
             }
             for _ in 0..from.count("arrived", 6)? {
                 let (status, ends, data) = (status_of(from.u8("status")?)?, from.flag("ends")?, from.payload("data")?);
-                stream.arrived.push_back(Arrival { status, ends, data });
+                stream.arrived.push_back(PrefetchedTransfer { status, ends, data });
             }
             stream.bytes = stream.bytes_here();
-            let is_resting = stream.phase == Phase::Resting;
-            let is_stopping = stream.phase == Phase::Stopping;
+            let is_resting = stream.phase == PrefetchPhase::Resting;
+            let is_stopping = stream.phase == PrefetchPhase::Stopping;
             if (is_resting && !stream.asked.is_empty()) || (is_stopping && stream.asked.is_empty()) {
-                return Err(Reject::new(
+                return Err(ProtocolViolation::new(
                     "phase",
                     phase.into(),
                     "what is asked is with the device while it is waited for",
                 ));
             }
             if stream.has_failed && !is_stopping {
-                return Err(Reject::new("failed", 1, "what is asked anew has not failed yet"));
+                return Err(ProtocolViolation::new("failed", 1, "what is asked anew has not failed yet"));
             }
             for _ in 0..from.count("waiting", 8)? {
                 let urb = from.urb()?;
-                let is_plain = urb.direction == farbus_model::Direction::In && urb.iso.is_empty();
+                let is_plain = urb.direction == farbus_model::TransferDirection::In && urb.iso.is_empty();
                 if urb.endpoint != address || !is_plain {
-                    return Err(Reject::new("waiting", urb.id.0, "it waits for this endpoint"));
+                    return Err(ProtocolViolation::new("waiting", urb.id.0, "it waits for this endpoint"));
                 }
                 waiting.push(urb);
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farbus_model::limits::AHEAD_URBS_MAX;
-use farbus_model::{Descriptors, Direction, EpAddr, Selection, Speed, TransferType};
+use farbus_model::{ConfigurationSelection, DescriptorSet, EpAddr, TransferDirection, TransferType, UsbSpeed};
 
 /// The longest round trip that is bridged without a gap on an interrupt endpoint.
 const AHEAD_TIME: Duration = Duration::from_millis(300);
@@ -12,7 +12,7 @@ const BULK_FIRST: usize = 32;
 
 /// How an endpoint is received ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct PrefetchPlan {
     /// The endpoint.
     pub endpoint: EpAddr,
     /// Interrupt or bulk.
@@ -45,8 +45,13 @@ mod class {
 /// | wireless, vendor-specific | once its user asks repeatedly | once its user asks repeatedly |
 /// | mass storage, hub | no | no: an answer belongs to the command that asked for it |
 /// | any other | once its user asks repeatedly | no |
-pub fn way_of(all: &Descriptors, selection: &Selection, speed: Speed, endpoint: EpAddr) -> Option<Way> {
-    let active = selection.endpoint(endpoint).filter(|_| endpoint.direction() == Direction::In)?;
+pub fn way_of(
+    all: &DescriptorSet,
+    selection: &ConfigurationSelection,
+    speed: UsbSpeed,
+    endpoint: EpAddr,
+) -> Option<PrefetchPlan> {
+    let active = selection.endpoint(endpoint).filter(|_| endpoint.direction() == TransferDirection::In)?;
     let settings = &all.configuration(selection.configuration())?.settings;
     let is_active = |s: &&farbus_model::descriptor::AltSetting| s.alternate == selection.alternate(s.interface);
     let setting = settings.iter().filter(is_active).find(|s| s.endpoints.iter().any(|e| e.address == endpoint))?;
@@ -68,5 +73,5 @@ pub fn way_of(all: &Descriptors, selection: &Selection, speed: Speed, endpoint: 
         (true, TransferType::Interrupt) => window_max,
         (true, _) => BULK_FIRST,
     };
-    Some(Way { endpoint, kind: active.kind, packet_bytes: active.packet_bytes_max, window_first, window_max })
+    Some(PrefetchPlan { endpoint, kind: active.kind, packet_bytes: active.packet_bytes_max, window_first, window_max })
 }

@@ -9,15 +9,17 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::limits::ISO_PACKETS_MAX;
-use farbus_model::{Completions, Done, Endpoint, InFlight, Instant, Payload, Status, Urb, UrbId};
+use farbus_model::{
+    CompletionQueue, EndpointDescriptor, Instant, Payload, Urb, UrbCompletion, UrbId, UrbInFlight, UrbStatus,
+};
 
-use super::frames::Frames;
-use super::orders::{Counts, Orders, is_own, repeated};
-use super::pace::{DEPTH_MAX, Pace, Way, ns_between, ns_of};
-use super::reach::Reach;
+use super::frames::IsoFramePosition;
+use super::orders::{IsoActionQueue, IsoPacketCounts, is_own, repeated};
+use super::pace::{DEPTH_MAX, IsoStreamClock, StreamDirection, ns_between, ns_of};
+use super::reach::RoundTripHistory;
 use super::saved::{restore_place, restore_span, restore_urb, save_span};
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Most requests of ours with the device: 0.4 s in steps of a millisecond, and less than half of what an exporter
 /// allows.
@@ -31,32 +33,32 @@ const STOP_AFTER: Duration = Duration::from_millis(500);
 
 /// A stream from a device.
 #[derive(Debug)]
-pub struct Inward {
+pub struct InwardStream {
     interval: Duration,
-    frames: Frames,
+    frames: IsoFramePosition,
     /// Template of our requests: the driver's first request.
     pattern: Urb,
     /// The driver's requests.
-    waiting: VecDeque<InFlight>,
+    waiting: VecDeque<UrbInFlight>,
     /// Our requests.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<InwardUrb>,
     /// Number of the first packet of our next request.
     next: u64,
     /// Number of the packet that is handed over next.
     head: u64,
     /// The packets from `head` on, as far as they have arrived.
-    packets: VecDeque<Option<Packet>>,
+    packets: VecDeque<Option<InwardPacket>>,
     /// `None` until the first packet arrives. Its clock is at the end of what was handed over.
-    pace: Option<Pace>,
+    pace: Option<IsoStreamClock>,
     /// Initial depth of the buffer.
     depth: Duration,
     late_since: Option<Instant>,
-    counts: Counts,
+    counts: IsoPacketCounts,
 }
 
 /// A request of ours.
 #[derive(Debug)]
-struct Asked {
+struct InwardUrb {
     id: UrbId,
     /// The number of its first packet.
     first: u64,
@@ -65,15 +67,15 @@ struct Asked {
 
 /// A packet that arrived.
 #[derive(Debug)]
-struct Packet {
-    status: Status,
+struct InwardPacket {
+    status: UrbStatus,
     data: Payload,
 }
 
-impl Inward {
+impl InwardStream {
     /// A stream that begins with this request. A packet comes each `interval`; `depth` is the initial buffer depth,
     /// from the known jitter.
-    pub fn new(first: &Urb, interval: Duration, frames: Frames, depth: Duration) -> Self {
+    pub fn new(first: &Urb, interval: Duration, frames: IsoFramePosition, depth: Duration) -> Self {
         let mut pattern = Urb::data_in(first.id, first.endpoint, first.length);
         pattern.iso.clone_from(&first.iso);
         (pattern.interval, pattern.flags) = (first.interval, first.flags);
@@ -90,12 +92,12 @@ impl Inward {
             pace: None,
             depth,
             late_since: None,
-            counts: Counts::default(),
+            counts: IsoPacketCounts::default(),
         }
     }
 
     /// Takes a request of the driver.
-    pub fn submit(&mut self, now: Instant, urb: InFlight) {
+    pub fn submit(&mut self, now: Instant, urb: UrbInFlight) {
         if self.waiting.is_empty()
             && let Some(pace) = &mut self.pace
         {
@@ -114,7 +116,7 @@ impl Inward {
     }
 
     /// Sends as many requests ahead as the round trip needs.
-    pub fn ask_ahead(&mut self, now: Instant, reach: &Reach, orders: &mut Orders) {
+    pub fn ask_ahead(&mut self, now: Instant, reach: &RoundTripHistory, orders: &mut IsoActionQueue) {
         let span = self.span_of(self.pattern.iso.len()).as_nanos().max(1);
         let wanted = reach.ahead().as_nanos().div_ceil(span) + 2;
         let by_bytes = ASKED_BYTES_MAX / u64::from(self.pattern.length.max(1));
@@ -129,10 +131,10 @@ impl Inward {
         }
     }
 
-    fn ask(&mut self, now: Instant, urb: Urb, orders: &mut Orders) {
+    fn ask(&mut self, now: Instant, urb: Urb, orders: &mut IsoActionQueue) {
         let first = self.next;
         self.next += urb.iso.len() as u64;
-        self.asked.push_back(Asked { id: orders.ask(urb), first, at: now });
+        self.asked.push_back(InwardUrb { id: orders.ask(urb), first, at: now });
     }
 
     /// The first request is as long as the buffer is deep: the second may then be late by that much without a gap at
@@ -150,16 +152,21 @@ impl Inward {
     ///
     /// # Errors
     /// The status with which the stream ended.
-    pub fn handle_done(&mut self, now: Instant, done: Done, reach: &mut Reach) -> Result<(), Status> {
+    pub fn handle_done(
+        &mut self,
+        now: Instant,
+        done: UrbCompletion,
+        reach: &mut RoundTripHistory,
+    ) -> Result<(), UrbStatus> {
         let Some(at) = self.asked.iter().position(|asked| asked.id == done.id) else { return Ok(()) };
-        let Asked { first, at, .. } = self.asked.remove(at).expect("found just now");
+        let InwardUrb { first, at, .. } = self.asked.remove(at).expect("found just now");
         if let Some(residence) = done.residence {
             reach.note_longest((now - at).saturating_sub(residence));
         }
         match done.status {
-            Status::Ok => {}
+            UrbStatus::Ok => {}
             // Something else cancelled it: its packets count as missed.
-            Status::Cancelled => return Ok(()),
+            UrbStatus::Cancelled => return Ok(()),
             status => return Err(status),
         }
         let count = done.iso.len() as u64;
@@ -169,7 +176,7 @@ impl Inward {
         // Starts the clock so that the following packets wait for the depth of the buffer.
         let pace = self.pace.get_or_insert_with(|| {
             let due = (now + depth).as_nanos().saturating_add_signed(whole_ns.saturating_sub(next_ns));
-            Pace::new(Way::In, Instant::from_nanos(due))
+            IsoStreamClock::new(StreamDirection::In, Instant::from_nanos(due))
         });
         let slack_ns = ahead_ns.saturating_add(ns_between(now, pace.now()));
         pace.note(now, slack_ns, pace.shift_ns());
@@ -207,7 +214,7 @@ impl Inward {
         }
     }
 
-    fn take_in(&mut self, first: u64, done: Done) -> Result<(), Status> {
+    fn take_in(&mut self, first: u64, done: UrbCompletion) -> Result<(), UrbStatus> {
         let mut data = done.payload;
         for (number, packet) in (first..).zip(&done.iso) {
             let data = data.split_front(packet.actual as usize);
@@ -219,7 +226,7 @@ impl Inward {
             if self.packets.len() <= place {
                 self.packets.resize_with(place + 1, || None);
             }
-            self.packets[place] = Some(Packet { status: packet.status, data });
+            self.packets[place] = Some(InwardPacket { status: packet.status, data });
         }
         Ok(())
     }
@@ -228,7 +235,7 @@ impl Inward {
         self.interval * u32::try_from(packets).expect("a URB has 1024 packets at most")
     }
 
-    /// When [`Inward::hand_over`] or a check of [`Inward::is_over`] is due.
+    /// When [`InwardStream::hand_over`] or a check of [`InwardStream::is_over`] is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let pace = self.pace.as_ref()?;
         Some(match self.waiting.front() {
@@ -238,7 +245,7 @@ impl Inward {
     }
 
     /// Hands over the packets that are due.
-    pub fn hand_over(&mut self, now: Instant, done: &mut Completions) {
+    pub fn hand_over(&mut self, now: Instant, done: &mut CompletionQueue) {
         while let Some(pace) = &self.pace
             && let Some(urb) = self.waiting.front()
             && let span = self.interval * urb.iso.len() as u32
@@ -251,7 +258,7 @@ impl Inward {
         }
     }
 
-    fn fill(&mut self, urb: InFlight, done: &mut Completions) -> Done {
+    fn fill(&mut self, urb: UrbInFlight, done: &mut CompletionQueue) -> UrbCompletion {
         let mut packets = urb.iso.clone();
         let mut buffer = done.pool.take(urb.length as usize);
         let mut at = 0;
@@ -259,13 +266,13 @@ impl Inward {
             self.head += 1;
             self.counts.packets += 1;
             let Some(came) = self.packets.pop_front().flatten() else {
-                (packet.actual, packet.status) = (0, Status::IsoMissed);
+                (packet.actual, packet.status) = (0, UrbStatus::IsoMissed);
                 self.counts.missed += 1;
                 continue;
             };
             let room = packet.length as usize;
             let moved = came.data.copy_to(&mut buffer[at..at + room.min(came.data.len())]);
-            let status = if came.data.len() > room { Status::Overflow } else { came.status };
+            let status = if came.data.len() > room { UrbStatus::Overflow } else { came.status };
             (packet.actual, packet.status) = (moved as u32, status);
             at += moved;
             done.pool.recycle(came.data);
@@ -278,10 +285,10 @@ impl Inward {
     }
 
     /// Cancels a request of the driver, if it is one of these.
-    pub fn cancel(&mut self, id: UrbId, done: &mut Completions) {
+    pub fn cancel(&mut self, id: UrbId, done: &mut CompletionQueue) {
         if let Some(at) = self.waiting.iter().position(|urb| urb.id == id) {
             let urb = self.waiting.remove(at).expect("found just now");
-            done.push(urb.fail(Status::Cancelled));
+            done.push(urb.fail(UrbStatus::Cancelled));
         }
     }
 
@@ -296,14 +303,14 @@ impl Inward {
     }
 
     /// Withdraws all requests of ours.
-    pub fn stop(&mut self, orders: &mut Orders) {
+    pub fn stop(&mut self, orders: &mut IsoActionQueue) {
         self.asked.drain(..).for_each(|asked| orders.withdraw(asked.id));
     }
 
     /// Writes the stream to a snapshot: arrived packets and open requests.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.urb(&self.pattern);
-        save_span(self.pace.as_ref().map_or(self.depth, Pace::level), to);
+        save_span(self.pace.as_ref().map_or(self.depth, IsoStreamClock::level), to);
         to.u32(self.frames.next());
         to.u64(self.next - self.head);
         to.count(self.waiting.len());
@@ -318,7 +325,7 @@ impl Inward {
         to.count(self.packets.len());
         for packet in &self.packets {
             // A packet that failed counts as missed after the handover.
-            let data = packet.as_ref().filter(|packet| packet.status == Status::Ok).map(|packet| &packet.data);
+            let data = packet.as_ref().filter(|packet| packet.status == UrbStatus::Ok).map(|packet| &packet.data);
             to.flag(data.is_some());
             data.into_iter().for_each(|data| to.payload(data));
         }
@@ -328,14 +335,14 @@ impl Inward {
     /// starts with the next packet.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
-        endpoint: &Endpoint,
+        endpoint: &EndpointDescriptor,
         interval: Duration,
-        frames: Frames,
-        from: &mut Reader<'_>,
-    ) -> Result<(Self, Vec<Urb>), Reject> {
+        frames: IsoFramePosition,
+        from: &mut FieldReader<'_>,
+    ) -> Result<(Self, Vec<Urb>), ProtocolViolation> {
         let pattern = restore_urb(endpoint, from)?;
         let depth = restore_span("depth", DEPTH_MAX, from)?;
         let frames = frames.going_on(from.u32("frame")?);
@@ -346,14 +353,14 @@ impl Inward {
         for _ in 0..from.count("requests of ours", 16)? {
             let (id, first) = (UrbId(from.u64("request of ours")?), restore_place("packet", from)?);
             if !is_own(id) || first > inward.next {
-                return Err(Reject::new("packet", first, "what is asked for was asked for"));
+                return Err(ProtocolViolation::new("packet", first, "what is asked for was asked for"));
             }
-            inward.asked.push_back(Asked { id, first, at: now });
+            inward.asked.push_back(InwardUrb { id, first, at: now });
         }
         for _ in 0..from.count("packets", 1)? {
             let has_come = from.flag("packet")?;
             let data = if has_come { Some(from.payload("packet")?) } else { None };
-            inward.packets.push_back(data.map(|data| Packet { status: Status::Ok, data }));
+            inward.packets.push_back(data.map(|data| InwardPacket { status: UrbStatus::Ok, data }));
         }
         Ok((inward, waiting))
     }
@@ -364,27 +371,27 @@ impl Inward {
     }
 
     /// The driver's requests.
-    pub fn waiting(&self) -> impl Iterator<Item = &InFlight> {
+    pub fn waiting(&self) -> impl Iterator<Item = &UrbInFlight> {
         self.waiting.iter()
     }
 
     /// Takes the driver's requests; the caller ends them.
-    pub fn take_waiting(&mut self) -> impl Iterator<Item = InFlight> + '_ {
+    pub fn take_waiting(&mut self) -> impl Iterator<Item = UrbInFlight> + '_ {
         self.waiting.drain(..)
     }
 
     /// By how much its clock was slewed, in nanoseconds; `None` before the first packet.
     pub fn drift_ns(&self) -> Option<i64> {
-        self.pace.as_ref().map(Pace::shift_ns)
+        self.pace.as_ref().map(IsoStreamClock::shift_ns)
     }
 
     /// Counts of packets, and of those lost.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> IsoPacketCounts {
         self.counts
     }
 
     /// The buffer depth that the observed jitter needs, for the next stream.
     pub fn depth(&self) -> Option<Duration> {
-        self.pace.as_ref().filter(|pace| pace.slack_ns().is_some()).map(Pace::depth)
+        self.pace.as_ref().filter(|pace| pace.slack_ns().is_some()).map(IsoStreamClock::depth)
     }
 }

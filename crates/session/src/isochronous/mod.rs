@@ -26,14 +26,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Completions, Device, DeviceLayer, Direction, Done, EpAddr, InFlight, Instant, Selection, Status,
-    TransferType, Urb, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, Device, DeviceLayer, EpAddr, Instant, TransferDirection,
+    TransferType, Urb, UrbCompletion, UrbId, UrbInFlight, UrbStatus,
 };
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 mod frames;
 mod inward;
@@ -43,13 +43,13 @@ mod pace;
 mod reach;
 mod saved;
 
-use frames::Frames;
-use inward::Inward;
-pub use orders::Counts;
-use orders::{Order, Orders, is_own};
-use outward::{LeadIn, Outward};
+use frames::IsoFramePosition;
+use inward::InwardStream;
+pub use orders::IsoPacketCounts;
+use orders::{IsoAction, IsoActionQueue, is_own};
+use outward::{LeadIn, OutwardStream};
 use pace::DEPTH_MAX;
-use reach::Reach;
+use reach::RoundTripHistory;
 
 /// Smallest initial depth of a stream's buffer. As long as the jitter is not known, the depth is a quarter of the round
 /// trip, within this and [`FIRST_DEPTH_MAX`].
@@ -62,53 +62,53 @@ const PLAY_OUT_MAX: Duration = Duration::from_secs(1);
 const CLASS_AUDIO: u8 = 1;
 
 /// A layer that carries the isochronous streams of a far device.
-pub struct Isochronous<D> {
+pub struct IsochronousLayer<D> {
     device: D,
     is_on: bool,
     /// Completions of the device that the layer has not handled yet. While the device works, this holds the caller's
     /// pool.
-    below: Completions,
-    orders: Orders,
+    below: CompletionQueue,
+    orders: IsoActionQueue,
     /// Number of our requests in flight.
     own: usize,
-    reach: Reach,
+    reach: RoundTripHistory,
     /// When each open control transfer was submitted.
     asked: BTreeMap<UrbId, Instant>,
-    streams: BTreeMap<u8, Stream>,
+    streams: BTreeMap<u8, IsochronousStream>,
     /// Bit n: the endpoint of index n is passed through unchanged until an interface changes.
     near: u32,
     /// The buffer depth that past streams needed, inward and outward.
     depths: [Option<Duration>; 2],
     /// Control transfers that wait until a stream has been played, and until when they wait.
-    held: VecDeque<InFlight>,
+    held: VecDeque<UrbInFlight>,
     held_until: Option<Instant>,
     /// Counts of streams that have ended.
-    counts: Counts,
+    counts: IsoPacketCounts,
 }
 
 #[derive(Debug)]
-enum Stream {
-    In(Inward),
-    Out(Outward),
+enum IsochronousStream {
+    In(InwardStream),
+    Out(OutwardStream),
 }
 
-impl<D: Device> Isochronous<D> {
+impl<D: Device> IsochronousLayer<D> {
     /// Wraps `device`; does nothing unless `is_on`.
     pub fn new(device: D, is_on: bool) -> Self {
         Self {
             device,
             is_on,
-            below: Completions::new(BufferPool::new(0)),
-            orders: Orders::default(),
+            below: CompletionQueue::new(BufferPool::new(0)),
+            orders: IsoActionQueue::default(),
             own: 0,
-            reach: Reach::default(),
+            reach: RoundTripHistory::default(),
             asked: BTreeMap::new(),
             streams: BTreeMap::new(),
             near: 0,
             depths: [None; 2],
             held: VecDeque::new(),
             held_until: None,
-            counts: Counts::default(),
+            counts: IsoPacketCounts::default(),
         }
     }
 
@@ -128,7 +128,7 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Counts of all streams so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> IsoPacketCounts {
         self.streams.values().fold(self.counts, |sum, stream| sum.and(stream.counts()))
     }
 
@@ -140,15 +140,15 @@ impl<D: Device> Isochronous<D> {
     /// By how much the clock of a running stream was slewed to keep its buffer at its depth, in nanoseconds, positive
     /// for later: the drift of the device's clock against ours, plus the buffer's growth. `None`: no stream is running.
     pub fn drift_ns(&self) -> Option<i64> {
-        self.streams.values().find_map(Stream::drift_ns)
+        self.streams.values().find_map(IsochronousStream::drift_ns)
     }
 
     /// Runs `act` with the device and handles what it completed.
     pub fn act<T>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut D, &mut Completions) -> T,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut D, &mut CompletionQueue) -> T,
     ) -> T {
         if self.is_idle() {
             return act(&mut self.device, done);
@@ -161,7 +161,7 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Handles completions and orders until there are none left.
-    fn look(&mut self, now: Instant, done: &mut Completions) {
+    fn look(&mut self, now: Instant, done: &mut CompletionQueue) {
         loop {
             while let Some(finished) = self.below.pop() {
                 self.handle_done(now, finished, done);
@@ -171,20 +171,20 @@ impl<D: Device> Isochronous<D> {
             let Some(order) = self.orders.next() else { break };
             std::mem::swap(&mut self.below.pool, &mut done.pool);
             match order {
-                Order::Ask(urb) => {
+                IsoAction::Ask(urb) => {
                     self.own += 1;
                     self.device.submit(now, urb.launch(), &mut self.below);
                 }
-                Order::Withdraw(id) => self.device.cancel(now, id, &mut self.below),
+                IsoAction::Withdraw(id) => self.device.cancel(now, id, &mut self.below),
             }
             std::mem::swap(&mut self.below.pool, &mut done.pool);
         }
     }
 
-    fn handle_done(&mut self, now: Instant, finished: Done, done: &mut Completions) {
+    fn handle_done(&mut self, now: Instant, finished: UrbCompletion, done: &mut CompletionQueue) {
         if !is_own(finished.id) {
             if let Some(asked) = self.asked.remove(&finished.id)
-                && matches!(finished.status, Status::Ok | Status::Stall)
+                && matches!(finished.status, UrbStatus::Ok | UrbStatus::Stall)
             {
                 self.reach.note((now - asked).saturating_sub(finished.residence.unwrap_or_default()));
             }
@@ -194,12 +194,12 @@ impl<D: Device> Isochronous<D> {
         let endpoint = finished.endpoint.as_byte();
         let Some(stream) = self.streams.get_mut(&endpoint) else { return };
         let result = match stream {
-            Stream::In(inward) => {
+            IsochronousStream::In(inward) => {
                 let result = inward.handle_done(now, finished, &mut self.reach);
                 inward.ask_ahead(now, &self.reach, &mut self.orders);
                 result
             }
-            Stream::Out(outward) => outward.handle_done(now, &finished, &mut self.reach, &mut self.orders),
+            IsochronousStream::Out(outward) => outward.handle_done(now, &finished, &mut self.reach, &mut self.orders),
         };
         if let Err(status) = result {
             self.end(endpoint, status, done);
@@ -207,27 +207,27 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Ends the stream of this endpoint and all the driver's requests on it.
-    fn end(&mut self, endpoint: u8, status: Status, done: &mut Completions) {
+    fn end(&mut self, endpoint: u8, status: UrbStatus, done: &mut CompletionQueue) {
         let Some(mut stream) = self.streams.remove(&endpoint) else { return };
         stream.take_waiting().into_iter().for_each(|urb| done.push(urb.fail(status)));
         stream.stop(&mut self.orders);
         self.note_end(&stream);
     }
 
-    fn note_end(&mut self, stream: &Stream) {
+    fn note_end(&mut self, stream: &IsochronousStream) {
         self.counts = self.counts.and(stream.counts());
         let (place, depth) = match stream {
-            Stream::In(inward) => (0, inward.depth()),
-            Stream::Out(outward) => (1, outward.depth()),
+            IsochronousStream::In(inward) => (0, inward.depth()),
+            IsochronousStream::Out(outward) => (1, outward.depth()),
         };
         self.depths[place] = depth.or(self.depths[place]);
     }
 
     /// Removes streams that are over.
     fn sweep(&mut self, now: Instant) {
-        let is_over = |stream: &Stream| match stream {
-            Stream::In(inward) => inward.is_over(now),
-            Stream::Out(outward) => outward.is_over(now),
+        let is_over = |stream: &IsochronousStream| match stream {
+            IsochronousStream::In(inward) => inward.is_over(now),
+            IsochronousStream::Out(outward) => outward.is_over(now),
         };
         let over: Vec<u8> = self.streams.iter().filter(|(_, stream)| is_over(stream)).map(|(&at, _)| at).collect();
         for endpoint in over {
@@ -238,14 +238,14 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// The initial buffer depth of a stream.
-    fn depth(&self, direction: Direction) -> Duration {
-        let known = self.depths[usize::from(direction == Direction::Out)];
+    fn depth(&self, direction: TransferDirection) -> Duration {
+        let known = self.depths[usize::from(direction == TransferDirection::Out)];
         let first = (self.reach.nearest() / 4).clamp(FIRST_DEPTH_MIN, FIRST_DEPTH_MAX);
         known.unwrap_or(first).clamp(FIRST_DEPTH_MIN, DEPTH_MAX)
     }
 
     /// Handles an isochronous request of the driver.
-    fn stream(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn stream(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         let address = urb.endpoint;
         let known = self.device.selection().endpoint(address).copied();
         if !self.streams.contains_key(&address.as_byte()) {
@@ -255,23 +255,23 @@ impl<D: Device> Isochronous<D> {
                 return self.act(now, done, |device, done| device.submit(now, urb, done));
             };
             let interval = endpoint.service_interval(self.device.speed());
-            let frames = Frames::new(now, self.device.speed(), interval);
+            let frames = IsoFramePosition::new(now, self.device.speed(), interval);
             let depth = self.depth(urb.direction);
             let stream = match urb.direction {
-                Direction::In => Stream::In(Inward::new(&urb, interval, frames, depth)),
-                Direction::Out => {
+                TransferDirection::In => IsochronousStream::In(InwardStream::new(&urb, interval, frames, depth)),
+                TransferDirection::Out => {
                     let lead_in = if self.class_of(address) == CLASS_AUDIO { LeadIn::Zeros } else { LeadIn::Nothing };
-                    Stream::Out(Outward::new(now, &urb, interval, frames, lead_in, depth))
+                    IsochronousStream::Out(OutwardStream::new(now, &urb, interval, frames, lead_in, depth))
                 }
             };
             self.streams.insert(address.as_byte(), stream);
         }
         match self.streams.get_mut(&address.as_byte()).expect("put there just now") {
-            Stream::In(inward) => {
+            IsochronousStream::In(inward) => {
                 inward.submit(now, urb);
                 inward.ask_ahead(now, &self.reach, &mut self.orders);
             }
-            Stream::Out(outward) => outward.submit(now, urb, &self.reach, &mut self.orders),
+            IsochronousStream::Out(outward) => outward.submit(now, urb, &self.reach, &mut self.orders),
         }
         self.look(now, done);
     }
@@ -287,11 +287,12 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Handles a control transfer: one that ends streams waits until they have been played.
-    fn control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn control(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         let ends_streams = urb.setup.kind() == RequestKind::Standard
             && matches!(
                 (urb.setup.recipient(), urb.setup.request),
-                (Recipient::Device, request::SET_CONFIGURATION) | (Recipient::Interface, request::SET_INTERFACE)
+                (RequestRecipient::Device, request::SET_CONFIGURATION)
+                    | (RequestRecipient::Interface, request::SET_INTERFACE)
             );
         if !self.held.is_empty() || (ends_streams && self.is_playing()) {
             urb.own_payload();
@@ -303,7 +304,7 @@ impl<D: Device> Isochronous<D> {
         self.look(now, done);
     }
 
-    fn pass_control(&mut self, now: Instant, urb: InFlight, ends_streams: bool) {
+    fn pass_control(&mut self, now: Instant, urb: UrbInFlight, ends_streams: bool) {
         if ends_streams {
             self.near = 0;
         }
@@ -314,8 +315,8 @@ impl<D: Device> Isochronous<D> {
     /// Whether the device still plays a stream whose driver sends no more.
     fn is_playing(&self) -> bool {
         self.streams.values().any(|stream| match stream {
-            Stream::In(_) => false,
-            Stream::Out(outward) => outward.is_empty() && outward.is_playing(),
+            IsochronousStream::In(_) => false,
+            IsochronousStream::Out(outward) => outward.is_empty() && outward.is_playing(),
         })
     }
 
@@ -332,7 +333,7 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Ends all streams and held requests with this status.
-    fn end_all(&mut self, status: Status, done: &mut Completions) {
+    fn end_all(&mut self, status: UrbStatus, done: &mut CompletionQueue) {
         let all: Vec<u8> = self.streams.keys().copied().collect();
         all.into_iter().for_each(|endpoint| self.end(endpoint, status, done));
         self.held.drain(..).for_each(|urb| done.push(urb.fail(status)));
@@ -341,11 +342,11 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Does what is due now.
-    fn keep_pace(&mut self, now: Instant, done: &mut Completions) {
+    fn keep_pace(&mut self, now: Instant, done: &mut CompletionQueue) {
         for stream in self.streams.values_mut() {
             match stream {
-                Stream::In(inward) => inward.hand_over(now, done),
-                Stream::Out(outward) => outward.answer(now, done),
+                IsochronousStream::In(inward) => inward.hand_over(now, done),
+                IsochronousStream::Out(outward) => outward.answer(now, done),
             }
         }
         self.look(now, done);
@@ -353,21 +354,24 @@ impl<D: Device> Isochronous<D> {
 }
 
 /// Snapshots. The caller saves the device first.
-impl<D: Device> Isochronous<D> {
+impl<D: Device> IsochronousLayer<D> {
     /// All open requests of the user, given those that the device has.
-    pub fn in_flight_of(&self, of_device: Vec<(UrbId, Direction, u32)>) -> Vec<(UrbId, Direction, u32)> {
+    pub fn in_flight_of(
+        &self,
+        of_device: Vec<(UrbId, TransferDirection, u32)>,
+    ) -> Vec<(UrbId, TransferDirection, u32)> {
         let mut all: Vec<_> = of_device.into_iter().filter(|(id, ..)| !is_own(*id)).collect();
-        let of = |urb: &InFlight| (urb.id, urb.direction, urb.length);
+        let of = |urb: &UrbInFlight| (urb.id, urb.direction, urb.length);
         self.streams.values().for_each(|stream| match stream {
-            Stream::In(inward) => all.extend(inward.waiting().map(of)),
-            Stream::Out(outward) => all.extend(outward.waiting().map(of)),
+            IsochronousStream::In(inward) => all.extend(inward.waiting().map(of)),
+            IsochronousStream::Out(outward) => all.extend(outward.waiting().map(of)),
         });
         all.extend(self.held.iter().map(of));
         all
     }
 
     /// Writes the layer to a snapshot.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.flag(self.is_on);
         to.u64(self.orders.named());
         self.reach.save(to);
@@ -379,8 +383,8 @@ impl<D: Device> Isochronous<D> {
         for (&endpoint, stream) in &self.streams {
             to.u8(endpoint);
             match stream {
-                Stream::In(inward) => inward.save(to),
-                Stream::Out(outward) => outward.save(to),
+                IsochronousStream::In(inward) => inward.save(to),
+                IsochronousStream::Out(outward) => outward.save(to),
             }
         }
     }
@@ -388,8 +392,8 @@ impl<D: Device> Isochronous<D> {
     /// Restores the layer from a snapshot, over a device in the same state. On an error, returns the device as well.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
-    pub fn restore(now: Instant, device: D, from: &mut Reader<'_>) -> Result<Self, (D, Reject)> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
+    pub fn restore(now: Instant, device: D, from: &mut FieldReader<'_>) -> Result<Self, (D, ProtocolViolation)> {
         let mut restored = Self::new(device, false);
         match restored.read(now, from) {
             // Nothing is launched before the whole snapshot is known to be valid: a launched request must be answered.
@@ -398,8 +402,8 @@ impl<D: Device> Isochronous<D> {
                 restored.held_until = (!restored.held.is_empty()).then(|| now + PLAY_OUT_MAX);
                 for (endpoint, urbs) in waiting {
                     match restored.streams.get_mut(&endpoint) {
-                        Some(Stream::In(inward)) => inward.take_up(urbs),
-                        Some(Stream::Out(outward)) => outward.take_up(urbs),
+                        Some(IsochronousStream::In(inward)) => inward.take_up(urbs),
+                        Some(IsochronousStream::Out(outward)) => outward.take_up(urbs),
                         None => unreachable!("each was read with its stream"),
                     }
                 }
@@ -409,17 +413,21 @@ impl<D: Device> Isochronous<D> {
         }
     }
 
-    fn read(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(Vec<Urb>, Waiting), Reject> {
+    fn read(
+        &mut self,
+        now: Instant,
+        from: &mut FieldReader<'_>,
+    ) -> Result<(Vec<Urb>, DriverRequests), ProtocolViolation> {
         self.is_on = from.flag("streams")?;
         self.orders.name_after(from.u64("names")?);
-        self.reach = Reach::restore(from)?;
+        self.reach = RoundTripHistory::restore(from)?;
         self.near = from.u32("near endpoints")?;
         self.own = from.u32("requests of ours")? as usize;
         let mut held = Vec::new();
         for _ in 0..from.count("requests held", 8)? {
             let urb = from.urb()?;
             if !urb.endpoint.is_control() || is_own(urb.id) {
-                return Err(Reject::new("request held", urb.id.0, "control transfers wait, and no others"));
+                return Err(ProtocolViolation::new("request held", urb.id.0, "control transfers wait, and no others"));
             }
             held.push(urb);
         }
@@ -429,18 +437,19 @@ impl<D: Device> Isochronous<D> {
             let known = self.device.selection().endpoint(address).copied();
             let is_first = !self.streams.contains_key(&address.as_byte());
             let known = known.filter(|endpoint| endpoint.kind == TransferType::Isochronous && is_first);
-            let wrong = || Reject::new("endpoint", address.as_byte().into(), "an isochronous one has one stream");
+            let wrong =
+                || ProtocolViolation::new("endpoint", address.as_byte().into(), "an isochronous one has one stream");
             let endpoint = known.ok_or_else(wrong)?;
             let interval = endpoint.service_interval(self.device.speed());
-            let frames = Frames::new(now, self.device.speed(), interval);
+            let frames = IsoFramePosition::new(now, self.device.speed(), interval);
             let (stream, urbs) = match address.direction() {
-                Direction::In => {
-                    let (inward, urbs) = Inward::restore(now, &endpoint, interval, frames, from)?;
-                    (Stream::In(inward), urbs)
+                TransferDirection::In => {
+                    let (inward, urbs) = InwardStream::restore(now, &endpoint, interval, frames, from)?;
+                    (IsochronousStream::In(inward), urbs)
                 }
-                Direction::Out => {
-                    let (outward, urbs) = Outward::restore(now, &endpoint, interval, frames, from)?;
-                    (Stream::Out(outward), urbs)
+                TransferDirection::Out => {
+                    let (outward, urbs) = OutwardStream::restore(now, &endpoint, interval, frames, from)?;
+                    (IsochronousStream::Out(outward), urbs)
                 }
             };
             self.streams.insert(address.as_byte(), stream);
@@ -459,46 +468,46 @@ impl<D: Device> Isochronous<D> {
 }
 
 /// The driver's requests, by the endpoint of their stream.
-type Waiting = Vec<(u8, Vec<Urb>)>;
+type DriverRequests = Vec<(u8, Vec<Urb>)>;
 
-impl Stream {
+impl IsochronousStream {
     fn drift_ns(&self) -> Option<i64> {
         match self {
-            Stream::In(inward) => inward.drift_ns(),
-            Stream::Out(outward) => Some(outward.drift_ns()),
+            IsochronousStream::In(inward) => inward.drift_ns(),
+            IsochronousStream::Out(outward) => Some(outward.drift_ns()),
         }
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> IsoPacketCounts {
         match self {
-            Stream::In(inward) => inward.counts(),
-            Stream::Out(outward) => outward.counts(),
+            IsochronousStream::In(inward) => inward.counts(),
+            IsochronousStream::Out(outward) => outward.counts(),
         }
     }
 
-    fn stop(&mut self, orders: &mut Orders) {
+    fn stop(&mut self, orders: &mut IsoActionQueue) {
         match self {
-            Stream::In(inward) => inward.stop(orders),
-            Stream::Out(outward) => outward.stop(orders),
+            IsochronousStream::In(inward) => inward.stop(orders),
+            IsochronousStream::Out(outward) => outward.stop(orders),
         }
     }
 
-    fn take_waiting(&mut self) -> Vec<InFlight> {
+    fn take_waiting(&mut self) -> Vec<UrbInFlight> {
         match self {
-            Stream::In(inward) => inward.take_waiting().collect(),
-            Stream::Out(outward) => outward.take_waiting().collect(),
+            IsochronousStream::In(inward) => inward.take_waiting().collect(),
+            IsochronousStream::Out(outward) => outward.take_waiting().collect(),
         }
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         match self {
-            Stream::In(inward) => inward.poll_timeout(),
-            Stream::Out(outward) => outward.poll_timeout(),
+            IsochronousStream::In(inward) => inward.poll_timeout(),
+            IsochronousStream::Out(outward) => outward.poll_timeout(),
         }
     }
 }
 
-impl<D: Device> DeviceLayer for Isochronous<D> {
+impl<D: Device> DeviceLayer for IsochronousLayer<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -512,13 +521,13 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut D, &mut Completions) -> R,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut D, &mut CompletionQueue) -> R,
     ) -> R {
         self.act(now, done, act)
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         if urb.endpoint.is_control() {
             self.control(now, urb, done);
         } else if urb.iso.is_empty() {
@@ -528,21 +537,21 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
         }
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
             let urb = self.held.remove(at).expect("found just now");
-            return done.push(urb.fail(Status::Cancelled));
+            return done.push(urb.fail(UrbStatus::Cancelled));
         }
         let before = done.len();
         for stream in self.streams.values_mut() {
             match stream {
-                Stream::In(inward) => {
+                IsochronousStream::In(inward) => {
                     inward.cancel(id, done);
                     if inward.is_empty() {
                         inward.stop(&mut self.orders);
                     }
                 }
-                Stream::Out(outward) => outward.cancel(id, &mut self.orders, done),
+                IsochronousStream::Out(outward) => outward.cancel(id, &mut self.orders, done),
             }
         }
         if done.len() > before {
@@ -552,8 +561,8 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
         }
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
-        self.end_all(Status::Shutdown, done);
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
+        self.end_all(UrbStatus::Shutdown, done);
         // The device's reset withdraws all requests at once.
         self.orders.clear();
         self.asked.clear();
@@ -561,11 +570,11 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let streams = self.streams.values().filter_map(Stream::poll_timeout);
+        let streams = self.streams.values().filter_map(IsochronousStream::poll_timeout);
         streams.chain(self.held_until).chain(self.device.poll_timeout()).min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         // First the packets that are due, because the device's timeout may take time.
         self.keep_pace(now, done);
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
@@ -573,19 +582,19 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.act(now, done, |device, done| device.handle_ready(now, done));
         if self.device.is_gone() {
-            self.end_all(Status::Gone, done);
+            self.end_all(UrbStatus::Gone, done);
         }
     }
 
-    /// None: [`Isochronous::save`] writes the snapshot.
+    /// None: [`IsochronousLayer::save`] writes the snapshot.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
 
-    fn restore(&mut self, _selection: &Selection, _state: &[u8]) -> bool {
+    fn restore(&mut self, _selection: &ConfigurationSelection, _state: &[u8]) -> bool {
         false
     }
 }

@@ -12,7 +12,7 @@ pub const OWN_ID_END: u64 = 1 << 62;
 
 /// An action on the device below.
 #[derive(Debug)]
-pub enum Order {
+pub enum IsoAction {
     /// Submit a request of ours.
     Ask(Urb),
     /// Cancel a request of ours.
@@ -21,24 +21,24 @@ pub enum Order {
 
 /// A queue of orders.
 #[derive(Debug, Default)]
-pub struct Orders {
-    list: VecDeque<Order>,
+pub struct IsoActionQueue {
+    list: VecDeque<IsoAction>,
     named: u64,
 }
 
-impl Orders {
+impl IsoActionQueue {
     /// Queues a request under a new id, which is returned.
     pub fn ask(&mut self, mut urb: Urb) -> UrbId {
         urb.id = UrbId(OWN_ID_FIRST + self.named);
         self.named = (self.named + 1) % (OWN_ID_END - OWN_ID_FIRST);
         let id = urb.id;
-        self.list.push_back(Order::Ask(urb));
+        self.list.push_back(IsoAction::Ask(urb));
         id
     }
 
     /// Queues the cancellation of a request.
     pub fn withdraw(&mut self, id: UrbId) {
-        self.list.push_back(Order::Withdraw(id));
+        self.list.push_back(IsoAction::Withdraw(id));
     }
 
     /// Drops all queued orders.
@@ -57,7 +57,7 @@ impl Orders {
     }
 
     /// Takes the next order.
-    pub fn next(&mut self) -> Option<Order> {
+    pub fn next(&mut self) -> Option<IsoAction> {
         self.list.pop_front()
     }
 }
@@ -83,7 +83,7 @@ pub fn repeated(like: &[IsoPacket], count: usize, length: impl Fn(&IsoPacket) ->
 
 /// Counts of a stream's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct IsoPacketCounts {
     /// Packets handed to the driver.
     pub packets: u64,
     /// IN: not here when they were due, and reported to the driver as missed.
@@ -98,7 +98,7 @@ pub struct Counts {
     pub underruns: u64,
 }
 
-impl Counts {
+impl IsoPacketCounts {
     /// The sum of two.
     pub fn and(self, other: Self) -> Self {
         Self {

@@ -10,15 +10,17 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::limits::ISO_PACKETS_MAX;
-use farbus_model::{Completions, Done, Endpoint, InFlight, Instant, Payload, Status, Urb, UrbId};
+use farbus_model::{
+    CompletionQueue, EndpointDescriptor, Instant, Payload, Urb, UrbCompletion, UrbId, UrbInFlight, UrbStatus,
+};
 
-use super::frames::Frames;
-use super::orders::{Counts, Orders, is_own, repeated};
-use super::pace::{DEPTH_MAX, Pace, Way, ns_of};
-use super::reach::Reach;
+use super::frames::IsoFramePosition;
+use super::orders::{IsoActionQueue, IsoPacketCounts, is_own, repeated};
+use super::pace::{DEPTH_MAX, IsoStreamClock, StreamDirection, ns_of};
+use super::reach::RoundTripHistory;
 use super::saved::{restore_span, restore_urb, save_span};
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Most requests with the device: 0.5 s in steps of a millisecond, and half of what an exporter allows.
 const SENT_MAX: usize = 500;
@@ -42,19 +44,19 @@ pub enum LeadIn {
 
 /// A stream to a device.
 #[derive(Debug)]
-pub struct Outward {
+pub struct OutwardStream {
     interval: Duration,
-    frames: Frames,
+    frames: IsoFramePosition,
     lead_in: LeadIn,
     /// Template of our requests: the driver's first request.
     pattern: Urb,
     /// The driver's open requests, each with the id of its copy that was sent, if any.
-    waiting: VecDeque<(InFlight, Option<UrbId>)>,
+    waiting: VecDeque<(UrbInFlight, Option<UrbId>)>,
     /// Requests that the device has not answered.
-    sent: VecDeque<Sent>,
+    sent: VecDeque<OutwardUrb>,
     sent_span: Duration,
     /// The clock, at the end of what the driver was answered.
-    pace: Pace,
+    pace: IsoStreamClock,
     /// Depth of the lead-in when the device's queue is filled.
     depth: Duration,
     /// Frame at which the device's next request should begin.
@@ -62,12 +64,12 @@ pub struct Outward {
     /// The latest lead-in in flight: slack of requests sent before it is not used.
     filled_with: Option<UrbId>,
     /// Failed packets' statuses of requests that the driver was already answered.
-    told_later: VecDeque<Status>,
-    counts: Counts,
+    told_later: VecDeque<UrbStatus>,
+    counts: IsoPacketCounts,
 }
 
 #[derive(Debug)]
-struct Sent {
+struct OutwardUrb {
     id: UrbId,
     /// `None` if another process sent it.
     at: Option<Instant>,
@@ -76,9 +78,16 @@ struct Sent {
     is_ours: bool,
 }
 
-impl Outward {
+impl OutwardStream {
     /// A stream that begins now, with a request like this; `depth` is the lead-in, from the known jitter.
-    pub fn new(now: Instant, like: &Urb, interval: Duration, frames: Frames, lead_in: LeadIn, depth: Duration) -> Self {
+    pub fn new(
+        now: Instant,
+        like: &Urb,
+        interval: Duration,
+        frames: IsoFramePosition,
+        lead_in: LeadIn,
+        depth: Duration,
+    ) -> Self {
         Self {
             interval,
             frames,
@@ -87,17 +96,23 @@ impl Outward {
             waiting: VecDeque::new(),
             sent: VecDeque::new(),
             sent_span: Duration::ZERO,
-            pace: Pace::new(Way::Out, now),
+            pace: IsoStreamClock::new(StreamDirection::Out, now),
             depth,
             expected_frame: None,
             filled_with: None,
             told_later: VecDeque::new(),
-            counts: Counts::default(),
+            counts: IsoPacketCounts::default(),
         }
     }
 
     /// Takes a request of the driver.
-    pub fn submit(&mut self, now: Instant, mut urb: InFlight, reach: &Reach, orders: &mut Orders) {
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        mut urb: UrbInFlight,
+        reach: &RoundTripHistory,
+        orders: &mut IsoActionQueue,
+    ) {
         if self.waiting.is_empty() {
             let late = (now - self.pace.now()).as_nanos() / self.interval.as_nanos().max(1);
             self.frames.pass(u64::try_from(late).unwrap_or(u64::MAX));
@@ -120,17 +135,17 @@ impl Outward {
         self.waiting.push_back((urb, Some(id)));
     }
 
-    fn send(&mut self, now: Instant, urb: Urb, is_ours: bool, orders: &mut Orders) -> UrbId {
+    fn send(&mut self, now: Instant, urb: Urb, is_ours: bool, orders: &mut IsoActionQueue) -> UrbId {
         let span = self.span_of(urb.iso.len());
         let id = orders.ask(urb);
-        self.sent.push_back(Sent { id, at: Some(now), span, shift_ns: self.pace.shift_ns(), is_ours });
+        self.sent.push_back(OutwardUrb { id, at: Some(now), span, shift_ns: self.pace.shift_ns(), is_ours });
         self.sent_span += span;
         id
     }
 
     /// Sends a lead-in: the longer it is, the longer the device can wait for the driver's packets. It is one request,
     /// so that its packets travel together.
-    fn fill_up(&mut self, now: Instant, orders: &mut Orders) {
+    fn fill_up(&mut self, now: Instant, orders: &mut IsoActionQueue) {
         let count = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1)).min(ISO_PACKETS_MAX.into());
         let mut ours = self.pattern.clone();
         (ours.iso, ours.length) = repeated(&self.pattern.iso, count as usize, |packet| match self.lead_in {
@@ -152,10 +167,10 @@ impl Outward {
     pub fn handle_done(
         &mut self,
         now: Instant,
-        done: &Done,
-        reach: &mut Reach,
-        orders: &mut Orders,
-    ) -> Result<(), Status> {
+        done: &UrbCompletion,
+        reach: &mut RoundTripHistory,
+        orders: &mut IsoActionQueue,
+    ) -> Result<(), UrbStatus> {
         let Some(at) = self.sent.iter().position(|sent| sent.id == done.id) else { return Ok(()) };
         let sent = self.sent.remove(at).expect("found just now");
         self.sent_span -= sent.span;
@@ -163,9 +178,9 @@ impl Outward {
             reach.note_longest((now - at).saturating_sub(residence));
         }
         match done.status {
-            Status::Ok => {}
+            UrbStatus::Ok => {}
             // The driver cancelled it.
-            Status::Cancelled => return Ok(()),
+            UrbStatus::Cancelled => return Ok(()),
             status => return Err(status),
         }
         let has_gap = self.note_frame(done);
@@ -175,7 +190,7 @@ impl Outward {
             }
             return Ok(());
         }
-        for packet in done.iso.iter().filter(|packet| packet.status != Status::Ok) {
+        for packet in done.iso.iter().filter(|packet| packet.status != UrbStatus::Ok) {
             if self.told_later.len() < TOLD_LATER_MAX {
                 self.told_later.push_back(packet.status);
             }
@@ -198,7 +213,7 @@ impl Outward {
     }
 
     /// Whether the device had nothing to play before this request.
-    fn note_frame(&mut self, done: &Done) -> bool {
+    fn note_frame(&mut self, done: &UrbCompletion) -> bool {
         let next = done.start_frame.wrapping_add(self.frames.of(done.iso.len()));
         let expected = self.expected_frame.replace(next);
         expected.is_some_and(|expected| (1..GAP_FRAMES_MAX).contains(&done.start_frame.wrapping_sub(expected)))
@@ -214,7 +229,7 @@ impl Outward {
     }
 
     /// Answers the requests that are due.
-    pub fn answer(&mut self, now: Instant, done: &mut Completions) {
+    pub fn answer(&mut self, now: Instant, done: &mut CompletionQueue) {
         while let Some((urb, _)) = self.waiting.front()
             && let span = self.span_of(urb.iso.len())
             && self.pace.after(span) <= now
@@ -235,11 +250,11 @@ impl Outward {
     }
 
     /// Cancels a request of the driver, if it is one of these.
-    pub fn cancel(&mut self, id: UrbId, orders: &mut Orders, done: &mut Completions) {
+    pub fn cancel(&mut self, id: UrbId, orders: &mut IsoActionQueue, done: &mut CompletionQueue) {
         if let Some(at) = self.waiting.iter().position(|(urb, _)| urb.id == id) {
             let (urb, sent) = self.waiting.remove(at).expect("found just now");
             sent.into_iter().for_each(|id| orders.withdraw(id));
-            done.push(urb.fail(Status::Cancelled));
+            done.push(urb.fail(UrbStatus::Cancelled));
         }
     }
 
@@ -259,13 +274,13 @@ impl Outward {
     }
 
     /// Withdraws all requests of ours.
-    pub fn stop(&mut self, orders: &mut Orders) {
+    pub fn stop(&mut self, orders: &mut IsoActionQueue) {
         self.sent.drain(..).for_each(|sent| orders.withdraw(sent.id));
         self.sent_span = Duration::ZERO;
     }
 
     /// Writes the stream to a snapshot; the requests that were sent stay with the device.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.urb(&self.pattern);
         to.flag(self.lead_in == LeadIn::Zeros);
         save_span(self.depth.max(self.pace.depth()), to);
@@ -284,14 +299,14 @@ impl Outward {
     /// sent by the other process do not adjust the clock.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
-        endpoint: &Endpoint,
+        endpoint: &EndpointDescriptor,
         interval: Duration,
-        frames: Frames,
-        from: &mut Reader<'_>,
-    ) -> Result<(Self, Vec<Urb>), Reject> {
+        frames: IsoFramePosition,
+        from: &mut FieldReader<'_>,
+    ) -> Result<(Self, Vec<Urb>), ProtocolViolation> {
         let pattern = restore_urb(endpoint, from)?;
         let lead_in = if from.flag("lead-in")? { LeadIn::Zeros } else { LeadIn::Nothing };
         let depth = restore_span("depth", DEPTH_MAX, from)?;
@@ -303,10 +318,10 @@ impl Outward {
             let id = UrbId(from.u64("request of ours")?);
             let span = restore_span("span", interval * ISO_PACKETS_MAX, from)?;
             if !is_own(id) {
-                return Err(Reject::new("request of ours", id.0, "its name is one of ours"));
+                return Err(ProtocolViolation::new("request of ours", id.0, "its name is one of ours"));
             }
             let is_ours = from.flag("lead-in")?;
-            outward.sent.push_back(Sent { id, at: None, span, shift_ns: 0, is_ours });
+            outward.sent.push_back(OutwardUrb { id, at: None, span, shift_ns: 0, is_ours });
             outward.sent_span += span;
         }
         Ok((outward, waiting))
@@ -318,12 +333,12 @@ impl Outward {
     }
 
     /// The driver's requests.
-    pub fn waiting(&self) -> impl Iterator<Item = &InFlight> {
+    pub fn waiting(&self) -> impl Iterator<Item = &UrbInFlight> {
         self.waiting.iter().map(|(urb, _)| urb)
     }
 
     /// Takes the driver's requests; the caller ends them.
-    pub fn take_waiting(&mut self) -> impl Iterator<Item = InFlight> + '_ {
+    pub fn take_waiting(&mut self) -> impl Iterator<Item = UrbInFlight> + '_ {
         self.waiting.drain(..).map(|(urb, _)| urb)
     }
 
@@ -333,7 +348,7 @@ impl Outward {
     }
 
     /// Counts of its packets.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> IsoPacketCounts {
         self.counts
     }
 

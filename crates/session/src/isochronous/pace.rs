@@ -41,7 +41,7 @@ pub const DEPTH_MAX: Duration = Duration::from_millis(250);
 
 /// The direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum StreamDirection {
     /// From the device.
     In,
     /// To the device.
@@ -50,25 +50,25 @@ pub enum Way {
 
 /// The local clock of one stream.
 #[derive(Clone, Debug)]
-pub struct Pace {
-    way: Way,
+pub struct IsoStreamClock {
+    way: StreamDirection,
     due: Instant,
     /// By how much it was slewed since it began; positive is later.
     shift_ns: i64,
-    window: VecDeque<Slot>,
+    window: VecDeque<SlackExtremes>,
 }
 
 /// The extremes of slack within one slot.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct SlackExtremes {
     begun: Instant,
     least_ns: i64,
     most_ns: i64,
 }
 
-impl Pace {
+impl IsoStreamClock {
     /// A clock whose first step begins at `start`.
-    pub fn new(way: Way, start: Instant) -> Self {
+    pub fn new(way: StreamDirection, start: Instant) -> Self {
         Self { way, due: start, shift_ns: 0, window: VecDeque::new() }
     }
 
@@ -101,7 +101,7 @@ impl Pace {
         self.due = self.due.max(now);
     }
 
-    /// By how much it was slewed so far; to be given back to [`Pace::note`] with the packet that leaves now.
+    /// By how much it was slewed so far; to be given back to [`IsoStreamClock::note`] with the packet that leaves now.
     pub fn shift_ns(&self) -> i64 {
         self.shift_ns
     }
@@ -118,7 +118,7 @@ impl Pace {
                 slot.most_ns = slot.most_ns.max(slack_ns);
             }
             _ => {
-                self.window.push_back(Slot { begun: now, least_ns: slack_ns, most_ns: slack_ns });
+                self.window.push_back(SlackExtremes { begun: now, least_ns: slack_ns, most_ns: slack_ns });
                 while self.window.len() > WINDOW_SLOTS {
                     self.window.pop_front();
                 }
@@ -164,8 +164,8 @@ impl Pace {
     /// The effect of a later clock on the slack.
     fn effect_of(&self, later_ns: i64) -> i64 {
         match self.way {
-            Way::In => later_ns,
-            Way::Out => -later_ns,
+            StreamDirection::In => later_ns,
+            StreamDirection::Out => -later_ns,
         }
     }
 
@@ -210,15 +210,15 @@ mod tests {
     }
 
     /// Simulates a stream whose slack follows the clock's own slewing, from a device whose clock drifts.
-    fn run(way: Way, first_ns: i64, drift_ppm: i64, seconds: u64) -> (Pace, Vec<i64>) {
-        let mut pace = Pace::new(way, start());
+    fn run(way: StreamDirection, first_ns: i64, drift_ppm: i64, seconds: u64) -> (IsoStreamClock, Vec<i64>) {
+        let mut pace = IsoStreamClock::new(way, start());
         let mut steps = Vec::new();
         for n in 0..seconds as i64 * 1000 {
             let before = pace.now();
             let drifted = n * drift_ppm;
             let slack = match way {
-                Way::In => first_ns + pace.shift_ns() - drifted,
-                Way::Out => first_ns - pace.shift_ns() + drifted,
+                StreamDirection::In => first_ns + pace.shift_ns() - drifted,
+                StreamDirection::Out => first_ns - pace.shift_ns() + drifted,
             };
             pace.note(before, slack, pace.shift_ns());
             steps.push(ns_between(before, pace.step(STEP)));
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn clock_settles_at_the_margin_and_follows_drift_in_both_directions() {
-        for way in [Way::In, Way::Out] {
+        for way in [StreamDirection::In, StreamDirection::Out] {
             for (first_ms, drift_ppm) in [(1, 0), (20, 0), (5, 200), (5, -200), (0, 200)] {
                 let (pace, steps) = run(way, first_ms * 1_000_000, drift_ppm, 60);
                 let slack = pace.slack_ns().unwrap();
@@ -247,14 +247,14 @@ mod tests {
 
     #[test]
     fn long_step_is_corrected_by_at_most_100_us() {
-        let mut pace = Pace::new(Way::In, start());
+        let mut pace = IsoStreamClock::new(StreamDirection::In, start());
         pace.note(start(), -50_000_000, 0);
         assert_eq!(ns_between(start(), pace.step(Duration::from_millis(500))), 500_100_000);
     }
 
     #[test]
     fn packet_later_than_a_lost_link_does_not_affect_the_clock() {
-        let mut pace = Pace::new(Way::In, start());
+        let mut pace = IsoStreamClock::new(StreamDirection::In, start());
         pace.note(start(), 2_000_000, 0);
         let before = pace.slack_ns();
         pace.note(start(), -200_000_000, 0);
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn observations_older_than_the_window_are_dropped() {
-        let mut pace = Pace::new(Way::In, start());
+        let mut pace = IsoStreamClock::new(StreamDirection::In, start());
         pace.note(start(), -10_000_000, 0);
         for second in 1..=8 {
             pace.note(start() + Duration::from_secs(second), 5_000_000, 0);
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn lateness_of_the_driver_reduces_slack_at_the_device() {
-        let mut pace = Pace::new(Way::Out, start());
+        let mut pace = IsoStreamClock::new(StreamDirection::Out, start());
         pace.note(start(), 20_000_000, 0);
         pace.wait_until(start() + Duration::from_millis(5));
         assert_eq!((pace.slack_ns(), pace.now()), (Some(15_000_000), start() + Duration::from_millis(5)));

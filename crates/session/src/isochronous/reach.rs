@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::saved::{restore_span, save_span};
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// The distance is the least of this many measurements, so that one delayed by a busy machine does not count.
 const COUNT: usize = 8;
@@ -21,12 +21,12 @@ const WAY_MAX: Duration = Duration::from_secs(3600);
 
 /// Round trips measured to a device.
 #[derive(Clone, Debug, Default)]
-pub struct Reach {
+pub struct RoundTripHistory {
     latest: VecDeque<Duration>,
     longest: Duration,
 }
 
-impl Reach {
+impl RoundTripHistory {
     /// Records the round trip of a request that the device answers at once.
     pub fn note(&mut self, span: Duration) {
         if self.latest.len() == COUNT {
@@ -43,7 +43,7 @@ impl Reach {
     }
 
     /// Writes it to a snapshot.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         save_span(self.nearest(), to);
         save_span(self.longest, to);
     }
@@ -51,8 +51,8 @@ impl Reach {
     /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: a value is out of range.
-    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: a value is out of range.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (nearest, longest) = (restore_span("way", WAY_MAX, from)?, restore_span("way", WAY_MAX, from)?);
         let latest = if nearest.is_zero() { VecDeque::new() } else { VecDeque::from([nearest]) };
         Ok(Self { latest, longest })
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn one_slow_answer_does_not_make_a_device_far() {
-        let mut reach = Reach::default();
+        let mut reach = RoundTripHistory::default();
         assert!(!reach.is_far(), "what is not known is near");
         reach.note(Duration::from_micros(200));
         reach.note(Duration::from_millis(40));

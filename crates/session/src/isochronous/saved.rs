@@ -2,49 +2,57 @@
 
 use std::time::Duration;
 
-use farbus_model::{Endpoint, Urb};
+use farbus_model::{EndpointDescriptor, Urb};
 
 use super::orders::is_own;
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Limit of the distance between two packets of a stream in a snapshot: twice what is requested ahead plus what waits
 /// to be handed over.
 const SPREAD_MAX: u64 = 1 << 20;
 
 /// Writes a duration.
-pub fn save_span(span: Duration, to: &mut Writer) {
+pub fn save_span(span: Duration, to: &mut SnapshotWriter) {
     to.u64(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
 }
 
 /// Reads a duration of at most `most`.
 ///
 /// # Errors
-/// [`Reject`]: it is longer.
-pub fn restore_span(field: &'static str, most: Duration, from: &mut Reader<'_>) -> Result<Duration, Reject> {
+/// [`ProtocolViolation`]: it is longer.
+pub fn restore_span(
+    field: &'static str,
+    most: Duration,
+    from: &mut FieldReader<'_>,
+) -> Result<Duration, ProtocolViolation> {
     let ns = from.u64(field)?;
     let span = Duration::from_nanos(ns);
-    if span > most { Err(Reject::new(field, ns, "no stream has a longer one")) } else { Ok(span) }
+    if span > most { Err(ProtocolViolation::new(field, ns, "no stream has a longer one")) } else { Ok(span) }
 }
 
 /// Reads the distance of a packet from another, in packets.
 ///
 /// # Errors
-/// [`Reject`]: it is out of range.
-pub fn restore_place(field: &'static str, from: &mut Reader<'_>) -> Result<u64, Reject> {
+/// [`ProtocolViolation`]: it is out of range.
+pub fn restore_place(field: &'static str, from: &mut FieldReader<'_>) -> Result<u64, ProtocolViolation> {
     let place = from.u64(field)?;
-    if place > SPREAD_MAX { Err(Reject::new(field, place, "a stream's packets lie together")) } else { Ok(place) }
+    if place > SPREAD_MAX {
+        Err(ProtocolViolation::new(field, place, "a stream's packets lie together"))
+    } else {
+        Ok(place)
+    }
 }
 
 /// Reads a request of a stream at `endpoint`.
 ///
 /// # Errors
-/// [`Reject`]: it is not a request of this stream.
-pub fn restore_urb(endpoint: &Endpoint, from: &mut Reader<'_>) -> Result<Urb, Reject> {
+/// [`ProtocolViolation`]: it is not a request of this stream.
+pub fn restore_urb(endpoint: &EndpointDescriptor, from: &mut FieldReader<'_>) -> Result<Urb, ProtocolViolation> {
     let urb = from.urb()?;
     let is_its = urb.endpoint == endpoint.address && urb.direction == endpoint.address.direction();
     if !is_its || urb.iso.is_empty() || is_own(urb.id) || !urb.payload.is_empty() {
-        return Err(Reject::new("request", urb.id.0, "it is one of its stream's, and was sent"));
+        return Err(ProtocolViolation::new("request", urb.id.0, "it is one of its stream's, and was sent"));
     }
     Ok(urb)
 }

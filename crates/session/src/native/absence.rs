@@ -5,15 +5,15 @@ use std::time::Duration;
 use farbus_model::Instant;
 use farbus_model::limits::FETCHED_TIME_MAX;
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// How long the exporter waits for an importer that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
 /// Whether an importer is absent, and what follows from that.
 #[derive(Clone, Copy, Debug)]
-pub struct Absence {
+pub struct ImporterAbsence {
     /// The grace period.
     grace: Duration,
     /// End of the grace period, while the importer has no link.
@@ -22,7 +22,7 @@ pub struct Absence {
     unheard_until: Option<Instant>,
 }
 
-impl Absence {
+impl ImporterAbsence {
     /// An importer that is present, with this grace period.
     pub fn none(grace: Duration) -> Self {
         Self { grace, until: None, unheard_until: None }
@@ -75,7 +75,7 @@ impl Absence {
     }
 
     /// Writes it to a snapshot. In the replacement, an importer that is linked now is absent at first.
-    pub fn save(&self, now: Instant, to: &mut Writer) {
+    pub fn save(&self, now: Instant, to: &mut SnapshotWriter) {
         to.u64(ms(self.grace));
         to.u64(ms(self.until.map_or(self.grace, |until| until - now)));
     }
@@ -83,11 +83,11 @@ impl Absence {
     /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: the times are inconsistent.
-    pub fn restore(now: Instant, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the times are inconsistent.
+    pub fn restore(now: Instant, from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (grace, left) = (from.u64("grace")?, from.u64("time left")?);
         if left > grace.max(ms(FETCHED_TIME_MAX)) || grace > u32::MAX.into() {
-            return Err(Reject::new("time left", left, "no more than the grace"));
+            return Err(ProtocolViolation::new("time left", left, "no more than the grace"));
         }
         let until = Some(now + Duration::from_millis(left));
         Ok(Self { grace: Duration::from_millis(grace), until, unheard_until: Some(now + FETCHED_TIME_MAX) })
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn lost_importer_has_its_grace_and_at_least_the_time_its_data_counts_as_true() {
         for (grace_s, waited_s) in [(20, 20), (0, 4)] {
-            let mut absence = Absence::none(SECOND * grace_s);
+            let mut absence = ImporterAbsence::none(SECOND * grace_s);
             absence.begin(NOW);
             assert!(absence.is_on() && !absence.is_harmless(NOW + SECOND * 3));
             assert!(absence.is_harmless(NOW + SECOND * 4));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn importer_that_left_by_itself_is_waited_for_briefly() {
-        let mut absence = Absence::none(SECOND * 20);
+        let mut absence = ImporterAbsence::none(SECOND * 20);
         absence.begin_by_itself(NOW);
         assert!(absence.is_harmless(NOW));
         assert_eq!(absence.poll_timeout(), Some(NOW + CLOSED_GRACE_MAX));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn each_deadline_is_due_once() {
-        let mut absence = Absence::none(SECOND * 20);
+        let mut absence = ImporterAbsence::none(SECOND * 20);
         absence.begin(NOW);
         assert_eq!(absence.poll_timeout(), Some(NOW + FETCHED_TIME_MAX));
         absence.handle_timeout(NOW + FETCHED_TIME_MAX);

@@ -1,30 +1,30 @@
 //! What the other end of a session accepts: unacknowledged bytes, and descriptors besides a description.
 
 use farbus_model::budget::UNACKNOWLEDGED_BYTES_MIN;
-use farbus_wire::native::{LaneLimits, Options};
+use farbus_wire::native::{HelloOptions, LaneLimits};
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// What the other end of a session accepts; without a word of it, any number of bytes on a lane, and no descriptors.
 #[derive(Clone, Copy, Debug)]
-pub struct Accepted {
+pub struct PeerLimits {
     unacknowledged_bytes_max: usize,
     /// Bytes of a message of descriptors; `None`: it is sent none.
     descriptors_bytes_max: Option<u32>,
 }
 
-impl Default for Accepted {
+impl Default for PeerLimits {
     fn default() -> Self {
         Self { unacknowledged_bytes_max: usize::MAX, descriptors_bytes_max: None }
     }
 }
 
-impl Accepted {
+impl PeerLimits {
     /// Notes what a greeting of the first lane says, if it says anything. An end acknowledges after 512 KiB, so that
     /// less than [`UNACKNOWLEDGED_BYTES_MIN`] could stop its peer: it counts as that (docs/protocol.md, *A link
     /// begins*).
-    pub fn hear(&mut self, options: &Options) {
+    pub fn hear(&mut self, options: &HelloOptions) {
         if let Some(bytes) = options.unacknowledged_bytes_max {
             self.unacknowledged_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX).max(UNACKNOWLEDGED_BYTES_MIN);
         }
@@ -37,16 +37,16 @@ impl Accepted {
     }
 
     /// Writes to a snapshot what has to be known before the next greeting.
-    pub fn save(self, to: &mut Writer) {
+    pub fn save(self, to: &mut SnapshotWriter) {
         to.flag(self.descriptors_bytes_max.is_some());
         to.u32(self.descriptors_bytes_max.unwrap_or_default());
     }
 
-    /// Restores what [`Accepted::save`] wrote; a snapshot of version 12 has none.
+    /// Restores what [`PeerLimits::save`] wrote; a snapshot of version 12 has none.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is cut off.
-    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the snapshot is cut off.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         if from.version() < 13 {
             return Ok(Self::default());
         }
@@ -71,9 +71,9 @@ mod tests {
     fn the_smaller_limit_of_both_ends_counts_and_no_end_can_stop_the_other() {
         let limits = LaneLimits::DEFAULT;
         let of = |said: &[Option<u32>]| {
-            let mut accepted = Accepted::default();
+            let mut accepted = PeerLimits::default();
             for &unacknowledged_bytes_max in said {
-                accepted.hear(&Options { unacknowledged_bytes_max, ..Options::default() });
+                accepted.hear(&HelloOptions { unacknowledged_bytes_max, ..HelloOptions::default() });
             }
             accepted.of(limits).unacknowledged_bytes_max
         };

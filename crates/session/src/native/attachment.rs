@@ -4,53 +4,56 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farbus_model::{Identity, Instant, Pieces};
-use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
+use farbus_model::{ExportIdentity, Instant, PayloadAssembler};
+use farbus_wire::native::control::{
+    AttachmentCredit, AttachmentEndCause, AttachmentEndNotice, CloseRequest, MIGRATION_STATE_NAME_BYTES, OpenReply,
+    OpenRequest, SuccessorOpenRequest,
+};
 use farbus_wire::native::descriptors::{self, NamedDescriptor};
-use farbus_wire::native::lease::Ends;
-use farbus_wire::native::reserve::{self, Reservation, ReservationReport};
-use farbus_wire::native::retire::{Step, Word};
-use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency};
+use farbus_wire::native::lease::LeaseEndNotice;
+use farbus_wire::native::reserve::{self, ReservationReport, ReservationTerms};
+use farbus_wire::native::retire::{DiskMoveMessage, DiskMoveStep};
+use farbus_wire::native::{ClassPart, FlowId, FrameHeader, FrameKind, MessageUrgency, OutboundMessage, ReceivedFrame};
 
 use super::known_device::KnownDevice;
 use super::reservation_request::ReservationRequest;
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// The state of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum AttachmentState {
     /// The exporter has not answered yet.
     Opening,
     /// It is open.
     Open,
     /// It is over, or was refused.
-    Ended(End),
+    Ended(AttachmentEndNotice),
 }
 
 /// The part of an [`Attached`](super::Attached) that is the same for all classes.
 #[derive(Debug)]
-pub struct Attachment {
+pub struct AttachmentBase {
     number: u16,
-    open: Open,
-    state: State,
+    open: OpenRequest,
+    state: AttachmentState,
     /// What may be in flight; nothing before it is open.
-    pub(super) credit: Credit,
+    pub(super) credit: AttachmentCredit,
     /// It is to be handed over to this host, with migration state that begins with this.
     pub(super) inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
     /// It was handed over, and the successor has not come.
     pub(super) is_moving: bool,
-    /// The most bytes of an [`Opened`].
+    /// The most bytes of an [`OpenReply`].
     opened_bytes_max: usize,
     /// The part of it that has arrived, if more follows.
-    opened: Pieces,
-    outbox: VecDeque<Message>,
+    opened: PayloadAssembler,
+    outbox: VecDeque<OutboundMessage>,
     /// What to reserve for it, and the state of that.
     reservation_request: ReservationRequest,
     /// In how long its lease ends, if that was told and not taken.
     lease_left: Option<Duration>,
     /// The exporter's answer to a step of a move, if it was not taken.
-    step_answer: Option<(Step, Result<(), String>)>,
+    step_answer: Option<(DiskMoveStep, Result<(), String>)>,
     /// The descriptors that were told of the device that is opened next; `None`: nothing was told.
     told_descriptors: Option<Vec<NamedDescriptor>>,
     /// Which device it is.
@@ -60,33 +63,33 @@ pub struct Attachment {
 
 /// What a frame means to a class.
 #[derive(Debug)]
-pub enum Heard {
+pub enum FrameMeaning {
     /// The device is open, for the first time or again.
-    Opened(Opened),
+    Opened(OpenReply),
     /// It is over, or was refused: requests in flight get no answer.
-    Ended(End),
+    Ended(AttachmentEndNotice),
     /// A frame for the class: a reply, its data, an event, the end of a cancel.
-    Own(Arrived),
+    Own(ReceivedFrame),
     /// Nothing so far.
     Part,
 }
 
-impl Attachment {
+impl AttachmentBase {
     /// Opens a device as `number`, a number that the session does not use. A description of more than
     /// `opened_bytes_max` is refused.
-    pub fn new(number: u16, open: Open, opened_bytes_max: usize) -> Self {
+    pub fn new(number: u16, open: OpenRequest, opened_bytes_max: usize) -> Self {
         Self::asking(number, open, opened_bytes_max, ReservationRequest::default(), None)
     }
 
     /// As `new`; the exporter reserves this first, or does not open the device.
-    pub fn reserving(number: u16, open: Open, opened_bytes_max: usize, reservation: Reservation) -> Self {
+    pub fn reserving(number: u16, open: OpenRequest, opened_bytes_max: usize, reservation: ReservationTerms) -> Self {
         Self::asking(number, open, opened_bytes_max, ReservationRequest::of(reservation), None)
     }
 
     /// Waits for a device that another host hands over to this one, with migration state that begins with this.
     pub fn inheriting(
         number: u16,
-        open: Open,
+        open: OpenRequest,
         opened_bytes_max: usize,
         migration_state: [u8; MIGRATION_STATE_NAME_BYTES],
     ) -> Self {
@@ -95,7 +98,7 @@ impl Attachment {
 
     fn asking(
         number: u16,
-        open: Open,
+        open: OpenRequest,
         opened_bytes_max: usize,
         reservation_request: ReservationRequest,
         inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
@@ -103,12 +106,12 @@ impl Attachment {
         let mut attachment = Self {
             number,
             open,
-            state: State::Opening,
-            credit: Credit { requests: 0, bytes: 0 },
+            state: AttachmentState::Opening,
+            credit: AttachmentCredit { requests: 0, bytes: 0 },
             inherits,
             is_moving: false,
             opened_bytes_max,
-            opened: Pieces::default(),
+            opened: PayloadAssembler::default(),
             outbox: VecDeque::new(),
             reservation_request,
             lease_left: None,
@@ -124,16 +127,21 @@ impl Attachment {
     /// The same; its exporter is told first that the disk is overwritten.
     #[must_use]
     pub fn overwriting(mut self) -> Self {
-        let word = Word::Says(Step::Overwrites).encode().into();
-        self.outbox.push_front(Message::control(Kind::Retire, self.number, 0, word));
+        let word = DiskMoveMessage::Says(DiskMoveStep::Overwrites).encode().into();
+        self.outbox.push_front(OutboundMessage::control(FrameKind::Retire, self.number, 0, word));
         self
     }
 
     /// Has it open this device and no other. Call it before its frames are taken.
-    pub fn expect(&mut self, identity: Identity) {
+    pub fn expect(&mut self, identity: ExportIdentity) {
         self.known = KnownDevice::expecting(identity);
         if let Some(statement) = self.known.expectation() {
-            self.outbox.push_front(Message::control(Kind::Identity, self.number, 0, statement.encode().into()));
+            self.outbox.push_front(OutboundMessage::control(
+                FrameKind::Identity,
+                self.number,
+                0,
+                statement.encode().into(),
+            ));
         }
     }
 
@@ -143,12 +151,17 @@ impl Attachment {
     }
 
     /// Tells the exporter what becomes of the disk, which this host moves to its own machine.
-    pub fn say_step(&mut self, step: Step) {
-        self.say(Message::control(Kind::Retire, self.number, 0, Word::Says(step).encode().into()));
+    pub fn say_step(&mut self, step: DiskMoveStep) {
+        self.say(OutboundMessage::control(
+            FrameKind::Retire,
+            self.number,
+            0,
+            DiskMoveMessage::Says(step).encode().into(),
+        ));
     }
 
-    /// The exporter's latest answer to [`Attachment::say_step`] since the last call: the step was noted, or why not.
-    pub fn take_step_answer(&mut self) -> Option<(Step, Result<(), String>)> {
+    /// The exporter's latest answer to [`AttachmentBase::say_step`] since the last call: the step was noted, or why not.
+    pub fn take_step_answer(&mut self) -> Option<(DiskMoveStep, Result<(), String>)> {
         self.step_answer.take()
     }
 
@@ -169,20 +182,20 @@ impl Attachment {
     }
 
     /// Its state.
-    pub fn state(&self) -> &State {
+    pub fn state(&self) -> &AttachmentState {
         &self.state
     }
 
     /// Whether it is open.
     #[inline]
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open)
+        matches!(self.state, AttachmentState::Open)
     }
 
     /// Whether it is over.
     #[inline]
     pub fn is_over(&self) -> bool {
-        matches!(self.state, State::Ended(_))
+        matches!(self.state, AttachmentState::Ended(_))
     }
 
     /// Whether it was handed over, and its successor has not come yet.
@@ -208,7 +221,7 @@ impl Attachment {
     }
 
     /// The identity of its device; `None` before it is open, and if the exporter gives none.
-    pub fn identity(&self) -> Option<Identity> {
+    pub fn identity(&self) -> Option<ExportIdentity> {
         self.known.identity()
     }
 
@@ -222,84 +235,98 @@ impl Attachment {
             self.say_of_reservation(&word);
         }
         if let Some(statement) = self.known.expectation() {
-            self.say(Message::control(Kind::Identity, self.number, 0, statement.encode().into()));
+            self.say(OutboundMessage::control(FrameKind::Identity, self.number, 0, statement.encode().into()));
         }
         let (kind, bytes) = match self.inherits {
-            Some(migration_state) => (Kind::Inherit, Inherit { migration_state, open: self.open.clone() }.encode()),
-            None => (Kind::Open, self.open.encode()),
+            Some(migration_state) => {
+                (FrameKind::Inherit, SuccessorOpenRequest { migration_state, open: self.open.clone() }.encode())
+            }
+            None => (FrameKind::Open, self.open.encode()),
         };
-        self.say(Message::control(kind, self.number, 0, bytes.into()));
+        self.say(OutboundMessage::control(kind, self.number, 0, bytes.into()));
     }
 
-    fn say_of_reservation(&mut self, word: &reserve::Word) {
-        self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
+    fn say_of_reservation(&mut self, word: &reserve::ReservationMessage) {
+        self.say(OutboundMessage::control(FrameKind::Reserve, self.number, 0, word.encode().into()));
     }
 
     /// Takes a frame.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol; the session is over.
-    pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<Heard, Reject> {
+    /// [`ProtocolViolation`]: the exporter broke the protocol; the session is over.
+    pub fn handle_arrived(&mut self, now: Instant, arrived: ReceivedFrame) -> Result<FrameMeaning, ProtocolViolation> {
         match arrived.head.kind {
             // The exporter may answer late to an attachment that ended here; and the first end is the one that counts.
-            Kind::Opened | Kind::Data | Kind::Refused | Kind::Closed | Kind::Event if self.is_over() => Ok(Heard::Part),
-            Kind::Identity => {
-                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
-                Ok(end.filter(|_| !self.is_over()).map_or(Heard::Part, |end| self.refuse(end)))
+            FrameKind::Opened | FrameKind::Data | FrameKind::Refused | FrameKind::Closed | FrameKind::Event
+                if self.is_over() =>
+            {
+                Ok(FrameMeaning::Part)
             }
-            Kind::Lease => {
-                if let Some(Ends(left)) = Ends::decode(&arrived.body.contiguous())? {
+            FrameKind::Identity => {
+                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
+                Ok(end.filter(|_| !self.is_over()).map_or(FrameMeaning::Part, |end| self.refuse(end)))
+            }
+            FrameKind::Lease => {
+                if let Some(LeaseEndNotice(left)) = LeaseEndNotice::decode(&arrived.body.contiguous())? {
                     self.lease_left = Some(left);
                 }
-                Ok(Heard::Part)
+                Ok(FrameMeaning::Part)
             }
-            Kind::Retire => {
-                match Word::decode(&arrived.body.contiguous())? {
+            FrameKind::Retire => {
+                match DiskMoveMessage::decode(&arrived.body.contiguous())? {
                     None => {}
-                    Some(Word::Noted(step)) => self.step_answer = Some((step, Ok(()))),
-                    Some(Word::Unable(step, why)) => self.step_answer = Some((step, Err(why))),
-                    Some(Word::Says(_)) => {
-                        return Err(Reject::new("step", 0, "an importer says steps, and an exporter answers them"));
+                    Some(DiskMoveMessage::Noted(step)) => self.step_answer = Some((step, Ok(()))),
+                    Some(DiskMoveMessage::Unable(step, why)) => self.step_answer = Some((step, Err(why))),
+                    Some(DiskMoveMessage::Says(_)) => {
+                        return Err(ProtocolViolation::new(
+                            "step",
+                            0,
+                            "an importer says steps, and an exporter answers them",
+                        ));
                     }
                 }
-                Ok(Heard::Part)
+                Ok(FrameMeaning::Part)
             }
-            Kind::Descriptors => {
+            FrameKind::Descriptors => {
                 self.told_descriptors = Some(descriptors::decode(&arrived.body.contiguous())?);
-                Ok(Heard::Part)
+                Ok(FrameMeaning::Part)
             }
-            Kind::Reserve => {
+            FrameKind::Reserve => {
                 if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
                     self.say_of_reservation(&word);
                 }
-                Ok(Heard::Part)
+                Ok(FrameMeaning::Part)
             }
-            Kind::Opened if !self.is_arriving() => self.take_in(arrived),
-            Kind::Data if self.is_arriving() => self.take_in(arrived),
-            Kind::Refused | Kind::Closed => {
-                let end = End::decode(&arrived.body.contiguous())?;
+            FrameKind::Opened if !self.is_arriving() => self.take_in(arrived),
+            FrameKind::Data if self.is_arriving() => self.take_in(arrived),
+            FrameKind::Refused | FrameKind::Closed => {
+                let end = AttachmentEndNotice::decode(&arrived.body.contiguous())?;
                 self.end(end.clone());
-                Ok(Heard::Ended(end))
+                Ok(FrameMeaning::Ended(end))
             }
-            Kind::Reply | Kind::Data | Kind::Cancel | Kind::Event => Ok(Heard::Own(arrived)),
-            other => Err(Reject::new("kind", other.code().into(), "an exporter does not say that")),
+            FrameKind::Reply | FrameKind::Data | FrameKind::Cancel | FrameKind::Event => Ok(FrameMeaning::Own(arrived)),
+            other => Err(ProtocolViolation::new("kind", other.code().into(), "an exporter does not say that")),
         }
     }
 
-    fn take_in(&mut self, arrived: Arrived) -> Result<Heard, Reject> {
+    fn take_in(&mut self, arrived: ReceivedFrame) -> Result<FrameMeaning, ProtocolViolation> {
         // A device that was read before the handover is opened again by it; so is one whose successor did not come.
         if self.is_open() && !self.is_expected() && !self.is_moving {
-            return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
+            return Err(ProtocolViolation::new(
+                "kind",
+                FrameKind::Opened.code().into(),
+                "what is opened was asked for",
+            ));
         }
         self.opened.push(arrived.body);
         if self.opened.len() > self.opened_bytes_max {
             let rule = "a description is as long as its class allows";
-            return Err(Reject::new("opened", self.opened.len() as u64, rule));
+            return Err(ProtocolViolation::new("opened", self.opened.len() as u64, rule));
         }
         if arrived.head.flags.more {
-            return Ok(Heard::Part);
+            return Ok(FrameMeaning::Part);
         }
-        let opened = Opened::decode(&std::mem::take(&mut self.opened).into_payload().contiguous())?;
+        let opened = OpenReply::decode(&std::mem::take(&mut self.opened).into_payload().contiguous())?;
         let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
         if let Some(end) = unfit {
             return Ok(self.refuse(end));
@@ -311,21 +338,21 @@ impl Attachment {
             self.inherits = None;
         }
         (self.open.epoch, self.credit) = (opened.epoch, opened.credit);
-        (self.state, self.was_open) = (State::Open, true);
-        Ok(Heard::Opened(opened))
+        (self.state, self.was_open) = (AttachmentState::Open, true);
+        Ok(FrameMeaning::Opened(opened))
     }
 
     /// Gives it back, because it cannot be used.
-    fn refuse(&mut self, end: End) -> Heard {
+    fn refuse(&mut self, end: AttachmentEndNotice) -> FrameMeaning {
         self.close();
         self.end(end.clone());
-        Heard::Ended(end)
+        FrameMeaning::Ended(end)
     }
 
     /// Ends it, unless it is over.
-    pub fn end(&mut self, end: End) {
+    pub fn end(&mut self, end: AttachmentEndNotice) {
         if !self.is_over() {
-            self.state = State::Ended(end);
+            self.state = AttachmentState::Ended(end);
         }
     }
 
@@ -338,22 +365,22 @@ impl Attachment {
     /// The exporter has forgotten the session: opens the device again, and drops the frames that were not sent.
     pub fn handle_renewed(&mut self) {
         self.unsay();
-        (self.opened, self.is_moving, self.told_descriptors) = (Pieces::default(), false, None);
+        (self.opened, self.is_moving, self.told_descriptors) = (PayloadAssembler::default(), false, None);
         self.known.forgotten(self.was_open);
         if !self.is_over() {
-            self.state = State::Opening;
+            self.state = AttachmentState::Opening;
             self.ask_to_open();
         }
     }
 
     /// The session is over for this reason.
-    pub fn handle_over(&mut self, cause: Cause, message: &str) {
-        self.end(End { cause, message: message.to_owned() });
+    pub fn handle_over(&mut self, cause: AttachmentEndCause, message: &str) {
+        self.end(AttachmentEndNotice { cause, message: message.to_owned() });
     }
 
     /// Queues a frame.
     #[inline]
-    pub fn say(&mut self, message: Message) {
+    pub fn say(&mut self, message: OutboundMessage) {
         self.outbox.push_back(message);
     }
 
@@ -364,31 +391,31 @@ impl Attachment {
 
     /// The queued frames.
     #[inline]
-    pub fn poll_message(&mut self) -> Option<Message> {
+    pub fn poll_message(&mut self) -> Option<OutboundMessage> {
         self.outbox.pop_front()
     }
 
     /// Gives the device back. The exporter answers with the end of the attachment.
     pub fn close(&mut self) {
-        self.say(Message::control(Kind::Close, self.number, 0, Part::empty()));
+        self.say(OutboundMessage::control(FrameKind::Close, self.number, 0, ClassPart::empty()));
     }
 
     /// Hands the device over in its state, with data for the successor: see
     /// [`Attached::migrate`](super::Attached::migrate).
     pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
-        let (head, part) = (Head::new(Kind::Close, self.number, 0), Part::empty());
-        let payload = Close::to(successor, migration_state).encode().into();
-        let flow = Flow(u32::from(self.number) << 8);
-        self.say(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
+        let (head, part) = (FrameHeader::new(FrameKind::Close, self.number, 0), ClassPart::empty());
+        let payload = CloseRequest::to(successor, migration_state).encode().into();
+        let flow = FlowId(u32::from(self.number) << 8);
+        self.say(OutboundMessage { head, part, payload, urgency: MessageUrgency::High, flow, done_at: None });
         self.is_moving = true;
     }
 
     /// Saves how it was opened, for another process. A class saves the rest in the order of its snapshot:
-    /// [`Attachment::save_opening`], [`Attachment::save_known`] and its own state.
+    /// [`AttachmentBase::save_opening`], [`AttachmentBase::save_known`] and its own state.
     ///
     /// # Panics
     /// If it is over, or has frames to send: then it cannot be saved.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         assert!(self.outbox.is_empty(), "what was to be said is with the session");
         assert!(!self.is_over(), "what is over does not go on");
         to.u16(self.number);
@@ -396,38 +423,38 @@ impl Attachment {
         to.flag(self.is_open());
     }
 
-    /// Restores what [`Attachment::save`] wrote, of an attachment that was open before.
+    /// Restores what [`AttachmentBase::save`] wrote, of an attachment that was open before.
     ///
     /// # Errors
-    /// [`Reject`]: no attachment can have had this state.
-    pub fn restore(opened_bytes_max: usize, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no attachment can have had this state.
+    pub fn restore(opened_bytes_max: usize, from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let number = from.u16("attachment")?;
-        let mut attachment = Self::new(number, Open::decode(from.bytes("open")?)?, opened_bytes_max);
+        let mut attachment = Self::new(number, OpenRequest::decode(from.bytes("open")?)?, opened_bytes_max);
         attachment.unsay();
         attachment.was_open = true;
         if from.flag("state")? {
-            attachment.state = State::Open;
+            attachment.state = AttachmentState::Open;
         }
         Ok(attachment)
     }
 
     /// Saves what may be in flight.
-    pub fn save_credit(&self, to: &mut Writer) {
+    pub fn save_credit(&self, to: &mut SnapshotWriter) {
         to.u16(self.credit.requests);
         to.u32(self.credit.bytes);
     }
 
-    /// Restores what [`Attachment::save_credit`] wrote.
+    /// Restores what [`AttachmentBase::save_credit`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: it is not valid.
-    pub fn restore_credit(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
-        self.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+    /// [`ProtocolViolation`]: it is not valid.
+    pub fn restore_credit(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
+        self.credit = AttachmentCredit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
         Ok(())
     }
 
     /// Saves the part of its description that has arrived, and its reservation.
-    pub fn save_opening(&self, to: &mut Writer) {
+    pub fn save_opening(&self, to: &mut SnapshotWriter) {
         to.count(self.is_arriving().into());
         if self.is_arriving() {
             to.runs(self.opened.len(), self.opened.runs());
@@ -435,11 +462,11 @@ impl Attachment {
         self.reservation_request.save(to);
     }
 
-    /// Restores what [`Attachment::save_opening`] wrote.
+    /// Restores what [`AttachmentBase::save_opening`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: no attachment can have had this state.
-    pub fn restore_opening(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: no attachment can have had this state.
+    pub fn restore_opening(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         for _ in 0..from.count("parts of a description", 4)? {
             self.opened.push(from.payload("part of a description")?);
         }
@@ -448,15 +475,15 @@ impl Attachment {
     }
 
     /// Saves which device it is.
-    pub fn save_known(&self, to: &mut Writer) {
+    pub fn save_known(&self, to: &mut SnapshotWriter) {
         self.known.save(to);
     }
 
-    /// Restores what [`Attachment::save_known`] wrote.
+    /// Restores what [`AttachmentBase::save_known`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: it is not valid.
-    pub fn restore_known(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: it is not valid.
+    pub fn restore_known(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         self.known = KnownDevice::restore(from)?;
         Ok(())
     }
@@ -464,66 +491,73 @@ impl Attachment {
 
 #[cfg(test)]
 mod tests {
-    use farbus_wire::native::Head;
-    use farbus_wire::native::control::{Class, Credit, Mode};
+    use farbus_wire::native::FrameHeader;
+    use farbus_wire::native::control::{AttachmentClass, AttachmentCredit, AttachmentMode};
 
     use super::*;
 
-    fn attachment() -> Attachment {
+    fn attachment() -> AttachmentBase {
         let (name, reason) = ("thing".into(), String::new());
-        let open = Open { class: Class::PRIVATE_FIRST, mode: Mode::Exclusive, epoch: 0, name, reason };
-        Attachment::new(3, open, 100)
+        let open = OpenRequest {
+            class: AttachmentClass::PRIVATE_FIRST,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name,
+            reason,
+        };
+        AttachmentBase::new(3, open, 100)
     }
 
-    fn arrived(kind: Kind, more: bool, body: &[u8]) -> Arrived {
-        let mut head = Head::new(kind, 3, 0);
+    fn arrived(kind: FrameKind, more: bool, body: &[u8]) -> ReceivedFrame {
+        let mut head = FrameHeader::new(kind, 3, 0);
         head.flags.more = more;
-        Arrived { head, body: body.into() }
+        ReceivedFrame { head, body: body.into() }
     }
 
-    fn opened() -> Opened {
-        Opened { epoch: 5, credit: Credit { requests: 1, bytes: 1 }, info: vec![7; 20] }
+    fn opened() -> OpenReply {
+        OpenReply { epoch: 5, credit: AttachmentCredit { requests: 1, bytes: 1 }, info: vec![7; 20] }
     }
 
     #[test]
     fn it_is_opened_in_pieces_and_again_with_its_lease_after_the_exporter_forgot() {
         let mut attachment = attachment();
-        assert_eq!(attachment.poll_message().map(|said| said.head.kind), Some(Kind::Open));
+        assert_eq!(attachment.poll_message().map(|said| said.head.kind), Some(FrameKind::Open));
         let bytes = opened().encode();
-        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, true, &bytes[..9])).unwrap();
-        assert!(matches!(heard, Heard::Part));
-        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Data, false, &bytes[9..])).unwrap();
-        assert!(matches!(heard, Heard::Opened(got) if got == opened()));
-        assert_eq!(attachment.state(), &State::Open);
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Opened, true, &bytes[..9])).unwrap();
+        assert!(matches!(heard, FrameMeaning::Part));
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Data, false, &bytes[9..])).unwrap();
+        assert!(matches!(heard, FrameMeaning::Opened(got) if got == opened()));
+        assert_eq!(attachment.state(), &AttachmentState::Open);
         assert_eq!(
-            attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, false, &bytes)).unwrap_err().field,
+            attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Opened, false, &bytes)).unwrap_err().field,
             "kind"
         );
 
         attachment.close();
         attachment.handle_renewed();
         let again = attachment.poll_message().unwrap();
-        assert_eq!(Open::decode(&again.part).unwrap().epoch, 5);
+        assert_eq!(OpenRequest::decode(&again.part).unwrap().epoch, 5);
         assert!(attachment.poll_message().is_none(), "what was said before is for nobody");
     }
 
     #[test]
     fn too_long_a_description_is_refused_and_an_end_is_the_last_word() {
         let mut attachment = attachment();
-        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, true, &[0; 60])).unwrap();
-        assert!(matches!(heard, Heard::Part));
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Opened, true, &[0; 60])).unwrap();
+        assert!(matches!(heard, FrameMeaning::Part));
         assert_eq!(
-            attachment.handle_arrived(Instant::ZERO, arrived(Kind::Data, true, &[0; 60])).unwrap_err().field,
+            attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Data, true, &[0; 60])).unwrap_err().field,
             "opened"
         );
-        let end = End { cause: Cause::Gone, message: "away".into() };
-        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Closed, false, &end.encode())).unwrap();
-        assert!(matches!(heard, Heard::Ended(got) if got == end));
-        attachment.handle_over(Cause::Network, "later");
-        let later = End { cause: Cause::Refused, message: "later".into() };
-        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Refused, false, &later.encode())).unwrap();
-        assert!(matches!(heard, Heard::Part));
-        assert_eq!(attachment.state(), &State::Ended(end));
+        let end = AttachmentEndNotice { cause: AttachmentEndCause::Gone, message: "away".into() };
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Closed, false, &end.encode())).unwrap();
+        assert!(matches!(heard, FrameMeaning::Ended(got) if got == end));
+        attachment.handle_over(AttachmentEndCause::Network, "later");
+        let later = AttachmentEndNotice { cause: AttachmentEndCause::Refused, message: "later".into() };
+        let heard =
+            attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Refused, false, &later.encode())).unwrap();
+        assert!(matches!(heard, FrameMeaning::Part));
+        assert_eq!(attachment.state(), &AttachmentState::Ended(end));
     }
 
     #[test]
@@ -531,7 +565,7 @@ mod tests {
         let mut attachment = attachment();
         attachment.migrate([1; 32], Vec::new());
         let mut open = || {
-            let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, false, &opened().encode()));
+            let heard = attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Opened, false, &opened().encode()));
             heard.map(|_| attachment.is_moving()).map_err(|reject| reject.field)
         };
         assert_eq!([open(), open(), open()], [Ok(true), Ok(false), Err("kind")], "nobody came for it");

@@ -3,27 +3,27 @@
 use std::time::Duration;
 
 use farbus_model::limits::LANES_MAX;
-use farbus_model::{BufferPool, Identity, Instant};
-use farbus_wire::native::control::Cause;
+use farbus_model::{BufferPool, ExportIdentity, Instant};
+use farbus_wire::native::control::AttachmentEndCause;
 use farbus_wire::native::descriptors::DESCRIPTORS_BYTES_MAX;
 use farbus_wire::native::reserve;
-use farbus_wire::native::retire::Step;
+use farbus_wire::native::retire::DiskMoveStep;
 use farbus_wire::native::{
-    Arrived, Hello, Kind, Lane, LaneLimits, LanePosition, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId,
-    Welcome,
+    ClassPart, ExporterWelcome, FrameKind, HelloOptions, ImporterHello, Lane, LaneArray, LaneLimits, LanePosition,
+    LaneSet, OutboundMessage, ReceivedFrame, SessionId, WelcomeOutcome,
 };
 
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::accepted::Accepted;
-use super::attachment::{Attachment, State};
+use super::accepted::PeerLimits;
+use super::attachment::{AttachmentBase, AttachmentState};
 use super::hold::HoldLimits;
-use super::timing::Timed;
-use crate::Reject;
+use super::timing::RequestTiming;
+use crate::ProtocolViolation;
 
 /// The outcome of a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum GreetingOutcome {
     /// The session continues over this link, or begins.
     Linked,
     /// A new session has begun in place of the former one: each attachment has to be opened again.
@@ -31,49 +31,54 @@ pub enum Progress {
     /// The exporter does not know the session any more. Greet again over a new link to begin a new session.
     Again,
     /// The exporter refuses this host: the session is over.
-    Refused(Outcome),
+    Refused(WelcomeOutcome),
     /// The exporter refuses this further lane now; the first lane says what becomes of the session.
     Without,
 }
 
 /// One attachment, as the importer's end of its session sees it. It leaves completed requests in its own `done`.
-pub trait Attached {
+pub trait ImporterAttachment {
     /// The kind of a completed request.
     type Done;
 
     /// The state that attachments of all classes have.
-    fn attachment(&self) -> &Attachment;
+    fn attachment(&self) -> &AttachmentBase;
 
-    /// [`Attached::attachment`], mutable.
-    fn attachment_mut(&mut self) -> &mut Attachment;
+    /// [`ImporterAttachment::attachment`], mutable.
+    fn attachment_mut(&mut self) -> &mut AttachmentBase;
 
     /// Takes a frame for this attachment.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol; the session is over.
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject>;
+    /// [`ProtocolViolation`]: the exporter broke the protocol; the session is over.
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut Self::Done,
+    ) -> Result<(), ProtocolViolation>;
 
     /// The exporter has forgotten the session: the attachment asks for everything again.
     fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done);
 
     /// A link exists to an exporter's process with this incarnation, which changes whenever the exporter has lost its
-    /// state. Called after [`Attached::handle_renewed`], if that is called.
+    /// state. Called after [`ImporterAttachment::handle_renewed`], if that is called.
     fn note_exporter(&mut self, incarnation: u64) {
         self.attachment_mut().note_exporter(incarnation);
     }
 
     /// The session is over for this reason; no further method but getters is called.
-    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done);
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, done: &mut Self::Done);
 
     /// The frames that it has to send.
     #[inline]
-    fn poll_message(&mut self) -> Option<Message> {
+    fn poll_message(&mut self) -> Option<OutboundMessage> {
         self.attachment_mut().poll_message()
     }
 
     /// Its state.
     #[inline]
-    fn state(&self) -> &State {
+    fn state(&self) -> &AttachmentState {
         self.attachment().state()
     }
 
@@ -83,7 +88,7 @@ pub trait Attached {
     }
 
     /// The identity of its device; `None` before it is open, and if the exporter gives none.
-    fn identity(&self) -> Option<Identity> {
+    fn identity(&self) -> Option<ExportIdentity> {
         self.attachment().identity()
     }
 
@@ -93,22 +98,22 @@ pub trait Attached {
     }
 
     /// Has it open this device and no other. Call it before its frames are taken.
-    fn expect(&mut self, identity: Identity) {
+    fn expect(&mut self, identity: ExportIdentity) {
         self.attachment_mut().expect(identity);
     }
 
-    /// When to call [`Attached::handle_timeout`]; `None`: never.
+    /// When to call [`ImporterAttachment::handle_timeout`]; `None`: never.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// The time of [`Attached::poll_timeout`] has come.
+    /// The time of [`ImporterAttachment::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant, done: &mut Self::Done) {
         let _ = (now, done);
     }
 
     /// The timing of the latest timed request that was not returned before. `None` for a class that times no requests.
-    fn poll_timed(&mut self) -> Option<Timed> {
+    fn poll_timed(&mut self) -> Option<RequestTiming> {
         None
     }
 
@@ -118,12 +123,12 @@ pub trait Attached {
     }
 
     /// Tells the exporter what becomes of the disk, which this host moves to its own machine.
-    fn say_step(&mut self, step: Step) {
+    fn say_step(&mut self, step: DiskMoveStep) {
         self.attachment_mut().say_step(step);
     }
 
-    /// The exporter's latest answer to [`Attached::say_step`] since the last call: the step was noted, or why not.
-    fn take_step_answer(&mut self) -> Option<(Step, Result<(), String>)> {
+    /// The exporter's latest answer to [`ImporterAttachment::say_step`] since the last call: the step was noted, or why not.
+    fn take_step_answer(&mut self) -> Option<(DiskMoveStep, Result<(), String>)> {
         self.attachment_mut().take_step_answer()
     }
 
@@ -195,7 +200,7 @@ pub trait Attached {
 /// The importer's end: its lanes, and the state of the links below them.
 #[derive(Debug)]
 pub struct ImporterSession {
-    lanes: Lanes,
+    lanes: LaneArray,
     /// The lanes that this host wants, and those that the exporter granted; unknown before the session begins.
     lanes_wished: u16,
     lanes_granted: u16,
@@ -208,7 +213,7 @@ pub struct ImporterSession {
     hold: HoldLimits,
     limits: LaneLimits,
     /// What the exporter accepts on a lane.
-    accepted: Accepted,
+    accepted: PeerLimits,
     pool: BufferPool,
 }
 
@@ -216,7 +221,7 @@ impl ImporterSession {
     /// A session that has not begun. `incarnation` changes whenever this host has lost its state; `grace` is how long
     /// the session outlives its links.
     pub fn new(now: Instant, incarnation: u64, grace: Duration, limits: LaneLimits) -> Self {
-        let mut lanes = Lanes::new(limits);
+        let mut lanes = LaneArray::new(limits);
         lanes.known_first_mut().lost_at = Some(now);
         Self {
             lanes,
@@ -229,7 +234,7 @@ impl ImporterSession {
             grace,
             hold: HoldLimits::default(),
             limits,
-            accepted: Accepted::default(),
+            accepted: PeerLimits::default(),
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         }
     }
@@ -254,26 +259,26 @@ impl ImporterSession {
     }
 
     /// The first frame on a new link of this lane.
-    pub fn hello(&mut self, number: u16) -> Hello {
+    pub fn hello(&mut self, number: u16) -> ImporterHello {
         let (session, incarnation) = (self.session, self.incarnation);
         let known = self.lanes.known_or_new(number, self.accepted.of(self.limits));
         known.link += 1;
         let (link, received) = (known.link, known.lane.received());
         let options = match number {
-            0 => Options {
+            0 => HelloOptions {
                 grace_ms: Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX)),
                 lanes: (self.lanes_wished > 1).then_some(self.lanes_wished.into()),
                 hold_ms: Some(self.hold.own_ms()),
                 descriptors_bytes_max: Some(DESCRIPTORS_BYTES_MAX as u32),
-                ..Options::default()
+                ..HelloOptions::default()
             },
             // The first lane says what holds for the session.
-            _ => Options::default(),
+            _ => HelloOptions::default(),
         };
-        Hello::new(LanePosition { session, lane: number, link, received, incarnation }, options)
+        ImporterHello::new(LanePosition { session, lane: number, link, received, incarnation }, options)
     }
 
-    /// The incarnation of the session's exporter: see [`Attached::note_exporter`]. `None` before the first link.
+    /// The incarnation of the session's exporter: see [`ImporterAttachment::note_exporter`]. `None` before the first link.
     pub fn their_incarnation(&self) -> Option<u64> {
         self.their_incarnation
     }
@@ -291,32 +296,32 @@ impl ImporterSession {
     /// Takes the exporter's answer to the greeting.
     ///
     /// # Errors
-    /// [`Reject`]: the answer is not one of this session's exporter.
-    pub fn handle_welcome(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
+    /// [`ProtocolViolation`]: the answer is not one of this session's exporter.
+    pub fn handle_welcome(&mut self, welcome: &ExporterWelcome) -> Result<GreetingOutcome, ProtocolViolation> {
         let theirs = welcome.position;
         if theirs.lane != 0 {
             return self.handle_further(welcome);
         }
-        if welcome.outcome == Outcome::Begun {
-            self.accepted = Accepted::default();
+        if welcome.outcome == WelcomeOutcome::Begun {
+            self.accepted = PeerLimits::default();
         }
-        if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
+        if matches!(welcome.outcome, WelcomeOutcome::Begun | WelcomeOutcome::Resumed) {
             self.accepted.hear(&welcome.options);
             self.lanes.set_unacknowledged_bytes_max(self.accepted.of(self.limits).unacknowledged_bytes_max);
         }
         let first = self.lanes.known_first_mut();
         // Dialling may have taken several attempts, each with a number of its own.
         first.link = first.link.max(theirs.link);
-        if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
+        if matches!(welcome.outcome, WelcomeOutcome::Begun | WelcomeOutcome::Resumed) {
             self.their_incarnation = Some(theirs.incarnation);
             self.hold.hear(welcome.options.hold_ms);
         }
         match welcome.outcome {
-            Outcome::Begun => {
+            WelcomeOutcome::Begun => {
                 let had_one = std::mem::replace(&mut self.has_begun, true);
                 self.session = theirs.session;
                 let link = first.link;
-                self.lanes = Lanes::new(self.accepted.of(self.limits));
+                self.lanes = LaneArray::new(self.accepted.of(self.limits));
                 let granted = welcome.options.lanes.unwrap_or(1).min(self.lanes_wished.into());
                 self.lanes_granted = (granted as u16).max(1);
                 if let Some(ms) = welcome.options.grace_ms {
@@ -325,45 +330,49 @@ impl ImporterSession {
                 let first = self.lanes.known_first_mut();
                 first.link = link;
                 first.lane.handle_linked(theirs.received, &mut self.pool)?;
-                Ok(if had_one { Progress::Renewed } else { Progress::Linked })
+                Ok(if had_one { GreetingOutcome::Renewed } else { GreetingOutcome::Linked })
             }
-            Outcome::Resumed => {
+            WelcomeOutcome::Resumed => {
                 if theirs.session != self.session {
-                    return Err(Reject::new("session", 0, "a session that goes on is the one that was asked for"));
+                    return Err(ProtocolViolation::new(
+                        "session",
+                        0,
+                        "a session that goes on is the one that was asked for",
+                    ));
                 }
                 first.lane.handle_linked(theirs.received, &mut self.pool)?;
                 first.lost_at = None;
-                Ok(Progress::Linked)
+                Ok(GreetingOutcome::Linked)
             }
-            Outcome::Unknown if self.session != SessionId::NONE => {
+            WelcomeOutcome::Unknown if self.session != SessionId::NONE => {
                 self.session = SessionId::NONE;
-                Ok(Progress::Again)
+                Ok(GreetingOutcome::Again)
             }
-            outcome => Ok(Progress::Refused(outcome)),
+            outcome => Ok(GreetingOutcome::Refused(outcome)),
         }
     }
 
     /// The same of a further lane.
-    fn handle_further(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
+    fn handle_further(&mut self, welcome: &ExporterWelcome) -> Result<GreetingOutcome, ProtocolViolation> {
         let theirs = welcome.position;
         let Some(further) = self.lanes.known_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
             // The answer is for a session that has ended.
-            return Ok(Progress::Without);
+            return Ok(GreetingOutcome::Without);
         };
         further.link = further.link.max(theirs.link);
         match welcome.outcome {
-            Outcome::Resumed => {
+            WelcomeOutcome::Resumed => {
                 further.lane.handle_linked(theirs.received, &mut self.pool)?;
                 (further.has_begun, further.lost_at) = (true, None);
-                Ok(Progress::Linked)
+                Ok(GreetingOutcome::Linked)
             }
             // The first lane gets the same answer, or a newer one.
-            Outcome::Unknown => Ok(Progress::Without),
-            outcome if further.has_begun => Ok(Progress::Refused(outcome)),
+            WelcomeOutcome::Unknown => Ok(GreetingOutcome::Without),
+            outcome if further.has_begun => Ok(GreetingOutcome::Refused(outcome)),
             _ => {
                 self.lanes_granted = self.lanes_granted.min(theirs.lane);
                 self.lanes.forget_unbegun();
-                Ok(Progress::Without)
+                Ok(GreetingOutcome::Without)
             }
         }
     }
@@ -381,7 +390,7 @@ impl ImporterSession {
         self.lanes.known_first().lost_at.is_none()
     }
 
-    /// The lanes for new requests: see [`Attached::use_lanes`].
+    /// The lanes for new requests: see [`ImporterAttachment::use_lanes`].
     pub fn usable_lanes(&self) -> LaneSet {
         self.lanes.usable()
     }
@@ -398,13 +407,13 @@ impl ImporterSession {
     }
 
     /// Sends a frame.
-    pub fn send(&mut self, message: Message) {
+    pub fn send(&mut self, message: OutboundMessage) {
         self.lanes.send(message);
     }
 
     /// Tells the exporter that the session ends on purpose.
     pub fn goodbye(&mut self) {
-        self.lanes.send(Message::control(Kind::Goodbye, 0, 0, Part::empty()));
+        self.lanes.send(OutboundMessage::control(FrameKind::Goodbye, 0, 0, ClassPart::empty()));
     }
 
     /// The first lane, to which bytes of its link go and from which they come.
@@ -413,15 +422,15 @@ impl ImporterSession {
     }
 
     /// The same of all lanes.
-    pub fn lanes_mut(&mut self) -> &mut Lanes {
+    pub fn lanes_mut(&mut self) -> &mut LaneArray {
         &mut self.lanes
     }
 
     /// The next frame of this lane.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol; the session is over.
-    pub fn poll_arrived(&mut self, number: u16) -> Result<Option<Arrived>, Reject> {
+    /// [`ProtocolViolation`]: the exporter broke the protocol; the session is over.
+    pub fn poll_arrived(&mut self, number: u16) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
         self.lanes.poll_arrived(number, &mut self.pool)
     }
 }
@@ -431,18 +440,18 @@ impl ImporterSession {
 const LINKS_BETWEEN: u64 = 1 << 10;
 
 /// An attachment that can continue in another process.
-pub trait Movable: Attached + Sized {
+pub trait MovableAttachment: ImporterAttachment + Sized {
     /// Prepares to be saved: what it holds back for a while is sent.
     fn come_to_rest(&mut self) {}
 
     /// Saves it. Called when it has nothing to send.
-    fn save(&self, to: &mut Writer);
+    fn save(&self, to: &mut SnapshotWriter);
 
     /// Restores it from what was saved.
     ///
     /// # Errors
-    /// [`Reject`]: no attachment can have had this state.
-    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject>;
+    /// [`ProtocolViolation`]: no attachment can have had this state.
+    fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation>;
 
     /// Drops it without answers: another process answers what is in flight.
     fn hand_over(&mut self);
@@ -450,14 +459,14 @@ pub trait Movable: Attached + Sized {
 
 impl ImporterSession {
     /// Saves the session and its attachment. Both can continue here, if the other process does not.
-    pub fn save(&mut self, now: Instant, remote: &mut impl Movable, to: &mut Writer) {
+    pub fn save(&mut self, now: Instant, remote: &mut impl MovableAttachment, to: &mut SnapshotWriter) {
         self.bring_to_rest(remote);
         self.save_session(now, to);
         remote.save(to);
     }
 
     /// Takes all that an attachment has to send, so that the session holds it.
-    fn bring_to_rest(&mut self, remote: &mut impl Movable) {
+    fn bring_to_rest(&mut self, remote: &mut impl MovableAttachment) {
         // What is sent may be held back, and sent then.
         loop {
             while let Some(message) = remote.poll_message() {
@@ -470,7 +479,7 @@ impl ImporterSession {
     }
 
     /// Saves the session without attachments, each of which is at rest.
-    fn save_session(&mut self, now: Instant, to: &mut Writer) {
+    fn save_session(&mut self, now: Instant, to: &mut SnapshotWriter) {
         to.raw(&self.session.0);
         let first = self.lanes.known_first();
         to.u64(first.link + LINKS_BETWEEN);
@@ -487,17 +496,25 @@ impl ImporterSession {
     /// far as the epoch of `now` reaches back.
     ///
     /// # Errors
-    /// [`Reject`]: no attachment can have had this state.
-    pub fn restore<A: Movable>(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, A), Reject> {
+    /// [`ProtocolViolation`]: no attachment can have had this state.
+    pub fn restore<A: MovableAttachment>(
+        now: Instant,
+        limits: LaneLimits,
+        from: &mut FieldReader<'_>,
+    ) -> Result<(Self, A), ProtocolViolation> {
         Ok((Self::restore_session(now, limits, from)?, A::restore(from)?))
     }
 
     /// Restores a session without attachments.
-    fn restore_session(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    fn restore_session(
+        now: Instant,
+        limits: LaneLimits,
+        from: &mut FieldReader<'_>,
+    ) -> Result<Self, ProtocolViolation> {
         let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
         let (link, incarnation) = (from.u64("link")?, from.u64("incarnation")?);
         if link > u64::MAX / 2 {
-            return Err(Reject::new("link", link, "nobody has made so many"));
+            return Err(ProtocolViolation::new("link", link, "nobody has made so many"));
         }
         let grace = Duration::from_millis(from.u64("grace")?);
         let lost = Duration::from_millis(from.u64("time without a link")?);
@@ -505,9 +522,13 @@ impl ImporterSession {
         let lost_at = Instant::from_nanos(now.as_nanos().saturating_sub(lost_ns));
         let (lanes_wished, lanes_granted) = (from.u16("lanes wished")?, from.u16("lanes granted")?);
         if lanes_granted == 0 || lanes_granted > lanes_wished || lanes_wished > LANES_MAX {
-            return Err(Reject::new("lanes", lanes_granted.into(), "no more are granted than were wished for"));
+            return Err(ProtocolViolation::new(
+                "lanes",
+                lanes_granted.into(),
+                "no more are granted than were wished for",
+            ));
         }
-        let mut lanes = Lanes::restore(limits, Some(now), from)?;
+        let mut lanes = LaneArray::restore(limits, Some(now), from)?;
         let first = lanes.known_first_mut();
         (first.link, first.lost_at) = (link, Some(lost_at));
         Ok(Self {
@@ -521,7 +542,7 @@ impl ImporterSession {
             grace,
             hold: HoldLimits::default(),
             limits,
-            accepted: Accepted::default(),
+            accepted: PeerLimits::default(),
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         })
     }

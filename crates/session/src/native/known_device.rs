@@ -17,32 +17,39 @@
 //! A session that continues (outcome *resumed*) opens nothing again. An identity is then only told when it is news: a
 //! higher generation is remembered, another id ends the attachment.
 
-use farbus_model::Identity;
+use farbus_model::ExportIdentity;
 use farbus_model::identity::IDENTITY_BYTES;
-use farbus_wire::native::control::{Cause, End};
-use farbus_wire::native::identity::Statement;
+use farbus_wire::native::control::{AttachmentEndCause, AttachmentEndNotice};
+use farbus_wire::native::identity::IdentityStatement;
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Compares the device that `name` stands for with the one that is expected.
 ///
 /// # Errors
-/// [`End`]: it is another device (*gone*), or an earlier medium of the same one (*stale*). Its message names both.
-pub fn compare(name: &str, expected: Identity, actual: Option<Identity>) -> Result<(), End> {
-    let end = |cause, message| Err(End { cause, message });
+/// [`AttachmentEndNotice`]: it is another device (*gone*), or an earlier medium of the same one (*stale*). Its message names both.
+pub fn compare(
+    name: &str,
+    expected: ExportIdentity,
+    actual: Option<ExportIdentity>,
+) -> Result<(), AttachmentEndNotice> {
+    let end = |cause, message| Err(AttachmentEndNotice { cause, message });
     match actual {
-        None => end(Cause::Gone, format!("nothing proves that '{name}' is still device {expected}: attach it anew")),
+        None => end(
+            AttachmentEndCause::Gone,
+            format!("nothing proves that '{name}' is still device {expected}: attach it anew"),
+        ),
         Some(actual) if actual.id != expected.id => {
-            end(Cause::Gone, format!("'{name}' is another device now: it was {expected} and is {actual}"))
+            end(AttachmentEndCause::Gone, format!("'{name}' is another device now: it was {expected} and is {actual}"))
         }
         Some(actual) if actual.generation < expected.generation => {
             let what = "is an earlier medium of its device, which a swap has retired";
-            end(Cause::Stale, format!("'{name}' {what}: it was {expected} and is {actual}"))
+            end(AttachmentEndCause::Stale, format!("'{name}' {what}: it was {expected} and is {actual}"))
         }
         Some(actual) if !actual.continues(expected) => {
             let what = "is on another medium now, as its owner said";
-            end(Cause::Gone, format!("'{name}' {what}: it was {expected} and is {actual}: attach it anew"))
+            end(AttachmentEndCause::Gone, format!("'{name}' {what}: it was {expected} and is {actual}: attach it anew"))
         }
         Some(_) => Ok(()),
     }
@@ -52,11 +59,11 @@ pub fn compare(name: &str, expected: Identity, actual: Option<Identity>) -> Resu
 #[derive(Clone, Debug, Default)]
 pub struct KnownDevice {
     /// The device that was opened; `None`: never opened, or its exporter told no identity.
-    identity: Option<Identity>,
+    identity: Option<ExportIdentity>,
     /// The exporter forgot the session, and the device has not been opened again yet.
     is_asked_again: bool,
     /// The identity told since the device was last opened again.
-    told: Option<Identity>,
+    told: Option<ExportIdentity>,
     /// The incarnation of the exporter that is linked now.
     exporter: Option<u64>,
     /// The incarnation of the last exporter that knew the device.
@@ -67,12 +74,12 @@ pub struct KnownDevice {
 
 impl KnownDevice {
     /// What an attachment knows that had this device before, in another session: it has to be there again.
-    pub fn expecting(identity: Identity) -> Self {
+    pub fn expecting(identity: ExportIdentity) -> Self {
         Self { identity: Some(identity), is_asked_again: true, ..Self::default() }
     }
 
     /// The identity of the device; `None` if its exporter told none.
-    pub fn identity(&self) -> Option<Identity> {
+    pub fn identity(&self) -> Option<ExportIdentity> {
         self.identity
     }
 
@@ -98,26 +105,30 @@ impl KnownDevice {
     }
 
     /// The statement to send before the device is opened.
-    pub fn expectation(&mut self) -> Option<Statement> {
+    pub fn expectation(&mut self) -> Option<IdentityStatement> {
         self.told = None;
-        self.identity.map(Statement::Expected)
+        self.identity.map(IdentityStatement::Expected)
     }
 
     /// The exporter told the identity of device `name`. Returns why the attachment ends, if it is another device than
     /// before.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol.
-    pub fn hear(&mut self, name: &str, bytes: &[u8]) -> Result<Option<End>, Reject> {
-        let told = match Statement::decode(bytes)? {
+    /// [`ProtocolViolation`]: the exporter broke the protocol.
+    pub fn hear(&mut self, name: &str, bytes: &[u8]) -> Result<Option<AttachmentEndNotice>, ProtocolViolation> {
+        let told = match IdentityStatement::decode(bytes)? {
             None => return Ok(None),
-            Some(Statement::Is(told)) => told,
-            Some(Statement::Lasting(_)) => {
+            Some(IdentityStatement::Is(told)) => told,
+            Some(IdentityStatement::Lasting(_)) => {
                 self.is_lasting = true;
                 return Ok(None);
             }
-            Some(Statement::Expected(_)) => {
-                return Err(Reject::new("identity", 1, "an exporter says which device it is, and expects none"));
+            Some(IdentityStatement::Expected(_)) => {
+                return Err(ProtocolViolation::new(
+                    "identity",
+                    1,
+                    "an exporter says which device it is, and expects none",
+                ));
             }
         };
         if let Some(known) = self.identity
@@ -135,8 +146,8 @@ impl KnownDevice {
     /// The device was opened, for the first time or again.
     ///
     /// # Errors
-    /// [`End`]: nothing proves that it is the device it was before.
-    pub fn opened(&mut self, name: &str) -> Result<(), End> {
+    /// [`AttachmentEndNotice`]: nothing proves that it is the device it was before.
+    pub fn opened(&mut self, name: &str) -> Result<(), AttachmentEndNotice> {
         if std::mem::take(&mut self.is_asked_again) {
             let is_same_process = self.known_at.is_some() && self.known_at == self.exporter;
             match self.identity {
@@ -147,7 +158,7 @@ impl KnownDevice {
                         "nothing proves that '{name}' is the device it was: its exporter was started anew, and was of a \
                          version that does not tell devices apart: attach it anew"
                     );
-                    return Err(End { cause: Cause::Gone, message });
+                    return Err(AttachmentEndNotice { cause: AttachmentEndCause::Gone, message });
                 }
             }
             self.identity = self.told.or(self.identity);
@@ -157,7 +168,7 @@ impl KnownDevice {
     }
 
     /// Writes it to a snapshot.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.flag(self.is_asked_again);
         put_identity(self.identity, to);
         put_identity(self.told, to);
@@ -170,8 +181,8 @@ impl KnownDevice {
     /// Restores it from a snapshot. A snapshot of version 12 has no identities, so nothing is known.
     ///
     /// # Errors
-    /// [`Reject`]: the identity is invalid.
-    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the identity is invalid.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         if from.version() < 13 {
             return Ok(Self::default());
         }
@@ -183,18 +194,18 @@ impl KnownDevice {
 }
 
 /// Writes an identity, or that there is none.
-pub(super) fn put_identity(identity: Option<Identity>, to: &mut Writer) {
-    to.raw(&identity.map_or([0; IDENTITY_BYTES], Identity::to_bytes));
+pub(super) fn put_identity(identity: Option<ExportIdentity>, to: &mut SnapshotWriter) {
+    to.raw(&identity.map_or([0; IDENTITY_BYTES], ExportIdentity::to_bytes));
 }
 
 /// Reads what [`put_identity`] wrote.
 ///
 /// # Errors
-/// [`Reject`]: the identity is invalid.
-pub(super) fn take_identity(from: &mut Reader<'_>) -> Result<Option<Identity>, Reject> {
+/// [`ProtocolViolation`]: the identity is invalid.
+pub(super) fn take_identity(from: &mut FieldReader<'_>) -> Result<Option<ExportIdentity>, ProtocolViolation> {
     let bytes: [u8; IDENTITY_BYTES] = from.take(IDENTITY_BYTES, "identity")?.try_into().expect("as many");
-    match Identity::from_bytes(bytes) {
-        None if bytes != [0; IDENTITY_BYTES] => Err(Reject::new("identity", 0, "an id is not zero")),
+    match ExportIdentity::from_bytes(bytes) {
+        None if bytes != [0; IDENTITY_BYTES] => Err(ProtocolViolation::new("identity", 0, "an id is not zero")),
         identity => Ok(identity),
     }
 }
@@ -203,15 +214,15 @@ pub(super) fn take_identity(from: &mut Reader<'_>) -> Result<Option<Identity>, R
 mod tests {
     use super::*;
 
-    const A: Identity = Identity { id: 1, generation: 3 };
-    const B: Identity = Identity { id: 2, generation: 3 };
+    const A: ExportIdentity = ExportIdentity { id: 1, generation: 3 };
+    const B: ExportIdentity = ExportIdentity { id: 2, generation: 3 };
 
-    fn known(identity: Option<Identity>) -> KnownDevice {
+    fn known(identity: Option<ExportIdentity>) -> KnownDevice {
         let mut device = KnownDevice::default();
         assert_eq!(device.expectation(), None);
         device.note_exporter(7);
         if let Some(identity) = identity {
-            assert_eq!(device.hear("disk", &Statement::Is(identity).encode()), Ok(None));
+            assert_eq!(device.hear("disk", &IdentityStatement::Is(identity).encode()), Ok(None));
         }
         assert_eq!(device.opened("disk"), Ok(()));
         device
@@ -219,12 +230,16 @@ mod tests {
 
     /// The exporter forgot the session, has this incarnation and tells this identity. Returns what becomes of the
     /// attachment.
-    fn again(mut device: KnownDevice, exporter: u64, told: Option<Identity>) -> Result<Option<Identity>, Cause> {
+    fn again(
+        mut device: KnownDevice,
+        exporter: u64,
+        told: Option<ExportIdentity>,
+    ) -> Result<Option<ExportIdentity>, AttachmentEndCause> {
         device.forgotten(true);
         device.note_exporter(exporter);
-        assert_eq!(device.expectation(), device.identity().map(Statement::Expected));
+        assert_eq!(device.expectation(), device.identity().map(IdentityStatement::Expected));
         if let Some(told) = told
-            && let Some(end) = device.hear("disk", &Statement::Is(told).encode()).unwrap()
+            && let Some(end) = device.hear("disk", &IdentityStatement::Is(told).encode()).unwrap()
         {
             return Err(end.cause);
         }
@@ -233,20 +248,20 @@ mod tests {
 
     #[test]
     fn identities_are_compared_as_the_table_says() {
-        let later = Identity { generation: 4, ..A };
-        let earlier = Identity { generation: 2, ..A };
+        let later = ExportIdentity { generation: 4, ..A };
+        let earlier = ExportIdentity { generation: 2, ..A };
         for exporter in [7, 8] {
             assert_eq!(again(known(Some(A)), exporter, Some(A)), Ok(Some(A)));
             assert_eq!(again(known(Some(A)), exporter, Some(later)), Ok(Some(later)));
-            assert_eq!(again(known(Some(A)), exporter, Some(earlier)), Err(Cause::Stale));
-            assert_eq!(again(known(Some(A)), exporter, Some(A.adopted())), Err(Cause::Gone));
-            assert_eq!(again(known(Some(A)), exporter, Some(B)), Err(Cause::Gone));
-            assert_eq!(again(known(Some(A)), exporter, None), Err(Cause::Gone));
+            assert_eq!(again(known(Some(A)), exporter, Some(earlier)), Err(AttachmentEndCause::Stale));
+            assert_eq!(again(known(Some(A)), exporter, Some(A.adopted())), Err(AttachmentEndCause::Gone));
+            assert_eq!(again(known(Some(A)), exporter, Some(B)), Err(AttachmentEndCause::Gone));
+            assert_eq!(again(known(Some(A)), exporter, None), Err(AttachmentEndCause::Gone));
         }
         assert_eq!(again(known(None), 7, None), Ok(None));
         assert_eq!(again(known(None), 7, Some(A)), Ok(Some(A)));
-        assert_eq!(again(known(None), 8, None), Err(Cause::Gone));
-        assert_eq!(again(known(None), 8, Some(A)), Err(Cause::Gone));
+        assert_eq!(again(known(None), 8, None), Err(AttachmentEndCause::Gone));
+        assert_eq!(again(known(None), 8, Some(A)), Err(AttachmentEndCause::Gone));
     }
 
     #[test]
@@ -255,25 +270,25 @@ mod tests {
         device.note_exporter(7);
         device.forgotten(false);
         device.note_exporter(8);
-        assert_eq!(device.hear("disk", &Statement::Is(B).encode()), Ok(None));
+        assert_eq!(device.hear("disk", &IdentityStatement::Is(B).encode()), Ok(None));
         assert_eq!((device.opened("disk"), device.identity()), (Ok(()), Some(B)));
     }
 
     #[test]
     fn device_of_another_session_has_to_be_there_again() {
-        let open = |told: Option<Identity>| {
+        let open = |told: Option<ExportIdentity>| {
             let mut device = KnownDevice::expecting(A);
-            assert_eq!(device.expectation(), Some(Statement::Expected(A)));
+            assert_eq!(device.expectation(), Some(IdentityStatement::Expected(A)));
             device.note_exporter(7);
-            let heard = told.and_then(|told| device.hear("disk", &Statement::Is(told).encode()).unwrap());
+            let heard = told.and_then(|told| device.hear("disk", &IdentityStatement::Is(told).encode()).unwrap());
             heard.map_or(Ok(()), Err).and_then(|()| device.opened("disk")).map_err(|end| end.cause)
         };
         assert_eq!(open(Some(A)), Ok(()));
-        assert_eq!(open(Some(Identity { generation: 9, ..A })), Ok(()), "swaps have copied it");
-        assert_eq!(open(Some(B)), Err(Cause::Gone));
-        assert_eq!(open(Some(A.adopted())), Err(Cause::Gone));
-        assert_eq!(open(Some(Identity { generation: 0, ..A })), Err(Cause::Stale));
-        assert_eq!(open(None), Err(Cause::Gone), "nothing proves which device it is");
+        assert_eq!(open(Some(ExportIdentity { generation: 9, ..A })), Ok(()), "swaps have copied it");
+        assert_eq!(open(Some(B)), Err(AttachmentEndCause::Gone));
+        assert_eq!(open(Some(A.adopted())), Err(AttachmentEndCause::Gone));
+        assert_eq!(open(Some(ExportIdentity { generation: 0, ..A })), Err(AttachmentEndCause::Stale));
+        assert_eq!(open(None), Err(AttachmentEndCause::Gone), "nothing proves which device it is");
     }
 
     #[test]
@@ -289,25 +304,29 @@ mod tests {
             device.forgotten(true);
             device.note_exporter(exporter);
         }
-        assert_eq!(device.opened("disk").unwrap_err().cause, Cause::Gone);
+        assert_eq!(device.opened("disk").unwrap_err().cause, AttachmentEndCause::Gone);
     }
 
     #[test]
     fn generation_told_while_the_device_is_open_is_remembered() {
         let mut device = known(Some(A));
-        let later = Identity { generation: 9, ..A };
-        assert_eq!(device.hear("disk", &Statement::Is(later).encode()), Ok(None));
+        let later = ExportIdentity { generation: 9, ..A };
+        assert_eq!(device.hear("disk", &IdentityStatement::Is(later).encode()), Ok(None));
         assert_eq!(device.identity(), Some(later));
-        assert_eq!(again(device.clone(), 8, Some(A)), Err(Cause::Stale), "the medium from before the swap");
-        let end = device.hear("disk", &Statement::Is(B).encode()).unwrap().unwrap();
+        assert_eq!(
+            again(device.clone(), 8, Some(A)),
+            Err(AttachmentEndCause::Stale),
+            "the medium from before the swap"
+        );
+        let end = device.hear("disk", &IdentityStatement::Is(B).encode()).unwrap().unwrap();
         assert!(end.message.contains(&later.to_string()) && end.message.contains(&B.to_string()), "{end:?}");
-        assert!(device.hear("disk", &Statement::Expected(A).encode()).is_err());
+        assert!(device.hear("disk", &IdentityStatement::Expected(A).encode()).is_err());
     }
 
     #[test]
     fn known_device_survives_a_snapshot() {
         let saved = |device: &KnownDevice, version: u16| {
-            let mut to = Writer::new(5);
+            let mut to = SnapshotWriter::new(5);
             device.save(&mut to);
             let mut bytes = to.into_bytes();
             bytes[8..10].copy_from_slice(&version.to_le_bytes());
@@ -318,12 +337,16 @@ mod tests {
         };
         let mut half_way = known(Some(A));
         half_way.forgotten(true);
-        assert_eq!(half_way.hear("disk", &Statement::Is(A).encode()), Ok(None));
+        assert_eq!(half_way.hear("disk", &IdentityStatement::Is(A).encode()), Ok(None));
         assert_eq!(saved(&half_way, 13).opened("disk"), Ok(()), "it was told, and not opened yet");
-        assert_eq!(again(saved(&known(Some(A)), 13), 8, Some(B)), Err(Cause::Gone));
+        assert_eq!(again(saved(&known(Some(A)), 13), 8, Some(B)), Err(AttachmentEndCause::Gone));
         assert_eq!(again(saved(&known(Some(A)), 13), 8, Some(A)), Ok(Some(A)));
-        assert_eq!(again(saved(&known(None), 13), 8, Some(A)), Err(Cause::Gone));
+        assert_eq!(again(saved(&known(None), 13), 8, Some(A)), Err(AttachmentEndCause::Gone));
         assert_eq!(again(saved(&known(None), 13), 7, None), Ok(None));
-        assert_eq!(again(saved(&known(Some(A)), 12), 8, Some(A)), Err(Cause::Gone), "version 12 has no identities");
+        assert_eq!(
+            again(saved(&known(Some(A)), 12), 8, Some(A)),
+            Err(AttachmentEndCause::Gone),
+            "version 12 has no identities"
+        );
     }
 }

@@ -22,7 +22,7 @@
 //! | `slots`, `tagged` | requests in flight, by tag: ours, and a peer's |
 //! | `spread` | which lane a request uses |
 //!
-//! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes:
+//! A device of another class is one more [`ServedExport`] and one more [`ImporterAttachment`], and nothing else changes:
 //! `examples/third_class.rs` is one.
 //!
 //! What happens to a request in case of a failure:
@@ -69,15 +69,18 @@ pub mod timing;
 
 /// The messages: greetings, control, and each class's own.
 pub use farbus_wire::native::{
-    Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, console, control,
-    descriptors, frame, hello, identity, modules, reserve, retire, stream, usb,
+    ClassPart, FlowId, FrameHeader, FrameKind, Lane, LaneArray, LaneLimits, LaneSet, MessageUrgency, OutboundMessage,
+    ReceivedFrame, block, console, control, descriptors, frame, hello, identity, modules, reserve, retire, stream, usb,
 };
 
-pub use attachment::{Attachment, Heard, State};
-pub use exporter::{Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable};
+pub use attachment::{AttachmentBase, AttachmentState, FrameMeaning};
+pub use exporter::{
+    AllowedModules, DeviceMigration, ExporterServices, ExporterSession, InheritedDevice, RecalledDevice, ServedExport,
+    UnmovableError, UnservedAttachment,
+};
 pub use hold::{HOLD, HOLD_MAX, HOLD_STORAGE_MAX, HoldLimits};
-pub use importer::{Attached, ImporterSession, Movable, Progress};
-pub use piped::{Piped, Through};
+pub use importer::{GreetingOutcome, ImporterAttachment, ImporterSession, MovableAttachment};
+pub use piped::{PipedAttachment, RequestedModules};
 pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;
 pub use remote_observer::{RemoteConsole, RemoteObserver, RemoteStream};
@@ -87,4 +90,4 @@ pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;
 pub use suspendable_served::SuspendableServed;
-pub use timing::{CountRequest, ReadClock, Timed};
+pub use timing::{CountRequest, ReadClock, RequestTiming};

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use farbus_model::Descriptors;
+use farbus_model::DescriptorSet;
 use farbus_model::descriptor::{LANGUAGE_EN_US, kind, string_from_bytes, string_to_bytes};
 use farbus_wire::native::descriptors::NamedDescriptor;
 
 /// What an exporter knows of a device besides its description: the device's own strings first, so that a limit cuts off
 /// others.
-pub fn of(all: &Descriptors) -> Vec<NamedDescriptor> {
+pub fn of(all: &DescriptorSet) -> Vec<NamedDescriptor> {
     let named: Vec<u8> = all.string_indexes().collect();
     let others = all.strings.keys().copied().filter(|index| !named.contains(index));
     let strings = named.iter().copied().chain(others).filter_map(|index| {
@@ -37,12 +37,12 @@ pub fn read(told: &[NamedDescriptor]) -> (BTreeMap<u8, String>, Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::Definition;
+    use farbus_model::DeviceDefinition;
 
     use super::*;
 
-    fn sample() -> Descriptors {
-        let mut all = Definition::new(0x1209, 1).names("farbus", "a thing", "42").build();
+    fn sample() -> DescriptorSet {
+        let mut all = DeviceDefinition::new(0x1209, 1).names("farbus", "a thing", "42").build();
         all.strings.extend([(9, "an interface".to_owned()), (200, "\u{1f50c}".to_owned())]);
         all.bos = vec![5, kind::BOS, 5, 0, 0];
         all
@@ -58,7 +58,7 @@ mod tests {
         let indexes: Vec<u8> = of(&all).iter().map(|one| one.index).collect();
         let own = [device.manufacturer_string, device.product_string, device.serial_string];
         assert_eq!(indexes[..3], own);
-        assert_eq!(of(&Descriptors::default()), []);
+        assert_eq!(of(&DescriptorSet::default()), []);
     }
 
     #[test]

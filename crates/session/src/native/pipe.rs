@@ -6,16 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use farbus_model::limits::URB_BYTES_MAX;
-use farbus_model::module::{self, ASIDE_BYTES_MAX, Class, Failure, GROWTH_BYTES_MAX, Role, Side, Trouble, Turn};
-use farbus_model::{Instant, Payload, Pieces, Status, StoreError};
-use farbus_modules::{Pipeline, Place};
-use farbus_wire::native::control::{self, Cause, End};
-use farbus_wire::native::frame::{Flags, RESIDENCE_BYTES};
+use farbus_model::module::{
+    self, ASIDE_BYTES_MAX, GROWTH_BYTES_MAX, ModuleDeviceClass, ModuleFailure, ModuleFailureCause, ModuleNeighbor,
+    ModuleOutput, ModuleRole,
+};
+use farbus_model::{Instant, Payload, PayloadAssembler, StoreError, UrbStatus};
+use farbus_modules::{ModuleContext, ModulePipeline};
+use farbus_wire::native::control::{self, AttachmentEndCause, AttachmentEndNotice};
+use farbus_wire::native::frame::{FrameFlags, RESIDENCE_BYTES};
 use farbus_wire::native::modules::{put_head, split_head};
-use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency, block, usb};
+use farbus_wire::native::{
+    ClassPart, FlowId, FrameHeader, FrameKind, MessageUrgency, OutboundMessage, ReceivedFrame, block, usb,
+};
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Most bytes of a message whose frames are still arriving.
 const MESSAGE_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
@@ -24,7 +29,7 @@ const ARRIVING_BYTES_MAX: usize = (32 << 20) + 2 * MESSAGE_BYTES_MAX;
 /// Most bytes that the modules of an attachment hold back: the same, and what each message takes besides.
 const HELD_BYTES_MAX: usize = ARRIVING_BYTES_MAX + (4 << 20);
 /// Memory of an envelope: an entry of a tree.
-const ENVELOPE_BYTES: usize = 2 * size_of::<Envelope>();
+const ENVELOPE_BYTES: usize = 2 * size_of::<MessageEnvelope>();
 /// Most open requests of an attachment: the largest credit.
 const REQUESTS_MAX: usize = 4096;
 
@@ -32,20 +37,20 @@ const REQUESTS_MAX: usize = 4096;
 const LETTING_GO_MAX: usize = 1 << 16;
 
 /// A pipe from a snapshot, without its modules.
-pub struct Saved {
+pub struct SavedPipe {
     states: Vec<Vec<u8>>,
     /// Open requests, timed ones among them, and those that the class has.
     tags: [BTreeSet<u16>; 3],
     residences: BTreeMap<u16, Payload>,
-    arriving: BTreeMap<u16, Arriving>,
+    arriving: BTreeMap<u16, ArrivingMessage>,
 }
 
-impl Saved {
-    /// Reads what [`Pipe::save`] wrote.
+impl SavedPipe {
+    /// Reads what [`ModulePipe::save`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
-    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let count = from.count("modules", 4)?;
         let states = (0..count).map(|_| from.bytes("module").map(<[u8]>::to_vec)).collect::<Result<_, _>>()?;
         let mut tags: [BTreeSet<u16>; 3] = Default::default();
@@ -61,15 +66,16 @@ impl Saved {
         }
         for _ in 0..from.count("arriving", 8)? {
             let (tag, code) = (from.u16("tag")?, from.u8("kind")?);
-            let kinds = [Kind::Request, Kind::Reply, Kind::Event];
+            let kinds = [FrameKind::Request, FrameKind::Reply, FrameKind::Event];
             let kind = kinds.into_iter().find(|kind| kind.code() == code);
-            let kind = kind.ok_or(Reject::new("kind", code.into(), "a message of more than a frame is arriving"))?;
+            let kind =
+                kind.ok_or(ProtocolViolation::new("kind", code.into(), "a message of more than a frame is arriving"))?;
             let residence = if from.flag("timed")? { Some(from.payload("residence")?) } else { None };
-            arriving.insert(tag, Arriving { kind, residence, body: from.payload("data")?.into() });
+            arriving.insert(tag, ArrivingMessage { kind, residence, body: from.payload("data")?.into() });
         }
         let bytes: usize = arriving.values().map(|arriving| arriving.body.len()).sum();
         if tags[0].len() > REQUESTS_MAX || bytes > ARRIVING_BYTES_MAX {
-            return Err(Reject::new("requests", tags[0].len() as u64, "no more than the credit allows"));
+            return Err(ProtocolViolation::new("requests", tags[0].len() as u64, "no more than the credit allows"));
         }
         Ok(Self { states, tags, residences, arriving })
     }
@@ -81,49 +87,49 @@ impl Saved {
 }
 
 /// What modules are told about an attachment's device.
-pub fn place_of(role: Role, class: control::Class) -> Place {
+pub fn place_of(role: ModuleRole, class: control::AttachmentClass) -> ModuleContext {
     let (class, failed) = match class {
-        control::Class::USB => {
-            let reply = usb::Reply { status: Status::Protocol, actual: 0, start_frame: 0, iso: Vec::new() };
-            (Class::Usb, reply.encode())
+        control::AttachmentClass::USB => {
+            let reply = usb::UsbReplyPart { status: UrbStatus::Protocol, actual: 0, start_frame: 0, iso: Vec::new() };
+            (ModuleDeviceClass::Usb, reply.encode())
         }
-        control::Class::BLOCK => (Class::Block, block::reply_part(StoreError::Medium)),
-        control::Class::STREAM => (Class::Stream, Part::empty()),
-        _ => (Class::Private, Part::empty()),
+        control::AttachmentClass::BLOCK => (ModuleDeviceClass::Block, block::reply_part(StoreError::Medium)),
+        control::AttachmentClass::STREAM => (ModuleDeviceClass::Stream, ClassPart::empty()),
+        _ => (ModuleDeviceClass::Private, ClassPart::empty()),
     };
-    Place { role, class, failed: failed.to_vec().into() }
+    ModuleContext { role, class, failed: failed.to_vec().into() }
 }
 
 /// The end of an attachment whose modules failed.
-pub fn end_of(failure: &Failure) -> End {
+pub fn end_of(failure: &ModuleFailure) -> AttachmentEndNotice {
     let cause = match failure.trouble {
-        Trouble::Network => Cause::Network,
-        Trouble::Peer | Trouble::Module => Cause::Module,
+        ModuleFailureCause::Network => AttachmentEndCause::Network,
+        ModuleFailureCause::Peer | ModuleFailureCause::Module => AttachmentEndCause::Module,
     };
-    End { cause, message: failure.why.clone() }
+    AttachmentEndNotice { cause, message: failure.why.clone() }
 }
 
 /// A message whose frames are still arriving.
-struct Arriving {
-    kind: Kind,
+struct ArrivingMessage {
+    kind: FrameKind,
     residence: Option<Payload>,
-    body: Pieces,
+    body: PayloadAssembler,
 }
 
 /// The parts of a message that modules do not see.
-struct Envelope {
-    urgency: Urgency,
-    flow: Flow,
-    residence: Part,
+struct MessageEnvelope {
+    urgency: MessageUrgency,
+    flow: FlowId,
+    residence: ClassPart,
     done_at: Option<Instant>,
 }
 
 /// The modules of an attachment on one side.
-pub struct Pipe {
-    pipeline: Pipeline,
-    role: Role,
+pub struct ModulePipe {
+    pipeline: ModulePipeline,
+    role: ModuleRole,
     attachment: u16,
-    arriving: BTreeMap<u16, Arriving>,
+    arriving: BTreeMap<u16, ArrivingMessage>,
     arriving_bytes: usize,
     /// Open requests. On the exporter, those that neither the class nor a module in its place has answered.
     open: BTreeSet<u16>,
@@ -133,22 +139,22 @@ pub struct Pipe {
     residences: BTreeMap<u16, Payload>,
     /// Envelopes of messages among the modules, by kind and tag. A message that leaves inside another one leaves its
     /// envelope here, and the next message with its tag replaces it.
-    envelopes: BTreeMap<(u8, u64), Envelope>,
+    envelopes: BTreeMap<(u8, u64), MessageEnvelope>,
     /// On the exporter: requests that the class has.
     with_class: BTreeSet<u16>,
     /// Events that the modules dropped, and whose grants have not been returned.
     lost: u32,
-    turn: Turn,
-    above: VecDeque<Arrived>,
-    below: VecDeque<Message>,
-    failure: Option<Failure>,
+    turn: ModuleOutput,
+    above: VecDeque<ReceivedFrame>,
+    below: VecDeque<OutboundMessage>,
+    failure: Option<ModuleFailure>,
     /// There was a failure, taken or not.
     has_failed: bool,
 }
 
-impl Pipe {
+impl ModulePipe {
     /// A pipe of attachment `attachment`.
-    pub fn new(pipeline: Pipeline, role: Role, attachment: u16) -> Self {
+    pub fn new(pipeline: ModulePipeline, role: ModuleRole, attachment: u16) -> Self {
         Self {
             pipeline,
             role,
@@ -161,7 +167,7 @@ impl Pipe {
             envelopes: BTreeMap::new(),
             with_class: BTreeSet::new(),
             lost: 0,
-            turn: Turn::default(),
+            turn: ModuleOutput::default(),
             above: VecDeque::new(),
             below: VecDeque::new(),
             failure: None,
@@ -170,55 +176,56 @@ impl Pipe {
     }
 
     /// A pipe that continues from a snapshot, with its restored modules.
-    pub fn resumed(pipeline: Pipeline, role: Role, attachment: u16, saved: Saved) -> Self {
-        let Saved { tags: [open, timed, with_class], residences, arriving, .. } = saved;
+    pub fn resumed(pipeline: ModulePipeline, role: ModuleRole, attachment: u16, saved: SavedPipe) -> Self {
+        let SavedPipe { tags: [open, timed, with_class], residences, arriving, .. } = saved;
         let arriving_bytes = arriving.values().map(|arriving| arriving.body.len()).sum();
         let new = Self::new(pipeline, role, attachment);
         Self { open, timed, with_class, residences, arriving, arriving_bytes, ..new }
     }
 
     /// Sends a message of the class through the modules, if it is of a kind that passes them.
-    pub fn say(&mut self, now: Instant, message: Message) {
-        let Message { head, part, payload, urgency, flow, done_at } = message;
+    pub fn say(&mut self, now: Instant, message: OutboundMessage) {
+        let OutboundMessage { head, part, payload, urgency, flow, done_at } = message;
         let kind = match (head.kind, self.role) {
-            (Kind::Request, Role::Importer) => module::Kind::Request,
-            (Kind::Cancel, Role::Importer) => module::Kind::Cancel,
-            (Kind::Reply, Role::Exporter) => module::Kind::Completion,
-            (Kind::Cancel, Role::Exporter) => module::Kind::Cancelled,
-            (Kind::Event, Role::Exporter) => module::Kind::Event,
-            _ => return self.below.push_back(Message { head, part, payload, urgency, flow, done_at }),
+            (FrameKind::Request, ModuleRole::Importer) => module::ModuleMessageKind::Request,
+            (FrameKind::Cancel, ModuleRole::Importer) => module::ModuleMessageKind::Cancel,
+            (FrameKind::Reply, ModuleRole::Exporter) => module::ModuleMessageKind::Completion,
+            (FrameKind::Cancel, ModuleRole::Exporter) => module::ModuleMessageKind::Cancelled,
+            (FrameKind::Event, ModuleRole::Exporter) => module::ModuleMessageKind::Event,
+            _ => return self.below.push_back(OutboundMessage { head, part, payload, urgency, flow, done_at }),
         };
-        if kind == module::Kind::Request {
+        if kind == module::ModuleMessageKind::Request {
             self.open.insert(head.tag);
             if head.flags.timed {
                 self.timed.insert(head.tag);
             }
         }
-        let residence_bytes = if kind == module::Kind::Completion && head.flags.timed { RESIDENCE_BYTES } else { 0 };
+        let residence_bytes =
+            if kind == module::ModuleMessageKind::Completion && head.flags.timed { RESIDENCE_BYTES } else { 0 };
         let (residence, words) = part.split_at(residence_bytes);
         let id = u64::from(head.tag);
-        let mut kept = Part::empty();
+        let mut kept = ClassPart::empty();
         kept.put(residence);
-        let envelope = Envelope { urgency, flow, residence: kept, done_at };
-        if kind == module::Kind::Completion {
+        let envelope = MessageEnvelope { urgency, flow, residence: kept, done_at };
+        if kind == module::ModuleMessageKind::Completion {
             self.with_class.remove(&head.tag);
             self.open.remove(&head.tag);
         }
         self.envelopes.insert((kind.code(), id), envelope);
-        let message = module::Message { kind, id, head: words.into(), payload };
-        self.pipeline.handle(now, Side::Above, message, &mut self.turn);
+        let message = module::ModuleMessage { kind, id, head: words.into(), payload };
+        self.pipeline.handle(now, ModuleNeighbor::Above, message, &mut self.turn);
         self.collect();
     }
 
     /// Handles a frame of a kind that passes the modules.
     ///
     /// # Errors
-    /// [`Reject`]: the other end broke the protocol; the session must end.
-    pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<(), Reject> {
-        let Head { kind, flags, tag, .. } = arrived.head;
+    /// [`ProtocolViolation`]: the other end broke the protocol; the session must end.
+    pub fn handle_arrived(&mut self, now: Instant, arrived: ReceivedFrame) -> Result<(), ProtocolViolation> {
+        let FrameHeader { kind, flags, tag, .. } = arrived.head;
         let mut arriving = match kind {
-            Kind::Data => {
-                let unknown = Reject::new("tag", tag.into(), "data goes on with what was begun");
+            FrameKind::Data => {
+                let unknown = ProtocolViolation::new("tag", tag.into(), "data goes on with what was begun");
                 let mut arriving = self.arriving.remove(&tag).ok_or(unknown)?;
                 self.arriving_bytes -= arriving.body.len();
                 arriving.body.push(arrived.body);
@@ -228,7 +235,7 @@ impl Pipe {
         };
         let bytes = arriving.body.len();
         if bytes > MESSAGE_BYTES_MAX || self.arriving_bytes + bytes > ARRIVING_BYTES_MAX {
-            return Err(Reject::new("data", bytes as u64, "a message is no longer than a transfer"));
+            return Err(ProtocolViolation::new("data", bytes as u64, "a message is no longer than a transfer"));
         }
         if flags.more {
             self.arriving_bytes += bytes;
@@ -240,71 +247,85 @@ impl Pipe {
         }
         let (head, payload) = split_head(arriving.body.into_payload())?;
         let (kind, id) = match arriving.kind {
-            Kind::Request => (module::Kind::Request, tag),
-            Kind::Reply => (module::Kind::Completion, tag),
-            Kind::Cancel if self.role == Role::Exporter => (module::Kind::Cancel, tag),
-            Kind::Cancel => (module::Kind::Cancelled, tag),
-            Kind::Event => (module::Kind::Event, tag),
-            _ => (module::Kind::Aside(tag as u8), 0),
+            FrameKind::Request => (module::ModuleMessageKind::Request, tag),
+            FrameKind::Reply => (module::ModuleMessageKind::Completion, tag),
+            FrameKind::Cancel if self.role == ModuleRole::Exporter => (module::ModuleMessageKind::Cancel, tag),
+            FrameKind::Cancel => (module::ModuleMessageKind::Cancelled, tag),
+            FrameKind::Event => (module::ModuleMessageKind::Event, tag),
+            _ => (module::ModuleMessageKind::Aside(tag as u8), 0),
         };
-        let message = module::Message { kind, id: id.into(), head, payload };
-        self.pipeline.handle(now, Side::Below, message, &mut self.turn);
+        let message = module::ModuleMessage { kind, id: id.into(), head, payload };
+        self.pipeline.handle(now, ModuleNeighbor::Below, message, &mut self.turn);
         self.collect();
         Ok(())
     }
 
-    fn begin(&mut self, kind: Kind, tag: u16, flags: Flags, mut body: Payload) -> Result<Arriving, Reject> {
+    fn begin(
+        &mut self,
+        kind: FrameKind,
+        tag: u16,
+        flags: FrameFlags,
+        mut body: Payload,
+    ) -> Result<ArrivingMessage, ProtocolViolation> {
         let mut residence = None;
         match (kind, self.role) {
-            (Kind::Request, Role::Exporter) => {
+            (FrameKind::Request, ModuleRole::Exporter) => {
                 if self.open.len() >= REQUESTS_MAX {
-                    return Err(Reject::new(
+                    return Err(ProtocolViolation::new(
                         "credit",
                         self.open.len() as u64,
                         "no more is asked than the credit allows",
                     ));
                 }
                 if !self.open.insert(tag) {
-                    return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+                    return Err(ProtocolViolation::new("tag", tag.into(), "a request has a tag that is not in use"));
                 }
                 self.timed.remove(&tag);
                 if flags.timed {
                     self.timed.insert(tag);
                 }
             }
-            (Kind::Reply, Role::Importer) => {
+            (FrameKind::Reply, ModuleRole::Importer) => {
                 if !self.open.contains(&tag) || self.arriving.contains_key(&tag) || self.residences.contains_key(&tag) {
-                    return Err(Reject::new("tag", tag.into(), "a reply answers a request, once"));
+                    return Err(ProtocolViolation::new("tag", tag.into(), "a reply answers a request, once"));
                 }
                 // A request that travelled inside another message has no flag of its own.
                 if flags.timed && !self.timed.contains(&tag) {
-                    return Err(Reject::new("tag", tag.into(), "a request is answered timed if it was to be"));
+                    return Err(ProtocolViolation::new(
+                        "tag",
+                        tag.into(),
+                        "a request is answered timed if it was to be",
+                    ));
                 }
                 if flags.timed {
                     let bytes = body.split_front(RESIDENCE_BYTES);
                     if bytes.len() < RESIDENCE_BYTES {
-                        return Err(Reject::new("residence", bytes.len() as u64, "a timed reply begins with it"));
+                        return Err(ProtocolViolation::new(
+                            "residence",
+                            bytes.len() as u64,
+                            "a timed reply begins with it",
+                        ));
                     }
                     residence = Some(bytes);
                 }
             }
-            (Kind::Aside, _) if flags.more || body.len() > ASIDE_BYTES_MAX + GROWTH_BYTES_MAX || tag > 255 => {
-                return Err(Reject::new(
+            (FrameKind::Aside, _) if flags.more || body.len() > ASIDE_BYTES_MAX + GROWTH_BYTES_MAX || tag > 255 => {
+                return Err(ProtocolViolation::new(
                     "aside",
                     body.len() as u64,
                     "a word to a module's other half has 16 KiB at most",
                 ));
             }
-            (Kind::Cancel, _) if flags.more => {
-                return Err(Reject::new("flags", flags.bits().into(), "a withdrawal is one frame"));
+            (FrameKind::Cancel, _) if flags.more => {
+                return Err(ProtocolViolation::new("flags", flags.bits().into(), "a withdrawal is one frame"));
             }
-            (Kind::Aside | Kind::Cancel, _) | (Kind::Event, Role::Importer) => {}
-            _ => return Err(Reject::new("kind", kind.code().into(), "the other end does not say that")),
+            (FrameKind::Aside | FrameKind::Cancel, _) | (FrameKind::Event, ModuleRole::Importer) => {}
+            _ => return Err(ProtocolViolation::new("kind", kind.code().into(), "the other end does not say that")),
         }
         if self.arriving.contains_key(&tag) && flags.more {
-            return Err(Reject::new("tag", tag.into(), "the message before it has its end first"));
+            return Err(ProtocolViolation::new("tag", tag.into(), "the message before it has its end first"));
         }
-        Ok(Arriving { kind, residence, body: body.into() })
+        Ok(ArrivingMessage { kind, residence, body: body.into() })
     }
 
     /// Bytes of messages whose frames are still arriving.
@@ -329,23 +350,26 @@ impl Pipe {
         }
     }
 
-    /// When [`Pipe::handle_timeout`] must be called.
+    /// When [`ModulePipe::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         // Once it failed, the deadline of what was kept no longer matters.
         let deadline = self.pipeline.poll_deadline().filter(|_| !self.has_failed);
         [self.pipeline.poll_timeout(), deadline].into_iter().flatten().min()
     }
 
-    /// Whether a module asked for a timeout: [`Pipe::let_go`] has something to do.
+    /// Whether a module asked for a timeout: [`ModulePipe::let_go`] has something to do.
     pub fn has_timeout(&self) -> bool {
         self.pipeline.poll_timeout().is_some()
     }
 
     /// The end of the attachment whose modules made a message that the class refused; it names them.
-    pub fn rejected(&self, reject: &Reject) -> End {
+    pub fn rejected(&self, reject: &ProtocolViolation) -> AttachmentEndNotice {
         let names: Vec<_> = self.pipeline.names().map(|name| format!("'{name}'")).collect();
         let modules = if names.len() == 1 { "module" } else { "modules" };
-        End { cause: Cause::Module, message: format!("what came out of {modules} {}: {reject}", names.join(", ")) }
+        AttachmentEndNotice {
+            cause: AttachmentEndCause::Module,
+            message: format!("what came out of {modules} {}: {reject}", names.join(", ")),
+        }
     }
 
     /// Stops all messages in the modules (`is_paused`), or lets them continue.
@@ -375,7 +399,7 @@ impl Pipe {
     }
 
     /// Writes the pipe, at rest, to a snapshot; `None` if it is not at rest or a module cannot be saved.
-    pub fn save(&self, to: &mut Writer) -> Option<()> {
+    pub fn save(&self, to: &mut SnapshotWriter) -> Option<()> {
         if !self.can_be_saved() || !self.below.is_empty() {
             return None;
         }
@@ -392,7 +416,7 @@ impl Pipe {
             to.payload(residence);
         }
         to.count(self.arriving.len());
-        for (tag, Arriving { kind, residence, body }) in &self.arriving {
+        for (tag, ArrivingMessage { kind, residence, body }) in &self.arriving {
             to.u16(*tag);
             to.u8(kind.code());
             to.flag(residence.is_some());
@@ -403,7 +427,7 @@ impl Pipe {
     }
 
     /// The next frame for the class.
-    pub fn poll_above(&mut self) -> Option<Arrived> {
+    pub fn poll_above(&mut self) -> Option<ReceivedFrame> {
         self.above.pop_front()
     }
 
@@ -413,12 +437,12 @@ impl Pipe {
     }
 
     /// The next message to send.
-    pub fn poll_below(&mut self) -> Option<Message> {
+    pub fn poll_below(&mut self) -> Option<OutboundMessage> {
         self.below.pop_front()
     }
 
     /// Takes the failure of the modules, if there is one.
-    pub fn poll_failure(&mut self) -> Option<Failure> {
+    pub fn poll_failure(&mut self) -> Option<ModuleFailure> {
         self.failure.take()
     }
 
@@ -431,15 +455,15 @@ impl Pipe {
         self.lost += self.turn.take_lost();
         while let Some((side, message, maker)) = self.turn.pop_made() {
             let outcome = match side {
-                Side::Above => self.rise(message),
-                Side::Below | Side::Peer => self.sink(message),
+                ModuleNeighbor::Above => self.rise(message),
+                ModuleNeighbor::Below | ModuleNeighbor::Peer => self.sink(message),
             };
-            if let Err(Breach(why)) = outcome {
+            if let Err(ModuleContractBreach(why)) = outcome {
                 let who = match maker {
                     Some(at) => self.pipeline.title(at.into()),
                     None => "the modules of the other end".to_owned(),
                 };
-                self.fail(Failure { trouble: Trouble::Module, why: format!("{who}: {why}") });
+                self.fail(ModuleFailure { trouble: ModuleFailureCause::Module, why: format!("{who}: {why}") });
             }
         }
         if let Some(failure) = self.turn.failure() {
@@ -449,29 +473,30 @@ impl Pipe {
         if held > HELD_BYTES_MAX {
             let names: Vec<_> = self.pipeline.names().collect();
             let why = format!("{} bytes are held back by {}, more than a credit allows", held, names.join(", "));
-            self.fail(Failure { trouble: Trouble::Peer, why });
+            self.fail(ModuleFailure { trouble: ModuleFailureCause::Peer, why });
         }
     }
 
     /// Passes a message to the class: the head in one frame, the data in the next.
-    fn rise(&mut self, message: module::Message) -> Result<(), Breach> {
-        let module::Message { kind, id, head, payload } = message;
+    fn rise(&mut self, message: module::ModuleMessage) -> Result<(), ModuleContractBreach> {
+        let module::ModuleMessage { kind, id, head, payload } = message;
         let tag = id as u16;
         let kind = match (kind, self.role) {
-            (module::Kind::Request, Role::Exporter) => Kind::Request,
-            (module::Kind::Cancel, Role::Exporter) | (module::Kind::Cancelled, Role::Importer) => Kind::Cancel,
-            (module::Kind::Completion, Role::Importer) => Kind::Reply,
-            (module::Kind::Event, Role::Importer) => Kind::Event,
-            _ => return Err(Breach("it said what its end of a pair does not say")),
+            (module::ModuleMessageKind::Request, ModuleRole::Exporter) => FrameKind::Request,
+            (module::ModuleMessageKind::Cancel, ModuleRole::Exporter)
+            | (module::ModuleMessageKind::Cancelled, ModuleRole::Importer) => FrameKind::Cancel,
+            (module::ModuleMessageKind::Completion, ModuleRole::Importer) => FrameKind::Reply,
+            (module::ModuleMessageKind::Event, ModuleRole::Importer) => FrameKind::Event,
+            _ => return Err(ModuleContractBreach("it said what its end of a pair does not say")),
         };
-        let mut frame = Head::new(kind, self.attachment, tag);
+        let mut frame = FrameHeader::new(kind, self.attachment, tag);
         let mut residence = Payload::Empty;
         match kind {
-            Kind::Reply => {
+            FrameKind::Reply => {
                 if !self.open.remove(&tag) {
-                    return Err(Breach("it answered what nobody asked"));
+                    return Err(ModuleContractBreach("it answered what nobody asked"));
                 }
-                self.envelopes.remove(&(module::Kind::Request.code(), id));
+                self.envelopes.remove(&(module::ModuleMessageKind::Request.code(), id));
                 frame.flags.plain = head.is_empty();
                 frame.flags.timed = self.timed.remove(&tag);
                 residence = self.residences.remove(&tag).unwrap_or_default();
@@ -479,10 +504,10 @@ impl Pipe {
                     residence = vec![0; RESIDENCE_BYTES].into();
                 }
             }
-            Kind::Request => {
+            FrameKind::Request => {
                 // A request that arrived inside another message, as with bundling, counts like one of its own.
                 if !self.with_class.insert(tag) || self.open.len() > REQUESTS_MAX {
-                    return Err(Breach("it asked the device twice"));
+                    return Err(ModuleContractBreach("it asked the device twice"));
                 }
                 if self.open.insert(tag) {
                     self.timed.remove(&tag);
@@ -494,36 +519,36 @@ impl Pipe {
         let first = Payload::joined([residence, head]);
         if first.is_empty() || payload.is_empty() {
             let body = if first.is_empty() { payload } else { first };
-            self.above.push_back(Arrived { head: frame, body });
+            self.above.push_back(ReceivedFrame { head: frame, body });
             return Ok(());
         }
         frame.flags.more = true;
-        self.above.push_back(Arrived { head: frame, body: first });
-        self.above.push_back(Arrived { head: Head::new(Kind::Data, self.attachment, tag), body: payload });
+        self.above.push_back(ReceivedFrame { head: frame, body: first });
+        self.above
+            .push_back(ReceivedFrame { head: FrameHeader::new(FrameKind::Data, self.attachment, tag), body: payload });
         Ok(())
     }
 
-    fn sink(&mut self, message: module::Message) -> Result<(), Breach> {
-        let module::Message { kind, id, head, payload } = message;
+    fn sink(&mut self, message: module::ModuleMessage) -> Result<(), ModuleContractBreach> {
+        let module::ModuleMessage { kind, id, head, payload } = message;
         let (said, tag) = match (kind, self.role) {
-            (module::Kind::Request, Role::Importer) => (Kind::Request, id as u16),
-            (module::Kind::Cancel, Role::Importer) | (module::Kind::Cancelled, Role::Exporter) => {
-                (Kind::Cancel, id as u16)
-            }
-            (module::Kind::Completion, Role::Exporter) => (Kind::Reply, id as u16),
-            (module::Kind::Event, Role::Exporter) => (Kind::Event, id as u16),
-            (module::Kind::Aside(pair), _) => (Kind::Aside, pair.into()),
-            _ => return Err(Breach("it said what its end of a pair does not say")),
+            (module::ModuleMessageKind::Request, ModuleRole::Importer) => (FrameKind::Request, id as u16),
+            (module::ModuleMessageKind::Cancel, ModuleRole::Importer)
+            | (module::ModuleMessageKind::Cancelled, ModuleRole::Exporter) => (FrameKind::Cancel, id as u16),
+            (module::ModuleMessageKind::Completion, ModuleRole::Exporter) => (FrameKind::Reply, id as u16),
+            (module::ModuleMessageKind::Event, ModuleRole::Exporter) => (FrameKind::Event, id as u16),
+            (module::ModuleMessageKind::Aside(pair), _) => (FrameKind::Aside, pair.into()),
+            _ => return Err(ModuleContractBreach("it said what its end of a pair does not say")),
         };
-        let mut frame = Head::new(said, self.attachment, tag);
+        let mut frame = FrameHeader::new(said, self.attachment, tag);
         let mut envelope = self.envelopes.remove(&(kind.code(), id));
-        let mut part = Part::empty();
+        let mut part = ClassPart::empty();
         match said {
-            Kind::Request if envelope.is_none() => return Err(Breach("it asked what nobody asked")),
-            Kind::Request => frame.flags.timed = self.timed.contains(&tag),
-            Kind::Reply => {
+            FrameKind::Request if envelope.is_none() => return Err(ModuleContractBreach("it asked what nobody asked")),
+            FrameKind::Request => frame.flags.timed = self.timed.contains(&tag),
+            FrameKind::Reply => {
                 if !self.open.remove(&tag) && envelope.is_none() {
-                    return Err(Breach("it answered what nobody asked"));
+                    return Err(ModuleContractBreach("it answered what nobody asked"));
                 }
                 frame.flags.timed = self.timed.remove(&tag);
                 let residence = envelope.as_mut().map(|envelope| std::mem::take(&mut envelope.residence));
@@ -535,20 +560,22 @@ impl Pipe {
             _ => {}
         }
         put_head(&mut part, &head, &payload);
-        let flow = Flow(u32::from(self.attachment) << 8);
+        let flow = FlowId(u32::from(self.attachment) << 8);
         let (urgency, flow, done_at) = match envelope {
-            Some(Envelope { urgency, flow, done_at, .. }) => (urgency, flow, done_at.filter(|_| frame.flags.timed)),
-            None => (Urgency::High, flow, None),
+            Some(MessageEnvelope { urgency, flow, done_at, .. }) => {
+                (urgency, flow, done_at.filter(|_| frame.flags.timed))
+            }
+            None => (MessageUrgency::High, flow, None),
         };
-        self.below.push_back(Message { head: frame, part, payload, urgency, flow, done_at });
+        self.below.push_back(OutboundMessage { head: frame, part, payload, urgency, flow, done_at });
         Ok(())
     }
 
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: ModuleFailure) {
         self.has_failed = true;
         self.failure.get_or_insert(failure);
     }
 }
 
 /// How a module's message breaks the contract.
-struct Breach(&'static str);
+struct ModuleContractBreach(&'static str);

@@ -3,23 +3,23 @@
 use std::collections::VecDeque;
 
 use farbus_model::Instant;
-use farbus_model::module::{Offer, Role};
-use farbus_modules::{Beginning, Recipe, Refusal};
-use farbus_wire::native::control::{Cause, Class, End, Open};
+use farbus_model::module::{ModuleOffer, ModuleRole};
+use farbus_modules::{ModuleRefusal, PendingPipeline, PipelineRecipe};
+use farbus_wire::native::control::{AttachmentClass, AttachmentEndCause, AttachmentEndNotice, OpenRequest};
 use farbus_wire::native::modules::{decode_answers, encode_offers};
-use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::native::{FrameKind, LaneSet, OutboundMessage, ReceivedFrame};
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::attachment::Attachment;
-use super::importer::{Attached, Movable};
-use super::pipe::{Pipe, Saved, end_of, place_of};
-use super::timing::Timed;
-use crate::Reject;
+use super::attachment::AttachmentBase;
+use super::importer::{ImporterAttachment, MovableAttachment};
+use super::pipe::{ModulePipe, SavedPipe, end_of, place_of};
+use super::timing::RequestTiming;
+use crate::ProtocolViolation;
 
 /// The modules that an attachment asks for, and where they get random bytes from.
-pub struct Through {
+pub struct RequestedModules {
     /// The modules, in the order in which a request passes them.
-    pub recipe: Recipe,
+    pub recipe: PipelineRecipe,
     /// The source of random bytes.
     pub random: FillOwn,
 }
@@ -28,50 +28,50 @@ pub struct Through {
 pub type FillOwn = Box<dyn FnMut(&mut [u8]) + Send>;
 
 /// The importing end of any class, and the modules between it and the link.
-pub struct Piped<A> {
+pub struct PipedAttachment<A> {
     remote: A,
-    modules: Option<Box<Modules>>,
-    /// The modules of a snapshot, until [`Piped::resume`] restores them.
+    modules: Option<Box<AttachmentModules>>,
+    /// The modules of a snapshot, until [`PipedAttachment::resume`] restores them.
     saved: Option<SavedModules>,
 }
 
 /// Modules as a snapshot has them.
 struct SavedModules {
     attachment: u16,
-    class: Class,
-    pipe: Saved,
+    class: AttachmentClass,
+    pipe: SavedPipe,
 }
 
-struct Modules {
-    through: Through,
+struct AttachmentModules {
+    through: RequestedModules,
     /// The attachment for which the modules were negotiated last.
     attachment: u16,
-    class: Class,
+    class: AttachmentClass,
     /// The time of the current call.
     now: Instant,
-    begun: Option<Beginning>,
+    begun: Option<PendingPipeline>,
     answers: Vec<Vec<u8>>,
     /// Whether the device's description, or what follows it, is still arriving.
     is_opening: bool,
-    pipe: Option<Pipe>,
-    below: VecDeque<Message>,
+    pipe: Option<ModulePipe>,
+    below: VecDeque<OutboundMessage>,
     /// Why the attachment must end, until the class is told.
-    failed: Option<End>,
+    failed: Option<AttachmentEndNotice>,
     /// Whether the class was told.
     is_over: bool,
 }
 
-impl<A> From<A> for Piped<A> {
+impl<A> From<A> for PipedAttachment<A> {
     fn from(remote: A) -> Self {
         Self { remote, modules: None, saved: None }
     }
 }
 
-impl<A: Attached> Piped<A> {
+impl<A: ImporterAttachment> PipedAttachment<A> {
     /// Puts modules between `remote` and the link, if `through` names any.
-    pub fn new(mut remote: A, through: Option<Through>) -> Self {
+    pub fn new(mut remote: A, through: Option<RequestedModules>) -> Self {
         let through = through.filter(|through| !through.recipe.is_empty());
-        let modules = through.map(|through| Box::new(Modules::new(through)));
+        let modules = through.map(|through| Box::new(AttachmentModules::new(through)));
         if modules.is_some() {
             remote.note_modules();
         }
@@ -94,7 +94,7 @@ impl<A: Attached> Piped<A> {
     }
 
     /// The modules; an empty recipe if there are none.
-    pub fn recipe(&self) -> Recipe {
+    pub fn recipe(&self) -> PipelineRecipe {
         self.modules.as_ref().map(|modules| modules.through.recipe.clone()).unwrap_or_default()
     }
 
@@ -107,26 +107,26 @@ impl<A: Attached> Piped<A> {
     pub fn is_at_rest(&self) -> bool {
         let Some(modules) = &self.modules else { return true };
         let pipe = modules.pipe.as_ref().filter(|_| !modules.is_opening && modules.failed.is_none());
-        pipe.is_some_and(Pipe::can_be_saved)
+        pipe.is_some_and(ModulePipe::can_be_saved)
     }
 
     /// Restores the modules of a restored attachment from its snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: `through` names other modules than the snapshot has, or their saved states are not valid.
-    pub fn resume(&mut self, through: Option<Through>) -> Result<(), Reject> {
-        let wrong = |rule| Reject::new("modules", 0, rule);
+    /// [`ProtocolViolation`]: `through` names other modules than the snapshot has, or their saved states are not valid.
+    pub fn resume(&mut self, through: Option<RequestedModules>) -> Result<(), ProtocolViolation> {
+        let wrong = |rule| ProtocolViolation::new("modules", 0, rule);
         let (saved, mut through) = match (self.saved.take(), through.filter(|through| !through.recipe.is_empty())) {
             (None, None) => return Ok(()),
             (Some(saved), Some(through)) => (saved, through),
             _ => return Err(wrong("it goes through what it went through before")),
         };
-        let place = place_of(Role::Importer, saved.class);
+        let place = place_of(ModuleRole::Importer, saved.class);
         let pipeline = through.recipe.restore(&place, saved.pipe.states(), &mut *through.random);
         let pipeline = pipeline.ok_or(wrong("its modules can have stood so"))?;
-        let mut modules = Box::new(Modules::new(through));
+        let mut modules = Box::new(AttachmentModules::new(through));
         (modules.class, modules.attachment) = (saved.class, saved.attachment);
-        modules.pipe = Some(Pipe::resumed(pipeline, Role::Importer, saved.attachment, saved.pipe));
+        modules.pipe = Some(ModulePipe::resumed(pipeline, ModuleRole::Importer, saved.attachment, saved.pipe));
         self.modules = Some(modules);
         self.remote.note_modules();
         Ok(())
@@ -161,16 +161,16 @@ impl<A: Attached> Piped<A> {
                 modules.failed.get_or_insert(pipe.rejected(&reject));
             }
         }
-        if let Some(failure) = modules.pipe.as_mut().and_then(Pipe::poll_failure) {
+        if let Some(failure) = modules.pipe.as_mut().and_then(ModulePipe::poll_failure) {
             modules.failed.get_or_insert(end_of(&failure));
         }
-        if let Some(End { cause, message }) = modules.failed.take()
+        if let Some(AttachmentEndNotice { cause, message }) = modules.failed.take()
             && !std::mem::replace(&mut modules.is_over, true)
         {
             // Sent first: after this the attachment sends nothing more.
             self.remote.close();
             while let Some(said) = self.remote.poll_message() {
-                if said.head.kind == Kind::Close {
+                if said.head.kind == FrameKind::Close {
                     modules.below.push_back(said);
                 }
             }
@@ -180,12 +180,12 @@ impl<A: Attached> Piped<A> {
     }
 }
 
-impl Modules {
-    fn new(through: Through) -> Self {
+impl AttachmentModules {
+    fn new(through: RequestedModules) -> Self {
         Self {
             through,
             attachment: 0,
-            class: Class::USB,
+            class: AttachmentClass::USB,
             now: Instant::ZERO,
             begun: None,
             answers: Vec::new(),
@@ -197,20 +197,21 @@ impl Modules {
         }
     }
 
-    fn refuse(&mut self, refusal: &Refusal) {
-        self.failed.get_or_insert(End { cause: Cause::Module, message: refusal.to_string() });
+    fn refuse(&mut self, refusal: &ModuleRefusal) {
+        self.failed
+            .get_or_insert(AttachmentEndNotice { cause: AttachmentEndCause::Module, message: refusal.to_string() });
     }
 
     /// Asks the exporter for the modules, before the device is opened.
-    fn begin(&mut self, attachment: u16, class: Class) {
+    fn begin(&mut self, attachment: u16, class: AttachmentClass) {
         (self.pipe, self.attachment, self.class) = (None, attachment, class);
         self.answers.clear();
-        let place = place_of(Role::Importer, class);
+        let place = place_of(ModuleRole::Importer, class);
         match self.through.recipe.begin(&place, &mut *self.through.random) {
             Ok(begun) => {
-                let offers: Vec<Offer> = begun.offers().cloned().collect();
+                let offers: Vec<ModuleOffer> = begun.offers().cloned().collect();
                 let part = encode_offers(&offers).into();
-                self.below.push_back(Message::control(Kind::Modules, attachment, 0, part));
+                self.below.push_back(OutboundMessage::control(FrameKind::Modules, attachment, 0, part));
                 self.begun = Some(begun);
             }
             Err(refusal) => self.refuse(&refusal),
@@ -221,18 +222,19 @@ impl Modules {
     fn open(&mut self, attachment: u16) {
         let Some(begun) = &self.begun else { return };
         match begun.finish(&std::mem::take(&mut self.answers)) {
-            Ok(pipeline) => self.pipe = Some(Pipe::new(pipeline, Role::Importer, attachment)),
+            Ok(pipeline) => self.pipe = Some(ModulePipe::new(pipeline, ModuleRole::Importer, attachment)),
             Err(refusal) => self.refuse(&refusal),
         }
     }
 
-    fn say(&mut self, message: Message) {
+    fn say(&mut self, message: OutboundMessage) {
         match (message.head.kind, &mut self.pipe) {
-            (Kind::Open | Kind::Inherit, _) => {
+            (FrameKind::Open | FrameKind::Inherit, _) => {
                 // The request of a successor has its version first.
                 let words: &[u8] = &message.part;
-                let words = if message.head.kind == Kind::Inherit { words.get(8..).unwrap_or_default() } else { words };
-                let class = Open::decode(words).map(|open| open.class).expect("our own class says it so");
+                let words =
+                    if message.head.kind == FrameKind::Inherit { words.get(8..).unwrap_or_default() } else { words };
+                let class = OpenRequest::decode(words).map(|open| open.class).expect("our own class says it so");
                 self.begin(message.head.attachment, class);
                 self.below.push_back(message);
             }
@@ -242,40 +244,47 @@ impl Modules {
     }
 }
 
-impl<A: Attached> Attached for Piped<A> {
+impl<A: ImporterAttachment> ImporterAttachment for PipedAttachment<A> {
     type Done = A::Done;
 
     fn unwritten_bytes(&self) -> u64 {
         self.remote.unwritten_bytes()
     }
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         self.remote.attachment()
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         self.remote.attachment_mut()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut Self::Done,
+    ) -> Result<(), ProtocolViolation> {
         let Some(modules) = &mut self.modules else { return self.remote.handle_arrived(now, arrived, done) };
         modules.now = now;
-        let Arrived { head, body } = &arrived;
+        let ReceivedFrame { head, body } = &arrived;
         // The class knows already why the attachment ended.
         if modules.is_over {
             return Ok(());
         }
         match head.kind {
-            Kind::Modules => modules.answers = decode_answers(&body.contiguous())?,
-            Kind::Reply | Kind::Cancel | Kind::Event | Kind::Aside | Kind::Data if !modules.is_opening => {
-                let unknown = Reject::new("kind", head.kind.code().into(), "a device is opened first");
+            FrameKind::Modules => modules.answers = decode_answers(&body.contiguous())?,
+            FrameKind::Reply | FrameKind::Cancel | FrameKind::Event | FrameKind::Aside | FrameKind::Data
+                if !modules.is_opening =>
+            {
+                let unknown = ProtocolViolation::new("kind", head.kind.code().into(), "a device is opened first");
                 modules.pipe.as_mut().ok_or(unknown)?.handle_arrived(now, arrived)?;
             }
-            Kind::Identity | Kind::Lease | Kind::Retire | Kind::Descriptors => {
+            FrameKind::Identity | FrameKind::Lease | FrameKind::Retire | FrameKind::Descriptors => {
                 self.remote.handle_arrived(now, arrived, done)?
             }
             kind => {
-                if kind == Kind::Opened {
+                if kind == FrameKind::Opened {
                     modules.open(head.attachment);
                 }
                 modules.is_opening = head.flags.more;
@@ -295,14 +304,14 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.handle_renewed(now, done);
     }
 
-    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, done: &mut Self::Done) {
         self.remote.handle_over(cause, message, done);
     }
 
-    fn poll_message(&mut self) -> Option<Message> {
+    fn poll_message(&mut self) -> Option<OutboundMessage> {
         let Some(modules) = &mut self.modules else { return self.remote.poll_message() };
         loop {
-            let made = modules.below.pop_front().or_else(|| modules.pipe.as_mut().and_then(Pipe::poll_below));
+            let made = modules.below.pop_front().or_else(|| modules.pipe.as_mut().and_then(ModulePipe::poll_below));
             if made.is_some() {
                 return made;
             }
@@ -312,11 +321,11 @@ impl<A: Attached> Attached for Piped<A> {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let modules = self.modules.as_ref().filter(|modules| !modules.is_over)?;
-        let has_heard = modules.pipe.as_ref().is_some_and(Pipe::has_above);
+        let has_heard = modules.pipe.as_ref().is_some_and(ModulePipe::has_above);
         if modules.failed.is_some() || has_heard {
             return Some(Instant::ZERO);
         }
-        modules.pipe.as_ref().and_then(Pipe::poll_timeout)
+        modules.pipe.as_ref().and_then(ModulePipe::poll_timeout)
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Self::Done) {
@@ -328,7 +337,7 @@ impl<A: Attached> Attached for Piped<A> {
         self.settle(done);
     }
 
-    fn poll_timed(&mut self) -> Option<Timed> {
+    fn poll_timed(&mut self) -> Option<RequestTiming> {
         self.remote.poll_timed()
     }
 
@@ -360,7 +369,7 @@ impl<A: Attached> Attached for Piped<A> {
     }
 }
 
-impl<A: Movable> Movable for Piped<A> {
+impl<A: MovableAttachment> MovableAttachment for PipedAttachment<A> {
     fn come_to_rest(&mut self) {
         if let Some(modules) = &mut self.modules
             && let Some(pipe) = &mut modules.pipe
@@ -370,11 +379,11 @@ impl<A: Movable> Movable for Piped<A> {
     }
 
     /// Leaves out modules that cannot be saved now; the other process then refuses the snapshot.
-    fn save(&self, to: &mut Writer) {
+    fn save(&self, to: &mut SnapshotWriter) {
         to.flag(self.modules.is_some());
         if let Some(modules) = &self.modules {
             let pipe = modules.pipe.as_ref().filter(|_| !modules.is_opening && modules.failed.is_none());
-            let mut saved = Writer::part();
+            let mut saved = SnapshotWriter::part();
             let is_saved = pipe.is_some_and(|pipe| pipe.save(&mut saved).is_some());
             to.flag(is_saved);
             if is_saved {
@@ -386,16 +395,16 @@ impl<A: Movable> Movable for Piped<A> {
         self.remote.save(to);
     }
 
-    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let mut saved = None;
         if from.flag("modules")? {
             if !from.flag("modules at rest")? {
-                return Err(Reject::new("modules", 0, "they were at rest"));
+                return Err(ProtocolViolation::new("modules", 0, "they were at rest"));
             }
-            let (attachment, class) = (from.u16("attachment")?, Class(from.u8("class")?));
+            let (attachment, class) = (from.u16("attachment")?, AttachmentClass(from.u8("class")?));
             let bytes = from.part("modules")?;
             let mut part = bytes.reader();
-            let pipe = Saved::restore(&mut part)?;
+            let pipe = SavedPipe::restore(&mut part)?;
             part.end("modules")?;
             saved = Some(SavedModules { attachment, class, pipe });
         }

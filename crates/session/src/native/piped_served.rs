@@ -1,50 +1,51 @@
 //! The exporting end of an attachment of any class, with the modules between it and the link.
 
-use farbus_model::module::Role;
-use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_modules::Pipeline;
+use farbus_model::module::ModuleRole;
+use farbus_model::{BufferPool, Instant, OwnerCommand, OwnerCommandError, ReadinessSource};
+use farbus_modules::ModulePipeline;
 use farbus_modules::cost::PIPELINE_BYTES;
-use farbus_wire::native::control::{Credit, End};
+use farbus_wire::native::control::{AttachmentCredit, AttachmentEndNotice};
 use farbus_wire::native::descriptors::NamedDescriptor;
-use farbus_wire::native::{Arrived, Head, Kind, LaneLimits, Lanes};
+use farbus_wire::native::{FrameHeader, FrameKind, LaneArray, LaneLimits, ReceivedFrame};
 
-use super::pipe::{Pipe, Saved, end_of};
-use super::served::{Migration, Served, Unmovable};
-use crate::Reject;
-use crate::snapshot::Writer;
+use super::pipe::{ModulePipe, SavedPipe, end_of};
+use super::served::{DeviceMigration, ServedExport, UnmovableError};
+use crate::ProtocolViolation;
+use crate::snapshot::SnapshotWriter;
 
 /// The exporting end of any class, behind modules. It can be saved if all of its modules can. The other process
 /// restores the class's end as if it had no modules, and then puts this around it.
 pub struct PipedServed {
     attachment: u16,
-    served: Box<dyn Served>,
-    pipe: Pipe,
+    served: Box<dyn ServedExport>,
+    pipe: ModulePipe,
     /// What the class sent and the modules have not seen yet. It has no link.
-    inner: Lanes,
-    end: Option<End>,
+    inner: LaneArray,
+    end: Option<AttachmentEndNotice>,
     /// Whether modules must keep nothing back, because a snapshot is about to be taken.
     is_resting: bool,
 }
 
 impl PipedServed {
     /// Puts `served`, which is attachment `attachment`, behind `pipeline`.
-    pub fn new(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline) -> Self {
-        Self::over(attachment, served, Pipe::new(pipeline, Role::Exporter, attachment))
+    pub fn new(attachment: u16, served: Box<dyn ServedExport>, pipeline: ModulePipeline) -> Self {
+        Self::over(attachment, served, ModulePipe::new(pipeline, ModuleRole::Exporter, attachment))
     }
 
-    fn over(attachment: u16, served: Box<dyn Served>, pipe: Pipe) -> Self {
-        let inner = Lanes::new(LaneLimits { receive_bytes: 0, first_receive_bytes: 0, unacknowledged_bytes_max: 0 });
+    fn over(attachment: u16, served: Box<dyn ServedExport>, pipe: ModulePipe) -> Self {
+        let inner =
+            LaneArray::new(LaneLimits { receive_bytes: 0, first_receive_bytes: 0, unacknowledged_bytes_max: 0 });
         Self { attachment, served, pipe, inner, end: None, is_resting: false }
     }
 
-    /// Puts the restored `served` behind the restored `pipeline`. `saved` is what [`Served::save_modules`] wrote,
+    /// Puts the restored `served` behind the restored `pipeline`. `saved` is what [`ServedExport::save_modules`] wrote,
     /// without the states of the modules.
-    pub fn resumed(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline, saved: Saved) -> Self {
-        Self::over(attachment, served, Pipe::resumed(pipeline, Role::Exporter, attachment, saved))
+    pub fn resumed(attachment: u16, served: Box<dyn ServedExport>, pipeline: ModulePipeline, saved: SavedPipe) -> Self {
+        Self::over(attachment, served, ModulePipe::resumed(pipeline, ModuleRole::Exporter, attachment, saved))
     }
 
     /// Moves messages between class, modules and link until none can move.
-    fn settle(&mut self, now: Instant, lanes: &mut Lanes) -> Result<(), Reject> {
+    fn settle(&mut self, now: Instant, lanes: &mut LaneArray) -> Result<(), ProtocolViolation> {
         loop {
             while let Some(message) = self.pipe.poll_below() {
                 lanes.send(message);
@@ -52,9 +53,9 @@ impl PipedServed {
             let lost = self.pipe.take_lost();
             if lost > 0 {
                 // For the class this is a grant of the importer.
-                let head = Head::new(Kind::Grant, self.attachment, 0);
+                let head = FrameHeader::new(FrameKind::Grant, self.attachment, 0);
                 let body = lost.to_le_bytes().to_vec().into();
-                self.served.handle_arrived(now, Arrived { head, body }, &mut self.inner)?;
+                self.served.handle_arrived(now, ReceivedFrame { head, body }, &mut self.inner)?;
             } else if let Some(message) = self.inner.poll_message() {
                 self.pipe.say(now, message);
             } else if let Some(arrived) = self.pipe.poll_above().filter(|_| self.end.is_none()) {
@@ -73,7 +74,7 @@ impl PipedServed {
 
     /// [`PipedServed::settle`] where the peer sent nothing. If a module gave the class a message that no importer sends,
     /// only the attachment ends: a module is at fault, not the session.
-    fn flush(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn flush(&mut self, now: Instant, lanes: &mut LaneArray) {
         if let Err(reject) = self.settle(now, lanes) {
             let end = self.pipe.rejected(&reject);
             self.end.get_or_insert(end);
@@ -81,8 +82,8 @@ impl PipedServed {
     }
 }
 
-impl Served for PipedServed {
-    fn credit(&self) -> Credit {
+impl ServedExport for PipedServed {
+    fn credit(&self) -> AttachmentCredit {
         self.served.credit()
     }
 
@@ -108,19 +109,26 @@ impl Served for PipedServed {
         self.served.named_descriptors()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        lanes: &mut LaneArray,
+    ) -> Result<(), ProtocolViolation> {
         if self.end.is_some() {
             return Ok(());
         }
         match arrived.head.kind {
-            Kind::Request | Kind::Data | Kind::Cancel | Kind::Aside => self.pipe.handle_arrived(now, arrived)?,
+            FrameKind::Request | FrameKind::Data | FrameKind::Cancel | FrameKind::Aside => {
+                self.pipe.handle_arrived(now, arrived)?
+            }
             _ => self.served.handle_arrived(now, arrived, &mut self.inner)?,
         }
         self.flush(now, lanes);
         Ok(())
     }
 
-    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut LaneArray) {
         self.pipe.handle_timeout(now);
         self.served.handle_ready(now, &mut self.inner);
         self.flush(now, lanes);
@@ -133,7 +141,7 @@ impl Served for PipedServed {
         [self.served.poll_timeout(), self.pipe.poll_timeout()].into_iter().flatten().min()
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.served.readiness()
     }
 
@@ -141,7 +149,12 @@ impl Served for PipedServed {
         self.end.is_none() && self.served.is_idle() && self.pipe.is_at_rest()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        lanes: &mut LaneArray,
+    ) -> Result<(), OwnerCommandError> {
         let result = self.served.command(now, command, &mut self.inner);
         self.flush(now, lanes);
         result
@@ -151,11 +164,11 @@ impl Served for PipedServed {
         self.served.pool_mut()
     }
 
-    fn poll_end(&mut self) -> Option<End> {
+    fn poll_end(&mut self) -> Option<AttachmentEndNotice> {
         self.served.poll_end().or_else(|| self.end.clone())
     }
 
-    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+    fn hand_over(self: Box<Self>, now: Instant, migration: DeviceMigration) -> bool {
         self.served.hand_over(now, migration)
     }
 
@@ -163,7 +176,7 @@ impl Served for PipedServed {
         self.served.finish(now);
     }
 
-    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut LaneArray) {
         self.is_resting = true;
         self.served.come_to_rest(now, &mut self.inner);
         self.flush(now, lanes);
@@ -173,16 +186,16 @@ impl Served for PipedServed {
         self.served.is_at_rest() && self.pipe.can_be_saved()
     }
 
-    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    fn save(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         self.served.save(to)
     }
 
-    fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    fn save_modules(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         let pipe = Some(&self.pipe).filter(|_| self.end.is_none());
-        pipe.and_then(|pipe| pipe.save(to)).ok_or(Unmovable)
+        pipe.and_then(|pipe| pipe.save(to)).ok_or(UnmovableError)
     }
 
-    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn go_on(&mut self, now: Instant, lanes: &mut LaneArray) {
         self.is_resting = false;
         self.served.go_on(now, &mut self.inner);
         self.flush(now, lanes);

@@ -3,36 +3,38 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Extents, Instant, Pieces,
-    StoreError,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp, BlockRequest, CompletionQueue, ExtentList,
+    Instant, PayloadAssembler, StoreError,
 };
-use farbus_wire::native::block::{self, Description};
-use farbus_wire::native::control::{Cause, End, MIGRATION_STATE_NAME_BYTES, Open, Opened};
-use farbus_wire::native::frame::{Head, Residence};
+use farbus_wire::native::block::{self, BlockDescription};
+use farbus_wire::native::control::{
+    AttachmentEndCause, AttachmentEndNotice, MIGRATION_STATE_NAME_BYTES, OpenReply, OpenRequest,
+};
+use farbus_wire::native::frame::{FrameHeader, ResidenceTimes};
 use farbus_wire::native::lanes::{split_tag, tag_of};
-use farbus_wire::native::reserve::Reservation;
-use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Urgency};
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::native::reserve::ReservationTerms;
+use farbus_wire::native::{FlowId, FrameKind, LaneSet, MessageUrgency, OutboundMessage, ReceivedFrame};
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::attachment::{Attachment, Heard, State};
-use super::importer::{Attached, Movable};
-use super::retained::{Change, Retained, is_retained};
-use super::slots::Slots;
-use super::spread::{Loads, REQUESTS_MAX};
-use super::timing::{Timed, Timing, split_residence};
-use crate::Reject;
+use super::attachment::{AttachmentBase, AttachmentState, FrameMeaning};
+use super::importer::{ImporterAttachment, MovableAttachment};
+use super::retained::{RetainedChange, RetainedChanges, is_retained};
+use super::slots::TagSlots;
+use super::spread::{LaneLoads, REQUESTS_MAX};
+use super::timing::{RequestTiming, TimingSampler, split_residence};
+use crate::ProtocolViolation;
 
 /// A disk migrates without migration state.
 const NO_MIGRATION_STATE: [u8; MIGRATION_STATE_NAME_BYTES] = [0; MIGRATION_STATE_NAME_BYTES];
-/// The most bytes of an [`Opened`]: many more than a disk's description has.
+/// The most bytes of an [`OpenReply`]: many more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
 
 /// A block device on another host. Creating it opens it; requests wait until the exporter has answered.
 #[derive(Debug)]
 pub struct RemoteBlock {
-    attachment: Attachment,
-    description: Option<Description>,
-    slots: Slots<Flight>,
+    attachment: AttachmentBase,
+    description: Option<BlockDescription>,
+    slots: TagSlots<RemoteBlockRequest>,
     bytes: u64,
     /// Requests without credit, or from before the device was opened.
     held: VecDeque<BlockInFlight>,
@@ -50,19 +52,19 @@ pub struct RemoteBlock {
     /// Answered writes may be lost: the next flush reports it.
     is_undurable: bool,
     /// Those changes whose data is still here.
-    retained: Retained,
+    retained: RetainedChanges,
     /// Bytes of the writes that were not answered when it ended.
     unwritten_bytes: u64,
     /// How many of the requests in flight are retained changes that are written again.
     rewriting: usize,
-    timing: Timing,
-    loads: Loads,
+    timing: TimingSampler,
+    loads: LaneLoads,
     /// Whether modules may change what the exporter says.
     is_through_modules: bool,
 }
 
 #[derive(Debug)]
-struct Flight {
+struct RemoteBlockRequest {
     request: BlockInFlight,
     /// The lane that it uses.
     lane: u8,
@@ -74,30 +76,30 @@ struct Flight {
     has_begun: bool,
     /// For an answered write that is written again: its number among those.
     again: Option<u64>,
-    data: Pieces,
+    data: PayloadAssembler,
     missing: u32,
     /// `None` if that was in another process, which had another clock.
     submitted: Option<Instant>,
     is_timed: bool,
     /// The beginning of its reply, whose data may be in further frames.
-    residence: Option<Residence>,
+    residence: Option<ResidenceTimes>,
 }
 
 impl RemoteBlock {
     /// Opens a device as `number`, a number that the session does not use.
-    pub fn new(number: u16, open: Open) -> Self {
-        Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
+    pub fn new(number: u16, open: OpenRequest) -> Self {
+        Self::over(AttachmentBase::new(number, open, OPENED_BYTES_MAX))
     }
 
     /// Waits for a device that another host hands over to this one. It is open when the exporter has described it:
     /// reads are answered; all other requests wait for the handover.
-    pub fn successor(number: u16, open: Open) -> Self {
-        Self::over(Attachment::inheriting(number, open, OPENED_BYTES_MAX, NO_MIGRATION_STATE))
+    pub fn successor(number: u16, open: OpenRequest) -> Self {
+        Self::over(AttachmentBase::inheriting(number, open, OPENED_BYTES_MAX, NO_MIGRATION_STATE))
     }
 
     /// As [`RemoteBlock::new`]; the exporter reserves this first, or does not open the device.
-    pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
-        Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
+    pub fn reserving(number: u16, open: OpenRequest, reservation: ReservationTerms) -> Self {
+        Self::over(AttachmentBase::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
 
     /// The same; its exporter is told before that the disk is overwritten: it then opens one that this host moved away
@@ -107,11 +109,11 @@ impl RemoteBlock {
         Self { attachment: self.attachment.overwriting(), ..self }
     }
 
-    fn over(attachment: Attachment) -> Self {
+    fn over(attachment: AttachmentBase) -> Self {
         Self {
             attachment,
             description: None,
-            slots: Slots::default(),
+            slots: TagSlots::default(),
             bytes: 0,
             held: VecDeque::new(),
             is_still: false,
@@ -121,11 +123,11 @@ impl RemoteBlock {
             answered: 0,
             flushed: 0,
             is_undurable: false,
-            retained: Retained::default(),
+            retained: RetainedChanges::default(),
             unwritten_bytes: 0,
             rewriting: 0,
-            timing: Timing::default(),
-            loads: Loads::default(),
+            timing: TimingSampler::default(),
+            loads: LaneLoads::default(),
             is_through_modules: false,
         }
     }
@@ -185,7 +187,7 @@ impl RemoteBlock {
             && self.has_credit(cost(&change.request))
             && !self.slots.iter().any(|(_, flight)| change.overlaps(&flight.request))
         {
-            let Some(Change { request, order, number }) = self.retained.take_next() else { return };
+            let Some(RetainedChange { request, order, number }) = self.retained.take_next() else { return };
             self.rewriting += 1;
             let lane = if self.loads.is_first_alone() { 0 } else { self.loads.least() };
             let tag = self.begin(now, request.launch(), lane);
@@ -208,14 +210,14 @@ impl RemoteBlock {
         let covers = if request.op == BlockOp::Flush { self.answered } else { 0 };
         let is_timed = self.timing.is_due(now);
         let missing = self.expected_bytes(&request);
-        let flight = Flight {
+        let flight = RemoteBlockRequest {
             request,
             lane,
             order,
             covers,
             has_begun: false,
             again: None,
-            data: Pieces::default(),
+            data: PayloadAssembler::default(),
             missing,
             submitted: Some(now),
             is_timed,
@@ -239,7 +241,7 @@ impl RemoteBlock {
 
     fn say(&mut self, tag: u16) {
         let flight = self.slots.get_mut(tag).expect("it was put there");
-        let mut head = Head::new(Kind::Request, self.attachment.number(), tag_of(flight.lane, tag));
+        let mut head = FrameHeader::new(FrameKind::Request, self.attachment.number(), tag_of(flight.lane, tag));
         head.flags.timed = flight.is_timed;
         // Reads do not wait behind writes.
         let line = if flight.request.payload.is_empty() { 0 } else { 1 };
@@ -256,42 +258,47 @@ impl RemoteBlock {
             }
             _ => block::request_part(&flight.request),
         };
-        self.attachment.say(Message {
+        self.attachment.say(OutboundMessage {
             head,
             part,
             payload: flight.request.payload.clone(),
-            urgency: Urgency::Low,
-            flow: Flow(u32::from(self.attachment.number()) << 8 | line),
+            urgency: MessageUrgency::Low,
+            flow: FlowId(u32::from(self.attachment.number()) << 8 | line),
             done_at: None,
         });
     }
 
     /// Handles what is the same for all classes.
-    fn hear(&mut self, now: Instant, arrived: Arrived, done: &mut Completions<BlockDone>) -> Result<(), Reject> {
+    fn hear(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), ProtocolViolation> {
         // After a handover to this host no earlier request is sent again: the exporter answers those first, or passes
         // them to the device.
         let was_shown = self.attachment.is_expected() && self.attachment.is_open();
         match self.attachment.handle_arrived(now, arrived)? {
-            Heard::Opened(opened) => self.handle_opened(now, &opened, was_shown, done),
-            Heard::Ended(end) => {
+            FrameMeaning::Opened(opened) => self.handle_opened(now, &opened, was_shown, done),
+            FrameMeaning::Ended(end) => {
                 self.fail_all(error_of(end.cause), done);
                 Ok(())
             }
-            Heard::Own(_) | Heard::Part => Ok(()),
+            FrameMeaning::Own(_) | FrameMeaning::Part => Ok(()),
         }
     }
 
     fn handle_opened(
         &mut self,
         now: Instant,
-        opened: &Opened,
+        opened: &OpenReply,
         is_ours_now: bool,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), Reject> {
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), ProtocolViolation> {
         // A handover to another host has failed.
         (self.is_still, self.owed) = (false, 0);
         self.openings += 1;
-        let mut description = Description::decode(&opened.info)?;
+        let mut description = BlockDescription::decode(&opened.info)?;
         // What is a hole on the medium need not read as zeros after a module.
         description.maps &= !self.is_through_modules;
         if let Some(before) = &self.description {
@@ -309,16 +316,21 @@ impl RemoteBlock {
         Ok(())
     }
 
-    fn end_as_another(&mut self, before: Description, now: Description, done: &mut Completions<BlockDone>) {
+    fn end_as_another(
+        &mut self,
+        before: BlockDescription,
+        now: BlockDescription,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
         let (had, has) = (before.info.size_bytes, now.info.size_bytes);
         let message = format!("the disk is another one: it had {had} bytes and has {has}");
-        self.attachment.end(End { cause: Cause::Gone, message });
-        self.fail_all(error_of(Cause::Gone), done);
+        self.attachment.end(AttachmentEndNotice { cause: AttachmentEndCause::Gone, message });
+        self.fail_all(error_of(AttachmentEndCause::Gone), done);
     }
 
     /// The exporter had lost the session, and the device is open again: sends the requests in flight again. Before that
     /// it writes again what the exporter has lost, as far as the data is here.
-    fn come_back(&mut self, before: Description, now: Description) {
+    fn come_back(&mut self, before: BlockDescription, now: BlockDescription) {
         let flights = self.take_flights();
         // A kernel tells one process, once, that it could not write. If it told the process that is gone, the next
         // flush succeeds, and what is written again is what it covers.
@@ -338,13 +350,13 @@ impl RemoteBlock {
         self.bytes = 0;
         self.loads.clear();
         self.rewriting = 0;
-        let mut flights: Vec<Flight> = self.slots.take_all().map(|(_, flight)| flight).collect();
+        let mut flights: Vec<RemoteBlockRequest> = self.slots.take_all().map(|(_, flight)| flight).collect();
         flights.sort_unstable_by_key(|flight| flight.order);
-        let (again, flights): (Vec<Flight>, Vec<Flight>) =
+        let (again, flights): (Vec<RemoteBlockRequest>, Vec<RemoteBlockRequest>) =
             flights.into_iter().partition(|flight| flight.again.is_some());
-        self.retained.put_back(again.into_iter().map(|Flight { request, order, again, .. }| {
+        self.retained.put_back(again.into_iter().map(|RemoteBlockRequest { request, order, again, .. }| {
             let number = again.expect("these are written again");
-            Change { request: request.recall(), order, number }
+            RetainedChange { request: request.recall(), order, number }
         }));
         flights.into_iter().map(|flight| flight.request).collect()
     }
@@ -352,18 +364,22 @@ impl RemoteBlock {
     fn handle_reply(
         &mut self,
         now: Instant,
-        arrived: Arrived,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), Reject> {
-        let Head { kind, flags, .. } = arrived.head;
+        arrived: ReceivedFrame,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) -> Result<(), ProtocolViolation> {
+        let FrameHeader { kind, flags, .. } = arrived.head;
         let (lane, tag) = split_tag(arrived.head.tag);
         let Some(flight) = self.slots.get_mut(tag).filter(|flight| flight.lane == lane) else {
-            return Err(Reject::new("tag", tag.into(), "a reply answers a request"));
+            return Err(ProtocolViolation::new("tag", tag.into(), "a reply answers a request"));
         };
         let mut body = arrived.body;
-        if kind == Kind::Reply {
+        if kind == FrameKind::Reply {
             if flight.has_begun || flags.timed != flight.is_timed {
-                return Err(Reject::new("tag", tag.into(), "a request is answered once, and timed if it was to be"));
+                return Err(ProtocolViolation::new(
+                    "tag",
+                    tag.into(),
+                    "a request is answered once, and timed if it was to be",
+                ));
             }
             if flags.timed {
                 flight.residence = Some(split_residence(&mut body)?);
@@ -374,10 +390,11 @@ impl RemoteBlock {
                 return Ok(());
             }
         } else if !flight.has_begun {
-            return Err(Reject::new("tag", tag.into(), "data goes on with what was begun"));
+            return Err(ProtocolViolation::new("tag", tag.into(), "data goes on with what was begun"));
         }
         let left = (flight.missing as usize).checked_sub(body.len());
-        let wrong = || Reject::new("data", body.len() as u64, "a read brings as many bytes as were asked for");
+        let wrong =
+            || ProtocolViolation::new("data", body.len() as u64, "a read brings as many bytes as were asked for");
         flight.missing = left.ok_or_else(wrong)? as u32;
         if flags.more != (flight.missing > 0) {
             return Err(wrong());
@@ -390,8 +407,14 @@ impl RemoteBlock {
         Ok(())
     }
 
-    fn end(&mut self, now: Instant, tag: u16, result: Result<(), StoreError>, done: &mut Completions<BlockDone>) {
-        let Flight { request, lane, order, data, submitted, covers, again, residence, .. } =
+    fn end(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        result: Result<(), StoreError>,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
+        let RemoteBlockRequest { request, lane, order, data, submitted, covers, again, residence, .. } =
             self.slots.remove(tag).expect("it is in flight");
         self.bytes -= cost(&request);
         self.loads.remove(lane, cost(&request));
@@ -402,7 +425,7 @@ impl RemoteBlock {
             self.rewriting -= 1;
             let request = request.recall();
             match result {
-                Ok(()) => self.retained.keep(Change { request, order, number }),
+                Ok(()) => self.retained.keep(RetainedChange { request, order, number }),
                 Err(_) => self.is_undurable = true,
             }
             return self.release(now);
@@ -414,14 +437,14 @@ impl RemoteBlock {
             Ok(()) => {
                 if is_retained(request.op) {
                     self.answered += u64::from(!request.is_durable);
-                    self.retained.keep(Change { request: (*request).clone(), order, number: self.answered });
+                    self.retained.keep(RetainedChange { request: (*request).clone(), order, number: self.answered });
                 } else if request.op == BlockOp::Flush {
                     self.flushed = self.flushed.max(covers);
                     self.retained.flushed(self.flushed);
                 }
                 let data = data.into_payload();
                 match request.op {
-                    BlockOp::Map if Extents::read(&data, request.length).is_none() => request.answer_all_data(),
+                    BlockOp::Map if ExtentList::read(&data, request.length).is_none() => request.answer_all_data(),
                     _ => request.answer(data),
                 }
             }
@@ -430,13 +453,13 @@ impl RemoteBlock {
         self.release(now);
     }
 
-    fn fail_all(&mut self, error: StoreError, done: &mut Completions<BlockDone>) {
+    fn fail_all(&mut self, error: StoreError, done: &mut CompletionQueue<BlockCompletion>) {
         let flights = self.take_flights();
         let writes = |request: &&BlockInFlight| request.op == BlockOp::Write;
         let unwritten = flights.iter().chain(&self.held).filter(writes).map(|request| u64::from(request.length));
         self.unwritten_bytes += unwritten.sum::<u64>();
         flights.into_iter().chain(self.held.drain(..)).for_each(|request| done.push(request.fail(error)));
-        self.retained = Retained::without(self.answered);
+        self.retained = RetainedChanges::without(self.answered);
     }
 }
 
@@ -449,7 +472,7 @@ fn asks_only(op: BlockOp) -> bool {
 fn cost(request: &BlockRequest) -> u64 {
     match request.op {
         BlockOp::Read | BlockOp::Write => request.length.into(),
-        BlockOp::Map => Extents::BYTES as u64,
+        BlockOp::Map => ExtentList::BYTES as u64,
         BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
     }
 }
@@ -461,10 +484,10 @@ impl BlockDevice for RemoteBlock {
         &self.description.as_ref().expect("a device is used once it is open").info
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         match self.attachment.state() {
-            State::Ended(end) => done.push(request.fail(error_of(end.cause))),
-            State::Open => match self.info().check(&request) {
+            AttachmentState::Ended(end) => done.push(request.fail(error_of(end.cause))),
+            AttachmentState::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
                 Ok(()) if request.op == BlockOp::Map && !self.maps() => done.push(request.answer_all_data()),
                 Ok(()) => match self.lane_for(&request).filter(|_| self.may_start(&request)) {
@@ -472,7 +495,7 @@ impl BlockDevice for RemoteBlock {
                     None => self.hold(request),
                 },
             },
-            State::Opening => match self.description.as_ref().map_or(Ok(()), |it| it.info.check(&request)) {
+            AttachmentState::Opening => match self.description.as_ref().map_or(Ok(()), |it| it.info.check(&request)) {
                 Err(error) => done.push(request.fail(error)),
                 Ok(()) => self.hold(request),
             },
@@ -528,44 +551,51 @@ impl RemoteBlock {
     }
 }
 
-fn error_of(cause: Cause) -> StoreError {
+fn error_of(cause: AttachmentEndCause) -> StoreError {
     match cause {
-        Cause::Network => StoreError::Lost,
-        Cause::Device | Cause::Module => StoreError::Medium,
-        Cause::Asked
-        | Cause::Refused
-        | Cause::Gone
-        | Cause::Busy
-        | Cause::Stale
-        | Cause::Class
-        | Cause::Reservation => StoreError::Gone,
+        AttachmentEndCause::Network => StoreError::Lost,
+        AttachmentEndCause::Device | AttachmentEndCause::Module => StoreError::Medium,
+        AttachmentEndCause::Asked
+        | AttachmentEndCause::Refused
+        | AttachmentEndCause::Gone
+        | AttachmentEndCause::Busy
+        | AttachmentEndCause::Stale
+        | AttachmentEndCause::Class
+        | AttachmentEndCause::Reservation => StoreError::Gone,
     }
 }
 
-impl Attached for RemoteBlock {
-    type Done = Completions<BlockDone>;
+impl ImporterAttachment for RemoteBlock {
+    type Done = CompletionQueue<BlockCompletion>;
 
     fn unwritten_bytes(&self) -> u64 {
         self.unwritten_bytes
     }
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         &self.attachment
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         &mut self.attachment
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut Self::Done,
+    ) -> Result<(), ProtocolViolation> {
         let kind = arrived.head.kind;
         match kind {
             // An answer on another lane may arrive after the end.
-            Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
+            FrameKind::Reply | FrameKind::Data if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
-            Kind::Data if self.attachment.is_arriving() => self.hear(now, arrived, done),
-            Kind::Reply | Kind::Data => self.handle_reply(now, arrived, done),
-            Kind::Cancel => Err(Reject::new("kind", kind.code().into(), "an exporter does not say that of a disk")),
+            FrameKind::Data if self.attachment.is_arriving() => self.hear(now, arrived, done),
+            FrameKind::Reply | FrameKind::Data => self.handle_reply(now, arrived, done),
+            FrameKind::Cancel => {
+                Err(ProtocolViolation::new("kind", kind.code().into(), "an exporter does not say that of a disk"))
+            }
             _ => self.hear(now, arrived, done),
         }
     }
@@ -574,12 +604,12 @@ impl Attached for RemoteBlock {
         self.attachment.handle_renewed();
     }
 
-    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, done: &mut Self::Done) {
         self.attachment.handle_over(cause, message);
         self.fail_all(error_of(cause), done);
     }
 
-    fn poll_timed(&mut self) -> Option<Timed> {
+    fn poll_timed(&mut self) -> Option<RequestTiming> {
         self.timing.take()
     }
 
@@ -600,7 +630,7 @@ impl Attached for RemoteBlock {
 
     fn discard(&mut self, _now: Instant, done: &mut Self::Done) -> usize {
         let before = done.len();
-        self.fail_all(error_of(Cause::Asked), done);
+        self.fail_all(error_of(AttachmentEndCause::Asked), done);
         done.len() - before
     }
 
@@ -615,15 +645,15 @@ impl Attached for RemoteBlock {
     fn migrate(&mut self, successor: [u8; 32]) {
         self.attachment.migrate(successor, Vec::new());
         // The next user may overwrite what was written here, so none of it is written again.
-        self.retained = Retained::without(self.answered);
+        self.retained = RetainedChanges::without(self.answered);
     }
 }
 
-impl Movable for RemoteBlock {
+impl MovableAttachment for RemoteBlock {
     /// # Panics
     /// If it was never open, or is over: then there is nothing to save. If it is [being
     /// rewritten](RemoteBlock::is_rewriting).
-    fn save(&self, to: &mut Writer) {
+    fn save(&self, to: &mut SnapshotWriter) {
         assert!(!self.is_rewriting(), "what is lost is written again first");
         let description = self.description.as_ref().expect("what goes on was open");
         self.attachment.save(to);
@@ -655,12 +685,12 @@ impl Movable for RemoteBlock {
         self.retained.save(to);
     }
 
-    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let mut remote = Self::over(Attachment::restore(OPENED_BYTES_MAX, from)?);
+    fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
+        let mut remote = Self::over(AttachmentBase::restore(OPENED_BYTES_MAX, from)?);
         (remote.is_still, remote.attachment.is_moving) = (from.flag("still")?, from.flag("moving")?);
         remote.attachment.inherits = from.flag("expected")?.then_some(NO_MIGRATION_STATE);
         remote.is_undurable = from.flag("undurable")?;
-        let description = Description::decode(from.bytes("description")?)?;
+        let description = BlockDescription::decode(from.bytes("description")?)?;
         remote.description = Some(description);
         remote.attachment.restore_credit(from)?;
         remote.next_order = from.u64("next order")?;
@@ -669,9 +699,9 @@ impl Movable for RemoteBlock {
         remote.attachment.restore_opening(from)?;
         // No request is begun before everything is valid: a request that is begun has to be answered.
         let mut names = BTreeSet::new();
-        let mut request = |from: &mut Reader<'_>| {
+        let mut request = |from: &mut FieldReader<'_>| {
             let request = from.block_request()?;
-            let wrong = |rule| Reject::new("request", request.id.0, rule);
+            let wrong = |rule| ProtocolViolation::new("request", request.id.0, rule);
             description.info.check(&request).map_err(|_| wrong("its device can have it"))?;
             if names.insert(request.id) { Ok(request) } else { Err(wrong("an id names one request")) }
         };
@@ -679,9 +709,9 @@ impl Movable for RemoteBlock {
         for _ in 0..from.count("requests in flight", 2)? {
             let (lane, tag) = split_tag(from.u16("tag")?);
             if !tags.insert(tag) {
-                return Err(Reject::new("tag", tag.into(), "a tag names one request"));
+                return Err(ProtocolViolation::new("tag", tag.into(), "a tag names one request"));
             }
-            saved.push((tag, request(from)?, Begun::restore(lane, from)?));
+            saved.push((tag, request(from)?, SavedBlockProgress::restore(lane, from)?));
         }
         let mut held = Vec::new();
         for _ in 0..from.count("requests held", 8)? {
@@ -690,17 +720,17 @@ impl Movable for RemoteBlock {
         remote.attachment.restore_known(from)?;
         remote.retained = match from.version() {
             // The data of earlier writes is not here.
-            ..13 => Retained::without(remote.answered),
-            _ => Retained::restore(from, &description.info, remote.answered)?,
+            ..13 => RetainedChanges::without(remote.answered),
+            _ => RetainedChanges::restore(from, &description.info, remote.answered)?,
         };
         if remote.owed > held.len() {
-            return Err(Reject::new("requests owed", remote.owed as u64, "what is owed is held"));
+            return Err(ProtocolViolation::new("requests owed", remote.owed as u64, "what is owed is held"));
         }
         for (_, request, begun) in &saved {
             let expected = remote.expected_bytes(request) as usize;
             let count = begun.data.len();
             if count > expected || (count == expected && !begun.data.is_empty()) {
-                return Err(Reject::new("data", count as u64, "what was read whole was answered"));
+                return Err(ProtocolViolation::new("data", count as u64, "what was read whole was answered"));
             }
         }
         let flights = saved.into_iter().map(|(tag, request, begun)| {
@@ -708,7 +738,7 @@ impl Movable for RemoteBlock {
             (tag, begun.into_flight(request, expected))
         });
         let flights = flights.collect();
-        remote.slots = Slots::of(flights).expect("each tag was seen once");
+        remote.slots = TagSlots::of(flights).expect("each tag was seen once");
         remote.bytes = remote.slots.iter().map(|(_, flight)| cost(&flight.request)).sum();
         for (_, flight) in remote.slots.iter() {
             remote.loads.add(flight.lane, cost(&flight.request));
@@ -724,31 +754,43 @@ impl Movable for RemoteBlock {
 }
 
 /// The progress of a request, as another process saved it.
-struct Begun {
+struct SavedBlockProgress {
     lane: u8,
     order: u64,
     covers: u64,
     is_timed: bool,
     has_begun: bool,
-    data: Pieces,
+    data: PayloadAssembler,
 }
 
-impl Begun {
-    fn restore(lane: u8, from: &mut Reader<'_>) -> Result<Self, Reject> {
+impl SavedBlockProgress {
+    fn restore(lane: u8, from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (order, covers) = (from.u64("order")?, from.u64("covers")?);
         let is_timed = from.flag("timed")?;
-        let (parts, mut data) = (from.count("parts of an answer", 4)?, Pieces::default());
+        let (parts, mut data) = (from.count("parts of an answer", 4)?, PayloadAssembler::default());
         for _ in 0..parts {
             data.push(from.payload("part of an answer")?);
         }
         Ok(Self { lane, order, covers, is_timed, has_begun: parts > 0, data })
     }
 
-    fn into_flight(self, request: BlockRequest, expected: u32) -> Flight {
+    fn into_flight(self, request: BlockRequest, expected: u32) -> RemoteBlockRequest {
         let Self { lane, order, covers, is_timed, has_begun, data } = self;
         let missing = expected - data.len() as u32;
         let request = request.launch();
         let (again, submitted, residence) = (None, None, None);
-        Flight { request, lane, order, covers, has_begun, again, data, missing, submitted, is_timed, residence }
+        RemoteBlockRequest {
+            request,
+            lane,
+            order,
+            covers,
+            has_begun,
+            again,
+            data,
+            missing,
+            submitted,
+            is_timed,
+            residence,
+        }
     }
 }

@@ -3,34 +3,34 @@
 use std::fmt::Debug;
 
 use farbus_model::limits::{CONSOLE_BYTES_MAX, CONSOLE_WINDOW, OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
-use farbus_model::{Instant, Payload, Pieces};
-use farbus_wire::native::control::{Cause, Open};
-use farbus_wire::native::reserve::Reservation;
-use farbus_wire::native::{Arrived, Kind, Message, console, stream, usb};
+use farbus_model::{Instant, Payload, PayloadAssembler};
+use farbus_wire::native::control::{AttachmentEndCause, OpenRequest};
+use farbus_wire::native::reserve::ReservationTerms;
+use farbus_wire::native::{FrameKind, OutboundMessage, ReceivedFrame, console, stream, usb};
 
-use super::attachment::{Attachment, Heard};
-use super::importer::Attached;
-use crate::Reject;
+use super::attachment::{AttachmentBase, FrameMeaning};
+use super::importer::ImporterAttachment;
+use crate::ProtocolViolation;
 
 /// Bytes of an [`Opened`](farbus_wire::native::control::Opened): as for a device that is used.
 const OPENED_BYTES_MAX: usize = 1 << 20;
 
 /// What can be observed: a USB device, its serial ports, or a stream.
-pub trait Showing: Sized + Debug {
+pub trait ObservableDescription: Sized + Debug {
     /// One event or frame.
     type Event: Debug;
 
     /// Its description.
     ///
     /// # Errors
-    /// [`Reject`]: the description is not valid.
-    fn decode(bytes: &[u8]) -> Result<Self, Reject>;
+    /// [`ProtocolViolation`]: the description is not valid.
+    fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation>;
 
     /// An event from the whole of its message.
     ///
     /// # Errors
-    /// [`Reject`]: such a device sends no such event.
-    fn decode_event(message: Payload) -> Result<Self::Event, Reject>;
+    /// [`ProtocolViolation`]: such a device sends no such event.
+    fn decode_event(message: Payload) -> Result<Self::Event, ProtocolViolation>;
 
     /// The number of events that are requested in advance: at most so many wait for their reader.
     fn window(&self) -> u32;
@@ -39,15 +39,15 @@ pub trait Showing: Sized + Debug {
     fn event_bytes_max(&self) -> usize;
 }
 
-impl Showing for usb::Description {
-    type Event = usb::Event;
+impl ObservableDescription for usb::UsbDescription {
+    type Event = usb::ObservedTransfer;
 
-    fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+    fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         Self::decode(bytes)
     }
 
-    fn decode_event(message: Payload) -> Result<usb::Event, Reject> {
-        usb::Event::decode(message)
+    fn decode_event(message: Payload) -> Result<usb::ObservedTransfer, ProtocolViolation> {
+        usb::ObservedTransfer::decode(message)
     }
 
     fn window(&self) -> u32 {
@@ -60,15 +60,15 @@ impl Showing for usb::Description {
     }
 }
 
-impl Showing for console::Description {
-    type Event = console::Output;
+impl ObservableDescription for console::ConsoleDescription {
+    type Event = console::ConsoleOutput;
 
-    fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+    fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         Self::decode(bytes)
     }
 
-    fn decode_event(message: Payload) -> Result<console::Output, Reject> {
-        console::Output::decode(message)
+    fn decode_event(message: Payload) -> Result<console::ConsoleOutput, ProtocolViolation> {
+        console::ConsoleOutput::decode(message)
     }
 
     fn window(&self) -> u32 {
@@ -81,15 +81,15 @@ impl Showing for console::Description {
     }
 }
 
-impl Showing for stream::Description {
-    type Event = stream::Frame;
+impl ObservableDescription for stream::StreamDescription {
+    type Event = stream::StreamFrame;
 
-    fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+    fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         Self::decode(bytes)
     }
 
-    fn decode_event(message: Payload) -> Result<stream::Frame, Reject> {
-        stream::Frame::decode(message)
+    fn decode_event(message: Payload) -> Result<stream::StreamFrame, ProtocolViolation> {
+        stream::StreamFrame::decode(message)
     }
 
     fn window(&self) -> u32 {
@@ -102,35 +102,35 @@ impl Showing for stream::Description {
 }
 
 /// A device that is observed.
-pub type RemoteObserver = Onlooker<usb::Description>;
+pub type RemoteObserver = RemoteObservation<usb::UsbDescription>;
 /// The serial ports of a device, observed.
-pub type RemoteConsole = Onlooker<console::Description>;
+pub type RemoteConsole = RemoteObservation<console::ConsoleDescription>;
 /// A stream that is read.
-pub type RemoteStream = Onlooker<stream::Description>;
+pub type RemoteStream = RemoteObservation<stream::StreamDescription>;
 
 /// An observed device or stream.
 #[derive(Debug)]
-pub struct Onlooker<S> {
-    attachment: Attachment,
+pub struct RemoteObservation<S> {
+    attachment: AttachmentBase,
     description: Option<S>,
     /// Events that were requested and have not arrived.
     under_way: u32,
     /// The pieces of an event of which more follows, and its tag.
-    arriving: Option<(u16, Pieces)>,
+    arriving: Option<(u16, PayloadAssembler)>,
 }
 
-impl<S: Showing> Onlooker<S> {
+impl<S: ObservableDescription> RemoteObservation<S> {
     /// Opens it as `number`, a number that the session does not use.
-    pub fn new(number: u16, open: Open) -> Self {
-        Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
+    pub fn new(number: u16, open: OpenRequest) -> Self {
+        Self::over(AttachmentBase::new(number, open, OPENED_BYTES_MAX))
     }
 
     /// As `new`; the exporter reserves this first, or does not open it.
-    pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
-        Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
+    pub fn reserving(number: u16, open: OpenRequest, reservation: ReservationTerms) -> Self {
+        Self::over(AttachmentBase::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
 
-    fn over(attachment: Attachment) -> Self {
+    fn over(attachment: AttachmentBase) -> Self {
         Self { attachment, description: None, under_way: 0, arriving: None }
     }
 
@@ -143,12 +143,12 @@ impl<S: Showing> Onlooker<S> {
         let Some(window) = self.description.as_ref().map(S::window) else { return };
         let part = (window - self.under_way).to_le_bytes().into();
         self.under_way = window;
-        self.attachment.say(Message::control(Kind::Grant, self.attachment.number(), 0, part));
+        self.attachment.say(OutboundMessage::control(FrameKind::Grant, self.attachment.number(), 0, part));
     }
 
-    fn take_in(&mut self, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
+    fn take_in(&mut self, arrived: ReceivedFrame, done: &mut Vec<S::Event>) -> Result<(), ProtocolViolation> {
         let Some(description) = &self.description else {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "kind",
                 arrived.head.kind.code().into(),
                 "what shows itself says first what it is",
@@ -156,13 +156,13 @@ impl<S: Showing> Onlooker<S> {
         };
         let tag = arrived.head.tag;
         let mut pieces = match (arrived.head.kind, self.arriving.take()) {
-            (Kind::Event, None) => Pieces::default(),
-            (Kind::Data, Some((of, pieces))) if of == tag => pieces,
-            _ => return Err(Reject::new("tag", tag.into(), "one event comes after the other")),
+            (FrameKind::Event, None) => PayloadAssembler::default(),
+            (FrameKind::Data, Some((of, pieces))) if of == tag => pieces,
+            _ => return Err(ProtocolViolation::new("tag", tag.into(), "one event comes after the other")),
         };
         let bytes = pieces.len() + arrived.body.len();
         if bytes > description.event_bytes_max() {
-            return Err(Reject::new("event", bytes as u64, "no event is so long"));
+            return Err(ProtocolViolation::new("event", bytes as u64, "no event is so long"));
         }
         pieces.push(arrived.body);
         if arrived.head.flags.more {
@@ -171,7 +171,7 @@ impl<S: Showing> Onlooker<S> {
         }
         let half = description.window() / 2;
         done.push(S::decode_event(pieces.into_payload())?);
-        let unasked = Reject::new("event", 0, "no more come than were granted");
+        let unasked = ProtocolViolation::new("event", 0, "no more come than were granted");
         self.under_way = self.under_way.checked_sub(1).ok_or(unasked)?;
         if self.under_way <= half {
             self.want_more();
@@ -180,26 +180,31 @@ impl<S: Showing> Onlooker<S> {
     }
 }
 
-impl<S: Showing> Attached for Onlooker<S> {
+impl<S: ObservableDescription> ImporterAttachment for RemoteObservation<S> {
     type Done = Vec<S::Event>;
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         &self.attachment
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         &mut self.attachment
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut Vec<S::Event>,
+    ) -> Result<(), ProtocolViolation> {
         match self.attachment.handle_arrived(now, arrived)? {
-            Heard::Opened(opened) => {
+            FrameMeaning::Opened(opened) => {
                 self.description = Some(S::decode(&opened.info)?);
                 self.want_more();
                 Ok(())
             }
-            Heard::Own(arrived) => self.take_in(arrived, done),
-            Heard::Ended(_) | Heard::Part => Ok(()),
+            FrameMeaning::Own(arrived) => self.take_in(arrived, done),
+            FrameMeaning::Ended(_) | FrameMeaning::Part => Ok(()),
         }
     }
 
@@ -208,7 +213,7 @@ impl<S: Showing> Attached for Onlooker<S> {
         self.attachment.handle_renewed();
     }
 
-    fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<S::Event>) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, _done: &mut Vec<S::Event>) {
         self.attachment.handle_over(cause, message);
     }
 }

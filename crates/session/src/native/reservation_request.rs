@@ -2,16 +2,16 @@
 //! reported.
 
 use farbus_model::Instant;
-use farbus_wire::native::control::{Cause, End};
-use farbus_wire::native::reserve::{CAR_BYTES, Reservation, ReservationReport, Word};
+use farbus_wire::native::control::{AttachmentEndCause, AttachmentEndNotice};
+use farbus_wire::native::reserve::{CAR_BYTES, ReservationMessage, ReservationReport, ReservationTerms};
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// A reservation request with its report; by default nothing is requested.
 #[derive(Debug, Default)]
 pub struct ReservationRequest {
-    reservation: Option<Reservation>,
+    reservation: Option<ReservationTerms>,
     report: Option<ReservationReport>,
     /// When the last car of a train's first half arrived, and when its first car arrived.
     half_at: Option<Instant>,
@@ -26,16 +26,16 @@ const ANSWERS_MAX: u8 = 32;
 
 impl ReservationRequest {
     /// Requests this reservation.
-    pub fn of(reservation: Reservation) -> Self {
-        let reservation = Reservation { wants_thread: true, ..reservation };
+    pub fn of(reservation: ReservationTerms) -> Self {
+        let reservation = ReservationTerms { wants_thread: true, ..reservation };
         Self { reservation: Some(reservation), ..Self::default() }
     }
 
     /// The statement to send before the device is opened, for the first time or again.
-    pub fn ask(&mut self) -> Option<Word> {
+    pub fn ask(&mut self) -> Option<ReservationMessage> {
         (self.report, self.half_at, self.first_at) = (None, None, None);
         self.answers = 0;
-        self.reservation.clone().map(Word::Ask)
+        self.reservation.clone().map(ReservationMessage::Ask)
     }
 
     /// The exporter's latest reservation report.
@@ -45,20 +45,21 @@ impl ReservationRequest {
 
     /// Checks, once the device was opened, that the exporter has sent a report. If it has not, it cannot reserve, and
     /// the attachment ends.
-    pub fn unheard(&self) -> Option<End> {
+    pub fn unheard(&self) -> Option<AttachmentEndNotice> {
         let message = "its exporter is of a version that reserves nothing for it".to_owned();
-        (self.reservation.is_some() && self.report.is_none()).then_some(End { cause: Cause::Reservation, message })
+        (self.reservation.is_some() && self.report.is_none())
+            .then_some(AttachmentEndNotice { cause: AttachmentEndCause::Reservation, message })
     }
 
     /// Handles a statement of the exporter; returns the answer to send.
     ///
     /// # Errors
-    /// [`Reject`]: the exporter broke the protocol.
-    pub fn hear(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<Word>, Reject> {
+    /// [`ProtocolViolation`]: the exporter broke the protocol.
+    pub fn hear(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<ReservationMessage>, ProtocolViolation> {
         let answer = self.heard(now, bytes)?;
         self.answers += u8::from(answer.is_some());
         if self.answers > ANSWERS_MAX || (answer.is_some() && self.reservation.is_none()) {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "word",
                 bytes[0].into(),
                 "a path is measured a few times, for what is to be reserved",
@@ -67,11 +68,11 @@ impl ReservationRequest {
         Ok(answer)
     }
 
-    fn heard(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<Word>, Reject> {
-        match Word::decode(bytes)? {
-            Word::Report(report) => self.report = Some(report),
-            Word::Echo => return Ok(Some(Word::Echo)),
-            Word::Train { place, cars } if place + 1 == cars => {
+    fn heard(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<ReservationMessage>, ProtocolViolation> {
+        match ReservationMessage::decode(bytes)? {
+            ReservationMessage::Report(report) => self.report = Some(report),
+            ReservationMessage::Echo => return Ok(Some(ReservationMessage::Echo)),
+            ReservationMessage::Train { place, cars } if place + 1 == cars => {
                 // Cars that were received at once say nothing, so both the second half and the whole train are
                 // measured, and the slower result counts.
                 let rate = |from: Option<Instant>, cars: u8| {
@@ -81,42 +82,47 @@ impl ReservationRequest {
                 };
                 let (first_at, half_at) = (self.first_at.take(), self.half_at.take());
                 let bits_per_s = rate(half_at, cars - cars / 2).min(rate(first_at, cars - 1));
-                return Ok(Some(Word::Measured(bits_per_s)));
+                return Ok(Some(ReservationMessage::Measured(bits_per_s)));
             }
-            Word::Train { place, cars } if place + 1 == cars / 2 => self.half_at = Some(now),
-            Word::Train { place: 0, .. } => self.first_at = Some(now),
-            Word::Train { .. } => {}
-            Word::Ask(_) | Word::Measured(_) => {
-                return Err(Reject::new("word", bytes[0].into(), "an exporter does not say that of a reservation"));
+            ReservationMessage::Train { place, cars } if place + 1 == cars / 2 => self.half_at = Some(now),
+            ReservationMessage::Train { place: 0, .. } => self.first_at = Some(now),
+            ReservationMessage::Train { .. } => {}
+            ReservationMessage::Ask(_) | ReservationMessage::Measured(_) => {
+                return Err(ProtocolViolation::new(
+                    "word",
+                    bytes[0].into(),
+                    "an exporter does not say that of a reservation",
+                ));
             }
         }
         Ok(None)
     }
 
     /// Writes it to a snapshot.
-    pub fn save(&self, to: &mut Writer) {
-        let words = [self.reservation.clone().map(Word::Ask), self.report.map(Word::Report)];
-        words.iter().for_each(|word| to.bytes(&word.as_ref().map(Word::encode).unwrap_or_default()));
+    pub fn save(&self, to: &mut SnapshotWriter) {
+        let words =
+            [self.reservation.clone().map(ReservationMessage::Ask), self.report.map(ReservationMessage::Report)];
+        words.iter().for_each(|word| to.bytes(&word.as_ref().map(ReservationMessage::encode).unwrap_or_default()));
     }
 
     /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
-    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let wrong = |_| Reject::new("reservation", 0, "it is what was asked for, and how it stands");
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
+        let wrong = |_| ProtocolViolation::new("reservation", 0, "it is what was asked for, and how it stands");
         let reservation = match from.bytes("reservation")? {
             [] => None,
-            bytes => match Word::decode(bytes).map_err(wrong)? {
-                Word::Ask(reservation) => Some(reservation),
-                _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
+            bytes => match ReservationMessage::decode(bytes).map_err(wrong)? {
+                ReservationMessage::Ask(reservation) => Some(reservation),
+                _ => return Err(ProtocolViolation::new("reservation", bytes[0].into(), "it is one")),
             },
         };
         let report = match from.bytes("report")? {
             [] => None,
-            bytes => match Word::decode(bytes).map_err(wrong)? {
-                Word::Report(report) => Some(report),
-                _ => return Err(Reject::new("report", bytes[0].into(), "it is one")),
+            bytes => match ReservationMessage::decode(bytes).map_err(wrong)? {
+                ReservationMessage::Report(report) => Some(report),
+                _ => return Err(ProtocolViolation::new("report", bytes[0].into(), "it is one")),
             },
         };
         Ok(Self { reservation, report, ..Self::default() })

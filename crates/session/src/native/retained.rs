@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 
 use farbus_model::{BlockInfo, BlockOp, BlockRequest};
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Most bytes that are kept.
 pub const RETAINED_BYTES_MAX: u64 = 8 << 20;
@@ -26,7 +26,7 @@ const LARGE_BYTES_MIN: u64 = 256 << 10;
 
 /// A change that was answered.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct RetainedChange {
     /// The request, with its data.
     pub request: BlockRequest,
     /// Its position among all requests.
@@ -35,7 +35,7 @@ pub(super) struct Change {
     pub number: u64,
 }
 
-impl Change {
+impl RetainedChange {
     fn cost(&self) -> u64 {
         match self.request.payload.len() as u64 {
             small @ 0..=SMALL_BYTES_MAX => small,
@@ -52,24 +52,24 @@ impl Change {
 
 /// The changes kept of one disk.
 #[derive(Debug, Default)]
-pub(super) struct Retained {
+pub(super) struct RetainedChanges {
     /// Changes that the exporter has answered.
-    kept: VecDeque<Change>,
+    kept: VecDeque<RetainedChange>,
     bytes: u64,
     /// The number of the latest change that was dropped.
     forgotten: u64,
     /// Changes that the exporter has lost; they are written again in this order.
-    again: VecDeque<Change>,
+    again: VecDeque<RetainedChange>,
 }
 
-impl Retained {
+impl RetainedChanges {
     /// The state of a disk with this many answered changes, none of which are here.
     pub fn without(answered: u64) -> Self {
         Self { forgotten: answered, ..Self::default() }
     }
 
     /// Keeps a change that was answered.
-    pub fn keep(&mut self, change: Change) {
+    pub fn keep(&mut self, change: RetainedChange) {
         // A durable change is only kept behind others: if those are written again, it must be, too.
         if change.request.is_durable && self.kept.is_empty() && self.again.is_empty() {
             return;
@@ -84,10 +84,10 @@ impl Retained {
     }
 
     /// Writes it to a snapshot. Must not be called while changes are being written again.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.u64(self.forgotten);
         to.count(self.kept.len());
-        for Change { request, order, number } in &self.kept {
+        for RetainedChange { request, order, number } in &self.kept {
             to.block_request(request);
             to.u64(*order);
             to.u64(*number);
@@ -97,17 +97,21 @@ impl Retained {
     /// Restores it from a snapshot, for a disk with this `info` and this many answered changes.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
-    pub fn restore(from: &mut Reader<'_>, info: &BlockInfo, answered: u64) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
+    pub fn restore(from: &mut FieldReader<'_>, info: &BlockInfo, answered: u64) -> Result<Self, ProtocolViolation> {
         let mut retained = Self::without(from.u64("changes forgotten")?.min(answered));
         for _ in 0..from.count("changes kept", 42)? {
             let request = from.block_request()?;
             let (order, number) = (from.u64("order")?, from.u64("number")?);
             let is_one = is_retained(request.op) && info.check(&request).is_ok() && number <= answered;
             if !is_one {
-                return Err(Reject::new("change kept", number, "it was answered, and its device can have it"));
+                return Err(ProtocolViolation::new(
+                    "change kept",
+                    number,
+                    "it was answered, and its device can have it",
+                ));
             }
-            let mut change = Change { request, order, number };
+            let mut change = RetainedChange { request, order, number };
             change.request.payload.share();
             retained.keep(change);
         }
@@ -133,18 +137,18 @@ impl Retained {
     }
 
     /// Puts changes back that were being written again when the exporter forgot the session.
-    pub fn put_back(&mut self, changes: impl IntoIterator<Item = Change>) {
+    pub fn put_back(&mut self, changes: impl IntoIterator<Item = RetainedChange>) {
         self.again.extend(changes);
         self.again.make_contiguous().sort_unstable_by_key(|change| change.order);
     }
 
     /// The next change to write again.
-    pub fn next(&self) -> Option<&Change> {
+    pub fn next(&self) -> Option<&RetainedChange> {
         self.again.front()
     }
 
     /// Takes the next change to write again.
-    pub fn take_next(&mut self) -> Option<Change> {
+    pub fn take_next(&mut self) -> Option<RetainedChange> {
         self.again.pop_front()
     }
 
@@ -165,24 +169,24 @@ mod tests {
 
     use super::*;
 
-    fn change(number: u64, bytes: usize) -> Change {
+    fn change(number: u64, bytes: usize) -> RetainedChange {
         let request = BlockRequest::write(BlockId(number), number * 512, vec![1; bytes].into());
-        Change { request, order: number, number }
+        RetainedChange { request, order: number, number }
     }
 
-    fn orders(retained: &mut Retained) -> Vec<u64> {
+    fn orders(retained: &mut RetainedChanges) -> Vec<u64> {
         std::iter::from_fn(|| retained.take_next()).map(|change| change.order).collect()
     }
 
     #[test]
     fn changes_beyond_the_budget_are_dropped_oldest_first() {
-        let mut retained = Retained::default();
+        let mut retained = RetainedChanges::default();
         let large = RETAINED_BYTES_MAX as usize / 4;
         (1..=6).for_each(|number| retained.keep(change(number, large)));
         assert!(retained.lose(1), "the second was not flushed, and is not here");
         assert_eq!(orders(&mut retained), [3, 4, 5, 6]);
 
-        let mut retained = Retained::default();
+        let mut retained = RetainedChanges::default();
         (1..=RETAINED_MAX as u64 + 1).for_each(|number| retained.keep(change(number, 512)));
         assert!(!retained.lose(1), "the first was flushed");
         assert_eq!(orders(&mut retained).len(), RETAINED_MAX);
@@ -190,7 +194,7 @@ mod tests {
 
     #[test]
     fn window_on_a_large_buffer_counts_as_the_buffer() {
-        let mut retained = Retained::default();
+        let mut retained = RetainedChanges::default();
         let most = RETAINED_BYTES_MAX / LARGE_BYTES_MIN;
         (1..=most + 1).for_each(|number| retained.keep(change(number, SMALL_BYTES_MAX as usize + 1)));
         assert!(retained.lose(0) && orders(&mut retained).len() as u64 == most);
@@ -198,9 +202,9 @@ mod tests {
 
     #[test]
     fn flush_drops_what_it_covers_and_changes_repeat_in_submission_order() {
-        let mut retained = Retained::default();
+        let mut retained = RetainedChanges::default();
         for (order, number) in [(3, 1), (1, 2), (2, 3), (5, 4)] {
-            retained.keep(Change { order, ..change(number, 512) });
+            retained.keep(RetainedChange { order, ..change(number, 512) });
         }
         retained.flushed(1);
         assert!(!retained.lose(1));
@@ -217,10 +221,10 @@ mod tests {
             durable.request.is_durable = true;
             durable
         };
-        let mut retained = Retained::default();
+        let mut retained = RetainedChanges::default();
         retained.keep(durable(0));
         retained.keep(change(1, 512));
-        retained.keep(Change { order: 2, ..durable(1) });
+        retained.keep(RetainedChange { order: 2, ..durable(1) });
         assert!(!retained.lose(0));
         assert_eq!(orders(&mut retained), [1, 2]);
     }

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_wire::native::control::{Credit, End, MIGRATION_STATE_BYTES_MAX};
+use farbus_model::{BufferPool, Instant, OwnerCommand, OwnerCommandError, ReadinessSource};
+use farbus_wire::native::control::{AttachmentCredit, AttachmentEndNotice, MIGRATION_STATE_BYTES_MAX};
 use farbus_wire::native::descriptors::NamedDescriptor;
-use farbus_wire::native::{Arrived, Lanes};
+use farbus_wire::native::{LaneArray, ReceivedFrame};
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// A device of this host that an attachment serves (requirement N1: connect, receive, transmit, disconnect). A new
 /// class implements this; nothing else changes.
-pub trait Served: Send {
+pub trait ServedExport: Send {
     /// What may be in flight.
-    fn credit(&self) -> Credit;
+    fn credit(&self) -> AttachmentCredit;
 
     /// The bytes of all unanswered requests: the data that was received, and the data that answers may have.
     fn asked_bytes(&self) -> usize {
@@ -40,7 +40,7 @@ pub trait Served: Send {
     }
 
     /// Whether the description is known. An importer that opens the device before waits until it is, or is refused with
-    /// [`Served::poll_end`].
+    /// [`ServedExport::poll_end`].
     fn is_ready(&self) -> bool {
         true
     }
@@ -48,19 +48,24 @@ pub trait Served: Send {
     /// Takes a request, more of its data, or its cancel. Answers go to `lanes`.
     ///
     /// # Errors
-    /// [`Reject`]: the importer broke the protocol; the session is over.
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject>;
+    /// [`ProtocolViolation`]: the importer broke the protocol; the session is over.
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        lanes: &mut LaneArray,
+    ) -> Result<(), ProtocolViolation>;
 
-    /// [`Served::readiness`] may have become ready, or the time of [`Served::poll_timeout`] has come.
-    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes);
+    /// [`ServedExport::readiness`] may have become ready, or the time of [`ServedExport::poll_timeout`] has come.
+    fn handle_ready(&mut self, now: Instant, lanes: &mut LaneArray);
 
-    /// When to call [`Served::handle_ready`]; `None`: never.
+    /// When to call [`ServedExport::handle_ready`]; `None`: never.
     fn poll_timeout(&self) -> Option<Instant>;
 
     /// What to wait on besides the link.
-    fn readiness(&self) -> Option<&Readiness>;
+    fn readiness(&self) -> Option<&ReadinessSource>;
 
-    /// Whether it sends nothing before the next request or [`Served::poll_timeout`].
+    /// Whether it sends nothing before the next request or [`ServedExport::poll_timeout`].
     fn is_idle(&self) -> bool {
         false
     }
@@ -68,10 +73,15 @@ pub trait Served: Send {
     /// Carries out a command of the owner.
     ///
     /// # Errors
-    /// [`CommandError`] when the device does not know it or refuses.
-    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
+    /// [`OwnerCommandError`] when the device does not know it or refuses.
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        lanes: &mut LaneArray,
+    ) -> Result<(), OwnerCommandError> {
         let _ = (now, lanes);
-        Err(CommandError::unknown(command))
+        Err(OwnerCommandError::unknown(command))
     }
 
     /// The pool from which it takes buffers, if it takes any. The session lends its own pool, to which sent buffers
@@ -81,12 +91,12 @@ pub trait Served: Send {
     }
 
     /// Why it ended, if it has ended.
-    fn poll_end(&mut self) -> Option<End>;
+    fn poll_end(&mut self) -> Option<AttachmentEndNotice>;
 
     /// The importer hands the device over: nothing is reset. Requests in flight are withdrawn; the importer has waited
     /// for those whose answers it needs. Returns whether the device waits for its successor now. A class without
     /// handover ends.
-    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+    fn hand_over(self: Box<Self>, now: Instant, migration: DeviceMigration) -> bool {
         let _ = migration;
         self.finish(now);
         false
@@ -97,7 +107,7 @@ pub trait Served: Send {
 
     /// Prepares to continue in another process: takes requests that may wait for ever back from the device, as if they
     /// had not reached it.
-    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut LaneArray) {
         let _ = (now, lanes);
     }
 
@@ -109,33 +119,33 @@ pub trait Served: Send {
     /// Saves, when the device has no request, what another process needs to continue. A class without that ends there.
     ///
     /// # Errors
-    /// [`Unmovable`].
-    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    /// [`UnmovableError`].
+    fn save(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         let _ = to;
-        Err(Unmovable)
+        Err(UnmovableError)
     }
 
     /// Saves the state of its modules; nothing without modules.
     ///
     /// # Errors
-    /// [`Unmovable`]: a module cannot continue in another process.
-    fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    /// [`UnmovableError`]: a module cannot continue in another process.
+    fn save_modules(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         let _ = to;
         Ok(())
     }
 
-    /// Restores what another process saved, over a device that is new here; [`Served::go_on`] starts it. After an error
+    /// Restores what another process saved, over a device that is new here; [`ServedExport::go_on`] starts it. After an error
     /// it can only be finished.
     ///
     /// # Errors
-    /// [`Reject`]: no attachment can have had this state.
-    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: no attachment can have had this state.
+    fn restore(&mut self, now: Instant, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         let _ = (now, from);
-        Err(Reject::new("class", 0, "it is one that can go on in another process"))
+        Err(ProtocolViolation::new("class", 0, "it is one that can go on in another process"))
     }
 
     /// Starts it in the other process, or again in this one: requests that were taken back go to the device again.
-    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn go_on(&mut self, now: Instant, lanes: &mut LaneArray) {
         let _ = (now, lanes);
     }
 
@@ -147,7 +157,7 @@ pub trait Served: Send {
 
 /// The successor of a handover.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Migration {
+pub struct DeviceMigration {
     /// The key of the host that continues; zeros for a host without a key.
     pub successor: [u8; 32],
     /// The data that the host gets with the device.
@@ -158,21 +168,21 @@ pub struct Migration {
 
 /// A device that was handed over and whose successor has not come; its importer has it again, so that another process
 /// can wait for the successor.
-pub struct Recalled {
+pub struct RecalledDevice {
     /// The lease under which it was handed over.
     pub lease: u64,
     /// The exporter's end of the attachment, as it was before the handover.
-    pub served: Box<dyn Served>,
+    pub served: Box<dyn ServedExport>,
     /// The successor.
-    pub migration: Migration,
+    pub migration: DeviceMigration,
 }
 
-impl Migration {
-    pub(super) fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+impl DeviceMigration {
+    pub(super) fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let successor = from.take(32, "successor")?.try_into().expect("32 bytes");
         let (migration_state, ms) = (from.bytes("migration state")?.to_vec(), from.u64("time left")?);
         if migration_state.len() > MIGRATION_STATE_BYTES_MAX || ms > u32::MAX.into() {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "migration state",
                 migration_state.len() as u64,
                 "migration state has 16 MiB at most, and waits some seconds",
@@ -184,4 +194,4 @@ impl Migration {
 
 /// The error of a device with which no other process can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unmovable;
+pub struct UnmovableError;

@@ -3,19 +3,19 @@
 use farbus_model::block_device::take_lost;
 use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Command, CommandError, Completions,
-    Instant, Payload, Pieces, Readiness, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, CompletionQueue, Instant,
+    OwnerCommand, OwnerCommandError, Payload, PayloadAssembler, ReadinessSource, StoreError,
 };
-use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
-use farbus_wire::native::control::{Cause, Credit, End};
-use farbus_wire::native::frame::Head;
-use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Urgency};
+use farbus_wire::native::block::{self, BlockDescription, REQUEST_BYTES};
+use farbus_wire::native::control::{AttachmentCredit, AttachmentEndCause, AttachmentEndNotice};
+use farbus_wire::native::frame::FrameHeader;
+use farbus_wire::native::{FlowId, FrameKind, LaneArray, MessageUrgency, OutboundMessage, ReceivedFrame};
 
-use super::exporter::{Migration, Served, Unmovable};
-use super::served_device::{Arriving, ServedDevice};
+use super::exporter::{DeviceMigration, ServedExport, UnmovableError};
+use super::served_device::{ArrivingRequest, ServedDevice};
 use super::timing::{CountRequest, ReadClock};
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// The most requests in flight: twice what a kernel's block layer keeps (Linux: `nr_requests` 128).
 const REQUESTS_MAX: u16 = 256;
@@ -26,13 +26,13 @@ const POOL_BYTES: usize = 8 << 20;
 pub struct ServedBlock<D> {
     served: ServedDevice<D, BlockRequest, ()>,
     durability: u64,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
     /// The description for the importer, if it is not the device's own.
     said: Option<BlockInfo>,
 }
 
 impl<D: BlockDevice> ServedBlock<D> {
-    /// Serves `device` as `attachment`; `durability` is as [`Description::durability`] says, and `give_back` is called
+    /// Serves `device` as `attachment`; `durability` is as [`BlockDescription::durability`] says, and `give_back` is called
     /// with the device in the end.
     pub fn new(
         attachment: u16,
@@ -40,11 +40,11 @@ impl<D: BlockDevice> ServedBlock<D> {
         durability: u64,
         give_back: impl FnOnce(D, Instant) + Send + 'static,
     ) -> Self {
-        let credit = Credit { requests: REQUESTS_MAX, bytes: CREDIT_BYTES_MAX as u32 };
+        let credit = AttachmentCredit { requests: REQUESTS_MAX, bytes: CREDIT_BYTES_MAX as u32 };
         Self {
             served: ServedDevice::new(attachment, device, credit, give_back),
             durability,
-            done: Completions::new(BufferPool::new(POOL_BYTES)),
+            done: CompletionQueue::new(BufferPool::new(POOL_BYTES)),
             said: None,
         }
     }
@@ -66,7 +66,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     /// Permits a handover: `pass_on` is called then in place of `give_back`, and returns whether the device waits for
     /// its successor.
     #[must_use]
-    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, DeviceMigration) -> bool + Send + 'static) -> Self {
         self.served.pass_on = Some(Box::new(pass_on));
         self
     }
@@ -86,8 +86,8 @@ impl<D: BlockDevice> ServedBlock<D> {
         self
     }
 
-    fn begin(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
-        let Head { tag, flags, .. } = arrived.head;
+    fn begin(&mut self, now: Instant, arrived: ReceivedFrame, lanes: &mut LaneArray) -> Result<(), ProtocolViolation> {
+        let FrameHeader { tag, flags, .. } = arrived.head;
         let mut body = arrived.body;
         let part = body.split_front(REQUEST_BYTES);
         let request = block::decode_request(BlockId(tag.into()), &part.contiguous())?;
@@ -99,7 +99,7 @@ impl<D: BlockDevice> ServedBlock<D> {
             _ => 0,
         };
         self.served.enter(now, tag, cost, flags.timed, ())?;
-        let arriving = Arriving { request, data: Pieces::default(), missing };
+        let arriving = ArrivingRequest { request, data: PayloadAssembler::default(), missing };
         if let Some((request, data)) = self.served.take_in(tag, arriving, body, flags.more)? {
             self.act(now, tag, request, data, lanes);
         }
@@ -107,7 +107,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     }
 
     /// Begins a request of which all data has arrived.
-    fn act(&mut self, now: Instant, tag: u16, mut request: BlockRequest, data: Payload, lanes: &mut Lanes) {
+    fn act(&mut self, now: Instant, tag: u16, mut request: BlockRequest, data: Payload, lanes: &mut LaneArray) {
         self.served.begin(now, tag);
         request.payload = data;
         match self.served.device.info().check(&request) {
@@ -118,7 +118,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     }
 
     /// Answers the requests that the device has completed.
-    fn collect(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn collect(&mut self, now: Instant, lanes: &mut LaneArray) {
         for lost in take_lost() {
             self.reply(now, lost, Err(StoreError::Medium), Payload::Empty, lanes);
         }
@@ -140,16 +140,16 @@ impl<D: BlockDevice> ServedBlock<D> {
         id: BlockId,
         result: Result<(), StoreError>,
         payload: Payload,
-        lanes: &mut Lanes,
+        lanes: &mut LaneArray,
     ) {
         let (_, head, part, done_at) = self.served.answer(now, id.0 as u16, result.err().map(block::reply_part));
-        let flow = Flow(u32::from(self.served.attachment) << 8);
-        lanes.send(Message { head, part, payload, urgency: Urgency::Low, flow, done_at });
+        let flow = FlowId(u32::from(self.served.attachment) << 8);
+        lanes.send(OutboundMessage { head, part, payload, urgency: MessageUrgency::Low, flow, done_at });
     }
 }
 
-impl<D: BlockDevice> Served for ServedBlock<D> {
-    fn credit(&self) -> Credit {
+impl<D: BlockDevice> ServedExport for ServedBlock<D> {
+    fn credit(&self) -> AttachmentCredit {
         self.served.credit
     }
 
@@ -159,14 +159,19 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
 
     fn description(&self) -> Vec<u8> {
         let info = self.said.unwrap_or(*self.served.device.info());
-        Description { info, durability: self.durability, maps: true }.encode()
+        BlockDescription { info, durability: self.durability, maps: true }.encode()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
-        let Head { kind, tag, flags, .. } = arrived.head;
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        lanes: &mut LaneArray,
+    ) -> Result<(), ProtocolViolation> {
+        let FrameHeader { kind, tag, flags, .. } = arrived.head;
         match kind {
-            Kind::Request => self.begin(now, arrived, lanes),
-            Kind::Data => {
+            FrameKind::Request => self.begin(now, arrived, lanes),
+            FrameKind::Data => {
                 if let Some((request, data)) = self.served.go_on(tag, arrived.body, flags.more)? {
                     self.act(now, tag, request, data, lanes);
                 }
@@ -177,7 +182,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut LaneArray) {
         self.served.device.handle_ready(now, &mut self.done);
         if self.served.device.poll_timeout().is_some_and(|at| at <= now) {
             self.served.device.handle_timeout(now, &mut self.done);
@@ -189,7 +194,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.served.device.poll_timeout()
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.served.device.readiness()
     }
 
@@ -197,7 +202,12 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.is_at_rest() && self.served.device.readiness().is_none()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        lanes: &mut LaneArray,
+    ) -> Result<(), OwnerCommandError> {
         let result = self.served.device.command(now, command, &mut self.done);
         self.collect(now, lanes);
         result
@@ -207,20 +217,23 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         Some(&mut self.done.pool)
     }
 
-    fn poll_end(&mut self) -> Option<End> {
+    fn poll_end(&mut self) -> Option<AttachmentEndNotice> {
         if !self.served.device.is_gone() {
             return None;
         }
         // One that never was what it should have been is there all the same.
-        let cause = if self.served.device.is_ready() { Cause::Gone } else { Cause::Device };
-        Some(End { cause, message: self.served.device.why_gone().unwrap_or_else(|| "the disk is gone".to_owned()) })
+        let cause = if self.served.device.is_ready() { AttachmentEndCause::Gone } else { AttachmentEndCause::Device };
+        Some(AttachmentEndNotice {
+            cause,
+            message: self.served.device.why_gone().unwrap_or_else(|| "the disk is gone".to_owned()),
+        })
     }
 
     fn is_ready(&self) -> bool {
         self.served.device.is_ready()
     }
 
-    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+    fn hand_over(self: Box<Self>, now: Instant, migration: DeviceMigration) -> bool {
         self.served.hand_over(now, migration)
     }
 
@@ -228,9 +241,9 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.served.flights.iter().all(|(_, flight)| flight.arriving.is_some())
     }
 
-    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+    fn restore(&mut self, now: Instant, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         if !self.served.device.go_on_from(from.bytes("device")?) {
-            return Err(Reject::new("device", 0, "it is the one that was saved"));
+            return Err(ProtocolViolation::new("device", 0, "it is the one that was saved"));
         }
         for _ in 0..from.count("writes that arrive", REQUEST_BYTES)? {
             let (tag, is_timed) = (from.u16("tag")?, from.flag("timed")?);
@@ -239,20 +252,20 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
             let cost = request.length.min(self.served.device.info().request_bytes_max);
             let missing = (request.length as usize).checked_sub(data.len()).filter(|missing| *missing > 0);
             let missing = missing.filter(|_| request.op == BlockOp::Write);
-            let wrong = Reject::new("data", data.len() as u64, "a write that arrives is not all there");
+            let wrong = ProtocolViolation::new("data", data.len() as u64, "a write that arrives is not all there");
             let missing = missing.ok_or(wrong)?;
             self.served.enter_again(now, tag, cost, is_timed, ())?;
             let flight = self.served.flights.get_mut(tag).expect("put there just now");
-            flight.arriving = Some(Box::new(Arriving { request, data: data.into(), missing }));
+            flight.arriving = Some(Box::new(ArrivingRequest { request, data: data.into(), missing }));
         }
         from.end("state")
     }
 
-    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
-        to.bytes(&self.served.device.state().ok_or(Unmovable)?);
+    fn save(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
+        to.bytes(&self.served.device.state().ok_or(UnmovableError)?);
         to.count(self.served.flights.len());
         for (tag, flight) in self.served.flights.iter() {
-            let Arriving { request, data, .. } = &**flight.arriving.as_ref().expect("it is at rest");
+            let ArrivingRequest { request, data, .. } = &**flight.arriving.as_ref().expect("it is at rest");
             to.u16(tag);
             to.flag(flight.times.is_timed);
             to.raw(&block::request_part(request));
@@ -279,12 +292,12 @@ mod tests {
     use farbus_model::StoreDevice;
     use farbus_model::block::MemoryStore;
     use farbus_wire::native::LaneLimits;
-    use farbus_wire::native::frame::{HEAD_BYTES, RESIDENCE_BYTES, Residence};
+    use farbus_wire::native::frame::{HEAD_BYTES, RESIDENCE_BYTES, ResidenceTimes};
 
     use super::*;
 
     /// What the exporter says of one read's time, if it reads a clock that goes on by 10 us with each look, or none.
-    fn told(has_clock: bool) -> Residence {
+    fn told(has_clock: bool) -> ResidenceTimes {
         let looks = AtomicU64::new(100);
         let clock = move || Instant::from_nanos(looks.fetch_add(10, Ordering::Relaxed) * 1000);
         let device = StoreDevice::new(MemoryStore::new(vec![7; 4096]));
@@ -292,22 +305,22 @@ mod tests {
         if has_clock {
             served = served.timed_by(Box::new(clock));
         }
-        let mut lanes = Lanes::new(LaneLimits::DEFAULT);
+        let mut lanes = LaneArray::new(LaneLimits::DEFAULT);
         lanes.first_mut().handle_linked(0, &mut BufferPool::new(0)).unwrap();
-        let mut head = Head::new(Kind::Request, 1, 3);
+        let mut head = FrameHeader::new(FrameKind::Request, 1, 3);
         head.flags.timed = true;
         let body = block::request_part(&BlockRequest::read(BlockId(3), 0, 512)).to_vec().into();
-        served.handle_arrived(Instant::from_nanos(60_000), Arrived { head, body }, &mut lanes).unwrap();
+        served.handle_arrived(Instant::from_nanos(60_000), ReceivedFrame { head, body }, &mut lanes).unwrap();
         let sent: Vec<u8> =
             lanes.first_mut().poll_transmit(Instant::from_nanos(150_000)).iter().flat_map(|run| run.to_vec()).collect();
         assert_eq!(sent.len(), HEAD_BYTES + RESIDENCE_BYTES + 512);
-        Residence::from_bytes(*sent[HEAD_BYTES..].first_chunk().unwrap())
+        ResidenceTimes::from_bytes(*sent[HEAD_BYTES..].first_chunk().unwrap())
     }
 
     #[test]
     fn a_device_that_answers_at_once_took_time_all_the_same() {
-        let measured = Residence { queue_ns: 40_000, device_ns: 10_000, reply_ns: 40_000 };
+        let measured = ResidenceTimes { queue_ns: 40_000, device_ns: 10_000, reply_ns: 40_000 };
         assert_eq!(told(true), measured);
-        assert_eq!(told(false), Residence { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
+        assert_eq!(told(false), ResidenceTimes { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
     }
 }

@@ -1,57 +1,57 @@
 //! A device that answers requests, served to an importer: the part that is the same for all such classes.
 
-use farbus_model::{Instant, Payload, Pieces};
-use farbus_wire::native::control::Credit;
-use farbus_wire::native::frame::{Head, Residence, span_ns};
-use farbus_wire::native::{Kind, Part};
+use farbus_model::{Instant, Payload, PayloadAssembler};
+use farbus_wire::native::control::AttachmentCredit;
+use farbus_wire::native::frame::{FrameHeader, ResidenceTimes, span_ns};
+use farbus_wire::native::{ClassPart, FrameKind};
 
-use super::served::Migration;
-use super::tagged::Tagged;
+use super::served::DeviceMigration;
+use super::tagged::TagMap;
 use super::timing::{CountRequest, ReadClock};
-use crate::Reject;
+use crate::ProtocolViolation;
 
 /// Takes a device that is handed over; returns whether it waits for its successor.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
+type MigrationSink<D> = Box<dyn FnOnce(D, Instant, DeviceMigration) -> bool + Send>;
 
 /// A device and its importer's requests: each is an `R`, and `S` is what the class keeps of it.
 pub(super) struct ServedDevice<D, R, S> {
     pub attachment: u16,
     pub device: D,
     /// What may be in flight.
-    pub credit: Credit,
+    pub credit: AttachmentCredit,
     /// Requests by tag: those with the device, and those whose data is still arriving.
-    pub flights: Tagged<Flight<R, S>>,
+    pub flights: TagMap<ServedRequest<R, S>>,
     /// The credit that they take.
     pub bytes: u64,
     /// Takes the device at the end.
     give_back: Box<dyn FnOnce(D, Instant) + Send>,
     /// Takes it in place of `give_back` if it is handed over; `None`: no handover.
-    pub pass_on: Option<PassOn<D>>,
+    pub pass_on: Option<MigrationSink<D>>,
     /// Measures requests that are timed.
     pub clock: Option<ReadClock>,
     /// Counts requests that are answered.
     pub count: Option<CountRequest>,
 }
 
-pub(super) struct Flight<R, S> {
+pub(super) struct ServedRequest<R, S> {
     /// The credit that it takes, in bytes.
     pub cost: u32,
     /// The request, until all of its data has arrived.
-    pub arriving: Option<Box<Arriving<R>>>,
-    pub times: Times,
+    pub arriving: Option<Box<ArrivingRequest<R>>>,
+    pub times: RequestTimes,
     /// What the class keeps of it.
     pub state: S,
 }
 
-pub(super) struct Arriving<R> {
+pub(super) struct ArrivingRequest<R> {
     pub request: R,
-    pub data: Pieces,
+    pub data: PayloadAssembler,
     pub missing: usize,
 }
 
 /// The times of a request.
 #[derive(Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct RequestTimes {
     /// Whether the importer wants them.
     pub is_timed: bool,
     /// When its first byte arrived.
@@ -64,16 +64,23 @@ impl<D, R, S> ServedDevice<D, R, S> {
     pub fn new(
         attachment: u16,
         device: D,
-        credit: Credit,
+        credit: AttachmentCredit,
         give_back: impl FnOnce(D, Instant) + Send + 'static,
     ) -> Self {
-        let (flights, give_back) = (Tagged::default(), Box::new(give_back));
+        let (flights, give_back) = (TagMap::default(), Box::new(give_back));
         Self { attachment, device, credit, flights, bytes: 0, give_back, pass_on: None, clock: None, count: None }
     }
 
     /// Registers a request that begins to arrive, and the credit that it takes.
     #[inline]
-    pub fn enter(&mut self, now: Instant, tag: u16, cost: u32, is_timed: bool, state: S) -> Result<(), Reject> {
+    pub fn enter(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        cost: u32,
+        is_timed: bool,
+        state: S,
+    ) -> Result<(), ProtocolViolation> {
         match self.bytes > 0 && self.bytes + u64::from(cost) > self.credit.bytes.into() {
             true => Err(self.beyond_credit()),
             false => self.enter_again(now, tag, cost, is_timed, state),
@@ -82,29 +89,41 @@ impl<D, R, S> ServedDevice<D, R, S> {
 
     /// Registers a request that another process accepted, whose credit in bytes may have been different.
     #[inline]
-    pub fn enter_again(&mut self, now: Instant, tag: u16, cost: u32, is_timed: bool, state: S) -> Result<(), Reject> {
+    pub fn enter_again(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        cost: u32,
+        is_timed: bool,
+        state: S,
+    ) -> Result<(), ProtocolViolation> {
         if self.flights.len() >= self.credit.requests.into() {
             return Err(self.beyond_credit());
         }
         if self.flights.contains(tag) {
-            return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+            return Err(ProtocolViolation::new("tag", tag.into(), "a request has a tag that is not in use"));
         }
         self.bytes += u64::from(cost);
-        let times = Times { is_timed, arrived: now, begun: now };
-        self.flights.insert(tag, Flight { cost, arriving: None, times, state });
+        let times = RequestTimes { is_timed, arrived: now, begun: now };
+        self.flights.insert(tag, ServedRequest { cost, arriving: None, times, state });
         Ok(())
     }
 
-    fn beyond_credit(&self) -> Reject {
-        Reject::new("credit", self.bytes, "no more is asked than the credit allows")
+    fn beyond_credit(&self) -> ProtocolViolation {
+        ProtocolViolation::new("credit", self.bytes, "no more is asked than the credit allows")
     }
 
     /// Takes more data of a request; returns the request and all data when it is complete.
     #[inline]
-    pub fn go_on(&mut self, tag: u16, data: Payload, has_more: bool) -> Result<Option<(R, Payload)>, Reject> {
+    pub fn go_on(
+        &mut self,
+        tag: u16,
+        data: Payload,
+        has_more: bool,
+    ) -> Result<Option<(R, Payload)>, ProtocolViolation> {
         match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
             Some(arriving) => self.take_in(tag, *arriving, data, has_more),
-            None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
+            None => Err(ProtocolViolation::new("tag", tag.into(), "data belongs to a request that waits for it")),
         }
     }
 
@@ -113,11 +132,11 @@ impl<D, R, S> ServedDevice<D, R, S> {
     pub fn take_in(
         &mut self,
         tag: u16,
-        mut arriving: Arriving<R>,
+        mut arriving: ArrivingRequest<R>,
         data: Payload,
         has_more: bool,
-    ) -> Result<Option<(R, Payload)>, Reject> {
-        let wrong = || Reject::new("data", data.len() as u64, "a request brings as many bytes as it says");
+    ) -> Result<Option<(R, Payload)>, ProtocolViolation> {
+        let wrong = || ProtocolViolation::new("data", data.len() as u64, "a request brings as many bytes as it says");
         arriving.missing = arriving.missing.checked_sub(data.len()).ok_or_else(wrong)?;
         if has_more != (arriving.missing > 0) {
             return Err(wrong());
@@ -132,7 +151,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
 
     /// Notes that the device gets a request.
     #[inline]
-    pub fn begin(&mut self, now: Instant, tag: u16) -> &mut Flight<R, S> {
+    pub fn begin(&mut self, now: Instant, tag: u16) -> &mut ServedRequest<R, S> {
         let flight = self.flights.get_mut(tag).expect("it is in flight");
         if flight.times.is_timed {
             flight.times.begun = self.clock.as_ref().map_or(now, |clock| clock());
@@ -155,19 +174,19 @@ impl<D, R, S> ServedDevice<D, R, S> {
         &mut self,
         now: Instant,
         tag: u16,
-        outcome: Option<Part>,
-    ) -> (Flight<R, S>, Head, Part, Option<Instant>) {
+        outcome: Option<ClassPart>,
+    ) -> (ServedRequest<R, S>, FrameHeader, ClassPart, Option<Instant>) {
         let flight = self.flights.remove(tag).expect("a device has what was in flight");
         self.bytes -= u64::from(flight.cost);
-        let Times { is_timed, arrived, begun } = flight.times;
-        let (mut head, mut part) = (Head::new(Kind::Reply, self.attachment, tag), Part::empty());
+        let RequestTimes { is_timed, arrived, begun } = flight.times;
+        let (mut head, mut part) = (FrameHeader::new(FrameKind::Reply, self.attachment, tag), ClassPart::empty());
         (head.flags.plain, head.flags.timed) = (outcome.is_none(), is_timed);
         let mut done_at = None;
         if is_timed {
             let now = self.clock.as_ref().map_or(now, |clock| clock());
             done_at = Some(now);
             let (queue_ns, device_ns) = (span_ns(begun - arrived), span_ns(now - begun));
-            part.put(&Residence { queue_ns, device_ns, reply_ns: 0 }.to_bytes());
+            part.put(&ResidenceTimes { queue_ns, device_ns, reply_ns: 0 }.to_bytes());
         }
         if let Some(outcome) = outcome {
             part.put(&outcome);
@@ -176,7 +195,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
     }
 
     /// Gives the device to its successor, or back if it may not be handed over.
-    pub fn hand_over(self, now: Instant, migration: Migration) -> bool {
+    pub fn hand_over(self, now: Instant, migration: DeviceMigration) -> bool {
         match self.pass_on {
             Some(pass_on) => pass_on(self.device, now, migration),
             None => {

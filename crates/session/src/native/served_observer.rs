@@ -5,19 +5,21 @@ use std::fmt;
 use farbus_model::limits::{
     CONSOLE_BYTES_MAX, CONSOLE_EVENT_BYTES_MAX, OBSERVED_BYTES_MAX, OBSERVED_GRANT_MAX, URB_BYTES_MAX,
 };
-use farbus_model::{Instant, Payload, Readiness};
-use farbus_wire::native::control::{Cause, Credit, End};
-use farbus_wire::native::{Arrived, Flow, Head, Kind, Lanes, Message, Part, Urgency};
+use farbus_model::{Instant, Payload, ReadinessSource};
+use farbus_wire::native::control::{AttachmentCredit, AttachmentEndCause, AttachmentEndNotice};
+use farbus_wire::native::{
+    ClassPart, FlowId, FrameHeader, FrameKind, LaneArray, MessageUrgency, OutboundMessage, ReceivedFrame,
+};
 
-use super::exporter::{Served, Unmovable};
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use super::exporter::{ServedExport, UnmovableError};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 use crate::{observe, stream};
 
 /// A source of events for one observer.
-pub trait Shown: Send {
+pub trait ObserverFeed: Send {
     /// Takes the oldest event in the encoding of its class: the head, and data.
-    fn take(&mut self) -> Option<(Part, Payload)>;
+    fn take(&mut self) -> Option<(ClassPart, Payload)>;
 
     /// How many events may be requested in advance.
     fn grant_max(&self) -> u32;
@@ -37,9 +39,9 @@ pub trait Shown: Send {
     fn over(&self) -> Option<&'static str>;
 }
 
-impl Shown for observe::Observer {
-    fn take(&mut self) -> Option<(Part, Payload)> {
-        observe::Observer::take(self).map(|event| (event.part(), event.data))
+impl ObserverFeed for observe::EventObserver {
+    fn take(&mut self) -> Option<(ClassPart, Payload)> {
+        observe::EventObserver::take(self).map(|event| (event.part(), event.data))
     }
 
     fn grant_max(&self) -> u32 {
@@ -61,8 +63,8 @@ impl Shown for observe::Observer {
     }
 }
 
-impl Shown for observe::ConsoleObserver {
-    fn take(&mut self) -> Option<(Part, Payload)> {
+impl ObserverFeed for observe::ConsoleObserver {
+    fn take(&mut self) -> Option<(ClassPart, Payload)> {
         observe::ConsoleObserver::take(self).map(|output| (output.part(), output.data))
     }
 
@@ -89,9 +91,9 @@ impl Shown for observe::ConsoleObserver {
     }
 }
 
-impl Shown for stream::Subscriber {
-    fn take(&mut self) -> Option<(Part, Payload)> {
-        stream::Subscriber::take(self).map(|frame| (frame.part(), frame.data))
+impl ObserverFeed for stream::FrameSubscriber {
+    fn take(&mut self) -> Option<(ClassPart, Payload)> {
+        stream::FrameSubscriber::take(self).map(|frame| (frame.part(), frame.data))
     }
 
     fn grant_max(&self) -> u32 {
@@ -105,7 +107,7 @@ impl Shown for stream::Subscriber {
 
     /// A reader of all frames would miss those that wait here.
     fn is_movable(&self) -> bool {
-        self.policy() == stream::Policy::Latest
+        self.policy() == stream::SlowReaderPolicy::Latest
     }
 
     fn over(&self) -> Option<&'static str> {
@@ -116,8 +118,8 @@ impl Shown for stream::Subscriber {
 /// A source, and how much its observer has requested.
 pub struct ServedObserver {
     attachment: u16,
-    observer: Box<dyn Shown>,
-    readiness: Readiness,
+    observer: Box<dyn ObserverFeed>,
+    readiness: ReadinessSource,
     /// Makes the readiness unready again.
     hush: Box<dyn Fn() + Send>,
     /// The description, in the encoding of its class.
@@ -142,8 +144,8 @@ impl ServedObserver {
     /// `give_back` is called at the end.
     pub fn new(
         attachment: u16,
-        observer: Box<dyn Shown>,
-        readiness: Readiness,
+        observer: Box<dyn ObserverFeed>,
+        readiness: ReadinessSource,
         hush: impl Fn() + Send + 'static,
         description: Vec<u8>,
         give_back: impl FnOnce(Instant) + Send + 'static,
@@ -163,7 +165,7 @@ impl ServedObserver {
         }
     }
 
-    fn send(&mut self, lanes: &mut Lanes) {
+    fn send(&mut self, lanes: &mut LaneArray) {
         let most = self.observer.waiting_bytes_max();
         self.waits_for_room = false;
         while self.granted > 0 {
@@ -173,19 +175,19 @@ impl ServedObserver {
             }
             let Some((part, payload)) = self.observer.take() else { break };
             self.granted -= 1;
-            let head = Head::new(Kind::Event, self.attachment, self.tag);
+            let head = FrameHeader::new(FrameKind::Event, self.attachment, self.tag);
             self.tag = self.tag.wrapping_add(1);
-            let flow = Flow(u32::from(self.attachment) << 8);
+            let flow = FlowId(u32::from(self.attachment) << 8);
             // An observer's copies wait behind the requests of users.
-            let urgency = Urgency::Low;
-            lanes.send(Message { head, part, payload, urgency, flow, done_at: None });
+            let urgency = MessageUrgency::Low;
+            lanes.send(OutboundMessage { head, part, payload, urgency, flow, done_at: None });
         }
     }
 }
 
-impl Served for ServedObserver {
-    fn credit(&self) -> Credit {
-        Credit { requests: 1, bytes: 1 }
+impl ServedExport for ServedObserver {
+    fn credit(&self) -> AttachmentCredit {
+        AttachmentCredit { requests: 1, bytes: 1 }
     }
 
     fn answers_bytes_max(&self) -> usize {
@@ -200,23 +202,29 @@ impl Served for ServedObserver {
         self.description.clone()
     }
 
-    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        _now: Instant,
+        arrived: ReceivedFrame,
+        lanes: &mut LaneArray,
+    ) -> Result<(), ProtocolViolation> {
         match arrived.head.kind {
-            Kind::Grant => {
+            FrameKind::Grant => {
                 let bytes = arrived.body.contiguous();
                 let more = bytes.as_ref().try_into().map(u32::from_le_bytes);
-                let more = more.map_err(|_| Reject::new("grant", bytes.len() as u64, "it has 4 bytes"))?;
+                let more = more.map_err(|_| ProtocolViolation::new("grant", bytes.len() as u64, "it has 4 bytes"))?;
                 let most = self.observer.grant_max();
                 let granted = self.granted.checked_add(more).filter(|granted| *granted <= most);
-                self.granted = granted.ok_or(Reject::new("grant", more.into(), "no more than a device may hold"))?;
+                self.granted =
+                    granted.ok_or(ProtocolViolation::new("grant", more.into(), "no more than a device may hold"))?;
                 self.send(lanes);
                 Ok(())
             }
-            kind => Err(Reject::new("kind", kind.code().into(), "who observes asks for nothing")),
+            kind => Err(ProtocolViolation::new("kind", kind.code().into(), "who observes asks for nothing")),
         }
     }
 
-    fn handle_ready(&mut self, _now: Instant, lanes: &mut Lanes) {
+    fn handle_ready(&mut self, _now: Instant, lanes: &mut LaneArray) {
         (self.hush)();
         self.send(lanes);
     }
@@ -225,30 +233,30 @@ impl Served for ServedObserver {
         None
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn restore(&mut self, _now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+    fn restore(&mut self, _now: Instant, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         let (granted, tag) = (from.u32("grant")?, from.u16("tag")?);
         if granted > self.observer.grant_max() {
-            return Err(Reject::new("grant", granted.into(), "no more than a device may hold"));
+            return Err(ProtocolViolation::new("grant", granted.into(), "no more than a device may hold"));
         }
         (self.granted, self.tag) = (granted, tag);
         from.end("state")
     }
 
-    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    fn save(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         if !self.observer.is_movable() {
-            return Err(Unmovable);
+            return Err(UnmovableError);
         }
         to.u32(self.granted);
         to.u16(self.tag);
         Ok(())
     }
 
-    fn poll_end(&mut self) -> Option<End> {
-        self.observer.over().map(|why| End { cause: Cause::Gone, message: why.to_owned() })
+    fn poll_end(&mut self) -> Option<AttachmentEndNotice> {
+        self.observer.over().map(|why| AttachmentEndNotice { cause: AttachmentEndCause::Gone, message: why.to_owned() })
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {

@@ -3,18 +3,18 @@
 /// A collection with numbered slots. A free slot is used again, the last freed first, because its memory is in the
 /// cache.
 #[derive(Debug)]
-pub struct Slots<T> {
+pub struct TagSlots<T> {
     slots: Vec<Option<T>>,
     free: Vec<u16>,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for TagSlots<T> {
     fn default() -> Self {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 }
 
-impl<T> Slots<T> {
+impl<T> TagSlots<T> {
     /// A collection with these items in these slots; returns the items if two of them have the same slot.
     pub fn of(things: Vec<(u16, T)>) -> Result<Self, Vec<(u16, T)>> {
         let mut places: Vec<u16> = things.iter().map(|(at, _)| *at).collect();
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn freed_slot_is_used_again_and_holds_one_item() {
-        let mut slots = Slots::default();
+        let mut slots = TagSlots::default();
         assert_eq!([slots.put('a'), slots.put('b'), slots.put('c')], [0, 1, 2]);
         assert_eq!((slots.remove(1), slots.remove(1), slots.remove(9)), (Some('b'), None, None));
         assert_eq!(slots.len(), 2);
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn items_are_restored_to_their_slots_and_two_in_one_slot_are_refused() {
-        let mut slots = Slots::of(vec![(3, 'd'), (1, 'b')]).unwrap();
+        let mut slots = TagSlots::of(vec![(3, 'd'), (1, 'b')]).unwrap();
         assert_eq!(slots.iter().map(|(at, thing)| (at, *thing)).collect::<Vec<_>>(), [(1, 'b'), (3, 'd')]);
         let mut taken = [slots.put('x'), slots.put('y'), slots.put('z')];
         taken.sort_unstable();
         assert_eq!((taken, slots.len()), ([0, 2, 4], 5));
-        assert_eq!(Slots::of(vec![(3, 'd'), (3, 'b')]).unwrap_err().len(), 2);
+        assert_eq!(TagSlots::of(vec![(3, 'd'), (3, 'b')]).unwrap_err().len(), 2);
     }
 }

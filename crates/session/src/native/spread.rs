@@ -10,11 +10,11 @@
 //! A lane without a link gets no new requests as long as another lane has a link. Its own requests wait for its next
 //! link.
 
-use farbus_model::{Direction, EpAddr};
+use farbus_model::{EpAddr, TransferDirection};
 use farbus_wire::native::LaneSet;
 use farbus_wire::native::lanes::SLOTS_MAX;
 
-use crate::Reject;
+use crate::ProtocolViolation;
 
 /// Most requests in flight, whatever the credit: limited by the tags.
 pub(super) const REQUESTS_MAX: u16 = SLOTS_MAX;
@@ -22,14 +22,14 @@ const LANES_MAX: usize = farbus_model::limits::LANES_MAX as usize;
 
 /// Bytes in flight, by lane.
 #[derive(Debug)]
-pub(super) struct Loads {
+pub(super) struct LaneLoads {
     usable: LaneSet,
     /// Number of requests in flight on lanes other than the first.
     elsewhere: usize,
     bytes: [u64; LANES_MAX],
 }
 
-impl Default for Loads {
+impl Default for LaneLoads {
     fn default() -> Self {
         Self { usable: LaneSet::FIRST, elsewhere: 0, bytes: [0; LANES_MAX] }
     }
@@ -38,7 +38,7 @@ impl Default for Loads {
 /// Weight of a request besides its data, so that many small requests are spread, too.
 const REQUEST_BYTES: u64 = 512;
 
-impl Loads {
+impl LaneLoads {
     /// Sets the lanes for new requests.
     pub fn set_usable(&mut self, usable: LaneSet) {
         self.usable = usable;
@@ -74,30 +74,30 @@ impl Loads {
 
 /// The lanes of a device's endpoints.
 #[derive(Debug)]
-pub(super) struct Endpoints {
+pub(super) struct EndpointLanes {
     usable: LaneSet,
-    places: [Place; 32],
+    places: [EndpointLane; 32],
 }
 
 /// The lane of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct EndpointLane {
     lane: u8,
     in_flight: u16,
 }
 
-impl Default for Endpoints {
+impl Default for EndpointLanes {
     fn default() -> Self {
-        Self { usable: LaneSet::FIRST, places: [Place::default(); 32] }
+        Self { usable: LaneSet::FIRST, places: [EndpointLane::default(); 32] }
     }
 }
 
 /// An endpoint's index among all 32.
 fn index(endpoint: EpAddr) -> usize {
-    usize::from(endpoint.number()) & 15 | if endpoint.direction() == Direction::In { 16 } else { 0 }
+    usize::from(endpoint.number()) & 15 | if endpoint.direction() == TransferDirection::In { 16 } else { 0 }
 }
 
-impl Endpoints {
+impl EndpointLanes {
     /// Sets the lanes for new requests.
     pub fn set_usable(&mut self, usable: LaneSet) {
         self.usable = usable;
@@ -139,13 +139,13 @@ impl Endpoints {
     /// Records a request of a snapshot that is in flight on this lane.
     ///
     /// # Errors
-    /// [`Reject`]: the endpoint has requests in flight on another lane.
-    pub fn enter_again(&mut self, endpoint: EpAddr, lane: u8) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: the endpoint has requests in flight on another lane.
+    pub fn enter_again(&mut self, endpoint: EpAddr, lane: u8) -> Result<(), ProtocolViolation> {
         let place = &mut self.places[index(endpoint)];
         if usize::from(lane) >= LANES_MAX || (place.in_flight > 0 && place.lane != lane) {
-            return Err(Reject::new("lane", lane.into(), "an endpoint has one at a time"));
+            return Err(ProtocolViolation::new("lane", lane.into(), "an endpoint has one at a time"));
         }
-        *place = Place { lane, in_flight: place.in_flight + 1 };
+        *place = EndpointLane { lane, in_flight: place.in_flight + 1 };
         Ok(())
     }
 }
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn block_requests_go_to_the_least_loaded_linked_lane() {
-        let mut loads = Loads::default();
+        let mut loads = LaneLoads::default();
         loads.add(0, 4096);
         assert_eq!(loads.least(), 0, "there is no other");
         loads.set_usable(ALL);
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn endpoint_changes_its_lane_only_with_nothing_in_flight() {
         let (out, back, keys) = (EpAddr::from_byte(0x02), EpAddr::from_byte(0x81), EpAddr::from_byte(0x83));
-        let mut endpoints = Endpoints::default();
+        let mut endpoints = EndpointLanes::default();
         assert_eq!(endpoints.enter(out, true), 0);
         endpoints.set_usable(ALL);
         assert_eq!(endpoints.enter(out, true), 0, "behind the one before");

@@ -5,36 +5,36 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_wire::native::control::{Cause, Credit, End};
+use farbus_model::{BufferPool, Instant, OwnerCommand, OwnerCommandError, ReadinessSource};
+use farbus_wire::native::control::{AttachmentCredit, AttachmentEndCause, AttachmentEndNotice};
 use farbus_wire::native::descriptors::NamedDescriptor;
-use farbus_wire::native::{Arrived, Lanes};
+use farbus_wire::native::{LaneArray, ReceivedFrame};
 
-use super::served::{Migration, Served, Unmovable};
-use crate::Reject;
-use crate::reserve::Suspension;
-use crate::snapshot::{Reader, Writer};
+use super::served::{DeviceMigration, ServedExport, UnmovableError};
+use crate::ProtocolViolation;
+use crate::reserve::SuspensionSwitch;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// The most frames that wait, besides their limit in bytes: a request could be sent as single bytes.
 const FRAMES_MAX: usize = 16_384;
 
 /// A served device whose frames can be held back.
 pub struct SuspendableServed {
-    served: Box<dyn Served>,
-    suspension: Suspension,
-    held: VecDeque<Arrived>,
+    served: Box<dyn ServedExport>,
+    suspension: SuspensionSwitch,
+    held: VecDeque<ReceivedFrame>,
     held_bytes: u64,
     /// Whether events without requests wait, too.
     is_quiet: bool,
     /// Another process is to continue: frames that wait are let through.
     is_resting: bool,
     /// The rule that a waiting frame broke.
-    end: Option<End>,
+    end: Option<AttachmentEndNotice>,
 }
 
 impl SuspendableServed {
     /// Frames of the importer to `served` wait while `suspension` is closed. The code that opens it wakes the session.
-    pub fn new(served: Box<dyn Served>, suspension: Suspension) -> Self {
+    pub fn new(served: Box<dyn ServedExport>, suspension: SuspensionSwitch) -> Self {
         let (held, is_quiet) = (VecDeque::new(), false);
         Self { served, suspension, held, held_bytes: 0, is_quiet, is_resting: false, end: None }
     }
@@ -50,7 +50,7 @@ impl SuspendableServed {
         self.suspension.is_closed() && !self.is_resting
     }
 
-    fn release(&mut self, now: Instant, lanes: &mut Lanes) -> Result<(), Reject> {
+    fn release(&mut self, now: Instant, lanes: &mut LaneArray) -> Result<(), ProtocolViolation> {
         while let Some(arrived) = self.held.pop_front() {
             self.held_bytes -= arrived.body.len() as u64;
             self.served.handle_arrived(now, arrived, lanes)?;
@@ -59,8 +59,8 @@ impl SuspendableServed {
     }
 }
 
-impl Served for SuspendableServed {
-    fn credit(&self) -> Credit {
+impl ServedExport for SuspendableServed {
+    fn credit(&self) -> AttachmentCredit {
         self.served.credit()
     }
 
@@ -88,7 +88,12 @@ impl Served for SuspendableServed {
         self.served.is_ready()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        lanes: &mut LaneArray,
+    ) -> Result<(), ProtocolViolation> {
         if !self.is_closed() {
             self.release(now, lanes)?;
             return self.served.handle_arrived(now, arrived, lanes);
@@ -98,16 +103,16 @@ impl Served for SuspendableServed {
         // The head of a request counts besides its data.
         let bytes_max = 2 * u64::from(self.served.credit().bytes) + (1 << 20);
         match self.held.len() > FRAMES_MAX || self.held_bytes > bytes_max {
-            true => Err(Reject::new("credit", self.held_bytes, "no more is asked than the credit allows")),
+            true => Err(ProtocolViolation::new("credit", self.held_bytes, "no more is asked than the credit allows")),
             false => Ok(()),
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut LaneArray) {
         if !self.is_closed()
             && let Err(reject) = self.release(now, lanes)
         {
-            self.end = Some(End { cause: Cause::Refused, message: reject.to_string() });
+            self.end = Some(AttachmentEndNotice { cause: AttachmentEndCause::Refused, message: reject.to_string() });
         }
         if !(self.is_closed() && self.is_quiet) {
             self.served.handle_ready(now, lanes);
@@ -122,7 +127,7 @@ impl Served for SuspendableServed {
         }
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         // Frames that have to wait wake no thread.
         self.served.readiness().filter(|_| !(self.is_closed() && self.is_quiet))
     }
@@ -131,7 +136,12 @@ impl Served for SuspendableServed {
         self.held.is_empty() && self.served.is_idle()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        lanes: &mut LaneArray,
+    ) -> Result<(), OwnerCommandError> {
         self.served.command(now, command, lanes)
     }
 
@@ -139,11 +149,11 @@ impl Served for SuspendableServed {
         self.served.pool_mut()
     }
 
-    fn poll_end(&mut self) -> Option<End> {
+    fn poll_end(&mut self) -> Option<AttachmentEndNotice> {
         self.end.take().or_else(|| self.served.poll_end())
     }
 
-    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+    fn hand_over(self: Box<Self>, now: Instant, migration: DeviceMigration) -> bool {
         self.served.hand_over(now, migration)
     }
 
@@ -151,7 +161,7 @@ impl Served for SuspendableServed {
         self.served.finish(now);
     }
 
-    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut LaneArray) {
         self.is_resting = true;
         self.handle_ready(now, lanes);
         self.served.come_to_rest(now, lanes);
@@ -161,19 +171,19 @@ impl Served for SuspendableServed {
         self.held.is_empty() && self.served.is_at_rest()
     }
 
-    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    fn save(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         self.served.save(to)
     }
 
-    fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
+    fn save_modules(&self, to: &mut SnapshotWriter) -> Result<(), UnmovableError> {
         self.served.save_modules(to)
     }
 
-    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+    fn restore(&mut self, now: Instant, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         self.served.restore(now, from)
     }
 
-    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
+    fn go_on(&mut self, now: Instant, lanes: &mut LaneArray) {
         self.is_resting = false;
         self.served.go_on(now, lanes);
     }

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 /// Items by tag. The last inserted item is found at once: a device that answers before its call returns never has more
 /// than that one. Tags may be sparse, so no slot is kept for unused ones.
 #[derive(Debug)]
-pub(super) struct Tagged<T> {
+pub(super) struct TagMap<T> {
     last: Option<(u16, T)>,
     others: BTreeMap<u16, T>,
 }
 
-impl<T> Default for Tagged<T> {
+impl<T> Default for TagMap<T> {
     fn default() -> Self {
         Self { last: None, others: BTreeMap::new() }
     }
 }
 
-impl<T> Tagged<T> {
+impl<T> TagMap<T> {
     pub fn len(&self) -> usize {
         self.others.len() + usize::from(self.last.is_some())
     }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn each_item_is_found_under_its_tag_in_any_order_of_insertion_and_removal() {
-        let mut tagged = Tagged::default();
+        let mut tagged = TagMap::default();
         for tag in [7, u16::MAX, 0, 3] {
             tagged.insert(tag, u32::from(tag) + 1);
         }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use farbus_model::{Instant, Payload, TransferType};
-use farbus_wire::native::frame::{RESIDENCE_BYTES, Residence};
+use farbus_wire::native::frame::{RESIDENCE_BYTES, ResidenceTimes};
 
-use crate::Reject;
+use crate::ProtocolViolation;
 
 /// One request in this many is timed: enough for a median within a second, too few to affect throughput.
 const TIMED_ONE_IN: u32 = 64;
@@ -23,14 +23,14 @@ pub type CountRequest = Box<dyn Fn(u64, u64) + Send>;
 
 /// How long one request took, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timed {
+pub struct RequestTiming {
     /// From its submission to its completion on the importer, ns.
     pub total_ns: u64,
     /// Where its time went on the exporter.
-    pub residence: Residence,
+    pub residence: ResidenceTimes,
 }
 
-impl Timed {
+impl RequestTiming {
     /// Time in the exporter's session, ns: receiving, waiting for other requests, waiting for the link.
     pub fn bus_ns(&self) -> u64 {
         u64::from(self.residence.queue_ns) + u64::from(self.residence.reply_ns)
@@ -49,14 +49,14 @@ impl Timed {
 
 /// Decides which of an importer's requests are timed.
 #[derive(Debug, Default)]
-pub(super) struct Timing {
+pub(super) struct TimingSampler {
     left: u32,
     again_at: Option<Instant>,
     isochronous_left: u32,
-    latest: Option<Timed>,
+    latest: Option<RequestTiming>,
 }
 
-impl Timing {
+impl TimingSampler {
     /// Whether the request that leaves now is timed. Kinds by which upper layers measure distances are timed more
     /// often.
     pub fn is_due_of(&mut self, kind: TransferType, now: Instant) -> bool {
@@ -83,27 +83,27 @@ impl Timing {
     }
 
     /// Records the reply of a timed request that left `span` ago.
-    pub fn note(&mut self, span: Duration, residence: Residence) {
-        let Residence { queue_ns, device_ns, reply_ns } = residence;
+    pub fn note(&mut self, span: Duration, residence: ResidenceTimes) {
+        let ResidenceTimes { queue_ns, device_ns, reply_ns } = residence;
         // A field at its maximum says nothing about the rest, as when a keyboard waits for a key press.
         if [queue_ns, device_ns, reply_ns].iter().all(|ns| *ns < u32::MAX) {
             let total_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-            self.latest = Some(Timed { total_ns, residence });
+            self.latest = Some(RequestTiming { total_ns, residence });
         }
     }
 
     /// Takes the latest result.
-    pub fn take(&mut self) -> Option<Timed> {
+    pub fn take(&mut self) -> Option<RequestTiming> {
         self.latest.take()
     }
 }
 
 /// Takes the residence from the beginning of a timed reply.
-pub(super) fn split_residence(body: &mut Payload) -> Result<Residence, Reject> {
+pub(super) fn split_residence(body: &mut Payload) -> Result<ResidenceTimes, ProtocolViolation> {
     let bytes = body.split_front(RESIDENCE_BYTES.min(body.len()));
     let bytes: Result<[u8; RESIDENCE_BYTES], _> = bytes.contiguous().as_ref().try_into();
-    let short = |_| Reject::new("residence", 0, "a timed reply begins with one");
-    Ok(Residence::from_bytes(bytes.map_err(short)?))
+    let short = |_| ProtocolViolation::new("residence", 0, "a timed reply begins with one");
+    Ok(ResidenceTimes::from_bytes(bytes.map_err(short)?))
 }
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn one_request_in_64_and_one_a_second_is_timed() {
-        let mut timing = Timing::default();
+        let mut timing = TimingSampler::default();
         let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let quick: Vec<bool> = (0..130).map(|_| timing.is_due(at(1))).collect();
         let timed: Vec<usize> = (0..130).filter(|&number| quick[number]).collect();
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn two_isochronous_streams_are_timed_equally_often() {
-        let mut timing = Timing::default();
+        let mut timing = TimingSampler::default();
         let at = Instant::from_nanos(1);
         let timed: Vec<usize> = (0..40).filter(|_| timing.is_due_of(TransferType::Isochronous, at)).collect();
         assert_eq!(timed, [0, 5, 10, 15, 20, 25, 30, 35], "and both streams' among them");
@@ -132,15 +132,15 @@ mod tests {
 
     #[test]
     fn network_time_is_the_rest_of_the_total() {
-        let mut timing = Timing::default();
-        let residence = Residence { queue_ns: 1_000, device_ns: 20_000, reply_ns: 2_000 };
+        let mut timing = TimingSampler::default();
+        let residence = ResidenceTimes { queue_ns: 1_000, device_ns: 20_000, reply_ns: 2_000 };
         timing.note(Duration::from_micros(100), residence);
         let timed = timing.take().unwrap();
         assert_eq!((timed.bus_ns(), timed.device_ns(), timed.network_ns()), (3_000, 20_000, 77_000));
         assert_eq!(timing.take(), None);
-        timing.note(Duration::from_secs(60), Residence { device_ns: u32::MAX, ..residence });
+        timing.note(Duration::from_secs(60), ResidenceTimes { device_ns: u32::MAX, ..residence });
         assert_eq!(timing.take(), None, "somebody waited for a key");
-        assert_eq!(Timed { total_ns: 5, residence }.network_ns(), 0);
+        assert_eq!(RequestTiming { total_ns: 5, residence }.network_ns(), 0);
         assert!(split_residence(&mut vec![0; 11].into()).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! A device in the tables of usbredir.
 
-use farbus_model::descriptor::{AltSetting, Configuration};
-use farbus_model::{Descriptors, Device, Endpoint, Selection, Speed, TransferType};
+use farbus_model::descriptor::{AltSetting, UsbConfiguration};
+use farbus_model::{ConfigurationSelection, DescriptorSet, Device, EndpointDescriptor, TransferType, UsbSpeed};
 use farbus_wire::usbredir::info::{PLACES, endpoint_at, place_of};
 use farbus_wire::usbredir::{DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind};
 
@@ -51,19 +51,22 @@ pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
 
 /// Most bytes of one packet of a stream. The protocol's length has 16 bits, and a descriptor may claim more than any
 /// bus carries.
-pub fn interval_bytes_max(endpoint: &Endpoint) -> u16 {
+pub fn interval_bytes_max(endpoint: &EndpointDescriptor) -> u16 {
     u16::try_from(endpoint.interval_bytes_max()).unwrap_or(u16::MAX)
 }
 
-fn active<'a>(configuration: &'a Configuration, selection: &'a Selection) -> impl Iterator<Item = &'a AltSetting> {
+fn active<'a>(
+    configuration: &'a UsbConfiguration,
+    selection: &'a ConfigurationSelection,
+) -> impl Iterator<Item = &'a AltSetting> {
     configuration.settings.iter().filter(|setting| setting.alternate == selection.alternate(setting.interface))
 }
 
 /// Tables with only the control endpoint.
-fn control_pipe(all: &Descriptors, speed: Speed) -> EpInfo {
+fn control_pipe(all: &DescriptorSet, speed: UsbSpeed) -> EpInfo {
     // At SuperSpeed the field is an exponent (USB 3.2 §9.6.1).
     let packet_bytes_max = match speed {
-        Speed::Super | Speed::SuperPlus => 1 << all.device.max_packet_0.min(9),
+        UsbSpeed::Super | UsbSpeed::SuperPlus => 1 << all.device.max_packet_0.min(9),
         _ => u16::from(all.device.max_packet_0),
     };
     let control = EndpointInfo { kind: Some(TransferType::Control), packet_bytes_max, ..EndpointInfo::default() };
@@ -83,7 +86,7 @@ mod tests {
 
     #[test]
     fn stream_packet_length_is_limited_to_its_16_bit_field() {
-        let endpoint = |packet_bytes_max, packets_per_interval| Endpoint {
+        let endpoint = |packet_bytes_max, packets_per_interval| EndpointDescriptor {
             address: EpAddr::from_byte(0x81),
             kind: TransferType::Isochronous,
             packet_bytes_max,

@@ -25,18 +25,18 @@ use std::time::Duration;
 
 use farbus_model::limits::{INTERRUPTS_AHEAD_MAX, STREAM_PACKETS_PER_URB_MAX, STREAM_URBS_MAX, URB_BYTES_MAX};
 use farbus_model::urb::take_lost;
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Completions, Device, Direction, Done, Endpoint, EpAddr, Instant, Limits, Payload, Setup, Status,
-    TransferType, Urb, UrbId,
+    BufferPool, CompletionQueue, Device, EndpointDescriptor, EpAddr, Instant, Payload, SessionLimits, SetupPacket,
+    TransferDirection, TransferType, Urb, UrbCompletion, UrbId, UrbStatus,
 };
-use farbus_wire::usbip::Reject;
+use farbus_wire::usbip::ProtocolViolation;
 use farbus_wire::usbredir::message::{ControlPacket, DataPacket};
-use farbus_wire::usbredir::{Capability, Caps, Message, Outcome, Packet};
+use farbus_wire::usbredir::{RedirCapability, RedirCapabilitySet, RedirMessage, RedirPacket, RedirStatus};
 
 use super::describe;
-use super::stream::{Ended, Kind, Stream};
-use crate::exporter::Counters;
+use super::stream::{EndpointStream, EndpointStreamKind, StreamUrbResult};
+use crate::exporter::ExporterCounters;
 
 /// Interrupt URBs in flight per endpoint, as in `usbredirserver`.
 const INTERRUPT_URBS: usize = 5;
@@ -49,7 +49,7 @@ const BULK_AHEAD: usize = 4;
 
 /// The relation between the device and a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RedirPeerState {
     /// No guest is connected, or it has not sent its hello.
     Alone,
     /// The guest has the device.
@@ -62,11 +62,11 @@ enum State {
 
 /// A request to the device, and where its outcome goes.
 #[derive(Debug)]
-enum Flight {
+enum RedirRequest {
     /// A transfer of the guest, with the data that came before it was cancelled and continued with the rest.
-    Transfer { id: u64, asked: Asked, is_withdrawn: bool, length: u32, begun: Payload },
+    Transfer { id: u64, asked: RedirTransferHead, is_withdrawn: bool, length: u32, begun: Payload },
     /// A read of the guest that is cancelled because the guest moves: it is submitted again there.
-    TakenBack { id: u64, asked: Asked, length: u32 },
+    TakenBack { id: u64, asked: RedirTransferHead, length: u32 },
     /// The guest selects a configuration.
     Configuration { id: u64 },
     /// The guest selects an interface's setting.
@@ -79,8 +79,8 @@ enum Flight {
 
 /// The parts of a transfer's packet besides its data.
 #[derive(Clone, Copy, Debug)]
-enum Asked {
-    Control { number: u8, setup: Setup },
+enum RedirTransferHead {
+    Control { number: u8, setup: SetupPacket },
     Bulk { endpoint: EpAddr, stream: u32 },
     Interrupt { endpoint: EpAddr },
 }
@@ -88,17 +88,17 @@ enum Asked {
 /// A device with its open requests.
 pub struct DeviceSession<D> {
     device: D,
-    done: Completions,
-    limits: Limits,
-    state: State,
+    done: CompletionQueue,
+    limits: SessionLimits,
+    state: RedirPeerState,
     /// The capabilities of both sides, while a guest is connected.
-    caps: Caps,
-    flights: BTreeMap<UrbId, Flight>,
+    caps: RedirCapabilitySet,
+    flights: BTreeMap<UrbId, RedirRequest>,
     /// The guest's transfers, by the guest's ids.
     transfers: BTreeMap<u64, UrbId>,
-    streams: BTreeMap<u8, Stream>,
+    streams: BTreeMap<u8, EndpointStream>,
     /// Answers in order; packets of streams come after them.
-    outbox: VecDeque<Packet>,
+    outbox: VecDeque<RedirPacket>,
     outbox_bytes: usize,
     /// Bytes of requests in flight: requested for IN, given for OUT.
     bytes_held: usize,
@@ -112,23 +112,23 @@ pub struct DeviceSession<D> {
     /// The guest stays after all, as soon as all cancelled requests have come back.
     is_to_go_on: bool,
     /// Reads that were cancelled for a move, in the order of their submission.
-    taken_back: BTreeMap<UrbId, Packet>,
+    taken_back: BTreeMap<UrbId, RedirPacket>,
     /// Packets that the guest sent meanwhile.
-    waiting: VecDeque<Packet>,
+    waiting: VecDeque<RedirPacket>,
     waiting_bytes: usize,
     dropped: u64,
-    counters: Counters,
+    counters: ExporterCounters,
 }
 
 impl<D: Device> DeviceSession<D> {
     /// A session of a device without a guest.
-    pub fn new(device: D, limits: Limits) -> Self {
+    pub fn new(device: D, limits: SessionLimits) -> Self {
         Self {
             device,
-            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            done: CompletionQueue::new(BufferPool::new(limits.pool_bytes)),
             limits,
-            state: State::Alone,
-            caps: Caps::NONE,
+            state: RedirPeerState::Alone,
+            caps: RedirCapabilitySet::NONE,
             flights: BTreeMap::new(),
             transfers: BTreeMap::new(),
             streams: BTreeMap::new(),
@@ -145,7 +145,7 @@ impl<D: Device> DeviceSession<D> {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             dropped: 0,
-            counters: Counters::default(),
+            counters: ExporterCounters::default(),
         }
     }
 
@@ -155,12 +155,12 @@ impl<D: Device> DeviceSession<D> {
     }
 
     /// Runs `act` with the device and its completions.
-    pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
+    pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut CompletionQueue) -> T) -> T {
         act(&mut self.device, &mut self.done)
     }
 
     /// The counters.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ExporterCounters {
         self.counters
     }
 
@@ -181,12 +181,12 @@ impl<D: Device> DeviceSession<D> {
 
     /// Whether a guest has the device.
     pub fn is_shown(&self) -> bool {
-        self.state == State::Shown
+        self.state == RedirPeerState::Shown
     }
 
     /// Whether everything about the device has been said and taken.
     pub fn has_left(&self) -> bool {
-        self.state == State::Left && self.outbox.is_empty()
+        self.state == RedirPeerState::Left && self.outbox.is_empty()
     }
 
     /// Number of answers that wait.
@@ -195,23 +195,23 @@ impl<D: Device> DeviceSession<D> {
     }
 
     /// A guest has sent its hello; `caps` are the capabilities of both sides.
-    pub fn handle_hello(&mut self, caps: Caps) {
-        if self.state != State::Alone {
+    pub fn handle_hello(&mut self, caps: RedirCapabilitySet) {
+        if self.state != RedirPeerState::Alone {
             return;
         }
         self.caps = caps;
-        self.state = State::Shown;
+        self.state = RedirPeerState::Shown;
         self.say_parts();
-        self.say(0, Message::DeviceConnect(describe::device_connect(&self.device)));
+        self.say(0, RedirMessage::DeviceConnect(describe::device_connect(&self.device)));
     }
 
     /// The guest has disconnected: cancels everything and resets the device for the next guest.
     pub fn handle_disconnected(&mut self, now: Instant) {
         self.state = match self.state {
-            State::Alone | State::Shown => State::Alone,
-            State::Leaving | State::Left => State::Left,
+            RedirPeerState::Alone | RedirPeerState::Shown => RedirPeerState::Alone,
+            RedirPeerState::Leaving | RedirPeerState::Left => RedirPeerState::Left,
         };
-        self.caps = Caps::NONE;
+        self.caps = RedirCapabilitySet::NONE;
         self.streams.clear();
         self.transfers.clear();
         (self.outbox_bytes, self.waiting_bytes) = (0, 0);
@@ -220,15 +220,15 @@ impl<D: Device> DeviceSession<D> {
         self.waiting.clear();
         self.taken_back.clear();
         let ids: Vec<UrbId> = self.flights.keys().copied().collect();
-        self.flights.values_mut().for_each(|flight| *flight = Flight::Forgotten);
+        self.flights.values_mut().for_each(|flight| *flight = RedirRequest::Forgotten);
         ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
         self.device.reset(now, &mut self.done);
-        if !self.device.is_gone() && self.state == State::Alone {
+        if !self.device.is_gone() && self.state == RedirPeerState::Alone {
             // The exporter of a far device detects a reset by this request, which only a host sends that has just reset
             // the device (Linux's hub_port_init).
-            let setup = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
+            let setup = SetupPacket::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
             let urb = Urb::control(self.take_id(), setup, Payload::Empty);
-            self.launch(now, urb, Flight::Forgotten);
+            self.launch(now, urb, RedirRequest::Forgotten);
         }
         self.collect(now);
     }
@@ -242,11 +242,15 @@ impl<D: Device> DeviceSession<D> {
 
     fn leave(&mut self) {
         self.state = match self.state {
-            State::Shown => {
-                self.say(0, Message::DeviceDisconnect);
-                if self.caps.has(Capability::DeviceDisconnectAck) { State::Leaving } else { State::Left }
+            RedirPeerState::Shown => {
+                self.say(0, RedirMessage::DeviceDisconnect);
+                if self.caps.has(RedirCapability::DeviceDisconnectAck) {
+                    RedirPeerState::Leaving
+                } else {
+                    RedirPeerState::Left
+                }
             }
-            State::Alone => State::Left,
+            RedirPeerState::Alone => RedirPeerState::Left,
             state => state,
         };
     }
@@ -255,7 +259,7 @@ impl<D: Device> DeviceSession<D> {
     pub fn quiesce(&mut self, now: Instant) {
         (self.is_moving, self.is_to_go_on) = (true, false);
         self.streams.values_mut().for_each(|stream| stream.pause(true));
-        let urbs: Vec<UrbId> = self.streams.values().flat_map(Stream::in_flight).collect();
+        let urbs: Vec<UrbId> = self.streams.values().flat_map(EndpointStream::in_flight).collect();
         urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
         self.collect(now);
     }
@@ -264,11 +268,11 @@ impl<D: Device> DeviceSession<D> {
     pub fn take_back_reads(&mut self, now: Instant) {
         let mut urbs = Vec::new();
         for (urb, flight) in &mut self.flights {
-            if let Flight::Transfer { id, asked, is_withdrawn: false, length, begun } = &*flight
-                && matches!(asked, Asked::Bulk { endpoint, .. } if endpoint.direction() == Direction::In)
+            if let RedirRequest::Transfer { id, asked, is_withdrawn: false, length, begun } = &*flight
+                && matches!(asked, RedirTransferHead::Bulk { endpoint, .. } if endpoint.direction() == TransferDirection::In)
                 && begun.is_empty()
             {
-                *flight = Flight::TakenBack { id: *id, asked: *asked, length: *length };
+                *flight = RedirRequest::TakenBack { id: *id, asked: *asked, length: *length };
                 urbs.push(*urb);
             }
         }
@@ -283,8 +287,8 @@ impl<D: Device> DeviceSession<D> {
     }
 
     /// The guest's open requests as packets that it would send: streams, cancelled reads, waiting packets.
-    pub fn take_requests(&mut self) -> Vec<Packet> {
-        let plain = |message| Packet { id: 0, message };
+    pub fn take_requests(&mut self) -> Vec<RedirPacket> {
+        let plain = |message| RedirPacket { id: 0, message };
         let mut requests = Vec::new();
         for stream in self.streams.values_mut() {
             requests.push(plain(stream.beginning()));
@@ -304,16 +308,17 @@ impl<D: Device> DeviceSession<D> {
     /// Continues for a guest that stays, if that is possible now.
     ///
     /// # Errors
-    /// [`Reject`], as [`DeviceSession::handle_packet`]: a waiting packet is invalid.
-    pub fn go_on(&mut self, now: Instant) -> Result<(), Reject> {
-        let is_withdrawing = |flight: &Flight| matches!(flight, Flight::Stream(_) | Flight::TakenBack { .. });
+    /// [`ProtocolViolation`], as [`DeviceSession::handle_packet`]: a waiting packet is invalid.
+    pub fn go_on(&mut self, now: Instant) -> Result<(), ProtocolViolation> {
+        let is_withdrawing =
+            |flight: &RedirRequest| matches!(flight, RedirRequest::Stream(_) | RedirRequest::TakenBack { .. });
         if !self.is_to_go_on || self.flights.values().any(is_withdrawing) {
             return Ok(());
         }
         (self.is_moving, self.is_to_go_on) = (false, false);
         self.streams.values_mut().for_each(|stream| stream.pause(false));
         let taken_back = std::mem::take(&mut self.taken_back).into_values();
-        let said: Vec<Packet> = taken_back.chain(self.waiting.drain(..)).collect();
+        let said: Vec<RedirPacket> = taken_back.chain(self.waiting.drain(..)).collect();
         self.waiting_bytes = 0;
         said.into_iter().try_for_each(|packet| self.handle_packet(now, packet))
     }
@@ -321,24 +326,33 @@ impl<D: Device> DeviceSession<D> {
     /// A guest moved here together with its device.
     ///
     /// # Errors
-    /// [`Reject`]: the device is not configured as the guest has configured it.
-    pub fn handle_moved_here(&mut self, caps: Caps, configuration: u8, alternates: &[(u8, u8)]) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: the device is not configured as the guest has configured it.
+    pub fn handle_moved_here(
+        &mut self,
+        caps: RedirCapabilitySet,
+        configuration: u8,
+        alternates: &[(u8, u8)],
+    ) -> Result<(), ProtocolViolation> {
         let selection = self.device.selection();
         if (selection.configuration(), selection.alternates()) != (configuration, alternates) {
             let is = selection.configuration();
-            return Err(Reject::new("configuration", is.into(), "a device that moves stays as its guest has set it"));
+            return Err(ProtocolViolation::new(
+                "configuration",
+                is.into(),
+                "a device that moves stays as its guest has set it",
+            ));
         }
         self.caps = caps;
-        self.state = State::Shown;
+        self.state = RedirPeerState::Shown;
         Ok(())
     }
 
     /// What the guest that moved here had asked is there: its streams go on at once.
     pub fn go_on_here(&mut self) {
-        self.streams.values_mut().for_each(Stream::go_on);
+        self.streams.values_mut().for_each(EndpointStream::go_on);
     }
 
-    fn keep(&mut self, mut packet: Packet) -> Result<(), Reject> {
+    fn keep(&mut self, mut packet: RedirPacket) -> Result<(), ProtocolViolation> {
         let mut payload = packet.message.take_payload();
         payload.own();
         self.waiting_bytes += payload.len();
@@ -347,7 +361,11 @@ impl<D: Device> DeviceSession<D> {
         let is_too_much = self.waiting_bytes > self.limits.payload_bytes_max
             || self.waiting.len() > 2 * self.limits.urbs_in_flight_max;
         match is_too_much {
-            true => Err(Reject::new("length", self.waiting_bytes as u64, "a guest that moves says no more than fits")),
+            true => Err(ProtocolViolation::new(
+                "length",
+                self.waiting_bytes as u64,
+                "a guest that moves says no more than fits",
+            )),
             false => Ok(()),
         }
     }
@@ -355,87 +373,94 @@ impl<D: Device> DeviceSession<D> {
     /// Handles a packet of the guest.
     ///
     /// # Errors
-    /// [`Reject`]: the packet is not allowed now; the connection must end.
-    pub fn handle_packet(&mut self, now: Instant, packet: Packet) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: the packet is not allowed now; the connection must end.
+    pub fn handle_packet(&mut self, now: Instant, packet: RedirPacket) -> Result<(), ProtocolViolation> {
         if self.is_moving {
             return self.keep(packet);
         }
-        let Packet { id, message } = packet;
+        let RedirPacket { id, message } = packet;
         match message {
-            Message::Reset => self.reset(now),
-            Message::SetConfiguration(value) => self.set_configuration(now, id, value),
-            Message::GetConfiguration => self.say_configuration(id, Outcome::Success),
-            Message::SetAltSetting { interface, alternate } => self.set_alt_setting(now, id, interface, alternate),
-            Message::GetAltSetting { interface } => {
+            RedirMessage::Reset => self.reset(now),
+            RedirMessage::SetConfiguration(value) => self.set_configuration(now, id, value),
+            RedirMessage::GetConfiguration => self.say_configuration(id, RedirStatus::Success),
+            RedirMessage::SetAltSetting { interface, alternate } => self.set_alt_setting(now, id, interface, alternate),
+            RedirMessage::GetAltSetting { interface } => {
                 let all = self.device.descriptors();
                 let configuration = all.configuration(self.device.selection().configuration());
                 let is_known = configuration.is_some_and(|c| c.settings.iter().any(|s| s.interface == interface));
-                self.say_alt_setting(id, interface, if is_known { Outcome::Success } else { Outcome::Invalid });
+                self.say_alt_setting(id, interface, if is_known { RedirStatus::Success } else { RedirStatus::Invalid });
             }
-            Message::StartIsoStream { endpoint, packets_per_urb, urbs } => {
+            RedirMessage::StartIsoStream { endpoint, packets_per_urb, urbs } => {
                 let is_fine = (1..=STREAM_PACKETS_PER_URB_MAX).contains(&packets_per_urb) && is_count(urbs);
-                let kind = Kind::Iso { packets_per_urb: packets_per_urb.into() };
+                let kind = EndpointStreamKind::Iso { packets_per_urb: packets_per_urb.into() };
                 let made = is_fine.then(|| self.iso_stream(endpoint, packets_per_urb.into(), urbs.into())).flatten();
                 self.start(id, endpoint, kind, made);
             }
-            Message::StartInterruptReceiving(endpoint) => {
+            RedirMessage::StartInterruptReceiving(endpoint) => {
                 let found = self.find(endpoint, TransferType::Interrupt).map(describe::interval_bytes_max);
                 let urbs = self.interrupt_urbs(endpoint);
-                let made =
-                    found.map(|bytes| Stream::new(endpoint, Kind::Interrupt, bytes.into(), urbs, INTERRUPTS_AHEAD_MAX));
-                self.start(id, endpoint, Kind::Interrupt, made);
+                let made = found.map(|bytes| {
+                    EndpointStream::new(
+                        endpoint,
+                        EndpointStreamKind::Interrupt,
+                        bytes.into(),
+                        urbs,
+                        INTERRUPTS_AHEAD_MAX,
+                    )
+                });
+                self.start(id, endpoint, EndpointStreamKind::Interrupt, made);
             }
-            Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
+            RedirMessage::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
                 let made = self.bulk_stream(endpoint, stream, bytes_per_transfer, transfers);
-                self.start(id, endpoint, Kind::Bulk { stream }, made);
+                self.start(id, endpoint, EndpointStreamKind::Bulk { stream }, made);
             }
-            Message::StopIsoStream(endpoint)
-            | Message::StopInterruptReceiving(endpoint)
-            | Message::StopBulkReceiving { endpoint, .. } => self.stop(now, id, endpoint, &message),
-            Message::AllocBulkStreams { endpoints, streams } => {
-                self.say(id, Message::BulkStreamsStatus { endpoints, streams, outcome: Outcome::Invalid });
+            RedirMessage::StopIsoStream(endpoint)
+            | RedirMessage::StopInterruptReceiving(endpoint)
+            | RedirMessage::StopBulkReceiving { endpoint, .. } => self.stop(now, id, endpoint, &message),
+            RedirMessage::AllocBulkStreams { endpoints, streams } => {
+                self.say(id, RedirMessage::BulkStreamsStatus { endpoints, streams, outcome: RedirStatus::Invalid });
             }
-            Message::FreeBulkStreams { endpoints } => {
-                self.say(id, Message::BulkStreamsStatus { endpoints, streams: 0, outcome: Outcome::Success });
+            RedirMessage::FreeBulkStreams { endpoints } => {
+                self.say(id, RedirMessage::BulkStreamsStatus { endpoints, streams: 0, outcome: RedirStatus::Success });
             }
-            Message::CancelDataPacket => self.cancel(now, id),
-            Message::FilterReject => {
+            RedirMessage::CancelDataPacket => self.cancel(now, id),
+            RedirMessage::FilterReject => {
                 self.is_refused = true;
                 self.withdraw_all(now, |_| true);
             }
-            Message::DeviceDisconnectAck => {
-                if self.state == State::Leaving {
-                    self.state = State::Left;
+            RedirMessage::DeviceDisconnectAck => {
+                if self.state == RedirPeerState::Leaving {
+                    self.state = RedirPeerState::Left;
                 }
             }
-            Message::Control(packet) => self.control(now, id, packet)?,
-            Message::Bulk(packet) => self.bulk(now, id, packet)?,
-            Message::Interrupt(packet) => self.interrupt_out(now, id, packet)?,
-            Message::Iso(packet) => self.iso_out(packet),
+            RedirMessage::Control(packet) => self.control(now, id, packet)?,
+            RedirMessage::Bulk(packet) => self.bulk(now, id, packet)?,
+            RedirMessage::Interrupt(packet) => self.interrupt_out(now, id, packet)?,
+            RedirMessage::Iso(packet) => self.iso_out(packet),
             // The filter is applied by the guest itself, which then accepts or rejects the device.
-            Message::FilterFilter(_) => {}
-            Message::Hello { .. }
-            | Message::DeviceConnect(_)
-            | Message::DeviceDisconnect
-            | Message::InterfaceInfo(_)
-            | Message::EpInfo(_)
-            | Message::ConfigurationStatus { .. }
-            | Message::AltSettingStatus { .. }
-            | Message::IsoStreamStatus { .. }
-            | Message::InterruptReceivingStatus { .. }
-            | Message::BulkStreamsStatus { .. }
-            | Message::BulkReceivingStatus { .. }
-            | Message::BufferedBulk(_) => unreachable!("the connection lets nothing through that a host says"),
+            RedirMessage::FilterFilter(_) => {}
+            RedirMessage::Hello { .. }
+            | RedirMessage::DeviceConnect(_)
+            | RedirMessage::DeviceDisconnect
+            | RedirMessage::InterfaceInfo(_)
+            | RedirMessage::EpInfo(_)
+            | RedirMessage::ConfigurationStatus { .. }
+            | RedirMessage::AltSettingStatus { .. }
+            | RedirMessage::IsoStreamStatus { .. }
+            | RedirMessage::InterruptReceivingStatus { .. }
+            | RedirMessage::BulkStreamsStatus { .. }
+            | RedirMessage::BulkReceivingStatus { .. }
+            | RedirMessage::BufferedBulk(_) => unreachable!("the connection lets nothing through that a host says"),
         }
         self.collect(now);
         Ok(())
     }
 
-    fn say(&mut self, id: u64, message: Message) {
-        self.queue(Packet { id, message });
+    fn say(&mut self, id: u64, message: RedirMessage) {
+        self.queue(RedirPacket { id, message });
     }
 
-    fn queue(&mut self, packet: Packet) {
+    fn queue(&mut self, packet: RedirPacket) {
         self.outbox_bytes += payload_bytes(&packet);
         self.outbox.push_back(packet);
     }
@@ -443,32 +468,32 @@ impl<D: Device> DeviceSession<D> {
     /// Interfaces first, because QEMU looks them up when it gets the endpoints.
     fn say_parts(&mut self) {
         let (interfaces, endpoints) = describe::parts(&self.device);
-        self.say(0, Message::InterfaceInfo(Box::new(interfaces)));
-        self.say(0, Message::EpInfo(Box::new(endpoints)));
+        self.say(0, RedirMessage::InterfaceInfo(Box::new(interfaces)));
+        self.say(0, RedirMessage::EpInfo(Box::new(endpoints)));
     }
 
-    fn say_configuration(&mut self, id: u64, outcome: Outcome) {
+    fn say_configuration(&mut self, id: u64, outcome: RedirStatus) {
         let configuration = self.device.selection().configuration();
-        self.say(id, Message::ConfigurationStatus { outcome, configuration });
+        self.say(id, RedirMessage::ConfigurationStatus { outcome, configuration });
     }
 
-    fn say_alt_setting(&mut self, id: u64, interface: u8, outcome: Outcome) {
+    fn say_alt_setting(&mut self, id: u64, interface: u8, outcome: RedirStatus) {
         let alternate = self.device.selection().alternate(interface);
-        self.say(id, Message::AltSettingStatus { outcome, interface, alternate });
+        self.say(id, RedirMessage::AltSettingStatus { outcome, interface, alternate });
     }
 
     /// Whether [`DeviceSession::poll_packet`] has a packet.
     pub fn has_packets(&self) -> bool {
-        !self.outbox.is_empty() || self.streams.values().any(Stream::has_packets)
+        !self.outbox.is_empty() || self.streams.values().any(EndpointStream::has_packets)
     }
 
     /// The next packet for the guest: answers first, then packets of streams.
-    pub fn poll_packet(&mut self) -> Option<Packet> {
+    pub fn poll_packet(&mut self) -> Option<RedirPacket> {
         if let Some(packet) = self.outbox.pop_front() {
             self.outbox_bytes -= payload_bytes(&packet);
             return Some(packet);
         }
-        self.streams.values_mut().find_map(Stream::poll_packet)
+        self.streams.values_mut().find_map(EndpointStream::poll_packet)
     }
 
     fn take_id(&mut self) -> UrbId {
@@ -477,13 +502,13 @@ impl<D: Device> DeviceSession<D> {
         id
     }
 
-    fn launch(&mut self, now: Instant, urb: Urb, flight: Flight) {
+    fn launch(&mut self, now: Instant, urb: Urb, flight: RedirRequest) {
         self.bytes_held += urb.length as usize;
         // Control requests are answered at once; a guest that moved here may send none, so an interrupt must do.
         let tells = match flight {
-            Flight::Configuration { .. } | Flight::AltSetting { .. } => true,
-            Flight::Transfer { asked: Asked::Control { .. }, .. } => true,
-            Flight::Stream(endpoint) if self.quickest.is_none() && self.timed.is_none() => {
+            RedirRequest::Configuration { .. } | RedirRequest::AltSetting { .. } => true,
+            RedirRequest::Transfer { asked: RedirTransferHead::Control { .. }, .. } => true,
+            RedirRequest::Stream(endpoint) if self.quickest.is_none() && self.timed.is_none() => {
                 self.find(endpoint, TransferType::Interrupt).is_some()
             }
             _ => false,
@@ -497,33 +522,39 @@ impl<D: Device> DeviceSession<D> {
 
     /// Whether the limits allow one more payload.
     fn has_credit(&self) -> bool {
-        let ahead: usize = self.streams.values().map(Stream::ahead_bytes).sum();
+        let ahead: usize = self.streams.values().map(EndpointStream::ahead_bytes).sum();
         self.flights.len() <= self.limits.urbs_in_flight_max
             && self.bytes_held + self.outbox_bytes + ahead <= self.limits.payload_bytes_max
     }
 
-    fn find(&self, endpoint: EpAddr, kind: TransferType) -> Option<&Endpoint> {
+    fn find(&self, endpoint: EpAddr, kind: TransferType) -> Option<&EndpointDescriptor> {
         self.device.selection().endpoint(endpoint).filter(|found| found.kind == kind)
     }
 
     /// Submits a transfer of the guest, or answers it at once with an error.
-    fn transfer(&mut self, now: Instant, id: u64, asked: Asked, mut urb: Urb) -> Result<(), Reject> {
+    fn transfer(
+        &mut self,
+        now: Instant,
+        id: u64,
+        asked: RedirTransferHead,
+        mut urb: Urb,
+    ) -> Result<(), ProtocolViolation> {
         if let Some(&old) = self.transfers.get(&id) {
             self.make_way(id, old)?;
         }
         let makes_sense = match asked {
-            Asked::Control { number, .. } => number == 0,
-            Asked::Bulk { endpoint, .. } => {
+            RedirTransferHead::Control { number, .. } => number == 0,
+            RedirTransferHead::Bulk { endpoint, .. } => {
                 self.find(endpoint, TransferType::Bulk).is_some() && !self.streams.contains_key(&endpoint.as_byte())
             }
-            Asked::Interrupt { endpoint } => self.find(endpoint, TransferType::Interrupt).is_some(),
+            RedirTransferHead::Interrupt { endpoint } => self.find(endpoint, TransferType::Interrupt).is_some(),
         };
         let refusal = match () {
-            () if self.state != State::Shown || self.is_refused => Some(Status::Gone),
-            () if !makes_sense => Some(Status::Invalid),
+            () if self.state != RedirPeerState::Shown || self.is_refused => Some(UrbStatus::Gone),
+            () if !makes_sense => Some(UrbStatus::Invalid),
             () if !self.has_credit() => {
                 self.counters.no_credit += 1;
-                Some(Status::NoCredit)
+                Some(UrbStatus::NoCredit)
             }
             () => None,
         };
@@ -534,54 +565,54 @@ impl<D: Device> DeviceSession<D> {
         urb.id = self.take_id();
         self.transfers.insert(id, urb.id);
         let length = urb.length;
-        self.launch(now, urb, Flight::Transfer { id, asked, is_withdrawn: false, length, begun: Payload::Empty });
+        self.launch(now, urb, RedirRequest::Transfer { id, asked, is_withdrawn: false, length, begun: Payload::Empty });
         Ok(())
     }
 
     /// Handles an id that is used while it is in flight: see the module's table.
-    fn make_way(&mut self, id: u64, old: UrbId) -> Result<(), Reject> {
+    fn make_way(&mut self, id: u64, old: UrbId) -> Result<(), ProtocolViolation> {
         let Some(flight) = self.flights.get_mut(&old) else { return Ok(()) };
         match flight {
-            Flight::Transfer { asked, is_withdrawn: true, .. } => {
+            RedirRequest::Transfer { asked, is_withdrawn: true, .. } => {
                 let asked = *asked;
-                *flight = Flight::Forgotten;
+                *flight = RedirRequest::Forgotten;
                 self.transfers.remove(&id);
                 let urb = match asked {
-                    Asked::Control { setup, .. } => Urb::control(old, setup, Payload::Empty),
-                    Asked::Bulk { endpoint, .. } | Asked::Interrupt { endpoint } => {
+                    RedirTransferHead::Control { setup, .. } => Urb::control(old, setup, Payload::Empty),
+                    RedirTransferHead::Bulk { endpoint, .. } | RedirTransferHead::Interrupt { endpoint } => {
                         Urb { endpoint, direction: endpoint.direction(), ..Urb::data_in(old, endpoint, 0) }
                     }
                 };
-                self.answer(id, asked, urb.launch().fail(Status::Cancelled));
+                self.answer(id, asked, urb.launch().fail(UrbStatus::Cancelled));
                 Ok(())
             }
-            Flight::Transfer { asked: Asked::Interrupt { .. }, .. } => Ok(()),
-            _ => Err(Reject::new("id", id, "an id in flight is used again only once it was cancelled")),
+            RedirRequest::Transfer { asked: RedirTransferHead::Interrupt { .. }, .. } => Ok(()),
+            _ => Err(ProtocolViolation::new("id", id, "an id in flight is used again only once it was cancelled")),
         }
     }
 
-    fn control(&mut self, now: Instant, id: u64, packet: ControlPacket) -> Result<(), Reject> {
+    fn control(&mut self, now: Instant, id: u64, packet: ControlPacket) -> Result<(), ProtocolViolation> {
         let ControlPacket { number, setup, payload, .. } = packet;
-        self.transfer(now, id, Asked::Control { number, setup }, Urb::control(UrbId(0), setup, payload))
+        self.transfer(now, id, RedirTransferHead::Control { number, setup }, Urb::control(UrbId(0), setup, payload))
     }
 
-    fn bulk(&mut self, now: Instant, id: u64, packet: DataPacket) -> Result<(), Reject> {
+    fn bulk(&mut self, now: Instant, id: u64, packet: DataPacket) -> Result<(), ProtocolViolation> {
         let DataPacket { endpoint, length, stream, payload, .. } = packet;
         let urb = match endpoint.direction() {
-            Direction::In => Urb::data_in(UrbId(0), endpoint, length),
-            Direction::Out => Urb::data_out(UrbId(0), endpoint, payload),
+            TransferDirection::In => Urb::data_in(UrbId(0), endpoint, length),
+            TransferDirection::Out => Urb::data_out(UrbId(0), endpoint, payload),
         };
-        self.transfer(now, id, Asked::Bulk { endpoint, stream }, Urb { stream: stream as u16, ..urb })
+        self.transfer(now, id, RedirTransferHead::Bulk { endpoint, stream }, Urb { stream: stream as u16, ..urb })
     }
 
-    fn interrupt_out(&mut self, now: Instant, id: u64, packet: DataPacket) -> Result<(), Reject> {
+    fn interrupt_out(&mut self, now: Instant, id: u64, packet: DataPacket) -> Result<(), ProtocolViolation> {
         let DataPacket { endpoint, payload, .. } = packet;
-        self.transfer(now, id, Asked::Interrupt { endpoint }, Urb::data_out(UrbId(0), endpoint, payload))
+        self.transfer(now, id, RedirTransferHead::Interrupt { endpoint }, Urb::data_out(UrbId(0), endpoint, payload))
     }
 
     fn cancel(&mut self, now: Instant, id: u64) {
         let Some(urb) = self.transfers.get(&id) else { return };
-        if let Some(Flight::Transfer { is_withdrawn, .. }) = self.flights.get_mut(urb)
+        if let Some(RedirRequest::Transfer { is_withdrawn, .. }) = self.flights.get_mut(urb)
             && !std::mem::replace(is_withdrawn, true)
         {
             self.counters.unlinked += 1;
@@ -594,10 +625,10 @@ impl<D: Device> DeviceSession<D> {
         let streams: Vec<u8> = self.streams.keys().copied().filter(|&at| is_meant(EpAddr::from_byte(at))).collect();
         streams.into_iter().for_each(|at| self.end_stream(now, EpAddr::from_byte(at)));
         let transfers = self.flights.iter_mut().filter_map(|(urb, flight)| match flight {
-            Flight::Transfer { asked, is_withdrawn, .. } => {
+            RedirRequest::Transfer { asked, is_withdrawn, .. } => {
                 let endpoint = match asked {
-                    Asked::Control { .. } => EpAddr::CONTROL,
-                    Asked::Bulk { endpoint, .. } | Asked::Interrupt { endpoint } => *endpoint,
+                    RedirTransferHead::Control { .. } => EpAddr::CONTROL,
+                    RedirTransferHead::Bulk { endpoint, .. } | RedirTransferHead::Interrupt { endpoint } => *endpoint,
                 };
                 (is_meant(endpoint) && !std::mem::replace(is_withdrawn, true)).then_some(*urb)
             }
@@ -611,23 +642,23 @@ impl<D: Device> DeviceSession<D> {
         self.counters.resets += 1;
         let streams: Vec<u8> = self.streams.keys().copied().collect();
         for at in streams {
-            self.stop_with(now, EpAddr::from_byte(at), Outcome::Stall);
+            self.stop_with(now, EpAddr::from_byte(at), RedirStatus::Stall);
         }
         self.device.reset(now, &mut self.done);
     }
 
     fn set_configuration(&mut self, now: Instant, id: u64, value: u8) {
-        if self.state != State::Shown || !self.has_credit() {
-            return self.say_configuration(id, Outcome::IoError);
+        if self.state != RedirPeerState::Shown || !self.has_credit() {
+            return self.say_configuration(id, RedirStatus::IoError);
         }
         self.withdraw_all(now, |endpoint| !endpoint.is_control());
-        let urb = Urb::control(self.take_id(), Setup::set_configuration(value), Payload::Empty);
-        self.launch(now, urb, Flight::Configuration { id });
+        let urb = Urb::control(self.take_id(), SetupPacket::set_configuration(value), Payload::Empty);
+        self.launch(now, urb, RedirRequest::Configuration { id });
     }
 
     fn set_alt_setting(&mut self, now: Instant, id: u64, interface: u8, alternate: u8) {
-        if self.state != State::Shown || !self.has_credit() {
-            return self.say_alt_setting(id, interface, Outcome::IoError);
+        if self.state != RedirPeerState::Shown || !self.has_credit() {
+            return self.say_alt_setting(id, interface, RedirStatus::IoError);
         }
         let all = self.device.descriptors();
         let selection = self.device.selection();
@@ -638,68 +669,69 @@ impl<D: Device> DeviceSession<D> {
             .map(|setting| setting.endpoints.iter().map(|endpoint| endpoint.address).collect())
             .unwrap_or_default();
         self.withdraw_all(now, |endpoint| endpoints.contains(&endpoint));
-        let urb = Urb::control(self.take_id(), Setup::set_interface(interface, alternate), Payload::Empty);
-        self.launch(now, urb, Flight::AltSetting { id, interface });
+        let urb = Urb::control(self.take_id(), SetupPacket::set_interface(interface, alternate), Payload::Empty);
+        self.launch(now, urb, RedirRequest::AltSetting { id, interface });
     }
 
-    fn iso_stream(&self, endpoint: EpAddr, packets_per_urb: usize, urbs: usize) -> Option<Stream> {
+    fn iso_stream(&self, endpoint: EpAddr, packets_per_urb: usize, urbs: usize) -> Option<EndpointStream> {
         let packet_bytes = u32::from(describe::interval_bytes_max(self.find(endpoint, TransferType::Isochronous)?));
         if packet_bytes == 0 {
             return None;
         }
-        let kind = Kind::Iso { packets_per_urb };
+        let kind = EndpointStreamKind::Iso { packets_per_urb };
         // Half of the OUT URBs are in flight while the other half are filled (the protocol's start_iso_stream).
-        let in_flight = if endpoint.direction() == Direction::In { urbs } else { urbs.div_ceil(2) };
-        Some(Stream::new(endpoint, kind, packet_bytes, in_flight, packets_per_urb * urbs))
+        let in_flight = if endpoint.direction() == TransferDirection::In { urbs } else { urbs.div_ceil(2) };
+        Some(EndpointStream::new(endpoint, kind, packet_bytes, in_flight, packets_per_urb * urbs))
     }
 
-    fn bulk_stream(&self, endpoint: EpAddr, stream: u32, bytes: u32, transfers: u8) -> Option<Stream> {
+    fn bulk_stream(&self, endpoint: EpAddr, stream: u32, bytes: u32, transfers: u8) -> Option<EndpointStream> {
         let packet_bytes = u32::from(self.find(endpoint, TransferType::Bulk)?.packet_bytes_max.max(1));
         let is_fine = is_count(transfers) && (1..=URB_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(packet_bytes);
         let urbs = usize::from(transfers);
-        is_fine.then(|| Stream::new(endpoint, Kind::Bulk { stream }, bytes, urbs, BULK_AHEAD * urbs))
+        is_fine
+            .then(|| EndpointStream::new(endpoint, EndpointStreamKind::Bulk { stream }, bytes, urbs, BULK_AHEAD * urbs))
     }
 
     /// Begins the stream `made`, or refuses if there is none, and tells the guest.
-    fn start(&mut self, id: u64, endpoint: EpAddr, kind: Kind, made: Option<Stream>) {
+    fn start(&mut self, id: u64, endpoint: EpAddr, kind: EndpointStreamKind, made: Option<EndpointStream>) {
         let outcome = match made {
-            Some(_) if self.streams.contains_key(&endpoint.as_byte()) => Outcome::Invalid,
-            Some(stream) if self.state == State::Shown && self.has_credit() => {
+            Some(_) if self.streams.contains_key(&endpoint.as_byte()) => RedirStatus::Invalid,
+            Some(stream) if self.state == RedirPeerState::Shown && self.has_credit() => {
                 self.streams.insert(endpoint.as_byte(), stream);
-                Outcome::Success
+                RedirStatus::Success
             }
-            _ => Outcome::Stall,
+            _ => RedirStatus::Stall,
         };
         self.say_stream(id, endpoint, kind, outcome);
     }
 
-    fn say_stream(&mut self, id: u64, endpoint: EpAddr, kind: Kind, outcome: Outcome) {
+    fn say_stream(&mut self, id: u64, endpoint: EpAddr, kind: EndpointStreamKind, outcome: RedirStatus) {
         self.say(
             id,
             match kind {
-                Kind::Iso { .. } => Message::IsoStreamStatus { outcome, endpoint },
-                Kind::Interrupt => Message::InterruptReceivingStatus { outcome, endpoint },
-                Kind::Bulk { stream } => Message::BulkReceivingStatus { stream, endpoint, outcome },
+                EndpointStreamKind::Iso { .. } => RedirMessage::IsoStreamStatus { outcome, endpoint },
+                EndpointStreamKind::Interrupt => RedirMessage::InterruptReceivingStatus { outcome, endpoint },
+                EndpointStreamKind::Bulk { stream } => RedirMessage::BulkReceivingStatus { stream, endpoint, outcome },
             },
         );
     }
 
     /// Stops a stream on the guest's request. The kind comes from the request, because the stream may be gone already.
-    fn stop(&mut self, now: Instant, id: u64, endpoint: EpAddr, question: &Message) {
+    fn stop(&mut self, now: Instant, id: u64, endpoint: EpAddr, question: &RedirMessage) {
         self.end_stream(now, endpoint);
         let kind = match question {
-            Message::StopIsoStream(_) => Kind::Iso { packets_per_urb: 1 },
-            Message::StopBulkReceiving { stream, .. } => Kind::Bulk { stream: *stream },
-            _ => Kind::Interrupt,
+            RedirMessage::StopIsoStream(_) => EndpointStreamKind::Iso { packets_per_urb: 1 },
+            RedirMessage::StopBulkReceiving { stream, .. } => EndpointStreamKind::Bulk { stream: *stream },
+            _ => EndpointStreamKind::Interrupt,
         };
-        self.say_stream(id, endpoint, kind, Outcome::Success);
+        self.say_stream(id, endpoint, kind, RedirStatus::Success);
     }
 
     /// Ends a stream that failed: sends its remaining packets, then the reason.
-    fn stop_with(&mut self, now: Instant, endpoint: EpAddr, outcome: Outcome) {
+    fn stop_with(&mut self, now: Instant, endpoint: EpAddr, outcome: RedirStatus) {
         let Some(stream) = self.streams.get_mut(&endpoint.as_byte()) else { return };
         let kind = stream.kind();
-        let ahead: Vec<Packet> = std::iter::from_fn(|| stream.poll_packet()).collect();
+        let ahead: Vec<RedirPacket> = std::iter::from_fn(|| stream.poll_packet()).collect();
         ahead.into_iter().for_each(|packet| self.queue(packet));
         self.end_stream(now, endpoint);
         self.say_stream(0, endpoint, kind, outcome);
@@ -715,16 +747,16 @@ impl<D: Device> DeviceSession<D> {
         let DataPacket { endpoint, payload, .. } = packet;
         let has_credit = self.has_credit();
         let stream = self.streams.get_mut(&endpoint.as_byte());
-        match stream.filter(|stream| matches!(stream.kind(), Kind::Iso { .. })) {
+        match stream.filter(|stream| matches!(stream.kind(), EndpointStreamKind::Iso { .. })) {
             Some(stream) if payload.len() <= stream.packet_bytes() as usize => {
                 if !has_credit {
                     stream.drop_oldest();
                 }
                 stream.push(payload);
             }
-            Some(_) => self.say(0, Message::IsoStreamStatus { outcome: Outcome::Invalid, endpoint }),
-            None if self.state == State::Shown => {
-                self.say(0, Message::IsoStreamStatus { outcome: Outcome::Stall, endpoint });
+            Some(_) => self.say(0, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Invalid, endpoint }),
+            None if self.state == RedirPeerState::Shown => {
+                self.say(0, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, endpoint });
             }
             None => {}
         }
@@ -753,7 +785,7 @@ impl<D: Device> DeviceSession<D> {
                 let id = self.take_id();
                 let Some(stream) = self.streams.get_mut(&at) else { break };
                 let urb = stream.urb(id, &mut self.done.pool);
-                self.launch(now, urb, Flight::Stream(EpAddr::from_byte(at)));
+                self.launch(now, urb, RedirRequest::Stream(EpAddr::from_byte(at)));
             }
         }
         !self.done.is_empty()
@@ -788,95 +820,97 @@ impl<D: Device> DeviceSession<D> {
                 self.note_way(now - begun);
             }
             match self.flights.remove(&done.id) {
-                Some(Flight::Transfer { id, asked, begun, .. }) => {
+                Some(RedirRequest::Transfer { id, asked, begun, .. }) => {
                     if self.transfers.get(&id) == Some(&done.id) {
                         self.transfers.remove(&id);
                     }
                     self.bytes_held -= begun.len();
                     self.answer(id, asked, behind(begun, done));
                 }
-                Some(Flight::TakenBack { id, asked: asked @ Asked::Bulk { endpoint, stream }, length })
-                    if done.status == Status::Cancelled =>
-                {
+                Some(RedirRequest::TakenBack {
+                    id,
+                    asked: asked @ RedirTransferHead::Bulk { endpoint, stream },
+                    length,
+                }) if done.status == UrbStatus::Cancelled => {
                     if done.actual > 0 {
                         self.read_on(now, id, asked, length, done.payload);
                         continue;
                     }
                     self.transfers.remove(&id);
-                    let (outcome, payload) = (Outcome::Success, Payload::Empty);
+                    let (outcome, payload) = (RedirStatus::Success, Payload::Empty);
                     let packet = DataPacket { endpoint, outcome, length, stream, payload };
-                    self.taken_back.insert(done.id, Packet { id, message: Message::Bulk(packet) });
+                    self.taken_back.insert(done.id, RedirPacket { id, message: RedirMessage::Bulk(packet) });
                 }
                 // It completed before the cancel.
-                Some(Flight::TakenBack { id, asked, .. }) => {
+                Some(RedirRequest::TakenBack { id, asked, .. }) => {
                     self.transfers.remove(&id);
                     self.answer(id, asked, done);
                 }
-                Some(Flight::Configuration { id }) => {
-                    if done.status == Status::Ok {
+                Some(RedirRequest::Configuration { id }) => {
+                    if done.status == UrbStatus::Ok {
                         self.say_parts();
                     }
                     self.say_configuration(id, done.status.into());
                 }
-                Some(Flight::AltSetting { id, interface }) => {
-                    if done.status == Status::Ok {
+                Some(RedirRequest::AltSetting { id, interface }) => {
+                    if done.status == UrbStatus::Ok {
                         self.say_parts();
                     }
                     self.say_alt_setting(id, interface, done.status.into());
                 }
-                Some(Flight::Stream(endpoint)) => self.stream_done(now, endpoint, done),
-                Some(Flight::Forgotten) => self.done.pool.recycle(done.payload),
+                Some(RedirRequest::Stream(endpoint)) => self.stream_done(now, endpoint, done),
+                Some(RedirRequest::Forgotten) => self.done.pool.recycle(done.payload),
                 None => unreachable!("a device answers what it was asked, once"),
             }
         }
     }
 
     /// A cancelled read has data: requests the rest from the device and waits for it.
-    fn read_on(&mut self, now: Instant, id: u64, asked: Asked, length: u32, mut begun: Payload) {
-        let Asked::Bulk { endpoint, stream } = asked else { unreachable!("only such are taken back") };
+    fn read_on(&mut self, now: Instant, id: u64, asked: RedirTransferHead, length: u32, mut begun: Payload) {
+        let RedirTransferHead::Bulk { endpoint, stream } = asked else { unreachable!("only such are taken back") };
         begun.own();
         self.bytes_held += begun.len();
         let urb = Urb::data_in(self.take_id(), endpoint, length - begun.len() as u32);
         self.transfers.insert(id, urb.id);
-        let flight = Flight::Transfer { id, asked, is_withdrawn: false, length, begun };
+        let flight = RedirRequest::Transfer { id, asked, is_withdrawn: false, length, begun };
         self.launch(now, Urb { stream: stream as u16, ..urb }, flight);
     }
 
-    fn stream_done(&mut self, now: Instant, endpoint: EpAddr, done: Done) {
+    fn stream_done(&mut self, now: Instant, endpoint: EpAddr, done: UrbCompletion) {
         self.count(&done);
         let Some(stream) = self.streams.get_mut(&endpoint.as_byte()) else { return };
         let kind = stream.kind();
         match stream.handle_done(done) {
-            None | Some(Ended::GoesOn) => {}
-            Some(Ended::Failed(outcome)) => self.say_stream(0, endpoint, kind, outcome),
-            Some(Ended::Stopped) => self.stop_with(now, endpoint, Outcome::Stall),
+            None | Some(StreamUrbResult::GoesOn) => {}
+            Some(StreamUrbResult::Failed(outcome)) => self.say_stream(0, endpoint, kind, outcome),
+            Some(StreamUrbResult::Stopped) => self.stop_with(now, endpoint, RedirStatus::Stall),
         }
     }
 
-    fn count(&mut self, done: &Done) {
+    fn count(&mut self, done: &UrbCompletion) {
         match done.direction {
-            Direction::In => self.counters.bytes_in += u64::from(done.actual),
-            Direction::Out => self.counters.bytes_out += u64::from(done.actual),
+            TransferDirection::In => self.counters.bytes_in += u64::from(done.actual),
+            TransferDirection::Out => self.counters.bytes_out += u64::from(done.actual),
         }
     }
 
-    fn answer(&mut self, id: u64, asked: Asked, done: Done) {
+    fn answer(&mut self, id: u64, asked: RedirTransferHead, done: UrbCompletion) {
         self.count(&done);
-        let Done { status, actual, payload, .. } = done;
-        let outcome = Outcome::from(status);
+        let UrbCompletion { status, actual, payload, .. } = done;
+        let outcome = RedirStatus::from(status);
         let message = match asked {
-            Asked::Control { number, setup } => {
-                if status == Status::Ok && changes_parts(setup) {
+            RedirTransferHead::Control { number, setup } => {
+                if status == UrbStatus::Ok && changes_parts(setup) {
                     self.say_parts();
                 }
-                let setup = Setup { length: actual as u16, ..setup };
-                Message::Control(ControlPacket { number, setup, outcome, payload })
+                let setup = SetupPacket { length: actual as u16, ..setup };
+                RedirMessage::Control(ControlPacket { number, setup, outcome, payload })
             }
-            Asked::Bulk { endpoint, stream } => {
-                Message::Bulk(DataPacket { endpoint, outcome, length: actual, stream, payload })
+            RedirTransferHead::Bulk { endpoint, stream } => {
+                RedirMessage::Bulk(DataPacket { endpoint, outcome, length: actual, stream, payload })
             }
-            Asked::Interrupt { endpoint } => {
-                Message::Interrupt(DataPacket { endpoint, outcome, length: actual, stream: 0, payload })
+            RedirTransferHead::Interrupt { endpoint } => {
+                RedirMessage::Interrupt(DataPacket { endpoint, outcome, length: actual, stream: 0, payload })
             }
         };
         self.say(id, message);
@@ -887,7 +921,7 @@ impl<D: Device> DeviceSession<D> {
         for urb in take_lost() {
             if self.flights.contains_key(&urb.id) {
                 self.counters.lost += 1;
-                self.done.push(urb.launch().fail(Status::Cancelled));
+                self.done.push(urb.launch().fail(UrbStatus::Cancelled));
             }
         }
         self.collect(now);
@@ -899,8 +933,8 @@ impl<D: Device> DeviceSession<D> {
     /// If a request is in flight.
     pub fn handle_moved_away(&mut self) {
         assert!(self.flights.is_empty(), "a device that moves owes nothing");
-        self.state = State::Alone;
-        self.caps = Caps::NONE;
+        self.state = RedirPeerState::Alone;
+        self.caps = RedirCapabilitySet::NONE;
         self.streams.clear();
         self.transfers.clear();
         (self.is_moving, self.is_to_go_on) = (false, false);
@@ -925,20 +959,21 @@ impl<D: Device> DeviceSession<D> {
 }
 
 /// The completion of a continued read, with the earlier data in front.
-fn behind(begun: Payload, rest: Done) -> Done {
+fn behind(begun: Payload, rest: UrbCompletion) -> UrbCompletion {
     if begun.is_empty() {
         return rest;
     }
     let actual = begun.len() as u32 + rest.actual;
-    Done { actual, payload: Payload::joined([begun, rest.payload]), ..rest }
+    UrbCompletion { actual, payload: Payload::joined([begun, rest.payload]), ..rest }
 }
 
-fn payload_bytes(packet: &Packet) -> usize {
+fn payload_bytes(packet: &RedirPacket) -> usize {
     match &packet.message {
-        Message::Control(packet) => packet.payload.len(),
-        Message::Bulk(packet) | Message::Iso(packet) | Message::Interrupt(packet) | Message::BufferedBulk(packet) => {
-            packet.payload.len()
-        }
+        RedirMessage::Control(packet) => packet.payload.len(),
+        RedirMessage::Bulk(packet)
+        | RedirMessage::Iso(packet)
+        | RedirMessage::Interrupt(packet)
+        | RedirMessage::BufferedBulk(packet) => packet.payload.len(),
         _ => 0,
     }
 }
@@ -948,7 +983,7 @@ fn is_count(urbs: u8) -> bool {
 }
 
 /// A guest may also select a configuration or setting by a plain control transfer.
-fn changes_parts(setup: Setup) -> bool {
-    setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
-        || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)
+fn changes_parts(setup: SetupPacket) -> bool {
+    setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device)
+        || setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface)
 }

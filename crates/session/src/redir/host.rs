@@ -1,22 +1,22 @@
 //! A device session joined with a connection: the usb-host end of usbredir.
 
-use farbus_model::{BufferPool, Completions, Device, Instant, Limits};
-use farbus_wire::Runs;
-use farbus_wire::usbredir::{Capability, Caps, Conn, Message, Side};
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, SessionLimits};
+use farbus_wire::SendSlices;
+use farbus_wire::usbredir::{RedirCapability, RedirCapabilitySet, RedirConn, RedirMessage, RedirRole};
 
 use super::device_session::DeviceSession;
-use super::frozen::Frozen;
-use crate::exporter::{Counters, Fault};
+use super::frozen::FrozenRedirStream;
+use crate::exporter::{ConnectionFault, ExporterCounters};
 
 /// Our capabilities. Bulk streams are not among them, because USB/IP cannot carry them.
-pub const CAPS: Caps = Caps::NONE
-    .with(Capability::ConnectDeviceVersion)
-    .with(Capability::Filter)
-    .with(Capability::DeviceDisconnectAck)
-    .with(Capability::EpInfoMaxPacketSize)
-    .with(Capability::Ids64)
-    .with(Capability::BulkLength32)
-    .with(Capability::BulkReceiving);
+pub const CAPS: RedirCapabilitySet = RedirCapabilitySet::NONE
+    .with(RedirCapability::ConnectDeviceVersion)
+    .with(RedirCapability::Filter)
+    .with(RedirCapability::DeviceDisconnectAck)
+    .with(RedirCapability::EpInfoMaxPacketSize)
+    .with(RedirCapability::Ids64)
+    .with(RedirCapability::BulkLength32)
+    .with(RedirCapability::BulkReceiving);
 
 /// Our version string in a hello.
 const VERSION: &str = concat!("farbus ", env!("CARGO_PKG_VERSION"));
@@ -26,17 +26,17 @@ const ANSWER_BYTES: usize = 64;
 /// A device session, and its connection if there is one.
 pub struct RedirHost<D> {
     session: DeviceSession<D>,
-    conn: Option<Conn>,
+    conn: Option<RedirConn>,
     /// Whether nothing more goes to the connection, because the stream is about to move.
     is_held: bool,
-    limits: Limits,
+    limits: SessionLimits,
     /// Takes back the buffers of sent payloads.
     pool: BufferPool,
 }
 
 impl<D: Device> RedirHost<D> {
     /// A device without a guest.
-    pub fn new(device: D, limits: Limits) -> Self {
+    pub fn new(device: D, limits: SessionLimits) -> Self {
         let pool = BufferPool::new(limits.pool_bytes);
         Self { session: DeviceSession::new(device, limits), conn: None, is_held: false, limits, pool }
     }
@@ -52,7 +52,7 @@ impl<D: Device> RedirHost<D> {
     /// If a guest is connected already.
     pub fn connect(&mut self) {
         assert!(self.conn.is_none(), "a device has one guest");
-        self.conn = Some(Conn::new(Side::Host, VERSION, CAPS, &self.limits));
+        self.conn = Some(RedirConn::new(RedirRole::Host, VERSION, CAPS, &self.limits));
     }
 
     /// The guest has disconnected: cancels everything and resets the device for the next guest.
@@ -93,7 +93,7 @@ impl<D: Device> RedirHost<D> {
     ///
     /// # Panics
     /// If [`RedirHost::is_quiet`] is false.
-    pub fn freeze(&mut self) -> Frozen {
+    pub fn freeze(&mut self) -> FrozenRedirStream {
         assert!(self.is_quiet(), "what moves owes nothing");
         let mut conn = self.conn.take().expect("a quiet one has a connection");
         self.is_held = false;
@@ -103,7 +103,7 @@ impl<D: Device> RedirHost<D> {
         }
         // Requests are encoded as the guest would send them, so the format does not depend on their representation
         // here.
-        let mut requests = Conn::continued(Side::Guest, theirs, CAPS, &self.limits);
+        let mut requests = RedirConn::continued(RedirRole::Guest, theirs, CAPS, &self.limits);
         for packet in self.session.take_requests() {
             requests.send(packet, &mut self.pool);
         }
@@ -113,20 +113,20 @@ impl<D: Device> RedirHost<D> {
         let selection = self.session.device().selection();
         let (configuration, alternates) = (selection.configuration(), selection.alternates().to_vec());
         self.session.handle_moved_away();
-        Frozen { theirs, configuration, alternates, from_guest, to_guest }
+        FrozenRedirStream { theirs, configuration, alternates, from_guest, to_guest }
     }
 
     /// Continues a frozen stream; the device must be in the state that it describes. The guest's requests are submitted
     /// at once; their answers wait for the connection that carries the stream from here.
     ///
     /// # Errors
-    /// [`Fault`]: the guest's packets are invalid, or the device is in another state; call [`RedirHost::disconnect`].
+    /// [`ConnectionFault`]: the guest's packets are invalid, or the device is in another state; call [`RedirHost::disconnect`].
     ///
     /// # Panics
     /// If a guest is connected.
-    pub fn thaw(&mut self, now: Instant, frozen: Frozen) -> Result<(), Fault> {
+    pub fn thaw(&mut self, now: Instant, frozen: FrozenRedirStream) -> Result<(), ConnectionFault> {
         assert!(self.conn.is_none(), "a device has one guest");
-        let mut conn = Conn::continued(Side::Host, CAPS, frozen.theirs, &self.limits);
+        let mut conn = RedirConn::continued(RedirRole::Host, CAPS, frozen.theirs, &self.limits);
         let common = conn.common().expect("it was said before");
         conn.send_again(frozen.to_guest, &mut self.pool);
         self.conn = Some(conn);
@@ -177,13 +177,13 @@ impl<D: Device> RedirHost<D> {
     /// that wait to be sent. Call it after anything happened.
     ///
     /// # Errors
-    /// [`Fault`]: the connection must end; call [`RedirHost::disconnect`].
-    pub fn advance(&mut self, now: Instant) -> Result<(), Fault> {
+    /// [`ConnectionFault`]: the connection must end; call [`RedirHost::disconnect`].
+    pub fn advance(&mut self, now: Instant) -> Result<(), ConnectionFault> {
         self.session.go_on(now)?;
         if let Some(conn) = &mut self.conn {
             while let Some(packet) = conn.poll_packet()? {
                 match &packet.message {
-                    Message::Hello { .. } => {
+                    RedirMessage::Hello { .. } => {
                         let common = conn.common().expect("a hello says what its end can do");
                         self.session.handle_hello(common);
                     }
@@ -200,7 +200,7 @@ impl<D: Device> RedirHost<D> {
             }
         }
         match self.session.backlog_packets() * ANSWER_BYTES > self.limits.reply_header_bytes_max {
-            true => Err(Fault::NeverReads),
+            true => Err(ConnectionFault::NeverReads),
             false => Ok(()),
         }
     }
@@ -227,7 +227,7 @@ impl<D: Device> RedirHost<D> {
     }
 
     /// Runs `act` with the device and its completions; call [`RedirHost::advance`] afterwards.
-    pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
+    pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut CompletionQueue) -> T) -> T {
         self.session.with_device(act)
     }
 
@@ -258,8 +258,8 @@ impl<D: Device> RedirHost<D> {
     }
 
     /// The runs of memory to send next, in order.
-    pub fn poll_transmit(&self) -> Runs<'_> {
-        self.conn.as_ref().map(Conn::poll_transmit).unwrap_or_default()
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
+        self.conn.as_ref().map(RedirConn::poll_transmit).unwrap_or_default()
     }
 
     /// `count` bytes were sent; call [`RedirHost::advance`] afterwards.
@@ -270,7 +270,7 @@ impl<D: Device> RedirHost<D> {
     }
 
     /// The counters.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ExporterCounters {
         self.session.counters()
     }
 
@@ -281,7 +281,7 @@ impl<D: Device> RedirHost<D> {
 }
 
 /// All bytes that a connection would send.
-fn drain(conn: &mut Conn, pool: &mut BufferPool) -> Vec<u8> {
+fn drain(conn: &mut RedirConn, pool: &mut BufferPool) -> Vec<u8> {
     let mut all = Vec::with_capacity(conn.backlog_bytes());
     while conn.backlog_bytes() > 0 {
         let count = conn.poll_transmit().iter().map(|run| run.len()).sum();

@@ -21,5 +21,5 @@ mod stream;
 
 pub use device_session::DeviceSession;
 pub use farbus_wire::usbredir;
-pub use frozen::{Frozen, MAGIC as FROZEN_MAGIC};
+pub use frozen::{FrozenRedirStream, MAGIC as FROZEN_MAGIC};
 pub use host::{CAPS, RedirHost};

@@ -12,9 +12,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Payload, Status, Urb, UrbFlags, UrbId};
+use farbus_model::{
+    BufferPool, EpAddr, IsoPacket, Payload, TransferDirection, Urb, UrbCompletion, UrbFlags, UrbId, UrbStatus,
+};
 use farbus_wire::usbredir::message::DataPacket;
-use farbus_wire::usbredir::{Message, Outcome, Packet};
+use farbus_wire::usbredir::{RedirMessage, RedirPacket, RedirStatus};
 
 /// Consecutive failures after which a stream ends. A bus may lose a packet now and then; a device that only fails is
 /// broken.
@@ -26,7 +28,7 @@ const BORROWED_MAX: usize = 8;
 
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EndpointStreamKind {
     /// Isochronous.
     Iso {
         /// Packets in each URB.
@@ -43,45 +45,45 @@ pub enum Kind {
 
 /// A packet in the queue.
 #[derive(Debug)]
-struct Ahead {
-    outcome: Outcome,
+struct QueuedPacket {
+    outcome: RedirStatus,
     payload: Payload,
 }
 
 /// A submitted URB.
 #[derive(Debug)]
-struct InFlight {
+struct StreamUrb {
     id: UrbId,
     /// Isochronous OUT: its packets.
-    row: Vec<Ahead>,
+    row: Vec<QueuedPacket>,
 }
 
 /// The result of a completed URB.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum StreamUrbResult {
     /// The stream continues.
     GoesOn,
     /// The stream continues, and the guest must be told of a failure.
-    Failed(Outcome),
+    Failed(RedirStatus),
     /// The stream ends.
     Stopped,
 }
 
 /// One endpoint's stream.
 #[derive(Debug)]
-pub struct Stream {
+pub struct EndpointStream {
     endpoint: EpAddr,
-    kind: Kind,
+    kind: EndpointStreamKind,
     /// Size of an IN packet or transfer, bytes.
     packet_bytes: u32,
     /// Most URBs in flight.
     urbs_max: usize,
     /// Most packets in the queue.
     ahead_max: usize,
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<StreamUrb>,
     /// Isochronous OUT during a pause: what cancelled URBs have not sent.
-    unsent: BTreeMap<UrbId, Vec<Ahead>>,
-    ahead: VecDeque<Ahead>,
+    unsent: BTreeMap<UrbId, Vec<QueuedPacket>>,
+    ahead: VecDeque<QueuedPacket>,
     ahead_bytes: usize,
     /// Isochronous OUT: whether there were enough packets to start.
     has_begun: bool,
@@ -94,9 +96,15 @@ pub struct Stream {
     dropped: u64,
 }
 
-impl Stream {
+impl EndpointStream {
     /// A stream without URBs or packets.
-    pub fn new(endpoint: EpAddr, kind: Kind, packet_bytes: u32, urbs_max: usize, ahead_max: usize) -> Self {
+    pub fn new(
+        endpoint: EpAddr,
+        kind: EndpointStreamKind,
+        packet_bytes: u32,
+        urbs_max: usize,
+        ahead_max: usize,
+    ) -> Self {
         Self {
             endpoint,
             kind,
@@ -117,12 +125,12 @@ impl Stream {
     }
 
     /// Its kind.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> EndpointStreamKind {
         self.kind
     }
 
     /// Its direction.
-    pub fn direction(&self) -> Direction {
+    pub fn direction(&self) -> TransferDirection {
         self.endpoint.direction()
     }
 
@@ -133,7 +141,7 @@ impl Stream {
 
     /// Sets how many URBs an interrupt stream keeps in flight.
     pub fn reach(&mut self, urbs: usize) {
-        if self.kind == Kind::Interrupt {
+        if self.kind == EndpointStreamKind::Interrupt {
             self.urbs_max = urbs;
         }
     }
@@ -160,16 +168,16 @@ impl Stream {
     }
 
     /// The message by which a guest starts a stream like this one.
-    pub fn beginning(&self) -> Message {
+    pub fn beginning(&self) -> RedirMessage {
         let endpoint = self.endpoint;
         match self.kind {
-            Kind::Iso { packets_per_urb } => Message::StartIsoStream {
+            EndpointStreamKind::Iso { packets_per_urb } => RedirMessage::StartIsoStream {
                 endpoint,
                 packets_per_urb: packets_per_urb as u8,
                 urbs: (self.ahead_max / packets_per_urb) as u8,
             },
-            Kind::Interrupt => Message::StartInterruptReceiving(endpoint),
-            Kind::Bulk { stream } => Message::StartBulkReceiving {
+            EndpointStreamKind::Interrupt => RedirMessage::StartInterruptReceiving(endpoint),
+            EndpointStreamKind::Bulk { stream } => RedirMessage::StartBulkReceiving {
                 stream,
                 bytes_per_transfer: self.packet_bytes,
                 endpoint,
@@ -179,15 +187,15 @@ impl Stream {
     }
 
     /// The guest's packets that no URB has taken.
-    pub fn take_unsent(&mut self) -> Vec<Message> {
-        if self.direction() == Direction::In {
+    pub fn take_unsent(&mut self) -> Vec<RedirMessage> {
+        if self.direction() == TransferDirection::In {
             return Vec::new();
         }
         self.put_back();
         self.ahead_bytes -= self.ahead.iter().map(|ahead| ahead.payload.len()).sum::<usize>();
-        let (endpoint, outcome) = (self.endpoint, Outcome::Success);
-        let packet = |Ahead { payload, .. }| {
-            Message::Iso(DataPacket { endpoint, outcome, length: payload.len() as u32, stream: 0, payload })
+        let (endpoint, outcome) = (self.endpoint, RedirStatus::Success);
+        let packet = |QueuedPacket { payload, .. }| {
+            RedirMessage::Iso(DataPacket { endpoint, outcome, length: payload.len() as u32, stream: 0, payload })
         };
         self.ahead.drain(..).map(packet).collect()
     }
@@ -216,7 +224,7 @@ impl Stream {
         let free = self.urbs_max.saturating_sub(self.in_flight.len());
         let has_room = self.ahead.len() < self.ahead_max;
         match (self.kind, self.direction()) {
-            (Kind::Iso { packets_per_urb }, Direction::Out) => {
+            (EndpointStreamKind::Iso { packets_per_urb }, TransferDirection::Out) => {
                 self.has_begun |= self.ahead.len() >= (packets_per_urb * self.urbs_max).max(1);
                 self.is_hasty &= self.ahead.len() < packets_per_urb;
                 if self.is_hasty {
@@ -224,13 +232,15 @@ impl Stream {
                 }
                 if self.has_begun { free.min(self.ahead.len() / packets_per_urb) } else { 0 }
             }
-            (Kind::Iso { .. }, Direction::In) if has_room || is_due => free,
-            (Kind::Interrupt | Kind::Bulk { .. }, _) => free.min(self.ahead_max.saturating_sub(self.ahead.len())),
+            (EndpointStreamKind::Iso { .. }, TransferDirection::In) if has_room || is_due => free,
+            (EndpointStreamKind::Interrupt | EndpointStreamKind::Bulk { .. }, _) => {
+                free.min(self.ahead_max.saturating_sub(self.ahead.len()))
+            }
             _ => 0,
         }
     }
 
-    /// The next URB, with this id. Call it only as often as [`Stream::urbs_wanted`] said.
+    /// The next URB, with this id. Call it only as often as [`EndpointStream::urbs_wanted`] said.
     pub fn urb(&mut self, id: UrbId, pool: &mut BufferPool) -> Urb {
         let flags = UrbFlags { iso_asap: true, ..UrbFlags::default() };
         let mut place = 0;
@@ -240,12 +250,12 @@ impl Stream {
             packet
         };
         let (urb, row) = match (self.kind, self.direction()) {
-            (Kind::Iso { packets_per_urb }, Direction::In) => {
+            (EndpointStreamKind::Iso { packets_per_urb }, TransferDirection::In) => {
                 let iso: Vec<IsoPacket> = (0..packets_per_urb).map(|_| packet(self.packet_bytes)).collect();
                 (Urb { iso, flags, ..Urb::data_in(id, self.endpoint, place) }, Vec::new())
             }
-            (Kind::Iso { packets_per_urb }, Direction::Out) => {
-                let row: Vec<Ahead> = self.ahead.drain(..packets_per_urb.min(self.ahead.len())).collect();
+            (EndpointStreamKind::Iso { packets_per_urb }, TransferDirection::Out) => {
+                let row: Vec<QueuedPacket> = self.ahead.drain(..packets_per_urb.min(self.ahead.len())).collect();
                 let iso = row.iter().map(|ahead| packet(ahead.payload.len() as u32)).collect();
                 let mut bytes = pool.take(place as usize);
                 let mut at = 0;
@@ -254,7 +264,7 @@ impl Stream {
             }
             _ => (Urb::data_in(id, self.endpoint, self.packet_bytes), Vec::new()),
         };
-        self.in_flight.push_back(InFlight { id, row });
+        self.in_flight.push_back(StreamUrb { id, row });
         urb
     }
 
@@ -262,16 +272,16 @@ impl Stream {
     pub fn push(&mut self, mut payload: Payload) {
         // The packet waits longer here than a receive buffer should.
         payload.own();
-        self.put(Ahead { outcome: Outcome::Success, payload });
+        self.put(QueuedPacket { outcome: RedirStatus::Success, payload });
     }
 
-    fn put(&mut self, mut ahead: Ahead) {
+    fn put(&mut self, mut ahead: QueuedPacket) {
         if self.ahead.len() >= BORROWED_MAX {
             ahead.payload.own();
         }
         self.ahead_bytes += ahead.payload.len();
         self.ahead.push_back(ahead);
-        if matches!(self.kind, Kind::Iso { .. }) && self.ahead.len() > self.ahead_max {
+        if matches!(self.kind, EndpointStreamKind::Iso { .. }) && self.ahead.len() > self.ahead_max {
             self.drop_oldest();
         }
     }
@@ -285,96 +295,102 @@ impl Stream {
     }
 
     /// Handles a completed URB. `None`: it belongs to an earlier stream of this endpoint.
-    pub fn handle_done(&mut self, done: Done) -> Option<Ended> {
+    pub fn handle_done(&mut self, done: UrbCompletion) -> Option<StreamUrbResult> {
         let at = self.in_flight.iter().position(|urb| urb.id == done.id)?;
         let mut row = self.in_flight.remove(at)?.row;
         let sent = match done.status {
-            Status::Cancelled if self.is_paused => done.iso.iter().take_while(|packet| is_sent(packet)).count(),
+            UrbStatus::Cancelled if self.is_paused => done.iso.iter().take_while(|packet| is_sent(packet)).count(),
             _ => row.len(),
         };
         self.ahead_bytes -= row.drain(..sent.min(row.len())).map(|ahead| ahead.payload.len()).sum::<usize>();
         self.unsent.extend((!row.is_empty()).then_some((done.id, row)));
         Some(match done.status {
-            Status::Ok | Status::Short => self.take_in(done),
+            UrbStatus::Ok | UrbStatus::Short => self.take_in(done),
             // Data that came before the cancel is delivered, except for isochronous streams, where the next packet is
             // as good.
-            Status::Cancelled if self.is_paused && done.actual > 0 && !matches!(self.kind, Kind::Iso { .. }) => {
+            UrbStatus::Cancelled
+                if self.is_paused && done.actual > 0 && !matches!(self.kind, EndpointStreamKind::Iso { .. }) =>
+            {
                 self.take_in(done)
             }
-            Status::Cancelled if self.is_paused => Ended::GoesOn,
-            Status::Stall
-            | Status::Cancelled
-            | Status::Shutdown
-            | Status::Gone
-            | Status::Invalid
-            | Status::NoCredit => Ended::Stopped,
+            UrbStatus::Cancelled if self.is_paused => StreamUrbResult::GoesOn,
+            UrbStatus::Stall
+            | UrbStatus::Cancelled
+            | UrbStatus::Shutdown
+            | UrbStatus::Gone
+            | UrbStatus::Invalid
+            | UrbStatus::NoCredit => StreamUrbResult::Stopped,
             status => self.fail(status.into()),
         })
     }
 
-    fn fail(&mut self, outcome: Outcome) -> Ended {
+    fn fail(&mut self, outcome: RedirStatus) -> StreamUrbResult {
         self.failures += 1;
         if self.failures > FAILURES_MAX {
-            return Ended::Stopped;
+            return StreamUrbResult::Stopped;
         }
         match self.direction() {
-            Direction::Out => Ended::Failed(outcome),
-            Direction::In => {
-                self.put(Ahead { outcome, payload: Payload::Empty });
-                Ended::GoesOn
+            TransferDirection::Out => StreamUrbResult::Failed(outcome),
+            TransferDirection::In => {
+                self.put(QueuedPacket { outcome, payload: Payload::Empty });
+                StreamUrbResult::GoesOn
             }
         }
     }
 
-    fn take_in(&mut self, done: Done) -> Ended {
+    fn take_in(&mut self, done: UrbCompletion) -> StreamUrbResult {
         let mut payload = done.payload;
         match (self.kind, self.direction()) {
-            (Kind::Iso { .. }, Direction::In) => {
+            (EndpointStreamKind::Iso { .. }, TransferDirection::In) => {
                 for packet in &done.iso {
                     let payload = payload.split_front(packet.actual as usize);
-                    self.put(Ahead { outcome: packet.status.into(), payload });
+                    self.put(QueuedPacket { outcome: packet.status.into(), payload });
                 }
             }
-            (Kind::Iso { packets_per_urb }, Direction::Out) => {
+            (EndpointStreamKind::Iso { packets_per_urb }, TransferDirection::Out) => {
                 if self.in_flight.is_empty() && self.ahead.len() < packets_per_urb && !self.is_hasty {
                     self.has_begun = false;
                 }
-                if let Some(packet) = done.iso.iter().find(|packet| Outcome::from(packet.status) != Outcome::Success) {
+                if let Some(packet) =
+                    done.iso.iter().find(|packet| RedirStatus::from(packet.status) != RedirStatus::Success)
+                {
                     return self.fail(packet.status.into());
                 }
             }
-            (Kind::Interrupt | Kind::Bulk { .. }, _) => self.put(Ahead { outcome: Outcome::Success, payload }),
+            (EndpointStreamKind::Interrupt | EndpointStreamKind::Bulk { .. }, _) => {
+                self.put(QueuedPacket { outcome: RedirStatus::Success, payload })
+            }
         }
         self.failures = 0;
-        Ended::GoesOn
+        StreamUrbResult::GoesOn
     }
 
-    /// Whether [`Stream::poll_packet`] has a packet.
+    /// Whether [`EndpointStream::poll_packet`] has a packet.
     pub fn has_packets(&self) -> bool {
-        self.direction() == Direction::In && !self.ahead.is_empty()
+        self.direction() == TransferDirection::In && !self.ahead.is_empty()
     }
 
     /// The next packet for the guest.
-    pub fn poll_packet(&mut self) -> Option<Packet> {
-        if self.direction() == Direction::Out {
+    pub fn poll_packet(&mut self) -> Option<RedirPacket> {
+        if self.direction() == TransferDirection::Out {
             return None;
         }
-        let Ahead { outcome, payload } = self.ahead.pop_front()?;
+        let QueuedPacket { outcome, payload } = self.ahead.pop_front()?;
         self.ahead_bytes -= payload.len();
         let id = self.next_id;
         self.next_id += 1;
         let (endpoint, length) = (self.endpoint, payload.len() as u32);
         let packet = DataPacket { endpoint, outcome, length, stream: 0, payload };
         let message = match self.kind {
-            Kind::Iso { .. } => Message::Iso(packet),
-            Kind::Interrupt => Message::Interrupt(packet),
-            Kind::Bulk { stream } => Message::BufferedBulk(DataPacket { stream, ..packet }),
+            EndpointStreamKind::Iso { .. } => RedirMessage::Iso(packet),
+            EndpointStreamKind::Interrupt => RedirMessage::Interrupt(packet),
+            EndpointStreamKind::Bulk { stream } => RedirMessage::BufferedBulk(DataPacket { stream, ..packet }),
         };
-        Some(Packet { id, message })
+        Some(RedirPacket { id, message })
     }
 }
 
 /// Whether an isochronous OUT packet of a cancelled URB has reached the device.
 fn is_sent(packet: &IsoPacket) -> bool {
-    packet.status == Status::Ok && packet.actual == packet.length
+    packet.status == UrbStatus::Ok && packet.actual == packet.length
 }

@@ -1,28 +1,28 @@
 //! What a device's endpoints can carry, and on which bus.
 
-use farbus_model::{Descriptors, Direction, EpAddr, Speed, TransferType};
-use farbus_realtime::schedule::{self, Invalid, Request};
-use farbus_realtime::transfer::{self, Shape, interval_ps};
+use farbus_model::{DescriptorSet, EpAddr, TransferDirection, TransferType, UsbSpeed};
+use farbus_realtime::schedule::{self, EndpointRequest, EndpointRequestError};
+use farbus_realtime::transfer::{self, PacketShape, interval_ps};
 use farbus_realtime::{self as realtime, TransferKind};
-use farbus_wire::native::reserve::{Claim, Criticality};
+use farbus_wire::native::reserve::{EndpointBandwidth, ReservationCriticality};
 
-use super::refusal::Refusal;
+use super::refusal::ReservationDenial;
 
 /// First period that is too long for a device without a bus: about four seconds.
 const PERIODS_MAX: u32 = 32_769;
 
 /// A device as its bus sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carrier {
+pub struct DeviceBusProfile {
     /// Empty if the device is on no bus.
     bus: String,
-    speed: realtime::Speed,
-    endpoints: Vec<Endpoint>,
+    speed: realtime::BusSpeed,
+    endpoints: Vec<ReservableEndpoint>,
 }
 
 /// The load of a claim on its host and its path, independent of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct ReservationLoad {
     /// Data of one period, bytes.
     pub bytes: u32,
     /// Length of a period, ns.
@@ -33,28 +33,28 @@ pub struct Load {
 
 /// An endpoint in its largest setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Endpoint {
+struct ReservableEndpoint {
     address: u8,
     /// `None`: no bus can carry such packets.
-    shape: Option<Shape>,
+    shape: Option<PacketShape>,
     /// It is served in one of this many intervals, if it is periodic.
     every: u32,
 }
 
-impl Carrier {
+impl DeviceBusProfile {
     /// A device with these descriptors, on the bus instance that people call `bus`.
-    pub fn new(bus: impl Into<String>, descriptors: &Descriptors, speed: Speed) -> Self {
+    pub fn new(bus: impl Into<String>, descriptors: &DescriptorSet, speed: UsbSpeed) -> Self {
         let speed = match speed {
-            Speed::Low => realtime::Speed::Low,
-            Speed::Full => realtime::Speed::Full,
-            Speed::High => realtime::Speed::High,
+            UsbSpeed::Low => realtime::BusSpeed::Low,
+            UsbSpeed::Full => realtime::BusSpeed::Full,
+            UsbSpeed::High => realtime::BusSpeed::High,
             // A faster bus than the model knows carries what is promised.
-            _ => realtime::Speed::Super,
+            _ => realtime::BusSpeed::Super,
         };
-        let mut endpoints: Vec<Endpoint> = Vec::new();
+        let mut endpoints: Vec<ReservableEndpoint> = Vec::new();
         let settings = descriptors.configurations.iter().flat_map(|configuration| &configuration.settings);
         for endpoint in settings.flat_map(|setting| &setting.endpoints) {
-            let found = Endpoint::of(endpoint, speed);
+            let found = ReservableEndpoint::of(endpoint, speed);
             match endpoints.iter_mut().find(|known| known.address == found.address) {
                 Some(known) if known.quantum() < found.quantum() => *known = found,
                 Some(_) => {}
@@ -66,7 +66,7 @@ impl Carrier {
 
     /// A device on no bus: a disk that is a file, frames from a program. Its claims count in microframes all the same.
     pub fn without_bus() -> Self {
-        Self { bus: String::new(), speed: realtime::Speed::High, endpoints: Vec::new() }
+        Self { bus: String::new(), speed: realtime::BusSpeed::High, endpoints: Vec::new() }
     }
 
     /// Whether it is on a bus.
@@ -87,24 +87,28 @@ impl Carrier {
     /// The load of a claim on host and path.
     ///
     /// # Errors
-    /// [`Refusal`]: a device without a bus has no endpoints, and the claim must have a budget and a valid period.
-    pub fn load(&self, claim: &Claim, request: Option<&Request>) -> Result<Load, Refusal> {
-        let Claim { endpoint, bytes, period } = *claim;
+    /// [`ReservationDenial`]: a device without a bus has no endpoints, and the claim must have a budget and a valid period.
+    pub fn load(
+        &self,
+        claim: &EndpointBandwidth,
+        request: Option<&EndpointRequest>,
+    ) -> Result<ReservationLoad, ReservationDenial> {
+        let EndpointBandwidth { endpoint, bytes, period } = *claim;
         if request.is_none() && endpoint != 0 {
-            return Err(Refusal::NoEndpoint { endpoint });
+            return Err(ReservationDenial::NoEndpoint { endpoint });
         }
         let why = match (bytes, period) {
-            (0, _) => Some(Invalid::NoBudget),
+            (0, _) => Some(EndpointRequestError::NoBudget),
             (_, 0 | PERIODS_MAX..) if request.is_none() => {
-                Some(Invalid::Period { asked: period, max: PERIODS_MAX - 1 })
+                Some(EndpointRequestError::Period { asked: period, max: PERIODS_MAX - 1 })
             }
             _ => None,
         };
         match why {
-            Some(why) => Err(Refusal::Invalid { endpoint, why }),
+            Some(why) => Err(ReservationDenial::Invalid { endpoint, why }),
             None => {
                 let packets = request.map_or(0, |request| request.shape.packets(bytes));
-                Ok(Load { bytes, period_ns: u64::from(period) * self.interval_ns(), packets })
+                Ok(ReservationLoad { bytes, period_ns: u64::from(period) * self.interval_ns(), packets })
             }
         }
     }
@@ -112,36 +116,41 @@ impl Carrier {
     /// A claim as a request to its bus, with this id.
     ///
     /// # Errors
-    /// [`Refusal`]: the device cannot carry it.
-    pub fn request(&self, id: u32, claim: &Claim, criticality: Criticality) -> Result<Request, Refusal> {
+    /// [`ReservationDenial`]: the device cannot carry it.
+    pub fn request(
+        &self,
+        id: u32,
+        claim: &EndpointBandwidth,
+        criticality: ReservationCriticality,
+    ) -> Result<EndpointRequest, ReservationDenial> {
         let found = match claim.endpoint {
             0 => self.usual(),
             address => self.endpoints.iter().find(|endpoint| endpoint.address == address),
         };
-        let Endpoint { address: endpoint, shape, every } =
-            *found.ok_or(Refusal::NoEndpoint { endpoint: claim.endpoint })?;
-        let shape = shape.ok_or(Refusal::Unfit { endpoint })?;
+        let ReservableEndpoint { address: endpoint, shape, every } =
+            *found.ok_or(ReservationDenial::NoEndpoint { endpoint: claim.endpoint })?;
+        let shape = shape.ok_or(ReservationDenial::Unfit { endpoint })?;
         let criticality = match criticality {
-            Criticality::Low => schedule::Criticality::Low,
-            Criticality::High => schedule::Criticality::High,
+            ReservationCriticality::Low => schedule::EndpointCriticality::Low,
+            ReservationCriticality::High => schedule::EndpointCriticality::High,
         };
-        let request = Request { id, shape, budget_bytes: claim.bytes, period: claim.period, criticality };
-        request.check().map_err(|why| Refusal::Invalid { endpoint, why })?;
+        let request = EndpointRequest { id, shape, budget_bytes: claim.bytes, period: claim.period, criticality };
+        request.check().map_err(|why| ReservationDenial::Invalid { endpoint, why })?;
         if shape.is_periodic() && claim.period < every {
-            return Err(Refusal::TooOften { endpoint, asked: claim.period, own: every });
+            return Err(ReservationDenial::TooOften { endpoint, asked: claim.period, own: every });
         }
         Ok(request)
     }
 
     /// The address of the endpoint that a claim means.
-    pub fn address(&self, claim: &Claim) -> EpAddr {
+    pub fn address(&self, claim: &EndpointBandwidth) -> EpAddr {
         let address = if claim.endpoint == 0 { self.usual().map_or(0, |usual| usual.address) } else { claim.endpoint };
         EpAddr::from_byte(address)
     }
 
     /// The endpoint for the device's data: isochronous before interrupt before bulk, IN before OUT, then the largest.
-    fn usual(&self) -> Option<&Endpoint> {
-        let rank = |endpoint: &&Endpoint| {
+    fn usual(&self) -> Option<&ReservableEndpoint> {
+        let rank = |endpoint: &&ReservableEndpoint| {
             let shape = endpoint.shape?;
             let kind = match shape.kind() {
                 TransferKind::Isochronous => 3,
@@ -157,8 +166,8 @@ impl Carrier {
     }
 }
 
-impl Endpoint {
-    fn of(endpoint: &farbus_model::Endpoint, speed: realtime::Speed) -> Self {
+impl ReservableEndpoint {
+    fn of(endpoint: &farbus_model::EndpointDescriptor, speed: realtime::BusSpeed) -> Self {
         let kind = match endpoint.kind {
             TransferType::Control => TransferKind::Control,
             TransferType::Isochronous => TransferKind::Isochronous,
@@ -166,24 +175,24 @@ impl Endpoint {
             TransferType::Interrupt => TransferKind::Interrupt,
         };
         let direction = match endpoint.address.direction() {
-            Direction::In => transfer::Direction::In,
-            Direction::Out => transfer::Direction::Out,
+            TransferDirection::In => transfer::BusDirection::In,
+            TransferDirection::Out => transfer::BusDirection::Out,
         };
         let packets = u32::from(endpoint.packets_per_interval.max(1));
         let (burst, mult) = match (speed, kind) {
-            (realtime::Speed::Super, TransferKind::Bulk) => (packets - 1, 0),
-            (realtime::Speed::Super, TransferKind::Isochronous) => {
+            (realtime::BusSpeed::Super, TransferKind::Bulk) => (packets - 1, 0),
+            (realtime::BusSpeed::Super, TransferKind::Isochronous) => {
                 let bursts = (1..=3).find(|bursts| packets.is_multiple_of(*bursts) && packets / bursts <= 16);
                 bursts.map_or((packets - 1, 0), |bursts| (packets / bursts - 1, bursts - 1))
             }
             _ => (0, packets - 1),
         };
-        let shape = Shape::new(speed, kind, direction, endpoint.packet_bytes_max.into(), burst, mult).ok();
+        let shape = PacketShape::new(speed, kind, direction, endpoint.packet_bytes_max.into(), burst, mult).ok();
         let exponent = u32::from(endpoint.interval.clamp(1, 16) - 1);
         let every = match (speed, kind) {
             (_, TransferKind::Control | TransferKind::Bulk) => 1,
             // Hosts round down to a power of two.
-            (realtime::Speed::Low | realtime::Speed::Full, TransferKind::Interrupt) => {
+            (realtime::BusSpeed::Low | realtime::BusSpeed::Full, TransferKind::Interrupt) => {
                 1 << u32::from(endpoint.interval.max(1)).ilog2()
             }
             _ => 1 << exponent,

@@ -34,7 +34,7 @@ const LINKS_MAX: usize = 1024;
 
 /// What a link reports about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct LinkSample {
     /// Bytes that have arrived since the link began.
     pub arrived_bytes: u64,
     /// Bytes that are not acknowledged, or not sent yet.
@@ -43,8 +43,8 @@ pub struct Sample {
 
 /// The links of a path, and what is known about it.
 #[derive(Clone, Debug, Default)]
-pub struct Congestion {
-    links: BTreeMap<String, Seen>,
+pub struct PathCongestion {
+    links: BTreeMap<String, ReservedLink>,
     /// Nothing is concluded before this moment.
     settled_at: Option<Instant>,
     /// Since when nothing was concluded.
@@ -56,10 +56,10 @@ pub struct Congestion {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct ReservedLink {
     reserved_bits_per_s: u64,
     began: Instant,
-    first: Sample,
+    first: LinkSample,
     /// Rate in the last complete window.
     bits_per_s: Option<u64>,
     /// Until then, data that was queued before the link was admitted may still be on its way.
@@ -71,7 +71,7 @@ struct Seen {
 
 /// A conclusion about a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Conclusion {
+pub enum PathConclusion {
     /// It carries this rate, bits per second.
     Carries(u64),
     /// It may carry more: try one more device.
@@ -83,13 +83,19 @@ pub enum Conclusion {
     CarriesNoMore,
 }
 
-impl Congestion {
+impl PathCongestion {
     /// Takes a report of a device's link, for which this rate is reserved and admitted.
-    pub fn note(&mut self, now: Instant, device: &str, reserved_bits_per_s: u64, sample: Sample) -> Option<Conclusion> {
+    pub fn note(
+        &mut self,
+        now: Instant,
+        device: &str,
+        reserved_bits_per_s: u64,
+        sample: LinkSample,
+    ) -> Option<PathConclusion> {
         if self.links.len() >= LINKS_MAX && !self.links.contains_key(device) {
             return None;
         }
-        let fresh = Seen {
+        let fresh = ReservedLink {
             reserved_bits_per_s,
             began: now,
             first: sample,
@@ -130,7 +136,7 @@ impl Congestion {
         self.links.is_empty()
     }
 
-    fn conclude(&mut self, now: Instant) -> Option<Conclusion> {
+    fn conclude(&mut self, now: Instant) -> Option<PathConclusion> {
         if self.settled_at.is_some_and(|at| now < at) || self.links.values().any(|seen| seen.bits_per_s.is_none()) {
             return None;
         }
@@ -146,10 +152,10 @@ impl Congestion {
             let best = self.best;
             self.settle(now);
             if !std::mem::take(&mut self.is_trying) {
-                return Some(Conclusion::Carries(best));
+                return Some(PathConclusion::Carries(best));
             }
             self.patience = Some((self.patience.unwrap_or(PATIENCE) * 2).min(PATIENCE_MAX));
-            return Some(Conclusion::CarriesNoMore);
+            return Some(PathConclusion::CarriesNoMore);
         }
         if self.is_trying && now >= calm_since + PATIENCE {
             // The attempt has succeeded.
@@ -160,7 +166,7 @@ impl Congestion {
         }
         self.is_trying = true;
         self.settle(now);
-        Some(Conclusion::MayCarryMore { is_used: self.is_used() })
+        Some(PathConclusion::MayCarryMore { is_used: self.is_used() })
     }
 
     /// Whether most of what is reserved arrives.
@@ -179,9 +185,9 @@ impl Congestion {
     }
 }
 
-impl Seen {
+impl ReservedLink {
     /// Updates whether the link is behind, and whether it is late because of that.
-    fn look(&mut self, now: Instant, Sample { arrived_bytes, queued_bytes }: Sample) {
+    fn look(&mut self, now: Instant, LinkSample { arrived_bytes, queued_bytes }: LinkSample) {
         let queued_ns = u128::from(queued_bytes) * 8 * 1_000_000_000 / u128::from(self.reserved_bits_per_s.max(1));
         if queued_ns <= QUEUE_MAX.as_nanos() || now < self.settled_at {
             (self.behind, self.is_late) = (None, false);
@@ -217,7 +223,7 @@ mod tests {
     /// Links of 2 Mb/s each, with what has passed so far.
     #[derive(Default)]
     struct Road {
-        congestion: Congestion,
+        congestion: PathCongestion,
         now_ms: u64,
         arrived: [u64; 4],
         queued: [u64; 4],
@@ -225,7 +231,7 @@ mod tests {
 
     impl Road {
         /// Runs this many links over a path of this rate until something is concluded.
-        fn run(&mut self, links: usize, carries: u64, span_ms: u64) -> Option<(u64, Conclusion)> {
+        fn run(&mut self, links: usize, carries: u64, span_ms: u64) -> Option<(u64, PathConclusion)> {
             let (began, step_ms) = (self.now_ms, 50);
             while self.now_ms < began + span_ms {
                 self.now_ms += step_ms;
@@ -234,7 +240,7 @@ mod tests {
                     let passes = (carries / links as u64 / 8 * step_ms / 1000).min(made + self.queued[link]);
                     self.arrived[link] += passes;
                     self.queued[link] = self.queued[link] + made - passes;
-                    let sample = Sample { arrived_bytes: self.arrived[link], queued_bytes: self.queued[link] };
+                    let sample = LinkSample { arrived_bytes: self.arrived[link], queued_bytes: self.queued[link] };
                     let name = format!("zero{link}");
                     if link >= links {
                         self.congestion.forget(&name);
@@ -250,18 +256,18 @@ mod tests {
     #[test]
     fn path_slower_than_its_reservations_is_detected_soon() {
         let mut road = Road::default();
-        let Some((ms, Conclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
+        let Some((ms, PathConclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
         assert!(ms <= 2500 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
         assert_eq!(Road::default().run(4, 9 * MBIT, 2900), None, "and nothing where all arrives");
     }
 
     #[test]
     fn unused_path_is_not_assumed_to_be_faster() {
-        let mut congestion = Congestion::default();
+        let mut congestion = PathCongestion::default();
         for step in 0..1000 {
-            let sample = Sample { arrived_bytes: step * 1000, queued_bytes: 0 };
+            let sample = LinkSample { arrived_bytes: step * 1000, queued_bytes: 0 };
             let concluded = congestion.note(at(50 * step), "disk", 2 * MBIT, sample);
-            let is_unused = matches!(concluded, None | Some(Conclusion::MayCarryMore { is_used: false }));
+            let is_unused = matches!(concluded, None | Some(PathConclusion::MayCarryMore { is_used: false }));
             assert!(is_unused, "160 kbit/s of two million: {concluded:?}");
         }
     }
@@ -274,7 +280,7 @@ mod tests {
             for (carries, span_ms) in [(8 * MBIT, 500 + round % 7 * 100), (0, 150 + round % 3 * 50), (40 * MBIT, 200)] {
                 match road.run(4, carries, span_ms) {
                     None => {}
-                    Some((_, Conclusion::MayCarryMore { .. })) => tried += 1,
+                    Some((_, PathConclusion::MayCarryMore { .. })) => tried += 1,
                     Some((ms, concluded)) => panic!("{concluded:?} {ms} ms after {carries} bit/s began, round {round}"),
                 }
             }
@@ -286,16 +292,16 @@ mod tests {
     fn failing_attempts_become_less_frequent() {
         let (mut road, mut tries) = (Road::default(), Vec::new());
         for _ in 0..6 {
-            let Some((ms, Conclusion::MayCarryMore { is_used: true })) = road.run(2, 5 * MBIT, 100_000) else {
+            let Some((ms, PathConclusion::MayCarryMore { is_used: true })) = road.run(2, 5 * MBIT, 100_000) else {
                 panic!("it is calm")
             };
             tries.push(ms);
-            let Some((_, Conclusion::CarriesNoMore)) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
+            let Some((_, PathConclusion::CarriesNoMore)) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
         }
         assert!(tries.is_sorted() && tries[5] > 3 * tries[0] && tries[5] < 20_000, "{tries:?}");
         assert_eq!(
             road.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded),
-            Some(Conclusion::MayCarryMore { is_used: true })
+            Some(PathConclusion::MayCarryMore { is_used: true })
         );
         let next = road.run(4, 9 * MBIT, 100_000);
         assert!(next.is_some_and(|(ms, _)| ms < 10_000), "what goes well is tried again soon: {next:?}");

@@ -3,21 +3,24 @@
 //! There is one entry per device, by its name. All entries are scheduled together: first those of high criticality,
 //! then admitted ones of low criticality, then suspended ones, each group in the order of arrival. A request that has a
 //! place on its bus keeps it ([`farbus_realtime::schedule::replan`]). The ledger knows no clock, device or link: the
-//! caller reports changes, and [`Ledger`] answers with [`News`].
+//! caller reports changes, and [`HostReservationLedger`] answers with [`ReservationChange`].
 
 use std::collections::BTreeMap;
 
-use farbus_realtime::pipe::{Stage, worst_ns};
-use farbus_realtime::schedule::{self, Options, Plan, Request, plan, replan};
+use farbus_realtime::pipe::{PathSegment, worst_ns};
+use farbus_realtime::schedule::{self, BusSchedule, EndpointRequest, ScheduleOptions, plan, replan};
 use farbus_realtime::transfer::interval_ps;
-use farbus_realtime::vcpu::Reserve;
-use farbus_wire::native::reserve::{Claim, Criticality, Lack, Reservation, ReservationReport, State, Word};
+use farbus_realtime::vcpu::VcpuReserve;
+use farbus_wire::native::reserve::{
+    EndpointBandwidth, ReservationCriticality, ReservationMessage, ReservationReport, ReservationState,
+    ReservationTerms, ScarceResource,
+};
 
-use super::carrier::{Carrier, Load};
-use super::processors::{Processors, missing_ppb};
-use super::refusal::Refusal;
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use super::carrier::{DeviceBusProfile, ReservationLoad};
+use super::processors::{HostProcessors, missing_ppb};
+use super::refusal::ReservationDenial;
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Most work for finding a better schedule while others wait, in visits of bins: about ten milliseconds.
 const WORK_MAX: u64 = 1_000_000;
@@ -37,7 +40,7 @@ const ENTRIES_MAX: usize = 4096;
 
 /// Measured processor time for serving a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
+pub struct ServingCost {
     /// For one turn of receiving and sending.
     pub turn_ns: u64,
     /// For a KiB of data.
@@ -46,7 +49,7 @@ pub struct Cost {
 
 /// The measured path to an importer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Path {
+pub struct MeasuredPath {
     /// Rate in bits per second; 0: not measured, regarded as unlimited.
     pub bits_per_s: u64,
     /// Round trip.
@@ -55,20 +58,20 @@ pub struct Path {
 
 /// A reservation request for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked<'a> {
+pub struct LedgerRequest<'a> {
     /// The device's name.
     pub device: &'a str,
     /// What the device can carry.
-    pub carrier: &'a Carrier,
+    pub carrier: &'a DeviceBusProfile,
     /// The requested reservation.
-    pub reservation: Reservation,
+    pub reservation: ReservationTerms,
     /// The path to the importer that gets the data; `None`: not known yet.
     pub path: Option<&'a str>,
 }
 
 /// A reservation whose state has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct ReservationChange {
     /// The device.
     pub device: String,
     /// Its new report.
@@ -77,13 +80,13 @@ pub struct News {
 
 /// A reservation, as a listing shows it.
 #[derive(Clone, Debug)]
-pub struct Line<'a> {
+pub struct ListedReservation<'a> {
     /// The device.
     pub device: &'a str,
     /// Its bus; empty if it is on none.
     pub bus: &'a str,
     /// The requested reservation.
-    pub reservation: &'a Reservation,
+    pub reservation: &'a ReservationTerms,
     /// Its report.
     pub report: ReservationReport,
     /// The path to the importer that gets the data.
@@ -91,31 +94,31 @@ pub struct Line<'a> {
     /// What it takes of the path, or would take, bits per second.
     pub bits_per_s: u64,
     /// The processor that serves it and the time reserved there.
-    pub processor: Option<(usize, Reserve)>,
+    pub processor: Option<(usize, VcpuReserve)>,
 }
 
 /// All reservations of this host.
 #[derive(Clone, Debug)]
-pub struct Ledger {
-    entries: Vec<Entry>,
-    plans: BTreeMap<String, Plan>,
-    paths: BTreeMap<String, Path>,
-    processors: Processors,
-    cost: Cost,
+pub struct HostReservationLedger {
+    entries: Vec<LedgerEntry>,
+    plans: BTreeMap<String, BusSchedule>,
+    paths: BTreeMap<String, MeasuredPath>,
+    processors: HostProcessors,
+    cost: ServingCost,
     next_id: u32,
     next_order: u64,
     /// Reservations of the process before this one, whose devices have not come yet.
-    expected: BTreeMap<String, Expected>,
+    expected: BTreeMap<String, ExpectedReservation>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct LedgerEntry {
     device: String,
     bus: String,
-    reservation: Reservation,
+    reservation: ReservationTerms,
     /// Its bus requests; empty for a device on no bus.
-    requests: Vec<Request>,
-    loads: Vec<Load>,
+    requests: Vec<EndpointRequest>,
+    loads: Vec<ReservationLoad>,
     path: Option<String>,
     /// Its position in the order of arrival.
     order: u64,
@@ -123,27 +126,27 @@ struct Entry {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Expected {
+struct ExpectedReservation {
     order: u64,
-    reservation: Reservation,
+    reservation: ReservationTerms,
     is_suspended: bool,
 }
 
 /// The result of scheduling all entries.
-struct Settled {
-    plans: BTreeMap<String, Plan>,
-    processors: Processors,
-    reports: BTreeMap<u64, Result<ReservationReport, Refusal>>,
+struct LedgerSchedule {
+    plans: BTreeMap<String, BusSchedule>,
+    processors: HostProcessors,
+    reports: BTreeMap<u64, Result<ReservationReport, ReservationDenial>>,
 }
 
-impl Ledger {
+impl HostReservationLedger {
     /// An empty ledger for a host with this number of processors, which serves devices at this cost.
-    pub fn new(processors: usize, cost: Cost) -> Self {
+    pub fn new(processors: usize, cost: ServingCost) -> Self {
         Self {
             entries: Vec::new(),
             plans: BTreeMap::new(),
             paths: BTreeMap::new(),
-            processors: Processors::new(processors),
+            processors: HostProcessors::new(processors),
             cost,
             next_id: 1,
             next_order: 1,
@@ -156,8 +159,8 @@ impl Ledger {
     ///
     /// # Errors
     /// [`Refusal`]: nothing has changed.
-    pub fn admit(&mut self, asked: Asked<'_>) -> Result<Vec<News>, Refusal> {
-        let Asked { device, carrier, reservation, path } = asked;
+    pub fn admit(&mut self, asked: LedgerRequest<'_>) -> Result<Vec<ReservationChange>, ReservationDenial> {
+        let LedgerRequest { device, carrier, reservation, path } = asked;
         let (mut requests, mut loads) = (Vec::new(), Vec::new());
         for claim in &reservation.claims {
             let has_bus = carrier.has_bus();
@@ -172,14 +175,14 @@ impl Ledger {
         let is_expected = expected.is_some();
         let order = order.unwrap_or(self.next_order);
         let state = match expected {
-            Some(Expected { is_suspended: true, .. }) => State::Suspended,
-            Some(_) => State::Admitted,
-            None => State::Refused,
+            Some(ExpectedReservation { is_suspended: true, .. }) => ReservationState::Suspended,
+            Some(_) => ReservationState::Admitted,
+            None => ReservationState::Refused,
         };
         let criticality = reservation.criticality;
         let report = ReservationReport {
             state,
-            lack: Lack::None,
+            lack: ScarceResource::None,
             criticality,
             missing: 0,
             bound_ns: 0,
@@ -187,7 +190,7 @@ impl Ledger {
             bus_ppm: 0,
             thread: None,
         };
-        let entry = Entry {
+        let entry = LedgerEntry {
             device: device.to_owned(),
             bus: carrier.bus().to_owned(),
             reservation,
@@ -197,12 +200,13 @@ impl Ledger {
             order,
             report,
         };
-        let mut entries: Vec<Entry> = self.entries.iter().filter(|entry| entry.device != device).cloned().collect();
+        let mut entries: Vec<LedgerEntry> =
+            self.entries.iter().filter(|entry| entry.device != device).cloned().collect();
         entries.push(entry);
         entries.sort_by_key(|entry| entry.order);
         let settled = self.settle(&entries, None);
         if let Some(Err(refusal)) = settled.reports.get(&order)
-            && !(is_expected && criticality == Criticality::Low)
+            && !(is_expected && criticality == ReservationCriticality::Low)
         {
             return Err(refusal.clone());
         }
@@ -213,7 +217,7 @@ impl Ledger {
     }
 
     /// Releases the reservation of a device.
-    pub fn release(&mut self, device: &str) -> Vec<News> {
+    pub fn release(&mut self, device: &str) -> Vec<ReservationChange> {
         self.expected.remove(device);
         let before = self.entries.len();
         self.entries.retain(|entry| entry.device != device);
@@ -221,7 +225,7 @@ impl Ledger {
     }
 
     /// Records a measurement of the path to an importer.
-    pub fn note_path(&mut self, path: &str, measured: Path) -> Vec<News> {
+    pub fn note_path(&mut self, path: &str, measured: MeasuredPath) -> Vec<ReservationChange> {
         if self.paths.get(path) == Some(&measured) {
             return Vec::new();
         }
@@ -236,11 +240,11 @@ impl Ledger {
     ///
     /// # Errors
     /// [`Refusal`]: that path cannot carry it; nothing has changed.
-    pub fn move_to(&mut self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
+    pub fn move_to(&mut self, device: &str, path: &str) -> Result<Vec<ReservationChange>, ReservationDenial> {
         let mut entries = self.entries.clone();
         let Some(entry) = entries.iter_mut().find(|entry| entry.device == device) else { return Ok(Vec::new()) };
         entry.path = Some(path.to_owned());
-        let (order, was_admitted) = (entry.order, entry.report.state == State::Admitted);
+        let (order, was_admitted) = (entry.order, entry.report.state == ReservationState::Admitted);
         let settled = self.settle(&entries, Some(order));
         if let Some(Err(refusal)) = settled.reports.get(&order)
             && was_admitted
@@ -252,7 +256,7 @@ impl Ledger {
     }
 
     /// Sets the path of a reservation that the owner made for any user, when a user comes or (with `None`) goes.
-    pub fn lead_to(&mut self, device: &str, path: Option<&str>) -> Vec<News> {
+    pub fn lead_to(&mut self, device: &str, path: Option<&str>) -> Vec<ReservationChange> {
         match self.entries.iter_mut().find(|entry| entry.device == device) {
             Some(entry) => entry.path = path.map(str::to_owned),
             None => return Vec::new(),
@@ -261,19 +265,22 @@ impl Ledger {
     }
 
     /// The reservation of a device.
-    pub fn reservation(&self, device: &str) -> Option<&Reservation> {
+    pub fn reservation(&self, device: &str) -> Option<&ReservationTerms> {
         self.entries.iter().find(|entry| entry.device == device).map(|entry| &entry.reservation)
     }
 
     /// The measured path to an importer.
-    pub fn path(&self, path: &str) -> Option<Path> {
+    pub fn path(&self, path: &str) -> Option<MeasuredPath> {
         self.paths.get(path).copied()
     }
 
     /// What is reserved of the path to an importer, bits per second.
     pub fn path_bits_per_s(&self, path: &str) -> u64 {
         let its_own = self.entries.iter().filter(|entry| entry.path.as_deref() == Some(path));
-        its_own.filter(|entry| entry.report.state == State::Admitted).map(|entry| entry.report.path_bits_per_s).sum()
+        its_own
+            .filter(|entry| entry.report.state == ReservationState::Admitted)
+            .map(|entry| entry.report.path_bits_per_s)
+            .sum()
     }
 
     fn forget_paths(&mut self) {
@@ -281,8 +288,8 @@ impl Ledger {
         self.paths.retain(|path, _| entries.iter().any(|entry| entry.path.as_ref() == Some(path)));
     }
 
-    /// The processors, for servers that reserve time themselves. Call [`Ledger::settle_again`] afterwards.
-    pub fn processors_mut(&mut self) -> &mut Processors {
+    /// The processors, for servers that reserve time themselves. Call [`HostReservationLedger::settle_again`] afterwards.
+    pub fn processors_mut(&mut self) -> &mut HostProcessors {
         &mut self.processors
     }
 
@@ -292,8 +299,8 @@ impl Ledger {
     }
 
     /// All reservations, in the order of arrival.
-    pub fn lines(&self) -> impl Iterator<Item = Line<'_>> {
-        self.entries.iter().map(|entry| Line {
+    pub fn lines(&self) -> impl Iterator<Item = ListedReservation<'_>> {
+        self.entries.iter().map(|entry| ListedReservation {
             device: &entry.device,
             bus: &entry.bus,
             reservation: &entry.reservation,
@@ -309,12 +316,12 @@ impl Ledger {
     }
 
     /// The schedule of a bus.
-    pub fn plan(&self, bus: &str) -> Option<&Plan> {
+    pub fn plan(&self, bus: &str) -> Option<&BusSchedule> {
         self.plans.get(bus)
     }
 
     /// The schedules of all buses on which something is reserved.
-    pub fn plans(&self) -> impl Iterator<Item = (&str, &Plan)> {
+    pub fn plans(&self) -> impl Iterator<Item = (&str, &BusSchedule)> {
         self.plans.iter().map(|(bus, plan)| (bus.as_str(), plan))
     }
 
@@ -327,34 +334,34 @@ impl Ledger {
     }
 
     /// Schedules everything again, after a change of the processors.
-    pub fn settle_again(&mut self) -> Vec<News> {
+    pub fn settle_again(&mut self) -> Vec<ReservationChange> {
         let settled = self.settle(&self.entries, None);
         self.adopt(settled)
     }
 
-    fn adopt(&mut self, settled: Settled) -> Vec<News> {
-        let Settled { plans, processors, reports } = settled;
+    fn adopt(&mut self, settled: LedgerSchedule) -> Vec<ReservationChange> {
+        let LedgerSchedule { plans, processors, reports } = settled;
         (self.plans, self.processors) = (plans, processors);
         let mut news = Vec::new();
         for entry in &mut self.entries {
             let criticality = entry.reservation.criticality;
             let report = match &reports[&entry.order] {
                 Ok(report) => *report,
-                Err(refusal) => refusal.report(criticality, State::Suspended),
+                Err(refusal) => refusal.report(criticality, ReservationState::Suspended),
             };
             // The missing amount changes with every arrival; only the state matters to users.
             let is_news = entry.report.state != report.state;
             entry.report = report;
             if is_news {
-                news.push(News { device: entry.device.clone(), report });
+                news.push(ReservationChange { device: entry.device.clone(), report });
             }
         }
         news
     }
 
     /// Schedules `entries`. The entry of order `moves` goes to another path and has no right to stay there.
-    fn settle(&self, entries: &[Entry], moves: Option<u64>) -> Settled {
-        let mut draft = Draft {
+    fn settle(&self, entries: &[LedgerEntry], moves: Option<u64>) -> LedgerSchedule {
+        let mut draft = ScheduleDraft {
             ledger: self,
             moves,
             plans: BTreeMap::new(),
@@ -365,40 +372,40 @@ impl Ledger {
         for entry in &self.entries {
             draft.processors.leave(&owner_of(&entry.device));
         }
-        let rank = |entry: &&Entry| match (entry.reservation.criticality, entry.report.state) {
-            (Criticality::High, _) => 0,
-            (Criticality::Low, State::Admitted) => 1,
+        let rank = |entry: &&LedgerEntry| match (entry.reservation.criticality, entry.report.state) {
+            (ReservationCriticality::High, _) => 0,
+            (ReservationCriticality::Low, ReservationState::Admitted) => 1,
             // A new reservation comes after the suspended ones.
-            (Criticality::Low, State::Suspended) => 2,
-            (Criticality::Low, State::Refused) => 3,
+            (ReservationCriticality::Low, ReservationState::Suspended) => 2,
+            (ReservationCriticality::Low, ReservationState::Refused) => 3,
         };
-        let mut all: Vec<&Entry> = entries.iter().collect();
+        let mut all: Vec<&LedgerEntry> = entries.iter().collect();
         all.sort_by_key(|entry| (rank(entry), moves == Some(entry.order), entry.order));
         let reports = all.into_iter().map(|entry| (entry.order, draft.take_in(entry))).collect();
-        Settled { plans: draft.plans, processors: draft.processors, reports }
+        LedgerSchedule { plans: draft.plans, processors: draft.processors, reports }
     }
 }
 
 /// The schedule as far as it is made.
-struct Draft<'a> {
-    ledger: &'a Ledger,
+struct ScheduleDraft<'a> {
+    ledger: &'a HostReservationLedger,
     moves: Option<u64>,
-    plans: BTreeMap<String, Plan>,
-    requests: BTreeMap<String, Vec<Request>>,
+    plans: BTreeMap<String, BusSchedule>,
+    requests: BTreeMap<String, Vec<EndpointRequest>>,
     paths: BTreeMap<String, u64>,
-    processors: Processors,
+    processors: HostProcessors,
 }
 
 fn owner_of(device: &str) -> String {
     format!("session of {device}")
 }
 
-impl Draft<'_> {
+impl ScheduleDraft<'_> {
     /// Takes an entry in completely, or not at all.
-    fn take_in(&mut self, entry: &Entry) -> Result<ReservationReport, Refusal> {
+    fn take_in(&mut self, entry: &LedgerEntry) -> Result<ReservationReport, ReservationDenial> {
         // An admitted reservation of high criticality stays: if the path has become slower, others give way.
-        let is_high = entry.reservation.criticality == Criticality::High;
-        let stays = is_high && entry.report.state == State::Admitted && self.moves != Some(entry.order);
+        let is_high = entry.reservation.criticality == ReservationCriticality::High;
+        let stays = is_high && entry.report.state == ReservationState::Admitted && self.moves != Some(entry.order);
         let mut requests = self.requests.get(&entry.bus).cloned().unwrap_or_default();
         requests.extend_from_slice(&entry.requests);
         let plan = if entry.requests.is_empty() { None } else { Some(self.plan(entry, &requests)?) };
@@ -408,16 +415,16 @@ impl Draft<'_> {
         let bound_ns = bound_ns(entry, plan.as_ref(), thread, delay_ns);
         let latency_ns = entry.reservation.latency_ns;
         if latency_ns > 0 && bound_ns > latency_ns && !stays {
-            return Err(Refusal::Delay { missing_ns: bound_ns - latency_ns, bound_ns });
+            return Err(ReservationDenial::Delay { missing_ns: bound_ns - latency_ns, bound_ns });
         }
         // The processor comes last, because it would have to be undone.
         let entered = self.processors.enter(&owner_of(&entry.device), thread);
         if let Err(overload) = entered
             && !stays
         {
-            return Err(Refusal::Processor { missing_ppb: missing_ppb(&overload) });
+            return Err(ReservationDenial::Processor { missing_ppb: missing_ppb(&overload) });
         }
-        let bus_ppm = entry.requests.iter().map(Request::utilization_ppm).sum();
+        let bus_ppm = entry.requests.iter().map(EndpointRequest::utilization_ppm).sum();
         if let Some(plan) = plan {
             self.plans.insert(entry.bus.clone(), plan);
             self.requests.insert(entry.bus.clone(), requests);
@@ -426,8 +433,8 @@ impl Draft<'_> {
             self.paths.insert(path.clone(), reserved);
         }
         Ok(ReservationReport {
-            state: State::Admitted,
-            lack: Lack::None,
+            state: ReservationState::Admitted,
+            lack: ScarceResource::None,
             criticality: entry.reservation.criticality,
             missing: 0,
             bound_ns,
@@ -437,40 +444,40 @@ impl Draft<'_> {
         })
     }
 
-    fn plan(&self, entry: &Entry, requests: &[Request]) -> Result<Plan, Refusal> {
-        let options = Options { work_max: WORK_MAX, ..Options::default() };
+    fn plan(&self, entry: &LedgerEntry, requests: &[EndpointRequest]) -> Result<BusSchedule, ReservationDenial> {
+        let options = ScheduleOptions { work_max: WORK_MAX, ..ScheduleOptions::default() };
         let planned = match self.ledger.plans.get(&entry.bus) {
             Some(before) => replan(before, requests, options).map(|(plan, _)| plan),
             None => plan(requests, options),
         };
-        let missing = |missing_ps| Refusal::Bus { bus: entry.bus.clone(), missing_ps };
+        let missing = |missing_ps| ReservationDenial::Bus { bus: entry.bus.clone(), missing_ps };
         match planned {
             Ok(plan) => match plan.rejected().first() {
                 // No admitted request gives way to this one.
                 Some(rejected) => Err(missing(rejected.missing_ps)),
                 None => Ok(plan),
             },
-            Err(schedule::Refusal::High { missing_ps, .. }) => Err(missing(missing_ps)),
-            Err(schedule::Refusal::Asynchronous { needed_ps, available_ps, .. }) => {
+            Err(schedule::ScheduleRefusal::High { missing_ps, .. }) => Err(missing(missing_ps)),
+            Err(schedule::ScheduleRefusal::Asynchronous { needed_ps, available_ps, .. }) => {
                 Err(missing(needed_ps.saturating_sub(available_ps)))
             }
-            Err(schedule::Refusal::Invalid { id, why }) => {
+            Err(schedule::ScheduleRefusal::Invalid { id, why }) => {
                 let at = entry.requests.iter().position(|request| request.id == id).unwrap_or_default();
                 let endpoint = entry.reservation.claims.get(at).map_or(0, |claim| claim.endpoint);
-                Err(Refusal::Invalid { endpoint, why })
+                Err(ReservationDenial::Invalid { endpoint, why })
             }
-            Err(schedule::Refusal::Count { .. }) => Err(Refusal::Kind),
+            Err(schedule::ScheduleRefusal::Count { .. }) => Err(ReservationDenial::Kind),
         }
     }
 
     /// What is then reserved of its path, and how long data takes there.
-    fn fit_path(&self, entry: &Entry, bits: u64, stays: bool) -> Result<(u64, u64), Refusal> {
+    fn fit_path(&self, entry: &LedgerEntry, bits: u64, stays: bool) -> Result<(u64, u64), ReservationDenial> {
         let Some(name) = &entry.path else { return Ok((0, 0)) };
         let path = self.ledger.paths.get(name).copied().unwrap_or_default();
         let reserved = self.paths.get(name).copied().unwrap_or_default().saturating_add(bits);
         let may = path.bits_per_s / 100 * PATH_SHARE_PERCENT;
         if path.bits_per_s > 0 && reserved > may && !stays {
-            return Err(Refusal::Rate { missing_bits_per_s: reserved - may, path_bits_per_s: may });
+            return Err(ReservationDenial::Rate { missing_bits_per_s: reserved - may, path_bits_per_s: may });
         }
         let at_a_time = if entry.requests.is_empty() { 1 } else { URB_PACKETS };
         let bytes: u64 = entry.loads.iter().map(|load| u64::from(load.bytes) * at_a_time).sum();
@@ -482,36 +489,36 @@ impl Draft<'_> {
     }
 
     /// The processor time that its session's thread needs.
-    fn thread(&self, entry: &Entry) -> Reserve {
+    fn thread(&self, entry: &LedgerEntry) -> VcpuReserve {
         let period_ns = entry.loads.iter().map(|load| load.period_ns).min().unwrap_or(URB_NS).max(URB_NS);
         let bytes = entry.loads.iter().map(|load| u64::from(load.bytes) * period_ns.div_ceil(load.period_ns));
-        let Cost { turn_ns, kib_ns } = self.ledger.cost;
+        let ServingCost { turn_ns, kib_ns } = self.ledger.cost;
         // Requests arrive in one turn, data leaves in another.
         let budget_ns = 2 * turn_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
-        Reserve { budget_ns: budget_ns.max(1), period_ns }
+        VcpuReserve { budget_ns: budget_ns.max(1), period_ns }
     }
 }
 
 /// Equation 9 as far as the importer: the transfers of one request, the session's thread, the path.
-fn bound_ns(entry: &Entry, plan: Option<&Plan>, thread: Reserve, delay_ns: u64) -> u64 {
+fn bound_ns(entry: &LedgerEntry, plan: Option<&BusSchedule>, thread: VcpuReserve, delay_ns: u64) -> u64 {
     let of_bus = plan.into_iter().flat_map(|plan| entry.requests.iter().map(move |request| (plan, request)));
     let of_bus = of_bus.map(|(plan, request)| {
         let interval_ns = interval_ps(plan.speed()) / 1000;
         let asynchronous = plan.asynchronous().iter().find(|bound| bound.id == request.id);
         // Others of low criticality may come between, as long as each has its budget in its period.
-        let is_high = request.criticality == schedule::Criticality::High;
+        let is_high = request.criticality == schedule::EndpointCriticality::High;
         let intervals = asynchronous.filter(|_| is_high).map_or(request.period.into(), |bound| bound.intervals);
         // A request that arrives within an interval waits for the next.
-        Stage::Transfer { intervals: intervals + 1, interval_ns, interrupt_every_ns: URB_NS }
+        PathSegment::Transfer { intervals: intervals + 1, interval_ns, interrupt_every_ns: URB_NS }
     });
-    let slowest = of_bus.max_by_key(Stage::worst_ns);
-    let others = [Stage::Server { period_ns: thread.period_ns }, Stage::Network { delay_ns }];
+    let slowest = of_bus.max_by_key(PathSegment::worst_ns);
+    let others = [PathSegment::Server { period_ns: thread.period_ns }, PathSegment::Network { delay_ns }];
     worst_ns(&others).saturating_add(slowest.map_or(0, |stage| stage.worst_ns()))
 }
 
 /// What its data takes of a link, with overhead.
-fn path_bits_per_s(entry: &Entry) -> u64 {
-    let of_one = |load: &Load| {
+fn path_bits_per_s(entry: &LedgerEntry) -> u64 {
+    let of_one = |load: &ReservationLoad| {
         let eighths = u64::from(load.bytes) * 8 + u64::from(load.packets) * PACKET_OVERHEAD_EIGHTHS;
         let on_link = eighths * (SEGMENT_BYTES + SEGMENT_HEAD_BYTES) / SEGMENT_BYTES;
         u64::try_from(u128::from(on_link) * 1_000_000_000 / u128::from(load.period_ns)).unwrap_or(u64::MAX)
@@ -519,24 +526,23 @@ fn path_bits_per_s(entry: &Entry) -> u64 {
     entry.loads.iter().map(of_one).fold(0, u64::saturating_add)
 }
 
-impl Ledger {
+impl HostReservationLedger {
     /// Writes the reservations to a snapshot, for sessions that continue with the same device names.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.count(self.entries.len() + self.expected.len());
-        let entries = self
-            .entries
-            .iter()
-            .map(|entry| (&entry.device, entry.order, &entry.reservation, entry.report.state == State::Suspended));
+        let entries = self.entries.iter().map(|entry| {
+            (&entry.device, entry.order, &entry.reservation, entry.report.state == ReservationState::Suspended)
+        });
         let expected = self.expected.iter();
         let expected = expected.map(|(device, it)| (device, it.order, &it.reservation, it.is_suspended));
         for (device, order, reservation, is_suspended) in entries.chain(expected) {
             to.bytes(device.as_bytes());
             to.u64(order);
-            to.bytes(&Word::Ask(reservation.clone()).encode());
+            to.bytes(&ReservationMessage::Ask(reservation.clone()).encode());
             to.flag(is_suspended);
         }
         to.count(self.paths.len());
-        for (path, Path { bits_per_s, round_trip_ns }) in &self.paths {
+        for (path, MeasuredPath { bits_per_s, round_trip_ns }) in &self.paths {
             to.bytes(path.as_bytes());
             to.u64(*bits_per_s);
             to.u64(*round_trip_ns);
@@ -546,29 +552,33 @@ impl Ledger {
     /// Reads the reservations of a snapshot: a device that comes with its reservation again keeps its position.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
-    pub fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
-        let text = |from: &mut Reader<'_>, field| {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
+    pub fn restore(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
+        let text = |from: &mut FieldReader<'_>, field| {
             let bytes = from.bytes(field)?;
-            String::from_utf8(bytes.to_vec()).map_err(|_| Reject::new(field, bytes.len() as u64, "it is text"))
+            String::from_utf8(bytes.to_vec())
+                .map_err(|_| ProtocolViolation::new(field, bytes.len() as u64, "it is text"))
         };
         let mut expected = BTreeMap::new();
         for _ in 0..from.count("reservations", 17)? {
             let (device, order) = (text(from, "device")?, from.u64("order")?);
-            let Word::Ask(reservation) = Word::decode(from.bytes("reservation")?)? else {
-                return Err(Reject::new("reservation", 0, "it is one"));
+            let ReservationMessage::Ask(reservation) = ReservationMessage::decode(from.bytes("reservation")?)? else {
+                return Err(ProtocolViolation::new("reservation", 0, "it is one"));
             };
             let is_suspended = from.flag("suspended")?;
-            let is_new = expected.values().all(|known: &Expected| known.order != order);
-            let known = expected.insert(device, Expected { order, reservation, is_suspended });
+            let is_new = expected.values().all(|known: &ExpectedReservation| known.order != order);
+            let known = expected.insert(device, ExpectedReservation { order, reservation, is_suspended });
             if !is_new || known.is_some() || order == 0 || order > u64::MAX / 2 || expected.len() > ENTRIES_MAX {
-                return Err(Reject::new("order", order, "each has a place of its own, from 1"));
+                return Err(ProtocolViolation::new("order", order, "each has a place of its own, from 1"));
             }
         }
         let mut paths = BTreeMap::new();
         for _ in 0..from.count("paths", 20)? {
             let path = text(from, "path")?;
-            paths.insert(path, Path { bits_per_s: from.u64("bits a second")?, round_trip_ns: from.u64("round trip")? });
+            paths.insert(
+                path,
+                MeasuredPath { bits_per_s: from.u64("bits a second")?, round_trip_ns: from.u64("round trip")? },
+            );
         }
         let last = expected.values().map(|expected| expected.order).max().unwrap_or_default();
         self.next_order = self.next_order.max(last + 1);
@@ -582,12 +592,12 @@ impl Ledger {
     }
 
     /// The reservation of the process before this one for a device that has not come here yet.
-    pub fn expected(&self, device: &str) -> Option<&Reservation> {
+    pub fn expected(&self, device: &str) -> Option<&ReservationTerms> {
         self.expected.get(device).map(|expected| &expected.reservation)
     }
 
     /// The claims of a device's reservation.
-    pub fn claims(&self, device: &str) -> &[Claim] {
+    pub fn claims(&self, device: &str) -> &[EndpointBandwidth] {
         let entry = self.entries.iter().find(|entry| entry.device == device);
         entry.map_or(&[], |entry| &entry.reservation.claims)
     }

@@ -25,11 +25,12 @@ pub mod processors;
 pub mod refusal;
 pub mod suspension;
 
-pub use carrier::Carrier;
+pub use carrier::DeviceBusProfile;
 pub use farbus_wire::native::reserve::{
-    CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State, ThreadTime,
+    CLAIMS_MAX, EndpointBandwidth, ReservationCriticality, ReservationReport, ReservationState, ReservationTerms,
+    ScarceResource, ThreadTime,
 };
-pub use ledger::{Asked, Cost, Ledger, News};
-pub use processors::Processors;
-pub use refusal::Refusal;
-pub use suspension::{SuspendableDevice, Suspension};
+pub use ledger::{HostReservationLedger, LedgerRequest, ReservationChange, ServingCost};
+pub use processors::HostProcessors;
+pub use refusal::ReservationDenial;
+pub use suspension::{SuspendableDevice, SuspensionSwitch};

@@ -2,29 +2,29 @@
 //!
 //! Equation 1 is a test of one processor, so each server gets a part of one processor: the first that can carry it in
 //! addition to its other servers. Threads that reserve time themselves (a tuned pipe) are entered here as well, under
-//! any name, with [`Processors::enter_all`] and [`Processors::leave`].
+//! any name, with [`HostProcessors::enter_all`] and [`HostProcessors::leave`].
 
-use farbus_realtime::vcpu::{Overload, Reserve, admit};
+use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve, admit};
 
 /// The processors of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Processors {
+pub struct HostProcessors {
     count: usize,
-    mains: Vec<Main>,
+    mains: Vec<AdmittedServer>,
 }
 
 /// An admitted server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Main {
+struct AdmittedServer {
     owner: String,
-    reserve: Reserve,
+    reserve: VcpuReserve,
     processor: usize,
 }
 
 /// Most servers: as many as a host has streams.
 const MAINS_MAX: usize = 1024;
 
-impl Processors {
+impl HostProcessors {
     /// This many processors, without servers.
     pub fn new(count: usize) -> Self {
         Self { count: count.max(1), mains: Vec::new() }
@@ -33,8 +33,8 @@ impl Processors {
     /// Gives `owner` a part of a processor and returns which; it replaces the part that `owner` had.
     ///
     /// # Errors
-    /// [`Overload`] of the processor with the most time left; `owner` keeps its previous part.
-    pub fn enter(&mut self, owner: &str, reserve: Reserve) -> Result<usize, Overload> {
+    /// [`VcpuOverload`] of the processor with the most time left; `owner` keeps its previous part.
+    pub fn enter(&mut self, owner: &str, reserve: VcpuReserve) -> Result<usize, VcpuOverload> {
         let before = self.mains.iter().position(|main| main.owner == owner).map(|at| self.mains.remove(at));
         let entered = self.place(owner, reserve);
         if entered.is_err() {
@@ -46,11 +46,11 @@ impl Processors {
     /// Gives several threads of one owner a part each and returns the processors; they replace all that `owner` had.
     ///
     /// # Errors
-    /// [`Overload`] for the first thread that does not fit; `owner` keeps its previous parts.
-    pub fn enter_all(&mut self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
+    /// [`VcpuOverload`] for the first thread that does not fit; `owner` keeps its previous parts.
+    pub fn enter_all(&mut self, owner: &str, reserves: &[VcpuReserve]) -> Result<Vec<usize>, VcpuOverload> {
         let before = self.clone();
         self.leave(owner);
-        let entered: Result<Vec<usize>, Overload> =
+        let entered: Result<Vec<usize>, VcpuOverload> =
             reserves.iter().map(|&reserve| self.place(owner, reserve)).collect();
         if entered.is_err() {
             *self = before;
@@ -58,17 +58,17 @@ impl Processors {
         entered
     }
 
-    fn place(&mut self, owner: &str, reserve: Reserve) -> Result<usize, Overload> {
-        let mut least: Option<Overload> = None;
+    fn place(&mut self, owner: &str, reserve: VcpuReserve) -> Result<usize, VcpuOverload> {
+        let mut least: Option<VcpuOverload> = None;
         for processor in 0..self.count.max(1) {
             let there = self.mains.iter().filter(|main| main.processor == processor);
-            let all: Vec<Reserve> = there.map(|main| main.reserve).chain([reserve]).collect();
+            let all: Vec<VcpuReserve> = there.map(|main| main.reserve).chain([reserve]).collect();
             match admit(&all, &[]) {
                 Ok(_) if self.mains.len() < MAINS_MAX => {
-                    self.mains.push(Main { owner: owner.to_owned(), reserve, processor });
+                    self.mains.push(AdmittedServer { owner: owner.to_owned(), reserve, processor });
                     return Ok(processor);
                 }
-                Ok(load) => return Err(Overload::Demand(load)),
+                Ok(load) => return Err(VcpuOverload::Demand(load)),
                 Err(overload) => {
                     let is_less = least.as_ref().is_none_or(|least| missing_ppb(&overload) < missing_ppb(least));
                     least = if is_less { Some(overload) } else { least };
@@ -84,21 +84,21 @@ impl Processors {
     }
 
     /// All parts: owner, reserve and processor.
-    pub fn entries(&self) -> impl Iterator<Item = (&str, Reserve, usize)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&str, VcpuReserve, usize)> {
         self.mains.iter().map(|main| (main.owner.as_str(), main.reserve, main.processor))
     }
 }
 
 /// What an overload lacks, in billionths of a processor.
-pub fn missing_ppb(overload: &Overload) -> u64 {
+pub fn missing_ppb(overload: &VcpuOverload) -> u64 {
     match overload {
-        Overload::Demand(load) => load.missing_ppb(),
+        VcpuOverload::Demand(load) => load.missing_ppb(),
         // It asks for more than a whole processor.
-        Overload::Reserve(Reserve { budget_ns, period_ns }) => {
+        VcpuOverload::Reserve(VcpuReserve { budget_ns, period_ns }) => {
             let over = u128::from(budget_ns.saturating_sub(*period_ns)) * 1_000_000_000;
             u64::try_from(over / u128::from((*period_ns).max(1))).unwrap_or(u64::MAX).max(1)
         }
-        Overload::Utilization { .. } => 1,
+        VcpuOverload::Utilization { .. } => 1,
     }
 }
 
@@ -106,13 +106,13 @@ pub fn missing_ppb(overload: &Overload) -> u64 {
 mod tests {
     use super::*;
 
-    fn reserve(budget_ns: u64, period_ns: u64) -> Reserve {
-        Reserve { budget_ns, period_ns }
+    fn reserve(budget_ns: u64, period_ns: u64) -> VcpuReserve {
+        VcpuReserve { budget_ns, period_ns }
     }
 
     #[test]
     fn second_processor_carries_what_the_first_cannot() {
-        let mut both = Processors::new(2);
+        let mut both = HostProcessors::new(2);
         assert_eq!(both.enter("a", reserve(60, 100)), Ok(0));
         assert_eq!(both.enter("b", reserve(60, 100)), Ok(1));
         let refused = both.enter("c", reserve(30, 100)).unwrap_err();

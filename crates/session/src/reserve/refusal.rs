@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use farbus_realtime::schedule::Invalid;
-use farbus_wire::native::reserve::{Criticality, Lack, ReservationReport, State};
+use farbus_realtime::schedule::EndpointRequestError;
+use farbus_wire::native::reserve::{ReservationCriticality, ReservationReport, ReservationState, ScarceResource};
 
 /// Why a reservation is refused or suspended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ReservationDenial {
     /// The device has no such endpoint, or no endpoint that carries data.
     NoEndpoint {
         /// Its address; 0 if any endpoint would do.
@@ -23,7 +23,7 @@ pub enum Refusal {
         /// The endpoint's address.
         endpoint: u8,
         /// What is invalid.
-        why: Invalid,
+        why: EndpointRequestError,
     },
     /// The endpoint is served less often than the claim asks.
     TooOften {
@@ -69,32 +69,34 @@ pub enum Refusal {
     },
 }
 
-impl Refusal {
+impl ReservationDenial {
     /// The resource that lacks, and how much is missing.
-    pub fn lack(&self) -> (Lack, u64) {
+    pub fn lack(&self) -> (ScarceResource, u64) {
         match self {
-            Self::NoEndpoint { endpoint } | Self::Unfit { endpoint } => (Lack::Endpoint, (*endpoint).into()),
-            Self::Invalid { why: Invalid::PeriodNotPowerOfTwo { shorter, .. }, .. } => {
-                (Lack::Period, (*shorter).into())
+            Self::NoEndpoint { endpoint } | Self::Unfit { endpoint } => (ScarceResource::Endpoint, (*endpoint).into()),
+            Self::Invalid { why: EndpointRequestError::PeriodNotPowerOfTwo { shorter, .. }, .. } => {
+                (ScarceResource::Period, (*shorter).into())
             }
-            Self::Invalid { why: Invalid::Period { max, .. }, .. } => (Lack::Period, (*max).into()),
-            Self::Invalid { why: Invalid::BudgetOverWire { asked_bytes, max_bytes }, .. } => {
-                (Lack::Budget, (asked_bytes - max_bytes).into())
+            Self::Invalid { why: EndpointRequestError::Period { max, .. }, .. } => {
+                (ScarceResource::Period, (*max).into())
             }
-            Self::Invalid { why: Invalid::NoBudget, .. } => (Lack::Budget, 0),
-            Self::Invalid { endpoint, .. } => (Lack::Endpoint, (*endpoint).into()),
-            Self::TooOften { own, .. } => (Lack::Period, (*own).into()),
-            Self::Bus { missing_ps, .. } => (Lack::Bus, *missing_ps),
-            Self::Processor { missing_ppb } => (Lack::Processor, *missing_ppb),
-            Self::Rate { missing_bits_per_s, .. } => (Lack::Rate, *missing_bits_per_s),
-            Self::Delay { missing_ns, .. } => (Lack::Delay, *missing_ns),
-            Self::Kind => (Lack::Kind, 0),
-            Self::NotAllowed { .. } => (Lack::Permission, 0),
+            Self::Invalid { why: EndpointRequestError::BudgetOverWire { asked_bytes, max_bytes }, .. } => {
+                (ScarceResource::Budget, (asked_bytes - max_bytes).into())
+            }
+            Self::Invalid { why: EndpointRequestError::NoBudget, .. } => (ScarceResource::Budget, 0),
+            Self::Invalid { endpoint, .. } => (ScarceResource::Endpoint, (*endpoint).into()),
+            Self::TooOften { own, .. } => (ScarceResource::Period, (*own).into()),
+            Self::Bus { missing_ps, .. } => (ScarceResource::Bus, *missing_ps),
+            Self::Processor { missing_ppb } => (ScarceResource::Processor, *missing_ppb),
+            Self::Rate { missing_bits_per_s, .. } => (ScarceResource::Rate, *missing_bits_per_s),
+            Self::Delay { missing_ns, .. } => (ScarceResource::Delay, *missing_ns),
+            Self::Kind => (ScarceResource::Kind, 0),
+            Self::NotAllowed { .. } => (ScarceResource::Permission, 0),
         }
     }
 
     /// The refusal as a report for the importer.
-    pub fn report(&self, criticality: Criticality, state: State) -> ReservationReport {
+    pub fn report(&self, criticality: ReservationCriticality, state: ReservationState) -> ReservationReport {
         let (lack, missing) = self.lack();
         ReservationReport {
             state,
@@ -109,7 +111,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ReservationDenial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = |ps: u64| format!("{}.{:03}", ps / 1_000_000, ps % 1_000_000 / 1000);
         match self {
@@ -161,4 +163,4 @@ fn thousandths(ns: u64) -> String {
     format!("{}.{:03}", us / 1000, us % 1000)
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for ReservationDenial {}

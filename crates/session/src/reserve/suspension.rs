@@ -7,20 +7,20 @@
 //! | waits when the suspension opens | goes to the device | |
 //! | waits when the device is reset | | ends as withdrawn |
 //!
-//! All other requests pass. The caller of [`Suspension::close`] must wake the device's thread.
+//! All other requests pass. The caller of [`SuspensionSwitch::close`] must wake the device's thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farbus_model::usb::{Recipient, request};
-use farbus_model::{Completions, Device, DeviceLayer, EpAddr, InFlight, Instant, Status, UrbId};
+use farbus_model::usb::{RequestRecipient, request};
+use farbus_model::{CompletionQueue, Device, DeviceLayer, EpAddr, Instant, UrbId, UrbInFlight, UrbStatus};
 
 /// A switch that lets the requests of a device pass or wait.
 #[derive(Clone, Debug, Default)]
-pub struct Suspension(Arc<AtomicBool>);
+pub struct SuspensionSwitch(Arc<AtomicBool>);
 
-impl Suspension {
+impl SuspensionSwitch {
     /// Closes (`true`) or opens the suspension for reserved endpoints.
     pub fn close(&self, is_closed: bool) {
         self.0.store(is_closed, Ordering::Release);
@@ -34,9 +34,9 @@ impl Suspension {
 
 /// Gives the device back after its [`SuspendableDevice`] was dropped.
 #[derive(Clone, Default)]
-pub struct Behind(Arc<Mutex<Option<Box<dyn Device>>>>);
+pub struct DeviceReturnSlot(Arc<Mutex<Option<Box<dyn Device>>>>);
 
-impl Behind {
+impl DeviceReturnSlot {
     /// Takes the device; `Some` once, after [`SuspendableDevice`] was dropped.
     pub fn take(&self) -> Option<Box<dyn Device>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -47,22 +47,26 @@ impl Behind {
 pub struct SuspendableDevice {
     /// `Some` until it is dropped.
     device: Option<Box<dyn Device>>,
-    behind: Behind,
-    suspension: Suspension,
+    behind: DeviceReturnSlot,
+    suspension: SuspensionSwitch,
     endpoints: Vec<EpAddr>,
-    held: VecDeque<InFlight>,
+    held: VecDeque<UrbInFlight>,
 }
 
 impl SuspendableDevice {
     /// Wraps a device whose requests to these endpoints wait while `suspension` is closed. The second value gives the
     /// device back in the end.
-    pub fn new(device: Box<dyn Device>, suspension: Suspension, endpoints: Vec<EpAddr>) -> (Self, Behind) {
-        let behind = Behind::default();
+    pub fn new(
+        device: Box<dyn Device>,
+        suspension: SuspensionSwitch,
+        endpoints: Vec<EpAddr>,
+    ) -> (Self, DeviceReturnSlot) {
+        let behind = DeviceReturnSlot::default();
         let for_end = behind.clone();
         (Self { device: Some(device), behind, suspension, endpoints, held: VecDeque::new() }, for_end)
     }
 
-    fn release(&mut self, now: Instant, done: &mut Completions) {
+    fn release(&mut self, now: Instant, done: &mut CompletionQueue) {
         while !self.suspension.is_closed()
             && let Some(urb) = self.held.pop_front()
         {
@@ -91,10 +95,10 @@ impl DeviceLayer for SuspendableDevice {
         &mut **self.device.as_mut().expect("it is there until the gate is gone")
     }
 
-    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         self.release(now, done);
-        if urb.endpoint.is_control() && urb.setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
-            self.held.drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+        if urb.endpoint.is_control() && urb.setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) {
+            self.held.drain(..).for_each(|urb| done.push(urb.fail(UrbStatus::Shutdown)));
         }
         if (self.suspension.is_closed() || !self.held.is_empty()) && self.endpoints.contains(&urb.endpoint) {
             urb.own_payload();
@@ -103,19 +107,19 @@ impl DeviceLayer for SuspendableDevice {
         self.inner_mut().submit(now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         match self.held.iter().position(|urb| urb.id == id) {
             Some(at) => {
                 let urb = self.held.remove(at).expect("found just now");
-                done.push(urb.fail(Status::Cancelled));
+                done.push(urb.fail(UrbStatus::Cancelled));
             }
             None => self.inner_mut().cancel(now, id, done),
         }
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         for urb in self.held.drain(..) {
-            done.push(urb.fail(Status::Shutdown));
+            done.push(urb.fail(UrbStatus::Shutdown));
         }
         self.inner_mut().reset(now, done);
     }
@@ -127,7 +131,7 @@ impl DeviceLayer for SuspendableDevice {
         }
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.release(now, done);
         if self.inner().poll_timeout().is_some_and(|at| at <= now) {
             self.inner_mut().handle_timeout(now, done);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use farbus_model::{Descriptors, Speed};
+use farbus_model::{DescriptorSet, UsbSpeed};
 
 /// `bDevCapabilityType` of a Container ID, a number of its own for each device, and the place of that number in the
 /// capability (USB 3.2 §9.6.2.3).
@@ -15,7 +15,7 @@ const DEVICE_CAPABILITY: u8 = 0x10;
 /// Strings and the Container ID are not compared: they tell one device of a make from another, and the user continues
 /// to see those of the first device. A binary object store that was not read from one of the devices (a session does
 /// not carry it, and a device of this machine is not asked for it) is not compared either.
-pub fn difference(one: (&Descriptors, Speed), other: (&Descriptors, Speed)) -> Option<String> {
+pub fn difference(one: (&DescriptorSet, UsbSpeed), other: (&DescriptorSet, UsbSpeed)) -> Option<String> {
     let ((one, speed), (other, other_speed)) = (one, other);
     if speed != other_speed {
         return Some(format!("one runs at {speed} speed, the other at {other_speed} speed"));

@@ -1,8 +1,8 @@
 //! A device that can be exchanged for its twin while it is in use (requirement N12).
 //!
 //! Two adapters of one model are the same device to their user, except for the settings that the user has made on one
-//! and not on the other. A [`Twinned`] device remembers these ([`settings`] lists them) and lets another device take
-//! its place when its owner asks for it ([`Command::Swap`]):
+//! and not on the other. A [`TwinnedDevice`] device remembers these ([`settings`] lists them) and lets another device take
+//! its place when its owner asks for it ([`OwnerCommand::Swap`]):
 //!
 //! | stage | the user's requests | the twin |
 //! |---|---|---|
@@ -34,16 +34,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use farbus_model::descriptor::{endpoint_of_index, kind, string_to_bytes};
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, Exchange,
-    ExchangeReport, InFlight, Instant, Payload, Selection, Setup, Status, Twin, Urb, UrbFlags, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceSwapOutcome, DeviceSwapReport,
+    EpAddr, Instant, OwnerCommand, OwnerCommandError, Payload, SetupPacket, SwapCandidate, TransferDirection, Urb,
+    UrbCompletion, UrbFlags, UrbId, UrbInFlight, UrbStatus,
 };
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 pub use difference::difference;
-use settings::{Setting, Settings, is_setting};
+use settings::{ControlSetting, DeviceSettings, is_setting};
 
 /// How long requests with data may take to complete before the exchange is given up. A serial line at 300 baud empties
 /// its buffer of 64 bytes in two seconds.
@@ -53,24 +54,24 @@ pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often the twin is polled meanwhile: the caller does not wait on the twin's readiness.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// A device that can be exchanged for its twin. Both are of the type `D`; for `dyn Device`, [`Command::Swap`] does what
-/// [`Twinned::swap`] does.
-pub struct Twinned<D: Device + ?Sized + 'static = dyn Device> {
+/// A device that can be exchanged for its twin. Both are of the type `D`; for `dyn Device`, [`OwnerCommand::Swap`] does what
+/// [`TwinnedDevice::swap`] does.
+pub struct TwinnedDevice<D: Device + ?Sized + 'static = dyn Device> {
     device: Box<D>,
     /// The descriptors of the first device, after an exchange.
-    first: Option<Descriptors>,
+    first: Option<DescriptorSet>,
     /// Requests in flight, in the order of their submission. Those that complete are nearly always among the first.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<RepeatableUrb>,
     asked_so_far: u64,
-    settings: Settings,
+    settings: DeviceSettings,
     /// Endpoints that are halted, by [`EpAddr::index`].
     halted: u32,
-    done: Completions,
-    exchange: Option<Box<Exchanging<D>>>,
+    done: CompletionQueue,
+    exchange: Option<Box<TwinExchange<D>>>,
 }
 
 /// What must be known of a request to submit it again, and to remember its setting.
-struct Asked {
+struct RepeatableUrb {
     id: UrbId,
     order: u64,
     interval: u32,
@@ -83,30 +84,30 @@ struct Asked {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum TwinExchangePhase {
     Preparing,
     Draining { has_halts: bool },
 }
 
-struct Exchanging<D: Device + ?Sized + 'static> {
+struct TwinExchange<D: Device + ?Sized + 'static> {
     twin: Box<D>,
-    order: Twin<D>,
-    done: Completions,
-    stage: Stage,
+    order: SwapCandidate<D>,
+    done: CompletionQueue,
+    stage: TwinExchangePhase,
     since: Instant,
     /// When the twin is polled again.
     look_at: Instant,
     /// Settings that the twin has not got yet.
-    untold: VecDeque<Setting>,
+    untold: VecDeque<ControlSetting>,
     /// The setting that the twin is getting.
-    telling: Option<Setup>,
+    telling: Option<SetupPacket>,
     told: usize,
-    held: VecDeque<InFlight>,
+    held: VecDeque<UrbInFlight>,
     /// Requests cancelled on the first device, in the order of their submission.
     again: BTreeMap<u64, Urb>,
 }
 
-impl<D: Device + ?Sized + 'static> Twinned<D> {
+impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     /// Wraps `device`, the first of the two.
     pub fn new(device: Box<D>) -> Self {
         Self {
@@ -114,15 +115,15 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
             first: None,
             asked: VecDeque::new(),
             asked_so_far: 0,
-            settings: Settings::default(),
+            settings: DeviceSettings::default(),
             halted: 0,
             // While the device works, this holds the caller's pool.
-            done: Completions::new(BufferPool::new(0)),
+            done: CompletionQueue::new(BufferPool::new(0)),
             exchange: None,
         }
     }
 
-    fn with<R>(&mut self, done: &mut Completions, act: impl FnOnce(&mut D, &mut Completions) -> R) -> R {
+    fn with<R>(&mut self, done: &mut CompletionQueue, act: impl FnOnce(&mut D, &mut CompletionQueue) -> R) -> R {
         if self.exchange.is_none() {
             // Completions are inspected on their way.
             let before = done.len();
@@ -144,61 +145,62 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
         result
     }
 
-    fn ask(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn ask(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         let tells = urb.endpoint.is_control() && is_setting(self.shown(), self.selection().configuration(), urb.setup);
         self.note(&urb, tells);
         self.with(done, |device, done| device.submit(now, urb, done));
     }
 
-    fn handle_answer(&mut self, mut answer: Done, done: &mut Completions) {
+    fn handle_answer(&mut self, mut answer: UrbCompletion, done: &mut CompletionQueue) {
         let asked = self.asked.iter().position(|asked| asked.id == answer.id);
         let Some(mut asked) = asked.and_then(|at| self.asked.remove(at)) else { return done.push(answer) };
         self.learn(&answer, asked.data.take());
         let Some(exchange) = &mut self.exchange else { return done.push(answer) };
-        let is_lost = answer.status == Status::Gone;
-        let was_taken = is_lost || (answer.status == Status::Cancelled && exchange.stage != Stage::Preparing);
+        let is_lost = answer.status == UrbStatus::Gone;
+        let was_taken =
+            is_lost || (answer.status == UrbStatus::Cancelled && exchange.stage != TwinExchangePhase::Preparing);
         if was_taken && !asked.is_withdrawn {
             if asked.is_waiting_for_data {
                 if answer.actual == 0 {
                     exchange.again.insert(asked.order, asked_again(answer, &asked));
                     return;
                 }
-                answer.status = if asked.flags.short_not_ok { Status::Short } else { Status::Ok };
+                answer.status = if asked.flags.short_not_ok { UrbStatus::Short } else { UrbStatus::Ok };
             } else if is_lost {
-                answer.status = Status::Protocol;
+                answer.status = UrbStatus::Protocol;
             }
         }
         done.push(answer);
     }
 
     /// Remembers settings and halts from a completed request, and queues settings for the twin.
-    fn learn(&mut self, answer: &Done, data: Option<Vec<u8>>) {
+    fn learn(&mut self, answer: &UrbCompletion, data: Option<Vec<u8>>) {
         let (setup, endpoint) = (answer.setup, answer.endpoint);
         if !endpoint.is_control() {
-            if answer.status == Status::Stall {
+            if answer.status == UrbStatus::Stall {
                 self.halted |= bit(endpoint);
             }
             return;
         }
-        if answer.status != Status::Ok {
+        if answer.status != UrbStatus::Ok {
             return;
         }
         let is_halt = setup.value == request::ENDPOINT_HALT;
-        let setting = Setting { setup, data: data.unwrap_or_default() };
-        let is_told = if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+        let setting = ControlSetting { setup, data: data.unwrap_or_default() };
+        let is_told = if setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) {
             self.halted = 0;
             self.settings.forget_interfaces();
             true
-        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+        } else if setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface) {
             let configuration = self.shown().configuration(self.device.selection().configuration());
             let settings = configuration.into_iter().flat_map(|c| &c.settings);
             let theirs = settings.filter(|setting| u16::from(setting.interface) == setup.index);
             self.halted &= !theirs.flat_map(|setting| &setting.endpoints).fold(0, |all, e| all | bit(e.address));
             true
-        } else if setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) && is_halt {
+        } else if setup.is_standard(request::CLEAR_FEATURE, RequestRecipient::Endpoint) && is_halt {
             self.halted &= !bit(endpoint_of_index(setup.index));
             false
-        } else if setup.is_standard(request::SET_FEATURE, Recipient::Endpoint) && is_halt {
+        } else if setup.is_standard(request::SET_FEATURE, RequestRecipient::Endpoint) && is_halt {
             self.halted |= bit(endpoint_of_index(setup.index));
             false
         } else {
@@ -217,7 +219,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 
     /// What the user sees: the descriptors of the first device.
-    fn shown(&self) -> &Descriptors {
+    fn shown(&self) -> &DescriptorSet {
         self.first.as_ref().unwrap_or_else(|| self.device.descriptors())
     }
 
@@ -234,7 +236,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     /// Notes a request that the device has already: another process submitted it, and this one continues. Data that
     /// was sent with it and is not known any more is not told to a twin.
     pub fn adopt(&mut self, urb: &Urb) {
-        let is_known = urb.direction == Direction::In || urb.payload.len() == urb.length as usize;
+        let is_known = urb.direction == TransferDirection::In || urb.payload.len() == urb.length as usize;
         let tells = urb.endpoint.is_control()
             && is_known
             && is_setting(self.shown(), self.selection().configuration(), urb.setup);
@@ -242,7 +244,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 
     fn note(&mut self, urb: &Urb, tells: bool) {
-        self.asked.push_back(Asked {
+        self.asked.push_back(RepeatableUrb {
             id: urb.id,
             order: self.asked_so_far,
             interval: urb.interval,
@@ -256,50 +258,56 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 
     /// Writes what the user has told the device to a snapshot, for a process that continues with the same device.
-    pub fn save_settings(&self, to: &mut Writer) {
+    pub fn save_settings(&self, to: &mut SnapshotWriter) {
         to.u32(self.halted);
         self.settings.save(to);
     }
 
-    /// Restores what [`Twinned::save_settings`] wrote.
+    /// Restores what [`TwinnedDevice::save_settings`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot ends too early.
-    pub fn restore_settings(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
-        let (halted, settings) = (from.u32("halted")?, Settings::restore(from)?);
+    /// [`ProtocolViolation`]: the snapshot ends too early.
+    pub fn restore_settings(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
+        let (halted, settings) = (from.u32("halted")?, DeviceSettings::restore(from)?);
         (self.halted, self.settings) = (halted, settings);
         Ok(())
     }
 
     // The exchange.
 
-    /// Begins to replace the device by the twin. The outcome is reported by [`Twin::tell`].
+    /// Begins to replace the device by the twin. The outcome is reported by [`SwapCandidate::tell`].
     ///
     /// # Errors
     /// Why it did not begin; the twin of a refused order is told or dropped.
-    pub fn swap(&mut self, now: Instant, order: &Twin<D>, done: &mut Completions) -> Result<(), CommandError> {
+    pub fn swap(
+        &mut self,
+        now: Instant,
+        order: &SwapCandidate<D>,
+        done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         if self.exchange.is_some() {
-            return Err(CommandError("it is being swapped already".into()));
+            return Err(OwnerCommandError("it is being swapped already".into()));
         }
         if self.device.is_gone() {
-            return Err(CommandError("it was unplugged".into()));
+            return Err(OwnerCommandError("it was unplugged".into()));
         }
-        let twin = order.take().ok_or_else(|| CommandError("the other device was taken already".into()))?;
+        let twin = order.take().ok_or_else(|| OwnerCommandError("the other device was taken already".into()))?;
         if let Some(difference) = self.difference(&twin) {
             let why = format!("it is not like the other device: {difference}");
-            order.tell(Exchange::Failed { twin: Some(twin), why: why.clone() });
-            return Err(CommandError(why));
+            order.tell(DeviceSwapOutcome::Failed { twin: Some(twin), why: why.clone() });
+            return Err(OwnerCommandError(why));
         }
         let selection = self.device.selection();
-        let selected = (selection.configuration() != 0).then(|| Setup::set_configuration(selection.configuration()));
+        let selected =
+            (selection.configuration() != 0).then(|| SetupPacket::set_configuration(selection.configuration()));
         let alternates = selection.alternates().iter();
-        let alternates = alternates.map(|&(interface, alternate)| Setup::set_interface(interface, alternate));
-        let selected = selected.into_iter().chain(alternates).map(|setup| Setting { setup, data: Vec::new() });
-        self.exchange = Some(Box::new(Exchanging {
+        let alternates = alternates.map(|&(interface, alternate)| SetupPacket::set_interface(interface, alternate));
+        let selected = selected.into_iter().chain(alternates).map(|setup| ControlSetting { setup, data: Vec::new() });
+        self.exchange = Some(Box::new(TwinExchange {
             twin,
             order: order.clone(),
-            done: Completions::new(BufferPool::new(0)),
-            stage: Stage::Preparing,
+            done: CompletionQueue::new(BufferPool::new(0)),
+            stage: TwinExchangePhase::Preparing,
             since: now,
             look_at: now + LOOK_EVERY,
             untold: selected.chain(self.settings.iter().cloned()).collect(),
@@ -313,7 +321,7 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 
     /// Continues the exchange as far as possible now.
-    fn go_on(&mut self, now: Instant, done: &mut Completions) {
+    fn go_on(&mut self, now: Instant, done: &mut CompletionQueue) {
         while let Some(exchange) = &mut self.exchange {
             match exchange.tell(now) {
                 Ok(true) => {}
@@ -324,30 +332,32 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
                 Err(why) => return self.give_up(now, why, done),
             }
             match exchange.stage {
-                Stage::Preparing => {
-                    (exchange.stage, exchange.since) = (Stage::Draining { has_halts: false }, now);
+                TwinExchangePhase::Preparing => {
+                    (exchange.stage, exchange.since) = (TwinExchangePhase::Draining { has_halts: false }, now);
                     self.take_back(now, done);
                 }
-                Stage::Draining { .. } if !self.asked.is_empty() => {
+                TwinExchangePhase::Draining { .. } if !self.asked.is_empty() => {
                     if now - exchange.since > DRAIN_TIME_MAX {
                         let why = "it does not take what was sent to it; try again when less is under way";
                         self.give_up(now, why.into(), done);
                     }
                     return;
                 }
-                Stage::Draining { has_halts: false } => {
-                    exchange.stage = Stage::Draining { has_halts: true };
+                TwinExchangePhase::Draining { has_halts: false } => {
+                    exchange.stage = TwinExchangePhase::Draining { has_halts: true };
                     let endpoints = self.device.selection().endpoints().map(|endpoint| endpoint.address);
                     let halted = endpoints.filter(|endpoint| self.halted & bit(*endpoint) != 0);
-                    exchange.untold.extend(halted.map(|endpoint| Setting { setup: halt(endpoint), data: Vec::new() }));
+                    exchange
+                        .untold
+                        .extend(halted.map(|endpoint| ControlSetting { setup: halt(endpoint), data: Vec::new() }));
                 }
-                Stage::Draining { has_halts: true } => return self.switch(now, done),
+                TwinExchangePhase::Draining { has_halts: true } => return self.switch(now, done),
             }
         }
     }
 
     /// Cancels requests that wait for data; the others are waited for.
-    fn take_back(&mut self, now: Instant, done: &mut Completions) {
+    fn take_back(&mut self, now: Instant, done: &mut CompletionQueue) {
         // Newest first, because an endpoint continues with the next request in its queue.
         let waiting: Vec<UrbId> =
             self.asked.iter().rev().filter(|asked| asked.is_repeatable()).map(|asked| asked.id).collect();
@@ -357,29 +367,35 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 
     /// Replaces the device by the twin.
-    fn switch(&mut self, now: Instant, done: &mut Completions) {
+    fn switch(&mut self, now: Instant, done: &mut CompletionQueue) {
         let Some(exchange) = self.exchange.take() else { return };
-        let Exchanging { twin, order, since, told, again, held, .. } = *exchange;
+        let TwinExchange { twin, order, since, told, again, held, .. } = *exchange;
         let left = std::mem::replace(&mut self.device, twin);
         self.first.get_or_insert_with(|| left.descriptors().clone());
         let quiet = if told == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
-        let report = ExchangeReport { replayed: told, asked_again: again.len(), held: held.len(), quiet };
+        let report = DeviceSwapReport { replayed: told, asked_again: again.len(), held: held.len(), quiet };
         self.resume(now, again, held, done);
-        order.tell(Exchange::Done { left, report });
+        order.tell(DeviceSwapOutcome::Done { left, report });
     }
 
     /// Ends the exchange, if there is one, with the first device.
-    pub fn give_up(&mut self, now: Instant, why: String, done: &mut Completions) {
+    pub fn give_up(&mut self, now: Instant, why: String, done: &mut CompletionQueue) {
         let Some(exchange) = self.exchange.take() else { return };
-        let Exchanging { mut twin, order, done: mut ended, again, held, .. } = *exchange;
+        let TwinExchange { mut twin, order, done: mut ended, again, held, .. } = *exchange;
         // Ends the transfer of settings.
         twin.reset(now, &mut ended);
         while ended.pop().is_some() {}
         self.resume(now, again, held, done);
-        order.tell(Exchange::Failed { twin: Some(twin), why });
+        order.tell(DeviceSwapOutcome::Failed { twin: Some(twin), why });
     }
 
-    fn resume(&mut self, now: Instant, again: BTreeMap<u64, Urb>, held: VecDeque<InFlight>, done: &mut Completions) {
+    fn resume(
+        &mut self,
+        now: Instant,
+        again: BTreeMap<u64, Urb>,
+        held: VecDeque<UrbInFlight>,
+        done: &mut CompletionQueue,
+    ) {
         for urb in again.into_values().map(Urb::launch).chain(held) {
             self.ask(now, urb, done);
         }
@@ -387,10 +403,10 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
 
     /// After an exchange, what differs between devices of one make is answered from the first device's descriptors:
     /// strings, and the binary object store if it was read.
-    fn first_asked_for(&self, urb: &InFlight) -> Option<Vec<u8>> {
+    fn first_asked_for(&self, urb: &UrbInFlight) -> Option<Vec<u8>> {
         let first = self.first.as_ref()?;
         let setup = urb.setup;
-        if !urb.endpoint.is_control() || !setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device) {
+        if !urb.endpoint.is_control() || !setup.is_standard(request::GET_DESCRIPTOR, RequestRecipient::Device) {
             return None;
         }
         let mut bytes = match setup.value.to_le_bytes() {
@@ -403,22 +419,22 @@ impl<D: Device + ?Sized + 'static> Twinned<D> {
     }
 }
 
-impl Asked {
+impl RepeatableUrb {
     /// Whether it waits for data and can wait for it on the twin.
     fn is_repeatable(&self) -> bool {
         self.is_waiting_for_data && !self.is_withdrawn
     }
 }
 
-impl<D: Device + ?Sized + 'static> Exchanging<D> {
+impl<D: Device + ?Sized + 'static> TwinExchange<D> {
     /// Continues the transfer of settings to the twin; returns whether it is complete.
     fn tell(&mut self, now: Instant) -> Result<bool, String> {
         loop {
             while let Some(answer) = self.done.pop() {
                 self.telling = None;
                 self.told += 1;
-                if answer.status != Status::Ok {
-                    let Setup { request_type, request, value, index, .. } = answer.setup;
+                if answer.status != UrbStatus::Ok {
+                    let SetupPacket { request_type, request, value, index, .. } = answer.setup;
                     return Err(format!(
                         "the other device does not take what this one was told ({request_type:02x} {request:02x} \
                          {value:04x} {index:04x}: {:?})",
@@ -432,7 +448,7 @@ impl<D: Device + ?Sized + 'static> Exchanging<D> {
             if self.telling.is_some() {
                 return Ok(false);
             }
-            let Some(Setting { setup, data }) = self.untold.pop_front() else { return Ok(true) };
+            let Some(ControlSetting { setup, data }) = self.untold.pop_front() else { return Ok(true) };
             self.telling = Some(setup);
             let payload = if data.is_empty() { Payload::Empty } else { data.into() };
             self.twin.submit(now, Urb::control(UrbId(0), setup, payload).launch(), &mut self.done);
@@ -442,28 +458,28 @@ impl<D: Device + ?Sized + 'static> Exchanging<D> {
 
     /// Whether new requests wait for the end of the exchange.
     fn holds(&self) -> bool {
-        self.stage != Stage::Preparing
+        self.stage != TwinExchangePhase::Preparing
     }
 }
 
 /// Whether a transfer can be submitted to the twin as long as it has no data.
-fn is_repeatable(endpoint: EpAddr, direction: Direction) -> bool {
-    direction == Direction::In && !endpoint.is_control()
+fn is_repeatable(endpoint: EpAddr, direction: TransferDirection) -> bool {
+    direction == TransferDirection::In && !endpoint.is_control()
 }
 
-fn asked_again(answer: Done, asked: &Asked) -> Urb {
+fn asked_again(answer: UrbCompletion, asked: &RepeatableUrb) -> Urb {
     let mut urb = Urb::data_in(answer.id, answer.endpoint, answer.length);
     (urb.interval, urb.stream, urb.flags, urb.start_frame) =
         (asked.interval, asked.stream, asked.flags, answer.start_frame);
     urb.iso = answer.iso;
     for packet in &mut urb.iso {
-        (packet.actual, packet.status) = (0, Status::Ok);
+        (packet.actual, packet.status) = (0, UrbStatus::Ok);
     }
     urb
 }
 
-fn halt(endpoint: EpAddr) -> Setup {
-    Setup { request: request::SET_FEATURE, ..Setup::clear_halt(endpoint) }
+fn halt(endpoint: EpAddr) -> SetupPacket {
+    SetupPacket { request: request::SET_FEATURE, ..SetupPacket::clear_halt(endpoint) }
 }
 
 fn bit(endpoint: EpAddr) -> u32 {
@@ -471,7 +487,7 @@ fn bit(endpoint: EpAddr) -> u32 {
 }
 
 /// Dropped during an exchange, it ends the transfer of settings.
-impl<D: Device + ?Sized + 'static> Drop for Twinned<D> {
+impl<D: Device + ?Sized + 'static> Drop for TwinnedDevice<D> {
     fn drop(&mut self) {
         if let Some(exchange) = &mut self.exchange {
             exchange.twin.reset(exchange.look_at, &mut exchange.done);
@@ -479,7 +495,7 @@ impl<D: Device + ?Sized + 'static> Drop for Twinned<D> {
     }
 }
 
-impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
+impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for TwinnedDevice<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -493,17 +509,17 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
     fn with_inner<R>(
         &mut self,
         _now: Instant,
-        done: &mut Completions,
-        act: impl FnOnce(&mut D, &mut Completions) -> R,
+        done: &mut CompletionQueue,
+        act: impl FnOnce(&mut D, &mut CompletionQueue) -> R,
     ) -> R {
         self.with(done, act)
     }
 
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.shown()
     }
 
-    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if let Some(bytes) = self.first_asked_for(&urb) {
             return done.push(urb.answer(bytes.into()));
         }
@@ -520,16 +536,16 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         }
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         if let Some(exchange) = &mut self.exchange {
             if let Some(at) = exchange.held.iter().position(|urb| urb.id == id)
                 && let Some(urb) = exchange.held.remove(at)
             {
-                return done.push(urb.fail(Status::Cancelled));
+                return done.push(urb.fail(UrbStatus::Cancelled));
             }
             let again = exchange.again.iter().find(|(_, urb)| urb.id == id).map(|(order, _)| *order);
             if let Some(urb) = again.and_then(|order| exchange.again.remove(&order)) {
-                return done.push(urb.launch().fail(Status::Cancelled));
+                return done.push(urb.launch().fail(UrbStatus::Cancelled));
             }
         }
         if let Some(asked) = self.asked.iter_mut().find(|asked| asked.id == id) {
@@ -539,13 +555,13 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         self.go_on(now, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with(done, |device, done| device.reset(now, done));
-        (self.halted, self.settings) = (0, Settings::default());
+        (self.halted, self.settings) = (0, DeviceSettings::default());
         if let Some(exchange) = &mut self.exchange {
             let again = std::mem::take(&mut exchange.again).into_values().map(Urb::launch);
             for urb in again.chain(std::mem::take(&mut exchange.held)) {
-                done.push(urb.fail(Status::Shutdown));
+                done.push(urb.fail(UrbStatus::Shutdown));
             }
             exchange.twin.as_mut().reset(now, &mut exchange.done);
             while exchange.done.pop().is_some() {}
@@ -562,7 +578,7 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         ours.into_iter().chain(self.inner().poll_timeout()).min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         if self.inner().poll_timeout().is_some_and(|at| at <= now) {
             self.with(done, |device, done| device.handle_timeout(now, done));
         }
@@ -576,7 +592,7 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with(done, |device, done| device.handle_ready(now, done));
         self.go_on(now, done);
     }
@@ -585,9 +601,14 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         self.exchange.is_none() && self.inner().is_gone()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
-        if let Command::Swap(twin) = command {
-            let order = (twin as &dyn Any).downcast_ref().ok_or_else(|| CommandError::unknown(command))?;
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &OwnerCommand,
+        done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
+        if let OwnerCommand::Swap(twin) = command {
+            let order = (twin as &dyn Any).downcast_ref().ok_or_else(|| OwnerCommandError::unknown(command))?;
             return self.swap(now, order, done);
         }
         let mut result = Ok(());
@@ -601,17 +622,17 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for Twinned<D> {
         if self.exchange.is_some() || self.first.is_some() {
             return None;
         }
-        let mut to = Writer::part();
+        let mut to = SnapshotWriter::part();
         to.bytes(&self.inner().save()?);
         self.save_settings(&mut to);
         Some(to.into_bytes())
     }
 
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
-        let read = || -> Result<_, Reject> {
-            let mut from = Reader::new(state);
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
+        let read = || -> Result<_, ProtocolViolation> {
+            let mut from = FieldReader::new(state);
             let (device, halted) = (from.bytes("device")?, from.u32("halted")?);
-            let settings = Settings::restore(&mut from)?;
+            let settings = DeviceSettings::restore(&mut from)?;
             from.end("state").map(|()| (device, halted, settings))
         };
         let Ok((device, halted, settings)) = read() else { return false };

@@ -14,11 +14,11 @@
 //!
 //! Only requests that the device accepted count.
 
-use farbus_model::usb::{Recipient, RequestKind, request};
-use farbus_model::{Descriptors, Direction, Setup};
+use farbus_model::usb::{RequestKind, RequestRecipient, request};
+use farbus_model::{DescriptorSet, SetupPacket, TransferDirection};
 
-use crate::Reject;
-use crate::snapshot::{Reader, Writer};
+use crate::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Vendor requests that are remembered: an adapter's driver makes about a dozen. A driver that loads firmware makes
 /// more, and such a device cannot be set up again this way.
@@ -29,17 +29,17 @@ const SETTING_BYTES_MIN: usize = 12;
 
 /// An OUT control request that makes a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct ControlSetting {
     /// Its setup packet.
-    pub setup: Setup,
+    pub setup: SetupPacket,
     /// Its data stage.
     pub data: Vec<u8>,
 }
 
 /// All settings, in the order in which they were last made.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
-    all: Vec<Setting>,
+pub struct DeviceSettings {
+    all: Vec<ControlSetting>,
 }
 
 /// Class codes (USB-IF "Defined Class Codes").
@@ -52,7 +52,7 @@ mod class {
 
 /// What distinguishes two settings of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scope {
+enum SettingScope {
     /// One for each `wIndex`.
     Index,
     /// Additionally by the low byte of `wValue`: an id.
@@ -64,28 +64,31 @@ enum Scope {
 }
 
 /// Whether a request makes a setting that can be repeated.
-pub fn is_setting(all: &Descriptors, configuration: u8, setup: Setup) -> bool {
+pub fn is_setting(all: &DescriptorSet, configuration: u8, setup: SetupPacket) -> bool {
     scope_of(all, configuration, setup).is_some()
 }
 
-fn scope_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<Scope> {
-    if setup.direction() == Direction::In && setup.length > 0 {
+fn scope_of(all: &DescriptorSet, configuration: u8, setup: SetupPacket) -> Option<SettingScope> {
+    if setup.direction() == TransferDirection::In && setup.length > 0 {
         return None;
     }
     match setup.kind() {
-        RequestKind::Vendor => Some(Scope::Each),
+        RequestKind::Vendor => Some(SettingScope::Each),
         RequestKind::Standard => {
             let is_feature = matches!(setup.request, request::SET_FEATURE | request::CLEAR_FEATURE);
-            let is_wakeup = setup.recipient() == Recipient::Device && setup.value == request::DEVICE_REMOTE_WAKEUP;
-            (is_feature && is_wakeup).then_some(Scope::Value)
+            let is_wakeup =
+                setup.recipient() == RequestRecipient::Device && setup.value == request::DEVICE_REMOTE_WAKEUP;
+            (is_feature && is_wakeup).then_some(SettingScope::Value)
         }
         RequestKind::Class => match (class_of(all, configuration, setup)?, setup.request) {
-            (class::HID, 0x09) => Some(Scope::Value),
-            (class::HID, 0x0a) => Some(Scope::LowValue),
-            (class::HID, 0x0b) => Some(Scope::Index),
-            (class::COMMUNICATIONS, 0x02) => Some(Scope::Value),
-            (class::COMMUNICATIONS, 0x20 | 0x22 | 0x40 | 0x43 | 0x82 | 0x84 | 0x86 | 0x88 | 0x8a) => Some(Scope::Index),
-            (class::AUDIO | class::VIDEO, 0x01) => Some(Scope::Value),
+            (class::HID, 0x09) => Some(SettingScope::Value),
+            (class::HID, 0x0a) => Some(SettingScope::LowValue),
+            (class::HID, 0x0b) => Some(SettingScope::Index),
+            (class::COMMUNICATIONS, 0x02) => Some(SettingScope::Value),
+            (class::COMMUNICATIONS, 0x20 | 0x22 | 0x40 | 0x43 | 0x82 | 0x84 | 0x86 | 0x88 | 0x8a) => {
+                Some(SettingScope::Index)
+            }
+            (class::AUDIO | class::VIDEO, 0x01) => Some(SettingScope::Value),
             _ => None,
         },
         RequestKind::Reserved => None,
@@ -93,26 +96,26 @@ fn scope_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<Scope>
 }
 
 /// The class of the interface that a request addresses.
-fn class_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<u8> {
+fn class_of(all: &DescriptorSet, configuration: u8, setup: SetupPacket) -> Option<u8> {
     let settings = &all.configuration(configuration)?.settings;
     let number = setup.index as u8;
     let found = match setup.recipient() {
-        Recipient::Interface => settings.iter().find(|setting| setting.interface == number),
-        Recipient::Endpoint => {
+        RequestRecipient::Interface => settings.iter().find(|setting| setting.interface == number),
+        RequestRecipient::Endpoint => {
             settings.iter().find(|setting| setting.endpoints.iter().any(|e| e.address.as_byte() == number))
         }
-        Recipient::Device | Recipient::Other => None,
+        RequestRecipient::Device | RequestRecipient::Other => None,
     };
     found.map(|setting| setting.class[0])
 }
 
-impl Settings {
+impl DeviceSettings {
     /// Records a setting that the device has accepted.
-    pub fn note(&mut self, all: &Descriptors, configuration: u8, setting: Setting) {
+    pub fn note(&mut self, all: &DescriptorSet, configuration: u8, setting: ControlSetting) {
         let Some(scope) = scope_of(all, configuration, setting.setup) else { return };
         let new = setting.setup;
         // Setting and clearing a feature replace each other.
-        let is_same_request = |old: Setup| match new.kind() {
+        let is_same_request = |old: SetupPacket| match new.kind() {
             RequestKind::Standard => old.kind() == RequestKind::Standard,
             _ => old.request_type == new.request_type && old.request == new.request,
         };
@@ -120,15 +123,15 @@ impl Settings {
             let is_replaced = is_same_request(old.setup)
                 && old.setup.index == new.index
                 && match scope {
-                    Scope::Index => true,
-                    Scope::LowValue => old.setup.value as u8 == new.value as u8,
-                    Scope::Value => old.setup.value == new.value,
-                    Scope::Each => *old == setting,
+                    SettingScope::Index => true,
+                    SettingScope::LowValue => old.setup.value as u8 == new.value as u8,
+                    SettingScope::Value => old.setup.value == new.value,
+                    SettingScope::Each => *old == setting,
                 };
             !is_replaced
         });
         self.all.push(setting);
-        let is_vendor = |setting: &Setting| setting.setup.kind() == RequestKind::Vendor;
+        let is_vendor = |setting: &ControlSetting| setting.setup.kind() == RequestKind::Vendor;
         if self.all.iter().filter(|old| is_vendor(old)).count() > VENDOR_SETTINGS_MAX
             && let Some(oldest) = self.all.iter().position(is_vendor)
         {
@@ -147,9 +150,9 @@ impl Settings {
     }
 
     /// Writes it to a snapshot.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.count(self.all.len());
-        for Setting { setup, data } in &self.all {
+        for ControlSetting { setup, data } in &self.all {
             to.raw(&setup.to_bytes());
             to.bytes(data);
         }
@@ -158,30 +161,30 @@ impl Settings {
     /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot ends too early.
-    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the snapshot ends too early.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let mut all = Vec::new();
         for _ in 0..from.count("settings", SETTING_BYTES_MIN)? {
             let setup = from.take(8, "setup")?.try_into().expect("eight bytes");
-            all.push(Setting { setup: Setup::from_bytes(setup), data: from.bytes("data")?.to_vec() });
+            all.push(ControlSetting { setup: SetupPacket::from_bytes(setup), data: from.bytes("data")?.to_vec() });
         }
         Ok(Self { all })
     }
 
     /// All settings, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Setting> {
+    pub fn iter(&self) -> impl Iterator<Item = &ControlSetting> {
         self.all.iter()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::descriptor::Configuration;
+    use farbus_model::descriptor::UsbConfiguration;
 
     use super::*;
 
     /// A configuration with one interface of each class, numbered by the class.
-    fn device() -> Descriptors {
+    fn device() -> DescriptorSet {
         let interfaces = [class::AUDIO, class::COMMUNICATIONS, class::HID, 8, class::VIDEO];
         let mut bytes = vec![9, 2, 0, 0, interfaces.len() as u8, 1, 0, 0x80, 50];
         for class in interfaces {
@@ -189,12 +192,12 @@ mod tests {
         }
         let total = (bytes.len() as u16).to_le_bytes();
         bytes[2..4].copy_from_slice(&total);
-        Descriptors { configurations: vec![Configuration::parse(&bytes).unwrap()], ..Descriptors::default() }
+        DescriptorSet { configurations: vec![UsbConfiguration::parse(&bytes).unwrap()], ..DescriptorSet::default() }
     }
 
-    fn setting(request_type: u8, request: u8, value: u16, index: u16, data: &[u8]) -> Setting {
-        let setup = Setup { request_type, request, value, index, length: data.len() as u16 };
-        Setting { setup, data: data.to_vec() }
+    fn setting(request_type: u8, request: u8, value: u16, index: u16, data: &[u8]) -> ControlSetting {
+        let setup = SetupPacket { request_type, request, value, index, length: data.len() as u16 };
+        ControlSetting { setup, data: data.to_vec() }
     }
 
     #[test]
@@ -211,7 +214,7 @@ mod tests {
             setting(0x40, 3, 0x4138, 0, &[]),
             setting(0x40, 3, 0x001a, 0, &[]),
         ];
-        let mut settings = Settings::default();
+        let mut settings = DeviceSettings::default();
         for one in &told {
             assert!(is_setting(&device(), 1, one.setup), "{one:?}");
             settings.note(&device(), 1, one.clone());
@@ -239,7 +242,7 @@ mod tests {
         for one in not {
             assert!(!is_setting(&device(), 1, one.setup), "{one:?}");
         }
-        let mut settings = Settings::default();
+        let mut settings = DeviceSettings::default();
         settings.note(&device(), 1, setting(0, request::SET_FEATURE, request::DEVICE_REMOTE_WAKEUP, 0, &[]));
         settings.note(&device(), 1, setting(0, request::CLEAR_FEATURE, request::DEVICE_REMOTE_WAKEUP, 0, &[]));
         assert_eq!(settings.iter().map(|one| one.setup.request).collect::<Vec<_>>(), [request::CLEAR_FEATURE]);
@@ -247,7 +250,7 @@ mod tests {
 
     #[test]
     fn number_of_remembered_vendor_requests_is_bounded() {
-        let mut settings = Settings::default();
+        let mut settings = DeviceSettings::default();
         for value in 0..1000 {
             settings.note(&device(), 1, setting(0x40, 1, value, 0, &[]));
         }
@@ -258,16 +261,16 @@ mod tests {
     #[test]
     fn settings_survive_a_snapshot_and_a_truncated_one_is_refused() {
         let device = device();
-        let mut settings = Settings::default();
+        let mut settings = DeviceSettings::default();
         for (request, data) in [(0x20, vec![1; 7]), (0x22, Vec::new())] {
             settings.note(&device, 1, setting(0x21, request, 3, 2, &data));
         }
-        let mut to = Writer::part();
+        let mut to = SnapshotWriter::part();
         settings.save(&mut to);
         let bytes = to.into_bytes();
-        let read = Settings::restore(&mut Reader::new(&bytes)).unwrap();
+        let read = DeviceSettings::restore(&mut FieldReader::new(&bytes)).unwrap();
         assert_eq!(read.all.len(), 2);
         assert!(read.iter().eq(settings.iter()));
-        assert!((0..bytes.len()).all(|end| Settings::restore(&mut Reader::new(&bytes[..end])).is_err()));
+        assert!((0..bytes.len()).all(|end| DeviceSettings::restore(&mut FieldReader::new(&bytes[..end])).is_err()));
     }
 }

@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use farbus_model::usb::{Recipient, RequestKind};
-use farbus_model::{Descriptors, EpAddr, Selection, Setup};
+use farbus_model::usb::{RequestKind, RequestRecipient};
+use farbus_model::{ConfigurationSelection, DescriptorSet, EpAddr, SetupPacket};
 
-use super::{OpenId, Refusal};
+use super::{OpenId, UsbfsError};
 
 /// Interface numbers that can be claimed are below this: as many as an open has bits for (`struct usb_dev_state`).
 const INTERFACES_MAX: u32 = 64;
 
 /// The interfaces that are claimed.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct InterfaceClaims {
     by_interface: BTreeMap<u8, OpenId>,
 }
 
 /// An open that may want an interface.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claimant {
+pub(super) struct InterfaceClaimant {
     pub open: OpenId,
     /// Interfaces that it may claim, a bit each; `None` before USBDEVFS_DROP_PRIVILEGES.
     pub allowed: Option<u64>,
@@ -26,12 +26,12 @@ pub(super) struct Claimant {
 
 /// The device that interfaces belong to, as it stands now.
 #[derive(Clone, Copy)]
-pub(super) struct Layout<'a> {
-    pub descriptors: &'a Descriptors,
-    pub selection: &'a Selection,
+pub(super) struct InterfaceLayout<'a> {
+    pub descriptors: &'a DescriptorSet,
+    pub selection: &'a ConfigurationSelection,
 }
 
-impl Layout<'_> {
+impl InterfaceLayout<'_> {
     /// Whether the configuration has an interface of this number (`usb_ifnum_to_if`).
     pub fn has_interface(&self, interface: u32) -> bool {
         let active = self.descriptors.configuration(self.selection.configuration());
@@ -47,14 +47,14 @@ impl Layout<'_> {
     }
 
     /// The interface with this endpoint, in whatever setting (`findintfep`).
-    fn interface_of(&self, endpoint: EpAddr) -> Result<u8, Refusal> {
-        let active = self.descriptors.configuration(self.selection.configuration()).ok_or(Refusal::Unconfigured)?;
+    fn interface_of(&self, endpoint: EpAddr) -> Result<u8, UsbfsError> {
+        let active = self.descriptors.configuration(self.selection.configuration()).ok_or(UsbfsError::Unconfigured)?;
         let has = |address| active.settings.iter().find(|s| s.endpoints.iter().any(|e| e.address == address));
-        has(endpoint).map(|setting| setting.interface).ok_or(Refusal::NotFound)
+        has(endpoint).map(|setting| setting.interface).ok_or(UsbfsError::NotFound)
     }
 }
 
-impl Claims {
+impl InterfaceClaims {
     /// Who has the interface.
     pub fn holder(&self, interface: u32) -> Option<OpenId> {
         u8::try_from(interface).ok().and_then(|interface| self.by_interface.get(&interface).copied())
@@ -80,14 +80,19 @@ impl Claims {
     /// # Errors
     /// EINVAL: the number is too large; EACCES: it gave up the right; ENOENT: no such interface now; EBUSY: another has
     /// it.
-    pub fn claim(&mut self, by: Claimant, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
-        let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(Refusal::Invalid)?;
-        let Claimant { open, allowed } = by;
+    pub fn claim(
+        &mut self,
+        by: InterfaceClaimant,
+        interface: u32,
+        layout: InterfaceLayout<'_>,
+    ) -> Result<(), UsbfsError> {
+        let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(UsbfsError::Invalid)?;
+        let InterfaceClaimant { open, allowed } = by;
         match self.by_interface.get(&number) {
             Some(&holder) if holder == open => Ok(()),
-            _ if allowed.is_some_and(|allowed| allowed & 1 << number == 0) => Err(Refusal::RightDropped),
-            _ if !layout.has_interface(interface) => Err(Refusal::NotFound),
-            Some(_) => Err(Refusal::Busy),
+            _ if allowed.is_some_and(|allowed| allowed & 1 << number == 0) => Err(UsbfsError::RightDropped),
+            _ if !layout.has_interface(interface) => Err(UsbfsError::NotFound),
+            Some(_) => Err(UsbfsError::Busy),
             None => {
                 self.by_interface.insert(number, open);
                 Ok(())
@@ -99,13 +104,13 @@ impl Claims {
     ///
     /// # Errors
     /// EINVAL: the open does not have it, or the number is too large; ENOENT: no such interface now.
-    pub fn release(&mut self, open: OpenId, interface: u32, layout: Layout<'_>) -> Result<u8, Refusal> {
-        let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(Refusal::Invalid)?;
+    pub fn release(&mut self, open: OpenId, interface: u32, layout: InterfaceLayout<'_>) -> Result<u8, UsbfsError> {
+        let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(UsbfsError::Invalid)?;
         if !layout.has_interface(interface) {
-            return Err(Refusal::NotFound);
+            return Err(UsbfsError::NotFound);
         }
         if self.holder(interface) != Some(open) {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         }
         self.by_interface.remove(&number);
         Ok(number)
@@ -124,10 +129,15 @@ impl Claims {
     /// The open may use this interface: it has it, or gets it now (`checkintf`).
     ///
     /// # Errors
-    /// As [`Claims::claim`]; EHOSTUNREACH: the device is not configured.
-    pub fn check_interface(&mut self, by: Claimant, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
+    /// As [`InterfaceClaims::claim`]; EHOSTUNREACH: the device is not configured.
+    pub fn check_interface(
+        &mut self,
+        by: InterfaceClaimant,
+        interface: u32,
+        layout: InterfaceLayout<'_>,
+    ) -> Result<(), UsbfsError> {
         if layout.selection.configuration() == 0 {
-            return Err(Refusal::NotReady);
+            return Err(UsbfsError::NotReady);
         }
         self.claim(by, interface, layout)
     }
@@ -135,8 +145,13 @@ impl Claims {
     /// The open may use this endpoint, which need not be of the interface's setting. Returns the endpoint's interface.
     ///
     /// # Errors
-    /// As [`Claims::claim`]; ESRCH: the device is not configured; ENOENT: no such endpoint.
-    pub fn check_endpoint(&mut self, by: Claimant, endpoint: EpAddr, layout: Layout<'_>) -> Result<u8, Refusal> {
+    /// As [`InterfaceClaims::claim`]; ESRCH: the device is not configured; ENOENT: no such endpoint.
+    pub fn check_endpoint(
+        &mut self,
+        by: InterfaceClaimant,
+        endpoint: EpAddr,
+        layout: InterfaceLayout<'_>,
+    ) -> Result<u8, UsbfsError> {
         let interface = layout.interface_of(endpoint)?;
         self.check_interface(by, interface.into(), layout)?;
         Ok(interface)
@@ -146,8 +161,13 @@ impl Claims {
     /// unless it is a vendor's, or asks a printer what it is (USB printer class 1.1 §4.2.1).
     ///
     /// # Errors
-    /// As [`Claims::check_endpoint`].
-    pub fn check_control(&mut self, by: Claimant, setup: Setup, layout: Layout<'_>) -> Result<(), Refusal> {
+    /// As [`InterfaceClaims::check_endpoint`].
+    pub fn check_control(
+        &mut self,
+        by: InterfaceClaimant,
+        setup: SetupPacket,
+        layout: InterfaceLayout<'_>,
+    ) -> Result<(), UsbfsError> {
         const GET_DEVICE_ID: (u8, u8) = (0xa1, 0);
         let [interface, index] = setup.index.to_be_bytes();
         let asks_printer = (setup.request_type, setup.request) == GET_DEVICE_ID;
@@ -155,10 +175,10 @@ impl Claims {
             return Ok(());
         }
         match setup.recipient() {
-            Recipient::Interface => self.check_interface(by, index.into(), layout),
-            Recipient::Endpoint if index & 0x7f != 0 => {
+            RequestRecipient::Interface => self.check_interface(by, index.into(), layout),
+            RequestRecipient::Endpoint if index & 0x7f != 0 => {
                 let endpoint =
-                    |byte| if byte & 0x70 == 0 { Ok(EpAddr::from_byte(byte)) } else { Err(Refusal::Invalid) };
+                    |byte| if byte & 0x70 == 0 { Ok(EpAddr::from_byte(byte)) } else { Err(UsbfsError::Invalid) };
                 // Some programs name the other direction.
                 let interface = endpoint(index).and_then(|endpoint| layout.interface_of(endpoint));
                 let interface = interface.or_else(|first| {

@@ -1,7 +1,7 @@
 //! What a program asks of a node, and what it is answered.
 
 use farbus_model::Payload;
-use farbus_wire::usbfs::{Call, Refusal, Width};
+use farbus_wire::usbfs::{PointerWidth, UsbfsError, UsbfsIoctl};
 
 /// Names an open of a node. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,42 +13,42 @@ pub struct CallId(pub u64);
 
 /// A command: an ioctl on an open node.
 #[derive(Clone, Copy, Debug)]
-pub struct Command {
+pub struct UsbfsCommand {
     /// Names it.
     pub id: CallId,
     /// What is asked.
-    pub call: Call,
+    pub call: UsbfsIoctl,
     /// The pointers of the program that asks.
-    pub width: Width,
+    pub width: PointerWidth,
     /// The ioctl's argument: a number, or an address in the program's memory.
     pub argument: u64,
 }
 
 /// The memory of the program whose command is being handled.
-pub trait Memory {
+pub trait ProgramMemory {
     /// Reads from an address on, as much as fits.
     ///
     /// # Errors
-    /// [`Refusal::BadAddress`]: the program has no such memory.
-    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Refusal>;
+    /// [`UsbfsError::BadAddress`]: the program has no such memory.
+    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), UsbfsError>;
 }
 
 /// The answer to a command.
 #[derive(Debug)]
-pub struct Answer {
+pub struct UsbfsAnswer {
     /// To which.
     pub id: CallId,
     /// What the ioctl returns.
-    pub result: Result<u32, Refusal>,
+    pub result: Result<u32, UsbfsError>,
     /// What is written into the program's memory before that. If the memory is not there, the ioctl returns EFAULT.
     pub writes: Vec<(u64, Payload)>,
 }
 
 /// A command that waits for a finished URB.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reaper {
+pub(super) struct ReapWaiter {
     pub id: CallId,
     /// Where to write the URB's address.
     pub address: u64,
-    pub width: Width,
+    pub width: PointerWidth,
 }

@@ -7,27 +7,27 @@
 
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum UeventAction {
     /// It is there from now on.
     Add,
     /// It is there no longer.
     Remove,
 }
 
-impl Action {
+impl UeventAction {
     fn as_str(self) -> &'static str {
         match self {
-            Action::Add => "add",
-            Action::Remove => "remove",
+            UeventAction::Add => "add",
+            UeventAction::Remove => "remove",
         }
     }
 }
 
 /// An event about a device or an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct DeviceUevent {
     /// What has happened.
-    pub action: Action,
+    pub action: UeventAction,
     /// Its folder, below `/sys`.
     pub path: String,
     /// What its attribute `uevent` shows.
@@ -49,7 +49,7 @@ const MESSAGE_TYPE: u16 = 16;
 const MESSAGE_FLAGS: u16 = 1;
 const MESSAGE_HEADER_BYTES: usize = 16;
 
-impl Event {
+impl DeviceUevent {
     /// A message to the kernel, by which it sends the event as its own. `number` counts events.
     pub fn to_kernel(&self, number: u64) -> Vec<u8> {
         let head = format!("{}@{}\0", self.action.as_str(), self.path);
@@ -124,10 +124,10 @@ fn hash(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    fn event() -> Event {
+    fn event() -> DeviceUevent {
         let lines = "DEVNAME=bus/usb/001/002\nDEVTYPE=usb_device\nBUSNUM=001\n".to_owned();
         let udev = "ID_BUS=usb\n".to_owned();
-        Event { action: Action::Add, path: "/devices/farbus/usb1/1-1".to_owned(), lines, udev }
+        DeviceUevent { action: UeventAction::Add, path: "/devices/farbus/usb1/1-1".to_owned(), lines, udev }
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A device as a program sees it through usbfs: opens, claims and URBs of one node below `/dev/bus/usb`, without a
 //! kernel behind it.
 //!
-//! [`Node`] carries out the commands of [`farbus_wire::usbfs`] on any [`Device`](farbus_model::Device). It behaves as
+//! [`UsbfsNode`] carries out the commands of [`farbus_wire::usbfs`] on any [`Device`](farbus_model::Device). It behaves as
 //! `drivers/usb/core/devio.c` of Linux 6.1 does, error numbers included; where it differs, the place says so. What
 //! brings the commands (a FUSE file system, a seccomp listener, a library) is not known here.
 //!
-//! The program's memory is read while its command is being handled, and written only by an [`Answer`] to a command that
+//! The program's memory is read while its command is being handled, and written only by an [`UsbfsAnswer`] to a command that
 //! it still waits for. Data of a finished URB are written when the URB is reaped, into the memory of the process that
 //! reaps it.
 //!
@@ -40,9 +40,9 @@ mod transfer;
 mod tree;
 mod udev;
 
-pub use command::{Answer, CallId, Command, Memory, OpenId};
-pub use event::{Action, Event, UDEV_GROUP};
-pub use farbus_wire::usbfs::{Call, Refusal, Width};
-pub use node::{Node, Place};
-pub use opened::Events;
-pub use tree::{Entry, Shown, folder_name};
+pub use command::{CallId, OpenId, ProgramMemory, UsbfsAnswer, UsbfsCommand};
+pub use event::{DeviceUevent, UDEV_GROUP, UeventAction};
+pub use farbus_wire::usbfs::{PointerWidth, UsbfsError, UsbfsIoctl};
+pub use node::{UsbBusLocation, UsbfsNode};
+pub use opened::UsbfsPollEvents;
+pub use tree::{SysfsDevice, SysfsEntry, folder_name};

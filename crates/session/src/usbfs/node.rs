@@ -4,19 +4,19 @@ use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::limits::{URB_BYTES_MAX, USBFS_DEVICE_BYTES_MAX};
 use farbus_model::{
-    BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Selection, Setup, Speed, Status,
-    Urb, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, Device, EpAddr, Instant, Payload, ReadinessSource,
+    SetupPacket, TransferDirection, Urb, UrbId, UrbStatus, UsbSpeed,
 };
 use farbus_wire::usbfs::{
-    Call, ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, Refusal, SetInterface, Streams, Transfer,
-    UrbFlag, UrbHead, UrbKind, driver_name, endpoint_number,
+    ConnectInfo, ConnectInfoEx, DisconnectClaim, DriverIoctl, SetInterface, UrbFlag, UrbHead, UrbKind,
+    UsbfsBulkTransfer, UsbfsControlTransfer, UsbfsError, UsbfsIoctl, UsbfsStreams, driver_name, endpoint_number,
 };
 use farbus_wire::usbip::message::speed_code;
 
-use super::claims::{Claimant, Claims, Layout};
-use super::command::{Answer, CallId, Command, Memory, OpenId, Reaper};
-use super::opened::{Events, Opened};
-use super::transfer::{Submitted, Waiting, read_data};
+use super::claims::{InterfaceClaimant, InterfaceClaims, InterfaceLayout};
+use super::command::{CallId, OpenId, ProgramMemory, ReapWaiter, UsbfsAnswer, UsbfsCommand};
+use super::opened::{OpenNode, UsbfsPollEvents};
+use super::transfer::{ProgramUrb, SynchronousTransfer, read_data};
 
 /// Buffers that are kept for the next transfer, bytes.
 const POOL_BYTES_MAX: usize = 4 << 20;
@@ -32,7 +32,7 @@ const CAPABILITIES: u32 = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80 | 0x100
 
 /// Where a device is, for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct UsbBusLocation {
     /// The bus.
     pub bus: u16,
     /// Its number on the bus. Never used again for another device.
@@ -42,30 +42,30 @@ pub struct Place {
 }
 
 /// What a command did at once.
-enum Outcome {
+enum UsbfsOutcome {
     /// It is answered.
     Now(u32, Vec<(u64, Payload)>),
     /// Its program waits.
     Later,
 }
 
-const DONE: Result<Outcome, Refusal> = Ok(Outcome::Now(0, Vec::new()));
+const DONE: Result<UsbfsOutcome, UsbfsError> = Ok(UsbfsOutcome::Now(0, Vec::new()));
 
 /// A request at the device.
 #[derive(Debug)]
-enum Pending {
-    Urb(Submitted),
-    Waiting(Waiting),
-    Steps(Steps),
+enum PendingRequest {
+    Urb(ProgramUrb),
+    Waiting(SynchronousTransfer),
+    Steps(ControlSequence),
     /// Its open was closed.
     Forgotten(u64),
 }
 
 /// Control requests that a command sends, one after the other.
 #[derive(Debug)]
-struct Steps {
+struct ControlSequence {
     id: CallId,
-    left: VecDeque<Setup>,
+    left: VecDeque<SetupPacket>,
     /// A stall is no failure: an interface with one setting need not know SET_INTERFACE (USB 2.0 §9.4.10).
     may_stall: bool,
     is_reset: bool,
@@ -73,36 +73,36 @@ struct Steps {
 
 /// A device, and all opens of its node. Before it is dropped, its opens are closed, and the device has given back what
 /// it held.
-pub struct Node<D> {
+pub struct UsbfsNode<D> {
     device: D,
-    place: Place,
-    opens: BTreeMap<OpenId, Opened>,
-    claims: Claims,
+    place: UsbBusLocation,
+    opens: BTreeMap<OpenId, OpenNode>,
+    claims: InterfaceClaims,
     /// In the order of their submission.
-    pending: BTreeMap<UrbId, (OpenId, Pending)>,
+    pending: BTreeMap<UrbId, (OpenId, PendingRequest)>,
     numbers: u64,
     bytes: u64,
     bytes_max: u64,
-    done: Completions,
-    answers: VecDeque<Answer>,
+    done: CompletionQueue,
+    answers: VecDeque<UsbfsAnswer>,
     /// While the device is being reset: what was selected before, and will be again.
-    before_reset: Option<Selection>,
+    before_reset: Option<ConfigurationSelection>,
     is_gone: bool,
 }
 
-impl<D: Device> Node<D> {
+impl<D: Device> UsbfsNode<D> {
     /// A node without opens.
-    pub fn new(device: D, place: Place) -> Self {
+    pub fn new(device: D, place: UsbBusLocation) -> Self {
         Self {
             device,
             place,
             opens: BTreeMap::new(),
-            claims: Claims::default(),
+            claims: InterfaceClaims::default(),
             pending: BTreeMap::new(),
             numbers: 0,
             bytes: 0,
             bytes_max: USBFS_DEVICE_BYTES_MAX,
-            done: Completions::new(BufferPool::new(POOL_BYTES_MAX)),
+            done: CompletionQueue::new(BufferPool::new(POOL_BYTES_MAX)),
             answers: VecDeque::new(),
             before_reset: None,
             is_gone: false,
@@ -115,19 +115,19 @@ impl<D: Device> Node<D> {
     }
 
     /// Lets a caller that is the device's world act on it, and passes on what has ended by that.
-    pub fn with_device<R>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut Completions) -> R) -> R {
+    pub fn with_device<R>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut CompletionQueue) -> R) -> R {
         let result = act(&mut self.device, &mut self.done);
         self.settle(now);
         result
     }
 
     /// What programs see as selected: a reset does not show, as in a kernel (`usb_reset_and_verify_device`).
-    pub fn selection(&self) -> &Selection {
+    pub fn selection(&self) -> &ConfigurationSelection {
         self.before_reset.as_ref().unwrap_or(self.device.selection())
     }
 
     /// Where the device is.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &UsbBusLocation {
         &self.place
     }
 
@@ -143,13 +143,13 @@ impl<D: Device> Node<D> {
     ///
     /// # Errors
     /// ENODEV: the device is gone.
-    pub fn open(&mut self, is_writable: bool) -> Result<OpenId, Refusal> {
+    pub fn open(&mut self, is_writable: bool) -> Result<OpenId, UsbfsError> {
         if self.is_gone {
-            return Err(Refusal::Gone);
+            return Err(UsbfsError::Gone);
         }
         self.numbers += 1;
         let open = OpenId(self.numbers);
-        self.opens.insert(open, Opened::new(is_writable));
+        self.opens.insert(open, OpenNode::new(is_writable));
         Ok(open)
     }
 
@@ -162,17 +162,17 @@ impl<D: Device> Node<D> {
         for id in ids {
             if let Some((_, pending)) = self.pending.get_mut(&id) {
                 let bytes = match pending {
-                    Pending::Urb(submitted) => submitted.bytes(),
-                    Pending::Waiting(waiting) => waiting.bytes,
-                    Pending::Steps(_) | Pending::Forgotten(_) => 0,
+                    PendingRequest::Urb(submitted) => submitted.bytes(),
+                    PendingRequest::Waiting(waiting) => waiting.bytes,
+                    PendingRequest::Steps(_) | PendingRequest::Forgotten(_) => 0,
                 };
-                *pending = Pending::Forgotten(bytes);
+                *pending = PendingRequest::Forgotten(bytes);
                 self.device.cancel(now, id, &mut self.done);
             }
         }
         for interface in interfaces {
             if let Some(setup) = self.first_setting(interface) {
-                self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), Pending::Forgotten(0));
+                self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), PendingRequest::Forgotten(0));
             }
         }
         self.settle(now);
@@ -194,30 +194,38 @@ impl<D: Device> Node<D> {
     }
 
     /// What `poll` says of an open; of one that is closed, that the device is gone.
-    pub fn events(&self, open: OpenId) -> Events {
-        let gone = Events { can_reap: false, is_gone: true };
+    pub fn events(&self, open: OpenId) -> UsbfsPollEvents {
+        let gone = UsbfsPollEvents { can_reap: false, is_gone: true };
         self.opens.get(&open).map_or(gone, |opened| opened.events(self.is_gone))
     }
 
-    /// An open for which [`Node::events`] says something new.
+    /// An open for which [`UsbfsNode::events`] says something new.
     pub fn poll_change(&mut self) -> Option<OpenId> {
         let is_gone = self.is_gone;
         self.opens.iter_mut().find_map(|(open, opened)| opened.take_change(is_gone).then_some(*open))
     }
 
     /// The next answer.
-    pub fn poll_answer(&mut self) -> Option<Answer> {
+    pub fn poll_answer(&mut self) -> Option<UsbfsAnswer> {
         self.answers.pop_front()
     }
 
-    /// Carries out a command. Its answer comes from [`Node::poll_answer`], now or later. After the last command of a
-    /// turn call [`Node::end_turn`].
-    pub fn handle_command(&mut self, now: Instant, open: OpenId, command: &Command, memory: &mut dyn Memory) {
+    /// Carries out a command. Its answer comes from [`UsbfsNode::poll_answer`], now or later. After the last command of a
+    /// turn call [`UsbfsNode::end_turn`].
+    pub fn handle_command(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) {
         let id = command.id;
         match self.carry_out(now, open, command, memory) {
-            Ok(Outcome::Now(result, writes)) => self.answers.push_back(Answer { id, result: Ok(result), writes }),
-            Ok(Outcome::Later) => {}
-            Err(refusal) => self.answers.push_back(Answer { id, result: Err(refusal), writes: Vec::new() }),
+            Ok(UsbfsOutcome::Now(result, writes)) => {
+                self.answers.push_back(UsbfsAnswer { id, result: Ok(result), writes })
+            }
+            Ok(UsbfsOutcome::Later) => {}
+            Err(refusal) => self.answers.push_back(UsbfsAnswer { id, result: Err(refusal), writes: Vec::new() }),
         }
         self.settle(now);
     }
@@ -225,9 +233,13 @@ impl<D: Device> Node<D> {
     /// A signal came to the program that waits for this answer. A command that can end, ends.
     pub fn handle_interrupt(&mut self, now: Instant, id: CallId) {
         if self.opens.values_mut().any(|opened| opened.stop_waiting(id)) {
-            return self.answers.push_back(Answer { id, result: Err(Refusal::Interrupted), writes: Vec::new() });
+            return self.answers.push_back(UsbfsAnswer {
+                id,
+                result: Err(UsbfsError::Interrupted),
+                writes: Vec::new(),
+            });
         }
-        self.cancel_waiting(now, Refusal::Interrupted, |waiting| waiting.id == id);
+        self.cancel_waiting(now, UsbfsError::Interrupted, |waiting| waiting.id == id);
         self.settle(now);
     }
 
@@ -238,7 +250,7 @@ impl<D: Device> Node<D> {
     }
 
     /// What to wait on for the device.
-    pub fn readiness(&self) -> Option<&Readiness> {
+    pub fn readiness(&self) -> Option<&ReadinessSource> {
         self.device.readiness()
     }
 
@@ -248,10 +260,10 @@ impl<D: Device> Node<D> {
         self.settle(now);
     }
 
-    /// When [`Node::handle_timeout`] is to be called.
+    /// When [`UsbfsNode::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let waiting = self.pending.values().filter_map(|(_, pending)| match pending {
-            Pending::Waiting(waiting) if waiting.cancelled.is_none() => waiting.deadline,
+            PendingRequest::Waiting(waiting) if waiting.cancelled.is_none() => waiting.deadline,
             _ => None,
         });
         waiting.chain(self.device.poll_timeout()).min()
@@ -262,14 +274,16 @@ impl<D: Device> Node<D> {
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
             self.device.handle_timeout(now, &mut self.done);
         }
-        self.cancel_waiting(now, Refusal::TimedOut, |waiting| waiting.deadline.is_some_and(|deadline| deadline <= now));
+        self.cancel_waiting(now, UsbfsError::TimedOut, |waiting| {
+            waiting.deadline.is_some_and(|deadline| deadline <= now)
+        });
         self.settle(now);
     }
 
-    fn cancel_waiting(&mut self, now: Instant, why: Refusal, is_meant: impl Fn(&Waiting) -> bool) {
+    fn cancel_waiting(&mut self, now: Instant, why: UsbfsError, is_meant: impl Fn(&SynchronousTransfer) -> bool) {
         let mut ids = Vec::new();
         for (id, (_, pending)) in &mut self.pending {
-            if let Pending::Waiting(waiting) = pending
+            if let PendingRequest::Waiting(waiting) = pending
                 && is_meant(waiting)
                 && waiting.cancelled.is_none()
             {
@@ -284,113 +298,117 @@ impl<D: Device> Node<D> {
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
         let is_gone = self.is_gone;
-        let opened = self.opens.get_mut(&open).ok_or(Refusal::Gone)?;
+        let opened = self.opens.get_mut(&open).ok_or(UsbfsError::Gone)?;
         if !opened.is_writable {
-            return Err(Refusal::ReadOnly);
+            return Err(UsbfsError::ReadOnly);
         }
-        let Command { id, call, width, argument } = *command;
-        if let Call::ReapUrb | Call::ReapUrbNoDelay = call {
-            return self.reap(open, call, Reaper { id, address: argument, width });
+        let UsbfsCommand { id, call, width, argument } = *command;
+        if let UsbfsIoctl::ReapUrb | UsbfsIoctl::ReapUrbNoDelay = call {
+            return self.reap(open, call, ReapWaiter { id, address: argument, width });
         }
         if is_gone {
-            return Err(Refusal::Gone);
+            return Err(UsbfsError::Gone);
         }
         match call {
-            Call::Control => self.control(now, open, command, memory),
-            Call::Bulk => self.bulk(now, open, command, memory),
-            Call::SubmitUrb => self.submit(now, open, command, memory),
-            Call::DiscardUrb => self.discard(now, open, id, argument),
-            Call::ClaimInterface => {
+            UsbfsIoctl::Control => self.control(now, open, command, memory),
+            UsbfsIoctl::Bulk => self.bulk(now, open, command, memory),
+            UsbfsIoctl::SubmitUrb => self.submit(now, open, command, memory),
+            UsbfsIoctl::DiscardUrb => self.discard(now, open, id, argument),
+            UsbfsIoctl::ClaimInterface => {
                 let interface = number(argument, memory)?;
                 self.claims.claim(self.claimant(open), interface, layout(&self.device))?;
                 DONE
             }
-            Call::ReleaseInterface => {
+            UsbfsIoctl::ReleaseInterface => {
                 let interface = self.claims.release(open, number(argument, memory)?, layout(&self.device))?;
                 self.shut_down(now, open, id, interface)
             }
-            Call::SetInterface => self.set_interface(now, open, command, memory),
-            Call::SetConfiguration => self.set_configuration(now, open, id, number(argument, memory)?),
-            Call::ResetEndpoint => self.endpoint_of(open, number(argument, memory)?).and(DONE),
-            Call::ClearHalt => {
+            UsbfsIoctl::SetInterface => self.set_interface(now, open, command, memory),
+            UsbfsIoctl::SetConfiguration => self.set_configuration(now, open, id, number(argument, memory)?),
+            UsbfsIoctl::ResetEndpoint => self.endpoint_of(open, number(argument, memory)?).and(DONE),
+            UsbfsIoctl::ClearHalt => {
                 let endpoint = self.endpoint_of(open, number(argument, memory)?)?;
-                self.start(now, open, Steps::of(id, [Setup::clear_halt(endpoint)]))
+                self.start(now, open, ControlSequence::of(id, [SetupPacket::clear_halt(endpoint)]))
             }
-            Call::Reset => self.reset(now, open, id),
-            Call::GetDriver => {
+            UsbfsIoctl::Reset => self.reset(now, open, id),
+            UsbfsIoctl::GetDriver => {
                 let holder = self.claims.holder(number(argument, memory)?);
-                holder.ok_or(Refusal::NoDriver)?;
-                Ok(Outcome::Now(0, vec![(argument.wrapping_add(4), driver_name(DRIVER).into())]))
+                holder.ok_or(UsbfsError::NoDriver)?;
+                Ok(UsbfsOutcome::Now(0, vec![(argument.wrapping_add(4), driver_name(DRIVER).into())]))
             }
-            Call::Ioctl => self.ask_driver(now, open, command, memory),
-            Call::DisconnectClaim => self.disconnect_claim(now, open, command, memory),
-            Call::AllocStreams => self.streams(open, argument, memory).map(|count| Outcome::Now(count, Vec::new())),
-            Call::FreeStreams => self.streams(open, argument, memory).and(DONE),
-            Call::DropPrivileges => {
+            UsbfsIoctl::Ioctl => self.ask_driver(now, open, command, memory),
+            UsbfsIoctl::DisconnectClaim => self.disconnect_claim(now, open, command, memory),
+            UsbfsIoctl::AllocStreams => {
+                self.streams(open, argument, memory).map(|count| UsbfsOutcome::Now(count, Vec::new()))
+            }
+            UsbfsIoctl::FreeStreams => self.streams(open, argument, memory).and(DONE),
+            UsbfsIoctl::DropPrivileges => {
                 let mask = u64::from(number(argument, memory)?);
-                let opened = self.opens.get_mut(&open).ok_or(Refusal::Gone)?;
+                let opened = self.opens.get_mut(&open).ok_or(UsbfsError::Gone)?;
                 opened.allowed = Some(opened.allowed.unwrap_or(u64::MAX) & mask);
                 DONE
             }
-            Call::GetCapabilities => Ok(Outcome::Now(0, vec![(argument, CAPABILITIES.to_le_bytes().to_vec().into())])),
-            Call::GetSpeed => Ok(Outcome::Now(speed_code(self.device.speed()), Vec::new())),
-            Call::ConnectInfo => {
-                let is_slow = self.device.speed() == Speed::Low;
+            UsbfsIoctl::GetCapabilities => {
+                Ok(UsbfsOutcome::Now(0, vec![(argument, CAPABILITIES.to_le_bytes().to_vec().into())]))
+            }
+            UsbfsIoctl::GetSpeed => Ok(UsbfsOutcome::Now(speed_code(self.device.speed()), Vec::new())),
+            UsbfsIoctl::ConnectInfo => {
+                let is_slow = self.device.speed() == UsbSpeed::Low;
                 let info = ConnectInfo { device: self.place.device.into(), is_slow };
-                Ok(Outcome::Now(0, vec![(argument, info.to_bytes().into())]))
+                Ok(UsbfsOutcome::Now(0, vec![(argument, info.to_bytes().into())]))
             }
             // The first number is the length.
-            Call::ConnectInfoEx(room) if room >= 4 => {
-                let Place { bus, device, ports } = self.place.clone();
+            UsbfsIoctl::ConnectInfoEx(room) if room >= 4 => {
+                let UsbBusLocation { bus, device, ports } = self.place.clone();
                 let speed = self.device.speed();
                 let info = ConnectInfoEx { bus: bus.into(), device: device.into(), speed, ports };
-                Ok(Outcome::Now(0, vec![(argument, info.to_bytes(room).into())]))
+                Ok(UsbfsOutcome::Now(0, vec![(argument, info.to_bytes(room).into())]))
             }
-            Call::ForbidSuspend | Call::AllowSuspend | Call::WaitForResume => DONE,
-            Call::ConnectInfoEx(_) => Err(Refusal::Invalid),
+            UsbfsIoctl::ForbidSuspend | UsbfsIoctl::AllowSuspend | UsbfsIoctl::WaitForResume => DONE,
+            UsbfsIoctl::ConnectInfoEx(_) => Err(UsbfsError::Invalid),
             // Ports belong to their kernel (`find_port_owner`).
-            Call::ClaimPort | Call::ReleasePort => number(argument, memory).and(Err(Refusal::Invalid)),
+            UsbfsIoctl::ClaimPort | UsbfsIoctl::ReleasePort => number(argument, memory).and(Err(UsbfsError::Invalid)),
             // Signals are not sent: programs poll.
-            Call::DisconnectSignal => Err(Refusal::Unknown),
-            Call::ReapUrb | Call::ReapUrbNoDelay => unreachable!("handled before"),
+            UsbfsIoctl::DisconnectSignal => Err(UsbfsError::Unknown),
+            UsbfsIoctl::ReapUrb | UsbfsIoctl::ReapUrbNoDelay => unreachable!("handled before"),
         }
     }
 
-    fn claimant(&self, open: OpenId) -> Claimant {
-        Claimant { open, allowed: self.opens.get(&open).and_then(|opened| opened.allowed) }
+    fn claimant(&self, open: OpenId) -> InterfaceClaimant {
+        InterfaceClaimant { open, allowed: self.opens.get(&open).and_then(|opened| opened.allowed) }
     }
 
     /// What gives an interface its first setting, if it has another one.
-    fn first_setting(&self, interface: u8) -> Option<Setup> {
+    fn first_setting(&self, interface: u8) -> Option<SetupPacket> {
         let is_other = self.device.selection().alternate(interface) != 0 && !self.is_gone;
-        is_other.then(|| Setup::set_interface(interface, 0))
+        is_other.then(|| SetupPacket::set_interface(interface, 0))
     }
 
     /// An interface was taken from its holder: what is under way on it ends, and it has its first setting again
     /// (`usb_unbind_interface`).
-    fn shut_down(&mut self, now: Instant, open: OpenId, id: CallId, interface: u8) -> Result<Outcome, Refusal> {
-        self.kill(now, Refusal::Shutdown, |_, submitted| submitted.interface == Some(interface));
-        let steps = Steps::of(id, self.first_setting(interface));
-        self.start(now, open, Steps { may_stall: true, ..steps })
+    fn shut_down(&mut self, now: Instant, open: OpenId, id: CallId, interface: u8) -> Result<UsbfsOutcome, UsbfsError> {
+        self.kill(now, UsbfsError::Shutdown, |_, submitted| submitted.interface == Some(interface));
+        let steps = ControlSequence::of(id, self.first_setting(interface));
+        self.start(now, open, ControlSequence { may_stall: true, ..steps })
     }
 
     /// Whether the open gave up its right to change the whole device.
-    fn check_unrestricted(&self, open: OpenId) -> Result<(), Refusal> {
+    fn check_unrestricted(&self, open: OpenId) -> Result<(), UsbfsError> {
         let is_free = self.opens.get(&open).is_some_and(|opened| opened.allowed.is_none());
-        if is_free { Ok(()) } else { Err(Refusal::RightDropped) }
+        if is_free { Ok(()) } else { Err(UsbfsError::RightDropped) }
     }
 
     /// Whether there is memory for a transfer of this length, which costs `bytes`.
-    fn check_memory(&self, length: u32, bytes: u64) -> Result<(), Refusal> {
+    fn check_memory(&self, length: u32, bytes: u64) -> Result<(), UsbfsError> {
         let has_memory = length <= URB_BYTES_MAX && self.bytes + bytes <= self.bytes_max;
-        if has_memory { Ok(()) } else { Err(Refusal::NoMemory) }
+        if has_memory { Ok(()) } else { Err(UsbfsError::NoMemory) }
     }
 
-    fn launch(&mut self, now: Instant, open: OpenId, mut urb: Urb, pending: Pending) {
+    fn launch(&mut self, now: Instant, open: OpenId, mut urb: Urb, pending: PendingRequest) {
         self.numbers += 1;
         urb.id = UrbId(self.numbers);
         self.pending.insert(urb.id, (open, pending));
@@ -401,15 +419,15 @@ impl<D: Device> Node<D> {
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
-        let mut bytes = vec![0; Control::bytes(command.width)];
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
+        let mut bytes = vec![0; UsbfsControlTransfer::bytes(command.width)];
         memory.read(command.argument, &mut bytes)?;
-        let Control { setup, timeout_ms, data } = Control::decode(&bytes, command.width)?;
+        let UsbfsControlTransfer { setup, timeout_ms, data } = UsbfsControlTransfer::decode(&bytes, command.width)?;
         self.claims.check_control(self.claimant(open), setup, layout(&self.device))?;
         let length = u32::from(setup.length);
-        let out = setup.direction() == Direction::Out;
+        let out = setup.direction() == TransferDirection::Out;
         let payload = if out { read_data(data, length, memory)? } else { Payload::Empty };
         self.wait_for(now, open, Urb::control(UrbId(0), setup, payload), (command.id, data, timeout_ms))
     }
@@ -418,18 +436,19 @@ impl<D: Device> Node<D> {
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
-        let mut bytes = vec![0; Transfer::bytes(command.width)];
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
+        let mut bytes = vec![0; UsbfsBulkTransfer::bytes(command.width)];
         memory.read(command.argument, &mut bytes)?;
-        let Transfer { endpoint, length, timeout_ms, data } = Transfer::decode(&bytes, command.width)?;
+        let UsbfsBulkTransfer { endpoint, length, timeout_ms, data } =
+            UsbfsBulkTransfer::decode(&bytes, command.width)?;
         self.claims.check_endpoint(self.claimant(open), endpoint, layout(&self.device))?;
-        self.device.selection().endpoint(endpoint).ok_or(Refusal::Invalid)?;
-        self.check_memory(length, Waiting::cost(length))?;
+        self.device.selection().endpoint(endpoint).ok_or(UsbfsError::Invalid)?;
+        self.check_memory(length, SynchronousTransfer::cost(length))?;
         let urb = match endpoint.direction() {
-            Direction::In => Urb::data_in(UrbId(0), endpoint, length),
-            Direction::Out => Urb::data_out(UrbId(0), endpoint, read_data(data, length, memory)?),
+            TransferDirection::In => Urb::data_in(UrbId(0), endpoint, length),
+            TransferDirection::Out => Urb::data_out(UrbId(0), endpoint, read_data(data, length, memory)?),
         };
         self.wait_for(now, open, urb, (command.id, data, timeout_ms))
     }
@@ -440,33 +459,38 @@ impl<D: Device> Node<D> {
         open: OpenId,
         urb: Urb,
         (id, data_at, timeout_ms): (CallId, u64, u32),
-    ) -> Result<Outcome, Refusal> {
-        let bytes = Waiting::cost(urb.length);
+    ) -> Result<UsbfsOutcome, UsbfsError> {
+        let bytes = SynchronousTransfer::cost(urb.length);
         self.check_memory(urb.length, bytes)?;
         self.bytes += bytes;
         let deadline = (timeout_ms > 0).then(|| now + std::time::Duration::from_millis(timeout_ms.into()));
-        self.launch(now, open, urb, Pending::Waiting(Waiting { id, data_at, deadline, cancelled: None, bytes }));
-        Ok(Outcome::Later)
+        self.launch(
+            now,
+            open,
+            urb,
+            PendingRequest::Waiting(SynchronousTransfer { id, data_at, deadline, cancelled: None, bytes }),
+        );
+        Ok(UsbfsOutcome::Later)
     }
 
     fn submit(
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
         let mut bytes = vec![0; UrbHead::bytes(command.width)];
         memory.read(command.argument, &mut bytes)?;
         let head = UrbHead::decode(&bytes, command.width)?;
         let (mut interface, mut endpoint) = (None, None);
         if !(head.kind == UrbKind::Control && head.endpoint.is_control()) {
             interface = Some(self.claims.check_endpoint(self.claimant(open), head.endpoint, layout(&self.device))?);
-            let found = self.device.selection().endpoint(head.endpoint).ok_or(Refusal::NotFound)?;
+            let found = self.device.selection().endpoint(head.endpoint).ok_or(UsbfsError::NotFound)?;
             endpoint = Some((found, self.device.speed()));
         }
         let name = (command.argument, command.width);
-        let (submitted, mut urb) = Submitted::read(&head, name, (interface, endpoint), memory)?;
+        let (submitted, mut urb) = ProgramUrb::read(&head, name, (interface, endpoint), memory)?;
         if endpoint.is_none() {
             self.claims.check_control(self.claimant(open), urb.setup, layout(&self.device))?;
         }
@@ -478,52 +502,54 @@ impl<D: Device> Node<D> {
             self.bytes -= submitted.bytes();
             return Err(refusal);
         }
-        self.launch(now, open, urb, Pending::Urb(submitted));
+        self.launch(now, open, urb, PendingRequest::Urb(submitted));
         DONE
     }
 
     /// A bulk transfer that continues a failed one is refused; one that begins anew may.
-    fn check_continued(&mut self, open: OpenId, head: &UrbHead, submitted: &Submitted) -> Result<(), Refusal> {
+    fn check_continued(&mut self, open: OpenId, head: &UrbHead, submitted: &ProgramUrb) -> Result<(), UsbfsError> {
         let (Some(opened), Some(bulk)) = (self.opens.get_mut(&open), submitted.bulk) else { return Ok(()) };
         if !head.has(UrbFlag::BulkContinuation) {
             opened.failed_bulk &= !(1 << bulk);
         }
-        if opened.failed_bulk & 1 << bulk == 0 { Ok(()) } else { Err(Refusal::Discontinued) }
+        if opened.failed_bulk & 1 << bulk == 0 { Ok(()) } else { Err(UsbfsError::Discontinued) }
     }
 
-    fn discard(&mut self, now: Instant, open: OpenId, id: CallId, address: u64) -> Result<Outcome, Refusal> {
+    fn discard(&mut self, now: Instant, open: OpenId, id: CallId, address: u64) -> Result<UsbfsOutcome, UsbfsError> {
         // The oldest, if a program submitted one address twice (`async_getpending` has no rule).
         let found = self.pending.iter_mut().find_map(|(urb, (of, pending))| match pending {
-            Pending::Urb(submitted) if *of == open && submitted.address == address && submitted.withdrawn.is_none() => {
-                (submitted.withdrawn, submitted.discard) = (Some(Refusal::Discarded), Some(id));
+            PendingRequest::Urb(submitted)
+                if *of == open && submitted.address == address && submitted.withdrawn.is_none() =>
+            {
+                (submitted.withdrawn, submitted.discard) = (Some(UsbfsError::Discarded), Some(id));
                 Some(*urb)
             }
             _ => None,
         });
-        self.device.cancel(now, found.ok_or(Refusal::Invalid)?, &mut self.done);
-        Ok(Outcome::Later)
+        self.device.cancel(now, found.ok_or(UsbfsError::Invalid)?, &mut self.done);
+        Ok(UsbfsOutcome::Later)
     }
 
-    fn reap(&mut self, open: OpenId, call: Call, reaper: Reaper) -> Result<Outcome, Refusal> {
+    fn reap(&mut self, open: OpenId, call: UsbfsIoctl, reaper: ReapWaiter) -> Result<UsbfsOutcome, UsbfsError> {
         let is_gone = self.is_gone;
-        let opened = self.opens.get_mut(&open).ok_or(Refusal::Gone)?;
+        let opened = self.opens.get_mut(&open).ok_or(UsbfsError::Gone)?;
         match opened.reap(reaper) {
             Some((answer, bytes)) => {
                 self.bytes -= bytes;
                 self.answers.push_back(answer);
             }
-            None if is_gone => return Err(Refusal::Gone),
-            None if call == Call::ReapUrbNoDelay => return Err(Refusal::NotYet),
+            None if is_gone => return Err(UsbfsError::Gone),
+            None if call == UsbfsIoctl::ReapUrbNoDelay => return Err(UsbfsError::NotYet),
             None => opened.wait(reaper),
         }
-        Ok(Outcome::Later)
+        Ok(UsbfsOutcome::Later)
     }
 
     /// Cancels URBs, which fail so: nobody waits for the end.
-    fn kill(&mut self, now: Instant, why: Refusal, is_meant: impl Fn(OpenId, &Submitted) -> bool) {
+    fn kill(&mut self, now: Instant, why: UsbfsError, is_meant: impl Fn(OpenId, &ProgramUrb) -> bool) {
         let mut ids = Vec::new();
         for (id, (open, pending)) in &mut self.pending {
-            if let Pending::Urb(submitted) = pending
+            if let PendingRequest::Urb(submitted) = pending
                 && is_meant(*open, submitted)
             {
                 submitted.withdrawn = Some(why);
@@ -533,7 +559,7 @@ impl<D: Device> Node<D> {
         ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
     }
 
-    fn endpoint_of(&mut self, open: OpenId, number: u32) -> Result<EpAddr, Refusal> {
+    fn endpoint_of(&mut self, open: OpenId, number: u32) -> Result<EpAddr, UsbfsError> {
         let endpoint = endpoint_number(number)?;
         self.claims.check_endpoint(self.claimant(open), endpoint, layout(&self.device)).map(|_| endpoint)
     }
@@ -542,39 +568,48 @@ impl<D: Device> Node<D> {
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
         let mut bytes = [0; 8];
         memory.read(command.argument, &mut bytes)?;
         let SetInterface { interface, alternate } = SetInterface::decode(bytes);
         self.claims.check_interface(self.claimant(open), interface, layout(&self.device))?;
         let (Ok(number), Ok(setting)) = (u8::try_from(interface), u8::try_from(alternate)) else {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         };
         let active = self.device.descriptors().configuration(self.device.selection().configuration());
-        let active = active.ok_or(Refusal::Invalid)?;
-        active.setting(number, setting).ok_or(Refusal::Invalid)?;
+        let active = active.ok_or(UsbfsError::Invalid)?;
+        active.setting(number, setting).ok_or(UsbfsError::Invalid)?;
         let may_stall = active.settings.iter().filter(|setting| setting.interface == number).count() == 1;
-        self.kill(now, Refusal::Discarded, |of, submitted| of == open && submitted.interface == Some(number));
-        let steps = Steps { may_stall, ..Steps::of(command.id, [Setup::set_interface(number, setting)]) };
+        self.kill(now, UsbfsError::Discarded, |of, submitted| of == open && submitted.interface == Some(number));
+        let steps = ControlSequence {
+            may_stall,
+            ..ControlSequence::of(command.id, [SetupPacket::set_interface(number, setting)])
+        };
         self.start(now, open, steps)
     }
 
-    fn set_configuration(&mut self, now: Instant, open: OpenId, id: CallId, number: u32) -> Result<Outcome, Refusal> {
+    fn set_configuration(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        id: CallId,
+        number: u32,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
         // A device in use keeps its configuration, also if it is the same one.
         if !self.claims.is_empty() {
-            return Err(Refusal::Busy);
+            return Err(UsbfsError::Busy);
         }
         // −1 is how programs say none.
-        let value = if number == u32::MAX { 0 } else { u8::try_from(number).map_err(|_| Refusal::Invalid)? };
+        let value = if number == u32::MAX { 0 } else { u8::try_from(number).map_err(|_| UsbfsError::Invalid)? };
         if value != 0 && self.device.descriptors().configuration(value).is_none() {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         }
-        self.start(now, open, Steps::of(id, [Setup::set_configuration(value)]))
+        self.start(now, open, ControlSequence::of(id, [SetupPacket::set_configuration(value)]))
     }
 
-    fn reset(&mut self, now: Instant, open: OpenId, id: CallId) -> Result<Outcome, Refusal> {
+    fn reset(&mut self, now: Instant, open: OpenId, id: CallId) -> Result<UsbfsOutcome, UsbfsError> {
         if self.claims.others_hold(open) {
             self.check_unrestricted(open)?;
         }
@@ -582,31 +617,35 @@ impl<D: Device> Node<D> {
         let configuration = before.configuration();
         // usbfs is a driver that knows nothing of resets: it is taken from its interfaces (`usb_reset_device`).
         self.claims.clear();
-        self.kill(now, Refusal::Shutdown, |_, submitted| submitted.interface.is_some());
+        self.kill(now, UsbfsError::Shutdown, |_, submitted| submitted.interface.is_some());
         self.device.reset(now, &mut self.done);
         // By this, another reset that was under way has ended.
         self.settle(now);
         self.before_reset = Some(before);
         // By the first request an exporter without a word for it knows that there was a reset (`hub_port_init`). Then
         // the configuration is as before (`usb_reset_and_verify_device`).
-        let first = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
-        let configure = (configuration != 0).then(|| Setup::set_configuration(configuration));
-        self.start(now, open, Steps { is_reset: true, ..Steps::of(id, [first].into_iter().chain(configure)) })
+        let first = SetupPacket::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
+        let configure = (configuration != 0).then(|| SetupPacket::set_configuration(configuration));
+        self.start(
+            now,
+            open,
+            ControlSequence { is_reset: true, ..ControlSequence::of(id, [first].into_iter().chain(configure)) },
+        )
     }
 
     fn ask_driver(
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
         self.check_unrestricted(open)?;
         let mut bytes = vec![0; DriverIoctl::bytes(command.width)];
         memory.read(command.argument, &mut bytes)?;
         let DriverIoctl { interface, code } = DriverIoctl::decode(&bytes);
         if self.device.selection().configuration() == 0 {
-            return Err(Refusal::NotReady);
+            return Err(UsbfsError::NotReady);
         }
         let number = self.interface(interface)?;
         let is_held = self.claims.holder(interface).is_some();
@@ -615,27 +654,27 @@ impl<D: Device> Node<D> {
                 self.claims.detach(interface);
                 self.shut_down(now, open, command.id, number)
             }
-            DriverIoctl::DISCONNECT => Err(Refusal::NoDriver),
-            DriverIoctl::CONNECT if is_held => Err(Refusal::Busy),
+            DriverIoctl::DISCONNECT => Err(UsbfsError::NoDriver),
+            DriverIoctl::CONNECT if is_held => Err(UsbfsError::Busy),
             // There is no driver that could attach.
             DriverIoctl::CONNECT => DONE,
-            _ => Err(Refusal::Unknown),
+            _ => Err(UsbfsError::Unknown),
         }
     }
 
     /// The interface of this number.
-    fn interface(&self, number: u32) -> Result<u8, Refusal> {
+    fn interface(&self, number: u32) -> Result<u8, UsbfsError> {
         let is_there = layout(&self.device).has_interface(number);
-        u8::try_from(number).ok().filter(|_| is_there).ok_or(Refusal::Invalid)
+        u8::try_from(number).ok().filter(|_| is_there).ok_or(UsbfsError::Invalid)
     }
 
     fn disconnect_claim(
         &mut self,
         now: Instant,
         open: OpenId,
-        command: &Command,
-        memory: &mut dyn Memory,
-    ) -> Result<Outcome, Refusal> {
+        command: &UsbfsCommand,
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<UsbfsOutcome, UsbfsError> {
         let mut bytes = vec![0; DisconnectClaim::BYTES];
         memory.read(command.argument, &mut bytes)?;
         let DisconnectClaim { interface, if_driver, except_driver } = DisconnectClaim::decode(&bytes);
@@ -645,7 +684,7 @@ impl<D: Device> Node<D> {
             self.check_unrestricted(open)?;
             let is_other = if_driver.is_some_and(|name| name != DRIVER.as_bytes());
             if is_other || except_driver.is_some_and(|name| name == DRIVER.as_bytes()) {
-                return Err(Refusal::Busy);
+                return Err(UsbfsError::Busy);
             }
             self.claims.detach(interface);
         }
@@ -654,28 +693,28 @@ impl<D: Device> Node<D> {
     }
 
     /// Streams need no preparation here: each request names its stream. Returns how many each endpoint has.
-    fn streams(&mut self, open: OpenId, argument: u64, memory: &mut dyn Memory) -> Result<u32, Refusal> {
-        let mut head = [0; Streams::BYTES];
+    fn streams(&mut self, open: OpenId, argument: u64, memory: &mut dyn ProgramMemory) -> Result<u32, UsbfsError> {
+        let mut head = [0; UsbfsStreams::BYTES];
         memory.read(argument, &mut head)?;
-        let Streams { streams, endpoints } = Streams::decode(head)?;
+        let UsbfsStreams { streams, endpoints } = UsbfsStreams::decode(head)?;
         let mut addresses = vec![0; endpoints as usize];
-        memory.read(argument.wrapping_add(Streams::BYTES as u64), &mut addresses)?;
+        memory.read(argument.wrapping_add(UsbfsStreams::BYTES as u64), &mut addresses)?;
         for address in addresses {
             let named = endpoint_number(address.into())?;
-            let kind = self.device.selection().endpoint(named).ok_or(Refusal::Invalid)?.kind;
+            let kind = self.device.selection().endpoint(named).ok_or(UsbfsError::Invalid)?.kind;
             self.endpoint_of(open, address.into())?;
-            if kind != farbus_model::TransferType::Bulk || self.device.speed() < Speed::Super {
-                return Err(Refusal::Invalid);
+            if kind != farbus_model::TransferType::Bulk || self.device.speed() < UsbSpeed::Super {
+                return Err(UsbfsError::Invalid);
             }
         }
         Ok(streams.min(STREAMS_MAX))
     }
 
     /// Sends the first of these requests; the command is answered after the last one.
-    fn start(&mut self, now: Instant, open: OpenId, mut steps: Steps) -> Result<Outcome, Refusal> {
+    fn start(&mut self, now: Instant, open: OpenId, mut steps: ControlSequence) -> Result<UsbfsOutcome, UsbfsError> {
         let Some(setup) = steps.left.pop_front() else { return DONE };
-        self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), Pending::Steps(steps));
-        Ok(Outcome::Later)
+        self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), PendingRequest::Steps(steps));
+        Ok(UsbfsOutcome::Later)
     }
 
     /// Passes on everything that has ended.
@@ -683,12 +722,12 @@ impl<D: Device> Node<D> {
         while let Some(done) = self.done.pop() {
             let Some((open, pending)) = self.pending.remove(&done.id) else { continue };
             match pending {
-                Pending::Urb(mut submitted) => {
+                PendingRequest::Urb(mut submitted) => {
                     if let Some(id) = submitted.discard.take() {
-                        self.answers.push_back(Answer { id, result: Ok(0), writes: Vec::new() });
+                        self.answers.push_back(UsbfsAnswer { id, result: Ok(0), writes: Vec::new() });
                     }
                     let status = submitted.status(&done);
-                    let bulk = submitted.bulk.filter(|_| !matches!(status, Status::Ok | Status::Cancelled));
+                    let bulk = submitted.bulk.filter(|_| !matches!(status, UrbStatus::Ok | UrbStatus::Cancelled));
                     if let Some(bulk) = bulk {
                         self.fail_continued(now, open, bulk);
                     }
@@ -698,12 +737,12 @@ impl<D: Device> Node<D> {
                         self.answers.push_back(answer);
                     }
                 }
-                Pending::Waiting(waiting) => {
+                PendingRequest::Waiting(waiting) => {
                     self.bytes -= waiting.bytes;
                     self.answers.push_back(waiting.finish(done));
                 }
-                Pending::Steps(steps) => self.go_on(now, open, steps, done.status),
-                Pending::Forgotten(bytes) => self.bytes -= bytes,
+                PendingRequest::Steps(steps) => self.go_on(now, open, steps, done.status),
+                PendingRequest::Forgotten(bytes) => self.bytes -= bytes,
             }
         }
         if self.device.is_gone() && !self.is_gone {
@@ -716,7 +755,7 @@ impl<D: Device> Node<D> {
         let mut ids = Vec::new();
         let mut has_new = false;
         for (id, (of, pending)) in &mut self.pending {
-            let Pending::Urb(submitted) = pending else { continue };
+            let PendingRequest::Urb(submitted) = pending else { continue };
             if *of != open || submitted.bulk != Some(bulk) {
                 continue;
             }
@@ -733,53 +772,56 @@ impl<D: Device> Node<D> {
         ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
     }
 
-    fn go_on(&mut self, now: Instant, open: OpenId, steps: Steps, status: Status) {
+    fn go_on(&mut self, now: Instant, open: OpenId, steps: ControlSequence, status: UrbStatus) {
         let (id, is_reset) = (steps.id, steps.is_reset);
         let failure = match status {
-            Status::Stall if steps.may_stall => None,
-            Status::Gone => Some(Refusal::Gone),
-            status => Refusal::of(status),
+            UrbStatus::Stall if steps.may_stall => None,
+            UrbStatus::Gone => Some(UsbfsError::Gone),
+            status => UsbfsError::of(status),
         };
         let result = match failure {
             Some(refusal) => Err(refusal),
             None => self.start(now, open, steps),
         };
-        let is_over = is_reset && !matches!(result, Ok(Outcome::Later));
-        let resets = |(_, pending): &(OpenId, Pending)| matches!(pending, Pending::Steps(steps) if steps.is_reset);
+        let is_over = is_reset && !matches!(result, Ok(UsbfsOutcome::Later));
+        let resets =
+            |(_, pending): &(OpenId, PendingRequest)| matches!(pending, PendingRequest::Steps(steps) if steps.is_reset);
         if is_over && !self.pending.values().any(resets) {
             self.before_reset = None;
         }
         match result {
-            Ok(Outcome::Later) => {}
-            Ok(Outcome::Now(result, writes)) => self.answers.push_back(Answer { id, result: Ok(result), writes }),
-            Err(refusal) => self.answers.push_back(Answer { id, result: Err(refusal), writes: Vec::new() }),
+            Ok(UsbfsOutcome::Later) => {}
+            Ok(UsbfsOutcome::Now(result, writes)) => {
+                self.answers.push_back(UsbfsAnswer { id, result: Ok(result), writes })
+            }
+            Err(refusal) => self.answers.push_back(UsbfsAnswer { id, result: Err(refusal), writes: Vec::new() }),
         }
     }
 
     /// The device is gone for good: nobody waits any longer.
     fn note_gone(&mut self) {
         self.is_gone = true;
-        let waiting: Vec<CallId> = self.opens.values_mut().flat_map(Opened::take_reapers).collect();
-        self.answers.extend(waiting.into_iter().map(|id| Answer {
+        let waiting: Vec<CallId> = self.opens.values_mut().flat_map(OpenNode::take_reapers).collect();
+        self.answers.extend(waiting.into_iter().map(|id| UsbfsAnswer {
             id,
-            result: Err(Refusal::Gone),
+            result: Err(UsbfsError::Gone),
             writes: Vec::new(),
         }));
     }
 }
 
-impl Steps {
-    fn of(id: CallId, steps: impl IntoIterator<Item = Setup>) -> Self {
+impl ControlSequence {
+    fn of(id: CallId, steps: impl IntoIterator<Item = SetupPacket>) -> Self {
         Self { id, left: steps.into_iter().collect(), may_stall: false, is_reset: false }
     }
 }
 
-fn layout(device: &impl Device) -> Layout<'_> {
-    Layout { descriptors: device.descriptors(), selection: device.selection() }
+fn layout(device: &impl Device) -> InterfaceLayout<'_> {
+    InterfaceLayout { descriptors: device.descriptors(), selection: device.selection() }
 }
 
 /// The 32 bits that an argument points to.
-fn number(address: u64, memory: &mut dyn Memory) -> Result<u32, Refusal> {
+fn number(address: u64, memory: &mut dyn ProgramMemory) -> Result<u32, UsbfsError> {
     let mut bytes = [0; 4];
     memory.read(address, &mut bytes)?;
     Ok(u32::from_le_bytes(bytes))

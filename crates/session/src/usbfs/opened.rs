@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use super::command::{Answer, CallId, Reaper};
-use super::transfer::Finished;
+use super::command::{CallId, ReapWaiter, UsbfsAnswer};
+use super::transfer::UnreapedUrb;
 
 /// What `poll` says of an open (`usbdev_poll`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events {
+pub struct UsbfsPollEvents {
     /// A URB can be reaped: POLLOUT and POLLWRNORM.
     pub can_reap: bool,
     /// The device is gone: POLLHUP and POLLERR.
@@ -16,7 +16,7 @@ pub struct Events {
 
 /// One open of a node.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenNode {
     /// Whether it may do more than read.
     pub is_writable: bool,
     /// Interfaces that it may claim, a bit each; `None` before USBDEVFS_DROP_PRIVILEGES.
@@ -25,13 +25,13 @@ pub(super) struct Opened {
     /// [`farbus_model::EpAddr::index`].
     pub failed_bulk: u32,
     /// In the order in which they finished.
-    finished: VecDeque<Finished>,
-    reapers: VecDeque<Reaper>,
+    finished: VecDeque<UnreapedUrb>,
+    reapers: VecDeque<ReapWaiter>,
     /// What `poll` said last, so that a change is told once.
-    told: Events,
+    told: UsbfsPollEvents,
 }
 
-impl Opened {
+impl OpenNode {
     pub fn new(is_writable: bool) -> Self {
         Self {
             is_writable,
@@ -39,12 +39,12 @@ impl Opened {
             failed_bulk: 0,
             finished: VecDeque::new(),
             reapers: VecDeque::new(),
-            told: Events::default(),
+            told: UsbfsPollEvents::default(),
         }
     }
 
     /// A URB of this open is finished: the first that waits gets it. Returns the answer, and the bytes that are free.
-    pub fn finish(&mut self, finished: Finished) -> Option<(Answer, u64)> {
+    pub fn finish(&mut self, finished: UnreapedUrb) -> Option<(UsbfsAnswer, u64)> {
         match self.reapers.pop_front() {
             Some(reaper) => Some(finished.reaped_by(reaper)),
             None => {
@@ -55,11 +55,11 @@ impl Opened {
     }
 
     /// The oldest finished URB, for this reaper. Returns the answer, and the bytes that are free.
-    pub fn reap(&mut self, reaper: Reaper) -> Option<(Answer, u64)> {
+    pub fn reap(&mut self, reaper: ReapWaiter) -> Option<(UsbfsAnswer, u64)> {
         self.finished.pop_front().map(|finished| finished.reaped_by(reaper))
     }
 
-    pub fn wait(&mut self, reaper: Reaper) {
+    pub fn wait(&mut self, reaper: ReapWaiter) {
         self.reapers.push_back(reaper);
     }
 
@@ -77,11 +77,11 @@ impl Opened {
 
     /// Bytes of finished URBs that nobody reaped.
     pub fn finished_bytes(&self) -> u64 {
-        self.finished.iter().map(Finished::bytes).sum()
+        self.finished.iter().map(UnreapedUrb::bytes).sum()
     }
 
-    pub fn events(&self, is_gone: bool) -> Events {
-        Events { can_reap: self.is_writable && !self.finished.is_empty(), is_gone }
+    pub fn events(&self, is_gone: bool) -> UsbfsPollEvents {
+        UsbfsPollEvents { can_reap: self.is_writable && !self.finished.is_empty(), is_gone }
     }
 
     /// Whether `poll` would say something new since the last call.

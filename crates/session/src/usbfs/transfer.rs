@@ -1,10 +1,13 @@
 //! One transfer: how a program's URB becomes a request, and how its result is told.
 
-use farbus_model::{Direction, Done, Endpoint, Instant, IsoPacket, Payload, Setup, Speed, Status, Urb, UrbFlags};
+use farbus_model::{
+    EndpointDescriptor, Instant, IsoPacket, Payload, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbFlags,
+    UrbStatus, UsbSpeed,
+};
 use farbus_model::{TransferType, UrbId};
-use farbus_wire::usbfs::{IsoLength, Refusal, UrbFlag, UrbHead, UrbKind, UrbResult, Width};
+use farbus_wire::usbfs::{IsoLength, PointerWidth, UrbFlag, UrbHead, UrbKind, UrbResult, UsbfsError};
 
-use super::command::{Answer, CallId, Memory, Reaper};
+use super::command::{CallId, ProgramMemory, ReapWaiter, UsbfsAnswer};
 
 /// What a URB costs besides its data, bytes (`struct async` and its URB).
 const URB_COST_BYTES: u64 = 512;
@@ -14,7 +17,7 @@ const SETUP_BYTES: u32 = 8;
 
 /// A URB of a program, from its submission to its end.
 #[derive(Debug)]
-pub(super) struct Submitted {
+pub(super) struct ProgramUrb {
     /// The URB's own address: its name.
     pub address: u64,
     /// The interface that it needs; `None` for the control pipe.
@@ -26,10 +29,10 @@ pub(super) struct Submitted {
     /// The command that cancelled it, which waits until it has ended.
     pub discard: Option<CallId>,
     /// How it fails if it was cancelled by its program, and not because something else failed.
-    pub withdrawn: Option<Refusal>,
+    pub withdrawn: Option<UsbfsError>,
     /// If it ends with fewer bytes than this, it has failed.
     least: u32,
-    width: Width,
+    width: PointerWidth,
     /// Where read data go.
     data_at: u64,
     /// Isochronous: the room of each packet.
@@ -48,25 +51,25 @@ fn fits(kind: UrbKind, endpoint: TransferType) -> bool {
 }
 
 /// How often an endpoint is polled, in frames or microframes (USB 2.0 table 9-13).
-fn interval(endpoint: &Endpoint, speed: Speed) -> u32 {
+fn interval(endpoint: &EndpointDescriptor, speed: UsbSpeed) -> u32 {
     let interval = u32::from(endpoint.interval.max(1));
     if speed.has_microframes() { 1 << (interval - 1).min(15) } else { interval }
 }
 
-impl Submitted {
+impl ProgramUrb {
     /// Reads what is left to read of a URB: setup packet, packets, data. `endpoint` is `None` for the control pipe.
     ///
     /// # Errors
     /// As `proc_do_submiturb`: EINVAL for a URB that does not fit its endpoint, EFAULT for memory that is not there.
     pub fn read(
         head: &UrbHead,
-        (address, width): (u64, Width),
-        (interface, endpoint): (Option<u8>, Option<(&Endpoint, Speed)>),
-        memory: &mut dyn Memory,
-    ) -> Result<(Self, Urb), Refusal> {
+        (address, width): (u64, PointerWidth),
+        (interface, endpoint): (Option<u8>, Option<(&EndpointDescriptor, UsbSpeed)>),
+        memory: &mut dyn ProgramMemory,
+    ) -> Result<(Self, Urb), UsbfsError> {
         let kind = endpoint.map_or(TransferType::Control, |(endpoint, _)| endpoint.kind);
         if !fits(head.kind, kind) {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         }
         let mut submitted = Self {
             address,
@@ -95,7 +98,7 @@ impl Submitted {
                 urb.iso = packets_of(&lengths);
                 (submitted.lengths, urb.length, urb.start_frame) = (lengths, total, head.start_frame);
             }
-            UrbKind::Bulk { stream } => urb.stream = u16::try_from(stream).map_err(|_| Refusal::Invalid)?,
+            UrbKind::Bulk { stream } => urb.stream = u16::try_from(stream).map_err(|_| UsbfsError::Invalid)?,
             UrbKind::Interrupt => {}
         }
         if !head.endpoint.is_control() {
@@ -108,10 +111,10 @@ impl Submitted {
         }
         urb.flags = UrbFlags {
             short_not_ok: head.has(UrbFlag::ShortNotOk)
-                && urb.direction == Direction::In
+                && urb.direction == TransferDirection::In
                 && submitted.lengths.is_empty(),
             iso_asap: head.has(UrbFlag::IsoAsap),
-            zero_packet: head.has(UrbFlag::ZeroPacket) && urb.direction == Direction::Out,
+            zero_packet: head.has(UrbFlag::ZeroPacket) && urb.direction == TransferDirection::Out,
         };
         if urb.flags.short_not_ok {
             submitted.least = urb.length;
@@ -129,26 +132,26 @@ impl Submitted {
     ///
     /// # Errors
     /// EFAULT.
-    pub fn read_data(&self, urb: &mut Urb, memory: &mut dyn Memory) -> Result<(), Refusal> {
-        if urb.direction == Direction::Out {
+    pub fn read_data(&self, urb: &mut Urb, memory: &mut dyn ProgramMemory) -> Result<(), UsbfsError> {
+        if urb.direction == TransferDirection::Out {
             urb.payload = read_data(self.data_at, urb.length, memory)?;
         }
         Ok(())
     }
 
     /// How it has ended, whatever its device thinks of short ones (`__usb_hcd_giveback_urb`).
-    pub fn status(&self, done: &Done) -> Status {
-        if done.status == Status::Ok && done.actual < self.least { Status::Short } else { done.status }
+    pub fn status(&self, done: &UrbCompletion) -> UrbStatus {
+        if done.status == UrbStatus::Ok && done.actual < self.least { UrbStatus::Short } else { done.status }
     }
 
     /// The URB has ended.
-    pub fn finish(self, done: Done) -> Finished {
+    pub fn finish(self, done: UrbCompletion) -> UnreapedUrb {
         let failure = match self.status(&done) {
-            Status::Cancelled if self.withdrawn.is_some() => self.withdrawn,
-            Status::Gone => Some(Refusal::Shutdown),
-            status => Refusal::of(status),
+            UrbStatus::Cancelled if self.withdrawn.is_some() => self.withdrawn,
+            UrbStatus::Gone => Some(UsbfsError::Shutdown),
+            status => UsbfsError::of(status),
         };
-        let packets = done.iso.iter().map(|packet| (packet.actual, Refusal::of(packet.status))).collect();
+        let packets = done.iso.iter().map(|packet| (packet.actual, UsbfsError::of(packet.status))).collect();
         let result = UrbResult { failure, actual: done.actual, error_count: done.error_count, packets };
         let mut data = Vec::new();
         if self.lengths.is_empty() {
@@ -163,18 +166,18 @@ impl Submitted {
             }
         }
         data.retain(|(_, payload)| !payload.is_empty());
-        Finished { address: self.address, width: self.width, result, data, bytes: self.bytes }
+        UnreapedUrb { address: self.address, width: self.width, result, data, bytes: self.bytes }
     }
 }
 
-fn setup_of(head: &UrbHead, memory: &mut dyn Memory) -> Result<Setup, Refusal> {
+fn setup_of(head: &UrbHead, memory: &mut dyn ProgramMemory) -> Result<SetupPacket, UsbfsError> {
     if head.length < SETUP_BYTES {
-        return Err(Refusal::Invalid);
+        return Err(UsbfsError::Invalid);
     }
     let mut bytes = [0; SETUP_BYTES as usize];
     memory.read(head.buffer, &mut bytes)?;
-    let setup = Setup::from_bytes(bytes);
-    if head.length < SETUP_BYTES + u32::from(setup.length) { Err(Refusal::Invalid) } else { Ok(setup) }
+    let setup = SetupPacket::from_bytes(bytes);
+    if head.length < SETUP_BYTES + u32::from(setup.length) { Err(UsbfsError::Invalid) } else { Ok(setup) }
 }
 
 fn packets_of(lengths: &[u32]) -> Vec<IsoPacket> {
@@ -190,9 +193,9 @@ fn packets_of(lengths: &[u32]) -> Vec<IsoPacket> {
 ///
 /// # Errors
 /// EFAULT; ENOMEM: there is no memory for so many bytes.
-pub(super) fn read_data(address: u64, length: u32, memory: &mut dyn Memory) -> Result<Payload, Refusal> {
+pub(super) fn read_data(address: u64, length: u32, memory: &mut dyn ProgramMemory) -> Result<Payload, UsbfsError> {
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(length as usize).map_err(|_| Refusal::NoMemory)?;
+    bytes.try_reserve_exact(length as usize).map_err(|_| UsbfsError::NoMemory)?;
     bytes.resize(length as usize, 0);
     memory.read(address, &mut bytes)?;
     Ok(bytes.into())
@@ -200,34 +203,34 @@ pub(super) fn read_data(address: u64, length: u32, memory: &mut dyn Memory) -> R
 
 /// A URB that has ended and was not reaped yet.
 #[derive(Debug)]
-pub(super) struct Finished {
+pub(super) struct UnreapedUrb {
     address: u64,
-    width: Width,
+    width: PointerWidth,
     result: UrbResult,
     data: Vec<(u64, Payload)>,
     bytes: u64,
 }
 
-impl Finished {
+impl UnreapedUrb {
     /// Bytes that it is charged.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The answer to the command that reaps it, and the bytes that are free.
-    pub fn reaped_by(self, reaper: Reaper) -> (Answer, u64) {
+    pub fn reaped_by(self, reaper: ReapWaiter) -> (UsbfsAnswer, u64) {
         let mut writes = self.data;
         let result = self.result.writes(self.address, self.width);
         writes.extend(result.into_iter().map(|(address, bytes)| (address, bytes.into())));
         let name = self.address.to_le_bytes()[..reaper.width.pointer_bytes()].to_vec();
         writes.push((reaper.address, name.into()));
-        (Answer { id: reaper.id, result: Ok(0), writes }, self.bytes)
+        (UsbfsAnswer { id: reaper.id, result: Ok(0), writes }, self.bytes)
     }
 }
 
 /// A transfer whose program waits in its command for the end.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct SynchronousTransfer {
     /// The command.
     pub id: CallId,
     /// Where read data go.
@@ -235,24 +238,24 @@ pub(super) struct Waiting {
     /// When it is cancelled.
     pub deadline: Option<Instant>,
     /// Why it was cancelled.
-    pub cancelled: Option<Refusal>,
+    pub cancelled: Option<UsbfsError>,
     /// Bytes that it is charged.
     pub bytes: u64,
 }
 
-impl Waiting {
+impl SynchronousTransfer {
     /// The answer to the command.
-    pub fn finish(self, done: Done) -> Answer {
+    pub fn finish(self, done: UrbCompletion) -> UsbfsAnswer {
         let failure = match done.status {
-            Status::Cancelled => Some(self.cancelled.unwrap_or(Refusal::Interrupted)),
-            Status::Gone => Some(Refusal::Gone),
-            status => Refusal::of(status),
+            UrbStatus::Cancelled => Some(self.cancelled.unwrap_or(UsbfsError::Interrupted)),
+            UrbStatus::Gone => Some(UsbfsError::Gone),
+            status => UsbfsError::of(status),
         };
         let writes = if done.payload.is_empty() { Vec::new() } else { vec![(self.data_at, done.payload)] };
         match failure {
             // What came before it failed stays with the device (`proc_bulk`).
-            Some(refusal) => Answer { id: self.id, result: Err(refusal), writes: Vec::new() },
-            None => Answer { id: self.id, result: Ok(done.actual), writes },
+            Some(refusal) => UsbfsAnswer { id: self.id, result: Err(refusal), writes: Vec::new() },
+            None => UsbfsAnswer { id: self.id, result: Ok(done.actual), writes },
         }
     }
 

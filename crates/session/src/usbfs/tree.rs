@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use farbus_model::descriptor::{AltSetting, Configuration};
-use farbus_model::{Descriptors, Direction, Endpoint, Selection, Speed, TransferType};
+use farbus_model::descriptor::{AltSetting, UsbConfiguration};
+use farbus_model::{
+    ConfigurationSelection, DescriptorSet, EndpointDescriptor, TransferDirection, TransferType, UsbSpeed,
+};
 
-use super::node::Place;
+use super::node::UsbBusLocation;
 
 /// The major number of USB devices' nodes (`USB_DEVICE_MAJOR`).
 const MAJOR: u32 = 189;
@@ -18,80 +20,80 @@ const MINORS_PER_BUS: u32 = 128;
 
 /// Something in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum SysfsEntry {
     /// A folder.
-    Folder(BTreeMap<String, Entry>),
+    Folder(BTreeMap<String, SysfsEntry>),
     /// An attribute, with what reading it gives.
     File(Vec<u8>),
     /// A symbolic link.
     Link(String),
 }
 
-impl Entry {
+impl SysfsEntry {
     /// What is at a path, with `/` between names.
-    pub fn find(&self, path: &str) -> Option<&Entry> {
+    pub fn find(&self, path: &str) -> Option<&SysfsEntry> {
         path.split('/').filter(|name| !name.is_empty()).try_fold(self, |entry, name| match entry {
-            Entry::Folder(entries) => entries.get(name),
-            Entry::File(_) | Entry::Link(_) => None,
+            SysfsEntry::Folder(entries) => entries.get(name),
+            SysfsEntry::File(_) | SysfsEntry::Link(_) => None,
         })
     }
 
-    /// As [`Entry::find`], to change it.
-    pub fn find_mut(&mut self, path: &str) -> Option<&mut Entry> {
+    /// As [`SysfsEntry::find`], to change it.
+    pub fn find_mut(&mut self, path: &str) -> Option<&mut SysfsEntry> {
         path.split('/').filter(|name| !name.is_empty()).try_fold(self, |entry, name| match entry {
-            Entry::Folder(entries) => entries.get_mut(name),
-            Entry::File(_) | Entry::Link(_) => None,
+            SysfsEntry::Folder(entries) => entries.get_mut(name),
+            SysfsEntry::File(_) | SysfsEntry::Link(_) => None,
         })
     }
 }
 
 /// The name of a device's folder: `3-1.4`, or `usb3` for the root hub of bus 3.
-pub fn folder_name(place: &Place) -> String {
+pub fn folder_name(place: &UsbBusLocation) -> String {
     if place.ports.is_empty() { format!("usb{}", place.bus) } else { format!("{}-{}", place.bus, ports(place)) }
 }
 
-fn ports(place: &Place) -> String {
+fn ports(place: &UsbBusLocation) -> String {
     place.ports.iter().map(u8::to_string).collect::<Vec<_>>().join(".")
 }
 
 /// The minor number of the device's node.
-fn minor(place: &Place) -> u32 {
+fn minor(place: &UsbBusLocation) -> u32 {
     u32::from(place.bus).saturating_sub(1) * MINORS_PER_BUS + u32::from(place.device).saturating_sub(1)
 }
 
 /// A device, as far as its folder shows it.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
+pub struct SysfsDevice<'a> {
     /// Its descriptors.
-    pub descriptors: &'a Descriptors,
+    pub descriptors: &'a DescriptorSet,
     /// What is selected.
-    pub selection: &'a Selection,
+    pub selection: &'a ConfigurationSelection,
     /// Its speed.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
     /// Where it is.
-    pub place: &'a Place,
+    pub place: &'a UsbBusLocation,
     /// How many ports it has; 0 unless it is a hub.
     pub ports: u8,
 }
 
 /// A folder that is being filled.
 #[derive(Default)]
-struct Folder(BTreeMap<String, Entry>);
+struct SysfsFolder(BTreeMap<String, SysfsEntry>);
 
-impl Folder {
+impl SysfsFolder {
     fn line(&mut self, name: &str, text: impl std::fmt::Display) {
-        self.0.insert(name.to_owned(), Entry::File(format!("{text}\n").into_bytes()));
+        self.0.insert(name.to_owned(), SysfsEntry::File(format!("{text}\n").into_bytes()));
     }
 
     fn link(&mut self, name: &str, to: &str) {
-        self.0.insert(name.to_owned(), Entry::Link(to.to_owned()));
+        self.0.insert(name.to_owned(), SysfsEntry::Link(to.to_owned()));
     }
 }
 
-impl Shown<'_> {
+impl SysfsDevice<'_> {
     /// The device's folder, those of its interfaces in it.
-    pub fn folder(&self) -> Entry {
-        let mut folder = Folder::default();
+    pub fn folder(&self) -> SysfsEntry {
+        let mut folder = SysfsFolder::default();
         self.put_device(&mut folder);
         let active = self.descriptors.configuration(self.selection.configuration());
         self.put_configuration(&mut folder, active);
@@ -100,12 +102,12 @@ impl Shown<'_> {
         for setting in settings.filter(|setting| setting.alternate == self.selection.alternate(setting.interface)) {
             folder.0.insert(self.interface_name(setting.interface), self.interface_folder(setting));
         }
-        Entry::Folder(folder.0)
+        SysfsEntry::Folder(folder.0)
     }
 
     /// The name of an interface's folder: `3-1.4:1.0`, of a root hub `3-0:1.0` (`usb_set_configuration`).
     pub fn interface_name(&self, interface: u8) -> String {
-        let Place { bus, ports: path, .. } = self.place;
+        let UsbBusLocation { bus, ports: path, .. } = self.place;
         let path = if path.is_empty() { "0".to_owned() } else { ports(self.place) };
         format!("{bus}-{path}:{}.{interface}", self.selection.configuration())
     }
@@ -116,7 +118,7 @@ impl Shown<'_> {
         self.descriptors.device.to_bytes().iter().chain(configurations).copied().collect()
     }
 
-    fn put_device(&self, folder: &mut Folder) {
+    fn put_device(&self, folder: &mut SysfsFolder) {
         let device = &self.descriptors.device;
         let [class, subclass, protocol] = device.class;
         for (name, byte) in [("bDeviceClass", class), ("bDeviceSubClass", subclass), ("bDeviceProtocol", protocol)] {
@@ -151,23 +153,23 @@ impl Shown<'_> {
         folder.line("authorized", 1);
         folder.line("ltm_capable", "no");
         folder.line("removable", "unknown");
-        folder.0.insert("descriptors".to_owned(), Entry::File(self.descriptor_bytes()));
+        folder.0.insert("descriptors".to_owned(), SysfsEntry::File(self.descriptor_bytes()));
         folder.link("subsystem", "/sys/bus/usb");
-        folder.0.insert("uevent".to_owned(), Entry::File(self.device_uevent().into_bytes()));
+        folder.0.insert("uevent".to_owned(), SysfsEntry::File(self.device_uevent().into_bytes()));
     }
 
-    fn put_configuration(&self, folder: &mut Folder, active: Option<&Configuration>) {
+    fn put_configuration(&self, folder: &mut SysfsFolder, active: Option<&UsbConfiguration>) {
         // Empty, as in a kernel, while nothing is configured (`usb_actconfig_show`).
         let Some(active) = active else {
             for name in ["bConfigurationValue", "bmAttributes", "bMaxPower", "bNumInterfaces", "configuration"] {
-                folder.0.insert(name.to_owned(), Entry::File(Vec::new()));
+                folder.0.insert(name.to_owned(), SysfsEntry::File(Vec::new()));
             }
             return;
         };
         // USB 2.0 table 9-10: offsets 7 and 8; a unit is 2 mA, or 8 mA from SuperSpeed on (USB 3.2 table 9-22).
         let [attributes, power] = [7, 8].map(|at| active.bytes.get(at).copied().unwrap_or(0));
         let name = active.name_string();
-        let unit_ma = if self.speed >= Speed::Super { 8 } else { 2 };
+        let unit_ma = if self.speed >= UsbSpeed::Super { 8 } else { 2 };
         folder.line("bConfigurationValue", active.value);
         folder.line("bmAttributes", format_args!("{attributes:02x}"));
         folder.line("bMaxPower", format_args!("{}mA", u32::from(power) * unit_ma));
@@ -175,15 +177,15 @@ impl Shown<'_> {
         let text = self.descriptors.string(name).filter(|_| name != 0);
         folder.0.insert(
             "configuration".to_owned(),
-            Entry::File(text.map(|text| format!("{text}\n").into_bytes()).unwrap_or_default()),
+            SysfsEntry::File(text.map(|text| format!("{text}\n").into_bytes()).unwrap_or_default()),
         );
     }
 
-    fn control_endpoint(&self) -> Endpoint {
-        Endpoint {
+    fn control_endpoint(&self) -> EndpointDescriptor {
+        EndpointDescriptor {
             address: farbus_model::EpAddr::CONTROL,
             kind: TransferType::Control,
-            packet_bytes_max: if self.speed >= Speed::Super {
+            packet_bytes_max: if self.speed >= UsbSpeed::Super {
                 512
             } else {
                 self.descriptors.device.to_bytes()[7].into()
@@ -210,7 +212,7 @@ impl Shown<'_> {
 
     /// What the attribute `uevent` shows; an event has the same lines.
     pub fn device_uevent(&self) -> String {
-        let Place { bus, device, .. } = self.place;
+        let UsbBusLocation { bus, device, .. } = self.place;
         format!(
             "MAJOR={MAJOR}\nMINOR={}\nDEVNAME=bus/usb/{bus:03}/{device:03}\nDEVTYPE=usb_device\nDRIVER=usb\nPRODUCT={}\nTYPE={}\nBUSNUM={bus:03}\nDEVNUM={device:03}\n",
             minor(self.place),
@@ -241,8 +243,8 @@ impl Shown<'_> {
         alias
     }
 
-    fn interface_folder(&self, setting: &AltSetting) -> Entry {
-        let mut folder = Folder::default();
+    fn interface_folder(&self, setting: &AltSetting) -> SysfsEntry {
+        let mut folder = SysfsFolder::default();
         let [class, subclass, protocol] = setting.class;
         folder.line("bInterfaceNumber", format_args!("{:02x}", setting.interface));
         folder.line("bAlternateSetting", format_args!("{:2}", setting.alternate));
@@ -259,28 +261,28 @@ impl Shown<'_> {
         folder.line("authorized", 1);
         folder.line("supports_autosuspend", 0);
         folder.link("subsystem", "/sys/bus/usb");
-        folder.0.insert("uevent".to_owned(), Entry::File(self.interface_uevent(setting).into_bytes()));
+        folder.0.insert("uevent".to_owned(), SysfsEntry::File(self.interface_uevent(setting).into_bytes()));
         for endpoint in &setting.endpoints {
             let name = format!("ep_{:02x}", endpoint.address.as_byte());
             folder.0.insert(name, endpoint_folder(endpoint, endpoint.interval, self.speed));
         }
-        Entry::Folder(folder.0)
+        SysfsEntry::Folder(folder.0)
     }
 }
 
 /// `speed_show`, Mb/s.
-fn megabits(speed: Speed) -> &'static str {
+fn megabits(speed: UsbSpeed) -> &'static str {
     match speed {
-        Speed::Low => "1.5",
-        Speed::Full => "12",
-        Speed::High => "480",
-        Speed::Super => "5000",
-        Speed::SuperPlus => "10000",
+        UsbSpeed::Low => "1.5",
+        UsbSpeed::Full => "12",
+        UsbSpeed::High => "480",
+        UsbSpeed::Super => "5000",
+        UsbSpeed::SuperPlus => "10000",
     }
 }
 
-fn endpoint_folder(endpoint: &Endpoint, interval: u8, speed: Speed) -> Entry {
-    let mut folder = Folder::default();
+fn endpoint_folder(endpoint: &EndpointDescriptor, interval: u8, speed: UsbSpeed) -> SysfsEntry {
+    let mut folder = SysfsFolder::default();
     let (kind, direction) = match (endpoint.kind, endpoint.address.direction()) {
         (TransferType::Control, _) => ("Control", "both"),
         (kind, direction) => {
@@ -289,11 +291,11 @@ fn endpoint_folder(endpoint: &Endpoint, interval: u8, speed: Speed) -> Entry {
                 TransferType::Interrupt => "Interrupt",
                 _ => "Bulk",
             };
-            (kind, if direction == Direction::In { "in" } else { "out" })
+            (kind, if direction == TransferDirection::In { "in" } else { "out" })
         }
     };
     // USB 2.0 table 9-13: bits 11 and 12 say how many more packets a microframe has.
-    let more = if speed == Speed::High { endpoint.packets_per_interval.saturating_sub(1).min(2) << 11 } else { 0 };
+    let more = if speed == UsbSpeed::High { endpoint.packets_per_interval.saturating_sub(1).min(2) << 11 } else { 0 };
     folder.line("bLength", "07");
     folder.line("bEndpointAddress", format_args!("{:02x}", endpoint.address.as_byte()));
     folder.line("bmAttributes", format_args!("{:02x}", endpoint.kind.as_attributes()));
@@ -302,11 +304,11 @@ fn endpoint_folder(endpoint: &Endpoint, interval: u8, speed: Speed) -> Entry {
     folder.line("type", kind);
     folder.line("direction", direction);
     folder.line("interval", shown_interval(endpoint, speed));
-    Entry::Folder(folder.0)
+    SysfsEntry::Folder(folder.0)
 }
 
 /// How often an endpoint is polled, in us or in ms where that is whole (`interval_show`).
-fn shown_interval(endpoint: &Endpoint, speed: Speed) -> String {
+fn shown_interval(endpoint: &EndpointDescriptor, speed: UsbSpeed) -> String {
     let is_periodic = matches!(endpoint.kind, TransferType::Interrupt | TransferType::Isochronous);
     let us = if is_periodic { endpoint.service_interval(speed).as_micros() } else { 0 };
     if us % 1000 == 0 { format!("{}ms", us / 1000) } else { format!("{us}us") }
@@ -316,33 +318,38 @@ fn shown_interval(endpoint: &Endpoint, speed: Speed) -> String {
 mod tests {
     use std::time::Duration;
 
-    use farbus_model::Definition;
+    use farbus_model::DeviceDefinition;
     use farbus_model::definition::InterfaceDefinition;
 
     use super::*;
 
-    fn text<'a>(folder: &'a Entry, path: &str) -> &'a str {
+    fn text<'a>(folder: &'a SysfsEntry, path: &str) -> &'a str {
         match folder.find(path) {
-            Some(Entry::File(bytes)) => std::str::from_utf8(bytes).expect("an attribute is text"),
+            Some(SysfsEntry::File(bytes)) => std::str::from_utf8(bytes).expect("an attribute is text"),
             other => panic!("{path}: {other:?}"),
         }
     }
 
-    fn keyboard() -> Descriptors {
-        Definition::new(0x1209, 0x00a1)
+    fn keyboard() -> DescriptorSet {
+        DeviceDefinition::new(0x1209, 0x00a1)
             .names("farbus", "a keyboard", "FB01")
-            .interface(InterfaceDefinition::vendor().interrupt(1, Direction::In, 8, Duration::from_micros(500)))
+            .interface(InterfaceDefinition::vendor().interrupt(1, TransferDirection::In, 8, Duration::from_micros(500)))
             .build()
     }
 
     #[test]
     fn a_configured_device_has_the_attributes_that_a_kernel_shows() {
         let descriptors = keyboard();
-        let mut selection = Selection::default();
+        let mut selection = ConfigurationSelection::default();
         assert!(selection.select_configuration(&descriptors, 1));
-        let place = Place { bus: 3, device: 7, ports: vec![1, 4] };
-        let shown =
-            Shown { descriptors: &descriptors, selection: &selection, speed: Speed::High, place: &place, ports: 0 };
+        let place = UsbBusLocation { bus: 3, device: 7, ports: vec![1, 4] };
+        let shown = SysfsDevice {
+            descriptors: &descriptors,
+            selection: &selection,
+            speed: UsbSpeed::High,
+            place: &place,
+            ports: 0,
+        };
         let folder = shown.folder();
         for (path, expected) in [
             ("idVendor", "1209\n"),
@@ -369,21 +376,26 @@ mod tests {
             text(&folder, "uevent").starts_with("MAJOR=189\nMINOR=262\nDEVNAME=bus/usb/003/007\nDEVTYPE=usb_device\n")
         );
         assert!(text(&folder, "3-1.4:1.0/uevent").contains("\nMODALIAS=usb:v1209p00A1d"));
-        assert_eq!(folder.find("descriptors"), Some(&Entry::File(shown.descriptor_bytes())));
+        assert_eq!(folder.find("descriptors"), Some(&SysfsEntry::File(shown.descriptor_bytes())));
         assert_eq!(folder_name(&place), "3-1.4");
     }
 
     #[test]
     fn a_device_without_a_configuration_has_no_interfaces_and_empty_attributes() {
         let descriptors = keyboard();
-        let place = Place { bus: 2, device: 1, ports: Vec::new() };
-        let selection = Selection::default();
-        let shown =
-            Shown { descriptors: &descriptors, selection: &selection, speed: Speed::Full, place: &place, ports: 0 };
+        let place = UsbBusLocation { bus: 2, device: 1, ports: Vec::new() };
+        let selection = ConfigurationSelection::default();
+        let shown = SysfsDevice {
+            descriptors: &descriptors,
+            selection: &selection,
+            speed: UsbSpeed::Full,
+            place: &place,
+            ports: 0,
+        };
         let folder = shown.folder();
         assert_eq!(text(&folder, "bConfigurationValue"), "");
         assert_eq!(text(&folder, "devpath"), "0\n");
-        let Entry::Folder(entries) = &folder else { panic!("a folder") };
+        let SysfsEntry::Folder(entries) = &folder else { panic!("a folder") };
         assert!(entries.keys().all(|name| !name.contains(':')), "{:?}", entries.keys());
         assert_eq!(folder_name(&place), "usb2");
     }

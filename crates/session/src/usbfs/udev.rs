@@ -5,14 +5,14 @@
 
 use std::fmt::Write as _;
 
-use super::tree::Shown;
+use super::tree::SysfsDevice;
 
 /// Bytes of a name of vendor or product without its NUL (`vendor_str`); a serial number has as many as a descriptor.
 const NAME_BYTES_MAX: usize = 63;
 /// Characters of a property besides letters and digits; what is beyond ASCII may stay, too.
 const KEPT: &str = "#+-.:=@_";
 
-impl Shown<'_> {
+impl SysfsDevice<'_> {
     /// The properties that udev adds to those of the kernel, a line each.
     pub fn udev_properties(&self) -> String {
         let device = &self.descriptors.device;
@@ -119,21 +119,26 @@ fn cut(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use farbus_model::definition::InterfaceDefinition;
-    use farbus_model::{Definition, Direction, Selection, Speed};
+    use farbus_model::{ConfigurationSelection, DeviceDefinition, TransferDirection, UsbSpeed};
 
     use super::*;
-    use crate::usbfs::Place;
+    use crate::usbfs::UsbBusLocation;
 
     fn properties(vendor: &str, product: &str, serial: &str) -> String {
-        let descriptors = Definition::new(0x1209, 0x00a1)
+        let descriptors = DeviceDefinition::new(0x1209, 0x00a1)
             .names(vendor, product, serial)
-            .interface(InterfaceDefinition::vendor().bulk(1, Direction::In))
-            .interface(InterfaceDefinition::vendor().bulk(2, Direction::In))
+            .interface(InterfaceDefinition::vendor().bulk(1, TransferDirection::In))
+            .interface(InterfaceDefinition::vendor().bulk(2, TransferDirection::In))
             .build();
-        let place = Place { bus: 3, device: 7, ports: vec![1, 4] };
-        let selection = Selection::default();
-        let shown =
-            Shown { descriptors: &descriptors, selection: &selection, speed: Speed::High, place: &place, ports: 0 };
+        let place = UsbBusLocation { bus: 3, device: 7, ports: vec![1, 4] };
+        let selection = ConfigurationSelection::default();
+        let shown = SysfsDevice {
+            descriptors: &descriptors,
+            selection: &selection,
+            speed: UsbSpeed::High,
+            place: &place,
+            ports: 0,
+        };
         assert_eq!(shown.udev_record().0, "c189:262");
         shown.udev_properties()
     }
@@ -183,7 +188,7 @@ mod tests {
 
     #[test]
     fn record_has_the_lines_that_libudev_reads() {
-        let (name, bytes) = Shown::udev_record_of_interface("3-1.4:1.0");
+        let (name, bytes) = SysfsDevice::udev_record_of_interface("3-1.4:1.0");
         assert_eq!((name.as_str(), bytes.as_slice()), ("+usb:3-1.4:1.0", b"I:1\nV:1\n".as_slice()));
         assert_eq!(udev_record("ID_BUS=usb\n"), b"I:1\nE:ID_BUS=usb\nV:1\n");
     }

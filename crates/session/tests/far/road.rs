@@ -3,13 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Urb, UrbId};
-use farbus_session::far::{Far, Plan};
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, SessionLimits, Urb, UrbCompletion, UrbId};
+use farbus_session::far::{FarLayer, FarLayerConfig};
 use farbus_session::native::{
-    Attached, ExporterSession, ImporterSession, Lane, LaneLimits, RemoteUsb, Served, ServedUsb, Services, State,
+    AttachmentState, ExporterServices, ExporterSession, ImporterAttachment, ImporterSession, Lane, LaneLimits,
+    RemoteUsb, ServedExport, ServedUsb,
 };
-use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
-use farbus_wire::native::{Outcome, SessionId};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest,
+};
+use farbus_wire::native::{SessionId, WelcomeOutcome};
 use farbus_wire::usbip::DeviceRecord;
 
 /// Data on its way in one direction, with its time of arrival.
@@ -19,19 +22,24 @@ pub struct Road {
     pub now: Instant,
     one_way: Duration,
     importer: ImporterSession,
-    pub far: Far<RemoteUsb>,
+    pub far: FarLayer<RemoteUsb>,
     /// `None` after the end.
     exporter: Option<ExporterSession>,
     shelf: Shelf,
     there: Way,
     back: Way,
-    done: Completions,
+    done: CompletionQueue,
 }
 
 struct Shelf(Option<Box<dyn Device>>);
 
-impl Services for Shelf {
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+impl ExporterServices for Shelf {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let device = self.0.take().expect("it is opened once");
         let record = DeviceRecord {
             path: "/farbus/far".into(),
@@ -48,7 +56,7 @@ impl Services for Shelf {
             interfaces: Vec::new(),
             interface_count: 0,
         };
-        Ok((1, Box::new(ServedUsb::new(number, device, record, Limits::DEFAULT, |_, _| ()))))
+        Ok((1, Box::new(ServedUsb::new(number, device, record, SessionLimits::DEFAULT, |_, _| ()))))
     }
 }
 
@@ -60,30 +68,31 @@ impl Road {
         let hello = importer.hello(0);
         let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 1, Duration::from_secs(20), LaneLimits::DEFAULT);
         let (exporter, welcome) = begun.expect("a version that both speak");
-        assert_eq!(welcome.outcome, Outcome::Begun);
+        assert_eq!(welcome.outcome, WelcomeOutcome::Begun);
         importer.handle_welcome(&welcome).expect("it is what was asked");
-        let (class, mode, name, reason) = (Class::USB, Mode::Exclusive, "far".into(), String::new());
-        let remote = RemoteUsb::new(1, Open { class, mode, epoch: 0, name, reason });
-        let plan = if is_on { Plan::within(4096) } else { Plan::OFF };
+        let (class, mode, name, reason) =
+            (AttachmentClass::USB, AttachmentMode::Exclusive, "far".into(), String::new());
+        let remote = RemoteUsb::new(1, OpenRequest { class, mode, epoch: 0, name, reason });
+        let plan = if is_on { FarLayerConfig::within(4096) } else { FarLayerConfig::OFF };
         Self {
             now,
             one_way: round_trip / 2,
             importer,
-            far: Far::new(remote, plan),
+            far: FarLayer::new(remote, plan),
             exporter: Some(exporter),
             shelf: Shelf(Some(Box::new(device))),
             there: Way::new(),
             back: Way::new(),
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
         }
     }
 
     /// Runs until the device is open.
     pub fn open(&mut self) {
-        while *self.far.device().state() == State::Opening {
+        while *self.far.device().state() == AttachmentState::Opening {
             self.step(None);
         }
-        assert_eq!(*self.far.device().state(), State::Open);
+        assert_eq!(*self.far.device().state(), AttachmentState::Open);
         self.far.begin(self.now, &mut self.done);
         self.send();
     }
@@ -96,12 +105,12 @@ impl Road {
         self.far.cancel(self.now, id, &mut self.done);
     }
 
-    pub fn pop(&mut self) -> Option<Done> {
+    pub fn pop(&mut self) -> Option<UrbCompletion> {
         self.done.pop()
     }
 
     /// Submits a request and waits for its answer.
-    pub fn ask(&mut self, urb: Urb) -> Done {
+    pub fn ask(&mut self, urb: Urb) -> UrbCompletion {
         let id = urb.id;
         self.submit(urb);
         loop {
@@ -118,7 +127,7 @@ impl Road {
     }
 
     fn send(&mut self) {
-        let mut nobody = Completions::new(BufferPool::new(0));
+        let mut nobody = CompletionQueue::new(BufferPool::new(0));
         while let Some(message) = self.far.act(self.now, &mut nobody, |remote, _| remote.poll_message()) {
             self.importer.send(message);
         }
@@ -160,7 +169,8 @@ impl Road {
             let (_, bytes) = self.back.pop_front().expect("looked at just now");
             receive(self.importer.lane_mut(), &bytes);
             while let Some(arrived) = self.importer.poll_arrived(0).expect("an honest exporter") {
-                let heard = |remote: &mut RemoteUsb, done: &mut Completions| remote.handle_arrived(now, arrived, done);
+                let heard =
+                    |remote: &mut RemoteUsb, done: &mut CompletionQueue| remote.handle_arrived(now, arrived, done);
                 self.far.act(now, &mut self.done, heard).expect("an honest exporter");
             }
         }
@@ -174,7 +184,9 @@ impl Road {
 impl Drop for Road {
     /// Requests in flight end unseen.
     fn drop(&mut self) {
-        let over = |remote: &mut RemoteUsb, done: &mut Completions| remote.handle_over(Cause::Asked, "enough", done);
+        let over = |remote: &mut RemoteUsb, done: &mut CompletionQueue| {
+            remote.handle_over(AttachmentEndCause::Asked, "enough", done)
+        };
         self.far.act(self.now, &mut self.done, over);
         if let Some(exporter) = self.exporter.take() {
             exporter.finish(self.now);

@@ -6,71 +6,71 @@ use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::{
-    BufferPool, Completions, Definition, Descriptors, Device, Direction, Done, EpAddr, InFlight, Instant, Payload,
-    Selection, Setup, Speed, Status, Urb, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, EpAddr, Instant,
+    Payload, SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
-use farbus_session::far::{Far, LINGER, Plan};
+use farbus_session::far::{FarLayer, FarLayerConfig, LINGER};
 
 const DATA_IN: EpAddr = EpAddr::from_byte(0x81);
 
 /// The device's open requests, which the test answers.
-type Asked = Arc<Mutex<VecDeque<InFlight>>>;
+type Asked = Arc<Mutex<VecDeque<UrbInFlight>>>;
 
 struct Told {
-    descriptors: Descriptors,
-    selection: Selection,
+    descriptors: DescriptorSet,
+    selection: ConfigurationSelection,
     asked: Asked,
 }
 
 impl Device for Told {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
-        Speed::High
+    fn speed(&self) -> UsbSpeed {
+        UsbSpeed::High
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
-        match urb.endpoint.is_control() && urb.direction == Direction::Out {
+    fn submit(&mut self, _now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
+        match urb.endpoint.is_control() && urb.direction == TransferDirection::Out {
             true => done.push(urb.accept()),
             false => self.asked.lock().unwrap().push_back(urb),
         }
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
         let mut asked = self.asked.lock().unwrap();
         if let Some(at) = asked.iter().position(|urb| urb.id == id) {
-            done.push(asked.remove(at).unwrap().fail(Status::Cancelled));
+            done.push(asked.remove(at).unwrap().fail(UrbStatus::Cancelled));
         }
     }
 
-    fn reset(&mut self, _now: Instant, done: &mut Completions) {
-        self.asked.lock().unwrap().drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+    fn reset(&mut self, _now: Instant, done: &mut CompletionQueue) {
+        self.asked.lock().unwrap().drain(..).for_each(|urb| done.push(urb.fail(UrbStatus::Shutdown)));
     }
 }
 
 struct Bench {
-    far: Far<Told>,
+    far: FarLayer<Told>,
     asked: Asked,
-    done: Completions,
+    done: CompletionQueue,
     now: Instant,
 }
 
 impl Bench {
     fn new() -> Self {
         // CDC data at high speed: packets of 512 bytes.
-        let definition = Definition::new(1, 1).speed(Speed::High).names("a", "line", "1");
+        let definition = DeviceDefinition::new(1, 1).speed(UsbSpeed::High).names("a", "line", "1");
         let descriptors = definition.interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(1)).build();
-        let mut selection = Selection::default();
+        let mut selection = ConfigurationSelection::default();
         assert!(selection.select_configuration(&descriptors, 1));
         let asked = Asked::default();
-        let far = Far::new(Told { descriptors, selection, asked: Arc::clone(&asked) }, Plan::within(64));
-        let done = Completions::new(BufferPool::new(0));
+        let far = FarLayer::new(Told { descriptors, selection, asked: Arc::clone(&asked) }, FarLayerConfig::within(64));
+        let done = CompletionQueue::new(BufferPool::new(0));
         Self { far, asked, done, now: Instant::ZERO + Duration::from_secs(1) }
     }
 
@@ -79,12 +79,12 @@ impl Bench {
     }
 
     fn clear_halt(&mut self, id: u64) {
-        let urb = Urb::control(UrbId(id), Setup::clear_halt(DATA_IN), Payload::Empty);
+        let urb = Urb::control(UrbId(id), SetupPacket::clear_halt(DATA_IN), Payload::Empty);
         self.far.submit(self.now, urb.launch(), &mut self.done);
     }
 
     /// The device answers its oldest request.
-    fn answer(&mut self, act: impl FnOnce(InFlight) -> Done) {
+    fn answer(&mut self, act: impl FnOnce(UrbInFlight) -> UrbCompletion) {
         let answered = act(self.asked.lock().unwrap().pop_front().expect("it was asked"));
         self.far.act(self.now, &mut self.done, |_, done| done.push(answered));
     }
@@ -94,7 +94,7 @@ impl Bench {
     }
 
     /// What the user got: id, status, bytes.
-    fn heard(&mut self) -> Vec<(u64, Status, Vec<u8>)> {
+    fn heard(&mut self) -> Vec<(u64, UrbStatus, Vec<u8>)> {
         std::iter::from_fn(|| self.done.pop()).map(|done| (done.id.0, done.status, done.payload.into_vec())).collect()
     }
 
@@ -118,11 +118,11 @@ fn data_without_a_request_is_kept_and_the_queue_is_bounded() {
     for number in 0..ahead as u8 {
         bench.send(&[number]);
     }
-    assert_eq!(bench.heard(), [(1, Status::Ok, vec![0])]);
+    assert_eq!(bench.heard(), [(1, UrbStatus::Ok, vec![0])]);
     assert_eq!(bench.asked(), 1, "the queue is full but for the one that was fetched");
     for number in 1..4 {
         bench.read(number, 512);
-        assert_eq!(bench.heard(), [(number, Status::Ok, vec![number as u8])]);
+        assert_eq!(bench.heard(), [(number, UrbStatus::Ok, vec![number as u8])]);
     }
 }
 
@@ -131,10 +131,10 @@ fn cancelled_request_takes_no_data_and_after_the_last_one_asking_stops() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     bench.far.cancel(bench.now, UrbId(1), &mut bench.done);
-    assert_eq!(bench.heard(), [(1, Status::Cancelled, vec![])]);
+    assert_eq!(bench.heard(), [(1, UrbStatus::Cancelled, vec![])]);
     bench.send(b"kept");
     bench.read(2, 512);
-    assert_eq!(bench.heard(), [(2, Status::Ok, b"kept".to_vec())]);
+    assert_eq!(bench.heard(), [(2, UrbStatus::Ok, b"kept".to_vec())]);
     bench.read(3, 512);
     bench.far.cancel(bench.now, UrbId(3), &mut bench.done);
     bench.send(b"late");
@@ -145,7 +145,7 @@ fn cancelled_request_takes_no_data_and_after_the_last_one_asking_stops() {
     assert_eq!((bench.asked(), bench.far.arrived()), (0, 1));
     bench.heard();
     bench.read(4, 512);
-    assert_eq!(bench.heard(), [(4, Status::Ok, b"late".to_vec())]);
+    assert_eq!(bench.heard(), [(4, UrbStatus::Ok, b"late".to_vec())]);
     assert_eq!(bench.asked(), 0, "nobody waits");
     bench.read(5, 512);
     assert!(bench.asked() > 0);
@@ -157,12 +157,12 @@ fn failure_is_reported_once_behind_earlier_data_and_waiting_requests_continue() 
     bench.read(1, 512);
     bench.send(b"one");
     bench.send(b"two");
-    bench.answer(|urb| urb.fail(Status::Stall));
-    assert_eq!(bench.heard(), [(1, Status::Ok, b"one".to_vec())]);
+    bench.answer(|urb| urb.fail(UrbStatus::Stall));
+    assert_eq!(bench.heard(), [(1, UrbStatus::Ok, b"one".to_vec())]);
     assert_eq!(bench.asked(), 0, "what is behind a failure is withdrawn");
     bench.read(2, 512);
     bench.read(3, 512);
-    assert_eq!(bench.heard(), [(2, Status::Ok, b"two".to_vec()), (3, Status::Stall, vec![])]);
+    assert_eq!(bench.heard(), [(2, UrbStatus::Ok, b"two".to_vec()), (3, UrbStatus::Stall, vec![])]);
     assert_eq!(bench.asked(), 0, "nobody asks for more");
     bench.read(4, 512);
     assert!(bench.asked() > 0);
@@ -174,20 +174,20 @@ fn clear_halt_withdraws_our_requests_first_and_drops_an_undelivered_stall() {
     bench.read(1, 512);
     bench.send(b"one");
     bench.send(b"two");
-    bench.answer(|urb| urb.fail(Status::Stall));
+    bench.answer(|urb| urb.fail(UrbStatus::Stall));
     bench.heard();
     bench.clear_halt(2);
-    assert_eq!(bench.heard(), [(2, Status::Ok, vec![])]);
+    assert_eq!(bench.heard(), [(2, UrbStatus::Ok, vec![])]);
     bench.read(3, 512);
     bench.read(4, 512);
-    assert_eq!(bench.heard(), [(3, Status::Ok, b"two".to_vec())], "data stays, the stall does not");
+    assert_eq!(bench.heard(), [(3, UrbStatus::Ok, b"two".to_vec())], "data stays, the stall does not");
     assert!(bench.asked() > 0);
     bench.clear_halt(5);
     // Our requests were withdrawn first and are submitted again afterwards, because a request waits.
-    assert_eq!(bench.heard(), [(5, Status::Ok, vec![])]);
+    assert_eq!(bench.heard(), [(5, UrbStatus::Ok, vec![])]);
     assert!(bench.asked() > 0);
     bench.send(b"three");
-    assert_eq!(bench.heard(), [(4, Status::Ok, b"three".to_vec())]);
+    assert_eq!(bench.heard(), [(4, UrbStatus::Ok, b"three".to_vec())]);
 }
 
 #[test]
@@ -197,12 +197,12 @@ fn set_halt_drops_data_that_arrived_before_it() {
     bench.send(b"one");
     bench.send(b"two");
     bench.heard();
-    let setup = Setup { request: 3, ..Setup::clear_halt(DATA_IN) };
+    let setup = SetupPacket { request: 3, ..SetupPacket::clear_halt(DATA_IN) };
     bench.far.submit(bench.now, Urb::control(UrbId(2), setup, Payload::Empty).launch(), &mut bench.done);
-    assert_eq!((bench.heard(), bench.asked()), (vec![(2, Status::Ok, vec![])], 0));
+    assert_eq!((bench.heard(), bench.asked()), (vec![(2, UrbStatus::Ok, vec![])], 0));
     bench.read(3, 512);
-    bench.answer(|urb| urb.fail(Status::Stall));
-    assert_eq!(bench.heard(), [(3, Status::Stall, vec![])]);
+    bench.answer(|urb| urb.fail(UrbStatus::Stall));
+    assert_eq!(bench.heard(), [(3, UrbStatus::Stall, vec![])]);
 }
 
 #[test]
@@ -215,12 +215,12 @@ fn changed_request_lengths_give_what_a_device_would_have_sent() {
     bench.heard();
     // Longer: the request takes following full transfers, up to the short packet.
     bench.read(2, 2048);
-    assert_eq!(bench.heard(), [(2, Status::Ok, [vec![2; 512], vec![3; 10]].concat())]);
+    assert_eq!(bench.heard(), [(2, UrbStatus::Ok, [vec![2; 512], vec![3; 10]].concat())]);
     // Shorter, by whole packets: the rest goes to the next request.
     bench.send(&[4; 512]);
     bench.send(&[5; 100]);
     bench.read(3, 1024);
-    assert_eq!(bench.heard(), [(3, Status::Ok, [vec![4; 512], vec![5; 100]].concat())]);
+    assert_eq!(bench.heard(), [(3, UrbStatus::Ok, [vec![4; 512], vec![5; 100]].concat())]);
     while bench.asked.lock().unwrap().front().is_some_and(|urb| urb.length < 1024) {
         bench.send(b"");
     }
@@ -232,9 +232,9 @@ fn changed_request_lengths_give_what_a_device_would_have_sent() {
     bench.read(4, 512);
     bench.read(5, 100);
     let heard = bench.heard();
-    assert_eq!(heard[0], (4, Status::Ok, vec![6; 512]));
+    assert_eq!(heard[0], (4, UrbStatus::Ok, vec![6; 512]));
     // Within a packet: the device sends more than the request has room for.
-    assert_eq!(heard[1], (5, Status::Overflow, vec![6; 100]));
+    assert_eq!(heard[1], (5, UrbStatus::Overflow, vec![6; 100]));
     assert_eq!(bench.far.arrived(), 0, "and the rest of that packet is gone");
 }
 
@@ -245,7 +245,7 @@ fn short_packet_is_an_error_if_the_request_says_so_and_reset_ends_everything() {
     urb.flags.short_not_ok = true;
     bench.far.submit(bench.now, urb.launch(), &mut bench.done);
     bench.send(b"short");
-    assert_eq!(bench.heard(), [(1, Status::Short, b"short".to_vec())]);
+    assert_eq!(bench.heard(), [(1, UrbStatus::Short, b"short".to_vec())]);
     bench.send(b"stays");
     bench.send(b"not");
     bench.read(2, 512);
@@ -253,7 +253,7 @@ fn short_packet_is_an_error_if_the_request_says_so_and_reset_ends_everything() {
     bench.read(4, 512);
     bench.heard();
     bench.far.reset(bench.now, &mut bench.done);
-    assert_eq!(bench.heard(), [(4, Status::Shutdown, vec![])]);
+    assert_eq!(bench.heard(), [(4, UrbStatus::Shutdown, vec![])]);
     assert_eq!((bench.asked(), bench.far.arrived()), (0, 0));
 }
 
@@ -264,7 +264,7 @@ fn control_requests_are_answered_in_order_from_cache_or_device() {
     let fetched = bench.asked();
     assert!(fetched >= 4, "strings and their languages");
     let get = |id, kind, index, language| {
-        Urb::control(UrbId(id), Setup::get_descriptor(kind, index, language, 255), Payload::Empty).launch()
+        Urb::control(UrbId(id), SetupPacket::get_descriptor(kind, index, language, 255), Payload::Empty).launch()
     };
     // The first is known, the second joins an open request; the third is known, but must wait for the second.
     bench.far.submit(bench.now, get(1, 1, 0, 0), &mut bench.done);
@@ -278,10 +278,10 @@ fn control_requests_are_answered_in_order_from_cache_or_device() {
     assert_eq!(heard[0].2, [4, 3, 9, 4]);
     // The device itself answers the third, after everything requested before.
     for _ in 1..fetched {
-        bench.answer(|urb| urb.fail(Status::Stall));
+        bench.answer(|urb| urb.fail(UrbStatus::Stall));
     }
     bench.answer(|urb| urb.answer(vec![18; 18].into()));
-    assert_eq!(bench.heard(), [(3, Status::Ok, vec![18; 18])]);
+    assert_eq!(bench.heard(), [(3, UrbStatus::Ok, vec![18; 18])]);
 }
 
 #[test]
@@ -289,34 +289,34 @@ fn first_request_of_an_endpoint_waits_for_a_held_control_request_that_changes_it
     let mut bench = Bench::new();
     bench.far.begin(bench.now, &mut bench.done);
     let fetched = bench.asked();
-    let languages = Urb::control(UrbId(1), Setup::get_descriptor(3, 0, 0, 255), Payload::Empty).launch();
+    let languages = Urb::control(UrbId(1), SetupPacket::get_descriptor(3, 0, 0, 255), Payload::Empty).launch();
     bench.far.submit(bench.now, languages, &mut bench.done);
     bench.clear_halt(2);
     bench.read(3, 512);
     assert_eq!(bench.asked(), fetched, "the halt is not cleared yet, for the languages were asked for before");
     bench.send(&[4, 3, 9, 4]);
-    assert_eq!(bench.heard(), [(1, Status::Ok, vec![4, 3, 9, 4]), (2, Status::Ok, vec![])]);
+    assert_eq!(bench.heard(), [(1, UrbStatus::Ok, vec![4, 3, 9, 4]), (2, UrbStatus::Ok, vec![])]);
     for _ in 1..fetched {
-        bench.answer(|urb| urb.fail(Status::Stall));
+        bench.answer(|urb| urb.fail(UrbStatus::Stall));
     }
     assert!(bench.asked() > 0, "and now it is asked");
     bench.send(b"first");
-    assert_eq!(bench.heard(), [(3, Status::Ok, b"first".to_vec())]);
+    assert_eq!(bench.heard(), [(3, UrbStatus::Ok, b"first".to_vec())]);
 }
 
 #[test]
 fn disabled_plan_asks_nothing_early() {
     let mut bench = Bench::new();
     let (asked, descriptors) = (Asked::default(), bench.far.descriptors().clone());
-    let mut selection = Selection::default();
+    let mut selection = ConfigurationSelection::default();
     selection.select_configuration(&descriptors, 1);
     bench.far.reset(bench.now, &mut bench.done);
-    bench.far = Far::new(Told { descriptors, selection, asked: Arc::clone(&asked) }, Plan::OFF);
+    bench.far = FarLayer::new(Told { descriptors, selection, asked: Arc::clone(&asked) }, FarLayerConfig::OFF);
     bench.asked = asked;
     bench.far.begin(bench.now, &mut bench.done);
     assert_eq!(bench.asked(), 0);
     bench.read(1, 512);
     assert_eq!(bench.asked(), 1);
     bench.send(b"one");
-    assert_eq!((bench.heard(), bench.asked()), (vec![(1, Status::Ok, b"one".to_vec())], 0));
+    assert_eq!((bench.heard(), bench.asked()), (vec![(1, UrbStatus::Ok, b"one".to_vec())], 0));
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use farbus_model::{
-    BufferPool, Completions, Descriptors, Device, Done, InFlight, Instant, Selection, Speed, Tally, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, Instant, NamedCounters, UrbCompletion,
+    UrbId, UrbInFlight, UsbSpeed,
 };
 
 use crate::random::Random;
@@ -25,22 +26,22 @@ pub struct Distant<D> {
     way: Way,
     random: Random,
     there: VecDeque<(Instant, Asked)>,
-    back: VecDeque<(Instant, Done)>,
+    back: VecDeque<(Instant, UrbCompletion)>,
     /// When the device got each open request.
     had: BTreeMap<UrbId, Instant>,
     /// Until then the path is cut.
     cut_until: Instant,
-    done: Completions,
+    done: CompletionQueue,
 }
 
 enum Asked {
-    Submit(Box<InFlight>),
+    Submit(Box<UrbInFlight>),
     Cancel(UrbId),
 }
 
 impl<D: Device> Distant<D> {
     pub fn new(device: D, way: Way, seed: u64) -> Self {
-        let done = Completions::new(BufferPool::new(1 << 20));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
         let (there, back) = (VecDeque::new(), VecDeque::new());
         Self {
             device,
@@ -95,31 +96,31 @@ impl<D: Device> Distant<D> {
 }
 
 impl<D: Device> Device for Distant<D> {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.device.descriptors()
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.device.speed()
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.device.selection()
     }
 
-    fn submit(&mut self, now: Instant, mut urb: InFlight, _done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: UrbInFlight, _done: &mut CompletionQueue) {
         urb.own_payload();
         self.send(now, Asked::Submit(Box::new(urb)));
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, _done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, _done: &mut CompletionQueue) {
         self.send(now, Asked::Cancel(id));
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         for (_, asked) in self.there.drain(..) {
             if let Asked::Submit(urb) = asked {
-                done.push(urb.fail(farbus_model::Status::Shutdown));
+                done.push(urb.fail(farbus_model::UrbStatus::Shutdown));
             }
         }
         self.device.reset(now, done);
@@ -133,7 +134,7 @@ impl<D: Device> Device for Distant<D> {
         [device, there, back].into_iter().flatten().min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         let its = self.its_time(now);
         while self.there.front().is_some_and(|(at, _)| *at <= now) {
             match self.there.pop_front().expect("looked at just now").1 {
@@ -157,7 +158,7 @@ impl<D: Device> Device for Distant<D> {
         }
     }
 
-    fn tally(&self) -> Option<Tally> {
+    fn tally(&self) -> Option<NamedCounters> {
         self.device.tally()
     }
 }

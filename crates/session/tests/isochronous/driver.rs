@@ -4,15 +4,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use farbus_gadgets::audio::Audio;
-use farbus_gadgets::audio::tone::{FRAME_BYTES, Heard, Listener, Tone};
-use farbus_gadgets::emulated::Emulated;
+use farbus_gadgets::audio::AudioGadget;
+use farbus_gadgets::audio::tone::{FRAME_BYTES, FrameSound, ToneGenerator, ToneListener};
+use farbus_gadgets::emulated::EmulatedDevice;
 use farbus_model::{
-    BufferPool, Completions, Device, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Speed, Status, Tally, Urb, UrbId,
+    BufferPool, CompletionQueue, Device, EpAddr, Instant, IsoPacket, NamedCounters, Payload, SetupPacket, Urb,
+    UrbCompletion, UrbId, UrbStatus, UsbSpeed,
 };
-use farbus_session::Reject;
-use farbus_session::isochronous::Isochronous;
-use farbus_session::snapshot::{self, Writer};
+use farbus_session::ProtocolViolation;
+use farbus_session::isochronous::IsochronousLayer;
+use farbus_session::snapshot::{self, SnapshotWriter};
 
 use crate::distant::{Distant, Way};
 use crate::random::Random;
@@ -29,18 +30,18 @@ pub const INTERVAL: Duration = Duration::from_millis(1);
 pub const KIND: u16 = 99;
 const NO_WAY: Way = Way { delay: Duration::ZERO, jitter: Duration::ZERO, drift_ppm: 0 };
 
-pub type Card = Isochronous<Distant<Emulated<Audio>>>;
+pub type Card = IsochronousLayer<Distant<EmulatedDevice<AudioGadget>>>;
 
 pub struct Driver {
     pub card: Card,
     pub now: Instant,
     pub random: Random,
-    done: Completions,
+    done: CompletionQueue,
     next: u64,
     endpoint: EpAddr,
     packets: u32,
-    tone: Tone,
-    listener: Listener,
+    tone: ToneGenerator,
+    listener: ToneListener,
     /// Open requests, in order.
     asked: VecDeque<u64>,
     /// When each was answered; `missed` counts lost packets.
@@ -62,17 +63,17 @@ pub struct Driver {
 impl Driver {
     /// A driver that uses one of the card's two directions.
     pub fn new(way: Way, seed: u64, endpoint: EpAddr, packets: u32) -> Self {
-        let device = Audio::device(Speed::Full);
+        let device = AudioGadget::device(UsbSpeed::Full);
         let mut driver = Self {
-            card: Isochronous::new(Distant::new(device, way, seed), true),
+            card: IsochronousLayer::new(Distant::new(device, way, seed), true),
             now: Instant::ZERO + Duration::from_secs(5),
             random: Random::new(seed ^ 1),
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             next: 0,
             endpoint,
             packets,
-            tone: Tone::default(),
-            listener: Listener::default(),
+            tone: ToneGenerator::default(),
+            listener: ToneListener::default(),
             asked: VecDeque::new(),
             answered: Vec::new(),
             frame: None,
@@ -84,25 +85,25 @@ impl Driver {
             latency: Duration::ZERO,
             owing: VecDeque::new(),
         };
-        driver.control(Setup::set_configuration(1));
+        driver.control(SetupPacket::set_configuration(1));
         driver.set_interface(1);
         driver
     }
 
     pub fn set_interface(&mut self, setting: u8) {
         let interface = if self.endpoint == SPEAKER { 1 } else { 2 };
-        self.control(Setup::set_interface(interface, setting));
+        self.control(SetupPacket::set_interface(interface, setting));
     }
 
     /// Submits a control request and waits for its answer.
-    pub fn control(&mut self, setup: Setup) {
+    pub fn control(&mut self, setup: SetupPacket) {
         self.next += 1;
         let id = UrbId(self.next);
         self.card.submit(self.now, Urb::control(id, setup, Payload::Empty).launch(), &mut self.done);
         loop {
             while let Some(done) = self.done.pop() {
                 if done.id == id {
-                    assert_eq!(done.status, Status::Ok);
+                    assert_eq!(done.status, UrbStatus::Ok);
                     return;
                 }
                 self.take(done);
@@ -112,7 +113,7 @@ impl Driver {
     }
 
     /// The card's counters.
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> NamedCounters {
         self.card.tally().expect("a sound card counts")
     }
 
@@ -191,22 +192,22 @@ impl Driver {
         self.is_done = true;
         self.card.reset(self.now, &mut self.done);
         while let Some(done) = self.done.pop() {
-            assert_eq!(done.status, Status::Shutdown);
+            assert_eq!(done.status, UrbStatus::Shutdown);
             self.take(done);
         }
         assert!(self.asked.is_empty(), "a reset ends everything");
         self.owing.clear();
-        self.control(Setup::set_configuration(1));
+        self.control(SetupPacket::set_configuration(1));
     }
 
     /// Another process continues with the card, over the same path.
     pub fn move_on(&mut self) {
         let bytes = self.saved();
         recorded::note_sound(if self.endpoint == SPEAKER { "speaker" } else { "microphone" }, &bytes);
-        let nothing = Isochronous::new(Distant::new(Audio::device(Speed::Full), NO_WAY, 0), true);
+        let nothing = IsochronousLayer::new(Distant::new(AudioGadget::device(UsbSpeed::Full), NO_WAY, 0), true);
         let device = std::mem::replace(&mut self.card, nothing).hand_over();
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
-        self.card = Isochronous::restore(self.now, device, &mut reader).map_err(|(_, reject)| reject).unwrap();
+        self.card = IsochronousLayer::restore(self.now, device, &mut reader).map_err(|(_, reject)| reject).unwrap();
         reader.end("snapshot").unwrap();
         let mut left: Vec<u64> = self.card.in_flight_of(Vec::new()).iter().map(|(id, ..)| id.0).collect();
         left.sort_unstable();
@@ -215,7 +216,7 @@ impl Driver {
 
     /// A snapshot of the card.
     pub fn saved(&self) -> Vec<u8> {
-        let mut writer = Writer::new(KIND);
+        let mut writer = SnapshotWriter::new(KIND);
         self.card.save(&mut writer);
         writer.into_bytes()
     }
@@ -223,14 +224,14 @@ impl Driver {
     /// Whether these bytes are accepted as a snapshot; if so, the card is used for a while.
     pub fn could_be(&self, bytes: &[u8]) -> bool {
         let Ok(mut reader) = snapshot::open(bytes, KIND) else { return false };
-        let mut done = Completions::new(BufferPool::new(0));
-        let mut device = Audio::device(Speed::Full);
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let mut device = AudioGadget::device(UsbSpeed::Full);
         let interface = if self.endpoint == SPEAKER { 1 } else { 2 };
-        for setup in [Setup::set_configuration(1), Setup::set_interface(interface, 1)] {
+        for setup in [SetupPacket::set_configuration(1), SetupPacket::set_interface(interface, 1)] {
             device.submit(self.now, Urb::control(UrbId(1), setup, Payload::Empty).launch(), &mut done);
         }
         let device = Distant::new(device, NO_WAY, 0);
-        let Ok(mut card) = Isochronous::restore(self.now, device, &mut reader) else { return false };
+        let Ok(mut card) = IsochronousLayer::restore(self.now, device, &mut reader) else { return false };
         for ms in 0..50 {
             card.handle_timeout(self.now + INTERVAL * ms, &mut done);
         }
@@ -239,15 +240,15 @@ impl Driver {
     }
 
     /// Checks that a snapshot of an earlier release is read completely.
-    pub fn is_read(bytes: &[u8], endpoint: EpAddr) -> Result<(), Reject> {
-        let (mut device, mut done) = (Audio::device(Speed::Full), Completions::new(BufferPool::new(0)));
+    pub fn is_read(bytes: &[u8], endpoint: EpAddr) -> Result<(), ProtocolViolation> {
+        let (mut device, mut done) = (AudioGadget::device(UsbSpeed::Full), CompletionQueue::new(BufferPool::new(0)));
         let interface = if endpoint == SPEAKER { 1 } else { 2 };
-        for setup in [Setup::set_configuration(1), Setup::set_interface(interface, 1)] {
+        for setup in [SetupPacket::set_configuration(1), SetupPacket::set_interface(interface, 1)] {
             device.submit(Instant::ZERO, Urb::control(UrbId(1), setup, Payload::Empty).launch(), &mut done);
         }
         let device = Distant::new(device, NO_WAY, 0);
         let mut reader = snapshot::open(bytes, KIND)?;
-        let card = Isochronous::restore(Instant::ZERO, device, &mut reader).map_err(|(_, reject)| reject)?;
+        let card = IsochronousLayer::restore(Instant::ZERO, device, &mut reader).map_err(|(_, reject)| reject)?;
         reader.end("snapshot")?;
         card.hand_over();
         Ok(())
@@ -259,9 +260,9 @@ impl Driver {
         self.begin(depth);
     }
 
-    fn take(&mut self, done: Done) {
+    fn take(&mut self, done: UrbCompletion) {
         assert_eq!(self.asked.pop_front(), Some(done.id.0), "each is answered once, in order");
-        if done.status != Status::Ok {
+        if done.status != UrbStatus::Ok {
             assert!(self.is_done, "{:?}", done.status);
             return;
         }
@@ -273,20 +274,20 @@ impl Driver {
         let mut data = done.payload;
         for packet in &done.iso {
             match packet.status {
-                Status::Ok if done.endpoint == MICROPHONE => {
+                UrbStatus::Ok if done.endpoint == MICROPHONE => {
                     assert_eq!(packet.actual, PACKET_BYTES);
                     let frames = data.split_front(PACKET_BYTES as usize).into_vec();
                     for frame in frames.as_chunks::<FRAME_BYTES>().0 {
                         let &[a, b, c, d] = frame;
                         match self.listener.hear([i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d])]) {
-                            Heard::Tone => self.heard += 1,
-                            Heard::Break => self.breaks += 1,
+                            FrameSound::Tone => self.heard += 1,
+                            FrameSound::Break => self.breaks += 1,
                             other => panic!("the microphone says {other:?}"),
                         }
                     }
                 }
-                Status::Ok => assert_eq!(packet.actual, PACKET_BYTES),
-                Status::IsoMissed => {
+                UrbStatus::Ok => assert_eq!(packet.actual, PACKET_BYTES),
+                UrbStatus::IsoMissed => {
                     assert_eq!(packet.actual, 0);
                     self.missed += 1;
                 }

@@ -6,18 +6,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
-    Identity, Instant, Payload,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ExportIdentity, Instant, Payload,
 };
-use farbus_session::leases::{DeviceKey, Leases, Worth};
+use farbus_session::leases::{DeviceKey, DeviceLeases, LeaseEntitlement};
 use farbus_session::native::known_device::compare;
 use farbus_session::native::{
-    Attached, Attachment, Inherited, Movable, RemoteBlock, Served, ServedBlock, Services, State,
+    AttachmentBase, AttachmentState, ExporterServices, ImporterAttachment, InheritedDevice, MovableAttachment,
+    RemoteBlock, ServedBlock, ServedExport,
 };
-use farbus_session::snapshot::{Reader, Writer};
-use farbus_session::{Reject, native};
-use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
-use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
+use farbus_session::snapshot::{FieldReader, SnapshotWriter};
+use farbus_session::{ProtocolViolation, native};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest, SuccessorOpenRequest,
+};
+use farbus_wire::native::{FrameKind, LaneSet, OutboundMessage, ReceivedFrame};
 
 use crate::random::Random;
 use crate::world::{LINKS, World};
@@ -46,7 +49,7 @@ pub enum Peers {
 /// A disk of the exporter, whatever its name.
 struct Disk {
     number: u8,
-    identity: Identity,
+    identity: ExportIdentity,
     is_taken: bool,
     /// Writes that were meant for another disk.
     strays: u32,
@@ -63,12 +66,12 @@ impl BlockDevice for UsedDisk {
         &INFO
     }
 
-    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, _done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, _done: &mut CompletionQueue<BlockCompletion>) {
         request.own_payload();
         self.queue.push(request);
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         for mut request in self.queue.drain(..) {
             let answer = match request.op {
                 BlockOp::Read => vec![self.disk.lock().unwrap().number; request.length as usize].into(),
@@ -105,7 +108,7 @@ impl Drop for UsedDisk {
 /// The exporter's disks in the order in which they are shared: *disk0* is the first.
 struct Shelf {
     disks: Vec<Arc<Mutex<Disk>>>,
-    leases: Leases<()>,
+    leases: DeviceLeases<()>,
     processes: u64,
     has_identities: bool,
     ids: u128,
@@ -129,7 +132,11 @@ impl Shelf {
         ServedBlock::new(number, used, 1, |used: UsedDisk, _| used.disk.lock().unwrap().is_taken = false)
     }
 
-    fn serve_again(&mut self, now: Instant, left: &native::Left) -> Result<Box<dyn Served>, End> {
+    fn serve_again(
+        &mut self,
+        now: Instant,
+        left: &native::UnservedAttachment,
+    ) -> Result<Box<dyn ServedExport>, AttachmentEndNotice> {
         if let Some(expected) = left.identity {
             compare(&left.open.name, expected, self.identity(&left.open))?;
         }
@@ -144,7 +151,7 @@ impl Shelf {
     /// Another process shares the disks: in another order, or another disk than before, or an earlier medium of one.
     fn start_anew(&mut self, random: &mut Random) {
         self.processes += 1;
-        self.leases = Leases::after(1_900_000_000_000 + 1000 * self.processes);
+        self.leases = DeviceLeases::after(1_900_000_000_000 + 1000 * self.processes);
         self.disks.iter().for_each(|disk| disk.lock().unwrap().is_taken = false);
         self.rearrange(random);
     }
@@ -157,7 +164,7 @@ impl Shelf {
                 self.ids += 1;
                 let at = random.below(DISKS as u64) as usize;
                 let mut disk = self.disks[at].lock().unwrap();
-                (disk.number, disk.identity) = (self.ids as u8, Identity { id: self.ids << 64, generation: 0 });
+                (disk.number, disk.identity) = (self.ids as u8, ExportIdentity { id: self.ids << 64, generation: 0 });
             }
             4 => {
                 let at = random.below(DISKS as u64) as usize;
@@ -169,8 +176,13 @@ impl Shelf {
     }
 }
 
-impl Services for Shelf {
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+impl ExporterServices for Shelf {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         self.open_if(number, open, false)
     }
 
@@ -178,30 +190,35 @@ impl Services for Shelf {
         &mut self,
         _now: Instant,
         number: u16,
-        open: &Open,
-        _identity: Identity,
-    ) -> Result<(u64, Box<dyn Served>), End> {
+        open: &OpenRequest,
+        _identity: ExportIdentity,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         self.open_if(number, open, true)
     }
 
-    fn identity(&mut self, open: &Open) -> Option<Identity> {
+    fn identity(&mut self, open: &OpenRequest) -> Option<ExportIdentity> {
         let identity = self.disk(&open.name).lock().unwrap().identity;
         self.has_identities.then_some(identity)
     }
 }
 
 impl Shelf {
-    fn open_if(&mut self, number: u16, open: &Open, is_compared: bool) -> Result<(u64, Box<dyn Served>), End> {
-        let end = |cause, message: &str| Err(End { cause, message: message.to_owned() });
+    fn open_if(
+        &mut self,
+        number: u16,
+        open: &OpenRequest,
+        is_compared: bool,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        let end = |cause, message: &str| Err(AttachmentEndNotice { cause, message: message.to_owned() });
         let key = self.key(&open.name);
         // An older exporter does not recognise leases of other devices.
         match self.leases.worth(&key, None, open.epoch, is_compared || !self.has_identities) {
-            Worth::Stale => return end(Cause::Stale, "somebody had it"),
-            Worth::Other => return end(Cause::Gone, "another device"),
-            Worth::Nothing | Worth::NotHis | Worth::Inherits(()) => {}
+            LeaseEntitlement::Stale => return end(AttachmentEndCause::Stale, "somebody had it"),
+            LeaseEntitlement::Other => return end(AttachmentEndCause::Gone, "another device"),
+            LeaseEntitlement::Nothing | LeaseEntitlement::NotHis | LeaseEntitlement::Inherits(()) => {}
         }
         if self.disk(&open.name).lock().unwrap().is_taken {
-            return end(Cause::Busy, "somebody has it");
+            return end(AttachmentEndCause::Busy, "somebody has it");
         }
         Ok((self.leases.give(&key), Box::new(self.serve(number, &open.name))))
     }
@@ -214,20 +231,25 @@ struct Importer {
     is_old: bool,
 }
 
-impl Attached for Importer {
-    type Done = Completions<BlockDone>;
+impl ImporterAttachment for Importer {
+    type Done = CompletionQueue<BlockCompletion>;
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         self.remote.attachment()
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         self.remote.attachment_mut()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut Self::Done,
+    ) -> Result<(), ProtocolViolation> {
         let is_for_others = arrived.head.attachment != self.attachment;
-        match is_for_others || (self.is_old && arrived.head.kind == Kind::Identity) {
+        match is_for_others || (self.is_old && arrived.head.kind == FrameKind::Identity) {
             true => Ok(()),
             false => self.remote.handle_arrived(now, arrived, done),
         }
@@ -241,13 +263,13 @@ impl Attached for Importer {
         self.remote.note_exporter(if self.is_old { 7 } else { incarnation });
     }
 
-    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, done: &mut Self::Done) {
         self.remote.handle_over(cause, message, done);
     }
 
-    fn poll_message(&mut self) -> Option<Message> {
+    fn poll_message(&mut self) -> Option<OutboundMessage> {
         let message = self.remote.poll_message()?;
-        if self.is_old && message.head.kind == Kind::Identity { self.remote.poll_message() } else { Some(message) }
+        if self.is_old && message.head.kind == FrameKind::Identity { self.remote.poll_message() } else { Some(message) }
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
@@ -255,14 +277,14 @@ impl Attached for Importer {
     }
 }
 
-impl Movable for Importer {
-    fn save(&self, to: &mut Writer) {
+impl MovableAttachment for Importer {
+    fn save(&self, to: &mut SnapshotWriter) {
         to.flag(self.is_old);
         to.u16(self.attachment);
         self.remote.save(to);
     }
 
-    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (is_old, attachment) = (from.flag("old")?, from.u16("attachment")?);
         Ok(Self { attachment, remote: RemoteBlock::restore(from)?, is_old })
     }
@@ -276,7 +298,7 @@ pub struct ShelfWorld {
     world: World<Importer>,
     shelf: Shelf,
     peers: Peers,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
     /// The attachment, and the disk that it uses since it was first opened.
     attachment: u16,
     mine: Option<u8>,
@@ -289,18 +311,18 @@ pub struct ShelfWorld {
 impl ShelfWorld {
     pub fn new(random: &mut Random, peers: Peers) -> Self {
         let disk = |number: u8| {
-            let identity = Identity { id: u128::from(number) << 64, generation: 0 };
+            let identity = ExportIdentity { id: u128::from(number) << 64, generation: 0 };
             Arc::new(Mutex::new(Disk { number, identity, is_taken: false, strays: 0 }))
         };
         let shelf = Shelf {
             disks: (1..=DISKS as u8).map(disk).collect(),
-            leases: Leases::after(1_900_000_000_000),
+            leases: DeviceLeases::after(1_900_000_000_000),
             processes: 0,
             has_identities: matches!(peers, Peers::Both | Peers::OldImporter),
             ids: DISKS as u128,
         };
         let world = World::over_links(importer_of(1, peers), random.pick(&LINKS));
-        let done = Completions::new(BufferPool::new(0));
+        let done = CompletionQueue::new(BufferPool::new(0));
         Self {
             world,
             shelf,
@@ -335,7 +357,7 @@ impl ShelfWorld {
             14 if random.once_in(4) => {
                 let shelf = &mut self.shelf;
                 if random.once_in(3) {
-                    shelf.leases = Leases::after(1_900_000_000_000 + 1000 * shelf.processes + 500);
+                    shelf.leases = DeviceLeases::after(1_900_000_000_000 + 1000 * shelf.processes + 500);
                 }
                 // Another process has the devices now, perhaps in another order, unless it gives up. An exporter
                 // without identities cannot compare them, and its importers are told nothing.
@@ -349,7 +371,7 @@ impl ShelfWorld {
                 });
                 self.tell();
             }
-            15 if random.once_in(4) && *Attached::state(&self.world.remote) == State::Open => {
+            15 if random.once_in(4) && *ImporterAttachment::state(&self.world.remote) == AttachmentState::Open => {
                 // No process saves it while it writes again.
                 if !self.world.remote.remote.is_rewriting() {
                     self.world.move_on(!random.once_in(4));
@@ -403,9 +425,9 @@ impl ShelfWorld {
             assert_eq!(self.strays(), 0, "no write lands in another disk");
         }
         let remote = &self.world.remote.remote;
-        match Attached::state(remote) {
-            State::Opening => {}
-            State::Open => {
+        match ImporterAttachment::state(remote) {
+            AttachmentState::Opening => {}
+            AttachmentState::Open => {
                 let session = self.world.exporter.as_ref();
                 if let (None, Some(session)) = (self.mine, session)
                     && session.is_attached(self.attachment)
@@ -418,8 +440,14 @@ impl ShelfWorld {
                     assert!(ours.generation <= theirs.generation, "no earlier medium is used: {ours} {theirs}");
                 }
             }
-            State::Ended(end) => {
-                assert!(matches!(end.cause, Cause::Gone | Cause::Stale | Cause::Busy), "{end:?}");
+            AttachmentState::Ended(end) => {
+                assert!(
+                    matches!(
+                        end.cause,
+                        AttachmentEndCause::Gone | AttachmentEndCause::Stale | AttachmentEndCause::Busy
+                    ),
+                    "{end:?}"
+                );
                 self.attach_anew();
             }
         }
@@ -458,56 +486,76 @@ impl ShelfWorld {
 
 fn importer_of(attachment: u16, peers: Peers) -> Importer {
     let (name, reason) = ("disk0".into(), String::new());
-    let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
+    let open = OpenRequest { class: AttachmentClass::BLOCK, mode: AttachmentMode::Exclusive, epoch: 0, name, reason };
     let is_old = matches!(peers, Peers::OldImporter | Peers::BothOld);
     Importer { attachment, remote: RemoteBlock::new(attachment, open), is_old }
 }
 
 /// A disk that is to be handed over, and the identity that its name stands for now.
 struct Lent {
-    identity: Identity,
+    identity: ExportIdentity,
     is_handed_over: bool,
 }
 
-impl Services for Lent {
-    fn open(&mut self, _now: Instant, _number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+impl ExporterServices for Lent {
+    fn open(
+        &mut self,
+        _now: Instant,
+        _number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         unreachable!("a successor inherits")
     }
 
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
         Some(self.identity)
     }
 
-    fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
+    fn inherit(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<InheritedDevice, AttachmentEndNotice>> {
         let served = Box::new(used(number, 1));
-        self.is_handed_over.then_some(Ok(Inherited { lease: 9, served, migration_state: Vec::new() }))
+        self.is_handed_over.then_some(Ok(InheritedDevice { lease: 9, served, migration_state: Vec::new() }))
     }
 
-    fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+    fn show(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<Box<dyn ServedExport>, AttachmentEndNotice>> {
         Some(Ok(Box::new(used(number, 1))))
     }
 }
 
 fn used(attachment: u16, number: u8) -> ServedBlock<UsedDisk> {
-    let disk = Disk { number, identity: Identity { id: 1, generation: 0 }, is_taken: false, strays: 0 };
+    let disk = Disk { number, identity: ExportIdentity { id: 1, generation: 0 }, is_taken: false, strays: 0 };
     let used = UsedDisk { disk: Arc::new(Mutex::new(disk)), queue: Vec::new() };
     ServedBlock::new(attachment, used, 1, |_, _| {})
 }
 
 #[test]
 fn successor_does_not_get_another_disk_than_it_was_shown() {
-    let (first, second) = (Identity { id: 1, generation: 0 }, Identity { id: 2, generation: 0 });
+    let (first, second) = (ExportIdentity { id: 1, generation: 0 }, ExportIdentity { id: 2, generation: 0 });
     for (now, is_given) in [(first, true), (second, false)] {
-        let (random, mut done) = (&mut Random::new(1), Completions::new(BufferPool::new(0)));
+        let (random, mut done) = (&mut Random::new(1), CompletionQueue::new(BufferPool::new(0)));
         let (name, reason) = ("disk0".into(), String::new());
-        let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
+        let open =
+            OpenRequest { class: AttachmentClass::BLOCK, mode: AttachmentMode::Exclusive, epoch: 0, name, reason };
         let mut world = World::new(RemoteBlock::successor(1, open));
         let mut lent = Lent { identity: first, is_handed_over: false };
         while !world.is_linked() {
             world.link(random, &mut done);
         }
         world.exchange(&mut lent, &mut done);
-        assert_eq!((Attached::state(&world.remote), world.remote.identity()), (&State::Open, Some(first)), "it reads");
+        assert_eq!(
+            (ImporterAttachment::state(&world.remote), world.remote.identity()),
+            (&AttachmentState::Open, Some(first)),
+            "it reads"
+        );
         world.crash();
         lent.identity = now;
         while !world.is_linked() {
@@ -519,9 +567,9 @@ fn successor_does_not_get_another_disk_than_it_was_shown() {
             session.look_for_handed_over(world.now, &mut lent);
         }
         world.exchange(&mut lent, &mut done);
-        match (is_given, Attached::state(&world.remote)) {
-            (true, State::Open) => assert!(!Attached::is_expected(&world.remote), "it is his"),
-            (false, State::Ended(End { cause: Cause::Gone, message })) => {
+        match (is_given, ImporterAttachment::state(&world.remote)) {
+            (true, AttachmentState::Open) => assert!(!ImporterAttachment::is_expected(&world.remote), "it is his"),
+            (false, AttachmentState::Ended(AttachmentEndNotice { cause: AttachmentEndCause::Gone, message })) => {
                 assert!(message.contains("another device"), "{message}");
             }
             other => panic!("{other:?}"),

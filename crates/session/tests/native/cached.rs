@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Pending};
-use farbus_session::Reject;
-use farbus_session::block::{AHEAD_KIND, Ahead, BEHIND_KIND, Behind};
+use farbus_model::{
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BufferPool, CompletionQueue, Instant, PendingBlockRequests,
+};
+use farbus_session::ProtocolViolation;
+use farbus_session::block::{AHEAD_KIND, BEHIND_KIND, ReadAheadLayer, WriteBackLayer};
 use farbus_session::native::RemoteBlock;
 use farbus_session::snapshot;
 
@@ -15,7 +17,7 @@ struct Shore(Arc<Mutex<Ships>>);
 #[derive(Default)]
 struct Ships {
     out: Vec<BlockInFlight>,
-    home: Vec<BlockDone>,
+    home: Vec<BlockCompletion>,
     epoch: Option<u64>,
 }
 
@@ -26,11 +28,11 @@ impl BlockDevice for Pier {
         &self.1
     }
 
-    fn submit(&mut self, _now: Instant, request: BlockInFlight, _done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, _done: &mut CompletionQueue<BlockCompletion>) {
         self.0.0.lock().unwrap().out.push(request);
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.0.0.lock().unwrap().home.drain(..).for_each(|answer| done.push(answer));
     }
 
@@ -46,7 +48,7 @@ impl BlockDevice for Pier {
 /// Both layers, as an attachment has them.
 pub struct Cached {
     shore: Shore,
-    top: Ahead<Behind<Pier>>,
+    top: ReadAheadLayer<WriteBackLayer<Pier>>,
     info: BlockInfo,
 }
 
@@ -54,10 +56,10 @@ impl Cached {
     pub fn new(info: BlockInfo) -> Self {
         let shore = Shore::default();
         shore.0.lock().unwrap().epoch = Some(0);
-        Self { top: Ahead::new(Behind::new(Pier(shore.clone(), info))), shore, info }
+        Self { top: ReadAheadLayer::new(WriteBackLayer::new(Pier(shore.clone(), info))), shore, info }
     }
 
-    pub fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    pub fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         self.top.submit(now, request, done);
     }
 
@@ -66,8 +68,8 @@ impl Cached {
         &mut self,
         now: Instant,
         disk: &mut RemoteBlock,
-        below: &mut Completions<BlockDone>,
-        done: &mut Completions<BlockDone>,
+        below: &mut CompletionQueue<BlockCompletion>,
+        done: &mut CompletionQueue<BlockCompletion>,
     ) {
         loop {
             let out = {
@@ -92,15 +94,17 @@ impl Cached {
 
     /// Restores the layers over `disk`, with the requests that it has; returns the requests that the layers have to
     /// answer.
-    pub fn restore(&self, saved: &[u8], disk: &RemoteBlock) -> Result<(Self, Pending), Reject> {
+    pub fn restore(&self, saved: &[u8], disk: &RemoteBlock) -> Result<(Self, PendingBlockRequests), ProtocolViolation> {
         let shore = Shore::default();
         shore.0.lock().unwrap().epoch = disk.epoch();
         let pier = Pier(shore.clone(), self.info);
-        let below: Pending = disk.requests().map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+        let below: PendingBlockRequests =
+            disk.requests().map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
         let mut reader = snapshot::open(saved, AHEAD_KIND)?;
         let behind = |bytes: &[u8]| {
             let mut reader = snapshot::open(bytes, BEHIND_KIND)?;
-            let (mut behind, asked) = Behind::restore(&mut reader, |_| Ok::<_, Reject>((pier, below)))?;
+            let (mut behind, asked) =
+                WriteBackLayer::restore(&mut reader, |_| Ok::<_, ProtocolViolation>((pier, below)))?;
             match reader.end("behind") {
                 Ok(()) => Ok((behind, asked)),
                 Err(reject) => {
@@ -109,7 +113,7 @@ impl Cached {
                 }
             }
         };
-        let (top, asked) = Ahead::restore(&mut reader, behind)?;
+        let (top, asked) = ReadAheadLayer::restore(&mut reader, behind)?;
         let mut this = Self { shore, top, info: self.info };
         match reader.end("ahead") {
             Ok(()) => Ok((this, asked)),
@@ -125,6 +129,6 @@ impl Cached {
     }
 }
 
-pub fn nothing() -> Completions<BlockDone> {
-    Completions::new(BufferPool::new(1 << 20))
+pub fn nothing() -> CompletionQueue<BlockCompletion> {
+    CompletionQueue::new(BufferPool::new(1 << 20))
 }

@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extent,
-    Extents, Identity, Instant, Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ExportIdentity, ExtentList, Instant, Payload, StoreError, StoreExtent,
 };
-use farbus_session::block::ReadOnly;
+use farbus_session::block::ReadOnlyView;
 use farbus_session::native::{
-    Attached, Inherited, Left, Piped, RETAINED_BYTES_MAX, RemoteBlock, Served, ServedBlock, Services, State,
+    AttachmentState, ExporterServices, ImporterAttachment, InheritedDevice, PipedAttachment, RETAINED_BYTES_MAX,
+    RemoteBlock, ServedBlock, ServedExport, UnservedAttachment,
 };
-use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest, SuccessorOpenRequest,
+};
 
 use crate::cached::{Cached, nothing};
 use crate::modules::Modules;
@@ -45,11 +48,11 @@ struct Medium {
 }
 
 /// Blocks of zeros are holes.
-fn extents(bytes: &[u8]) -> Extents {
-    let mut extents = Extents::default();
+fn extents(bytes: &[u8]) -> ExtentList {
+    let mut extents = ExtentList::default();
     let mut blocks = bytes.chunks(BLOCK as usize).map(|block| block.iter().all(|byte| *byte == 0));
     // As many as there is room for.
-    let _ = blocks.all(|is_hole| extents.push(Extent { length: BLOCK, is_hole }));
+    let _ = blocks.all(|is_hole| extents.push(StoreExtent { length: BLOCK, is_hole }));
     extents
 }
 
@@ -66,13 +69,13 @@ impl BlockDevice for SlowDisk {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         request.own_payload();
         self.queue.push(request);
         self.handle_ready(now, done);
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while !self.queue.is_empty() && !self.random.once_in(3) {
             let at = self.random.below(self.queue.len() as u64) as usize;
             let mut request = self.queue.swap_remove(at);
@@ -171,7 +174,7 @@ impl TestExporter {
         self.serve(number)
     }
 
-    fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
+    fn serve_again(&mut self, now: Instant, left: &UnservedAttachment) -> Box<dyn ServedExport> {
         let state = left.state.as_ref().expect("a disk can go on");
         let mut served = self.serve(left.number);
         served.restore(now, &mut state.reader()).unwrap();
@@ -180,39 +183,58 @@ impl TestExporter {
 }
 
 /// A disk without requests, served anew.
-pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
+pub fn served(random: &mut Random, number: u16) -> Box<dyn ServedExport> {
     Box::new(DiskWorld::new(random, None).exporter_services.serve_anew(number))
 }
 
 /// Checks that a snapshot of a cache by an earlier release is read completely.
-pub fn cache_is_read(saved: &[u8], disk: &RemoteBlock) -> Result<(), farbus_session::Reject> {
+pub fn cache_is_read(saved: &[u8], disk: &RemoteBlock) -> Result<(), farbus_session::ProtocolViolation> {
     Cached::new(INFO).restore(saved, disk).map(|(mut cached, _)| cached.leave())
 }
 
-impl Services for TestExporter {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 7, generation: 0 })
+impl ExporterServices for TestExporter {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 7, generation: 0 })
     }
 
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        assert_eq!((open.class, open.name.as_str()), (Class::BLOCK, "disk"));
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        assert_eq!((open.class, open.name.as_str()), (AttachmentClass::BLOCK, "disk"));
         if self.medium.lock().unwrap().is_taken {
-            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+            return Err(AttachmentEndNotice { cause: AttachmentEndCause::Busy, message: "somebody has it".into() });
         }
         self.epoch += 1;
         Ok((self.epoch, Box::new(self.serve(number))))
     }
 
-    fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
+    fn inherit(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<InheritedDevice, AttachmentEndNotice>> {
         if self.is_elsewhere {
             return None;
         }
         self.epoch += 1;
-        Some(Ok(Inherited { lease: self.epoch, served: Box::new(self.serve(number)), migration_state: Vec::new() }))
+        Some(Ok(InheritedDevice {
+            lease: self.epoch,
+            served: Box::new(self.serve(number)),
+            migration_state: Vec::new(),
+        }))
     }
 
-    fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
-        let (disk, boot) = (ReadOnly::new(self.disk()), self.medium.lock().unwrap().boot);
+    fn show(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<Box<dyn ServedExport>, AttachmentEndNotice>> {
+        let (disk, boot) = (ReadOnlyView::new(self.disk()), self.medium.lock().unwrap().boot);
         Some(Ok(Box::new(
             ServedBlock::new(number, disk, boot, |_, _| {}).promising(BlockInfo { trims: self.trims, ..INFO }),
         )))
@@ -229,16 +251,16 @@ enum Known {
 }
 
 pub struct DiskWorld {
-    world: World<Piped<RemoteBlock>>,
+    world: World<PipedAttachment<RemoteBlock>>,
     /// The cache layers, if there are any, and the disk's answers for them.
     cached: Option<Cached>,
-    below: Completions<BlockDone>,
+    below: CompletionQueue<BlockCompletion>,
     /// Whether changes have failed that may have been answered early.
     has_failed: bool,
     /// What each block must contain on the medium after a successful flush.
     promised: Vec<Option<u8>>,
     exporter_services: TestExporter,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
     asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
     known: Vec<Known>,
     /// Blocks that a request in flight touches: requests do not overlap.
@@ -285,9 +307,14 @@ impl DiskWorld {
         this
     }
 
-    fn with(random: &mut Random, modules: Option<Modules>, remote: fn(u16, Open) -> RemoteBlock) -> Self {
-        let open =
-            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
+    fn with(random: &mut Random, modules: Option<Modules>, remote: fn(u16, OpenRequest) -> RemoteBlock) -> Self {
+        let open = OpenRequest {
+            class: AttachmentClass::BLOCK,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "disk".into(),
+            reason: "".into(),
+        };
         let bytes = vec![0; INFO.size_bytes as usize];
         let remote = remote(1, open);
         let is_elsewhere = remote.is_expected();
@@ -295,7 +322,7 @@ impl DiskWorld {
             Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere, fails: 0, is_lent: false };
         let medium = Arc::new(Mutex::new(medium));
         let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
-        let mut world = World::over_links(Piped::new(remote, through), random.pick(&LINKS));
+        let mut world = World::over_links(PipedAttachment::new(remote, through), random.pick(&LINKS));
         world.allowed = allowed;
         let mut this = Self {
             world,
@@ -310,7 +337,7 @@ impl DiskWorld {
                 is_elsewhere,
                 trims: random.once_in(2),
             },
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             known: vec![Known::Byte(0); BLOCKS as usize],
             busy: vec![false; BLOCKS as usize],
@@ -329,7 +356,7 @@ impl DiskWorld {
             this.world.link(random, &mut this.done);
         }
         this.world.exchange(&mut this.exporter_services, &mut this.done);
-        assert_eq!(*this.world.remote.state(), State::Open);
+        assert_eq!(*this.world.remote.state(), AttachmentState::Open);
         this
     }
 
@@ -343,7 +370,11 @@ impl DiskWorld {
     /// Runs `act` with the disk.
     fn with_disk<T>(
         &mut self,
-        act: impl FnOnce(&mut World<Piped<RemoteBlock>>, &mut TestExporter, &mut Completions<BlockDone>) -> T,
+        act: impl FnOnce(
+            &mut World<PipedAttachment<RemoteBlock>>,
+            &mut TestExporter,
+            &mut CompletionQueue<BlockCompletion>,
+        ) -> T,
     ) -> T {
         let done = if self.cached.is_some() { &mut self.below } else { &mut self.done };
         let acted = act(&mut self.world, &mut self.exporter_services, done);
@@ -390,7 +421,7 @@ impl DiskWorld {
             12 | 13 if !self.world.is_all_linked() => self.with_disk(|world, _, done| world.link(random, done)),
             19 if random.once_in(4) && !self.is_lent() => {
                 let exporter_services = &mut self.exporter_services;
-                let serve = |now, left: &Left| Ok(exporter_services.serve_again(now, left));
+                let serve = |now, left: &UnservedAttachment| Ok(exporter_services.serve_again(now, left));
                 self.world.exporter_moves_on(!random.once_in(4), serve);
                 if let Some(session) = &mut self.world.exporter {
                     assert!(session.show_again(self.world.now, &mut self.exporter_services), "it is there");
@@ -439,9 +470,9 @@ impl DiskWorld {
         let is_linked = self.world.is_linked();
         let remote = self.world.remote.inner_mut();
         // A device that was not handed over to us yet cannot be handed over (`farbus migrate` refuses).
-        let is_ours = !Attached::is_moving(remote) && !Attached::is_expected(remote);
+        let is_ours = !ImporterAttachment::is_moving(remote) && !ImporterAttachment::is_expected(remote);
         let is_quiet = remote.in_flight() == 0 && !remote.is_rewriting();
-        let is_open = *Attached::state(remote) == State::Open && is_ours && is_quiet;
+        let is_open = *ImporterAttachment::state(remote) == AttachmentState::Open && is_ours && is_quiet;
         if is_open && self.asked.is_empty() && is_linked {
             remote.hold_still(self.world.now, &mut self.below);
             remote.migrate([9; 32]);
@@ -472,8 +503,9 @@ impl DiskWorld {
     /// The disk was opened again.
     fn look_at_medium(&mut self) {
         let remote = self.world.remote.inner();
-        let is_seen =
-            |(_, epoch): &mut (_, Option<u64>)| *Attached::state(remote) == State::Open && remote.epoch() != *epoch;
+        let is_seen = |(_, epoch): &mut (_, Option<u64>)| {
+            *ImporterAttachment::state(remote) == AttachmentState::Open && remote.epoch() != *epoch
+        };
         let Some((bytes, _)) = self.changed.take_if(is_seen) else { return };
         for (block, byte) in bytes.into_iter().enumerate() {
             // Data written meanwhile is on its way, or has arrived.
@@ -504,9 +536,9 @@ impl DiskWorld {
         }
         let now = self.world.now;
         self.world.spoil(random, |mut remote| {
-            let mut done = Completions::new(BufferPool::new(0));
+            let mut done = CompletionQueue::new(BufferPool::new(0));
             remote.handle_renewed(now, &mut done);
-            remote.handle_over(Cause::Gone, "enough", &mut done);
+            remote.handle_over(AttachmentEndCause::Gone, "enough", &mut done);
             while done.pop().is_some() {}
             assert_eq!(remote.inner().in_flight(), 0, "everything was answered");
         })
@@ -678,7 +710,7 @@ impl DiskWorld {
 
     /// What is said to be a hole reads as zeros.
     fn check_holes(&self, first: u64, count: u64, told: &Payload) {
-        let extents = Extents::read(told, (count * BLOCK) as u32).expect("it tells of the range");
+        let extents = ExtentList::read(told, (count * BLOCK) as u32).expect("it tells of the range");
         let mut at = first * BLOCK;
         for extent in extents.iter() {
             let blocks = (at / BLOCK) as usize..((at + extent.length) / BLOCK) as usize;

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use farbus_model::{Completions, Device, InFlight, Instant, UrbId};
-use farbus_session::far::{Far, Plan};
-use farbus_session::native::{Attached, Attachment, ImporterSession, Movable, RemoteUsb, State};
-use farbus_session::{Reject, snapshot};
-use farbus_wire::native::control::Cause;
-use farbus_wire::native::{Arrived, LaneSet, Message};
-use farbus_wire::snapshot::Writer;
+use farbus_model::{CompletionQueue, Device, Instant, UrbId, UrbInFlight};
+use farbus_session::far::{FarLayer, FarLayerConfig};
+use farbus_session::native::{
+    AttachmentBase, AttachmentState, ImporterAttachment, ImporterSession, MovableAttachment, RemoteUsb,
+};
+use farbus_session::{ProtocolViolation, snapshot};
+use farbus_wire::native::control::AttachmentEndCause;
+use farbus_wire::native::{LaneSet, OutboundMessage, ReceivedFrame};
+use farbus_wire::snapshot::SnapshotWriter;
 
 use crate::kernel::KIND;
 use crate::random::Random;
@@ -17,19 +19,19 @@ use crate::usb::Driver;
 use crate::world::{LIMITS, World, spoil};
 
 /// Receives ahead wherever that is allowed.
-const PLAN: Plan = Plan { near_max: Duration::ZERO, ..Plan::within(256) };
+const PLAN: FarLayerConfig = FarLayerConfig { near_max: Duration::ZERO, ..FarLayerConfig::within(256) };
 
-pub struct Near(Far<RemoteUsb>);
+pub struct Near(FarLayer<RemoteUsb>);
 
 impl Near {
     pub fn new(remote: RemoteUsb) -> Self {
-        Self(Far::new(remote, PLAN))
+        Self(FarLayer::new(remote, PLAN))
     }
 
     fn saved(world: &mut World<Self>) -> Vec<u8> {
         let now = world.now;
-        let mut to = Writer::new(KIND);
-        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        let mut to = SnapshotWriter::new(KIND);
+        let mut nobody = CompletionQueue::new(farbus_model::BufferPool::new(0));
         world.remote.0.act(now, &mut nobody, |remote, _| world.importer.save(now, remote, &mut to));
         assert!(nobody.is_empty(), "writing it down ends nothing");
         world.remote.0.save(&mut to);
@@ -39,17 +41,17 @@ impl Near {
     }
 
     /// Checks that a snapshot of an earlier release is read completely.
-    pub fn is_read(now: Instant, saved: &[u8]) -> Result<(), Reject> {
+    pub fn is_read(now: Instant, saved: &[u8]) -> Result<(), ProtocolViolation> {
         let (_, far) = Self::restored(now, saved)?;
         far.hand_over().hand_over();
         Ok(())
     }
 
-    fn restored(now: Instant, saved: &[u8]) -> Result<(ImporterSession, Far<RemoteUsb>), Reject> {
+    fn restored(now: Instant, saved: &[u8]) -> Result<(ImporterSession, FarLayer<RemoteUsb>), ProtocolViolation> {
         let mut from = snapshot::open(saved, KIND)?;
         let (importer, remote) = ImporterSession::restore::<RemoteUsb>(now, LIMITS, &mut from)?;
         let requests = remote.in_flight_of();
-        let far = Far::restore(now, remote, PLAN, requests, &mut from).map_err(|(mut remote, reject)| {
+        let far = FarLayer::restore(now, remote, PLAN, requests, &mut from).map_err(|(mut remote, reject)| {
             remote.hand_over();
             reject
         })?;
@@ -70,9 +72,9 @@ impl Near {
         }
         let Ok((mut importer, mut far)) = Self::restored(world.now, &saved) else { return true };
         assert_eq!(importer.hello(0).position.lane, 0);
-        let mut done = Completions::new(farbus_model::BufferPool::new(0));
+        let mut done = CompletionQueue::new(farbus_model::BufferPool::new(0));
         far.act(world.now, &mut done, |remote, done| remote.handle_renewed(world.now, done));
-        far.act(world.now, &mut done, |remote, done| remote.handle_over(Cause::Gone, "enough", done));
+        far.act(world.now, &mut done, |remote, done| remote.handle_over(AttachmentEndCause::Gone, "enough", done));
         let left = far.in_flight_of(far.device().in_flight_of());
         assert!(left.is_empty(), "everything was answered: {left:?}");
         false
@@ -91,20 +93,20 @@ impl Driver for Near {
         self.0.in_flight_of(self.remote().in_flight_of()).len()
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         Device::submit(&mut self.0, now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         Device::cancel(&mut self.0, now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         Device::reset(&mut self.0, now, done);
     }
 
-    fn pump(&mut self, now: Instant, _is_all: bool, done: &mut Completions) {
-        if *self.remote().state() == State::Open {
+    fn pump(&mut self, now: Instant, _is_all: bool, done: &mut CompletionQueue) {
+        if *self.remote().state() == AttachmentState::Open {
             self.0.begin(now, done);
         }
     }
@@ -121,34 +123,39 @@ impl Driver for Near {
     }
 }
 
-impl Attached for Near {
-    type Done = Completions;
+impl ImporterAttachment for Near {
+    type Done = CompletionQueue;
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         self.remote().attachment()
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         unreachable!("its device is used through a closure")
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        done: &mut CompletionQueue,
+    ) -> Result<(), ProtocolViolation> {
         self.0.act(now, done, |remote, done| remote.handle_arrived(now, arrived, done))
     }
 
-    fn handle_renewed(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_renewed(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.0.act(now, done, |remote, done| remote.handle_renewed(now, done));
     }
 
     /// Its devices are all of one exporter.
     fn note_exporter(&mut self, _incarnation: u64) {}
 
-    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Completions) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, done: &mut CompletionQueue) {
         self.0.act(Instant::ZERO, done, |remote, done| remote.handle_over(cause, message, done));
     }
 
-    fn poll_message(&mut self) -> Option<Message> {
-        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+    fn poll_message(&mut self) -> Option<OutboundMessage> {
+        let mut nobody = CompletionQueue::new(farbus_model::BufferPool::new(0));
         let message = self.0.act(Instant::ZERO, &mut nobody, |remote, _| remote.poll_message());
         assert!(nobody.is_empty(), "speaking ends nothing");
         message
@@ -158,17 +165,17 @@ impl Attached for Near {
         Device::poll_timeout(&self.0)
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         Device::handle_timeout(&mut self.0, now, done);
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
-        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        let mut nobody = CompletionQueue::new(farbus_model::BufferPool::new(0));
         self.0.act(Instant::ZERO, &mut nobody, |remote, _| remote.use_lanes(usable));
     }
 
     fn close(&mut self) {
-        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        let mut nobody = CompletionQueue::new(farbus_model::BufferPool::new(0));
         self.0.act(Instant::ZERO, &mut nobody, |remote, _| remote.close());
     }
 }

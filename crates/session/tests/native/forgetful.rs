@@ -10,11 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
-    Identity, Instant, Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ExportIdentity, Instant, Payload, StoreError,
 };
-use farbus_session::native::{Attached, Inherited, RemoteBlock, Served, ServedBlock, Services};
-use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
+use farbus_session::native::{
+    ExporterServices, ImporterAttachment, InheritedDevice, RemoteBlock, ServedBlock, ServedExport,
+};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest, SuccessorOpenRequest,
+};
 
 use crate::random::Random;
 use crate::world::{LINKS, World};
@@ -91,13 +95,13 @@ impl BlockDevice for OpenDisk {
         &INFO
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         request.own_payload();
         self.queue.push(request);
         self.handle_ready(now, done);
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while !self.queue.is_empty() && !self.random.once_in(3) {
             let at = self.random.below(self.queue.len() as u64) as usize;
             let mut request = self.queue.swap_remove(at);
@@ -155,15 +159,20 @@ struct TestExporter {
     epoch: u64,
 }
 
-impl Services for TestExporter {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 7, generation: 0 })
+impl ExporterServices for TestExporter {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 7, generation: 0 })
     }
 
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let mut medium = self.medium.lock().unwrap();
         if std::mem::replace(&mut medium.is_taken, true) {
-            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+            return Err(AttachmentEndNotice { cause: AttachmentEndCause::Busy, message: "somebody has it".into() });
         }
         (self.epoch, self.seed) = (self.epoch + 1, self.seed + 1);
         let disk = OpenDisk {
@@ -181,7 +190,12 @@ impl Services for TestExporter {
         Ok((self.epoch, Box::new(ServedBlock::new(number, disk, medium.durability, give_back))))
     }
 
-    fn inherit(&mut self, _now: Instant, _number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
+    fn inherit(
+        &mut self,
+        _now: Instant,
+        _number: u16,
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<InheritedDevice, AttachmentEndNotice>> {
         None
     }
 }
@@ -234,7 +248,7 @@ pub struct ForgetfulWorld {
     world: World<RemoteBlock>,
     links: u16,
     exporter: TestExporter,
-    done: Completions<BlockDone>,
+    done: CompletionQueue<BlockCompletion>,
     asked: BTreeMap<u64, Asked>,
     known: Vec<Known>,
     version: u16,
@@ -262,7 +276,7 @@ impl ForgetfulWorld {
             world: World::over_links(remote(), links),
             links,
             exporter,
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             known: vec![Known::default(); SECTORS],
             version: 0,
@@ -345,7 +359,7 @@ impl ForgetfulWorld {
 
     /// Kills the importer's process and begins another one. What was not flushed may be lost.
     fn kill_importer(&mut self, random: &mut Random) {
-        self.world.remote.handle_over(Cause::Asked, "it is killed", &mut self.done);
+        self.world.remote.handle_over(AttachmentEndCause::Asked, "it is killed", &mut self.done);
         while self.done.pop().is_some() {}
         self.asked.clear();
         if let Some(session) = self.world.exporter.take() {
@@ -435,12 +449,18 @@ impl ForgetfulWorld {
             let found = durable[sector];
             assert!(known.may_be(found), "sector {sector}: {} was flushed, and {found} is there", known.flushed);
         }
-        self.world.remote.handle_over(Cause::Asked, "it ends", &mut self.done);
+        self.world.remote.handle_over(AttachmentEndCause::Asked, "it ends", &mut self.done);
         self.answered
     }
 }
 
 fn remote() -> RemoteBlock {
-    let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
+    let open = OpenRequest {
+        class: AttachmentClass::BLOCK,
+        mode: AttachmentMode::Exclusive,
+        epoch: 0,
+        name: "disk".into(),
+        reason: "".into(),
+    };
     RemoteBlock::new(1, open)
 }

@@ -9,18 +9,21 @@ use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::{
-    BufferPool, Completions, Definition, Descriptors, Device, Direction, EpAddr, Identity, InFlight, Instant, Limits,
-    Payload, Selection, Speed, Status, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, EpAddr,
+    ExportIdentity, Instant, Payload, SessionLimits, TransferDirection, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
-use farbus_session::Reject;
+use farbus_session::ProtocolViolation;
 use farbus_session::native::{
-    Attached, Attachment, Inherited, Migration, RemoteUsb, Served, ServedUsb, Services, State as GuestState,
+    AttachmentBase, AttachmentState as GuestState, DeviceMigration, ExporterServices, ImporterAttachment,
+    InheritedDevice, RemoteUsb, ServedExport, ServedUsb,
 };
 use farbus_session::redir::usbredir::message::DataPacket;
-use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
-use farbus_session::redir::{CAPS, FROZEN_MAGIC, Frozen, RedirHost};
-use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
-use farbus_wire::native::{Arrived, Message as Said};
+use farbus_session::redir::usbredir::{RedirConn, RedirMessage, RedirPacket, RedirRole, RedirStatus};
+use farbus_session::redir::{CAPS, FROZEN_MAGIC, FrozenRedirStream, RedirHost};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest, SuccessorOpenRequest,
+};
+use farbus_wire::native::{OutboundMessage as Said, ReceivedFrame};
 
 use crate::random::Random;
 use crate::usb::record;
@@ -44,9 +47,9 @@ fn byte_at(place: usize) -> u8 {
 
 /// A device that sends at random times, always to the oldest request, and cancels late.
 struct Restless {
-    descriptors: Descriptors,
-    selection: Selection,
-    queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
+    descriptors: DescriptorSet,
+    selection: ConfigurationSelection,
+    queues: BTreeMap<EpAddr, VecDeque<UrbInFlight>>,
     /// Requests being cancelled, in order.
     withdrawn: VecDeque<UrbId>,
     /// What each endpoint sends next.
@@ -58,10 +61,10 @@ impl Restless {
     fn new(seed: u64) -> Self {
         let interval = Duration::from_micros(125);
         let interface =
-            InterfaceDefinition::vendor().bulk_pair(1).interrupt(2, Direction::In, 8, interval).bulk_pair(3);
+            InterfaceDefinition::vendor().bulk_pair(1).interrupt(2, TransferDirection::In, 8, interval).bulk_pair(3);
         Self {
-            descriptors: Definition::new(0x1209, 2).names("farbus", "restless", "").interface(interface).build(),
-            selection: Selection::default(),
+            descriptors: DeviceDefinition::new(0x1209, 2).names("farbus", "restless", "").interface(interface).build(),
+            selection: ConfigurationSelection::default(),
             queues: BTreeMap::new(),
             withdrawn: VecDeque::new(),
             next: BTreeMap::new(),
@@ -70,7 +73,7 @@ impl Restless {
     }
 
     /// Completes the oldest request of an endpoint with this many bytes.
-    fn end(&mut self, endpoint: EpAddr, status: Status, length: usize, done: &mut Completions) {
+    fn end(&mut self, endpoint: EpAddr, status: UrbStatus, length: usize, done: &mut CompletionQueue) {
         let urb = self.queues.get_mut(&endpoint).and_then(VecDeque::pop_front).expect("it has one");
         self.withdrawn.retain(|id| *id != urb.id);
         let next = self.next.entry(endpoint).or_default();
@@ -80,7 +83,7 @@ impl Restless {
     }
 
     /// Completes the oldest cancel.
-    fn let_go(&mut self, done: &mut Completions) {
+    fn let_go(&mut self, done: &mut CompletionQueue) {
         let Some(id) = self.withdrawn.pop_front() else { return };
         let found = self.queues.iter().find_map(|(&endpoint, queue)| {
             queue.iter().position(|urb| urb.id == id).map(|at| (endpoint, at, queue[at].length as usize))
@@ -91,31 +94,31 @@ impl Restless {
             // The first request in the queue may have data already.
             (0, 0) if packets > 1 => {
                 let some = PACKET * (1 + self.random.below(packets as u64 - 1) as usize);
-                self.end(endpoint, Status::Cancelled, some, done);
+                self.end(endpoint, UrbStatus::Cancelled, some, done);
             }
-            (0, 1) => self.end(endpoint, Status::Ok, length, done),
+            (0, 1) => self.end(endpoint, UrbStatus::Ok, length, done),
             _ => {
                 let urb = self.queues.get_mut(&endpoint).and_then(|queue| queue.remove(at)).expect("found just now");
-                done.push(urb.fail(Status::Cancelled));
+                done.push(urb.fail(UrbStatus::Cancelled));
             }
         }
     }
 }
 
 impl Device for Restless {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
-        Speed::High
+    fn speed(&self) -> UsbSpeed {
+        UsbSpeed::High
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, _now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if urb.endpoint.is_control() {
             self.selection.select_configuration(&self.descriptors, urb.setup.value as u8);
             return done.push(urb.accept());
@@ -124,7 +127,7 @@ impl Device for Restless {
         self.queues.entry(urb.endpoint).or_default().push_back(urb);
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut CompletionQueue) {
         let has_it = self.queues.values().flatten().any(|urb| urb.id == id);
         if has_it && !self.withdrawn.contains(&id) {
             self.withdrawn.push_back(id);
@@ -132,15 +135,15 @@ impl Device for Restless {
     }
 
     /// Lost data is not missed, because the position advances.
-    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+    fn reset(&mut self, _now: Instant, done: &mut CompletionQueue) {
         self.withdrawn.clear();
         for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
-            done.push(urb.fail(Status::Shutdown));
+            done.push(urb.fail(UrbStatus::Shutdown));
         }
         self.next.values_mut().for_each(|next| *next += 77);
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue) {
         if self.random.once_in(2) {
             self.let_go(done);
         }
@@ -149,13 +152,13 @@ impl Device for Restless {
                 continue;
             };
             match (endpoint, self.random.below(8)) {
-                (KEYS, 0) => self.end(KEYS, Status::Ok, KEY_BYTES, done),
+                (KEYS, 0) => self.end(KEYS, UrbStatus::Ok, KEY_BYTES, done),
                 (KEYS, _) => {}
-                (_, 0) => self.end(endpoint, Status::Ok, length as usize, done),
+                (_, 0) => self.end(endpoint, UrbStatus::Ok, length as usize, done),
                 // A short packet ends the transfer.
                 (_, 1) => {
                     let short = self.random.below(u64::from(length)) as usize;
-                    self.end(endpoint, Status::Ok, short, done);
+                    self.end(endpoint, UrbStatus::Ok, short, done);
                 }
                 _ => {}
             }
@@ -166,7 +169,7 @@ impl Device for Restless {
 impl Drop for Restless {
     fn drop(&mut self) {
         for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
-            let _ = urb.fail(Status::Gone);
+            let _ = urb.fail(UrbStatus::Gone);
         }
     }
 }
@@ -175,32 +178,42 @@ impl Drop for Restless {
 struct GuestServices {
     seed: u64,
     lease: u64,
-    left: Arc<Mutex<Option<(Restless, Migration)>>>,
+    left: Arc<Mutex<Option<(Restless, DeviceMigration)>>>,
 }
 
 impl GuestServices {
-    fn serve(&mut self, number: u16, device: Restless) -> (u64, Box<dyn Served>) {
+    fn serve(&mut self, number: u16, device: Restless) -> (u64, Box<dyn ServedExport>) {
         let left = Arc::clone(&self.left);
         let pass_on = move |device: Restless, _, migration| left.lock().unwrap().replace((device, migration)).is_none();
-        let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {});
+        let served = ServedUsb::new(number, device, record(), SessionLimits::DEFAULT, |_, _| {});
         self.lease += 1;
         (self.lease, Box::new(served.inheritable(pass_on)))
     }
 }
 
-impl Services for GuestServices {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 9, generation: 0 })
+impl ExporterServices for GuestServices {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 9, generation: 0 })
     }
 
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         Ok(self.serve(number, Restless::new(self.seed)))
     }
 
-    fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
-        let (device, Migration { migration_state, .. }) = self.left.lock().unwrap().take()?;
+    fn inherit(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<InheritedDevice, AttachmentEndNotice>> {
+        let (device, DeviceMigration { migration_state, .. }) = self.left.lock().unwrap().take()?;
         let (lease, served) = self.serve(number, device);
-        Some(Ok(Inherited { lease, served, migration_state }))
+        Some(Ok(InheritedDevice { lease, served, migration_state }))
     }
 }
 
@@ -208,23 +221,23 @@ impl Services for GuestServices {
 struct GuestHost(RedirHost<RemoteUsb>);
 
 impl GuestHost {
-    fn remote<T>(&mut self, act: impl FnOnce(&mut RemoteUsb, &mut Completions) -> T) -> T {
+    fn remote<T>(&mut self, act: impl FnOnce(&mut RemoteUsb, &mut CompletionQueue) -> T) -> T {
         self.0.with_device(act)
     }
 }
 
-impl Attached for GuestHost {
+impl ImporterAttachment for GuestHost {
     type Done = ();
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         self.0.session().device().attachment()
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         unreachable!("its device is used through a closure")
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, (): &mut ()) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: ReceivedFrame, (): &mut ()) -> Result<(), ProtocolViolation> {
         self.remote(|remote, done| remote.handle_arrived(now, arrived, done))
     }
 
@@ -235,7 +248,7 @@ impl Attached for GuestHost {
     /// Its devices are all of one exporter.
     fn note_exporter(&mut self, _incarnation: u64) {}
 
-    fn handle_over(&mut self, cause: Cause, message: &str, (): &mut ()) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, (): &mut ()) {
         self.remote(|remote, done| remote.handle_over(cause, message, done));
     }
 
@@ -250,7 +263,7 @@ impl Attached for GuestHost {
 
 /// The guest, and the bytes that it expects next.
 struct Guest {
-    conn: Conn,
+    conn: RedirConn,
     /// Bytes that it sent, on their way.
     said: Vec<u8>,
     reads: VecDeque<u64>,
@@ -260,8 +273,8 @@ struct Guest {
 }
 
 impl Guest {
-    fn say(&mut self, id: u64, message: Message) {
-        self.conn.send(Packet { id, message }, &mut BufferPool::new(0));
+    fn say(&mut self, id: u64, message: RedirMessage) {
+        self.conn.send(RedirPacket { id, message }, &mut BufferPool::new(0));
         self.flush();
     }
 
@@ -272,11 +285,11 @@ impl Guest {
     }
 
     fn read(&mut self) {
-        let (id, outcome) = (self.next_id, Outcome::Success);
+        let (id, outcome) = (self.next_id, RedirStatus::Success);
         self.next_id += 1;
         self.reads.push_back(id);
         let packet = DataPacket { endpoint: READ, outcome, length: READ_BYTES, stream: 0, payload: Payload::Empty };
-        self.say(id, Message::Bulk(packet));
+        self.say(id, RedirMessage::Bulk(packet));
     }
 
     fn hear(&mut self, bytes: &[u8]) {
@@ -287,13 +300,14 @@ impl Guest {
             space[..count].copy_from_slice(&rest[..count]);
             self.conn.handle_received(count);
             rest = &rest[count..];
-            while let Some(Packet { id, message }) = self.conn.poll_packet().expect("a host keeps to the protocol") {
+            while let Some(RedirPacket { id, message }) = self.conn.poll_packet().expect("a host keeps to the protocol")
+            {
                 match message {
-                    Message::Bulk(packet) => {
+                    RedirMessage::Bulk(packet) => {
                         assert_eq!(self.reads.pop_front(), Some(id), "reads are answered in their order, once");
                         self.take_in(packet);
                     }
-                    Message::Interrupt(packet) | Message::BufferedBulk(packet) => self.take_in(packet),
+                    RedirMessage::Interrupt(packet) | RedirMessage::BufferedBulk(packet) => self.take_in(packet),
                     _ => {}
                 }
             }
@@ -301,7 +315,7 @@ impl Guest {
     }
 
     fn take_in(&mut self, DataPacket { endpoint, outcome, payload, .. }: DataPacket) {
-        assert_eq!(outcome, Outcome::Success, "of {endpoint:?}");
+        assert_eq!(outcome, RedirStatus::Success, "of {endpoint:?}");
         let next = self.next.entry(endpoint).or_default();
         for byte in payload.into_vec() {
             assert_eq!(byte, byte_at(*next), "{endpoint:?} goes on where it was");
@@ -334,15 +348,15 @@ pub struct GuestWorld {
     moves: u32,
 }
 
-fn open() -> Open {
+fn open() -> OpenRequest {
     let (name, reason) = ("restless".to_owned(), String::new());
-    Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name, reason }
+    OpenRequest { class: AttachmentClass::USB, mode: AttachmentMode::Exclusive, epoch: 0, name, reason }
 }
 
 impl GuestWorld {
     pub fn new(random: &mut Random) -> Self {
-        let guest_host = GuestHost(RedirHost::new(RemoteUsb::new(1, open()), Limits::DEFAULT));
-        let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
+        let guest_host = GuestHost(RedirHost::new(RemoteUsb::new(1, open()), SessionLimits::DEFAULT));
+        let conn = RedirConn::new(RedirRole::Guest, "test", CAPS, &SessionLimits::DEFAULT);
         let next = BTreeMap::new();
         let guest = Guest { conn, said: Vec::new(), reads: VecDeque::new(), next_id: 10, next, heard: 0 };
         let exporter_services = GuestServices { seed: random.next(), lease: 0, left: Arc::default() };
@@ -353,13 +367,13 @@ impl GuestWorld {
         world.here.remote.0.connect();
         world.guest.flush();
         world.carry();
-        world.guest.say(1, Message::SetConfiguration(1));
+        world.guest.say(1, RedirMessage::SetConfiguration(1));
         world.carry();
         world.here.exchange(&mut world.exporter_services, &mut ());
         world.carry();
-        world.guest.say(0, Message::StartInterruptReceiving(KEYS));
+        world.guest.say(0, RedirMessage::StartInterruptReceiving(KEYS));
         let (bytes_per_transfer, endpoint) = (READ_BYTES, STREAM);
-        world.guest.say(0, Message::StartBulkReceiving { stream: 0, bytes_per_transfer, endpoint, transfers: 2 });
+        world.guest.say(0, RedirMessage::StartBulkReceiving { stream: 0, bytes_per_transfer, endpoint, transfers: 2 });
         world.carry();
         world
     }
@@ -450,7 +464,8 @@ impl GuestWorld {
 
     fn leave(&mut self, random: &mut Random) {
         self.migration_state = Some(self.here.remote.0.freeze().to_bytes());
-        let guest_host = GuestHost(RedirHost::new(RemoteUsb::successor(1, open(), *FROZEN_MAGIC), Limits::DEFAULT));
+        let guest_host =
+            GuestHost(RedirHost::new(RemoteUsb::successor(1, open(), *FROZEN_MAGIC), SessionLimits::DEFAULT));
         let mut there = World::new(guest_host);
         there.now = self.here.now;
         there.link(random, &mut ());
@@ -469,9 +484,9 @@ impl GuestWorld {
         let is_there = |world: &World<GuestHost>| *world.remote.state() == GuestState::Open;
         let Some(mut there) = self.there.take_if(|world| is_there(world)) else { return };
         let migration_state = there.remote.remote(|remote, _| remote.take_migration_state());
-        let frozen = Frozen::from_bytes(&migration_state).expect("it survives the way");
+        let frozen = FrozenRedirStream::from_bytes(&migration_state).expect("it survives the way");
         there.remote.0.thaw(there.now, frozen).expect("a guest said all this");
-        self.guest.conn = Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT);
+        self.guest.conn = RedirConn::continued(RedirRole::Guest, CAPS, CAPS, &SessionLimits::DEFAULT);
         self.here = there;
         self.stage = Stage::Stays;
         self.moves += 1;

@@ -1,13 +1,15 @@
 //! A kernel in that world: it speaks USB/IP to an exporter over the session's device, through a socket that takes
 //! random amounts.
 
-use farbus_model::{Completions, Device, InFlight, Instant, Limits, UrbId};
-use farbus_session::importer::Greeting;
-use farbus_session::native::{Attached, Attachment, ImporterSession, Movable, RemoteUsb};
-use farbus_session::{DeviceRecord, Exporter, Handshake, Offers, OnReset, OpStatus, Reject, RemoteDevice};
-use farbus_wire::native::control::Cause;
-use farbus_wire::native::{Arrived, LaneSet, Message};
-use farbus_wire::snapshot::{self, Writer};
+use farbus_model::{CompletionQueue, Device, Instant, SessionLimits, UrbId, UrbInFlight};
+use farbus_session::importer::HandshakeAnswer;
+use farbus_session::native::{AttachmentBase, ImporterAttachment, ImporterSession, MovableAttachment, RemoteUsb};
+use farbus_session::{
+    DeviceRecord, ExportOffers, Exporter, ImportHandshake, OpStatus, PortResetPolicy, ProtocolViolation, RemoteDevice,
+};
+use farbus_wire::native::control::AttachmentEndCause;
+use farbus_wire::native::{LaneSet, OutboundMessage, ReceivedFrame};
+use farbus_wire::snapshot::{self, SnapshotWriter};
 
 use crate::random::Random;
 use crate::recorded;
@@ -29,14 +31,15 @@ pub struct Kernel {
 
 impl Kernel {
     pub fn new(now: Instant, remote: RemoteUsb, seed: u64) -> Self {
-        let exporter = Exporter::imported(now, Limits::DEFAULT, record().device_id(), remote, OnReset::ResetDevice);
+        let exporter =
+            Exporter::imported(now, SessionLimits::DEFAULT, record().device_id(), remote, PortResetPolicy::ResetDevice);
         Self { client: None, exporter: Some(exporter), up: Vec::new(), down: Vec::new(), random: Random::new(seed) }
     }
 
     /// The snapshots for another process: the session with its device, and the connection.
     fn saved(world: &mut World<Self>) -> [Vec<u8>; 2] {
         let now = world.now;
-        let (mut session, mut exporter) = (Writer::new(KIND), Writer::new(KIND));
+        let (mut session, mut exporter) = (SnapshotWriter::new(KIND), SnapshotWriter::new(KIND));
         world.remote.device(now, |remote, _| world.importer.save(now, remote, &mut session));
         world.remote.exporter.as_mut().unwrap().save(now, &mut exporter);
         let saved = [session.into_bytes(), exporter.into_bytes()];
@@ -45,7 +48,7 @@ impl Kernel {
     }
 
     /// Checks that a snapshot of an earlier release is read completely.
-    pub fn is_read(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(), Reject> {
+    pub fn is_read(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(), ProtocolViolation> {
         let (_, exporter) = Self::restored(now, saved)?;
         if let Some(mut remote) = exporter.hand_over() {
             remote.hand_over();
@@ -54,7 +57,10 @@ impl Kernel {
     }
 
     /// Restores both in another process.
-    fn restored(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(ImporterSession, Exporter<RemoteUsb>), Reject> {
+    fn restored(
+        now: Instant,
+        saved: &[Vec<u8>; 2],
+    ) -> Result<(ImporterSession, Exporter<RemoteUsb>), ProtocolViolation> {
         let mut reader = snapshot::open(&saved[0], KIND)?;
         let (importer, mut remote) = ImporterSession::restore::<RemoteUsb>(now, LIMITS, &mut reader)?;
         let restore = || {
@@ -68,7 +74,7 @@ impl Kernel {
                 return Err(reject);
             }
         };
-        let (limits, on_reset) = (Limits::DEFAULT, OnReset::ResetDevice);
+        let (limits, on_reset) = (SessionLimits::DEFAULT, PortResetPolicy::ResetDevice);
         match Exporter::restore(now, limits, on_reset, remote, RemoteUsb::in_flight_of, &mut reader) {
             Ok(exporter) => Ok((importer, exporter)),
             Err((mut remote, reject)) => {
@@ -93,7 +99,7 @@ impl Kernel {
         exporter.with_device(now, |remote, done| {
             Device::reset(remote, now, done);
             remote.handle_renewed(now, done);
-            remote.handle_over(Cause::Gone, "enough", done);
+            remote.handle_over(AttachmentEndCause::Gone, "enough", done);
         });
         let _ = exporter.advance(now, &mut Nothing);
         while exporter.has_transmit() {
@@ -109,7 +115,7 @@ impl Kernel {
         self.exporter.as_ref().unwrap()
     }
 
-    fn device<T>(&mut self, now: Instant, act: impl FnOnce(&mut RemoteUsb, &mut Completions) -> T) -> T {
+    fn device<T>(&mut self, now: Instant, act: impl FnOnce(&mut RemoteUsb, &mut CompletionQueue) -> T) -> T {
         self.exporter.as_mut().unwrap().with_device(now, act).unwrap()
     }
 
@@ -117,14 +123,14 @@ impl Kernel {
     fn client(&mut self) -> &mut RemoteDevice {
         let descriptors = self.exporter.as_ref().unwrap().device().unwrap().descriptors().clone();
         self.client.get_or_insert_with(|| {
-            let mut handshake = Handshake::import(Limits::DEFAULT, "1-1");
+            let mut handshake = ImportHandshake::import(SessionLimits::DEFAULT, "1-1");
             let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
             handshake.handle_transmitted(asked);
             let mut reply = [0x01, 0x11, 0, 3, 0, 0, 0, 0].to_vec();
             record().encode(false, &mut reply);
             handshake.receive_space()[..reply.len()].copy_from_slice(&reply);
             let greeting = handshake.handle_received(reply.len()).unwrap();
-            let Some(Greeting::Imported(record)) = greeting else { panic!("imported, not {greeting:?}") };
+            let Some(HandshakeAnswer::Imported(record)) = greeting else { panic!("imported, not {greeting:?}") };
             let mut client = handshake.into_device(record);
             client.set_descriptors(descriptors);
             client
@@ -132,7 +138,7 @@ impl Kernel {
     }
 
     /// Carries up to `most` bytes in each direction of each step.
-    fn carry(&mut self, now: Instant, most: usize, done: &mut Completions) {
+    fn carry(&mut self, now: Instant, most: usize, done: &mut CompletionQueue) {
         self.client();
         let (client, exporter) = (self.client.as_mut().unwrap(), self.exporter.as_mut().unwrap());
         let bytes: Vec<u8> = client.poll_transmit().iter().flat_map(|run| run.to_vec()).take(most).collect();
@@ -164,19 +170,19 @@ impl Driver for Kernel {
         self.exporter().device().unwrap()
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.client().submit(now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.client().cancel(now, id, done);
     }
 
-    fn reset(&mut self, _now: Instant, _done: &mut Completions) {
+    fn reset(&mut self, _now: Instant, _done: &mut CompletionQueue) {
         unreachable!("USB/IP has no word for it");
     }
 
-    fn pump(&mut self, now: Instant, is_all: bool, done: &mut Completions) {
+    fn pump(&mut self, now: Instant, is_all: bool, done: &mut CompletionQueue) {
         if is_all {
             for _ in 0..8 {
                 self.carry(now, usize::MAX, done);
@@ -200,33 +206,38 @@ impl Driver for Kernel {
     }
 }
 
-impl Attached for Kernel {
-    type Done = Completions;
+impl ImporterAttachment for Kernel {
+    type Done = CompletionQueue;
 
-    fn attachment(&self) -> &Attachment {
+    fn attachment(&self) -> &AttachmentBase {
         self.remote().attachment()
     }
 
-    fn attachment_mut(&mut self) -> &mut Attachment {
+    fn attachment_mut(&mut self) -> &mut AttachmentBase {
         unreachable!("its device is used through a closure")
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, _done: &mut Completions) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        arrived: ReceivedFrame,
+        _done: &mut CompletionQueue,
+    ) -> Result<(), ProtocolViolation> {
         self.device(now, |remote, done| remote.handle_arrived(now, arrived, done))
     }
 
-    fn handle_renewed(&mut self, now: Instant, _done: &mut Completions) {
+    fn handle_renewed(&mut self, now: Instant, _done: &mut CompletionQueue) {
         self.device(now, |remote, done| remote.handle_renewed(now, done));
     }
 
     /// Its devices are all of one exporter.
     fn note_exporter(&mut self, _incarnation: u64) {}
 
-    fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Completions) {
+    fn handle_over(&mut self, cause: AttachmentEndCause, message: &str, _done: &mut CompletionQueue) {
         self.device(Instant::ZERO, |remote, done| remote.handle_over(cause, message, done));
     }
 
-    fn poll_message(&mut self) -> Option<Message> {
+    fn poll_message(&mut self) -> Option<OutboundMessage> {
         self.device(Instant::ZERO, |remote, _| remote.poll_message())
     }
 
@@ -242,7 +253,7 @@ impl Attached for Kernel {
 /// Offers no list and no import, because a kernel asks for neither.
 struct Nothing;
 
-impl<D> Offers<D> for Nothing {
+impl<D> ExportOffers<D> for Nothing {
     fn list(&mut self) -> Vec<DeviceRecord> {
         Vec::new()
     }

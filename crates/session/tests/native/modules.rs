@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
-use farbus_model::{BlockId, BlockRequest, BufferPool, Completions, Identity, Instant, StoreDevice, StoreError};
-use farbus_modules::{Allowance, Asked, Catalogue, Recipe};
-use farbus_session::native::control::{Cause, Class, End, Mode, Open};
+use farbus_model::{
+    BlockId, BlockRequest, BufferPool, CompletionQueue, ExportIdentity, Instant, StoreDevice, StoreError,
+};
+use farbus_modules::{ModuleAllowance, ModuleCatalogue, ModuleSpec, PipelineRecipe};
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest,
+};
 use farbus_session::native::modules::encode_offers;
 use farbus_session::native::{
-    Allowed, Attached, Kind, Lane, LaneLimits, Message, Movable, Part, Piped, RemoteBlock, Served, ServedBlock,
-    Services, State, Through,
+    AllowedModules, AttachmentState, ClassPart, ExporterServices, FrameKind, ImporterAttachment, Lane, LaneLimits,
+    MovableAttachment, OutboundMessage, PipedAttachment, RemoteBlock, RequestedModules, ServedBlock, ServedExport,
 };
 
 use crate::random::Random;
@@ -33,8 +37,8 @@ const HARMLESS: [&str; 11] = [
 
 /// The modules of an attachment on both ends.
 pub struct Modules {
-    pub through: Through,
-    pub allowed: Arc<Allowed>,
+    pub through: RequestedModules,
+    pub allowed: Arc<AllowedModules>,
 }
 
 impl Modules {
@@ -46,57 +50,69 @@ impl Modules {
 
     /// These modules; the exporter's key is made of `key`, the importer's of sevens.
     pub fn new(asked: &[&str], key: u8) -> Self {
-        let catalogue = Catalogue::builtin();
-        let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        let recipe = Recipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![7; 32])).unwrap();
-        let mut allowance = Allowance::usual(&catalogue);
+        let catalogue = ModuleCatalogue::builtin();
+        let asked: Vec<ModuleSpec> = asked.iter().map(|text| text.parse().unwrap()).collect();
+        let recipe = PipelineRecipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![7; 32])).unwrap();
+        let mut allowance = ModuleAllowance::usual(&catalogue);
         allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_: &str| Ok(vec![key; 32])).unwrap();
         let mut salts = Random::new(1);
-        let through = Through { recipe, random: Box::new(move |bytes| bytes.fill_with(|| salts.next() as u8)) };
-        let allowed = Allowed { modules: allowance, random: Box::new(|bytes| bytes.fill(3)) };
+        let through =
+            RequestedModules { recipe, random: Box::new(move |bytes| bytes.fill_with(|| salts.next() as u8)) };
+        let allowed = AllowedModules { modules: allowance, random: Box::new(|bytes| bytes.fill(3)) };
         Self { through, allowed: Arc::new(allowed) }
     }
 }
 
 /// Whether another process could take over at this moment. If not, callers try again.
-pub fn is_movable_now<A: Movable>(remote: &mut Piped<A>) -> bool {
+pub fn is_movable_now<A: MovableAttachment>(remote: &mut PipedAttachment<A>) -> bool {
     remote.come_to_rest();
     !remote.has_modules() || (remote.is_movable() && remote.is_at_rest())
 }
 
 /// Takes over an attachment that was restored in another process.
-pub fn resume<A: Attached>(before: &Piped<A>, after: &mut Piped<A>) {
+pub fn resume<A: ImporterAttachment>(before: &PipedAttachment<A>, after: &mut PipedAttachment<A>) {
     let recipe = before.recipe();
-    let through = (!recipe.is_empty()).then(|| Through { recipe, random: Box::new(|bytes| bytes.fill(9)) });
+    let through = (!recipe.is_empty()).then(|| RequestedModules { recipe, random: Box::new(|bytes| bytes.fill(9)) });
     after.resume(through).expect("its modules stood so");
 }
 
 /// Gives each attachment a disk in memory.
 struct Shelf;
 
-impl Services for Shelf {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 12, generation: 0 })
+impl ExporterServices for Shelf {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 12, generation: 0 })
     }
 
-    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        _open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let disk = StoreDevice::new(MemoryStore::new(vec![7; 1 << 16]));
         Ok((1, Box::new(ServedBlock::new(number, disk, 1, |_, _| {}))))
     }
 }
 
-fn open() -> Open {
-    Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() }
+fn open() -> OpenRequest {
+    OpenRequest {
+        class: AttachmentClass::BLOCK,
+        mode: AttachmentMode::Exclusive,
+        epoch: 0,
+        name: "disk".into(),
+        reason: String::new(),
+    }
 }
 
 /// Uses a disk through these modules, if the exporter allows any; returns its state and the results of its reads.
-fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (State, Vec<Result<(), StoreError>>) {
-    let mut world = World::new(Piped::new(RemoteBlock::new(1, open()), Some(modules.through)));
+fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (AttachmentState, Vec<Result<(), StoreError>>) {
+    let mut world = World::new(PipedAttachment::new(RemoteBlock::new(1, open()), Some(modules.through)));
     world.allowed = is_allowed.then_some(modules.allowed);
-    let mut done = Completions::new(BufferPool::new(0));
+    let mut done = CompletionQueue::new(BufferPool::new(0));
     world.link(random, &mut done);
     world.exchange(&mut Shelf, &mut done);
-    if *world.remote.state() == State::Open {
+    if *world.remote.state() == AttachmentState::Open {
         for id in 0..10 {
             let request = BlockRequest::read(BlockId(id), 0, 4096).launch();
             farbus_model::BlockDevice::submit(world.remote.inner_mut(), world.now, request, &mut done);
@@ -105,7 +121,7 @@ fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (State, Vec<
     }
     let answers = std::iter::from_fn(|| done.pop()).map(|done| done.result).collect();
     let attached = world.exporter.as_ref().map_or(0, |session| session.attachments());
-    assert_eq!(attached > 0, *world.remote.state() == State::Open, "who is over has let go");
+    assert_eq!(attached > 0, *world.remote.state() == AttachmentState::Open, "who is over has let go");
     (world.remote.state().clone(), answers)
 }
 
@@ -114,45 +130,59 @@ fn module_that_does_not_fit_or_fails_ends_the_attachment_with_its_reason() {
     let random = &mut Random::new(1);
     let mut ends_with = |asked: &[&str], key, is_allowed, cause, word: &str| {
         let (state, answers) = used(random, Modules::new(asked, key), is_allowed);
-        let State::Ended(end) = state else { panic!("{asked:?}: {state:?}") };
+        let AttachmentState::Ended(end) = state else { panic!("{asked:?}: {state:?}") };
         assert!(end.cause == cause && end.message.contains(word), "{asked:?}: {end:?}");
         answers
     };
     let seal = "seal:key-file=k";
     assert!(
-        ends_with(&["zstd", seal], 8, true, Cause::Module, "module 'seal': the two hosts have different").is_empty()
+        ends_with(&["zstd", seal], 8, true, AttachmentEndCause::Module, "module 'seal': the two hosts have different")
+            .is_empty()
     );
-    assert!(ends_with(&["null"], 7, false, Cause::Module, "nothing goes through modules here").is_empty());
+    assert!(ends_with(&["null"], 7, false, AttachmentEndCause::Module, "nothing goes through modules here").is_empty());
     // Four messages pass: to the device and back, twice.
-    let answers = ends_with(&["cut:after=4"], 7, true, Cause::Network, "module 'cut'");
+    let answers = ends_with(&["cut:after=4"], 7, true, AttachmentEndCause::Network, "module 'cut'");
     assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 2);
     assert_eq!((answers.len(), answers[2]), (10, Err(StoreError::Lost)));
-    let answers =
-        ends_with(&[seal, "corrupt:one-in=1"], 7, true, Cause::Module, "module 'seal' (1 of 2): a message was changed");
+    let answers = ends_with(
+        &[seal, "corrupt:one-in=1"],
+        7,
+        true,
+        AttachmentEndCause::Module,
+        "module 'seal' (1 of 2): a message was changed",
+    );
     assert!(answers.len() == 10 && answers.iter().all(Result::is_err));
 
     let (state, answers) = used(random, Modules::new(&["drop:one-in=1"], 7), true);
-    assert_eq!((state, answers), (State::Open, vec![Err(StoreError::Medium); 10]));
+    assert_eq!((state, answers), (AttachmentState::Open, vec![Err(StoreError::Medium); 10]));
     let (state, answers) = used(random, Modules::new(&["zstd", seal, "null"], 7), true);
-    assert_eq!((state, answers), (State::Open, vec![Ok(()); 10]));
+    assert_eq!((state, answers), (AttachmentState::Open, vec![Ok(()); 10]));
 }
 
 #[test]
 fn random_frames_behind_modules_do_no_harm() {
-    let kinds =
-        [Kind::Request, Kind::Data, Kind::Cancel, Kind::Aside, Kind::Modules, Kind::Grant, Kind::Reply, Kind::Close];
+    let kinds = [
+        FrameKind::Request,
+        FrameKind::Data,
+        FrameKind::Cancel,
+        FrameKind::Aside,
+        FrameKind::Modules,
+        FrameKind::Grant,
+        FrameKind::Reply,
+        FrameKind::Close,
+    ];
     let (mut refused, mut ended, mut lived) = (0, 0, 0);
     for seed in 0..400 {
         let random = &mut Random::new(seed);
         let asked: &[&str] = random.pick(&[&["zstd"][..], &["null"], &["lz4:min=1", "null"], &["seal:key-file=k"]]);
         let Modules { mut through, allowed } = Modules::new(asked, 7);
-        let mut world = World::new(Piped::from(RemoteBlock::new(9, open())));
+        let mut world = World::new(PipedAttachment::from(RemoteBlock::new(9, open())));
         world.allowed = Some(allowed);
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         world.link(random, &mut done);
-        let place = farbus_modules::Place {
-            role: farbus_model::module::Role::Importer,
-            class: farbus_model::module::Class::Block,
+        let place = farbus_modules::ModuleContext {
+            role: farbus_model::module::ModuleRole::Importer,
+            class: farbus_model::module::ModuleDeviceClass::Block,
             failed: farbus_model::Payload::Empty,
         };
         let begun = through.recipe.begin(&place, &mut *through.random).unwrap();
@@ -160,12 +190,12 @@ fn random_frames_behind_modules_do_no_harm() {
         let mut session = world.exporter.take().unwrap();
         let mut lane = Lane::new(LaneLimits::DEFAULT);
         lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
-        lane.send(Message::control(Kind::Modules, 1, 0, encode_offers(&offers).into()));
-        lane.send(Message::control(Kind::Open, 1, 0, open().encode().into()));
+        lane.send(OutboundMessage::control(FrameKind::Modules, 1, 0, encode_offers(&offers).into()));
+        lane.send(OutboundMessage::control(FrameKind::Open, 1, 0, open().encode().into()));
         for _ in 0..random.below(40) {
             let is_wild = random.once_in(9);
             let kind = random.pick(&kinds[..if is_wild { kinds.len() } else { 4 }]);
-            let mut message = Message::control(kind, 1, random.below(4) as u16, Part::empty());
+            let mut message = OutboundMessage::control(kind, 1, random.below(4) as u16, ClassPart::empty());
             let length = random.pick(&[0, 1, 2, 15, 16, 17, 40, 600, 20_000]);
             let mut body: Vec<u8> = (0..length).map(|_| random.pick(&[0, 0, 1, 14, 0xff])).collect();
             if random.once_in(2) && length > 17 {

@@ -11,11 +11,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
-    Identity, Instant, Payload,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
+    CompletionQueue, ExportIdentity, Instant, Payload,
 };
-use farbus_session::native::{Attached, Piped, RemoteBlock, Served, ServedBlock, Services, State};
-use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+use farbus_session::native::{
+    AttachmentState, ExporterServices, ImporterAttachment, PipedAttachment, RemoteBlock, ServedBlock, ServedExport,
+};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest,
+};
 
 use crate::cached::Cached;
 use crate::random::Random;
@@ -32,7 +36,7 @@ struct Store {
     blocks: Vec<Vec<(u64, u8)>>,
     /// Current size, blocks.
     size: usize,
-    users: Vec<(usize, Mode)>,
+    users: Vec<(usize, AttachmentMode)>,
     moment: u64,
     lease: u64,
 }
@@ -75,7 +79,7 @@ impl BlockDevice for StoreBlocks {
         &self.info
     }
 
-    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if let Err(error) = self.info.check(&request) {
             return done.push(request.fail(error));
         }
@@ -101,16 +105,21 @@ struct StoreServices {
     user: usize,
 }
 
-impl Services for StoreServices {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 10, generation: 0 })
+impl ExporterServices for StoreServices {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 10, generation: 0 })
     }
 
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let mut store = self.store.lock().unwrap();
-        let goes_beside = |mode: Mode| mode == Mode::Read && open.mode == Mode::Read;
+        let goes_beside = |mode: AttachmentMode| mode == AttachmentMode::Read && open.mode == AttachmentMode::Read;
         if !store.users.iter().all(|(_, mode)| goes_beside(*mode)) {
-            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+            return Err(AttachmentEndNotice { cause: AttachmentEndCause::Busy, message: "somebody has it".into() });
         }
         store.users.push((self.user, open.mode));
         store.lease += 1;
@@ -119,7 +128,7 @@ impl Services for StoreServices {
             block_bytes: BLOCK as u32,
             preferred_bytes: 4096,
             request_bytes_max: 64 << 10,
-            is_read_only: open.mode == Mode::Read,
+            is_read_only: open.mode == AttachmentMode::Read,
             trims: false,
         };
         let user_blocks = StoreBlocks { store: Arc::clone(&self.store), user: self.user, info };
@@ -132,13 +141,13 @@ impl Services for StoreServices {
 
 /// One importer, and its cache.
 struct Importer {
-    world: World<Piped<RemoteBlock>>,
+    world: World<PipedAttachment<RemoteBlock>>,
     services: StoreServices,
     cached: Cached,
-    mode: Mode,
+    mode: AttachmentMode,
     blocks: u64,
-    below: Completions<BlockDone>,
-    done: Completions<BlockDone>,
+    below: CompletionQueue<BlockCompletion>,
+    done: CompletionQueue<BlockCompletion>,
     /// First block, number of blocks and moment of each read; 0 blocks for writes, which are not compared.
     asked: BTreeMap<u64, (u64, u64, u64)>,
     next_id: u64,
@@ -150,17 +159,18 @@ struct Importer {
 
 impl Importer {
     fn begin(random: &mut Random, store: &Arc<Mutex<Store>>, user: usize) -> Option<Self> {
-        let mode = if random.once_in(3) { Mode::Exclusive } else { Mode::Read };
-        let open = Open { class: Class::BLOCK, mode, epoch: 0, name: "disk".into(), reason: "".into() };
-        let mut world = World::new(Piped::new(RemoteBlock::new(1, open), None));
+        let mode = if random.once_in(3) { AttachmentMode::Exclusive } else { AttachmentMode::Read };
+        let open =
+            OpenRequest { class: AttachmentClass::BLOCK, mode, epoch: 0, name: "disk".into(), reason: "".into() };
+        let mut world = World::new(PipedAttachment::new(RemoteBlock::new(1, open), None));
         let mut services = StoreServices { store: Arc::clone(store), user };
-        let nothing = || Completions::new(BufferPool::new(1 << 20));
+        let nothing = || CompletionQueue::new(BufferPool::new(1 << 20));
         let mut below = nothing();
         while !world.is_linked() {
             world.link(random, &mut below);
         }
         world.exchange(&mut services, &mut below);
-        if *world.remote.state() != State::Open {
+        if *world.remote.state() != AttachmentState::Open {
             return None;
         }
         let info = *world.remote.inner().info();
@@ -171,7 +181,7 @@ impl Importer {
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.world.remote.state(), State::Ended(_))
+        matches!(self.world.remote.state(), AttachmentState::Ended(_))
     }
 
     fn pump(&mut self) {
@@ -186,7 +196,7 @@ impl Importer {
         }
         let (id, offset) = (self.next_id, self.at * BLOCK);
         self.next_id += 1;
-        let request = if self.mode == Mode::Exclusive && random.once_in(2) {
+        let request = if self.mode == AttachmentMode::Exclusive && random.once_in(2) {
             let bytes: Vec<u8> = (0..count).flat_map(|_| [random.below(256) as u8; BLOCK as usize]).collect();
             self.asked.insert(id, (0, 0, moment));
             BlockRequest::write(BlockId(id), offset, bytes.into())
@@ -213,7 +223,7 @@ impl Importer {
             }
             answered += 1;
             // A writer also sees its own writes in flight; the test of the disk world covers that.
-            if self.mode != Mode::Read {
+            if self.mode != AttachmentMode::Read {
                 continue;
             }
             let store = self.services.store.lock().unwrap();
@@ -238,7 +248,14 @@ impl Importer {
             if session.is_over(now) {
                 self.world.exporter.take().expect("it is there").finish(now);
             } else if session.may_close(now) && random.once_in(2) {
-                session.close(now, 1, &End { cause: Cause::Refused, message: "taken back by its owner".into() });
+                session.close(
+                    now,
+                    1,
+                    &AttachmentEndNotice {
+                        cause: AttachmentEndCause::Refused,
+                        message: "taken back by its owner".into(),
+                    },
+                );
             }
             self.ask(random);
             self.services.store.lock().unwrap().spoil(random);
@@ -263,7 +280,7 @@ impl Importer {
     }
 
     fn leave(mut self) -> u32 {
-        self.world.remote.handle_over(Cause::Asked, "enough", &mut self.below);
+        self.world.remote.handle_over(AttachmentEndCause::Asked, "enough", &mut self.below);
         self.pump();
         let answered = self.check();
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use farbus_model::{Identity, Instant, Readiness};
-use farbus_session::native::stream::{Description, Format, Frame};
-use farbus_session::native::{Attached, RemoteStream, Served, ServedObserver, Services, State};
-use farbus_session::stream::{Policy, Stage};
-use farbus_wire::native::control::{Class, End, Mode, Open};
+use farbus_model::{ExportIdentity, Instant, ReadinessSource};
+use farbus_session::native::stream::{StreamDescription, StreamFormat, StreamFrame};
+use farbus_session::native::{
+    AttachmentState, ExporterServices, ImporterAttachment, RemoteStream, ServedExport, ServedObserver,
+};
+use farbus_session::stream::{FramePublisher, SlowReaderPolicy};
+use farbus_wire::native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenRequest};
 
 use crate::random::Random;
 use crate::world::World;
@@ -15,39 +17,39 @@ const FRAME_BYTES_MAX: u32 = 3 << 20;
 
 /// The source of one exporter process, and which process it is.
 struct Source {
-    stage: Stage,
-    policy: Policy,
+    stage: FramePublisher,
+    policy: SlowReaderPolicy,
     process: u64,
     made: u64,
 }
 
 impl Source {
-    fn new(policy: Policy, process: u64) -> Self {
-        let description = Description { format: Format::Bytes, frame_bytes_max: FRAME_BYTES_MAX };
-        Self { stage: Stage::new(description, || ()), policy, process, made: 0 }
+    fn new(policy: SlowReaderPolicy, process: u64) -> Self {
+        let description = StreamDescription { format: StreamFormat::Bytes, frame_bytes_max: FRAME_BYTES_MAX };
+        Self { stage: FramePublisher::new(description, || ()), policy, process, made: 0 }
     }
 
     /// Makes a frame, unless its reader must be waited for.
     fn make(&mut self, random: &mut Random) {
         let bytes = random.pick(&[16, 17, 100, 5000, 65_535, 70_000]);
         let data = content(self.process, self.made, bytes);
-        let frame = Frame { sequence: self.made, moment_ns: self.process, data: data.into() };
+        let frame = StreamFrame { sequence: self.made, moment_ns: self.process, data: data.into() };
         if self.stage.show(frame).is_ok() {
             self.made += 1;
         }
     }
 
-    fn serve(&self, number: u16) -> Box<dyn Served> {
+    fn serve(&self, number: u16) -> Box<dyn ServedExport> {
         let observer = self.stage.join(self.policy, || ()).expect("there is room for a reader");
         let description = self.stage.description().encode();
-        let readiness = Readiness::new(Arc::new(()));
+        let readiness = ReadinessSource::new(Arc::new(()));
         Box::new(ServedObserver::new(number, Box::new(observer), readiness, || (), description, |_| ()))
     }
 }
 
 /// A stream without a reader, served anew.
-pub fn served(number: u16) -> Box<dyn Served> {
-    Source::new(Policy::Latest, 1).serve(number)
+pub fn served(number: u16) -> Box<dyn ServedExport> {
+    Source::new(SlowReaderPolicy::Latest, 1).serve(number)
 }
 
 /// The content of a frame: its number, and bytes that follow from it.
@@ -57,13 +59,18 @@ fn content(process: u64, sequence: u64, bytes: usize) -> Vec<u8> {
     data
 }
 
-impl Services for Source {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 11, generation: 0 })
+impl ExporterServices for Source {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 11, generation: 0 })
     }
 
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        assert_eq!((open.class, open.name.as_str()), (Class::STREAM, "cam"));
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        assert_eq!((open.class, open.name.as_str()), (AttachmentClass::STREAM, "cam"));
         Ok((0, self.serve(number)))
     }
 }
@@ -72,7 +79,7 @@ impl Services for Source {
 pub struct StreamWorld {
     world: World<RemoteStream>,
     source: Source,
-    arrived: Vec<Frame>,
+    arrived: Vec<StreamFrame>,
     /// Process and sequence number of the last frame that was checked.
     last: Option<(u64, u64)>,
     count: u32,
@@ -80,9 +87,10 @@ pub struct StreamWorld {
 
 impl StreamWorld {
     pub fn new(random: &mut Random) -> Self {
-        let policy = random.pick(&[Policy::All, Policy::Latest]);
-        let mode = if policy == Policy::All { Mode::Exclusive } else { Mode::Read };
-        let open = Open { class: Class::STREAM, mode, epoch: 0, name: "cam".into(), reason: String::new() };
+        let policy = random.pick(&[SlowReaderPolicy::All, SlowReaderPolicy::Latest]);
+        let mode = if policy == SlowReaderPolicy::All { AttachmentMode::Exclusive } else { AttachmentMode::Read };
+        let open =
+            OpenRequest { class: AttachmentClass::STREAM, mode, epoch: 0, name: "cam".into(), reason: String::new() };
         let world = World::new(RemoteStream::new(1, open));
         let mut all = Self { world, source: Source::new(policy, 1), arrived: Vec::new(), last: None, count: 0 };
         all.world.link(random, &mut all.arrived);
@@ -96,7 +104,7 @@ impl StreamWorld {
                 self.world.crash();
                 self.source = Source::new(self.source.policy, self.source.process + 1);
             }
-            2 if self.source.policy == Policy::Latest => {
+            2 if self.source.policy == SlowReaderPolicy::Latest => {
                 let (is_meant, source) = (random.once_in(2), &self.source);
                 self.world.exporter_moves_on(is_meant, |now, left| {
                     let mut served = source.serve(left.number);
@@ -118,7 +126,7 @@ impl StreamWorld {
         self.look();
     }
 
-    /// Every frame is complete and arrives once and in order; with [`Policy::All`] without gaps.
+    /// Every frame is complete and arrives once and in order; with [`SlowReaderPolicy::All`] without gaps.
     fn look(&mut self) {
         for frame in self.arrived.drain(..) {
             let (process, sequence) = (frame.moment_ns, frame.sequence);
@@ -126,8 +134,8 @@ impl StreamWorld {
             assert!(*data == content(process, sequence, data.len())[..], "frame {sequence} of process {process}");
             match self.last {
                 Some((before, last)) if before == process => match self.source.policy {
-                    Policy::All => assert_eq!(sequence, last + 1, "none is lost, none comes twice"),
-                    Policy::Latest => assert!(sequence > last, "{sequence} after {last}"),
+                    SlowReaderPolicy::All => assert_eq!(sequence, last + 1, "none is lost, none comes twice"),
+                    SlowReaderPolicy::Latest => assert!(sequence > last, "{sequence} after {last}"),
                 },
                 Some((before, _)) => assert!(process > before, "an old process says nothing more"),
                 None => {}
@@ -148,7 +156,7 @@ impl StreamWorld {
             self.world.exchange(&mut self.source, &mut self.arrived);
             self.look();
         }
-        assert_eq!(*self.world.remote.state(), State::Open);
+        assert_eq!(*self.world.remote.state(), AttachmentState::Open);
         assert_eq!(self.last, Some((self.source.process, self.source.made - 1)), "the last that was made is there");
         self.count
     }

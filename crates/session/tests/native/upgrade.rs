@@ -1,9 +1,11 @@
 //! Snapshots of earlier releases are read, and written again unchanged.
 
 use farbus_model::Instant;
-use farbus_session::native::{ExporterSession, ImporterSession, Movable, Piped, RemoteBlock, RemoteUsb};
-use farbus_wire::native::control::Class;
-use farbus_wire::snapshot::{self, Writer};
+use farbus_session::native::{
+    ExporterSession, ImporterSession, MovableAttachment, PipedAttachment, RemoteBlock, RemoteUsb,
+};
+use farbus_wire::native::control::AttachmentClass;
+use farbus_wire::snapshot::{self, SnapshotWriter};
 
 use crate::kernel::{KIND, Kernel};
 use crate::random::Random;
@@ -14,7 +16,7 @@ use crate::{disk, far, stream, usb};
 const NOW: Instant = Instant::ZERO;
 
 /// Reads an importer's session, writes it and reads it again: both states must be equal.
-fn importer_is_read<A: Movable>(name: &str) {
+fn importer_is_read<A: MovableAttachment>(name: &str) {
     for (title, parts) in recorded::all(name) {
         let mut bytes = parts[0].clone();
         for _ in 0..2 {
@@ -22,7 +24,7 @@ fn importer_is_read<A: Movable>(name: &str) {
             let (mut importer, mut remote) = ImporterSession::restore::<A>(NOW, LIMITS, &mut reader)
                 .unwrap_or_else(|reject| panic!("{title}: {reject}"));
             reader.end("snapshot").unwrap_or_else(|reject| panic!("{title}: {reject}"));
-            let mut writer = Writer::new(KIND);
+            let mut writer = SnapshotWriter::new(KIND);
             importer.save(NOW, &mut remote, &mut writer);
             remote.hand_over();
             bytes = writer.into_bytes();
@@ -33,9 +35,9 @@ fn importer_is_read<A: Movable>(name: &str) {
 
 #[test]
 fn importer_sessions_of_earlier_releases_are_restored() {
-    importer_is_read::<Piped<RemoteBlock>>("importer-block");
+    importer_is_read::<PipedAttachment<RemoteBlock>>("importer-block");
     importer_is_read::<RemoteUsb>("importer-usb");
-    importer_is_read::<Piped<RemoteUsb>>("importer-usb-modules");
+    importer_is_read::<PipedAttachment<RemoteUsb>>("importer-usb-modules");
 }
 
 #[test]
@@ -63,8 +65,8 @@ fn exporter_sessions_of_earlier_releases_are_restored_with_their_devices() {
             for left in left {
                 let state = left.state.as_ref().expect("it can go on");
                 let mut served = match left.open.class {
-                    Class::BLOCK => disk::served(&mut random, left.number),
-                    Class::USB => usb::served(&mut random, left.number),
+                    AttachmentClass::BLOCK => disk::served(&mut random, left.number),
+                    AttachmentClass::USB => usb::served(&mut random, left.number),
                     _ => stream::served(left.number),
                 };
                 served.restore(NOW, &mut state.reader()).unwrap_or_else(|reject| panic!("{title}: {reject}"));
@@ -73,7 +75,7 @@ fn exporter_sessions_of_earlier_releases_are_restored_with_their_devices() {
             }
         }
     }
-    for class in [Class::BLOCK, Class::USB, Class::STREAM] {
+    for class in [AttachmentClass::BLOCK, AttachmentClass::USB, AttachmentClass::STREAM] {
         assert!(classes.contains(&class), "{class:?} is among those that are kept");
     }
 }
@@ -82,7 +84,8 @@ fn exporter_sessions_of_earlier_releases_are_restored_with_their_devices() {
 fn caches_of_earlier_releases_are_restored() {
     for (title, parts) in recorded::all("cached") {
         let mut reader = snapshot::open(&parts[1], KIND).unwrap();
-        let (_, mut remote) = ImporterSession::restore::<Piped<RemoteBlock>>(NOW, LIMITS, &mut reader).unwrap();
+        let (_, mut remote) =
+            ImporterSession::restore::<PipedAttachment<RemoteBlock>>(NOW, LIMITS, &mut reader).unwrap();
         disk::cache_is_read(&parts[0], remote.inner()).unwrap_or_else(|reject| panic!("{title}: {reject}"));
         remote.hand_over();
     }

@@ -4,21 +4,27 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farbus_gadgets::emulated::Emulated;
-use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::emulated::EmulatedDevice;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::{
-    BufferPool, Completions, Descriptors, Device, Direction, EpAddr, Identity, InFlight, Instant, Limits, Payload,
-    Selection, Setup, Speed, Status, Urb, UrbId,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, EpAddr, ExportIdentity, Instant,
+    Payload, SessionLimits, SetupPacket, TransferDirection, Urb, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 use farbus_session::DeviceRecord;
 use farbus_session::far::LINGER;
-use farbus_session::native::{Allowed, Attached, Left, Piped, RemoteUsb, Served, ServedUsb, Services, State};
-use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{
-    Asked as Claimed, Carrier, Claim, Cost, Criticality, Ledger, News, Reservation, ReservationReport,
-    State as Reserved, SuspendableDevice, Suspension,
+use farbus_session::native::{
+    AllowedModules, AttachmentState, ExporterServices, ImporterAttachment, PipedAttachment, RemoteUsb, ServedExport,
+    ServedUsb, UnservedAttachment,
 };
-use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+use farbus_session::reserve::ledger::MeasuredPath;
+use farbus_session::reserve::{
+    DeviceBusProfile, EndpointBandwidth, HostReservationLedger, LedgerRequest as Claimed, ReservationChange,
+    ReservationCriticality, ReservationReport, ReservationState as Reserved, ReservationTerms, ServingCost,
+    SuspendableDevice, SuspensionSwitch,
+};
+use farbus_wire::native::control::{
+    AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest,
+};
 
 use crate::far::Near;
 use crate::kernel::Kernel;
@@ -42,26 +48,26 @@ struct Silicon {
 
 /// A source and sink with counting data, which completes late.
 struct Counting {
-    inner: Emulated<SourceSink>,
+    inner: EmulatedDevice<SourceSink>,
     silicon: Arc<Mutex<Silicon>>,
-    queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
+    queues: BTreeMap<EpAddr, VecDeque<UrbInFlight>>,
     random: Random,
 }
 
 impl Device for Counting {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         self.inner.descriptors()
     }
 
-    fn speed(&self) -> Speed {
+    fn speed(&self) -> UsbSpeed {
         self.inner.speed()
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         self.inner.selection()
     }
 
-    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if urb.endpoint.is_control() {
             return self.inner.submit(now, urb, done);
         }
@@ -69,19 +75,19 @@ impl Device for Counting {
         self.queues.entry(urb.endpoint).or_default().push_back(urb);
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
         for queue in self.queues.values_mut() {
             if let Some(at) = queue.iter().position(|urb| urb.id == id) {
                 let urb = queue.remove(at).unwrap();
-                done.push(urb.fail(Status::Cancelled));
+                done.push(urb.fail(UrbStatus::Cancelled));
             }
         }
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.silicon.lock().unwrap().resets += 1;
         for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
-            done.push(urb.fail(Status::Shutdown));
+            done.push(urb.fail(UrbStatus::Shutdown));
         }
         self.inner.reset(now, done);
     }
@@ -91,16 +97,16 @@ impl Device for Counting {
         self.inner.save()
     }
 
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+    fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         self.inner.restore(selection, state)
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue) {
         let mut silicon = self.silicon.lock().unwrap();
         for (&endpoint, queue) in &mut self.queues {
             while !queue.is_empty() && !self.random.once_in(3) {
                 let urb = queue.pop_front().unwrap();
-                if endpoint.direction() == Direction::Out {
+                if endpoint.direction() == TransferDirection::Out {
                     let bytes = urb.payload.contiguous()[..8].try_into().unwrap();
                     silicon.arrived.push(u64::from_le_bytes(bytes));
                     done.push(urb.accept());
@@ -121,15 +127,15 @@ impl Drop for Counting {
     /// A killed process drops nothing; here its requests end unseen.
     fn drop(&mut self) {
         for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
-            let _ = urb.fail(Status::Gone);
+            let _ = urb.fail(UrbStatus::Gone);
         }
     }
 }
 
 /// The reservations of the exporter's host, which are lost with its process; and reports for the session.
 struct Reservations {
-    ledger: Ledger,
-    suspension: Suspension,
+    ledger: HostReservationLedger,
+    suspension: SuspensionSwitch,
     /// Whether a competing reservation of high criticality exists.
     has_rival: bool,
     news: Option<ReservationReport>,
@@ -137,19 +143,19 @@ struct Reservations {
 
 impl Default for Reservations {
     fn default() -> Self {
-        let ledger = Ledger::new(2, Cost { turn_ns: 20_000, kib_ns: 1000 });
-        Self { ledger, suspension: Suspension::default(), has_rival: false, news: None }
+        let ledger = HostReservationLedger::new(2, ServingCost { turn_ns: 20_000, kib_ns: 1000 });
+        Self { ledger, suspension: SuspensionSwitch::default(), has_rival: false, news: None }
     }
 }
 
 impl Reservations {
-    fn carrier() -> Carrier {
-        let device = SourceSink::device(Speed::High, Fill::Zeros, false);
-        Carrier::new("bus", device.descriptors(), Speed::High)
+    fn carrier() -> DeviceBusProfile {
+        let device = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
+        DeviceBusProfile::new("bus", device.descriptors(), UsbSpeed::High)
     }
 
-    fn hear(&mut self, news: Vec<News>) {
-        for News { device, report } in news {
+    fn hear(&mut self, news: Vec<ReservationChange>) {
+        for ReservationChange { device, report } in news {
             assert!(device == "zero" || report.state == Reserved::Admitted, "high criticality is never displaced");
             if device == "zero" {
                 self.suspension.close(report.state == Reserved::Suspended);
@@ -165,11 +171,12 @@ impl Reservations {
             let news = self.ledger.release("rival");
             return self.hear(news);
         }
-        let claims = [0x82, 0x02, 0x83, 0x03].map(|endpoint| Claim { endpoint, bytes: 64, period: 1 });
-        let claims = claims.map(|claim| if claim.endpoint & 1 == 1 { Claim { bytes: 1024, ..claim } } else { claim });
-        let reservation = Reservation { claims: claims.into(), ..Reservation::default() };
+        let claims = [0x82, 0x02, 0x83, 0x03].map(|endpoint| EndpointBandwidth { endpoint, bytes: 64, period: 1 });
+        let claims = claims
+            .map(|claim| if claim.endpoint & 1 == 1 { EndpointBandwidth { bytes: 1024, ..claim } } else { claim });
+        let reservation = ReservationTerms { claims: claims.into(), ..ReservationTerms::default() };
         let carrier = Self::carrier();
-        let fits = |ledger: &mut Ledger, device: &str| {
+        let fits = |ledger: &mut HostReservationLedger, device: &str| {
             ledger.admit(Claimed { device, carrier: &carrier, reservation: reservation.clone(), path: None })
         };
         let news = fits(&mut self.ledger, "rival").expect("it has room once ours gives way");
@@ -187,7 +194,7 @@ impl TestExporter {
     fn serve(&mut self, number: u16) -> ServedUsb<Box<dyn Device>> {
         assert!(!std::mem::replace(&mut self.silicon.lock().unwrap().is_taken, true), "it has one user");
         self.seed += 1;
-        let inner = SourceSink::device(Speed::High, Fill::Zeros, false);
+        let inner = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
         let (silicon, random) = (Arc::clone(&self.silicon), Random::new(self.seed));
         let device = Box::new(Counting { inner, silicon, queues: BTreeMap::new(), random });
         let silicon = Arc::clone(&self.silicon);
@@ -196,10 +203,10 @@ impl TestExporter {
             drop(device);
             silicon.lock().unwrap().is_taken = false;
         };
-        ServedUsb::new(number, Box::new(suspendable) as Box<dyn Device>, record(), Limits::DEFAULT, give_back)
+        ServedUsb::new(number, Box::new(suspendable) as Box<dyn Device>, record(), SessionLimits::DEFAULT, give_back)
     }
 
-    fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
+    fn serve_again(&mut self, now: Instant, left: &UnservedAttachment) -> Box<dyn ServedExport> {
         let state = left.state.as_ref().expect("a device can go on");
         let mut served = self.serve(left.number);
         served.restore(now, &mut state.reader()).unwrap();
@@ -208,23 +215,23 @@ impl TestExporter {
 }
 
 /// A device without requests, served anew.
-pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
+pub fn served(random: &mut Random, number: u16) -> Box<dyn ServedExport> {
     let mut world = UsbWorld::new(random, None, |remote| remote);
     world.exporter_services.silicon.lock().unwrap().is_taken = false;
     Box::new(world.exporter_services.serve(number))
 }
 
-impl Services for TestExporter {
-    fn identity(&mut self, _open: &Open) -> Option<Identity> {
-        Some(Identity { id: 8, generation: 0 })
+impl ExporterServices for TestExporter {
+    fn identity(&mut self, _open: &OpenRequest) -> Option<ExportIdentity> {
+        Some(ExportIdentity { id: 8, generation: 0 })
     }
 
     fn reserve(
         &mut self,
-        _open: &Open,
-        reservation: &Reservation,
-        path: Path,
-    ) -> Result<ReservationReport, (ReservationReport, End)> {
+        _open: &OpenRequest,
+        reservation: &ReservationTerms,
+        path: MeasuredPath,
+    ) -> Result<ReservationReport, (ReservationReport, AttachmentEndNotice)> {
         assert!(path.bits_per_s > 0, "it was measured");
         let carrier = Reservations::carrier();
         let asked = Claimed { device: "zero", carrier: &carrier, reservation: reservation.clone(), path: Some("desk") };
@@ -234,20 +241,25 @@ impl Services for TestExporter {
                 Ok(self.reservations.ledger.report("zero").unwrap())
             }
             Err(refusal) => {
-                let end = End { cause: Cause::Reservation, message: refusal.to_string() };
+                let end = AttachmentEndNotice { cause: AttachmentEndCause::Reservation, message: refusal.to_string() };
                 Err((refusal.report(reservation.criticality, Reserved::Refused), end))
             }
         }
     }
 
-    fn unreserve(&mut self, _open: &Open) {
+    fn unreserve(&mut self, _open: &OpenRequest) {
         self.reservations.ledger.release("zero");
     }
 
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        assert_eq!((open.class, open.name.as_str()), (Class::USB, "zero"));
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
+        assert_eq!((open.class, open.name.as_str()), (AttachmentClass::USB, "zero"));
         if self.silicon.lock().unwrap().is_taken {
-            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+            return Err(AttachmentEndNotice { cause: AttachmentEndCause::Busy, message: "somebody has it".into() });
         }
         let served = self.serve(number);
         Ok((self.seed, Box::new(served)))
@@ -260,7 +272,7 @@ pub fn record() -> DeviceRecord {
         bus_id: "1-1".into(),
         bus: 1,
         device: 2,
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         vendor: 0x0525,
         product: 0xa4a0,
         device_bcd: 0,
@@ -273,7 +285,7 @@ pub fn record() -> DeviceRecord {
 }
 
 /// What drives the session's device.
-pub trait Driver: Attached<Done = Completions> {
+pub trait Driver: ImporterAttachment<Done = CompletionQueue> {
     /// Whether a reset is explicit, and ends everything at once.
     const RESETS_AT_ONCE: bool;
     /// Whether the requests of an endpoint all have one length, and its data is lost only when the exporter loses its
@@ -286,11 +298,11 @@ pub trait Driver: Attached<Done = Completions> {
     }
 
     fn remote(&self) -> &RemoteUsb;
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
-    fn reset(&mut self, now: Instant, done: &mut Completions);
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue);
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue);
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue);
     /// Moves what is between the driver and the device, all of it or some.
-    fn pump(&mut self, now: Instant, is_all: bool, done: &mut Completions);
+    fn pump(&mut self, now: Instant, is_all: bool, done: &mut CompletionQueue);
     /// Moves to another process; if not `is_meant`, only saves and restores.
     fn move_on(world: &mut World<Self>, is_meant: bool)
     where
@@ -304,45 +316,45 @@ impl Driver for RemoteUsb {
         self
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         Device::submit(self, now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         Device::cancel(self, now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         Device::reset(self, now, done);
     }
 
-    fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut Completions) {}
+    fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut CompletionQueue) {}
 
     fn move_on(world: &mut World<Self>, is_meant: bool) {
         world.move_on(is_meant);
     }
 }
 
-impl Driver for Piped<RemoteUsb> {
+impl Driver for PipedAttachment<RemoteUsb> {
     const RESETS_AT_ONCE: bool = true;
 
     fn remote(&self) -> &RemoteUsb {
         self.inner()
     }
 
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         Device::submit(self.inner_mut(), now, urb, done);
     }
 
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         Device::cancel(self.inner_mut(), now, id, done);
     }
 
-    fn reset(&mut self, now: Instant, done: &mut Completions) {
+    fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         Device::reset(self.inner_mut(), now, done);
     }
 
-    fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut Completions) {}
+    fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut CompletionQueue) {}
 
     fn move_on(world: &mut World<Self>, is_meant: bool) {
         // Multi-frame messages and messages that wait must arrive first: the test tries again later.
@@ -364,7 +376,7 @@ struct Asked {
 pub struct UsbWorld<S: Driver = RemoteUsb> {
     world: World<S>,
     exporter_services: TestExporter,
-    done: Completions,
+    done: CompletionQueue,
     asked: BTreeMap<u64, Asked>,
     next_id: u64,
     /// The last number from each IN endpoint, and the last id that each endpoint answered successfully.
@@ -395,12 +407,26 @@ impl UsbWorld<Near> {
 }
 
 impl<S: Driver> UsbWorld<S> {
-    pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, observer: impl FnOnce(RemoteUsb) -> S) -> Self {
-        let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
+    pub fn new(
+        random: &mut Random,
+        allowed: Option<Arc<AllowedModules>>,
+        observer: impl FnOnce(RemoteUsb) -> S,
+    ) -> Self {
+        let open = OpenRequest {
+            class: AttachmentClass::USB,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "zero".into(),
+            reason: "".into(),
+        };
         let reserves = random.once_in(3);
-        let claims = vec![Claim { endpoint: INTERRUPT_IN.as_byte(), bytes: 64, period: 1 }];
-        let reservation =
-            Reservation { criticality: Criticality::Low, latency_ns: 0, claims, ..Reservation::default() };
+        let claims = vec![EndpointBandwidth { endpoint: INTERRUPT_IN.as_byte(), bytes: 64, period: 1 }];
+        let reservation = ReservationTerms {
+            criticality: ReservationCriticality::Low,
+            latency_ns: 0,
+            claims,
+            ..ReservationTerms::default()
+        };
         let remote = if reserves { RemoteUsb::reserving(1, open, reservation) } else { RemoteUsb::new(1, open) };
         let mut world = World::over_links(observer(remote), random.pick(&LINKS));
         world.allowed = allowed;
@@ -412,7 +438,7 @@ impl<S: Driver> UsbWorld<S> {
                 reservations: Reservations::default(),
             },
             reserves,
-            done: Completions::new(BufferPool::new(1 << 20)),
+            done: CompletionQueue::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             next_id: 0,
             brought: BTreeMap::new(),
@@ -427,7 +453,7 @@ impl<S: Driver> UsbWorld<S> {
             this.world.link(random, &mut this.done);
         }
         this.world.exchange(&mut this.exporter_services, &mut this.done);
-        assert_eq!(*this.world.remote.state(), State::Open);
+        assert_eq!(*this.world.remote.state(), AttachmentState::Open);
         assert_eq!(this.world.remote.remote().descriptors().configurations.len(), 1);
         this.check_strings();
         this
@@ -522,7 +548,7 @@ impl<S: Driver> UsbWorld<S> {
             if self.asked.values().any(|asked| asked.configures) {
                 return;
             }
-            Urb::control(id, Setup::set_configuration(1), Payload::Empty)
+            Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty)
         } else {
             let length = random.pick(&[8, 64, 512, 4096, 100_000]);
             let length = if S::HAS_ONE_LENGTH { 4096 } else { length };
@@ -536,13 +562,13 @@ impl<S: Driver> UsbWorld<S> {
                 }
                 // The user restarts the endpoint; data that it has sent stays.
                 _ if S::HAS_ONE_LENGTH && random.once_in(4) => {
-                    Urb::control(id, Setup::clear_halt(random.pick(&[BULK_IN, INTERRUPT_IN])), Payload::Empty)
+                    Urb::control(id, SetupPacket::clear_halt(random.pick(&[BULK_IN, INTERRUPT_IN])), Payload::Empty)
                 }
                 // As a kernel does that has reset its port.
                 _ if !S::RESETS_AT_ONCE && random.once_in(8) => {
-                    Urb::control(id, Setup::get_descriptor(1, 0, 0, 64), Payload::Empty)
+                    Urb::control(id, SetupPacket::get_descriptor(1, 0, 0, 64), Payload::Empty)
                 }
-                _ => Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty),
+                _ => Urb::control(id, SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty),
             }
         };
         let configures = !self.is_configured;
@@ -553,7 +579,7 @@ impl<S: Driver> UsbWorld<S> {
 
     /// The importer knows the device's strings, whatever happens to links and processes.
     fn check_strings(&self) {
-        let strings = SourceSink::device(Speed::High, Fill::Zeros, false).descriptors().strings.clone();
+        let strings = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false).descriptors().strings.clone();
         assert!(strings.len() >= 3, "{strings:?}");
         assert_eq!(self.world.remote.remote().descriptors().strings, strings);
         assert!(self.world.remote.remote().has_strings());
@@ -561,26 +587,26 @@ impl<S: Driver> UsbWorld<S> {
 
     fn check(&mut self) {
         self.check_strings();
-        let is_over = matches!(self.world.remote.state(), State::Ended(_));
+        let is_over = matches!(self.world.remote.state(), AttachmentState::Ended(_));
         while let Some(done) = self.done.pop() {
             let asked = self.asked.remove(&done.id.0).expect("answered once");
             assert_eq!(asked.endpoint, done.endpoint);
             self.count += 1;
             match done.status {
-                Status::Ok => {}
-                Status::Cancelled => {
+                UrbStatus::Ok => {}
+                UrbStatus::Cancelled => {
                     assert!(asked.is_withdrawn);
                     continue;
                 }
-                Status::Shutdown => continue,
-                Status::Protocol => {
+                UrbStatus::Shutdown => continue,
+                UrbStatus::Protocol => {
                     assert!(self.crashes > 0, "nothing is a device's trouble here but an exporter's that forgot");
                     continue;
                 }
-                Status::Gone => continue,
+                UrbStatus::Gone => continue,
                 // The exporter forgot the session or was given up while a port reset was being undone: a kernel
                 // configures its device next.
-                Status::Invalid if (self.crashes > 0 || is_over) && !S::RESETS_AT_ONCE => {
+                UrbStatus::Invalid if (self.crashes > 0 || is_over) && !S::RESETS_AT_ONCE => {
                     self.is_configured = false;
                     continue;
                 }
@@ -634,7 +660,7 @@ impl<S: Driver> UsbWorld<S> {
         }
         assert!(self.asked.is_empty(), "nothing hangs");
         assert_eq!(self.world.remote.owes(), 0);
-        if self.reserves && *self.world.remote.state() == State::Open {
+        if self.reserves && *self.world.remote.state() == AttachmentState::Open {
             let told = self.world.remote.remote().reserved().map(|report| report.state);
             assert_eq!(told, Some(Reserved::Admitted), "and the suspended device continues");
         }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 use farbus_session::native::{
-    Allowed, Attached, ExporterSession, ImporterSession, Left, Movable, Progress, Served, Services,
+    AllowedModules, ExporterServices, ExporterSession, GreetingOutcome, ImporterAttachment, ImporterSession,
+    MovableAttachment, ServedExport, UnservedAttachment,
 };
-use farbus_wire::native::control::{Cause, Class, End};
-use farbus_wire::native::{Lane, LaneLimits, Outcome, SessionId, Welcome};
+use farbus_wire::native::control::{AttachmentClass, AttachmentEndCause, AttachmentEndNotice};
+use farbus_wire::native::{ExporterWelcome, Lane, LaneLimits, SessionId, WelcomeOutcome};
 
-use farbus_wire::snapshot::{self, Writer};
+use farbus_wire::snapshot::{self, SnapshotWriter};
 
 use crate::kernel::KIND;
 use crate::random::Random;
@@ -24,7 +25,7 @@ pub const LIMITS: LaneLimits =
 pub const LINKS: [u16; 6] = [1, 1, 1, 2, 2, 3];
 
 /// The two ends, the bytes between them, and the exporter's process, which can crash.
-pub struct World<A: Attached> {
+pub struct World<A: ImporterAttachment> {
     pub now: Instant,
     pub importer: ImporterSession,
     pub remote: A,
@@ -40,10 +41,10 @@ pub struct World<A: Attached> {
     pub links: u32,
     pub renewals: u32,
     /// The modules that the exporter allows.
-    pub allowed: Option<Arc<Allowed>>,
+    pub allowed: Option<Arc<AllowedModules>>,
 }
 
-impl<A: Attached> World<A> {
+impl<A: ImporterAttachment> World<A> {
     pub fn new(remote: A) -> Self {
         Self::over_links(remote, 1)
     }
@@ -97,11 +98,11 @@ impl<A: Attached> World<A> {
         let hello = self.importer.hello(number);
         self.links += 1;
         let welcome = self.greet(&hello, random);
-        assert_eq!(welcome.outcome, Outcome::Resumed, "the first lane is there");
+        assert_eq!(welcome.outcome, WelcomeOutcome::Resumed, "the first lane is there");
         if random.once_in(4) {
             return self.cut_lane(number);
         }
-        assert_eq!(self.importer.handle_welcome(&welcome), Ok(Progress::Linked));
+        assert_eq!(self.importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
     }
 
     /// Exchanges the complete greetings.
@@ -111,20 +112,20 @@ impl<A: Attached> World<A> {
             let hello = self.importer.hello(0);
             self.links += 1;
             let welcome = self.greet(&hello, random);
-            if welcome.outcome == Outcome::Resumed && random.once_in(4) {
+            if welcome.outcome == WelcomeOutcome::Resumed && random.once_in(4) {
                 // The greeting is lost with its link, but the exporter has released the old link already.
                 return self.cut_lane(0);
             }
             match self.importer.handle_welcome(&welcome).expect("an honest exporter") {
-                Progress::Linked => return self.note_exporter(),
-                Progress::Renewed => {
+                GreetingOutcome::Linked => return self.note_exporter(),
+                GreetingOutcome::Renewed => {
                     self.renewals += 1;
                     self.remote.use_lanes(self.importer.usable_lanes());
                     self.remote.handle_renewed(self.now, done);
                     return self.note_exporter();
                 }
-                Progress::Again => {}
-                other @ (Progress::Refused(_) | Progress::Without) => panic!("refused: {other:?}"),
+                GreetingOutcome::Again => {}
+                other @ (GreetingOutcome::Refused(_) | GreetingOutcome::Without) => panic!("refused: {other:?}"),
             }
         }
         panic!("an exporter that knows no session begins one");
@@ -134,14 +135,14 @@ impl<A: Attached> World<A> {
         self.remote.note_exporter(self.importer.their_incarnation().expect("it took part just now"));
     }
 
-    fn greet(&mut self, hello: &farbus_wire::native::Hello, random: &mut Random) -> Welcome {
+    fn greet(&mut self, hello: &farbus_wire::native::ImporterHello, random: &mut Random) -> ExporterWelcome {
         if let Some(session) = &mut self.exporter
             && session.id() == hello.position.session
         {
             let welcome = session.resume(hello);
-            assert_eq!(welcome.outcome, Outcome::Resumed);
+            assert_eq!(welcome.outcome, WelcomeOutcome::Resumed);
             let straggler = session.resume(hello);
-            assert_eq!(straggler.outcome, Outcome::Refused, "a link is used once");
+            assert_eq!(straggler.outcome, WelcomeOutcome::Refused, "a link is used once");
             return welcome;
         }
         let id = SessionId(std::array::from_fn(|_| random.next() as u8 | 1));
@@ -156,7 +157,7 @@ impl<A: Attached> World<A> {
                 welcome
             }
             Err(welcome) => {
-                assert_eq!(welcome.outcome, Outcome::Unknown);
+                assert_eq!(welcome.outcome, WelcomeOutcome::Unknown);
                 welcome
             }
         }
@@ -210,7 +211,7 @@ impl<A: Attached> World<A> {
     pub fn exporter_moves_on(
         &mut self,
         is_meant: bool,
-        mut serve: impl FnMut(Instant, &Left) -> Result<Box<dyn Served>, End>,
+        mut serve: impl FnMut(Instant, &UnservedAttachment) -> Result<Box<dyn ServedExport>, AttachmentEndNotice>,
     ) -> bool {
         let Some(mut session) = self.exporter.take() else { return false };
         session.come_to_rest(self.now);
@@ -218,7 +219,7 @@ impl<A: Attached> World<A> {
             session.handle_ready(self.now);
         }
         assert!(session.is_at_rest(), "whatever a device has ends");
-        let mut writer = Writer::new(KIND);
+        let mut writer = SnapshotWriter::new(KIND);
         session.save(self.now, |_, name| name.to_owned(), &mut writer);
         if !is_meant {
             session.go_on(self.now);
@@ -261,7 +262,7 @@ impl<A: Attached> World<A> {
         transmit(lane, self.now, most, &mut self.to_importer[usize::from(number)]);
     }
 
-    pub fn exporter_hears(&mut self, number: u16, most: usize, services: &mut impl Services) {
+    pub fn exporter_hears(&mut self, number: u16, most: usize, services: &mut impl ExporterServices) {
         let Some(session) = &mut self.exporter else { return };
         let way = &mut self.to_exporter[usize::from(number)];
         if self.is_unnoticed {
@@ -291,7 +292,7 @@ impl<A: Attached> World<A> {
     }
 
     /// Moves some bytes at random.
-    pub fn shuffle(&mut self, random: &mut Random, services: &mut impl Services, done: &mut A::Done) {
+    pub fn shuffle(&mut self, random: &mut Random, services: &mut impl ExporterServices, done: &mut A::Done) {
         let most = random.pick(&[1, 7, 8, 100, 5000, 70_000, usize::MAX, usize::MAX]);
         let number = if self.lanes() == 1 { 0 } else { random.below(self.lanes().into()) as u16 };
         self.remote.handle_timeout(self.now, done);
@@ -304,7 +305,7 @@ impl<A: Attached> World<A> {
     }
 
     /// Delivers everything on its way, and what follows from it.
-    pub fn exchange(&mut self, services: &mut impl Services, done: &mut A::Done) {
+    pub fn exchange(&mut self, services: &mut impl ExporterServices, done: &mut A::Done) {
         for _ in 0..64 {
             if self.remote.poll_timeout().is_some() || self.allowed.is_some() {
                 self.now = self.now + Duration::from_micros(200);
@@ -329,7 +330,7 @@ impl<A: Attached> World<A> {
         self.cut();
         self.now = self.now + GRACE;
         assert!(self.importer.is_over(self.now));
-        self.remote.handle_over(Cause::Network, "no link for 20 s", done);
+        self.remote.handle_over(AttachmentEndCause::Network, "no link for 20 s", done);
         if let Some(session) = self.exporter.take() {
             assert!(session.is_over(self.now));
             session.finish(self.now);
@@ -337,10 +338,10 @@ impl<A: Attached> World<A> {
     }
 }
 
-impl<A: Movable> World<A> {
+impl<A: MovableAttachment> World<A> {
     /// Damages a snapshot: it must be refused, or its restored user must keep working. Returns whether it was refused.
     pub fn spoil(&mut self, random: &mut Random, live: impl FnOnce(A)) -> bool {
-        let mut writer = Writer::new(KIND);
+        let mut writer = SnapshotWriter::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
         let mut bytes = writer.into_bytes();
         for _ in 0..1 + random.below(3) {
@@ -359,7 +360,7 @@ impl<A: Movable> World<A> {
 
     /// The importer's snapshot for another process.
     pub fn importer_as_saved(&mut self) -> Vec<u8> {
-        let mut writer = Writer::new(KIND);
+        let mut writer = SnapshotWriter::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
         writer.into_bytes()
     }
@@ -372,7 +373,7 @@ impl<A: Movable> World<A> {
 
     /// As [`World::move_on`]; `resume` prepares what the other process has restored.
     pub fn move_on_with(&mut self, is_meant: bool, resume: impl FnOnce(&A, &mut A)) {
-        let mut writer = Writer::new(KIND);
+        let mut writer = SnapshotWriter::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
         if !is_meant {
             return;
@@ -400,8 +401,8 @@ fn note_exporter(bytes: &[u8], now: Instant) {
     let Some(left) = left.first().filter(|left| left.state.is_some()) else { return };
     let name = match left.open.class {
         _ if !left.modules.is_empty() => "exporter-modules",
-        Class::USB => "exporter-usb",
-        Class::BLOCK => "exporter-block",
+        AttachmentClass::USB => "exporter-usb",
+        AttachmentClass::BLOCK => "exporter-block",
         _ => "exporter-stream",
     };
     recorded::note(name, &[bytes]);

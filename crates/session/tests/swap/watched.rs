@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use farbus_model::{BlockStore, Medium, StoreError};
+use farbus_model::{BlockMedium, BlockStore, StoreError};
 
 /// A request that is about to be made to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Watched<M> {
     watcher: Arc<Watcher>,
 }
 
-impl<M: Medium> Watched<M> {
+impl<M: BlockMedium> Watched<M> {
     pub fn new(
         medium: M,
         watcher: impl Fn(Asked, Range<u64>) -> Result<(), StoreError> + Send + Sync + 'static,
@@ -29,7 +29,7 @@ impl<M: Medium> Watched<M> {
     }
 }
 
-impl<M: Medium> Medium for Watched<M> {
+impl<M: BlockMedium> BlockMedium for Watched<M> {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         Ok(Box::new(WatchedStore { store: self.medium.open()?, watcher: Arc::clone(&self.watcher) }))
     }

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use farbus_model::{BlockStore, Medium, StoreError};
-use farbus_session::block::swap::{Journal, Milestone, Side};
+use farbus_model::{BlockMedium, BlockStore, StoreError};
+use farbus_session::block::swap::{MilestoneJournal, SwapMilestone, SwapSide};
 
 use crate::random::Random;
 
@@ -16,7 +16,7 @@ pub struct World {
     pub source: Disk,
     pub destination: Disk,
     /// What the journal says after a power cut.
-    pub milestone: Milestone,
+    pub milestone: SwapMilestone,
     /// What each sector may hold after a power cut: its content at the last flush, and everything written since.
     allowed: Vec<Vec<u64>>,
     /// What each sector holds; `None` after a write that failed.
@@ -83,23 +83,23 @@ impl World {
         }
         let allowed = source.durable.iter().map(|stamp| vec![*stamp]).collect();
         let expected = source.durable.iter().map(|stamp| Some(*stamp)).collect();
-        let (destination, milestone) = (Disk::new(0xdead), Milestone::Abandoned);
+        let (destination, milestone) = (Disk::new(0xdead), SwapMilestone::Abandoned);
         let world = Self { source, destination, milestone, allowed, expected, journal_fails: None, cuts_looked_at: 0 };
         Shared(Arc::new(Mutex::new(world)))
     }
 
-    pub fn disk(&mut self, side: Side) -> &mut Disk {
+    pub fn disk(&mut self, side: SwapSide) -> &mut Disk {
         match side {
-            Side::Source => &mut self.source,
-            Side::Destination => &mut self.destination,
+            SwapSide::Source => &mut self.source,
+            SwapSide::Destination => &mut self.destination,
         }
     }
 
     /// Checks a power cut at this moment: what it leaves of the disk that the journal names must be allowed.
     pub fn look_at_a_cut(&mut self) {
         self.cuts_looked_at += 1;
-        let side = if self.milestone == Milestone::Switched { Side::Destination } else { Side::Source };
-        let disk = if side == Side::Source { &self.source } else { &self.destination };
+        let side = if self.milestone == SwapMilestone::Switched { SwapSide::Destination } else { SwapSide::Source };
+        let disk = if side == SwapSide::Source { &self.source } else { &self.destination };
         for sector in 0..SECTORS {
             for stamp in std::iter::once(&disk.durable[sector]).chain(&disk.pending[sector]) {
                 assert!(
@@ -131,8 +131,8 @@ impl World {
     }
 
     /// Checks that the disk holds what its user wrote.
-    pub fn check(&self, side: Side) {
-        let disk = if side == Side::Source { &self.source } else { &self.destination };
+    pub fn check(&self, side: SwapSide) {
+        let disk = if side == SwapSide::Source { &self.source } else { &self.destination };
         for (sector, expected) in self.expected.iter().enumerate() {
             let stamp = disk.now(sector);
             let is_right = expected.map_or(self.allowed[sector].contains(&stamp), |expected| expected == stamp);
@@ -149,12 +149,12 @@ impl Shared {
         self.0.lock().unwrap()
     }
 
-    pub fn medium(&self, side: Side) -> Arc<dyn Medium> {
+    pub fn medium(&self, side: SwapSide) -> Arc<dyn BlockMedium> {
         Arc::new(OneSide(self.clone(), side))
     }
 
     /// A journal during whose notes this user acts.
-    pub fn journal(&self, user: Box<dyn BlockStore>, random: Random) -> Box<dyn Journal> {
+    pub fn journal(&self, user: Box<dyn BlockStore>, random: Random) -> Box<dyn MilestoneJournal> {
         Box::new(Notes { shared: self.clone(), user, random })
     }
 
@@ -204,9 +204,9 @@ fn stamps_of(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes.chunks(SECTOR).map(|sector| u64::from_le_bytes(sector[..8].try_into().unwrap()))
 }
 
-struct OneSide(Shared, Side);
+struct OneSide(Shared, SwapSide);
 
-impl Medium for OneSide {
+impl BlockMedium for OneSide {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
         self.0.world().disk(self.1).handles += 1;
         Ok(Box::new(Handle(self.0.clone(), self.1)))
@@ -217,7 +217,7 @@ impl Medium for OneSide {
     }
 }
 
-struct Handle(Shared, Side);
+struct Handle(Shared, SwapSide);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -302,13 +302,13 @@ impl Notes {
     }
 }
 
-impl Journal for Notes {
-    fn note(&mut self, milestone: Milestone) -> Result<(), String> {
+impl MilestoneJournal for Notes {
+    fn note(&mut self, milestone: SwapMilestone) -> Result<(), String> {
         self.act();
         let fails = {
             let mut world = self.shared.world();
             world.look_at_a_cut();
-            let fails = world.journal_fails.take_if(|_| milestone == Milestone::Switched);
+            let fails = world.journal_fails.take_if(|_| milestone == SwapMilestone::Switched);
             if fails != Some(false) {
                 world.milestone = milestone;
                 world.look_at_a_cut();

@@ -3,14 +3,17 @@
 //! Shared by the tests of the state machines and those of real processes.
 
 use farbus_model::descriptor::string_to_bytes;
-use farbus_model::module::Offer;
-use farbus_model::{BlockId, BlockRequest, EpAddr, Identity, TransferType, Urb, UrbId};
-use farbus_session::native::control::{Cause, Class, Credit, End, Inherit, Mode, Open, Opened};
+use farbus_model::module::ModuleOffer;
+use farbus_model::{BlockId, BlockRequest, EpAddr, ExportIdentity, TransferType, Urb, UrbId};
+use farbus_session::native::control::{
+    AttachmentClass, AttachmentCredit, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenReply, OpenRequest,
+    SuccessorOpenRequest,
+};
 use farbus_session::native::descriptors::{self, NamedDescriptor};
-use farbus_session::native::identity::Statement;
+use farbus_session::native::identity::IdentityStatement;
 use farbus_session::native::modules::encode_offers;
-use farbus_session::native::reserve::{Claim, Reservation, Word};
-use farbus_session::native::{Head, Kind, block, retire, usb};
+use farbus_session::native::reserve::{EndpointBandwidth, ReservationMessage, ReservationTerms};
+use farbus_session::native::{FrameHeader, FrameKind, block, retire, usb};
 
 /// The attachments of a peer that uses devices.
 pub const DISK: u16 = 1;
@@ -19,17 +22,17 @@ pub const SHOW: u16 = 3;
 /// An attachment that does not exist.
 const NOTHING: u16 = 9;
 /// The identity that peers of these tests name.
-pub const IDENTITY: Identity = Identity { id: 7, generation: 0 };
+pub const IDENTITY: ExportIdentity = ExportIdentity { id: 7, generation: 0 };
 
 /// What a peer sends in turn number `turn`.
 pub type Says = Box<dyn FnMut(u32) -> Vec<u8>>;
 
-pub fn frame(kind: Kind, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
+pub fn frame(kind: FrameKind, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
     flagged(kind, false, attachment, tag, body)
 }
 
-pub fn flagged(kind: Kind, more: bool, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
-    let mut head = Head::new(kind, attachment, tag);
+pub fn flagged(kind: FrameKind, more: bool, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
+    let mut head = FrameHeader::new(kind, attachment, tag);
     (head.flags.more, head.length) = (more, body.len() as u16);
     [&head.to_bytes()[..], body].concat()
 }
@@ -43,13 +46,13 @@ pub fn fresh(turn: u32) -> u16 {
     (turn % 60_000) as u16 + 100
 }
 
-pub fn open(name: &str, class: Class) -> Open {
-    Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: "r".repeat(1000) }
+pub fn open(name: &str, class: AttachmentClass) -> OpenRequest {
+    OpenRequest { class, mode: AttachmentMode::Exclusive, epoch: 0, name: name.into(), reason: "r".repeat(1000) }
 }
 
-pub fn reservation() -> Reservation {
-    let claims = (0..16).map(|endpoint| Claim { endpoint, bytes: 1000, period: 8 }).collect();
-    Reservation { claims, ..Reservation::default() }
+pub fn reservation() -> ReservationTerms {
+    let claims = (0..16).map(|endpoint| EndpointBandwidth { endpoint, bytes: 1000, period: 8 }).collect();
+    ReservationTerms { claims, ..ReservationTerms::default() }
 }
 
 /// A string descriptor, another one in each turn.
@@ -72,73 +75,76 @@ fn usb_request(tag: u16, length: u32) -> Vec<u8> {
 }
 
 /// Everything that an importer may send of a kind, and what it may not.
-pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
+pub fn of_importer(kind: FrameKind) -> Vec<(&'static str, Says)> {
     let plain = move |body: Vec<u8>| says("plain", move |turn| frame(kind, NOTHING, turn as u16, &body));
     match kind {
-        Kind::Ping => vec![says("pings", move |turn| frame(kind, 0, 0, &u64::from(turn).to_le_bytes()).repeat(64))],
-        Kind::Pong => vec![says("pongs", move |_| frame(kind, 0, 0, &[7; 8]).repeat(64))],
-        Kind::Ack => vec![says("of nothing", move |_| frame(kind, 0, 0, &[]).repeat(64))],
-        Kind::Goodbye => vec![plain(Vec::new())],
-        Kind::Open => vec![
+        FrameKind::Ping => {
+            vec![says("pings", move |turn| frame(kind, 0, 0, &u64::from(turn).to_le_bytes()).repeat(64))]
+        }
+        FrameKind::Pong => vec![says("pongs", move |_| frame(kind, 0, 0, &[7; 8]).repeat(64))],
+        FrameKind::Ack => vec![says("of nothing", move |_| frame(kind, 0, 0, &[]).repeat(64))],
+        FrameKind::Goodbye => vec![plain(Vec::new())],
+        FrameKind::Open => vec![
             says("of what is not there", move |turn| {
-                frame(kind, fresh(turn), 0, &open("nosuch", Class::BLOCK).encode())
+                frame(kind, fresh(turn), 0, &open("nosuch", AttachmentClass::BLOCK).encode())
             }),
             says("and close", move |turn| {
-                let body = open("disk", Class::BLOCK).encode();
-                [frame(kind, fresh(turn), 0, &body), frame(Kind::Close, fresh(turn), 0, &[])].concat()
+                let body = open("disk", AttachmentClass::BLOCK).encode();
+                [frame(kind, fresh(turn), 0, &body), frame(FrameKind::Close, fresh(turn), 0, &[])].concat()
             }),
         ],
-        Kind::Opened
-        | Kind::Refused
-        | Kind::Closed
-        | Kind::MigrationState
-        | Kind::Reply
-        | Kind::Event
-        | Kind::Lease
-        | Kind::Descriptors => {
+        FrameKind::Opened
+        | FrameKind::Refused
+        | FrameKind::Closed
+        | FrameKind::MigrationState
+        | FrameKind::Reply
+        | FrameKind::Event
+        | FrameKind::Lease
+        | FrameKind::Descriptors => {
             vec![plain(vec![0; 1000])]
         }
-        Kind::Retire => vec![
+        FrameKind::Retire => vec![
             says("of a disk, again and again", move |turn| frame(kind, DISK, 0, &[turn as u8 % 3]).repeat(64)),
             says("of what is not there", move |turn| frame(kind, fresh(turn), 0, &[0])),
             says("of a later word", move |turn| frame(kind, fresh(turn), 0, &[9; 1000])),
         ],
-        Kind::Close => vec![
+        FrameKind::Close => vec![
             says("of what is not there, with more", move |turn| flagged(kind, true, fresh(turn), 0, &[1; 60_000])),
             says("of what is not there", move |turn| frame(kind, fresh(turn), 0, &[])),
             says("of a device, with more", move |turn| {
-                flagged(if turn == 0 { kind } else { Kind::Data }, true, DISK, 0, &[1; 60_000])
+                flagged(if turn == 0 { kind } else { FrameKind::Data }, true, DISK, 0, &[1; 60_000])
             }),
             says("of a device, in no pieces", move |turn| {
-                flagged(if turn == 0 { kind } else { Kind::Data }, true, DISK, 0, &[]).repeat(64)
+                flagged(if turn == 0 { kind } else { FrameKind::Data }, true, DISK, 0, &[]).repeat(64)
             }),
         ],
-        Kind::Grant => vec![
+        FrameKind::Grant => vec![
             says("of what is shown", move |turn| {
                 frame(kind, SHOW, 0, &(if turn == 0 { 4096_u32 } else { 0 }).to_le_bytes())
             }),
             says("of a device", move |_| frame(kind, DISK, 0, &1_u32.to_le_bytes())),
         ],
-        Kind::Inherit => vec![says("of what is not there", move |turn| {
-            let inherit = Inherit { migration_state: [0; 8], open: open("nosuch", Class::USB) };
+        FrameKind::Inherit => vec![says("of what is not there", move |turn| {
+            let inherit = SuccessorOpenRequest { migration_state: [0; 8], open: open("nosuch", AttachmentClass::USB) };
             let offers = encode_offers(&[]);
-            [frame(Kind::Modules, fresh(turn), 0, &offers), frame(kind, fresh(turn), 0, &inherit.encode())].concat()
+            [frame(FrameKind::Modules, fresh(turn), 0, &offers), frame(kind, fresh(turn), 0, &inherit.encode())]
+                .concat()
         })],
-        Kind::Identity => vec![
+        FrameKind::Identity => vec![
             says("of devices that are never opened", move |turn| {
-                frame(kind, fresh(turn), 0, &Statement::Expected(IDENTITY).encode())
+                frame(kind, fresh(turn), 0, &IdentityStatement::Expected(IDENTITY).encode())
             }),
             says("of one device, again and again", move |_| {
-                frame(kind, NOTHING, 0, &Statement::Expected(IDENTITY).encode()).repeat(64)
+                frame(kind, NOTHING, 0, &IdentityStatement::Expected(IDENTITY).encode()).repeat(64)
             }),
             says("of a later word", move |turn| frame(kind, fresh(turn), 0, &[9; 1000])),
         ],
-        Kind::Modules => vec![says("of devices that are never opened", move |turn| {
+        FrameKind::Modules => vec![says("of devices that are never opened", move |turn| {
             let (name, parameters) = ("m".repeat(1000), "p".repeat(1000));
-            let offer = Offer { name, version: 1, parameters, opening: vec![7; 1000] };
+            let offer = ModuleOffer { name, version: 1, parameters, opening: vec![7; 1000] };
             frame(kind, fresh(turn), 0, &encode_offers(&vec![offer; 8]))
         })],
-        Kind::Request => vec![
+        FrameKind::Request => vec![
             says("reads of a disk", move |turn| frame(kind, DISK, turn as u16 % 8192, &disk_request(1, true, 1 << 20))),
             says("small reads of a disk", move |turn| {
                 frame(kind, DISK, turn as u16 % 8192, &disk_request(1, true, 512)).repeat(1)
@@ -146,108 +152,129 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
             says("reads of a USB device", move |turn| frame(kind, USB, turn as u16 % 8192, &usb_request(1, 1 << 16))),
             says("of nothing", move |turn| frame(kind, NOTHING, turn as u16, &[0; 60_000])),
         ],
-        Kind::Data => vec![
+        FrameKind::Data => vec![
             says("of nothing", move |_| flagged(kind, true, NOTHING, 0, &[0; 60_000])),
             says("of a write, a byte at a time", move |turn| {
-                let first = flagged(Kind::Request, true, DISK, 5, &disk_request(5, false, 1 << 20));
+                let first = flagged(FrameKind::Request, true, DISK, 5, &disk_request(5, false, 1 << 20));
                 let rest = flagged(kind, true, DISK, 5, &[7]).repeat(512);
                 if turn == 0 { first } else { rest }
             }),
             says("of a write, none at a time", move |turn| {
-                let first = flagged(Kind::Request, true, DISK, 5, &disk_request(5, false, 1 << 20));
+                let first = flagged(FrameKind::Request, true, DISK, 5, &disk_request(5, false, 1 << 20));
                 if turn == 0 { first } else { flagged(kind, true, DISK, 5, &[]).repeat(512) }
             }),
             says("of writes, little between much that is for nobody", move |turn| {
                 let tag = (turn / 16) as u16;
-                let garbage = frame(Kind::Later(200), 0, 0, &[9; 60_000]).repeat(4);
+                let garbage = frame(FrameKind::Later(200), 0, 0, &[9; 60_000]).repeat(4);
                 let part = flagged(kind, true, DISK, tag, &[7; 4096]);
-                let first = flagged(Kind::Request, true, DISK, tag, &disk_request(tag, false, 100 << 10));
+                let first = flagged(FrameKind::Request, true, DISK, tag, &disk_request(tag, false, 100 << 10));
                 [if turn % 16 == 0 { first } else { part }, garbage].concat()
             }),
         ],
-        Kind::Cancel => vec![says("of what is not in flight", move |turn| {
+        FrameKind::Cancel => vec![says("of what is not in flight", move |turn| {
             (0..64).flat_map(|n| frame(kind, USB, (turn * 64 + n) as u16 % 8192, &[])).collect()
         })],
-        Kind::Aside => vec![says("to a disk", move |_| frame(kind, DISK, 1, &[0; 10_000]))],
-        Kind::Reserve => vec![
+        FrameKind::Aside => vec![says("to a disk", move |_| frame(kind, DISK, 1, &[0; 10_000]))],
+        FrameKind::Reserve => vec![
             says("asked for, measured and closed", move |turn| {
-                let ask = frame(kind, fresh(turn), 0, &Word::Ask(reservation()).encode());
-                let echo = frame(kind, fresh(turn), 0, &Word::Echo.encode());
-                [ask, echo, frame(Kind::Close, fresh(turn), 0, &[])].concat()
+                let ask = frame(kind, fresh(turn), 0, &ReservationMessage::Ask(reservation()).encode());
+                let echo = frame(kind, fresh(turn), 0, &ReservationMessage::Echo.encode());
+                [ask, echo, frame(FrameKind::Close, fresh(turn), 0, &[])].concat()
             }),
-            says("asked for", move |turn| frame(kind, fresh(turn), 0, &Word::Ask(reservation()).encode())),
+            says("asked for", move |turn| {
+                frame(kind, fresh(turn), 0, &ReservationMessage::Ask(reservation()).encode())
+            }),
             says("asked for, measured and opened", move |turn| {
-                let said = [Word::Ask(reservation()), Word::Echo, Word::Measured(1)];
+                let said =
+                    [ReservationMessage::Ask(reservation()), ReservationMessage::Echo, ReservationMessage::Measured(1)];
                 let mut all: Vec<u8> =
                     said.iter().flat_map(|word| frame(kind, fresh(turn), 0, &word.encode())).collect();
-                all.extend(frame(Kind::Open, fresh(turn), 0, &open("nosuch", Class::USB).encode()));
+                all.extend(frame(FrameKind::Open, fresh(turn), 0, &open("nosuch", AttachmentClass::USB).encode()));
                 all
             }),
         ],
-        Kind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
+        FrameKind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
     }
 }
 
 /// Everything that an exporter may send of a kind, and what it may not, to an importer that uses one of its devices.
-pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
+pub fn of_exporter(kind: FrameKind) -> Vec<(&'static str, Says)> {
     let plain = move |body: Vec<u8>| says("plain", move |turn| frame(kind, 1, turn as u16, &body));
     let none_at_a_time = move |first: Vec<u8>| {
         says("in no pieces", move |turn| {
-            let pieces = flagged(Kind::Data, true, 1, 0, &[]).repeat(512);
+            let pieces = flagged(FrameKind::Data, true, 1, 0, &[]).repeat(512);
             if turn == 0 { flagged(kind, true, 1, 0, &first) } else { pieces }
         })
     };
     let a_byte_at_a_time = move |first: Vec<u8>| {
         says("a byte at a time", move |turn| {
-            let pieces = flagged(Kind::Data, true, 1, 0, &[7]).repeat(512);
+            let pieces = flagged(FrameKind::Data, true, 1, 0, &[7]).repeat(512);
             if turn == 0 { flagged(kind, true, 1, 0, &first) } else { pieces }
         })
     };
-    let end = |cause| End { cause, message: "m".repeat(1000) }.encode();
+    let end = |cause| AttachmentEndNotice { cause, message: "m".repeat(1000) }.encode();
     match kind {
-        Kind::Ping => vec![says("pings", move |turn| frame(kind, 0, 0, &u64::from(turn).to_le_bytes()).repeat(64))],
-        Kind::Pong => vec![says("pongs", move |_| frame(kind, 0, 0, &[7; 8]).repeat(64))],
-        Kind::Ack => vec![says("of nothing", move |_| frame(kind, 0, 0, &[]).repeat(64))],
-        Kind::Goodbye | Kind::Open | Kind::Close | Kind::Grant | Kind::Inherit | Kind::Modules | Kind::Request => {
+        FrameKind::Ping => {
+            vec![says("pings", move |turn| frame(kind, 0, 0, &u64::from(turn).to_le_bytes()).repeat(64))]
+        }
+        FrameKind::Pong => vec![says("pongs", move |_| frame(kind, 0, 0, &[7; 8]).repeat(64))],
+        FrameKind::Ack => vec![says("of nothing", move |_| frame(kind, 0, 0, &[]).repeat(64))],
+        FrameKind::Goodbye
+        | FrameKind::Open
+        | FrameKind::Close
+        | FrameKind::Grant
+        | FrameKind::Inherit
+        | FrameKind::Modules
+        | FrameKind::Request => {
             vec![plain(vec![0; 1000])]
         }
-        Kind::Opened => vec![
-            plain(Opened { epoch: 1, credit: Credit { requests: 1, bytes: 1 }, info: vec![0; 50_000] }.encode()),
+        FrameKind::Opened => vec![
+            plain(
+                OpenReply { epoch: 1, credit: AttachmentCredit { requests: 1, bytes: 1 }, info: vec![0; 50_000] }
+                    .encode(),
+            ),
             none_at_a_time(vec![1]),
             a_byte_at_a_time(vec![1]),
             says("begun again and again", move |_| flagged(kind, true, 1, 0, &[]).repeat(512)),
         ],
-        Kind::Refused | Kind::Closed => vec![plain(end(Cause::Refused))],
-        Kind::MigrationState => vec![
+        FrameKind::Refused | FrameKind::Closed => vec![plain(end(AttachmentEndCause::Refused))],
+        FrameKind::MigrationState => vec![
             plain(vec![0; 60_000]),
             says("a byte at a time", move |_| flagged(kind, true, 1, 0, &[7]).repeat(512)),
             says("in no pieces", move |_| flagged(kind, true, 1, 0, &[]).repeat(512)),
         ],
-        Kind::Reply => vec![plain(vec![0; 1000]), none_at_a_time(Vec::new()), a_byte_at_a_time(Vec::new())],
-        Kind::Data => vec![plain(vec![0; 60_000])],
-        Kind::Cancel => vec![plain(Vec::new())],
-        Kind::Event => vec![plain(vec![0; 60_000]), none_at_a_time(Vec::new()), a_byte_at_a_time(Vec::new())],
-        Kind::Aside => vec![plain(vec![0; 10_000])],
-        Kind::Identity => vec![
-            says("of a device", move |_| frame(kind, 1, 0, &Statement::Is(IDENTITY).encode()).repeat(64)),
+        FrameKind::Reply => vec![plain(vec![0; 1000]), none_at_a_time(Vec::new()), a_byte_at_a_time(Vec::new())],
+        FrameKind::Data => vec![plain(vec![0; 60_000])],
+        FrameKind::Cancel => vec![plain(Vec::new())],
+        FrameKind::Event => vec![plain(vec![0; 60_000]), none_at_a_time(Vec::new()), a_byte_at_a_time(Vec::new())],
+        FrameKind::Aside => vec![plain(vec![0; 10_000])],
+        FrameKind::Identity => vec![
+            says("of a device", move |_| frame(kind, 1, 0, &IdentityStatement::Is(IDENTITY).encode()).repeat(64)),
             says("of others in turn", move |turn| {
-                let identity = Identity { id: u128::from(turn) + 1, generation: 0 };
-                frame(kind, 1, 0, &Statement::Is(identity).encode())
+                let identity = ExportIdentity { id: u128::from(turn) + 1, generation: 0 };
+                frame(kind, 1, 0, &IdentityStatement::Is(identity).encode())
             }),
             says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
         ],
-        Kind::Reserve => vec![
-            says("echoes", move |_| frame(kind, 1, 0, &Word::Echo.encode()).repeat(64)),
-            says("trains", move |_| frame(kind, 1, 0, &Word::Train { place: 0, cars: 1 }.encode()).repeat(64)),
+        FrameKind::Reserve => vec![
+            says("echoes", move |_| frame(kind, 1, 0, &ReservationMessage::Echo.encode()).repeat(64)),
+            says("trains", move |_| {
+                frame(kind, 1, 0, &ReservationMessage::Train { place: 0, cars: 1 }.encode()).repeat(64)
+            }),
         ],
-        Kind::Retire => vec![
+        FrameKind::Retire => vec![
             says("answers, unasked", move |turn| frame(kind, 1, 0, &[16, turn as u8 % 3]).repeat(64)),
             says("long reasons", move |_| {
-                frame(kind, 1, 0, &retire::Word::Unable(retire::Step::Moved, "w".repeat(9000)).encode())
+                frame(
+                    kind,
+                    1,
+                    0,
+                    &retire::DiskMoveMessage::Unable(retire::DiskMoveStep::Moved, "w".repeat(9000)).encode(),
+                )
             }),
             says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
         ],
-        Kind::Descriptors => vec![
+        FrameKind::Descriptors => vec![
             says("strings", move |turn| {
                 let string = |index| NamedDescriptor { kind: 3, index, language: 0x0409, bytes: string(turn) };
                 frame(kind, 1, 0, &descriptors::encode(&[1, 2, 3].map(string), usize::MAX)).repeat(64)
@@ -260,16 +287,16 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
             says("more than there may be", move |_| frame(kind, 1, 0, &[0xff; 60_000])),
             plain(vec![1, 0, 3]),
         ],
-        Kind::Lease => vec![
+        FrameKind::Lease => vec![
             says("ends soon", move |turn| frame(kind, 1, 0, &[&[0][..], &turn.to_le_bytes()].concat()).repeat(64)),
             says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
             plain(vec![0; 3]),
         ],
-        Kind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
+        FrameKind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
     }
 }
 
 /// All kinds that exist, and one that may be added later.
-pub fn all_kinds() -> impl Iterator<Item = Kind> {
-    Kind::ALL.into_iter().chain([Kind::Later(200)])
+pub fn all_kinds() -> impl Iterator<Item = FrameKind> {
+    FrameKind::ALL.into_iter().chain([FrameKind::Later(200)])
 }

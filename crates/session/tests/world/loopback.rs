@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use farbus_model::{Completions, Device, Instant, Limits};
-use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus};
+use farbus_model::{CompletionQueue, Device, Instant, SessionLimits};
+use farbus_session::{ConnectionFault, DeviceRecord, ExportOffers, Exporter, OpStatus, PortResetPolicy};
 
 use super::peer::{self, BUS_ID, Checker, DEVID, Reply, Submit};
 
@@ -40,7 +40,7 @@ impl<D: Device> Shelf<D> {
     }
 }
 
-impl<D> Offers<D> for Shelf<D> {
+impl<D> ExportOffers<D> for Shelf<D> {
     fn list(&mut self) -> Vec<DeviceRecord> {
         vec![self.record.clone()]
     }
@@ -57,7 +57,7 @@ impl<D> Offers<D> for Shelf<D> {
 /// Offers nothing, because the device is imported already.
 pub struct Nothing;
 
-impl<D> Offers<D> for Nothing {
+impl<D> ExportOffers<D> for Nothing {
     fn list(&mut self) -> Vec<DeviceRecord> {
         Vec::new()
     }
@@ -72,12 +72,12 @@ pub struct Loopback<D: Device + 'static> {
     pub exporter: Exporter<D>,
     pub checker: Checker,
     pub now: Instant,
-    offers: Box<dyn Offers<D>>,
+    offers: Box<dyn ExportOffers<D>>,
 }
 
 impl<D: Device + 'static> Loopback<D> {
     /// A client that has just connected to an exporter of `device`.
-    pub fn connected(device: D, limits: Limits) -> Self {
+    pub fn connected(device: D, limits: SessionLimits) -> Self {
         let now = Instant::from_nanos(1);
         Self {
             exporter: Exporter::new(now, limits),
@@ -88,11 +88,11 @@ impl<D: Device + 'static> Loopback<D> {
     }
 
     /// A client that has imported `device`.
-    pub fn imported(device: D, limits: Limits) -> Self {
-        Self::imported_by(device, limits, OnReset::ResetDevice)
+    pub fn imported(device: D, limits: SessionLimits) -> Self {
+        Self::imported_by(device, limits, PortResetPolicy::ResetDevice)
     }
 
-    pub fn imported_by(device: D, limits: Limits, on_reset: OnReset) -> Self {
+    pub fn imported_by(device: D, limits: SessionLimits, on_reset: PortResetPolicy) -> Self {
         let now = Instant::from_nanos(1);
         Self {
             exporter: Exporter::imported(now, limits, DEVID, device, on_reset),
@@ -103,7 +103,7 @@ impl<D: Device + 'static> Loopback<D> {
     }
 
     /// A client that has imported and configured `device`.
-    pub fn configured(device: D, limits: Limits) -> Self {
+    pub fn configured(device: D, limits: SessionLimits) -> Self {
         let mut loopback = Self::imported(device, limits);
         loopback.ask(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
         assert_eq!(loopback.checker.ret_submit(u32::MAX).status, 0);
@@ -111,7 +111,7 @@ impl<D: Device + 'static> Loopback<D> {
     }
 
     /// Delivers bytes to the exporter, as many at a time as there is room for.
-    pub fn receive(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
+    pub fn receive(&mut self, mut bytes: &[u8]) -> Result<(), ConnectionFault> {
         while !bytes.is_empty() {
             let space = self.exporter.receive_space();
             let count = space.len().min(bytes.len());
@@ -124,7 +124,7 @@ impl<D: Device + 'static> Loopback<D> {
         Ok(())
     }
 
-    pub fn advance(&mut self) -> Result<(), Fault> {
+    pub fn advance(&mut self) -> Result<(), ConnectionFault> {
         self.exporter.advance(self.now, &mut *self.offers)
     }
 
@@ -133,7 +133,7 @@ impl<D: Device + 'static> Loopback<D> {
         self.try_submit(submit).expect("a submit that no rule forbids");
     }
 
-    pub fn try_submit(&mut self, submit: &Submit) -> Result<(), Fault> {
+    pub fn try_submit(&mut self, submit: &Submit) -> Result<(), ConnectionFault> {
         self.checker.asked(submit, submit.ep == 3);
         self.receive(&submit.bytes())
     }
@@ -142,7 +142,7 @@ impl<D: Device + 'static> Loopback<D> {
         self.try_unlink(seqnum, victim).expect("an unlink that no rule forbids");
     }
 
-    pub fn try_unlink(&mut self, seqnum: u32, victim: u32) -> Result<(), Fault> {
+    pub fn try_unlink(&mut self, seqnum: u32, victim: u32) -> Result<(), ConnectionFault> {
         self.checker.unlink_asked(seqnum, victim);
         self.receive(&peer::unlink(seqnum, victim))
     }
@@ -182,7 +182,7 @@ impl<D: Device + 'static> Loopback<D> {
     }
 
     /// Runs `act` with the device, and lets the exporter handle what it completes.
-    pub fn device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
+    pub fn device<T>(&mut self, act: impl FnOnce(&mut D, &mut CompletionQueue) -> T) -> T {
         let result = self.exporter.with_device(self.now, act).expect("the device was claimed");
         self.advance().expect("a device breaks no rule");
         result
@@ -207,7 +207,7 @@ impl<D: Device + 'static> Loopback<D> {
 
     /// The client disconnects; returns the device if it had one.
     pub fn hang_up(&mut self) -> Option<D> {
-        let spent = Exporter::new(self.now, Limits { receive_bytes: 0, ..Limits::DEFAULT });
+        let spent = Exporter::new(self.now, SessionLimits { receive_bytes: 0, ..SessionLimits::DEFAULT });
         std::mem::replace(&mut self.exporter, spent).finish(self.now)
     }
 }

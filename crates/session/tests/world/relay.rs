@@ -1,16 +1,16 @@
 //! The arrangement in front of a kernel: an exporter over a remote device over another exporter.
 
-use farbus_model::{BufferPool, Completions, Device, EpAddr, Instant, Limits, Status};
-use farbus_session::importer::Greeting;
-use farbus_session::{Handshake, OnReset, Reject, RemoteDevice};
+use farbus_model::{BufferPool, CompletionQueue, Device, EpAddr, Instant, SessionLimits, UrbStatus};
+use farbus_session::importer::HandshakeAnswer;
+use farbus_session::{ImportHandshake, PortResetPolicy, ProtocolViolation, RemoteDevice};
 
 use super::loopback::Loopback;
 use super::peer::{self, BUS_ID, Submit};
 use super::scripted::{Manners, Scripted};
 
 /// A remote device after its handshake with an exporter of `device`.
-pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
-    let mut handshake = Handshake::import(limits, BUS_ID);
+pub fn remote(device: &impl Device, limits: SessionLimits) -> RemoteDevice {
+    let mut handshake = ImportHandshake::import(limits, BUS_ID);
     let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
     handshake.handle_transmitted(asked);
     let mut reply = peer::op(0x0111, 0x0003, 0);
@@ -18,7 +18,7 @@ pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
     let space = handshake.receive_space();
     space[..reply.len()].copy_from_slice(&reply);
     let greeting = handshake.handle_received(reply.len()).expect("an import reply");
-    let Some(Greeting::Imported(record)) = greeting else { panic!("imported, not {greeting:?}") };
+    let Some(HandshakeAnswer::Imported(record)) = greeting else { panic!("imported, not {greeting:?}") };
     let mut remote = handshake.into_device(record);
     remote.set_descriptors(device.descriptors().clone());
     remote
@@ -33,9 +33,9 @@ pub struct Relay {
 
 impl Relay {
     /// A relay with a configured device.
-    pub fn new(manners: Manners, limits: Limits) -> Self {
+    pub fn new(manners: Manners, limits: SessionLimits) -> Self {
         let device = Scripted::new(manners);
-        let near = Loopback::imported_by(remote(&device, limits), limits, OnReset::PassOn);
+        let near = Loopback::imported_by(remote(&device, limits), limits, PortResetPolicy::PassOn);
         let mut relay = Self { near, far: Loopback::imported(device, limits) };
         relay.near.submit(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
         relay.settle();
@@ -79,7 +79,11 @@ impl Relay {
 }
 
 /// Delivers bytes to a remote device.
-pub fn receive(remote: &mut RemoteDevice, mut bytes: &[u8], done: &mut Completions) -> Result<(), Reject> {
+pub fn receive(
+    remote: &mut RemoteDevice,
+    mut bytes: &[u8],
+    done: &mut CompletionQueue,
+) -> Result<(), ProtocolViolation> {
     while !bytes.is_empty() {
         let space = remote.receive_space();
         let count = space.len().min(bytes.len());
@@ -92,12 +96,12 @@ pub fn receive(remote: &mut RemoteDevice, mut bytes: &[u8], done: &mut Completio
 }
 
 /// Completions for a device.
-pub fn completions() -> Completions {
-    Completions::new(BufferPool::new(0))
+pub fn completions() -> CompletionQueue {
+    CompletionQueue::new(BufferPool::new(0))
 }
 
 /// The statuses of everything that a remote device had when its link is lost.
-pub fn lose(remote: &mut RemoteDevice) -> Vec<Status> {
+pub fn lose(remote: &mut RemoteDevice) -> Vec<UrbStatus> {
     let mut done = completions();
     remote.handle_lost(&mut done);
     std::iter::from_fn(|| done.pop()).map(|done| done.status).collect()

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::descriptor::kind;
-use farbus_model::usb::{Recipient, request};
+use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    Completions, Definition, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Selection, Setup,
-    Speed, Status, UrbId,
+    CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, EpAddr, Instant, Payload,
+    SetupPacket, TransferDirection, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 
 /// The behaviour of a device where it has a choice.
@@ -24,10 +24,10 @@ pub struct Manners {
 /// The device: bulk 1, interrupt 2, isochronous 3 in both directions, and bulk 4 where interface 1 is in setting 1.
 #[derive(Debug)]
 pub struct Scripted {
-    descriptors: Descriptors,
-    selection: Selection,
+    descriptors: DescriptorSet,
+    selection: ConfigurationSelection,
     manners: Manners,
-    queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
+    queues: BTreeMap<EpAddr, VecDeque<UrbInFlight>>,
     /// Cancelled requests that were not given back yet.
     withdrawn: Vec<UrbId>,
     /// Whether it was unplugged.
@@ -46,7 +46,7 @@ pub struct Scripted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A control request was carried out.
-    Control(Setup),
+    Control(SetupPacket),
     /// It was reset.
     Reset,
 }
@@ -55,7 +55,7 @@ impl Scripted {
     pub fn new(manners: Manners) -> Self {
         Self {
             descriptors: descriptors().clone(),
-            selection: Selection::default(),
+            selection: ConfigurationSelection::default(),
             manners,
             queues: BTreeMap::new(),
             withdrawn: Vec::new(),
@@ -68,7 +68,7 @@ impl Scripted {
     }
 
     /// Completes the first request of `endpoint` successfully; `false` if there is none.
-    pub fn complete(&mut self, endpoint: EpAddr, done: &mut Completions) -> bool {
+    pub fn complete(&mut self, endpoint: EpAddr, done: &mut CompletionQueue) -> bool {
         let Some(urb) = self.take_first(endpoint) else { return false };
         if endpoint.is_control() {
             self.control(urb, done);
@@ -76,9 +76,9 @@ impl Scripted {
             let packets = urb.iso.iter().map(|packet| farbus_model::IsoPacket { actual: packet.length, ..*packet });
             let packets: Vec<_> = packets.collect();
             let bytes = packets.iter().map(|packet| packet.actual as usize).sum();
-            let data = if urb.direction == Direction::In { vec![urb.id.0 as u8; bytes] } else { Vec::new() };
+            let data = if urb.direction == TransferDirection::In { vec![urb.id.0 as u8; bytes] } else { Vec::new() };
             done.push(urb.done_iso(packets, data.into()));
-        } else if urb.direction == Direction::In {
+        } else if urb.direction == TransferDirection::In {
             let data = vec![urb.id.0 as u8; urb.length as usize];
             done.push(urb.answer(data.into()));
         } else {
@@ -88,13 +88,13 @@ impl Scripted {
     }
 
     /// Ends the first request of `endpoint` with `status`; `false` if there is none.
-    pub fn fail(&mut self, endpoint: EpAddr, status: Status, done: &mut Completions) -> bool {
+    pub fn fail(&mut self, endpoint: EpAddr, status: UrbStatus, done: &mut CompletionQueue) -> bool {
         let urb = self.take_first(endpoint);
         urb.map(|urb| done.push(urb.fail(status))).is_some()
     }
 
     /// Gives the first cancelled request back as cancelled; `false` if there is none.
-    pub fn let_go(&mut self, done: &mut Completions) -> bool {
+    pub fn let_go(&mut self, done: &mut CompletionQueue) -> bool {
         if self.withdrawn.is_empty() {
             return false;
         }
@@ -103,10 +103,10 @@ impl Scripted {
         true
     }
 
-    /// Unplugs it: every request ends as [`Status::Gone`].
-    pub fn unplug(&mut self, done: &mut Completions) {
+    /// Unplugs it: every request ends as [`UrbStatus::Gone`].
+    pub fn unplug(&mut self, done: &mut CompletionQueue) {
         self.is_gone = true;
-        self.withdraw_all(Status::Gone, done);
+        self.withdraw_all(UrbStatus::Gone, done);
     }
 
     /// Number of requests that it holds.
@@ -116,7 +116,7 @@ impl Scripted {
 
     /// Bytes that it may still send, possibly all at once.
     pub fn room(&self) -> usize {
-        let held = self.queues.values().flatten().filter(|urb| urb.direction == Direction::In);
+        let held = self.queues.values().flatten().filter(|urb| urb.direction == TransferDirection::In);
         held.map(|urb| urb.length as usize).sum()
     }
 
@@ -130,54 +130,54 @@ impl Scripted {
         std::mem::take(&mut self.events)
     }
 
-    fn take_first(&mut self, endpoint: EpAddr) -> Option<InFlight> {
+    fn take_first(&mut self, endpoint: EpAddr) -> Option<UrbInFlight> {
         let urb = self.queues.get_mut(&endpoint)?.pop_front()?;
         self.withdrawn.retain(|&id| id != urb.id);
         self.given += 1;
         Some(urb)
     }
 
-    fn give_cancelled(&mut self, id: UrbId, done: &mut Completions) {
+    fn give_cancelled(&mut self, id: UrbId, done: &mut CompletionQueue) {
         for queue in self.queues.values_mut() {
             if let Some(at) = queue.iter().position(|urb| urb.id == id) {
                 let urb = queue.remove(at).expect("found just now");
                 self.given += 1;
-                done.push(urb.fail(Status::Cancelled));
+                done.push(urb.fail(UrbStatus::Cancelled));
             }
         }
     }
 
-    fn control(&mut self, urb: InFlight, done: &mut Completions) {
+    fn control(&mut self, urb: UrbInFlight, done: &mut CompletionQueue) {
         let setup = urb.setup;
         self.events.push(Event::Control(setup));
         let (value, index) = (setup.value as u8, setup.index as u8);
-        let is_known = if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+        let is_known = if setup.is_standard(request::SET_CONFIGURATION, RequestRecipient::Device) {
             let control = self.queues.remove(&EpAddr::CONTROL);
-            self.withdraw_all(Status::Shutdown, done);
+            self.withdraw_all(UrbStatus::Shutdown, done);
             self.queues.extend(control.map(|queue| (EpAddr::CONTROL, queue)));
             self.selection.select_configuration(&self.descriptors, value)
-        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+        } else if setup.is_standard(request::SET_INTERFACE, RequestRecipient::Interface) {
             self.selection.select_interface(&self.descriptors, index, value)
         } else {
             true
         };
-        let is_descriptor = setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device);
+        let is_descriptor = setup.is_standard(request::GET_DESCRIPTOR, RequestRecipient::Device);
         done.push(match urb.direction {
-            _ if !is_known => urb.fail(Status::Stall),
-            Direction::Out => urb.accept(),
-            Direction::In if is_descriptor && setup.value == u16::from(kind::DEVICE) << 8 => {
+            _ if !is_known => urb.fail(UrbStatus::Stall),
+            TransferDirection::Out => urb.accept(),
+            TransferDirection::In if is_descriptor && setup.value == u16::from(kind::DEVICE) << 8 => {
                 let mut data: Payload = self.descriptors.device.to_bytes().as_slice().into();
                 data.truncate(urb.length as usize);
                 urb.answer(data)
             }
-            Direction::In => {
+            TransferDirection::In => {
                 let zeros = vec![0; urb.length as usize];
                 urb.answer(zeros.into())
             }
         });
     }
 
-    fn withdraw_all(&mut self, status: Status, done: &mut Completions) {
+    fn withdraw_all(&mut self, status: UrbStatus, done: &mut CompletionQueue) {
         self.withdrawn.clear();
         for urb in std::mem::take(&mut self.queues).into_values().flatten() {
             self.given += 1;
@@ -187,19 +187,19 @@ impl Scripted {
 }
 
 /// Built once, because small worlds are begun some hundred thousand times.
-fn descriptors() -> &'static Descriptors {
-    static ONCE: OnceLock<Descriptors> = OnceLock::new();
+fn descriptors() -> &'static DescriptorSet {
+    static ONCE: OnceLock<DescriptorSet> = OnceLock::new();
     let interval = Duration::from_micros(125);
     ONCE.get_or_init(|| {
-        Definition::new(0x1209, 0x0001)
+        DeviceDefinition::new(0x1209, 0x0001)
             .names("farbus", "scripted", "")
             .interface(
                 InterfaceDefinition::vendor()
                     .bulk_pair(1)
-                    .interrupt(2, Direction::In, 64, interval)
-                    .interrupt(2, Direction::Out, 64, interval)
-                    .isochronous(3, Direction::In, 1024, interval)
-                    .isochronous(3, Direction::Out, 1024, interval),
+                    .interrupt(2, TransferDirection::In, 64, interval)
+                    .interrupt(2, TransferDirection::Out, 64, interval)
+                    .isochronous(3, TransferDirection::In, 1024, interval)
+                    .isochronous(3, TransferDirection::Out, 1024, interval),
             )
             .interface(InterfaceDefinition::vendor())
             .interface(InterfaceDefinition::vendor().alternate_of_previous().bulk_pair(4))
@@ -208,15 +208,15 @@ fn descriptors() -> &'static Descriptors {
 }
 
 impl Device for Scripted {
-    fn descriptors(&self) -> &Descriptors {
+    fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
 
-    fn speed(&self) -> Speed {
-        Speed::High
+    fn speed(&self) -> UsbSpeed {
+        UsbSpeed::High
     }
 
-    fn selection(&self) -> &Selection {
+    fn selection(&self) -> &ConfigurationSelection {
         &self.selection
     }
 
@@ -224,7 +224,7 @@ impl Device for Scripted {
         self.is_gone
     }
 
-    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, _now: Instant, mut urb: UrbInFlight, done: &mut CompletionQueue) {
         if self.is_broken {
             return drop(urb);
         }
@@ -238,7 +238,7 @@ impl Device for Scripted {
         }
     }
 
-    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
         if !self.manners.cancels_late {
             self.give_cancelled(id, done);
         } else if self.queues.values().flatten().any(|urb| urb.id == id) && !self.withdrawn.contains(&id) {
@@ -246,9 +246,9 @@ impl Device for Scripted {
         }
     }
 
-    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+    fn reset(&mut self, _now: Instant, done: &mut CompletionQueue) {
         self.events.push(Event::Reset);
-        self.withdraw_all(Status::Shutdown, done);
+        self.withdraw_all(UrbStatus::Shutdown, done);
         self.selection.clear();
     }
 }

@@ -3,14 +3,15 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use farbus_gadgets::Emulated;
-use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_model::descriptor::{Configuration, Descriptors, DeviceDescriptor};
+use farbus_gadgets::EmulatedDevice;
+use farbus_gadgets::zero::{SourcePattern, SourceSink};
+use farbus_model::descriptor::{DescriptorSet, DeviceDescriptor, UsbConfiguration};
 use farbus_model::{
-    Completions, Device, Done, EpAddr, Instant, IsoPacket, Limits, Payload, Setup, Speed, Status, Urb, UrbId,
+    CompletionQueue, Device, EpAddr, Instant, IsoPacket, Payload, SessionLimits, SetupPacket, Urb, UrbCompletion,
+    UrbId, UrbStatus, UsbSpeed,
 };
-use farbus_session::importer::Greeting;
-use farbus_session::{Handshake, RemoteDevice};
+use farbus_session::importer::HandshakeAnswer;
+use farbus_session::{ImportHandshake, RemoteDevice};
 
 use super::loopback::Loopback;
 use super::peer::BUS_ID;
@@ -18,11 +19,11 @@ use super::relay::{completions, receive};
 use super::transcript::{Transcript, Who};
 
 /// Limits of a session in which no limit is reached.
-pub const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
+pub const LIMITS: SessionLimits = SessionLimits { receive_bytes: 4096, ..SessionLimits::DEFAULT };
 
 /// The device of the sessions: a source that counts and a sink that checks.
-pub fn zero() -> Emulated<SourceSink> {
-    SourceSink::device(Speed::High, Fill::Mod63, true)
+pub fn zero() -> EmulatedDevice<SourceSink> {
+    SourceSink::device(UsbSpeed::High, SourcePattern::Mod63, true)
 }
 
 /// The bytes of runs of memory.
@@ -31,7 +32,7 @@ pub fn flat(runs: &[IoSlice<'_>]) -> Vec<u8> {
 }
 
 /// Delivers bytes to a handshake; returns its result.
-pub fn greet(handshake: &mut Handshake, mut bytes: &[u8]) -> Option<Greeting> {
+pub fn greet(handshake: &mut ImportHandshake, mut bytes: &[u8]) -> Option<HandshakeAnswer> {
     let mut greeting = None;
     while !bytes.is_empty() {
         let space = handshake.receive_space();
@@ -44,7 +45,7 @@ pub fn greet(handshake: &mut Handshake, mut bytes: &[u8]) -> Option<Greeting> {
 }
 
 /// What a handshake sends.
-pub fn said_by(handshake: &mut Handshake) -> Vec<u8> {
+pub fn said_by(handshake: &mut ImportHandshake) -> Vec<u8> {
     let bytes = flat(&handshake.poll_transmit());
     handshake.handle_transmitted(bytes.len());
     bytes
@@ -53,29 +54,31 @@ pub fn said_by(handshake: &mut Handshake) -> Vec<u8> {
 /// The session of a client that lists the devices.
 pub fn list_session() -> Transcript {
     let mut exporter = Recorded::new();
-    let mut handshake = Handshake::list(LIMITS);
+    let mut handshake = ImportHandshake::list(LIMITS);
     exporter.hears(&said_by(&mut handshake));
     let greeting = greet(&mut handshake, &exporter.says());
-    assert!(matches!(greeting, Some(Greeting::Devices(devices)) if devices.len() == 1));
+    assert!(matches!(greeting, Some(HandshakeAnswer::Devices(devices)) if devices.len() == 1));
     exporter.transcript
 }
 
 /// The session of a client that is refused an unknown device.
 pub fn refused_session() -> Transcript {
     let mut exporter = Recorded::new();
-    let mut handshake = Handshake::import(LIMITS, "7-7");
+    let mut handshake = ImportHandshake::import(LIMITS, "7-7");
     exporter.hears(&said_by(&mut handshake));
     let greeting = greet(&mut handshake, &exporter.says());
-    assert!(matches!(greeting, Some(Greeting::Refused(status)) if status.code() == 4));
+    assert!(matches!(greeting, Some(HandshakeAnswer::Refused(status)) if status.code() == 4));
     exporter.transcript
 }
 
 /// The session of a device: import, enumeration, transfers of every kind, a stall, and both outcomes of an unlink.
 pub fn device_session() -> Transcript {
     let mut exporter = Recorded::new();
-    let mut handshake = Handshake::import(LIMITS, BUS_ID);
+    let mut handshake = ImportHandshake::import(LIMITS, BUS_ID);
     exporter.hears(&said_by(&mut handshake));
-    let Some(Greeting::Imported(record)) = greet(&mut handshake, &exporter.says()) else { panic!("not imported") };
+    let Some(HandshakeAnswer::Imported(record)) = greet(&mut handshake, &exporter.says()) else {
+        panic!("not imported")
+    };
     let mut session = Session { exporter, remote: handshake.into_device(record), done: completions(), next_id: 1 };
     session.enumerate();
     session.transfer();
@@ -88,7 +91,7 @@ pub fn device_session() -> Transcript {
 
 /// An exporter with a record of its bytes and its client's.
 struct Recorded {
-    loopback: Loopback<Emulated<SourceSink>>,
+    loopback: Loopback<EmulatedDevice<SourceSink>>,
     transcript: Transcript,
 }
 
@@ -112,7 +115,7 @@ impl Recorded {
 struct Session {
     exporter: Recorded,
     remote: RemoteDevice,
-    done: Completions,
+    done: CompletionQueue,
     next_id: u64,
 }
 
@@ -133,7 +136,7 @@ impl Session {
         self.exporter.hears(&bytes);
     }
 
-    fn listen(&mut self) -> Vec<Done> {
+    fn listen(&mut self) -> Vec<UrbCompletion> {
         let bytes = self.exporter.says();
         receive(&mut self.remote, &bytes, &mut self.done).expect("an exporter breaks no rule");
         std::iter::from_fn(|| self.done.pop()).collect()
@@ -143,19 +146,19 @@ impl Session {
         self.exporter.loopback.pass(span);
     }
 
-    fn ask(&mut self, make: impl FnOnce(UrbId) -> Urb) -> Done {
+    fn ask(&mut self, make: impl FnOnce(UrbId) -> Urb) -> UrbCompletion {
         self.submit(make);
         self.pass(Duration::from_millis(1));
         self.listen().pop().expect("it is answered by now")
     }
 
-    fn control(&mut self, setup: Setup, data: &[u8]) -> Done {
+    fn control(&mut self, setup: SetupPacket, data: &[u8]) -> UrbCompletion {
         self.ask(|id| Urb::control(id, setup, data.into()))
     }
 
     fn enumerate(&mut self) {
         let descriptor =
-            |kind, index, length| Setup::get_descriptor(kind, index, if kind == 3 { 0x0409 } else { 0 }, length);
+            |kind, index, length| SetupPacket::get_descriptor(kind, index, if kind == 3 { 0x0409 } else { 0 }, length);
         self.control(descriptor(1, 0, 8), &[]);
         let device = self.control(descriptor(1, 0, 18), &[]).payload.into_vec();
         self.control(descriptor(2, 0, 9), &[]);
@@ -163,21 +166,21 @@ impl Session {
         for index in 0..4 {
             self.control(descriptor(3, index, 255), &[]);
         }
-        self.remote.set_descriptors(Descriptors {
+        self.remote.set_descriptors(DescriptorSet {
             device: DeviceDescriptor::parse(&device).expect("a device descriptor"),
-            configurations: vec![Configuration::parse(&configuration).expect("a configuration")],
-            ..Descriptors::default()
+            configurations: vec![UsbConfiguration::parse(&configuration).expect("a configuration")],
+            ..DescriptorSet::default()
         });
-        assert_eq!(self.control(Setup::set_configuration(1), &[]).status, Status::Ok);
+        assert_eq!(self.control(SetupPacket::set_configuration(1), &[]).status, UrbStatus::Ok);
     }
 
     fn transfer(&mut self) {
         let (source, sink) = (EpAddr::from_byte(0x81), EpAddr::from_byte(0x01));
         let came = self.ask(|id| Urb::data_in(id, source, 700)).payload;
         assert_eq!(came.len(), 700);
-        assert_eq!(self.ask(|id| Urb::data_out(id, sink, came)).status, Status::Ok);
-        let write = Setup { request_type: 0x40, request: 0x5b, value: 0, index: 0, length: 5 };
-        let read = Setup { request_type: 0xc0, request: 0x5c, value: 0, index: 0, length: 64 };
+        assert_eq!(self.ask(|id| Urb::data_out(id, sink, came)).status, UrbStatus::Ok);
+        let write = SetupPacket { request_type: 0x40, request: 0x5b, value: 0, index: 0, length: 5 };
+        let read = SetupPacket { request_type: 0xc0, request: 0x5c, value: 0, index: 0, length: 64 };
         self.control(write, b"hello");
         assert_eq!(self.control(read, &[]).payload.into_vec(), b"hello", "a short answer");
         let endpoint = EpAddr::from_byte(0x82);
@@ -203,9 +206,9 @@ impl Session {
 
     fn stall(&mut self) {
         let sink = EpAddr::from_byte(0x01);
-        assert_eq!(self.ask(|id| Urb::data_out(id, sink, Payload::from(vec![0xee; 9]))).status, Status::Stall);
-        assert_eq!(self.control(Setup::clear_halt(sink), &[]).status, Status::Ok);
-        assert_eq!(self.control(Setup::get_descriptor(0x77, 0, 0, 8), &[]).status, Status::Stall);
+        assert_eq!(self.ask(|id| Urb::data_out(id, sink, Payload::from(vec![0xee; 9]))).status, UrbStatus::Stall);
+        assert_eq!(self.control(SetupPacket::clear_halt(sink), &[]).status, UrbStatus::Ok);
+        assert_eq!(self.control(SetupPacket::get_descriptor(0x77, 0, 0, 8), &[]).status, UrbStatus::Stall);
     }
 
     fn withdraw(&mut self) {
@@ -216,12 +219,12 @@ impl Session {
         assert_eq!(self.listen().len(), 1);
         self.remote.cancel(ANY, waiting, &mut self.done);
         self.speak();
-        assert_eq!(self.listen()[0].status, Status::Cancelled);
+        assert_eq!(self.listen()[0].status, UrbStatus::Cancelled);
         // The answer of this request is on its way when it is unlinked.
         let source = EpAddr::from_byte(0x81);
         let answered = self.submit(|id| Urb::data_in(id, source, 4));
         self.remote.cancel(ANY, answered, &mut self.done);
         self.speak();
-        assert_eq!(self.listen()[0].status, Status::Ok);
+        assert_eq!(self.listen()[0].status, UrbStatus::Ok);
     }
 }

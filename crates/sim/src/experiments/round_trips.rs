@@ -9,17 +9,17 @@
 
 use std::collections::VecDeque;
 
-use farbus_realtime::pipe::{self, Stage};
-use farbus_realtime::schedule::{Criticality, Options, Plan, Refusal, plan};
-use farbus_realtime::transfer::Direction;
-use farbus_realtime::vcpu::Reserve;
+use farbus_realtime::pipe::{self, PathSegment};
+use farbus_realtime::schedule::{BusSchedule, EndpointCriticality, ScheduleOptions, ScheduleRefusal, plan};
+use farbus_realtime::transfer::BusDirection;
+use farbus_realtime::vcpu::VcpuReserve;
 
-use super::paper::RoundTrips;
+use super::paper::RoundTripScenario;
 use super::throughput::{bulk, camera};
-use crate::bus::{Completion, Controller};
+use crate::bus::{AsynchronousCompletion, SimulatedController};
 use crate::histogram::Histogram;
-use crate::processor::{Processor, Role, TaskId};
-use crate::random::Random;
+use crate::processor::{SimulatedProcessor, TaskId, TaskRole};
+use crate::random::SimulationRng;
 
 /// Every thread's period (Table 3).
 const PERIOD_NS: u64 = 250_000;
@@ -46,7 +46,7 @@ const BOTTOM_HALF: TaskId = 3;
 
 /// The results.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct RoundTripResults {
     /// Round trips of messages.
     pub latencies: Histogram,
     /// Equation 10 with the `c` of all that the cameras leave, in nanoseconds.
@@ -56,36 +56,36 @@ pub struct Seen {
 }
 
 /// The plan of a scenario of Table 2 in mode `Sound`.
-pub fn planned(scenario: &RoundTrips) -> Result<Plan, Refusal> {
-    let cameras = [camera(1, Criticality::High, 1), camera(2, Criticality::High, 2)];
+pub fn planned(scenario: &RoundTripScenario) -> Result<BusSchedule, ScheduleRefusal> {
+    let cameras = [camera(1, EndpointCriticality::High, 1), camera(2, EndpointCriticality::High, 2)];
     let of = |ids: [u32; 2], direction| {
         ids.map(|id| bulk(id, direction, scenario.budget_bytes, scenario.period)).into_iter().flatten()
     };
-    let bulks = of(SENDS, Direction::In).chain(of(GETS, Direction::Out));
-    plan(&cameras.into_iter().flatten().chain(bulks).collect::<Vec<_>>(), Options::default())
+    let bulks = of(SENDS, BusDirection::In).chain(of(GETS, BusDirection::Out));
+    plan(&cameras.into_iter().flatten().chain(bulks).collect::<Vec<_>>(), ScheduleOptions::default())
 }
 
 /// Equation 10, with Equation 6 for all that the cameras leave of the bus, as the paper has it.
-pub fn bound_ns(scenario: &RoundTrips, plan: &Plan) -> u64 {
+pub fn bound_ns(scenario: &RoundTripScenario, plan: &BusSchedule) -> u64 {
     let bulks = || plan.requests().iter().filter(|request| !request.shape.is_periodic());
     let pass_ps: u64 = bulks().map(|r| u64::from(r.shape.burst_packets()) * r.shape.packet_ps()).sum();
     let passes = bulks().map(|r| u64::from(r.shape.passes(scenario.budget_bytes))).max().unwrap_or(0);
     let intervals = (passes * pass_ps).div_ceil(plan.reservation_max_ps());
-    let server = Stage::Server { period_ns: PERIOD_NS };
-    let transfer = |intervals| Stage::Transfer { intervals, interval_ns: 125_000, interrupt_every_ns: 0 };
+    let server = PathSegment::Server { period_ns: PERIOD_NS };
+    let transfer = |intervals| PathSegment::Transfer { intervals, interval_ns: 125_000, interrupt_every_ns: 0 };
     let (board, router) = ([server, transfer(1)], [transfer(intervals), server, server]);
     2 * pipe::worst_ns(&[&board[..], &router, &router, &board].concat())
 }
 
 /// Runs a scenario for `seconds` of bus time.
-pub fn run(scenario: &RoundTrips, seconds: u64, seed: u64) -> Result<Seen, Refusal> {
+pub fn run(scenario: &RoundTripScenario, seconds: u64, seed: u64) -> Result<RoundTripResults, ScheduleRefusal> {
     let plan = planned(scenario)?;
     let bound_ns = bound_ns(scenario, &plan);
-    let mut seen = Seen { latencies: Histogram::new(20_000), bound_ns, missed: 0 };
-    let mut random = Random::new(seed);
+    let mut seen = RoundTripResults { latencies: Histogram::new(20_000), bound_ns, missed: 0 };
+    let mut random = SimulationRng::new(seed);
     let mut left_s = seconds;
     while left_s > 0 {
-        let mut world = World::boot(scenario, &plan, random.bits());
+        let mut world = RoundTripSimulation::boot(scenario, &plan, random.bits());
         for _ in 0..left_s.min(BOOT_S) * 8000 {
             world.step(&mut seen.latencies);
         }
@@ -97,14 +97,14 @@ pub fn run(scenario: &RoundTrips, seconds: u64, seed: u64) -> Result<Seen, Refus
 
 /// The messages of one budget, under way.
 #[derive(Clone, Copy, Debug)]
-struct Batch {
+struct MessageBatch {
     /// The board that sent them first.
     origin: usize,
     is_pong: bool,
     since_ns: u64,
 }
 
-impl Batch {
+impl MessageBatch {
     /// The board they go to.
     fn target(&self) -> usize {
         if self.is_pong { self.origin } else { 1 - self.origin }
@@ -112,38 +112,38 @@ impl Batch {
 }
 
 /// A machine, with the messages that wait for each of its threads.
-struct Machine {
-    processor: Processor,
+struct SimulatedMachine {
+    processor: SimulatedProcessor,
     /// Transfers that the bottom half has not processed.
-    for_bottom_half: VecDeque<Batch>,
-    for_rx: VecDeque<Batch>,
-    for_tx: VecDeque<Batch>,
+    for_bottom_half: VecDeque<MessageBatch>,
+    for_rx: VecDeque<MessageBatch>,
+    for_tx: VecDeque<MessageBatch>,
     /// When each thread looks first.
     first_ns: [u64; 3],
     begun: usize,
 }
 
-struct World<'a> {
-    scenario: &'a RoundTrips,
-    bus: Controller,
-    boards: [Machine; 2],
-    router: Machine,
+struct RoundTripSimulation<'a> {
+    scenario: &'a RoundTripScenario,
+    bus: SimulatedController,
+    boards: [SimulatedMachine; 2],
+    router: SimulatedMachine,
     /// Requests for a controller's next interval.
-    outbox: Vec<(u32, Batch)>,
-    under_way: [VecDeque<Batch>; 4],
-    ended: Vec<Completion>,
+    outbox: Vec<(u32, MessageBatch)>,
+    under_way: [VecDeque<MessageBatch>; 4],
+    ended: Vec<AsynchronousCompletion>,
     next_send_ns: [u64; 2],
 }
 
-impl Machine {
-    fn new(has_bottom_half: bool, random: &mut Random) -> Self {
-        let reserved = |budget_ns| Role::Reserved(Reserve { budget_ns, period_ns: PERIOD_NS });
+impl SimulatedMachine {
+    fn new(has_bottom_half: bool, random: &mut SimulationRng) -> Self {
+        let reserved = |budget_ns| TaskRole::Reserved(VcpuReserve { budget_ns, period_ns: PERIOD_NS });
         let mut roles = vec![reserved(LOOK_NS), reserved(LOOK_NS), reserved(BESIDE_NS)];
         if has_bottom_half {
-            roles.push(Role::BottomHalf { utilization_ppm: BOTTOM_HALF_PPM, period_ns: PERIOD_NS });
+            roles.push(TaskRole::BottomHalf { utilization_ppm: BOTTOM_HALF_PPM, period_ns: PERIOD_NS });
         }
         Self {
-            processor: Processor::quest(&roles),
+            processor: SimulatedProcessor::quest(&roles),
             for_bottom_half: VecDeque::new(),
             for_rx: VecDeque::new(),
             for_tx: VecDeque::new(),
@@ -176,17 +176,17 @@ impl Machine {
     }
 }
 
-impl<'a> World<'a> {
-    fn boot(scenario: &'a RoundTrips, plan: &Plan, seed: u64) -> Self {
-        let mut random = Random::new(seed);
-        let boards = [(); 2].map(|()| Machine::new(false, &mut random));
-        let router = Machine::new(true, &mut random);
+impl<'a> RoundTripSimulation<'a> {
+    fn boot(scenario: &'a RoundTripScenario, plan: &BusSchedule, seed: u64) -> Self {
+        let mut random = SimulationRng::new(seed);
+        let boards = [(); 2].map(|()| SimulatedMachine::new(false, &mut random));
+        let router = SimulatedMachine::new(true, &mut random);
         let every_ns = 2 * u64::from(scenario.period) * 125_000;
         let first_ns = random.below(every_ns);
         let next_send_ns = [first_ns, first_ns + random.below(125_000)];
         Self {
             scenario,
-            bus: Controller::new(plan, 0, random),
+            bus: SimulatedController::new(plan, 0, random),
             boards,
             router,
             outbox: Vec::new(),
@@ -206,7 +206,7 @@ impl<'a> World<'a> {
         self.ended.clear();
         self.ended.extend_from_slice(self.bus.step());
         for at in 0..self.ended.len() {
-            let Completion { id, at_ps, .. } = self.ended[at];
+            let AsynchronousCompletion { id, at_ps, .. } = self.ended[at];
             let Some(batch) = self.under_way[(id - SENDS[0]) as usize].pop_front() else { continue };
             self.run_router(at_ps / 1000);
             self.router.processor.interrupt(TOP_HALF_NS);
@@ -227,7 +227,7 @@ impl<'a> World<'a> {
             while self.next_send_ns[board] < end_ns {
                 let since_ns = self.next_send_ns[board];
                 self.run_board(board, since_ns, latencies);
-                self.boards[board].for_tx.push_back(Batch { origin: board, is_pong: false, since_ns });
+                self.boards[board].for_tx.push_back(MessageBatch { origin: board, is_pong: false, since_ns });
                 self.next_send_ns[board] += 2 * u64::from(self.scenario.period) * 125_000;
             }
             self.run_board(board, end_ns, latencies);
@@ -253,7 +253,7 @@ impl<'a> World<'a> {
                     if batch.is_pong {
                         latencies.add(board.processor.now_ns() - batch.since_ns, messages);
                     } else {
-                        board.for_tx.push_back(Batch { is_pong: true, ..batch });
+                        board.for_tx.push_back(MessageBatch { is_pong: true, ..batch });
                     }
                 }
             }

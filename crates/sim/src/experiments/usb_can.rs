@@ -1,21 +1,21 @@
 //! Section 6.2: a USB-CAN device with five channels and a small buffer, one endpoint each way, and one processor on
 //! which its driver, tasks that read and write, and CPU-bound tasks run (Tables 7 to 9, Figures 12 to 16).
 //!
-//! What the paper leaves open is chosen so. Costs are those of [`Costs`]. On Linux a bottom half falls behind only
+//! What the paper leaves open is chosen so. Costs are those of [`ProcessingCosts`]. On Linux a bottom half falls behind only
 //! where another device has much to do at once: its *storms* are of that device, at random, and their mean distance is
 //! the one number here that was fitted, to the last row of Table 9 (`mean_ns` of [`STORMS`]); the other rows and all
 //! figures follow from it. On Quest the same storms have an I/O VCPU of their own.
 
 use farbus_realtime::pipe::fill_ns;
-use farbus_realtime::vcpu::{Load, Overload, Reserve, admit};
+use farbus_realtime::vcpu::{VcpuLoad, VcpuOverload, VcpuReserve, admit};
 
-use crate::can::{CHANNELS, Device, Format, MESSAGE_BYTES, Traffic};
-use crate::processor::{Processor, Role, Settings, TaskId};
-use crate::random::Random;
+use crate::can::{CHANNELS, CanIdentifierFormat, CanTraffic, MESSAGE_BYTES, SimulatedCanDevice};
+use crate::processor::{LinuxSchedulerSettings, SimulatedProcessor, TaskId, TaskRole};
+use crate::random::SimulationRng;
 
 /// Bursts of work of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Storms {
+pub struct InterruptStorms {
     /// The shortest, in nanoseconds of its bottom half.
     pub least_ns: u64,
     /// The longest: with the whole processor it ends before the buffer of the USB-CAN device is full.
@@ -27,8 +27,8 @@ pub struct Storms {
 }
 
 /// The storms of Linux's rows of Table 9.
-pub const STORMS: Storms =
-    Storms { least_ns: 3_000_000, most_ns: 6_000_000, pause_ns: 20_000_000, mean_ns: 80_000_000 };
+pub const STORMS: InterruptStorms =
+    InterruptStorms { least_ns: 3_000_000, most_ns: 6_000_000, pause_ns: 20_000_000, mean_ns: 80_000_000 };
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MICROFRAME_NS: u64 = 125_000;
@@ -39,7 +39,7 @@ const OUT_MESSAGES: usize = 16;
 
 /// The simulated kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
+pub enum SimulatedKernel {
     /// Quest.
     Quest,
     /// Linux.
@@ -48,7 +48,7 @@ pub enum Kernel {
 
 /// The users of the channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Users {
+pub enum ChannelUsers {
     /// None: the channels are closed.
     None,
     /// A task per channel, without a reserve.
@@ -59,24 +59,24 @@ pub enum Users {
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct UsbCanScenario {
     /// The kernel.
-    pub kernel: Kernel,
+    pub kernel: SimulatedKernel,
     /// How long, in seconds.
     pub seconds: u64,
     /// CPU-bound tasks, each with 1 ms in 7.
     pub cpu_bound: usize,
     /// The users of the channels.
-    pub users: Users,
+    pub users: ChannelUsers,
     /// The channels.
-    pub traffic: [Traffic; CHANNELS],
+    pub traffic: [CanTraffic; CHANNELS],
     /// The other device's bursts.
-    pub storms: Storms,
+    pub storms: InterruptStorms,
 }
 
 /// Processor times, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Costs {
+pub struct ProcessingCosts {
     /// The top half of an interrupt.
     pub top_half: u64,
     /// The bottom half at the end of a transfer.
@@ -91,12 +91,17 @@ pub struct Costs {
 }
 
 /// Assumed, except the last: the paper states the time of 128 messages.
-pub const COSTS: Costs =
-    Costs { top_half: 1_000, bottom_half: 10_000, receive: 10_000, receive_message: 5_000, user_message: 15_000 };
+pub const COSTS: ProcessingCosts = ProcessingCosts {
+    top_half: 1_000,
+    bottom_half: 10_000,
+    receive: 10_000,
+    receive_message: 5_000,
+    user_message: 15_000,
+};
 
 /// The receiving thread, and CPU-bound tasks (section 6.2.1).
-const RECEIVER: Reserve = Reserve { budget_ns: 2_000_000, period_ns: 14_000_000 };
-const CPU_BOUND: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 7_000_000 };
+const RECEIVER: VcpuReserve = VcpuReserve { budget_ns: 2_000_000, period_ns: 14_000_000 };
+const CPU_BOUND: VcpuReserve = VcpuReserve { budget_ns: 1_000_000, period_ns: 7_000_000 };
 /// The I/O VCPU of the USB controller has 1 %; the other device's has what Equation 1 leaves.
 const USB_PPM: u32 = 10_000;
 const OTHER_PPM: u32 = 1_000;
@@ -110,7 +115,7 @@ const FIRST_CPU_BOUND: TaskId = 3;
 
 /// The results.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct UsbCanResults {
     /// Messages that the device overwrote. The paper does not say what it counts; if it counts messages, its Table 9
     /// agrees with the losses of its Figure 13.
     pub overruns: u64,
@@ -120,12 +125,12 @@ pub struct Seen {
     /// period give them; the mean.
     pub counter_error: f64,
     /// The result of Equation 1 for the processor.
-    pub load: Result<Load, Overload>,
+    pub load: Result<VcpuLoad, VcpuOverload>,
 }
 
 /// Table 7.
-pub fn table_7() -> [Traffic; CHANNELS] {
-    use Format::{Extended, Standard};
+pub fn table_7() -> [CanTraffic; CHANNELS] {
+    use CanIdentifierFormat::{Extended, Standard};
     let shares = [
         (500_000, 10, Standard),
         (250_000, 20, Extended),
@@ -133,26 +138,26 @@ pub fn table_7() -> [Traffic; CHANNELS] {
         (500_000, 40, Extended),
         (500_000, 69, Standard),
     ];
-    shares.map(|(bits_per_s, percent, format)| Traffic::share(bits_per_s, percent, format))
+    shares.map(|(bits_per_s, percent, format)| CanTraffic::share(bits_per_s, percent, format))
 }
 
 /// Figures 13 and 14: CAN4 and CAN5 are Arduinos, a frame each 363.4 to 366.2 us.
-pub fn input() -> [Traffic; CHANNELS] {
-    let arduino = Traffic::In { least_ns: 363_400, most_ns: 366_200 };
+pub fn input() -> [CanTraffic; CHANNELS] {
+    let arduino = CanTraffic::In { least_ns: 363_400, most_ns: 366_200 };
     let [can1, can2, can3, ..] = table_7();
     [can1, can2, can3, arduino, arduino]
 }
 
 /// Figures 15 and 16: CAN4 and CAN5 take a frame each 325.4 to 327.5 us.
-pub fn output() -> [Traffic; CHANNELS] {
-    let arduino = Traffic::Out { least_ns: 325_400, most_ns: 327_500 };
+pub fn output() -> [CanTraffic; CHANNELS] {
+    let arduino = CanTraffic::Out { least_ns: 325_400, most_ns: 327_500 };
     let [can1, can2, can3, ..] = table_7();
     [can1, can2, can3, arduino, arduino]
 }
 
 /// Runs a scenario. The same seed has the same frames and bursts on both kernels.
-pub fn run(setting: &Setting, seed: u64) -> Seen {
-    let mut world = World::new(setting, seed);
+pub fn run(setting: &UsbCanScenario, seed: u64) -> UsbCanResults {
+    let mut world = UsbCanSimulation::new(setting, seed);
     world.play();
     let expected_ns = setting.seconds * SECOND_NS / CPU_BOUND.period_ns * CPU_BOUND.budget_ns;
     let ran = (0..setting.cpu_bound).map(|task| world.processor.ran_ns(FIRST_CPU_BOUND + task) as f64);
@@ -162,7 +167,7 @@ pub fn run(setting: &Setting, seed: u64) -> Seen {
         seconds.truncate(setting.seconds as usize);
         seconds.drain(..seconds.len().min(1));
     }
-    Seen {
+    UsbCanResults {
         overruns: world.device.overruns().iter().sum(),
         frames,
         counter_error: steps_ahead / setting.cpu_bound.max(1) as f64,
@@ -172,7 +177,7 @@ pub fn run(setting: &Setting, seed: u64) -> Seen {
 
 /// A channel's pipe and the task at its end.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pipe {
+struct ChannelPipe {
     /// Messages in its buffer.
     buffered: usize,
     /// Messages that its task is processing.
@@ -185,15 +190,15 @@ struct Pipe {
     next_ns: u64,
 }
 
-struct World {
-    setting: Setting,
-    processor: Processor,
-    device: Device,
-    random: Random,
-    storms: Random,
-    pipes: [Pipe; CHANNELS],
+struct UsbCanSimulation {
+    setting: UsbCanScenario,
+    processor: SimulatedProcessor,
+    device: SimulatedCanDevice,
+    random: SimulationRng,
+    storms: SimulationRng,
+    pipes: [ChannelPipe; CHANNELS],
     frames: [Vec<u64>; CHANNELS],
-    load: Result<Load, Overload>,
+    load: Result<VcpuLoad, VcpuOverload>,
     /// A transfer from the device is under way.
     is_reading: bool,
     /// Messages that were read and that the bottom half has not processed.
@@ -207,38 +212,39 @@ struct World {
     storm_ns: u64,
 }
 
-impl World {
-    fn new(setting: &Setting, seed: u64) -> Self {
+impl UsbCanSimulation {
+    fn new(setting: &UsbCanScenario, seed: u64) -> Self {
         let mut mains = vec![RECEIVER];
         mains.extend(std::iter::repeat_n(CPU_BOUND, setting.cpu_bound));
-        let bottom_half = |utilization_ppm, period_ns| Role::BottomHalf { utilization_ppm, period_ns };
+        let bottom_half = |utilization_ppm, period_ns| TaskRole::BottomHalf { utilization_ppm, period_ns };
         let mut roles = vec![bottom_half(USB_PPM, RECEIVER.period_ns), bottom_half(OTHER_PPM, OTHER_PERIOD_NS)];
-        if setting.users == Users::None {
+        if setting.users == ChannelUsers::None {
             // The channels are closed, so there is nothing to receive.
             mains.remove(0);
-            roles.push(Role::Ordinary);
+            roles.push(TaskRole::Ordinary);
         }
-        if setting.users == Users::Pipes {
+        if setting.users == ChannelUsers::Pipes {
             mains.extend(setting.traffic.iter().map(pipe_reserve));
         }
-        roles.extend(mains.iter().map(|&reserve| Role::Reserved(reserve)));
-        if setting.users == Users::Ordinary {
-            roles.extend([Role::Ordinary; CHANNELS]);
+        roles.extend(mains.iter().map(|&reserve| TaskRole::Reserved(reserve)));
+        if setting.users == ChannelUsers::Ordinary {
+            roles.extend([TaskRole::Ordinary; CHANNELS]);
         }
         let processor = match setting.kernel {
-            Kernel::Quest => Processor::quest(&roles),
-            Kernel::Linux => Processor::linux(&roles, Settings::default()),
+            SimulatedKernel::Quest => SimulatedProcessor::quest(&roles),
+            SimulatedKernel::Linux => SimulatedProcessor::linux(&roles, LinuxSchedulerSettings::default()),
         };
-        let mut random = Random::new(seed);
-        let mut storms = Random::new(random.bits());
+        let mut random = SimulationRng::new(seed);
+        let mut storms = SimulationRng::new(random.bits());
         let outlets = setting.traffic.iter().filter(|traffic| !traffic.is_in()).count();
-        let is_open = setting.users != Users::None;
-        let first_ns = |traffic: &Traffic| if is_open { traffic.frame_ns(&mut random) } else { u64::MAX };
-        let pipes = setting.traffic.each_ref().map(first_ns).map(|next_ns| Pipe { next_ns, ..Pipe::default() });
+        let is_open = setting.users != ChannelUsers::None;
+        let first_ns = |traffic: &CanTraffic| if is_open { traffic.frame_ns(&mut random) } else { u64::MAX };
+        let pipes =
+            setting.traffic.each_ref().map(first_ns).map(|next_ns| ChannelPipe { next_ns, ..ChannelPipe::default() });
         Self {
             setting: *setting,
             processor,
-            device: Device::new(outlets),
+            device: SimulatedCanDevice::new(outlets),
             random,
             storm_ns: storms.wait_ns(setting.storms.mean_ns),
             storms,
@@ -257,7 +263,7 @@ impl World {
         for task in 0..self.setting.cpu_bound {
             self.processor.give(FIRST_CPU_BOUND + task, u64::MAX / 2);
         }
-        if self.setting.users != Users::None {
+        if self.setting.users != ChannelUsers::None {
             (0..CHANNELS).for_each(|channel| self.engage(channel));
         }
         let end_ns = self.setting.seconds * SECOND_NS;
@@ -273,7 +279,7 @@ impl World {
             let now_ns = self.processor.now_ns();
             if self.storm_ns <= now_ns {
                 self.processor.interrupt(COSTS.top_half);
-                let Storms { least_ns, most_ns, pause_ns, mean_ns } = self.setting.storms;
+                let InterruptStorms { least_ns, most_ns, pause_ns, mean_ns } = self.setting.storms;
                 self.processor.give(STORM, self.storms.between(least_ns, most_ns));
                 self.storm_ns = now_ns + pause_ns + self.storms.wait_ns(mean_ns);
             }
@@ -359,7 +365,7 @@ impl World {
             return;
         }
         self.received = std::mem::take(&mut self.arrived);
-        let out = |pipe: &Pipe| if !pipe.is_busy { pipe.buffered.min(OUT_MESSAGES) } else { 0 };
+        let out = |pipe: &ChannelPipe| if !pipe.is_busy { pipe.buffered.min(OUT_MESSAGES) } else { 0 };
         let outlets = self.setting.traffic.iter().zip(&self.pipes).filter(|(traffic, _)| !traffic.is_in());
         let leaving: usize = outlets.map(|(_, pipe)| out(pipe)).sum();
         let messages = self.received.iter().sum::<u64>() + leaving as u64;
@@ -429,8 +435,8 @@ impl World {
 }
 
 /// Budget and period by Little's law, from the channel's highest rate.
-fn pipe_reserve(traffic: &Traffic) -> Reserve {
+fn pipe_reserve(traffic: &CanTraffic) -> VcpuReserve {
     let buffer_bytes = (PIPE_MESSAGES * MESSAGE_BYTES) as u64;
     let bits_per_s = traffic.frames_per_s() * 8 * MESSAGE_BYTES as u64;
-    Reserve { budget_ns: 2_000_000, period_ns: fill_ns(buffer_bytes, bits_per_s, SECOND_NS) }
+    VcpuReserve { budget_ns: 2_000_000, period_ns: fill_ns(buffer_bytes, bits_per_s, SECOND_NS) }
 }

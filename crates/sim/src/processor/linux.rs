@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use super::role::{Choice, Role, TaskId, Turns};
+use super::role::{RoundRobinQueue, TaskChoice, TaskId, TaskRole};
 
 /// Settings that the kernel leaves to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct LinuxSchedulerSettings {
     /// Soft interrupts that take longer at a time are left to `ksoftirqd`: `MAX_SOFTIRQ_TIME` of `kernel/softirq.c`, 2
     /// ms.
     pub softirq_ns_max: u64,
@@ -21,7 +21,7 @@ pub struct Settings {
     pub reclaims: bool,
 }
 
-impl Default for Settings {
+impl Default for LinuxSchedulerSettings {
     /// The constants of `kernel/softirq.c`; the slice of `kernel/sched/fair.c` on two processors; and reclaiming, which
     /// the paper assumes.
     fn default() -> Self {
@@ -30,45 +30,45 @@ impl Default for Settings {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Linux {
-    settings: Settings,
-    classes: Vec<Class>,
+pub(super) struct LinuxScheduler {
+    settings: LinuxSchedulerSettings,
+    classes: Vec<SchedulingClass>,
     /// Raised soft interrupts, one entry per job, in the order in which they are served.
     raised: VecDeque<TaskId>,
     spent_ns: u64,
     restarts: u32,
     /// `ksoftirqd` serves them until none is left.
     is_demoted: bool,
-    fair: Turns,
+    fair: RoundRobinQueue,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Class {
-    Deadline(Deadline),
+enum SchedulingClass {
+    Deadline(ConstantBandwidthServer),
     Soft,
     Fair,
 }
 
 /// A constant-bandwidth server (Abeni and Buttazzo 1998), as `kernel/sched/deadline.c` has it.
 #[derive(Clone, Copy, Debug)]
-struct Deadline {
+struct ConstantBandwidthServer {
     budget_ns: u64,
     period_ns: u64,
     left_ns: u64,
     deadline_ns: u64,
 }
 
-impl Linux {
-    pub(super) fn new(roles: &[Role], settings: Settings) -> Self {
-        let class = |role: &Role| match *role {
-            Role::Reserved(reserve) => Class::Deadline(Deadline {
+impl LinuxScheduler {
+    pub(super) fn new(roles: &[TaskRole], settings: LinuxSchedulerSettings) -> Self {
+        let class = |role: &TaskRole| match *role {
+            TaskRole::Reserved(reserve) => SchedulingClass::Deadline(ConstantBandwidthServer {
                 budget_ns: reserve.budget_ns,
                 period_ns: reserve.period_ns,
                 left_ns: reserve.budget_ns,
                 deadline_ns: 0,
             }),
-            Role::BottomHalf { .. } => Class::Soft,
-            Role::Ordinary => Class::Fair,
+            TaskRole::BottomHalf { .. } => SchedulingClass::Soft,
+            TaskRole::Ordinary => SchedulingClass::Fair,
         };
         Self {
             settings,
@@ -77,7 +77,7 @@ impl Linux {
             spent_ns: 0,
             restarts: 0,
             is_demoted: false,
-            fair: Turns::new(settings.slice_ns),
+            fair: RoundRobinQueue::new(settings.slice_ns),
         }
     }
 
@@ -88,8 +88,8 @@ impl Linux {
 
     pub(super) fn wake(&mut self, now_ns: u64, task: TaskId, is_first: bool) {
         match &mut self.classes[task] {
-            Class::Deadline(server) if is_first => server.wake(now_ns),
-            Class::Soft => {
+            SchedulingClass::Deadline(server) if is_first => server.wake(now_ns),
+            SchedulingClass::Soft => {
                 if self.raised.is_empty() {
                     (self.spent_ns, self.restarts, self.is_demoted) = (0, 0, false);
                 } else {
@@ -102,33 +102,33 @@ impl Linux {
         }
     }
 
-    pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> Choice {
+    pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> TaskChoice {
         if let (Some(&task), false) = (self.raised.front(), self.is_demoted) {
             let left_ns = self.settings.softirq_ns_max.saturating_sub(self.spent_ns).max(1);
-            return Choice { task: Some(task), until_ns: now_ns + left_ns };
+            return TaskChoice { task: Some(task), until_ns: now_ns + left_ns };
         }
         let mut until_ns = u64::MAX;
         let first = self.earliest(now_ns, &has_job, &mut until_ns);
         if let Some(task) = first {
             let left_ns = match &self.classes[task] {
                 // At the slowest rate of consumption the budget lasts longer; the scheduler then asks again.
-                Class::Deadline(server) => server.left_ns,
+                SchedulingClass::Deadline(server) => server.left_ns,
                 _ => 1,
             };
-            return Choice { task: Some(task), until_ns: until_ns.min(now_ns + left_ns.max(1)) };
+            return TaskChoice { task: Some(task), until_ns: until_ns.min(now_ns + left_ns.max(1)) };
         }
         let (ksoftirqd, raised) = (self.ksoftirqd(), self.raised.front().copied());
         let classes = &self.classes;
         let wants = |task: TaskId| match classes.get(task) {
-            Some(class) => matches!(class, Class::Fair) && has_job(task),
+            Some(class) => matches!(class, SchedulingClass::Fair) && has_job(task),
             None => raised.is_some(),
         };
         match self.fair.choose(ksoftirqd + 1, wants) {
             Some((task, slice_ns)) => {
                 let task = if task == ksoftirqd { raised } else { Some(task) };
-                Choice { task, until_ns: until_ns.min(now_ns + slice_ns) }
+                TaskChoice { task, until_ns: until_ns.min(now_ns + slice_ns) }
             }
-            None => Choice { task: None, until_ns },
+            None => TaskChoice { task: None, until_ns },
         }
     }
 
@@ -136,7 +136,7 @@ impl Linux {
     fn earliest(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool, until_ns: &mut u64) -> Option<TaskId> {
         let mut first: Option<(u64, TaskId)> = None;
         for (task, class) in self.classes.iter_mut().enumerate().filter(|(task, _)| has_job(*task)) {
-            let Class::Deadline(server) = class else { continue };
+            let SchedulingClass::Deadline(server) = class else { continue };
             if !server.may_run(now_ns) {
                 *until_ns = (*until_ns).min(server.deadline_ns);
             } else if first.is_none_or(|other| (server.deadline_ns, task) < other) {
@@ -148,7 +148,7 @@ impl Linux {
 
     pub(super) fn charge(&mut self, task: TaskId, ran_ns: u64, is_finished: bool, has_job: impl Fn(TaskId) -> bool) {
         match self.classes[task] {
-            Class::Soft => {
+            SchedulingClass::Soft => {
                 if self.is_demoted {
                     self.fair.charge(self.ksoftirqd(), ran_ns);
                 } else {
@@ -159,23 +159,23 @@ impl Linux {
                     self.raised.pop_front();
                 }
             }
-            Class::Deadline(_) => self.use_up(task, ran_ns, has_job),
-            Class::Fair => self.fair.charge(task, ran_ns),
+            SchedulingClass::Deadline(_) => self.use_up(task, ran_ns, has_job),
+            SchedulingClass::Fair => self.fair.charge(task, ran_ns),
         }
     }
 
     /// Takes `ran_ns` from a budget, or less if other tasks leave theirs.
     fn use_up(&mut self, task: TaskId, ran_ns: u64, has_job: impl Fn(TaskId) -> bool) {
-        let share = |server: &Deadline| server.budget_ns * PPM / server.period_ns.max(1);
-        let blocked = |(other, class): (TaskId, &Class)| match class {
-            Class::Deadline(server) if other != task && !has_job(other) => share(server),
+        let share = |server: &ConstantBandwidthServer| server.budget_ns * PPM / server.period_ns.max(1);
+        let blocked = |(other, class): (TaskId, &SchedulingClass)| match class {
+            SchedulingClass::Deadline(server) if other != task && !has_job(other) => share(server),
             _ => 0,
         };
         let left_ppm = match self.settings.reclaims {
             true => PPM.saturating_sub(self.classes.iter().enumerate().map(blocked).sum()),
             false => PPM,
         };
-        if let Class::Deadline(server) = &mut self.classes[task] {
+        if let SchedulingClass::Deadline(server) = &mut self.classes[task] {
             server.left_ns = server.left_ns.saturating_sub((ran_ns * left_ppm).div_ceil(PPM));
         }
     }
@@ -183,7 +183,7 @@ impl Linux {
 
 const PPM: u64 = 1_000_000;
 
-impl Deadline {
+impl ConstantBandwidthServer {
     /// The rest of the budget is kept if it is within the task's share until the deadline.
     fn wake(&mut self, now_ns: u64) {
         let ahead_ns = u128::from(self.deadline_ns.saturating_sub(now_ns));

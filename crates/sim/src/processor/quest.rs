@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 
 use farbus_realtime::vcpu::{InheritingServer, SporadicServer};
 
-use super::role::{Choice, Role, TaskId, Turns};
+use super::role::{RoundRobinQueue, TaskChoice, TaskId, TaskRole};
 
 /// How long a task without a reserve runs before the next of them does.
 const SLICE_NS: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
-pub(super) struct Quest {
-    servers: Vec<Server>,
-    background: Turns,
+pub(super) struct QuestScheduler {
+    servers: Vec<QuestServer>,
+    background: RoundRobinQueue,
 }
 
 #[derive(Clone, Debug)]
-enum Server {
+enum QuestServer {
     Main(SporadicServer),
     Io {
         server: InheritingServer,
@@ -27,37 +27,37 @@ enum Server {
     Background,
 }
 
-impl Quest {
-    pub(super) fn new(roles: &[Role]) -> Self {
-        let server = |role: &Role| match *role {
-            Role::Reserved(reserve) => Server::Main(SporadicServer::new(reserve, 0)),
-            Role::BottomHalf { utilization_ppm, period_ns } => {
-                Server::Io { server: InheritingServer::new(utilization_ppm), period_ns, waiting: VecDeque::new() }
+impl QuestScheduler {
+    pub(super) fn new(roles: &[TaskRole]) -> Self {
+        let server = |role: &TaskRole| match *role {
+            TaskRole::Reserved(reserve) => QuestServer::Main(SporadicServer::new(reserve, 0)),
+            TaskRole::BottomHalf { utilization_ppm, period_ns } => {
+                QuestServer::Io { server: InheritingServer::new(utilization_ppm), period_ns, waiting: VecDeque::new() }
             }
-            Role::Ordinary => Server::Background,
+            TaskRole::Ordinary => QuestServer::Background,
         };
-        Self { servers: roles.iter().map(server).collect(), background: Turns::new(SLICE_NS) }
+        Self { servers: roles.iter().map(server).collect(), background: RoundRobinQueue::new(SLICE_NS) }
     }
 
     pub(super) fn wake(&mut self, now_ns: u64, task: TaskId, is_first: bool, for_ns: Option<u64>) {
         match &mut self.servers[task] {
-            Server::Main(server) if is_first => server.wake(now_ns),
-            Server::Io { period_ns, waiting, .. } => waiting.push_back(for_ns.unwrap_or(*period_ns)),
+            QuestServer::Main(server) if is_first => server.wake(now_ns),
+            QuestServer::Io { period_ns, waiting, .. } => waiting.push_back(for_ns.unwrap_or(*period_ns)),
             _ => {}
         }
     }
 
-    pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> Choice {
+    pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> TaskChoice {
         let mut until_ns = u64::MAX;
         // The shorter period goes first; of two equal ones the bottom half, then the one that was made first.
         let mut best: Option<((u64, u8, TaskId), u64)> = None;
         for (task, server) in self.servers.iter_mut().enumerate().filter(|(task, _)| has_job(*task)) {
             let (rank, budget_ns) = match server {
-                Server::Main(server) => {
+                QuestServer::Main(server) => {
                     until_ns = until_ns.min(server.next_replenishment_ns(now_ns).unwrap_or(u64::MAX));
                     ((server.reserve().period_ns, 1, task), server.available_ns(now_ns))
                 }
-                Server::Io { server, period_ns, waiting } => {
+                QuestServer::Io { server, period_ns, waiting } => {
                     // The most urgent of the waiting tasks lends its priority.
                     let period_ns = waiting.iter().min().unwrap_or(period_ns);
                     if !server.begin(now_ns, *period_ns) {
@@ -66,28 +66,28 @@ impl Quest {
                     }
                     ((server.inherited_period_ns().unwrap_or(*period_ns), 0, task), server.available_ns())
                 }
-                Server::Background => continue,
+                QuestServer::Background => continue,
             };
             if budget_ns > 0 && best.is_none_or(|(other, _)| rank < other) {
                 best = Some((rank, budget_ns));
             }
         }
         if let Some(((_, _, task), budget_ns)) = best {
-            return Choice { task: Some(task), until_ns: until_ns.min(now_ns + budget_ns) };
+            return TaskChoice { task: Some(task), until_ns: until_ns.min(now_ns + budget_ns) };
         }
         let servers = &self.servers;
-        let wants = |task: TaskId| matches!(servers[task], Server::Background) && has_job(task);
+        let wants = |task: TaskId| matches!(servers[task], QuestServer::Background) && has_job(task);
         match self.background.choose(servers.len(), wants) {
-            Some((task, slice_ns)) => Choice { task: Some(task), until_ns: until_ns.min(now_ns + slice_ns) },
-            None => Choice { task: None, until_ns },
+            Some((task, slice_ns)) => TaskChoice { task: Some(task), until_ns: until_ns.min(now_ns + slice_ns) },
+            None => TaskChoice { task: None, until_ns },
         }
     }
 
     pub(super) fn charge(&mut self, now_ns: u64, task: TaskId, ran_ns: u64, is_finished: bool, is_idle: bool) {
         // A task that is interrupted at the end of its budget overruns, and pays for it itself.
         match &mut self.servers[task] {
-            Server::Main(server) => _ = server.run(now_ns, ran_ns),
-            Server::Io { server, waiting, .. } => {
+            QuestServer::Main(server) => _ = server.run(now_ns, ran_ns),
+            QuestServer::Io { server, waiting, .. } => {
                 if is_finished {
                     waiting.pop_front();
                 }
@@ -96,7 +96,7 @@ impl Quest {
                     server.block(now_ns);
                 }
             }
-            Server::Background => self.background.charge(task, ran_ns),
+            QuestServer::Background => self.background.charge(task, ran_ns),
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The role of a task for its kernel.
 
-use farbus_realtime::vcpu::Reserve;
+use farbus_realtime::vcpu::VcpuReserve;
 
 /// A task's index among those that its processor was made with.
 pub type TaskId = usize;
 
 /// The role of a task for its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum TaskRole {
     /// A task with execution time each period: a Main VCPU, or a task of `SCHED_DEADLINE`.
-    Reserved(Reserve),
+    Reserved(VcpuReserve),
     /// The bottom half of an interrupt: an I/O VCPU, or a soft interrupt.
     BottomHalf {
         /// Its share of the processor in millionths; unused on Linux.
@@ -23,7 +23,7 @@ pub enum Role {
 
 /// The task to run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct TaskChoice {
     pub(super) task: Option<TaskId>,
     /// When to choose again at the latest.
     pub(super) until_ns: u64,
@@ -31,13 +31,13 @@ pub(super) struct Choice {
 
 /// Tasks without a reserve, which take turns.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(super) struct RoundRobinQueue {
     last: TaskId,
     used_ns: u64,
     slice_ns: u64,
 }
 
-impl Turns {
+impl RoundRobinQueue {
     pub(super) fn new(slice_ns: u64) -> Self {
         Self { last: 0, used_ns: 0, slice_ns }
     }

@@ -7,9 +7,9 @@
 
 use farbus_model::{BlockId, BlockInfo, BlockOp, BlockRequest, Payload, StoreError};
 
-use super::message::Part;
-use super::reader::Reader;
-use crate::reject::Reject;
+use super::message::ClassPart;
+use super::reader::FieldReader;
+use crate::reject::ProtocolViolation;
 
 /// Bytes of a request's own part.
 pub const REQUEST_BYTES: usize = 14;
@@ -35,7 +35,7 @@ const ERRORS: [StoreError; 6] = [
 ];
 
 /// The class part of a request.
-pub fn request_part(request: &BlockRequest) -> Part {
+pub fn request_part(request: &BlockRequest) -> ClassPart {
     let op = OPS.iter().position(|&op| op == request.op).expect("all are listed") as u8;
     let mut bytes = [0; REQUEST_BYTES];
     bytes[0] = op;
@@ -48,23 +48,23 @@ pub fn request_part(request: &BlockRequest) -> Part {
 /// Decodes a request, without its data, from the front of a message. The caller checks whether the device permits it.
 ///
 /// # Errors
-/// [`Reject`].
-pub fn decode_request(id: BlockId, bytes: &[u8]) -> Result<BlockRequest, Reject> {
-    let mut reader = Reader::new(bytes);
+/// [`ProtocolViolation`].
+pub fn decode_request(id: BlockId, bytes: &[u8]) -> Result<BlockRequest, ProtocolViolation> {
+    let mut reader = FieldReader::new(bytes);
     let op = reader.u8("op")?;
     let flags = reader.u8("block flags")?;
     let length = reader.u32("length")?;
     let offset = reader.u64("offset")?;
     if flags & !DURABLE != 0 {
-        return Err(Reject::new("block flags", flags.into(), "no request has such a flag"));
+        return Err(ProtocolViolation::new("block flags", flags.into(), "no request has such a flag"));
     }
     let known = OPS.get(usize::from(op)).copied();
-    let op = known.ok_or(Reject::new("op", op.into(), "no request is of that kind"))?;
+    let op = known.ok_or(ProtocolViolation::new("op", op.into(), "no request is of that kind"))?;
     Ok(BlockRequest { id, op, offset, length, payload: Payload::Empty, is_durable: flags & DURABLE != 0 })
 }
 
 /// The class part of a failed request's reply; a successful one has none, which its flag says.
-pub fn reply_part(error: StoreError) -> Part {
+pub fn reply_part(error: StoreError) -> ClassPart {
     let code = ERRORS.iter().position(|&other| other == error).expect("all are listed");
     [code as u8].into()
 }
@@ -72,18 +72,18 @@ pub fn reply_part(error: StoreError) -> Part {
 /// Decodes the error of a reply that has one.
 ///
 /// # Errors
-/// [`Reject`].
-pub fn decode_reply(bytes: &[u8]) -> Result<StoreError, Reject> {
-    let mut reader = Reader::new(bytes);
+/// [`ProtocolViolation`].
+pub fn decode_reply(bytes: &[u8]) -> Result<StoreError, ProtocolViolation> {
+    let mut reader = FieldReader::new(bytes);
     let code = reader.u8("error")?;
     reader.end("reply")?;
     let known = ERRORS.get(usize::from(code)).copied();
-    known.ok_or(Reject::new("error", code.into(), "a block device has no such error"))
+    known.ok_or(ProtocolViolation::new("error", code.into(), "a block device has no such error"))
 }
 
 /// The description of a block device, as [`super::control::Opened`] carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct BlockDescription {
     /// The device's properties.
     pub info: BlockInfo,
     /// Changes when writes that were answered and not flushed may have been lost: the exporter's machine was started
@@ -97,7 +97,7 @@ const READ_ONLY: u8 = 1;
 const TRIMS: u8 = 2;
 const MAPS: u8 = 4;
 
-impl Description {
+impl BlockDescription {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.info.size_bytes.to_le_bytes().to_vec();
@@ -113,9 +113,9 @@ impl Description {
     /// Decodes the description.
     ///
     /// # Errors
-    /// [`Reject`]: no such device can exist.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`]: no such device can exist.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let size_bytes = reader.u64("size")?;
         let (block_bytes, preferred_bytes) = (reader.u32("block size")?, reader.u32("preferred size")?);
         let request_bytes_max = reader.u32("request size")?;
@@ -124,14 +124,18 @@ impl Description {
         let durability = reader.u64("durability")?;
         for (field, bytes) in [("block size", block_bytes), ("preferred size", preferred_bytes)] {
             if !bytes.is_power_of_two() || bytes > request_bytes_max {
-                return Err(Reject::new(field, bytes.into(), "it is a power of two that a request can have"));
+                return Err(ProtocolViolation::new(
+                    field,
+                    bytes.into(),
+                    "it is a power of two that a request can have",
+                ));
             }
         }
         if preferred_bytes < block_bytes {
-            return Err(Reject::new("preferred size", preferred_bytes.into(), "it is a block or more"));
+            return Err(ProtocolViolation::new("preferred size", preferred_bytes.into(), "it is a block or more"));
         }
         if !size_bytes.is_multiple_of(block_bytes.into()) {
-            return Err(Reject::new("size", size_bytes, "a device is made of blocks"));
+            return Err(ProtocolViolation::new("size", size_bytes, "a device is made of blocks"));
         }
         let (is_read_only, trims) = (flags & READ_ONLY != 0, flags & TRIMS != 0);
         let info = BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims };
@@ -183,11 +187,12 @@ mod tests {
         };
         for (is_read_only, trims) in [(true, false), (false, true), (false, false), (true, true)] {
             let info = BlockInfo { is_read_only, trims, ..info };
-            let description = Description { info, durability: 9, maps: trims != is_read_only };
-            assert_eq!(Description::decode(&description.encode()), Ok(description));
+            let description = BlockDescription { info, durability: 9, maps: trims != is_read_only };
+            assert_eq!(BlockDescription::decode(&description.encode()), Ok(description));
         }
-        let refused =
-            |info| Description::decode(&Description { info, durability: 9, maps: true }.encode()).unwrap_err().field;
+        let refused = |info| {
+            BlockDescription::decode(&BlockDescription { info, durability: 9, maps: true }.encode()).unwrap_err().field
+        };
         assert_eq!(refused(BlockInfo { size_bytes: 513, ..info }), "size");
         assert_eq!(refused(BlockInfo { block_bytes: 0, ..info }), "block size");
         assert_eq!(refused(BlockInfo { block_bytes: 8192, ..info }), "preferred size");

@@ -11,11 +11,11 @@
 use std::fmt;
 
 use farbus_model::limits::CONSOLE_PORTS_MAX;
-use farbus_model::{Direction, EpAddr, Payload};
+use farbus_model::{EpAddr, Payload, TransferDirection};
 
-use super::message::Part;
-use super::reader::Reader;
-use crate::reject::Reject;
+use super::message::ClassPart;
+use super::reader::FieldReader;
+use crate::reject::ProtocolViolation;
 
 /// How a serial port sends its bytes. A later version may know further kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ impl fmt::Display for PortKind {
 
 /// A serial port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct ConsolePort {
     /// The bulk IN endpoint that carries what it sends.
     pub endpoint: EpAddr,
     /// How it sends it.
@@ -58,12 +58,12 @@ pub struct Port {
 
 /// The description of a console, as [`super::control::Opened`] carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct ConsoleDescription {
     /// Its ports, 1 to [`CONSOLE_PORTS_MAX`].
-    pub ports: Vec<Port>,
+    pub ports: Vec<ConsolePort>,
 }
 
-impl Description {
+impl ConsoleDescription {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let ports = &self.ports[..self.ports.len().min(CONSOLE_PORTS_MAX)];
@@ -75,26 +75,26 @@ impl Description {
     /// Decodes a description. Bytes behind it are of a later version.
     ///
     /// # Errors
-    /// [`Reject`]: no device has such ports.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`]: no device has such ports.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let count = reader.u8("ports")?;
         if !(1..=CONSOLE_PORTS_MAX).contains(&usize::from(count)) {
-            return Err(Reject::new("ports", count.into(), "a device has 1 to 15 of them"));
+            return Err(ProtocolViolation::new("ports", count.into(), "a device has 1 to 15 of them"));
         }
         let mut ports = Vec::with_capacity(count.into());
         for _ in 0..count {
             let endpoint = port_of(reader.u8("endpoint")?)?;
-            ports.push(Port { endpoint, kind: PortKind(reader.u8("port kind")?) });
+            ports.push(ConsolePort { endpoint, kind: PortKind(reader.u8("port kind")?) });
         }
         Ok(Self { ports })
     }
 }
 
-fn port_of(byte: u8) -> Result<EpAddr, Reject> {
+fn port_of(byte: u8) -> Result<EpAddr, ProtocolViolation> {
     let endpoint = EpAddr::from_byte(byte);
-    if endpoint.direction() != Direction::In || endpoint.number() == 0 || endpoint.as_byte() != byte {
-        return Err(Reject::new("endpoint", byte.into(), "a port sends by an IN endpoint, 1 to 15"));
+    if endpoint.direction() != TransferDirection::In || endpoint.number() == 0 || endpoint.as_byte() != byte {
+        return Err(ProtocolViolation::new("endpoint", byte.into(), "a port sends by an IN endpoint, 1 to 15"));
     }
     Ok(endpoint)
 }
@@ -104,7 +104,7 @@ pub const EVENT_BYTES: usize = 16;
 
 /// What a port sent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Output {
+pub struct ConsoleOutput {
     /// The endpoint of the port.
     pub endpoint: EpAddr,
     /// Bytes that ports of the device sent before and that were not sent on, because this observer read too slowly.
@@ -115,10 +115,10 @@ pub struct Output {
     pub data: Payload,
 }
 
-impl Output {
+impl ConsoleOutput {
     /// The class part of its message; the data follows.
-    pub fn part(&self) -> Part {
-        let mut part = Part::empty();
+    pub fn part(&self) -> ClassPart {
+        let mut part = ClassPart::empty();
         part.put(&[self.endpoint.as_byte(), 0, 0, 0]);
         part.put(&self.lost.to_le_bytes());
         part.put(&self.moment_ns.to_le_bytes());
@@ -128,11 +128,11 @@ impl Output {
     /// Decodes an event from its whole message.
     ///
     /// # Errors
-    /// [`Reject`]: no port sends this.
-    pub fn decode(mut message: Payload) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no port sends this.
+    pub fn decode(mut message: Payload) -> Result<Self, ProtocolViolation> {
         let part = message.split_front(EVENT_BYTES);
         let bytes = part.contiguous();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = FieldReader::new(&bytes);
         let endpoint = port_of(reader.u8("endpoint")?)?;
         // A later version may say something here.
         let _ = (reader.u8("zeros")?, reader.u16("zeros")?);
@@ -145,34 +145,35 @@ impl Output {
 mod tests {
     use super::*;
 
-    fn port(endpoint: u8, kind: PortKind) -> Port {
-        Port { endpoint: EpAddr::from_byte(endpoint), kind }
+    fn port(endpoint: u8, kind: PortKind) -> ConsolePort {
+        ConsolePort { endpoint: EpAddr::from_byte(endpoint), kind }
     }
 
     #[test]
     fn a_description_survives_the_way_and_one_without_ports_or_with_too_many_is_refused() {
-        let all = Description { ports: vec![port(0x81, PortKind::FTDI), port(0x83, PortKind(200))] };
+        let all = ConsoleDescription { ports: vec![port(0x81, PortKind::FTDI), port(0x83, PortKind(200))] };
         let bytes = all.encode();
-        assert_eq!(Description::decode(&bytes), Ok(all.clone()));
-        assert_eq!(Description::decode(&[&bytes[..], &[9]].concat()), Ok(all), "a later version may say more");
-        assert!((0..bytes.len()).all(|end| Description::decode(&bytes[..end]).is_err()));
-        assert_eq!(Description::decode(&[0]).unwrap_err().field, "ports");
-        assert_eq!(Description::decode(&[16; 40]).unwrap_err().field, "ports");
+        assert_eq!(ConsoleDescription::decode(&bytes), Ok(all.clone()));
+        assert_eq!(ConsoleDescription::decode(&[&bytes[..], &[9]].concat()), Ok(all), "a later version may say more");
+        assert!((0..bytes.len()).all(|end| ConsoleDescription::decode(&bytes[..end]).is_err()));
+        assert_eq!(ConsoleDescription::decode(&[0]).unwrap_err().field, "ports");
+        assert_eq!(ConsoleDescription::decode(&[16; 40]).unwrap_err().field, "ports");
         for byte in [0x01, 0x80, 0x91] {
-            assert_eq!(Description::decode(&[1, byte, 1]).unwrap_err().field, "endpoint", "{byte:#x}");
+            assert_eq!(ConsoleDescription::decode(&[1, byte, 1]).unwrap_err().field, "endpoint", "{byte:#x}");
         }
-        let many = Description { ports: vec![port(0x81, PortKind::FTDI); 300] };
-        assert_eq!(Description::decode(&many.encode()).map(|known| known.ports.len()), Ok(CONSOLE_PORTS_MAX));
+        let many = ConsoleDescription { ports: vec![port(0x81, PortKind::FTDI); 300] };
+        assert_eq!(ConsoleDescription::decode(&many.encode()).map(|known| known.ports.len()), Ok(CONSOLE_PORTS_MAX));
     }
 
     #[test]
     fn an_event_survives_the_way_and_not_without_the_end_of_its_head() {
         let endpoint = EpAddr::from_byte(0x82);
-        let event = Output { endpoint, lost: 70_000, moment_ns: 1 << 40, data: Payload::from(b"login: ".as_slice()) };
+        let event =
+            ConsoleOutput { endpoint, lost: 70_000, moment_ns: 1 << 40, data: Payload::from(b"login: ".as_slice()) };
         let whole = [&event.part()[..], b"login: "].concat();
-        assert_eq!(Output::decode(whole.clone().into()), Ok(event));
-        assert!((0..EVENT_BYTES).all(|end| Output::decode(whole[..end].to_vec().into()).is_err()));
+        assert_eq!(ConsoleOutput::decode(whole.clone().into()), Ok(event));
+        assert!((0..EVENT_BYTES).all(|end| ConsoleOutput::decode(whole[..end].to_vec().into()).is_err()));
         let evil = [&[0x02][..], &whole[1..]].concat();
-        assert_eq!(Output::decode(evil.into()).unwrap_err().field, "endpoint");
+        assert_eq!(ConsoleOutput::decode(evil.into()).unwrap_err().field, "endpoint");
     }
 }

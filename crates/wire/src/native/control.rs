@@ -1,7 +1,7 @@
 //! The messages that open and close an attachment.
 
-use super::reader::{Reader, put_text};
-use crate::reject::Reject;
+use super::reader::{FieldReader, put_text};
+use crate::reject::ProtocolViolation;
 
 /// Bytes of a device's name, a reason, a refusal: a line or two for people.
 pub const TEXT_BYTES_MAX: usize = 1024;
@@ -14,25 +14,25 @@ pub const MIGRATION_STATE_BYTES_MAX: usize = 16 << 20;
 
 /// The device class of an attachment: which requests there are, and their format (requirement N1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Class(pub u8);
+pub struct AttachmentClass(pub u8);
 
-impl Class {
+impl AttachmentClass {
     /// Requests are URBs ([`super::usb`]).
-    pub const USB: Class = Class(1);
+    pub const USB: AttachmentClass = AttachmentClass(1);
     /// Requests are block requests ([`super::block`]).
-    pub const BLOCK: Class = Class(2);
+    pub const BLOCK: AttachmentClass = AttachmentClass(2);
     /// The exporter sends frames without requests ([`super::stream`]).
-    pub const STREAM: Class = Class(3);
-    /// The exporter sends what a device's serial ports send to their user, in mode [`Mode::Observe`] alone
+    pub const STREAM: AttachmentClass = AttachmentClass(3);
+    /// The exporter sends what a device's serial ports send to their user, in mode [`AttachmentMode::Observe`] alone
     /// ([`super::console`]).
-    pub const CONSOLE: Class = Class(4);
+    pub const CONSOLE: AttachmentClass = AttachmentClass(4);
     /// The first class whose meaning only its users define.
-    pub const PRIVATE_FIRST: Class = Class(128);
+    pub const PRIVATE_FIRST: AttachmentClass = AttachmentClass(128);
 }
 
 /// How a device is used (requirement N9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum AttachmentMode {
     /// One user, who may do everything.
     #[default]
     Exclusive,
@@ -42,22 +42,26 @@ pub enum Mode {
     Observe,
 }
 
-impl Mode {
-    const ALL: [Mode; 3] = [Mode::Exclusive, Mode::Read, Mode::Observe];
+impl AttachmentMode {
+    const ALL: [AttachmentMode; 3] = [AttachmentMode::Exclusive, AttachmentMode::Read, AttachmentMode::Observe];
 
-    fn from_code(code: u8) -> Result<Self, Reject> {
+    fn from_code(code: u8) -> Result<Self, ProtocolViolation> {
         let known = Self::ALL.get(usize::from(code)).copied();
-        known.ok_or(Reject::new("mode", code.into(), "a device is used exclusively, by readers, or observed"))
+        known.ok_or(ProtocolViolation::new(
+            "mode",
+            code.into(),
+            "a device is used exclusively, by readers, or observed",
+        ))
     }
 }
 
 /// Importer: open this device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Open {
+pub struct OpenRequest {
     /// The device class.
-    pub class: Class,
+    pub class: AttachmentClass,
     /// The mode of use.
-    pub mode: Mode,
+    pub mode: AttachmentMode,
     /// The lease that the importer had before, or 0: an older one than the device's last is refused.
     pub epoch: u64,
     /// The device's name on the exporter.
@@ -66,7 +70,7 @@ pub struct Open {
     pub reason: String,
 }
 
-impl Open {
+impl OpenRequest {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.class.0, self.mode as u8];
@@ -79,12 +83,12 @@ impl Open {
     /// Decodes the message.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let open = Self {
-            class: Class(reader.u8("class")?),
-            mode: Mode::from_code(reader.u8("mode")?)?,
+            class: AttachmentClass(reader.u8("class")?),
+            mode: AttachmentMode::from_code(reader.u8("mode")?)?,
             epoch: reader.u64("epoch")?,
             name: reader.text("name", TEXT_BYTES_MAX)?,
             reason: reader.text("reason", TEXT_BYTES_MAX)?,
@@ -96,14 +100,14 @@ impl Open {
 
 /// Importer: open this device once it migrates to me. Names the migration state that the importer accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inherit {
+pub struct SuccessorOpenRequest {
     /// The beginning of migration state that the importer accepts.
     pub migration_state: [u8; MIGRATION_STATE_NAME_BYTES],
     /// The device to open.
-    pub open: Open,
+    pub open: OpenRequest,
 }
 
-impl Inherit {
+impl SuccessorOpenRequest {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         [&self.migration_state[..], &self.open.encode()].concat()
@@ -112,22 +116,22 @@ impl Inherit {
     /// Decodes the message.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         let Some((migration_state, open)) = bytes.split_first_chunk() else {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "migration state",
                 bytes.len() as u64,
                 "the name of a migration state has 8 bytes",
             ));
         };
-        Ok(Self { migration_state: *migration_state, open: Open::decode(open)? })
+        Ok(Self { migration_state: *migration_state, open: OpenRequest::decode(open)? })
     }
 }
 
 /// What an importer may have in flight on an attachment. A request takes credit, and its reply returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Credit {
+pub struct AttachmentCredit {
     /// Requests.
     pub requests: u16,
     /// Bytes of data: sent, or asked for. One request may exceed it if it is the only one.
@@ -136,16 +140,16 @@ pub struct Credit {
 
 /// Exporter: the device is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenReply {
     /// The lease.
     pub epoch: u64,
     /// What may be in flight.
-    pub credit: Credit,
+    pub credit: AttachmentCredit,
     /// The device's description, in the format of its class.
     pub info: Vec<u8>,
 }
 
-impl Opened {
+impl OpenReply {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.epoch.to_le_bytes().to_vec();
@@ -158,13 +162,13 @@ impl Opened {
     /// Decodes the message.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let epoch = reader.u64("epoch")?;
-        let credit = Credit { requests: reader.u16("requests")?, bytes: reader.u32("bytes")? };
+        let credit = AttachmentCredit { requests: reader.u16("requests")?, bytes: reader.u32("bytes")? };
         if credit.requests == 0 {
-            return Err(Reject::new("requests", 0, "who may ask nothing has not been given the device"));
+            return Err(ProtocolViolation::new("requests", 0, "who may ask nothing has not been given the device"));
         }
         Ok(Self { epoch, credit, info: reader.rest().to_vec() })
     }
@@ -172,7 +176,7 @@ impl Opened {
 
 /// What caused an end (requirement N10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
+pub enum AttachmentEndCause {
     /// The peer or the user asked for it.
     Asked,
     /// The device failed.
@@ -195,8 +199,8 @@ pub enum Cause {
     Reservation,
 }
 
-impl Cause {
-    const ALL: [Cause; 10] = [
+impl AttachmentEndCause {
+    const ALL: [AttachmentEndCause; 10] = [
         Self::Asked,
         Self::Device,
         Self::Network,
@@ -210,21 +214,22 @@ impl Cause {
     ];
 }
 
-/// Begins an [`End::message`] that says which limit of the exporter was reached: the limit's name follows, and a colon.
-/// The cause is [`Cause::Refused`].
+/// Begins an [`AttachmentEndNotice::message`] that says which limit of the exporter was reached: the limit's name follows, and a colon.
+/// The cause is [`AttachmentEndCause::Refused`].
 pub const LIMIT: &str = "limit ";
 /// The name of the limit of a process's descriptors.
 pub const DESCRIPTORS: &str = "descriptors";
 /// The name of the limit of what a peer may make a process hold.
 pub const PEER_MEMORY: &str = "peer_memory";
 
-/// [`End::message`] of a device that migrated to its successor.
+/// [`AttachmentEndNotice::message`] of a device that migrated to its successor.
 pub const HANDED_OVER: &str = "handed over";
 
-impl End {
+impl AttachmentEndNotice {
     /// The name of the exporter's limit that was reached, if that is the cause.
     pub fn limit(&self) -> Option<&str> {
-        let (name, _) = self.message.strip_prefix(LIMIT).filter(|_| self.cause == Cause::Refused)?.split_once(": ")?;
+        let (name, _) =
+            self.message.strip_prefix(LIMIT).filter(|_| self.cause == AttachmentEndCause::Refused)?.split_once(": ")?;
         let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         (is_name && (1..=32).contains(&name.len())).then_some(name)
     }
@@ -232,7 +237,7 @@ impl End {
 
 /// Importer: close the attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Close {
+pub struct CloseRequest {
     /// The key of the successor, which gets the device without a reset; `None`: the device is reset. Zeros stand for a
     /// host without a key.
     pub successor: Option<[u8; 32]>,
@@ -240,7 +245,7 @@ pub struct Close {
     pub migration_state: Vec<u8>,
 }
 
-impl Close {
+impl CloseRequest {
     /// A migration to the host with this key.
     pub fn to(successor: [u8; 32], migration_state: Vec<u8>) -> Self {
         Self { successor: Some(successor), migration_state }
@@ -256,15 +261,19 @@ impl Close {
     /// Decodes the message.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
         match bytes.split_first_chunk() {
-            None => Err(Reject::new("successor", bytes.len() as u64, "a key has 32 bytes")),
+            None => Err(ProtocolViolation::new("successor", bytes.len() as u64, "a key has 32 bytes")),
             Some((_, migration_state)) if migration_state.len() > MIGRATION_STATE_BYTES_MAX => {
-                Err(Reject::new("migration state", migration_state.len() as u64, "migration state has 16 MiB at most"))
+                Err(ProtocolViolation::new(
+                    "migration state",
+                    migration_state.len() as u64,
+                    "migration state has 16 MiB at most",
+                ))
             }
             Some((successor, migration_state)) => Ok(Self::to(*successor, migration_state.to_vec())),
         }
@@ -273,17 +282,17 @@ impl Close {
 
 /// Exporter: the device was not opened, or the attachment has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct AttachmentEndNotice {
     /// What caused it.
-    pub cause: Cause,
+    pub cause: AttachmentEndCause,
     /// A sentence for a person.
     pub message: String,
 }
 
-impl End {
+impl AttachmentEndNotice {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
-        let code = Cause::ALL.iter().position(|&cause| cause == self.cause).expect("all are listed");
+        let code = AttachmentEndCause::ALL.iter().position(|&cause| cause == self.cause).expect("all are listed");
         let mut bytes = vec![code as u8];
         put_text(&mut bytes, &self.message, TEXT_BYTES_MAX);
         bytes
@@ -292,11 +301,14 @@ impl End {
     /// Decodes the message.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         // A later release may have other causes; the message says more.
-        let cause = Cause::ALL.get(usize::from(reader.u8("cause")?)).copied().unwrap_or(Cause::Refused);
+        let cause = AttachmentEndCause::ALL
+            .get(usize::from(reader.u8("cause")?))
+            .copied()
+            .unwrap_or(AttachmentEndCause::Refused);
         Ok(Self { cause, message: reader.text("message", TEXT_BYTES_MAX)? })
     }
 }
@@ -307,42 +319,63 @@ mod tests {
 
     #[test]
     fn every_message_survives_the_way_and_none_without_its_end() {
-        let open = Open { class: Class::BLOCK, mode: Mode::Read, epoch: 7, name: "disk".into(), reason: "näh".into() };
+        let open = OpenRequest {
+            class: AttachmentClass::BLOCK,
+            mode: AttachmentMode::Read,
+            epoch: 7,
+            name: "disk".into(),
+            reason: "näh".into(),
+        };
         let bytes = open.encode();
-        assert_eq!(Open::decode(&bytes), Ok(open.clone()));
+        assert_eq!(OpenRequest::decode(&bytes), Ok(open.clone()));
         for end in 0..bytes.len() {
-            assert!(Open::decode(&bytes[..end]).is_err(), "{end} bytes");
+            assert!(OpenRequest::decode(&bytes[..end]).is_err(), "{end} bytes");
         }
-        assert_eq!(Open::decode(&[&bytes[..], &[0, 1]].concat()), Ok(open.clone()), "a later release may say more");
-        let credit = Credit { requests: 64, bytes: 1 << 20 };
-        let opened = Opened { epoch: 8, credit, info: vec![1, 2, 3] };
-        assert_eq!(Opened::decode(&opened.encode()), Ok(opened.clone()));
-        let nothing = Opened { credit: Credit { requests: 0, bytes: 0 }, ..opened };
-        assert_eq!(Opened::decode(&nothing.encode()).unwrap_err().field, "requests");
-        let inherit = Inherit { migration_state: *b"redir\0\0\x01", open };
+        assert_eq!(
+            OpenRequest::decode(&[&bytes[..], &[0, 1]].concat()),
+            Ok(open.clone()),
+            "a later release may say more"
+        );
+        let credit = AttachmentCredit { requests: 64, bytes: 1 << 20 };
+        let opened = OpenReply { epoch: 8, credit, info: vec![1, 2, 3] };
+        assert_eq!(OpenReply::decode(&opened.encode()), Ok(opened.clone()));
+        let nothing = OpenReply { credit: AttachmentCredit { requests: 0, bytes: 0 }, ..opened };
+        assert_eq!(OpenReply::decode(&nothing.encode()).unwrap_err().field, "requests");
+        let inherit = SuccessorOpenRequest { migration_state: *b"redir\0\0\x01", open };
         let bytes = inherit.encode();
-        assert_eq!(Inherit::decode(&bytes), Ok(inherit));
+        assert_eq!(SuccessorOpenRequest::decode(&bytes), Ok(inherit));
         for end in 0..bytes.len() {
-            assert!(Inherit::decode(&bytes[..end]).is_err(), "{end} bytes");
+            assert!(SuccessorOpenRequest::decode(&bytes[..end]).is_err(), "{end} bytes");
         }
-        for close in [Close::default(), Close::to([7; 32], Vec::new()), Close::to([7; 32], vec![1, 2, 3])] {
-            assert_eq!(Close::decode(&close.encode()), Ok(close));
+        for close in
+            [CloseRequest::default(), CloseRequest::to([7; 32], Vec::new()), CloseRequest::to([7; 32], vec![1, 2, 3])]
+        {
+            assert_eq!(CloseRequest::decode(&close.encode()), Ok(close));
         }
-        assert_eq!(Close::decode(&[1]).unwrap_err().field, "successor");
-        assert_eq!(Close::decode(&vec![0; 33 + MIGRATION_STATE_BYTES_MAX]).unwrap_err().field, "migration state");
-        for cause in Cause::ALL {
-            let end = End { cause, message: "because".into() };
-            assert_eq!(End::decode(&end.encode()), Ok(end));
+        assert_eq!(CloseRequest::decode(&[1]).unwrap_err().field, "successor");
+        assert_eq!(
+            CloseRequest::decode(&vec![0; 33 + MIGRATION_STATE_BYTES_MAX]).unwrap_err().field,
+            "migration state"
+        );
+        for cause in AttachmentEndCause::ALL {
+            let end = AttachmentEndNotice { cause, message: "because".into() };
+            assert_eq!(AttachmentEndNotice::decode(&end.encode()), Ok(end));
         }
-        let later = End { cause: Cause::Refused, message: "x".into() };
-        assert_eq!(End::decode(&[10, 1, 0, b'x', 7]), Ok(later), "a later release may have other causes, and say more");
-        assert_eq!(End::decode(&[0, 1, 0, 0xff]).unwrap_err().rule, "a text is UTF-8");
+        let later = AttachmentEndNotice { cause: AttachmentEndCause::Refused, message: "x".into() };
+        assert_eq!(
+            AttachmentEndNotice::decode(&[10, 1, 0, b'x', 7]),
+            Ok(later),
+            "a later release may have other causes, and say more"
+        );
+        assert_eq!(AttachmentEndNotice::decode(&[0, 1, 0, 0xff]).unwrap_err().rule, "a text is UTF-8");
     }
 
     #[test]
     fn a_long_text_is_cut_at_a_character() {
         let message = "ä".repeat(TEXT_BYTES_MAX);
-        let end = End::decode(&End { cause: Cause::Busy, message }.encode()).unwrap();
+        let end =
+            AttachmentEndNotice::decode(&AttachmentEndNotice { cause: AttachmentEndCause::Busy, message }.encode())
+                .unwrap();
         assert_eq!(end.message, "ä".repeat(TEXT_BYTES_MAX / 2));
     }
 }

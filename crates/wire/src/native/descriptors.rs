@@ -12,8 +12,8 @@
 
 use farbus_model::descriptor::kind;
 
-use crate::reader::Reader;
-use crate::reject::Reject;
+use crate::reader::FieldReader;
+use crate::reject::ProtocolViolation;
 
 /// Descriptors in a message.
 pub const DESCRIPTORS_MAX: usize = 128;
@@ -73,15 +73,15 @@ pub fn encode(all: &[NamedDescriptor], bytes_max: usize) -> Vec<u8> {
 /// Decodes the message. What is behind it is of a later version.
 ///
 /// # Errors
-/// [`Reject`]: more descriptors or longer ones than there may be, or one that is cut off or of another type than it says.
-pub fn decode(bytes: &[u8]) -> Result<Vec<NamedDescriptor>, Reject> {
+/// [`ProtocolViolation`]: more descriptors or longer ones than there may be, or one that is cut off or of another type than it says.
+pub fn decode(bytes: &[u8]) -> Result<Vec<NamedDescriptor>, ProtocolViolation> {
     if bytes.len() > DESCRIPTORS_BYTES_MAX {
-        return Err(Reject::new("descriptors", bytes.len() as u64, "all together have 32 KiB at most"));
+        return Err(ProtocolViolation::new("descriptors", bytes.len() as u64, "all together have 32 KiB at most"));
     }
-    let mut reader = Reader::new(bytes);
+    let mut reader = FieldReader::new(bytes);
     let count = reader.u16("descriptors")?;
     if usize::from(count) > DESCRIPTORS_MAX {
-        return Err(Reject::new("descriptors", count.into(), "there are 128 at most"));
+        return Err(ProtocolViolation::new("descriptors", count.into(), "there are 128 at most"));
     }
     let mut all = Vec::new();
     for _ in 0..count {
@@ -89,11 +89,15 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<NamedDescriptor>, Reject> {
         let (language, length) = (reader.u16("language")?, reader.u16("descriptor length")?);
         if usize::from(length) > NamedDescriptor::bytes_max(kind) {
             let rule = "a string has 255 bytes at most, any other descriptor 4096";
-            return Err(Reject::new("descriptor length", length.into(), rule));
+            return Err(ProtocolViolation::new("descriptor length", length.into(), rule));
         }
         let bytes = reader.take(length.into(), "descriptor")?.to_vec();
         if bytes.get(1) != Some(&kind) {
-            return Err(Reject::new("descriptor type", kind.into(), "a descriptor says its type in its second byte"));
+            return Err(ProtocolViolation::new(
+                "descriptor type",
+                kind.into(),
+                "a descriptor says its type in its second byte",
+            ));
         }
         all.push(NamedDescriptor { kind, index, language, bytes });
     }

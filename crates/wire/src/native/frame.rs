@@ -7,12 +7,12 @@
 //!   +-------+-------+---------------+---------------+---------------+----------
 //! ```
 //!
-//! Little-endian. A message that is longer than a frame continues in [`Kind::Data`] frames of the same attachment and
+//! Little-endian. A message that is longer than a frame continues in [`FrameKind::Data`] frames of the same attachment and
 //! tag. Frames of other messages may come in between, so that an interrupt overtakes a disk's data.
 
 use core::time::Duration;
 
-use crate::reject::Reject;
+use crate::reject::ProtocolViolation;
 
 /// Bytes of a frame's head.
 pub const HEAD_BYTES: usize = 8;
@@ -23,12 +23,12 @@ pub const BODY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEAD_BYTES;
 
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Link: asks for a pong. Not counted, like all kinds up to [`Kind::Ack`].
+pub enum FrameKind {
+    /// Link: asks for a pong. Not counted, like all kinds up to [`FrameKind::Ack`].
     Ping,
     /// Link: answers a ping.
     Pong,
-    /// Link: how many counted frames have arrived ([`Head::acknowledgement`]).
+    /// Link: how many counted frames have arrived ([`FrameHeader::acknowledgement`]).
     Ack,
     /// Session: ends on purpose, and every device is given back.
     Goodbye,
@@ -80,123 +80,123 @@ pub enum Kind {
     Later(u8),
 }
 
-/// A peer may ignore kinds from here on, and [`Kind::Reserve`], [`Kind::Identity`], [`Kind::Lease`], [`Kind::Retire`]
-/// and [`Kind::Descriptors`], if it does not know them.
+/// A peer may ignore kinds from here on, and [`FrameKind::Reserve`], [`FrameKind::Identity`], [`FrameKind::Lease`], [`FrameKind::Retire`]
+/// and [`FrameKind::Descriptors`], if it does not know them.
 const LATER_FIRST: u8 = 0x85;
 
-impl Kind {
+impl FrameKind {
     /// All kinds of this version.
-    pub const ALL: [Kind; 24] = [
-        Kind::Ping,
-        Kind::Pong,
-        Kind::Ack,
-        Kind::Goodbye,
-        Kind::Open,
-        Kind::Opened,
-        Kind::Refused,
-        Kind::Close,
-        Kind::Closed,
-        Kind::Grant,
-        Kind::Inherit,
-        Kind::MigrationState,
-        Kind::Modules,
-        Kind::Request,
-        Kind::Reply,
-        Kind::Data,
-        Kind::Cancel,
-        Kind::Event,
-        Kind::Aside,
-        Kind::Reserve,
-        Kind::Identity,
-        Kind::Lease,
-        Kind::Retire,
-        Kind::Descriptors,
+    pub const ALL: [FrameKind; 24] = [
+        FrameKind::Ping,
+        FrameKind::Pong,
+        FrameKind::Ack,
+        FrameKind::Goodbye,
+        FrameKind::Open,
+        FrameKind::Opened,
+        FrameKind::Refused,
+        FrameKind::Close,
+        FrameKind::Closed,
+        FrameKind::Grant,
+        FrameKind::Inherit,
+        FrameKind::MigrationState,
+        FrameKind::Modules,
+        FrameKind::Request,
+        FrameKind::Reply,
+        FrameKind::Data,
+        FrameKind::Cancel,
+        FrameKind::Event,
+        FrameKind::Aside,
+        FrameKind::Reserve,
+        FrameKind::Identity,
+        FrameKind::Lease,
+        FrameKind::Retire,
+        FrameKind::Descriptors,
     ];
 
     /// The wire's number.
     pub const fn code(self) -> u8 {
         match self {
-            Kind::Ping => 0,
-            Kind::Pong => 1,
-            Kind::Ack => 2,
-            Kind::Goodbye => 8,
-            Kind::Open => 16,
-            Kind::Opened => 17,
-            Kind::Refused => 18,
-            Kind::Close => 19,
-            Kind::Closed => 20,
-            Kind::Grant => 21,
-            Kind::Inherit => 22,
-            Kind::MigrationState => 23,
-            Kind::Modules => 24,
-            Kind::Request => 32,
-            Kind::Reply => 33,
-            Kind::Data => 34,
-            Kind::Cancel => 35,
-            Kind::Event => 36,
-            Kind::Aside => 37,
-            Kind::Reserve => 128,
-            Kind::Identity => 129,
-            Kind::Lease => 130,
-            Kind::Retire => 131,
-            Kind::Descriptors => 132,
-            Kind::Later(code) => code,
+            FrameKind::Ping => 0,
+            FrameKind::Pong => 1,
+            FrameKind::Ack => 2,
+            FrameKind::Goodbye => 8,
+            FrameKind::Open => 16,
+            FrameKind::Opened => 17,
+            FrameKind::Refused => 18,
+            FrameKind::Close => 19,
+            FrameKind::Closed => 20,
+            FrameKind::Grant => 21,
+            FrameKind::Inherit => 22,
+            FrameKind::MigrationState => 23,
+            FrameKind::Modules => 24,
+            FrameKind::Request => 32,
+            FrameKind::Reply => 33,
+            FrameKind::Data => 34,
+            FrameKind::Cancel => 35,
+            FrameKind::Event => 36,
+            FrameKind::Aside => 37,
+            FrameKind::Reserve => 128,
+            FrameKind::Identity => 129,
+            FrameKind::Lease => 130,
+            FrameKind::Retire => 131,
+            FrameKind::Descriptors => 132,
+            FrameKind::Later(code) => code,
         }
     }
 
     /// Decodes the wire's number.
     ///
     /// # Errors
-    /// [`Reject`]: an unknown number that may not be ignored.
-    pub const fn from_code(code: u8) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: an unknown number that may not be ignored.
+    pub const fn from_code(code: u8) -> Result<Self, ProtocolViolation> {
         Ok(match code {
-            0 => Kind::Ping,
-            1 => Kind::Pong,
-            2 => Kind::Ack,
-            8 => Kind::Goodbye,
-            16 => Kind::Open,
-            17 => Kind::Opened,
-            18 => Kind::Refused,
-            19 => Kind::Close,
-            20 => Kind::Closed,
-            21 => Kind::Grant,
-            22 => Kind::Inherit,
-            23 => Kind::MigrationState,
-            24 => Kind::Modules,
-            32 => Kind::Request,
-            33 => Kind::Reply,
-            34 => Kind::Data,
-            35 => Kind::Cancel,
-            36 => Kind::Event,
-            37 => Kind::Aside,
-            128 => Kind::Reserve,
-            129 => Kind::Identity,
-            130 => Kind::Lease,
-            131 => Kind::Retire,
-            132 => Kind::Descriptors,
-            LATER_FIRST.. => Kind::Later(code),
-            _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
+            0 => FrameKind::Ping,
+            1 => FrameKind::Pong,
+            2 => FrameKind::Ack,
+            8 => FrameKind::Goodbye,
+            16 => FrameKind::Open,
+            17 => FrameKind::Opened,
+            18 => FrameKind::Refused,
+            19 => FrameKind::Close,
+            20 => FrameKind::Closed,
+            21 => FrameKind::Grant,
+            22 => FrameKind::Inherit,
+            23 => FrameKind::MigrationState,
+            24 => FrameKind::Modules,
+            32 => FrameKind::Request,
+            33 => FrameKind::Reply,
+            34 => FrameKind::Data,
+            35 => FrameKind::Cancel,
+            36 => FrameKind::Event,
+            37 => FrameKind::Aside,
+            128 => FrameKind::Reserve,
+            129 => FrameKind::Identity,
+            130 => FrameKind::Lease,
+            131 => FrameKind::Retire,
+            132 => FrameKind::Descriptors,
+            LATER_FIRST.. => FrameKind::Later(code),
+            _ => return Err(ProtocolViolation::new("kind", code as u64, "no frame is of that kind")),
         })
     }
 
     /// Whether such frames are counted, acknowledged and sent again over the next link.
     pub const fn is_counted(self) -> bool {
-        !matches!(self, Kind::Ping | Kind::Pong | Kind::Ack)
+        !matches!(self, FrameKind::Ping | FrameKind::Pong | FrameKind::Ack)
     }
 }
 
 /// The flags of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
-    /// The message continues in a [`Kind::Data`] frame.
+pub struct FrameFlags {
+    /// The message continues in a [`FrameKind::Data`] frame.
     pub more: bool,
     /// The class part is left out because it has its usual values, and the body is data.
     pub plain: bool,
-    /// A request: report where the time was spent. A reply: the body begins with that ([`Residence`]).
+    /// A request: report where the time was spent. A reply: the body begins with that ([`ResidenceTimes`]).
     pub timed: bool,
 }
 
-impl Flags {
+impl FrameFlags {
     const MORE: u8 = 1;
     const PLAIN: u8 = 2;
     const TIMED: u8 = 4;
@@ -209,10 +209,10 @@ impl Flags {
     /// Decodes the wire's bits.
     ///
     /// # Errors
-    /// [`Reject`]: an undefined bit.
-    pub const fn from_bits(bits: u8) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: an undefined bit.
+    pub const fn from_bits(bits: u8) -> Result<Self, ProtocolViolation> {
         if bits > Self::MORE + Self::PLAIN + Self::TIMED {
-            return Err(Reject::new("flags", bits as u64, "no frame has such a flag"));
+            return Err(ProtocolViolation::new("flags", bits as u64, "no frame has such a flag"));
         }
         Ok(Self { more: bits & Self::MORE != 0, plain: bits & Self::PLAIN != 0, timed: bits & Self::TIMED != 0 })
     }
@@ -220,11 +220,11 @@ impl Flags {
 
 /// A frame's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct FrameHeader {
     /// The kind.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The flags.
-    pub flags: Flags,
+    pub flags: FrameFlags,
     /// The attachment within the session, chosen by the importer; 0 if none.
     pub attachment: u16,
     /// The request of the attachment, chosen by the importer among unused tags; 0 if none.
@@ -233,16 +233,16 @@ pub struct Head {
     pub length: u16,
 }
 
-impl Head {
+impl FrameHeader {
     /// Makes a head without flags and without a body yet.
-    pub const fn new(kind: Kind, attachment: u16, tag: u16) -> Self {
-        Self { kind, flags: Flags { more: false, plain: false, timed: false }, attachment, tag, length: 0 }
+    pub const fn new(kind: FrameKind, attachment: u16, tag: u16) -> Self {
+        Self { kind, flags: FrameFlags { more: false, plain: false, timed: false }, attachment, tag, length: 0 }
     }
 
     /// Makes an acknowledgement of `count` frames: the low 32 bits of the count take the place of attachment and tag.
     /// No more than 2³² frames are under way.
     pub const fn acknowledgement(count: u64) -> Self {
-        Self::new(Kind::Ack, count as u16, (count >> 16) as u16)
+        Self::new(FrameKind::Ack, count as u16, (count >> 16) as u16)
     }
 
     /// The low 32 bits of an acknowledgement's count.
@@ -261,15 +261,15 @@ impl Head {
     /// Decodes a head.
     ///
     /// # Errors
-    /// [`Reject`]: no such frame exists.
-    pub fn from_bytes([kind, flags, a0, a1, t0, t1, l0, l1]: [u8; HEAD_BYTES]) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no such frame exists.
+    pub fn from_bytes([kind, flags, a0, a1, t0, t1, l0, l1]: [u8; HEAD_BYTES]) -> Result<Self, ProtocolViolation> {
         let length = u16::from_le_bytes([l0, l1]);
         if usize::from(length) > BODY_BYTES_MAX {
-            return Err(Reject::new("body length", length.into(), "a frame has 65536 bytes at most"));
+            return Err(ProtocolViolation::new("body length", length.into(), "a frame has 65536 bytes at most"));
         }
         Ok(Self {
-            kind: Kind::from_code(kind)?,
-            flags: Flags::from_bits(flags)?,
+            kind: FrameKind::from_code(kind)?,
+            flags: FrameFlags::from_bits(flags)?,
             attachment: u16::from_le_bytes([a0, a1]),
             tag: u16::from_le_bytes([t0, t1]),
             length,
@@ -277,13 +277,13 @@ impl Head {
     }
 }
 
-/// Bytes of a [`Residence`].
+/// Bytes of a [`ResidenceTimes`].
 pub const RESIDENCE_BYTES: usize = 12;
 
 /// Where a request spent its time on the exporter, ns (4 s at most): latency by stage without comparing clocks
 /// (requirement N13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Residence {
+pub struct ResidenceTimes {
     /// From its first byte's arrival to its submission to the device, including the wait for its data's frames.
     pub queue_ns: u32,
     /// In the device.
@@ -292,7 +292,7 @@ pub struct Residence {
     pub reply_ns: u32,
 }
 
-impl Residence {
+impl ResidenceTimes {
     /// Encodes it for the front of a reply.
     pub fn to_bytes(self) -> [u8; RESIDENCE_BYTES] {
         let mut bytes = [0; RESIDENCE_BYTES];
@@ -314,7 +314,7 @@ impl Residence {
     }
 }
 
-/// A duration as [`Residence`] counts it, at most the longest that fits.
+/// A duration as [`ResidenceTimes`] counts it, at most the longest that fits.
 pub fn span_ns(span: Duration) -> u32 {
     u32::try_from(span.as_nanos()).unwrap_or(u32::MAX)
 }
@@ -329,7 +329,7 @@ mod tests {
         for kind in 0..=u8::MAX {
             for flags in 0..=u8::MAX {
                 let bytes = [kind, flags, 1, 2, 3, 4, 5, 6];
-                if let Ok(head) = Head::from_bytes(bytes) {
+                if let Ok(head) = FrameHeader::from_bytes(bytes) {
                     assert_eq!((head.attachment, head.tag, head.length), (0x201, 0x403, 0x605));
                     assert_eq!(head.to_bytes(), bytes);
                     understood += 1;
@@ -337,19 +337,19 @@ mod tests {
             }
         }
         assert_eq!(understood, (19 + 128) * 8);
-        assert!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf8, 0xff]).is_ok());
-        assert_eq!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf9, 0xff]).unwrap_err().field, "body length");
+        assert!(FrameHeader::from_bytes([0, 0, 0, 0, 0, 0, 0xf8, 0xff]).is_ok());
+        assert_eq!(FrameHeader::from_bytes([0, 0, 0, 0, 0, 0, 0xf9, 0xff]).unwrap_err().field, "body length");
     }
 
     #[test]
     fn all_kinds_that_are_known_are_listed() {
-        let known = (0..=u8::MAX).filter_map(|code| Kind::from_code(code).ok());
-        assert_eq!(known.filter(|kind| !matches!(kind, Kind::Later(_))).collect::<Vec<_>>(), Kind::ALL);
+        let known = (0..=u8::MAX).filter_map(|code| FrameKind::from_code(code).ok());
+        assert_eq!(known.filter(|kind| !matches!(kind, FrameKind::Later(_))).collect::<Vec<_>>(), FrameKind::ALL);
     }
 
     #[test]
     fn a_residence_survives_the_way() {
-        let residence = Residence { queue_ns: 1, device_ns: u32::MAX, reply_ns: 0x01020304 };
-        assert_eq!(Residence::from_bytes(residence.to_bytes()), residence);
+        let residence = ResidenceTimes { queue_ns: 1, device_ns: u32::MAX, reply_ns: 0x01020304 };
+        assert_eq!(ResidenceTimes::from_bytes(residence.to_bytes()), residence);
     }
 }

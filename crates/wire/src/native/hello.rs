@@ -15,7 +15,7 @@
 //!
 //! Little-endian. The importer speaks first. An unknown option is ignored.
 
-use crate::reject::Reject;
+use crate::reject::ProtocolViolation;
 
 /// The first bytes of a link. They reveal a link that changes line ends, or a peer with another protocol.
 pub const MAGIC: [u8; 8] = *b"farbus\r\n";
@@ -60,7 +60,7 @@ pub struct LanePosition {
 
 /// What the ends agree on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct HelloOptions {
     /// The grace period, ms: requested, then granted.
     pub grace_ms: Option<u32>,
     /// Bytes that the sender of this option lets the other end have unacknowledged.
@@ -83,7 +83,7 @@ mod option {
     pub const DESCRIPTORS_BYTES_MAX: u16 = 5;
 }
 
-impl Options {
+impl HelloOptions {
     fn encode(self, to: &mut Vec<u8>) {
         let known = [
             (option::GRACE_MS, self.grace_ms),
@@ -101,13 +101,13 @@ impl Options {
         }
     }
 
-    fn decode(mut bytes: &[u8]) -> Result<Self, Reject> {
+    fn decode(mut bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         let mut options = Self::default();
         while let Some((head, rest)) = bytes.split_first_chunk::<4>() {
             let kind = u16::from_le_bytes([head[0], head[1]]);
             let length = u16::from_le_bytes([head[2], head[3]]);
             let Some((value, rest)) = rest.split_at_checked(length.into()) else {
-                return Err(Reject::new("option length", length.into(), "options end with the greeting"));
+                return Err(ProtocolViolation::new("option length", length.into(), "options end with the greeting"));
             };
             let place = match kind {
                 option::GRACE_MS => Some(&mut options.grace_ms),
@@ -120,16 +120,16 @@ impl Options {
             if let Some(place) = place {
                 let value: [u8; 4] = value
                     .try_into()
-                    .map_err(|_| Reject::new("option length", length.into(), "this option has 4 bytes"))?;
+                    .map_err(|_| ProtocolViolation::new("option length", length.into(), "this option has 4 bytes"))?;
                 *place = Some(u32::from_le_bytes(value));
             }
             bytes = rest;
         }
         if !bytes.is_empty() {
-            return Err(Reject::new("options", bytes.len() as u64, "an option has 4 bytes and its value"));
+            return Err(ProtocolViolation::new("options", bytes.len() as u64, "an option has 4 bytes and its value"));
         }
         if options.hold_ms == Some(0) {
-            return Err(Reject::new("hold", 0, "a device that migrates is held for 1 ms or longer"));
+            return Err(ProtocolViolation::new("hold", 0, "a device that migrates is held for 1 ms or longer"));
         }
         Ok(options)
     }
@@ -137,7 +137,7 @@ impl Options {
 
 /// The importer's first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct ImporterHello {
     /// The lowest version that the importer speaks.
     pub version_min: u8,
     /// The highest version that the importer speaks.
@@ -145,25 +145,25 @@ pub struct Hello {
     /// The session and lane, and their state.
     pub position: LanePosition,
     /// The requested options.
-    pub options: Options,
+    pub options: HelloOptions,
 }
 
 /// The exporter's first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Welcome {
+pub struct ExporterWelcome {
     /// The version of the session; if no version is shared, the highest that the exporter speaks.
     pub version: u8,
     /// What happens to the link.
-    pub outcome: Outcome,
+    pub outcome: WelcomeOutcome,
     /// The session and lane, and their state.
     pub position: LanePosition,
     /// The granted options.
-    pub options: Options,
+    pub options: HelloOptions,
 }
 
 /// What happens to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum WelcomeOutcome {
     /// A new session begins.
     Begun,
     /// The session continues.
@@ -178,8 +178,9 @@ pub enum Outcome {
     Full,
 }
 
-impl Outcome {
-    const ALL: [Outcome; 6] = [Self::Begun, Self::Resumed, Self::Unknown, Self::Version, Self::Refused, Self::Full];
+impl WelcomeOutcome {
+    const ALL: [WelcomeOutcome; 6] =
+        [Self::Begun, Self::Resumed, Self::Unknown, Self::Version, Self::Refused, Self::Full];
 
     /// The wire's number.
     pub fn code(self) -> u8 {
@@ -189,16 +190,16 @@ impl Outcome {
     /// Decodes the wire's number.
     ///
     /// # Errors
-    /// [`Reject`]: an unknown one.
-    pub fn from_code(code: u8) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: an unknown one.
+    pub fn from_code(code: u8) -> Result<Self, ProtocolViolation> {
         let known = Self::ALL.get(usize::from(code)).copied();
-        known.ok_or(Reject::new("outcome", code.into(), "a link has no such outcome"))
+        known.ok_or(ProtocolViolation::new("outcome", code.into(), "a link has no such outcome"))
     }
 }
 
-impl Hello {
+impl ImporterHello {
     /// Makes a hello of this version.
-    pub fn new(position: LanePosition, options: Options) -> Self {
+    pub fn new(position: LanePosition, options: HelloOptions) -> Self {
         Self { version_min: VERSION, version_max: VERSION, position, options }
     }
 
@@ -210,17 +211,17 @@ impl Hello {
     /// Decodes the bytes at the front, and returns how many they were; `None` while some are missing.
     ///
     /// # Errors
-    /// [`Reject`]: this is no hello.
-    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reject> {
+    /// [`ProtocolViolation`]: this is no hello.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, ProtocolViolation> {
         let Some(([version_min, version_max], position, options, count)) = decode(bytes)? else { return Ok(None) };
         if version_min > version_max {
-            return Err(Reject::new("version", version_min.into(), "the lowest is not above the highest"));
+            return Err(ProtocolViolation::new("version", version_min.into(), "the lowest is not above the highest"));
         }
         Ok(Some((Self { version_min, version_max, position, options }, count)))
     }
 }
 
-impl Welcome {
+impl ExporterWelcome {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         encode([self.version, self.outcome.code()], self.position, self.options)
@@ -229,14 +230,14 @@ impl Welcome {
     /// Decodes the bytes at the front, and returns how many they were; `None` while some are missing.
     ///
     /// # Errors
-    /// [`Reject`]: this is no welcome.
-    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reject> {
+    /// [`ProtocolViolation`]: this is no welcome.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, ProtocolViolation> {
         let Some(([version, outcome], position, options, count)) = decode(bytes)? else { return Ok(None) };
-        Ok(Some((Self { version, outcome: Outcome::from_code(outcome)?, position, options }, count)))
+        Ok(Some((Self { version, outcome: WelcomeOutcome::from_code(outcome)?, position, options }, count)))
     }
 }
 
-fn encode(two: [u8; 2], position: LanePosition, options: Options) -> Vec<u8> {
+fn encode(two: [u8; 2], position: LanePosition, options: HelloOptions) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(GREETING_BYTES + 24);
     bytes.extend(MAGIC);
     bytes.extend(two);
@@ -252,18 +253,18 @@ fn encode(two: [u8; 2], position: LanePosition, options: Options) -> Vec<u8> {
     bytes
 }
 
-type Decoded = ([u8; 2], LanePosition, Options, usize);
+type GreetingFields = ([u8; 2], LanePosition, HelloOptions, usize);
 
-fn decode(bytes: &[u8]) -> Result<Option<Decoded>, Reject> {
+fn decode(bytes: &[u8]) -> Result<Option<GreetingFields>, ProtocolViolation> {
     let begun = bytes.len().min(MAGIC.len());
     if bytes[..begun] != MAGIC[..begun] {
-        return Err(Reject::new("magic", bytes[0].into(), "a session begins with farbus and a line's end"));
+        return Err(ProtocolViolation::new("magic", bytes[0].into(), "a session begins with farbus and a line's end"));
     }
     let Some((head, rest)) = bytes.split_first_chunk::<GREETING_BYTES>() else { return Ok(None) };
     let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
     let length = u32::from_le_bytes(head[12..16].try_into().expect("four bytes")) as usize;
     if length > OPTIONS_BYTES_MAX {
-        return Err(Reject::new("options length", length as u64, "options have 1024 bytes at most"));
+        return Err(ProtocolViolation::new("options length", length as u64, "options have 1024 bytes at most"));
     }
     let Some(options) = rest.get(..length) else { return Ok(None) };
     let position = LanePosition {
@@ -273,7 +274,7 @@ fn decode(bytes: &[u8]) -> Result<Option<Decoded>, Reject> {
         received: u64_at(40),
         incarnation: u64_at(48),
     };
-    Ok(Some(([head[8], head[9]], position, Options::decode(options)?, GREETING_BYTES + length)))
+    Ok(Some(([head[8], head[9]], position, HelloOptions::decode(options)?, GREETING_BYTES + length)))
 }
 
 #[cfg(test)]
@@ -285,42 +286,42 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_the_way_in_whatever_pieces() {
-        let options = Options { grace_ms: Some(20_000), hold_ms: Some(5_000), ..Options::default() };
-        let hello = Hello::new(POSITION, options);
+        let options = HelloOptions { grace_ms: Some(20_000), hold_ms: Some(5_000), ..HelloOptions::default() };
+        let hello = ImporterHello::new(POSITION, options);
         let bytes = hello.encode();
         assert_eq!(bytes.len(), GREETING_BYTES + 16);
         for end in 0..bytes.len() {
-            assert_eq!(Hello::decode(&bytes[..end]), Ok(None), "{end} bytes");
+            assert_eq!(ImporterHello::decode(&bytes[..end]), Ok(None), "{end} bytes");
         }
         let more = [&bytes[..], b"next"].concat();
-        assert_eq!(Hello::decode(&more), Ok(Some((hello, bytes.len()))));
-        for outcome in Outcome::ALL {
-            let options = Options { unacknowledged_bytes_max: Some(9), lanes: Some(4), ..Options::default() };
-            let welcome = Welcome { version: 1, outcome, position: POSITION, options };
+        assert_eq!(ImporterHello::decode(&more), Ok(Some((hello, bytes.len()))));
+        for outcome in WelcomeOutcome::ALL {
+            let options = HelloOptions { unacknowledged_bytes_max: Some(9), lanes: Some(4), ..HelloOptions::default() };
+            let welcome = ExporterWelcome { version: 1, outcome, position: POSITION, options };
             let bytes = welcome.encode();
-            assert_eq!(Welcome::decode(&bytes), Ok(Some((welcome, bytes.len()))));
+            assert_eq!(ExporterWelcome::decode(&bytes), Ok(Some((welcome, bytes.len()))));
         }
     }
 
     #[test]
     fn unknown_options_are_ignored_and_invalid_greetings_refused() {
-        let mut bytes = Hello::new(POSITION, Options::default()).encode();
+        let mut bytes = ImporterHello::new(POSITION, HelloOptions::default()).encode();
         bytes.extend([0xff, 0xff, 3, 0, 1, 2, 3]);
         bytes[12] = 7;
-        let (hello, count) = Hello::decode(&bytes).unwrap().unwrap();
-        assert_eq!((hello.options, count), (Options::default(), bytes.len()));
+        let (hello, count) = ImporterHello::decode(&bytes).unwrap().unwrap();
+        assert_eq!((hello.options, count), (HelloOptions::default(), bytes.len()));
         let refused = |at: usize, byte: u8| {
             let mut bytes = bytes.clone();
             bytes[at] = byte;
-            Hello::decode(&bytes).unwrap_err().field
+            ImporterHello::decode(&bytes).unwrap_err().field
         };
         assert_eq!(refused(6, b'\n'), "magic");
         assert_eq!(refused(8, 2), "version");
         assert_eq!(refused(13, 0xff), "options length");
         assert_eq!(refused(58, 9), "option length");
         (bytes[56], bytes[57]) = (1, 0);
-        assert_eq!(Hello::decode(&bytes).unwrap_err().field, "option length", "a grace has 4 bytes");
-        let never = Options { hold_ms: Some(0), ..Options::default() };
-        assert_eq!(Hello::decode(&Hello::new(POSITION, never).encode()).unwrap_err().field, "hold");
+        assert_eq!(ImporterHello::decode(&bytes).unwrap_err().field, "option length", "a grace has 4 bytes");
+        let never = HelloOptions { hold_ms: Some(0), ..HelloOptions::default() };
+        assert_eq!(ImporterHello::decode(&ImporterHello::new(POSITION, never).encode()).unwrap_err().field, "hold");
     }
 }

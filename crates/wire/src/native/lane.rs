@@ -20,12 +20,12 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use farbus_model::{BufferPool, Instant, Payload};
 
-use super::frame::{BODY_BYTES_MAX, FRAME_BYTES_MAX, HEAD_BYTES, Head, Kind};
-use super::message::{Message, PART_BYTES_MAX};
-use super::queue::{Carried, Cut, Queue};
-use crate::buffer::{Incoming, RUNS_MAX, Runs};
-use crate::reject::Reject;
-use crate::snapshot::{Reader, Writer};
+use super::frame::{BODY_BYTES_MAX, FRAME_BYTES_MAX, FrameHeader, FrameKind, HEAD_BYTES};
+use super::message::{OutboundMessage, PART_BYTES_MAX};
+use super::queue::{CutFrame, FramePayload, SendQueue};
+use crate::buffer::{RUNS_MAX, ReceiveBuffer, SendSlices};
+use crate::reject::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// After this many received bytes, the next frame that is sent carries an acknowledgement with it. With one
 /// acknowledgement for sixteen requests of 16 KiB, a block request and its reply stay below the paper's 32 bytes in all
@@ -69,14 +69,14 @@ impl LaneLimits {
 pub struct Lane {
     limits: LaneLimits,
     is_linked: bool,
-    incoming: Incoming,
+    incoming: ReceiveBuffer,
     /// Counted frames that arrived.
     received: u64,
     /// Bytes received since the last acknowledgement, and frames.
     unthanked_bytes: usize,
     unthanked_frames: u32,
-    waiting: Queue,
-    sent: Sent,
+    waiting: SendQueue,
+    sent: RetransmitQueue,
     /// How many bytes to cut ahead.
     cut_ahead_bytes: usize,
     /// The numbers of pings to answer.
@@ -91,7 +91,7 @@ const PONGS_MAX: usize = 4;
 /// redundant.
 const UNCOUNTED_MAX: usize = 8;
 /// Bookkeeping bytes per frame.
-const FRAME_BYTES: usize = size_of::<Frame>();
+const FRAME_BYTES: usize = size_of::<RetransmitFrame>();
 
 /// A payload up to this size is copied behind its head, which saves the kernel one run of memory.
 const INLINE_PAYLOAD_BYTES: usize = 512;
@@ -100,9 +100,9 @@ const SPENT_MAX: usize = 64;
 
 /// Cut frames: acknowledged ones are gone, the others may be needed again.
 #[derive(Debug, Default)]
-struct Sent {
-    frames: VecDeque<Frame>,
-    leads: Leads,
+struct RetransmitQueue {
+    frames: VecDeque<RetransmitFrame>,
+    leads: FrameLeadBuffer,
     spent: ArrayVec<Payload, SPENT_MAX>,
     /// Counted frames that the receiver has acknowledged.
     acknowledged: u64,
@@ -122,14 +122,14 @@ struct Sent {
 }
 
 #[derive(Debug)]
-struct Frame {
+struct RetransmitFrame {
     /// The place of head, part and small data in `leads`.
     lead: Range<u64>,
     is_counted: bool,
-    carried: Carried,
+    carried: FramePayload,
 }
 
-impl Frame {
+impl RetransmitFrame {
     fn len(&self) -> usize {
         span(&self.lead) + self.carried.len()
     }
@@ -141,13 +141,13 @@ fn span(range: &Range<u64>) -> usize {
 
 /// The beginnings of frames, one after the other, at places counted from the first one ever.
 #[derive(Debug, Default)]
-struct Leads {
+struct FrameLeadBuffer {
     bytes: Vec<u8>,
     /// The place of the first byte that is kept.
     first: u64,
 }
 
-impl Leads {
+impl FrameLeadBuffer {
     fn end(&self) -> u64 {
         self.first + self.bytes.len() as u64
     }
@@ -176,9 +176,9 @@ const LEADS_GONE_MIN: usize = 4 << 10;
 
 /// A received frame.
 #[derive(Clone, Debug)]
-pub struct Arrived {
+pub struct ReceivedFrame {
     /// Its head.
-    pub head: Head,
+    pub head: FrameHeader,
     /// Its body: a window on the receive buffer.
     pub body: Payload,
 }
@@ -189,14 +189,14 @@ impl Lane {
         Self {
             limits,
             is_linked: false,
-            incoming: Incoming::new(limits.receive_bytes)
+            incoming: ReceiveBuffer::new(limits.receive_bytes)
                 .beginning_with(limits.first_receive_bytes)
                 .ahead(FRAME_BYTES_MAX),
             received: 0,
             unthanked_bytes: 0,
             unthanked_frames: 0,
-            waiting: Queue::default(),
-            sent: Sent::default(),
+            waiting: SendQueue::default(),
+            sent: RetransmitQueue::default(),
             cut_ahead_bytes: CUT_AHEAD_BYTES_MIN,
             pongs: VecDeque::new(),
             pong: None,
@@ -216,8 +216,8 @@ impl Lane {
     /// A link was made, whose greeting says how many frames its other end has received.
     ///
     /// # Errors
-    /// [`Reject`]: it cannot have received so many, or had received more before. It is not the other end of this lane.
-    pub fn handle_linked(&mut self, their_received: u64, pool: &mut BufferPool) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: it cannot have received so many, or had received more before. It is not the other end of this lane.
+    pub fn handle_linked(&mut self, their_received: u64, pool: &mut BufferPool) -> Result<(), ProtocolViolation> {
         self.handle_lost();
         self.sent.acknowledge(their_received, self.sent.taken, pool)?;
         self.is_linked = true;
@@ -247,11 +247,11 @@ impl Lane {
     /// The next complete frame.
     ///
     /// # Errors
-    /// [`Reject`]: the peer broke the protocol; the session is over.
-    pub fn poll_arrived(&mut self, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
+    /// [`ProtocolViolation`]: the peer broke the protocol; the session is over.
+    pub fn poll_arrived(&mut self, pool: &mut BufferPool) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
         loop {
             let Some(head) = self.incoming.bytes().first_chunk::<HEAD_BYTES>() else { return Ok(None) };
-            let head = Head::from_bytes(*head)?;
+            let head = FrameHeader::from_bytes(*head)?;
             let bytes = HEAD_BYTES + usize::from(head.length);
             if self.incoming.bytes().len() < bytes {
                 self.incoming.want(bytes);
@@ -265,28 +265,32 @@ impl Lane {
                 self.unthanked_frames += 1;
             }
             match head.kind {
-                Kind::Ping => {
+                FrameKind::Ping => {
                     if self.pongs.len() == PONGS_MAX {
                         self.pongs.pop_front();
                     }
                     self.pongs.push_back(number(&body)?);
                 }
-                Kind::Pong => self.pong = Some(number(&body)?),
-                Kind::Ack if body.is_empty() => {
+                FrameKind::Pong => self.pong = Some(number(&body)?),
+                FrameKind::Ack if body.is_empty() => {
                     let count = self.sent.acknowledged_by(head.acknowledged());
                     self.sent.acknowledge(count, self.sent.taken_here(), pool)?;
                 }
-                Kind::Ack => {
-                    return Err(Reject::new("body length", body.len() as u64, "an acknowledgement has no body"));
+                FrameKind::Ack => {
+                    return Err(ProtocolViolation::new(
+                        "body length",
+                        body.len() as u64,
+                        "an acknowledgement has no body",
+                    ));
                 }
-                Kind::Later(_) => {}
-                _ => return Ok(Some(Arrived { head, body })),
+                FrameKind::Later(_) => {}
+                _ => return Ok(Some(ReceivedFrame { head, body })),
             }
         }
     }
 
     /// Sends a message when its turn comes, over this link or the next.
-    pub fn send(&mut self, message: Message) {
+    pub fn send(&mut self, message: OutboundMessage) {
         // No message is before it, and it would be cut next: it needs no queue.
         let is_next = self.is_linked
             && self.waiting.is_empty()
@@ -303,7 +307,7 @@ impl Lane {
     }
 
     /// Takes the next waiting message, for a caller that passes it on without a link.
-    pub fn poll_message(&mut self) -> Option<Message> {
+    pub fn poll_message(&mut self) -> Option<OutboundMessage> {
         self.waiting.pop()
     }
 
@@ -315,7 +319,7 @@ impl Lane {
     /// Sends a ping with this number, to measure the latency or to check that the peer is alive.
     pub fn ping(&mut self, number: u64) {
         if self.is_linked && self.sent.uncounted < UNCOUNTED_MAX {
-            self.sent.put_number(Kind::Ping, number);
+            self.sent.put_number(FrameKind::Ping, number);
         }
     }
 
@@ -376,7 +380,7 @@ impl Lane {
     }
 
     /// The runs of memory to send next.
-    pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
+    pub fn poll_transmit(&mut self, now: Instant) -> SendSlices<'_> {
         if self.is_linked {
             self.cut_ahead(now);
         }
@@ -388,11 +392,11 @@ impl Lane {
         while self.sent.uncounted < UNCOUNTED_MAX
             && let Some(number) = self.pongs.pop_front()
         {
-            self.sent.put_number(Kind::Pong, number);
+            self.sent.put_number(FrameKind::Pong, number);
         }
         if self.owes_thanks() && self.sent.uncounted < UNCOUNTED_MAX {
             (self.unthanked_bytes, self.unthanked_frames) = (0, 0);
-            self.sent.put_uncounted(Head::acknowledgement(self.received), &[]);
+            self.sent.put_uncounted(FrameHeader::acknowledgement(self.received), &[]);
         }
         while self.sent.untaken_bytes < self.cut_ahead_bytes && self.may_cut() {
             let Some(cut) = self.waiting.cut(now) else { break };
@@ -411,30 +415,30 @@ impl Lane {
     }
 }
 
-impl Sent {
-    fn put(&mut self, Cut { head, part, carried }: Cut) {
+impl RetransmitQueue {
+    fn put(&mut self, CutFrame { head, part, carried }: CutFrame) {
         let at = self.put_lead(head, &part);
         let carried = match carried {
-            Carried::Whole(payload) => Carried::Whole(self.put_small(payload)),
+            FramePayload::Whole(payload) => FramePayload::Whole(self.put_small(payload)),
             carried => carried,
         };
         self.put_frame(at, carried);
     }
 
     /// Puts a message that fits one frame and is not timed; returns any other.
-    fn put_whole(&mut self, message: Message) -> Result<(), Message> {
+    fn put_whole(&mut self, message: OutboundMessage) -> Result<(), OutboundMessage> {
         let bytes = message.part.len() + message.payload.len();
         if bytes > BODY_BYTES_MAX || message.done_at.is_some() {
             return Err(message);
         }
         assert!(message.part.len() <= PART_BYTES_MAX, "a part fits the first frame");
-        let at = self.put_lead(Head { length: bytes as u16, ..message.head }, &message.part);
+        let at = self.put_lead(FrameHeader { length: bytes as u16, ..message.head }, &message.part);
         let payload = self.put_small(message.payload);
-        self.put_frame(at, Carried::Whole(payload));
+        self.put_frame(at, FramePayload::Whole(payload));
         Ok(())
     }
 
-    fn put_lead(&mut self, head: Head, part: &[u8]) -> u64 {
+    fn put_lead(&mut self, head: FrameHeader, part: &[u8]) -> u64 {
         let at = self.leads.end();
         self.leads.bytes.extend_from_slice(&head.to_bytes());
         self.leads.bytes.extend_from_slice(part);
@@ -453,23 +457,23 @@ impl Sent {
     }
 
     /// Adds a counted frame whose lead begins at `at`.
-    fn put_frame(&mut self, at: u64, carried: Carried) {
-        let frame = Frame { lead: at..self.leads.end(), is_counted: true, carried };
+    fn put_frame(&mut self, at: u64, carried: FramePayload) {
+        let frame = RetransmitFrame { lead: at..self.leads.end(), is_counted: true, carried };
         self.counted += 1;
         self.kept_bytes += frame.len();
         self.untaken_bytes += frame.len();
         self.frames.push_back(frame);
     }
 
-    fn put_number(&mut self, kind: Kind, number: u64) {
-        self.put_uncounted(Head { length: 8, ..Head::new(kind, 0, 0) }, &number.to_le_bytes());
+    fn put_number(&mut self, kind: FrameKind, number: u64) {
+        self.put_uncounted(FrameHeader { length: 8, ..FrameHeader::new(kind, 0, 0) }, &number.to_le_bytes());
     }
 
     /// Adds an uncounted frame. Its bytes do not count among the kept leads: it is dropped as soon as it is sent.
-    fn put_uncounted(&mut self, head: Head, body: &[u8]) {
+    fn put_uncounted(&mut self, head: FrameHeader, body: &[u8]) {
         let at = self.leads.end();
-        let carried = Carried::Whole([&head.to_bytes(), body].concat().into());
-        let frame = Frame { lead: at..at, is_counted: false, carried };
+        let carried = FramePayload::Whole([&head.to_bytes(), body].concat().into());
+        let frame = RetransmitFrame { lead: at..at, is_counted: false, carried };
         self.uncounted += 1;
         self.untaken_bytes += frame.len();
         self.frames.push_back(frame);
@@ -484,8 +488,8 @@ impl Sent {
     }
 
     /// The runs of memory to send next. Adjacent leads are one run.
-    fn runs(&self) -> Runs<'_> {
-        let mut runs = Runs::new();
+    fn runs(&self) -> SendSlices<'_> {
+        let mut runs = SendSlices::new();
         let mut leads = 0..0;
         let mut skip = self.next_taken;
         for frame in self.frames.range(self.next..) {
@@ -543,9 +547,13 @@ impl Sent {
     }
 
     /// Processes an acknowledgement of `count` frames; the receiver can have at most `count_max`.
-    fn acknowledge(&mut self, count: u64, count_max: u64, pool: &mut BufferPool) -> Result<(), Reject> {
+    fn acknowledge(&mut self, count: u64, count_max: u64, pool: &mut BufferPool) -> Result<(), ProtocolViolation> {
         if count < self.acknowledged || count > count_max {
-            return Err(Reject::new("received", count, "one end has what the other sent, and no less than before"));
+            return Err(ProtocolViolation::new(
+                "received",
+                count,
+                "one end has what the other sent, and no less than before",
+            ));
         }
         while self.acknowledged < count {
             let frame = self.frames.pop_front().expect("what was taken and not acknowledged is kept");
@@ -584,15 +592,17 @@ fn push<'a>(runs: &mut ArrayVec<IoSlice<'a>, RUNS_MAX>, run: &'a [u8]) {
     }
 }
 
-fn number(body: &Payload) -> Result<u64, Reject> {
+fn number(body: &Payload) -> Result<u64, ProtocolViolation> {
     let bytes: Result<[u8; 8], _> = body.contiguous().as_ref().try_into();
-    bytes.map(u64::from_le_bytes).map_err(|_| Reject::new("body length", body.len() as u64, "a number has 8 bytes"))
+    bytes
+        .map(u64::from_le_bytes)
+        .map_err(|_| ProtocolViolation::new("body length", body.len() as u64, "a number has 8 bytes"))
 }
 
 impl Lane {
     /// Saves what a lane in another process needs to continue over the next link. Waiting messages are cut, whatever is
     /// unacknowledged; this lane may still continue. Received frames that were not polled count as not received.
-    pub fn save(&mut self, now: Instant, to: &mut Writer) {
+    pub fn save(&mut self, now: Instant, to: &mut SnapshotWriter) {
         while let Some(cut) = self.waiting.cut(now) {
             self.sent.put(cut);
         }
@@ -610,8 +620,8 @@ impl Lane {
     /// Makes a lane without a link that continues from a saved one.
     ///
     /// # Errors
-    /// [`Reject`]: no lane can have been in this state.
-    pub fn restore(limits: LaneLimits, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no lane can have been in this state.
+    pub fn restore(limits: LaneLimits, from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let mut lane = Self::new(limits);
         lane.received = from.u64("frames received")?;
         lane.sent.acknowledged = from.u64("frames acknowledged")?;
@@ -620,27 +630,32 @@ impl Lane {
             lane.sent.put_back(from)?;
         }
         if unthanked > lane.sent.counted {
-            return Err(Reject::new("frames sent", unthanked, "what was sent and not acknowledged is kept"));
+            return Err(ProtocolViolation::new("frames sent", unthanked, "what was sent and not acknowledged is kept"));
         }
         let taken = lane.sent.acknowledged.checked_add(unthanked);
-        lane.sent.taken = taken.ok_or(Reject::new("frames acknowledged", lane.sent.acknowledged, "it is a count"))?;
+        lane.sent.taken =
+            taken.ok_or(ProtocolViolation::new("frames acknowledged", lane.sent.acknowledged, "it is a count"))?;
         lane.sent.rewind();
         Ok(lane)
     }
 }
 
-impl Sent {
-    fn put_back(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+impl RetransmitQueue {
+    fn put_back(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         let bytes = from.bytes("frame")?;
-        let short = Reject::new("frame", bytes.len() as u64, "a frame has a head");
+        let short = ProtocolViolation::new("frame", bytes.len() as u64, "a frame has a head");
         let (head, body) = bytes.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
-        let decoded = Head::from_bytes(*head)?;
+        let decoded = FrameHeader::from_bytes(*head)?;
         if !decoded.kind.is_counted() || usize::from(decoded.length) != body.len() {
-            return Err(Reject::new("frame", body.len() as u64, "what is kept is counted, and as long as it says"));
+            return Err(ProtocolViolation::new(
+                "frame",
+                body.len() as u64,
+                "what is kept is counted, and as long as it says",
+            ));
         }
         let at = self.leads.end();
         self.leads.bytes.extend_from_slice(head);
-        self.put_frame(at, Carried::Whole(body.to_vec().into()));
+        self.put_frame(at, FramePayload::Whole(body.to_vec().into()));
         Ok(())
     }
 }

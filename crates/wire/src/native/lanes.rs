@@ -7,11 +7,11 @@
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Instant};
 
-use super::frame::{Head, Kind};
-use super::lane::{Arrived, Lane, LaneLimits};
-use super::message::Message;
-use crate::reject::Reject;
-use crate::snapshot::{Reader, Writer};
+use super::frame::{FrameHeader, FrameKind};
+use super::lane::{Lane, LaneLimits, ReceivedFrame};
+use super::message::OutboundMessage;
+use crate::reject::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Bits of a tag that distinguish the requests of one lane; the bits above name the lane.
 const SLOT_BITS: u32 = 13;
@@ -56,7 +56,7 @@ impl LaneSet {
 
 /// All lanes of one end.
 #[derive(Debug)]
-pub struct Lanes {
+pub struct LaneArray {
     first: SessionLane,
     further: Vec<SessionLane>,
 }
@@ -82,7 +82,7 @@ impl SessionLane {
     }
 }
 
-impl Lanes {
+impl LaneArray {
     /// Makes the first lane, without a link.
     pub fn new(limits: LaneLimits) -> Self {
         Self { first: SessionLane::new(0, limits), further: Vec::new() }
@@ -118,7 +118,7 @@ impl Lanes {
         &self.first
     }
 
-    /// As [`Lanes::known_first`], to be changed.
+    /// As [`LaneArray::known_first`], to be changed.
     pub fn known_first_mut(&mut self) -> &mut SessionLane {
         &mut self.first
     }
@@ -156,16 +156,16 @@ impl Lanes {
 
     /// Sends a message on the lane that its tag names.
     #[inline]
-    pub fn send(&mut self, message: Message) {
+    pub fn send(&mut self, message: OutboundMessage) {
         match self.further.is_empty() {
             true => self.first.lane.send(message),
             false => self.lane_of(&message.head).send(message),
         }
     }
 
-    fn lane_of(&mut self, head: &Head) -> &mut Lane {
+    fn lane_of(&mut self, head: &FrameHeader) -> &mut Lane {
         let lane = match head.kind {
-            Kind::Request | Kind::Reply | Kind::Cancel => split_tag(head.tag).0,
+            FrameKind::Request | FrameKind::Reply | FrameKind::Cancel => split_tag(head.tag).0,
             _ => 0,
         };
         // A lane that does not exist was never used: the other end used the tags of a session with one lane.
@@ -176,23 +176,31 @@ impl Lanes {
     /// The next complete frame of this lane.
     ///
     /// # Errors
-    /// [`Reject`]: the peer broke the protocol; the session is over.
+    /// [`ProtocolViolation`]: the peer broke the protocol; the session is over.
     #[inline]
-    pub fn poll_arrived(&mut self, number: u16, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
+    pub fn poll_arrived(
+        &mut self,
+        number: u16,
+        pool: &mut BufferPool,
+    ) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
         match self.further.is_empty() && number == 0 {
             true => self.first.lane.poll_arrived(pool),
             false => self.poll_arrived_on(number, pool),
         }
     }
 
-    fn poll_arrived_on(&mut self, number: u16, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
+    fn poll_arrived_on(
+        &mut self,
+        number: u16,
+        pool: &mut BufferPool,
+    ) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
         let Some(lane) = self.get_mut(number) else { return Ok(None) };
         let arrived = lane.poll_arrived(pool)?;
-        if let Some(Arrived { head: Head { kind, tag, .. }, .. }) = arrived {
-            let is_bound = matches!(kind, Kind::Request | Kind::Reply | Kind::Data | Kind::Cancel);
+        if let Some(ReceivedFrame { head: FrameHeader { kind, tag, .. }, .. }) = arrived {
+            let is_bound = matches!(kind, FrameKind::Request | FrameKind::Reply | FrameKind::Data | FrameKind::Cancel);
             let expected = if is_bound { split_tag(tag).0.into() } else { 0 };
             if expected != number {
-                return Err(Reject::new(
+                return Err(ProtocolViolation::new(
                     "lane",
                     number.into(),
                     "a request keeps to the lane that its tag says, all else to the first",
@@ -228,12 +236,12 @@ impl Lanes {
     }
 
     /// Takes the next message that waits on the first lane, for a caller that passes it on without a link.
-    pub fn poll_message(&mut self) -> Option<Message> {
+    pub fn poll_message(&mut self) -> Option<OutboundMessage> {
         self.first.lane.poll_message()
     }
 
     /// Saves all lanes, as [`Lane::save`] does. The next link of each has a number that is higher by `links_between`.
-    pub fn save(&mut self, now: Instant, links_between: u64, to: &mut Writer) {
+    pub fn save(&mut self, now: Instant, links_between: u64, to: &mut SnapshotWriter) {
         self.first.lane.save(now, to);
         to.count(self.further.len());
         for SessionLane { number, link, has_begun, lane, .. } in &mut self.further {
@@ -247,15 +255,23 @@ impl Lanes {
     /// Makes lanes without links that continue from saved ones; `lost_at` is since when they have none.
     ///
     /// # Errors
-    /// [`Reject`]: no lanes can have been in this state.
-    pub fn restore(limits: LaneLimits, lost_at: Option<Instant>, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no lanes can have been in this state.
+    pub fn restore(
+        limits: LaneLimits,
+        lost_at: Option<Instant>,
+        from: &mut FieldReader<'_>,
+    ) -> Result<Self, ProtocolViolation> {
         let mut lanes = Self::new(limits);
         lanes.first.lane = Lane::restore(limits, from)?;
         for _ in 0..from.count("lanes", 11)? {
             let (number, link, has_begun) = (from.u16("lane")?, from.u64("link")?, from.flag("begun")?);
             let is_new = lanes.further.iter().all(|further| further.number != number);
             if number == 0 || number >= LANES_MAX || !is_new || link > u64::MAX / 2 {
-                return Err(Reject::new("lane", number.into(), "each has a number of its own, from 1, and some links"));
+                return Err(ProtocolViolation::new(
+                    "lane",
+                    number.into(),
+                    "each has a number of its own, from 1, and some links",
+                ));
             }
             let lane = Lane::restore(limits, from)?;
             lanes.further.push(SessionLane { number, link, has_begun, lost_at, lane });

@@ -40,8 +40,8 @@ pub mod usb;
 
 use crate::reader;
 
-pub use frame::{Head, Kind};
-pub use hello::{Hello, LanePosition, Options, Outcome, SessionId, Welcome};
-pub use lane::{Arrived, Lane, LaneLimits};
-pub use lanes::{LaneSet, Lanes};
-pub use message::{Flow, Message, Part, Urgency};
+pub use frame::{FrameHeader, FrameKind};
+pub use hello::{ExporterWelcome, HelloOptions, ImporterHello, LanePosition, SessionId, WelcomeOutcome};
+pub use lane::{Lane, LaneLimits, ReceivedFrame};
+pub use lanes::{LaneArray, LaneSet};
+pub use message::{ClassPart, FlowId, MessageUrgency, OutboundMessage};

@@ -13,8 +13,8 @@
 //! A peer may ignore frames of this kind: an exporter that does not know reservations opens the device and sends no
 //! report.
 
-use super::reader::Reader;
-use crate::reject::Reject;
+use super::reader::FieldReader;
+use crate::reject::ProtocolViolation;
 
 /// Claims of one reservation: a device has 30 endpoints beside its control endpoint, and few of them matter at once.
 pub const CLAIMS_MAX: usize = 16;
@@ -25,7 +25,7 @@ pub const CAR_BYTES: usize = 32 << 10;
 
 /// What happens to a reservation when resources are short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Criticality {
+pub enum ReservationCriticality {
     /// It is suspended when a reservation of high criticality needs its resources.
     Low,
     /// It keeps its resources.
@@ -35,7 +35,7 @@ pub enum Criticality {
 
 /// Bytes of one endpoint in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Claim {
+pub struct EndpointBandwidth {
     /// The endpoint's address; 0 lets the exporter choose the device's data endpoint.
     pub endpoint: u8,
     /// Bytes each period.
@@ -46,13 +46,13 @@ pub struct Claim {
 
 /// A reservation request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Reservation {
+pub struct ReservationTerms {
     /// The criticality.
-    pub criticality: Criticality,
+    pub criticality: ReservationCriticality,
     /// The longest that data may take from the bus to the importer, ns; 0 for no limit.
     pub latency_ns: u64,
     /// The endpoints' claims.
-    pub claims: Vec<Claim>,
+    pub claims: Vec<EndpointBandwidth>,
     /// Whether the importer knows [`ReservationReport::thread`] and wants to be told. Exporters of earlier versions
     /// ignore it.
     pub wants_thread: bool,
@@ -60,7 +60,7 @@ pub struct Reservation {
 
 /// The state of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum ReservationState {
     /// The request is reserved in full.
     Admitted,
     /// Suspended now; a later report says when it is admitted again.
@@ -71,7 +71,7 @@ pub enum State {
 
 /// The resource that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lack {
+pub enum ScarceResource {
     /// None.
     None,
     /// Bus time; `missing` counts picoseconds of an interval.
@@ -108,12 +108,12 @@ pub enum ThreadTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationReport {
     /// The state.
-    pub state: State,
+    pub state: ReservationState,
     /// The resource that is short.
-    pub lack: Lack,
+    pub lack: ScarceResource,
     /// The criticality.
-    pub criticality: Criticality,
-    /// How much is missing, in the unit of [`Lack`].
+    pub criticality: ReservationCriticality,
+    /// How much is missing, in the unit of [`ScarceResource`].
     pub missing: u64,
     /// While admitted: the longest that data take from the bus to the importer, ns.
     pub bound_ns: u64,
@@ -122,15 +122,15 @@ pub struct ReservationReport {
     /// What the reservation takes of its bus, parts per million.
     pub bus_ppm: u32,
     /// The processor time of the thread that serves the device. `None`: not said; it is said only to importers that
-    /// ask for it ([`Reservation::wants_thread`]).
+    /// ask for it ([`ReservationTerms::wants_thread`]).
     pub thread: Option<ThreadTime>,
 }
 
 /// A message about a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum ReservationMessage {
     /// Importer: the request for the device that is opened next. The exporter opens it once the path was measured.
-    Ask(Reservation),
+    Ask(ReservationTerms),
     /// Exporter: a report.
     Report(ReservationReport),
     /// Exporter: answer this at once. Importer: the answer.
@@ -146,48 +146,49 @@ pub enum Word {
     Measured(u64),
 }
 
-const CRITICALITIES: [Criticality; 2] = [Criticality::Low, Criticality::High];
+const CRITICALITIES: [ReservationCriticality; 2] = [ReservationCriticality::Low, ReservationCriticality::High];
 const THREAD_TIMES: [ThreadTime; 2] = [ThreadTime::Ordinary, ThreadTime::Reserved];
-/// The flag of *ask* that says [`Reservation::wants_thread`].
+/// The flag of *ask* that says [`ReservationTerms::wants_thread`].
 const WANTS_THREAD: u8 = 1;
-const STATES: [State; 3] = [State::Admitted, State::Suspended, State::Refused];
-const LACKS: [Lack; 10] = [
-    Lack::None,
-    Lack::Bus,
-    Lack::Processor,
-    Lack::Rate,
-    Lack::Delay,
-    Lack::Endpoint,
-    Lack::Period,
-    Lack::Budget,
-    Lack::Kind,
-    Lack::Permission,
+const STATES: [ReservationState; 3] =
+    [ReservationState::Admitted, ReservationState::Suspended, ReservationState::Refused];
+const LACKS: [ScarceResource; 10] = [
+    ScarceResource::None,
+    ScarceResource::Bus,
+    ScarceResource::Processor,
+    ScarceResource::Rate,
+    ScarceResource::Delay,
+    ScarceResource::Endpoint,
+    ScarceResource::Period,
+    ScarceResource::Budget,
+    ScarceResource::Kind,
+    ScarceResource::Permission,
 ];
 
 fn code_of<T: PartialEq>(all: &[T], one: &T) -> u8 {
     all.iter().position(|known| known == one).expect("all are listed") as u8
 }
 
-fn of_code<T: Copy>(all: &[T], code: u8, field: &'static str, rule: &'static str) -> Result<T, Reject> {
-    all.get(usize::from(code)).copied().ok_or(Reject::new(field, code.into(), rule))
+fn of_code<T: Copy>(all: &[T], code: u8, field: &'static str, rule: &'static str) -> Result<T, ProtocolViolation> {
+    all.get(usize::from(code)).copied().ok_or(ProtocolViolation::new(field, code.into(), rule))
 }
 
-impl Word {
+impl ReservationMessage {
     /// Encodes the message; a train's message is followed by [`CAR_BYTES`] of zeros.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Word::Ask(Reservation { criticality, latency_ns, claims, wants_thread }) => {
+            ReservationMessage::Ask(ReservationTerms { criticality, latency_ns, claims, wants_thread }) => {
                 let flags = if *wants_thread { WANTS_THREAD } else { 0 };
                 let mut bytes = vec![0, code_of(&CRITICALITIES, criticality), claims.len() as u8, flags];
                 bytes.extend(latency_ns.to_le_bytes());
-                for Claim { endpoint, bytes: budget, period } in claims {
+                for EndpointBandwidth { endpoint, bytes: budget, period } in claims {
                     bytes.extend([*endpoint, 0, 0, 0]);
                     bytes.extend(budget.to_le_bytes());
                     bytes.extend(period.to_le_bytes());
                 }
                 bytes
             }
-            Word::Report(report) => {
+            ReservationMessage::Report(report) => {
                 let ReservationReport { state, lack, criticality, .. } = report;
                 let mut bytes =
                     vec![1, code_of(&STATES, state), code_of(&LACKS, lack), code_of(&CRITICALITIES, criticality)];
@@ -198,42 +199,42 @@ impl Word {
                 bytes.extend(report.thread.map(|thread| code_of(&THREAD_TIMES, &thread)));
                 bytes
             }
-            Word::Echo => vec![2],
-            Word::Train { place, cars } => vec![3, *place, *cars],
-            Word::Measured(bits_per_s) => [&[4][..], &bits_per_s.to_le_bytes()].concat(),
+            ReservationMessage::Echo => vec![2],
+            ReservationMessage::Train { place, cars } => vec![3, *place, *cars],
+            ReservationMessage::Measured(bits_per_s) => [&[4][..], &bits_per_s.to_le_bytes()].concat(),
         }
     }
 
     /// Decodes the message.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let word = match reader.u8("word")? {
-            0 => Word::Ask(reservation(&mut reader)?),
-            1 => Word::Report(report(&mut reader)?),
-            2 => Word::Echo,
+            0 => ReservationMessage::Ask(reservation(&mut reader)?),
+            1 => ReservationMessage::Report(report(&mut reader)?),
+            2 => ReservationMessage::Echo,
             3 => {
                 let (place, cars) = (reader.u8("place")?, reader.u8("cars")?);
                 if place >= cars {
-                    return Err(Reject::new("place", place.into(), "a car is one of its train"));
+                    return Err(ProtocolViolation::new("place", place.into(), "a car is one of its train"));
                 }
                 // The rest only takes time on the link.
-                return Ok(Word::Train { place, cars });
+                return Ok(ReservationMessage::Train { place, cars });
             }
-            4 => Word::Measured(reader.u64("bits a second")?),
-            other => return Err(Reject::new("word", other.into(), "nobody says that of a reservation")),
+            4 => ReservationMessage::Measured(reader.u64("bits a second")?),
+            other => return Err(ProtocolViolation::new("word", other.into(), "nobody says that of a reservation")),
         };
         reader.end("reservation").map(|()| word)
     }
 }
 
-fn reservation(reader: &mut Reader<'_>) -> Result<Reservation, Reject> {
+fn reservation(reader: &mut FieldReader<'_>) -> Result<ReservationTerms, ProtocolViolation> {
     let criticality = of_code(&CRITICALITIES, reader.u8("criticality")?, "criticality", "it is low or high")?;
     let count = reader.u8("claims")?;
     if count == 0 || usize::from(count) > CLAIMS_MAX {
-        return Err(Reject::new("claims", count.into(), "a reservation has 1 to 16"));
+        return Err(ProtocolViolation::new("claims", count.into(), "a reservation has 1 to 16"));
     }
     let wants_thread = reader.u8("flags")? & WANTS_THREAD != 0;
     let latency_ns = reader.u64("latency")?;
@@ -241,18 +242,18 @@ fn reservation(reader: &mut Reader<'_>) -> Result<Reservation, Reject> {
     for _ in 0..count {
         let endpoint = reader.u8("endpoint")?;
         if endpoint & 0x70 != 0 {
-            return Err(Reject::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
+            return Err(ProtocolViolation::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
         }
-        if claims.iter().any(|claim: &Claim| claim.endpoint == endpoint) {
-            return Err(Reject::new("endpoint", endpoint.into(), "each endpoint is claimed once"));
+        if claims.iter().any(|claim: &EndpointBandwidth| claim.endpoint == endpoint) {
+            return Err(ProtocolViolation::new("endpoint", endpoint.into(), "each endpoint is claimed once"));
         }
         reader.take(3, "zeros")?;
-        claims.push(Claim { endpoint, bytes: reader.u32("bytes")?, period: reader.u32("period")? });
+        claims.push(EndpointBandwidth { endpoint, bytes: reader.u32("bytes")?, period: reader.u32("period")? });
     }
-    Ok(Reservation { criticality, latency_ns, claims, wants_thread })
+    Ok(ReservationTerms { criticality, latency_ns, claims, wants_thread })
 }
 
-fn report(reader: &mut Reader<'_>) -> Result<ReservationReport, Reject> {
+fn report(reader: &mut FieldReader<'_>) -> Result<ReservationReport, ProtocolViolation> {
     Ok(ReservationReport {
         state: of_code(&STATES, reader.u8("state")?, "state", "it is admitted, suspended or refused")?,
         lack: of_code(&LACKS, reader.u8("lack")?, "lack", "a reservation lacks nothing such")?,
@@ -274,15 +275,22 @@ mod tests {
 
     #[test]
     fn every_word_survives_the_way_and_none_without_its_end() {
-        let claims =
-            vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }, Claim { endpoint: 2, bytes: 64, period: 1 }];
+        let claims = vec![
+            EndpointBandwidth { endpoint: 0x83, bytes: 1024, period: 8 },
+            EndpointBandwidth { endpoint: 2, bytes: 64, period: 1 },
+        ];
         let wants_thread = true;
-        let ask = Word::Ask(Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims, wants_thread });
+        let ask = ReservationMessage::Ask(ReservationTerms {
+            criticality: ReservationCriticality::Low,
+            latency_ns: 5_000_000,
+            claims,
+            wants_thread,
+        });
         let report = |state, lack| {
-            Word::Report(ReservationReport {
+            ReservationMessage::Report(ReservationReport {
                 state,
                 lack,
-                criticality: Criticality::High,
+                criticality: ReservationCriticality::High,
                 missing: 7,
                 bound_ns: 8,
                 path_bits_per_s: 9,
@@ -290,27 +298,35 @@ mod tests {
                 thread: None,
             })
         };
-        let reports = STATES.map(|state| report(state, Lack::None)).into_iter();
-        let lacking = LACKS.map(|lack| report(State::Refused, lack)).into_iter();
-        for word in [ask, Word::Echo, Word::Measured(20_000_000)].into_iter().chain(reports).chain(lacking) {
+        let reports = STATES.map(|state| report(state, ScarceResource::None)).into_iter();
+        let lacking = LACKS.map(|lack| report(ReservationState::Refused, lack)).into_iter();
+        for word in [ask, ReservationMessage::Echo, ReservationMessage::Measured(20_000_000)]
+            .into_iter()
+            .chain(reports)
+            .chain(lacking)
+        {
             let bytes = word.encode();
-            assert_eq!(Word::decode(&bytes), Ok(word));
-            assert!((0..bytes.len()).all(|end| Word::decode(&bytes[..end]).is_err()));
+            assert_eq!(ReservationMessage::decode(&bytes), Ok(word));
+            assert!((0..bytes.len()).all(|end| ReservationMessage::decode(&bytes[..end]).is_err()));
             // A report may have one byte more.
             let (more, field) = if bytes[0] == 1 { (&[2][..], "thread") } else { (&[0][..], "reservation") };
-            assert_eq!(Word::decode(&[&bytes[..], more].concat()).map_err(|reject| reject.field), Err(field));
+            assert_eq!(
+                ReservationMessage::decode(&[&bytes[..], more].concat()).map_err(|reject| reject.field),
+                Err(field)
+            );
         }
-        let car = Word::Train { place: 3, cars: 4 };
-        assert_eq!(Word::decode(&[&car.encode()[..], &[0; CAR_BYTES]].concat()), Ok(car));
+        let car = ReservationMessage::Train { place: 3, cars: 4 };
+        assert_eq!(ReservationMessage::decode(&[&car.encode()[..], &[0; CAR_BYTES]].concat()), Ok(car));
     }
 
     #[test]
     fn report_says_whether_the_thread_has_its_time_in_one_byte_more() {
         let report = |thread| {
-            let (state, lack, criticality) = (State::Admitted, Lack::None, Criticality::High);
+            let (state, lack, criticality) =
+                (ReservationState::Admitted, ScarceResource::None, ReservationCriticality::High);
             let numbers = (0, 8, 9, 10);
             let (missing, bound_ns, path_bits_per_s, bus_ppm) = numbers;
-            Word::Report(ReservationReport {
+            ReservationMessage::Report(ReservationReport {
                 state,
                 lack,
                 criticality,
@@ -325,8 +341,8 @@ mod tests {
         for (thread, code) in [(ThreadTime::Ordinary, 0), (ThreadTime::Reserved, 1)] {
             let bytes = report(Some(thread)).encode();
             assert_eq!(bytes, [&without[..], &[code]].concat());
-            assert_eq!(Word::decode(&bytes), Ok(report(Some(thread))));
-            assert!(Word::decode(&[&bytes[..], &[0]].concat()).is_err());
+            assert_eq!(ReservationMessage::decode(&bytes), Ok(report(Some(thread))));
+            assert!(ReservationMessage::decode(&[&bytes[..], &[0]].concat()).is_err());
         }
     }
 
@@ -336,12 +352,12 @@ mod tests {
         let field = |count: u8, endpoints: &[u8]| {
             let claims = endpoints.iter().flat_map(|&endpoint| claim(endpoint));
             let bytes: Vec<u8> = [0, 1, count, 0, 0, 0, 0, 0, 0, 0, 0, 0].into_iter().chain(claims).collect();
-            Word::decode(&bytes).unwrap_err().field
+            ReservationMessage::decode(&bytes).unwrap_err().field
         };
         assert_eq!((field(0, &[]), field(17, &[])), ("claims", "claims"));
         assert_eq!((field(1, &[0x71]), field(2, &[1, 1])), ("endpoint", "endpoint"));
-        assert_eq!(Word::decode(&[9]).unwrap_err().field, "word");
-        assert_eq!(Word::decode(&[3, 4, 4]).unwrap_err().field, "place");
-        assert_eq!(Word::decode(&[1, 3]).unwrap_err().field, "state");
+        assert_eq!(ReservationMessage::decode(&[9]).unwrap_err().field, "word");
+        assert_eq!(ReservationMessage::decode(&[3, 4, 4]).unwrap_err().field, "place");
+        assert_eq!(ReservationMessage::decode(&[1, 3]).unwrap_err().field, "state");
     }
 }

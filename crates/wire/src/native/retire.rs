@@ -18,12 +18,12 @@
 //! Steps may be repeated. A peer ignores frames of an unknown kind, and words and steps that it does not know.
 
 use super::control::TEXT_BYTES_MAX;
-use super::reader::{Reader, put_text};
-use crate::reject::Reject;
+use super::reader::{FieldReader, put_text};
+use crate::reject::ProtocolViolation;
 
 /// A step of a disk's move, as its importer says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DiskMoveStep {
     /// The copy is about to become the device.
     Moving,
     /// The copy is the device.
@@ -35,15 +35,16 @@ pub enum Step {
     Overwrites,
 }
 
-impl Step {
-    const ALL: [Step; 4] = [Step::Moving, Step::Moved, Step::Stays, Step::Overwrites];
+impl DiskMoveStep {
+    const ALL: [DiskMoveStep; 4] =
+        [DiskMoveStep::Moving, DiskMoveStep::Moved, DiskMoveStep::Stays, DiskMoveStep::Overwrites];
 
     const fn code(self) -> u8 {
         match self {
-            Step::Moving => 0,
-            Step::Moved => 1,
-            Step::Stays => 2,
-            Step::Overwrites => 3,
+            DiskMoveStep::Moving => 0,
+            DiskMoveStep::Moved => 1,
+            DiskMoveStep::Stays => 2,
+            DiskMoveStep::Overwrites => 3,
         }
     }
 
@@ -54,25 +55,25 @@ impl Step {
 
 /// A message about a disk that moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum DiskMoveMessage {
     /// Importer: this step.
-    Says(Step),
+    Says(DiskMoveStep),
     /// Exporter: it is durable.
-    Noted(Step),
+    Noted(DiskMoveStep),
     /// Exporter: it was not noted, for this reason.
-    Unable(Step, String),
+    Unable(DiskMoveStep, String),
 }
 
 const NOTED: u8 = 16;
 const UNABLE: u8 = 17;
 
-impl Word {
+impl DiskMoveMessage {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Word::Says(step) => vec![step.code()],
-            Word::Noted(step) => vec![NOTED, step.code()],
-            Word::Unable(step, why) => {
+            DiskMoveMessage::Says(step) => vec![step.code()],
+            DiskMoveMessage::Noted(step) => vec![NOTED, step.code()],
+            DiskMoveMessage::Unable(step, why) => {
                 let mut bytes = vec![UNABLE, step.code()];
                 put_text(&mut bytes, why, TEXT_BYTES_MAX);
                 bytes
@@ -84,21 +85,21 @@ impl Word {
     /// version as well.
     ///
     /// # Errors
-    /// [`Reject`]: there is no word, or less than belongs to it.
-    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`]: there is no word, or less than belongs to it.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let word = reader.u8("word")?;
-        if let Some(step) = Step::of(word) {
-            return Ok(Some(Word::Says(step)));
+        if let Some(step) = DiskMoveStep::of(word) {
+            return Ok(Some(DiskMoveMessage::Says(step)));
         }
         if ![NOTED, UNABLE].contains(&word) {
             return Ok(None);
         }
-        let Some(step) = Step::of(reader.u8("step")?) else { return Ok(None) };
+        let Some(step) = DiskMoveStep::of(reader.u8("step")?) else { return Ok(None) };
         Ok(Some(if word == NOTED {
-            Word::Noted(step)
+            DiskMoveMessage::Noted(step)
         } else {
-            Word::Unable(step, reader.text("why", TEXT_BYTES_MAX)?)
+            DiskMoveMessage::Unable(step, reader.text("why", TEXT_BYTES_MAX)?)
         }))
     }
 }
@@ -109,21 +110,29 @@ mod tests {
 
     #[test]
     fn words_are_read_back_and_unknown_ones_are_passed_over() {
-        for step in Step::ALL {
-            for word in [Word::Says(step), Word::Noted(step), Word::Unable(step, "no room".into())] {
+        for step in DiskMoveStep::ALL {
+            for word in [
+                DiskMoveMessage::Says(step),
+                DiskMoveMessage::Noted(step),
+                DiskMoveMessage::Unable(step, "no room".into()),
+            ] {
                 let bytes = word.encode();
-                assert_eq!(Word::decode(&bytes), Ok(Some(word.clone())));
-                assert_eq!(Word::decode(&[&bytes[..], &[7, 7]].concat()), Ok(Some(word)), "of a later version");
+                assert_eq!(DiskMoveMessage::decode(&bytes), Ok(Some(word.clone())));
+                assert_eq!(
+                    DiskMoveMessage::decode(&[&bytes[..], &[7, 7]].concat()),
+                    Ok(Some(word)),
+                    "of a later version"
+                );
                 for end in 0..bytes.len() {
-                    assert!(Word::decode(&bytes[..end]).is_err(), "{end} of {bytes:?}");
+                    assert!(DiskMoveMessage::decode(&bytes[..end]).is_err(), "{end} of {bytes:?}");
                 }
             }
         }
         assert_eq!(
-            [Word::decode(&[4]), Word::decode(&[NOTED, 9]), Word::decode(&[255, 1])],
+            [DiskMoveMessage::decode(&[4]), DiskMoveMessage::decode(&[NOTED, 9]), DiskMoveMessage::decode(&[255, 1])],
             [Ok(None), Ok(None), Ok(None)]
         );
-        assert!(Word::decode(&[UNABLE, 0, 1, 0, 0xff]).is_err(), "a text is UTF-8");
-        assert_eq!(Word::Unable(Step::Moved, "no".into()).encode(), [17, 1, 2, 0, b'n', b'o']);
+        assert!(DiskMoveMessage::decode(&[UNABLE, 0, 1, 0, 0xff]).is_err(), "a text is UTF-8");
+        assert_eq!(DiskMoveMessage::Unable(DiskMoveStep::Moved, "no".into()).encode(), [17, 1, 2, 0, b'n', b'o']);
     }
 }

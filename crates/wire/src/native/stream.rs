@@ -13,13 +13,13 @@ use std::fmt;
 use farbus_model::Payload;
 use farbus_model::limits::{FRAME_BYTES_MAX, FRAMES_BYTES_MAX, FRAMES_MAX};
 
-use super::message::Part;
-use super::reader::Reader;
-use crate::reject::Reject;
+use super::message::ClassPart;
+use super::reader::FieldReader;
+use crate::reject::ProtocolViolation;
 
 /// One frame of a stream.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Frame {
+pub struct StreamFrame {
     /// How many frames the source made before this one: a gap between two frames means that frames were not sent.
     pub sequence: u64,
     /// When the frame was made, ns of an exporter's clock: comparable with other frames of the stream.
@@ -31,10 +31,10 @@ pub struct Frame {
 /// Bytes of an event before the frame.
 pub const EVENT_BYTES: usize = 16;
 
-impl Frame {
+impl StreamFrame {
     /// The class part of its message; the data follows.
-    pub fn part(&self) -> Part {
-        let mut part = Part::empty();
+    pub fn part(&self) -> ClassPart {
+        let mut part = ClassPart::empty();
         part.put(&self.sequence.to_le_bytes());
         part.put(&self.moment_ns.to_le_bytes());
         part
@@ -43,11 +43,11 @@ impl Frame {
     /// Decodes a frame from its whole message.
     ///
     /// # Errors
-    /// [`Reject`]: no source sends this.
-    pub fn decode(mut message: Payload) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no source sends this.
+    pub fn decode(mut message: Payload) -> Result<Self, ProtocolViolation> {
         let part = message.split_front(EVENT_BYTES);
         let bytes = part.contiguous();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = FieldReader::new(&bytes);
         let (sequence, moment_ns) = (reader.u64("sequence")?, reader.u64("moment")?);
         Ok(Self { sequence, moment_ns, data: message })
     }
@@ -91,7 +91,7 @@ impl fmt::Display for PixelFormat {
 
 /// The kind of a stream's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum StreamFormat {
     /// Arbitrary bytes.
     Bytes,
     /// One picture per frame.
@@ -107,7 +107,7 @@ pub enum Format {
     },
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for StreamFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Bytes => f.write_str("bytes"),
@@ -121,9 +121,9 @@ impl fmt::Display for Format {
 
 /// The description of a stream, as [`super::control::Opened`] carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct StreamDescription {
     /// The kind of its frames.
-    pub format: Format,
+    pub format: StreamFormat,
     /// Bytes of a frame at most.
     pub frame_bytes_max: u32,
 }
@@ -131,13 +131,13 @@ pub struct Description {
 const BYTES: u8 = 0;
 const VIDEO: u8 = 1;
 
-impl Description {
+impl StreamDescription {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
-        let kind = if self.format == Format::Bytes { BYTES } else { VIDEO };
+        let kind = if self.format == StreamFormat::Bytes { BYTES } else { VIDEO };
         let mut bytes = vec![kind];
         bytes.extend(self.frame_bytes_max.to_le_bytes());
-        if let Format::Video { pixels, width, height, rate_mhz } = self.format {
+        if let StreamFormat::Video { pixels, width, height, rate_mhz } = self.format {
             bytes.extend(pixels.0);
             bytes.extend(width.to_le_bytes());
             bytes.extend(height.to_le_bytes());
@@ -149,26 +149,26 @@ impl Description {
     /// Decodes a description.
     ///
     /// # Errors
-    /// [`Reject`]: no such stream can exist.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`]: no such stream can exist.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let kind = reader.u8("format")?;
         let frame_bytes_max = reader.u32("frame size")?;
         if !(1..=FRAME_BYTES_MAX).contains(&frame_bytes_max) {
-            return Err(Reject::new("frame size", frame_bytes_max.into(), "a frame has 1 byte to 16 MiB"));
+            return Err(ProtocolViolation::new("frame size", frame_bytes_max.into(), "a frame has 1 byte to 16 MiB"));
         }
         let format = match kind {
-            BYTES => Format::Bytes,
+            BYTES => StreamFormat::Bytes,
             VIDEO => {
                 let pixels = PixelFormat(reader.u32("pixel format")?.to_le_bytes());
                 let (width, height) = (reader.u16("width")?, reader.u16("height")?);
                 let rate_mhz = reader.u32("rate")?;
                 if width == 0 || height == 0 {
-                    return Err(Reject::new("width", width.into(), "a picture has points"));
+                    return Err(ProtocolViolation::new("width", width.into(), "a picture has points"));
                 }
-                Format::Video { pixels, width, height, rate_mhz }
+                StreamFormat::Video { pixels, width, height, rate_mhz }
             }
-            _ => return Err(Reject::new("format", kind.into(), "frames are bytes or pictures")),
+            _ => return Err(ProtocolViolation::new("format", kind.into(), "frames are bytes or pictures")),
         };
         // Fields of a later release may follow.
         Ok(Self { format, frame_bytes_max })
@@ -184,48 +184,50 @@ impl Description {
 mod tests {
     use super::*;
 
-    const PICTURES: Format = Format::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 29_970 };
+    const PICTURES: StreamFormat =
+        StreamFormat::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 29_970 };
 
     #[test]
     fn a_stream_is_described_and_one_that_cannot_be_is_refused() {
-        for format in [Format::Bytes, PICTURES] {
-            let description = Description { format, frame_bytes_max: 640 * 480 * 3 };
+        for format in [StreamFormat::Bytes, PICTURES] {
+            let description = StreamDescription { format, frame_bytes_max: 640 * 480 * 3 };
             let bytes = description.encode();
-            assert_eq!(Description::decode(&bytes), Ok(description));
-            assert!((0..bytes.len()).all(|end| Description::decode(&bytes[..end]).is_err()));
+            assert_eq!(StreamDescription::decode(&bytes), Ok(description));
+            assert!((0..bytes.len()).all(|end| StreamDescription::decode(&bytes[..end]).is_err()));
             assert_eq!(
-                Description::decode(&[&bytes[..], &[0]].concat()),
+                StreamDescription::decode(&[&bytes[..], &[0]].concat()),
                 Ok(description),
                 "a later release may say more"
             );
         }
-        let refused =
-            |format, frame_bytes_max| Description::decode(&Description { format, frame_bytes_max }.encode()).is_err();
-        assert!(refused(Format::Bytes, 0) && refused(Format::Bytes, FRAME_BYTES_MAX + 1));
-        assert!(refused(Format::Video { pixels: PixelFormat::GREY, width: 0, height: 1, rate_mhz: 0 }, 1));
-        assert_eq!(Description::decode(&[2, 1, 0, 0, 0]).unwrap_err().field, "format");
+        let refused = |format, frame_bytes_max| {
+            StreamDescription::decode(&StreamDescription { format, frame_bytes_max }.encode()).is_err()
+        };
+        assert!(refused(StreamFormat::Bytes, 0) && refused(StreamFormat::Bytes, FRAME_BYTES_MAX + 1));
+        assert!(refused(StreamFormat::Video { pixels: PixelFormat::GREY, width: 0, height: 1, rate_mhz: 0 }, 1));
+        assert_eq!(StreamDescription::decode(&[2, 1, 0, 0, 0]).unwrap_err().field, "format");
     }
 
     #[test]
     fn a_frame_survives_the_way_and_half_a_head_is_none() {
-        let frame = Frame { sequence: 7, moment_ns: 1 << 40, data: vec![1, 2, 3].into() };
+        let frame = StreamFrame { sequence: 7, moment_ns: 1 << 40, data: vec![1, 2, 3].into() };
         let message = Payload::joined([frame.part().to_vec().into(), frame.data.clone()]);
-        assert_eq!(Frame::decode(message), Ok(frame));
-        assert!((0..EVENT_BYTES).all(|bytes| Frame::decode(vec![0; bytes].into()).is_err()));
-        assert_eq!(Frame::decode(vec![0; EVENT_BYTES].into()).map(|frame| frame.data.len()), Ok(0));
+        assert_eq!(StreamFrame::decode(message), Ok(frame));
+        assert!((0..EVENT_BYTES).all(|bytes| StreamFrame::decode(vec![0; bytes].into()).is_err()));
+        assert_eq!(StreamFrame::decode(vec![0; EVENT_BYTES].into()).map(|frame| frame.data.len()), Ok(0));
     }
 
     #[test]
     fn frames_under_way_are_bounded_in_number_and_in_bytes() {
-        let window = |frame_bytes_max| Description { format: Format::Bytes, frame_bytes_max }.window();
+        let window = |frame_bytes_max| StreamDescription { format: StreamFormat::Bytes, frame_bytes_max }.window();
         assert_eq!([window(1), window(640 * 480 * 3), window(FRAME_BYTES_MAX)], [FRAMES_MAX, 18, 2]);
     }
 
     #[test]
     fn stream_description_is_readable() {
         assert_eq!(PICTURES.to_string(), "rgb24 640x480 at 29.97/s");
-        let odd = Format::Video { pixels: PixelFormat(*b"MJ\x01G"), width: 1, height: 2, rate_mhz: 0 };
-        assert_eq!((odd.to_string().as_str(), Format::Bytes.to_string().as_str()), ("MJ\\x01G 1x2", "bytes"));
+        let odd = StreamFormat::Video { pixels: PixelFormat(*b"MJ\x01G"), width: 1, height: 2, rate_mhz: 0 };
+        assert_eq!((odd.to_string().as_str(), StreamFormat::Bytes.to_string().as_str()), ("MJ\\x01G 1x2", "bytes"));
         assert_eq!(PixelFormat::named("yuyv").and_then(PixelFormat::bytes), Some(2));
     }
 }

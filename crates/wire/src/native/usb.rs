@@ -18,12 +18,13 @@
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
 use farbus_model::{
-    Direction, Done, EpAddr, IsoPacket, Payload, Setup, Speed, Status, TransferType, Urb, UrbFlags, UrbId,
+    EpAddr, IsoPacket, Payload, SetupPacket, TransferDirection, TransferType, Urb, UrbCompletion, UrbFlags, UrbId,
+    UrbStatus, UsbSpeed,
 };
 
-use super::message::Part;
-use super::reader::{Reader, put_text};
-use crate::reject::Reject;
+use super::message::ClassPart;
+use super::reader::{FieldReader, put_text};
+use crate::reject::ProtocolViolation;
 
 /// Bytes of a request's class part, except for control and isochronous transfers.
 pub const REQUEST_BYTES: usize = 8;
@@ -48,7 +49,7 @@ mod shape {
 
 /// A request of an importer.
 #[derive(Clone, Debug)]
-pub enum Request {
+pub enum UsbRequestPart {
     /// A transfer, without its OUT data.
     Transfer(Urb),
     /// A port reset (USB 2.0 §7.1.7.5): ends every request, and clears configuration, settings and halts.
@@ -56,12 +57,12 @@ pub enum Request {
 }
 
 /// The class part of a reset.
-pub fn reset_part() -> Part {
+pub fn reset_part() -> ClassPart {
     [0, bit::RESET, 0, 0, 0, 0, 0, 0].into()
 }
 
 /// The class part of a transfer.
-pub fn request_part(urb: &Urb, kind: TransferType) -> Part {
+pub fn request_part(urb: &Urb, kind: TransferType) -> ClassPart {
     let mut bits = kind.as_attributes();
     let wishes = [
         (urb.flags.short_not_ok, bit::SHORT_NOT_OK),
@@ -75,12 +76,12 @@ pub fn request_part(urb: &Urb, kind: TransferType) -> Part {
         TransferType::Control => 0,
     };
     let endpoint = match (kind, urb.direction) {
-        (TransferType::Control, Direction::In) => 0x80,
-        (TransferType::Control, Direction::Out) => 0,
+        (TransferType::Control, TransferDirection::In) => 0x80,
+        (TransferType::Control, TransferDirection::Out) => 0,
         _ => urb.endpoint.as_byte(),
     };
     let ([q0, q1], [l0, l1, l2, l3]) = (qualifier.to_le_bytes(), urb.length.to_le_bytes());
-    let mut part = Part::from([endpoint, bits, q0, q1, l0, l1, l2, l3]);
+    let mut part = ClassPart::from([endpoint, bits, q0, q1, l0, l1, l2, l3]);
     match kind {
         TransferType::Control => part.put(&urb.setup.to_bytes()),
         TransferType::Isochronous => put_schedule(&mut part, urb),
@@ -89,7 +90,7 @@ pub fn request_part(urb: &Urb, kind: TransferType) -> Part {
     part
 }
 
-fn put_schedule(part: &mut Part, urb: &Urb) {
+fn put_schedule(part: &mut ClassPart, urb: &Urb) {
     let packed = |(expected, all), packet: &IsoPacket| (expected + packet.length, all && packet.offset == expected);
     let (_, is_packed) = urb.iso.iter().fold((0u32, true), packed);
     let first = urb.iso.first().map_or(0, |packet| packet.length);
@@ -115,33 +116,37 @@ fn put_schedule(part: &mut Part, urb: &Urb) {
 /// Decodes a request from the front of a message; also returns the bytes of its class part. Does not check the data.
 ///
 /// # Errors
-/// [`Reject`].
-pub fn decode_request(id: UrbId, bytes: &[u8]) -> Result<(Request, usize), Reject> {
-    let mut reader = Reader::new(bytes);
+/// [`ProtocolViolation`].
+pub fn decode_request(id: UrbId, bytes: &[u8]) -> Result<(UsbRequestPart, usize), ProtocolViolation> {
+    let mut reader = FieldReader::new(bytes);
     let endpoint = reader.u8("endpoint")?;
     let bits = reader.u8("bits")?;
     let qualifier = reader.u16("qualifier")?;
     let length = reader.u32("length")?;
     if bits & bit::RESET != 0 {
         if bits != bit::RESET || endpoint != 0 || qualifier != 0 || length != 0 {
-            return Err(Reject::new("bits", bits.into(), "a reset is nothing else"));
+            return Err(ProtocolViolation::new("bits", bits.into(), "a reset is nothing else"));
         }
-        return Ok((Request::Reset, reader.read()));
+        return Ok((UsbRequestPart::Reset, reader.read()));
     }
     if bits >= bit::RESET << 1 {
-        return Err(Reject::new("bits", bits.into(), "no request has such a bit"));
+        return Err(ProtocolViolation::new("bits", bits.into(), "no request has such a bit"));
     }
     if length > URB_BYTES_MAX {
-        return Err(Reject::new("length", length.into(), "a transfer has 16 MiB at most"));
+        return Err(ProtocolViolation::new("length", length.into(), "a transfer has 16 MiB at most"));
     }
     if endpoint & 0x70 != 0 {
-        return Err(Reject::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
+        return Err(ProtocolViolation::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
     }
     let kind = TransferType::from_attributes(bits & bit::TYPE);
     if (kind == TransferType::Control) != (endpoint & 0x0f == 0) {
-        return Err(Reject::new("endpoint", endpoint.into(), "endpoint 0 and no other carries control transfers"));
+        return Err(ProtocolViolation::new(
+            "endpoint",
+            endpoint.into(),
+            "endpoint 0 and no other carries control transfers",
+        ));
     }
-    let direction = if endpoint & 0x80 != 0 { Direction::In } else { Direction::Out };
+    let direction = if endpoint & 0x80 != 0 { TransferDirection::In } else { TransferDirection::Out };
     let mut urb = Urb::data_in(id, EpAddr::from_byte(endpoint), length);
     urb.direction = direction;
     urb.flags = UrbFlags {
@@ -152,10 +157,14 @@ pub fn decode_request(id: UrbId, bytes: &[u8]) -> Result<(Request, usize), Rejec
     match kind {
         TransferType::Control => {
             let setup = reader.take(8, "setup")?;
-            urb.setup = Setup::from_bytes(setup.try_into().expect("eight bytes"));
+            urb.setup = SetupPacket::from_bytes(setup.try_into().expect("eight bytes"));
             urb.endpoint = EpAddr::CONTROL;
             if u32::from(urb.setup.length) != length {
-                return Err(Reject::new("length", length.into(), "a control transfer's is that of its setup packet"));
+                return Err(ProtocolViolation::new(
+                    "length",
+                    length.into(),
+                    "a control transfer's is that of its setup packet",
+                ));
             }
         }
         TransferType::Bulk => urb.stream = qualifier,
@@ -165,18 +174,18 @@ pub fn decode_request(id: UrbId, bytes: &[u8]) -> Result<(Request, usize), Rejec
             read_schedule(&mut reader, &mut urb)?;
         }
     }
-    Ok((Request::Transfer(urb), reader.read()))
+    Ok((UsbRequestPart::Transfer(urb), reader.read()))
 }
 
-fn read_schedule(reader: &mut Reader<'_>, urb: &mut Urb) -> Result<(), Reject> {
+fn read_schedule(reader: &mut FieldReader<'_>, urb: &mut Urb) -> Result<(), ProtocolViolation> {
     urb.start_frame = reader.u32("start frame")?;
     let count = reader.u16("packets")?;
     if u32::from(count) > ISO_PACKETS_MAX || count == 0 {
-        return Err(Reject::new("packets", count.into(), "an isochronous transfer has 1 to 1024"));
+        return Err(ProtocolViolation::new("packets", count.into(), "an isochronous transfer has 1 to 1024"));
     }
     let shape = reader.u16("shape")?;
     if shape > shape::SCATTERED {
-        return Err(Reject::new("shape", shape.into(), "no schedule has that shape"));
+        return Err(ProtocolViolation::new("shape", shape.into(), "no schedule has that shape"));
     }
     let uniform = if shape == shape::UNIFORM { Some(reader.u32("packet length")?) } else { None };
     let mut next = 0u32;
@@ -187,45 +196,45 @@ fn read_schedule(reader: &mut Reader<'_>, urb: &mut Urb) -> Result<(), Reject> {
             None => reader.u32("packet length")?,
         };
         let end = offset.checked_add(length).filter(|&end| end <= urb.length);
-        next = end.ok_or(Reject::new("packet length", length.into(), "a packet lies in its transfer"))?;
+        next = end.ok_or(ProtocolViolation::new("packet length", length.into(), "a packet lies in its transfer"))?;
         urb.iso.push(IsoPacket { offset, length, ..IsoPacket::default() });
     }
     Ok(())
 }
 
 /// The statuses in the order of their numbers on the wire.
-const STATUSES: [Status; 15] = [
-    Status::Ok,
-    Status::Stall,
-    Status::Short,
-    Status::Overflow,
-    Status::Protocol,
-    Status::Crc,
-    Status::DataRate,
-    Status::TimedOut,
-    Status::Cancelled,
-    Status::Shutdown,
-    Status::Gone,
-    Status::Invalid,
-    Status::NoCredit,
-    Status::IsoMissed,
-    Status::Other,
+const STATUSES: [UrbStatus; 15] = [
+    UrbStatus::Ok,
+    UrbStatus::Stall,
+    UrbStatus::Short,
+    UrbStatus::Overflow,
+    UrbStatus::Protocol,
+    UrbStatus::Crc,
+    UrbStatus::DataRate,
+    UrbStatus::TimedOut,
+    UrbStatus::Cancelled,
+    UrbStatus::Shutdown,
+    UrbStatus::Gone,
+    UrbStatus::Invalid,
+    UrbStatus::NoCredit,
+    UrbStatus::IsoMissed,
+    UrbStatus::Other,
 ];
 
 /// The number of a status on the wire.
 ///
 /// # Panics
 /// Never: all statuses have one.
-pub fn status_code(status: Status) -> u8 {
+pub fn status_code(status: UrbStatus) -> u8 {
     STATUSES.iter().position(|&other| other == status).expect("all are listed") as u8
 }
 
 /// The status with this number.
 ///
 /// # Errors
-/// [`Reject`]: no status has it.
-pub fn status_of(code: u8) -> Result<Status, Reject> {
-    STATUSES.get(usize::from(code)).copied().ok_or(Reject::new("status", code.into(), "no transfer ends so"))
+/// [`ProtocolViolation`]: no status has it.
+pub fn status_of(code: u8) -> Result<UrbStatus, ProtocolViolation> {
+    STATUSES.get(usize::from(code)).copied().ok_or(ProtocolViolation::new("status", code.into(), "no transfer ends so"))
 }
 
 /// The encodings of an isochronous outcome.
@@ -239,25 +248,25 @@ mod outcome {
 }
 
 /// A reply's class part; `None` if it needs none.
-pub fn reply_part(done: &Done) -> Option<Part> {
+pub fn reply_part(done: &UrbCompletion) -> Option<ClassPart> {
     let has_all = match done.direction {
-        Direction::In => true,
-        Direction::Out => done.actual == done.length,
+        TransferDirection::In => true,
+        TransferDirection::Out => done.actual == done.length,
     };
-    if done.status == Status::Ok && has_all && done.iso.is_empty() {
+    if done.status == UrbStatus::Ok && has_all && done.iso.is_empty() {
         return None;
     }
     Some(outcome_part(done.status, done.actual, done.start_frame, &done.iso))
 }
 
-fn outcome_part(status: Status, actual: u32, start_frame: u32, iso: &[IsoPacket]) -> Part {
-    let is_full = |packet: &IsoPacket| packet.actual == packet.length && packet.status == Status::Ok;
+fn outcome_part(status: UrbStatus, actual: u32, start_frame: u32, iso: &[IsoPacket]) -> ClassPart {
+    let is_full = |packet: &IsoPacket| packet.actual == packet.length && packet.status == UrbStatus::Ok;
     let shape = match iso.is_empty() {
         true => outcome::NONE,
         false if iso.iter().all(is_full) => outcome::FULL,
         false => outcome::EACH,
     };
-    let mut part = Part::empty();
+    let mut part = ClassPart::empty();
     part.put(&[status_code(status), shape]);
     part.put(&(iso.len() as u16).to_le_bytes());
     part.put(&actual.to_le_bytes());
@@ -275,9 +284,9 @@ fn outcome_part(status: Status, actual: u32, start_frame: u32, iso: &[IsoPacket]
 
 /// The end of a transfer, decoded from a reply that has a class part.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reply {
+pub struct UsbReplyPart {
     /// The status.
-    pub status: Status,
+    pub status: UrbStatus,
     /// Bytes moved.
     pub actual: u32,
     /// Isochronous: the frame it started in.
@@ -286,9 +295,9 @@ pub struct Reply {
     pub iso: Vec<IsoPacket>,
 }
 
-impl Reply {
+impl UsbReplyPart {
     /// Encodes the reply, without checking its values.
-    pub fn encode(&self) -> Part {
+    pub fn encode(&self) -> ClassPart {
         outcome_part(self.status, self.actual, self.start_frame, &self.iso)
     }
 }
@@ -297,40 +306,40 @@ impl Reply {
 /// length.
 ///
 /// # Errors
-/// [`Reject`]: that transfer cannot have ended this way.
-pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
-    let mut reader = Reader::new(bytes);
+/// [`ProtocolViolation`]: that transfer cannot have ended this way.
+pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(UsbReplyPart, usize), ProtocolViolation> {
+    let mut reader = FieldReader::new(bytes);
     let status = status_of(reader.u8("status")?)?;
     let shape = reader.u8("outcome")?;
     let count = reader.u16("packets")?;
     let actual = reader.u32("bytes moved")?;
     if actual > urb.length {
-        return Err(Reject::new("bytes moved", actual.into(), "no more moves than was asked for"));
+        return Err(ProtocolViolation::new("bytes moved", actual.into(), "no more moves than was asked for"));
     }
     let packets = if shape == outcome::NONE { 0 } else { urb.iso.len() };
     if usize::from(count) != packets || shape > outcome::EACH {
-        return Err(Reject::new("packets", count.into(), "as many come back as were sent"));
+        return Err(ProtocolViolation::new("packets", count.into(), "as many come back as were sent"));
     }
-    let mut reply = Reply { status, actual, start_frame: 0, iso: Vec::new() };
+    let mut reply = UsbReplyPart { status, actual, start_frame: 0, iso: Vec::new() };
     if shape != outcome::NONE {
         reply.start_frame = reader.u32("start frame")?;
     }
     for packet in &urb.iso[..packets] {
         let (actual, status) = match shape {
-            outcome::FULL => (packet.length, Status::Ok),
+            outcome::FULL => (packet.length, UrbStatus::Ok),
             _ => {
                 let field = reader.u32("packet")?;
                 (field & 0xff_ffff, status_of((field >> 24) as u8)?)
             }
         };
         if actual > packet.length {
-            return Err(Reject::new("packet", actual.into(), "no more moves than was asked for"));
+            return Err(ProtocolViolation::new("packet", actual.into(), "no more moves than was asked for"));
         }
         reply.iso.push(IsoPacket { actual, status, ..*packet });
     }
     let sum: u64 = reply.iso.iter().map(|packet| u64::from(packet.actual)).sum();
     if packets > 0 && sum != u64::from(actual) {
-        return Err(Reject::new("bytes moved", actual.into(), "it is the sum of the packets'"));
+        return Err(ProtocolViolation::new("bytes moved", actual.into(), "it is the sum of the packets'"));
     }
     Ok((reply, reader.read()))
 }
@@ -343,19 +352,19 @@ pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
 ///   then the data
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
+pub struct ObservedTransfer {
     /// The endpoint.
     pub endpoint: EpAddr,
     /// The endpoint's transfer type.
     pub kind: TransferType,
     /// How the transfer ended.
-    pub status: Status,
+    pub status: UrbStatus,
     /// Events that were not sent before this one because no grant was left.
     pub missed: u32,
     /// When the transfer ended, ns of an exporter's clock: comparable with other events of the attachment.
     pub moment_ns: u64,
     /// Isochronous: each packet's bytes and status.
-    pub packets: Vec<(u32, Status)>,
+    pub packets: Vec<(u32, UrbStatus)>,
     /// The data that was received.
     pub data: Payload,
 }
@@ -363,10 +372,10 @@ pub struct Event {
 /// Bytes of an event before its packets.
 const EVENT_BYTES: usize = 20;
 
-impl Event {
+impl ObservedTransfer {
     /// The class part of its message; the data follows.
-    pub fn part(&self) -> Part {
-        let mut part = Part::empty();
+    pub fn part(&self) -> ClassPart {
+        let mut part = ClassPart::empty();
         let shape = if self.packets.is_empty() { outcome::NONE } else { outcome::EACH };
         part.put(&[self.endpoint.as_byte(), self.kind.as_attributes(), status_code(self.status), shape]);
         part.put(&self.missed.to_le_bytes());
@@ -383,16 +392,22 @@ impl Event {
     /// Decodes an event from its whole message.
     ///
     /// # Errors
-    /// [`Reject`]: no device sends this.
-    pub fn decode(mut message: Payload) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no device sends this.
+    pub fn decode(mut message: Payload) -> Result<Self, ProtocolViolation> {
         let bytes = message.contiguous();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = FieldReader::new(&bytes);
         let endpoint = EpAddr::from_byte(reader.u8("endpoint")?);
         let kind = reader.u8("transfer type")?;
         let kind = match kind {
             1 => TransferType::Isochronous,
             3 => TransferType::Interrupt,
-            _ => return Err(Reject::new("transfer type", kind.into(), "interrupts and isochronous data are observed")),
+            _ => {
+                return Err(ProtocolViolation::new(
+                    "transfer type",
+                    kind.into(),
+                    "interrupts and isochronous data are observed",
+                ));
+            }
         };
         let status = status_of(reader.u8("status")?)?;
         let shape = reader.u8("outcome")?;
@@ -402,7 +417,11 @@ impl Event {
         reader.u16("zeros")?;
         let is_schedule = kind == TransferType::Isochronous && shape == outcome::EACH;
         if u32::from(count) > ISO_PACKETS_MAX || is_schedule != (count > 0) {
-            return Err(Reject::new("packets", count.into(), "an isochronous transfer has 1 to 1024, others none"));
+            return Err(ProtocolViolation::new(
+                "packets",
+                count.into(),
+                "an isochronous transfer has 1 to 1024, others none",
+            ));
         }
         let mut packets = Vec::with_capacity(count.into());
         for _ in 0..count {
@@ -411,7 +430,7 @@ impl Event {
         }
         let data_bytes = (bytes.len() - reader.read()) as u64;
         if count > 0 && packets.iter().map(|&(bytes, _)| u64::from(bytes)).sum::<u64>() != data_bytes {
-            return Err(Reject::new("data", data_bytes, "it is the sum of the packets'"));
+            return Err(ProtocolViolation::new("data", data_bytes, "it is the sum of the packets'"));
         }
         drop(bytes);
         message.split_front(EVENT_BYTES + 4 * usize::from(count));
@@ -422,7 +441,7 @@ impl Event {
 /// The description of a USB device, as [`super::control::Opened`] carries it: enough to show the device without a
 /// request to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct UsbDescription {
     /// Its name on the exporter; its bus id on a plain connection.
     pub bus_id: String,
     /// Bus number on the exporter.
@@ -430,7 +449,7 @@ pub struct Description {
     /// Device number on the exporter.
     pub device: u32,
     /// The speed it runs at.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
     /// The device descriptor.
     pub descriptor: [u8; 18],
     /// The active configuration.
@@ -443,9 +462,9 @@ pub struct Description {
 
 /// Bytes of a bus id.
 const BUS_ID_BYTES_MAX: usize = 31;
-const SPEEDS: [Speed; 5] = [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus];
+const SPEEDS: [UsbSpeed; 5] = [UsbSpeed::Low, UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super, UsbSpeed::SuperPlus];
 
-impl Description {
+impl UsbDescription {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -467,17 +486,17 @@ impl Description {
     /// Decodes a description. Descriptors are passed on unchecked: their parser checks them.
     ///
     /// # Errors
-    /// [`Reject`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolViolation`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
+        let mut reader = FieldReader::new(bytes);
         let bus_id = reader.text("bus id", BUS_ID_BYTES_MAX)?;
         if bus_id.is_empty() || bus_id.len() > BUS_ID_BYTES_MAX || bus_id.contains(|c: char| !c.is_ascii_graphic()) {
-            return Err(Reject::new("bus id", bus_id.len() as u64, "it has 1 to 31 visible characters"));
+            return Err(ProtocolViolation::new("bus id", bus_id.len() as u64, "it has 1 to 31 visible characters"));
         }
         let (bus, device) = (reader.u32("bus")?, reader.u32("device")?);
         let code = reader.u8("speed")?;
         let speed = SPEEDS.get(usize::from(code)).copied();
-        let speed = speed.ok_or(Reject::new("speed", code.into(), "there is no such speed"))?;
+        let speed = speed.ok_or(ProtocolViolation::new("speed", code.into(), "there is no such speed"))?;
         let descriptor = reader.take(18, "device descriptor")?.try_into().expect("eighteen bytes");
         let configuration = reader.u8("configuration")?;
         let alternates = reader.u8("alternate settings")?;
@@ -496,11 +515,11 @@ impl Description {
 /// Checks an IN transfer's data against its outcome.
 ///
 /// # Errors
-/// [`Reject`]: other than `actual` bytes follow.
-pub fn check_data(urb: &Urb, reply: &Reply, data: &Payload) -> Result<(), Reject> {
-    let expected = if urb.direction == Direction::In { reply.actual as usize } else { 0 };
+/// [`ProtocolViolation`]: other than `actual` bytes follow.
+pub fn check_data(urb: &Urb, reply: &UsbReplyPart, data: &Payload) -> Result<(), ProtocolViolation> {
+    let expected = if urb.direction == TransferDirection::In { reply.actual as usize } else { 0 };
     if data.len() != expected {
-        return Err(Reject::new("data", data.len() as u64, "as many bytes follow as moved in"));
+        return Err(ProtocolViolation::new("data", data.len() as u64, "as many bytes follow as moved in"));
     }
     Ok(())
 }
@@ -520,33 +539,35 @@ mod tests {
 
     #[test]
     fn an_event_survives_the_way_and_none_with_other_data_than_its_packets() {
-        let event = Event {
+        let event = ObservedTransfer {
             endpoint: EpAddr::from_byte(0x81),
             kind: TransferType::Interrupt,
-            status: Status::Ok,
+            status: UrbStatus::Ok,
             missed: 7,
             moment_ns: 1 << 40,
             packets: Vec::new(),
             data: Payload::from(vec![1, 2, 3]),
         };
-        let whole = |event: &Event| [&event.part()[..], &event.data.contiguous()].concat();
-        assert_eq!(Event::decode(Payload::from(whole(&event))).unwrap(), event);
+        let whole = |event: &ObservedTransfer| [&event.part()[..], &event.data.contiguous()].concat();
+        assert_eq!(ObservedTransfer::decode(Payload::from(whole(&event))).unwrap(), event);
         let kind = TransferType::Isochronous;
-        let packets = vec![(2, Status::Ok), (0, Status::IsoMissed), (1, Status::Ok)];
-        let event = Event { kind, packets, ..event };
-        assert_eq!(Event::decode(Payload::from(whole(&event))).unwrap(), event);
+        let packets = vec![(2, UrbStatus::Ok), (0, UrbStatus::IsoMissed), (1, UrbStatus::Ok)];
+        let event = ObservedTransfer { kind, packets, ..event };
+        assert_eq!(ObservedTransfer::decode(Payload::from(whole(&event))).unwrap(), event);
         let bytes = whole(&event);
         for end in 0..bytes.len() {
-            assert!(Event::decode(Payload::from(bytes[..end].to_vec())).is_err(), "{end} bytes");
+            assert!(ObservedTransfer::decode(Payload::from(bytes[..end].to_vec())).is_err(), "{end} bytes");
         }
-        let bulk = Event { kind: TransferType::Bulk, ..event };
-        assert_eq!(Event::decode(Payload::from(whole(&bulk))).unwrap_err().field, "transfer type");
+        let bulk = ObservedTransfer { kind: TransferType::Bulk, ..event };
+        assert_eq!(ObservedTransfer::decode(Payload::from(whole(&bulk))).unwrap_err().field, "transfer type");
     }
 
     fn survives(urb: &Urb, kind: TransferType) -> usize {
         let part = request_part(urb, kind);
         let more = [&part[..], b"data"].concat();
-        let (Request::Transfer(again), count) = decode_request(urb.id, &more).unwrap() else { panic!("a transfer") };
+        let (UsbRequestPart::Transfer(again), count) = decode_request(urb.id, &more).unwrap() else {
+            panic!("a transfer")
+        };
         assert_eq!(count, part.len());
         assert_eq!(format!("{again:?}"), format!("{urb:?}"));
         for end in 0..part.len() {
@@ -562,13 +583,13 @@ mod tests {
         bulk.flags.short_not_ok = true;
         assert_eq!(survives(&bulk, TransferType::Bulk), REQUEST_BYTES);
         let mut out = Urb::data_in(UrbId(1), EpAddr::from_byte(0x02), 512);
-        out.direction = Direction::Out;
+        out.direction = TransferDirection::Out;
         out.flags.zero_packet = true;
         survives(&out, TransferType::Bulk);
         let mut interrupt = Urb::data_in(UrbId(1), EpAddr::from_byte(0x84), 8);
         interrupt.interval = 4;
         survives(&interrupt, TransferType::Interrupt);
-        for setup in [Setup::set_configuration(1), Setup::get_descriptor(1, 0, 0, 18)] {
+        for setup in [SetupPacket::set_configuration(1), SetupPacket::get_descriptor(1, 0, 0, 18)] {
             survives(&Urb::control(UrbId(1), setup, Payload::Empty), TransferType::Control);
         }
         assert_eq!(survives(&iso(&[(0, 1000), (1000, 1000), (2000, 1000)]), TransferType::Isochronous), 20);
@@ -599,7 +620,7 @@ mod tests {
         assert_eq!(refused(&schedule(1025, 0, 0)), "packets");
         assert_eq!(refused(&schedule(0, 0, 0)), "packets");
         assert_eq!(refused(&schedule(1, 3, 0)), "shape");
-        assert!(matches!(decode_request(UrbId(1), &reset_part()), Ok((Request::Reset, 8))));
+        assert!(matches!(decode_request(UrbId(1), &reset_part()), Ok((UsbRequestPart::Reset, 8))));
     }
 
     #[test]
@@ -609,7 +630,7 @@ mod tests {
         for status in STATUSES {
             let done = bulk.clone().launch().done(status, 0, Payload::Empty);
             let Some(part) = reply_part(&done) else {
-                assert_eq!(status, Status::Ok);
+                assert_eq!(status, UrbStatus::Ok);
                 continue;
             };
             let (reply, count) = decode_reply(&bulk, &part).unwrap();
@@ -639,24 +660,24 @@ mod tests {
 
     #[test]
     fn a_description_survives_the_way() {
-        let description = Description {
+        let description = UsbDescription {
             bus_id: "1-1.4".into(),
             bus: 1,
             device: 9,
-            speed: Speed::SuperPlus,
+            speed: UsbSpeed::SuperPlus,
             descriptor: [7; 18],
             configuration: 1,
             alternates: vec![(0, 1), (3, 2)],
             configurations: vec![vec![9; 300], vec![]],
         };
         let bytes = description.encode();
-        assert_eq!(Description::decode(&bytes), Ok(description));
+        assert_eq!(UsbDescription::decode(&bytes), Ok(description));
         for end in 0..bytes.len() {
-            assert!(Description::decode(&bytes[..end]).is_err(), "{end} bytes");
+            assert!(UsbDescription::decode(&bytes[..end]).is_err(), "{end} bytes");
         }
         assert_eq!(
-            Description::decode(&[&bytes[..], &[1]].concat()),
-            Description::decode(&bytes),
+            UsbDescription::decode(&[&bytes[..], &[1]].concat()),
+            UsbDescription::decode(&bytes),
             "a later release may say more"
         );
     }

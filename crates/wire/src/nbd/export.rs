@@ -4,7 +4,7 @@ use farbus_model::BlockInfo;
 
 /// A device on offer to NBD clients.
 #[derive(Clone, Debug)]
-pub struct Export {
+pub struct NbdExportDescription {
     /// Its name; the empty one is the default.
     pub name: String,
     /// A sentence for a person.

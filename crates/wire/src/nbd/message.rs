@@ -1,8 +1,8 @@
 //! The bytes of NBD: checked parsing of what a client sends, and encoders that cannot fail. Big-endian throughout.
 
-use farbus_model::{BlockInfo, Extents, StoreError};
+use farbus_model::{BlockInfo, ExtentList, StoreError};
 
-pub use crate::usbip::message::Reject;
+pub use crate::usbip::message::ProtocolViolation;
 
 /// The beginning of a server's greeting ("Newstyle negotiation").
 pub const SERVER_MAGIC: &[u8; 8] = b"NBDMAGIC";
@@ -174,7 +174,7 @@ pub mod state {
 
 /// Why a request failed, as the protocol numbers it ("Error values").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum NbdError {
     /// Not permitted: the export is read-only.
     NotPermitted,
     /// The medium failed.
@@ -189,16 +189,16 @@ pub enum Failure {
     ShuttingDown,
 }
 
-impl Failure {
+impl NbdError {
     /// The wire's number.
     pub const fn code(self) -> u32 {
         match self {
-            Failure::NotPermitted => 1,
-            Failure::Medium => 5,
-            Failure::Invalid => 22,
-            Failure::NoSpace => 28,
-            Failure::NotSupported => 95,
-            Failure::ShuttingDown => 108,
+            NbdError::NotPermitted => 1,
+            NbdError::Medium => 5,
+            NbdError::Invalid => 22,
+            NbdError::NoSpace => 28,
+            NbdError::NotSupported => 95,
+            NbdError::ShuttingDown => 108,
         }
     }
 
@@ -206,17 +206,17 @@ impl Failure {
     /// continue.
     pub const fn of(error: StoreError) -> Self {
         match error {
-            StoreError::Medium | StoreError::Gone | StoreError::Lost => Failure::Medium,
-            StoreError::NoSpace => Failure::NoSpace,
-            StoreError::ReadOnly => Failure::NotPermitted,
-            StoreError::Invalid => Failure::Invalid,
+            StoreError::Medium | StoreError::Gone | StoreError::Lost => NbdError::Medium,
+            StoreError::NoSpace => NbdError::NoSpace,
+            StoreError::ReadOnly => NbdError::NotPermitted,
+            StoreError::Invalid => NbdError::Invalid,
         }
     }
 }
 
 /// A request's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct NbdRequest {
     /// [`command_flag`].
     pub flags: u16,
     /// [`command`].
@@ -229,15 +229,15 @@ pub struct Request {
     pub length: u32,
 }
 
-impl Request {
+impl NbdRequest {
     /// Decodes a header.
     ///
     /// # Errors
-    /// [`Reject`] for a wrong magic: the next message cannot be found.
-    pub fn decode(b: &[u8; REQUEST_BYTES]) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`] for a wrong magic: the next message cannot be found.
+    pub fn decode(b: &[u8; REQUEST_BYTES]) -> Result<Self, ProtocolViolation> {
         let magic = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
         if magic != REQUEST_MAGIC {
-            return Err(Reject::new("request magic", u64::from(magic), "a request begins with 0x25609513"));
+            return Err(ProtocolViolation::new("request magic", u64::from(magic), "a request begins with 0x25609513"));
         }
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|i| b[at + i]));
         Ok(Self {
@@ -264,22 +264,22 @@ impl Request {
 
 /// An option's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptionHeader {
+pub struct NbdOptionHeader {
     /// [`option`].
     pub option: u32,
     /// Bytes that follow.
     pub length: u32,
 }
 
-impl OptionHeader {
+impl NbdOptionHeader {
     /// Decodes a header.
     ///
     /// # Errors
-    /// [`Reject`] for a wrong magic.
-    pub fn decode(b: &[u8; OPTION_HEADER_BYTES]) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`] for a wrong magic.
+    pub fn decode(b: &[u8; OPTION_HEADER_BYTES]) -> Result<Self, ProtocolViolation> {
         if &b[..8] != OPTION_MAGIC {
             let magic = u64::from_be_bytes(std::array::from_fn(|i| b[i]));
-            return Err(Reject::new("option magic", magic, "an option begins with IHAVEOPT"));
+            return Err(ProtocolViolation::new("option magic", magic, "an option begins with IHAVEOPT"));
         }
         let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         Ok(Self { option: word(8), length: word(12) })
@@ -335,9 +335,9 @@ pub fn data_chunk(cookie: u64, flags: u16, offset: u64, length: usize) -> [u8; 2
 }
 
 /// The chunk that tells of these extents, the last of its reply; of the first one only if `is_one`.
-pub fn status_chunk(cookie: u64, extents: &Extents, is_one: bool) -> Vec<u8> {
+pub fn status_chunk(cookie: u64, extents: &ExtentList, is_one: bool) -> Vec<u8> {
     let mut told = CONTEXT_ID.to_be_bytes().to_vec();
-    for extent in extents.iter().take(if is_one { 1 } else { Extents::MAX }) {
+    for extent in extents.iter().take(if is_one { 1 } else { ExtentList::MAX }) {
         // It tells of a request's range, whose length has 32 bits.
         told.extend((extent.length as u32).to_be_bytes());
         told.extend(if extent.is_hole { state::HOLE | state::ZERO } else { 0 }.to_be_bytes());

@@ -15,6 +15,6 @@ pub mod message;
 pub mod negotiation;
 pub mod server;
 
-pub use export::Export;
-pub use message::Reject;
-pub use server::ServerConn;
+pub use export::NbdExportDescription;
+pub use message::ProtocolViolation;
+pub use server::NbdServerConn;

@@ -15,13 +15,13 @@
 use farbus_model::BlockInfo;
 use farbus_model::limits::NBD_REQUEST_BYTES_MAX;
 
-use super::export::Export;
+use super::export::NbdExportDescription;
 use super::message::{self, CONTEXT, CONTEXT_ID, NAME_BYTES_MAX, info, option, reply};
-use crate::buffer::Outgoing;
+use crate::buffer::SendBuffer;
 
 /// The outcome of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Negotiated {
+pub(crate) enum OptionOutcome {
     /// The handshake continues.
     On,
     /// The client uses the export with this index from now on.
@@ -37,9 +37,9 @@ pub(crate) enum Negotiated {
 }
 
 /// The fields of an option's data, read from the front.
-struct Fields<'a>(&'a [u8]);
+struct OptionFieldReader<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> OptionFieldReader<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -65,7 +65,7 @@ impl<'a> Fields<'a> {
 
 /// The export's name and the wanted information of `INFO` and `GO`.
 fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
-    let mut fields = Fields(data);
+    let mut fields = OptionFieldReader(data);
     let name = fields.text()?;
     let count = fields.half()?;
     let asked = (0..count).map(|_| fields.half()).collect::<Option<Vec<u16>>>()?;
@@ -75,7 +75,7 @@ fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
 /// The export's name in `LIST_META_CONTEXT` or `SET_META_CONTEXT`, and whether one of the queries means [`CONTEXT`];
 /// `None` if the data is malformed.
 fn read_meta_request(kind: u32, data: &[u8]) -> Option<(&str, bool)> {
-    let mut fields = Fields(data);
+    let mut fields = OptionFieldReader(data);
     let name = fields.text()?;
     let count = fields.word()?;
     // Without a query, all contexts are listed, and none is selected.
@@ -88,7 +88,13 @@ fn read_meta_request(kind: u32, data: &[u8]) -> Option<(&str, bool)> {
 }
 
 /// Lists or selects the metadata context. Returns what was selected: none after a refusal.
-fn tell_context(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mut Outgoing) -> Option<usize> {
+fn tell_context(
+    kind: u32,
+    data: &[u8],
+    exports: &[NbdExportDescription],
+    is_structured: bool,
+    to: &mut SendBuffer,
+) -> Option<usize> {
     if !is_structured {
         answer(to, kind, reply::ERR_INVALID, b"structured replies come first");
         return None;
@@ -109,7 +115,7 @@ fn tell_context(kind: u32, data: &[u8], exports: &[Export], is_structured: bool,
     is_meant.then_some(export)
 }
 
-fn find(exports: &[Export], name: &str) -> Option<usize> {
+fn find(exports: &[NbdExportDescription], name: &str) -> Option<usize> {
     // The empty name is the default export: the first.
     if name.is_empty() && !exports.is_empty() {
         return Some(exports.iter().position(|export| export.name.is_empty()).unwrap_or(0));
@@ -121,26 +127,26 @@ fn find(exports: &[Export], name: &str) -> Option<usize> {
 pub(crate) fn negotiate(
     kind: u32,
     data: &[u8],
-    exports: &[Export],
+    exports: &[NbdExportDescription],
     is_structured: bool,
     is_padded: bool,
-    to: &mut Outgoing,
-) -> Negotiated {
+    to: &mut SendBuffer,
+) -> OptionOutcome {
     match kind {
         option::EXPORT_NAME => {
             let Some(at) = std::str::from_utf8(data).ok().and_then(|name| find(exports, name)) else {
-                return Negotiated::HangUp;
+                return OptionOutcome::HangUp;
             };
             to.put(&exports[at].info.size_bytes.to_be_bytes());
             to.put(&message::transmission_flags(&exports[at].info, is_structured).to_be_bytes());
             if is_padded {
                 to.put(&[0; 124]);
             }
-            return Negotiated::Begin(at);
+            return OptionOutcome::Begin(at);
         }
         option::ABORT => {
             answer(to, kind, reply::ACK, &[]);
-            return Negotiated::End;
+            return OptionOutcome::End;
         }
         option::LIST if data.is_empty() => {
             for export in exports {
@@ -154,28 +160,34 @@ pub(crate) fn negotiate(
         option::INFO | option::GO => return tell(kind, data, exports, is_structured, to),
         option::STRUCTURED_REPLY if data.is_empty() => {
             answer(to, kind, reply::ACK, &[]);
-            return Negotiated::Structured;
+            return OptionOutcome::Structured;
         }
         option::LIST_META_CONTEXT => {
             tell_context(kind, data, exports, is_structured, to);
         }
         option::SET_META_CONTEXT => {
-            return Negotiated::Selected(tell_context(kind, data, exports, is_structured, to));
+            return OptionOutcome::Selected(tell_context(kind, data, exports, is_structured, to));
         }
         option::LIST | option::STRUCTURED_REPLY => answer(to, kind, reply::ERR_INVALID, b"it has no data"),
         _ => answer(to, kind, reply::ERR_UNSUP, b"this server does not know that"),
     }
-    Negotiated::On
+    OptionOutcome::On
 }
 
-fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mut Outgoing) -> Negotiated {
+fn tell(
+    kind: u32,
+    data: &[u8],
+    exports: &[NbdExportDescription],
+    is_structured: bool,
+    to: &mut SendBuffer,
+) -> OptionOutcome {
     let Some((name, asked)) = read_info_request(data) else {
         answer(to, kind, reply::ERR_INVALID, b"its data does not add up");
-        return Negotiated::On;
+        return OptionOutcome::On;
     };
     let Some(at) = find(exports, name) else {
         answer(to, kind, reply::ERR_UNKNOWN, b"there is no such export");
-        return Negotiated::On;
+        return OptionOutcome::On;
     };
     let export = &exports[at];
     let mut told = info::EXPORT.to_be_bytes().to_vec();
@@ -190,7 +202,7 @@ fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mu
         }
     }
     answer(to, kind, reply::ACK, &[]);
-    if kind == option::GO { Negotiated::Begin(at) } else { Negotiated::On }
+    if kind == option::GO { OptionOutcome::Begin(at) } else { OptionOutcome::On }
 }
 
 /// "Block size constraints": minimum, preferred, and the most bytes of a payload.
@@ -204,7 +216,7 @@ fn block_sizes(info: &BlockInfo) -> Vec<u8> {
 }
 
 /// Puts one whole answer.
-pub(crate) fn answer(to: &mut Outgoing, option: u32, kind: u32, data: &[u8]) {
+pub(crate) fn answer(to: &mut SendBuffer, option: u32, kind: u32, data: &[u8]) {
     to.put(&message::option_reply(option, kind, data.len()));
     to.put(data);
 }

@@ -21,27 +21,28 @@ use farbus_model::limits::{
     NBD_REQUESTS_MAX,
 };
 use farbus_model::{
-    BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Extents, Limits, Payload, Pending, StoreError,
+    BlockCompletion, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, ExtentList, Payload, PendingBlockRequests,
+    SessionLimits, StoreError,
 };
 
-use super::export::Export;
+use super::export::NbdExportDescription;
 use super::message::{
-    self, Failure, OPTION_HEADER_BYTES, OptionHeader, REQUEST_BYTES, Reject, Request, chunk, command, command_flag,
-    handshake_flag, reply,
+    self, NbdError, NbdOptionHeader, NbdRequest, OPTION_HEADER_BYTES, ProtocolViolation, REQUEST_BYTES, chunk, command,
+    command_flag, handshake_flag, reply,
 };
-use super::negotiation::{self, Negotiated};
-use crate::buffer::{Incoming, Outgoing, Runs};
+use super::negotiation::{self, OptionOutcome};
+use crate::buffer::{ReceiveBuffer, SendBuffer, SendSlices};
 use crate::native::block;
-use crate::snapshot::{Reader, Writer};
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// A connection, the server's end.
 #[derive(Debug)]
-pub struct ServerConn {
+pub struct NbdServerConn {
     number: u16,
-    exports: Arc<[Export]>,
-    incoming: Incoming,
-    outgoing: Outgoing,
-    phase: Phase,
+    exports: Arc<[NbdExportDescription]>,
+    incoming: ReceiveBuffer,
+    outgoing: SendBuffer,
+    phase: NbdServerPhase,
     is_structured: bool,
     /// The export of which the client may ask where its holes are.
     mapped: Option<usize>,
@@ -49,17 +50,17 @@ pub struct ServerConn {
     /// Bytes still to be skipped: an option that is too long, the data of a refused write.
     skip: u64,
     /// The answer to send once they are skipped.
-    after_skip: Option<Refusal>,
+    after_skip: Option<NbdRefusal>,
     /// The request whose pieces are being submitted.
-    issue: Option<Issue>,
-    flights: Vec<Option<Flight>>,
+    issue: Option<RequestRemainder>,
+    flights: Vec<Option<UnansweredNbdRequest>>,
     free: Vec<u32>,
     /// Payload bytes submitted to the device, or held until the rest is there.
     held_bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum NbdServerPhase {
     /// Waiting for the client's flags.
     Flags,
     /// In the handshake's options.
@@ -71,14 +72,14 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Refusal {
+enum NbdRefusal {
     Option(u32),
-    Request(Request, Failure),
+    Request(NbdRequest, NbdError),
 }
 
 /// An unanswered request.
 #[derive(Debug)]
-struct Flight {
+struct UnansweredNbdRequest {
     cookie: u64,
     command: u16,
     /// A read that is answered in chunks.
@@ -100,7 +101,7 @@ struct Flight {
 
 /// The rest of a request that is submitted piece by piece.
 #[derive(Clone, Copy, Debug)]
-struct Issue {
+struct RequestRemainder {
     slot: u32,
     op: BlockOp,
     piece: u32,
@@ -121,7 +122,7 @@ fn piece_bytes_max(info: &BlockInfo) -> u32 {
 fn held(op: BlockOp, length: u32) -> usize {
     match op {
         BlockOp::Read | BlockOp::Write => length as usize,
-        BlockOp::Map => Extents::BYTES,
+        BlockOp::Map => ExtentList::BYTES,
         BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes => 0,
     }
 }
@@ -132,18 +133,18 @@ const SLOT_SHIFT: u32 = 24;
 const NUMBER_SHIFT: u32 = 48;
 const FIELD: u64 = (1 << SLOT_SHIFT) - 1;
 
-impl ServerConn {
+impl NbdServerConn {
     /// Makes a connection to a client that may use `exports`. `number` distinguishes it among the connections of one
     /// device: the ids of its requests carry it.
-    pub fn new(number: u16, exports: Arc<[Export]>, limits: &Limits) -> Self {
-        let mut outgoing = Outgoing::default();
+    pub fn new(number: u16, exports: Arc<[NbdExportDescription]>, limits: &SessionLimits) -> Self {
+        let mut outgoing = SendBuffer::default();
         outgoing.put(&message::greeting());
         Self {
             number,
             exports,
-            incoming: Incoming::new(limits.receive_bytes).keeping_many().copying_lone(limits.copied_bytes_max),
+            incoming: ReceiveBuffer::new(limits.receive_bytes).keeping_many().copying_lone(limits.copied_bytes_max),
             outgoing,
-            phase: Phase::Flags,
+            phase: NbdServerPhase::Flags,
             is_structured: false,
             mapped: None,
             options: 0,
@@ -169,14 +170,14 @@ impl ServerConn {
     /// Which export is used, once the handshake has ended with one.
     pub fn export(&self) -> Option<usize> {
         match self.phase {
-            Phase::Transmission { export } => Some(export),
+            NbdServerPhase::Transmission { export } => Some(export),
             _ => None,
         }
     }
 
     /// Whether the handshake is under way.
     pub fn is_haggling(&self) -> bool {
-        matches!(self.phase, Phase::Flags | Phase::Options { .. })
+        matches!(self.phase, NbdServerPhase::Flags | NbdServerPhase::Options { .. })
     }
 
     /// The space for received bytes; never empty.
@@ -192,8 +193,8 @@ impl ServerConn {
     /// Whether more should be received: not while the connection is out of credit.
     pub fn wants_input(&self) -> bool {
         match self.phase {
-            Phase::Flags | Phase::Options { .. } | Phase::Closing => true,
-            Phase::Transmission { .. } => self.skip > 0 || self.has_credit(),
+            NbdServerPhase::Flags | NbdServerPhase::Options { .. } | NbdServerPhase::Closing => true,
+            NbdServerPhase::Transmission { .. } => self.skip > 0 || self.has_credit(),
         }
     }
 
@@ -203,7 +204,7 @@ impl ServerConn {
         self.incoming.chunk_bytes() + self.held_bytes + self.outgoing.len()
     }
 
-    /// What [`ServerConn::bytes`] will be after the next [`ServerConn::poll_request`] that returns a request, or once
+    /// What [`NbdServerConn::bytes`] will be after the next [`NbdServerConn::poll_request`] that returns a request, or once
     /// the data of the write that it waits for is there.
     pub fn bytes_with_next(&self) -> usize {
         self.bytes() + self.next_bytes()
@@ -217,12 +218,12 @@ impl ServerConn {
                 (
                     issue.op,
                     issue.left.min(issue.piece_bytes_max),
-                    flight.is_some_and(Flight::is_held_whole).then_some(issue.left),
+                    flight.is_some_and(UnansweredNbdRequest::is_held_whole).then_some(issue.left),
                 )
             }
-            (None, Phase::Transmission { export }) if self.skip == 0 => {
+            (None, NbdServerPhase::Transmission { export }) if self.skip == 0 => {
                 let header = self.incoming.bytes().first_chunk::<REQUEST_BYTES>();
-                let Some(request) = header.and_then(|bytes| Request::decode(bytes).ok()) else { return 0 };
+                let Some(request) = header.and_then(|bytes| NbdRequest::decode(bytes).ok()) else { return 0 };
                 let Ok(op) = self.check(export, &request) else { return 0 };
                 let is_whole = !self.is_structured || request.flags & command_flag::DF != 0;
                 let piece = request.length.min(piece_bytes_max(&self.exports[export].info));
@@ -251,8 +252,8 @@ impl ServerConn {
     /// The next request for the device, if its bytes are there and there is credit for it.
     ///
     /// # Errors
-    /// [`Reject`]: the bytes are no message of this protocol, and the connection has to end.
-    pub fn poll_request(&mut self) -> Result<Option<BlockRequest>, Reject> {
+    /// [`ProtocolViolation`]: the bytes are no message of this protocol, and the connection has to end.
+    pub fn poll_request(&mut self) -> Result<Option<BlockRequest>, ProtocolViolation> {
         loop {
             if self.skip > 0 && !self.skip_on() {
                 return Ok(None);
@@ -264,10 +265,10 @@ impl ServerConn {
                 return Ok(self.poll_piece(issue));
             }
             let has_moved = match self.phase {
-                Phase::Flags => self.poll_flags()?,
-                Phase::Options { is_padded } => self.poll_option(is_padded)?,
-                Phase::Transmission { export } => self.poll_header(export)?,
-                Phase::Closing => {
+                NbdServerPhase::Flags => self.poll_flags()?,
+                NbdServerPhase::Options { is_padded } => self.poll_option(is_padded)?,
+                NbdServerPhase::Transmission { export } => self.poll_header(export)?,
+                NbdServerPhase::Closing => {
                     // Dropped without parsing, so that there is always space to receive.
                     self.incoming.consume(self.incoming.bytes().len());
                     false
@@ -287,25 +288,29 @@ impl ServerConn {
         self.skip == 0
     }
 
-    fn poll_flags(&mut self) -> Result<bool, Reject> {
+    fn poll_flags(&mut self) -> Result<bool, ProtocolViolation> {
         let Some(bytes) = self.incoming.bytes().first_chunk::<4>() else { return Ok(false) };
         let flags = u32::from_be_bytes(*bytes);
         if flags & !u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES) != 0 {
-            return Err(Reject::new("client flags", u64::from(flags), "only fixed newstyle and no zeroes are known"));
+            return Err(ProtocolViolation::new(
+                "client flags",
+                u64::from(flags),
+                "only fixed newstyle and no zeroes are known",
+            ));
         }
         self.incoming.consume(4);
-        self.phase = Phase::Options { is_padded: flags & u32::from(handshake_flag::NO_ZEROES) == 0 };
+        self.phase = NbdServerPhase::Options { is_padded: flags & u32::from(handshake_flag::NO_ZEROES) == 0 };
         Ok(true)
     }
 
-    fn poll_option(&mut self, is_padded: bool) -> Result<bool, Reject> {
+    fn poll_option(&mut self, is_padded: bool) -> Result<bool, ProtocolViolation> {
         let Some(bytes) = self.incoming.bytes().first_chunk::<OPTION_HEADER_BYTES>() else { return Ok(false) };
-        let header = OptionHeader::decode(bytes)?;
+        let header = NbdOptionHeader::decode(bytes)?;
         if header.length > NBD_OPTION_BYTES_MAX {
             self.incoming.consume(OPTION_HEADER_BYTES);
             self.count_option()?;
             self.skip = u64::from(header.length);
-            self.after_skip = Some(Refusal::Option(header.option));
+            self.after_skip = Some(NbdRefusal::Option(header.option));
             return Ok(true);
         }
         let total = OPTION_HEADER_BYTES + header.length as usize;
@@ -319,22 +324,30 @@ impl ServerConn {
         let negotiated = negotiation::negotiate(header.option, data, exports, self.is_structured, is_padded, to);
         self.incoming.consume(total);
         match negotiated {
-            Negotiated::On => {}
-            Negotiated::Structured => self.is_structured = true,
-            Negotiated::Selected(mapped) => self.mapped = mapped,
-            Negotiated::Begin(export) => self.phase = Phase::Transmission { export },
-            Negotiated::End => self.phase = Phase::Closing,
-            Negotiated::HangUp => {
-                return Err(Reject::new("export name", u64::from(header.length), "it names an export that there is"));
+            OptionOutcome::On => {}
+            OptionOutcome::Structured => self.is_structured = true,
+            OptionOutcome::Selected(mapped) => self.mapped = mapped,
+            OptionOutcome::Begin(export) => self.phase = NbdServerPhase::Transmission { export },
+            OptionOutcome::End => self.phase = NbdServerPhase::Closing,
+            OptionOutcome::HangUp => {
+                return Err(ProtocolViolation::new(
+                    "export name",
+                    u64::from(header.length),
+                    "it names an export that there is",
+                ));
             }
         }
         Ok(true)
     }
 
-    fn count_option(&mut self) -> Result<(), Reject> {
+    fn count_option(&mut self) -> Result<(), ProtocolViolation> {
         self.options += 1;
         if self.options > NBD_OPTIONS_MAX {
-            return Err(Reject::new("options", u64::from(self.options), "a client comes to the point within 32"));
+            return Err(ProtocolViolation::new(
+                "options",
+                u64::from(self.options),
+                "a client comes to the point within 32",
+            ));
         }
         Ok(())
     }
@@ -343,15 +356,15 @@ impl ServerConn {
         self.in_flight() < NBD_REQUESTS_MAX && self.held_bytes + self.outgoing.len() < NBD_PAYLOAD_BYTES_MAX
     }
 
-    fn poll_header(&mut self, export: usize) -> Result<bool, Reject> {
+    fn poll_header(&mut self, export: usize) -> Result<bool, ProtocolViolation> {
         if !self.has_credit() {
             return Ok(false);
         }
         let Some(bytes) = self.incoming.bytes().first_chunk::<REQUEST_BYTES>() else { return Ok(false) };
-        let request = Request::decode(bytes)?;
+        let request = NbdRequest::decode(bytes)?;
         self.incoming.consume(REQUEST_BYTES);
         if request.command == command::DISC {
-            self.phase = Phase::Closing;
+            self.phase = NbdServerPhase::Closing;
             return Ok(true);
         }
         match self.check(export, &request) {
@@ -360,14 +373,14 @@ impl ServerConn {
             Err(failure) => {
                 // The data of a write follows, whether the write is refused or not.
                 self.skip = if request.command == command::WRITE { u64::from(request.length) } else { 0 };
-                self.after_skip = Some(Refusal::Request(request, failure));
+                self.after_skip = Some(NbdRefusal::Request(request, failure));
             }
         }
         Ok(true)
     }
 
     /// The operation of a request, or its refusal ("Request types", "Error values", "Block size constraints").
-    fn check(&self, export: usize, request: &Request) -> Result<BlockOp, Failure> {
+    fn check(&self, export: usize, request: &NbdRequest) -> Result<BlockOp, NbdError> {
         let is_mapped = self.mapped == Some(export);
         let export = &self.exports[export];
         let (info, flags) = (&export.info, request.flags);
@@ -382,38 +395,38 @@ impl ServerConn {
                 (op, command_flag::NO_HOLE | command_flag::FAST_ZERO)
             }
             command::BLOCK_STATUS if is_mapped && request.length > 0 => (BlockOp::Map, command_flag::REQ_ONE),
-            _ => return Err(Failure::Invalid),
+            _ => return Err(NbdError::Invalid),
         };
         if flags & !(known | command_flag::FUA) != 0 {
-            return Err(Failure::Invalid);
+            return Err(NbdError::Invalid);
         }
         if op == BlockOp::Flush {
-            return if (request.offset, request.length) == (0, 0) { Ok(op) } else { Err(Failure::Invalid) };
+            return if (request.offset, request.length) == (0, 0) { Ok(op) } else { Err(NbdError::Invalid) };
         }
         if op.is_change() && info.is_read_only {
-            return Err(Failure::NotPermitted);
+            return Err(NbdError::NotPermitted);
         }
         let end = request.offset.checked_add(u64::from(request.length));
         if end.is_none_or(|end| end > info.size_bytes) {
             let grows = matches!(request.command, command::WRITE | command::WRITE_ZEROES);
-            return Err(if grows { Failure::NoSpace } else { Failure::Invalid });
+            return Err(if grows { NbdError::NoSpace } else { NbdError::Invalid });
         }
         let block = u64::from(info.block_bytes);
         let is_aligned = request.offset.is_multiple_of(block) && u64::from(request.length).is_multiple_of(block);
         let moves = matches!(op, BlockOp::Read | BlockOp::Write);
         if !is_aligned || moves && request.length > NBD_REQUEST_BYTES_MAX {
-            return Err(Failure::Invalid);
+            return Err(NbdError::Invalid);
         }
         if flags & command_flag::FAST_ZERO != 0 && !export.zeroes_fast {
-            return Err(Failure::NotSupported);
+            return Err(NbdError::NotSupported);
         }
         Ok(op)
     }
 
-    fn begin(&mut self, export: usize, request: &Request, op: BlockOp) {
+    fn begin(&mut self, export: usize, request: &NbdRequest, op: BlockOp) {
         let is_read = op == BlockOp::Read;
         let is_chunked = is_read && self.is_structured && request.flags & command_flag::DF == 0;
-        let flight = Flight {
+        let flight = UnansweredNbdRequest {
             cookie: request.cookie,
             command: request.command,
             is_chunked,
@@ -432,7 +445,7 @@ impl ServerConn {
             None => self.flights.push(Some(flight)),
         }
         let moves = matches!(op, BlockOp::Read | BlockOp::Write);
-        self.issue = Some(Issue {
+        self.issue = Some(RequestRemainder {
             slot,
             op,
             piece: 0,
@@ -444,7 +457,7 @@ impl ServerConn {
     }
 
     /// The next piece of the request that is being submitted.
-    fn poll_piece(&mut self, issue: Issue) -> Option<BlockRequest> {
+    fn poll_piece(&mut self, issue: RequestRemainder) -> Option<BlockRequest> {
         let length = issue.left.min(issue.piece_bytes_max);
         let flight = self.flights[issue.slot as usize].as_ref().expect("what is issued is in flight");
         // A read that is answered as a whole was admitted as a whole: its pieces release nothing before the last one.
@@ -467,7 +480,7 @@ impl ServerConn {
         let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
         flight.asked += 1;
         flight.is_issued = left == 0;
-        let next = Issue { piece: issue.piece + 1, offset: issue.offset + u64::from(length), left, ..issue };
+        let next = RequestRemainder { piece: issue.piece + 1, offset: issue.offset + u64::from(length), left, ..issue };
         self.issue = (left > 0).then_some(next);
         Some(BlockRequest {
             id: self.id(issue.slot, issue.piece),
@@ -483,11 +496,11 @@ impl ServerConn {
         BlockId(u64::from(self.number) << NUMBER_SHIFT | u64::from(slot) << SLOT_SHIFT | u64::from(piece))
     }
 
-    /// Processes the answer to a request of [`ServerConn::poll_request`].
+    /// Processes the answer to a request of [`NbdServerConn::poll_request`].
     ///
     /// # Panics
     /// If that request is not in flight.
-    pub fn complete(&mut self, done: BlockDone, pool: &mut BufferPool) {
+    pub fn complete(&mut self, done: BlockCompletion, pool: &mut BufferPool) {
         assert_eq!(Self::number_of(done.id), self.number, "an answer goes to the connection that asked");
         let (slot, piece) = (done.id.0 >> SLOT_SHIFT & FIELD, (done.id.0 & FIELD) as usize);
         let flight = self.flights[slot as usize].as_mut().expect("a request is answered once");
@@ -535,12 +548,12 @@ impl ServerConn {
         }
         match flight.failed {
             Some(error) => {
-                self.put_failure(flight.cookie, flight.command, Failure::of(error), &error.to_string());
+                self.put_failure(flight.cookie, flight.command, NbdError::of(error), &error.to_string());
                 flight.parts.into_iter().for_each(|part| pool.recycle(part));
             }
             None if flight.command == command::BLOCK_STATUS => {
-                let told = flight.parts.first().and_then(|payload| Extents::read(payload, flight.length));
-                let extents = told.unwrap_or_else(|| Extents::data(flight.length.into()));
+                let told = flight.parts.first().and_then(|payload| ExtentList::read(payload, flight.length));
+                let extents = told.unwrap_or_else(|| ExtentList::data(flight.length.into()));
                 self.outgoing.put(&message::status_chunk(flight.cookie, &extents, flight.is_one));
                 flight.parts.into_iter().for_each(|part| pool.recycle(part));
             }
@@ -562,7 +575,7 @@ impl ServerConn {
     }
 
     /// Answers a request for no bytes.
-    fn answer_nothing(&mut self, request: &Request) {
+    fn answer_nothing(&mut self, request: &NbdRequest) {
         if request.command == command::READ && self.is_structured {
             self.outgoing.put(&message::chunk_header(request.cookie, chunk::FLAG_DONE, chunk::NONE, 0));
         } else {
@@ -570,16 +583,16 @@ impl ServerConn {
         }
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    fn refuse(&mut self, refusal: NbdRefusal) {
         match refusal {
-            Refusal::Option(option) => {
+            NbdRefusal::Option(option) => {
                 negotiation::answer(&mut self.outgoing, option, reply::ERR_TOO_BIG, b"no option needs so much data");
             }
-            Refusal::Request(request, failure) => {
+            NbdRefusal::Request(request, failure) => {
                 let why = match failure {
-                    Failure::NotPermitted => "the export is read-only",
-                    Failure::NoSpace => "the range ends past the end",
-                    Failure::NotSupported => "zeros are not made fast here",
+                    NbdError::NotPermitted => "the export is read-only",
+                    NbdError::NoSpace => "the range ends past the end",
+                    NbdError::NotSupported => "zeros are not made fast here",
                     _ => "the request is unknown, out of range, unaligned or too long",
                 };
                 self.put_failure(request.cookie, request.command, failure, why);
@@ -587,7 +600,7 @@ impl ServerConn {
         }
     }
 
-    fn put_failure(&mut self, cookie: u64, command: u16, failure: Failure, why: &str) {
+    fn put_failure(&mut self, cookie: u64, command: u16, failure: NbdError, why: &str) {
         if !self.is_structured || !matches!(command, command::READ | command::BLOCK_STATUS) {
             self.outgoing.put(&message::simple_reply(cookie, failure.code()));
             return;
@@ -601,7 +614,7 @@ impl ServerConn {
 
     /// Ends the connection from this side: nothing more is read, and pending answers are still sent.
     pub fn close(&mut self) {
-        self.phase = Phase::Closing;
+        self.phase = NbdServerPhase::Closing;
         if let Some(issue) = self.issue.take() {
             // Its remaining pieces are not submitted; the submitted ones count as failed.
             let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
@@ -629,18 +642,18 @@ impl ServerConn {
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.outgoing.runs()
     }
 
-    /// `count` bytes of [`ServerConn::poll_transmit`] were sent.
+    /// `count` bytes of [`NbdServerConn::poll_transmit`] were sent.
     pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
         self.outgoing.sent(count, pool);
     }
 
     /// Whether everything was answered and sent, and the connection is over.
     pub fn is_finished(&self) -> bool {
-        self.phase == Phase::Closing && self.in_flight() == 0 && self.outgoing.len() == 0
+        self.phase == NbdServerPhase::Closing && self.in_flight() == 0 && self.outgoing.len() == 0
     }
 }
 
@@ -651,16 +664,16 @@ const OPTIONS_PADDED: u32 = 2;
 const CLOSING: u32 = 3;
 const TRANSMISSION: u32 = 4;
 
-impl ServerConn {
+impl NbdServerConn {
     /// Saves the connection. It may still continue.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.u16(self.number);
         to.u32(match self.phase {
-            Phase::Flags => FLAGS,
-            Phase::Options { is_padded: false } => OPTIONS,
-            Phase::Options { is_padded: true } => OPTIONS_PADDED,
-            Phase::Closing => CLOSING,
-            Phase::Transmission { export } => TRANSMISSION + export as u32,
+            NbdServerPhase::Flags => FLAGS,
+            NbdServerPhase::Options { is_padded: false } => OPTIONS,
+            NbdServerPhase::Options { is_padded: true } => OPTIONS_PADDED,
+            NbdServerPhase::Closing => CLOSING,
+            NbdServerPhase::Transmission { export } => TRANSMISSION + export as u32,
         });
         to.flag(self.is_structured);
         to.u32(self.mapped.map_or(0, |export| export as u32 + 1));
@@ -670,11 +683,11 @@ impl ServerConn {
         to.u64(self.skip);
         match self.after_skip {
             None => to.u8(0),
-            Some(Refusal::Option(option)) => {
+            Some(NbdRefusal::Option(option)) => {
                 to.u8(1);
                 to.u32(option);
             }
-            Some(Refusal::Request(request, _)) => {
+            Some(NbdRefusal::Request(request, _)) => {
                 to.u8(2);
                 to.raw(&request.to_bytes());
             }
@@ -702,24 +715,24 @@ impl ServerConn {
     /// Makes a connection that continues from a saved one, and takes its requests out of `pending`.
     ///
     /// # Errors
-    /// [`Reject`]: no connection can have been in this state.
+    /// [`ProtocolViolation`]: no connection can have been in this state.
     pub fn restore(
-        exports: Arc<[Export]>,
-        limits: &Limits,
-        pending: &mut Pending,
-        from: &mut Reader<'_>,
-    ) -> Result<Self, Reject> {
+        exports: Arc<[NbdExportDescription]>,
+        limits: &SessionLimits,
+        pending: &mut PendingBlockRequests,
+        from: &mut FieldReader<'_>,
+    ) -> Result<Self, ProtocolViolation> {
         let mut conn = Self::new(from.u16("number")?, exports, limits);
-        conn.outgoing = Outgoing::default();
+        conn.outgoing = SendBuffer::default();
         conn.phase = match from.u32("phase")? {
-            FLAGS => Phase::Flags,
-            OPTIONS => Phase::Options { is_padded: false },
-            OPTIONS_PADDED => Phase::Options { is_padded: true },
-            CLOSING => Phase::Closing,
+            FLAGS => NbdServerPhase::Flags,
+            OPTIONS => NbdServerPhase::Options { is_padded: false },
+            OPTIONS_PADDED => NbdServerPhase::Options { is_padded: true },
+            CLOSING => NbdServerPhase::Closing,
             other if ((other - TRANSMISSION) as usize) < conn.exports.len() => {
-                Phase::Transmission { export: (other - TRANSMISSION) as usize }
+                NbdServerPhase::Transmission { export: (other - TRANSMISSION) as usize }
             }
-            other => return Err(Reject::new("phase", other.into(), "a connection has such a phase")),
+            other => return Err(ProtocolViolation::new("phase", other.into(), "a connection has such a phase")),
         };
         conn.is_structured = from.flag("structured")?;
         conn.mapped = conn.restore_mapped(from)?;
@@ -731,10 +744,10 @@ impl ServerConn {
         for _ in 0..from.count("requests", 26)? {
             let slot = from.u32("place")? as usize;
             if slot >= NBD_REQUESTS_MAX || conn.flights.get(slot).is_some_and(Option::is_some) {
-                return Err(Reject::new("place", slot as u64, "each request has one, below 256"));
+                return Err(ProtocolViolation::new("place", slot as u64, "each request has one, below 256"));
             }
             conn.flights.resize_with(conn.flights.len().max(slot + 1), || None);
-            conn.flights[slot] = Some(Flight::restore(conn.is_structured, from)?);
+            conn.flights[slot] = Some(UnansweredNbdRequest::restore(conn.is_structured, from)?);
         }
         conn.free = (0..conn.flights.len() as u32).filter(|&slot| conn.flights[slot as usize].is_none()).collect();
         conn.issue = if from.flag("being asked")? { Some(conn.restore_issue(from)?) } else { None };
@@ -743,38 +756,42 @@ impl ServerConn {
     }
 
     /// Nobody asks a connection of the previous release where holes are.
-    fn restore_mapped(&self, from: &mut Reader<'_>) -> Result<Option<usize>, Reject> {
+    fn restore_mapped(&self, from: &mut FieldReader<'_>) -> Result<Option<usize>, ProtocolViolation> {
         let number = if from.version() >= 13 { from.u32("export with holes")? } else { 0 };
         let mapped = (number as usize).checked_sub(1);
         if mapped.is_some_and(|export| !self.is_structured || export >= self.exports.len()) {
-            return Err(Reject::new("export with holes", number.into(), "it is one, with structured replies"));
+            return Err(ProtocolViolation::new(
+                "export with holes",
+                number.into(),
+                "it is one, with structured replies",
+            ));
         }
         Ok(mapped)
     }
 
-    fn restore_refusal(&self, from: &mut Reader<'_>) -> Result<Option<Refusal>, Reject> {
+    fn restore_refusal(&self, from: &mut FieldReader<'_>) -> Result<Option<NbdRefusal>, ProtocolViolation> {
         match from.u8("refusal")? {
             0 => Ok(None),
-            1 => Ok(Some(Refusal::Option(from.u32("option")?))),
+            1 => Ok(Some(NbdRefusal::Option(from.u32("option")?))),
             _ => {
                 let bytes = from.take(REQUEST_BYTES, "request")?.try_into().expect("as many as were asked for");
-                let request = Request::decode(bytes)?;
+                let request = NbdRequest::decode(bytes)?;
                 match self.phase {
-                    Phase::Transmission { export } => {
+                    NbdServerPhase::Transmission { export } => {
                         // It is refused again.
-                        Ok(self.check(export, &request).err().map(|failure| Refusal::Request(request, failure)))
+                        Ok(self.check(export, &request).err().map(|failure| NbdRefusal::Request(request, failure)))
                     }
-                    _ => Err(Reject::new("refusal", request.cookie, "an export is used")),
+                    _ => Err(ProtocolViolation::new("refusal", request.cookie, "an export is used")),
                 }
             }
         }
     }
 
-    fn restore_issue(&self, from: &mut Reader<'_>) -> Result<Issue, Reject> {
+    fn restore_issue(&self, from: &mut FieldReader<'_>) -> Result<RequestRemainder, ProtocolViolation> {
         let BlockRequest { id, op, offset, length: left, is_durable, .. } = from.block_request()?;
         let (slot, piece) = (id.0 >> SLOT_SHIFT & FIELD, id.0 & FIELD);
-        let wrong = |rule| Reject::new("request being asked", id.0, rule);
-        let Phase::Transmission { export } = self.phase else { return Err(wrong("an export is used")) };
+        let wrong = |rule| ProtocolViolation::new("request being asked", id.0, rule);
+        let NbdServerPhase::Transmission { export } = self.phase else { return Err(wrong("an export is used")) };
         let flight = self.flights.get(slot as usize).and_then(Option::as_ref);
         let flight = flight.filter(|flight| flight.asks(op)).ok_or(wrong("it is in flight"))?;
         let moves = matches!(op, BlockOp::Read | BlockOp::Write);
@@ -785,18 +802,18 @@ impl ServerConn {
         if rest != Some((offset, left.into())) || is_empty {
             return Err(wrong("what is left of it is its end"));
         }
-        Ok(Issue { slot: slot as u32, op, piece: piece as u32, offset, left, piece_bytes_max, is_durable })
+        Ok(RequestRemainder { slot: slot as u32, op, piece: piece as u32, offset, left, piece_bytes_max, is_durable })
     }
 
     /// Matches the pending pieces with their requests: a request lacks what the device has of it.
-    fn put_pending(&mut self, pending: &mut Pending) -> Result<(), Reject> {
+    fn put_pending(&mut self, pending: &mut PendingBlockRequests) -> Result<(), ProtocolViolation> {
         let own: Vec<BlockId> = pending.keys().copied().filter(|id| Self::number_of(*id) == self.number).collect();
         // For reads that are answered as a whole: the pieces that are there and those to come, by offset.
         let mut pieces: BTreeMap<(u64, u64), u32> = BTreeMap::new();
         for id in own {
             let (op, offset, length) = pending.remove(&id).expect("it was there just now");
             let (slot, piece) = (id.0 >> SLOT_SHIFT & FIELD, id.0 & FIELD);
-            let wrong = Reject::new("request", id.0, "it is part of one that was asked here");
+            let wrong = ProtocolViolation::new("request", id.0, "it is part of one that was asked here");
             let flight = self.flights.get_mut(slot as usize).and_then(Option::as_mut);
             let flight = flight.filter(|flight| flight.asks(op) && flight.covers(offset, length)).ok_or(wrong)?;
             flight.asked += 1;
@@ -810,7 +827,7 @@ impl ServerConn {
             let issue = self.issue.filter(|issue| issue.slot as usize == slot);
             let Some(flight) = &mut self.flights[slot] else { continue };
             flight.is_issued = issue.is_none();
-            let wrong = |rule| Reject::new("request", flight.cookie, rule);
+            let wrong = |rule| ProtocolViolation::new("request", flight.cookie, rule);
             if flight.is_issued && flight.asked == 0 {
                 return Err(wrong("somebody is to answer it"));
             }
@@ -836,8 +853,8 @@ impl ServerConn {
     }
 }
 
-impl Flight {
-    fn save(&self, to: &mut Writer) {
+impl UnansweredNbdRequest {
+    fn save(&self, to: &mut SnapshotWriter) {
         to.u64(self.cookie);
         to.u16(self.command);
         to.flag(self.is_chunked);
@@ -855,17 +872,21 @@ impl Flight {
     }
 
     /// Restores a flight; its pieces in the device are added later.
-    fn restore(is_structured: bool, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    fn restore(is_structured: bool, from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (cookie, command) = (from.u64("cookie")?, from.u16("command")?);
         let is_read = command == command::READ;
         let is_chunked = from.flag("chunks")?;
         if is_chunked && !(is_read && is_structured) {
-            return Err(Reject::new("chunks", command.into(), "reads are answered so, where that was agreed on"));
+            return Err(ProtocolViolation::new(
+                "chunks",
+                command.into(),
+                "reads are answered so, where that was agreed on",
+            ));
         }
         let is_one = command == command::BLOCK_STATUS && from.flag("one extent")?;
         let (offset, length) = (from.u64("offset")?, from.u32("length")?);
         if offset.checked_add(length.into()).is_none() || (is_read && length > NBD_REQUEST_BYTES_MAX) {
-            return Err(Reject::new("length", length.into(), "a client may ask for so much"));
+            return Err(ProtocolViolation::new("length", length.into(), "a client may ask for so much"));
         }
         let mut failed = None;
         if from.flag("failed")? {
@@ -876,7 +897,11 @@ impl Flight {
             parts.push(from.payload("part")?);
         }
         if !parts.is_empty() && (!is_read || is_chunked) {
-            return Err(Reject::new("parts", parts.len() as u64, "they are kept for what is answered whole"));
+            return Err(ProtocolViolation::new(
+                "parts",
+                parts.len() as u64,
+                "they are kept for what is answered whole",
+            ));
         }
         let is_whole_chunk = is_read && is_structured && !is_chunked;
         let (asked, is_issued) = (0, false);

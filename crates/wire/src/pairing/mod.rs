@@ -9,7 +9,7 @@
 //! | 1 | `Hello`: its name, its share | |
 //! | 2 | | `Hello`: its name, its share. Says nothing about the code |
 //! | 3 | `Proof`. Right only with the code | |
-//! | 4 | | checks it: a wrong one costs a try and is answered by `Refusal`; a right one is answered by its own `Proof` |
+//! | 4 | | checks it: a wrong one costs a try and is answered by `PairingRefusal`; a right one is answered by its own `Proof` |
 //! | 5 | checks it | |
 //!
 //! The joiner proves first. A host that only guesses learns from the waiter whether its one guess was right, and
@@ -17,11 +17,11 @@
 //! types the code.
 //!
 //! A message is a kind (1 byte), the length of its body (2 bytes, big endian), and the body. A `Hello`'s body is the
-//! name's length (1 byte), the name, and the share; a `Proof`'s is 32 bytes; a `Refusal`'s is one.
+//! name's length (1 byte), the name, and the share; a `Proof`'s is 32 bytes; a `PairingRefusal`'s is one.
 
 use std::fmt;
 
-use crate::usbip::Reject;
+use crate::usbip::ProtocolViolation;
 
 /// The longest name: a DNS label's.
 const NAME_BYTES_MAX: usize = 63;
@@ -37,7 +37,7 @@ const REFUSAL: u8 = 3;
 
 /// The side of a pairing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum PairingParticipant {
     /// Was told the code, and begins.
     Joiner,
     /// Shows the code.
@@ -46,7 +46,7 @@ pub enum Role {
 
 /// Why the peer does not continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PairingRefusal {
     /// The proof was wrong: a wrong code, or a third host in between.
     WrongCode,
     /// The code has expired, or there were too many wrong tries.
@@ -55,59 +55,59 @@ pub enum Refusal {
     Taken,
 }
 
-impl Refusal {
-    const ALL: [Refusal; 3] = [Refusal::WrongCode, Refusal::Void, Refusal::Taken];
+impl PairingRefusal {
+    const ALL: [PairingRefusal; 3] = [PairingRefusal::WrongCode, PairingRefusal::Void, PairingRefusal::Taken];
 
     const fn byte(self) -> u8 {
         match self {
-            Refusal::WrongCode => 1,
-            Refusal::Void => 2,
-            Refusal::Taken => 3,
+            PairingRefusal::WrongCode => 1,
+            PairingRefusal::Void => 2,
+            PairingRefusal::Taken => 3,
         }
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PairingRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Refusal::WrongCode => "the code is wrong",
-            Refusal::Void => "the code does not hold any more",
-            Refusal::Taken => "another host has used the code",
+            PairingRefusal::WrongCode => "the code is wrong",
+            PairingRefusal::Void => "the code does not hold any more",
+            PairingRefusal::Taken => "another host has used the code",
         })
     }
 }
 
 /// An event of a pairing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The peer's name and share: compute the proofs, then [`Pairing::prove`].
+pub enum PairingEvent {
+    /// The peer's name and share: compute the proofs, then [`PairingConn::prove`].
     Greeted {
         /// The name that the peer gives itself; unchecked.
         name: String,
         /// Its share for the key exchange.
         share: [u8; SHARE_BYTES],
     },
-    /// The peer knows the code and sees the same two keys. A waiter now calls [`Pairing::confirm`] or
-    /// [`Pairing::refuse`]; for a joiner this is the end.
+    /// The peer knows the code and sees the same two keys. A waiter now calls [`PairingConn::confirm`] or
+    /// [`PairingConn::refuse`]; for a joiner this is the end.
     Proved,
-    /// The peer's proof is wrong. A waiter now calls [`Pairing::refuse`]; for a joiner this is the end.
+    /// The peer's proof is wrong. A waiter now calls [`PairingConn::refuse`]; for a joiner this is the end.
     NotProved,
     /// The peer does not continue: the end.
-    Refused(Refusal),
+    Refused(PairingRefusal),
 }
 
 /// One pairing, from either side.
 #[derive(Debug)]
-pub struct Pairing {
-    role: Role,
-    state: State,
+pub struct PairingConn {
+    role: PairingParticipant,
+    state: PairingState,
     hello: Vec<u8>,
     received: Vec<u8>,
     transmit: Vec<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum PairingState {
     /// Waits for the peer's `Hello`.
     Greeting,
     /// Waits for this side's proofs.
@@ -120,30 +120,30 @@ enum State {
     Over,
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for PairingState {
     /// Leaves the secrets out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            State::Greeting => "Greeting",
-            State::Computing => "Computing",
-            State::Proving { .. } => "Proving",
-            State::Deciding { .. } => "Deciding",
-            State::Over => "Over",
+            PairingState::Greeting => "Greeting",
+            PairingState::Computing => "Computing",
+            PairingState::Proving { .. } => "Proving",
+            PairingState::Deciding { .. } => "Deciding",
+            PairingState::Over => "Over",
         })
     }
 }
 
-impl Pairing {
+impl PairingConn {
     /// Begins a pairing.
     ///
     /// # Panics
     /// If the name is longer than 63 bytes or the share is not 33 bytes: both are this host's own.
-    pub fn new(role: Role, name: &str, share: &[u8]) -> Self {
+    pub fn new(role: PairingParticipant, name: &str, share: &[u8]) -> Self {
         assert!(name.len() <= NAME_BYTES_MAX && share.len() == SHARE_BYTES, "our own name and share fit");
         let body = [&[name.len() as u8][..], name.as_bytes(), share].concat();
         let mut pairing =
-            Self { role, state: State::Greeting, hello: body, received: Vec::new(), transmit: Vec::new() };
-        if role == Role::Joiner {
+            Self { role, state: PairingState::Greeting, hello: body, received: Vec::new(), transmit: Vec::new() };
+        if role == PairingParticipant::Joiner {
             pairing.say_hello();
         }
         pairing
@@ -152,10 +152,10 @@ impl Pairing {
     /// Adds received bytes.
     ///
     /// # Errors
-    /// [`Reject`]: more bytes than a pairing has.
-    pub fn handle_received(&mut self, bytes: &[u8]) -> Result<(), Reject> {
+    /// [`ProtocolViolation`]: more bytes than a pairing has.
+    pub fn handle_received(&mut self, bytes: &[u8]) -> Result<(), ProtocolViolation> {
         if self.received.len() + bytes.len() > 2 * MESSAGE_BYTES_MAX {
-            return Err(Reject::new("bytes", bytes.len() as u64, "a peer waits for its answer"));
+            return Err(ProtocolViolation::new("bytes", bytes.len() as u64, "a peer waits for its answer"));
         }
         self.received.extend_from_slice(bytes);
         Ok(())
@@ -164,15 +164,15 @@ impl Pairing {
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// [`Reject`]: a message that is not due.
-    pub fn poll_event(&mut self) -> Result<Option<Event>, Reject> {
-        if !matches!(self.state, State::Greeting | State::Proving { .. }) {
+    /// [`ProtocolViolation`]: a message that is not due.
+    pub fn poll_event(&mut self) -> Result<Option<PairingEvent>, ProtocolViolation> {
+        if !matches!(self.state, PairingState::Greeting | PairingState::Proving { .. }) {
             return Ok(None);
         }
         let Some((&[kind, high, low], rest)) = self.received.split_first_chunk() else { return Ok(None) };
         let length = usize::from(u16::from_be_bytes([high, low]));
         if length > MESSAGE_BYTES_MAX - HEADER_BYTES {
-            return Err(Reject::new("length", length as u64, "no message is so long"));
+            return Err(ProtocolViolation::new("length", length as u64, "no message is so long"));
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let event = self.understand(kind, body)?;
@@ -181,48 +181,55 @@ impl Pairing {
         Ok(Some(event))
     }
 
-    fn understand(&self, kind: u8, body: &[u8]) -> Result<Event, Reject> {
-        let wrong_length = || Reject::new("length", body.len() as u64, "the message's kind has another length");
+    fn understand(&self, kind: u8, body: &[u8]) -> Result<PairingEvent, ProtocolViolation> {
+        let wrong_length =
+            || ProtocolViolation::new("length", body.len() as u64, "the message's kind has another length");
         match (kind, self.state) {
-            (HELLO, State::Greeting) => {
+            (HELLO, PairingState::Greeting) => {
                 let (&name_length, rest) = body.split_first().ok_or_else(wrong_length)?;
                 let (name, share) = rest.split_at_checked(name_length.into()).ok_or_else(wrong_length)?;
                 let share = share.try_into().map_err(|_| wrong_length())?;
                 let printable = |byte: &u8| byte.is_ascii_graphic();
                 let not_printable =
-                    || Reject::new("name", name.len() as u64, "a name is 1 to 63 visible ASCII characters");
+                    || ProtocolViolation::new("name", name.len() as u64, "a name is 1 to 63 visible ASCII characters");
                 if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.iter().all(printable) {
                     return Err(not_printable());
                 }
-                Ok(Event::Greeted { name: String::from_utf8_lossy(name).into_owned(), share })
+                Ok(PairingEvent::Greeted { name: String::from_utf8_lossy(name).into_owned(), share })
             }
-            (PROOF, State::Proving { theirs, .. }) => {
+            (PROOF, PairingState::Proving { theirs, .. }) => {
                 let proof: &[u8; 32] = body.try_into().map_err(|_| wrong_length())?;
                 // Compares all bytes, whatever the first ones are, so that the time reveals nothing.
                 let difference = proof.iter().zip(&theirs).fold(0, |sum, (a, b)| sum | (a ^ b));
-                Ok(if difference == 0 { Event::Proved } else { Event::NotProved })
+                Ok(if difference == 0 { PairingEvent::Proved } else { PairingEvent::NotProved })
             }
             (REFUSAL, _) => {
                 let &[byte] = body else { return Err(wrong_length()) };
-                let known = Refusal::ALL.into_iter().find(|refusal| refusal.byte() == byte);
-                known.map(Event::Refused).ok_or(Reject::new("refusal", byte.into(), "there is no such refusal"))
+                let known = PairingRefusal::ALL.into_iter().find(|refusal| refusal.byte() == byte);
+                known.map(PairingEvent::Refused).ok_or(ProtocolViolation::new(
+                    "refusal",
+                    byte.into(),
+                    "there is no such refusal",
+                ))
             }
-            _ => Err(Reject::new("kind", kind.into(), "no such message is due")),
+            _ => Err(ProtocolViolation::new("kind", kind.into(), "no such message is due")),
         }
     }
 
-    fn follow(&mut self, event: &Event) {
+    fn follow(&mut self, event: &PairingEvent) {
         self.state = match (event, self.state) {
-            (Event::Greeted { .. }, _) => {
-                if self.role == Role::Waiter {
+            (PairingEvent::Greeted { .. }, _) => {
+                if self.role == PairingParticipant::Waiter {
                     self.say_hello();
                 }
-                State::Computing
+                PairingState::Computing
             }
-            (Event::Proved | Event::NotProved, State::Proving { ours, .. }) if self.role == Role::Waiter => {
-                State::Deciding { ours }
+            (PairingEvent::Proved | PairingEvent::NotProved, PairingState::Proving { ours, .. })
+                if self.role == PairingParticipant::Waiter =>
+            {
+                PairingState::Deciding { ours }
             }
-            _ => State::Over,
+            _ => PairingState::Over,
         };
     }
 
@@ -231,9 +238,9 @@ impl Pairing {
     /// # Panics
     /// Unless the peer has just greeted.
     pub fn prove(&mut self, ours: [u8; 32], theirs: [u8; 32]) {
-        assert_eq!(self.state, State::Computing, "proofs follow a greeting");
-        self.state = State::Proving { ours, theirs };
-        if self.role == Role::Joiner {
+        assert_eq!(self.state, PairingState::Computing, "proofs follow a greeting");
+        self.state = PairingState::Proving { ours, theirs };
+        if self.role == PairingParticipant::Joiner {
             self.say(PROOF, &ours);
         }
     }
@@ -243,20 +250,20 @@ impl Pairing {
     /// # Panics
     /// Unless the peer has just sent its proof.
     pub fn confirm(&mut self) {
-        let State::Deciding { ours } = self.state else { panic!("a peer is taken when it has shown its proof") };
+        let PairingState::Deciding { ours } = self.state else { panic!("a peer is taken when it has shown its proof") };
         self.say(PROOF, &ours);
-        self.state = State::Over;
+        self.state = PairingState::Over;
     }
 
     /// Ends the pairing and sends the reason.
-    pub fn refuse(&mut self, why: Refusal) {
+    pub fn refuse(&mut self, why: PairingRefusal) {
         self.say(REFUSAL, &[why.byte()]);
-        self.state = State::Over;
+        self.state = PairingState::Over;
     }
 
     /// Whether the pairing is over.
     pub fn is_over(&self) -> bool {
-        self.state == State::Over
+        self.state == PairingState::Over
     }
 
     /// The bytes to send.

@@ -2,26 +2,26 @@
 
 /// How wide the pointers of the calling program are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub enum PointerWidth {
     /// A program for a 32-bit processor on a kernel of 64 bits (`CONFIG_COMPAT`).
     Bits32,
     /// A program like the kernel.
     Bits64,
 }
 
-impl Width {
+impl PointerWidth {
     /// Bytes of a pointer.
     pub const fn pointer_bytes(self) -> usize {
         match self {
-            Width::Bits32 => 4,
-            Width::Bits64 => 8,
+            PointerWidth::Bits32 => 4,
+            PointerWidth::Bits64 => 8,
         }
     }
 }
 
 /// A command of usbfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum UsbfsIoctl {
     /// USBDEVFS_CONTROL: a control transfer, and wait for its end.
     Control,
     /// USBDEVFS_BULK: a bulk or interrupt transfer, and wait for its end.
@@ -96,45 +96,45 @@ const fn number(direction: u32, nr: u32, bytes: u32) -> u32 {
 }
 
 /// Number, direction, and bytes of the argument for callers of 64 and of 32 bits.
-const TABLE: [(Call, u32, u32, [u32; 2]); 28] = [
-    (Call::Control, 0, READ | WRITE, [24, 16]),
-    (Call::Bulk, 2, READ | WRITE, [24, 16]),
-    (Call::ResetEndpoint, 3, READ, [4, 4]),
-    (Call::SetInterface, 4, READ, [8, 8]),
-    (Call::SetConfiguration, 5, READ, [4, 4]),
-    (Call::GetDriver, 8, WRITE, [260, 260]),
-    (Call::SubmitUrb, 10, READ, [56, 44]),
-    (Call::DiscardUrb, 11, 0, [0, 0]),
-    (Call::ReapUrb, 12, WRITE, [8, 4]),
-    (Call::ReapUrbNoDelay, 13, WRITE, [8, 4]),
-    (Call::DisconnectSignal, 14, READ, [16, 8]),
-    (Call::ClaimInterface, 15, READ, [4, 4]),
-    (Call::ReleaseInterface, 16, READ, [4, 4]),
-    (Call::ConnectInfo, 17, WRITE, [8, 8]),
-    (Call::Ioctl, 18, READ | WRITE, [16, 12]),
-    (Call::Reset, 20, 0, [0, 0]),
-    (Call::ClearHalt, 21, READ, [4, 4]),
-    (Call::ClaimPort, 24, READ, [4, 4]),
-    (Call::ReleasePort, 25, READ, [4, 4]),
-    (Call::GetCapabilities, 26, READ, [4, 4]),
-    (Call::DisconnectClaim, 27, READ, [264, 264]),
-    (Call::AllocStreams, 28, READ, [8, 8]),
-    (Call::FreeStreams, 29, READ, [8, 8]),
-    (Call::DropPrivileges, 30, WRITE, [4, 4]),
-    (Call::GetSpeed, 31, 0, [0, 0]),
-    (Call::ForbidSuspend, 33, 0, [0, 0]),
-    (Call::AllowSuspend, 34, 0, [0, 0]),
-    (Call::WaitForResume, 35, 0, [0, 0]),
+const TABLE: [(UsbfsIoctl, u32, u32, [u32; 2]); 28] = [
+    (UsbfsIoctl::Control, 0, READ | WRITE, [24, 16]),
+    (UsbfsIoctl::Bulk, 2, READ | WRITE, [24, 16]),
+    (UsbfsIoctl::ResetEndpoint, 3, READ, [4, 4]),
+    (UsbfsIoctl::SetInterface, 4, READ, [8, 8]),
+    (UsbfsIoctl::SetConfiguration, 5, READ, [4, 4]),
+    (UsbfsIoctl::GetDriver, 8, WRITE, [260, 260]),
+    (UsbfsIoctl::SubmitUrb, 10, READ, [56, 44]),
+    (UsbfsIoctl::DiscardUrb, 11, 0, [0, 0]),
+    (UsbfsIoctl::ReapUrb, 12, WRITE, [8, 4]),
+    (UsbfsIoctl::ReapUrbNoDelay, 13, WRITE, [8, 4]),
+    (UsbfsIoctl::DisconnectSignal, 14, READ, [16, 8]),
+    (UsbfsIoctl::ClaimInterface, 15, READ, [4, 4]),
+    (UsbfsIoctl::ReleaseInterface, 16, READ, [4, 4]),
+    (UsbfsIoctl::ConnectInfo, 17, WRITE, [8, 8]),
+    (UsbfsIoctl::Ioctl, 18, READ | WRITE, [16, 12]),
+    (UsbfsIoctl::Reset, 20, 0, [0, 0]),
+    (UsbfsIoctl::ClearHalt, 21, READ, [4, 4]),
+    (UsbfsIoctl::ClaimPort, 24, READ, [4, 4]),
+    (UsbfsIoctl::ReleasePort, 25, READ, [4, 4]),
+    (UsbfsIoctl::GetCapabilities, 26, READ, [4, 4]),
+    (UsbfsIoctl::DisconnectClaim, 27, READ, [264, 264]),
+    (UsbfsIoctl::AllocStreams, 28, READ, [8, 8]),
+    (UsbfsIoctl::FreeStreams, 29, READ, [8, 8]),
+    (UsbfsIoctl::DropPrivileges, 30, WRITE, [4, 4]),
+    (UsbfsIoctl::GetSpeed, 31, 0, [0, 0]),
+    (UsbfsIoctl::ForbidSuspend, 33, 0, [0, 0]),
+    (UsbfsIoctl::AllowSuspend, 34, 0, [0, 0]),
+    (UsbfsIoctl::WaitForResume, 35, 0, [0, 0]),
 ];
 
-impl Call {
+impl UsbfsIoctl {
     /// The command with this ioctl number, of a caller with such pointers. `None`: the kernel answers ENOTTY.
-    pub fn decode(command: u32, width: Width) -> Option<Self> {
+    pub fn decode(command: u32, width: PointerWidth) -> Option<Self> {
         let bytes = command >> 16 & 0x3fff;
         if command == number(READ, 32, bytes) {
-            return Some(Call::ConnectInfoEx(bytes as u16));
+            return Some(UsbfsIoctl::ConnectInfoEx(bytes as u16));
         }
-        let at = usize::from(width == Width::Bits32);
+        let at = usize::from(width == PointerWidth::Bits32);
         let found = TABLE.iter().find(|(_, nr, direction, bytes)| command == number(*direction, *nr, bytes[at]));
         found.map(|(call, ..)| *call)
     }
@@ -145,35 +145,35 @@ mod tests {
     use super::*;
 
     /// What `cc` prints for the macros of the header, on x86-64 and with `-m32`.
-    const FROM_THE_HEADER: [(u32, u32, Call); 14] = [
-        (0xc018_5500, 0xc010_5500, Call::Control),
-        (0xc018_5502, 0xc010_5502, Call::Bulk),
-        (0x8004_5503, 0x8004_5503, Call::ResetEndpoint),
-        (0x8008_5504, 0x8008_5504, Call::SetInterface),
-        (0x4104_5508, 0x4104_5508, Call::GetDriver),
-        (0x8038_550a, 0x802c_550a, Call::SubmitUrb),
-        (0x0000_550b, 0x0000_550b, Call::DiscardUrb),
-        (0x4008_550c, 0x4004_550c, Call::ReapUrb),
-        (0x4008_550d, 0x4004_550d, Call::ReapUrbNoDelay),
-        (0xc010_5512, 0xc00c_5512, Call::Ioctl),
-        (0x8004_551a, 0x8004_551a, Call::GetCapabilities),
-        (0x8108_551b, 0x8108_551b, Call::DisconnectClaim),
-        (0x0000_551f, 0x0000_551f, Call::GetSpeed),
-        (0x8018_5520, 0x8018_5520, Call::ConnectInfoEx(24)),
+    const FROM_THE_HEADER: [(u32, u32, UsbfsIoctl); 14] = [
+        (0xc018_5500, 0xc010_5500, UsbfsIoctl::Control),
+        (0xc018_5502, 0xc010_5502, UsbfsIoctl::Bulk),
+        (0x8004_5503, 0x8004_5503, UsbfsIoctl::ResetEndpoint),
+        (0x8008_5504, 0x8008_5504, UsbfsIoctl::SetInterface),
+        (0x4104_5508, 0x4104_5508, UsbfsIoctl::GetDriver),
+        (0x8038_550a, 0x802c_550a, UsbfsIoctl::SubmitUrb),
+        (0x0000_550b, 0x0000_550b, UsbfsIoctl::DiscardUrb),
+        (0x4008_550c, 0x4004_550c, UsbfsIoctl::ReapUrb),
+        (0x4008_550d, 0x4004_550d, UsbfsIoctl::ReapUrbNoDelay),
+        (0xc010_5512, 0xc00c_5512, UsbfsIoctl::Ioctl),
+        (0x8004_551a, 0x8004_551a, UsbfsIoctl::GetCapabilities),
+        (0x8108_551b, 0x8108_551b, UsbfsIoctl::DisconnectClaim),
+        (0x0000_551f, 0x0000_551f, UsbfsIoctl::GetSpeed),
+        (0x8018_5520, 0x8018_5520, UsbfsIoctl::ConnectInfoEx(24)),
     ];
 
     #[test]
     fn commands_have_the_numbers_of_the_kernels_header() {
         for (wide, narrow, call) in FROM_THE_HEADER {
-            assert_eq!(Call::decode(wide, Width::Bits64), Some(call), "{wide:#x}");
-            assert_eq!(Call::decode(narrow, Width::Bits32), Some(call), "{narrow:#x}");
+            assert_eq!(UsbfsIoctl::decode(wide, PointerWidth::Bits64), Some(call), "{wide:#x}");
+            assert_eq!(UsbfsIoctl::decode(narrow, PointerWidth::Bits32), Some(call), "{narrow:#x}");
         }
     }
 
     #[test]
     fn a_number_of_the_other_width_is_unknown() {
-        assert_eq!(Call::decode(0x802c_550a, Width::Bits64), None);
-        assert_eq!(Call::decode(0x8038_550a, Width::Bits32), None);
-        assert_eq!(Call::decode(0x5401, Width::Bits64), None);
+        assert_eq!(UsbfsIoctl::decode(0x802c_550a, PointerWidth::Bits64), None);
+        assert_eq!(UsbfsIoctl::decode(0x8038_550a, PointerWidth::Bits32), None);
+        assert_eq!(UsbfsIoctl::decode(0x5401, PointerWidth::Bits64), None);
     }
 }

@@ -1,8 +1,8 @@
 //! The structures that commands read and write, in the caller's memory.
 
-use farbus_model::{EpAddr, Setup, Speed};
+use farbus_model::{EpAddr, SetupPacket, UsbSpeed};
 
-use super::{Refusal, Width};
+use super::{PointerWidth, UsbfsError};
 use crate::usbip::message::speed_code;
 
 /// Most bytes of one transfer (`USBFS_XFER_MAX`).
@@ -22,44 +22,44 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
-fn pointer_at(bytes: &[u8], at: usize, width: Width) -> u64 {
+fn pointer_at(bytes: &[u8], at: usize, width: PointerWidth) -> u64 {
     match width {
-        Width::Bits32 => u32_at(bytes, at).into(),
-        Width::Bits64 => u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")),
+        PointerWidth::Bits32 => u32_at(bytes, at).into(),
+        PointerWidth::Bits64 => u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")),
     }
 }
 
 /// USBDEVFS_CONTROL: a control transfer that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Control {
+pub struct UsbfsControlTransfer {
     /// The request.
-    pub setup: Setup,
+    pub setup: SetupPacket,
     /// How long it may take, ms; 0 for ever.
     pub timeout_ms: u32,
     /// Where its data are in the caller's memory.
     pub data: u64,
 }
 
-impl Control {
+impl UsbfsControlTransfer {
     /// Bytes of the structure.
-    pub const fn bytes(width: Width) -> usize {
+    pub const fn bytes(width: PointerWidth) -> usize {
         match width {
-            Width::Bits32 => 16,
-            Width::Bits64 => 24,
+            PointerWidth::Bits32 => 16,
+            PointerWidth::Bits64 => 24,
         }
     }
 
     /// Reads the structure.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`]: more than a page.
+    /// [`UsbfsError::Invalid`]: more than a page.
     ///
     /// # Panics
-    /// If there are not [`Control::bytes`] bytes.
-    pub fn decode(bytes: &[u8], width: Width) -> Result<Self, Refusal> {
-        let setup = Setup::from_bytes(bytes[..8].try_into().expect("8 bytes"));
+    /// If there are not [`UsbfsControlTransfer::bytes`] bytes.
+    pub fn decode(bytes: &[u8], width: PointerWidth) -> Result<Self, UsbfsError> {
+        let setup = SetupPacket::from_bytes(bytes[..8].try_into().expect("8 bytes"));
         if setup.length > CONTROL_BYTES_MAX {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         }
         let data = pointer_at(bytes, Self::bytes(width) - width.pointer_bytes(), width);
         Ok(Self { setup, timeout_ms: u32_at(bytes, 8), data })
@@ -68,7 +68,7 @@ impl Control {
 
 /// USBDEVFS_BULK: a bulk or interrupt transfer that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct UsbfsBulkTransfer {
     /// The endpoint.
     pub endpoint: EpAddr,
     /// Bytes to send, or room for.
@@ -79,23 +79,23 @@ pub struct Transfer {
     pub data: u64,
 }
 
-impl Transfer {
+impl UsbfsBulkTransfer {
     /// Bytes of the structure.
-    pub const fn bytes(width: Width) -> usize {
-        Control::bytes(width)
+    pub const fn bytes(width: PointerWidth) -> usize {
+        UsbfsControlTransfer::bytes(width)
     }
 
     /// Reads the structure.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`]: no endpoint's address, or too many bytes.
+    /// [`UsbfsError::Invalid`]: no endpoint's address, or too many bytes.
     ///
     /// # Panics
-    /// If there are not [`Transfer::bytes`] bytes.
-    pub fn decode(bytes: &[u8], width: Width) -> Result<Self, Refusal> {
+    /// If there are not [`UsbfsBulkTransfer::bytes`] bytes.
+    pub fn decode(bytes: &[u8], width: PointerWidth) -> Result<Self, UsbfsError> {
         let (endpoint, length) = (endpoint_number(u32_at(bytes, 0))?, u32_at(bytes, 4));
         if length >= TRANSFER_BYTES_MAX {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         }
         let data = pointer_at(bytes, Self::bytes(width) - width.pointer_bytes(), width);
         Ok(Self { endpoint, length, timeout_ms: u32_at(bytes, 8), data })
@@ -105,11 +105,11 @@ impl Transfer {
 /// The endpoint that a command names (`findintfep`: no other bits may be set).
 ///
 /// # Errors
-/// [`Refusal::Invalid`].
-pub fn endpoint_number(number: u32) -> Result<EpAddr, Refusal> {
+/// [`UsbfsError::Invalid`].
+pub fn endpoint_number(number: u32) -> Result<EpAddr, UsbfsError> {
     match u8::try_from(number) {
         Ok(byte) if byte & 0x70 == 0 => Ok(EpAddr::from_byte(byte)),
-        _ => Err(Refusal::Invalid),
+        _ => Err(UsbfsError::Invalid),
     }
 }
 
@@ -190,10 +190,10 @@ pub struct UrbHead {
 
 impl UrbHead {
     /// Bytes of the structure. Packets follow it at once.
-    pub const fn bytes(width: Width) -> usize {
+    pub const fn bytes(width: PointerWidth) -> usize {
         match width {
-            Width::Bits32 => 44,
-            Width::Bits64 => 56,
+            PointerWidth::Bits32 => 44,
+            PointerWidth::Bits64 => 56,
         }
     }
 
@@ -205,12 +205,12 @@ impl UrbHead {
     /// Reads the structure.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`]: unknown options, kind or endpoint, too many bytes or packets, data without an address, or a
+    /// [`UsbfsError::Invalid`]: unknown options, kind or endpoint, too many bytes or packets, data without an address, or a
     /// signal is wanted (`signr`), which farbus does not send.
     ///
     /// # Panics
     /// If there are not [`UrbHead::bytes`] bytes.
-    pub fn decode(bytes: &[u8], width: Width) -> Result<Self, Refusal> {
+    pub fn decode(bytes: &[u8], width: PointerWidth) -> Result<Self, UsbfsError> {
         let at = width.pointer_bytes();
         let buffer = pointer_at(bytes, if at == 8 { 16 } else { 12 }, width);
         let numbers = if at == 8 { 24 } else { 16 };
@@ -227,10 +227,10 @@ impl UrbHead {
             1 => UrbKind::Interrupt,
             2 => UrbKind::Control,
             3 => UrbKind::Bulk { stream: packets },
-            _ => return Err(Refusal::Invalid),
+            _ => return Err(UsbfsError::Invalid),
         };
         if !is_valid {
-            return Err(Refusal::Invalid);
+            return Err(UsbfsError::Invalid);
         }
         let start_frame = u32_at(bytes, numbers + 8);
         Ok(Self { kind, endpoint: endpoint_number(bytes[1].into())?, flags, buffer, length, start_frame })
@@ -248,13 +248,13 @@ impl IsoLength {
     /// Reads the lengths of all packets, and their sum.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`]: a packet of more than 96 KiB.
-    pub fn decode_all(bytes: &[u8]) -> Result<(Vec<u32>, u32), Refusal> {
+    /// [`UsbfsError::Invalid`]: a packet of more than 96 KiB.
+    pub fn decode_all(bytes: &[u8]) -> Result<(Vec<u32>, u32), UsbfsError> {
         let lengths: Vec<u32> = bytes.chunks_exact(Self::BYTES).map(|packet| u32_at(packet, 0)).collect();
         // 128 times 96 KiB fits 32 bits.
         match lengths.iter().all(|&length| length <= PACKET_BYTES_MAX) {
             true => Ok((lengths.clone(), lengths.iter().sum())),
-            false => Err(Refusal::Invalid),
+            false => Err(UsbfsError::Invalid),
         }
     }
 }
@@ -263,21 +263,21 @@ impl IsoLength {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrbResult {
     /// How it failed, if it did.
-    pub failure: Option<Refusal>,
+    pub failure: Option<UsbfsError>,
     /// Bytes moved; of a control transfer without its setup packet.
     pub actual: u32,
     /// Isochronous packets that failed.
     pub error_count: u32,
     /// Isochronous: bytes moved of each packet, and how it failed.
-    pub packets: Vec<(u32, Option<Refusal>)>,
+    pub packets: Vec<(u32, Option<UsbfsError>)>,
 }
 
 impl UrbResult {
     /// What to write where, for a URB at this address: fields in between belong to the caller.
-    pub fn writes(&self, address: u64, width: Width) -> Vec<(u64, Vec<u8>)> {
+    pub fn writes(&self, address: u64, width: PointerWidth) -> Vec<(u64, Vec<u8>)> {
         let (actual_at, errors_at) = match width {
-            Width::Bits32 => (20, 32),
-            Width::Bits64 => (28, 40),
+            PointerWidth::Bits32 => (20, 32),
+            PointerWidth::Bits64 => (28, 40),
         };
         let mut writes = vec![
             (address.wrapping_add(4), status_of(self.failure).to_le_bytes().to_vec()),
@@ -295,7 +295,7 @@ impl UrbResult {
 }
 
 /// 0, or a negative error number.
-fn status_of(failure: Option<Refusal>) -> i32 {
+fn status_of(failure: Option<UsbfsError>) -> i32 {
     failure.map_or(0, |failure| -i32::from(failure.number()))
 }
 
@@ -315,10 +315,10 @@ impl DriverIoctl {
     pub const CONNECT: u32 = 0x5517;
 
     /// Bytes of the structure.
-    pub const fn bytes(width: Width) -> usize {
+    pub const fn bytes(width: PointerWidth) -> usize {
         match width {
-            Width::Bits32 => 12,
-            Width::Bits64 => 16,
+            PointerWidth::Bits32 => 12,
+            PointerWidth::Bits64 => 16,
         }
     }
 
@@ -360,24 +360,28 @@ impl DisconnectClaim {
 
 /// USBDEVFS_ALLOC_STREAMS and USBDEVFS_FREE_STREAMS, without the endpoints that follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Streams {
+pub struct UsbfsStreams {
     /// How many streams each gets.
     pub streams: u32,
     /// How many endpoints follow, a byte each.
     pub endpoints: u32,
 }
 
-impl Streams {
+impl UsbfsStreams {
     /// Bytes of the structure. The endpoints follow it at once.
     pub const BYTES: usize = 8;
 
     /// Reads the structure.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`]: no endpoint, or more than a device has.
-    pub fn decode(bytes: [u8; Self::BYTES]) -> Result<Self, Refusal> {
+    /// [`UsbfsError::Invalid`]: no endpoint, or more than a device has.
+    pub fn decode(bytes: [u8; Self::BYTES]) -> Result<Self, UsbfsError> {
         let (streams, endpoints) = (u32_at(&bytes, 0), u32_at(&bytes, 4));
-        if (1..=ENDPOINTS_MAX).contains(&endpoints) { Ok(Self { streams, endpoints }) } else { Err(Refusal::Invalid) }
+        if (1..=ENDPOINTS_MAX).contains(&endpoints) {
+            Ok(Self { streams, endpoints })
+        } else {
+            Err(UsbfsError::Invalid)
+        }
     }
 }
 
@@ -405,7 +409,7 @@ pub struct ConnectInfoEx {
     /// The device's number on it.
     pub device: u32,
     /// Its speed.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
     /// The ports between root hub and device.
     pub ports: Vec<u8>,
 }
@@ -435,7 +439,7 @@ pub fn driver_name(name: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use farbus_model::Status;
+    use farbus_model::UrbStatus;
 
     use super::*;
 
@@ -452,7 +456,8 @@ mod tests {
 
     #[test]
     fn urbs_of_both_widths_say_the_same() {
-        let urbs = [UrbHead::decode(&WIDE, Width::Bits64), UrbHead::decode(&NARROW, Width::Bits32)].map(Result::unwrap);
+        let urbs = [UrbHead::decode(&WIDE, PointerWidth::Bits64), UrbHead::decode(&NARROW, PointerWidth::Bits32)]
+            .map(Result::unwrap);
         assert_eq!(urbs[0], urbs[1]);
         assert_eq!((urbs[0].buffer, urbs[0].length, urbs[0].start_frame), (0x1122_3344, 0x200, 9));
         assert_eq!(urbs[0].kind, UrbKind::Bulk { stream: 5 });
@@ -463,14 +468,16 @@ mod tests {
     fn a_urb_that_wants_a_signal_is_refused() {
         let mut bytes = WIDE;
         bytes[44] = 10;
-        assert_eq!(UrbHead::decode(&bytes, Width::Bits64), Err(Refusal::Invalid));
+        assert_eq!(UrbHead::decode(&bytes, PointerWidth::Bits64), Err(UsbfsError::Invalid));
     }
 
     #[test]
     fn a_result_is_written_between_the_fields_that_belong_to_the_program() {
-        let packets = vec![(7, None), (0, Some(Refusal::Ended(Status::IsoMissed)))];
-        let result = UrbResult { failure: Some(Refusal::Discarded), actual: 7, error_count: 1, packets };
-        for (width, [actual, errors, packets]) in [(Width::Bits64, [28, 40, 56]), (Width::Bits32, [20, 32, 44])] {
+        let packets = vec![(7, None), (0, Some(UsbfsError::Ended(UrbStatus::IsoMissed)))];
+        let result = UrbResult { failure: Some(UsbfsError::Discarded), actual: 7, error_count: 1, packets };
+        for (width, [actual, errors, packets]) in
+            [(PointerWidth::Bits64, [28, 40, 56]), (PointerWidth::Bits32, [20, 32, 44])]
+        {
             let expected = [
                 (0x1004, vec![0xfe, 0xff, 0xff, 0xff]),
                 (0x1000 + actual, vec![7, 0, 0, 0]),
@@ -486,12 +493,12 @@ mod tests {
     fn control_and_bulk_structures_have_their_pointer_last() {
         let setup = [0x80, 6, 0, 1, 0, 0, 18, 0];
         let wide = [&setup[..], &500_u32.to_le_bytes(), &[0xee; 4], &0x7fff_0000_1000_u64.to_le_bytes()].concat();
-        let control = Control::decode(&wide, Width::Bits64).unwrap();
+        let control = UsbfsControlTransfer::decode(&wide, PointerWidth::Bits64).unwrap();
         assert_eq!((control.setup.to_bytes(), control.timeout_ms, control.data), (setup, 500, 0x7fff_0000_1000));
         let narrow = [0x02_u32, 512, 1000, 0x8000_0000].map(u32::to_le_bytes).concat();
-        let bulk = Transfer::decode(&narrow, Width::Bits32).unwrap();
+        let bulk = UsbfsBulkTransfer::decode(&narrow, PointerWidth::Bits32).unwrap();
         assert_eq!((bulk.endpoint.as_byte(), bulk.length, bulk.timeout_ms, bulk.data), (2, 512, 1000, 0x8000_0000));
         let long = [&[0xc0, 0, 0, 0, 0, 0, 1, 0x10][..], &[0; 16]].concat();
-        assert_eq!(Control::decode(&long, Width::Bits64), Err(Refusal::Invalid), "4097 bytes");
+        assert_eq!(UsbfsControlTransfer::decode(&long, PointerWidth::Bits64), Err(UsbfsError::Invalid), "4097 bytes");
     }
 }

@@ -1,12 +1,12 @@
 //! Why usbfs refuses a command, or how a transfer failed; and the kernel's error number for each.
 
-use farbus_model::Status;
+use farbus_model::UrbStatus;
 
 use crate::usbip::status;
 
 /// Why a command is refused, or a transfer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum UsbfsError {
     /// The node was opened for reading only (EPERM).
     ReadOnly,
     /// There is no such interface or endpoint now (ENOENT).
@@ -43,37 +43,37 @@ pub enum Refusal {
     NotReady,
     /// The transfer continues one that failed (EREMOTEIO).
     Discontinued,
-    /// The transfer ended like this; never [`Status::Ok`].
-    Ended(Status),
+    /// The transfer ended like this; never [`UrbStatus::Ok`].
+    Ended(UrbStatus),
 }
 
-impl Refusal {
+impl UsbfsError {
     /// How a transfer failed that ended like this; `None` if it did not fail.
-    pub fn of(status: Status) -> Option<Self> {
-        (status != Status::Ok).then_some(Refusal::Ended(status))
+    pub fn of(status: UrbStatus) -> Option<Self> {
+        (status != UrbStatus::Ok).then_some(UsbfsError::Ended(status))
     }
 
     /// Linux's error number, positive.
     pub fn number(self) -> u16 {
         match self {
-            Refusal::ReadOnly => 1,
-            Refusal::NotFound | Refusal::Discarded => 2,
-            Refusal::Unconfigured => 3,
-            Refusal::Interrupted => 4,
-            Refusal::NotYet => 11,
-            Refusal::NoMemory => 12,
-            Refusal::RightDropped => 13,
-            Refusal::BadAddress => 14,
-            Refusal::Busy => 16,
-            Refusal::Gone => 19,
-            Refusal::Invalid => 22,
-            Refusal::Unknown => 25,
-            Refusal::NoDriver => 61,
-            Refusal::Shutdown => 108,
-            Refusal::TimedOut => 110,
-            Refusal::NotReady => 113,
-            Refusal::Discontinued => 121,
-            Refusal::Ended(status) => status::to_errno(status).unsigned_abs() as u16,
+            UsbfsError::ReadOnly => 1,
+            UsbfsError::NotFound | UsbfsError::Discarded => 2,
+            UsbfsError::Unconfigured => 3,
+            UsbfsError::Interrupted => 4,
+            UsbfsError::NotYet => 11,
+            UsbfsError::NoMemory => 12,
+            UsbfsError::RightDropped => 13,
+            UsbfsError::BadAddress => 14,
+            UsbfsError::Busy => 16,
+            UsbfsError::Gone => 19,
+            UsbfsError::Invalid => 22,
+            UsbfsError::Unknown => 25,
+            UsbfsError::NoDriver => 61,
+            UsbfsError::Shutdown => 108,
+            UsbfsError::TimedOut => 110,
+            UsbfsError::NotReady => 113,
+            UsbfsError::Discontinued => 121,
+            UsbfsError::Ended(status) => status::to_errno(status).unsigned_abs() as u16,
         }
     }
 }

@@ -10,36 +10,39 @@
 
 use std::collections::BTreeMap;
 
-use farbus_model::{BufferPool, Direction, Done, InFlight, IsoPacket, Limits, Payload, Status, TransferType, UrbId};
+use farbus_model::{
+    BufferPool, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, UrbCompletion, UrbId, UrbInFlight,
+    UrbStatus,
+};
 
 use super::message::{
     self, DEVICE_RECORD_BYTES, DEVICES_MAX, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader,
-    OpStatus, RawHeader, Reject, Submit, SubmitReply, command, op,
+    OpStatus, ProtocolViolation, RawHeader, SubmitCommand, SubmitReply, command, op,
 };
 use super::status;
-use crate::buffer::{Incoming, Outgoing, Runs};
-use crate::flights::Flights;
+use crate::buffer::{ReceiveBuffer, SendBuffer, SendSlices};
+use crate::flights::InFlightQueue;
 
 /// A message of the exporter.
 #[derive(Debug)]
-pub enum Answer {
+pub enum UsbipReply {
     /// The devices it offers.
     DeviceList(Vec<DeviceRecord>),
     /// The import's outcome.
     Imported(Result<DeviceRecord, OpStatus>),
     /// A URB ended.
-    Done(Done),
+    Done(UrbCompletion),
 }
 
 /// A connection, the client's end.
 #[derive(Debug)]
-pub struct ClientConn {
-    incoming: Incoming,
-    outgoing: Outgoing,
-    phase: Phase,
+pub struct UsbipClientConn {
+    incoming: ReceiveBuffer,
+    outgoing: SendBuffer,
+    phase: UsbipClientPhase,
     devid: u32,
     next_seqnum: u32,
-    flights: Flights<Flight>,
+    flights: InFlightQueue<UsbipClientUrb>,
     /// Unanswered unlinks: their number, and that of the request they cancel.
     unlinks: BTreeMap<u32, u32>,
     /// Requests that are answered here and whose RET_SUBMIT may still come.
@@ -48,7 +51,7 @@ pub struct ClientConn {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum UsbipClientPhase {
     /// No request is pending.
     Idle,
     /// A list is arriving: devices still to come (`None`: their number), and those that came.
@@ -60,26 +63,26 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Flight {
+struct UsbipClientUrb {
     /// `None`: the request is answered here, and a late RET_SUBMIT is to be dropped.
-    urb: Option<InFlight>,
-    direction: Direction,
+    urb: Option<UrbInFlight>,
+    direction: TransferDirection,
     length: u32,
     packets: Vec<IsoPacket>,
     is_iso: bool,
     unlinked: bool,
 }
 
-impl ClientConn {
+impl UsbipClientConn {
     /// A fresh connection.
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(limits: &SessionLimits) -> Self {
         Self {
-            incoming: Incoming::new(limits.receive_bytes),
-            outgoing: Outgoing::default(),
-            phase: Phase::Idle,
+            incoming: ReceiveBuffer::new(limits.receive_bytes),
+            outgoing: SendBuffer::default(),
+            phase: UsbipClientPhase::Idle,
             devid: 0,
             next_seqnum: 1,
-            flights: Flights::new(),
+            flights: InFlightQueue::new(),
             unlinks: BTreeMap::new(),
             late: 0,
             late_max: limits.urbs_in_flight_max,
@@ -89,25 +92,25 @@ impl ClientConn {
     /// Asks for the list of devices.
     pub fn device_list(&mut self) {
         self.outgoing.put(&OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes());
-        self.phase = Phase::List { left: None, devices: Vec::new() };
+        self.phase = UsbipClientPhase::List { left: None, devices: Vec::new() };
     }
 
     /// Asks for a device.
     pub fn import(&mut self, bus_id: &str) {
         self.outgoing.put(&OpHeader::new(op::REQ_IMPORT, OpStatus::Ok).to_bytes());
         self.outgoing.put(&message::encode_bus_id(bus_id));
-        self.phase = Phase::Import(bus_id.to_owned());
+        self.phase = UsbipClientPhase::Import(bus_id.to_owned());
     }
 
     /// Sends a request. `kind` is the endpoint's transfer type.
     ///
     /// # Panics
     /// Before a device was imported.
-    pub fn submit(&mut self, mut urb: InFlight, kind: TransferType, pool: &mut BufferPool) {
-        assert!(matches!(self.phase, Phase::Urbs), "a device was imported");
+    pub fn submit(&mut self, mut urb: UrbInFlight, kind: TransferType, pool: &mut BufferPool) {
+        assert!(matches!(self.phase, UsbipClientPhase::Urbs), "a device was imported");
         let is_iso = kind == TransferType::Isochronous;
         let seqnum = self.take_seqnum();
-        let submit = Submit {
+        let submit = SubmitCommand {
             seqnum,
             endpoint: urb.endpoint,
             direction: urb.direction,
@@ -123,15 +126,15 @@ impl ClientConn {
         let packets = urb.iso.clone();
         for packet in &packets {
             // Zeros for what is not known yet, as the kernel's exporter requires.
-            let asked = IsoPacket { actual: 0, status: Status::Ok, ..*packet };
+            let asked = IsoPacket { actual: 0, status: UrbStatus::Ok, ..*packet };
             self.outgoing.put(&message::encode_iso_packet(&asked));
         }
         let (direction, length) = (urb.direction, urb.length);
-        let flight = Flight { urb: Some(urb), direction, length, packets, is_iso, unlinked: false };
+        let flight = UsbipClientUrb { urb: Some(urb), direction, length, packets, is_iso, unlinked: false };
         self.flights.insert(seqnum, flight).expect("the number is free");
     }
 
-    /// Cancels a request; it still comes back as [`Answer::Done`].
+    /// Cancels a request; it still comes back as [`UsbipReply::UrbCompletion`].
     pub fn unlink(&mut self, id: UrbId) {
         let victim = self.flights.iter().find(|(_, f)| f.urb.as_ref().is_some_and(|urb| urb.id == id));
         let Some((victim, _)) = victim else { return };
@@ -139,7 +142,7 @@ impl ClientConn {
     }
 
     /// Cancels every request and answers it with `status` now; later answers of the exporter are dropped.
-    pub fn withdraw_all(&mut self, status: Status) -> Vec<Done> {
+    pub fn withdraw_all(&mut self, status: UrbStatus) -> Vec<UrbCompletion> {
         let asked: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
         let withdraw = |seqnum| {
             self.send_unlink(seqnum);
@@ -185,50 +188,58 @@ impl ClientConn {
     /// The next message of the exporter, if its bytes are all there.
     ///
     /// # Errors
-    /// [`Reject`]: it does not match any request, and the connection has to end.
-    pub fn poll_answer(&mut self) -> Result<Option<Answer>, Reject> {
+    /// [`ProtocolViolation`]: it does not match any request, and the connection has to end.
+    pub fn poll_answer(&mut self) -> Result<Option<UsbipReply>, ProtocolViolation> {
         match self.phase {
-            Phase::Idle if self.incoming.bytes().is_empty() => Ok(None),
-            Phase::Idle => Err(Reject::new("length", self.incoming.bytes().len() as u64, "nothing was asked")),
-            Phase::List { .. } => self.poll_list(),
-            Phase::Import(_) => self.poll_import(),
-            Phase::Urbs => self.poll_urbs(),
+            UsbipClientPhase::Idle if self.incoming.bytes().is_empty() => Ok(None),
+            UsbipClientPhase::Idle => {
+                Err(ProtocolViolation::new("length", self.incoming.bytes().len() as u64, "nothing was asked"))
+            }
+            UsbipClientPhase::List { .. } => self.poll_list(),
+            UsbipClientPhase::Import(_) => self.poll_import(),
+            UsbipClientPhase::Urbs => self.poll_urbs(),
         }
     }
 
-    fn poll_op_header(&mut self, code: u16) -> Result<Option<OpStatus>, Reject> {
+    fn poll_op_header(&mut self, code: u16) -> Result<Option<OpStatus>, ProtocolViolation> {
         let Some(bytes) = self.incoming.bytes().first_chunk::<OP_HEADER_BYTES>() else { return Ok(None) };
         let header = OpHeader::from_bytes(*bytes);
         // The refusal of an older or newer server carries that server's version, and so does an empty list.
         if header.version != message::VERSION {
-            return Err(Reject::new("version", u64::from(header.version), "we speak 0x0111"));
+            return Err(ProtocolViolation::new("version", u64::from(header.version), "we speak 0x0111"));
         }
         if header.code != code {
-            return Err(Reject::new("operation", u64::from(header.code), "an answer has its question's code"));
+            return Err(ProtocolViolation::new(
+                "operation",
+                u64::from(header.code),
+                "an answer has its question's code",
+            ));
         }
         Ok(Some(OpStatus::from_code(header.status)))
     }
 
-    fn poll_list(&mut self) -> Result<Option<Answer>, Reject> {
-        if let Phase::List { left: None, .. } = self.phase {
+    fn poll_list(&mut self) -> Result<Option<UsbipReply>, ProtocolViolation> {
+        if let UsbipClientPhase::List { left: None, .. } = self.phase {
             let Some(status) = self.poll_op_header(op::REP_DEVLIST)? else { return Ok(None) };
             if status != OpStatus::Ok {
-                return Err(Reject::new("status", u64::from(status.code()), "a list is not refused"));
+                return Err(ProtocolViolation::new("status", u64::from(status.code()), "a list is not refused"));
             }
             let Some(count) = self.incoming.bytes()[OP_HEADER_BYTES..].first_chunk::<4>() else { return Ok(None) };
             let count = u32::from_be_bytes(*count);
             if count > DEVICES_MAX {
-                return Err(Reject::new("ndev", u64::from(count), "a list has at most 4096 devices"));
+                return Err(ProtocolViolation::new("ndev", u64::from(count), "a list has at most 4096 devices"));
             }
             self.incoming.consume(OP_HEADER_BYTES + 4);
-            self.phase = Phase::List { left: Some(count), devices: Vec::new() };
+            self.phase = UsbipClientPhase::List { left: Some(count), devices: Vec::new() };
         }
         loop {
-            let Phase::List { left: Some(left), devices } = &mut self.phase else { unreachable!("set just above") };
+            let UsbipClientPhase::List { left: Some(left), devices } = &mut self.phase else {
+                unreachable!("set just above")
+            };
             if *left == 0 {
                 let devices = std::mem::take(devices);
-                self.phase = Phase::Idle;
-                return Ok(Some(Answer::DeviceList(devices)));
+                self.phase = UsbipClientPhase::Idle;
+                return Ok(Some(UsbipReply::DeviceList(devices)));
             }
             let Some(bytes) = self.incoming.bytes().first_chunk::<DEVICE_RECORD_BYTES>() else { return Ok(None) };
             let mut record = DeviceRecord::decode(bytes)?;
@@ -241,37 +252,41 @@ impl ClientConn {
         }
     }
 
-    fn poll_import(&mut self) -> Result<Option<Answer>, Reject> {
+    fn poll_import(&mut self) -> Result<Option<UsbipReply>, ProtocolViolation> {
         let Some(status) = self.poll_op_header(op::REP_IMPORT)? else { return Ok(None) };
         if status != OpStatus::Ok {
             // A refusal has only the eight bytes of the header.
             self.incoming.consume(OP_HEADER_BYTES);
-            self.phase = Phase::Idle;
-            return Ok(Some(Answer::Imported(Err(status))));
+            self.phase = UsbipClientPhase::Idle;
+            return Ok(Some(UsbipReply::Imported(Err(status))));
         }
         let rest = &self.incoming.bytes()[OP_HEADER_BYTES..];
         let Some(bytes) = rest.first_chunk::<DEVICE_RECORD_BYTES>() else { return Ok(None) };
         let record = DeviceRecord::decode(bytes)?;
         match &self.phase {
-            Phase::Import(asked) if *asked == record.bus_id => {}
+            UsbipClientPhase::Import(asked) if *asked == record.bus_id => {}
             _ => {
-                return Err(Reject::new("busid", u64::from(record.device), "the device that was asked for comes back"));
+                return Err(ProtocolViolation::new(
+                    "busid",
+                    u64::from(record.device),
+                    "the device that was asked for comes back",
+                ));
             }
         }
         self.incoming.consume(OP_HEADER_BYTES + DEVICE_RECORD_BYTES);
         self.devid = record.device_id();
-        self.phase = Phase::Urbs;
-        Ok(Some(Answer::Imported(Ok(record))))
+        self.phase = UsbipClientPhase::Urbs;
+        Ok(Some(UsbipReply::Imported(Ok(record))))
     }
 
-    fn poll_urbs(&mut self) -> Result<Option<Answer>, Reject> {
+    fn poll_urbs(&mut self) -> Result<Option<UsbipReply>, ProtocolViolation> {
         loop {
             let Some(bytes) = self.incoming.bytes().first_chunk::<HEADER_BYTES>() else { return Ok(None) };
             let raw = RawHeader::from_bytes(bytes);
             let done = match raw.command {
                 command::RET_SUBMIT => match self.poll_submit_reply(&raw)? {
-                    Progress::More => return Ok(None),
-                    Progress::Done(done) => done,
+                    ReplyProgress::More => return Ok(None),
+                    ReplyProgress::Done(done) => done,
                 },
                 command::RET_UNLINK => {
                     self.incoming.consume(HEADER_BYTES);
@@ -279,25 +294,26 @@ impl ClientConn {
                 }
                 other => {
                     let rule = "an exporter sends 3 (submit reply) or 4 (unlink reply)";
-                    return Err(Reject::new("command", u64::from(other), rule));
+                    return Err(ProtocolViolation::new("command", u64::from(other), rule));
                 }
             };
             if let Some(done) = done {
-                return Ok(Some(Answer::Done(done)));
+                return Ok(Some(UsbipReply::Done(done)));
             }
         }
     }
 
-    fn poll_submit_reply(&mut self, raw: &RawHeader) -> Result<Progress, Reject> {
+    fn poll_submit_reply(&mut self, raw: &RawHeader) -> Result<ReplyProgress, ProtocolViolation> {
         let reply = SubmitReply::from_raw(raw);
         let flight = self.flights.get(reply.seqnum);
-        let flight = flight.ok_or(Reject::new("seqnum", u64::from(reply.seqnum), "an answer names a request"))?;
+        let flight =
+            flight.ok_or(ProtocolViolation::new("seqnum", u64::from(reply.seqnum), "an answer names a request"))?;
         let packets = check_reply(flight, &reply)?;
-        let data_bytes = if flight.direction == Direction::In { reply.actual as usize } else { 0 };
+        let data_bytes = if flight.direction == TransferDirection::In { reply.actual as usize } else { 0 };
         let total = HEADER_BYTES + data_bytes + packets * ISO_PACKET_BYTES;
         if self.incoming.bytes().len() < total {
             self.incoming.want(total);
-            return Ok(Progress::More);
+            return Ok(ReplyProgress::More);
         }
         let descriptors = &self.incoming.bytes()[HEADER_BYTES + data_bytes..total];
         let iso = check_reply_packets(flight, &reply, descriptors)?;
@@ -305,22 +321,26 @@ impl ClientConn {
         self.incoming.consume(total);
         let flight = self.flights.remove(reply.seqnum).expect("looked up just now");
         self.late -= usize::from(flight.urb.is_none());
-        Ok(Progress::Done(flight.urb.map(|urb| finish(urb, &reply, iso, payload))))
+        Ok(ReplyProgress::Done(flight.urb.map(|urb| finish(urb, &reply, iso, payload))))
     }
 
-    fn unlink_reply(&mut self, raw: &RawHeader) -> Result<Option<Done>, Reject> {
+    fn unlink_reply(&mut self, raw: &RawHeader) -> Result<Option<UrbCompletion>, ProtocolViolation> {
         // An answer to an unknown unlink is harmless.
         let Some(victim) = self.unlinks.remove(&raw.seqnum) else { return Ok(None) };
         let Some(flight) = self.flights.get_mut(victim) else { return Ok(None) };
         let status = match status::from_errno(raw.body[0].cast_signed()) {
-            Status::Ok if self.late >= self.late_max && flight.urb.is_some() => {
-                return Err(Reject::new("status", 0, "an unlink is answered with 0 behind its request's own answer"));
+            UrbStatus::Ok if self.late >= self.late_max && flight.urb.is_some() => {
+                return Err(ProtocolViolation::new(
+                    "status",
+                    0,
+                    "an unlink is answered with 0 behind its request's own answer",
+                ));
             }
-            Status::Ok => {
+            UrbStatus::Ok => {
                 // Its RET_SUBMIT may still come, and is dropped then.
                 let urb = flight.urb.take();
                 self.late += usize::from(urb.is_some());
-                return Ok(urb.map(|urb| urb.fail(Status::Cancelled)));
+                return Ok(urb.map(|urb| urb.fail(UrbStatus::Cancelled)));
             }
             status => status,
         };
@@ -331,7 +351,7 @@ impl ClientConn {
     }
 
     /// The link is lost: every request ends with `status`.
-    pub fn abandon(&mut self, status: Status) -> Vec<Done> {
+    pub fn abandon(&mut self, status: UrbStatus) -> Vec<UrbCompletion> {
         self.unlinks.clear();
         self.late = 0;
         self.flights.drain().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
@@ -348,35 +368,35 @@ impl ClientConn {
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.outgoing.runs()
     }
 
-    /// `count` bytes of [`ClientConn::poll_transmit`] were sent.
+    /// `count` bytes of [`UsbipClientConn::poll_transmit`] were sent.
     pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
         self.outgoing.sent(count, pool);
     }
 }
 
-impl Drop for ClientConn {
+impl Drop for UsbipClientConn {
     /// The owner of the connection drops its requests too: no code reads these answers.
     fn drop(&mut self) {
-        self.abandon(Status::Gone);
+        self.abandon(UrbStatus::Gone);
     }
 }
 
-enum Progress {
+enum ReplyProgress {
     /// The message is incomplete.
     More,
     /// The message is complete; `None` if its request was answered already.
-    Done(Option<Done>),
+    Done(Option<UrbCompletion>),
 }
 
 /// Checks a reply's header against the request; returns how many packet descriptors follow.
-fn check_reply(flight: &Flight, reply: &SubmitReply) -> Result<usize, Reject> {
+fn check_reply(flight: &UsbipClientUrb, reply: &SubmitReply) -> Result<usize, ProtocolViolation> {
     if reply.actual > flight.length {
         let value = u64::from(reply.actual);
-        return Err(Reject::new("actual_length", value, "no more comes back than was asked for"));
+        return Err(ProtocolViolation::new("actual_length", value, "no more comes back than was asked for"));
     }
     if !flight.is_iso {
         // Peers echo 0 or 0xffffffff, or leave garbage: the field has no meaning here.
@@ -384,38 +404,46 @@ fn check_reply(flight: &Flight, reply: &SubmitReply) -> Result<usize, Reject> {
     }
     if reply.number_of_packets as usize != flight.packets.len() {
         let value = u64::from(reply.number_of_packets);
-        return Err(Reject::new("number_of_packets", value, "as many packets come back as were sent"));
+        return Err(ProtocolViolation::new("number_of_packets", value, "as many packets come back as were sent"));
     }
     Ok(flight.packets.len())
 }
 
 /// Checks the packets against those that were sent: offsets unchanged, sizes in range, sum as announced.
-fn check_reply_packets(flight: &Flight, reply: &SubmitReply, bytes: &[u8]) -> Result<Vec<IsoPacket>, Reject> {
+fn check_reply_packets(
+    flight: &UsbipClientUrb,
+    reply: &SubmitReply,
+    bytes: &[u8],
+) -> Result<Vec<IsoPacket>, ProtocolViolation> {
     let mut packets = Vec::with_capacity(flight.packets.len() * usize::from(flight.is_iso));
     let mut sum = 0u64;
     for (b, asked) in bytes.chunks_exact(ISO_PACKET_BYTES).zip(&flight.packets) {
         let packet = message::decode_iso_packet(b);
         if (packet.offset, packet.length) != (asked.offset, asked.length) {
-            return Err(Reject::new("iso packet offset", u64::from(packet.offset), "places come back unchanged"));
+            return Err(ProtocolViolation::new(
+                "iso packet offset",
+                u64::from(packet.offset),
+                "places come back unchanged",
+            ));
         }
         if packet.actual > packet.length {
             let value = u64::from(packet.actual);
-            return Err(Reject::new("iso packet actual_length", value, "a packet fits its place"));
+            return Err(ProtocolViolation::new("iso packet actual_length", value, "a packet fits its place"));
         }
         sum += u64::from(packet.actual);
         packets.push(packet);
     }
     if flight.is_iso && sum != u64::from(reply.actual) {
-        return Err(Reject::new("actual_length", u64::from(reply.actual), "it is the sum of the packets'"));
+        return Err(ProtocolViolation::new("actual_length", u64::from(reply.actual), "it is the sum of the packets'"));
     }
     Ok(packets)
 }
 
-fn finish(urb: InFlight, reply: &SubmitReply, iso: Vec<IsoPacket>, payload: Payload) -> Done {
+fn finish(urb: UrbInFlight, reply: &SubmitReply, iso: Vec<IsoPacket>, payload: Payload) -> UrbCompletion {
     let mut done = urb.done(reply.status, reply.actual, payload);
     done.start_frame = reply.start_frame;
     // Counted here, since the peer's count is not trusted.
-    done.error_count = iso.iter().filter(|packet| packet.status != Status::Ok).count() as u32;
+    done.error_count = iso.iter().filter(|packet| packet.status != UrbStatus::Ok).count() as u32;
     done.iso = iso;
     done
 }

@@ -6,10 +6,10 @@
 use core::fmt;
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
-use farbus_model::{Direction, EpAddr, IsoPacket, Setup, Speed, Status, UrbFlags};
+use farbus_model::{EpAddr, IsoPacket, SetupPacket, TransferDirection, UrbFlags, UrbStatus, UsbSpeed};
 
 use super::status;
-pub use crate::reject::Reject;
+pub use crate::reject::ProtocolViolation;
 
 /// The one version that today's clients accept; they compare it strictly.
 pub const VERSION: u16 = 0x0111;
@@ -126,7 +126,7 @@ pub struct DeviceRecord {
     /// Device number on the bus; with `bus` it makes the device id.
     pub device: u32,
     /// Speed.
-    pub speed: Speed,
+    pub speed: UsbSpeed,
     /// `idVendor`.
     pub vendor: u16,
     /// `idProduct`.
@@ -175,12 +175,16 @@ impl DeviceRecord {
     ///
     /// # Errors
     /// If a text is not text, or a number has no meaning.
-    pub fn decode(b: &[u8; DEVICE_RECORD_BYTES]) -> Result<Self, Reject> {
+    pub fn decode(b: &[u8; DEVICE_RECORD_BYTES]) -> Result<Self, ProtocolViolation> {
         let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         let half = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
         let (bus, device) = (word(288), word(292));
         if bus > 0xffff || device > 0xffff {
-            return Err(Reject::new("busnum or devnum", u64::from(bus.max(device)), "it has 16 bits in a device id"));
+            return Err(ProtocolViolation::new(
+                "busnum or devnum",
+                u64::from(bus.max(device)),
+                "it has 16 bits in a device id",
+            ));
         }
         Ok(Self {
             path: get_text(&b[..256], "path")?,
@@ -201,13 +205,13 @@ impl DeviceRecord {
 }
 
 /// Linux's `enum usb_device_speed`.
-pub const fn speed_code(speed: Speed) -> u32 {
+pub const fn speed_code(speed: UsbSpeed) -> u32 {
     match speed {
-        Speed::Low => 1,
-        Speed::Full => 2,
-        Speed::High => 3,
-        Speed::Super => 5,
-        Speed::SuperPlus => 6,
+        UsbSpeed::Low => 1,
+        UsbSpeed::Full => 2,
+        UsbSpeed::High => 3,
+        UsbSpeed::Super => 5,
+        UsbSpeed::SuperPlus => 6,
     }
 }
 
@@ -215,14 +219,14 @@ pub const fn speed_code(speed: Speed) -> u32 {
 ///
 /// # Errors
 /// Numbers above 6.
-pub const fn speed_from_code(code: u32) -> Result<Speed, Reject> {
+pub const fn speed_from_code(code: u32) -> Result<UsbSpeed, ProtocolViolation> {
     Ok(match code {
-        1 => Speed::Low,
-        0 | 2 => Speed::Full,
-        3 | 4 => Speed::High,
-        5 => Speed::Super,
-        6 => Speed::SuperPlus,
-        _ => return Err(Reject::new("speed", code as u64, "it is at most 6")),
+        1 => UsbSpeed::Low,
+        0 | 2 => UsbSpeed::Full,
+        3 | 4 => UsbSpeed::High,
+        5 => UsbSpeed::Super,
+        6 => UsbSpeed::SuperPlus,
+        _ => return Err(ProtocolViolation::new("speed", code as u64, "it is at most 6")),
     })
 }
 
@@ -235,11 +239,11 @@ fn put_text(to: &mut Vec<u8>, text: &str, bytes: usize) {
     to.resize(to.len() + bytes - end, 0);
 }
 
-fn get_text(bytes: &[u8], field: &'static str) -> Result<String, Reject> {
+fn get_text(bytes: &[u8], field: &'static str) -> Result<String, ProtocolViolation> {
     let end = bytes.iter().position(|&byte| byte == 0);
-    let end = end.ok_or(Reject::new(field, bytes.len() as u64, "a text ends with NUL"))?;
+    let end = end.ok_or(ProtocolViolation::new(field, bytes.len() as u64, "a text ends with NUL"))?;
     let text = std::str::from_utf8(&bytes[..end]).ok().filter(|text| !text.chars().any(char::is_control));
-    text.map(str::to_owned).ok_or(Reject::new(field, end as u64, "a text is printable UTF-8"))
+    text.map(str::to_owned).ok_or(ProtocolViolation::new(field, end as u64, "a text is printable UTF-8"))
 }
 
 /// The handshake's header.
@@ -279,7 +283,7 @@ impl OpHeader {
 ///
 /// # Errors
 /// If it is not valid text.
-pub fn decode_bus_id(bytes: &[u8; BUS_ID_BYTES]) -> Result<String, Reject> {
+pub fn decode_bus_id(bytes: &[u8; BUS_ID_BYTES]) -> Result<String, ProtocolViolation> {
     get_text(bytes, "busid")
 }
 
@@ -339,13 +343,13 @@ impl RawHeader {
 
 /// CMD_SUBMIT, checked: every length is inside its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Submit {
+pub struct SubmitCommand {
     /// The client's number for it.
     pub seqnum: u32,
     /// The endpoint it goes to.
     pub endpoint: EpAddr,
     /// The header's direction.
-    pub direction: Direction,
+    pub direction: TransferDirection,
     /// Buffer length.
     pub length: u32,
     /// The supported transfer flags.
@@ -357,25 +361,30 @@ pub struct Submit {
     /// Polling interval.
     pub interval: u32,
     /// Setup packet.
-    pub setup: Setup,
+    pub setup: SetupPacket,
 }
 
-impl Submit {
+impl SubmitCommand {
     /// Checks a header whose command is CMD_SUBMIT.
     ///
     /// # Errors
     /// A field outside its rule.
-    pub fn check(raw: &RawHeader) -> Result<Self, Reject> {
+    pub fn check(raw: &RawHeader) -> Result<Self, ProtocolViolation> {
         let direction = match raw.direction {
-            0 => Direction::Out,
-            1 => Direction::In,
-            other => return Err(Reject::new("direction", u64::from(other), "it is 0 or 1")),
+            0 => TransferDirection::Out,
+            1 => TransferDirection::In,
+            other => return Err(ProtocolViolation::new("direction", u64::from(other), "it is 0 or 1")),
         };
         let endpoint = u8::try_from(raw.ep).ok().and_then(|number| EpAddr::new(number, direction));
-        let endpoint = endpoint.ok_or(Reject::new("ep", u64::from(raw.ep), "an endpoint number is at most 15"))?;
+        let endpoint =
+            endpoint.ok_or(ProtocolViolation::new("ep", u64::from(raw.ep), "an endpoint number is at most 15"))?;
         let [flags, length, start_frame, number_of_packets, interval] = raw.body;
         if length > URB_BYTES_MAX {
-            return Err(Reject::new("transfer_buffer_length", u64::from(length), "a URB has at most 16 MiB"));
+            return Err(ProtocolViolation::new(
+                "transfer_buffer_length",
+                u64::from(length),
+                "a URB has at most 16 MiB",
+            ));
         }
         Ok(Self {
             seqnum: raw.seqnum,
@@ -390,7 +399,7 @@ impl Submit {
             start_frame,
             number_of_packets,
             interval,
-            setup: Setup::from_bytes(raw.setup),
+            setup: SetupPacket::from_bytes(raw.setup),
         })
     }
 
@@ -398,10 +407,14 @@ impl Submit {
     ///
     /// # Errors
     /// More than the limit.
-    pub fn iso_packets(&self) -> Result<usize, Reject> {
+    pub fn iso_packets(&self) -> Result<usize, ProtocolViolation> {
         if self.number_of_packets > ISO_PACKETS_MAX {
             let value = u64::from(self.number_of_packets);
-            return Err(Reject::new("number_of_packets", value, "a URB has at most 1024 isochronous packets"));
+            return Err(ProtocolViolation::new(
+                "number_of_packets",
+                value,
+                "a URB has at most 1024 isochronous packets",
+            ));
         }
         Ok(self.number_of_packets as usize)
     }
@@ -418,14 +431,14 @@ impl Submit {
             (self.flags.short_not_ok, flag::SHORT_NOT_OK),
             (self.flags.iso_asap, flag::ISO_ASAP),
             (self.flags.zero_packet, flag::ZERO_PACKET),
-            (self.direction == Direction::In, flag::DIR_IN),
+            (self.direction == TransferDirection::In, flag::DIR_IN),
         ];
         let flags = wishes.iter().filter(|(on, _)| *on).fold(0, |all, (_, bit)| all | bit);
         RawHeader {
             command: command::CMD_SUBMIT,
             seqnum: self.seqnum,
             devid,
-            direction: u32::from(self.direction == Direction::In),
+            direction: u32::from(self.direction == TransferDirection::In),
             ep: u32::from(self.endpoint.number()),
             body: [flags, self.length, self.start_frame, self.number_of_packets, self.interval],
             setup: self.setup.to_bytes(),
@@ -439,7 +452,7 @@ impl Submit {
 ///
 /// # Errors
 /// A packet outside the buffer.
-pub fn decode_iso_packets(bytes: &[u8], length: u32) -> Result<Vec<IsoPacket>, Reject> {
+pub fn decode_iso_packets(bytes: &[u8], length: u32) -> Result<Vec<IsoPacket>, ProtocolViolation> {
     let mut packets = Vec::with_capacity(bytes.len() / ISO_PACKET_BYTES);
     let mut sum = 0u64;
     for b in bytes.chunks_exact(ISO_PACKET_BYTES) {
@@ -447,9 +460,13 @@ pub fn decode_iso_packets(bytes: &[u8], length: u32) -> Result<Vec<IsoPacket>, R
         let end = u64::from(packet.offset) + u64::from(packet.length);
         sum += u64::from(packet.length);
         if end > u64::from(length) || sum > u64::from(length) {
-            return Err(Reject::new("iso packet offset + length", end.max(sum), "packets lie inside the buffer"));
+            return Err(ProtocolViolation::new(
+                "iso packet offset + length",
+                end.max(sum),
+                "packets lie inside the buffer",
+            ));
         }
-        packets.push(IsoPacket { actual: 0, status: Status::Ok, ..packet });
+        packets.push(IsoPacket { actual: 0, status: UrbStatus::Ok, ..packet });
     }
     Ok(packets)
 }
@@ -476,7 +493,7 @@ pub struct SubmitReply {
     /// The submit's number.
     pub seqnum: u32,
     /// How it ended.
-    pub status: Status,
+    pub status: UrbStatus,
     /// Bytes moved.
     pub actual: u32,
     /// Isochronous: the frame it started in.
@@ -524,7 +541,7 @@ pub fn encode_unlink(seqnum: u32, devid: u32, victim: u32) -> [u8; HEADER_BYTES]
 }
 
 /// RET_UNLINK as bytes.
-pub fn encode_unlink_reply(seqnum: u32, status: Status) -> [u8; HEADER_BYTES] {
+pub fn encode_unlink_reply(seqnum: u32, status: UrbStatus) -> [u8; HEADER_BYTES] {
     let body = [status::to_errno(status).cast_unsigned(), 0, 0, 0, 0];
     RawHeader { command: command::RET_UNLINK, seqnum, devid: 0, direction: 0, ep: 0, body, setup: [0; 8] }.to_bytes()
 }
@@ -544,7 +561,7 @@ mod tests {
             bus_id: "1-1".into(),
             bus: 1,
             device: 2,
-            speed: Speed::Super,
+            speed: UsbSpeed::Super,
             vendor: 0x1234,
             product: 0x5678,
             device_bcd: 0x0100,
@@ -574,25 +591,25 @@ mod tests {
 
     #[test]
     fn a_submit_outside_a_limit_names_its_field() {
-        let good = Submit {
+        let good = SubmitCommand {
             seqnum: 1,
             endpoint: EpAddr::from_byte(0x81),
-            direction: Direction::In,
+            direction: TransferDirection::In,
             length: 64,
             flags: UrbFlags { short_not_ok: true, ..UrbFlags::default() },
             start_frame: 0,
             number_of_packets: 0,
             interval: 0,
-            setup: Setup::default(),
+            setup: SetupPacket::default(),
         };
         let raw = RawHeader::from_bytes(&good.to_bytes(7));
-        assert_eq!(Submit::check(&raw), Ok(good));
+        assert_eq!(SubmitCommand::check(&raw), Ok(good));
         let fields = [
             RawHeader { direction: 2, ..raw },
             RawHeader { ep: 16, ..raw },
             RawHeader { body: [0, URB_BYTES_MAX + 1, 0, 0, 0], ..raw },
         ];
-        let names = fields.map(|raw| Submit::check(&raw).unwrap_err().field);
+        let names = fields.map(|raw| SubmitCommand::check(&raw).unwrap_err().field);
         assert_eq!(names, ["direction", "ep", "transfer_buffer_length"]);
     }
 }

@@ -14,6 +14,6 @@ pub mod message;
 pub mod server;
 pub mod status;
 
-pub use client::ClientConn;
-pub use message::{DeviceRecord, OpStatus, Reject};
-pub use server::{Request, ServerConn};
+pub use client::UsbipClientConn;
+pub use message::{DeviceRecord, OpStatus, ProtocolViolation};
+pub use server::{UsbipRequest, UsbipServerConn};

@@ -23,24 +23,27 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
+use farbus_model::{
+    BufferPool, EpAddr, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, Urb, UrbCompletion, UrbId,
+    UrbStatus,
+};
 
 use super::message::{
-    self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
-    Reject, Submit, SubmitReply, command, op,
+    self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus,
+    ProtocolViolation, RawHeader, SubmitCommand, SubmitReply, command, op,
 };
-use crate::buffer::{Incoming, Outgoing, Runs};
-use crate::flights::Flights;
-use crate::snapshot::{Reader, Writer};
+use crate::buffer::{ReceiveBuffer, SendBuffer, SendSlices};
+use crate::flights::InFlightQueue;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// A request of the client.
 #[derive(Debug)]
-pub enum Request {
-    /// List the devices. Answer with [`ServerConn::reply_device_list`].
+pub enum UsbipRequest {
+    /// List the devices. Answer with [`UsbipServerConn::reply_device_list`].
     DeviceList,
-    /// Import this device. Answer with [`ServerConn::reply_import`].
+    /// Import this device. Answer with [`UsbipServerConn::reply_import`].
     Import(String),
-    /// Submit this URB. Answer with [`ServerConn::complete`], once.
+    /// Submit this URB. Answer with [`UsbipServerConn::complete`], once.
     Submit(Urb),
     /// Cancel that URB; it is still completed once, as cancelled or not.
     Unlink(UrbId),
@@ -48,11 +51,11 @@ pub enum Request {
 
 /// A connection, the server's end.
 #[derive(Debug)]
-pub struct ServerConn {
-    incoming: Incoming,
-    outgoing: Outgoing,
-    phase: Phase,
-    flights: Flights<Flight>,
+pub struct UsbipServerConn {
+    incoming: ReceiveBuffer,
+    outgoing: SendBuffer,
+    phase: UsbipServerPhase,
+    flights: InFlightQueue<UsbipServerUrb>,
     out_bytes_held: usize,
     /// Unlinks whose answer waits for the device, or for their submit.
     unlinks_owed: usize,
@@ -69,7 +72,7 @@ pub struct ServerConn {
 const ANSWERED_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum UsbipServerPhase {
     /// Waiting for an operation.
     Operation,
     /// An operation waits for its answer.
@@ -82,9 +85,9 @@ enum Phase {
 
 /// An unanswered URB.
 #[derive(Debug)]
-struct Flight {
+struct UsbipServerUrb {
     endpoint: EpAddr,
-    direction: Direction,
+    direction: TransferDirection,
     length: u32,
     /// The client's value, echoed; without meaning on an endpoint without packets.
     number_of_packets: u32,
@@ -94,7 +97,7 @@ struct Flight {
 }
 
 /// The outcome of reading a submit.
-enum Submitted {
+enum SubmitReadOutcome {
     /// It is incomplete.
     Incomplete,
     /// Its unlink came first.
@@ -116,20 +119,20 @@ fn is_above(number: u32, highest: Option<u32>) -> bool {
     highest.is_none_or(|highest| number.wrapping_sub(highest).cast_signed() > 0)
 }
 
-impl Flight {
+impl UsbipServerUrb {
     fn out_bytes(&self) -> usize {
-        self.iso_bytes + if self.direction == Direction::Out { self.length as usize } else { 0 }
+        self.iso_bytes + if self.direction == TransferDirection::Out { self.length as usize } else { 0 }
     }
 }
 
-impl ServerConn {
+impl UsbipServerConn {
     /// A fresh connection, before the handshake.
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(limits: &SessionLimits) -> Self {
         Self {
-            incoming: Incoming::new(limits.receive_bytes).copying(limits.copied_bytes_max),
-            outgoing: Outgoing::default(),
-            phase: Phase::Operation,
-            flights: Flights::new(),
+            incoming: ReceiveBuffer::new(limits.receive_bytes).copying(limits.copied_bytes_max),
+            outgoing: SendBuffer::default(),
+            phase: UsbipServerPhase::Operation,
+            flights: InFlightQueue::new(),
             out_bytes_held: 0,
             unlinks_owed: 0,
             highest: None,
@@ -139,8 +142,8 @@ impl ServerConn {
     }
 
     /// Makes a connection past the handshake, as a kernel expects for an attached device.
-    pub fn imported(limits: &Limits, devid: u32) -> Self {
-        Self { phase: Phase::Urbs { devid }, ..Self::new(limits) }
+    pub fn imported(limits: &SessionLimits, devid: u32) -> Self {
+        Self { phase: UsbipServerPhase::Urbs { devid }, ..Self::new(limits) }
     }
 
     /// The space for received bytes; never empty.
@@ -157,16 +160,16 @@ impl ServerConn {
     /// wire does not carry.
     ///
     /// # Errors
-    /// [`Reject`]: the bytes are no message of this protocol, and the connection has to end.
+    /// [`ProtocolViolation`]: the bytes are no message of this protocol, and the connection has to end.
     pub fn poll_request(
         &mut self,
         kind_of: impl Fn(EpAddr) -> Option<TransferType>,
-    ) -> Result<Option<Request>, Reject> {
+    ) -> Result<Option<UsbipRequest>, ProtocolViolation> {
         match self.phase {
-            Phase::Operation => self.poll_operation(),
-            Phase::Urbs { devid } => self.poll_urb(devid, kind_of),
-            Phase::Answering => Ok(None),
-            Phase::Closing => {
+            UsbipServerPhase::Operation => self.poll_operation(),
+            UsbipServerPhase::Urbs { devid } => self.poll_urb(devid, kind_of),
+            UsbipServerPhase::Answering => Ok(None),
+            UsbipServerPhase::Closing => {
                 // Dropped without parsing, so that there is always space to receive.
                 self.incoming.consume(self.incoming.bytes().len());
                 Ok(None)
@@ -174,30 +177,30 @@ impl ServerConn {
         }
     }
 
-    fn poll_operation(&mut self) -> Result<Option<Request>, Reject> {
+    fn poll_operation(&mut self) -> Result<Option<UsbipRequest>, ProtocolViolation> {
         let Some(header) = self.incoming.bytes().first_chunk::<OP_HEADER_BYTES>() else { return Ok(None) };
         let header = OpHeader::from_bytes(*header);
         if header.version != message::VERSION {
             self.refuse(header.code & 0x7fff, OpStatus::Error);
-            return Err(Reject::new("version", u64::from(header.version), "we speak 0x0111"));
+            return Err(ProtocolViolation::new("version", u64::from(header.version), "we speak 0x0111"));
         }
         match header.code {
             op::REQ_DEVLIST => {
                 self.incoming.consume(OP_HEADER_BYTES);
-                self.phase = Phase::Answering;
-                Ok(Some(Request::DeviceList))
+                self.phase = UsbipServerPhase::Answering;
+                Ok(Some(UsbipRequest::DeviceList))
             }
             op::REQ_IMPORT => {
                 let rest = &self.incoming.bytes()[OP_HEADER_BYTES..];
                 let Some(bus_id) = rest.first_chunk::<BUS_ID_BYTES>() else { return Ok(None) };
                 let bus_id = message::decode_bus_id(bus_id)?;
                 self.incoming.consume(OP_HEADER_BYTES + BUS_ID_BYTES);
-                self.phase = Phase::Answering;
-                Ok(Some(Request::Import(bus_id)))
+                self.phase = UsbipServerPhase::Answering;
+                Ok(Some(UsbipRequest::Import(bus_id)))
             }
             code => {
                 self.refuse(code & 0x7fff, OpStatus::Error);
-                Err(Reject::new("operation", u64::from(code), "it is 0x8005 (list) or 0x8003 (import)"))
+                Err(ProtocolViolation::new("operation", u64::from(code), "it is 0x8005 (list) or 0x8003 (import)"))
             }
         }
     }
@@ -205,25 +208,25 @@ impl ServerConn {
     /// Refuses an operation: a refusal has only the eight bytes of the header.
     fn refuse(&mut self, code: u16, status: OpStatus) {
         self.outgoing.put(&OpHeader::new(code, status).to_bytes());
-        self.phase = Phase::Closing;
+        self.phase = UsbipServerPhase::Closing;
     }
 
     fn poll_urb(
         &mut self,
         devid: u32,
         kind_of: impl Fn(EpAddr) -> Option<TransferType>,
-    ) -> Result<Option<Request>, Reject> {
+    ) -> Result<Option<UsbipRequest>, ProtocolViolation> {
         loop {
             let Some(bytes) = self.incoming.bytes().first_chunk::<HEADER_BYTES>() else { return Ok(None) };
             let raw = RawHeader::from_bytes(bytes);
             if raw.devid != devid {
-                return Err(Reject::new("devid", u64::from(raw.devid), "it is that of the imported device"));
+                return Err(ProtocolViolation::new("devid", u64::from(raw.devid), "it is that of the imported device"));
             }
             match raw.command {
                 command::CMD_SUBMIT => match self.poll_submit(&raw, &kind_of)? {
-                    Submitted::Incomplete => return Ok(None),
-                    Submitted::Withdrawn => {}
-                    Submitted::Urb(urb) => return Ok(Some(Request::Submit(urb))),
+                    SubmitReadOutcome::Incomplete => return Ok(None),
+                    SubmitReadOutcome::Withdrawn => {}
+                    SubmitReadOutcome::Urb(urb) => return Ok(Some(UsbipRequest::Submit(urb))),
                 },
                 command::CMD_UNLINK => {
                     self.incoming.consume(HEADER_BYTES);
@@ -232,7 +235,11 @@ impl ServerConn {
                     }
                 }
                 other => {
-                    return Err(Reject::new("command", u64::from(other), "a client sends 1 (submit) or 2 (unlink)"));
+                    return Err(ProtocolViolation::new(
+                        "command",
+                        u64::from(other),
+                        "a client sends 1 (submit) or 2 (unlink)",
+                    ));
                 }
             }
         }
@@ -242,35 +249,35 @@ impl ServerConn {
         &mut self,
         raw: &RawHeader,
         kind_of: &impl Fn(EpAddr) -> Option<TransferType>,
-    ) -> Result<Submitted, Reject> {
-        let submit = Submit::check(raw)?;
+    ) -> Result<SubmitReadOutcome, ProtocolViolation> {
+        let submit = SubmitCommand::check(raw)?;
         let is_iso = match kind_of(submit.endpoint) {
             Some(kind) => kind == TransferType::Isochronous,
             None if submit.endpoint.is_control() || submit.says_no_packets() => false,
             // Without the endpoint's type, the end of this message is unknown.
             None => {
                 let value = u64::from(submit.endpoint.as_byte());
-                return Err(Reject::new("ep", value, "packets are sent to an endpoint that there is"));
+                return Err(ProtocolViolation::new("ep", value, "packets are sent to an endpoint that there is"));
             }
         };
         let packets = if is_iso { submit.iso_packets()? } else { 0 };
-        let is_out = submit.direction == Direction::Out;
+        let is_out = submit.direction == TransferDirection::Out;
         let out_bytes = if is_out { submit.length as usize } else { 0 };
         let total = HEADER_BYTES + out_bytes + packets * ISO_PACKET_BYTES;
         if self.incoming.bytes().len() < total {
             self.incoming.want(total);
-            return Ok(Submitted::Incomplete);
+            return Ok(SubmitReadOutcome::Incomplete);
         }
         let payload = self.incoming.window(HEADER_BYTES..HEADER_BYTES + out_bytes);
         let descriptors = &self.incoming.bytes()[HEADER_BYTES + out_bytes..total];
         let iso = message::decode_iso_packets(descriptors, submit.length)?;
         self.incoming.consume(total);
         if self.is_withdrawn_early(submit.seqnum) {
-            return Ok(Submitted::Withdrawn);
+            return Ok(SubmitReadOutcome::Withdrawn);
         }
         self.begin_flight(
             submit.seqnum,
-            Flight {
+            UsbipServerUrb {
                 endpoint: submit.endpoint,
                 direction: submit.direction,
                 length: submit.length,
@@ -279,7 +286,7 @@ impl ServerConn {
                 unlinks: Vec::new(),
             },
         )?;
-        Ok(Submitted::Urb(Urb {
+        Ok(SubmitReadOutcome::Urb(Urb {
             id: UrbId(u64::from(submit.seqnum)),
             endpoint: submit.endpoint,
             direction: submit.direction,
@@ -312,7 +319,7 @@ impl ServerConn {
             if is_above(victim, Some(seqnum)) {
                 return true;
             }
-            let status = if victim == seqnum { Status::Cancelled } else { Status::Ok };
+            let status = if victim == seqnum { UrbStatus::Cancelled } else { UrbStatus::Ok };
             is_withdrawn |= victim == seqnum;
             if victim != seqnum {
                 remember(answered, victim);
@@ -324,22 +331,22 @@ impl ServerConn {
         is_withdrawn
     }
 
-    fn begin_flight(&mut self, seqnum: u32, flight: Flight) -> Result<(), Reject> {
+    fn begin_flight(&mut self, seqnum: u32, flight: UsbipServerUrb) -> Result<(), ProtocolViolation> {
         let out_bytes = flight.out_bytes();
         let is_new = self.flights.insert(seqnum, flight).is_ok();
         if !is_new {
-            return Err(Reject::new("seqnum", u64::from(seqnum), "a number in flight is not used again"));
+            return Err(ProtocolViolation::new("seqnum", u64::from(seqnum), "a number in flight is not used again"));
         }
         self.out_bytes_held += out_bytes;
         Ok(())
     }
 
-    fn unlink(&mut self, seqnum: u32, victim: u32) -> Option<Request> {
+    fn unlink(&mut self, seqnum: u32, victim: u32) -> Option<UsbipRequest> {
         match self.flights.get_mut(victim) {
             Some(flight) => {
                 flight.unlinks.push(seqnum);
                 self.unlinks_owed += 1;
-                (flight.unlinks.len() == 1).then_some(Request::Unlink(UrbId(u64::from(victim))))
+                (flight.unlinks.len() == 1).then_some(UsbipRequest::Unlink(UrbId(u64::from(victim))))
             }
             None if is_above(victim, self.highest) => {
                 self.early.push((victim, seqnum));
@@ -348,60 +355,60 @@ impl ServerConn {
             }
             None => {
                 remember(&mut self.answered, victim);
-                self.outgoing.put(&message::encode_unlink_reply(seqnum, Status::Ok));
+                self.outgoing.put(&message::encode_unlink_reply(seqnum, UrbStatus::Ok));
                 None
             }
         }
     }
 
-    /// Answers [`Request::DeviceList`]; the connection then ends, as Linux's does.
+    /// Answers [`UsbipRequest::DeviceList`]; the connection then ends, as Linux's does.
     pub fn reply_device_list(&mut self, records: &[DeviceRecord]) {
-        assert_eq!(self.phase, Phase::Answering, "a list was asked for");
+        assert_eq!(self.phase, UsbipServerPhase::Answering, "a list was asked for");
         let mut bytes = OpHeader::new(op::REP_DEVLIST, OpStatus::Ok).to_bytes().to_vec();
         bytes.extend((records.len() as u32).to_be_bytes());
         for record in records {
             record.encode(true, &mut bytes);
         }
         self.outgoing.put(&bytes);
-        self.phase = Phase::Closing;
+        self.phase = UsbipServerPhase::Closing;
     }
 
-    /// Answers [`Request::Import`]: with the device, after which URBs follow, or with a refusal.
+    /// Answers [`UsbipRequest::Import`]: with the device, after which URBs follow, or with a refusal.
     pub fn reply_import(&mut self, answer: Result<&DeviceRecord, OpStatus>) {
-        assert_eq!(self.phase, Phase::Answering, "an import was asked for");
+        assert_eq!(self.phase, UsbipServerPhase::Answering, "an import was asked for");
         match answer {
             Ok(record) => {
                 let mut bytes = OpHeader::new(op::REP_IMPORT, OpStatus::Ok).to_bytes().to_vec();
                 record.encode(false, &mut bytes);
                 self.outgoing.put(&bytes);
-                self.phase = Phase::Urbs { devid: record.device_id() };
+                self.phase = UsbipServerPhase::Urbs { devid: record.device_id() };
             }
             Err(status) => self.refuse(op::REP_IMPORT, status),
         }
     }
 
-    /// Answers [`Request::Submit`].
+    /// Answers [`UsbipRequest::SubmitCommand`].
     ///
     /// # Panics
     /// If that URB is not in flight: a second answer makes a Linux client cut the connection.
-    pub fn complete(&mut self, done: Done, pool: &mut BufferPool) {
+    pub fn complete(&mut self, done: UrbCompletion, pool: &mut BufferPool) {
         let seqnum = u32::try_from(done.id.0).expect("the id is the sequence number");
         let flight = self.flights.remove(seqnum).expect("a URB is answered once");
         self.out_bytes_held -= flight.out_bytes();
         self.unlinks_owed -= flight.unlinks.len();
-        let withdrawn = !flight.unlinks.is_empty() && done.status == Status::Cancelled;
+        let withdrawn = !flight.unlinks.is_empty() && done.status == UrbStatus::Cancelled;
         if withdrawn {
             pool.recycle(done.payload);
         } else {
             self.put_reply(seqnum, &flight, done, pool);
         }
-        let status = if withdrawn { Status::Cancelled } else { Status::Ok };
+        let status = if withdrawn { UrbStatus::Cancelled } else { UrbStatus::Ok };
         for unlink in flight.unlinks {
             self.outgoing.put(&message::encode_unlink_reply(unlink, status));
         }
     }
 
-    fn put_reply(&mut self, seqnum: u32, flight: &Flight, done: Done, pool: &mut BufferPool) {
+    fn put_reply(&mut self, seqnum: u32, flight: &UsbipServerUrb, done: UrbCompletion, pool: &mut BufferPool) {
         let reply = SubmitReply {
             seqnum,
             status: done.status,
@@ -458,34 +465,36 @@ impl ServerConn {
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.outgoing.runs()
     }
 
-    /// `count` bytes of [`ServerConn::poll_transmit`] were sent.
+    /// `count` bytes of [`UsbipServerConn::poll_transmit`] were sent.
     pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
         self.outgoing.sent(count, pool);
     }
 
     /// Whether URBs may come: the handshake ended with an import.
     pub fn is_imported(&self) -> bool {
-        matches!(self.phase, Phase::Urbs { .. })
+        matches!(self.phase, UsbipServerPhase::Urbs { .. })
     }
 
     /// Whether the connection is over: everything was answered and sent.
     pub fn is_finished(&self) -> bool {
-        self.phase == Phase::Closing && self.outgoing.len() == 0
+        self.phase == UsbipServerPhase::Closing && self.outgoing.len() == 0
     }
 }
 
-impl ServerConn {
+impl UsbipServerConn {
     /// Saves what a connection in another process needs to continue over the same socket: bytes of the client not
     /// parsed yet, bytes not sent yet, and unanswered requests.
     ///
     /// # Panics
     /// Before the handshake's end: such a connection is not saved.
-    pub fn save(&self, to: &mut Writer) {
-        let Phase::Urbs { devid } = self.phase else { panic!("a connection is passed on once it has a device") };
+    pub fn save(&self, to: &mut SnapshotWriter) {
+        let UsbipServerPhase::Urbs { devid } = self.phase else {
+            panic!("a connection is passed on once it has a device")
+        };
         to.u32(devid);
         to.bytes(self.incoming.bytes());
         self.outgoing.save(to);
@@ -493,7 +502,7 @@ impl ServerConn {
         for (seqnum, flight) in self.flights.iter() {
             to.u32(seqnum);
             to.u8(flight.endpoint.as_byte());
-            to.flag(flight.direction == Direction::In);
+            to.flag(flight.direction == TransferDirection::In);
             to.u32(flight.length);
             to.u32(flight.number_of_packets);
             to.count(flight.unlinks.len());
@@ -513,8 +522,8 @@ impl ServerConn {
     /// Makes a connection that continues from a saved one.
     ///
     /// # Errors
-    /// [`Reject`]: no connection can have been in this state.
-    pub fn restore(limits: &Limits, from: &mut Reader<'_>) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: no connection can have been in this state.
+    pub fn restore(limits: &SessionLimits, from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let mut conn = Self::imported(limits, from.u32("devid")?);
         conn.incoming.refill(from.bytes("bytes received")?);
         conn.outgoing.put(from.bytes("bytes to send")?);
@@ -529,7 +538,7 @@ impl ServerConn {
         }
         let answered = from.count("answered unlinks", 4)?;
         if answered > ANSWERED_MAX {
-            return Err(Reject::new("answered unlinks", answered as u64, "64 are remembered"));
+            return Err(ProtocolViolation::new("answered unlinks", answered as u64, "64 are remembered"));
         }
         for _ in 0..answered {
             conn.answered.push_back(from.u32("answered unlink")?);
@@ -537,10 +546,10 @@ impl ServerConn {
         Ok(conn)
     }
 
-    fn put_back(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+    fn put_back(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         let seqnum = from.u32("request")?;
         let endpoint = EpAddr::from_byte(from.u8("endpoint")? & 0x8f);
-        let direction = if from.flag("direction")? { Direction::In } else { Direction::Out };
+        let direction = if from.flag("direction")? { TransferDirection::In } else { TransferDirection::Out };
         let (length, number_of_packets) = (from.u32("length")?, from.u32("number of packets")?);
         let mut unlinks = Vec::new();
         for _ in 0..from.count("unlinks", 4)? {
@@ -548,11 +557,11 @@ impl ServerConn {
         }
         self.unlinks_owed += unlinks.len();
         let iso_bytes = 0;
-        self.begin_flight(seqnum, Flight { endpoint, direction, length, number_of_packets, iso_bytes, unlinks })
+        self.begin_flight(seqnum, UsbipServerUrb { endpoint, direction, length, number_of_packets, iso_bytes, unlinks })
     }
 
     /// The unanswered URBs: id, direction, and bytes.
-    pub fn flights(&self) -> impl Iterator<Item = (UrbId, Direction, u32)> {
+    pub fn flights(&self) -> impl Iterator<Item = (UrbId, TransferDirection, u32)> {
         self.flights.iter().map(|(seqnum, flight)| (UrbId(seqnum.into()), flight.direction, flight.length))
     }
 }

@@ -8,67 +8,77 @@
 //! | after it | everything that both ends can do |
 //!
 //! A stream may move with its device to another connection, and continues there at the next byte: neither end says
-//! hello, and the common capabilities stay the same ([`Conn::continued`]). QEMU's live migration is such a move.
+//! hello, and the common capabilities stay the same ([`RedirConn::continued`]). QEMU's live migration is such a move.
 
-use farbus_model::{BufferPool, Limits};
+use farbus_model::{BufferPool, SessionLimits};
 
-use super::message::{Message, Packet, Shape, kind};
-use super::words::{Capability, Caps, Side};
-use crate::buffer::{Incoming, Outgoing, Runs};
-use crate::usbip::Reject;
+use super::message::{RedirMessage, RedirPacket, RedirPacketSizes, kind};
+use super::words::{RedirCapability, RedirCapabilitySet, RedirRole};
+use crate::buffer::{ReceiveBuffer, SendBuffer, SendSlices};
+use crate::usbip::ProtocolViolation;
 
 /// A header with an id of 64 bits; one with 32 bits has four bytes less.
 const HEADER_BYTES_MAX: usize = 16;
 
 /// A connection, either end's.
 #[derive(Debug)]
-pub struct Conn {
-    side: Side,
-    ours: Caps,
+pub struct RedirConn {
+    side: RedirRole,
+    ours: RedirCapabilitySet,
     /// `None` until the other end has said hello.
-    theirs: Option<Caps>,
-    incoming: Incoming,
-    outgoing: Outgoing,
+    theirs: Option<RedirCapabilitySet>,
+    incoming: ReceiveBuffer,
+    outgoing: SendBuffer,
     /// Space in which a packet is assembled.
     scratch: Vec<u8>,
 }
 
-impl Conn {
+impl RedirConn {
     /// Makes a connection, and sends this end's hello on it.
-    pub fn new(side: Side, version: &str, ours: Caps, limits: &Limits) -> Self {
+    pub fn new(side: RedirRole, version: &str, ours: RedirCapabilitySet, limits: &SessionLimits) -> Self {
         let mut conn = Self::over(side, ours, None, limits);
-        let hello = Message::Hello { version: version.to_owned(), caps: ours };
-        conn.put(&Packet { id: 0, message: hello });
+        let hello = RedirMessage::Hello { version: version.to_owned(), caps: ours };
+        conn.put(&RedirPacket { id: 0, message: hello });
         conn
     }
 
     /// Continues a stream on another connection: no hello in either direction.
-    pub fn continued(side: Side, ours: Caps, theirs: Caps, limits: &Limits) -> Self {
+    pub fn continued(
+        side: RedirRole,
+        ours: RedirCapabilitySet,
+        theirs: RedirCapabilitySet,
+        limits: &SessionLimits,
+    ) -> Self {
         Self::over(side, ours, Some(theirs), limits)
     }
 
-    fn over(side: Side, ours: Caps, theirs: Option<Caps>, limits: &Limits) -> Self {
+    fn over(
+        side: RedirRole,
+        ours: RedirCapabilitySet,
+        theirs: Option<RedirCapabilitySet>,
+        limits: &SessionLimits,
+    ) -> Self {
         let (incoming, outgoing) =
-            (Incoming::new(limits.receive_bytes).copying(limits.copied_bytes_max), Outgoing::default());
+            (ReceiveBuffer::new(limits.receive_bytes).copying(limits.copied_bytes_max), SendBuffer::default());
         Self { side, ours, theirs, incoming, outgoing, scratch: Vec::new() }
     }
 
     /// The common capabilities; `None` until the other end has said hello.
-    pub fn common(&self) -> Option<Caps> {
+    pub fn common(&self) -> Option<RedirCapabilitySet> {
         self.theirs.map(|theirs| self.ours.common(theirs))
     }
 
     /// The other end's capabilities: part of the state of a stream that moves.
-    pub fn theirs(&self) -> Option<Caps> {
+    pub fn theirs(&self) -> Option<RedirCapabilitySet> {
         self.theirs
     }
 
-    fn caps(&self) -> Caps {
-        self.common().unwrap_or(Caps::NONE)
+    fn caps(&self) -> RedirCapabilitySet {
+        self.common().unwrap_or(RedirCapabilitySet::NONE)
     }
 
     fn header_bytes(&self) -> usize {
-        if self.caps().has(Capability::Ids64) { HEADER_BYTES_MAX } else { HEADER_BYTES_MAX - 4 }
+        if self.caps().has(RedirCapability::Ids64) { HEADER_BYTES_MAX } else { HEADER_BYTES_MAX - 4 }
     }
 
     /// The space for received bytes; never empty.
@@ -85,8 +95,8 @@ impl Conn {
     /// the received bytes.
     ///
     /// # Errors
-    /// [`Reject`]: the bytes are no packet of this protocol, and the connection has to end.
-    pub fn poll_packet(&mut self) -> Result<Option<Packet>, Reject> {
+    /// [`ProtocolViolation`]: the bytes are no packet of this protocol, and the connection has to end.
+    pub fn poll_packet(&mut self) -> Result<Option<RedirPacket>, ProtocolViolation> {
         let header_bytes = self.header_bytes();
         let Some(header) = self.incoming.bytes().get(..header_bytes) else { return Ok(None) };
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -94,12 +104,16 @@ impl Conn {
         let high = if header_bytes == HEADER_BYTES_MAX { word(12) } else { 0 };
         let id = u64::from(high) << 32 | u64::from(word(8));
         if (kind == kind::HELLO) != self.theirs.is_none() {
-            return Err(Reject::new("type", u64::from(kind), "a hello comes first, and once"));
+            return Err(ProtocolViolation::new("type", u64::from(kind), "a hello comes first, and once"));
         }
-        let shape = Shape::of(kind, self.side, self.caps())?;
+        let shape = RedirPacketSizes::of(kind, self.side, self.caps())?;
         let length = length as usize;
         if !(shape.fixed..=shape.fixed + shape.data_max).contains(&length) {
-            return Err(Reject::new("length", length as u64, "it is that of its type, and within the type's limit"));
+            return Err(ProtocolViolation::new(
+                "length",
+                length as u64,
+                "it is that of its type, and within the type's limit",
+            ));
         }
         let total = header_bytes + length;
         let Some(body) = self.incoming.bytes().get(header_bytes..total) else {
@@ -107,13 +121,13 @@ impl Conn {
             return Ok(None);
         };
         let (fixed, data) = body.split_at(shape.fixed);
-        let mut message = Message::decode(kind, fixed, data, self.side, self.caps())?;
+        let mut message = RedirMessage::decode(kind, fixed, data, self.side, self.caps())?;
         message.set_payload(self.incoming.window(header_bytes + shape.fixed..total));
         self.incoming.consume(total);
-        if let Message::Hello { caps, .. } = &message {
+        if let RedirMessage::Hello { caps, .. } = &message {
             self.theirs = Some(*caps);
         }
-        Ok(Some(Packet { id, message }))
+        Ok(Some(RedirPacket { id, message }))
     }
 
     /// Received bytes of an incomplete packet: part of the state of a stream that moves.
@@ -130,20 +144,20 @@ impl Conn {
     ///
     /// # Panics
     /// Before the other end has said hello, or if the common capabilities exclude this packet: a bug of farbus.
-    pub fn send(&mut self, mut packet: Packet, pool: &mut BufferPool) {
+    pub fn send(&mut self, mut packet: RedirPacket, pool: &mut BufferPool) {
         assert!(self.theirs.is_some(), "nothing is said before hello");
         let kind = packet.message.kind();
-        assert!(Shape::of(kind, self.side.other(), self.caps()).is_ok(), "{kind} is ours to say");
+        assert!(RedirPacketSizes::of(kind, self.side.other(), self.caps()).is_ok(), "{kind} is ours to say");
         let payload = packet.message.take_payload();
         self.put_with(&packet, payload.len());
         self.outgoing.put_payload(payload, pool);
     }
 
-    fn put(&mut self, packet: &Packet) {
+    fn put(&mut self, packet: &RedirPacket) {
         self.put_with(packet, 0);
     }
 
-    fn put_with(&mut self, packet: &Packet, payload_bytes: usize) {
+    fn put_with(&mut self, packet: &RedirPacket, payload_bytes: usize) {
         let (caps, header_bytes) = (self.caps(), self.header_bytes());
         self.scratch.clear();
         self.scratch.resize(header_bytes, 0);
@@ -166,11 +180,11 @@ impl Conn {
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
-    pub fn poll_transmit(&self) -> Runs<'_> {
+    pub fn poll_transmit(&self) -> SendSlices<'_> {
         self.outgoing.runs()
     }
 
-    /// `count` bytes of [`Conn::poll_transmit`] were sent.
+    /// `count` bytes of [`RedirConn::poll_transmit`] were sent.
     pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
         self.outgoing.sent(count, pool);
     }

@@ -1,9 +1,9 @@
 //! How a usb-host describes its device: ids, interfaces, endpoints. Tables always have 32 places.
 
-use farbus_model::{Direction, EpAddr, Speed, TransferType};
+use farbus_model::{EpAddr, TransferDirection, TransferType, UsbSpeed};
 
-use super::words::{Capability, Caps, Fields};
-use crate::usbip::Reject;
+use super::words::{RedirCapability, RedirCapabilitySet, RedirHeaderReader};
+use crate::usbip::ProtocolViolation;
 
 /// Places in every table: 16 endpoints OUT, then 16 IN; and no device has more interfaces than endpoints.
 pub const PLACES: usize = 32;
@@ -23,7 +23,7 @@ pub const fn place_of(endpoint: EpAddr) -> usize {
 /// Past the tables' end.
 pub fn endpoint_at(place: usize) -> EpAddr {
     assert!(place < PLACES, "the tables have {PLACES} places");
-    let direction = if place < 16 { Direction::Out } else { Direction::In };
+    let direction = if place < 16 { TransferDirection::Out } else { TransferDirection::In };
     EpAddr::new(place as u8 & 0x0f, direction).expect("four bits are an endpoint's number")
 }
 
@@ -31,7 +31,7 @@ pub fn endpoint_at(place: usize) -> EpAddr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConnect {
     /// Its speed, if the protocol knows it; SuperSpeedPlus is sent as SuperSpeed.
-    pub speed: Option<Speed>,
+    pub speed: Option<UsbSpeed>,
     /// Class, subclass, protocol of the device.
     pub class: [u8; 3],
     /// `idVendor`.
@@ -43,39 +43,44 @@ pub struct DeviceConnect {
 }
 
 impl DeviceConnect {
-    pub(super) const fn bytes(common: Caps) -> usize {
-        if common.has(Capability::ConnectDeviceVersion) { 10 } else { 8 }
+    pub(super) const fn bytes(common: RedirCapabilitySet) -> usize {
+        if common.has(RedirCapability::ConnectDeviceVersion) { 10 } else { 8 }
     }
 
-    pub(super) fn encode(&self, common: Caps, to: &mut Vec<u8>) {
+    pub(super) fn encode(&self, common: RedirCapabilitySet, to: &mut Vec<u8>) {
         let speed = match self.speed {
-            Some(Speed::Low) => 0,
-            Some(Speed::Full) => 1,
-            Some(Speed::High) => 2,
-            Some(Speed::Super | Speed::SuperPlus) => 3,
+            Some(UsbSpeed::Low) => 0,
+            Some(UsbSpeed::Full) => 1,
+            Some(UsbSpeed::High) => 2,
+            Some(UsbSpeed::Super | UsbSpeed::SuperPlus) => 3,
             None => UNKNOWN_SPEED,
         };
         to.push(speed);
         to.extend(self.class);
         to.extend(self.vendor.to_le_bytes());
         to.extend(self.product.to_le_bytes());
-        if common.has(Capability::ConnectDeviceVersion) {
+        if common.has(RedirCapability::ConnectDeviceVersion) {
             to.extend(self.device_bcd.to_le_bytes());
         }
     }
 
-    pub(super) fn decode(fields: &mut Fields<'_>, common: Caps) -> Result<Self, Reject> {
+    pub(super) fn decode(
+        fields: &mut RedirHeaderReader<'_>,
+        common: RedirCapabilitySet,
+    ) -> Result<Self, ProtocolViolation> {
         let speed = match fields.u8() {
-            0 => Some(Speed::Low),
-            1 => Some(Speed::Full),
-            2 => Some(Speed::High),
-            3 => Some(Speed::Super),
+            0 => Some(UsbSpeed::Low),
+            1 => Some(UsbSpeed::Full),
+            2 => Some(UsbSpeed::High),
+            3 => Some(UsbSpeed::Super),
             UNKNOWN_SPEED => None,
-            other => return Err(Reject::new("speed", u64::from(other), "it is at most 3, or 255 for unknown")),
+            other => {
+                return Err(ProtocolViolation::new("speed", u64::from(other), "it is at most 3, or 255 for unknown"));
+            }
         };
         let class = [fields.u8(), fields.u8(), fields.u8()];
         let (vendor, product) = (fields.u16(), fields.u16());
-        let device_bcd = if common.has(Capability::ConnectDeviceVersion) { fields.u16() } else { 0 };
+        let device_bcd = if common.has(RedirCapability::ConnectDeviceVersion) { fields.u16() } else { 0 };
         Ok(Self { speed, class, vendor, product, device_bcd })
     }
 }
@@ -106,10 +111,14 @@ impl InterfaceInfo {
         }
     }
 
-    pub(super) fn decode(fields: &mut Fields<'_>) -> Result<Self, Reject> {
+    pub(super) fn decode(fields: &mut RedirHeaderReader<'_>) -> Result<Self, ProtocolViolation> {
         let count = fields.u32();
         if count as usize > PLACES {
-            return Err(Reject::new("interface_count", u64::from(count), "a device has at most 32 interfaces"));
+            return Err(ProtocolViolation::new(
+                "interface_count",
+                u64::from(count),
+                "a device has at most 32 interfaces",
+            ));
         }
         let columns: [[u8; PLACES]; 4] = std::array::from_fn(|_| std::array::from_fn(|_| fields.u8()));
         let kind = |at: usize| {
@@ -141,39 +150,44 @@ pub struct EndpointInfo {
 pub struct EpInfo(pub [EndpointInfo; PLACES]);
 
 impl EpInfo {
-    pub(super) const fn bytes(common: Caps) -> usize {
-        let sizes = if common.has(Capability::EpInfoMaxPacketSize) { 2 * PLACES } else { 0 };
-        let streams = if common.has(Capability::BulkStreams) { 4 * PLACES } else { 0 };
+    pub(super) const fn bytes(common: RedirCapabilitySet) -> usize {
+        let sizes = if common.has(RedirCapability::EpInfoMaxPacketSize) { 2 * PLACES } else { 0 };
+        let streams = if common.has(RedirCapability::BulkStreams) { 4 * PLACES } else { 0 };
         3 * PLACES + sizes + streams
     }
 
-    pub(super) fn encode(&self, common: Caps, to: &mut Vec<u8>) {
+    pub(super) fn encode(&self, common: RedirCapabilitySet, to: &mut Vec<u8>) {
         to.extend(self.0.iter().map(|endpoint| endpoint.kind.map_or(NO_ENDPOINT, TransferType::as_attributes)));
         to.extend(self.0.iter().map(|endpoint| endpoint.interval));
         to.extend(self.0.iter().map(|endpoint| endpoint.interface));
-        if common.has(Capability::EpInfoMaxPacketSize) {
+        if common.has(RedirCapability::EpInfoMaxPacketSize) {
             to.extend(self.0.iter().flat_map(|endpoint| endpoint.packet_bytes_max.to_le_bytes()));
         }
-        if common.has(Capability::BulkStreams) {
+        if common.has(RedirCapability::BulkStreams) {
             to.extend(self.0.iter().flat_map(|endpoint| endpoint.streams_max.to_le_bytes()));
         }
     }
 
-    pub(super) fn decode(fields: &mut Fields<'_>, common: Caps) -> Result<Self, Reject> {
+    pub(super) fn decode(
+        fields: &mut RedirHeaderReader<'_>,
+        common: RedirCapabilitySet,
+    ) -> Result<Self, ProtocolViolation> {
         let mut all = [EndpointInfo::default(); PLACES];
         for endpoint in &mut all {
             endpoint.kind = match fields.u8() {
                 known @ 0..=3 => Some(TransferType::from_attributes(known)),
                 NO_ENDPOINT => None,
-                other => return Err(Reject::new("type", u64::from(other), "an endpoint's is at most 3, or 255")),
+                other => {
+                    return Err(ProtocolViolation::new("type", u64::from(other), "an endpoint's is at most 3, or 255"));
+                }
             };
         }
         all.iter_mut().for_each(|endpoint| endpoint.interval = fields.u8());
         all.iter_mut().for_each(|endpoint| endpoint.interface = fields.u8());
-        if common.has(Capability::EpInfoMaxPacketSize) {
+        if common.has(RedirCapability::EpInfoMaxPacketSize) {
             all.iter_mut().for_each(|endpoint| endpoint.packet_bytes_max = fields.u16());
         }
-        if common.has(Capability::BulkStreams) {
+        if common.has(RedirCapability::BulkStreams) {
             all.iter_mut().for_each(|endpoint| endpoint.streams_max = fields.u32());
         }
         Ok(Self(all))

@@ -1,15 +1,15 @@
 //! The bytes of usbredir 0.7: checked parsing of untrusted bytes, and encoders that cannot fail.
 //!
-//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`Shape`] knows
-//! the sizes, so that a length is checked against its limit before memory is reserved for it. [`Message::decode`] reads
+//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`RedirPacketSizes`] knows
+//! the sizes, so that a length is checked against its limit before memory is reserved for it. [`RedirMessage::decode`] reads
 //! the fixed part; the connection keeps the data.
 
 use farbus_model::limits::URB_BYTES_MAX;
-use farbus_model::{Direction, EpAddr, Payload, Setup};
+use farbus_model::{EpAddr, Payload, SetupPacket, TransferDirection};
 
 use super::info::{DeviceConnect, EpInfo, InterfaceInfo};
-use super::words::{Capability, Caps, Fields, Outcome, Side};
-use crate::usbip::Reject;
+use super::words::{RedirCapability, RedirCapabilitySet, RedirHeaderReader, RedirRole, RedirStatus};
+use crate::usbip::ProtocolViolation;
 
 /// The packet types.
 pub mod kind {
@@ -58,11 +58,11 @@ const FILTER_BYTES_MAX: usize = 32 << 10;
 
 /// A packet: a message and the id that pairs requests with answers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Packet {
+pub struct RedirPacket {
     /// Chosen by the usb-guest, echoed in the answer; 0 in unrequested packets. A stream's packets are counted.
     pub id: u64,
     /// The message.
-    pub message: Message,
+    pub message: RedirMessage,
 }
 
 /// A control transfer, or its answer.
@@ -71,9 +71,9 @@ pub struct ControlPacket {
     /// The endpoint's number: 0 for nearly every device.
     pub number: u8,
     /// The setup packet; in an answer its length is the number of bytes moved.
-    pub setup: Setup,
+    pub setup: SetupPacket,
     /// In an answer: the outcome.
-    pub outcome: Outcome,
+    pub outcome: RedirStatus,
     /// The data stage, in the direction of the transfer.
     pub payload: Payload,
 }
@@ -84,7 +84,7 @@ pub struct DataPacket {
     /// The endpoint, never the control pipe.
     pub endpoint: EpAddr,
     /// In an answer: the outcome.
-    pub outcome: Outcome,
+    pub outcome: RedirStatus,
     /// Bytes that are sent, asked for, or in an answer moved.
     pub length: u32,
     /// Bulk: the stream, from 1; 0 elsewhere.
@@ -95,13 +95,13 @@ pub struct DataPacket {
 
 /// A message of either end.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Message {
+pub enum RedirMessage {
     /// Both, first: version and capabilities.
     Hello {
         /// A text for people.
         version: String,
         /// The capabilities.
-        caps: Caps,
+        caps: RedirCapabilitySet,
     },
     /// Host: a device is there.
     DeviceConnect(DeviceConnect),
@@ -120,7 +120,7 @@ pub enum Message {
     /// Host: the selected configuration.
     ConfigurationStatus {
         /// The outcome of the request.
-        outcome: Outcome,
+        outcome: RedirStatus,
         /// The active configuration's value.
         configuration: u8,
     },
@@ -139,7 +139,7 @@ pub enum Message {
     /// Host: the selected alternate setting.
     AltSettingStatus {
         /// The outcome of the request.
-        outcome: Outcome,
+        outcome: RedirStatus,
         /// The interface.
         interface: u8,
         /// The active setting.
@@ -159,7 +159,7 @@ pub enum Message {
     /// Host: the stream started, stopped or failed.
     IsoStreamStatus {
         /// Stall: it was stopped, and not by the guest.
-        outcome: Outcome,
+        outcome: RedirStatus,
         /// The endpoint.
         endpoint: EpAddr,
     },
@@ -170,7 +170,7 @@ pub enum Message {
     /// Host: receiving started, stopped or failed.
     InterruptReceivingStatus {
         /// Stall: it was stopped, and not by the guest.
-        outcome: Outcome,
+        outcome: RedirStatus,
         /// The endpoint.
         endpoint: EpAddr,
     },
@@ -193,7 +193,7 @@ pub enum Message {
         /// How many streams there are now; 0 for none.
         streams: u32,
         /// The outcome.
-        outcome: Outcome,
+        outcome: RedirStatus,
     },
     /// Guest: cancel the packet with this id. It is still answered.
     CancelDataPacket,
@@ -228,7 +228,7 @@ pub enum Message {
         /// The endpoint.
         endpoint: EpAddr,
         /// Stall: it was stopped, and not by the guest.
-        outcome: Outcome,
+        outcome: RedirStatus,
     },
     /// A control transfer.
     Control(ControlPacket),
@@ -244,36 +244,40 @@ pub enum Message {
 
 /// The sizes of a type of packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct RedirPacketSizes {
     /// Bytes of the part that belongs to the type.
     pub fixed: usize,
     /// Most bytes of data behind it.
     pub data_max: usize,
 }
 
-impl Shape {
+impl RedirPacketSizes {
     /// The sizes of packets of this type, sent to `to`, with the common capabilities `common`.
     ///
     /// # Errors
     /// If there is no such packet, or not in this direction, or not without a missing capability.
-    pub fn of(kind: u32, to: Side, common: Caps) -> Result<Self, Reject> {
+    pub fn of(kind: u32, to: RedirRole, common: RedirCapabilitySet) -> Result<Self, ProtocolViolation> {
         let needs = match kind {
-            kind::FILTER_FILTER | kind::FILTER_REJECT => Some(Capability::Filter),
-            kind::DEVICE_DISCONNECT_ACK => Some(Capability::DeviceDisconnectAck),
+            kind::FILTER_FILTER | kind::FILTER_REJECT => Some(RedirCapability::Filter),
+            kind::DEVICE_DISCONNECT_ACK => Some(RedirCapability::DeviceDisconnectAck),
             kind::ALLOC_BULK_STREAMS | kind::FREE_BULK_STREAMS | kind::BULK_STREAMS_STATUS => {
-                Some(Capability::BulkStreams)
+                Some(RedirCapability::BulkStreams)
             }
             kind::START_BULK_RECEIVING..=kind::BULK_RECEIVING_STATUS | kind::BUFFERED_BULK_PACKET => {
-                Some(Capability::BulkReceiving)
+                Some(RedirCapability::BulkReceiving)
             }
             _ => None,
         };
         if needs.is_some_and(|capability| !common.has(capability)) {
-            return Err(Reject::new("type", u64::from(kind), "both ends have the capability that it belongs to"));
+            return Err(ProtocolViolation::new(
+                "type",
+                u64::from(kind),
+                "both ends have the capability that it belongs to",
+            ));
         }
         let from_either = |fixed, data_max| Some(Self { fixed, data_max });
-        let from_guest = |fixed| (to == Side::Host).then_some(Self { fixed, data_max: 0 });
-        let from_host = |fixed| (to == Side::Guest).then_some(Self { fixed, data_max: 0 });
+        let from_guest = |fixed| (to == RedirRole::Host).then_some(Self { fixed, data_max: 0 });
+        let from_host = |fixed| (to == RedirRole::Guest).then_some(Self { fixed, data_max: 0 });
         let word = usize::from(u16::MAX);
         let shape = match kind {
             kind::HELLO => from_either(VERSION_BYTES, CAPABILITY_BYTES_MAX),
@@ -298,119 +302,119 @@ impl Shape {
             kind::STOP_BULK_RECEIVING => from_guest(5),
             kind::BULK_RECEIVING_STATUS => from_host(6),
             kind::CONTROL_PACKET => from_either(10, word),
-            kind::BULK_PACKET if common.has(Capability::BulkLength32) => from_either(10, URB_BYTES_MAX as usize),
+            kind::BULK_PACKET if common.has(RedirCapability::BulkLength32) => from_either(10, URB_BYTES_MAX as usize),
             kind::BULK_PACKET => from_either(8, word),
             kind::ISO_PACKET | kind::INTERRUPT_PACKET => from_either(4, word),
             kind::BUFFERED_BULK_PACKET => from_host(10).map(|shape| Self { data_max: URB_BYTES_MAX as usize, ..shape }),
-            _ => return Err(Reject::new("type", u64::from(kind), "there is such a packet in usbredir 0.7")),
+            _ => return Err(ProtocolViolation::new("type", u64::from(kind), "there is such a packet in usbredir 0.7")),
         };
-        shape.ok_or(Reject::new("type", u64::from(kind), "a packet is sent by the end that may"))
+        shape.ok_or(ProtocolViolation::new("type", u64::from(kind), "a packet is sent by the end that may"))
     }
 }
 
-impl Message {
+impl RedirMessage {
     /// The wire's type.
     pub const fn kind(&self) -> u32 {
         match self {
-            Message::Hello { .. } => kind::HELLO,
-            Message::DeviceConnect(_) => kind::DEVICE_CONNECT,
-            Message::DeviceDisconnect => kind::DEVICE_DISCONNECT,
-            Message::Reset => kind::RESET,
-            Message::InterfaceInfo(_) => kind::INTERFACE_INFO,
-            Message::EpInfo(_) => kind::EP_INFO,
-            Message::SetConfiguration(_) => kind::SET_CONFIGURATION,
-            Message::GetConfiguration => kind::GET_CONFIGURATION,
-            Message::ConfigurationStatus { .. } => kind::CONFIGURATION_STATUS,
-            Message::SetAltSetting { .. } => kind::SET_ALT_SETTING,
-            Message::GetAltSetting { .. } => kind::GET_ALT_SETTING,
-            Message::AltSettingStatus { .. } => kind::ALT_SETTING_STATUS,
-            Message::StartIsoStream { .. } => kind::START_ISO_STREAM,
-            Message::StopIsoStream(_) => kind::STOP_ISO_STREAM,
-            Message::IsoStreamStatus { .. } => kind::ISO_STREAM_STATUS,
-            Message::StartInterruptReceiving(_) => kind::START_INTERRUPT_RECEIVING,
-            Message::StopInterruptReceiving(_) => kind::STOP_INTERRUPT_RECEIVING,
-            Message::InterruptReceivingStatus { .. } => kind::INTERRUPT_RECEIVING_STATUS,
-            Message::AllocBulkStreams { .. } => kind::ALLOC_BULK_STREAMS,
-            Message::FreeBulkStreams { .. } => kind::FREE_BULK_STREAMS,
-            Message::BulkStreamsStatus { .. } => kind::BULK_STREAMS_STATUS,
-            Message::CancelDataPacket => kind::CANCEL_DATA_PACKET,
-            Message::FilterReject => kind::FILTER_REJECT,
-            Message::FilterFilter(_) => kind::FILTER_FILTER,
-            Message::DeviceDisconnectAck => kind::DEVICE_DISCONNECT_ACK,
-            Message::StartBulkReceiving { .. } => kind::START_BULK_RECEIVING,
-            Message::StopBulkReceiving { .. } => kind::STOP_BULK_RECEIVING,
-            Message::BulkReceivingStatus { .. } => kind::BULK_RECEIVING_STATUS,
-            Message::Control(_) => kind::CONTROL_PACKET,
-            Message::Bulk(_) => kind::BULK_PACKET,
-            Message::Iso(_) => kind::ISO_PACKET,
-            Message::Interrupt(_) => kind::INTERRUPT_PACKET,
-            Message::BufferedBulk(_) => kind::BUFFERED_BULK_PACKET,
+            RedirMessage::Hello { .. } => kind::HELLO,
+            RedirMessage::DeviceConnect(_) => kind::DEVICE_CONNECT,
+            RedirMessage::DeviceDisconnect => kind::DEVICE_DISCONNECT,
+            RedirMessage::Reset => kind::RESET,
+            RedirMessage::InterfaceInfo(_) => kind::INTERFACE_INFO,
+            RedirMessage::EpInfo(_) => kind::EP_INFO,
+            RedirMessage::SetConfiguration(_) => kind::SET_CONFIGURATION,
+            RedirMessage::GetConfiguration => kind::GET_CONFIGURATION,
+            RedirMessage::ConfigurationStatus { .. } => kind::CONFIGURATION_STATUS,
+            RedirMessage::SetAltSetting { .. } => kind::SET_ALT_SETTING,
+            RedirMessage::GetAltSetting { .. } => kind::GET_ALT_SETTING,
+            RedirMessage::AltSettingStatus { .. } => kind::ALT_SETTING_STATUS,
+            RedirMessage::StartIsoStream { .. } => kind::START_ISO_STREAM,
+            RedirMessage::StopIsoStream(_) => kind::STOP_ISO_STREAM,
+            RedirMessage::IsoStreamStatus { .. } => kind::ISO_STREAM_STATUS,
+            RedirMessage::StartInterruptReceiving(_) => kind::START_INTERRUPT_RECEIVING,
+            RedirMessage::StopInterruptReceiving(_) => kind::STOP_INTERRUPT_RECEIVING,
+            RedirMessage::InterruptReceivingStatus { .. } => kind::INTERRUPT_RECEIVING_STATUS,
+            RedirMessage::AllocBulkStreams { .. } => kind::ALLOC_BULK_STREAMS,
+            RedirMessage::FreeBulkStreams { .. } => kind::FREE_BULK_STREAMS,
+            RedirMessage::BulkStreamsStatus { .. } => kind::BULK_STREAMS_STATUS,
+            RedirMessage::CancelDataPacket => kind::CANCEL_DATA_PACKET,
+            RedirMessage::FilterReject => kind::FILTER_REJECT,
+            RedirMessage::FilterFilter(_) => kind::FILTER_FILTER,
+            RedirMessage::DeviceDisconnectAck => kind::DEVICE_DISCONNECT_ACK,
+            RedirMessage::StartBulkReceiving { .. } => kind::START_BULK_RECEIVING,
+            RedirMessage::StopBulkReceiving { .. } => kind::STOP_BULK_RECEIVING,
+            RedirMessage::BulkReceivingStatus { .. } => kind::BULK_RECEIVING_STATUS,
+            RedirMessage::Control(_) => kind::CONTROL_PACKET,
+            RedirMessage::Bulk(_) => kind::BULK_PACKET,
+            RedirMessage::Iso(_) => kind::ISO_PACKET,
+            RedirMessage::Interrupt(_) => kind::INTERRUPT_PACKET,
+            RedirMessage::BufferedBulk(_) => kind::BUFFERED_BULK_PACKET,
         }
     }
 
-    /// Appends everything but the header and a transfer's data, which [`Message::take_payload`] has.
-    pub fn encode(&self, common: Caps, to: &mut Vec<u8>) {
+    /// Appends everything but the header and a transfer's data, which [`RedirMessage::take_payload`] has.
+    pub fn encode(&self, common: RedirCapabilitySet, to: &mut Vec<u8>) {
         match self {
-            Message::Hello { version, caps } => {
+            RedirMessage::Hello { version, caps } => {
                 put_version(to, version);
                 to.extend(caps.bits().to_le_bytes());
             }
-            Message::DeviceConnect(connect) => connect.encode(common, to),
-            Message::InterfaceInfo(info) => info.encode(to),
-            Message::EpInfo(info) => info.encode(common, to),
-            Message::DeviceDisconnect
-            | Message::Reset
-            | Message::GetConfiguration
-            | Message::CancelDataPacket
-            | Message::FilterReject
-            | Message::DeviceDisconnectAck => {}
-            Message::SetConfiguration(configuration) => to.push(*configuration),
-            Message::ConfigurationStatus { outcome, configuration } => to.extend([outcome.code(), *configuration]),
-            Message::SetAltSetting { interface, alternate } => to.extend([*interface, *alternate]),
-            Message::GetAltSetting { interface } => to.push(*interface),
-            Message::AltSettingStatus { outcome, interface, alternate } => {
+            RedirMessage::DeviceConnect(connect) => connect.encode(common, to),
+            RedirMessage::InterfaceInfo(info) => info.encode(to),
+            RedirMessage::EpInfo(info) => info.encode(common, to),
+            RedirMessage::DeviceDisconnect
+            | RedirMessage::Reset
+            | RedirMessage::GetConfiguration
+            | RedirMessage::CancelDataPacket
+            | RedirMessage::FilterReject
+            | RedirMessage::DeviceDisconnectAck => {}
+            RedirMessage::SetConfiguration(configuration) => to.push(*configuration),
+            RedirMessage::ConfigurationStatus { outcome, configuration } => to.extend([outcome.code(), *configuration]),
+            RedirMessage::SetAltSetting { interface, alternate } => to.extend([*interface, *alternate]),
+            RedirMessage::GetAltSetting { interface } => to.push(*interface),
+            RedirMessage::AltSettingStatus { outcome, interface, alternate } => {
                 to.extend([outcome.code(), *interface, *alternate]);
             }
-            Message::StartIsoStream { endpoint, packets_per_urb, urbs } => {
+            RedirMessage::StartIsoStream { endpoint, packets_per_urb, urbs } => {
                 to.extend([endpoint.as_byte(), *packets_per_urb, *urbs]);
             }
-            Message::StopIsoStream(endpoint)
-            | Message::StartInterruptReceiving(endpoint)
-            | Message::StopInterruptReceiving(endpoint) => to.push(endpoint.as_byte()),
-            Message::IsoStreamStatus { outcome, endpoint }
-            | Message::InterruptReceivingStatus { outcome, endpoint } => {
+            RedirMessage::StopIsoStream(endpoint)
+            | RedirMessage::StartInterruptReceiving(endpoint)
+            | RedirMessage::StopInterruptReceiving(endpoint) => to.push(endpoint.as_byte()),
+            RedirMessage::IsoStreamStatus { outcome, endpoint }
+            | RedirMessage::InterruptReceivingStatus { outcome, endpoint } => {
                 to.extend([outcome.code(), endpoint.as_byte()]);
             }
-            Message::AllocBulkStreams { endpoints, streams } => put_words(to, &[*endpoints, *streams]),
-            Message::FreeBulkStreams { endpoints } => put_words(to, &[*endpoints]),
-            Message::BulkStreamsStatus { endpoints, streams, outcome } => {
+            RedirMessage::AllocBulkStreams { endpoints, streams } => put_words(to, &[*endpoints, *streams]),
+            RedirMessage::FreeBulkStreams { endpoints } => put_words(to, &[*endpoints]),
+            RedirMessage::BulkStreamsStatus { endpoints, streams, outcome } => {
                 put_words(to, &[*endpoints, *streams]);
                 to.push(outcome.code());
             }
-            Message::FilterFilter(rules) => {
+            RedirMessage::FilterFilter(rules) => {
                 let bytes = &rules.as_bytes()[..rules.floor_char_boundary(FILTER_BYTES_MAX - 1)];
                 to.extend(bytes);
                 to.push(0);
             }
-            Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
+            RedirMessage::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
                 put_words(to, &[*stream, *bytes_per_transfer]);
                 to.extend([endpoint.as_byte(), *transfers]);
             }
-            Message::StopBulkReceiving { stream, endpoint } => {
+            RedirMessage::StopBulkReceiving { stream, endpoint } => {
                 put_words(to, &[*stream]);
                 to.push(endpoint.as_byte());
             }
-            Message::BulkReceivingStatus { stream, endpoint, outcome } => {
+            RedirMessage::BulkReceivingStatus { stream, endpoint, outcome } => {
                 put_words(to, &[*stream]);
                 to.extend([endpoint.as_byte(), outcome.code()]);
             }
-            Message::Control(packet) => packet.encode(to),
-            Message::Bulk(packet) => packet.encode_bulk(common, to),
-            Message::Iso(packet) | Message::Interrupt(packet) => {
+            RedirMessage::Control(packet) => packet.encode(to),
+            RedirMessage::Bulk(packet) => packet.encode_bulk(common, to),
+            RedirMessage::Iso(packet) | RedirMessage::Interrupt(packet) => {
                 to.extend([packet.endpoint.as_byte(), packet.outcome.code()]);
                 to.extend((packet.length as u16).to_le_bytes());
             }
-            Message::BufferedBulk(packet) => {
+            RedirMessage::BufferedBulk(packet) => {
                 put_words(to, &[packet.stream, packet.length]);
                 to.extend([packet.endpoint.as_byte(), packet.outcome.code()]);
             }
@@ -420,11 +424,11 @@ impl Message {
     /// Takes the data of a transfer, leaving none.
     pub fn take_payload(&mut self) -> Payload {
         match self {
-            Message::Control(packet) => std::mem::take(&mut packet.payload),
-            Message::Bulk(packet)
-            | Message::Iso(packet)
-            | Message::Interrupt(packet)
-            | Message::BufferedBulk(packet) => std::mem::take(&mut packet.payload),
+            RedirMessage::Control(packet) => std::mem::take(&mut packet.payload),
+            RedirMessage::Bulk(packet)
+            | RedirMessage::Iso(packet)
+            | RedirMessage::Interrupt(packet)
+            | RedirMessage::BufferedBulk(packet) => std::mem::take(&mut packet.payload),
             _ => Payload::Empty,
         }
     }
@@ -432,82 +436,100 @@ impl Message {
     /// Gives a transfer its data; other messages have theirs already.
     pub fn set_payload(&mut self, payload: Payload) {
         match self {
-            Message::Control(packet) => packet.payload = payload,
-            Message::Bulk(packet)
-            | Message::Iso(packet)
-            | Message::Interrupt(packet)
-            | Message::BufferedBulk(packet) => packet.payload = payload,
+            RedirMessage::Control(packet) => packet.payload = payload,
+            RedirMessage::Bulk(packet)
+            | RedirMessage::Iso(packet)
+            | RedirMessage::Interrupt(packet)
+            | RedirMessage::BufferedBulk(packet) => packet.payload = payload,
             _ => {}
         }
     }
 
-    /// Decodes a message of this type that was sent to `to`: `fixed` has the bytes that [`Shape::of`] names, `data` the
+    /// Decodes a message of this type that was sent to `to`: `fixed` has the bytes that [`RedirPacketSizes::of`] names, `data` the
     /// rest. Checks the length of a transfer's data, and leaves the data where it is.
     ///
     /// # Errors
     /// A field outside its rule.
-    pub fn decode(kind: u32, fixed: &[u8], data: &[u8], to: Side, common: Caps) -> Result<Self, Reject> {
-        let fields = &mut Fields(fixed);
+    pub fn decode(
+        kind: u32,
+        fixed: &[u8],
+        data: &[u8],
+        to: RedirRole,
+        common: RedirCapabilitySet,
+    ) -> Result<Self, ProtocolViolation> {
+        let fields = &mut RedirHeaderReader(fixed);
         Ok(match kind {
             kind::HELLO => decode_hello(fixed, data)?,
-            kind::DEVICE_CONNECT => Message::DeviceConnect(DeviceConnect::decode(fields, common)?),
-            kind::DEVICE_DISCONNECT => Message::DeviceDisconnect,
-            kind::RESET => Message::Reset,
-            kind::INTERFACE_INFO => Message::InterfaceInfo(Box::new(InterfaceInfo::decode(fields)?)),
-            kind::EP_INFO => Message::EpInfo(Box::new(EpInfo::decode(fields, common)?)),
-            kind::SET_CONFIGURATION => Message::SetConfiguration(fields.u8()),
-            kind::GET_CONFIGURATION => Message::GetConfiguration,
+            kind::DEVICE_CONNECT => RedirMessage::DeviceConnect(DeviceConnect::decode(fields, common)?),
+            kind::DEVICE_DISCONNECT => RedirMessage::DeviceDisconnect,
+            kind::RESET => RedirMessage::Reset,
+            kind::INTERFACE_INFO => RedirMessage::InterfaceInfo(Box::new(InterfaceInfo::decode(fields)?)),
+            kind::EP_INFO => RedirMessage::EpInfo(Box::new(EpInfo::decode(fields, common)?)),
+            kind::SET_CONFIGURATION => RedirMessage::SetConfiguration(fields.u8()),
+            kind::GET_CONFIGURATION => RedirMessage::GetConfiguration,
             kind::CONFIGURATION_STATUS => {
-                Message::ConfigurationStatus { outcome: outcome(fields), configuration: fields.u8() }
+                RedirMessage::ConfigurationStatus { outcome: outcome(fields), configuration: fields.u8() }
             }
-            kind::SET_ALT_SETTING => Message::SetAltSetting { interface: fields.u8(), alternate: fields.u8() },
-            kind::GET_ALT_SETTING => Message::GetAltSetting { interface: fields.u8() },
-            kind::ALT_SETTING_STATUS => {
-                Message::AltSettingStatus { outcome: outcome(fields), interface: fields.u8(), alternate: fields.u8() }
-            }
-            kind::START_ISO_STREAM => {
-                Message::StartIsoStream { endpoint: endpoint(fields)?, packets_per_urb: fields.u8(), urbs: fields.u8() }
-            }
-            kind::STOP_ISO_STREAM => Message::StopIsoStream(endpoint(fields)?),
+            kind::SET_ALT_SETTING => RedirMessage::SetAltSetting { interface: fields.u8(), alternate: fields.u8() },
+            kind::GET_ALT_SETTING => RedirMessage::GetAltSetting { interface: fields.u8() },
+            kind::ALT_SETTING_STATUS => RedirMessage::AltSettingStatus {
+                outcome: outcome(fields),
+                interface: fields.u8(),
+                alternate: fields.u8(),
+            },
+            kind::START_ISO_STREAM => RedirMessage::StartIsoStream {
+                endpoint: endpoint(fields)?,
+                packets_per_urb: fields.u8(),
+                urbs: fields.u8(),
+            },
+            kind::STOP_ISO_STREAM => RedirMessage::StopIsoStream(endpoint(fields)?),
             kind::ISO_STREAM_STATUS => {
-                Message::IsoStreamStatus { outcome: outcome(fields), endpoint: endpoint(fields)? }
+                RedirMessage::IsoStreamStatus { outcome: outcome(fields), endpoint: endpoint(fields)? }
             }
-            kind::START_INTERRUPT_RECEIVING => Message::StartInterruptReceiving(endpoint_in(fields)?),
-            kind::STOP_INTERRUPT_RECEIVING => Message::StopInterruptReceiving(endpoint_in(fields)?),
+            kind::START_INTERRUPT_RECEIVING => RedirMessage::StartInterruptReceiving(endpoint_in(fields)?),
+            kind::STOP_INTERRUPT_RECEIVING => RedirMessage::StopInterruptReceiving(endpoint_in(fields)?),
             kind::INTERRUPT_RECEIVING_STATUS => {
-                Message::InterruptReceivingStatus { outcome: outcome(fields), endpoint: endpoint_in(fields)? }
+                RedirMessage::InterruptReceivingStatus { outcome: outcome(fields), endpoint: endpoint_in(fields)? }
             }
-            kind::ALLOC_BULK_STREAMS => Message::AllocBulkStreams { endpoints: fields.u32(), streams: fields.u32() },
-            kind::FREE_BULK_STREAMS => Message::FreeBulkStreams { endpoints: fields.u32() },
-            kind::BULK_STREAMS_STATUS => {
-                Message::BulkStreamsStatus { endpoints: fields.u32(), streams: fields.u32(), outcome: outcome(fields) }
+            kind::ALLOC_BULK_STREAMS => {
+                RedirMessage::AllocBulkStreams { endpoints: fields.u32(), streams: fields.u32() }
             }
-            kind::CANCEL_DATA_PACKET => Message::CancelDataPacket,
-            kind::FILTER_REJECT => Message::FilterReject,
+            kind::FREE_BULK_STREAMS => RedirMessage::FreeBulkStreams { endpoints: fields.u32() },
+            kind::BULK_STREAMS_STATUS => RedirMessage::BulkStreamsStatus {
+                endpoints: fields.u32(),
+                streams: fields.u32(),
+                outcome: outcome(fields),
+            },
+            kind::CANCEL_DATA_PACKET => RedirMessage::CancelDataPacket,
+            kind::FILTER_REJECT => RedirMessage::FilterReject,
             kind::FILTER_FILTER => decode_filter(data)?,
-            kind::DEVICE_DISCONNECT_ACK => Message::DeviceDisconnectAck,
+            kind::DEVICE_DISCONNECT_ACK => RedirMessage::DeviceDisconnectAck,
             kind::START_BULK_RECEIVING => decode_start_bulk(fields)?,
             kind::STOP_BULK_RECEIVING => {
-                Message::StopBulkReceiving { stream: fields.u32(), endpoint: endpoint_in(fields)? }
+                RedirMessage::StopBulkReceiving { stream: fields.u32(), endpoint: endpoint_in(fields)? }
             }
-            kind::BULK_RECEIVING_STATUS => Message::BulkReceivingStatus {
+            kind::BULK_RECEIVING_STATUS => RedirMessage::BulkReceivingStatus {
                 stream: fields.u32(),
                 endpoint: endpoint_in(fields)?,
                 outcome: outcome(fields),
             },
-            kind::CONTROL_PACKET => Message::Control(ControlPacket::decode(fields, data, to)?),
-            kind::BULK_PACKET => Message::Bulk(DataPacket::decode_bulk(fields, data, to, common)?),
-            kind::ISO_PACKET => Message::Iso(DataPacket::decode_small(fields, data, to, MovesTo::DataOnly)?),
-            kind::INTERRUPT_PACKET => Message::Interrupt(DataPacket::decode_small(fields, data, to, MovesTo::Answers)?),
-            kind::BUFFERED_BULK_PACKET => Message::BufferedBulk(DataPacket::decode_buffered(fields, data, to)?),
-            _ => return Err(Reject::new("type", u64::from(kind), "there is such a packet in usbredir 0.7")),
+            kind::CONTROL_PACKET => RedirMessage::Control(ControlPacket::decode(fields, data, to)?),
+            kind::BULK_PACKET => RedirMessage::Bulk(DataPacket::decode_bulk(fields, data, to, common)?),
+            kind::ISO_PACKET => {
+                RedirMessage::Iso(DataPacket::decode_small(fields, data, to, PacketDirections::DataOnly)?)
+            }
+            kind::INTERRUPT_PACKET => {
+                RedirMessage::Interrupt(DataPacket::decode_small(fields, data, to, PacketDirections::Answers)?)
+            }
+            kind::BUFFERED_BULK_PACKET => RedirMessage::BufferedBulk(DataPacket::decode_buffered(fields, data, to)?),
+            _ => return Err(ProtocolViolation::new("type", u64::from(kind), "there is such a packet in usbredir 0.7")),
         })
     }
 }
 
 /// The directions in which a kind of data packet is sent, besides that of its data.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum MovesTo {
+enum PacketDirections {
     /// No other direction.
     DataOnly,
     /// To the guest, as an answer to OUT.
@@ -515,15 +537,15 @@ enum MovesTo {
 }
 
 /// Whether a packet in this direction carries the data of a transfer in that one.
-fn carries(to: Side, direction: Direction) -> bool {
-    (to == Side::Host) == (direction == Direction::Out)
+fn carries(to: RedirRole, direction: TransferDirection) -> bool {
+    (to == RedirRole::Host) == (direction == TransferDirection::Out)
 }
 
 /// Checks the data against the length that the packet itself states.
-fn check_data(length: u32, data: &[u8], to: Side, direction: Direction) -> Result<(), Reject> {
+fn check_data(length: u32, data: &[u8], to: RedirRole, direction: TransferDirection) -> Result<(), ProtocolViolation> {
     let expected = if carries(to, direction) { length as usize } else { 0 };
     if data.len() != expected {
-        return Err(Reject::new(
+        return Err(ProtocolViolation::new(
             "length",
             data.len() as u64,
             "a packet has the data of its own length, in its direction",
@@ -534,21 +556,22 @@ fn check_data(length: u32, data: &[u8], to: Side, direction: Direction) -> Resul
 
 impl ControlPacket {
     fn encode(&self, to: &mut Vec<u8>) {
-        let Setup { request_type, request, value, index, length } = self.setup;
+        let SetupPacket { request_type, request, value, index, length } = self.setup;
         to.extend([self.number | request_type & 0x80, request, request_type, self.outcome.code()]);
         for half in [value, index, length] {
             to.extend(half.to_le_bytes());
         }
     }
 
-    fn decode(fields: &mut Fields<'_>, data: &[u8], to: Side) -> Result<Self, Reject> {
+    fn decode(fields: &mut RedirHeaderReader<'_>, data: &[u8], to: RedirRole) -> Result<Self, ProtocolViolation> {
         let address = fields.u8();
         let (request, request_type) = (fields.u8(), fields.u8());
         let outcome = outcome(fields);
-        let setup = Setup { request_type, request, value: fields.u16(), index: fields.u16(), length: fields.u16() };
+        let setup =
+            SetupPacket { request_type, request, value: fields.u16(), index: fields.u16(), length: fields.u16() };
         if address & 0x70 != 0 || (address ^ request_type) & 0x80 != 0 {
             let rule = "a control packet's endpoint has its setup packet's direction";
-            return Err(Reject::new("endpoint", u64::from(address), rule));
+            return Err(ProtocolViolation::new("endpoint", u64::from(address), rule));
         }
         check_data(u32::from(setup.length), data, to, setup.direction())?;
         Ok(Self { number: address & 0x0f, setup, outcome, payload: Payload::Empty })
@@ -556,74 +579,94 @@ impl ControlPacket {
 }
 
 impl DataPacket {
-    fn encode_bulk(&self, common: Caps, to: &mut Vec<u8>) {
+    fn encode_bulk(&self, common: RedirCapabilitySet, to: &mut Vec<u8>) {
         to.extend([self.endpoint.as_byte(), self.outcome.code()]);
         to.extend((self.length as u16).to_le_bytes());
         to.extend(self.stream.to_le_bytes());
-        if common.has(Capability::BulkLength32) {
+        if common.has(RedirCapability::BulkLength32) {
             to.extend(((self.length >> 16) as u16).to_le_bytes());
         }
     }
 
-    fn decode_bulk(fields: &mut Fields<'_>, data: &[u8], to: Side, common: Caps) -> Result<Self, Reject> {
+    fn decode_bulk(
+        fields: &mut RedirHeaderReader<'_>,
+        data: &[u8],
+        to: RedirRole,
+        common: RedirCapabilitySet,
+    ) -> Result<Self, ProtocolViolation> {
         let (endpoint, outcome) = (endpoint(fields)?, outcome(fields));
         let low = u32::from(fields.u16());
         let stream = fields.u32();
-        let high = if common.has(Capability::BulkLength32) { u32::from(fields.u16()) } else { 0 };
+        let high = if common.has(RedirCapability::BulkLength32) { u32::from(fields.u16()) } else { 0 };
         Self::checked(Self { endpoint, outcome, length: high << 16 | low, stream, payload: Payload::Empty }, data, to)
     }
 
-    fn decode_small(fields: &mut Fields<'_>, data: &[u8], to: Side, moves: MovesTo) -> Result<Self, Reject> {
+    fn decode_small(
+        fields: &mut RedirHeaderReader<'_>,
+        data: &[u8],
+        to: RedirRole,
+        moves: PacketDirections,
+    ) -> Result<Self, ProtocolViolation> {
         let (endpoint, outcome) = (endpoint(fields)?, outcome(fields));
         let length = u32::from(fields.u16());
-        if !carries(to, endpoint.direction()) && (moves == MovesTo::DataOnly || to == Side::Host) {
+        if !carries(to, endpoint.direction()) && (moves == PacketDirections::DataOnly || to == RedirRole::Host) {
             let rule = "interrupt and isochronous data is pushed, never asked for";
-            return Err(Reject::new("endpoint", u64::from(endpoint.as_byte()), rule));
+            return Err(ProtocolViolation::new("endpoint", u64::from(endpoint.as_byte()), rule));
         }
         Self::checked(Self { endpoint, outcome, length, stream: 0, payload: Payload::Empty }, data, to)
     }
 
-    fn decode_buffered(fields: &mut Fields<'_>, data: &[u8], to: Side) -> Result<Self, Reject> {
+    fn decode_buffered(
+        fields: &mut RedirHeaderReader<'_>,
+        data: &[u8],
+        to: RedirRole,
+    ) -> Result<Self, ProtocolViolation> {
         let (stream, length) = (fields.u32(), fields.u32());
         let (endpoint, outcome) = (endpoint_in(fields)?, outcome(fields));
         Self::checked(Self { endpoint, outcome, length, stream, payload: Payload::Empty }, data, to)
     }
 
-    fn checked(packet: Self, data: &[u8], to: Side) -> Result<Self, Reject> {
+    fn checked(packet: Self, data: &[u8], to: RedirRole) -> Result<Self, ProtocolViolation> {
         if packet.length > URB_BYTES_MAX {
-            return Err(Reject::new("length", u64::from(packet.length), "a transfer has at most 16 MiB"));
+            return Err(ProtocolViolation::new("length", u64::from(packet.length), "a transfer has at most 16 MiB"));
         }
         check_data(packet.length, data, to, packet.endpoint.direction())?;
         Ok(packet)
     }
 }
 
-fn outcome(fields: &mut Fields<'_>) -> Outcome {
-    Outcome::from_code(fields.u8())
+fn outcome(fields: &mut RedirHeaderReader<'_>) -> RedirStatus {
+    RedirStatus::from_code(fields.u8())
 }
 
-fn endpoint(fields: &mut Fields<'_>) -> Result<EpAddr, Reject> {
+fn endpoint(fields: &mut RedirHeaderReader<'_>) -> Result<EpAddr, ProtocolViolation> {
     let byte = fields.u8();
     if byte & 0x70 != 0 || byte & 0x0f == 0 {
-        return Err(Reject::new("endpoint", u64::from(byte), "it is 1 to 15, and its direction"));
+        return Err(ProtocolViolation::new("endpoint", u64::from(byte), "it is 1 to 15, and its direction"));
     }
     Ok(EpAddr::from_byte(byte))
 }
 
-fn endpoint_in(fields: &mut Fields<'_>) -> Result<EpAddr, Reject> {
+fn endpoint_in(fields: &mut RedirHeaderReader<'_>) -> Result<EpAddr, ProtocolViolation> {
     let endpoint = endpoint(fields)?;
     match endpoint.direction() {
-        Direction::In => Ok(endpoint),
-        Direction::Out => Err(Reject::new("endpoint", u64::from(endpoint.as_byte()), "only IN is received ahead")),
+        TransferDirection::In => Ok(endpoint),
+        TransferDirection::Out => {
+            Err(ProtocolViolation::new("endpoint", u64::from(endpoint.as_byte()), "only IN is received ahead"))
+        }
     }
 }
 
-fn decode_start_bulk(fields: &mut Fields<'_>) -> Result<Message, Reject> {
+fn decode_start_bulk(fields: &mut RedirHeaderReader<'_>) -> Result<RedirMessage, ProtocolViolation> {
     let (stream, bytes_per_transfer) = (fields.u32(), fields.u32());
     if bytes_per_transfer > URB_BYTES_MAX {
-        return Err(Reject::new("bytes_per_transfer", u64::from(bytes_per_transfer), "a transfer has at most 16 MiB"));
+        return Err(ProtocolViolation::new(
+            "bytes_per_transfer",
+            u64::from(bytes_per_transfer),
+            "a transfer has at most 16 MiB",
+        ));
     }
-    Ok(Message::StartBulkReceiving {
+    Ok(RedirMessage::StartBulkReceiving {
         stream,
         bytes_per_transfer,
         endpoint: endpoint_in(fields)?,
@@ -631,24 +674,24 @@ fn decode_start_bulk(fields: &mut Fields<'_>) -> Result<Message, Reject> {
     })
 }
 
-fn decode_hello(fixed: &[u8], data: &[u8]) -> Result<Message, Reject> {
+fn decode_hello(fixed: &[u8], data: &[u8]) -> Result<RedirMessage, ProtocolViolation> {
     if !data.len().is_multiple_of(4) {
-        return Err(Reject::new("length", data.len() as u64, "capabilities are whole words"));
+        return Err(ProtocolViolation::new("length", data.len() as u64, "capabilities are whole words"));
     }
     let end = fixed.iter().position(|&byte| byte == 0).unwrap_or(fixed.len());
     let text = String::from_utf8_lossy(&fixed[..end]);
     let version = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
     let bits = data.first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
-    Ok(Message::Hello { version, caps: Caps::from_bits(bits) })
+    Ok(RedirMessage::Hello { version, caps: RedirCapabilitySet::from_bits(bits) })
 }
 
-fn decode_filter(data: &[u8]) -> Result<Message, Reject> {
+fn decode_filter(data: &[u8]) -> Result<RedirMessage, ProtocolViolation> {
     let Some((0, text)) = data.split_last() else {
-        return Err(Reject::new("filter", data.len() as u64, "a text ends with NUL"));
+        return Err(ProtocolViolation::new("filter", data.len() as u64, "a text ends with NUL"));
     };
     let text = std::str::from_utf8(text).ok().filter(|text| !text.chars().any(char::is_control));
-    let text = text.ok_or(Reject::new("filter", data.len() as u64, "a text is printable UTF-8"))?;
-    Ok(Message::FilterFilter(text.to_owned()))
+    let text = text.ok_or(ProtocolViolation::new("filter", data.len() as u64, "a text is printable UTF-8"))?;
+    Ok(RedirMessage::FilterFilter(text.to_owned()))
 }
 
 fn put_version(to: &mut Vec<u8>, version: &str) {

@@ -15,7 +15,7 @@ pub mod info;
 pub mod message;
 pub mod words;
 
-pub use conn::Conn;
+pub use conn::RedirConn;
 pub use info::{DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind};
-pub use message::{Message, Packet};
-pub use words::{Capability, Caps, Outcome, Side};
+pub use message::{RedirMessage, RedirPacket};
+pub use words::{RedirCapability, RedirCapabilitySet, RedirRole, RedirStatus};

@@ -1,30 +1,30 @@
 //! Basic usbredir types: capabilities, outcomes, and parsing of numbers.
 
-use farbus_model::Status;
+use farbus_model::UrbStatus;
 
 /// An end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum RedirRole {
     /// It has the device.
     Host,
     /// It uses the device.
     Guest,
 }
 
-impl Side {
+impl RedirRole {
     /// The other end.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
-            Side::Host => Side::Guest,
-            Side::Guest => Side::Host,
+            RedirRole::Host => RedirRole::Guest,
+            RedirRole::Guest => RedirRole::Host,
         }
     }
 }
 
 /// A capability. It is used only where both ends have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capability {
+pub enum RedirCapability {
     /// USB 3 bulk streams, and their number in `ep_info`.
     BulkStreams = 0,
     /// `device_connect` has a `bcdDevice` field.
@@ -45,11 +45,11 @@ pub enum Capability {
 
 /// A set of capabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Caps(u32);
+pub struct RedirCapabilitySet(u32);
 
-impl Caps {
+impl RedirCapabilitySet {
     /// No capabilities: what an end has until it has said hello.
-    pub const NONE: Caps = Caps(0);
+    pub const NONE: RedirCapabilitySet = RedirCapabilitySet(0);
 
     /// Decodes the wire's first word; later words are for future capabilities.
     pub const fn from_bits(bits: u32) -> Self {
@@ -63,12 +63,12 @@ impl Caps {
 
     /// Adds a capability.
     #[must_use]
-    pub const fn with(self, capability: Capability) -> Self {
+    pub const fn with(self, capability: RedirCapability) -> Self {
         Self(self.0 | 1 << capability as u32)
     }
 
     /// Whether the capability is in the set.
-    pub const fn has(self, capability: Capability) -> bool {
+    pub const fn has(self, capability: RedirCapability) -> bool {
         self.0 & 1 << capability as u32 != 0
     }
 
@@ -81,7 +81,7 @@ impl Caps {
 
 /// The outcome of a transfer or a request (`usb_redir_success` and so on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RedirStatus {
     /// All is well.
     Success,
     /// Cancelled.
@@ -100,59 +100,62 @@ pub enum Outcome {
     Unknown(u8),
 }
 
-impl Outcome {
+impl RedirStatus {
     /// The wire's number.
     pub const fn code(self) -> u8 {
         match self {
-            Outcome::Success => 0,
-            Outcome::Cancelled => 1,
-            Outcome::Invalid => 2,
-            Outcome::IoError => 3,
-            Outcome::Stall => 4,
-            Outcome::TimedOut => 5,
-            Outcome::Babble => 6,
-            Outcome::Unknown(code) => code,
+            RedirStatus::Success => 0,
+            RedirStatus::Cancelled => 1,
+            RedirStatus::Invalid => 2,
+            RedirStatus::IoError => 3,
+            RedirStatus::Stall => 4,
+            RedirStatus::TimedOut => 5,
+            RedirStatus::Babble => 6,
+            RedirStatus::Unknown(code) => code,
         }
     }
 
     /// From the wire's number.
     pub const fn from_code(code: u8) -> Self {
         match code {
-            0 => Outcome::Success,
-            1 => Outcome::Cancelled,
-            2 => Outcome::Invalid,
-            3 => Outcome::IoError,
-            4 => Outcome::Stall,
-            5 => Outcome::TimedOut,
-            6 => Outcome::Babble,
-            _ => Outcome::Unknown(code),
+            0 => RedirStatus::Success,
+            1 => RedirStatus::Cancelled,
+            2 => RedirStatus::Invalid,
+            3 => RedirStatus::IoError,
+            4 => RedirStatus::Stall,
+            5 => RedirStatus::TimedOut,
+            6 => RedirStatus::Babble,
+            _ => RedirStatus::Unknown(code),
         }
     }
 }
 
-impl From<Status> for Outcome {
-    fn from(status: Status) -> Self {
+impl From<UrbStatus> for RedirStatus {
+    fn from(status: UrbStatus) -> Self {
         match status {
             // An isochronous packet that was not transferred is sent as one without bytes.
-            Status::Ok | Status::Short | Status::IsoMissed => Outcome::Success,
-            Status::Cancelled | Status::Shutdown => Outcome::Cancelled,
-            Status::Invalid => Outcome::Invalid,
-            Status::Stall => Outcome::Stall,
-            Status::TimedOut => Outcome::TimedOut,
-            Status::Overflow => Outcome::Babble,
+            UrbStatus::Ok | UrbStatus::Short | UrbStatus::IsoMissed => RedirStatus::Success,
+            UrbStatus::Cancelled | UrbStatus::Shutdown => RedirStatus::Cancelled,
+            UrbStatus::Invalid => RedirStatus::Invalid,
+            UrbStatus::Stall => RedirStatus::Stall,
+            UrbStatus::TimedOut => RedirStatus::TimedOut,
+            UrbStatus::Overflow => RedirStatus::Babble,
             // `device_disconnect` reports a device that is gone.
-            Status::Protocol | Status::Crc | Status::DataRate | Status::Gone | Status::NoCredit | Status::Other => {
-                Outcome::IoError
-            }
+            UrbStatus::Protocol
+            | UrbStatus::Crc
+            | UrbStatus::DataRate
+            | UrbStatus::Gone
+            | UrbStatus::NoCredit
+            | UrbStatus::Other => RedirStatus::IoError,
         }
     }
 }
 
 /// Reads numbers of a header whose size was checked.
 #[derive(Debug)]
-pub(super) struct Fields<'a>(pub &'a [u8]);
+pub(super) struct RedirHeaderReader<'a>(pub &'a [u8]);
 
-impl Fields<'_> {
+impl RedirHeaderReader<'_> {
     pub fn u8(&mut self) -> u8 {
         u8::from_le_bytes(self.take())
     }
@@ -179,16 +182,16 @@ mod tests {
     #[test]
     fn every_outcome_survives_the_wire() {
         for code in 0..=255 {
-            assert_eq!(Outcome::from_code(code).code(), code);
+            assert_eq!(RedirStatus::from_code(code).code(), code);
         }
-        assert_eq!(Outcome::from(Status::Overflow), Outcome::Babble);
+        assert_eq!(RedirStatus::from(UrbStatus::Overflow), RedirStatus::Babble);
     }
 
     #[test]
     fn common_capabilities_are_those_of_both() {
-        let ours = Caps::NONE.with(Capability::Filter).with(Capability::Ids64);
-        let common = ours.common(Caps::from_bits(u32::MAX ^ 1 << 2));
-        assert!(common.has(Capability::Ids64) && !common.has(Capability::Filter));
+        let ours = RedirCapabilitySet::NONE.with(RedirCapability::Filter).with(RedirCapability::Ids64);
+        let common = ours.common(RedirCapabilitySet::from_bits(u32::MAX ^ 1 << 2));
+        assert!(common.has(RedirCapability::Ids64) && !common.has(RedirCapability::Filter));
         assert_eq!(ours.bits(), 0b10_0100);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use farbus_wire::nbd::message::{
-    CHUNK_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, Request, SIMPLE_REPLY_MAGIC, chunk, command,
+    CHUNK_MAGIC, NbdRequest, OPTION_MAGIC, OPTION_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, chunk, command,
 };
 
 pub fn option(option: u32, data: &[u8]) -> Vec<u8> {
@@ -27,7 +27,7 @@ pub fn contexts(name: &str, queries: &[&str]) -> Vec<u8> {
 }
 
 pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
-    Request { flags, command, cookie, offset, length }.to_bytes().to_vec()
+    NbdRequest { flags, command, cookie, offset, length }.to_bytes().to_vec()
 }
 
 pub fn write(flags: u16, cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {

@@ -2,7 +2,7 @@
 //! how the bytes were cut.
 
 use farbus_model::BlockInfo;
-use farbus_wire::nbd::ServerConn;
+use farbus_wire::nbd::NbdServerConn;
 use farbus_wire::nbd::message::option;
 
 use crate::client;
@@ -102,7 +102,7 @@ fn fuzz_nbd_bytes() {
 
 #[test]
 fn a_length_alone_reserves_nothing() {
-    let mut conn = ServerConn::new(0, exports(&[("", BlockInfo { size_bytes: 1 << 40, ..INFO })]), &LIMITS);
+    let mut conn = NbdServerConn::new(0, exports(&[("", BlockInfo { size_bytes: 1 << 40, ..INFO })]), &LIMITS);
     let mut feed = |bytes: &[u8]| {
         let space = conn.receive_space();
         space[..bytes.len()].copy_from_slice(bytes);

@@ -330,7 +330,7 @@ fn every_wrong_request_fails_with_its_own_code() {
 /// A read of `length` bytes from a device without a store: it is refused before it gets there.
 fn fails_on(info: BlockInfo, length: u32) -> u32 {
     let mut world = World::new(exports(&[("", BlockInfo { size_bytes: 4096, ..info })]));
-    world.conn = farbus_wire::nbd::ServerConn::new(7, exports(&[("", info)]), &crate::world::LIMITS);
+    world.conn = farbus_wire::nbd::NbdServerConn::new(7, exports(&[("", info)]), &crate::world::LIMITS);
     world.hear(&3u32.to_be_bytes()).unwrap();
     world.hear(&client::option(option::EXPORT_NAME, b"")).unwrap();
     world.listen();

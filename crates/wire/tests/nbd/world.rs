@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Extent, Extents, Limits, Payload, Pending,
-    StoreError,
+    BlockCompletion, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, ExtentList, Payload,
+    PendingBlockRequests, SessionLimits, StoreError, StoreExtent,
 };
-use farbus_wire::nbd::message::{Reject, command_flag, option, reply};
-use farbus_wire::nbd::{Export, ServerConn};
-use farbus_wire::snapshot::{self, Writer};
+use farbus_wire::nbd::message::{ProtocolViolation, command_flag, option, reply};
+use farbus_wire::nbd::{NbdExportDescription, NbdServerConn};
+use farbus_wire::snapshot::{self, SnapshotWriter};
 
 use crate::client::{self, Reader};
 
 /// Kind of the snapshots here.
 const KIND: u16 = 7;
 
-pub const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
+pub const LIMITS: SessionLimits = SessionLimits { receive_bytes: 4096, ..SessionLimits::DEFAULT };
 
 pub const INFO: BlockInfo = BlockInfo {
     size_bytes: 256 << 10,
@@ -27,10 +27,10 @@ pub const INFO: BlockInfo = BlockInfo {
     trims: true,
 };
 
-pub fn exports(infos: &[(&str, BlockInfo)]) -> Arc<[Export]> {
+pub fn exports(infos: &[(&str, BlockInfo)]) -> Arc<[NbdExportDescription]> {
     infos
         .iter()
-        .map(|(name, info)| Export {
+        .map(|(name, info)| NbdExportDescription {
             name: (*name).into(),
             description: format!("the disk {name:?}"),
             info: *info,
@@ -40,13 +40,13 @@ pub fn exports(infos: &[(&str, BlockInfo)]) -> Arc<[Export]> {
 }
 
 pub struct World {
-    exports: Arc<[Export]>,
-    pub conn: ServerConn,
+    exports: Arc<[NbdExportDescription]>,
+    pub conn: NbdServerConn,
     pub store: MemoryStore,
     pub pool: BufferPool,
     pub said: Vec<u8>,
     /// Requests that are carried out and not answered yet.
-    pub held: Vec<BlockDone>,
+    pub held: Vec<BlockCompletion>,
     /// What the device was asked.
     pub asked: Vec<(BlockOp, u64, u32, bool)>,
     /// The device fails for ranges from here on.
@@ -54,10 +54,10 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(exports: Arc<[Export]>) -> Self {
+    pub fn new(exports: Arc<[NbdExportDescription]>) -> Self {
         let size = exports[0].info.size_bytes as usize;
         Self {
-            conn: ServerConn::new(7, Arc::clone(&exports), &LIMITS),
+            conn: NbdServerConn::new(7, Arc::clone(&exports), &LIMITS),
             exports,
             store: MemoryStore::new((0..size).map(|at| (at / 7) as u8).collect()),
             pool: BufferPool::new(1 << 20),
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// Receives bytes; carries out their requests in order, and holds the answers back.
-    pub fn hear(&mut self, mut bytes: &[u8]) -> Result<(), Reject> {
+    pub fn hear(&mut self, mut bytes: &[u8]) -> Result<(), ProtocolViolation> {
         self.carry_out()?;
         while !bytes.is_empty() {
             if !self.conn.wants_input() {
@@ -113,7 +113,7 @@ impl World {
         Ok(())
     }
 
-    fn carry_out(&mut self) -> Result<(), Reject> {
+    fn carry_out(&mut self) -> Result<(), ProtocolViolation> {
         while let Some(request) = self.conn.poll_request()? {
             self.carry_out_one(request);
         }
@@ -121,7 +121,7 @@ impl World {
     }
 
     fn carry_out_one(&mut self, request: BlockRequest) {
-        assert_eq!(ServerConn::number_of(request.id), 7);
+        assert_eq!(NbdServerConn::number_of(request.id), 7);
         self.asked.push((request.op, request.offset, request.length, request.is_durable));
         let (offset, length) = (request.offset, request.length as usize);
         let payload = request.payload.clone();
@@ -150,24 +150,24 @@ impl World {
         self.held.push(request.answer(brought));
     }
 
-    fn pending(&self) -> Pending {
+    fn pending(&self) -> PendingBlockRequests {
         self.held.iter().map(|done| (done.id, (done.op, done.offset, done.length))).collect()
     }
 
     pub fn saved(&self) -> Vec<u8> {
-        let mut writer = Writer::new(KIND);
+        let mut writer = SnapshotWriter::new(KIND);
         self.conn.save(&mut writer);
         writer.into_bytes()
     }
 
-    fn restored(&self, saved: &[u8]) -> Result<ServerConn, Reject> {
+    fn restored(&self, saved: &[u8]) -> Result<NbdServerConn, ProtocolViolation> {
         let mut reader = snapshot::open(saved, KIND)?;
         let mut pending = self.pending();
-        let conn = ServerConn::restore(Arc::clone(&self.exports), &LIMITS, &mut pending, &mut reader)?;
+        let conn = NbdServerConn::restore(Arc::clone(&self.exports), &LIMITS, &mut pending, &mut reader)?;
         reader.end("snapshot")?;
         match pending.is_empty() {
             true => Ok(conn),
-            false => Err(Reject::new("requests", pending.len() as u64, "all of them are its own")),
+            false => Err(ProtocolViolation::new("requests", pending.len() as u64, "all of them are its own")),
         }
     }
 
@@ -184,7 +184,7 @@ impl World {
         let done = |(id, (op, offset, length)): (_, (BlockOp, u64, u32))| {
             let brought = if op == BlockOp::Read { length as usize } else { 0 };
             let payload = vec![0; brought].into();
-            BlockDone { id, op, offset, length, result: Ok(()), payload, spent: Payload::Empty }
+            BlockCompletion { id, op, offset, length, result: Ok(()), payload, spent: Payload::Empty }
         };
         self.pending().into_iter().for_each(|pending| conn.complete(done(pending), &mut pool));
         for _ in 0..1000 {
@@ -239,12 +239,12 @@ impl World {
 pub const EXTENT_BYTES: u64 = 1024;
 
 /// Where the holes of a range are said to be.
-pub fn extents(offset: u64, length: u64) -> Extents {
-    let (mut extents, mut at) = (Extents::default(), offset);
+pub fn extents(offset: u64, length: u64) -> ExtentList {
+    let (mut extents, mut at) = (ExtentList::default(), offset);
     while at < offset + length {
         let number = at / EXTENT_BYTES;
         let end = ((number + 1) * EXTENT_BYTES).min(offset + length);
-        if !extents.push(Extent { length: end - at, is_hole: number % 2 == 1 }) {
+        if !extents.push(StoreExtent { length: end - at, is_hole: number % 2 == 1 }) {
             break;
         }
         at = end;

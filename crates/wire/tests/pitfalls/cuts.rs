@@ -20,9 +20,9 @@ fn client_bytes() -> Vec<u8> {
     bytes
 }
 
-fn describe(request: &Request) -> String {
+fn describe(request: &UsbipRequest) -> String {
     match request {
-        Request::Submit(urb) => {
+        UsbipRequest::Submit(urb) => {
             format!("{:?} {:?}", Urb { payload: Payload::Empty, ..urb.clone() }, urb.payload.contiguous())
         }
         other => format!("{other:?}"),
@@ -43,7 +43,7 @@ fn understood(bytes: &[u8], step: usize) -> Vec<String> {
 }
 
 impl Server {
-    fn receive_with_import(&mut self, bytes: &[u8], record: &DeviceRecord) -> Vec<Request> {
+    fn receive_with_import(&mut self, bytes: &[u8], record: &DeviceRecord) -> Vec<UsbipRequest> {
         let mut requests = Vec::new();
         put(bytes, usize::MAX, |chunk| {
             let space = self.conn.receive_space();
@@ -51,12 +51,12 @@ impl Server {
             space[..count].copy_from_slice(&chunk[..count]);
             self.conn.handle_received(count);
             while let Some(request) = self.conn.poll_request(kind_of)? {
-                if let Request::Import(_) = request {
+                if let UsbipRequest::Import(_) = request {
                     self.conn.reply_import(Ok(record));
                 }
                 requests.push(request);
             }
-            Ok::<_, Reject>(count)
+            Ok::<_, ProtocolViolation>(count)
         })
         .expect("this is understood");
         requests
@@ -108,7 +108,7 @@ fn byte_by_byte_a_client_understands_the_same_as_all_at_once() {
         let bytes = server_bytes(&mut client);
         let answers = client.receive_in_steps(&bytes, step).unwrap().into_iter();
         let done = answers.map(|answer| match answer {
-            Answer::Done(done) => done,
+            UsbipReply::Done(done) => done,
             other => panic!("{other:?}"),
         });
         done.collect::<Vec<_>>()

@@ -5,21 +5,21 @@ use super::*;
 #[test]
 fn outcomes_are_negative_linux_errno_whatever_the_system() {
     let table = [
-        (Status::Ok, 0),
-        (Status::Stall, -32),
-        (Status::Overflow, -75),
-        (Status::Protocol, -71),
-        (Status::Crc, -84),
-        (Status::TimedOut, -110),
-        (Status::Shutdown, -108),
-        (Status::Gone, -19),
-        (Status::Short, -121),
-        (Status::IsoMissed, -18),
-        (Status::Cancelled, -104),
-        (Status::DataRate, -63),
-        (Status::Invalid, -22),
-        (Status::NoCredit, -12),
-        (Status::Other, -5),
+        (UrbStatus::Ok, 0),
+        (UrbStatus::Stall, -32),
+        (UrbStatus::Overflow, -75),
+        (UrbStatus::Protocol, -71),
+        (UrbStatus::Crc, -84),
+        (UrbStatus::TimedOut, -110),
+        (UrbStatus::Shutdown, -108),
+        (UrbStatus::Gone, -19),
+        (UrbStatus::Short, -121),
+        (UrbStatus::IsoMissed, -18),
+        (UrbStatus::Cancelled, -104),
+        (UrbStatus::DataRate, -63),
+        (UrbStatus::Invalid, -22),
+        (UrbStatus::NoCredit, -12),
+        (UrbStatus::Other, -5),
     ];
     for (status, errno) in table {
         let mut server = Server::imported();
@@ -33,11 +33,11 @@ fn outcomes_are_negative_linux_errno_whatever_the_system() {
 #[test]
 fn errno_values_of_other_peers_are_understood() {
     let table = [
-        (-62, Status::TimedOut),
-        (-70, Status::DataRate),
-        (-2, Status::Cancelled),
-        (-9999, Status::Other),
-        (12, Status::Other),
+        (-62, UrbStatus::TimedOut),
+        (-70, UrbStatus::DataRate),
+        (-2, UrbStatus::Cancelled),
+        (-9999, UrbStatus::Other),
+        (12, UrbStatus::Other),
     ];
     for (errno, status) in table {
         let mut client = Client::imported();

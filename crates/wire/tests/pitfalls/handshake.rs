@@ -8,7 +8,7 @@ fn a_failure_reply_is_8_bytes_and_nothing_more() {
     for (status, code) in failures.into_iter().zip(1u32..) {
         let mut server = Server::new();
         let asked = server.receive(&peer::import_request("9-9")).unwrap();
-        assert!(matches!(&asked[..], [Request::Import(bus_id)] if bus_id == "9-9"));
+        assert!(matches!(&asked[..], [UsbipRequest::Import(bus_id)] if bus_id == "9-9"));
         server.conn.reply_import(Err(status));
         assert!(!server.conn.is_finished());
         assert_eq!(server.sent(), peer::op(0x0111, 0x0003, code));
@@ -16,7 +16,7 @@ fn a_failure_reply_is_8_bytes_and_nothing_more() {
         let mut client = Client::new();
         client.conn.import("9-9");
         let answers = client.receive(&peer::op(0x0111, 0x0003, code)).unwrap();
-        assert!(matches!(&answers[..], [Answer::Imported(Err(refused))] if *refused == status));
+        assert!(matches!(&answers[..], [UsbipReply::Imported(Err(refused))] if *refused == status));
     }
 }
 
@@ -25,7 +25,7 @@ fn undefined_status_is_a_failure() {
     let mut client = Client::new();
     client.conn.import(BUS_ID);
     let answers = client.receive(&peer::op(0x0111, 0x0003, 77)).unwrap();
-    assert!(matches!(answers[..], [Answer::Imported(Err(OpStatus::Error))]));
+    assert!(matches!(answers[..], [UsbipReply::Imported(Err(OpStatus::Error))]));
 }
 
 #[test]
@@ -71,14 +71,14 @@ fn a_device_list_has_interfaces_and_an_import_reply_has_not() {
     list.extend([9, 9, 9, 0]);
 
     let mut server = Server::new();
-    assert!(matches!(server.receive(&peer::list_request()).unwrap()[..], [Request::DeviceList]));
+    assert!(matches!(server.receive(&peer::list_request()).unwrap()[..], [UsbipRequest::DeviceList]));
     server.conn.reply_device_list(&records);
     assert_eq!(server.sent(), list);
     for step in [1, 3, 311, 312, usize::MAX] {
         let mut client = Client::new();
         client.conn.device_list();
         let answers = client.receive_in_steps(&list, step).unwrap();
-        assert!(matches!(&answers[..], [Answer::DeviceList(listed)] if *listed == records));
+        assert!(matches!(&answers[..], [UsbipReply::DeviceList(listed)] if *listed == records));
     }
 
     let mut server = Server::new();
@@ -95,7 +95,7 @@ fn a_bus_id_has_at_most_31_characters_and_is_padded_with_nul() {
     let longest = "1".repeat(31);
     let mut server = Server::new();
     let asked = server.receive(&peer::import_request(&longest)).unwrap();
-    assert!(matches!(&asked[..], [Request::Import(bus_id)] if *bus_id == longest));
+    assert!(matches!(&asked[..], [UsbipRequest::Import(bus_id)] if *bus_id == longest));
     let mut client = Client::new();
     client.conn.import("3-2");
     assert_eq!(client.sent(), peer::import_request("3-2"));

@@ -26,7 +26,7 @@ fn number_of_packets_is_echoed_and_never_used_for_framing_where_there_are_none()
             assert_eq!(urb.payload.contiguous(), submit.data, "the next message begins where it should");
             let moved = if submit.is_in() { vec![1; 8].into() } else { Payload::Empty };
             let actual = if submit.is_in() { 8 } else { submit.length };
-            server.complete(urb.launch().done(Status::Ok, actual, moved));
+            server.complete(urb.launch().done(UrbStatus::Ok, actual, moved));
             assert_eq!(server.checker.ret_submit(seqnum).number_of_packets, number_of_packets);
         }
     }
@@ -98,7 +98,7 @@ fn data_comes_back_for_in_alone_and_is_exactly_actual_length() {
     let urb = server.submit(&Submit::data_out(2, 1, &[8; 512]));
     server.conn.complete(urb.launch().accept(), &mut server.pool);
     let urb = server.submit(&Submit::data_in(3, 1, 512));
-    server.conn.complete(urb.launch().fail(Status::Stall), &mut server.pool);
+    server.conn.complete(urb.launch().fail(UrbStatus::Stall), &mut server.pool);
     let expected = [RetSubmit::data_in(1, &[9; 13]), RetSubmit::taken(2, 512), RetSubmit::failed(3, peer::EPIPE)];
     assert_eq!(server.sent(), expected.map(|reply| reply.bytes()).concat());
 }
@@ -108,7 +108,7 @@ fn out_replies_say_how_much_was_taken() {
     let mut server = Server::imported();
     for (seqnum, taken) in [(1, 0), (2, 100), (3, 512)] {
         let urb = server.submit(&Submit::data_out(seqnum, 1, &[8; 512]));
-        let status = if taken == 512 { Status::Ok } else { Status::Stall };
+        let status = if taken == 512 { UrbStatus::Ok } else { UrbStatus::Stall };
         server.complete(urb.launch().done(status, taken, Payload::Empty));
         assert_eq!(server.checker.ret_submit(seqnum).actual, taken);
     }
@@ -145,15 +145,15 @@ fn flag_bits_that_say_nothing_to_a_device_are_masked() {
 fn the_direction_is_the_headers_and_not_the_flags() {
     let mut server = Server::imported();
     let urb = server.submit(&Submit { flags: 0x200, ..Submit::data_out(1, 1, &[1, 2, 3]) });
-    assert_eq!((urb.direction, urb.endpoint, urb.payload.len()), (Direction::Out, EpAddr::from_byte(0x01), 3));
+    assert_eq!((urb.direction, urb.endpoint, urb.payload.len()), (TransferDirection::Out, EpAddr::from_byte(0x01), 3));
     let urb = server.submit(&Submit { flags: 0, ..Submit::data_in(2, 1, 3) });
-    assert_eq!((urb.direction, urb.endpoint, urb.payload.len()), (Direction::In, EpAddr::from_byte(0x81), 0));
+    assert_eq!((urb.direction, urb.endpoint, urb.payload.len()), (TransferDirection::In, EpAddr::from_byte(0x81), 0));
 }
 
 #[test]
 fn the_setup_packet_is_little_endian_and_passes_verbatim() {
     let mut server = Server::imported();
     let urb = server.submit(&Submit::control_out(1, [0x21, 0x09, 0x34, 0x12, 0x78, 0x56, 3, 0], &[1, 2, 3]));
-    let setup = Setup { request_type: 0x21, request: 9, value: 0x1234, index: 0x5678, length: 3 };
+    let setup = SetupPacket { request_type: 0x21, request: 9, value: 0x1234, index: 0x5678, length: 3 };
     assert_eq!((urb.setup, urb.endpoint), (setup, EpAddr::CONTROL));
 }

@@ -8,7 +8,7 @@ fn in_data_is_compacted_and_places_come_back_unchanged() {
     let urb = server.submit(&Submit::iso_in(1, 3, &[100, 200, 300]));
     let mut packets = urb.iso.clone();
     (packets[0].actual, packets[2].actual) = (10, 30);
-    packets[1].status = Status::IsoMissed;
+    packets[1].status = UrbStatus::IsoMissed;
     let data = [vec![1; 10], vec![3; 30]].concat();
     server.complete(urb.launch().done_iso(packets, data.clone().into()));
     let reply = server.checker.ret_submit(1);
@@ -41,8 +41,8 @@ fn packet_outcome_fields_in_a_command_are_ignored() {
         (packet.actual, packet.status) = (77, peer::EXDEV);
     }
     let urb = server.submit(&submit);
-    assert!(urb.iso.iter().all(|packet| packet.actual == 0 && packet.status == Status::Ok), "{:?}", urb.iso);
-    server.complete(urb.launch().fail(Status::Shutdown));
+    assert!(urb.iso.iter().all(|packet| packet.actual == 0 && packet.status == UrbStatus::Ok), "{:?}", urb.iso);
+    server.complete(urb.launch().fail(UrbStatus::Shutdown));
     assert_eq!(server.checker.ret_submit(1).actual, 0);
 }
 
@@ -85,7 +85,7 @@ fn packets_outside_the_buffer_are_refused() {
 fn a_client_sends_zeros_for_what_is_not_known_yet() {
     let mut client = Client::imported();
     let mut urb = iso(1, 0x03, &[4, 4]);
-    urb.iso[1] = IsoPacket { actual: 99, status: Status::Crc, ..urb.iso[1] };
+    urb.iso[1] = IsoPacket { actual: 99, status: UrbStatus::Crc, ..urb.iso[1] };
     client.conn.submit(urb.launch(), TransferType::Isochronous, &mut client.pool);
     let sent = client.sent();
     let descriptors = [Packet::new(0, 4), Packet::new(4, 4)].map(Packet::bytes).concat();

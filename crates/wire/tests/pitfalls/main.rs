@@ -13,10 +13,13 @@ mod unlink;
 
 use farbus_model::urb::UrbFlags;
 use farbus_model::{
-    BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Setup, Status, TransferType, Urb, UrbId,
+    BufferPool, EpAddr, IsoPacket, Payload, SessionLimits, SetupPacket, TransferDirection, TransferType, Urb,
+    UrbCompletion, UrbId, UrbStatus,
 };
-use farbus_wire::usbip::client::Answer;
-use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject, Request, ServerConn, message, status};
+use farbus_wire::usbip::client::UsbipReply;
+use farbus_wire::usbip::{
+    DeviceRecord, OpStatus, ProtocolViolation, UsbipClientConn, UsbipRequest, UsbipServerConn, message, status,
+};
 use peer::{BUS_ID, Checker, DEVID, ECONNRESET, Packet, Reply, RetSubmit, Submit};
 
 /// Endpoint 1 is bulk, 2 interrupt, 3 isochronous, in both directions; there are no others.
@@ -31,29 +34,29 @@ fn kind_of(endpoint: EpAddr) -> Option<TransferType> {
 }
 
 /// Small, so that buffers have to grow and limits are reached; a buffer holds the longest device of a list.
-const LIMITS: Limits = Limits { receive_bytes: 2048, urbs_in_flight_max: 64, ..Limits::DEFAULT };
+const LIMITS: SessionLimits = SessionLimits { receive_bytes: 2048, urbs_in_flight_max: 64, ..SessionLimits::DEFAULT };
 
 /// The exporter's end, with a checker at the other end.
 struct Server {
-    conn: ServerConn,
+    conn: UsbipServerConn,
     pool: BufferPool,
     checker: Checker,
 }
 
 impl Server {
     fn new() -> Self {
-        Self::over(ServerConn::new(&LIMITS))
+        Self::over(UsbipServerConn::new(&LIMITS))
     }
 
     fn imported() -> Self {
-        Self::over(ServerConn::imported(&LIMITS, DEVID))
+        Self::over(UsbipServerConn::imported(&LIMITS, DEVID))
     }
 
-    fn over(conn: ServerConn) -> Self {
+    fn over(conn: UsbipServerConn) -> Self {
         Self { conn, pool: BufferPool::new(0), checker: Checker::default() }
     }
 
-    fn receive(&mut self, bytes: &[u8]) -> Result<Vec<Request>, Reject> {
+    fn receive(&mut self, bytes: &[u8]) -> Result<Vec<UsbipRequest>, ProtocolViolation> {
         let mut requests = Vec::new();
         put(bytes, usize::MAX, |chunk| {
             let space = self.conn.receive_space();
@@ -68,7 +71,7 @@ impl Server {
         Ok(requests)
     }
 
-    fn refusal(&mut self, bytes: &[u8]) -> Reject {
+    fn refusal(&mut self, bytes: &[u8]) -> ProtocolViolation {
         self.receive(bytes).map(|requests| format!("{requests:?}")).expect_err("this is refused")
     }
 
@@ -76,7 +79,7 @@ impl Server {
     fn submit(&mut self, submit: &Submit) -> Urb {
         self.checker.asked(submit, submit.ep == 3);
         match self.receive(&submit.bytes()).expect("this is understood").pop() {
-            Some(Request::Submit(urb)) => urb,
+            Some(UsbipRequest::Submit(urb)) => urb,
             other => panic!("a submit, not {other:?}"),
         }
     }
@@ -86,12 +89,12 @@ impl Server {
         self.checker.unlink_asked(seqnum, victim);
         match self.receive(&peer::unlink(seqnum, victim)).expect("this is understood").pop() {
             None => None,
-            Some(Request::Unlink(id)) => Some(id),
+            Some(UsbipRequest::Unlink(id)) => Some(id),
             other => panic!("an unlink, not {other:?}"),
         }
     }
 
-    fn complete(&mut self, done: Done) -> Vec<Reply> {
+    fn complete(&mut self, done: UrbCompletion) -> Vec<Reply> {
         self.conn.complete(done, &mut self.pool);
         self.replies()
     }
@@ -110,19 +113,19 @@ impl Server {
 
 /// The importer's end. Requests still in flight at the end of a test are dropped.
 struct Client {
-    conn: ClientConn,
+    conn: UsbipClientConn,
     pool: BufferPool,
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.conn.abandon(Status::Gone);
+        self.conn.abandon(UrbStatus::Gone);
     }
 }
 
 impl Client {
     fn new() -> Self {
-        Self { conn: ClientConn::new(&LIMITS), pool: BufferPool::new(0) }
+        Self { conn: UsbipClientConn::new(&LIMITS), pool: BufferPool::new(0) }
     }
 
     /// A client that has imported a device.
@@ -131,15 +134,15 @@ impl Client {
         client.conn.import(BUS_ID);
         client.sent();
         let answers = client.receive(&peer::import_reply(BUS_ID)).unwrap();
-        assert!(matches!(&answers[..], [Answer::Imported(Ok(record))] if record.device_id() == DEVID));
+        assert!(matches!(&answers[..], [UsbipReply::Imported(Ok(record))] if record.device_id() == DEVID));
         client
     }
 
-    fn receive(&mut self, bytes: &[u8]) -> Result<Vec<Answer>, Reject> {
+    fn receive(&mut self, bytes: &[u8]) -> Result<Vec<UsbipReply>, ProtocolViolation> {
         self.receive_in_steps(bytes, usize::MAX)
     }
 
-    fn receive_in_steps(&mut self, bytes: &[u8], step: usize) -> Result<Vec<Answer>, Reject> {
+    fn receive_in_steps(&mut self, bytes: &[u8], step: usize) -> Result<Vec<UsbipReply>, ProtocolViolation> {
         let mut answers = Vec::new();
         put(bytes, step, |chunk| {
             let space = self.conn.receive_space();
@@ -154,15 +157,15 @@ impl Client {
         Ok(answers)
     }
 
-    fn refusal(&mut self, bytes: &[u8]) -> Reject {
+    fn refusal(&mut self, bytes: &[u8]) -> ProtocolViolation {
         self.receive(bytes).map(|answers| format!("{answers:?}")).expect_err("this is refused")
     }
 
     /// The requests that `bytes` complete.
-    fn done(&mut self, bytes: &[u8]) -> Vec<Done> {
+    fn done(&mut self, bytes: &[u8]) -> Vec<UrbCompletion> {
         let answers = self.receive(bytes).expect("this is understood").into_iter();
         let done = answers.map(|answer| match answer {
-            Answer::Done(done) => done,
+            UsbipReply::Done(done) => done,
             other => panic!("a finished request, not {other:?}"),
         });
         done.collect()
@@ -209,8 +212,8 @@ fn iso(id: u64, endpoint: u8, lengths: &[u32]) -> Urb {
         urb.iso.push(IsoPacket { offset, length, ..IsoPacket::default() });
         offset += length;
     }
-    if urb.endpoint.direction() == Direction::Out {
-        urb.direction = Direction::Out;
+    if urb.endpoint.direction() == TransferDirection::Out {
+        urb.direction = TransferDirection::Out;
         urb.payload = vec![7; offset as usize].into();
     }
     urb

@@ -16,7 +16,7 @@ fn row_2_withdrawn_in_time_ret_unlink_104_and_never_a_ret_submit() {
     let urb = server.submit(&Submit::data_in(10, 1, 4));
     assert_eq!(server.unlink(12, 10), Some(UrbId(10)));
     assert_eq!(server.replies(), [], "nothing is said before the device has said it");
-    let replies = server.complete(urb.launch().fail(Status::Cancelled));
+    let replies = server.complete(urb.launch().fail(UrbStatus::Cancelled));
     assert_eq!(replies, [Reply::Unlink { seqnum: 12, status: ECONNRESET }]);
     server.checker.assert_settled();
     assert_eq!(server.conn.in_flight(), 0);
@@ -107,19 +107,19 @@ fn numbers_that_do_not_quite_ascend_leave_no_unlink_waiting() {
 
 #[test]
 fn row_7_a_second_unlink_is_answered_like_the_first() {
-    for status in [Status::Cancelled, Status::Ok] {
+    for status in [UrbStatus::Cancelled, UrbStatus::Ok] {
         let mut server = Server::imported();
         let urb = server.submit(&Submit::data_out(1, 1, &[1; 4]));
         assert_eq!(server.unlink(2, 1), Some(UrbId(1)));
         assert_eq!(server.unlink(3, 1), None, "the device is asked once");
         let replies = match status {
-            Status::Ok => server.complete(urb.launch().accept()),
-            _ => server.complete(urb.launch().fail(Status::Cancelled)),
+            UrbStatus::Ok => server.complete(urb.launch().accept()),
+            _ => server.complete(urb.launch().fail(UrbStatus::Cancelled)),
         };
-        let errno = if status == Status::Ok { 0 } else { ECONNRESET };
+        let errno = if status == UrbStatus::Ok { 0 } else { ECONNRESET };
         let unlinks = [2, 3].map(|seqnum| Reply::Unlink { seqnum, status: errno });
         assert_eq!(replies[replies.len() - 2..], unlinks);
-        assert_eq!(replies.len(), if status == Status::Ok { 3 } else { 2 });
+        assert_eq!(replies.len(), if status == UrbStatus::Ok { 3 } else { 2 });
         server.checker.assert_settled();
     }
 }
@@ -129,7 +129,7 @@ fn a_request_that_a_reset_ended_keeps_its_true_status() {
     let mut server = Server::imported();
     let urb = server.submit(&Submit::data_in(1, 1, 4));
     server.unlink(2, 1);
-    let replies = server.complete(urb.launch().fail(Status::Shutdown));
+    let replies = server.complete(urb.launch().fail(UrbStatus::Shutdown));
     let expected = [Reply::Submit(RetSubmit::failed(1, peer::ESHUTDOWN)), Reply::Unlink { seqnum: 2, status: 0 }];
     assert_eq!(replies, expected);
 }
@@ -144,7 +144,7 @@ fn unlinks_that_wait_for_a_slow_device_are_counted_as_bytes_to_come() {
     }
     assert_eq!(server.conn.backlog_bytes(), 0);
     assert_eq!(server.conn.backlog_header_bytes(), 1000 * 48);
-    server.complete(urb.launch().fail(Status::Cancelled));
+    server.complete(urb.launch().fail(UrbStatus::Cancelled));
     assert_eq!(server.conn.backlog_header_bytes(), 0);
     server.checker.assert_settled();
 }
@@ -155,7 +155,7 @@ fn the_importer_takes_ret_unlink_104_for_cancelled() {
     client.submit(data_in(5, 4));
     let unlink = client.unlink(UrbId(5));
     let done = client.done(&peer::ret_unlink(unlink, ECONNRESET));
-    assert_eq!((done[0].id, done[0].status, done.len()), (UrbId(5), Status::Cancelled, 1));
+    assert_eq!((done[0].id, done[0].status, done.len()), (UrbId(5), UrbStatus::Cancelled, 1));
     assert_eq!(client.conn.in_flight(), 0);
 }
 
@@ -166,7 +166,7 @@ fn the_importer_takes_ret_submit_before_ret_unlink_0_for_the_truth() {
     let unlink = client.unlink(UrbId(5));
     let both = [RetSubmit::data_in(seqnum, &[1, 2]).bytes(), peer::ret_unlink(unlink, 0)].concat();
     let done = client.done(&both);
-    assert_eq!((done.len(), done[0].status, done[0].actual), (1, Status::Ok, 2));
+    assert_eq!((done.len(), done[0].status, done[0].actual), (1, UrbStatus::Ok, 2));
 }
 
 #[test]
@@ -175,14 +175,14 @@ fn ret_unlink_0_before_ret_submit_cancels_and_the_late_ret_submit_is_swallowed()
     let seqnum = client.submit(data_in(5, 4));
     let unlink = client.unlink(UrbId(5));
     let done = client.done(&peer::ret_unlink(unlink, 0));
-    assert_eq!((done.len(), done[0].status), (1, Status::Cancelled), "and not an empty success");
+    assert_eq!((done.len(), done[0].status), (1, UrbStatus::Cancelled), "and not an empty success");
     assert!(client.done(&RetSubmit::data_in(seqnum, &[1, 2]).bytes()).is_empty());
     assert_eq!(client.refusal(&RetSubmit::data_in(seqnum, &[1, 2]).bytes()).field, "seqnum", "once");
 }
 
 #[test]
 fn the_linux_stub_may_put_the_true_status_into_ret_unlink() {
-    for (errno, status) in [(-2, Status::Cancelled), (-32, Status::Stall), (-108, Status::Shutdown)] {
+    for (errno, status) in [(-2, UrbStatus::Cancelled), (-32, UrbStatus::Stall), (-108, UrbStatus::Shutdown)] {
         let mut client = Client::imported();
         client.submit(data_in(5, 4));
         let unlink = client.unlink(UrbId(5));
@@ -204,10 +204,10 @@ fn a_reset_withdraws_everything_and_the_link_goes_on() {
     let mut client = Client::imported();
     let (first, second) = (client.submit(data_in(1, 4)), client.submit(data_in(2, 4)));
     let unlinked = client.unlink(UrbId(2));
-    let done = client.conn.withdraw_all(Status::Shutdown);
+    let done = client.conn.withdraw_all(UrbStatus::Shutdown);
     assert_eq!(
         done.iter().map(|done| (done.id, done.status)).collect::<Vec<_>>(),
-        [(UrbId(1), Status::Shutdown), (UrbId(2), Status::Shutdown)]
+        [(UrbId(1), UrbStatus::Shutdown), (UrbId(2), UrbStatus::Shutdown)]
     );
     let unlink = client.sent();
     assert_eq!((unlink.len(), peer::word(&unlink, 20)), (48, first), "the second is withdrawn already");
@@ -220,7 +220,7 @@ fn a_reset_withdraws_everything_and_the_link_goes_on() {
         RetSubmit::data_in(third, &[3; 4]).bytes(),
     ];
     let done = client.done(&late.concat());
-    assert_eq!(done.iter().map(|done| (done.id, done.status)).collect::<Vec<_>>(), [(UrbId(3), Status::Ok)]);
+    assert_eq!(done.iter().map(|done| (done.id, done.status)).collect::<Vec<_>>(), [(UrbId(3), UrbStatus::Ok)]);
     assert_eq!(client.refusal(&RetSubmit::data_in(second, &[1; 4]).bytes()).field, "seqnum");
 }
 

@@ -1,9 +1,9 @@
 //! How soon a far device has its driver.
 
 use super::way::run;
-use crate::cases::case::Case;
+use crate::cases::case::RigCase;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "far-attach",
     purpose: "100 ms away, in a session that stands, a disk, a keyboard and a serial line have their drivers within four round trips",
     run: |lab| run(lab, include_str!("../../../guest/far-attach.sh"), MODULES, &[]),

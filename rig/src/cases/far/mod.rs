@@ -10,8 +10,8 @@ mod storage;
 mod streams;
 mod way;
 
-use super::case::Case;
+use super::case::RigCase;
 
-pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+pub(super) fn all() -> impl Iterator<Item = &'static RigCase> {
     [attach::CASES, raw::CASES, storage::CASES, streams::CASES].into_iter().flatten()
 }

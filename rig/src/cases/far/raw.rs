@@ -3,11 +3,11 @@
 
 use super::way::{is_thorough, run};
 use crate::Result;
-use crate::cases::case::{Case, expect};
-use crate::lab::Lab;
+use crate::cases::case::{RigCase, expect};
+use crate::lab::CaseEnvironment;
 use std::fmt::Write as _;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "device-raw",
     purpose: "a raw disk in requests of 4 KiB, one after the other: the guest's own, and through vhci 0, 1 and 10 ms away, by the kernel's \
               importer, by farbus in a session and as a UAS disk; with --times all of the 2008 paper's 20 MB each",
@@ -24,7 +24,7 @@ const WAYS: [(&str, &str); 4] = [
     ("uas", "vhci, farbus as UAS"),
 ];
 
-fn raw(lab: &Lab) -> Result<String> {
+fn raw(lab: &CaseEnvironment) -> Result<String> {
     let (near_kib, far_kib) = if is_thorough(lab) { (20 << 10, 20 << 10) } else { (1 << 10, 128) };
     let told = [
         ("RTTS", ROUND_TRIPS_MS.map(|ms| ms.to_string()).join(" ")),
@@ -32,7 +32,7 @@ fn raw(lab: &Lab) -> Result<String> {
         ("FAR_KIB", far_kib.to_string()),
     ];
     let said = run(lab, include_str!("../../../guest/device-raw.sh"), MODULES, &told)?;
-    let rows: Vec<Row> = said.lines().filter_map(Row::parse).collect();
+    let rows: Vec<RawDiskRow> = said.lines().filter_map(RawDiskRow::parse).collect();
     let wanted = 1 + (WAYS.len() - 1) * ROUND_TRIPS_MS.len();
     expect(rows.len() == wanted, || format!("{} rows of {wanted}:\n{said}", rows.len()))?;
     Ok(table(&rows))
@@ -40,14 +40,14 @@ fn raw(lab: &Lab) -> Result<String> {
 
 /// The rates of one path at one distance, KiB a second.
 #[derive(Debug, PartialEq)]
-struct Row {
+struct RawDiskRow {
     way: &'static str,
     round_trip_ms: u64,
     read: u64,
     write: u64,
 }
 
-impl Row {
+impl RawDiskRow {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("row ")?.split(' ');
         let name = words.next()?;
@@ -59,9 +59,9 @@ impl Row {
 }
 
 /// In the paper's units: thousands of bytes a second.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[RawDiskRow]) -> String {
     let mut text = String::from("| path | round trip | raw reading KB/s | raw writing KB/s |\n|---|---|---|---|");
-    for Row { way, round_trip_ms, read, write } in rows {
+    for RawDiskRow { way, round_trip_ms, read, write } in rows {
         let kb = |kib: u64| kib * 1024 / 1000;
         // Writing to a string does not fail.
         let _ = write!(text, "\n| {way} | {round_trip_ms} ms | {} | {} |", kb(*read), kb(*write));
@@ -75,9 +75,9 @@ mod tests {
 
     #[test]
     fn row_is_parsed_and_printed_in_the_papers_units() {
-        let row = Row::parse("row uas 10 1000 500").unwrap();
-        assert_eq!(row, Row { way: "vhci, farbus as UAS", round_trip_ms: 10, read: 1000, write: 500 });
-        assert!(Row::parse("row tape 0 1 1").is_none() && Row::parse("row uas 0 1").is_none());
+        let row = RawDiskRow::parse("row uas 10 1000 500").unwrap();
+        assert_eq!(row, RawDiskRow { way: "vhci, farbus as UAS", round_trip_ms: 10, read: 1000, write: 500 });
+        assert!(RawDiskRow::parse("row tape 0 1 1").is_none() && RawDiskRow::parse("row uas 0 1").is_none());
         assert!(table(&[row]).ends_with("| vhci, farbus as UAS | 10 ms | 1024 | 512 |"));
     }
 }

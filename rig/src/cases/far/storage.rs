@@ -2,12 +2,12 @@
 
 use super::way::{is_thorough, run};
 use crate::Result;
-use crate::cases::case::{Case, expect};
-use crate::lab::Lab;
+use crate::cases::case::{RigCase, expect};
+use crate::lab::CaseEnvironment;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "storage-far",
     purpose: "50 ms away a disk attached with `--via uas` keeps at least 70 % of its reads in order and 50 % of its writes, and a read \
               here and there takes one round trip; the kernel's own usbip beside it, with --times also a stick, driven by its exporter or not",
@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[Case {
 
 const MODULES: &[&str] = &["usb_f_mass_storage", "usbip_host", "usb_storage", "uas", "sd_mod"];
 
-fn storage(lab: &Lab) -> Result<String> {
+fn storage(lab: &CaseEnvironment) -> Result<String> {
     let (distances, ways, mib) =
         if is_thorough(lab) { ("0 1 10 50 100", "driven kernel usbip uas", 80) } else { ("0 50", "usbip uas", 80) };
     let told = [
@@ -26,14 +26,14 @@ fn storage(lab: &Lab) -> Result<String> {
         ("SLOW_MIB", "2".to_owned()),
     ];
     let said = run(lab, include_str!("../../../guest/storage-far.sh"), MODULES, &told)?;
-    let rows: Vec<Row> = said.lines().filter_map(Row::parse).collect();
+    let rows: Vec<RemoteDiskRow> = said.lines().filter_map(RemoteDiskRow::parse).collect();
     judge(&rows)?;
     Ok(table(&rows))
 }
 
 /// The figures of one path at one distance.
 #[derive(Clone, Debug)]
-struct Row {
+struct RemoteDiskRow {
     way: String,
     round_trip_ms: u64,
     /// KiB a second, in the order of [`COLUMNS`].
@@ -53,7 +53,7 @@ const TRIPS_FROM_MS: u64 = 10;
 /// was there.
 const JUDGED: [&str; 2] = ["uas", "driven"];
 
-impl Row {
+impl RemoteDiskRow {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("row ")?.split(' ');
         let way = words.next()?.to_owned();
@@ -67,11 +67,11 @@ impl Row {
     }
 }
 
-fn near<'a>(rows: &'a [Row], way: &str) -> Option<&'a Row> {
+fn near<'a>(rows: &'a [RemoteDiskRow], way: &str) -> Option<&'a RemoteDiskRow> {
     rows.iter().find(|row| row.way == way && row.round_trip_ms == 0)
 }
 
-fn judge(rows: &[Row]) -> Result<()> {
+fn judge(rows: &[RemoteDiskRow]) -> Result<()> {
     let mut missed = Vec::new();
     if near(rows, JUDGED[0]).is_none() {
         missed.push(format!("{} was not measured", JUDGED[0]));
@@ -93,12 +93,12 @@ fn judge(rows: &[Row]) -> Result<()> {
 }
 
 /// All figures, for people: rates in MiB a second, and as shares of the local rates.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[RemoteDiskRow]) -> String {
     let mut text = String::from("| way | round trip |");
     let columns = || COLUMNS.iter().copied().chain(["read 4 KiB somewhere"]);
     columns().for_each(|name| text += &format!(" {name} |"));
     text += "\n|---|---|---|---|---|---|---|";
-    let nearest: BTreeMap<&str, &Row> =
+    let nearest: BTreeMap<&str, &RemoteDiskRow> =
         rows.iter().filter_map(|row| Some((&*row.way, near(rows, &row.way)?))).collect();
     for row in rows {
         // Writing to a string does not fail.
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn a_rate_that_is_too_low_and_a_read_that_takes_too_long_are_named() {
-        let rows = |far: &str| -> Vec<Row> {
+        let rows = |far: &str| -> Vec<RemoteDiskRow> {
             let near = JUDGED.map(|way| format!("row {way} 0 1000 1000 1000 1000 400 500"));
             let far = JUDGED.map(|way| format!("row {way} 50 {far}"));
-            near.iter().chain(&far).filter_map(|line| Row::parse(line)).collect()
+            near.iter().chain(&far).filter_map(|line| RemoteDiskRow::parse(line)).collect()
         };
         judge(&rows("700 700 500 500 60000 90000")).unwrap();
         assert!(judge(&rows("699 700 500 500 50000 90000")).unwrap_err().to_string().contains("read 128 KiB has 0.70"));

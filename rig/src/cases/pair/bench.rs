@@ -2,10 +2,10 @@
 
 use crate::cases::case::expect;
 use crate::cases::storage::note;
-use crate::lab::{Boot, Client, Lab};
-use crate::machine::Guest;
-use crate::pair::Pair;
-use crate::{Error, Result, disk};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::machine::RunningMachine;
+use crate::pair::MachinePair;
+use crate::{Result, RigError, disk};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -44,9 +44,9 @@ const IMPORTER_MODULES: &[&str] = &[
 ];
 
 /// A pair of machines and how the exporter's side sees each device.
-pub(super) struct Bench<'a> {
-    lab: &'a Lab<'a>,
-    pair: Pair,
+pub(super) struct DevicePairBench<'a> {
+    lab: &'a CaseEnvironment<'a>,
+    pair: MachinePair,
     /// In the order in which they are shared: the first is 1-1.
     names: Vec<&'static str>,
     near: BTreeMap<String, String>,
@@ -54,24 +54,24 @@ pub(super) struct Bench<'a> {
     same: usize,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> DevicePairBench<'a> {
     /// Boots both machines, runs `before` on the first, and shares these devices of it.
     pub(super) fn set_up(
-        lab: &'a Lab<'a>,
-        exporter: Boot,
-        client: Client,
+        lab: &'a CaseEnvironment<'a>,
+        exporter: MachineBoot,
+        client: AttachClient,
         programs: &[&str],
         before: &str,
         names: &[&'static str],
     ) -> Result<Self> {
-        Self::set_up_with(lab, exporter, Boot { client, programs, ..Boot::default() }, before, names)
+        Self::set_up_with(lab, exporter, MachineBoot { client, programs, ..MachineBoot::default() }, before, names)
     }
 
-    /// As [`Bench::set_up`], with an importing machine that has hardware and modules of its own, too.
+    /// As [`DevicePairBench::set_up`], with an importing machine that has hardware and modules of its own, too.
     pub(super) fn set_up_with(
-        lab: &'a Lab<'a>,
-        exporter: Boot,
-        importer: Boot,
+        lab: &'a CaseEnvironment<'a>,
+        exporter: MachineBoot,
+        importer: MachineBoot,
         before: &str,
         names: &[&'static str],
     ) -> Result<Self> {
@@ -79,8 +79,8 @@ impl<'a> Bench<'a> {
         // Two minutes on a quiet machine, five beside compilers.
         let patience = Duration::from_secs(600);
         let modules: Vec<&str> = IMPORTER_MODULES.iter().chain(importer.modules).copied().collect();
-        let importer = Boot { script: IMPORTER, modules: &modules, patience, ..importer };
-        let mut pair = Pair::boot(lab, Boot { patience, ..exporter }, importer)?;
+        let importer = MachineBoot { script: IMPORTER, modules: &modules, patience, ..importer };
+        let mut pair = MachinePair::boot(lab, MachineBoot { patience, ..exporter }, importer)?;
         let said = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
         Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said), same: 0 })
     }
@@ -91,7 +91,7 @@ impl<'a> Bench<'a> {
         &mut self,
         name: &'static str,
         words: &str,
-        play: impl FnOnce(&mut Guest, &mut Guest) -> Result<()>,
+        play: impl FnOnce(&mut RunningMachine, &mut RunningMachine) -> Result<()>,
         judge: impl FnOnce(&str) -> Result<String>,
     ) {
         if !self.lab.tries(name) {
@@ -115,7 +115,11 @@ impl<'a> Bench<'a> {
     }
 
     /// A proof, or a part of one, that concerns more than one device.
-    pub(super) fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
+    pub(super) fn step(
+        &mut self,
+        name: &'static str,
+        proof: impl FnOnce(&mut RunningMachine, &mut RunningMachine) -> Result<String>,
+    ) {
         self.pair.step(name, proof);
     }
 
@@ -172,13 +176,13 @@ fn same_to_lsusb(near: &str, far: &str) -> Result<()> {
     };
     let difference = only(near, far, "exporter:") + &only(far, near, "importer:");
     let (here, there) = (near.lines().count(), far.lines().count());
-    Err(Error::Expectation(format!(
+    Err(RigError::Expectation(format!(
         "lsusb -v has {here} lines at the exporter and {there} at the importer; what they do not share:\n{difference}"
     )))
 }
 
 /// Checks that the file system on an image is whole and that the guest's tree in it matches its manifest.
-pub(super) fn judge_tree(lab: &Lab, image: &Path, name: &str) -> Result<String> {
+pub(super) fn judge_tree(lab: &CaseEnvironment, image: &Path, name: &str) -> Result<String> {
     disk::fsck(image)?;
     let out = lab.scratch(&format!("{name}.extracted"));
     disk::extract(image, "/guest", &out)?;

@@ -1,15 +1,15 @@
 //! Devices that a Linux kernel makes (configfs gadgets), each plugged into the same machine by `dummy_hcd`.
 
-use super::bench::Bench;
-use crate::cases::case::{Case, expect};
-use crate::cases::keyboard::{Event, read_back};
+use super::bench::DevicePairBench;
+use crate::cases::case::{RigCase, expect};
+use crate::cases::keyboard::{InputEvent, read_back};
 use crate::cases::testusb;
-use crate::lab::{Boot, Client, Lab};
-use crate::machine::Guest;
-use crate::{Error, Result};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::machine::RunningMachine;
+use crate::{Result, RigError};
 use std::cell::RefCell;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "pair-gadgets",
     purpose: "seven of Linux's gadgets on dummy_hcd shared from one guest and used in another: disk, ACM serial, NCM network, HID \
               keyboard, printer, MIDI, source/sink under testusb",
@@ -56,9 +56,9 @@ const EXPORTER_MODULES: &[&str] = &[
 /// Keys by their HID usage, octal for the script's `printf`, and their characters.
 const KEYS: [(&str, char); 6] = [("11", 'f'), ("4", 'a'), ("25", 'r'), ("5", 'b'), ("30", 'u'), ("26", 's')];
 
-fn gadgets(lab: &Lab) -> Result<String> {
-    let exporter = Boot { script: EXPORTER, modules: EXPORTER_MODULES, ..Boot::default() };
-    let mut bench = Bench::set_up(lab, exporter, Client::Farbus, &["amidi"], "make_gadgets;", &NAMES)?;
+fn gadgets(lab: &CaseEnvironment) -> Result<String> {
+    let exporter = MachineBoot { script: EXPORTER, modules: EXPORTER_MODULES, ..MachineBoot::default() };
+    let mut bench = DevicePairBench::set_up(lab, exporter, AttachClient::Farbus, &["amidi"], "make_gadgets;", &NAMES)?;
     bench.simple("disk", "use_disk usb-storage");
     if lab.tries("disk") {
         bench.step("disk file", |exporter, _| {
@@ -66,7 +66,9 @@ fn gadgets(lab: &Lab) -> Result<String> {
             Ok(format!("{} files in the file behind it", files.trim()))
         });
     }
-    let answers = |words: &'static str| move |exporter: &mut Guest, _: &mut Guest| exporter.ask(words).map(drop);
+    let answers = |words: &'static str| {
+        move |exporter: &mut RunningMachine, _: &mut RunningMachine| exporter.ask(words).map(drop)
+    };
     let by_itself = |_: &str| Ok(String::new());
     bench.device("acm", "use_serial cdc_acm", answers("answer_serial"), by_itself);
     bench.device("ncm", "use_net 10.0.5.2 10.0.5.1", answers("answer_pings"), by_itself);
@@ -128,7 +130,7 @@ fn gadgets(lab: &Lab) -> Result<String> {
 }
 
 fn judge_keys(said: &str) -> Result<String> {
-    let events: Vec<Event> = said.lines().filter_map(Event::parse).collect();
+    let events: Vec<InputEvent> = said.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     let expected: String = KEYS.iter().map(|(_, character)| *character).collect();
     expect(typed == expected && still_down.is_empty(), || {
@@ -139,5 +141,5 @@ fn judge_keys(said: &str) -> Result<String> {
 
 fn checksum(said: &str) -> Result<String> {
     let line = said.lines().find_map(|line| line.strip_prefix("sha256: "));
-    line.map(str::to_owned).ok_or_else(|| Error::Expectation(format!("no checksum in what was said:\n{said}")))
+    line.map(str::to_owned).ok_or_else(|| RigError::Expectation(format!("no checksum in what was said:\n{said}")))
 }

@@ -1,11 +1,11 @@
 //! Isochronous streams through usbfs, packet by packet: no packet may be lost.
 
-use super::bench::Bench;
-use crate::cases::case::{Case, expect};
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result};
+use super::bench::DevicePairBench;
+use crate::cases::case::{RigCase, expect};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError};
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[RigCase] = &[RigCase {
     name: "pair-isochronous",
     purpose: "isochronous streams through usbfs, 6 s for each of --times: QEMU's sound card, and both ways farbus's own `zero`, attached \
               by one guest and shared on to another: completion intervals, losses, jitter",
@@ -23,18 +23,18 @@ const EXPORTER: &str = concat!(
 const SECONDS_EACH_TIME: u32 = 6;
 const SECONDS_MAX: u32 = 60;
 
-fn streams(lab: &Lab) -> Result<String> {
+fn streams(lab: &CaseEnvironment) -> Result<String> {
     let seconds = (SECONDS_EACH_TIME * lab.times()).min(SECONDS_MAX);
     let hardware =
         ["-device", "qemu-xhci", "-audiodev", "none,id=room", "-device", "usb-audio,audiodev=room,serial=rig-sound"];
-    let exporter = Boot {
+    let exporter = MachineBoot {
         script: EXPORTER,
         modules: &["virtio_mmio", "virtio_net", "xhci_pci", "vhci_hcd", "snd_usb_audio"],
         hardware: hardware.map(str::to_owned).into(),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
     let names = ["sound", "zero"];
-    let mut bench = Bench::set_up(lab, exporter, Client::Farbus, &[], "attach_zero;", &names)?;
+    let mut bench = DevicePairBench::set_up(lab, exporter, AttachClient::Farbus, &[], "attach_zero;", &names)?;
     let judge = |said: &str| judge(said, f64::from(seconds));
     // 48 kHz, 16 bits, two channels are 192 bytes a frame; that is alternate setting 1 of interface 1.
     bench.device("sound", &format!("use_stream 1 1 0 01 192 16 1000 {seconds}"), |_, _| Ok(()), judge);
@@ -49,7 +49,8 @@ fn judge(said: &str, seconds: f64) -> Result<String> {
     expect(!lines.is_empty(), || format!("no stream was reported:\n{said}"))?;
     for line in &lines {
         let lost = ["errors", "short", "wrong", "failed requests"].iter().map(|what| number_before(line, what));
-        let lost: f64 = lost.sum::<Option<f64>>().ok_or_else(|| Error::Expectation(format!("no figures: {line}")))?;
+        let lost: f64 =
+            lost.sum::<Option<f64>>().ok_or_else(|| RigError::Expectation(format!("no figures: {line}")))?;
         let took = number_before(line, "s for").unwrap_or_default();
         // Never faster than the bus. How much slower depends on the machine, which emulates two others (seen: 0.2 %
         // when it does nothing else, 2.7 times beside several compilers); the figure is printed.

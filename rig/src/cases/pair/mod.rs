@@ -6,10 +6,10 @@ mod isochronous;
 mod qemu;
 mod twins;
 
-use super::case::Case;
+use super::case::RigCase;
 pub(super) use twins::answer_in_capitals;
 
 /// All cases with pairs.
-pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+pub(super) fn all() -> impl Iterator<Item = &'static RigCase> {
     [qemu::CASES, gadgets::CASES, isochronous::CASES, twins::CASES].into_iter().flatten()
 }

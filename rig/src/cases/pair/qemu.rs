@@ -1,26 +1,26 @@
 //! Every device that QEMU emulates, on a USB 3 controller and on USB 2 controllers.
 
-use super::bench::{Bench, judge_tree};
-use crate::cases::case::{Case, expect};
-use crate::cases::keyboard::{Event, read_back};
-use crate::lab::{Boot, Client, Lab};
-use crate::machine::Guest;
+use super::bench::{DevicePairBench, judge_tree};
+use crate::cases::case::{RigCase, expect};
+use crate::cases::keyboard::{InputEvent, read_back};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::machine::RunningMachine;
 use crate::prerequisites::CARD_READER_DRIVER;
-use crate::{Error, Result, disk, smartcard};
+use crate::{Result, RigError, disk, smartcard};
 use serde_json::json;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "pair-xhci",
         purpose: "ten devices on xHCI shared from one guest and used in another through `farbus attach`: stick, UAS, DVD, keyboard, \
                   tablet, sound, serial, network, smart card, MTP",
         run: |lab| devices(lab, &XHCI),
     },
-    Case {
+    RigCase {
         name: "pair-ehci",
         purpose: "the same devices on EHCI and its OHCI companion, through stock usbip",
         run: |lab| devices(lab, &EHCI),
@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// A machine's controllers and devices.
-struct Machine {
+struct QemuHardware {
     controllers: &'static [&'static str],
     /// High speed and above.
     fast: &'static [(&'static str, &'static str)],
@@ -39,29 +39,29 @@ struct Machine {
     tone_min: f64,
     /// Whether the card is used. QEMU's OHCI ends the reader's answer with no bytes, for local users too.
     card_answers: bool,
-    client: Client,
+    client: AttachClient,
 }
 
 /// Ports 1 to 4 are SuperSpeed. A UAS device needs streams there, which USB/IP does not have, so it is plugged into a
 /// USB 2 port.
-const XHCI: Machine = Machine {
+const XHCI: QemuHardware = QemuHardware {
     controllers: &["qemu-xhci,id=hc,p2=12,p3=4"],
     fast: &[("stick", "bus=hc.0,port=1"), ("disc", "bus=hc.0,port=2"), ("uas", "bus=hc.0,port=5")],
     slow: "bus=hc.0",
     tone_min: 0.95,
     card_answers: true,
-    client: Client::Farbus,
+    client: AttachClient::Farbus,
 };
 
 /// One controller for fast devices, another whose companion takes the slow ones: OHCI, because UHCI has its registers
 /// in an I/O space that a microvm's PCI bus does not have.
-const EHCI: Machine = Machine {
+const EHCI: QemuHardware = QemuHardware {
     controllers: &["usb-ehci,id=hc", "ich9-usb-ehci1,id=slow", "pci-ohci,masterbus=slow.0,firstport=0,num-ports=6"],
     fast: &[],
     slow: "bus=slow.0",
     tone_min: 0.85,
     card_answers: false,
-    client: Client::Stock,
+    client: AttachClient::Stock,
 };
 
 /// In the order in which they are shared.
@@ -108,7 +108,7 @@ const PROGRAMS: &[&str] = &[
 ];
 
 /// Files on the host's side of the devices.
-struct Media {
+struct MediaFiles {
     stick: PathBuf,
     uas: PathBuf,
     disc: PathBuf,
@@ -118,14 +118,18 @@ struct Media {
     card: PathBuf,
 }
 
-fn devices(lab: &Lab, machine: &Machine) -> Result<String> {
+fn devices(lab: &CaseEnvironment, machine: &QemuHardware) -> Result<String> {
     lab.farbus()?;
-    let media = Media::make(lab)?;
+    let media = MediaFiles::make(lab)?;
     answer_in_capitals(&media.line)?;
     smartcard::insert(&media.card)?;
-    let exporter =
-        Boot { script: EXPORTER, modules: EXPORTER_MODULES, hardware: machine.hardware(&media), ..Boot::default() };
-    let mut bench = Bench::set_up(lab, exporter, machine.client, PROGRAMS, "", &NAMES)?;
+    let exporter = MachineBoot {
+        script: EXPORTER,
+        modules: EXPORTER_MODULES,
+        hardware: machine.hardware(&media),
+        ..MachineBoot::default()
+    };
+    let mut bench = DevicePairBench::set_up(lab, exporter, machine.client, PROGRAMS, "", &NAMES)?;
     bench.device("stick", "use_disk usb-storage", |_, _| Ok(()), |_| judge_tree(lab, &media.stick, "stick"));
     bench.device("uas", "use_disk uas", |_, _| Ok(()), |_| judge_tree(lab, &media.uas, "uas"));
     bench.simple("disc", "use_disc");
@@ -141,8 +145,8 @@ fn devices(lab: &Lab, machine: &Machine) -> Result<String> {
     bench.verdict()
 }
 
-impl Media {
-    fn make(lab: &Lab) -> Result<Self> {
+impl MediaFiles {
+    fn make(lab: &CaseEnvironment) -> Result<Self> {
         const DISK_BYTES: u64 = 64 << 20;
         let tree = lab.scratch("tree");
         disk::tree(&tree)?;
@@ -160,14 +164,14 @@ impl Media {
         disk::disc(&media.disc, &tree)?;
         disk::few_files(&media.files)?;
         // QEMU requires an absolute path here.
-        media.files = std::fs::canonicalize(&media.files).map_err(Error::io("find the folder of files"))?;
+        media.files = std::fs::canonicalize(&media.files).map_err(RigError::io("find the folder of files"))?;
         Ok(media)
     }
 }
 
-impl Machine {
+impl QemuHardware {
     /// QEMU's arguments for all ten. The serial number is the name that the scripts know a device by.
-    fn hardware(&self, media: &Media) -> Vec<String> {
+    fn hardware(&self, media: &MediaFiles) -> Vec<String> {
         let place =
             |name: &str| self.fast.iter().find(|(other, _)| *other == name).map_or("bus=hc.0", |(_, place)| place);
         let fast = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", place(name));
@@ -207,7 +211,7 @@ fn raw(node: &str, image: &Path, more: &str) -> String {
 
 /// Answers in capitals at the other end of the serial line, until the machine is gone.
 fn answer_in_capitals(socket: &Path) -> Result<()> {
-    let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
+    let listener = UnixListener::bind(socket).map_err(RigError::io("listen for the serial line"))?;
     std::thread::spawn(move || -> std::io::Result<()> {
         let (mut line, _) = listener.accept()?;
         for said in BufReader::new(line.try_clone()?).lines() {
@@ -221,7 +225,7 @@ fn answer_in_capitals(socket: &Path) -> Result<()> {
 /// Names of keys, and their characters.
 const KEYS: [(&str, &str); 6] = [("f", "f"), ("shift-a", "A"), ("r", "r"), ("spc", " "), ("shift-1", "!"), ("7", "7")];
 
-fn type_keys(exporter: &mut Guest, importer: &mut Guest) -> Result<()> {
+fn type_keys(exporter: &mut RunningMachine, importer: &mut RunningMachine) -> Result<()> {
     importer.await_word("ready")?;
     for (key, _) in KEYS {
         exporter.command(&format!("sendkey {key} 60"))?;
@@ -231,7 +235,7 @@ fn type_keys(exporter: &mut Guest, importer: &mut Guest) -> Result<()> {
 }
 
 fn judge_keys(said: &str) -> Result<String> {
-    let events: Vec<Event> = said.lines().filter_map(Event::parse).collect();
+    let events: Vec<InputEvent> = said.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     let expected: String = KEYS.iter().map(|(_, character)| *character).collect();
     expect(typed == expected && still_down.is_empty(), || {
@@ -243,7 +247,7 @@ fn judge_keys(said: &str) -> Result<String> {
 /// Positions of the pen, in the tablet's own units (0 to 32767).
 const PLACES: [(i32, i32); 3] = [(1000, 2000), (16_384, 8192), (32_000, 31_000)];
 
-fn point(exporter: &mut Guest, importer: &mut Guest) -> Result<()> {
+fn point(exporter: &mut RunningMachine, importer: &mut RunningMachine) -> Result<()> {
     importer.await_word("ready")?;
     let absolute = |axis: &str, value: i32| json!({"type": "abs", "data": {"axis": axis, "value": value}});
     let button = |down: bool| json!({"type": "btn", "data": {"button": "left", "down": down}});
@@ -262,7 +266,7 @@ fn judge_pointing(said: &str) -> Result<String> {
     const ABS_X: u16 = 0;
     const ABS_Y: u16 = 1;
     const BTN_LEFT: u16 = 0x110;
-    let events: Vec<Event> = said.lines().filter_map(Event::parse).collect();
+    let events: Vec<InputEvent> = said.lines().filter_map(InputEvent::parse).collect();
     let along = |axis| events.iter().filter(move |e| e.kind == EV_ABS && e.code == axis).map(|event| event.value);
     let places: Vec<(i32, i32)> = along(ABS_X).zip(along(ABS_Y)).collect();
     let clicks = events.iter().filter(|e| e.kind == EV_KEY && e.code == BTN_LEFT && e.value == 1).count();
@@ -272,7 +276,7 @@ fn judge_pointing(said: &str) -> Result<String> {
 
 /// Checks how much of three seconds was recorded. After a header of 44 bytes come 16-bit samples of two channels.
 fn judge_sound(heard: &Path, share_min: f64) -> Result<String> {
-    let bytes = std::fs::read(heard).map_err(Error::io("read what the sound card played"))?;
+    let bytes = std::fs::read(heard).map_err(RigError::io("read what the sound card played"))?;
     let samples = bytes.get(44..).unwrap_or_default().chunks_exact(4).map(|s| i16::from_le_bytes([s[0], s[1]]));
     let loud = samples.filter(|sample| sample.unsigned_abs() > 256).count();
     let share = loud as f64 / f64::from(3 * 44_100);

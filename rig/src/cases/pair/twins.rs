@@ -1,27 +1,27 @@
 //! A device that is replaced by another one while it is used.
 
-use super::bench::Bench;
-use crate::cases::case::{Case, expect};
-use crate::lab::{Boot, Client, Lab};
-use crate::{Error, Result};
+use super::bench::DevicePairBench;
+use crate::cases::case::{RigCase, expect};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
+use crate::{Result, RigError};
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "pair-twins",
         purpose: "a serial adapter is swapped for its twin while the other guest has its port open: same device number, silent log, bytes go on",
         run: twins,
     },
-    Case {
+    RigCase {
         name: "pair-twins-importer",
         purpose: "a serial adapter that a guest has attached is swapped for one of its own and back while its port is open: same device number, silent log, bytes go on, drivers return",
         run: |lab| twins_of_importer(lab, "--via kernel"),
     },
-    Case {
+    RigCase {
         name: "pair-twins-session",
         purpose: "the same of an adapter that is attached in a session",
         run: |lab| twins_of_importer(lab, "--via kernel --grace 20"),
@@ -47,23 +47,23 @@ fn adapters(of: &[(&str, &Path)]) -> Vec<String> {
 }
 
 /// The importing guest swaps what it has attached with these options for an adapter of its own, and back.
-fn twins_of_importer(lab: &Lab, options: &str) -> Result<String> {
+fn twins_of_importer(lab: &CaseEnvironment, options: &str) -> Result<String> {
     let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
     let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
-    let exporter = Boot {
+    let exporter = MachineBoot {
         script: EXPORTER,
         modules: EXPORTER_MODULES,
         hardware: adapters(&[("serial", &first)]),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
-    let importer = Boot {
-        client: Client::Farbus,
+    let importer = MachineBoot {
+        client: AttachClient::Farbus,
         modules: &["xhci_pci"],
         variables: &[("ATTACH_OPTIONS", options.to_owned())],
         hardware: adapters(&[("twin", &second)]),
-        ..Boot::default()
+        ..MachineBoot::default()
     };
-    let mut bench = Bench::set_up_with(lab, exporter, importer, "", &["serial"])?;
+    let mut bench = DevicePairBench::set_up_with(lab, exporter, importer, "", &["serial"])?;
     bench.device(
         "serial",
         "use_own_twin ftdi_sio twin",
@@ -85,12 +85,13 @@ fn twins_of_importer(lab: &Lab, options: &str) -> Result<String> {
 }
 
 /// The exporting guest swaps what it shares.
-fn twins(lab: &Lab) -> Result<String> {
+fn twins(lab: &CaseEnvironment) -> Result<String> {
     let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
     let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
     let hardware = adapters(&[("serial", &first), ("twin", &second)]);
-    let exporter = Boot { script: EXPORTER, modules: EXPORTER_MODULES, hardware, ..Boot::default() };
-    let mut bench = Bench::set_up(lab, exporter, Client::Farbus, &[], "expect_twin twin;", &["serial"])?;
+    let exporter = MachineBoot { script: EXPORTER, modules: EXPORTER_MODULES, hardware, ..MachineBoot::default() };
+    let mut bench =
+        DevicePairBench::set_up(lab, exporter, AttachClient::Farbus, &[], "expect_twin twin;", &["serial"])?;
     bench.device(
         "serial",
         "use_twins ftdi_sio",
@@ -113,7 +114,7 @@ fn twins(lab: &Lab) -> Result<String> {
 /// Answers in capitals at the other end of a serial line, byte by byte, until the machine is gone. Returns the count of
 /// bytes it has read.
 pub(in crate::cases) fn answer_in_capitals(socket: &Path) -> Result<Arc<AtomicUsize>> {
-    let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
+    let listener = UnixListener::bind(socket).map_err(RigError::io("listen for the serial line"))?;
     let count = Arc::new(AtomicUsize::new(0));
     let heard = Arc::clone(&count);
     std::thread::spawn(move || -> std::io::Result<()> {

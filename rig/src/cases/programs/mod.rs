@@ -5,37 +5,37 @@
 
 mod usbfs;
 
-use super::case::{Case, expect};
+use super::case::{RigCase, expect};
 use super::storage;
 use super::usbfs::xhci;
-use crate::lab::{Boot, Lab};
+use crate::lab::{CaseEnvironment, MachineBoot};
 use crate::prerequisites::CARD_READER_DRIVER;
-use crate::{Error, Result, disk, smartcard};
+use crate::{Result, RigError, disk, smartcard};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[RigCase] = &[
+    RigCase {
         name: "program-lsusb",
         purpose: "MTP, smart card reader, serial adapter, tablet and sound card: `lsusb -v` prints the same bytes as outside, \
                   but for bus and device number",
         run: lsusb,
     },
-    Case {
+    RigCase {
         name: "program-mtp",
         purpose: "`mtp-detect` and `mtp-files` print what they print outside, `mtp-getfile` fetches every file with its content",
         run: mtp,
     },
-    Case {
+    RigCase {
         name: "program-smartcard",
         purpose: "a PC/SC daemon in `farbus run` finds the reader, the card's answer to reset and its reply to a command",
         run: card,
     },
-    Case {
+    RigCase {
         name: "program-usbfs",
         purpose: "a list of 350 commands of usbfs, right and wrong ones, has the results that the kernel's own usbfs gives for the same \
                   device behind vhci, but for known differences",
         run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs.sh"), &["vhci_hcd"], usbfs::ALL),
     },
-    Case {
+    RigCase {
         name: "program-usbfs-real",
         purpose: "that list for the kernel's own gadgets, which farbus shares through the usbfs that it is compared with",
         run: |lab| usbfs::compare(lab, include_str!("../../../guest/program/usbfs-real.sh"), REAL_MODULES, usbfs::ALL),
@@ -55,11 +55,11 @@ const TABLET: &str = "0627:0001";
 const READER: &str = "08e6:4433";
 const FILES: &str = "46f4:0004";
 
-fn lsusb(lab: &Lab) -> Result<String> {
+fn lsusb(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let folder = lab.scratch("files");
     disk::few_files(&folder)?;
-    let folder = std::fs::canonicalize(&folder).map_err(Error::io("find the folder of files"))?;
+    let folder = std::fs::canonicalize(&folder).map_err(RigError::io("find the folder of files"))?;
     let files = format!("usb-mtp,bus=hc.0,rootdir={}", folder.display());
     let devices = [
         &*files,
@@ -71,7 +71,7 @@ fn lsusb(lab: &Lab) -> Result<String> {
     let ids = [FILES, READER, "0403:6001", TABLET, "46f4:0002"];
     let others = ["-audiodev", "none,id=none", "-chardev", "file,id=nobody,path=/dev/null"];
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: concat!(
                 include_str!("../../../guest/program/common.sh"),
                 include_str!("../../../guest/program/lsusb.sh")
@@ -79,7 +79,7 @@ fn lsusb(lab: &Lab) -> Result<String> {
             modules: MODULES,
             variables: &[("IDS", ids.join(" "))],
             hardware: [others.map(str::to_owned).into(), xhci(&devices)].concat(),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     let same = report.output.lines().filter(|line| line.starts_with("same: ")).count();
@@ -87,14 +87,14 @@ fn lsusb(lab: &Lab) -> Result<String> {
     Ok(format!("{same} devices, {}", storage::note(&report.output)))
 }
 
-fn mtp(lab: &Lab) -> Result<String> {
+fn mtp(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let folder = lab.scratch("files");
     disk::few_files(&folder)?;
     // QEMU requires an absolute path here.
-    let folder = std::fs::canonicalize(&folder).map_err(Error::io("find the folder of files"))?;
+    let folder = std::fs::canonicalize(&folder).map_err(RigError::io("find the folder of files"))?;
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: concat!(
                 include_str!("../../../guest/program/common.sh"),
                 include_str!("../../../guest/program/mtp.sh")
@@ -103,13 +103,13 @@ fn mtp(lab: &Lab) -> Result<String> {
             programs: &["mtp-detect", "mtp-files", "mtp-getfile", UTF_16[0], UTF_16[1]],
             variables: &[("ID", FILES.to_owned())],
             hardware: xhci(&[&format!("usb-mtp,bus=hc.0,rootdir={}", folder.display())]),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     Ok(storage::note(&report.output))
 }
 
-fn card(lab: &Lab) -> Result<String> {
+fn card(lab: &CaseEnvironment) -> Result<String> {
     lab.farbus()?;
     let socket = lab.scratch("card");
     smartcard::insert(&socket)?;
@@ -117,7 +117,7 @@ fn card(lab: &Lab) -> Result<String> {
     let chardev = ["-chardev".to_owned(), format!("socket,id=card,path={}", socket.display())];
     let atr: Vec<String> = smartcard::ATR.iter().map(|byte| format!("{byte:02x}")).collect();
     let report = lab
-        .boot(&Boot {
+        .boot(&MachineBoot {
             script: concat!(
                 include_str!("../../../guest/program/common.sh"),
                 include_str!("../../../guest/program/smartcard.sh")
@@ -132,7 +132,7 @@ fn card(lab: &Lab) -> Result<String> {
             ],
             variables: &[("ID", READER.to_owned()), ("ATR", atr.join(":")), ("REPLY", smartcard::REPLY.to_owned())],
             hardware: [chardev.into(), reader].concat(),
-            ..Boot::default()
+            ..MachineBoot::default()
         })?
         .finish()?;
     Ok(storage::note(&report.output))

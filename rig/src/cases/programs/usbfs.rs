@@ -2,23 +2,23 @@
 
 use crate::Result;
 use crate::cases::case::expect;
-use crate::lab::{Boot, Client, Lab};
+use crate::lab::{AttachClient, CaseEnvironment, MachineBoot};
 use std::fmt::Write as _;
 
 /// What was asked, what the kernel answered, and farbus.
-pub(super) type Difference = (&'static str, &'static str, &'static str);
+pub(super) type UsbfsDifference = (&'static str, &'static str, &'static str);
 
 /// The differences of one kind of device.
-pub(super) struct Differences {
+pub(super) struct ExpectedDifferences {
     /// They are meant.
-    meant: &'static [Difference],
+    meant: &'static [UsbfsDifference],
     /// They are faults of farbus that are known. One that is mended is no failure; then its line goes from here.
-    faults: &'static [&'static [Difference]],
+    faults: &'static [&'static [UsbfsDifference]],
 }
 
-pub(super) const ALL: Differences = Differences { meant: MEANT, faults: &[] };
+pub(super) const ALL: ExpectedDifferences = ExpectedDifferences { meant: MEANT, faults: &[] };
 
-const MEANT: &[Difference] = &[
+const MEANT: &[UsbfsDifference] = &[
     // farbus has no memory that the device and the program could share.
     ("rules, capability MMAP", "yes", "no"),
     ("rules, mmap", "0", "ENODEV"),
@@ -33,14 +33,24 @@ const MEANT: &[Difference] = &[
 ];
 
 /// Runs a script that prints what the kernel said (`near| `) and what farbus said (`far| `), and compares it.
-pub(super) fn compare(lab: &Lab, script: &str, modules: &[&str], differences: Differences) -> Result<String> {
+pub(super) fn compare(
+    lab: &CaseEnvironment,
+    script: &str,
+    modules: &[&str],
+    differences: ExpectedDifferences,
+) -> Result<String> {
     lab.farbus()?;
     let script = [include_str!("../../../guest/program/common.sh"), script].concat();
     let modules = [&["fuse"], modules].concat();
     // The microphone of a sound card: the setting with an endpoint has packets of 196 bytes.
     let variables = [("AUDIO", "1d6b:0101 2 82 c4".to_owned())];
-    let boot =
-        Boot { script: &script, modules: &modules, variables: &variables, client: Client::Stock, ..Boot::default() };
+    let boot = MachineBoot {
+        script: &script,
+        modules: &modules,
+        variables: &variables,
+        client: AttachClient::Stock,
+        ..MachineBoot::default()
+    };
     let report = lab.boot(&boot)?.finish()?;
     let of = |side: &str| -> Vec<&str> { report.output.lines().filter_map(|line| line.strip_prefix(side)).collect() };
     let (near, far) = (of("near| "), of("far| "));
@@ -49,13 +59,13 @@ pub(super) fn compare(lab: &Lab, script: &str, modules: &[&str], differences: Di
 }
 
 /// Compares what a program was told by the kernel and by farbus, line by line.
-fn judge(near: &[&str], far: &[&str], differences: &Differences) -> Result<String> {
+fn judge(near: &[&str], far: &[&str], differences: &ExpectedDifferences) -> Result<String> {
     let mut wrong = String::new();
-    let mut meant: Vec<&Difference> = differences.meant.iter().collect();
-    let mut faults: Vec<&Difference> = differences.faults.iter().copied().flatten().collect();
+    let mut meant: Vec<&UsbfsDifference> = differences.meant.iter().collect();
+    let mut faults: Vec<&UsbfsDifference> = differences.faults.iter().copied().flatten().collect();
     let all = faults.len();
     for (kernel, farbus) in near.iter().zip(far).filter(|(kernel, farbus)| kernel != farbus) {
-        let is_it = |difference: &&Difference| {
+        let is_it = |difference: &&UsbfsDifference| {
             let (asked, by_kernel, by_farbus) = difference;
             format!("{asked}: {by_kernel}") == **kernel && format!("{asked}: {by_farbus}") == **farbus
         };
@@ -85,7 +95,8 @@ mod tests {
 
     #[test]
     fn only_what_is_listed_may_differ_and_what_is_meant_has_to() {
-        let differences = Differences { meant: &[("mmap", "0", "ENODEV")], faults: &[&[("reap", "EPIPE", "0")]] };
+        let differences =
+            ExpectedDifferences { meant: &[("mmap", "0", "ENODEV")], faults: &[&[("reap", "EPIPE", "0")]] };
         let near = ["claim: 0", "mmap: 0", "reap: EPIPE"];
         let judged = |far: &[&str]| judge(&near, far, &differences).map_err(|error| error.to_string());
         assert!(judged(&["claim: 0", "mmap: ENODEV", "reap: 0"]).unwrap().contains("1 by faults"));

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use farbus_io_linux::evidence::{Evidence, ProcessSecret, attachment_number};
+use farbus_io_linux::evidence::{DeviceEvidence, ProcessSecret, attachment_number};
 use farbus_io_linux::store::FileStore;
-use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_linux::usb::{PluggedDevice, UsbInventory};
 use farbus_io_net::store::boot_number;
 use farbus_io_net::trust::random_device_id;
-use farbus_io_net::trust::{DeviceId, Devices, DevicesReader, Folder, KnownDevice, StateError, timestamp};
-use farbus_model::Identity;
+use farbus_io_net::trust::{DeviceId, DevicesReader, HostFolder, KnownDevice, KnownDeviceList, StateError, timestamp};
+use farbus_model::ExportIdentity;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-use super::plugged::{KnownUsb, Plugged};
-use crate::devices::media_journal::{Journals, Medium, MovedDevice};
+use super::plugged::{KnownUsb, PluggedUsbEvidence};
+use crate::devices::media_journal::{MovedDevice, SwapJournalFolder, SwapMedium};
 
 /// The most devices that one process, or its broker, may add to the list: more than one host may use of it
 /// ([`farbus_model::budget::DEVICES_MAX_DEFAULT`]), and fewer than the list holds, so that those seen last stay.
@@ -30,7 +30,7 @@ const DAY_BYTES: usize = 10;
 
 /// The identity of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identified {
+pub struct DeviceIdentity {
     /// The device's id.
     pub id: DeviceId,
     /// The generation: which of the device's media this is.
@@ -42,7 +42,7 @@ pub struct Identified {
     pub attachment: Option<u64>,
 }
 
-impl Identified {
+impl DeviceIdentity {
     /// A new identity, which is never found again.
     pub fn fresh() -> Self {
         Self { id: random_device_id(), generation: 0, is_lasting: false, attachment: None }
@@ -55,16 +55,16 @@ impl Identified {
     }
 
     /// The identity in the model's form.
-    pub fn identity(self) -> Identity {
-        Identity { id: self.id.number(), generation: self.generation }
+    pub fn identity(self) -> ExportIdentity {
+        ExportIdentity { id: self.id.number(), generation: self.generation }
     }
 
-    fn lasting(identity: Identity) -> Self {
+    fn lasting(identity: ExportIdentity) -> Self {
         Self { id: DeviceId::of(identity), generation: identity.generation, is_lasting: true, attachment: None }
     }
 }
 
-/// [`Identified::durability`] of a medium with this number of its attachment to this machine. Odd multiples of the
+/// [`DeviceIdentity::durability`] of a medium with this number of its attachment to this machine. Odd multiples of the
 /// golden ratio (SplitMix64) keep two numbers of one run of this machine apart.
 pub fn durability_of(attachment: Option<u64>) -> u64 {
     boot_number() ^ attachment.unwrap_or(0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -72,9 +72,9 @@ pub fn durability_of(attachment: Option<u64>) -> u64 {
 
 /// A device that is going to be offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedDevice {
     /// The evidence of its medium.
-    pub evidence: Evidence,
+    pub evidence: DeviceEvidence,
     /// Which part of the medium it is, and how it is used.
     pub view: String,
     /// The name that it is going to have.
@@ -100,49 +100,49 @@ pub struct ExpectedImage {
 
 impl ExpectedImage {
     /// What is known of the image now; `None` if it is not there, or has no evidence.
-    pub fn evident(self) -> Option<Expected> {
+    pub fn evident(self) -> Option<ExpectedDevice> {
         let evidence = evidence_at(&self.path)?;
-        Some(Expected { evidence, view: self.view, name: self.name, is_named: self.is_named })
+        Some(ExpectedDevice { evidence, view: self.view, name: self.name, is_named: self.is_named })
     }
 }
 
 /// Finds identities, for one process and its replacements.
 #[derive(Debug)]
-pub struct Identities {
+pub struct IdentityFinder {
     secret: ProcessSecret,
     /// The state folder; `None`: identities are not stored.
-    folder: Option<Folder>,
+    folder: Option<HostFolder>,
     reader: DevicesReader,
     /// Identities that this process added to the list, by medium and view.
     added: Mutex<BTreeMap<(String, String), DeviceId>>,
     /// The last error of the list, which is logged once.
     trouble: Mutex<Option<String>>,
-    plugged: Plugged,
+    plugged: PluggedUsbEvidence,
 }
 
-impl Identities {
+impl IdentityFinder {
     /// Uses this user's state folder. `secret` is that of the process before this one, if there was one.
     pub fn new(secret: Option<ProcessSecret>) -> Self {
-        let folder = Folder::of_user();
+        let folder = HostFolder::of_user();
         let folder = folder.inspect_err(|error| debug!(%error, "identities are good for this process alone")).ok();
         Self::at(folder, secret.unwrap_or_else(ProcessSecret::random))
     }
 
-    fn at(folder: Option<Folder>, secret: ProcessSecret) -> Self {
+    fn at(folder: Option<HostFolder>, secret: ProcessSecret) -> Self {
         Self {
             secret,
             folder,
             reader: DevicesReader::default(),
             added: Mutex::default(),
             trouble: Mutex::default(),
-            plugged: Plugged::default(),
+            plugged: PluggedUsbEvidence::default(),
         }
     }
 
     /// Adds the USB devices that the process before this one had identified.
     #[must_use]
     pub fn inheriting(self, known: &[KnownUsb]) -> Self {
-        Self { plugged: Plugged::inherited(known), ..self }
+        Self { plugged: PluggedUsbEvidence::inherited(known), ..self }
     }
 
     /// The USB devices that were identified, for this process's replacement.
@@ -152,7 +152,7 @@ impl Identities {
 
     /// The identities of a process that has its rights.
     pub fn own() -> &'static Self {
-        static OWN: OnceLock<Identities> = OnceLock::new();
+        static OWN: OnceLock<IdentityFinder> = OnceLock::new();
         OWN.get_or_init(|| Self::new(None))
     }
 
@@ -162,31 +162,31 @@ impl Identities {
     }
 
     /// Identifies a view of an open file or block device. `view` is empty for the whole of it, read and write.
-    pub fn of_store(&self, store: &FileStore, view: &str) -> Identified {
-        match Evidence::of_open(store.as_fd()) {
-            Ok(evidence) => Identified { attachment: attachment_number(store.as_fd()), ..self.of(&evidence, view) },
+    pub fn of_store(&self, store: &FileStore, view: &str) -> DeviceIdentity {
+        match DeviceEvidence::of_open(store.as_fd()) {
+            Ok(evidence) => DeviceIdentity { attachment: attachment_number(store.as_fd()), ..self.of(&evidence, view) },
             Err(error) => {
                 warn!(path = %store.path().display(), %error, "it cannot be known again: it has an identity for now");
-                Identified::fresh()
+                DeviceIdentity::fresh()
             }
         }
     }
 
     /// Identifies a USB device that is plugged in.
-    pub fn of_usb(&self, found: &Found) -> Identified {
-        let inventory = Inventory::default();
+    pub fn of_usb(&self, found: &PluggedDevice) -> DeviceIdentity {
+        let inventory = UsbInventory::default();
         let all = inventory.devices().unwrap_or_default();
         self.of(&self.plugged.evidence_of(found, &all, &inventory), "")
     }
 
     /// The common id of all devices made of code that are described by `words`.
     pub fn of_made(&self, words: &str) -> DeviceId {
-        let identity = Identity { id: self.secret.derive(&format!("made {words}")), generation: 0 };
+        let identity = ExportIdentity { id: self.secret.derive(&format!("made {words}")), generation: 0 };
         DeviceId::of(identity)
     }
 
     /// Identifies the device with this evidence and view.
-    pub fn of(&self, evidence: &Evidence, view: &str) -> Identified {
+    pub fn of(&self, evidence: &DeviceEvidence, view: &str) -> DeviceIdentity {
         let folder = self.folder.as_ref().filter(|_| evidence.is_stable && view.len() <= VIEW_BYTES_MAX);
         let kept = folder.map(|folder| {
             self.settle_swaps(folder);
@@ -195,7 +195,7 @@ impl Identities {
         match kept {
             Some(Ok(identity)) => {
                 self.note_trouble(None);
-                Identified::lasting(identity)
+                DeviceIdentity::lasting(identity)
             }
             Some(Err(error)) => {
                 self.note_trouble(Some(error.to_string()));
@@ -205,17 +205,17 @@ impl Identities {
         }
     }
 
-    fn passing(&self, evidence: &Evidence, view: &str) -> Identified {
+    fn passing(&self, evidence: &DeviceEvidence, view: &str) -> DeviceIdentity {
         let id = self.secret.derive(&format!("{} view={view}", evidence.text));
-        Identified {
-            id: DeviceId::of(Identity { id, generation: 0 }),
+        DeviceIdentity {
+            id: DeviceId::of(ExportIdentity { id, generation: 0 }),
             generation: 0,
             is_lasting: false,
             attachment: None,
         }
     }
 
-    fn kept(&self, folder: &Folder, medium: &str, view: &str) -> Result<Identity, StateError> {
+    fn kept(&self, folder: &HostFolder, medium: &str, view: &str) -> Result<ExportIdentity, StateError> {
         let now = timestamp(SystemTime::now());
         let is_today = |known: &KnownDevice| known.seen.get(..DAY_BYTES) == now.get(..DAY_BYTES);
         let known = self.reader.load(folder)?.find(medium, view).map(|known| (known.identity(), is_today(known)));
@@ -229,7 +229,7 @@ impl Identities {
                 what: format!("{NEW_MAX} devices were new since this process began: no more are kept"),
             });
         }
-        let changed = Devices::change(folder, |all| {
+        let changed = KnownDeviceList::change(folder, |all| {
             let id = all.find(medium, view).map(|known| known.id);
             match id.and_then(|id| all.of_id_mut(id)) {
                 Some(known) => {
@@ -253,9 +253,9 @@ impl Identities {
     }
 
     /// Adds the devices of `all` that are not on the list yet, as many as may be added, and notes that the others are
-    /// offered today: in one write. [`Identities::of`] finds them then; a list that cannot be written is its trouble.
-    pub fn expect(&self, all: &[Expected]) {
-        let fits = |expected: &&Expected| expected.evidence.is_stable && expected.view.len() <= VIEW_BYTES_MAX;
+    /// offered today: in one write. [`IdentityFinder::of`] finds them then; a list that cannot be written is its trouble.
+    pub fn expect(&self, all: &[ExpectedDevice]) {
+        let fits = |expected: &&ExpectedDevice| expected.evidence.is_stable && expected.view.len() <= VIEW_BYTES_MAX;
         let (Some(folder), all) = (&self.folder, all.iter().filter(fits).collect::<Vec<_>>()) else { return };
         self.settle_swaps(folder);
         let now = timestamp(SystemTime::now());
@@ -268,9 +268,9 @@ impl Identities {
             return;
         }
         let mut added = self.added.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = Devices::change(folder, |list| {
+        let changed = KnownDeviceList::change(folder, |list| {
             let mut new = Vec::new();
-            for Expected { evidence, view, name, is_named } in all {
+            for ExpectedDevice { evidence, view, name, is_named } in all {
                 let id = list.find(&evidence.text, view).map(|known| known.id);
                 if let Some(known) = id.and_then(|id| list.of_id_mut(id)) {
                     known.seen.clone_from(&now);
@@ -294,7 +294,7 @@ impl Identities {
         let is_news = |known: &KnownDevice| (known.name.as_str(), known.is_named) != (name, is_named);
         let noted = self.reader.load(folder).and_then(|all| match all.of_id(id).is_some_and(is_news) {
             false => Ok(()),
-            true => Devices::change(folder, |all| {
+            true => KnownDeviceList::change(folder, |all| {
                 if let Some(known) = all.of_id_mut(id) {
                     name.clone_into(&mut known.name);
                     known.is_named = is_named;
@@ -317,7 +317,7 @@ impl Identities {
 
     /// Applies the outcome of swaps to the list, in case the process that swapped could not: a moved device belongs to
     /// its new medium.
-    pub fn settle_swaps(&self, folder: &Folder) {
+    pub fn settle_swaps(&self, folder: &HostFolder) {
         if let Err(error) = settle(folder) {
             self.note_trouble(Some(error.to_string()));
         }
@@ -328,9 +328,9 @@ impl Identities {
 ///
 /// # Errors
 /// A journal or the list cannot be read, or the list cannot be changed. Nothing has changed for that swap then.
-pub fn settle(folder: &Folder) -> io::Result<()> {
-    for moved in Journals::of(folder.path()).moved()? {
-        let all = Devices::load(folder).map_err(io::Error::other)?;
+pub fn settle(folder: &HostFolder) -> io::Result<()> {
+    for moved in SwapJournalFolder::of(folder.path()).moved()? {
+        let all = KnownDeviceList::load(folder).map_err(io::Error::other)?;
         let is_due =
             |device: &&MovedDevice| all.of_id(device.id).is_some_and(|known| known.generation < device.generation);
         let due: Vec<&MovedDevice> = moved.devices.iter().filter(is_due).collect();
@@ -339,7 +339,7 @@ pub fn settle(folder: &Folder) -> io::Result<()> {
         if due.is_empty() || (evidence.is_none() && due.iter().all(is_retired)) {
             continue;
         }
-        let change = |all: &mut Devices| {
+        let change = |all: &mut KnownDeviceList| {
             let media = due.iter().filter_map(|device| all.of_id(device.id)?.medium.clone()).collect::<Vec<_>>();
             media.iter().for_each(|medium| all.retire(medium));
             // The medium is not there now: its device is found again when it is.
@@ -350,7 +350,7 @@ pub fn settle(folder: &Folder) -> io::Result<()> {
                 all.give(device.id, device.generation, &evidence.text, &view);
             }
         };
-        Devices::change(folder, change).map_err(io::Error::other)?;
+        KnownDeviceList::change(folder, change).map_err(io::Error::other)?;
     }
     Ok(())
 }
@@ -359,8 +359,8 @@ pub fn settle(folder: &Folder) -> io::Result<()> {
 ///
 /// # Errors
 /// The list cannot be read.
-pub fn moving_with(folder: &Folder, of: &OnMedium<'_>) -> Result<Vec<MovedDevice>, StateError> {
-    let all = Devices::load(folder)?;
+pub fn moving_with(folder: &HostFolder, of: &OnMedium<'_>) -> Result<Vec<MovedDevice>, StateError> {
+    let all = KnownDeviceList::load(folder)?;
     let medium = match of {
         OnMedium::Device(id) => all.of_id(*id).and_then(|known| known.medium.clone()),
         OnMedium::Path(path) => evidence_at(path).filter(|evidence| evidence.is_stable).map(|evidence| evidence.text),
@@ -379,18 +379,18 @@ pub enum OnMedium<'a> {
 }
 
 /// The evidence of the file or block device at a path.
-pub fn evidence_at(path: &Path) -> Option<Evidence> {
+pub fn evidence_at(path: &Path) -> Option<DeviceEvidence> {
     let about = std::fs::metadata(path).ok()?;
     use std::os::unix::fs::FileTypeExt;
     // Opening a FIFO would block.
     let is_disk = about.is_file() || about.file_type().is_block_device();
     let file = is_disk.then(|| std::fs::File::open(path).ok()).flatten()?;
-    Evidence::of_open(file.as_fd()).ok()
+    DeviceEvidence::of_open(file.as_fd()).ok()
 }
 
 /// The evidence of a medium that a journal names, if that medium is still at its path.
-fn evidence_of(medium: &Medium) -> Option<Evidence> {
-    (Medium::at(&medium.at) == *medium).then(|| evidence_at(&medium.at)).flatten()
+fn evidence_of(medium: &SwapMedium) -> Option<DeviceEvidence> {
+    (SwapMedium::at(&medium.at) == *medium).then(|| evidence_at(&medium.at)).flatten()
 }
 
 #[cfg(test)]
@@ -400,9 +400,9 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use farbus_session::block::swap::{Journal, Milestone};
+    use farbus_session::block::swap::{MilestoneJournal, SwapMilestone};
 
-    use crate::devices::media_journal::Notes;
+    use crate::devices::media_journal::SwapJournalWriter;
 
     struct Scratch(PathBuf);
 
@@ -415,12 +415,12 @@ mod tests {
             Self(path)
         }
 
-        fn folder(&self) -> Folder {
-            Folder::at(self.0.join("state"))
+        fn folder(&self) -> HostFolder {
+            HostFolder::at(self.0.join("state"))
         }
 
-        fn identities(&self) -> Identities {
-            Identities::at(Some(self.folder()), ProcessSecret::random())
+        fn identities(&self) -> IdentityFinder {
+            IdentityFinder::at(Some(self.folder()), ProcessSecret::random())
         }
 
         fn disk(&self, name: &str) -> PathBuf {
@@ -477,7 +477,7 @@ mod tests {
         let now = identities.of_store(&scratch.store("a"), "");
         assert!(!now.is_lasting && now.id != before.id);
         assert_eq!(identities.of_store(&scratch.store("a"), ""), now);
-        let successor = Identities::at(Some(scratch.folder()), identities.secret().clone());
+        let successor = IdentityFinder::at(Some(scratch.folder()), identities.secret().clone());
         assert_eq!(successor.of_store(&scratch.store("a"), ""), now);
         assert_ne!(scratch.identities().of_store(&scratch.store("a"), ""), now, "another process");
         assert_eq!(
@@ -491,7 +491,7 @@ mod tests {
     fn identities_without_a_folder_belong_to_the_process() {
         let scratch = Scratch::new();
         scratch.disk("a");
-        let identities = Identities::at(None, ProcessSecret::random());
+        let identities = IdentityFinder::at(None, ProcessSecret::random());
         let first = identities.of_store(&scratch.store("a"), "");
         assert!(!first.is_lasting && identities.of_store(&scratch.store("a"), "") == first);
         identities.note_name(first.id, "disk", false);
@@ -505,8 +505,8 @@ mod tests {
 
         let scratch = Scratch::new();
         let identities = scratch.identities();
-        let evidence = |at: usize, is_stable| Evidence { text: format!("file {at}"), is_stable };
-        let expected = |at: usize, is_stable| Expected {
+        let evidence = |at: usize, is_stable| DeviceEvidence { text: format!("file {at}"), is_stable };
+        let expected = |at: usize, is_stable| ExpectedDevice {
             evidence: evidence(at, is_stable),
             view: String::new(),
             name: format!("d{at}"),
@@ -518,12 +518,12 @@ mod tests {
         let file = scratch.folder().file("devices.json");
         let number = || fs::metadata(&file).unwrap().ino();
         let written = number();
-        let all: Vec<Identified> = (0..3).map(|at| identities.of(&evidence(at, true), "")).collect();
+        let all: Vec<DeviceIdentity> = (0..3).map(|at| identities.of(&evidence(at, true), "")).collect();
         all[1..].iter().zip(["d1", "d2"]).for_each(|(known, name)| identities.note_name(known.id, name, true));
         identities.expect(&[expected(2, true), expected(1, true)]);
         assert_eq!(number(), written, "nothing is written again");
         assert_eq!(all[0].id, known.id);
-        let list = Devices::load(&scratch.folder()).unwrap();
+        let list = KnownDeviceList::load(&scratch.folder()).unwrap();
         let names: Vec<_> = list.iter().map(|known| (known.name.as_str(), known.is_named)).collect();
         assert_eq!(names, [("other", false), ("d1", true), ("d2", true)]);
         assert!(!identities.of(&evidence(3, false), "").is_lasting);
@@ -536,21 +536,21 @@ mod tests {
         for at in 1..NEW_MAX {
             identities.added.lock().unwrap().insert((format!("{at}"), String::new()), random_device_id());
         }
-        let expected = |at: usize| Expected {
-            evidence: Evidence { text: format!("file {at}"), is_stable: true },
+        let expected = |at: usize| ExpectedDevice {
+            evidence: DeviceEvidence { text: format!("file {at}"), is_stable: true },
             view: String::new(),
             name: "disk".into(),
             is_named: false,
         };
         identities.expect(&[expected(0), expected(1), expected(2)]);
-        assert_eq!(Devices::load(&scratch.folder()).unwrap().iter().count(), 1);
+        assert_eq!(KnownDeviceList::load(&scratch.folder()).unwrap().iter().count(), 1);
     }
 
     #[test]
     fn number_of_devices_that_a_process_adds_is_limited() {
         let scratch = Scratch::new();
         let identities = scratch.identities();
-        let evidence = |at: usize| Evidence { text: format!("file {at}"), is_stable: true };
+        let evidence = |at: usize| DeviceEvidence { text: format!("file {at}"), is_stable: true };
         for at in 0..NEW_MAX {
             identities.added.lock().unwrap().insert((format!("{at}"), String::new()), random_device_id());
         }
@@ -574,12 +574,12 @@ mod tests {
         let devices = moving_with(&scratch.folder(), &OnMedium::Device(device.id)).unwrap();
         assert_eq!(devices, moving_with(&scratch.folder(), &OnMedium::Path(&old)).unwrap());
         assert_eq!(devices.len(), 2);
-        let journals = Journals::of(scratch.folder().path());
-        let begun = journals.begin_of(&Medium::at(&old), &Medium::at(&new), &devices).unwrap();
-        let mut notes = Notes::to(begun.file);
-        notes.note(Milestone::Copying).unwrap();
+        let journals = SwapJournalFolder::of(scratch.folder().path());
+        let begun = journals.begin_of(&SwapMedium::at(&old), &SwapMedium::at(&new), &devices).unwrap();
+        let mut notes = SwapJournalWriter::to(begun.file);
+        notes.note(SwapMilestone::Copying).unwrap();
         assert_eq!(scratch.identities().of_store(&scratch.store("old"), ""), device, "nothing is decided yet");
-        notes.note(Milestone::Switched).unwrap();
+        notes.note(SwapMilestone::Switched).unwrap();
         // Here the process was killed.
         fs::rename(&new, scratch.0.join("elsewhere")).unwrap();
         let stale = scratch.identities().of_store(&scratch.store("old"), "");
@@ -590,7 +590,7 @@ mod tests {
         assert_eq!(scratch.identities().of_store(&scratch.store("new"), "ro").id, part.id);
         assert_eq!(scratch.identities().of_store(&scratch.store("new"), ""), moved, "once");
         assert_ne!(overwritten.id, moved.id);
-        let all = Devices::load(&scratch.folder()).unwrap();
+        let all = KnownDeviceList::load(&scratch.folder()).unwrap();
         assert_eq!(all.of_id(overwritten.id).unwrap().medium, None, "what it held is gone");
     }
 }

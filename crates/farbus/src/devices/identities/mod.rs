@@ -18,6 +18,7 @@ mod plugged;
 pub mod shared_now;
 
 pub use finding::{
-    ExpectedImage, Identified, Identities, OnMedium, VIEW_BYTES_MAX, durability_of, evidence_at, moving_with, settle,
+    DeviceIdentity, ExpectedImage, IdentityFinder, OnMedium, VIEW_BYTES_MAX, durability_of, evidence_at, moving_with,
+    settle,
 };
 pub use plugged::KnownUsb;

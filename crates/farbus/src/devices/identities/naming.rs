@@ -10,7 +10,7 @@ const KINDS: [&str; 11] =
 
 /// How a device gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Naming<'a> {
+pub enum DeviceNaming<'a> {
     /// Named by its kind, with a number if that is taken. Another device may have the name after the next start.
     Automatic(&'a str),
     /// Named by its owner. No other device may have the name.
@@ -20,25 +20,25 @@ pub enum Naming<'a> {
     ByRule(&'a str),
 }
 
-impl<'a> Naming<'a> {
+impl<'a> DeviceNaming<'a> {
     /// Names a device `name`, given by its owner or not.
     pub fn of(name: &'a str, is_named: bool) -> Self {
-        if is_named { Naming::Given(name) } else { Naming::Automatic(name) }
+        if is_named { DeviceNaming::Given(name) } else { DeviceNaming::Automatic(name) }
     }
 
     /// The name, or its beginning.
     pub fn text(self) -> &'a str {
         match self {
-            Naming::Automatic(name) | Naming::Given(name) | Naming::ByRule(name) => name,
+            DeviceNaming::Automatic(name) | DeviceNaming::Given(name) | DeviceNaming::ByRule(name) => name,
         }
     }
 
     /// The same kind of naming with another text.
-    pub fn with<'b>(self, name: &'b str) -> Naming<'b> {
+    pub fn with<'b>(self, name: &'b str) -> DeviceNaming<'b> {
         match self {
-            Naming::Automatic(_) => Naming::Automatic(name),
-            Naming::Given(_) => Naming::Given(name),
-            Naming::ByRule(_) => Naming::ByRule(name),
+            DeviceNaming::Automatic(_) => DeviceNaming::Automatic(name),
+            DeviceNaming::Given(_) => DeviceNaming::Given(name),
+            DeviceNaming::ByRule(_) => DeviceNaming::ByRule(name),
         }
     }
 }

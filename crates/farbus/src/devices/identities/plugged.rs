@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use farbus_io_linux::evidence::Evidence;
-use farbus_io_linux::usb::{Found, Inventory};
+use farbus_io_linux::evidence::DeviceEvidence;
+use farbus_io_linux::usb::{PluggedDevice, UsbInventory};
 use serde::{Deserialize, Serialize};
 
 /// A USB device that was identified.
@@ -27,18 +27,18 @@ pub struct KnownUsb {
 
 /// The USB devices that were identified, by bus and device number.
 #[derive(Debug, Default)]
-pub(super) struct Plugged(Mutex<BTreeMap<(u32, u32), Evidence>>);
+pub(super) struct PluggedUsbEvidence(Mutex<BTreeMap<(u32, u32), DeviceEvidence>>);
 
-impl Plugged {
+impl PluggedUsbEvidence {
     /// Begins with the devices that the process before this one had identified.
     pub fn inherited(known: &[KnownUsb]) -> Self {
-        let evidence = |known: &KnownUsb| Evidence { text: known.evidence.clone(), is_stable: known.is_stable };
+        let evidence = |known: &KnownUsb| DeviceEvidence { text: known.evidence.clone(), is_stable: known.is_stable };
         Self(Mutex::new(known.iter().map(|known| ((known.bus, known.device), evidence(known))).collect()))
     }
 
     /// All identified devices, for this process's replacement.
     pub fn known(&self) -> Vec<KnownUsb> {
-        let known = |(&(bus, device), evidence): (&(u32, u32), &Evidence)| KnownUsb {
+        let known = |(&(bus, device), evidence): (&(u32, u32), &DeviceEvidence)| KnownUsb {
             bus,
             device,
             evidence: evidence.text.clone(),
@@ -49,10 +49,15 @@ impl Plugged {
 
     /// The evidence of `found`, one of `all` devices that are plugged in now. A device that was identified before keeps
     /// its evidence.
-    pub fn evidence_of(&self, found: &Found, all: &[Found], inventory: &Inventory) -> Evidence {
+    pub fn evidence_of(
+        &self,
+        found: &PluggedDevice,
+        all: &[PluggedDevice],
+        inventory: &UsbInventory,
+    ) -> DeviceEvidence {
         // A device has no number while its port is reset.
         if found.is_being_reset() {
-            return Evidence::of_usb(found, all, inventory);
+            return DeviceEvidence::of_usb(found, all, inventory);
         }
         let mut plugged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let place = (found.bus, found.number);
@@ -64,7 +69,7 @@ impl Plugged {
             all.iter().any(|other| other.bus == bus && (other.number == number || other.is_being_reset()))
         };
         plugged.retain(|&(bus, number), _| is_plugged(bus, number));
-        let evidence = Evidence::of_usb(found, all, inventory);
+        let evidence = DeviceEvidence::of_usb(found, all, inventory);
         plugged.insert(place, evidence.clone());
         evidence
     }
@@ -116,8 +121,8 @@ mod tests {
             fs::remove_dir_all(self.folder(bus_id)).unwrap();
         }
 
-        fn evidence(&self, plugged: &Plugged, bus_id: &str) -> Evidence {
-            let inventory = Inventory::at(&self.0);
+        fn evidence(&self, plugged: &PluggedUsbEvidence, bus_id: &str) -> DeviceEvidence {
+            let inventory = UsbInventory::at(&self.0);
             let all = inventory.devices().unwrap();
             let found = all.iter().find(|found| found.bus_id == bus_id).expect("it is plugged in");
             plugged.evidence_of(found, &all, &inventory)
@@ -131,16 +136,16 @@ mod tests {
     }
 
     /// The list of a replacement process, passed in the form that is used between releases.
-    fn successor_of(plugged: &Plugged) -> Plugged {
+    fn successor_of(plugged: &PluggedUsbEvidence) -> PluggedUsbEvidence {
         let passed: Vec<KnownUsb> = serde_json::from_str(&serde_json::to_string(&plugged.known()).unwrap()).unwrap();
-        Plugged::inherited(&passed)
+        PluggedUsbEvidence::inherited(&passed)
     }
 
     #[test]
     fn device_keeps_its_evidence_beside_a_twin_and_across_a_handover() {
         let root = Root::new("twin");
         root.plug("1-1", 4, "A1");
-        let plugged = Plugged::default();
+        let plugged = PluggedUsbEvidence::default();
         let first = root.evidence(&plugged, "1-1");
         assert!(first.is_stable);
         root.plug("1-2", 5, "A1");
@@ -150,7 +155,10 @@ mod tests {
         let successor = successor_of(&plugged);
         assert_eq!(root.evidence(&successor, "1-1"), first);
         assert_eq!(root.evidence(&successor, "1-2"), second);
-        assert!(!root.evidence(&Plugged::default(), "1-1").is_stable, "who begins anew cannot tell which was first");
+        assert!(
+            !root.evidence(&PluggedUsbEvidence::default(), "1-1").is_stable,
+            "who begins anew cannot tell which was first"
+        );
         // The first device goes: the second keeps its evidence.
         root.unplug("1-1");
         assert_eq!(root.evidence(&successor_of(&successor), "1-2"), second);
@@ -160,7 +168,7 @@ mod tests {
     fn evidence_of_an_unplugged_device_is_forgotten() {
         let root = Root::new("left");
         root.plug("1-1", 4, "A1");
-        let plugged = Plugged::default();
+        let plugged = PluggedUsbEvidence::default();
         let first = root.evidence(&plugged, "1-1");
         // Another device at its port, even with the same number, has other evidence.
         for (number, serial) in [(6, "A2"), (4, "A2")] {

@@ -10,24 +10,24 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Connection, Link};
+use farbus_io_net::link::{AcceptedConnection, BoottimeClock, Link};
 use farbus_io_net::trust::{
-    Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, QuicAcceptor, QuicServer, Refusal,
-    Secured, Terms, Ticket,
+    AdmissionRefusal, AdmissionTicket, AuditEvent, AuditOutcome, Fingerprint, HandshakeError, HandshakeTerms,
+    KeyProofOutcome, LinkProtocol, PeerAdmission, QuicAcceptor, QuicServer, SecureLink,
 };
-use farbus_model::budget::Account;
+use farbus_model::budget::MemoryAccount;
 use tracing::{debug, warn};
 
-use crate::common::socket_place::Origin;
-use crate::exporter::access::listener::Listening;
-use crate::exporter::access::paired_host::Guest;
-use crate::hosts::trust::{Trust, Use};
+use crate::common::socket_place::ConnectionOrigin;
+use crate::exporter::access::listener::ExporterListener;
+use crate::exporter::access::paired_host::PairedPeer;
+use crate::hosts::trust::{AuditedUse, TrustStore};
 
 /// The stack of a session's thread and of its handshake. Signatures in a debug build use the most.
 const STACK_BYTES: usize = 512 << 10;
 
 /// The protocols that are offered over TCP, the preferred one first.
-const OVER_TCP: [Protocol; 3] = [Protocol::UsbIp, Protocol::Control, Protocol::Session];
+const OVER_TCP: [LinkProtocol; 3] = [LinkProtocol::UsbIp, LinkProtocol::Control, LinkProtocol::Session];
 
 /// Logged reason when a handshake is cut short to make room for another connection.
 const GAVE_WAY: &str = "it proved no key while others waited";
@@ -35,32 +35,32 @@ const GAVE_WAY: &str = "it proved no key while others waited";
 /// Serves the paired hosts that a [`SecureListener`] admits.
 pub trait ConnectionHandler: Send + Sync + 'static {
     /// The clock of the handler's sessions.
-    fn clock(&self) -> Clock;
+    fn clock(&self) -> BoottimeClock;
 
     /// Whether the handler accepts no more connections.
     fn is_closing(&self) -> bool;
 
     /// The account of the paired host with this key.
-    fn account(&self, host: &Fingerprint) -> Arc<Account>;
+    fn account(&self, host: &Fingerprint) -> Arc<MemoryAccount>;
 
     /// Serves a paired host until its connection ends, on the thread that ran its handshake.
     ///
     /// # Errors
     /// The host has too many connections or holds too much memory, or the system has no more descriptors.
-    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()>;
+    fn receive(self: Arc<Self>, link: Link, guest: PairedPeer, protocol: LinkProtocol) -> io::Result<()>;
 }
 
 /// Accepts encrypted connections and passes those of paired hosts to its handler.
 pub struct SecureListener<H> {
-    trust: Trust,
+    trust: TrustStore,
     handler: Arc<H>,
-    admission: Admission,
+    admission: PeerAdmission,
 }
 
 impl<H: ConnectionHandler> SecureListener<H> {
     /// Creates a listener that passes paired hosts to `handler`.
-    pub fn new(trust: Trust, handler: Arc<H>) -> Self {
-        let admission = Admission::default();
+    pub fn new(trust: TrustStore, handler: Arc<H>) -> Self {
+        let admission = PeerAdmission::default();
         // Addresses where paired hosts were seen last get places before unknown ones.
         let peers = trust.peers().unwrap_or_default();
         let addresses = peers.iter().filter_map(|peer| peer.address.as_deref()?.parse::<SocketAddr>().ok());
@@ -69,13 +69,13 @@ impl<H: ConnectionHandler> SecureListener<H> {
     }
 
     /// Accepts connections until the handler or `listening` closes.
-    pub fn accept_all(self: &Arc<Self>, listening: &Listening) {
+    pub fn accept_all(self: &Arc<Self>, listening: &ExporterListener) {
         let is_over = || self.handler.is_closing() || listening.is_closed();
         while !is_over() {
             match listening.accept() {
-                Ok((link, Origin::Address(from))) => self.let_in(Connection { link, from }),
+                Ok((link, ConnectionOrigin::Address(from))) => self.let_in(AcceptedConnection { link, from }),
                 // Paired hosts connect from other machines; this machine's programs have a plain socket.
-                Ok((_, Origin::User(_) | Origin::Own(..))) => {}
+                Ok((_, ConnectionOrigin::User(_) | ConnectionOrigin::Own(..))) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) if is_over() => return,
                 Err(error) => {
@@ -95,23 +95,23 @@ impl<H: ConnectionHandler> SecureListener<H> {
     }
 
     /// Reserves a place for a handshake with a peer at `from`. Returns `None` if the peer is turned away.
-    fn admit(&self, from: SocketAddr) -> Option<Ticket> {
+    fn admit(&self, from: SocketAddr) -> Option<AdmissionTicket> {
         match self.admission.enter(from.ip(), self.handler.clock().now()) {
             Ok(ticket) => Some(ticket),
             Err(refusal) => {
-                if matches!(refusal, Refusal::Failures { is_first: true }) {
+                if matches!(refusal, AdmissionRefusal::Failures { is_first: true }) {
                     warn!(%from, "turned away: {refusal}; further ones are not mentioned");
                 } else {
                     debug!(%from, "turned away: {refusal}");
                 }
-                self.record_stranger(from, None, Outcome::Refused, &refusal.to_string());
+                self.record_stranger(from, None, AuditOutcome::Refused, &refusal.to_string());
                 None
             }
         }
     }
 
     /// Runs the handshake on a new thread, or closes the connection without reading from it.
-    fn let_in(self: &Arc<Self>, connection: Connection) {
+    fn let_in(self: &Arc<Self>, connection: AcceptedConnection) {
         let from = connection.from;
         let Some(ticket) = self.admit(from) else { return };
         match connection.link.try_clone() {
@@ -134,11 +134,11 @@ impl<H: ConnectionHandler> SecureListener<H> {
     }
 
     /// Serves the peer if its handshake succeeded; logs and records the refusal otherwise.
-    fn judge(&self, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket) {
+    fn judge(&self, met: Result<SecureLink, HandshakeError>, from: SocketAddr, ticket: AdmissionTicket) {
         let proof = match &met {
-            Ok(_) => Proof::Given,
-            Err(HandshakeError::Lost(_) | HandshakeError::TooSlow) => Proof::CutShort,
-            Err(_) => Proof::Failed,
+            Ok(_) => KeyProofOutcome::Given,
+            Err(HandshakeError::Lost(_) | HandshakeError::TooSlow) => KeyProofOutcome::CutShort,
+            Err(_) => KeyProofOutcome::Failed,
         };
         let gave_way = ticket.is_cut();
         ticket.leave(self.handler.clock().now(), proof);
@@ -152,56 +152,56 @@ impl<H: ConnectionHandler> SecureListener<H> {
                 };
                 let why = if gave_way { GAVE_WAY.to_owned() } else { error.to_string() };
                 warn!(%from, "refused: {why}");
-                self.record_stranger(from, fingerprint, Outcome::Refused, &why);
+                self.record_stranger(from, fingerprint, AuditOutcome::Refused, &why);
             }
         }
     }
 
-    fn welcome(&self, mut secured: Secured, from: SocketAddr) {
+    fn welcome(&self, mut secured: SecureLink, from: SocketAddr) {
         // The host was unpaired after its handshake began.
         let Some(peer) = self.trust.peer(&secured.peer) else { return };
         if self.handler.is_closing() {
             return;
         }
         secured.link.set_peer(format!("{} ({from})", peer.name));
-        let guest = Guest::new(self.trust.clone(), secured.peer, peer.name, from.to_string());
+        let guest = PairedPeer::new(self.trust.clone(), secured.peer, peer.name, from.to_string());
         if let Err(error) = Arc::clone(&self.handler).receive(secured.link, guest, secured.protocol) {
             warn!(%from, %error, "the connection was turned away");
         }
     }
 
-    fn record_stranger(&self, from: SocketAddr, fingerprint: Option<Fingerprint>, outcome: Outcome, why: &str) {
+    fn record_stranger(&self, from: SocketAddr, fingerprint: Option<Fingerprint>, outcome: AuditOutcome, why: &str) {
         let address = from.to_string();
         let peer = fingerprint.and_then(|key| self.trust.peer(&key)).map(|peer| peer.name);
-        self.trust.record(&Event {
+        self.trust.record(&AuditEvent {
             peer: peer.as_deref(),
             fingerprint,
             address: Some(&address),
             why: Some(why),
-            ..Event::new(Use::CONNECT, outcome)
+            ..AuditEvent::new(AuditedUse::CONNECT, outcome)
         });
     }
 }
 
 impl<H: ConnectionHandler> QuicAcceptor for SecureListener<H> {
-    fn terms(&self) -> Terms {
-        self.trust.terms_for_guests(&[Protocol::Session])
+    fn terms(&self) -> HandshakeTerms {
+        self.trust.terms_for_guests(&[LinkProtocol::Session])
     }
 
-    fn enter(&self, from: SocketAddr) -> Option<Ticket> {
+    fn enter(&self, from: SocketAddr) -> Option<AdmissionTicket> {
         if self.handler.is_closing() { None } else { self.admit(from) }
     }
 
-    fn account(&self, peer: &Fingerprint) -> Arc<Account> {
+    fn account(&self, peer: &Fingerprint) -> Arc<MemoryAccount> {
         self.handler.account(peer)
     }
 
-    fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket) {
+    fn met(self: Arc<Self>, met: Result<SecureLink, HandshakeError>, from: SocketAddr, ticket: AdmissionTicket) {
         let listener = Arc::clone(&self);
         self.on_a_thread(from, move || listener.judge(met, from, ticket));
     }
 
-    fn met_again(self: Arc<Self>, secured: Secured, from: SocketAddr) {
+    fn met_again(self: Arc<Self>, secured: SecureLink, from: SocketAddr) {
         let listener = Arc::clone(&self);
         self.on_a_thread(from, move || listener.welcome(secured, from));
     }

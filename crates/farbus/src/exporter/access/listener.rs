@@ -5,38 +5,38 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use farbus_io_net::link::{Interest, Link, Listener, Wake, wait};
+use farbus_io_net::link::{Link, PollInterest, TcpLinkListener, ThreadWaker, wait};
 use farbus_io_net::trust::QuicServer;
 
 use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
-use crate::common::socket_place::{Origin, Place, SocketListener};
-use crate::exporter::access::networks::Network;
+use crate::common::socket_place::{ConnectionOrigin, SocketListener, SocketLocation};
+use crate::exporter::access::networks::IpNetwork;
 
 /// One listening socket.
-pub struct Listening {
+pub struct ExporterListener {
     listener: SocketListener,
-    place: Place,
+    place: SocketLocation,
     /// Networks that may connect; `None` allows all. A Unix socket is protected by its file mode instead.
-    allowed: Mutex<Option<Vec<Network>>>,
+    allowed: Mutex<Option<Vec<IpNetwork>>>,
     is_closed: AtomicBool,
-    wake: Wake,
+    wake: ThreadWaker,
     /// The QUIC server at the same port, if there is one.
     beside: OnceLock<QuicServer>,
 }
 
-impl Listening {
+impl ExporterListener {
     /// Listens on a non-blocking socket, for the networks in `allowed` (`None`: all).
     ///
     /// # Errors
     /// The socket's address cannot be read, or the system has no more descriptors.
-    pub fn new(listener: SocketListener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
+    pub fn new(listener: SocketListener, allowed: Option<Vec<IpNetwork>>) -> io::Result<Self> {
         let place = listener.place()?;
-        let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
+        let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), ThreadWaker::new()?);
         Ok(Self { listener, place, allowed, is_closed, wake, beside: OnceLock::new() })
     }
 
     /// The address or path of the socket.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &SocketLocation {
         &self.place
     }
 
@@ -46,15 +46,15 @@ impl Listening {
     }
 
     /// Whether a peer from this origin may connect.
-    pub fn admits(&self, from: Origin) -> bool {
+    pub fn admits(&self, from: ConnectionOrigin) -> bool {
         // The file mode of a Unix socket has admitted the peer already.
-        let Origin::Address(address) = from else { return true };
+        let ConnectionOrigin::Address(address) = from else { return true };
         let allowed = self.allowed.lock().expect("no listener panics");
         allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address.ip())))
     }
 
     /// Sets which networks may connect from now on.
-    pub fn allow(&self, allowed: Option<Vec<Network>>) {
+    pub fn allow(&self, allowed: Option<Vec<IpNetwork>>) {
         *self.allowed.lock().expect("no listener panics") = allowed;
     }
 
@@ -62,8 +62,9 @@ impl Listening {
     ///
     /// # Errors
     /// The error of the system; [`io::ErrorKind::WouldBlock`] if there is no connection, or the listener was closed.
-    pub fn accept(&self) -> io::Result<(Link, Origin)> {
-        let mut interests = [Interest::new(self.listener.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
+    pub fn accept(&self) -> io::Result<(Link, ConnectionOrigin)> {
+        let mut interests =
+            [PollInterest::new(self.listener.as_fd(), false), PollInterest::new(self.wake.as_fd(), false)];
         // The next call on the socket reports its error.
         let _ = wait(&mut interests, None);
         if self.is_closed() {
@@ -95,29 +96,29 @@ impl Listening {
 
 /// All listening sockets.
 #[derive(Default)]
-pub struct Addresses(OrderedMutex<Vec<Arc<Listening>>, ALONE>);
+pub struct ExporterListenerSet(OrderedMutex<Vec<Arc<ExporterListener>>, ALONE>);
 
-impl Addresses {
+impl ExporterListenerSet {
     #[track_caller]
-    fn all(&self) -> OrderedGuard<'_, Vec<Arc<Listening>>, ALONE> {
+    fn all(&self) -> OrderedGuard<'_, Vec<Arc<ExporterListener>>, ALONE> {
         self.0.lock().expect("no listener panics")
     }
 
     /// Adds a listening socket.
-    pub(crate) fn add(&self, listening: Arc<Listening>) {
+    pub(crate) fn add(&self, listening: Arc<ExporterListener>) {
         self.all().push(listening);
     }
 
     /// Sets which networks may connect to `place` (`None`: all). Existing connections stay.
-    pub fn allow(&self, place: &Place, allowed: Option<Vec<Network>>) {
+    pub fn allow(&self, place: &SocketLocation, allowed: Option<Vec<IpNetwork>>) {
         for listening in self.all().iter().filter(|listening| listening.place() == place) {
             listening.allow(allowed.clone());
         }
     }
 
     /// Stops listening at `place`. Existing connections stay.
-    pub fn close(&self, place: &Place) {
-        let is_it = |listening: &mut Arc<Listening>| listening.place() == place;
+    pub fn close(&self, place: &SocketLocation) {
+        let is_it = |listening: &mut Arc<ExporterListener>| listening.place() == place;
         self.all().extract_if(.., is_it).for_each(|listening| listening.close());
     }
 
@@ -131,7 +132,7 @@ impl Addresses {
     ///
     /// # Errors
     /// `NotFound` if there is no listener at `place`; otherwise the system has no more descriptors.
-    pub fn listener(&self, place: &Place) -> io::Result<Option<Listener>> {
+    pub fn listener(&self, place: &SocketLocation) -> io::Result<Option<TcpLinkListener>> {
         let all = self.all();
         let listening = all.iter().find(|listening| listening.place() == place);
         match &listening.ok_or(io::ErrorKind::NotFound)?.listener {

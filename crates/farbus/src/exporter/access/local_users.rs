@@ -15,7 +15,7 @@ use farbus_io_net::link::Link;
 use farbus_io_net::local::runtime_folder;
 
 use crate::broker::SystemAccess;
-use crate::common::socket_place::Origin;
+use crate::common::socket_place::ConnectionOrigin;
 
 /// A user of this machine, or all of them, as a person names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,11 +146,11 @@ impl LocalPeers {
     ///
     /// # Errors
     /// [`NotServed`] if the user is not served or cannot be found.
-    pub fn recognize(&self, link: &Link, from: Origin) -> Result<Origin, NotServed> {
-        let Origin::Address(address) = from else { return Ok(from) };
+    pub fn recognize(&self, link: &Link, from: ConnectionOrigin) -> Result<ConnectionOrigin, NotServed> {
+        let ConnectionOrigin::Address(address) = from else { return Ok(from) };
         let asked = self.system.lock().unwrap_or_else(PoisonError::into_inner).peer_owner(link);
         match asked {
-            Ok(PeerOwner::User(user)) if self.serves(user) => Ok(Origin::Own(address, user)),
+            Ok(PeerOwner::User(user)) if self.serves(user) => Ok(ConnectionOrigin::Own(address, user)),
             Ok(PeerOwner::User(user)) => Err(NotServed::User(user)),
             Ok(PeerOwner::Closed) => Err(NotServed::Closed),
             Err(error) if address.ip().to_canonical().is_loopback() => Err(NotServed::Unknown(error)),

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use farbus_model::budget::{Account, Budget};
+use farbus_model::budget::{MemoryAccount, MemoryBudget};
 use farbus_model::limits::CONSOLE_BYTES_MAX;
-use farbus_session::native::control::{Class, Mode, Open};
+use farbus_session::native::control::{AttachmentClass, AttachmentMode, OpenRequest};
 
-use crate::exporter::access::quota::Visitor;
+use crate::exporter::access::quota::PeerIdentity;
 
 /// Memory for a link that answers questions (`farbus-control/1`): one line in each direction.
 pub const QUESTIONS_BYTES: usize = 1 << 20;
@@ -19,39 +19,39 @@ const READER_BYTES: usize = 2 * farbus_model::limits::FRAMES_BYTES_MAX as usize;
 
 /// The accounts of all peers.
 #[derive(Debug)]
-pub struct Accounts(Mutex<Table>);
+pub struct MemoryAccounts(Mutex<MemoryAccountTable>);
 
 #[derive(Debug)]
-struct Table {
-    process: Arc<Account>,
-    peers: Vec<(Of, Weak<Account>)>,
+struct MemoryAccountTable {
+    process: Arc<MemoryAccount>,
+    peers: Vec<(MemoryAccountKey, Weak<MemoryAccount>)>,
 }
 
 /// What an account of a peer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
-    Devices(Visitor),
+enum MemoryAccountKey {
+    Devices(PeerIdentity),
     /// Questions of a peer whose identity is certain.
-    Questions(Visitor),
+    Questions(PeerIdentity),
 }
 
-impl Default for Accounts {
+impl Default for MemoryAccounts {
     fn default() -> Self {
-        let process = Account::of_process(Budget::DEFAULT);
-        Self(Mutex::new(Table { process, peers: Vec::new() }))
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+        Self(Mutex::new(MemoryAccountTable { process, peers: Vec::new() }))
     }
 }
 
-impl Accounts {
-    fn table(&self) -> MutexGuard<'_, Table> {
+impl MemoryAccounts {
+    fn table(&self) -> MutexGuard<'_, MemoryAccountTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the budget of peers that connect from now on.
-    pub fn set_budget(&self, budget: Budget) {
+    pub fn set_budget(&self, budget: MemoryBudget) {
         let mut table = self.table();
         if *table.process.budget() != budget {
-            *table = Table { process: Account::of_process(budget), peers: Vec::new() };
+            *table = MemoryAccountTable { process: MemoryAccount::of_process(budget), peers: Vec::new() };
         }
     }
 
@@ -61,16 +61,20 @@ impl Accounts {
     }
 
     /// Returns the account of a peer, which all its connections share; a new one if the peer holds nothing.
-    pub fn of(&self, visitor: Visitor) -> Arc<Account> {
-        self.find(Of::Devices(visitor))
+    pub fn of(&self, visitor: PeerIdentity) -> Arc<MemoryAccount> {
+        self.find(MemoryAccountKey::Devices(visitor))
     }
 
     /// Returns the account that a peer's connections with questions share.
-    pub fn of_questions(&self, visitor: Visitor) -> Arc<Account> {
-        self.find(if visitor.is_known() { Of::Questions(visitor) } else { Of::Devices(visitor) })
+    pub fn of_questions(&self, visitor: PeerIdentity) -> Arc<MemoryAccount> {
+        self.find(if visitor.is_known() {
+            MemoryAccountKey::Questions(visitor)
+        } else {
+            MemoryAccountKey::Devices(visitor)
+        })
     }
 
-    fn find(&self, of: Of) -> Arc<Account> {
+    fn find(&self, of: MemoryAccountKey) -> Arc<MemoryAccount> {
         let mut table = self.table();
         if let Some(account) = table.peers.iter().find(|(who, _)| *who == of).and_then(|(_, account)| account.upgrade())
         {
@@ -78,9 +82,9 @@ impl Accounts {
         }
         table.peers.retain(|(_, account)| account.strong_count() > 0);
         let account = match of {
-            Of::Questions(_) => Account::of_questions(&table.process),
-            Of::Devices(visitor) if visitor.is_known() => Account::of_known_peer(&table.process),
-            Of::Devices(_) => Account::of_peer(&table.process),
+            MemoryAccountKey::Questions(_) => MemoryAccount::of_questions(&table.process),
+            MemoryAccountKey::Devices(visitor) if visitor.is_known() => MemoryAccount::of_known_peer(&table.process),
+            MemoryAccountKey::Devices(_) => MemoryAccount::of_peer(&table.process),
         };
         table.peers.push((of, Arc::downgrade(&account)));
         account
@@ -89,11 +93,11 @@ impl Accounts {
 
 /// Memory for an attachment with a fixed need. `None`: the account's free memory decides how much the user may have in
 /// flight.
-pub fn fixed_bytes(open: &Open) -> Option<usize> {
+pub fn fixed_bytes(open: &OpenRequest) -> Option<usize> {
     match (open.class, open.mode) {
-        (Class::STREAM, _) => Some(READER_BYTES),
-        (Class::CONSOLE, _) => Some(CONSOLE_OBSERVER_BYTES),
-        (_, Mode::Observe) => Some(OBSERVER_BYTES),
+        (AttachmentClass::STREAM, _) => Some(READER_BYTES),
+        (AttachmentClass::CONSOLE, _) => Some(CONSOLE_OBSERVER_BYTES),
+        (_, AttachmentMode::Observe) => Some(OBSERVER_BYTES),
         _ => None,
     }
 }
@@ -106,8 +110,8 @@ mod tests {
 
     #[test]
     fn connections_of_a_peer_share_one_account_that_ends_with_the_last() {
-        let accounts = Accounts::default();
-        let visitor = |last| Visitor::from(IpAddr::from([10, 0, 0, last]));
+        let accounts = MemoryAccounts::default();
+        let visitor = |last| PeerIdentity::from(IpAddr::from([10, 0, 0, last]));
         let (a, again, b) = (accounts.of(visitor(1)), accounts.of(visitor(1)), accounts.of(visitor(2)));
         let taken = a.take(1000).unwrap();
         assert_eq!((again.used(), b.used()), (1000, 0));

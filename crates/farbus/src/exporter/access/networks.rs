@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 /// A range of addresses: `10.0.0.0/8`, `fd00::/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
+pub struct IpNetwork {
     address: IpAddr,
     bits: u8,
 }
 
-impl Network {
+impl IpNetwork {
     /// Whether the range contains `address`. An IPv4 address mapped into IPv6 counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         let differ = |ours: u128, theirs: u128, width: u32| {
@@ -26,7 +26,7 @@ impl Network {
     }
 }
 
-impl FromStr for Network {
+impl FromStr for IpNetwork {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -51,7 +51,7 @@ impl FromStr for Network {
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for IpNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.bits)
     }
@@ -76,7 +76,7 @@ mod tests {
             ("fe80::/10", "fec0::1", false),
         ];
         for (network, address, expected) in cases {
-            let network: Network = network.parse().unwrap();
+            let network: IpNetwork = network.parse().unwrap();
             assert_eq!(network.contains(address.parse().unwrap()), expected, "{network} {address}");
         }
     }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn malformed_ranges_are_refused() {
         for wrong in ["", "lab3", "10.0.0.0/33", "10.0.0.1/8", "::1/64", "10.0.0.0/-1", "10.0.0.0/", "fd00::/129"] {
-            assert!(wrong.parse::<Network>().is_err(), "{wrong}");
+            assert!(wrong.parse::<IpNetwork>().is_err(), "{wrong}");
         }
     }
 }

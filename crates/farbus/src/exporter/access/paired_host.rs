@@ -1,22 +1,22 @@
 //! A paired host in a session: what it may do, and what the audit log records of it.
 
-use farbus_io_net::trust::{DeviceId, Event, Fingerprint, Outcome, Peer, Peers};
+use farbus_io_net::trust::{AuditEvent, AuditOutcome, DeviceId, Fingerprint, PairedHostList, Peer};
 use tracing::info;
 
-use crate::hosts::trust::Trust;
+use crate::hosts::trust::TrustStore;
 
 /// A paired host in a session.
 #[derive(Clone)]
-pub struct Guest {
-    trust: Trust,
+pub struct PairedPeer {
+    trust: TrustStore,
     fingerprint: Fingerprint,
     name: String,
     address: String,
 }
 
-impl Guest {
+impl PairedPeer {
     /// Creates the guest for a link whose peer has proved `fingerprint`.
-    pub fn new(trust: Trust, fingerprint: Fingerprint, name: String, address: String) -> Self {
+    pub fn new(trust: TrustStore, fingerprint: Fingerprint, name: String, address: String) -> Self {
         Self { trust, fingerprint, name, address }
     }
 
@@ -61,27 +61,27 @@ impl Guest {
     }
 
     /// Whether `peers` still allows the host's session, and the device that it uses if there is one.
-    pub fn may_stay(&self, peers: &Peers, device: Option<(&str, Option<DeviceId>)>) -> bool {
+    pub fn may_stay(&self, peers: &PairedHostList, device: Option<(&str, Option<DeviceId>)>) -> bool {
         let peer = peers.of_key(&self.fingerprint);
         peer.is_some_and(|peer| device.is_none_or(|(device, id)| peer.may_use(device, id)))
     }
 
     /// Records a use of a device, or its refusal and the reason, in the audit log.
-    pub fn record(&self, verb: &str, outcome: Outcome, device: &str, why: Option<&str>) {
-        self.trust.record(&Event { device: Some(device), why, ..self.event(verb, outcome) });
+    pub fn record(&self, verb: &str, outcome: AuditOutcome, device: &str, why: Option<&str>) {
+        self.trust.record(&AuditEvent { device: Some(device), why, ..self.event(verb, outcome) });
     }
 
     /// Records that the host was refused the device.
     pub fn record_refused(&self, device: &str, why: &str) {
-        self.record("attach", Outcome::Refused, device, Some(why));
+        self.record("attach", AuditOutcome::Refused, device, Some(why));
     }
 
-    fn event<'a>(&'a self, verb: &'a str, outcome: Outcome) -> Event<'a> {
-        Event {
+    fn event<'a>(&'a self, verb: &'a str, outcome: AuditOutcome) -> AuditEvent<'a> {
+        AuditEvent {
             peer: Some(&self.name),
             fingerprint: Some(self.fingerprint),
             address: Some(&self.address),
-            ..Event::new(verb, outcome)
+            ..AuditEvent::new(verb, outcome)
         }
     }
 }

@@ -9,7 +9,7 @@ use farbus_io_net::trust::{Fingerprint, subscriber};
 use farbus_model::Instant;
 use farbus_session::native::control::LIMIT;
 
-use crate::common::socket_place::Origin;
+use crate::common::socket_place::ConnectionOrigin;
 
 /// The most connections of all peers together that are known by address only, at the port without encryption.
 const STRANGERS_MAX: usize = 512;
@@ -33,7 +33,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 
 /// The peer that a connection is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visitor {
+pub enum PeerIdentity {
     /// A paired host, wherever it connects from.
     Host(Fingerprint),
     /// A program of this machine, of the user with this number (uid).
@@ -46,7 +46,7 @@ pub enum Visitor {
 
 /// What a connection may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ConnectionClass {
     /// Everything.
     Own,
     /// Ask questions, and be refused devices.
@@ -90,24 +90,24 @@ pub const PEER_DEVICES: &str = "peer_devices";
 /// The message to a surplus connection of a stranger.
 pub const REFUSAL: &str = "this peer has as many connections as are left for all others";
 
-impl Visitor {
+impl PeerIdentity {
     /// The peer at this address, known by nothing else.
     pub fn from(address: IpAddr) -> Self {
-        Visitor::Address(subscriber(address))
+        PeerIdentity::Address(subscriber(address))
     }
 
     /// A peer that proved no key.
-    pub fn without_key(from: Origin) -> Self {
+    pub fn without_key(from: ConnectionOrigin) -> Self {
         match from {
-            Origin::Address(address) => Self::from(address.ip()),
-            Origin::Own(address, user) => Visitor::Own(subscriber(address.ip()), user),
-            Origin::User(user) => Visitor::User(user),
+            ConnectionOrigin::Address(address) => Self::from(address.ip()),
+            ConnectionOrigin::Own(address, user) => PeerIdentity::Own(subscriber(address.ip()), user),
+            ConnectionOrigin::User(user) => PeerIdentity::User(user),
         }
     }
 
     /// Whether the peer's identity is certain, by its key or by the kernel.
     pub fn is_known(self) -> bool {
-        !matches!(self, Visitor::Address(_) | Visitor::Own(..))
+        !matches!(self, PeerIdentity::Address(_) | PeerIdentity::Own(..))
     }
 }
 
@@ -122,18 +122,19 @@ impl Visitor {
 /// # Errors
 /// [`QuotaError`] if the connection is to be closed unread, or told so by its protocol.
 pub fn place(
-    visitor: Visitor,
+    visitor: PeerIdentity,
     devices_max: usize,
-    present: impl IntoIterator<Item = (Visitor, Place)>,
-) -> Result<Place, QuotaError> {
+    present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
+) -> Result<ConnectionClass, QuotaError> {
     let is_known = visitor.is_known();
     let (mut all, mut own, mut surplus) = (0, 0, 0);
-    let is_counted =
-        |(who, place): &(Visitor, Place)| who.is_known() == is_known && matches!(place, Place::Own | Place::Surplus);
+    let is_counted = |(who, place): &(PeerIdentity, ConnectionClass)| {
+        who.is_known() == is_known && matches!(place, ConnectionClass::Own | ConnectionClass::Surplus)
+    };
     for (who, place) in present.into_iter().filter(is_counted) {
         all += 1;
-        own += usize::from(who == visitor && place == Place::Own);
-        surplus += usize::from(place == Place::Surplus);
+        own += usize::from(who == visitor && place == ConnectionClass::Own);
+        surplus += usize::from(place == ConnectionClass::Surplus);
     }
     let (places, own_max, surplus_max) = match is_known {
         true => (devices_max.saturating_mul(KNOWN_PEERS_FULL), devices_max, KNOWN_SURPLUS_MAX),
@@ -141,10 +142,10 @@ pub fn place(
     };
     let left = places.saturating_sub(all);
     match () {
-        () if own < left.min(own_max) => Ok(Place::Own),
+        () if own < left.min(own_max) => Ok(ConnectionClass::Own),
         // The surplus of known peers has places of its own: their devices cannot take it.
         () if left == 0 && !is_known => Err(QuotaError::Full),
-        () if surplus < surplus_max => Ok(Place::Surplus),
+        () if surplus < surplus_max => Ok(ConnectionClass::Surplus),
         () if is_known => Err(QuotaError::Devices(devices_max)),
         () => Err(QuotaError::Share),
     }
@@ -155,15 +156,19 @@ pub fn place(
 /// # Errors
 /// [`QuotaError::Full`]: there are as many of this peer, or of all.
 pub fn place_of_questions(
-    visitor: Visitor,
-    present: impl IntoIterator<Item = (Visitor, Place)>,
-) -> Result<Place, QuotaError> {
+    visitor: PeerIdentity,
+    present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
+) -> Result<ConnectionClass, QuotaError> {
     let (mut all, mut own) = (0, 0);
-    for (who, _) in present.into_iter().filter(|(_, place)| *place == Place::Questions) {
+    for (who, _) in present.into_iter().filter(|(_, place)| *place == ConnectionClass::Questions) {
         all += 1;
         own += usize::from(who == visitor);
     }
-    if all < QUESTIONS_MAX && own < QUESTIONS_OF_HOST_MAX { Ok(Place::Questions) } else { Err(QuotaError::Full) }
+    if all < QUESTIONS_MAX && own < QUESTIONS_OF_HOST_MAX {
+        Ok(ConnectionClass::Questions)
+    } else {
+        Err(QuotaError::Full)
+    }
 }
 
 /// Whether `visitor` may use one more device, beside those that are `present`. For peers that are known by address
@@ -172,25 +177,26 @@ pub fn place_of_questions(
 /// # Errors
 /// [`QuotaError::Devices`].
 pub fn may_use_another(
-    visitor: Visitor,
+    visitor: PeerIdentity,
     devices_max: usize,
-    present: impl IntoIterator<Item = (Visitor, Place)>,
+    present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<(), QuotaError> {
-    let is_its_own = |(who, place): &(Visitor, Place)| *who == visitor && *place == Place::Within;
+    let is_its_own =
+        |(who, place): &(PeerIdentity, ConnectionClass)| *who == visitor && *place == ConnectionClass::Within;
     let used = present.into_iter().filter(is_its_own).count();
     if !visitor.is_known() || used < devices_max { Ok(()) } else { Err(QuotaError::Devices(devices_max)) }
 }
 
 /// The message to a surplus connection of `visitor`.
-pub fn refusal(visitor: Visitor, devices_max: usize) -> String {
+pub fn refusal(visitor: PeerIdentity, devices_max: usize) -> String {
     if visitor.is_known() { QuotaError::Devices(devices_max).to_string() } else { REFUSAL.to_owned() }
 }
 
 /// Limits how often the log reports refused connections, because outsiders must not be able to fill a log.
 #[derive(Debug, Default)]
-pub struct Complaint(Mutex<Option<Instant>>);
+pub struct RefusalLogLimiter(Mutex<Option<Instant>>);
 
-impl Complaint {
+impl RefusalLogLimiter {
     /// Whether the log is to report a refusal now.
     pub fn is_due(&self, now: Instant) -> bool {
         let mut last = self.0.lock().expect("nobody panics while it is looked at");
@@ -208,8 +214,8 @@ mod tests {
 
     const DEVICES_MAX: usize = 1024;
 
-    fn from(last: u8) -> Visitor {
-        Visitor::from(IpAddr::from([10, 0, 0, last]))
+    fn from(last: u8) -> PeerIdentity {
+        PeerIdentity::from(IpAddr::from([10, 0, 0, last]))
     }
 
     #[test]
@@ -218,53 +224,53 @@ mod tests {
         let mut shares = Vec::new();
         for greedy in 1..=9 {
             let before = present.len();
-            while place(from(greedy), DEVICES_MAX, present.iter().copied()) == Ok(Place::Own) {
-                present.push((from(greedy), Place::Own));
+            while place(from(greedy), DEVICES_MAX, present.iter().copied()) == Ok(ConnectionClass::Own) {
+                present.push((from(greedy), ConnectionClass::Own));
             }
             shares.push(present.len() - before);
         }
         assert_eq!(shares, [256, 128, 64, 32, 16, 8, 4, 2, 1]);
         assert_eq!(
             place(from(99), DEVICES_MAX, present.iter().copied()),
-            Ok(Place::Own),
+            Ok(ConnectionClass::Own),
             "the last place is anybody's"
         );
-        present.push((from(99), Place::Own));
+        present.push((from(99), ConnectionClass::Own));
         assert_eq!(place(from(100), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
     }
 
     #[test]
     fn devices_of_a_session_take_no_places_of_their_own() {
-        let mut present = vec![(from(1), Place::Own); 200];
-        present.extend(vec![(from(1), Place::Within); 200]);
+        let mut present = vec![(from(1), ConnectionClass::Own); 200];
+        present.extend(vec![(from(1), ConnectionClass::Within); 200]);
         assert_eq!(
             place(from(1), DEVICES_MAX, present.iter().copied()),
-            Ok(Place::Own),
+            Ok(ConnectionClass::Own),
             "200 devices, a session each, are 200"
         );
-        assert_eq!(place(from(2), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
+        assert_eq!(place(from(2), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
     }
 
     #[test]
     fn peer_at_its_share_gets_a_few_surplus_connections_and_then_none() {
-        let mut present = vec![(from(1), Place::Own); 256];
+        let mut present = vec![(from(1), ConnectionClass::Own); 256];
         for _ in 0..SURPLUS_MAX {
-            assert_eq!(place(from(1), DEVICES_MAX, present.iter().copied()), Ok(Place::Surplus));
-            present.push((from(1), Place::Surplus));
+            assert_eq!(place(from(1), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Surplus));
+            present.push((from(1), ConnectionClass::Surplus));
         }
         assert_eq!(place(from(1), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Share));
-        assert_eq!(place(from(2), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
+        assert_eq!(place(from(2), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
     }
 
-    fn host(number: u8) -> Visitor {
-        Visitor::Host(Fingerprint::from_bytes([number; 32]))
+    fn host(number: u8) -> PeerIdentity {
+        PeerIdentity::Host(Fingerprint::from_bytes([number; 32]))
     }
 
     /// Opens connections of `visitor` until it gets no place of its own. Returns how many it got.
-    fn fill(visitor: Visitor, devices_max: usize, present: &mut Vec<(Visitor, Place)>) -> usize {
+    fn fill(visitor: PeerIdentity, devices_max: usize, present: &mut Vec<(PeerIdentity, ConnectionClass)>) -> usize {
         let before = present.len();
-        while place(visitor, devices_max, present.iter().copied()) == Ok(Place::Own) {
-            present.push((visitor, Place::Own));
+        while place(visitor, devices_max, present.iter().copied()) == Ok(ConnectionClass::Own) {
+            present.push((visitor, ConnectionClass::Own));
         }
         present.len() - before
     }
@@ -274,14 +280,18 @@ mod tests {
         let mut present = Vec::new();
         assert_eq!(fill(host(1), 1000, &mut present), 1000);
         for _ in 0..KNOWN_SURPLUS_MAX {
-            assert_eq!(place(host(1), 1000, present.iter().copied()), Ok(Place::Surplus));
-            present.push((host(1), Place::Surplus));
+            assert_eq!(place(host(1), 1000, present.iter().copied()), Ok(ConnectionClass::Surplus));
+            present.push((host(1), ConnectionClass::Surplus));
         }
         let refused = place(host(1), 1000, present.iter().copied()).unwrap_err();
         assert_eq!(refused, QuotaError::Devices(1000));
         assert!(refused.to_string().starts_with("limit peer_devices: it uses 1000 devices here already"));
-        assert!(fill(host(2), 1000, &mut present) == 1000 && fill(Visitor::User(0), 1000, &mut present) > 900);
-        assert_eq!(place(from(1), 1000, present.iter().copied()), Ok(Place::Own), "strangers are counted apart");
+        assert!(fill(host(2), 1000, &mut present) == 1000 && fill(PeerIdentity::User(0), 1000, &mut present) > 900);
+        assert_eq!(
+            place(from(1), 1000, present.iter().copied()),
+            Ok(ConnectionClass::Own),
+            "strangers are counted apart"
+        );
     }
 
     #[test]
@@ -289,19 +299,19 @@ mod tests {
         let mut present = Vec::new();
         fill(host(1), 8, &mut present);
         for _ in 0..QUESTIONS_OF_HOST_MAX {
-            assert_eq!(place_of_questions(host(1), present.iter().copied()), Ok(Place::Questions));
-            present.push((host(1), Place::Questions));
+            assert_eq!(place_of_questions(host(1), present.iter().copied()), Ok(ConnectionClass::Questions));
+            present.push((host(1), ConnectionClass::Questions));
         }
         assert_eq!(place_of_questions(host(1), present.iter().copied()), Err(QuotaError::Full));
-        assert_eq!(place_of_questions(host(2), present.iter().copied()), Ok(Place::Questions));
+        assert_eq!(place_of_questions(host(2), present.iter().copied()), Ok(ConnectionClass::Questions));
     }
 
     #[test]
     fn devices_of_one_session_count_as_those_of_many_do() {
-        let mut present = vec![(host(1), Place::Own)];
-        present.extend(vec![(host(1), Place::Within); 7]);
+        let mut present = vec![(host(1), ConnectionClass::Own)];
+        present.extend(vec![(host(1), ConnectionClass::Within); 7]);
         assert_eq!(may_use_another(host(1), 8, present.iter().copied()), Ok(()));
-        present.push((host(1), Place::Within));
+        present.push((host(1), ConnectionClass::Within));
         assert_eq!(may_use_another(host(1), 8, present.iter().copied()), Err(QuotaError::Devices(8)));
         assert_eq!(may_use_another(host(2), 8, present.iter().copied()), Ok(()));
     }
@@ -309,22 +319,22 @@ mod tests {
     #[test]
     fn unknown_addresses_cannot_take_the_places_of_known_peers() {
         let mut present = Vec::new();
-        let address = |n: u32| Visitor::from(IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
+        let address = |n: u32| PeerIdentity::from(IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
         for n in 0..1000 {
             present.extend(place(address(n), DEVICES_MAX, present.iter().copied()).map(|place| (address(n), place)));
         }
         assert_eq!(present.len(), STRANGERS_MAX);
         assert_eq!(place(address(2000), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
         for n in 0..12 {
-            assert_eq!(place(host(n), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
-            present.push((host(n), Place::Own));
+            assert_eq!(place(host(n), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
+            present.push((host(n), ConnectionClass::Own));
         }
-        assert_eq!(place(Visitor::User(0), DEVICES_MAX, present.iter().copied()), Ok(Place::Own));
+        assert_eq!(place(PeerIdentity::User(0), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
     }
 
     #[test]
     fn a_flood_of_connections_logs_one_line_in_ten_seconds() {
-        let complaint = Complaint::default();
+        let complaint = RefusalLogLimiter::default();
         let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
         let said: Vec<_> = (0..25).filter(|&second| complaint.is_due(at(second))).collect();
         assert_eq!(said, [0, 10, 20]);

@@ -2,32 +2,32 @@
 
 use farbus_io_linux::sys::startup_memory;
 use farbus_model::{Device, Instant};
-use farbus_session::claims::lease::Party;
-use farbus_session::claims::{Claims, Mode};
+use farbus_session::claims::lease::LeaseHost;
+use farbus_session::claims::{DeviceClaims, UseMode};
 use farbus_session::native::control as native;
 use farbus_session::registry::{ClaimedBlock, ClassRefusal, name_of};
-use farbus_session::stream::Stage;
-use farbus_session::{Claimed, DeviceRecord, Offers, OpStatus, Registry};
+use farbus_session::stream::FramePublisher;
+use farbus_session::{ClaimedUsb, DeviceRecord, ExportOffers, ExportRegistry, OpStatus};
 use tracing::{info, warn};
 
-use crate::exporter::access::quota::{self, Place};
-use crate::exporter::session::entry::Session;
-use crate::exporter::state::lease_limits::{Exceeded, held_by};
-use crate::exporter::state::shared::Shared;
-use crate::hosts::trust::Use;
+use crate::exporter::access::quota::{self, ConnectionClass};
+use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::state::lease_limits::{ExceededLeaseLimit, held_by};
+use crate::exporter::state::shared::ExporterState;
+use crate::hosts::trust::AuditedUse;
 
 const NOT_BLOCK: &str = "it is a USB device and no block device";
 const NOT_STREAM: &str = "it is no stream of frames";
 
 /// The shared devices, as the peer of one session may see and claim them.
-pub struct Offer<'a> {
-    pub(crate) shared: &'a Shared,
-    pub(crate) session: &'a Session,
+pub struct PeerOffers<'a> {
+    pub(crate) shared: &'a ExporterState,
+    pub(crate) session: &'a SessionEntry,
 }
 
-impl Offers<Box<dyn Device>> for Offer<'_> {
+impl ExportOffers<Box<dyn Device>> for PeerOffers<'_> {
     fn list(&mut self) -> Vec<DeviceRecord> {
-        let Shared { registry, permissions, .. } = self.shared;
+        let ExporterState { registry, permissions, .. } = self.shared;
         let mut records = registry.lock().records(self.shared.serving.clock.now());
         let visitor = self.session.visitor;
         match &self.session.guest {
@@ -45,26 +45,26 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
         self.check_limits(bus_id).map_err(|_| OpStatus::NotAvailable)?;
         if let Err(why) = self.shared.registry.check_is_here(bus_id, &self.session.proof()) {
             why.note(bus_id, &self.session.peer);
-            self.shared.permissions.record(self.session, Use::Attach, bus_id, Err(why.in_words()));
+            self.shared.permissions.record(self.session, AuditedUse::Attach, bus_id, Err(why.in_words()));
             return Err(OpStatus::NotAvailable);
         }
         let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
-        let outcome = claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string);
+        let outcome = claimed.as_ref().map(|_| UseMode::Exclusive.as_str()).map_err(OpStatus::to_string);
         self.note(bus_id, holder, outcome);
-        claimed.map(|Claimed { record, device }| {
+        claimed.map(|ClaimedUsb { record, device }| {
             let device = self.shared.reservations.behind_suspension(self.session, bus_id, device);
             (record, device)
         })
     }
 }
 
-impl Offer<'_> {
+impl PeerOffers<'_> {
     /// Checks whether the peer may ask for this device at all.
     ///
     /// # Errors
     /// The status that USB/IP answers if it may not.
     pub fn admit(&self, bus_id: &str) -> Result<(), OpStatus> {
-        let Shared { registry, permissions, .. } = self.shared;
+        let ExporterState { registry, permissions, .. } = self.shared;
         if self.shared.sessions.is_stopping() {
             return Err(OpStatus::NotAvailable);
         }
@@ -75,7 +75,7 @@ impl Offer<'_> {
             (Some(true), _) => {}
             (Some(false), _) => {
                 info!(device = bus_id, peer, "refused: it is another host's alone");
-                permissions.record(self.session, Use::Attach, bus_id, Err("another host's alone"));
+                permissions.record(self.session, AuditedUse::Attach, bus_id, Err("another host's alone"));
                 return Err(OpStatus::NoDevice);
             }
             (None, Some((guest, device)))
@@ -85,10 +85,10 @@ impl Offer<'_> {
             }
             (None, _) => {}
         }
-        if self.session.place == Place::Surplus {
+        if self.session.place == ConnectionClass::Surplus {
             let why = quota::refusal(self.session.visitor, self.shared.sessions.accounts.devices_max());
             warn!(device = bus_id, peer, "refused: {why}");
-            permissions.record(self.session, Use::Attach, bus_id, Err(&why));
+            permissions.record(self.session, AuditedUse::Attach, bus_id, Err(&why));
             return Err(OpStatus::NotAvailable);
         }
         if !self.session.is_successor() && name.is_some_and(|name| self.shared.predecessor.uses(&name)) {
@@ -101,14 +101,14 @@ impl Offer<'_> {
     ///
     /// # Errors
     /// The limit that the peer has reached.
-    pub fn check_limits(&self, bus_id: &str) -> Result<(), Exceeded> {
+    pub fn check_limits(&self, bus_id: &str) -> Result<(), ExceededLeaseLimit> {
         let Some(guest) = self.session.guest.as_ref().filter(|_| !self.session.is_successor()) else { return Ok(()) };
         let bounds = self.shared.lease_limits.of(Some(&guest.fingerprint()));
-        let who = Party::paired(guest.identity().0);
+        let who = LeaseHost::paired(guest.identity().0);
         let now = self.shared.serving.clock.now();
         let mut registry = self.shared.registry.lock();
         // A host may attach what it has leased.
-        let is_lessee = |claims: &mut Claims| claims.lease(now).is_some_and(|lease| lease.who == who);
+        let is_lessee = |claims: &mut DeviceClaims| claims.lease(now).is_some_and(|lease| lease.who == who);
         if registry.claims_mut(bus_id).is_some_and(is_lessee) {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Offer<'_> {
         drop(registry);
         checked.inspect_err(|exceeded| {
             info!(device = bus_id, peer = self.session.peer, limit = exceeded.name, "refused: its limit is reached");
-            self.shared.permissions.record(self.session, Use::Attach, bus_id, Err(exceeded.name));
+            self.shared.permissions.record(self.session, AuditedUse::Attach, bus_id, Err(exceeded.name));
         })
     }
 
@@ -124,7 +124,11 @@ impl Offer<'_> {
     ///
     /// # Errors
     /// Why the peer does not get it.
-    pub fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+    pub fn claim_block(
+        &self,
+        bus_id: &str,
+        asked: native::AttachmentMode,
+    ) -> Result<ClaimedBlock, native::AttachmentEndNotice> {
         self.claim_by(bus_id, NOT_BLOCK, |registry, peer, now| {
             let claimed = registry.claim_block(bus_id, peer, asked, now)?;
             let mode = claimed.mode;
@@ -136,7 +140,11 @@ impl Offer<'_> {
     ///
     /// # Errors
     /// Why the peer does not get it.
-    pub fn claim_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Stage, Mode), native::End> {
+    pub fn claim_stream(
+        &self,
+        bus_id: &str,
+        asked: native::AttachmentMode,
+    ) -> Result<(FramePublisher, UseMode), native::AttachmentEndNotice> {
         self.claim_by(bus_id, NOT_STREAM, |registry, peer, now| {
             let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
             Ok(((stage, mode), mode))
@@ -148,12 +156,12 @@ impl Offer<'_> {
         &self,
         bus_id: &str,
         lacking: &str,
-        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<(T, Mode), ClassRefusal>,
-    ) -> Result<T, native::End> {
-        let refusal = |cause, message: String| native::End { cause, message };
+        claim: impl FnOnce(&mut ExportRegistry, &str, Instant) -> Result<(T, UseMode), ClassRefusal>,
+    ) -> Result<T, native::AttachmentEndNotice> {
+        let refusal = |cause, message: String| native::AttachmentEndNotice { cause, message };
         self.admit(bus_id).map_err(|status| match status {
-            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
-            _ => refusal(native::Cause::Refused, status.to_string()),
+            OpStatus::NoDevice => refusal(native::AttachmentEndCause::Gone, status.to_string()),
+            _ => refusal(native::AttachmentEndCause::Refused, status.to_string()),
         })?;
         let (claimed, holder) = self.claim_for(bus_id, claim);
         // The importer asks for the USB device next, so this refusal is not recorded.
@@ -162,8 +170,8 @@ impl Offer<'_> {
             self.note(bus_id, holder, outcome);
         }
         claimed.map(|(what, _)| what).map_err(|refused| match refused {
-            ClassRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
-            ClassRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
+            ClassRefusal::NoDevice => refusal(native::AttachmentEndCause::Gone, OpStatus::NoDevice.to_string()),
+            ClassRefusal::Class => refusal(native::AttachmentEndCause::Class, lacking.to_owned()),
             ClassRefusal::Busy => {
                 self.shared.registry.busy_for(bus_id, &self.session.peer, self.shared.serving.clock.now())
             }
@@ -174,7 +182,7 @@ impl Offer<'_> {
     fn claim_for<T, E>(
         &self,
         bus_id: &str,
-        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<T, E>,
+        claim: impl FnOnce(&mut ExportRegistry, &str, Instant) -> Result<T, E>,
     ) -> (Result<T, E>, String) {
         let mut registry = self.shared.registry.lock();
         let claimed = claim(&mut registry, &self.session.peer, self.shared.serving.clock.now());
@@ -200,7 +208,7 @@ impl Offer<'_> {
         // The process before this one recorded the claim already.
         if !self.session.is_successor() {
             let allowed = outcome.as_ref().map(|_| ()).map_err(String::as_str);
-            self.shared.permissions.record(self.session, Use::Attach, bus_id, allowed);
+            self.shared.permissions.record(self.session, AuditedUse::Attach, bus_id, allowed);
         }
     }
 }

@@ -7,40 +7,40 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use farbus_host::driven_disk::DrivenDisk;
-use farbus_io_net::link::{Wake, Watched};
+use farbus_io_net::link::{DeviceWaitSource, ThreadWaker};
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::trust::Folder;
-use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
+use farbus_io_net::trust::HostFolder;
+use farbus_model::{BlockDevice, BufferPool, CompletionQueue, Device, Instant, OwnerCommand, ReadinessSource};
 use farbus_session::block::{BlockExport, make_durable};
-use farbus_session::claims::Mode;
+use farbus_session::claims::UseMode;
 use farbus_session::native::control::{LIMIT, PEER_MEMORY};
-use farbus_session::native::served_observer::Shown;
-use farbus_session::native::{HOLD_MAX, HOLD_STORAGE_MAX, Migration, control as native};
+use farbus_session::native::served_observer::ObserverFeed;
+use farbus_session::native::{DeviceMigration, HOLD_MAX, HOLD_STORAGE_MAX, control as native};
 use farbus_session::registry::ClaimedBlock;
-use farbus_session::stream::Policy;
-use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
+use farbus_session::stream::SlowReaderPolicy;
+use farbus_session::{DeviceRecord, ExportOffers, OpStatus, UseEnding};
 use tracing::{info, warn};
 
 use crate::devices::identities::durability_of;
-use crate::exporter::access::quota::{self, Place};
-use crate::exporter::opening::claim::Offer;
+use crate::exporter::access::quota::{self, ConnectionClass};
+use crate::exporter::opening::claim::PeerOffers;
 use crate::exporter::opening::driven_disk::may_drive;
-use crate::exporter::session::entry::Session;
-use crate::exporter::session::threads::{HandoverOutcome, Opened, OpenedDevice};
-use crate::exporter::state::lease_limits::Exceeded;
+use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::session::threads::{HandoverOutcome, OpenedAttachment, OpenedDevice};
+use crate::exporter::state::lease_limits::ExceededLeaseLimit;
 use crate::exporter::state::registry::HandedOver;
-use crate::exporter::state::shared::{STACK_BYTES, Serving, Shared};
-use crate::hosts::trust::Use;
+use crate::exporter::state::shared::{ConnectionContext, ExporterState, STACK_BYTES};
+use crate::hosts::trust::AuditedUse;
 
 const SOURCE_OVER: &str = "its source has ended, or as many read it as may";
 
 /// One session's use of one device. The table of sessions has an entry for it as long as it lasts.
 #[derive(Clone)]
 pub(crate) struct DeviceUse {
-    shared: Arc<Shared>,
+    shared: Arc<ExporterState>,
     /// Its number in the table of sessions.
     number: u64,
-    session: Arc<Session>,
+    session: Arc<SessionEntry>,
 }
 
 impl DeviceUse {
@@ -48,9 +48,14 @@ impl DeviceUse {
     ///
     /// # Errors
     /// The peer has as many connections or as much memory as it may.
-    pub fn enter(shared: &Arc<Shared>, caller: &Session, peer: &str, open: &native::Open) -> Result<Self, native::End> {
-        let refused = |why: String| refusal(native::Cause::Refused, why);
-        if caller.place == Place::Surplus {
+    pub fn enter(
+        shared: &Arc<ExporterState>,
+        caller: &SessionEntry,
+        peer: &str,
+        open: &native::OpenRequest,
+    ) -> Result<Self, native::AttachmentEndNotice> {
+        let refused = |why: String| refusal(native::AttachmentEndCause::Refused, why);
+        if caller.place == ConnectionClass::Surplus {
             let why = quota::refusal(caller.visitor, shared.sessions.accounts.devices_max());
             warn!(device = open.name, peer, "refused: {why}");
             caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, &why));
@@ -60,7 +65,7 @@ impl DeviceUse {
             && let Err(why) = shared.registry.check_is_here(&bus_id, &caller.proof())
         {
             why.note(&open.name, peer);
-            shared.permissions.record(caller, Use::Attach, &bus_id, Err(why.in_words()));
+            shared.permissions.record(caller, AuditedUse::Attach, &bus_id, Err(why.in_words()));
             return Err(refused(why.into_message()));
         }
         let devices = shared.registry.lock().entries().count();
@@ -77,7 +82,7 @@ impl DeviceUse {
     }
 
     /// The entry in the table of sessions.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &SessionEntry {
         &self.session
     }
 
@@ -87,8 +92,8 @@ impl DeviceUse {
     }
 
     /// The opened device, under a lease that exists already.
-    pub fn with_lease(self, opened_device: OpenedDevice, lease: u64) -> Opened {
-        Opened { opened_device, session_handle: self.session, lease }
+    pub fn with_lease(self, opened_device: OpenedDevice, lease: u64) -> OpenedAttachment {
+        OpenedAttachment { opened_device, session_handle: self.session, lease }
     }
 
     /// Gives the user of a device that was opened in this mode its lease; 0 if it has none. What cannot be numbered is
@@ -100,16 +105,16 @@ impl DeviceUse {
         &self,
         bus_id: &str,
         opened_device: OpenedDevice,
-        mode: Option<Mode>,
-    ) -> Result<(OpenedDevice, u64), native::End> {
+        mode: Option<UseMode>,
+    ) -> Result<(OpenedDevice, u64), native::AttachmentEndNotice> {
         // Readers do not exclude each other, so they get no lease.
-        if mode != Some(Mode::Exclusive) {
+        if mode != Some(UseMode::Exclusive) {
             return Ok((opened_device, 0));
         }
         match self.shared.registry.next_lease(bus_id) {
             Ok(lease) => Ok((opened_device, lease)),
             Err(error) => {
-                let Serving { clock, limits, .. } = &self.shared.serving;
+                let ConnectionContext { clock, limits, .. } = &self.shared.serving;
                 opened_device.served(0, *limits, *clock, None).finish(self.now());
                 Err(self.unnumbered(bus_id, &error))
             }
@@ -118,12 +123,12 @@ impl DeviceUse {
 
     /// The refusal of a device whose user cannot be given a number that outlives this process: a host that had the
     /// device before could come back after a restart, and write over what this user wrote.
-    fn unnumbered(&self, bus_id: &str, error: &io::Error) -> native::End {
+    fn unnumbered(&self, bus_id: &str, error: &io::Error) -> native::AttachmentEndNotice {
         warn!(device = bus_id, peer = self.session.peer, %error, "refused: the number of its use cannot be stored");
-        let folder = self.shared.registry.store.folder().map_or(Path::new("."), Folder::path).display();
+        let folder = self.shared.registry.store.folder().map_or(Path::new("."), HostFolder::path).display();
         let why = "the number that tells this use from earlier ones cannot be stored";
         let next = format!("where it is shared, make room, or make the folder writable: df -h {folder}");
-        refusal(native::Cause::Refused, format!("{why}: {error}\n  {next}"))
+        refusal(native::AttachmentEndCause::Refused, format!("{why}: {error}\n  {next}"))
     }
 
     /// Ends the use if the device was not opened.
@@ -132,9 +137,9 @@ impl DeviceUse {
     /// Why the device was not opened.
     pub fn opened(
         self,
-        open: &native::Open,
-        opened_device: Result<(OpenedDevice, u64), native::End>,
-    ) -> Result<Opened, native::End> {
+        open: &native::OpenRequest,
+        opened_device: Result<(OpenedDevice, u64), native::AttachmentEndNotice>,
+    ) -> Result<OpenedAttachment, native::AttachmentEndNotice> {
         match opened_device {
             Ok((opened_device, lease)) => {
                 if !open.reason.is_empty() {
@@ -144,13 +149,13 @@ impl DeviceUse {
             }
             Err(end) => {
                 self.end();
-                Err(if end.cause == native::Cause::Gone { gone(open) } else { end })
+                Err(if end.cause == native::AttachmentEndCause::Gone { gone(open) } else { end })
             }
         }
     }
 
-    fn offer(&self) -> Offer<'_> {
-        Offer { shared: &self.shared, session: &self.session }
+    fn offer(&self) -> PeerOffers<'_> {
+        PeerOffers { shared: &self.shared, session: &self.session }
     }
 
     fn now(&self) -> Instant {
@@ -158,47 +163,57 @@ impl DeviceUse {
     }
 
     /// Opens a device that was not handed over. The mode is `None` for an observer.
-    pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(OpenedDevice, Option<Mode>), native::End> {
-        if open.mode != native::Mode::Observe {
-            let refused = |exceeded: Exceeded| format!("{LIMIT}{}: {exceeded}", exceeded.name);
+    pub fn open_anew(
+        &self,
+        bus_id: &str,
+        open: &native::OpenRequest,
+    ) -> Result<(OpenedDevice, Option<UseMode>), native::AttachmentEndNotice> {
+        if open.mode != native::AttachmentMode::Observe {
+            let refused = |exceeded: ExceededLeaseLimit| format!("{LIMIT}{}: {exceeded}", exceeded.name);
             let checked = self.offer().check_limits(bus_id).map_err(refused);
-            checked.map_err(|message| refusal(native::Cause::Refused, message))?;
+            checked.map_err(|message| refusal(native::AttachmentEndCause::Refused, message))?;
         }
         match open.class {
-            native::Class::USB if open.mode == native::Mode::Observe => {
+            native::AttachmentClass::USB if open.mode == native::AttachmentMode::Observe => {
                 self.open_observer(bus_id).map(|opened_device| (opened_device, None))
             }
-            native::Class::USB => {
-                self.open_usb(bus_id, open.mode).map(|opened_device| (opened_device, Some(Mode::Exclusive)))
+            native::AttachmentClass::USB => {
+                self.open_usb(bus_id, open.mode).map(|opened_device| (opened_device, Some(UseMode::Exclusive)))
             }
-            native::Class::BLOCK => {
+            native::AttachmentClass::BLOCK => {
                 let claimed = self.offer().claim_block(bus_id, open.mode);
-                if matches!(&claimed, Err(end) if end.cause == native::Cause::Class)
+                if matches!(&claimed, Err(end) if end.cause == native::AttachmentEndCause::Class)
                     && may_drive(&self.shared.registry, bus_id, open.mode, self.now())?
                 {
-                    return self.open_driven(bus_id).map(|opened_device| (opened_device, Some(Mode::Exclusive)));
+                    return self.open_driven(bus_id).map(|opened_device| (opened_device, Some(UseMode::Exclusive)));
                 }
                 let claimed = claimed?;
                 let mode = claimed.mode;
                 self.open_block(bus_id, claimed).map(|opened_device| (opened_device, Some(mode)))
             }
-            native::Class::STREAM if open.mode == native::Mode::Observe => {
+            native::AttachmentClass::STREAM if open.mode == native::AttachmentMode::Observe => {
                 self.open_stream_observer(bus_id).map(|opened_device| (opened_device, None))
             }
-            native::Class::STREAM => self.open_stream(bus_id, open.mode),
-            native::Class::CONSOLE => self.open_console(bus_id, open.mode).map(|opened_device| (opened_device, None)),
-            _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
+            native::AttachmentClass::STREAM => self.open_stream(bus_id, open.mode),
+            native::AttachmentClass::CONSOLE => {
+                self.open_console(bus_id, open.mode).map(|opened_device| (opened_device, None))
+            }
+            _ => Err(refusal(native::AttachmentEndCause::Class, format!("'{}' is nothing of that kind", open.name))),
         }
     }
 
     /// Opens a handed over device for its successor, under a later lease. On failure the device goes back to the
     /// importer that handed it over.
-    pub fn take_over(&self, open: &native::Open, handed_over: HandedOver) -> Result<(OpenedDevice, u64), native::End> {
+    pub fn take_over(
+        &self,
+        open: &native::OpenRequest,
+        handed_over: HandedOver,
+    ) -> Result<(OpenedDevice, u64), native::AttachmentEndNotice> {
         if let Err(status) = self.offer().admit(&handed_over.bus_id) {
             give_home(&self.shared, handed_over);
-            return Err(refusal(native::Cause::Refused, status.to_string()));
+            return Err(refusal(native::AttachmentEndCause::Refused, status.to_string()));
         }
-        let is_fitting = (open.class == native::Class::USB) == handed_over.device.is_some();
+        let is_fitting = (open.class == native::AttachmentClass::USB) == handed_over.device.is_some();
         if let (true, Some(name)) = (is_fitting, self.shared.registry.device_name(&handed_over.bus_id))
             && let Err(end) = self.shared.reservations.reserve_for_successor(&self.session, &name)
         {
@@ -207,7 +222,7 @@ impl DeviceUse {
         }
         if !is_fitting {
             give_home(&self.shared, handed_over);
-            return Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()));
+            return Err(refusal(native::AttachmentEndCause::Class, "it was handed over as something else".to_owned()));
         }
         let lease = match self.shared.registry.next_lease(&handed_over.bus_id) {
             Ok(lease) => lease,
@@ -217,7 +232,7 @@ impl DeviceUse {
                 return Err(refusal);
             }
         };
-        handed_over.settle(native::Cause::Asked, native::HANDED_OVER);
+        handed_over.settle(native::AttachmentEndCause::Asked, native::HANDED_OVER);
         let HandedOver { bus_id, who, device: usb, .. } = handed_over;
         let now = self.now();
         let found = {
@@ -229,25 +244,29 @@ impl DeviceUse {
             registry.record(&bus_id).zip(Some(registry.block_export(&bus_id)))
         };
         let Some((record, export)) = found else {
-            return Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()));
+            return Err(refusal(native::AttachmentEndCause::Gone, OpStatus::NoDevice.to_string()));
         };
         info!(device = bus_id, from = who, peer = self.session.peer, "taken over");
-        self.shared.permissions.record(&self.session, Use::Attach, &bus_id, Ok(()));
+        self.shared.permissions.record(&self.session, AuditedUse::Attach, &bus_id, Ok(()));
         let opened_device = match (open.class, usb, export) {
-            (native::Class::USB, Some(device), _) => Ok(self.usb_class(record, device)),
-            (native::Class::BLOCK, None, Some(export)) => {
-                let mode = Mode::Exclusive;
+            (native::AttachmentClass::USB, Some(device), _) => Ok(self.usb_class(record, device)),
+            (native::AttachmentClass::BLOCK, None, Some(export)) => {
+                let mode = UseMode::Exclusive;
                 self.open_block(&bus_id, ClaimedBlock { record, export, mode })
             }
-            _ => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
+            _ => Err(refusal(native::AttachmentEndCause::Gone, OpStatus::NoDevice.to_string())),
         };
         opened_device.map(|opened_device| (opened_device, lease))
     }
 
-    fn open_usb(&self, bus_id: &str, mode: native::Mode) -> Result<OpenedDevice, native::End> {
-        if mode != native::Mode::Exclusive {
+    fn open_usb(
+        &self,
+        bus_id: &str,
+        mode: native::AttachmentMode,
+    ) -> Result<OpenedDevice, native::AttachmentEndNotice> {
+        if mode != native::AttachmentMode::Exclusive {
             return Err(refusal(
-                native::Cause::Refused,
+                native::AttachmentEndCause::Refused,
                 "a USB device has one user at a time, who may change it".into(),
             ));
         }
@@ -272,7 +291,7 @@ impl DeviceUse {
             used.take_in((!is_gone).then_some(device), is_gone, now);
         };
         let used = self.clone();
-        let pass_on = move |device: Box<dyn Device>, now, migration: Migration| {
+        let pass_on = move |device: Box<dyn Device>, now, migration: DeviceMigration| {
             let device = used.session.without_gate(device);
             if device.is_gone() {
                 used.take_in(None, true, now);
@@ -284,9 +303,9 @@ impl DeviceUse {
     }
 
     /// Opens a USB disk, driven by this exporter, for one importer.
-    fn open_driven(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+    fn open_driven(&self, bus_id: &str) -> Result<OpenedDevice, native::AttachmentEndNotice> {
         let reservations = &self.shared.reservations;
-        let carrier = reservations.carrier(bus_id, Some(native::Class::USB));
+        let carrier = reservations.carrier(bus_id, Some(native::AttachmentClass::USB));
         let claimed = self.offer().claim(bus_id);
         let (_, device) = claimed
             .map_err(|status| self.shared.registry.why_not_claimed(bus_id, &self.session.peer, status, self.now()))?;
@@ -294,8 +313,11 @@ impl DeviceUse {
             Ok(disk) => disk,
             Err(device) => {
                 let (peer, now) = (&self.session.peer, self.now());
-                self.shared.registry.lock().release(bus_id, peer, Some(device), Ending::Detached, now);
-                return Err(refusal(native::Cause::Class, "it has no disk that is driven here".to_owned()));
+                self.shared.registry.lock().release(bus_id, peer, Some(device), UseEnding::Detached, now);
+                return Err(refusal(
+                    native::AttachmentEndCause::Class,
+                    "it has no disk that is driven here".to_owned(),
+                ));
             }
         };
         let used = self.clone();
@@ -313,7 +335,7 @@ impl DeviceUse {
     }
 
     /// Opens a device for an observer, whether or not another importer uses it.
-    fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+    fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::AttachmentEndNotice> {
         self.may_observe(bus_id)?;
         let (observable, console) = {
             let registry = self.shared.registry.lock();
@@ -323,52 +345,57 @@ impl DeviceUse {
             Some(_) => "it sends nothing that is shown but a console: 'farbus observe … --console'",
             None => "it sends nothing that is shown",
         };
-        let observable = observable.ok_or_else(|| refusal(native::Cause::Class, why.to_owned()))?;
-        let Bell { wake, readiness, hush } = hang_bell()?;
+        let observable = observable.ok_or_else(|| refusal(native::AttachmentEndCause::Class, why.to_owned()))?;
+        let ObserverWaker { wake, readiness, hush } = hang_bell()?;
         let observer = observable.audience.join(move || wake.wake());
-        let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>);
+        let observer = observer.map(|observer| Box::new(observer) as Box<dyn ObserverFeed>);
         self.observed(bus_id, observer, (readiness, hush), observable.description)
     }
 
     /// Opens what a device's serial ports send for an observer. An exporter of an earlier version refuses the class
     /// with its cause, so a device without such a port is refused with another one.
-    fn open_console(&self, bus_id: &str, mode: native::Mode) -> Result<OpenedDevice, native::End> {
-        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
-        if mode != native::Mode::Observe {
+    fn open_console(
+        &self,
+        bus_id: &str,
+        mode: native::AttachmentMode,
+    ) -> Result<OpenedDevice, native::AttachmentEndNotice> {
+        let refused = |what: &str| refusal(native::AttachmentEndCause::Refused, what.to_owned());
+        if mode != native::AttachmentMode::Observe {
             return Err(refused("a console is observed, and not used"));
         }
         self.may_observe(bus_id)?;
         let observable = self.shared.registry.lock().console(bus_id);
         let observable = observable.ok_or_else(|| refused("it has no serial port whose output is shown"))?;
-        let Bell { wake, readiness, hush } = hang_bell()?;
+        let ObserverWaker { wake, readiness, hush } = hang_bell()?;
         let observer = observable.audience.join_console(move || wake.wake());
-        let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>);
+        let observer = observer.map(|observer| Box::new(observer) as Box<dyn ObserverFeed>);
         self.observed(bus_id, observer, (readiness, hush), observable.description)
     }
 
     /// Whether the peer may look on while another importer uses a device.
-    fn may_observe(&self, bus_id: &str) -> Result<(), native::End> {
+    fn may_observe(&self, bus_id: &str) -> Result<(), native::AttachmentEndNotice> {
         self.offer().admit(bus_id).map_err(|status| match status {
-            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
-            _ => refusal(native::Cause::Refused, status.to_string()),
+            OpStatus::NoDevice => refusal(native::AttachmentEndCause::Gone, status.to_string()),
+            _ => refusal(native::AttachmentEndCause::Refused, status.to_string()),
         })?;
         if !self.shared.permissions.is_observable() {
             let why = "its owner lets nobody look on: 'farbus share --observable' would";
-            return Err(refusal(native::Cause::Refused, why.to_owned()));
+            return Err(refusal(native::AttachmentEndCause::Refused, why.to_owned()));
         }
         Ok(())
     }
 
     /// Opens a stream for an observer, whether or not others read it: it gets the latest frames, and nobody waits for
     /// it.
-    fn open_stream_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
+    fn open_stream_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::AttachmentEndNotice> {
         self.may_observe(bus_id)?;
         let stage = self.shared.registry.lock().observe_stream(bus_id);
-        let stage = stage.ok_or_else(|| refusal(native::Cause::Class, "it is no stream of frames".to_owned()))?;
-        let Bell { wake, readiness, hush } = hang_bell()?;
-        let observer = stage.join(Policy::Latest, move || wake.wake());
-        let over = || refusal(native::Cause::Device, SOURCE_OVER.to_owned());
-        let observer = observer.map(|observer| Box::new(observer) as Box<dyn Shown>).ok_or_else(over)?;
+        let stage =
+            stage.ok_or_else(|| refusal(native::AttachmentEndCause::Class, "it is no stream of frames".to_owned()))?;
+        let ObserverWaker { wake, readiness, hush } = hang_bell()?;
+        let observer = stage.join(SlowReaderPolicy::Latest, move || wake.wake());
+        let over = || refusal(native::AttachmentEndCause::Device, SOURCE_OVER.to_owned());
+        let observer = observer.map(|observer| Box::new(observer) as Box<dyn ObserverFeed>).ok_or_else(over)?;
         self.observed(bus_id, Some(observer), (readiness, hush), stage.description().encode())
     }
 
@@ -376,16 +403,16 @@ impl DeviceUse {
     fn observed(
         &self,
         bus_id: &str,
-        observer: Option<Box<dyn Shown>>,
-        (readiness, hush): (Readiness, Box<dyn Fn() + Send>),
+        observer: Option<Box<dyn ObserverFeed>>,
+        (readiness, hush): (ReadinessSource, Box<dyn Fn() + Send>),
         description: Vec<u8>,
-    ) -> Result<OpenedDevice, native::End> {
-        let no_place = || refusal(native::Cause::Refused, "as many look on as may".to_owned());
+    ) -> Result<OpenedDevice, native::AttachmentEndNotice> {
+        let no_place = || refusal(native::AttachmentEndCause::Refused, "as many look on as may".to_owned());
         let observer = observer.ok_or_else(no_place)?;
         self.session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = self.session.peer, "observed");
         if !self.session.is_successor() {
-            self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
+            self.shared.permissions.record(&self.session, AuditedUse::Observe, bus_id, Ok(()));
         }
         let used = self.clone();
         let leave = move |_| {
@@ -396,23 +423,27 @@ impl DeviceUse {
     }
 
     /// Opens a stream: every frame for an exclusive reader, the latest frames for one of several.
-    fn open_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(OpenedDevice, Option<Mode>), native::End> {
+    fn open_stream(
+        &self,
+        bus_id: &str,
+        asked: native::AttachmentMode,
+    ) -> Result<(OpenedDevice, Option<UseMode>), native::AttachmentEndNotice> {
         let (stage, mode) = self.offer().claim_stream(bus_id, asked)?;
-        let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
-        let observer = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
+        let policy = if mode == UseMode::Exclusive { SlowReaderPolicy::All } else { SlowReaderPolicy::Latest };
+        let observer = ObserverWaker::hang().map_err(|error| error.to_string()).and_then(|bell| {
             let wake = Arc::clone(&bell.wake);
             let observer = stage.join(policy, move || wake.wake());
             observer.map(|observer| (bell, observer)).ok_or_else(|| SOURCE_OVER.to_owned())
         });
-        let (Bell { readiness, hush, .. }, observer) = observer.map_err(|what| {
-            self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, self.now());
-            refusal(native::Cause::Device, what)
+        let (ObserverWaker { readiness, hush, .. }, observer) = observer.map_err(|what| {
+            self.shared.registry.lock().release(bus_id, &self.session.peer, None, UseEnding::Detached, self.now());
+            refusal(native::AttachmentEndCause::Device, what)
         })?;
         let used = self.clone();
         let leave = Box::new(move |now| used.take_in(None, false, now));
         let description = stage.description().encode();
         let suspension =
-            (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
+            (mode == UseMode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
         Ok((
             OpenedDevice::Observer { observer: Box::new(observer), readiness, hush, description, leave, suspension },
             Some(mode),
@@ -423,11 +454,11 @@ impl DeviceUse {
         &self,
         bus_id: &str,
         ClaimedBlock { export, mode, .. }: ClaimedBlock,
-    ) -> Result<OpenedDevice, native::End> {
+    ) -> Result<OpenedDevice, native::AttachmentEndNotice> {
         let device = export.open(mode).map_err(|what| {
             let now = self.now();
-            self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, now);
-            refusal(native::Cause::Device, what)
+            self.shared.registry.lock().release(bus_id, &self.session.peer, None, UseEnding::Detached, now);
+            refusal(native::AttachmentEndCause::Device, what)
         })?;
         let used = self.clone();
         let give_back = move |device: Box<dyn BlockDevice>, now| {
@@ -441,13 +472,13 @@ impl DeviceUse {
             used.take_in(None, is_gone, now);
         };
         let used = self.clone();
-        let pass_on = move |device: Box<dyn BlockDevice>, now, migration: Migration| {
+        let pass_on = move |device: Box<dyn BlockDevice>, now, migration: DeviceMigration| {
             let is_gone = device.is_gone();
             if let Err(error) = make_durable(device) {
                 warn!(peer = used.session.peer, %error, "the last writes may be lost");
             }
             // Shared readers need no handover: a new reader may open the disk beside them.
-            if is_gone || mode != Mode::Exclusive {
+            if is_gone || mode != UseMode::Exclusive {
                 used.take_in(None, is_gone, now);
                 return false;
             }
@@ -455,34 +486,34 @@ impl DeviceUse {
         };
         let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
         let suspension =
-            (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
+            (mode == UseMode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
         Ok(OpenedDevice::Block { device, durability: export.durability(), give_back, pass_on, suspension })
     }
 
     /// Opens a block device for its future successor to read while the current importer uses it.
-    pub fn show_block(&self, bus_id: &str, export: &BlockExport) -> Result<OpenedDevice, native::End> {
-        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+    pub fn show_block(&self, bus_id: &str, export: &BlockExport) -> Result<OpenedDevice, native::AttachmentEndNotice> {
+        let refused = |what: &str| refusal(native::AttachmentEndCause::Refused, what.to_owned());
         if !export.may_be_inherited() {
             return Err(refused(
                 "nobody can hand it over: it is read by many, or its changes are its user's own\n  \
                  try: --wait=20, or --mode read, without --inherit",
             ));
         }
-        let device = export.open(Mode::Read).map_err(|what| refusal(native::Cause::Device, what))?;
+        let device = export.open(UseMode::Read).map_err(|what| refusal(native::AttachmentEndCause::Device, what))?;
         self.session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = self.session.peer, "read by the host that is to inherit it");
-        self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
+        self.shared.permissions.record(&self.session, AuditedUse::Observe, bus_id, Ok(()));
         let used = self.clone();
         let leave = Box::new(move |_| used.end());
         Ok(OpenedDevice::Shown { device, info: *export.info(), durability: export.durability(), leave })
     }
 
     /// Keeps the device for its successor without a session's thread. Returns whether the device waits.
-    fn migrate(&self, device: Option<Box<dyn Device>>, migration: Migration) -> bool {
+    fn migrate(&self, device: Option<Box<dyn Device>>, migration: DeviceMigration) -> bool {
         let bus_id = self.session.take_device();
         self.end();
         let Some(bus_id) = bus_id else { return false };
-        let Migration { successor, migration_state, left } = migration;
+        let DeviceMigration { successor, migration_state, left } = migration;
         let (from, successor) =
             (self.shared.permissions.key_of(&self.session), Some(successor).filter(|successor| *successor != [0; 32]));
         info!(
@@ -519,15 +550,15 @@ impl DeviceUse {
         let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let ending = match (session.forced_ending(), is_gone) {
             (Some(ending), _) => ending,
-            (_, true) => Ending::Gone,
-            _ => noted.unwrap_or(Ending::Detached),
+            (_, true) => UseEnding::Gone,
+            _ => noted.unwrap_or(UseEnding::Detached),
         };
         if let Some(bus_id) = bus_id {
             info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
             let name = shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone());
             publish(Event::of(EventKind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
-            if ending != Ending::HandedOver {
-                shared.permissions.record(session, Use::Detach, &bus_id, Ok(()));
+            if ending != UseEnding::HandedOver {
+                shared.permissions.record(session, AuditedUse::Detach, &bus_id, Ok(()));
             }
             if is_gone {
                 shared.reservations.disown(&bus_id);
@@ -536,7 +567,7 @@ impl DeviceUse {
                 shared.registry.lock().release(&bus_id, &session.peer, device, ending, now);
             }
             // If the session continues in another process, the reservation stays.
-            if ending != Ending::HandedOver {
+            if ending != UseEnding::HandedOver {
                 shared.reservations.unreserve_for(&bus_id);
             }
         }
@@ -545,8 +576,8 @@ impl DeviceUse {
 }
 
 /// Returns a handed over device that no successor claimed to its first importer. If that one is gone, offers it to all.
-fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
-    let Some(home) = handed_over.home.0.upgrade() else { return offer_again(shared, handed_over, Ending::Lost) };
+fn give_home(shared: &Arc<ExporterState>, handed_over: HandedOver) {
+    let Some(home) = handed_over.home.0.upgrade() else { return offer_again(shared, handed_over, UseEnding::Lost) };
     let bus_id = handed_over.bus_id.clone();
     warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
     let handover_outcome = match back_home(shared, handed_over) {
@@ -574,13 +605,13 @@ fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
 
 /// Opens a handed over device again for the session that handed it over.
 pub(crate) fn back_home(
-    shared: &Arc<Shared>,
+    shared: &Arc<ExporterState>,
     handed_over: HandedOver,
-) -> Result<(Arc<Session>, OpenedDevice), native::End> {
-    let gone = || refusal(native::Cause::Gone, OpStatus::NoDevice.to_string());
+) -> Result<(Arc<SessionEntry>, OpenedDevice), native::AttachmentEndNotice> {
+    let gone = || refusal(native::AttachmentEndCause::Gone, OpStatus::NoDevice.to_string());
     let (home, number) = (handed_over.home.0.upgrade(), handed_over.home.1);
     let Some(home) = home else {
-        offer_again(shared, handed_over, Ending::Lost);
+        offer_again(shared, handed_over, UseEnding::Lost);
         return Err(gone());
     };
     let (record, export) = {
@@ -595,7 +626,7 @@ pub(crate) fn back_home(
     let opened_device = match (device, export) {
         (Some(device), _) => Ok(used.usb_class(record, device)),
         (None, Some(export)) => {
-            let mode = Mode::Exclusive;
+            let mode = UseMode::Exclusive;
             used.open_block(&bus_id, ClaimedBlock { record, export, mode })
         }
         (None, None) => Err(gone()),
@@ -607,7 +638,7 @@ pub(crate) fn back_home(
 }
 
 /// Starts a thread that returns handed over devices whose successor did not come by `until`.
-fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
+fn give_up_in_time(shared: &Arc<ExporterState>, until: Instant) {
     let weak = Arc::downgrade(shared);
     let wait = move || {
         let Some(now) = weak.upgrade().map(|shared| shared.serving.clock.now()) else { return };
@@ -627,15 +658,15 @@ fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
 }
 
 /// Resets a handed over device that no importer claimed, and offers it to all again.
-pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
+pub fn offer_again(shared: &ExporterState, handed_over: HandedOver, ending: UseEnding) {
     let HandedOver { bus_id, who, device, .. } = handed_over;
     info!(device = bus_id, from = who, "what was handed over is offered again");
     let now = shared.serving.clock.now();
     let device = device.map(|mut device| {
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         device.reset(now, &mut done);
         // A device that cannot be flushed reports that at the next command.
-        let _ = device.command(now, &Command::Sync, &mut done);
+        let _ = device.command(now, &OwnerCommand::Sync, &mut done);
         while done.pop().is_some() {}
         device
     });
@@ -647,30 +678,30 @@ pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
     shared.reservations.unreserve_for(&bus_id);
 }
 
-pub(crate) fn refusal(cause: native::Cause, message: String) -> native::End {
-    native::End { cause, message }
+pub(crate) fn refusal(cause: native::AttachmentEndCause, message: String) -> native::AttachmentEndNotice {
+    native::AttachmentEndNotice { cause, message }
 }
 
 /// The error for an importer whose device is not shared here.
-pub(crate) fn gone(open: &native::Open) -> native::End {
-    refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name))
+pub(crate) fn gone(open: &native::OpenRequest) -> native::AttachmentEndNotice {
+    refusal(native::AttachmentEndCause::Gone, format!("no device called '{}' is shared here", open.name))
 }
 
 /// Wakes an observer's thread when there is something to show.
-struct Bell {
-    wake: Arc<Wake>,
-    readiness: Readiness,
+struct ObserverWaker {
+    wake: Arc<ThreadWaker>,
+    readiness: ReadinessSource,
     hush: Box<dyn Fn() + Send>,
 }
 
-fn hang_bell() -> Result<Bell, native::End> {
-    Bell::hang().map_err(|error| refusal(native::Cause::Refused, error.to_string()))
+fn hang_bell() -> Result<ObserverWaker, native::AttachmentEndNotice> {
+    ObserverWaker::hang().map_err(|error| refusal(native::AttachmentEndCause::Refused, error.to_string()))
 }
 
-impl Bell {
+impl ObserverWaker {
     fn hang() -> io::Result<Self> {
-        let wake = Arc::new(Wake::new()?);
-        let (readiness, for_hush) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
+        let wake = Arc::new(ThreadWaker::new()?);
+        let (readiness, for_hush) = (DeviceWaitSource::woken(Arc::clone(&wake)), Arc::clone(&wake));
         Ok(Self { wake, readiness, hush: Box::new(move || for_hush.clear()) })
     }
 }

@@ -3,7 +3,7 @@
 
 use farbus_host::driven_disk::fits;
 use farbus_model::Instant;
-use farbus_session::native::control::{End, Mode};
+use farbus_session::native::control::{AttachmentEndNotice, AttachmentMode};
 
 use crate::exporter::state::registry::DeviceRegistry;
 
@@ -11,9 +11,14 @@ use crate::exporter::state::registry::DeviceRegistry;
 ///
 /// # Errors
 /// Another importer uses the disk.
-pub fn may_drive(devices: &DeviceRegistry, bus_id: &str, mode: Mode, now: Instant) -> Result<bool, End> {
+pub fn may_drive(
+    devices: &DeviceRegistry,
+    bus_id: &str,
+    mode: AttachmentMode,
+    now: Instant,
+) -> Result<bool, AttachmentEndNotice> {
     // The disk has one user, who may write.
-    if mode != Mode::Exclusive {
+    if mode != AttachmentMode::Exclusive {
         return Ok(false);
     }
     if let Some(device) = devices.lock().idle_device(bus_id) {

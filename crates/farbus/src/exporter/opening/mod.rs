@@ -8,46 +8,46 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Progress};
-use farbus_model::budget::Allowance;
-use farbus_model::{Identity, Limits};
-use farbus_realtime::vcpu::Reserve;
+use farbus_io_net::link::{BoottimeClock, TcpSendProgress};
+use farbus_model::budget::ConnectionAllowance;
+use farbus_model::{ExportIdentity, SessionLimits};
+use farbus_realtime::vcpu::VcpuReserve;
 use farbus_session::OpStatus;
-use farbus_session::claims::Mode;
-use farbus_session::leases::{DeviceKey, Worth};
+use farbus_session::claims::UseMode;
+use farbus_session::leases::{DeviceKey, LeaseEntitlement};
 use farbus_session::native::known_device::compare;
-use farbus_session::native::retire::Step;
-use farbus_session::native::{Allowed, Left, Migration, control as native};
-use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Reservation, ReservationReport};
+use farbus_session::native::retire::DiskMoveStep;
+use farbus_session::native::{AllowedModules, DeviceMigration, UnservedAttachment, control as native};
+use farbus_session::reserve::ledger::MeasuredPath;
+use farbus_session::reserve::{ReservationReport, ReservationTerms};
 use tracing::{info, warn};
 
-use crate::exporter::access::quota::Visitor;
-use crate::exporter::opening::claim::Offer;
+use crate::exporter::access::quota::PeerIdentity;
+use crate::exporter::opening::claim::PeerOffers;
 use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, refusal};
-use crate::exporter::session::entry::Session;
-use crate::exporter::session::saved::{Credentials, Owner};
-use crate::exporter::session::thread_time::Reserved;
-use crate::exporter::session::threads::{DeviceProvider, Opened};
+use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::session::saved::{SessionCredentials, SessionOwner};
+use crate::exporter::session::thread_time::SessionReservation;
+use crate::exporter::session::threads::{DeviceProvider, OpenedAttachment};
 use crate::exporter::state::registry::{DeviceRegistry, HandedOver};
-use crate::exporter::state::shared::Shared;
+use crate::exporter::state::shared::ExporterState;
 
-impl DeviceProvider for Shared {
-    type Caller = Session;
+impl DeviceProvider for ExporterState {
+    type Caller = SessionEntry;
 
-    fn owner(caller: &Session) -> Option<Visitor> {
+    fn owner(caller: &SessionEntry) -> Option<PeerIdentity> {
         Some(caller.visitor).filter(|visitor| visitor.is_known())
     }
 
-    fn allowance(caller: &Session) -> Allowance {
-        Allowance::of(Arc::clone(&caller.account))
+    fn allowance(caller: &SessionEntry) -> ConnectionAllowance {
+        ConnectionAllowance::of(Arc::clone(&caller.account))
     }
 
-    fn clock(&self) -> Clock {
+    fn clock(&self) -> BoottimeClock {
         self.serving.clock
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> SessionLimits {
         self.serving.limits
     }
 
@@ -55,17 +55,17 @@ impl DeviceProvider for Shared {
         self.registry.successor_time()
     }
 
-    fn modules(&self) -> Option<Arc<Allowed>> {
+    fn modules(&self) -> Option<Arc<AllowedModules>> {
         self.serving.modules()
     }
 
     fn open(
         self: &Arc<Self>,
-        caller: &Session,
+        caller: &SessionEntry,
         peer: &str,
-        open: &native::Open,
+        open: &native::OpenRequest,
         is_compared: bool,
-    ) -> Result<Opened, native::End> {
+    ) -> Result<OpenedAttachment, native::AttachmentEndNotice> {
         let bus_id = known(&self.registry, open)?;
         let key = self.registry.key_of(&bus_id);
         if self
@@ -74,18 +74,19 @@ impl DeviceProvider for Shared {
             .handed_over_to(&key, self.permissions.key_of(caller), open.epoch)
             .is_some_and(|device| !device.migration_state.is_empty())
         {
-            return Err(refusal(native::Cause::Refused, MIGRATION_STATE.to_owned()));
+            return Err(refusal(native::AttachmentEndCause::Refused, MIGRATION_STATE.to_owned()));
         }
         let used = DeviceUse::enter(self, caller, peer, open)?;
         let worth = self.registry.leases().worth(&key, self.permissions.key_of(caller), open.epoch, is_compared);
         let opened_device = match worth {
-            Worth::Inherits(handed_over) => used.take_over(open, handed_over),
-            Worth::NotHis => Err(self.registry.busy(&bus_id, self.serving.clock.now())),
-            Worth::Stale => {
-                Err(refusal(native::Cause::Stale, "it was moved: somebody has a later lease of it".to_owned()))
-            }
-            Worth::Other => Err(refusal(native::Cause::Gone, another(&open.name))),
-            Worth::Nothing => used
+            LeaseEntitlement::Inherits(handed_over) => used.take_over(open, handed_over),
+            LeaseEntitlement::NotHis => Err(self.registry.busy(&bus_id, self.serving.clock.now())),
+            LeaseEntitlement::Stale => Err(refusal(
+                native::AttachmentEndCause::Stale,
+                "it was moved: somebody has a later lease of it".to_owned(),
+            )),
+            LeaseEntitlement::Other => Err(refusal(native::AttachmentEndCause::Gone, another(&open.name))),
+            LeaseEntitlement::Nothing => used
                 .open_anew(&bus_id, open)
                 .and_then(|(opened_device, mode)| used.number(&bus_id, opened_device, mode)),
         };
@@ -94,12 +95,12 @@ impl DeviceProvider for Shared {
 
     fn inherit(
         self: &Arc<Self>,
-        caller: &Session,
+        caller: &SessionEntry,
         peer: &str,
-        inherit: &native::Inherit,
-    ) -> Option<Result<(Opened, Vec<u8>), native::End>> {
+        inherit: &native::SuccessorOpenRequest,
+    ) -> Option<Result<(OpenedAttachment, Vec<u8>), native::AttachmentEndNotice>> {
         let open = &inherit.open;
-        let refused = |what: &str| Some(Err(refusal(native::Cause::Refused, what.to_owned())));
+        let refused = |what: &str| Some(Err(refusal(native::AttachmentEndCause::Refused, what.to_owned())));
         let bus_id = match known(&self.registry, open) {
             Ok(bus_id) => bus_id,
             // The device is still used in the process before this one and is not shared here yet.
@@ -126,7 +127,7 @@ impl DeviceProvider for Shared {
             Err(end) => return Some(Err(end)),
         };
         let worth = self.registry.leases().worth(&key, self.permissions.key_of(caller), open.epoch, true);
-        let Worth::Inherits(mut handed_over) = worth else {
+        let LeaseEntitlement::Inherits(mut handed_over) = worth else {
             used.end();
             return None;
         };
@@ -137,18 +138,18 @@ impl DeviceProvider for Shared {
 
     fn show(
         self: &Arc<Self>,
-        caller: &Session,
+        caller: &SessionEntry,
         peer: &str,
-        inherit: &native::Inherit,
-    ) -> Option<Result<Opened, native::End>> {
+        inherit: &native::SuccessorOpenRequest,
+    ) -> Option<Result<OpenedAttachment, native::AttachmentEndNotice>> {
         let bus_id = match known_to_successor(self, caller, &inherit.open) {
-            Ok(_) if inherit.open.class != native::Class::BLOCK => return None,
+            Ok(_) if inherit.open.class != native::AttachmentClass::BLOCK => return None,
             Ok(bus_id) => bus_id,
             Err(end) => return Some(Err(end)),
         };
         let Some(export) = self.registry.lock().block_export(&bus_id) else {
             let message = "it is a USB device and no block device".to_owned();
-            return Some(Err(refusal(native::Cause::Class, message)));
+            return Some(Err(refusal(native::AttachmentEndCause::Class, message)));
         };
         let shown = DeviceUse::enter(self, caller, peer, &inherit.open).and_then(|used| {
             let opened_device = used.show_block(&bus_id, &export);
@@ -157,17 +158,23 @@ impl DeviceProvider for Shared {
         Some(shown)
     }
 
-    fn identity(caller: &Session) -> Owner {
+    fn identity(caller: &SessionEntry) -> SessionOwner {
         let credentials = match (&caller.guest, caller.visitor) {
             (Some(guest), _) => {
                 let (name, address) = guest.identity();
-                Credentials::Host { fingerprint: guest.fingerprint(), name: name.into(), address: address.into() }
+                SessionCredentials::Host {
+                    fingerprint: guest.fingerprint(),
+                    name: name.into(),
+                    address: address.into(),
+                }
             }
-            (None, Visitor::User(user)) => Credentials::User(user),
-            (None, Visitor::Address(address) | Visitor::Own(address, _)) => Credentials::Address(address),
-            (None, Visitor::Host(_)) => unreachable!("a paired host is a guest"),
+            (None, PeerIdentity::User(user)) => SessionCredentials::User(user),
+            (None, PeerIdentity::Address(address) | PeerIdentity::Own(address, _)) => {
+                SessionCredentials::Address(address)
+            }
+            (None, PeerIdentity::Host(_)) => unreachable!("a paired host is a guest"),
         };
-        Owner { peer: caller.peer.clone(), credentials }
+        SessionOwner { peer: caller.peer.clone(), credentials }
     }
 
     fn name_of(&self, opened_as: &str) -> String {
@@ -175,10 +182,18 @@ impl DeviceProvider for Shared {
         name.unwrap_or_else(|| opened_as.to_owned())
     }
 
-    fn reopen(self: &Arc<Self>, caller: &Session, left: &Left) -> Result<Opened, native::End> {
+    fn reopen(
+        self: &Arc<Self>,
+        caller: &SessionEntry,
+        left: &UnservedAttachment,
+    ) -> Result<OpenedAttachment, native::AttachmentEndNotice> {
         let open = &left.open;
-        let gone =
-            |_| refusal(native::Cause::Gone, format!("no device called '{}' is shared here any more", open.name));
+        let gone = |_| {
+            refusal(
+                native::AttachmentEndCause::Gone,
+                format!("no device called '{}' is shared here any more", open.name),
+            )
+        };
         let bus_id = self.registry.bus_id_of(&open.name).map_err(gone)?;
         let actual = self.registry.lock().identity(&bus_id);
         if let Some(expected) = left.identity {
@@ -193,7 +208,7 @@ impl DeviceProvider for Shared {
         match used.open_anew(&bus_id, open) {
             Ok((opened_device, mode)) => {
                 self.registry.lock().explain(&caller.peer, &open.reason);
-                if mode == Some(Mode::Exclusive) {
+                if mode == Some(UseMode::Exclusive) {
                     self.registry.leases().keep(&DeviceKey::of(&bus_id, actual), left.lease);
                 }
                 Ok(used.with_lease(opened_device, left.lease))
@@ -205,7 +220,7 @@ impl DeviceProvider for Shared {
         }
     }
 
-    fn recall(self: &Arc<Self>, open: &native::Open) -> Option<(Opened, Migration)> {
+    fn recall(self: &Arc<Self>, open: &native::OpenRequest) -> Option<(OpenedAttachment, DeviceMigration)> {
         let bus_id = self.registry.bus_id_of(&open.name).ok()?;
         let key = self.registry.key_of(&bus_id);
         let (lease, successor, until, handed_over) = self.registry.leases().recall(&key)?;
@@ -218,36 +233,36 @@ impl DeviceProvider for Shared {
             }
         };
         let left = until - self.serving.clock.now();
-        let migration = Migration { successor: successor.unwrap_or_default(), migration_state, left };
-        Some((Opened { opened_device, session_handle: home, lease }, migration))
+        let migration = DeviceMigration { successor: successor.unwrap_or_default(), migration_state, left };
+        Some((OpenedAttachment { opened_device, session_handle: home, lease }, migration))
     }
 
     fn reserve(
         &self,
-        caller: &Session,
-        open: &native::Open,
-        reservation: &Reservation,
-        path: Path,
-    ) -> Result<ReservationReport, (ReservationReport, native::End)> {
+        caller: &SessionEntry,
+        open: &native::OpenRequest,
+        reservation: &ReservationTerms,
+        path: MeasuredPath,
+    ) -> Result<ReservationReport, (ReservationReport, native::AttachmentEndNotice)> {
         self.reservations.reserve_for(caller, self.permissions.key_of(caller), open, reservation, path)
     }
 
-    fn unreserve(&self, open: &native::Open) {
+    fn unreserve(&self, open: &native::OpenRequest) {
         if let Ok(bus_id) = self.registry.bus_id_of(&open.name) {
             self.reservations.unreserve_for(&bus_id);
         }
     }
 
-    fn reserved(&self, open: &native::Open) -> Option<Reserved> {
+    fn reserved(&self, open: &native::OpenRequest) -> Option<SessionReservation> {
         let bus_id = self.registry.bus_id_of(&open.name).ok()?;
         self.reservations.ledger().reserved(&self.registry.device_name(&bus_id)?)
     }
 
-    fn schedule(&self, time: Option<Reserve>) -> Result<(), String> {
+    fn schedule(&self, time: Option<VcpuReserve>) -> Result<(), String> {
         self.reservations.schedule(time)
     }
 
-    fn note_progress(&self, open: &native::Open, progress: Progress) {
+    fn note_progress(&self, open: &native::OpenRequest, progress: TcpSendProgress) {
         if let Some(name) =
             self.registry.bus_id_of(&open.name).ok().and_then(|bus_id| self.registry.device_name(&bus_id))
         {
@@ -259,16 +274,16 @@ impl DeviceProvider for Shared {
         self.reservations.ledger().save()
     }
 
-    fn device_identity(&self, open: &native::Open) -> Option<Identity> {
+    fn device_identity(&self, open: &native::OpenRequest) -> Option<ExportIdentity> {
         let registry = self.registry.lock();
         registry.identity(registry.find(&open.name)?)
     }
 
-    fn has_lasting_identity(&self, open: &native::Open) -> bool {
+    fn has_lasting_identity(&self, open: &native::OpenRequest) -> bool {
         self.registry.bus_id_of(&open.name).is_ok_and(|bus_id| self.registry.labels.of(&bus_id).is_lasting)
     }
 
-    fn note_overwriting(&self, caller: &Session, open: &native::Open) {
+    fn note_overwriting(&self, caller: &SessionEntry, open: &native::OpenRequest) {
         let Ok(bus_id) = self.registry.bus_id_of(&open.name) else { return };
         match self.registry.note_overwriting(&bus_id, caller.proof(), caller.peer.clone()) {
             Ok(true) => {
@@ -280,12 +295,18 @@ impl DeviceProvider for Shared {
         }
     }
 
-    fn note_step(&self, caller: &Session, open: &native::Open, lease: u64, step: Step) -> Result<(), String> {
+    fn note_step(
+        &self,
+        caller: &SessionEntry,
+        open: &native::OpenRequest,
+        lease: u64,
+        step: DiskMoveStep,
+    ) -> Result<(), String> {
         let bus_id = self.registry.bus_id_of(&open.name).map_err(|error| error.to_string())?;
         let key = self.registry.key_of(&bus_id);
         let is_latest = self.registry.leases().latest(&key) == Some(lease);
         let export = self.registry.lock().block_export(&bus_id);
-        if !is_latest || export.is_some_and(|export| export.mode(open.mode) != Mode::Exclusive) {
+        if !is_latest || export.is_some_and(|export| export.mode(open.mode) != UseMode::Exclusive) {
             return Err("only the host that has a disk alone, to write to it, can move it".to_owned());
         }
         self.registry.note_step(&bus_id, step, caller.proof(), caller.peer.clone())?;
@@ -297,7 +318,7 @@ impl DeviceProvider for Shared {
         self.registry.identity_changes()
     }
 
-    fn settle(&self, left: &Left) {
+    fn settle(&self, left: &UnservedAttachment) {
         self.predecessor.settle(&left.open.name);
     }
 }
@@ -314,15 +335,19 @@ fn another(name: &str) -> String {
 }
 
 /// The bus id of the device that `open` names.
-fn known(devices: &DeviceRegistry, open: &native::Open) -> Result<String, native::End> {
+fn known(devices: &DeviceRegistry, open: &native::OpenRequest) -> Result<String, native::AttachmentEndNotice> {
     devices.bus_id_of(&open.name).map_err(|_| gone(open))
 }
 
 /// The bus id of the device that `open` names, if `caller` may become its successor.
-fn known_to_successor(shared: &Shared, caller: &Session, open: &native::Open) -> Result<String, native::End> {
+fn known_to_successor(
+    shared: &ExporterState,
+    caller: &SessionEntry,
+    open: &native::OpenRequest,
+) -> Result<String, native::AttachmentEndNotice> {
     let bus_id = known(&shared.registry, open)?;
-    let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
-    match (Offer { shared, session: caller }.admit(&bus_id)) {
+    let refused = |what: &str| refusal(native::AttachmentEndCause::Refused, what.to_owned());
+    match (PeerOffers { shared, session: caller }.admit(&bus_id)) {
         // The session that used the device in the process before this one is yet to continue.
         Ok(()) | Err(OpStatus::Busy) => {}
         Err(OpStatus::NoDevice) => return Err(gone(open)),

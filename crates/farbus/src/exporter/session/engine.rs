@@ -11,42 +11,44 @@ use std::time::Duration;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farbus_io_net::link::{Clock, Interest, Link, LinkEnd, Wake, Watched, wait, wait_exactly};
-use farbus_model::{Command, CommandError, Device};
-use farbus_session::{Exporter, Fault, Offers};
+use farbus_io_net::link::{
+    BoottimeClock, DeviceWaitSource, Link, LinkEnd, PollInterest, ThreadWaker, wait, wait_exactly,
+};
+use farbus_model::{Device, OwnerCommand, OwnerCommandError};
+use farbus_session::{ConnectionFault, ExportOffers, Exporter};
 
-use crate::link::meters::{Calls, Meters};
+use crate::link::meters::{EngineMeters, SyscallCounts};
 
 /// Commands that other threads leave for a running engine.
 #[derive(Debug)]
-pub struct Mailbox {
-    orders: Mutex<Orders>,
+pub struct EngineMailbox {
+    orders: Mutex<MailboxQueue>,
     numbers: AtomicU64,
-    wake: Wake,
+    wake: ThreadWaker,
 }
 
 #[derive(Debug, Default)]
-struct Orders {
-    waiting: Vec<Order>,
+struct MailboxQueue {
+    waiting: Vec<MailboxCommand>,
     is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Order {
+struct MailboxCommand {
     number: u64,
-    command: Command,
-    answer: SyncSender<Result<(), CommandError>>,
+    command: OwnerCommand,
+    answer: SyncSender<Result<(), OwnerCommandError>>,
 }
 
-impl Mailbox {
+impl EngineMailbox {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: Wake::new()? })
+        Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: ThreadWaker::new()? })
     }
 
     /// Leaves a command and waits for its answer, for `time_max` at most. Returns `None` if the command was not carried
     /// out; it never will be then. If it is being carried out at that moment, waits for `time_max` once more. If the
     /// mailbox is closed, or becomes so, returns at once.
-    pub fn ask(&self, command: Command, time_max: Duration) -> Option<Result<(), CommandError>> {
+    pub fn ask(&self, command: OwnerCommand, time_max: Duration) -> Option<Result<(), OwnerCommandError>> {
         let (answer, answered) = mpsc::sync_channel(1);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         {
@@ -54,7 +56,7 @@ impl Mailbox {
             if orders.is_closed {
                 return None;
             }
-            orders.waiting.push(Order { number, command, answer });
+            orders.waiting.push(MailboxCommand { number, command, answer });
         }
         self.wake.wake();
         answered.recv_timeout(time_max).ok().or_else(|| {
@@ -66,15 +68,15 @@ impl Mailbox {
 
     /// Takes no more commands until it is opened, and gives those back that nobody has carried out.
     pub fn close(&self) {
-        *self.orders() = Orders { waiting: Vec::new(), is_closed: true };
+        *self.orders() = MailboxQueue { waiting: Vec::new(), is_closed: true };
     }
 
-    /// Takes commands again, after [`Mailbox::close`].
+    /// Takes commands again, after [`EngineMailbox::close`].
     pub fn open(&self) {
         self.orders().is_closed = false;
     }
 
-    fn orders(&self) -> MutexGuard<'_, Orders> {
+    fn orders(&self) -> MutexGuard<'_, MailboxQueue> {
         self.orders.lock().expect("nobody panics with the mailbox open")
     }
 
@@ -89,7 +91,7 @@ impl Mailbox {
     }
 
     /// Carries out all commands in the mailbox and answers them.
-    pub fn carry_out(&self, mut act: impl FnMut(&Command) -> Result<(), CommandError>) {
+    pub fn carry_out(&self, mut act: impl FnMut(&OwnerCommand) -> Result<(), OwnerCommandError>) {
         for order in self.take() {
             let result = act(&order.command);
             // The caller may have stopped waiting.
@@ -97,13 +99,13 @@ impl Mailbox {
         }
     }
 
-    fn take(&self) -> Vec<Order> {
+    fn take(&self) -> Vec<MailboxCommand> {
         self.wake.clear();
         std::mem::take(&mut self.orders().waiting)
     }
 }
 
-impl AsFd for Mailbox {
+impl AsFd for EngineMailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -111,7 +113,7 @@ impl AsFd for Mailbox {
 
 /// Why an engine stopped.
 #[derive(Debug)]
-pub enum End {
+pub enum UsbipEngineEnd {
     /// The protocol reached its end, and all is sent.
     Finished,
     /// The peer closed the link.
@@ -121,44 +123,44 @@ pub enum End {
     /// The device was unplugged.
     Gone,
     /// The peer broke the protocol.
-    Fault(Fault),
+    Fault(ConnectionFault),
     /// An assertion of farbus failed.
     Bug,
 }
 
 /// Joins a link and an exporter, with what they need.
-pub struct Engine<'a, D, O> {
+pub struct UsbipEngine<'a, D, O> {
     pub(crate) link: &'a Link,
     pub(crate) exporter: Exporter<D>,
     pub(crate) offers: O,
-    pub(crate) clock: Clock,
-    pub(crate) mailbox: &'a Mailbox,
-    pub(crate) meters: &'a Meters,
-    pub(crate) calls: Calls,
+    pub(crate) clock: BoottimeClock,
+    pub(crate) mailbox: &'a EngineMailbox,
+    pub(crate) meters: &'a EngineMeters,
+    pub(crate) calls: SyscallCounts,
 }
 
-impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
+impl<D: Device, O: ExportOffers<D>> UsbipEngine<'_, D, O> {
     /// Serves the link until it ends.
-    pub fn run(&mut self) -> End {
+    pub fn run(&mut self) -> UsbipEngineEnd {
         wait_exactly();
         loop {
             match self.turn() {
                 Ok(None) => {}
                 Ok(Some(end)) => return end,
                 Err(error) => match LinkEnd::of(&error) {
-                    LinkEnd::Closed => return End::Closed,
-                    LinkEnd::Lost => return End::Lost(error),
+                    LinkEnd::Closed => return UsbipEngineEnd::Closed,
+                    LinkEnd::Lost => return UsbipEngineEnd::Lost(error),
                 },
             }
         }
     }
 
     /// Advances the protocol, sends what is ready, and waits for the next event.
-    fn turn(&mut self) -> io::Result<Option<End>> {
+    fn turn(&mut self) -> io::Result<Option<UsbipEngineEnd>> {
         if let Err(fault) = self.exporter.advance(self.clock.now(), &mut self.offers) {
             // The refusal goes out if the socket takes it at once.
             let _ = self.flush();
-            return Ok(Some(End::Fault(fault)));
+            return Ok(Some(UsbipEngineEnd::Fault(fault)));
         }
         let now = self.clock.now();
         self.exporter.with_device(now, |device, done| device.end_turn(now, done));
@@ -169,11 +171,11 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
         self.meters.publish(self.exporter.counters(), self.calls);
         if self.exporter.is_finished() {
             self.link.finish_sending();
-            return Ok(Some(End::Finished));
+            return Ok(Some(UsbipEngineEnd::Finished));
         }
         if self.exporter.device().is_some_and(Device::is_gone) {
             // The last answers went out if the socket took them at once.
-            return Ok(Some(End::Gone));
+            return Ok(Some(UsbipEngineEnd::Gone));
         }
         self.wait(is_blocked)
     }
@@ -191,7 +193,7 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
         self.link.try_flush()
     }
 
-    fn wait(&mut self, is_blocked: bool) -> io::Result<Option<End>> {
+    fn wait(&mut self, is_blocked: bool) -> io::Result<Option<UsbipEngineEnd>> {
         let timeout = self.exporter.poll_timeout();
         let device = self.exporter.device();
         let has_verbs = device.is_some_and(|device| !device.verbs().is_empty());
@@ -205,9 +207,9 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
         // Bytes that an encrypted link has decrypted already do not make its socket readable.
         let has_received = self.link.has_received();
         let span = if has_received { Some(Duration::ZERO) } else { timeout.map(|at| at - self.clock.now()) };
-        let on_link = Interest::new(self.link.as_fd(), is_blocked);
-        let on_mailbox = Interest::new(self.mailbox.wake.as_fd(), false);
-        let [on_link, on_mailbox, on_device] = match readiness.and_then(Watched::interest) {
+        let on_link = PollInterest::new(self.link.as_fd(), is_blocked);
+        let on_mailbox = PollInterest::new(self.mailbox.wake.as_fd(), false);
+        let [on_link, on_mailbox, on_device] = match readiness.and_then(DeviceWaitSource::interest) {
             Some(on_device) => {
                 let mut interests = [on_link, on_mailbox, on_device];
                 wait(&mut interests, span)?;
@@ -239,9 +241,9 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
         Ok(None)
     }
 
-    fn received(&mut self, count: usize) -> Option<End> {
+    fn received(&mut self, count: usize) -> Option<UsbipEngineEnd> {
         self.exporter.handle_received(count);
-        (count == 0).then_some(End::Closed)
+        (count == 0).then_some(UsbipEngineEnd::Closed)
     }
 
     fn carry_out_orders(&mut self) {
@@ -257,14 +259,14 @@ mod tests {
 
     #[test]
     fn command_that_timed_out_in_the_mailbox_is_never_carried_out() {
-        let mailbox = Mailbox::new().unwrap();
-        assert_eq!(mailbox.ask(Command::Eject, Duration::from_millis(1)), None);
+        let mailbox = EngineMailbox::new().unwrap();
+        assert_eq!(mailbox.ask(OwnerCommand::Eject, Duration::from_millis(1)), None);
         mailbox.carry_out(|command| panic!("{command:?} was withdrawn"));
         let answer = thread::scope(|scope| {
-            let asked = scope.spawn(|| mailbox.ask(Command::Insert, Duration::from_secs(60)));
+            let asked = scope.spawn(|| mailbox.ask(OwnerCommand::Insert, Duration::from_secs(60)));
             while !asked.is_finished() {
                 mailbox.carry_out(|command| match command {
-                    Command::Insert => Ok(()),
+                    OwnerCommand::Insert => Ok(()),
                     other => panic!("{other:?}"),
                 });
             }

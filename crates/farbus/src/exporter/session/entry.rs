@@ -6,25 +6,25 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use farbus_io_net::link::Link;
-use farbus_model::budget::{Account, Exhausted, Taken};
+use farbus_model::budget::{BudgetExhaustion, MemoryAccount, MemoryCharge};
 use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{Device, Instant};
-use farbus_session::Ending;
+use farbus_session::UseEnding;
 use farbus_session::native::control as native;
 use farbus_session::reserve::ReservationReport;
-use farbus_session::reserve::suspension::Behind;
+use farbus_session::reserve::suspension::DeviceReturnSlot;
 
 use crate::common::ordered_mutex::OrderedMutex;
 use crate::exporter::access::memory::fixed_bytes;
-use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::{self, Place, Visitor};
-use crate::exporter::session::engine::Mailbox;
+use crate::exporter::access::paired_host::PairedPeer;
+use crate::exporter::access::quota::{self, ConnectionClass, PeerIdentity};
+use crate::exporter::session::engine::EngineMailbox;
 use crate::exporter::session::threads::{HandoverOutcome, SessionHandle};
-use crate::link::meters::Meters;
-use crate::link::status::Links;
+use crate::link::meters::EngineMeters;
+use crate::link::status::SessionLinks;
 
 /// One connection of a peer, or one device that a peer's session has open.
-pub struct Session {
+pub struct SessionEntry {
     pub(crate) since: Instant,
     /// The connection's link, which ends with it. `None` if the entry is a session or one of its devices: their thread
     /// is told instead.
@@ -35,71 +35,71 @@ pub struct Session {
     /// The peer, as people write it.
     pub peer: String,
     /// The paired host, if the peer proved a key.
-    pub guest: Option<Guest>,
-    pub(crate) visitor: Visitor,
-    pub(crate) place: Place,
+    pub guest: Option<PairedPeer>,
+    pub(crate) visitor: PeerIdentity,
+    pub(crate) place: ConnectionClass,
     /// The account of its peer. `taken` is what this entry took from it, for itself or for its device.
-    pub account: Arc<Account>,
-    pub(crate) taken: OrderedMutex<Option<Taken>, 3>,
+    pub account: Arc<MemoryAccount>,
+    pub(crate) taken: OrderedMutex<Option<MemoryCharge>, 3>,
     pub(crate) credit_bytes: AtomicUsize,
-    pub(crate) mailbox: Mailbox,
-    pub(crate) meters: Arc<Meters>,
+    pub(crate) mailbox: EngineMailbox,
+    pub(crate) meters: Arc<EngineMeters>,
     /// The links of the session that this entry is, or belongs to.
-    pub links: Links,
+    pub links: SessionLinks,
     pub(crate) bus_id: OrderedMutex<Option<String>, 3>,
     /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
     pub(crate) is_taken_back: AtomicBool,
     /// How the lease ended under which it used the device, if that is why the device was taken back.
-    pub lease_end: OnceLock<Ending>,
+    pub lease_end: OnceLock<UseEnding>,
     /// The owner's remark on taking its device back.
     pub remark: OnceLock<String>,
     /// Its device was used in the process before this one, and it continues that use.
     pub is_successor: AtomicBool,
     /// How the session ended, if it did.
-    pub ending: OrderedMutex<Option<Ending>, 3>,
+    pub ending: OrderedMutex<Option<UseEnding>, 3>,
     /// What became of the device that it handed over.
-    pub(crate) handover_outcome: OrderedMutex<Waiting, 3>,
+    pub(crate) handover_outcome: OrderedMutex<HandoverWait, 3>,
     /// The latest reservation report of its device, if the session has not taken it.
     pub(crate) reserved: OrderedMutex<Option<ReservationReport>, 3>,
     pub(crate) has_news: AtomicBool,
     /// In how long its lease ends, if the session has not told its peer.
     pub(crate) lease_left: OrderedMutex<Option<Duration>, 3>,
     /// The inner device, if its device is suspendable.
-    pub(crate) behind: OrderedMutex<Option<Behind>, 3>,
+    pub(crate) behind: OrderedMutex<Option<DeviceReturnSlot>, 3>,
 }
 
 /// The peer of an entry, and what the entry shares with others of the same peer.
-pub struct Belonging {
+pub struct SessionEntryPeer {
     /// The paired host, if the peer proved a key.
-    pub guest: Option<Guest>,
+    pub guest: Option<PairedPeer>,
     /// The peer that the entry is counted for.
-    pub visitor: Visitor,
+    pub visitor: PeerIdentity,
     /// Its place among the connections.
-    pub place: Place,
+    pub place: ConnectionClass,
     /// The account of its peer.
-    pub account: Arc<Account>,
+    pub account: Arc<MemoryAccount>,
     /// The links of the session that the entry is, or belongs to.
-    pub links: Links,
+    pub links: SessionLinks,
 }
 
 /// The outcome of a handover, if it is known and still needed.
 #[derive(Default)]
-pub(crate) enum Waiting {
+pub(crate) enum HandoverWait {
     #[default]
     Yes,
     Told(HandoverOutcome),
     Gone,
 }
 
-impl Session {
+impl SessionEntry {
     /// What the peer has proved of itself: a key, a user of this machine, or where it is. It is the same on each of its
     /// connections.
     pub fn proof(&self) -> String {
         match self.visitor {
-            Visitor::Host(fingerprint) => format!("key {fingerprint}"),
-            Visitor::User(user) | Visitor::Own(_, user) => format!("user {user}"),
-            Visitor::Address(address) => format!("address {address}"),
+            PeerIdentity::Host(fingerprint) => format!("key {fingerprint}"),
+            PeerIdentity::User(user) | PeerIdentity::Own(_, user) => format!("user {user}"),
+            PeerIdentity::Address(address) => format!("address {address}"),
         }
     }
 
@@ -107,8 +107,8 @@ impl Session {
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn new(since: Instant, link: Option<Link>, peer: String, of: Belonging) -> io::Result<Self> {
-        let Belonging { guest, visitor, place, account, links } = of;
+    pub fn new(since: Instant, link: Option<Link>, peer: String, of: SessionEntryPeer) -> io::Result<Self> {
+        let SessionEntryPeer { guest, visitor, place, account, links } = of;
         Ok(Self {
             since,
             link: OrderedMutex::new(link),
@@ -121,7 +121,7 @@ impl Session {
             account,
             taken: OrderedMutex::default(),
             credit_bytes: AtomicUsize::new(CREDIT_BYTES_MAX),
-            mailbox: Mailbox::new()?,
+            mailbox: EngineMailbox::new()?,
             meters: Arc::default(),
             links,
             bus_id: OrderedMutex::default(),
@@ -143,7 +143,7 @@ impl Session {
     ///
     /// # Errors
     /// The account does not have as much.
-    pub fn take_for(&self, open: &native::Open, devices: usize) -> Result<(), Exhausted> {
+    pub fn take_for(&self, open: &native::OpenRequest, devices: usize) -> Result<(), BudgetExhaustion> {
         let taken = match fixed_bytes(open) {
             Some(bytes) => self.account.take_fixed_for_device(bytes)?,
             None => {
@@ -157,7 +157,7 @@ impl Session {
     }
 
     /// Keeps what was taken from the peer's account until the entry is dropped.
-    pub fn keep(&self, taken: Taken) {
+    pub fn keep(&self, taken: MemoryCharge) {
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
     }
 
@@ -185,9 +185,9 @@ impl Session {
 
     /// How its use ended, if neither the peer nor the device ended it: the owner took the device back, or the lease
     /// ended.
-    pub fn forced_ending(&self) -> Option<Ending> {
+    pub fn forced_ending(&self) -> Option<UseEnding> {
         let is_taken_back = self.is_taken_back.load(Ordering::Acquire);
-        is_taken_back.then(|| self.lease_end.get().copied().unwrap_or(Ending::TakenBack))
+        is_taken_back.then(|| self.lease_end.get().copied().unwrap_or(UseEnding::TakenBack))
     }
 
     /// Whether it continues a use that began in the process before this one.
@@ -200,10 +200,10 @@ impl Session {
     pub fn leave_handover_outcome(&self, handover_outcome: HandoverOutcome) -> Option<HandoverOutcome> {
         {
             let mut waiting = self.handover_outcome.lock().unwrap_or_else(PoisonError::into_inner);
-            if matches!(*waiting, Waiting::Gone) {
+            if matches!(*waiting, HandoverWait::Gone) {
                 return Some(handover_outcome);
             }
-            *waiting = Waiting::Told(handover_outcome);
+            *waiting = HandoverWait::Told(handover_outcome);
         }
         self.mailbox.wake();
         None
@@ -223,7 +223,7 @@ impl Session {
     }
 
     /// Keeps the handle of its suspendable device, to get the inner device back.
-    pub fn keep_behind(&self, behind: Behind) {
+    pub fn keep_behind(&self, behind: DeviceReturnSlot) {
         *self.behind.lock().unwrap_or_else(PoisonError::into_inner) = Some(behind);
     }
 
@@ -236,7 +236,7 @@ impl Session {
     }
 
     /// The peer and place to count. `None` for an entry that was told to end and has no device.
-    pub(crate) fn counted(&self) -> Option<(Visitor, Place)> {
+    pub(crate) fn counted(&self) -> Option<(PeerIdentity, ConnectionClass)> {
         (!self.is_idle() || !self.is_told.load(Ordering::Acquire)).then_some((self.visitor, self.place))
     }
 
@@ -256,10 +256,10 @@ impl Session {
         gives_way
     }
 
-    pub(crate) fn handover_outcome(&self, next: Waiting) -> Option<HandoverOutcome> {
+    pub(crate) fn handover_outcome(&self, next: HandoverWait) -> Option<HandoverOutcome> {
         match std::mem::replace(&mut *self.handover_outcome.lock().unwrap_or_else(PoisonError::into_inner), next) {
-            Waiting::Told(handover_outcome) => Some(handover_outcome),
-            Waiting::Yes | Waiting::Gone => None,
+            HandoverWait::Told(handover_outcome) => Some(handover_outcome),
+            HandoverWait::Yes | HandoverWait::Gone => None,
         }
     }
 
@@ -273,7 +273,7 @@ impl Session {
 
     /// Whether the session continues in another process.
     pub fn is_handed_over(&self) -> bool {
-        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) == Some(Ending::HandedOver)
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) == Some(UseEnding::HandedOver)
     }
 
     /// Notes that the session outlives its link.
@@ -282,32 +282,32 @@ impl Session {
     }
 }
 
-impl SessionHandle for Session {
+impl SessionHandle for SessionEntry {
     fn credit_bytes(&self) -> usize {
         self.credit_bytes.load(Ordering::Acquire)
     }
 
-    fn mailbox(&self) -> &Mailbox {
+    fn mailbox(&self) -> &EngineMailbox {
         &self.mailbox
     }
 
-    fn links(&self) -> &Links {
+    fn links(&self) -> &SessionLinks {
         &self.links
     }
 
-    fn meters(&self) -> Option<Arc<Meters>> {
+    fn meters(&self) -> Option<Arc<EngineMeters>> {
         Some(Arc::clone(&self.meters))
     }
 
-    fn end(&self) -> Option<native::End> {
+    fn end(&self) -> Option<native::AttachmentEndNotice> {
         self.is_told.load(Ordering::Acquire).then(|| {
             let message = match (self.forced_ending(), self.remark.get()) {
-                (Some(Ending::TakenBack), Some(remark)) => format!("released by its owner: {remark}"),
-                (Some(Ending::TakenBack), None) => "released by its owner".to_owned(),
+                (Some(UseEnding::TakenBack), Some(remark)) => format!("released by its owner: {remark}"),
+                (Some(UseEnding::TakenBack), None) => "released by its owner".to_owned(),
                 (Some(ending), _) => format!("the lease under which this host used it is over: {}", ending.as_str()),
                 (None, _) => "not shared with you any more".to_owned(),
             };
-            native::End { cause: native::Cause::Refused, message }
+            native::AttachmentEndNotice { cause: native::AttachmentEndCause::Refused, message }
         })
     }
 
@@ -315,16 +315,16 @@ impl SessionHandle for Session {
         self.is_replaced.load(Ordering::Acquire)
     }
 
-    fn note_ending(&self, ending: Ending) {
+    fn note_ending(&self, ending: UseEnding) {
         *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(ending);
     }
 
     fn take_handover_outcome(&self) -> Option<HandoverOutcome> {
-        self.handover_outcome(Waiting::Yes)
+        self.handover_outcome(HandoverWait::Yes)
     }
 
     fn leave(&self) -> Option<HandoverOutcome> {
-        self.handover_outcome(Waiting::Gone)
+        self.handover_outcome(HandoverWait::Gone)
     }
 
     fn take_lease_left(&self) -> Option<Duration> {

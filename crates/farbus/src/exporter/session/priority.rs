@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use farbus_io_net::link::LinkPriority;
 use farbus_model::Instant;
-use farbus_session::native::control::Open;
-use farbus_session::reserve::{Criticality, ReservationReport, State};
+use farbus_session::native::control::OpenRequest;
+use farbus_session::reserve::{ReservationCriticality, ReservationReport, ReservationState};
 
 /// How far a paced link may exceed the admitted rate to catch up, %.
 const PACE_PERCENT: u64 = 150;
@@ -18,7 +18,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub struct PrioritizedDevices {
     /// The devices and their reservation reports.
-    pub devices: Vec<(Open, ReservationReport)>,
+    pub devices: Vec<(OpenRequest, ReservationReport)>,
     /// Whether the devices or their reports may have changed.
     pub has_news: bool,
     /// When the link's progress is read next.
@@ -64,8 +64,8 @@ impl PrioritizedDevices {
 fn priority(report: Option<&ReservationReport>, asked_bits_per_s: u64) -> LinkPriority {
     match report {
         None => LinkPriority::None,
-        Some(ReservationReport { criticality: Criticality::High, .. }) => LinkPriority::First,
-        Some(ReservationReport { state: State::Admitted, path_bits_per_s, .. }) => {
+        Some(ReservationReport { criticality: ReservationCriticality::High, .. }) => LinkPriority::First,
+        Some(ReservationReport { state: ReservationState::Admitted, path_bits_per_s, .. }) => {
             LinkPriority::Last { bytes_per_s: (path_bits_per_s * PACE_PERCENT / 100 / 8).max(1) }
         }
         Some(_) => LinkPriority::Last { bytes_per_s: (asked_bits_per_s / WAITING_PART / 8).max(1500) },

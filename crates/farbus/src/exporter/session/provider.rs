@@ -4,35 +4,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_host::DrivenDisk;
-use farbus_io_net::link::{Clock, Progress};
-use farbus_model::budget::Allowance;
+use farbus_io_net::link::{BoottimeClock, TcpSendProgress};
+use farbus_model::budget::ConnectionAllowance;
 use farbus_model::limits::CREDIT_BYTES_MAX;
-use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Identity, Instant, Limits, Readiness};
-use farbus_realtime::vcpu::Reserve;
-use farbus_session::native::control::{End, Inherit, Open};
-use farbus_session::native::retire::Step;
-use farbus_session::native::served_observer::Shown;
-use farbus_session::native::{
-    Allowed, CountRequest, HOLD, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
+use farbus_model::{
+    BlockDevice, BlockInfo, BufferPool, CompletionQueue, Device, ExportIdentity, Instant, ReadinessSource,
+    SessionLimits,
 };
-use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Reservation, ReservationReport, Suspension};
-use farbus_session::{DeviceRecord, Ending, Reject};
+use farbus_realtime::vcpu::VcpuReserve;
+use farbus_session::native::control::{AttachmentEndNotice, OpenRequest, SuccessorOpenRequest};
+use farbus_session::native::retire::DiskMoveStep;
+use farbus_session::native::served_observer::ObserverFeed;
+use farbus_session::native::{
+    AllowedModules, CountRequest, DeviceMigration, HOLD, ServedBlock, ServedExport, ServedObserver, ServedUsb,
+    SuspendableServed, UnservedAttachment,
+};
+use farbus_session::reserve::ledger::MeasuredPath;
+use farbus_session::reserve::{ReservationReport, ReservationTerms, SuspensionSwitch};
+use farbus_session::{DeviceRecord, ProtocolViolation, UseEnding};
 
-use crate::exporter::access::quota::Visitor;
-use crate::exporter::session::engine::Mailbox;
-use crate::exporter::session::saved::Owner;
-use crate::exporter::session::thread_time::Reserved;
-use crate::link::meters::Meters;
-use crate::link::status::Links;
+use crate::exporter::access::quota::PeerIdentity;
+use crate::exporter::session::engine::EngineMailbox;
+use crate::exporter::session::saved::SessionOwner;
+use crate::exporter::session::thread_time::SessionReservation;
+use crate::link::meters::EngineMeters;
+use crate::link::status::SessionLinks;
 
 /// The exporter's reference to one attachment of a session, by which other threads end or command it.
 pub trait SessionHandle: Send + Sync {
     /// The owner's commands. Woken when [`SessionHandle::end`] has a reason, too.
-    fn mailbox(&self) -> &Mailbox;
+    fn mailbox(&self) -> &EngineMailbox;
 
     /// Where the session's links are shown.
-    fn links(&self) -> &Links;
+    fn links(&self) -> &SessionLinks;
 
     /// What may be in flight on its device, bytes of data.
     fn credit_bytes(&self) -> usize {
@@ -40,19 +44,19 @@ pub trait SessionHandle: Send + Sync {
     }
 
     /// Where the requests of its device are counted; `None`: they are not.
-    fn meters(&self) -> Option<Arc<Meters>> {
+    fn meters(&self) -> Option<Arc<EngineMeters>> {
         None
     }
 
     /// Why the attachment has to end, if it has to.
-    fn end(&self) -> Option<End>;
+    fn end(&self) -> Option<AttachmentEndNotice>;
 
     /// Whether the session ends because another process continues it. Its importer is told nothing then, and
     /// reconnects.
     fn is_replaced(&self) -> bool;
 
     /// Notes how the attachment ended, before its device is released.
-    fn note_ending(&self, ending: Ending);
+    fn note_ending(&self, ending: UseEnding);
 
     /// Takes the outcome of a handover, if it is known.
     fn take_handover_outcome(&self) -> Option<HandoverOutcome>;
@@ -72,13 +76,13 @@ pub trait SessionHandle: Send + Sync {
 /// What became of a device that was handed over.
 pub enum HandoverOutcome {
     /// The device is not this importer's any more, for this reason.
-    Over(End),
+    Over(AttachmentEndNotice),
     /// No successor came: the device is its user's again, under this lease.
     Back(OpenedDevice, u64),
 }
 
 /// A device that was opened for a session.
-pub struct Opened {
+pub struct OpenedAttachment {
     /// The device, in the class that was asked for.
     pub opened_device: OpenedDevice,
     /// The handle by which the attachment is ended or commanded.
@@ -91,7 +95,7 @@ pub struct Opened {
 pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
 
 /// Hands a device over. Returns whether it waits for its successor.
-pub type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
+pub type PassOn<D> = Box<dyn FnOnce(D, Instant, DeviceMigration) -> bool + Send>;
 
 /// An open device, by its class.
 pub enum OpenedDevice {
@@ -109,9 +113,9 @@ pub enum OpenedDevice {
     /// A source that is observed: a USB device that another importer may use, or a stream of frames.
     Observer {
         /// Where the frames are read.
-        observer: Box<dyn Shown>,
+        observer: Box<dyn ObserverFeed>,
         /// Ready when there is a frame.
-        readiness: Readiness,
+        readiness: ReadinessSource,
         /// Clears the readiness.
         hush: Box<dyn Fn() + Send>,
         /// The source's description, encoded.
@@ -119,7 +123,7 @@ pub enum OpenedDevice {
         /// Called at the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
         /// The suspension of the attachment, if it may be suspended.
-        suspension: Option<Suspension>,
+        suspension: Option<SuspensionSwitch>,
     },
     /// A block device that another importer uses, shown to its future successor.
     Shown {
@@ -143,7 +147,7 @@ pub enum OpenedDevice {
         /// Hands the device over.
         pass_on: PassOn<Box<dyn BlockDevice>>,
         /// The suspension of the attachment, if it may be suspended.
-        suspension: Option<Suspension>,
+        suspension: Option<SuspensionSwitch>,
     },
     /// A USB disk that the exporter drives, as a block device.
     Disk {
@@ -154,13 +158,19 @@ pub enum OpenedDevice {
         /// Releases the USB device at the end.
         give_back: GiveBack<Box<dyn Device>>,
         /// The suspension of the attachment, if it may be suspended.
-        suspension: Option<Suspension>,
+        suspension: Option<SuspensionSwitch>,
     },
 }
 
 impl OpenedDevice {
     /// Serves the device as attachment `number`, and counts its requests in `meters`.
-    pub fn served(self, number: u16, limits: Limits, clock: Clock, meters: Option<Arc<Meters>>) -> Box<dyn Served> {
+    pub fn served(
+        self,
+        number: u16,
+        limits: SessionLimits,
+        clock: BoottimeClock,
+        meters: Option<Arc<EngineMeters>>,
+    ) -> Box<dyn ServedExport> {
         let count: CountRequest = Box::new(move |bytes_in, bytes_out| {
             if let Some(meters) = &meters {
                 meters.add_request(bytes_in, bytes_out);
@@ -183,7 +193,7 @@ impl OpenedDevice {
             }
             OpenedDevice::Disk { disk, durability, give_back, suspension } => {
                 let give_back = move |disk: Box<DrivenDisk<Box<dyn Device>>>, now| {
-                    let mut unheard = Completions::new(BufferPool::new(0));
+                    let mut unheard = CompletionQueue::new(BufferPool::new(0));
                     let device = disk.into_device(now, &mut unheard);
                     while unheard.pop().is_some() {}
                     give_back(device, now);
@@ -205,13 +215,13 @@ impl OpenedDevice {
     /// device.
     pub fn serve_again(
         self,
-        clock: Clock,
-        limits: Limits,
-        left: &Left,
-        meters: Option<Arc<Meters>>,
-    ) -> Result<Box<dyn Served>, Reject> {
+        clock: BoottimeClock,
+        limits: SessionLimits,
+        left: &UnservedAttachment,
+        meters: Option<Arc<EngineMeters>>,
+    ) -> Result<Box<dyn ServedExport>, ProtocolViolation> {
         let mut served = self.served(left.number, limits, clock, meters);
-        let missing = Reject::new("state", 0, "it is one that can go on in another process");
+        let missing = ProtocolViolation::new("state", 0, "it is one that can go on in another process");
         let state = left.state.as_ref().ok_or(missing);
         match state.and_then(|state| served.restore(clock.now(), &mut state.reader())) {
             Ok(()) => Ok(served),
@@ -223,7 +233,7 @@ impl OpenedDevice {
     }
 }
 
-fn behind(suspension: Option<Suspension>, served: Box<dyn Served>) -> Box<dyn Served> {
+fn behind(suspension: Option<SuspensionSwitch>, served: Box<dyn ServedExport>) -> Box<dyn ServedExport> {
     match suspension {
         None => served,
         Some(suspension) => Box::new(SuspendableServed::new(served, suspension)),
@@ -236,16 +246,16 @@ pub trait DeviceProvider: Send + Sync + 'static {
     type Caller: SessionHandle + 'static;
 
     /// The clock of all sessions.
-    fn clock(&self) -> Clock;
+    fn clock(&self) -> BoottimeClock;
 
     /// Limits of one session.
-    fn limits(&self) -> Limits;
+    fn limits(&self) -> SessionLimits;
 
     /// The peer that owns the caller's session; `None` if it is known by address only.
-    fn owner(caller: &Self::Caller) -> Option<Visitor>;
+    fn owner(caller: &Self::Caller) -> Option<PeerIdentity>;
 
     /// The allowance that the caller's session draws on.
-    fn allowance(caller: &Self::Caller) -> Allowance;
+    fn allowance(caller: &Self::Caller) -> ConnectionAllowance;
 
     /// How long a device that was handed over waits for its successor at most.
     fn hold(&self) -> Duration {
@@ -253,7 +263,7 @@ pub trait DeviceProvider: Send + Sync + 'static {
     }
 
     /// The modules that importers may ask for; `None`: no list.
-    fn modules(&self) -> Option<Arc<Allowed>> {
+    fn modules(&self) -> Option<Arc<AllowedModules>> {
         None
     }
 
@@ -261,12 +271,17 @@ pub trait DeviceProvider: Send + Sync + 'static {
     /// device that it had, and this device has it.
     ///
     /// # Errors
-    /// [`End`]: why the device is not opened.
-    fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open, is_compared: bool)
-    -> Result<Opened, End>;
+    /// [`AttachmentEndNotice`]: why the device is not opened.
+    fn open(
+        self: &Arc<Self>,
+        caller: &Self::Caller,
+        peer: &str,
+        open: &OpenRequest,
+        is_compared: bool,
+    ) -> Result<OpenedAttachment, AttachmentEndNotice>;
 
     /// `caller` opens a disk next to overwrite it, and may have it for that if it moved it away earlier.
-    fn note_overwriting(&self, caller: &Self::Caller, open: &Open) {
+    fn note_overwriting(&self, caller: &Self::Caller, open: &OpenRequest) {
         let _ = (caller, open);
     }
 
@@ -274,19 +289,25 @@ pub trait DeviceProvider: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why it is not noted.
-    fn note_step(&self, caller: &Self::Caller, open: &Open, lease: u64, step: Step) -> Result<(), String> {
+    fn note_step(
+        &self,
+        caller: &Self::Caller,
+        open: &OpenRequest,
+        lease: u64,
+        step: DiskMoveStep,
+    ) -> Result<(), String> {
         let _ = (caller, open, lease, step);
         Err("nothing is noted here".to_owned())
     }
 
     /// The identity of the device that `open` names; `None` if there is no such device, or it has no identity.
-    fn device_identity(&self, open: &Open) -> Option<Identity> {
+    fn device_identity(&self, open: &OpenRequest) -> Option<ExportIdentity> {
         let _ = open;
         None
     }
 
     /// Whether the identity of the device that `open` names is found again after this process was started anew.
-    fn has_lasting_identity(&self, open: &Open) -> bool {
+    fn has_lasting_identity(&self, open: &OpenRequest) -> bool {
         let _ = open;
         false
     }
@@ -300,23 +321,28 @@ pub trait DeviceProvider: Send + Sync + 'static {
     /// over yet.
     ///
     /// # Errors
-    /// [`End`]: it will never be the caller's.
+    /// [`AttachmentEndNotice`]: it will never be the caller's.
     fn inherit(
         self: &Arc<Self>,
         caller: &Self::Caller,
         peer: &str,
-        inherit: &Inherit,
-    ) -> Option<Result<(Opened, Vec<u8>), End>>;
+        inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<(OpenedAttachment, Vec<u8>), AttachmentEndNotice>>;
 
     /// Opens for reading a device that is to be handed over to `caller`. `None`: the device cannot be shown, and the
     /// caller only waits.
     ///
     /// # Errors
-    /// [`End`]: the device will never be shown; *gone* may be temporary.
-    fn show(self: &Arc<Self>, caller: &Self::Caller, peer: &str, inherit: &Inherit) -> Option<Result<Opened, End>>;
+    /// [`AttachmentEndNotice`]: the device will never be shown; *gone* may be temporary.
+    fn show(
+        self: &Arc<Self>,
+        caller: &Self::Caller,
+        peer: &str,
+        inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<OpenedAttachment, AttachmentEndNotice>>;
 
     /// The owner of the caller's session, to be saved for another process.
-    fn identity(caller: &Self::Caller) -> Owner;
+    fn identity(caller: &Self::Caller) -> SessionOwner;
 
     /// The listed name of the device that was opened as `opened_as`.
     fn name_of(&self, opened_as: &str) -> String;
@@ -324,11 +350,15 @@ pub trait DeviceProvider: Send + Sync + 'static {
     /// Opens a device again that another process had open for the same caller.
     ///
     /// # Errors
-    /// [`End`]: why the device is not opened; *gone* may be temporary.
-    fn reopen(self: &Arc<Self>, caller: &Self::Caller, left: &Left) -> Result<Opened, End>;
+    /// [`AttachmentEndNotice`]: why the device is not opened; *gone* may be temporary.
+    fn reopen(
+        self: &Arc<Self>,
+        caller: &Self::Caller,
+        left: &UnservedAttachment,
+    ) -> Result<OpenedAttachment, AttachmentEndNotice>;
 
     /// Takes back a handed over device that waits for its successor, so that another process can continue the handover.
-    fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Migration)>;
+    fn recall(self: &Arc<Self>, open: &OpenRequest) -> Option<(OpenedAttachment, DeviceMigration)>;
 
     /// Reserves for the device that `caller` opens next, over a path with these measurements.
     ///
@@ -337,35 +367,35 @@ pub trait DeviceProvider: Send + Sync + 'static {
     fn reserve(
         &self,
         caller: &Self::Caller,
-        open: &Open,
-        reservation: &Reservation,
-        path: Path,
-    ) -> Result<ReservationReport, (ReservationReport, End)>;
+        open: &OpenRequest,
+        reservation: &ReservationTerms,
+        path: MeasuredPath,
+    ) -> Result<ReservationReport, (ReservationReport, AttachmentEndNotice)>;
 
     /// Releases a reservation whose device is not opened after all.
-    fn unreserve(&self, open: &Open);
+    fn unreserve(&self, open: &OpenRequest);
 
     /// The reservation of a device, if it has one.
-    fn reserved(&self, open: &Open) -> Option<Reserved>;
+    fn reserved(&self, open: &OpenRequest) -> Option<SessionReservation>;
 
     /// Gives the calling thread, a session's, processor time in each period, or takes it away (`None`).
     ///
     /// # Errors
     /// Why not, in words.
-    fn schedule(&self, time: Option<Reserve>) -> Result<(), String>;
+    fn schedule(&self, time: Option<VcpuReserve>) -> Result<(), String>;
 
     /// Reports the progress of the link that carries a device with a reservation.
-    fn note_progress(&self, open: &Open, progress: Progress);
+    fn note_progress(&self, open: &OpenRequest, progress: TcpSendProgress);
 
     /// All reservations, saved for another process.
     fn reservations(&self) -> Vec<u8>;
 
     /// Notes that a device of another process is open here, or will not be.
-    fn settle(&self, left: &Left);
+    fn settle(&self, left: &UnservedAttachment);
 }
 
 /// Limits of one attachment: those of the provider, within the credit of the session.
-pub fn limits_of<H: DeviceProvider>(provider: &H, session_handle: &dyn SessionHandle) -> Limits {
+pub fn limits_of<H: DeviceProvider>(provider: &H, session_handle: &dyn SessionHandle) -> SessionLimits {
     let limits = provider.limits();
-    Limits { payload_bytes_max: limits.payload_bytes_max.min(session_handle.credit_bytes()), ..limits }
+    SessionLimits { payload_bytes_max: limits.payload_bytes_max.min(session_handle.credit_bytes()), ..limits }
 }

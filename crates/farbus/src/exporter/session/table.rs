@@ -7,17 +7,17 @@ use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
 use farbus_io_linux::sys::descriptors;
-use farbus_io_net::link::{Clock, Link};
+use farbus_io_net::link::{BoottimeClock, Link};
 use farbus_model::Instant;
-use farbus_model::budget::{Account, CONNECTION_BYTES, Taken};
+use farbus_model::budget::{CONNECTION_BYTES, MemoryAccount, MemoryCharge};
 use farbus_session::native::control::{DESCRIPTORS, LIMIT};
 
 use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
-use crate::exporter::access::memory::Accounts;
-use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::{self, Complaint, Place, QuotaError, Visitor};
-use crate::exporter::session::entry::{Belonging, Session};
-use crate::link::status::Links;
+use crate::exporter::access::memory::MemoryAccounts;
+use crate::exporter::access::paired_host::PairedPeer;
+use crate::exporter::access::quota::{self, ConnectionClass, PeerIdentity, QuotaError, RefusalLogLimiter};
+use crate::exporter::session::entry::{SessionEntry, SessionEntryPeer};
+use crate::link::status::SessionLinks;
 
 /// How long sessions may take to make their devices durable when the share ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
@@ -31,28 +31,28 @@ fn out_of_descriptors(error: io::Error) -> io::Error {
 /// Sessions by number, under one lock, the table's. Locks of a session and of the registry may be taken while it is
 /// held.
 pub struct SessionTable {
-    sessions: OrderedMutex<BTreeMap<u64, Arc<Session>>, 1>,
+    sessions: OrderedMutex<BTreeMap<u64, Arc<SessionEntry>>, 1>,
     /// Number of the next connection, counted over all listeners.
     numbers: AtomicU64,
     ended: Condvar,
     is_stopping: AtomicBool,
-    clock: Clock,
+    clock: BoottimeClock,
     /// What each peer holds of this process's memory.
-    pub accounts: Accounts,
+    pub accounts: MemoryAccounts,
     /// Limits how often the log reports refused connections.
-    pub complaint: Complaint,
+    pub complaint: RefusalLogLimiter,
 }
 
 impl SessionTable {
-    pub(crate) fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: BoottimeClock) -> Self {
         Self {
             sessions: OrderedMutex::default(),
             numbers: AtomicU64::new(0),
             ended: Condvar::new(),
             is_stopping: AtomicBool::new(false),
             clock,
-            accounts: Accounts::default(),
-            complaint: Complaint::default(),
+            accounts: MemoryAccounts::default(),
+            complaint: RefusalLogLimiter::default(),
         }
     }
 
@@ -63,7 +63,7 @@ impl SessionTable {
 
     /// The table itself, locked.
     #[track_caller]
-    pub fn lock(&self) -> OrderedGuard<'_, BTreeMap<u64, Arc<Session>>, 1> {
+    pub fn lock(&self) -> OrderedGuard<'_, BTreeMap<u64, Arc<SessionEntry>>, 1> {
         self.sessions.lock().expect("no session panics while it is counted")
     }
 
@@ -76,9 +76,9 @@ impl SessionTable {
         &self,
         link: Option<Link>,
         peer: String,
-        guest: Option<Guest>,
-        visitor: Visitor,
-    ) -> io::Result<(u64, Arc<Session>)> {
+        guest: Option<PairedPeer>,
+        visitor: PeerIdentity,
+    ) -> io::Result<(u64, Arc<SessionEntry>)> {
         let account = self.accounts.of(visitor);
         let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
         self.enter_with((account, taken), link, peer, guest, visitor)
@@ -92,9 +92,9 @@ impl SessionTable {
     pub fn enter_inherited(
         &self,
         peer: String,
-        guest: Option<Guest>,
-        visitor: Visitor,
-    ) -> io::Result<(u64, Arc<Session>)> {
+        guest: Option<PairedPeer>,
+        visitor: PeerIdentity,
+    ) -> io::Result<(u64, Arc<SessionEntry>)> {
         let account = self.accounts.of(visitor);
         let taken = account.take_fixed_for_device(CONNECTION_BYTES).map_err(io::Error::other)?;
         self.enter_with((account, taken), None, peer, guest, visitor)
@@ -102,12 +102,12 @@ impl SessionTable {
 
     fn enter_with(
         &self,
-        (account, taken): (Arc<Account>, Taken),
+        (account, taken): (Arc<MemoryAccount>, MemoryCharge),
         link: Option<Link>,
         peer: String,
-        guest: Option<Guest>,
-        visitor: Visitor,
-    ) -> io::Result<(u64, Arc<Session>)> {
+        guest: Option<PairedPeer>,
+        visitor: PeerIdentity,
+    ) -> io::Result<(u64, Arc<SessionEntry>)> {
         let devices_max = self.accounts.devices_max();
         let mut sessions = self.lock();
         let now = self.clock.now();
@@ -118,8 +118,8 @@ impl SessionTable {
             place => place,
         };
         let place = place.map_err(io::Error::other)?;
-        let of = Belonging { guest, visitor, place, account, links: Links::default() };
-        let session = Session::new(now, link, peer, of)?;
+        let of = SessionEntryPeer { guest, visitor, place, account, links: SessionLinks::default() };
+        let session = SessionEntry::new(now, link, peer, of)?;
         session.keep(taken);
         Ok(self.insert(&mut sessions, session))
     }
@@ -133,16 +133,16 @@ impl SessionTable {
         &self,
         link: Option<Link>,
         peer: String,
-        guest: Option<Guest>,
-        visitor: Visitor,
-    ) -> io::Result<(u64, Arc<Session>)> {
+        guest: Option<PairedPeer>,
+        visitor: PeerIdentity,
+    ) -> io::Result<(u64, Arc<SessionEntry>)> {
         let account = self.accounts.of_questions(visitor);
         let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
         let mut sessions = self.lock();
         let present = sessions.values().filter_map(|session| session.counted());
         let place = quota::place_of_questions(visitor, present).map_err(io::Error::other)?;
-        let of = Belonging { guest, visitor, place, account, links: Links::default() };
-        let session = Session::new(self.clock.now(), link, peer, of)?;
+        let of = SessionEntryPeer { guest, visitor, place, account, links: SessionLinks::default() };
+        let session = SessionEntry::new(self.clock.now(), link, peer, of)?;
         session.keep(taken);
         Ok(self.insert(&mut sessions, session))
     }
@@ -151,30 +151,34 @@ impl SessionTable {
     ///
     /// # Errors
     /// The peer uses as many devices as it may, or the system has no more descriptors.
-    pub fn enter_attachment(&self, of: &Session, peer: String) -> io::Result<(u64, Arc<Session>)> {
+    pub fn enter_attachment(&self, of: &SessionEntry, peer: String) -> io::Result<(u64, Arc<SessionEntry>)> {
         let devices_max = self.accounts.devices_max();
-        let of = Belonging {
+        let of = SessionEntryPeer {
             guest: of.guest.clone(),
             visitor: of.visitor,
-            place: Place::Within,
+            place: ConnectionClass::Within,
             account: Arc::clone(&of.account),
             links: of.links.clone(),
         };
-        let session = Session::new(self.clock.now(), None, peer, of).map_err(out_of_descriptors)?;
+        let session = SessionEntry::new(self.clock.now(), None, peer, of).map_err(out_of_descriptors)?;
         let mut sessions = self.lock();
         let present = sessions.values().filter_map(|session| session.counted());
         quota::may_use_another(session.visitor, devices_max, present).map_err(io::Error::other)?;
         Ok(self.insert(&mut sessions, session))
     }
 
-    fn insert(&self, sessions: &mut BTreeMap<u64, Arc<Session>>, session: Session) -> (u64, Arc<Session>) {
+    fn insert(
+        &self,
+        sessions: &mut BTreeMap<u64, Arc<SessionEntry>>,
+        session: SessionEntry,
+    ) -> (u64, Arc<SessionEntry>) {
         let (number, session) = (self.numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
         sessions.insert(number, Arc::clone(&session));
         (number, session)
     }
 
     /// Enters a session again that was not counted while its device was handed over.
-    pub fn go_on_with(&self, number: u64, session: &Arc<Session>) {
+    pub fn go_on_with(&self, number: u64, session: &Arc<SessionEntry>) {
         self.lock().insert(number, Arc::clone(session));
     }
 
@@ -185,12 +189,12 @@ impl SessionTable {
     }
 
     /// All sessions as they are now.
-    pub fn all(&self) -> Vec<Arc<Session>> {
+    pub fn all(&self) -> Vec<Arc<SessionEntry>> {
         self.lock().values().cloned().collect()
     }
 
     /// The sessions that use the device with this bus id.
-    pub fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
+    pub fn holders_of(&self, bus_id: &str) -> Vec<Arc<SessionEntry>> {
         let sessions = self.lock();
         sessions.values().filter(|session| session.holds(bus_id)).cloned().collect()
     }
@@ -201,8 +205,8 @@ impl SessionTable {
     }
 
     /// Waits until these sessions have left the table, for `time_max` at most.
-    pub fn wait_for(&self, users: &[Arc<Session>], time_max: Duration) {
-        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| {
+    pub fn wait_for(&self, users: &[Arc<SessionEntry>], time_max: Duration) {
+        let is_there = |sessions: &mut BTreeMap<u64, Arc<SessionEntry>>| {
             sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
         };
         // A device that is not durable in time keeps flushing in its session's thread.

@@ -3,25 +3,26 @@
 
 use std::collections::BTreeMap;
 
-use farbus_realtime::vcpu::Reserve;
-use farbus_session::reserve::{Criticality, ReservationReport, State, ThreadTime};
+use farbus_realtime::vcpu::VcpuReserve;
+use farbus_session::reserve::{ReservationCriticality, ReservationReport, ReservationState, ThreadTime};
 use tracing::{info, warn};
 
 /// A device's reservation, as its session needs it.
 #[derive(Clone, Copy, Debug)]
-pub struct Reserved {
+pub struct SessionReservation {
     /// Its report, without [`ReservationReport::thread`].
     pub report: ReservationReport,
     /// The processor time that the ledger has admitted for the thread that serves the device.
-    pub thread: Option<Reserve>,
+    pub thread: Option<VcpuReserve>,
     /// Whether its importer wants to be told what the thread has.
     pub wants_thread: bool,
 }
 
-impl Reserved {
+impl SessionReservation {
     /// The time that the thread is to have for it. Reservations of low criticality give way, so they have none.
-    fn time(&self) -> Option<Reserve> {
-        let is_kept = self.report.criticality == Criticality::High && self.report.state == State::Admitted;
+    fn time(&self) -> Option<VcpuReserve> {
+        let is_kept =
+            self.report.criticality == ReservationCriticality::High && self.report.state == ReservationState::Admitted;
         self.thread.filter(|_| is_kept)
     }
 
@@ -36,10 +37,10 @@ impl Reserved {
 #[derive(Debug, Default)]
 pub struct SessionThread {
     /// The reserved time of each device, by the name under which it was opened.
-    devices: BTreeMap<String, Reserve>,
+    devices: BTreeMap<String, VcpuReserve>,
     /// Whether the session has devices without such a reservation.
     has_others: bool,
-    granted: Option<Reserve>,
+    granted: Option<VcpuReserve>,
     /// Why the time was denied when it was asked for last.
     denied: Option<String>,
     /// What the importer knows of it.
@@ -52,8 +53,8 @@ impl SessionThread {
     pub fn add(
         &mut self,
         name: &str,
-        reserved: &Reserved,
-        schedule: impl Fn(Option<Reserve>) -> Result<(), String>,
+        reserved: &SessionReservation,
+        schedule: impl Fn(Option<VcpuReserve>) -> Result<(), String>,
     ) -> ThreadTime {
         match reserved.time() {
             Some(time) => {
@@ -70,8 +71,8 @@ impl SessionThread {
     /// what the thread has, if the importer does not know it yet.
     pub fn set<'n>(
         &mut self,
-        devices: impl Iterator<Item = (&'n str, Option<Reserved>)>,
-        schedule: impl Fn(Option<Reserve>) -> Result<(), String>,
+        devices: impl Iterator<Item = (&'n str, Option<SessionReservation>)>,
+        schedule: impl Fn(Option<VcpuReserve>) -> Result<(), String>,
     ) -> Option<ThreadTime> {
         (self.devices, self.has_others) = (BTreeMap::new(), false);
         for (name, reserved) in devices {
@@ -85,7 +86,7 @@ impl SessionThread {
     }
 
     /// Gives the time back.
-    pub fn end(&mut self, schedule: impl Fn(Option<Reserve>) -> Result<(), String>) {
+    pub fn end(&mut self, schedule: impl Fn(Option<VcpuReserve>) -> Result<(), String>) {
         self.devices.clear();
         self.ask(schedule);
     }
@@ -95,11 +96,11 @@ impl SessionThread {
         ReservationReport { thread: self.told.filter(|_| is_told), ..report }
     }
 
-    fn ask(&mut self, schedule: impl Fn(Option<Reserve>) -> Result<(), String>) -> ThreadTime {
+    fn ask(&mut self, schedule: impl Fn(Option<VcpuReserve>) -> Result<(), String>) -> ThreadTime {
         let wanted = if self.has_others { None } else { together(self.devices.values()) };
         if wanted != self.granted {
             self.granted = match (schedule(wanted), wanted) {
-                (Ok(()), Some(Reserve { budget_ns, period_ns })) => {
+                (Ok(()), Some(VcpuReserve { budget_ns, period_ns })) => {
                     info!(budget_ns, period_ns, "its thread has processor time in each period");
                     wanted
                 }
@@ -120,28 +121,28 @@ impl SessionThread {
 }
 
 /// What one thread needs to serve all: the shortest of the periods, and in it the part of each.
-fn together<'r>(all: impl Iterator<Item = &'r Reserve> + Clone) -> Option<Reserve> {
+fn together<'r>(all: impl Iterator<Item = &'r VcpuReserve> + Clone) -> Option<VcpuReserve> {
     let period_ns = all.clone().map(|reserve| reserve.period_ns).min()?;
-    let part = |reserve: &Reserve| {
+    let part = |reserve: &VcpuReserve| {
         u128::from(reserve.budget_ns) * u128::from(period_ns) / u128::from(reserve.period_ns.max(1)) + 1
     };
     let budget_ns = u64::try_from(all.map(part).sum::<u128>()).unwrap_or(u64::MAX);
-    Some(Reserve { budget_ns, period_ns })
+    Some(VcpuReserve { budget_ns, period_ns })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_session::reserve::Lack;
+    use farbus_session::reserve::ScarceResource;
     use std::cell::RefCell;
 
-    fn reserved(criticality: Criticality, budget_ns: u64, period_ns: u64) -> Reserved {
-        let (state, lack) = (State::Admitted, Lack::None);
+    fn reserved(criticality: ReservationCriticality, budget_ns: u64, period_ns: u64) -> SessionReservation {
+        let (state, lack) = (ReservationState::Admitted, ScarceResource::None);
         let (missing, bound_ns, path_bits_per_s, bus_ppm) = (0, 1, 2, 3);
         let thread = None;
         let report =
             ReservationReport { state, lack, criticality, missing, bound_ns, path_bits_per_s, bus_ppm, thread };
-        Reserved { report, thread: Some(Reserve { budget_ns, period_ns }), wants_thread: true }
+        SessionReservation { report, thread: Some(VcpuReserve { budget_ns, period_ns }), wants_thread: true }
     }
 
     #[test]
@@ -151,16 +152,16 @@ mod tests {
             asked.borrow_mut().push(time);
             Ok(())
         };
-        let high = |budget_ns, period_ns| reserved(Criticality::High, budget_ns, period_ns);
+        let high = |budget_ns, period_ns| reserved(ReservationCriticality::High, budget_ns, period_ns);
         let (can, camera) = (high(100, 1000), high(400, 2000));
         assert_eq!(thread.add("can", &can, schedule), ThreadTime::Reserved);
         assert_eq!(thread.add("camera", &camera, schedule), ThreadTime::Reserved);
-        let both = Some(Reserve { budget_ns: 302, period_ns: 1000 });
-        assert_eq!(asked.borrow().as_slice(), [Some(Reserve { budget_ns: 101, period_ns: 1000 }), both]);
+        let both = Some(VcpuReserve { budget_ns: 302, period_ns: 1000 });
+        assert_eq!(asked.borrow().as_slice(), [Some(VcpuReserve { budget_ns: 101, period_ns: 1000 }), both]);
         let all = [("can", Some(can)), ("camera", Some(camera))];
         assert_eq!(thread.set(all.into_iter(), schedule), None);
         assert_eq!(asked.borrow().len(), 2, "the kernel is asked for changes only");
-        for other in [None, Some(reserved(Criticality::Low, 1, 1000))] {
+        for other in [None, Some(reserved(ReservationCriticality::Low, 1, 1000))] {
             let with_other = all.into_iter().chain([("disk", other)]);
             assert_eq!(thread.set(with_other, schedule), Some(ThreadTime::Ordinary));
             assert_eq!(asked.borrow().last(), Some(&None));
@@ -173,21 +174,21 @@ mod tests {
     #[test]
     fn thread_that_is_denied_more_keeps_nothing_that_looks_like_it() {
         let (asked, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
-        let schedule = |time: Option<Reserve>| {
+        let schedule = |time: Option<VcpuReserve>| {
             asked.borrow_mut().push(time.map(|time| time.budget_ns));
             match time {
-                Some(Reserve { budget_ns: 200.., .. }) => Err("the rest is promised".to_owned()),
+                Some(VcpuReserve { budget_ns: 200.., .. }) => Err("the rest is promised".to_owned()),
                 _ => Ok(()),
             }
         };
-        let high = |budget_ns| reserved(Criticality::High, budget_ns, 1000);
+        let high = |budget_ns| reserved(ReservationCriticality::High, budget_ns, 1000);
         assert_eq!(thread.add("can", &high(100), schedule), ThreadTime::Reserved);
         assert_eq!(thread.add("camera", &high(100), schedule), ThreadTime::Ordinary);
         assert_eq!(asked.borrow().as_slice(), [Some(101), Some(202), None]);
         let both = [("can", Some(high(100))), ("camera", Some(high(100)))];
         assert_eq!(thread.set(both.into_iter(), schedule), Some(ThreadTime::Ordinary), "which the first did not know");
         assert_eq!(high(1).told(ThreadTime::Ordinary).thread, Some(ThreadTime::Ordinary));
-        let old = Reserved { wants_thread: false, ..high(1) };
+        let old = SessionReservation { wants_thread: false, ..high(1) };
         assert_eq!(old.told(ThreadTime::Reserved), old.report);
     }
 }

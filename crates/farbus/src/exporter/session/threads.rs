@@ -10,25 +10,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Gathering, Link, LinkEnd, Wake, wait_exactly};
+use farbus_io_net::link::{BoottimeClock, EpollSet, Link, LinkEnd, ThreadWaker, wait_exactly};
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::saving::{Asked, SaveRequest, SaveRequester, Verdict};
+use farbus_io_net::saving::{PendingSaveReply, SaveDecision, SaveRequest, SaveRequester};
 use farbus_model::limits::LANES_MAX;
-use farbus_model::{Identity, Instant, Readiness};
-use farbus_session::native::control::{Cause, End, Inherit, Open};
-use farbus_session::native::hello::{Hello, Outcome, SessionId};
-use farbus_session::native::retire::Step;
-use farbus_session::native::{ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, Services, exporter};
-use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Reservation, ReservationReport};
-use farbus_session::{Ending, Reject};
+use farbus_model::{ExportIdentity, Instant, ReadinessSource};
+use farbus_session::native::control::{AttachmentEndCause, AttachmentEndNotice, OpenRequest, SuccessorOpenRequest};
+use farbus_session::native::hello::{ImporterHello, SessionId, WelcomeOutcome};
+use farbus_session::native::retire::DiskMoveStep;
+use farbus_session::native::{
+    ExporterServices, ExporterSession, InheritedDevice, LaneLimits, RecalledDevice, ServedExport, UnservedAttachment,
+    exporter,
+};
+use farbus_session::reserve::ledger::MeasuredPath;
+use farbus_session::reserve::{ReservationReport, ReservationTerms};
+use farbus_session::{ProtocolViolation, UseEnding};
 use tracing::{debug, info, warn};
 
 use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
-use crate::exporter::access::quota::Visitor;
+use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
-pub use crate::exporter::session::provider::{DeviceProvider, HandoverOutcome, Opened, OpenedDevice, SessionHandle};
+pub use crate::exporter::session::provider::{
+    DeviceProvider, HandoverOutcome, OpenedAttachment, OpenedDevice, SessionHandle,
+};
 use crate::exporter::session::saved;
 use crate::exporter::session::thread_time::SessionThread;
 use crate::link::greeting;
@@ -52,37 +57,37 @@ const WAITING_LINKS_MAX: usize = 2 * LANES_MAX as usize;
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// A session of another process that is yet to continue here.
-pub struct Pending<H: DeviceProvider> {
+pub struct PendingSession<H: DeviceProvider> {
     caller: Arc<H::Caller>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<SessionInbox>,
     session: ExporterSession,
-    left: Vec<Left>,
+    left: Vec<UnservedAttachment>,
 }
 
 /// The sessions of this exporter.
-pub struct Sessions {
-    table: OrderedMutex<BTreeMap<SessionId, Arc<Inbox>>, ALONE>,
+pub struct NativeSessions {
+    table: OrderedMutex<BTreeMap<SessionId, Arc<SessionInbox>>, ALONE>,
     incarnation: u64,
 }
 
 /// Where other threads leave new links for a session's thread.
-struct Inbox {
+struct SessionInbox {
     /// The peer that may add links. `None`: any peer on a link without encryption that knows the session's id.
-    owner: Option<Visitor>,
-    links: Mutex<Vec<(Link, Hello)>>,
-    wake: Arc<Wake>,
+    owner: Option<PeerIdentity>,
+    links: Mutex<Vec<(Link, ImporterHello)>>,
+    wake: Arc<ThreadWaker>,
     save_requester: SaveRequester<Vec<u8>>,
 }
 
-impl Inbox {
-    fn new(owner: Option<Visitor>) -> io::Result<Arc<Self>> {
-        let wake = Arc::new(Wake::new()?);
+impl SessionInbox {
+    fn new(owner: Option<PeerIdentity>) -> io::Result<Arc<Self>> {
+        let wake = Arc::new(ThreadWaker::new()?);
         let (links, save_requester) = (Mutex::default(), SaveRequester::new(Arc::clone(&wake)));
         Ok(Arc::new(Self { owner, links, wake, save_requester }))
     }
 }
 
-impl Default for Sessions {
+impl Default for NativeSessions {
     fn default() -> Self {
         Self { table: OrderedMutex::default(), incarnation: u64::from_le_bytes(random()) }
     }
@@ -94,9 +99,9 @@ fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-impl Sessions {
+impl NativeSessions {
     #[track_caller]
-    fn table(&self) -> OrderedGuard<'_, BTreeMap<SessionId, Arc<Inbox>>, ALONE> {
+    fn table(&self) -> OrderedGuard<'_, BTreeMap<SessionId, Arc<SessionInbox>>, ALONE> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,16 +127,16 @@ impl Sessions {
             warn!(peer = link.peer(), "no session begins: its peer holds as much memory as it may");
             return greeting::welcome(
                 &link,
-                &exporter::refusal(&hello, self.incarnation, Outcome::Full),
+                &exporter::refusal(&hello, self.incarnation, WelcomeOutcome::Full),
                 GREETING_TIME_MAX,
             );
         }
-        let inbox = Inbox::new(H::owner(caller))?;
+        let inbox = SessionInbox::new(H::owner(caller))?;
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
         let peer = link.peer().to_owned();
-        let engine = Engine::new(provider, session, Some(link), caller, peer, &inbox);
-        let served = greeted.and(engine).map(Engine::run);
+        let engine = NativeSessionEngine::new(provider, session, Some(link), caller, peer, &inbox);
+        let served = greeted.and(engine).map(NativeSessionEngine::run);
         self.table().remove(&id);
         served
     }
@@ -146,15 +151,15 @@ impl Sessions {
         if hello.position.session != SessionId::NONE {
             return Ok(());
         }
-        greeting::welcome(link, &exporter::refusal(&hello, self.incarnation, Outcome::Full), REFUSAL_TIME_MAX)
+        greeting::welcome(link, &exporter::refusal(&hello, self.incarnation, WelcomeOutcome::Full), REFUSAL_TIME_MAX)
     }
 
     /// Asks every session to save itself for another process.
-    pub fn ask_all(&self) -> Vec<Asked<Vec<u8>>> {
+    pub fn ask_all(&self) -> Vec<PendingSaveReply<Vec<u8>>> {
         self.table().values().map(|inbox| inbox.save_requester.ask()).collect()
     }
 
-    /// Enters a session of another process. New links for it are kept until [`Sessions::go_on`].
+    /// Enters a session of another process. New links for it are kept until [`NativeSessions::go_on`].
     ///
     /// # Errors
     /// The system has no more descriptors, or a session with this id exists already.
@@ -162,28 +167,28 @@ impl Sessions {
         &self,
         caller: Arc<H::Caller>,
         session: ExporterSession,
-        left: Vec<Left>,
-    ) -> io::Result<Pending<H>> {
-        let inbox = Inbox::new(H::owner(&caller))?;
+        left: Vec<UnservedAttachment>,
+    ) -> io::Result<PendingSession<H>> {
+        let inbox = SessionInbox::new(H::owner(&caller))?;
         match self.table().entry(session.id()) {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&inbox))),
             Entry::Occupied(_) => return Err(io::Error::other("two sessions have one name")),
         }
-        Ok(Pending { caller, inbox, session, left })
+        Ok(PendingSession { caller, inbox, session, left })
     }
 
     /// Continues a session of another process, and serves it until it ends.
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn go_on<H: DeviceProvider>(&self, provider: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
-        let Pending { caller, inbox, mut session, left } = pending;
+    pub fn go_on<H: DeviceProvider>(&self, provider: &Arc<H>, pending: PendingSession<H>) -> io::Result<()> {
+        let PendingSession { caller, inbox, mut session, left } = pending;
         // Its importer is told with the next link.
         let _ = allow(&mut session, provider);
         // The session keeps what it held in the other process, even if its peer is beyond its limit.
         let _ = session.draw_on(H::allowance(&caller));
         let (id, peer) = (session.id(), H::identity(&caller).peer);
-        let served = Engine::new(provider, session, None, &caller, peer, &inbox).and_then(|mut engine| {
+        let served = NativeSessionEngine::new(provider, session, None, &caller, peer, &inbox).and_then(|mut engine| {
             engine.take_up(left)?;
             engine.run();
             Ok(())
@@ -194,7 +199,7 @@ impl Sessions {
 
     /// Passes a link to its session's thread. Refuses the link if the session is unknown here or belongs to another
     /// peer.
-    fn hand_over(&self, link: Link, hello: Hello, owner: Option<Visitor>) -> io::Result<()> {
+    fn hand_over(&self, link: Link, hello: ImporterHello, owner: Option<PeerIdentity>) -> io::Result<()> {
         let inbox = self.table().get(&hello.position.session).cloned();
         match inbox.filter(|inbox| inbox.owner == owner) {
             Some(inbox) => {
@@ -208,7 +213,7 @@ impl Sessions {
                 Ok(())
             }
             None => {
-                let refusal = exporter::refusal(&hello, self.incarnation, Outcome::Unknown);
+                let refusal = exporter::refusal(&hello, self.incarnation, WelcomeOutcome::Unknown);
                 greeting::welcome(&link, &refusal, GREETING_TIME_MAX)
             }
         }
@@ -216,12 +221,12 @@ impl Sessions {
 }
 
 /// The thread of one session.
-struct Engine<'a, H: DeviceProvider> {
+struct NativeSessionEngine<'a, H: DeviceProvider> {
     provider: &'a Arc<H>,
     session: ExporterSession,
     link_set: LinkSet,
     /// The readiness of each device that the link set waits on.
-    watched: Vec<Readiness>,
+    watched: Vec<ReadinessSource>,
     caller: &'a Arc<H::Caller>,
     peer: String,
     session_handles: SessionHandles,
@@ -229,8 +234,8 @@ struct Engine<'a, H: DeviceProvider> {
     prioritized: PrioritizedDevices,
     /// The processor time that this thread has for them.
     session_thread: SessionThread,
-    inbox: &'a Inbox,
-    clock: Clock,
+    inbox: &'a SessionInbox,
+    clock: BoottimeClock,
     /// How many changes of identities the importer has been told.
     identity_changes: u64,
 }
@@ -244,7 +249,7 @@ struct SessionHandles {
 }
 
 /// Why the session's loop ended.
-enum Last {
+enum SessionLoopEnd {
     /// The importer or the owner ended the session.
     Ended,
     /// The importer did not reconnect within the grace period.
@@ -255,14 +260,14 @@ enum Last {
     HandedOver,
 }
 
-impl<'a, H: DeviceProvider> Engine<'a, H> {
+impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
     fn new(
         provider: &'a Arc<H>,
         session: ExporterSession,
         link: Option<Link>,
         caller: &'a Arc<H::Caller>,
         peer: String,
-        inbox: &'a Inbox,
+        inbox: &'a SessionInbox,
     ) -> io::Result<Self> {
         let clock = provider.clock();
         let mut link_set = LinkSet::shown_by(caller.links().clone())?;
@@ -298,16 +303,16 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 Ok(Some(last)) => break last,
                 Err(error) => {
                     warn!(peer = self.peer, %error, "the session cannot wait");
-                    break Last::Ended;
+                    break SessionLoopEnd::Ended;
                 }
             }
         };
         let now = self.clock.now();
         let ending = match last {
-            Last::Ended => Ending::Detached,
-            Last::Over => Ending::Lost,
-            Last::CutOff => Ending::CutOff,
-            Last::HandedOver => Ending::HandedOver,
+            SessionLoopEnd::Ended => UseEnding::Detached,
+            SessionLoopEnd::Over => UseEnding::Lost,
+            SessionLoopEnd::CutOff => UseEnding::CutOff,
+            SessionLoopEnd::HandedOver => UseEnding::HandedOver,
         };
         for (&number, session_handle) in &self.session_handles.by_number {
             session_handle.note_ending(ending);
@@ -317,21 +322,21 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
         let is_used = self.session.attachments() > 0;
         match last {
-            Last::Over if !is_used => debug!(peer = self.peer, "the session ended; it had no device"),
-            Last::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
-            Last::Ended | Last::CutOff => debug!(peer = self.peer, "the session ended"),
-            Last::HandedOver => debug!(peer = self.peer, "the session goes on in another process"),
+            SessionLoopEnd::Over if !is_used => debug!(peer = self.peer, "the session ended; it had no device"),
+            SessionLoopEnd::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
+            SessionLoopEnd::Ended | SessionLoopEnd::CutOff => debug!(peer = self.peer, "the session ended"),
+            SessionLoopEnd::HandedOver => debug!(peer = self.peer, "the session goes on in another process"),
         }
         match last {
-            Last::HandedOver => self.session.leave(now),
-            Last::Ended | Last::Over | Last::CutOff => self.session.finish(now),
+            SessionLoopEnd::HandedOver => self.session.leave(now),
+            SessionLoopEnd::Ended | SessionLoopEnd::Over | SessionLoopEnd::CutOff => self.session.finish(now),
         }
         self.session_thread.end(|time| self.provider.schedule(time));
         self.link_set.cut_all();
     }
 
     /// Advances the protocol, sends what is ready, and waits for the next event.
-    fn turn(&mut self) -> io::Result<Option<Last>> {
+    fn turn(&mut self) -> io::Result<Option<SessionLoopEnd>> {
         self.take_links()?;
         let now = self.clock.now();
         if let Some(end) = self.caller.end().filter(|_| self.session.may_close(now)) {
@@ -339,7 +344,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 self.session.close(now, *number, &end);
             }
             self.flush();
-            return Ok(Some(Last::Ended));
+            return Ok(Some(SessionLoopEnd::Ended));
         }
         if let Some(asker) = self.inbox.save_requester.asked() {
             return self.part(asker);
@@ -351,7 +356,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             self.set_link_priority(self.clock.now());
         }
         if !self.receive() {
-            return Ok(Some(Last::CutOff));
+            return Ok(Some(SessionLoopEnd::CutOff));
         }
         self.session.handle_ready(self.clock.now());
         if std::mem::take(&mut self.session_handles.has_news) || self.session.attachments() != before {
@@ -364,17 +369,17 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         while self.session.has_waiting_work() {
             if let Err(reject) = self.advance() {
                 warn!(peer = self.peer, %reject, "the session was cut off");
-                return Ok(Some(Last::CutOff));
+                return Ok(Some(SessionLoopEnd::CutOff));
             }
             self.flush();
         }
         let now = self.clock.now();
         self.set_link_priority(now);
         if self.session.is_ended() || (!self.session.is_linked() && self.session.is_needed_by_nobody()) {
-            return Ok(Some(Last::Ended));
+            return Ok(Some(SessionLoopEnd::Ended));
         }
         if self.session.is_over(now) {
-            return Ok(Some(Last::Over));
+            return Ok(Some(SessionLoopEnd::Over));
         }
         if !self.watches_devices() {
             self.watch_all()?;
@@ -423,11 +428,11 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
 
     /// Saves the session for another process: stops receiving, completes or takes back the requests, writes the
     /// snapshot.
-    fn part(&mut self, asker: SaveRequest<Vec<u8>>) -> io::Result<Option<Last>> {
+    fn part(&mut self, asker: SaveRequest<Vec<u8>>) -> io::Result<Option<SessionLoopEnd>> {
         let (provider, owner) = (self.provider, H::identity(self.caller));
         self.carry_out_orders();
         let now = self.clock.now();
-        let mut opening = Opening {
+        let mut opening = SessionDeviceOpener {
             provider,
             caller: &**self.caller,
             peer: &self.peer,
@@ -437,15 +442,15 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.session.recall(now, &mut opening);
         let verdict = match self.come_to_rest()? {
             // The asker gets no answer, and gives up.
-            false => Verdict::Stay,
+            false => SaveDecision::Stay,
             true => {
                 let now = self.clock.now();
                 let reservations = provider.reservations();
                 asker.part(saved::save(&owner, &mut self.session, now, &reservations, |_, name| provider.name_of(name)))
             }
         };
-        if verdict == Verdict::Go {
-            return Ok(Some(Last::HandedOver));
+        if verdict == SaveDecision::Go {
+            return Ok(Some(SessionLoopEnd::HandedOver));
         }
         self.session.go_on(self.clock.now());
         Ok(None)
@@ -453,7 +458,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
 
     /// Waits for the session to come to rest. Returns whether it did in time.
     fn come_to_rest(&mut self) -> io::Result<bool> {
-        let devices = Gathering::new()?;
+        let devices = EpollSet::new()?;
         for readiness in self.session.readiness() {
             devices.watch_device(readiness)?;
         }
@@ -476,24 +481,31 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     }
 
     /// Opens the devices that another process had open, waiting for each to be shared here.
-    fn take_up(&mut self, all: Vec<Left>) -> io::Result<()> {
+    fn take_up(&mut self, all: Vec<UnservedAttachment>) -> io::Result<()> {
         self.prioritized.note_news();
         let until = self.clock.now() + TAKE_UP_TIME_MAX;
         for left in all {
             let opened = loop {
                 match self.provider.reopen(self.caller, &left) {
-                    Err(end) if end.cause == Cause::Gone && self.clock.now() < until && self.caller.end().is_none() => {
+                    Err(end)
+                        if end.cause == AttachmentEndCause::Gone
+                            && self.clock.now() < until
+                            && self.caller.end().is_none() =>
+                    {
                         thread::sleep(GLANCE);
                     }
                     result => break result,
                 }
             };
             let (number, now) = (left.number, self.clock.now());
-            let served = opened.and_then(|Opened { opened_device, session_handle, .. }| {
+            let served = opened.and_then(|OpenedAttachment { opened_device, session_handle, .. }| {
                 let limits = limits_of(&**self.provider, &*session_handle);
                 let served = opened_device.serve_again(self.clock, limits, &left, session_handle.meters());
                 self.session_handles.by_number.insert(number, session_handle);
-                served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
+                served.map_err(|reject| AttachmentEndNotice {
+                    cause: AttachmentEndCause::Device,
+                    message: format!("it cannot go on: {reject}"),
+                })
             });
             self.provider.settle(&left);
             match served {
@@ -513,7 +525,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     }
 
     fn tell_identities(&mut self) {
-        let mut opening = Opening {
+        let mut opening = SessionDeviceOpener {
             provider: self.provider,
             caller: &**self.caller,
             peer: &self.peer,
@@ -527,7 +539,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     fn show_again(&mut self, until: Instant) {
         loop {
             let now = self.clock.now();
-            let mut opening = Opening {
+            let mut opening = SessionDeviceOpener {
                 provider: self.provider,
                 caller: &**self.caller,
                 peer: &self.peer,
@@ -539,7 +551,9 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             }
             if now >= until || self.caller.end().is_some() {
                 let message = "no such device is shared here any more".to_owned();
-                return self.session.give_up_successors(now, &End { cause: Cause::Gone, message });
+                return self
+                    .session
+                    .give_up_successors(now, &AttachmentEndNotice { cause: AttachmentEndCause::Gone, message });
             }
             thread::sleep(GLANCE);
         }
@@ -570,7 +584,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         for (link, hello) in links {
             let welcome = self.session.resume(&hello);
             let number = welcome.position.lane;
-            let is_ours = welcome.outcome == Outcome::Resumed;
+            let is_ours = welcome.outcome == WelcomeOutcome::Resumed;
             if is_ours {
                 // The old link is lost, even if no error has shown it yet.
                 self.link_set.cut(number);
@@ -646,10 +660,10 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         true
     }
 
-    fn advance(&mut self) -> Result<(), Reject> {
+    fn advance(&mut self) -> Result<(), ProtocolViolation> {
         loop {
             let (now, provider) = (self.clock.now(), self.provider);
-            let mut opening = Opening {
+            let mut opening = SessionDeviceOpener {
                 provider,
                 caller: &**self.caller,
                 peer: &self.peer,
@@ -682,7 +696,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.caller.mailbox().clear();
         let now = self.clock.now();
         if self.session.has_successors() {
-            let mut opening = Opening {
+            let mut opening = SessionDeviceOpener {
                 provider: self.provider,
                 caller: &**self.caller,
                 peer: &self.peer,
@@ -742,7 +756,7 @@ fn allow<H: DeviceProvider>(session: &mut ExporterSession, provider: &Arc<H>) ->
 }
 
 /// Opens devices for the importer of one session.
-struct Opening<'a, H: DeviceProvider> {
+struct SessionDeviceOpener<'a, H: DeviceProvider> {
     provider: &'a Arc<H>,
     caller: &'a H::Caller,
     peer: &'a str,
@@ -750,13 +764,13 @@ struct Opening<'a, H: DeviceProvider> {
     session_thread: &'a mut SessionThread,
 }
 
-impl<H: DeviceProvider> Services for Opening<'_, H> {
+impl<H: DeviceProvider> ExporterServices for SessionDeviceOpener<'_, H> {
     fn reserve(
         &mut self,
-        open: &Open,
-        reservation: &Reservation,
-        path: Path,
-    ) -> Result<ReservationReport, (ReservationReport, End)> {
+        open: &OpenRequest,
+        reservation: &ReservationTerms,
+        path: MeasuredPath,
+    ) -> Result<ReservationReport, (ReservationReport, AttachmentEndNotice)> {
         let report = self.provider.reserve(self.caller, open, reservation, path)?;
         Ok(match self.provider.reserved(open) {
             Some(reserved) => {
@@ -767,12 +781,17 @@ impl<H: DeviceProvider> Services for Opening<'_, H> {
         })
     }
 
-    fn unreserve(&mut self, open: &Open) {
+    fn unreserve(&mut self, open: &OpenRequest) {
         self.session_handles.has_news = true;
         self.provider.unreserve(open);
     }
 
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    fn open(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &OpenRequest,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let opened = self.provider.open(self.caller, self.peer, open, false)?;
         Ok(self.move_in(number, opened))
     }
@@ -781,55 +800,65 @@ impl<H: DeviceProvider> Services for Opening<'_, H> {
         &mut self,
         _now: Instant,
         number: u16,
-        open: &Open,
-        _identity: Identity,
-    ) -> Result<(u64, Box<dyn Served>), End> {
+        open: &OpenRequest,
+        _identity: ExportIdentity,
+    ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
         let opened = self.provider.open(self.caller, self.peer, open, true)?;
         Ok(self.move_in(number, opened))
     }
 
-    fn identity(&mut self, open: &Open) -> Option<Identity> {
+    fn identity(&mut self, open: &OpenRequest) -> Option<ExportIdentity> {
         self.provider.device_identity(open)
     }
 
-    fn is_lasting(&mut self, open: &Open) -> bool {
+    fn is_lasting(&mut self, open: &OpenRequest) -> bool {
         self.provider.has_lasting_identity(open)
     }
 
-    fn note_overwriting(&mut self, open: &Open) {
+    fn note_overwriting(&mut self, open: &OpenRequest) {
         self.provider.note_overwriting(self.caller, open);
     }
 
-    fn note_step(&mut self, open: &Open, lease: u64, step: Step) -> Result<(), String> {
+    fn note_step(&mut self, open: &OpenRequest, lease: u64, step: DiskMoveStep) -> Result<(), String> {
         self.provider.note_step(self.caller, open, lease, step)
     }
 
-    fn inherit(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
+    fn inherit(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<InheritedDevice, AttachmentEndNotice>> {
         let inherited = self.provider.inherit(self.caller, self.peer, inherit)?;
         Some(inherited.map(|(opened, migration_state)| {
             let (lease, served) = self.move_in(number, opened);
-            Inherited { lease, served, migration_state }
+            InheritedDevice { lease, served, migration_state }
         }))
     }
 
-    fn recall(&mut self, _now: Instant, number: u16, open: &Open) -> Option<Recalled> {
+    fn recall(&mut self, _now: Instant, number: u16, open: &OpenRequest) -> Option<RecalledDevice> {
         let (opened, migration) = self.provider.recall(open)?;
         let (lease, served) = self.move_in(number, opened);
-        Some(Recalled { lease, served, migration })
+        Some(RecalledDevice { lease, served, migration })
     }
 
-    fn show(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+    fn show(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        inherit: &SuccessorOpenRequest,
+    ) -> Option<Result<Box<dyn ServedExport>, AttachmentEndNotice>> {
         let shown = self.provider.show(self.caller, self.peer, inherit)?;
         Some(shown.map(|opened| self.move_in(number, opened).1))
     }
 }
 
-impl<H: DeviceProvider> Opening<'_, H> {
+impl<H: DeviceProvider> SessionDeviceOpener<'_, H> {
     fn move_in(
         &mut self,
         number: u16,
-        Opened { opened_device, session_handle, lease }: Opened,
-    ) -> (u64, Box<dyn Served>) {
+        OpenedAttachment { opened_device, session_handle, lease }: OpenedAttachment,
+    ) -> (u64, Box<dyn ServedExport>) {
         let limits = limits_of(&**self.provider, &*session_handle);
         let meters = session_handle.meters();
         self.session_handles.by_number.insert(number, session_handle);

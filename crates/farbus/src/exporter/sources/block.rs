@@ -7,12 +7,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use farbus_model::BlockDevice;
-use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
-use farbus_session::native::control::Mode;
+use farbus_session::block::{BlockExport, ChangeStorage, MediumView, MemoryMedium, SparseMemory};
+use farbus_session::native::control::AttachmentMode;
 
 use crate::broker::SystemAccess;
-use crate::devices::identities::naming::Naming;
-use crate::devices::identities::{ExpectedImage, Identified};
+use crate::devices::identities::naming::DeviceNaming;
+use crate::devices::identities::{DeviceIdentity, ExpectedImage};
 
 /// The largest disk that is tested.
 const SIZE_MAX: u64 = 16 << 40;
@@ -23,52 +23,54 @@ const SCRATCH_BYTES: u64 = 256 << 20;
 /// `memory:SIZE[,ro]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSpec {
-    medium: Medium,
+    medium: BlockMediumSpec,
     is_read_only: bool,
     offset: u64,
     size: Option<u64>,
     /// Where each user's own changes go, if the device is a scratch view.
-    scratch: Option<Medium>,
+    scratch: Option<BlockMediumSpec>,
     /// Whether its images are opened also while something else on this machine uses them.
     is_forced: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Medium {
+enum BlockMediumSpec {
     /// A file or block device.
     Path(PathBuf),
     /// This many bytes of this process's memory.
     Memory(u64),
 }
 
-impl Medium {
+impl BlockMediumSpec {
     /// The medium with an absolute path, which is valid in every working directory.
     fn absolute(&self) -> Self {
         match self {
-            Medium::Path(path) => Medium::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
-            Medium::Memory(size) => Medium::Memory(*size),
+            BlockMediumSpec::Path(path) => {
+                BlockMediumSpec::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+            }
+            BlockMediumSpec::Memory(size) => BlockMediumSpec::Memory(*size),
         }
     }
 
     fn path(&self) -> Option<&Path> {
         match self {
-            Medium::Path(path) => Some(path),
-            Medium::Memory(_) => None,
+            BlockMediumSpec::Path(path) => Some(path),
+            BlockMediumSpec::Memory(_) => None,
         }
     }
 }
 
-impl fmt::Display for Medium {
+impl fmt::Display for BlockMediumSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Medium::Path(path) => write!(f, "block:{}", path.display()),
-            Medium::Memory(size) => write!(f, "memory:{size}"),
+            BlockMediumSpec::Path(path) => write!(f, "block:{}", path.display()),
+            BlockMediumSpec::Memory(size) => write!(f, "memory:{size}"),
         }
     }
 }
 
 /// A block device that was opened.
-pub struct Opened {
+pub struct OpenedBlockExport {
     /// The device.
     pub device: Box<dyn BlockDevice>,
     /// Whether writing zeros is faster than writing data.
@@ -81,15 +83,17 @@ impl BlockSpec {
     /// The default name of the device.
     pub fn name(&self) -> String {
         match &self.medium {
-            Medium::Path(path) => path.file_name().map_or_else(|| "block".into(), |name| name.to_string_lossy().into()),
-            Medium::Memory(_) => "memory".into(),
+            BlockMediumSpec::Path(path) => {
+                path.file_name().map_or_else(|| "block".into(), |name| name.to_string_lossy().into())
+            }
+            BlockMediumSpec::Memory(_) => "memory".into(),
         }
     }
 
     /// The files and block devices to open, and whether each is opened read-only.
     pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
         let medium = self.medium.path().map(|path| (path, self.opens_read_only()));
-        let scratch = self.scratch.as_ref().and_then(Medium::path).map(|path| (path, false));
+        let scratch = self.scratch.as_ref().and_then(BlockMediumSpec::path).map(|path| (path, false));
         medium.into_iter().chain(scratch)
     }
 
@@ -97,8 +101,10 @@ impl BlockSpec {
     /// 0 if the size cannot be found out: opening the image reports why.
     pub fn bytes_beyond_sectors(&self, sector_bytes: u32) -> u64 {
         let whole = match &self.medium {
-            Medium::Memory(size) => Some(*size),
-            Medium::Path(path) => std::fs::metadata(path).ok().filter(Metadata::is_file).map(|file| file.len()),
+            BlockMediumSpec::Memory(size) => Some(*size),
+            BlockMediumSpec::Path(path) => {
+                std::fs::metadata(path).ok().filter(Metadata::is_file).map(|file| file.len())
+            }
         };
         let size = self.size.or(whole.map(|whole| whole.saturating_sub(self.offset))).unwrap_or_default();
         size % u64::from(sector_bytes)
@@ -124,8 +130,10 @@ impl BlockSpec {
     pub fn identity(&self) -> String {
         let is_whole = self.offset == 0 && self.size.is_none();
         match &self.medium {
-            Medium::Path(path) if is_whole => path.display().to_string(),
-            Medium::Path(_) | Medium::Memory(_) => Self { is_forced: false, ..self.clone() }.to_string(),
+            BlockMediumSpec::Path(path) if is_whole => path.display().to_string(),
+            BlockMediumSpec::Path(_) | BlockMediumSpec::Memory(_) => {
+                Self { is_forced: false, ..self.clone() }.to_string()
+            }
         }
     }
 
@@ -144,10 +152,10 @@ impl BlockSpec {
     }
 
     /// What is to be identified when it is opened; `None` if its identity does not last.
-    pub(crate) fn expected(&self, sector_bytes: u32, naming: Naming<'_>) -> Option<ExpectedImage> {
+    pub(crate) fn expected(&self, sector_bytes: u32, naming: DeviceNaming<'_>) -> Option<ExpectedImage> {
         let path = self.medium.path().filter(|_| self.scratch.is_none())?.to_owned();
         let (read_only, view) = (self.opens_read_only(), self.view_with(sector_bytes));
-        let (name, is_named) = (naming.text().to_owned(), !matches!(naming, Naming::Automatic(_)));
+        let (name, is_named) = (naming.text().to_owned(), !matches!(naming, DeviceNaming::Automatic(_)));
         Some(ExpectedImage { path, read_only, view, name, is_named })
     }
 
@@ -172,16 +180,16 @@ impl BlockSpec {
         &self,
         system: &SystemAccess,
         view: &str,
-    ) -> Result<(BlockExport, Identified), String> {
+    ) -> Result<(BlockExport, DeviceIdentity), String> {
         // A disk in memory ends with this process, and a scratch view with its user, so neither has a lasting identity.
-        let mut known = Identified::fresh();
-        let (medium, durability): (Arc<dyn farbus_model::Medium>, _) = match &self.medium {
-            Medium::Memory(size) => {
+        let mut known = DeviceIdentity::fresh();
+        let (medium, durability): (Arc<dyn farbus_model::BlockMedium>, _) = match &self.medium {
+            BlockMediumSpec::Memory(size) => {
                 let mut random = [0; 8];
                 farbus_io_net::trust::fill_random(&mut random);
                 (Arc::new(MemoryMedium::new(SparseMemory::new(*size, *size))), u64::from_le_bytes(random))
             }
-            Medium::Path(path) => {
+            BlockMediumSpec::Path(path) => {
                 let read_only = self.opens_read_only();
                 let store = system.open_image(path, read_only, self.is_forced).map_err(|error| error.to_string())?;
                 if self.scratch.is_none() {
@@ -192,27 +200,27 @@ impl BlockSpec {
         };
         let changes = match &self.scratch {
             None => None,
-            Some(Medium::Memory(bytes)) => Some(Changes::Memory(*bytes)),
-            Some(Medium::Path(path)) => {
+            Some(BlockMediumSpec::Memory(bytes)) => Some(ChangeStorage::Memory(*bytes)),
+            Some(BlockMediumSpec::Path(path)) => {
                 let store = system.open_image(path, false, self.is_forced).map_err(|error| error.to_string())?;
-                Some(Changes::Medium(Arc::new(store)))
+                Some(ChangeStorage::Medium(Arc::new(store)))
             }
         };
-        let view = View { offset: self.offset, size_bytes: self.size, is_read_only: self.is_read_only, changes };
+        let view = MediumView { offset: self.offset, size_bytes: self.size, is_read_only: self.is_read_only, changes };
         let export = BlockExport::new(medium, view, durability).map_err(|what| format!("{self}: {what}"))?;
         export.is_at(self.medium.absolute().to_string());
-        Ok((if matches!(self.medium, Medium::Memory(_)) { export.in_memory() } else { export }, known))
+        Ok((if matches!(self.medium, BlockMediumSpec::Memory(_)) { export.in_memory() } else { export }, known))
     }
 
     /// Opens the device for one user.
     ///
     /// # Errors
     /// As [`BlockSpec::export`].
-    pub fn open(&self, system: &SystemAccess) -> Result<Opened, String> {
+    pub fn open(&self, system: &SystemAccess) -> Result<OpenedBlockExport, String> {
         let export = self.export(system)?;
-        let device = export.open(export.mode(Mode::Exclusive))?;
-        let zeroes_fast = export.zeroes_fast() || matches!(self.medium, Medium::Memory(_));
-        Ok(Opened { device, zeroes_fast, export: Arc::new(export) })
+        let device = export.open(export.mode(AttachmentMode::Exclusive))?;
+        let zeroes_fast = export.zeroes_fast() || matches!(self.medium, BlockMediumSpec::Memory(_));
+        Ok(OpenedBlockExport { device, zeroes_fast, export: Arc::new(export) })
     }
 }
 
@@ -225,8 +233,8 @@ impl FromStr for BlockSpec {
         let first = words.next().unwrap_or_default();
         let medium = match kind {
             "block" if first.is_empty() => return Err("block needs a path: block:PATH[,ro]".into()),
-            "block" => Medium::Path(first.into()),
-            "memory" => Medium::Memory(bytes_from(first)?),
+            "block" => BlockMediumSpec::Path(first.into()),
+            "memory" => BlockMediumSpec::Memory(bytes_from(first)?),
             _ => return Err(format!("'{text}' is not a block device: try block:PATH or memory:SIZE")),
         };
         let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch: None, is_forced: false };
@@ -234,9 +242,11 @@ impl FromStr for BlockSpec {
             match word.split_once('=') {
                 None if word == "ro" => spec.is_read_only = true,
                 None if word == "force" => spec.is_forced = true,
-                None if word == "scratch" => spec.scratch = Some(Medium::Memory(SCRATCH_BYTES)),
-                Some(("scratch", path)) if path.starts_with('/') => spec.scratch = Some(Medium::Path(path.into())),
-                Some(("scratch", bytes)) => spec.scratch = Some(Medium::Memory(bytes_from(bytes)?)),
+                None if word == "scratch" => spec.scratch = Some(BlockMediumSpec::Memory(SCRATCH_BYTES)),
+                Some(("scratch", path)) if path.starts_with('/') => {
+                    spec.scratch = Some(BlockMediumSpec::Path(path.into()))
+                }
+                Some(("scratch", bytes)) => spec.scratch = Some(BlockMediumSpec::Memory(bytes_from(bytes)?)),
                 Some(("offset", bytes)) => spec.offset = bytes_from(bytes)?,
                 Some(("size", bytes)) => spec.size = Some(bytes_from(bytes)?),
                 _ => {
@@ -266,8 +276,8 @@ impl fmt::Display for BlockSpec {
             write!(f, ",size={size}")?;
         }
         match &self.scratch {
-            Some(Medium::Memory(bytes)) => write!(f, ",scratch={bytes}")?,
-            Some(Medium::Path(path)) => write!(f, ",scratch={}", path.display())?,
+            Some(BlockMediumSpec::Memory(bytes)) => write!(f, ",scratch={bytes}")?,
+            Some(BlockMediumSpec::Path(path)) => write!(f, ",scratch={}", path.display())?,
             None => {}
         }
         if self.is_forced { f.write_str(",force") } else { Ok(()) }

@@ -1,6 +1,6 @@
 //! Which device a share by port stands for: the first that was there. Another device in the port is offered under the
 //! same name and bus id; the identity of the first one, and so its permissions and its lease, it gets only if its owner
-//! said that it is followed ([`Follow`]).
+//! said that it is followed ([`FollowPolicy`]).
 //!
 //! A daemon remembers the device of each port of its configuration over its own restart. What a command shares is
 //! remembered until the command ends: its user named the port, and sees what is in it. A daemon that replaces another
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use farbus_control::device::AnotherInPortStatus;
-use farbus_io_linux::usb::Found;
+use farbus_io_linux::usb::PluggedDevice;
 use farbus_io_net::trust::AttachedDevice;
 use tracing::warn;
 
 use crate::broker::SystemAccess;
-use crate::devices::follow::{Follow, InPort, in_words, make_in_words};
-use crate::devices::identities::Identified;
+use crate::devices::follow::{FollowPolicy, InPort, in_words, make_in_words};
+use crate::devices::identities::DeviceIdentity;
 
 /// Where a daemon stores the devices of its ports.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ struct FirstDevice {
 /// As what a device in a port is offered.
 pub(super) struct InPortOffer {
     /// The identity.
-    pub known: Identified,
+    pub known: DeviceIdentity,
     /// What is said if it is another device than the share stands for.
     pub another: Option<AnotherInPortStatus>,
 }
@@ -89,7 +89,7 @@ impl PortDevices {
     }
 
     /// As what the device in a port is offered that is identified as `known`.
-    pub fn judge(&self, found: &Found, known: Identified, follow: &Follow) -> InPortOffer {
+    pub fn judge(&self, found: &PluggedDevice, known: DeviceIdentity, follow: &FollowPolicy) -> InPortOffer {
         let Some(FirstDevice { device: first, is_passed }) = self.first.get(&found.bus_id) else {
             return InPortOffer { known, another: None };
         };
@@ -98,7 +98,7 @@ impl PortDevices {
             (InPort::Followed, Some(id)) => {
                 let generation = first.generation;
                 InPortOffer {
-                    known: Identified { id, generation, is_lasting: first.is_lasting, ..known },
+                    known: DeviceIdentity { id, generation, is_lasting: first.is_lasting, ..known },
                     another: None,
                 }
             }
@@ -112,7 +112,7 @@ impl PortDevices {
     }
 
     /// What to type for another device in a port.
-    fn next(&self, found: &Found, is_passed: bool) -> String {
+    fn next(&self, found: &PluggedDevice, is_passed: bool) -> String {
         let device = &found.descriptors.device;
         let make = make_in_words(Some((device.vendor, device.product)));
         let port = target_of(&found.bus_id);
@@ -139,7 +139,7 @@ impl PortDevices {
     }
 
     /// A device in a port was offered under this name: it is the first one, unless there was one.
-    pub fn note(&mut self, found: &Found, known: Identified, name: &str, is_passed: bool) {
+    pub fn note(&mut self, found: &PluggedDevice, known: DeviceIdentity, name: &str, is_passed: bool) {
         let bus_id = found.bus_id.as_str();
         let first = self.first.get(bus_id).map(|first| first.device.clone());
         let device = first.clone().unwrap_or_else(|| device_of(found, known));
@@ -193,7 +193,7 @@ impl PortDevices {
 }
 
 /// What is known of a device in a port.
-fn device_of(found: &Found, known: Identified) -> AttachedDevice {
+fn device_of(found: &PluggedDevice, known: DeviceIdentity) -> AttachedDevice {
     let device = &found.descriptors.device;
     AttachedDevice {
         id: Some(known.id),

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use farbus_gadgets::picture::{Picture, Placard};
+use farbus_gadgets::picture::{FrameSourceGadget, GradientPicture};
 use farbus_io_net::store::{FrameFile, frames};
 use farbus_model::Device;
 use farbus_model::limits::FRAME_BYTES_MAX;
-use farbus_session::native::stream::{Description, Format, Frame, PixelFormat};
-use farbus_session::stream::Stage;
+use farbus_session::native::stream::{PixelFormat, StreamDescription, StreamFormat, StreamFrame};
+use farbus_session::stream::FramePublisher;
 use tracing::{info, warn};
 
 use crate::broker::SystemAccess;
@@ -29,14 +29,14 @@ const RATE_HZ_MAX: f64 = 100_000.0;
 /// A source, as a command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamSpec {
-    source: Source,
-    description: Description,
+    source: StreamSourceSpec,
+    description: StreamDescription,
     /// Time from frame to frame; `None`: as fast as frames are read.
     period: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Source {
+enum StreamSourceSpec {
     Pattern,
     Path(PathBuf),
 }
@@ -45,8 +45,8 @@ impl StreamSpec {
     /// The FIFO, device or file that the source reads, if it is not the pattern.
     pub fn path(&self) -> Option<&Path> {
         match &self.source {
-            Source::Pattern => None,
-            Source::Path(path) => Some(path),
+            StreamSourceSpec::Pattern => None,
+            StreamSourceSpec::Path(path) => Some(path),
         }
     }
 
@@ -55,30 +55,36 @@ impl StreamSpec {
     ///
     /// # Errors
     /// A sentence for a person.
-    pub fn open(&self, system: &SystemAccess, passed: Option<OwnedFd>) -> Result<(Stage, Box<dyn Device>), String> {
+    pub fn open(
+        &self,
+        system: &SystemAccess,
+        passed: Option<OwnedFd>,
+    ) -> Result<(FramePublisher, Box<dyn Device>), String> {
         let frames = self.frames(system, passed)?;
-        let starter = Arc::new(Starter::default());
+        let starter = Arc::new(StreamThreadStarter::default());
         let for_stage = Arc::clone(&starter);
-        let stage = Stage::new(self.description, move || for_stage.wake());
-        let runner = Runner { stage: stage.clone(), frames, period: self.period, what: self.to_string() };
+        let stage = FramePublisher::new(self.description, move || for_stage.wake());
+        let runner = StreamSourceThread { stage: stage.clone(), frames, period: self.period, what: self.to_string() };
         *starter.runner() = Some(runner);
         let title = format!("stream of {}", self.description.format);
-        Ok((stage.clone(), Box::new(Placard::device(&title, stage.tally()))))
+        Ok((stage.clone(), Box::new(FrameSourceGadget::device(&title, stage.tally()))))
     }
 
-    fn frames(&self, system: &SystemAccess, passed: Option<OwnedFd>) -> Result<Frames, String> {
+    fn frames(&self, system: &SystemAccess, passed: Option<OwnedFd>) -> Result<FrameSource, String> {
         let frame_bytes = self.description.frame_bytes_max as usize;
         match (&self.source, self.description.format) {
-            (Source::Path(path), _) => passed
+            (StreamSourceSpec::Path(path), _) => passed
                 .map_or_else(|| system.open_frames(path), frames::received)
                 .map(|file| FrameFile::new(file, frame_bytes))
-                .map(Frames::File)
+                .map(FrameSource::File)
                 .map_err(|error| format!("{}: {error}", path.display())),
-            (Source::Pattern, Format::Video { pixels, width, height, .. }) => {
+            (StreamSourceSpec::Pattern, StreamFormat::Video { pixels, width, height, .. }) => {
                 let point_bytes = pixels.bytes().unwrap_or(1) as usize;
-                Ok(Frames::Pattern(Picture::new(width.into(), height.into(), point_bytes)))
+                Ok(FrameSource::Pattern(GradientPicture::new(width.into(), height.into(), point_bytes)))
             }
-            (Source::Pattern, Format::Bytes) => Ok(Frames::Pattern(Picture::new(frame_bytes, 1, 1))),
+            (StreamSourceSpec::Pattern, StreamFormat::Bytes) => {
+                Ok(FrameSource::Pattern(GradientPicture::new(frame_bytes, 1, 1)))
+            }
         }
     }
 }
@@ -86,8 +92,8 @@ impl StreamSpec {
 impl fmt::Display for StreamSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
-            Source::Pattern => f.write_str("stream:pattern"),
-            Source::Path(path) => write!(f, "stream:{}", path.display()),
+            StreamSourceSpec::Pattern => f.write_str("stream:pattern"),
+            StreamSourceSpec::Path(path) => write!(f, "stream:{}", path.display()),
         }
     }
 }
@@ -100,8 +106,8 @@ impl FromStr for StreamSpec {
         let mut words = text.split(',');
         let source = match words.next() {
             None | Some("") => return Err("stream needs a source: stream:pattern or stream:PATH".to_owned()),
-            Some("pattern") => Source::Pattern,
-            Some(path) => Source::Path(path.into()),
+            Some("pattern") => StreamSourceSpec::Pattern,
+            Some(path) => StreamSourceSpec::Path(path.into()),
         };
         let (mut size, mut pixels, mut rate_mhz, mut frame) = (None, PixelFormat::RGB24, None, None);
         for word in words {
@@ -122,11 +128,11 @@ impl FromStr for StreamSpec {
                 }
             }
         }
-        let is_pattern = source == Source::Pattern;
+        let is_pattern = source == StreamSourceSpec::Pattern;
         let rate_mhz = rate_mhz.unwrap_or(if is_pattern { RATE_MHZ } else { 0 });
         let description = match (size, frame) {
             (Some(_), Some(_)) => return Err("frames have a size= or so many bytes (frame=), not both".to_owned()),
-            (None, Some(frame_bytes_max)) => Description { format: Format::Bytes, frame_bytes_max },
+            (None, Some(frame_bytes_max)) => StreamDescription { format: StreamFormat::Bytes, frame_bytes_max },
             (None, None) if !is_pattern => {
                 return Err("how long is a frame? say size=640x480,format=rgb24, or frame=BYTES".to_owned());
             }
@@ -136,7 +142,7 @@ impl FromStr for StreamSpec {
                 let fitting = u32::try_from(bytes).ok().filter(|bytes| *bytes <= FRAME_BYTES_MAX);
                 let frame_bytes_max = fitting
                     .ok_or_else(|| format!("a picture of {bytes} bytes is too large: {FRAME_BYTES_MAX} is most"))?;
-                Description { format: Format::Video { pixels, width, height, rate_mhz }, frame_bytes_max }
+                StreamDescription { format: StreamFormat::Video { pixels, width, height, rate_mhz }, frame_bytes_max }
             }
         };
         let period = (rate_mhz > 0).then(|| Duration::from_secs_f64(1000.0 / f64::from(rate_mhz)));
@@ -158,21 +164,21 @@ fn rate_from(text: &str) -> Result<u32, String> {
 }
 
 /// Where frames come from.
-enum Frames {
-    Pattern(Picture),
+enum FrameSource {
+    Pattern(GradientPicture),
     File(FrameFile),
 }
 
 /// Starts a source's thread when its first reader comes. By then the process has given up its rights, so the thread has
 /// none.
 #[derive(Default)]
-struct Starter {
-    runner: Mutex<Option<Runner>>,
+struct StreamThreadStarter {
+    runner: Mutex<Option<StreamSourceThread>>,
     thread: OnceLock<Thread>,
 }
 
-impl Starter {
-    fn runner(&self) -> MutexGuard<'_, Option<Runner>> {
+impl StreamThreadStarter {
+    fn runner(&self) -> MutexGuard<'_, Option<StreamSourceThread>> {
         self.runner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,14 +200,14 @@ impl Starter {
 }
 
 /// A source's thread.
-struct Runner {
-    stage: Stage,
-    frames: Frames,
+struct StreamSourceThread {
+    stage: FramePublisher,
+    frames: FrameSource,
     period: Option<Duration>,
     what: String,
 }
 
-impl Runner {
+impl StreamSourceThread {
     fn run(mut self) {
         let began = Instant::now();
         let (mut sequence, mut due) = (0, began);
@@ -220,7 +226,7 @@ impl Runner {
             let made = Instant::now();
             due = self.period.map_or(made, |period| (due + period).max(made));
             let moment_ns = made.duration_since(began).as_nanos() as u64;
-            self.show(Frame { sequence, moment_ns, data: data.into() });
+            self.show(StreamFrame { sequence, moment_ns, data: data.into() });
             sequence += 1;
         }
         self.stage.close();
@@ -230,8 +236,8 @@ impl Runner {
     fn make(&mut self, sequence: u64) -> Option<Vec<u8>> {
         let stage = &self.stage;
         match &mut self.frames {
-            Frames::Pattern(picture) => Some(picture.numbered(sequence)),
-            Frames::File(file) => match file.read_frame(&|| stage.is_closed()) {
+            FrameSource::Pattern(picture) => Some(picture.numbered(sequence)),
+            FrameSource::File(file) => match file.read_frame(&|| stage.is_closed()) {
                 Ok(frame) => frame,
                 Err(error) => {
                     warn!(source = self.what, %error, "no more frames can be read");
@@ -252,7 +258,7 @@ impl Runner {
     }
 
     /// Shows a frame, waiting until every reader that wants all frames has room for it.
-    fn show(&self, mut frame: Frame) {
+    fn show(&self, mut frame: StreamFrame) {
         while let Err(back) = self.stage.show(frame) {
             if self.stage.is_closed() {
                 return;
@@ -267,19 +273,22 @@ impl Runner {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Description, String> {
+    fn read(text: &str) -> Result<StreamDescription, String> {
         text.parse::<StreamSpec>().map(|spec| spec.description)
     }
 
     #[test]
     fn stream_spec_parses_as_its_help_says() {
         let video = |pixels, width, height, rate_mhz, frame_bytes_max| {
-            Ok(Description { format: Format::Video { pixels, width, height, rate_mhz }, frame_bytes_max })
+            Ok(StreamDescription { format: StreamFormat::Video { pixels, width, height, rate_mhz }, frame_bytes_max })
         };
         assert_eq!(read("pattern"), video(PixelFormat::RGB24, 640, 480, 30_000, 640 * 480 * 3));
         assert_eq!(read("pattern,size=32x16,rate=29.97,format=yuyv"), video(PixelFormat::YUYV, 32, 16, 29_970, 1024));
         assert_eq!(read("/dev/video0,size=32x16,format=grey"), video(PixelFormat::GREY, 32, 16, 0, 512));
-        assert_eq!(read("/run/fifo,frame=4096"), Ok(Description { format: Format::Bytes, frame_bytes_max: 4096 }));
+        assert_eq!(
+            read("/run/fifo,frame=4096"),
+            Ok(StreamDescription { format: StreamFormat::Bytes, frame_bytes_max: 4096 })
+        );
         let path = |text: &str| text.parse::<StreamSpec>().unwrap().path().map(Path::to_owned);
         assert_eq!((path("pattern"), path("/run/fifo,frame=1")), (None, Some("/run/fifo".into())));
         for wrong in [

@@ -12,34 +12,36 @@ use std::time::{Duration, Instant};
 
 use farbus_control::device::AnotherInPortStatus;
 use farbus_control::failure::FailureKind;
-use farbus_io_linux::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
-use farbus_io_net::link::{Interest, Wake, wait};
+use farbus_io_linux::usb::{
+    HotplugMonitor, PluggedDevice, SharingObstacle, UsbDevice, UsbDeviceSelector, UsbInventory, UsbOpenError,
+};
+use farbus_io_net::link::{PollInterest, ThreadWaker, wait};
 use farbus_io_net::trust::AttachedDevice;
 use farbus_session::DeviceRecord;
 use farbus_session::registry::name_of;
-use farbus_session::twin::Twinned;
+use farbus_session::twin::TwinnedDevice;
 use tracing::{info, warn};
 
-use crate::broker::Broker;
-use crate::devices::follow::Follow;
-use crate::devices::identities::labels::{DeviceClass, Which};
-use crate::devices::identities::naming::Naming;
-use crate::devices::selection::{Selected, Wanted};
+use crate::broker::BrokerClient;
+use crate::devices::follow::FollowPolicy;
+use crate::devices::identities::labels::{DeviceClass, OfferIdentity};
+use crate::devices::identities::naming::DeviceNaming;
+use crate::devices::selection::{ShareSelection, SharingTerms};
 use crate::exporter::share::{Share, ShareError};
 pub use crate::exporter::sources::ports::PortKeeper;
 use crate::exporter::sources::ports::{InPortOffer, PortDevices};
 use crate::exporter::sources::what::UsbSpec;
-use crate::exporter::swap::Plug;
+use crate::exporter::swap::PlugLocation;
 
 /// Why real devices cannot be shared.
 #[derive(Debug)]
 pub enum UsbError {
     /// No device that is plugged in matches.
-    NoneFound(Selector),
+    NoneFound(UsbDeviceSelector),
     /// Several devices match, but one name was given.
     Several {
         /// The selector.
-        selector: Selector,
+        selector: UsbDeviceSelector,
         /// How many devices match.
         count: usize,
         /// The name that was given.
@@ -50,14 +52,14 @@ pub enum UsbError {
         /// The device's bus id.
         bus_id: String,
         /// Why it cannot be shared.
-        obstacle: Obstacle,
+        obstacle: SharingObstacle,
     },
     /// The device could not be opened.
     Open {
         /// The device's bus id.
         bus_id: String,
         /// Why it could not be opened.
-        error: OpenError,
+        error: UsbOpenError,
     },
     /// This process shares the device already.
     Shared {
@@ -89,7 +91,7 @@ impl fmt::Display for UsbError {
                 f,
                 "{count} USB devices are {selector}, and '{name}' is the name of one\n  share each by its bus id: see 'farbus share --list'"
             ),
-            UsbError::Obstacle { bus_id, obstacle: obstacle @ Obstacle::NoPermission { .. } } => {
+            UsbError::Obstacle { bus_id, obstacle: obstacle @ SharingObstacle::NoPermission { .. } } => {
                 write!(f, "usb:{bus_id}: {obstacle}\n  run as root, or let a udev rule give it to you: farbus doctor")
             }
             UsbError::Obstacle { bus_id, obstacle } => write!(f, "usb:{bus_id}: {obstacle}"),
@@ -112,14 +114,14 @@ impl UsbError {
     /// The kind of the fault, for its report.
     pub fn attribute(&self) -> FailureKind {
         match self {
-            UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => FailureKind::Gone,
-            UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => FailureKind::Device,
-            UsbError::Obstacle { obstacle: Obstacle::NoPermission { .. }, .. }
-            | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => FailureKind::Local,
+            UsbError::NoneFound(_) | UsbError::Open { error: UsbOpenError::Gone, .. } => FailureKind::Gone,
+            UsbError::Obstacle { obstacle: SharingObstacle::Unreadable, .. } => FailureKind::Device,
+            UsbError::Obstacle { obstacle: SharingObstacle::NoPermission { .. }, .. }
+            | UsbError::Open { error: UsbOpenError::NotAllowed { .. }, .. } => FailureKind::Local,
             UsbError::Several { .. }
             | UsbError::Shared { .. }
             | UsbError::Obstacle { .. }
-            | UsbError::Open { error: OpenError::Busy { .. }, .. } => FailureKind::Refused,
+            | UsbError::Open { error: UsbOpenError::Busy { .. }, .. } => FailureKind::Refused,
             UsbError::Open { .. } | UsbError::Share(_) | UsbError::Unknown { .. } | UsbError::System(_) => {
                 FailureKind::Local
             }
@@ -131,12 +133,12 @@ impl UsbError {
 ///
 /// # Errors
 /// [`UsbError::NoneFound`] with the first selector that matches none, or [`UsbError::System`].
-pub fn check_present<'a>(selectors: impl IntoIterator<Item = &'a Selector>) -> Result<(), UsbError> {
+pub fn check_present<'a>(selectors: impl IntoIterator<Item = &'a UsbDeviceSelector>) -> Result<(), UsbError> {
     let mut selectors = selectors.into_iter().peekable();
     if selectors.peek().is_none() {
         return Ok(());
     }
-    let all = Inventory::default().devices().map_err(UsbError::System)?;
+    let all = UsbInventory::default().devices().map_err(UsbError::System)?;
     let missing = selectors.find(|selector| !all.iter().any(|found| selector.matches(found)));
     missing.map_or(Ok(()), |selector| Err(UsbError::NoneFound(selector.clone())))
 }
@@ -145,12 +147,16 @@ pub fn check_present<'a>(selectors: impl IntoIterator<Item = &'a Selector>) -> R
 ///
 /// # Errors
 /// There is none, or there are several but one name was given.
-pub fn find(selector: &Selector, name: Option<&str>) -> Result<Vec<Found>, UsbError> {
-    let all = Inventory::default().devices().map_err(UsbError::System)?;
+pub fn find(selector: &UsbDeviceSelector, name: Option<&str>) -> Result<Vec<PluggedDevice>, UsbError> {
+    let all = UsbInventory::default().devices().map_err(UsbError::System)?;
     one_or_all(all.into_iter().filter(|found| selector.matches(found)).collect(), selector, name)
 }
 
-fn one_or_all(meant: Vec<Found>, selector: &Selector, name: Option<&str>) -> Result<Vec<Found>, UsbError> {
+fn one_or_all(
+    meant: Vec<PluggedDevice>,
+    selector: &UsbDeviceSelector,
+    name: Option<&str>,
+) -> Result<Vec<PluggedDevice>, UsbError> {
     if meant.is_empty() {
         return Err(UsbError::NoneFound(selector.clone()));
     }
@@ -165,48 +171,48 @@ fn one_or_all(meant: Vec<Found>, selector: &Selector, name: Option<&str>) -> Res
 ///
 /// # Errors
 /// [`UsbError`].
-pub fn open_node(found: &Found) -> Result<OwnedFd, UsbError> {
+pub fn open_node(found: &PluggedDevice) -> Result<OwnedFd, UsbError> {
     let opened = OpenOptions::new().read(true).write(true).open(&found.node);
     opened.map(OwnedFd::from).map_err(|error| not_opened(found, error))
 }
 
-fn not_opened(found: &Found, error: io::Error) -> UsbError {
+fn not_opened(found: &PluggedDevice, error: io::Error) -> UsbError {
     let bus_id = found.bus_id.clone();
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            UsbError::Obstacle { bus_id, obstacle: Obstacle::NoPermission { node: found.node.clone() } }
+            UsbError::Obstacle { bus_id, obstacle: SharingObstacle::NoPermission { node: found.node.clone() } }
         }
-        io::ErrorKind::NotFound => UsbError::Open { bus_id, error: OpenError::Gone },
-        _ => UsbError::Open { bus_id, error: OpenError::Os { doing: "opening it", error } },
+        io::ErrorKind::NotFound => UsbError::Open { bus_id, error: UsbOpenError::Gone },
+        _ => UsbError::Open { bus_id, error: UsbOpenError::Os { doing: "opening it", error } },
     }
 }
 
 /// The selectors of devices to share, and the devices that are shared.
 #[derive(Debug)]
-pub struct Shared {
-    wanted: Wanted,
-    devices: Vec<Tracked>,
+pub struct SharedUsbDevices {
+    wanted: ShareSelection,
+    devices: Vec<SharedUsbDevice>,
     /// Devices that cannot be shared, each with the trouble that was logged last.
-    troubles: BTreeMap<Place, Trouble>,
+    troubles: BTreeMap<UsbDeviceKey, UsbShareFailure>,
     /// Devices that another process had open, by bus and number.
     inherited: Vec<(u32, u32)>,
     /// Devices that a twin replaced. They stay with this machine until they are plugged in again.
-    left: Vec<Place>,
+    left: Vec<UsbDeviceKey>,
     /// The number of the device that was passed last.
     last_passed: u64,
     /// The devices that shares by port stand for.
     ports: PortDevices,
     /// Opens the devices, and gives them back if this process is killed.
-    broker: Arc<Broker>,
+    broker: Arc<BrokerClient>,
 }
 
 /// A device's bus id and number. Another device at the same port has another number.
-type Place = (String, u32);
+type UsbDeviceKey = (String, u32);
 
 /// A device that is shared.
 #[derive(Debug)]
-struct Tracked {
-    place: Place,
+struct SharedUsbDevice {
+    place: UsbDeviceKey,
     bus: u32,
     /// The bus id on the wire.
     export: String,
@@ -219,10 +225,10 @@ struct Tracked {
 }
 
 /// As what a device is offered.
-struct Offering<'a> {
-    selected: &'a Selected,
+struct UsbDeviceOffer<'a> {
+    selected: &'a SharingTerms,
     /// The name, if it does not come from the selection.
-    naming: Option<Naming<'a>>,
+    naming: Option<DeviceNaming<'a>>,
     is_passed: bool,
 }
 
@@ -239,7 +245,7 @@ pub enum PassedState {
 
 /// Why a wanted device is not shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct UsbShareFailure {
     /// The device's name.
     pub name: String,
     /// The kind of the fault.
@@ -248,10 +254,10 @@ pub struct Trouble {
     pub message: String,
 }
 
-impl Shared {
+impl SharedUsbDevices {
     /// Shares nothing yet; `broker` opens the devices.
-    pub fn new(broker: Arc<Broker>) -> Self {
-        let (wanted, devices, inherited, left) = (Wanted::default(), Vec::new(), Vec::new(), Vec::new());
+    pub fn new(broker: Arc<BrokerClient>) -> Self {
+        let (wanted, devices, inherited, left) = (ShareSelection::default(), Vec::new(), Vec::new(), Vec::new());
         let (troubles, ports) = (BTreeMap::new(), PortDevices::default());
         Self { wanted, devices, troubles, inherited, left, last_passed: 0, ports, broker }
     }
@@ -280,17 +286,17 @@ impl Shared {
         UsbSpec { selector, follow }: &UsbSpec,
         name: Option<&str>,
     ) -> Result<Vec<DeviceRecord>, UsbError> {
-        let all = Inventory::default().devices().map_err(UsbError::System)?;
-        let is_new = |found: &Found| self.devices.iter().all(|tracked| tracked.place.0 != found.bus_id);
+        let all = UsbInventory::default().devices().map_err(UsbError::System)?;
+        let is_new = |found: &PluggedDevice| self.devices.iter().all(|tracked| tracked.place.0 != found.bus_id);
         let meant = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
         let meant = one_or_all(meant, selector, name)?;
         let opened = meant.iter().map(|found| self.open(found)).collect::<Result<Vec<_>, UsbError>>()?;
         self.wanted.add(selector.clone(), name.map(str::to_owned), follow.clone());
-        let by_port = matches!(selector, Selector::BusId(_)).then(|| follow.clone());
-        let selected = Selected { name: name.map(str::to_owned), is_chosen: name.is_some(), by_port };
-        let offer = |(found, device): (&Found, UsbDevice)| {
-            let naming = name.map(Naming::Given);
-            self.offer(share, found, Offering { selected: &selected, naming, is_passed: false }, device)
+        let by_port = matches!(selector, UsbDeviceSelector::BusId(_)).then(|| follow.clone());
+        let selected = SharingTerms { name: name.map(str::to_owned), is_chosen: name.is_some(), by_port };
+        let offer = |(found, device): (&PluggedDevice, UsbDevice)| {
+            let naming = name.map(DeviceNaming::Given);
+            self.offer(share, found, UsbDeviceOffer { selected: &selected, naming, is_passed: false }, device)
         };
         meant.iter().zip(opened).map(offer).collect()
     }
@@ -306,17 +312,17 @@ impl Shared {
     }
 
     /// The wanted devices that are not shared: those that cannot be opened, and those that are not plugged in.
-    pub fn troubles(&self) -> Vec<Trouble> {
+    pub fn troubles(&self) -> Vec<UsbShareFailure> {
         self.troubles.values().cloned().collect()
     }
 
-    fn open(&self, found: &Found) -> Result<UsbDevice, UsbError> {
+    fn open(&self, found: &PluggedDevice) -> Result<UsbDevice, UsbError> {
         let bus_id = found.bus_id.clone();
         match &found.obstacle {
             // The broker may have the permission that this process lacks.
-            None | Some(Obstacle::NoPermission { .. }) => {}
+            None | Some(SharingObstacle::NoPermission { .. }) => {}
             // The user is this process's predecessor, or has ended.
-            Some(Obstacle::InUse { .. }) if self.inherited.contains(&(found.bus, found.number)) => {}
+            Some(SharingObstacle::InUse { .. }) if self.inherited.contains(&(found.bus, found.number)) => {}
             Some(obstacle) => return Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
         }
         let node = self.broker.open_usb(found.bus, found.number).map_err(|error| not_opened(found, error))?;
@@ -324,7 +330,7 @@ impl Shared {
     }
 
     /// Shares the device at `bus_id`, whose node a command opened and passed. It is shared until
-    /// [`Shared::remove_passed`], or until it is unplugged. Returns its number among those that were passed. Without a
+    /// [`SharedUsbDevices::remove_passed`], or until it is unplugged. Returns its number among those that were passed. Without a
     /// name, farbus chooses one. `is_again`: the command passed a device in this port before.
     ///
     /// # Errors
@@ -332,12 +338,12 @@ impl Shared {
     pub fn share_passed(
         &mut self,
         share: &Share,
-        (bus_id, follow, is_again): (&str, &Follow, bool),
-        name: Option<Naming<'_>>,
+        (bus_id, follow, is_again): (&str, &FollowPolicy, bool),
+        name: Option<DeviceNaming<'_>>,
         node: BorrowedFd<'_>,
     ) -> Result<(u64, DeviceRecord), UsbError> {
-        let found = Inventory::default().device_at(bus_id).map_err(UsbError::System)?;
-        let found = found.ok_or_else(|| UsbError::NoneFound(Selector::BusId(bus_id.to_owned())))?;
+        let found = UsbInventory::default().device_at(bus_id).map_err(UsbError::System)?;
+        let found = found.ok_or_else(|| UsbError::NoneFound(UsbDeviceSelector::BusId(bus_id.to_owned())))?;
         if let Some(tracked) = self.devices.iter().find(|tracked| tracked.place.0 == bus_id) {
             let name = share.status().into_iter().find(|status| status.bus_id == tracked.export);
             let name = name.map_or_else(|| tracked.export.clone(), |status| status.name);
@@ -347,8 +353,8 @@ impl Shared {
         if !is_again {
             self.ports.forget_passed(bus_id);
         }
-        let selected = Selected { name: None, is_chosen: false, by_port: Some(follow.clone()) };
-        let offering = Offering { selected: &selected, naming: name, is_passed: true };
+        let selected = SharingTerms { name: None, is_chosen: false, by_port: Some(follow.clone()) };
+        let offering = UsbDeviceOffer { selected: &selected, naming: name, is_passed: true };
         let offered =
             passed.and_then(|()| self.open(&found)).and_then(|device| self.offer(share, &found, offering, device));
         let record = offered.inspect_err(|_| self.broker.given_back(found.bus, found.number))?;
@@ -364,7 +370,7 @@ impl Shared {
         self.ports.passed(bus_id).cloned()
     }
 
-    /// Notes for which device the share of a port stands that [`Shared::share_passed`] is asked for next, as another
+    /// Notes for which device the share of a port stands that [`SharedUsbDevices::share_passed`] is asked for next, as another
     /// process knew it.
     pub fn recall_passed(&mut self, bus_id: &str, first: AttachedDevice) {
         self.ports.recall_passed(bus_id, first);
@@ -392,9 +398,9 @@ impl Shared {
 
     /// Leaves the device that a command passed to the selectors, if one of them gives it the name that it has. Returns
     /// whether that is so.
-    pub fn adopt_passed(&mut self, share: &Share, number: u64, wanted: &Wanted, name: &str) -> bool {
+    pub fn adopt_passed(&mut self, share: &Share, number: u64, wanted: &ShareSelection, name: &str) -> bool {
         self.follow_twins(share);
-        let Ok(all) = Inventory::default().devices() else { return false };
+        let Ok(all) = UsbInventory::default().devices() else { return false };
         let Some(device) = self.devices.iter_mut().find(|device| device.passed == Some(number)) else { return false };
         let found = all.iter().find(|found| is_at(found, &device.place));
         let selected = found.and_then(|found| Some((found, wanted.selected(found)?)));
@@ -409,44 +415,49 @@ impl Shared {
     fn offer(
         &mut self,
         share: &Share,
-        found: &Found,
-        Offering { selected, naming, is_passed }: Offering<'_>,
+        found: &PluggedDevice,
+        UsbDeviceOffer { selected, naming, is_passed }: UsbDeviceOffer<'_>,
         device: UsbDevice,
     ) -> Result<DeviceRecord, UsbError> {
         let InPortOffer { known, another } = self.judge(found, selected, is_passed)?;
         let of_port = self.ports.name_of(&found.bus_id).filter(|_| selected.by_port.is_some());
         let own = of_port.unwrap_or_else(|| self.ports.free_name(&found.bus_id, selected.name_of(found)));
         let naming = naming.unwrap_or(match selected.is_chosen {
-            true => Naming::ByRule(&own),
-            false => Naming::Automatic(&own),
+            true => DeviceNaming::ByRule(&own),
+            false => DeviceNaming::Automatic(&own),
         });
         let is_another = another.is_some();
         if let Some(AnotherInPortStatus { was, is, next }) = &another {
             warn!(usb = found.bus_id, was, is, "another device in this port; {next}");
         }
         let another = another.map(Arc::new);
-        let device = Box::new(<Twinned>::new(Box::new(device)));
+        let device = Box::new(<TwinnedDevice>::new(Box::new(device)));
         let which = match selected.by_port {
-            Some(_) => Which::InPort(known, another),
-            None => Which::Known(known),
+            Some(_) => OfferIdentity::InPort(known, another),
+            None => OfferIdentity::Known(known),
         };
         let record = share.offer(naming, device, DeviceClass::Usb, which).map_err(UsbError::Share)?;
         if known.is_lasting {
             self.broker.note_name(known.id, name_of(&record), share.is_named(&record));
         }
-        share.place_on(&record.bus_id, Inventory::default().bus_of(found));
+        share.place_on(&record.bus_id, UsbInventory::default().bus_of(found));
         if selected.by_port.is_some() {
             self.ports.note(found, known, name_of(&record), is_passed);
         }
         let place = place_of(found);
-        share.swaps().plugs().put(&record.bus_id, Plug::of(found));
+        share.swaps().plugs().put(&record.bus_id, PlugLocation::of(found));
         let export = record.bus_id.clone();
-        self.devices.push(Tracked { place, bus: found.bus, export, is_twin: false, passed: None, is_another });
+        self.devices.push(SharedUsbDevice { place, bus: found.bus, export, is_twin: false, passed: None, is_another });
         Ok(record)
     }
 
     /// As what the device is offered that is selected so.
-    fn judge(&mut self, found: &Found, selected: &Selected, is_passed: bool) -> Result<InPortOffer, UsbError> {
+    fn judge(
+        &mut self,
+        found: &PluggedDevice,
+        selected: &SharingTerms,
+        is_passed: bool,
+    ) -> Result<InPortOffer, UsbError> {
         let known = self.broker.identify_usb(found.bus, found.number);
         let Some(follow) = &selected.by_port else { return Ok(InPortOffer { known, another: None }) };
         if !is_passed && let Err(error) = self.ports.recall(&found.bus_id) {
@@ -457,7 +468,7 @@ impl Shared {
 
     /// Takes devices off the list that are to be offered as something else than they are: the selectors were replaced,
     /// or the owner said which device a port is for. One that is in use stays as it is.
-    fn review(&mut self, share: &Share, all: &[Found]) {
+    fn review(&mut self, share: &Share, all: &[PluggedDevice]) {
         let mut devices = std::mem::take(&mut self.devices);
         devices.retain(|tracked| {
             let found = all.iter().find(|found| is_at(found, &tracked.place) && !found.is_being_reset());
@@ -500,7 +511,7 @@ impl Shared {
         }
         info!(device = listed.name, usb = tracked.place.0, "shared as the device that is there, as its owner said");
         let name = listed.name.clone();
-        let reviewed = Inventory::default().devices().map(|all| self.review(share, &all));
+        let reviewed = UsbInventory::default().devices().map(|all| self.review(share, &all));
         let offered = reviewed.and_then(|()| self.reconcile(share));
         Some(offered.map(|_| name).map_err(|error| format!("{device}: {error}")))
     }
@@ -508,7 +519,9 @@ impl Shared {
     /// Notes the devices that a twin replaced.
     fn follow_twins(&mut self, share: &Share) {
         for tracked in &mut self.devices {
-            let Some(Plug { bus_id, bus, number }) = share.swaps().plugs().get(&tracked.export) else { continue };
+            let Some(PlugLocation { bus_id, bus, number }) = share.swaps().plugs().get(&tracked.export) else {
+                continue;
+            };
             let place = (bus_id, number);
             if place != tracked.place {
                 self.broker.given_back(tracked.bus, tracked.place.1);
@@ -526,13 +539,13 @@ impl Shared {
     }
 
     /// Replaces the selectors. Devices that no selector matches any more are removed, and their sessions end.
-    fn want(&mut self, share: &Share, wanted: Wanted) -> io::Result<bool> {
+    fn want(&mut self, share: &Share, wanted: ShareSelection) -> io::Result<bool> {
         self.wanted = wanted;
         self.follow_twins(share);
-        let all = Inventory::default().devices()?;
-        let is_meant = |place: &Place| all.iter().any(|f| is_at(f, place) && self.wanted.selected(f).is_some());
-        let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
-        let is_unmeant = |device: &mut Tracked| {
+        let all = UsbInventory::default().devices()?;
+        let is_meant = |place: &UsbDeviceKey| all.iter().any(|f| is_at(f, place) && self.wanted.selected(f).is_some());
+        let is_there = |place: &UsbDeviceKey| all.iter().any(|found| is_at(found, place));
+        let is_unmeant = |device: &mut SharedUsbDevice| {
             let stays = device.is_twin || device.passed.is_some();
             is_there(&device.place) && !stays && !is_meant(&device.place)
         };
@@ -553,9 +566,9 @@ impl Shared {
     fn reconcile(&mut self, share: &Share) -> io::Result<bool> {
         let all = match self.is_empty() && self.devices.is_empty() {
             true => Vec::new(),
-            false => Inventory::default().devices()?,
+            false => UsbInventory::default().devices()?,
         };
-        let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
+        let is_there = |place: &UsbDeviceKey| all.iter().any(|found| is_at(found, place));
         self.follow_twins(share);
         self.left.retain(is_there);
         self.devices.retain(|tracked| {
@@ -583,13 +596,13 @@ impl Shared {
                 is_waiting = true;
                 continue;
             }
-            let offering = Offering { selected: &selected, naming: None, is_passed: false };
+            let offering = UsbDeviceOffer { selected: &selected, naming: None, is_passed: false };
             match self.open(found).and_then(|device| self.offer(share, found, offering, device)) {
                 Ok(record) => info!(device = %record.bus_id, usb = %found.bus_id, "plugged in"),
                 Err(error) => {
                     is_waiting = true;
                     let name = selected.name_of(found);
-                    let trouble = Trouble { name, attribute: error.attribute(), message: error.to_string() };
+                    let trouble = UsbShareFailure { name, attribute: error.attribute(), message: error.to_string() };
                     // Each trouble is logged once.
                     if self.troubles.get(&place_of(found)) != Some(&trouble) {
                         warn!("{}", trouble.message);
@@ -601,7 +614,7 @@ impl Shared {
         for (selector, name) in self.wanted.named().filter(|(selector, _)| !all.iter().any(|f| selector.matches(f))) {
             let message = format!("nothing is plugged in that is {selector}");
             let name = name.map_or_else(|| selector.to_string(), str::to_owned);
-            let trouble = Trouble { name, attribute: FailureKind::Gone, message };
+            let trouble = UsbShareFailure { name, attribute: FailureKind::Gone, message };
             troubles.insert((selector.to_string(), 0), trouble);
         }
         self.troubles = troubles;
@@ -609,21 +622,21 @@ impl Shared {
     }
 }
 
-fn place_of(found: &Found) -> Place {
+fn place_of(found: &PluggedDevice) -> UsbDeviceKey {
     (found.bus_id.clone(), found.number)
 }
 
 /// Whether it is the device at this place, as far as is known. A device that is being released is reset, and has no
 /// number meanwhile.
-fn is_at(found: &Found, (bus_id, number): &Place) -> bool {
+fn is_at(found: &PluggedDevice, (bus_id, number): &UsbDeviceKey) -> bool {
     found.bus_id == *bus_id && (found.number == *number || found.is_being_reset())
 }
 
 /// Follows devices being plugged in and unplugged, on a thread of its own, until it is dropped.
-pub struct Follower {
+pub struct HotplugFollower {
     share: Arc<Share>,
-    shared: Arc<Mutex<Shared>>,
-    stop: Arc<(AtomicBool, Wake)>,
+    shared: Arc<Mutex<SharedUsbDevices>>,
+    stop: Arc<(AtomicBool, ThreadWaker)>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -632,13 +645,13 @@ const RETRY: Duration = Duration::from_millis(100);
 const RETRIES: u32 = 50;
 const RETRY_SLOWLY: Duration = Duration::from_secs(2);
 
-impl Follower {
+impl HotplugFollower {
     /// Follows devices for `share` with the selectors of `shared`. Without `hotplug` it polls.
     ///
     /// # Errors
     /// The error of the system.
-    pub fn start(share: Arc<Share>, shared: Shared, hotplug: Option<Hotplug>) -> io::Result<Self> {
-        let stop = Arc::new((AtomicBool::new(false), Wake::new()?));
+    pub fn start(share: Arc<Share>, shared: SharedUsbDevices, hotplug: Option<HotplugMonitor>) -> io::Result<Self> {
+        let stop = Arc::new((AtomicBool::new(false), ThreadWaker::new()?));
         let shared = Arc::new(Mutex::new(shared));
         let (stopped, for_thread, its_share) = (Arc::clone(&stop), Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("hotplug".into()).spawn(move || {
@@ -650,7 +663,7 @@ impl Follower {
     }
 
     /// Replaces the selectors. Devices that are plugged in and match are shared when this returns.
-    pub fn want(&self, wanted: Wanted) {
+    pub fn want(&self, wanted: ShareSelection) {
         if let Err(error) = self.shared().want(&self.share, wanted) {
             warn!(%error, "cannot read what USB devices there are");
         }
@@ -658,12 +671,12 @@ impl Follower {
     }
 
     /// The shared devices and the troubles.
-    pub fn shared(&self) -> MutexGuard<'_, Shared> {
+    pub fn shared(&self) -> MutexGuard<'_, SharedUsbDevices> {
         self.shared.lock().expect("nothing panics with devices in hand")
     }
 
     /// The same for others that share devices.
-    pub fn handle(&self) -> Arc<Mutex<Shared>> {
+    pub fn handle(&self) -> Arc<Mutex<SharedUsbDevices>> {
         Arc::clone(&self.shared)
     }
 
@@ -684,7 +697,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for HotplugFollower {
     fn drop(&mut self) {
         self.stop();
     }
@@ -692,9 +705,9 @@ impl Drop for Follower {
 
 fn follow(
     share: &Share,
-    shared: &Mutex<Shared>,
-    hotplug: Option<&Hotplug>,
-    stop: &(AtomicBool, Wake),
+    shared: &Mutex<SharedUsbDevices>,
+    hotplug: Option<&HotplugMonitor>,
+    stop: &(AtomicBool, ThreadWaker),
 ) -> io::Result<()> {
     // The first pass handles what happened before this thread listened.
     let mut retries = RETRIES;
@@ -714,18 +727,18 @@ fn follow(
 }
 
 /// Waits for a hotplug event, a wake-up or the end of the pause. Returns whether there was an event or a wake-up.
-fn has_news(hotplug: Option<&Hotplug>, word: &Wake, pause: Option<Duration>) -> io::Result<bool> {
+fn has_news(hotplug: Option<&HotplugMonitor>, word: &ThreadWaker, pause: Option<Duration>) -> io::Result<bool> {
     let until = pause.map(|pause| Instant::now() + pause);
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let mut interests = vec![Interest::new(word.as_fd(), false)];
-        interests.extend(hotplug.map(|hotplug| Interest::new(hotplug.as_fd(), false)));
+        let mut interests = vec![PollInterest::new(word.as_fd(), false)];
+        interests.extend(hotplug.map(|hotplug| PollInterest::new(hotplug.as_fd(), false)));
         wait(&mut interests, left)?;
         if interests[0].readable {
             word.clear();
             return Ok(true);
         }
-        if hotplug.map(Hotplug::has_changed).transpose()? == Some(true) {
+        if hotplug.map(HotplugMonitor::has_changed).transpose()? == Some(true) {
             return Ok(true);
         }
         if left == Some(Duration::ZERO) {
@@ -737,11 +750,11 @@ fn has_news(hotplug: Option<&Hotplug>, word: &Wake, pause: Option<Duration>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_model::{Descriptors, Speed};
+    use farbus_model::{DescriptorSet, UsbSpeed};
 
     #[test]
     fn usb_errors_say_what_to_do_next() {
-        let obstacle = Obstacle::NoPermission { node: "/dev/bus/usb/001/002".into() };
+        let obstacle = SharingObstacle::NoPermission { node: "/dev/bus/usb/001/002".into() };
         let said = UsbError::Obstacle { bus_id: "1-1".into(), obstacle }.to_string();
         assert!(said.starts_with("usb:1-1: no permission for /dev/bus/usb/001/002\n  run as root"), "{said}");
         let error = UsbError::NoneFound("046d:c52b".parse().unwrap());
@@ -750,13 +763,13 @@ mod tests {
 
     #[test]
     fn device_in_reset_still_counts_as_the_one_at_its_port() {
-        let found = |bus_id: &str, number| Found {
+        let found = |bus_id: &str, number| PluggedDevice {
             bus_id: bus_id.to_owned(),
             bus: 1,
             number,
-            descriptors: Descriptors::default(),
+            descriptors: DescriptorSet::default(),
             serial: None,
-            speed: Speed::High,
+            speed: UsbSpeed::High,
             configuration: 1,
             interfaces: Vec::new(),
             is_imported: false,

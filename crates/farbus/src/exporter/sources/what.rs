@@ -5,18 +5,18 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use farbus_gadgets::zero::Fill;
+use farbus_gadgets::zero::SourcePattern;
 use farbus_gadgets::{bridge, can};
-use farbus_io_linux::usb::Selector;
-use farbus_model::Speed;
+use farbus_io_linux::usb::UsbDeviceSelector;
+use farbus_model::UsbSpeed;
 
 use super::block::BlockSpec;
 use super::stream::StreamSpec;
-use crate::devices::follow::{Follow, FollowWord};
+use crate::devices::follow::{FollowPolicy, FollowWord};
 
 /// A device to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum DeviceSpec {
     /// A disk.
     Disk {
         /// Its medium, and how it is offered.
@@ -29,9 +29,9 @@ pub enum What {
     /// A source and sink of data.
     Zero {
         /// Its speed.
-        speed: Speed,
+        speed: UsbSpeed,
         /// What it sends.
-        fill: Fill,
+        fill: SourcePattern,
         /// Whether it checks what it is sent.
         verify: bool,
     },
@@ -46,17 +46,17 @@ pub enum What {
     /// A serial port.
     Serial {
         /// Its speed.
-        speed: Speed,
+        speed: UsbSpeed,
     },
     /// A sound card.
     Audio {
         /// Its speed.
-        speed: Speed,
+        speed: UsbSpeed,
     },
     /// A CAN adapter.
-    Can(can::Settings),
+    Can(can::CanSettings),
     /// Two ends of a cable between hosts.
-    Bridge(bridge::Settings),
+    Bridge(bridge::BridgeSettings),
     /// A stream of frames.
     Stream(StreamSpec),
     /// Real devices.
@@ -67,9 +67,9 @@ pub enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsbSpec {
     /// Which.
-    pub selector: Selector,
+    pub selector: UsbDeviceSelector,
     /// Which other devices in its port are followed.
-    pub follow: Follow,
+    pub follow: FollowPolicy,
 }
 
 impl FromStr for UsbSpec {
@@ -79,7 +79,7 @@ impl FromStr for UsbSpec {
         let mut words = text.split(",follow=");
         let selector = words.next().unwrap_or_default().parse()?;
         let follow = words.map(str::parse).collect::<Result<Vec<FollowWord>, _>>()?;
-        Self { selector, follow: Follow::default() }.following(&follow.into_iter().collect())
+        Self { selector, follow: FollowPolicy::default() }.following(&follow.into_iter().collect())
     }
 }
 
@@ -95,8 +95,8 @@ impl UsbSpec {
     ///
     /// # Errors
     /// It does not name a port.
-    pub fn following(self, follow: &Follow) -> Result<Self, String> {
-        if follow.is_nothing() || matches!(self.selector, Selector::BusId(_)) {
+    pub fn following(self, follow: &FollowPolicy) -> Result<Self, String> {
+        if follow.is_nothing() || matches!(self.selector, UsbDeviceSelector::BusId(_)) {
             return Ok(Self { follow: self.follow.and(follow), ..self });
         }
         let next = "share it by its bus id (usb:1-1.4): see 'farbus share --list'";
@@ -104,7 +104,7 @@ impl UsbSpec {
     }
 }
 
-impl FromStr for What {
+impl FromStr for DeviceSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -116,22 +116,22 @@ impl FromStr for What {
             _ => {}
         }
         if kind == "stream" {
-            return rest.parse().map(What::Stream);
+            return rest.parse().map(DeviceSpec::Stream);
         }
         if kind == "usb" {
-            return rest.parse().map(What::Usb);
+            return rest.parse().map(DeviceSpec::Usb);
         }
         let mut words = text.split(',');
         match words.next() {
-            Some("can") => text["can".len()..].trim_start_matches(',').parse().map(What::Can),
-            Some("bridge") => text["bridge".len()..].trim_start_matches(',').parse().map(What::Bridge),
+            Some("can") => text["can".len()..].trim_start_matches(',').parse().map(DeviceSpec::Can),
+            Some("bridge") => text["bridge".len()..].trim_start_matches(',').parse().map(DeviceSpec::Bridge),
             Some("zero") => zero_from(words),
-            Some(kind @ "keyboard") => without_options(kind, What::Keyboard, words),
-            Some(kind @ "dfu") => without_options(kind, What::Dfu, words),
-            Some(kind @ "fastboot") => without_options(kind, What::Fastboot, words),
-            Some(kind @ "cmsis-dap") => without_options(kind, What::CmsisDap, words),
-            Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
-            Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
+            Some(kind @ "keyboard") => without_options(kind, DeviceSpec::Keyboard, words),
+            Some(kind @ "dfu") => without_options(kind, DeviceSpec::Dfu, words),
+            Some(kind @ "fastboot") => without_options(kind, DeviceSpec::Fastboot, words),
+            Some(kind @ "cmsis-dap") => without_options(kind, DeviceSpec::CmsisDap, words),
+            Some("audio") => Ok(DeviceSpec::Audio { speed: speed_from("audio", UsbSpeed::Full, words)? }),
+            Some("serial") => Ok(DeviceSpec::Serial { speed: speed_from("serial", UsbSpeed::High, words)? }),
             _ => Err(format!(
                 "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, dfu, fastboot, cmsis-dap, stream:pattern or usb:BUSID"
             )),
@@ -140,7 +140,7 @@ impl FromStr for What {
 }
 
 /// Parses the words of a block device (`scheme` and `text`) and the `sector=` of a USB disk.
-fn disk_from(kind: &'static str, scheme: &str, text: &str) -> Result<What, String> {
+fn disk_from(kind: &'static str, scheme: &str, text: &str) -> Result<DeviceSpec, String> {
     let mut sector_bytes = 512;
     let mut words = Vec::new();
     for word in text.split(',') {
@@ -157,27 +157,31 @@ fn disk_from(kind: &'static str, scheme: &str, text: &str) -> Result<What, Strin
         return Err(format!("{kind} needs {example}"));
     }
     let spec: BlockSpec = format!("{scheme}{}", words.join(",")).parse()?;
-    Ok(What::Disk { spec, sector_bytes, kind })
+    Ok(DeviceSpec::Disk { spec, sector_bytes, kind })
 }
 
-fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
-    let (mut speed, mut fill, mut verify) = (Speed::High, Fill::Zeros, false);
+fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<DeviceSpec, String> {
+    let (mut speed, mut fill, mut verify) = (UsbSpeed::High, SourcePattern::Zeros, false);
     for word in words {
         match word {
-            "speed=full" => speed = Speed::Full,
-            "speed=high" => speed = Speed::High,
-            "speed=super" => speed = Speed::Super,
-            "fill=zeros" => fill = Fill::Zeros,
-            "fill=mod63" => fill = Fill::Mod63,
+            "speed=full" => speed = UsbSpeed::Full,
+            "speed=high" => speed = UsbSpeed::High,
+            "speed=super" => speed = UsbSpeed::Super,
+            "fill=zeros" => fill = SourcePattern::Zeros,
+            "fill=mod63" => fill = SourcePattern::Mod63,
             "verify" => verify = true,
             _ => return Err(format!("zero has no option '{word}': there are speed=, fill= and verify")),
         }
     }
-    Ok(What::Zero { speed, fill, verify })
+    Ok(DeviceSpec::Zero { speed, fill, verify })
 }
 
 /// Checks that a device without options has none.
-fn without_options<'a>(kind: &str, what: What, mut words: impl Iterator<Item = &'a str>) -> Result<What, String> {
+fn without_options<'a>(
+    kind: &str,
+    what: DeviceSpec,
+    mut words: impl Iterator<Item = &'a str>,
+) -> Result<DeviceSpec, String> {
     match words.next() {
         None => Ok(what),
         Some(word) => Err(format!("{kind} has no option '{word}'")),
@@ -185,32 +189,32 @@ fn without_options<'a>(kind: &str, what: What, mut words: impl Iterator<Item = &
 }
 
 /// Parses the options of a device that has only a speed.
-fn speed_from<'a>(what: &str, usual: Speed, words: impl Iterator<Item = &'a str>) -> Result<Speed, String> {
+fn speed_from<'a>(what: &str, usual: UsbSpeed, words: impl Iterator<Item = &'a str>) -> Result<UsbSpeed, String> {
     let mut speed = usual;
     for word in words {
         match word {
-            "speed=full" => speed = Speed::Full,
-            "speed=high" => speed = Speed::High,
+            "speed=full" => speed = UsbSpeed::Full,
+            "speed=high" => speed = UsbSpeed::High,
             _ => return Err(format!("{what} has no option '{word}': there are speed=full and speed=high")),
         }
     }
     Ok(speed)
 }
 
-impl What {
+impl DeviceSpec {
     /// The selector, if it means real devices.
-    pub fn usb(&self) -> Option<&Selector> {
+    pub fn usb(&self) -> Option<&UsbDeviceSelector> {
         match self {
-            What::Usb(spec) => Some(&spec.selector),
+            DeviceSpec::Usb(spec) => Some(&spec.selector),
             _ => None,
         }
     }
 
     /// Which other devices in its port are followed.
-    pub fn follow(&self) -> Follow {
+    pub fn follow(&self) -> FollowPolicy {
         match self {
-            What::Usb(spec) => spec.follow.clone(),
-            _ => Follow::default(),
+            DeviceSpec::Usb(spec) => spec.follow.clone(),
+            _ => FollowPolicy::default(),
         }
     }
 
@@ -218,9 +222,9 @@ impl What {
     ///
     /// # Errors
     /// It is no real device, or does not name a port.
-    pub fn following(self, follow: &Follow) -> Result<Self, String> {
+    pub fn following(self, follow: &FollowPolicy) -> Result<Self, String> {
         match self {
-            What::Usb(spec) => spec.following(follow).map(What::Usb),
+            DeviceSpec::Usb(spec) => spec.following(follow).map(DeviceSpec::Usb),
             other if follow.is_nothing() => Ok(other),
             _ => Err("only a real device becomes another one in its port (usb:1-1.4)".to_owned()),
         }
@@ -229,7 +233,7 @@ impl What {
     /// The disk images to open, and whether each is opened read-only.
     pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
         let spec = match self {
-            What::Disk { spec, .. } => Some(spec),
+            DeviceSpec::Disk { spec, .. } => Some(spec),
             _ => None,
         };
         spec.into_iter().flat_map(BlockSpec::images)
@@ -237,14 +241,16 @@ impl What {
 
     /// Whether its images are opened also while something else on this machine uses them.
     pub fn is_forced(&self) -> bool {
-        matches!(self, What::Disk { spec, .. } if spec.is_forced())
+        matches!(self, DeviceSpec::Disk { spec, .. } if spec.is_forced())
     }
 
     /// The device, with its images opened also while something else on this machine uses them.
     #[must_use]
     pub fn forced(self) -> Self {
         match self {
-            What::Disk { spec, sector_bytes, kind } => What::Disk { spec: spec.forced(), sector_bytes, kind },
+            DeviceSpec::Disk { spec, sector_bytes, kind } => {
+                DeviceSpec::Disk { spec: spec.forced(), sector_bytes, kind }
+            }
             other => other,
         }
     }
@@ -259,7 +265,8 @@ impl What {
     /// device is the one at a bus id.
     pub fn is_passable(&self) -> bool {
         let mut paths = self.images().map(|(path, _)| path).chain(self.frames());
-        paths.all(Path::is_absolute) && self.usb().is_none_or(|selector| matches!(selector, Selector::BusId(_)))
+        paths.all(Path::is_absolute)
+            && self.usb().is_none_or(|selector| matches!(selector, UsbDeviceSelector::BusId(_)))
     }
 
     /// `words`, which describe this device and have no name, with an absolute path.
@@ -268,7 +275,7 @@ impl What {
     /// The working directory is gone.
     pub fn absolute(&self, words: &str) -> std::io::Result<String> {
         let medium = match self {
-            What::Disk { spec, .. } => spec.medium_path(),
+            DeviceSpec::Disk { spec, .. } => spec.medium_path(),
             _ => self.frames(),
         };
         let (Some(path), Some((kind, rest))) = (medium, words.split_once(':')) else { return Ok(words.to_owned()) };
@@ -279,7 +286,7 @@ impl What {
     /// The path that frames are read from, if there is one.
     pub fn frames(&self) -> Option<&Path> {
         match self {
-            What::Stream(spec) => spec.path(),
+            DeviceSpec::Stream(spec) => spec.path(),
             _ => None,
         }
     }
@@ -287,18 +294,18 @@ impl What {
     /// The word that its default name begins with.
     pub fn kind(&self) -> &'static str {
         match self {
-            What::Disk { kind, .. } => kind,
-            What::Zero { .. } => "zero",
-            What::Keyboard => "keyboard",
-            What::Dfu => "dfu",
-            What::Fastboot => "fastboot",
-            What::CmsisDap => "cmsis-dap",
-            What::Serial { .. } => "serial",
-            What::Audio { .. } => "audio",
-            What::Can(_) => "can",
-            What::Bridge(_) => "bridge",
-            What::Stream(_) => "stream",
-            What::Usb(_) => "usb",
+            DeviceSpec::Disk { kind, .. } => kind,
+            DeviceSpec::Zero { .. } => "zero",
+            DeviceSpec::Keyboard => "keyboard",
+            DeviceSpec::Dfu => "dfu",
+            DeviceSpec::Fastboot => "fastboot",
+            DeviceSpec::CmsisDap => "cmsis-dap",
+            DeviceSpec::Serial { .. } => "serial",
+            DeviceSpec::Audio { .. } => "audio",
+            DeviceSpec::Can(_) => "can",
+            DeviceSpec::Bridge(_) => "bridge",
+            DeviceSpec::Stream(_) => "stream",
+            DeviceSpec::Usb(_) => "usb",
         }
     }
 }
@@ -309,14 +316,14 @@ mod tests {
 
     #[test]
     fn devices_with_absolute_paths_can_be_passed() {
-        let absolute = |words: &str| words.parse::<What>().unwrap().absolute(words).unwrap();
+        let absolute = |words: &str| words.parse::<DeviceSpec>().unwrap().absolute(words).unwrap();
         let here = std::env::current_dir().unwrap();
         assert_eq!(absolute("disk:a.img,ro,sector=4096"), format!("disk:{}/a.img,ro,sector=4096", here.display()));
         assert_eq!(absolute("block:/a.img,scratch=/b"), "block:/a.img,scratch=/b");
         assert_eq!(absolute("memory:1M,ro"), "memory:1M,ro");
         assert_eq!(absolute("stream:cam,frame=4"), format!("stream:{}/cam,frame=4", here.display()));
         assert_eq!(absolute("stream:pattern,rate=5"), "stream:pattern,rate=5");
-        let is_passable = |words: &str| words.parse::<What>().unwrap().is_passable();
+        let is_passable = |words: &str| words.parse::<DeviceSpec>().unwrap().is_passable();
         let passable =
             ["disk:/a", "zero", "memory:1M", "stream:pattern", "bridge", "stream:/dev/v,frame=4096", "usb:1-1"];
         assert!(passable.into_iter().all(is_passable));
@@ -325,29 +332,31 @@ mod tests {
 
     #[test]
     fn share_words_parse_as_their_help_says() {
-        let read = |text: &str| text.parse::<What>();
-        let disk = |spec: &str, sector_bytes, kind| What::Disk { spec: spec.parse().unwrap(), sector_bytes, kind };
+        let read = |text: &str| text.parse::<DeviceSpec>();
+        let disk =
+            |spec: &str, sector_bytes, kind| DeviceSpec::Disk { spec: spec.parse().unwrap(), sector_bytes, kind };
         assert_eq!(read("disk:/x:y.img,ro,sector=4096"), Ok(disk("block:/x:y.img,ro", 4096, "disk")));
         assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
         assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
-        assert_eq!(read("keyboard"), Ok(What::Keyboard));
-        assert_eq!(read("dfu"), Ok(What::Dfu));
-        assert_eq!(read("fastboot"), Ok(What::Fastboot));
-        assert_eq!(read("cmsis-dap"), Ok(What::CmsisDap));
-        assert_eq!(read("serial"), Ok(What::Serial { speed: Speed::High }));
-        assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
-        assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
-        assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
-        assert_eq!(read("bridge"), Ok(What::Bridge(bridge::Settings::default())));
-        assert_eq!(read("can,traffic=paper"), Ok(What::Can(can::Settings::paper())));
-        let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
+        assert_eq!(read("keyboard"), Ok(DeviceSpec::Keyboard));
+        assert_eq!(read("dfu"), Ok(DeviceSpec::Dfu));
+        assert_eq!(read("fastboot"), Ok(DeviceSpec::Fastboot));
+        assert_eq!(read("cmsis-dap"), Ok(DeviceSpec::CmsisDap));
+        assert_eq!(read("serial"), Ok(DeviceSpec::Serial { speed: UsbSpeed::High }));
+        assert_eq!(read("serial,speed=full"), Ok(DeviceSpec::Serial { speed: UsbSpeed::Full }));
+        assert_eq!(read("audio"), Ok(DeviceSpec::Audio { speed: UsbSpeed::Full }));
+        assert_eq!(read("audio,speed=high"), Ok(DeviceSpec::Audio { speed: UsbSpeed::High }));
+        assert_eq!(read("bridge"), Ok(DeviceSpec::Bridge(bridge::BridgeSettings::default())));
+        assert_eq!(read("can,traffic=paper"), Ok(DeviceSpec::Can(can::CanSettings::paper())));
+        let zero = DeviceSpec::Zero { speed: UsbSpeed::Super, fill: SourcePattern::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
-        let usb =
-            |selector, words: &[FollowWord]| What::Usb(UsbSpec { selector, follow: words.iter().copied().collect() });
-        assert_eq!(read("usb:046d:c52b"), Ok(usb(Selector::Ids(0x46d, 0xc52b), &[])));
-        let board = usb(Selector::BusId("1-1".into()), &[FollowWord::Make(0x18d1, 0x9302), FollowWord::Port]);
+        let usb = |selector, words: &[FollowWord]| {
+            DeviceSpec::Usb(UsbSpec { selector, follow: words.iter().copied().collect() })
+        };
+        assert_eq!(read("usb:046d:c52b"), Ok(usb(UsbDeviceSelector::Ids(0x46d, 0xc52b), &[])));
+        let board = usb(UsbDeviceSelector::BusId("1-1".into()), &[FollowWord::Make(0x18d1, 0x9302), FollowWord::Port]);
         assert_eq!(read("usb:1-1,follow=18d1:9302,follow=port"), Ok(board));
-        assert_eq!(read("usb:serial=a,b"), Ok(usb(Selector::Serial("a,b".into()), &[])));
+        assert_eq!(read("usb:serial=a,b"), Ok(usb(UsbDeviceSelector::Serial("a,b".into()), &[])));
         for wrong in [
             "usb",
             "usb:",

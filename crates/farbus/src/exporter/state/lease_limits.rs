@@ -20,8 +20,8 @@ use std::time::Duration;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_io_net::trust::Fingerprint;
 use farbus_model::Instant;
-use farbus_session::Registry;
-use farbus_session::claims::lease::{NOTICE, Party};
+use farbus_session::ExportRegistry;
+use farbus_session::claims::lease::{LeaseHost, NOTICE};
 use farbus_session::claims::shortened;
 
 use crate::common::ordered_mutex::{ALONE, OrderedMutex};
@@ -52,7 +52,7 @@ pub struct SiteLimit {
 }
 
 /// The directory of all sites, as far as limits go.
-pub trait Site: Send + Sync {
+pub trait SiteLimitSource: Send + Sync {
     /// What it says of a host. It does not wait for the directory.
     fn limit_of(&self, host: &Fingerprint) -> SiteLimit;
 }
@@ -61,19 +61,19 @@ pub trait Site: Send + Sync {
 #[derive(Default)]
 pub struct LeaseLimits {
     own: OrderedMutex<LeaseLimit, ALONE>,
-    site: OnceLock<Arc<dyn Site>>,
+    site: OnceLock<Arc<dyn SiteLimitSource>>,
 }
 
 /// The limits of one host at this moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bounds {
+pub struct HostLeaseLimits {
     own: LeaseLimit,
     site: SiteLimit,
 }
 
 /// The limit that a host would exceed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exceeded {
+pub struct ExceededLeaseLimit {
     /// The limit's name, from the table above.
     pub name: &'static str,
     message: String,
@@ -86,21 +86,23 @@ impl LeaseLimits {
     }
 
     /// Asks the directory, too, from now on. Only the first call has an effect.
-    pub fn ask(&self, site: Arc<dyn Site>) {
+    pub fn ask(&self, site: Arc<dyn SiteLimitSource>) {
         let _ = self.site.set(site);
     }
 
     /// The limits of a host. Without a key it is none that leases are granted to.
-    pub fn of(&self, host: Option<&Fingerprint>) -> Bounds {
+    pub fn of(&self, host: Option<&Fingerprint>) -> HostLeaseLimits {
         let own = *self.own.lock().unwrap_or_else(PoisonError::into_inner);
         match host {
-            Some(host) => Bounds { own, site: self.site.get().map(|site| site.limit_of(host)).unwrap_or_default() },
-            None => Bounds::default(),
+            Some(host) => {
+                HostLeaseLimits { own, site: self.site.get().map(|site| site.limit_of(host)).unwrap_or_default() }
+            }
+            None => HostLeaseLimits::default(),
         }
     }
 }
 
-impl Bounds {
+impl HostLeaseLimits {
     /// How long a host keeps a device at most that a host of a higher priority is to have.
     pub fn preempt_notice(&self) -> Duration {
         self.own.notice.unwrap_or(NOTICE)
@@ -110,12 +112,12 @@ impl Bounds {
     ///
     /// # Errors
     /// The limit that it has reached.
-    pub fn check_devices(&self, held: usize) -> Result<(), Exceeded> {
+    pub fn check_devices(&self, held: usize) -> Result<(), ExceededLeaseLimit> {
         let is_reached = |most: Option<u32>, held: usize| most.is_some_and(|most| held >= most as usize);
         if is_reached(self.own.devices, held) {
             let most = self.own.devices.unwrap_or_default();
             let message = format!("this host has {held} devices here, and may have {most}{RELEASE}");
-            return Err(Exceeded { name: "peer_leases", message });
+            return Err(ExceededLeaseLimit { name: "peer_leases", message });
         }
         let all = held.saturating_add(self.site.elsewhere);
         if is_reached(self.site.limit.devices, all) {
@@ -125,7 +127,7 @@ impl Bounds {
                 self.site.elsewhere,
                 self.written_by(),
             );
-            return Err(Exceeded { name: "directory_devices", message });
+            return Err(ExceededLeaseLimit { name: "directory_devices", message });
         }
         Ok(())
     }
@@ -134,12 +136,12 @@ impl Bounds {
     ///
     /// # Errors
     /// The limit that is shorter.
-    pub fn check_span(&self, span: Duration) -> Result<(), Exceeded> {
+    pub fn check_span(&self, span: Duration) -> Result<(), ExceededLeaseLimit> {
         let is_beyond = |most: &Duration| span > *most;
         if let Some(most) = self.own.span.filter(is_beyond) {
             let message =
                 format!("a lease here is for {} s at most\n  ask for less: --for {}s", most.as_secs(), most.as_secs());
-            return Err(Exceeded { name: "lease_span", message });
+            return Err(ExceededLeaseLimit { name: "lease_span", message });
         }
         if let Some(most) = self.site.limit.span.filter(is_beyond) {
             let most = most.as_secs();
@@ -147,7 +149,7 @@ impl Bounds {
             let message = format!(
                 "a lease of this host is for {most} s at most by the directory{by}\n  ask for less: --for {most}s"
             );
-            return Err(Exceeded { name: "directory_span", message });
+            return Err(ExceededLeaseLimit { name: "directory_span", message });
         }
         Ok(())
     }
@@ -163,7 +165,7 @@ impl Bounds {
 /// What to do about too many devices.
 const RELEASE: &str = "\n  give one back: farbus lease release, farbus detach; see: farbus directory limit";
 
-impl Exceeded {
+impl ExceededLeaseLimit {
     /// The failure, which names the limit.
     pub fn report(self) -> FailureReport {
         let limit = Some(self.name.to_owned());
@@ -171,17 +173,17 @@ impl Exceeded {
     }
 }
 
-impl fmt::Display for Exceeded {
+impl fmt::Display for ExceededLeaseLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
 /// How many devices other than `but` a host has here, leased or in use.
-pub fn held_by(registry: &Registry, who: &Party, but: &str, now: Instant) -> usize {
-    let has = |entry: &farbus_session::registry::Entry<'_>| {
+pub fn held_by(registry: &ExportRegistry, who: &LeaseHost, but: &str, now: Instant) -> usize {
+    let has = |entry: &farbus_session::registry::ExportEntry<'_>| {
         let is_lessee = entry.claims.lease(now).is_some_and(|lease| lease.who == *who);
-        is_lessee || entry.claims.holders().iter().any(|holder| Party::of(&holder.who) == *who)
+        is_lessee || entry.claims.holders().iter().any(|holder| LeaseHost::of(&holder.who) == *who)
     };
     registry.entries().filter(|entry| entry.record.bus_id != but && has(entry)).count()
 }
@@ -190,22 +192,26 @@ pub fn held_by(registry: &Registry, who: &Party, but: &str, now: Instant) -> usi
 mod tests {
     use super::*;
 
-    fn bounds(own: (Option<u32>, Option<u64>), site: (Option<u32>, Option<u64>), elsewhere: usize) -> Bounds {
+    fn bounds(own: (Option<u32>, Option<u64>), site: (Option<u32>, Option<u64>), elsewhere: usize) -> HostLeaseLimits {
         let limit = |(devices, span): (Option<u32>, Option<u64>)| LeaseLimit {
             devices,
             span: span.map(Duration::from_secs),
             notice: None,
         };
-        Bounds { own: limit(own), site: SiteLimit { limit: limit(site), elsewhere, by: "desk\u{1b}[2J".into() } }
+        HostLeaseLimits {
+            own: limit(own),
+            site: SiteLimit { limit: limit(site), elsewhere, by: "desk\u{1b}[2J".into() },
+        }
     }
 
     #[test]
     fn limit_that_is_reached_is_named_and_the_nearer_one_counts() {
-        let name = |bounds: &Bounds, held| bounds.check_devices(held).map_err(|exceeded| exceeded.name);
+        let name = |bounds: &HostLeaseLimits, held| bounds.check_devices(held).map_err(|exceeded| exceeded.name);
         let both = bounds((Some(3), Some(3600)), (Some(4), Some(60)), 2);
         assert_eq!((name(&both, 1), name(&both, 2)), (Ok(()), Err("directory_devices")));
         assert_eq!(name(&both, 3), Err("peer_leases"));
-        let span = |bounds: &Bounds, s| bounds.check_span(Duration::from_secs(s)).map_err(|exceeded| exceeded.name);
+        let span =
+            |bounds: &HostLeaseLimits, s| bounds.check_span(Duration::from_secs(s)).map_err(|exceeded| exceeded.name);
         assert_eq!(
             (span(&both, 60), span(&both, 61), span(&both, 3601)),
             (Ok(()), Err("directory_span"), Err("lease_span"))

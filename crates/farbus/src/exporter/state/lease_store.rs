@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use farbus_io_net::link::{since_boot, unix_ms};
 use farbus_io_net::store::boot_number;
-use farbus_io_net::trust::{DeviceId, Folder, KnownLease, StoredBooking, StoredLease};
+use farbus_io_net::trust::{DeviceId, HostFolder, KnownLease, StoredBooking, StoredLease};
 use farbus_model::Instant;
-use farbus_session::claims::bookings::{Booking, Bookings};
-use farbus_session::claims::lease::{Lease, Party};
+use farbus_session::claims::bookings::{Booking, BookingCalendar};
+use farbus_session::claims::lease::{Lease, LeaseHost};
 
 use crate::broker::SystemAccess;
 
 /// Where the leases of devices with a lasting identity are kept. Without a folder they end with the process.
 #[derive(Debug, Default)]
 pub struct LeaseStore {
-    folder: OnceLock<Folder>,
+    folder: OnceLock<HostFolder>,
     /// Who writes in that folder: this process, unless somebody else is named.
     system: OnceLock<SystemAccess>,
     /// Counts that are being reserved for who uses a device next. One that nobody fetches is a number left out.
@@ -31,7 +31,7 @@ const AHEAD_MAX: usize = 1024;
 
 impl LeaseStore {
     /// Keeps leases in this folder from now on. Returns whether they were kept nowhere before.
-    pub fn keep_in(&self, folder: Folder) -> bool {
+    pub fn keep_in(&self, folder: HostFolder) -> bool {
         self.folder.set(folder).is_ok()
     }
 
@@ -42,12 +42,12 @@ impl LeaseStore {
     }
 
     /// Where leases are kept; `None` if nothing is kept.
-    pub fn folder(&self) -> Option<&Folder> {
+    pub fn folder(&self) -> Option<&HostFolder> {
         self.folder.get()
     }
 
     /// Who writes, and where; `None` if nothing is kept.
-    fn writer(&self) -> Option<(SystemAccess, Folder)> {
+    fn writer(&self) -> Option<(SystemAccess, HostFolder)> {
         Some((self.system.get().cloned().unwrap_or_default(), self.folder.get()?.clone()))
     }
 
@@ -80,7 +80,8 @@ impl LeaseStore {
         if let Some(count) = ahead.filter(|count| *count > latest) {
             return Ok(Some(count));
         }
-        let reserve = |(system, folder): (SystemAccess, Folder)| system.reserve_lease(&folder, device, latest, above);
+        let reserve =
+            |(system, folder): (SystemAccess, HostFolder)| system.reserve_lease(&folder, device, latest, above);
         self.writer().map(reserve).transpose()
     }
 
@@ -97,7 +98,7 @@ impl LeaseStore {
     ///
     /// # Errors
     /// It cannot be stored.
-    pub fn keep_bookings(&self, device: DeviceId, bookings: &Bookings) -> io::Result<()> {
+    pub fn keep_bookings(&self, device: DeviceId, bookings: &BookingCalendar) -> io::Result<()> {
         let Some((system, folder)) = self.writer() else { return Ok(()) };
         let stored = |booking: &Booking| StoredBooking {
             host: booking.who.name().to_owned(),
@@ -112,16 +113,16 @@ impl LeaseStore {
     ///
     /// # Errors
     /// It cannot be stored.
-    pub fn load(&self, device: DeviceId, now: Instant) -> io::Result<(u64, Option<Lease>, Bookings)> {
-        let Some(folder) = self.folder.get() else { return Ok((0, None, Bookings::default())) };
+    pub fn load(&self, device: DeviceId, now: Instant) -> io::Result<(u64, Option<Lease>, BookingCalendar)> {
+        let Some(folder) = self.folder.get() else { return Ok((0, None, BookingCalendar::default())) };
         let known = KnownLease::load(folder, device).map_err(io::Error::other)?;
         let booking = |stored: StoredBooking| Booking {
-            who: Party::paired(&stored.host),
+            who: LeaseHost::paired(&stored.host),
             from_ms: stored.from_unix_ms,
             span: Duration::from_millis(stored.span_ms),
             reason: stored.reason,
         };
-        let bookings = Bookings::restore(known.bookings.into_iter().map(booking).collect());
+        let bookings = BookingCalendar::restore(known.bookings.into_iter().map(booking).collect());
         Ok((known.reserved, known.lease.map(|lease| restored(lease, now)), bookings))
     }
 }
@@ -153,7 +154,7 @@ fn restored(stored: StoredLease, now: Instant) -> Lease {
     let left_ms = left_ms.min(span_ms);
     let used_ns = (span_ms - left_ms).saturating_mul(1_000_000);
     Lease {
-        who: Party::paired(&stored.host),
+        who: LeaseHost::paired(&stored.host),
         // The clock of this process began with the process; a moment before that is its beginning.
         since: Instant::from_nanos(now.as_nanos().saturating_sub(used_ns)),
         until: now + Duration::from_millis(left_ms),
@@ -176,7 +177,7 @@ mod tests {
 
     fn lease() -> Lease {
         Lease {
-            who: Party::paired("desk"),
+            who: LeaseHost::paired("desk"),
             since: at_s(100),
             until: at_s(700),
             priority: 2,
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn count_that_was_reserved_ahead_is_stored_before_it_is_given_and_given_once() {
-        let folder = Folder::at(std::env::temp_dir().join(format!("farbus-ahead-{}", std::process::id())));
+        let folder = HostFolder::at(std::env::temp_dir().join(format!("farbus-ahead-{}", std::process::id())));
         let (store, device) = (LeaseStore::default(), random_device_id());
         store.reserve_ahead(device, 0, 5);
         assert_eq!(store.reserve(device, 0, 5).unwrap(), None, "nothing is kept, ahead or not");

@@ -7,20 +7,22 @@ use std::thread;
 use std::time::{Duration, Instant as Moment};
 
 use farbus_control::reservation::{BusStatus, ReservationStatus};
-use farbus_io_net::link::{Link, Progress};
+use farbus_io_net::link::{Link, TcpSendProgress};
 use farbus_model::{EpAddr, Instant};
-use farbus_realtime::vcpu::{Overload, Reserve};
-use farbus_session::reserve::congestion::{Conclusion, Congestion, Sample};
-use farbus_session::reserve::ledger::Path;
+use farbus_realtime::vcpu::{VcpuOverload, VcpuReserve};
+use farbus_session::reserve::congestion::{LinkSample, PathConclusion, PathCongestion};
+use farbus_session::reserve::ledger::MeasuredPath;
 use farbus_session::reserve::{
-    Asked, Carrier, Cost, Criticality, Lack, Ledger, News, Refusal, Reservation, ReservationReport, State, Suspension,
+    DeviceBusProfile, HostReservationLedger, LedgerRequest, ReservationChange, ReservationCriticality,
+    ReservationDenial, ReservationReport, ReservationState, ReservationTerms, ScarceResource, ServingCost,
+    SuspensionSwitch,
 };
-use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_session::snapshot::{self, FieldReader, SnapshotWriter};
 
 use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
 use crate::devices::bus_status::bus_statuses;
 use crate::devices::reservation::reservation_status;
-use crate::exporter::session::thread_time::Reserved;
+use crate::exporter::session::thread_time::SessionReservation;
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 13;
@@ -31,39 +33,41 @@ const PATH_BITS_PER_S_MAX: u64 = 10_000_000_000;
 const SEGMENT_BYTES: u64 = 1448;
 const SEGMENT_HEAD_BYTES: u64 = 52;
 
-/// All reservations of this exporter. Methods that change one return [`News`] for the devices that it concerns.
-pub struct Reservations {
-    inner: OrderedMutex<Inner, 3>,
+/// All reservations of this exporter. Methods that change one return [`ReservationChange`] for the devices that it concerns.
+pub struct ExporterReservations {
+    inner: OrderedMutex<ExporterReservationsInner, 3>,
 }
 
-struct Inner {
-    ledger: Ledger,
+struct ExporterReservationsInner {
+    ledger: HostReservationLedger,
     /// The owner's reservations by device, which hold while no importer has made another.
-    owned: BTreeMap<String, Reservation>,
-    suspensions: BTreeMap<String, Suspension>,
-    paths: BTreeMap<String, Congestion>,
+    owned: BTreeMap<String, ReservationTerms>,
+    suspensions: BTreeMap<String, SuspensionSwitch>,
+    paths: BTreeMap<String, PathCongestion>,
     /// The known rate of each path before a higher one was tried, bits a second.
     proved: BTreeMap<String, u64>,
     /// The highest rate of each path that was measured before a device was opened, bits a second.
     measured: BTreeMap<String, u64>,
 }
 
-impl Default for Reservations {
+impl Default for ExporterReservations {
     fn default() -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        let ledger = Ledger::new(processors, measured_cost());
+        let ledger = HostReservationLedger::new(processors, measured_cost());
         let (owned, suspensions) = (BTreeMap::new(), BTreeMap::new());
         let (paths, proved, measured) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { inner: OrderedMutex::new(Inner { ledger, owned, suspensions, paths, proved, measured }) }
+        Self {
+            inner: OrderedMutex::new(ExporterReservationsInner { ledger, owned, suspensions, paths, proved, measured }),
+        }
     }
 }
 
 /// Measures what a turn and a KiB cost this machine, with a pair of sockets. The shortest of several tries counts,
 /// because other programs disturb the rest.
-fn measured_cost() -> Cost {
+fn measured_cost() -> ServingCost {
     const TRIES: u32 = 32;
     const KIB: usize = 32;
-    let try_all = || -> std::io::Result<Cost> {
+    let try_all = || -> std::io::Result<ServingCost> {
         let (link, other) = Link::pair("ourselves")?;
         let other = std::os::unix::net::UnixStream::from(other);
         // Bytes that do not fit the socket's buffer never arrive.
@@ -79,22 +83,27 @@ fn measured_cost() -> Cost {
             }
         }
         // The second turn stands for the protocol's own work.
-        Ok(Cost { turn_ns: 2 * turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
+        Ok(ServingCost { turn_ns: 2 * turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
     };
-    try_all().unwrap_or(Cost { turn_ns: 50_000, kib_ns: 2_000 })
+    try_all().unwrap_or(ServingCost { turn_ns: 50_000, kib_ns: 2_000 })
 }
 
-impl Reservations {
+impl ExporterReservations {
     #[track_caller]
-    fn inner(&self) -> OrderedGuard<'_, Inner, 3> {
+    fn inner(&self) -> OrderedGuard<'_, ExporterReservationsInner, 3> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the owner's reservation for every user of a device.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn own(&self, device: &str, carrier: &Carrier, reservation: Reservation) -> Result<Vec<News>, Refusal> {
+    /// [`ReservationDenial`].
+    pub fn own(
+        &self,
+        device: &str,
+        carrier: &DeviceBusProfile,
+        reservation: ReservationTerms,
+    ) -> Result<Vec<ReservationChange>, ReservationDenial> {
         let mut inner = self.inner();
         let news = inner.admit(device, carrier, reservation.clone(), None)?;
         inner.owned.insert(device.to_owned(), reservation);
@@ -104,14 +113,14 @@ impl Reservations {
     /// Makes an importer's reservation for a device that it is about to use, over a path that was measured.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`ReservationDenial`].
     pub fn admit(
         &self,
         device: &str,
-        carrier: &Carrier,
-        reservation: Reservation,
-        (path, measured): (&str, Path),
-    ) -> Result<(ReservationReport, Vec<News>), Refusal> {
+        carrier: &DeviceBusProfile,
+        reservation: ReservationTerms,
+        (path, measured): (&str, MeasuredPath),
+    ) -> Result<(ReservationReport, Vec<ReservationChange>), ReservationDenial> {
         let mut inner = self.inner();
         let known = inner.ledger.path(path).unwrap_or_default();
         let measured = credible(measured);
@@ -123,7 +132,7 @@ impl Reservations {
         };
         let most = inner.measured.entry(path.to_owned()).or_default();
         *most = (*most).max(measured.bits_per_s);
-        let mut news = inner.ledger.note_path(path, Path { bits_per_s, round_trip_ns });
+        let mut news = inner.ledger.note_path(path, MeasuredPath { bits_per_s, round_trip_ns });
         news.extend(inner.admit(device, carrier, reservation, Some(path))?);
         let report = inner.ledger.report(device).expect("it was admitted just now");
         inner.close_gates(&news);
@@ -131,7 +140,12 @@ impl Reservations {
     }
 
     /// Makes the reservation again that the process before this one had for a device.
-    pub fn admit_again(&self, device: &str, carrier: &Carrier, path: &str) -> Result<Vec<News>, Refusal> {
+    pub fn admit_again(
+        &self,
+        device: &str,
+        carrier: &DeviceBusProfile,
+        path: &str,
+    ) -> Result<Vec<ReservationChange>, ReservationDenial> {
         let mut inner = self.inner();
         let Some(reservation) = inner.ledger.expected(device).cloned() else { return Ok(Vec::new()) };
         inner.admit(device, carrier, reservation, Some(path))
@@ -140,8 +154,8 @@ impl Reservations {
     /// Moves a device's reservation to the path of its successor.
     ///
     /// # Errors
-    /// [`Refusal`]: the path does not carry the reservation, which stays where it was.
-    pub fn move_to(&self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
+    /// [`ReservationDenial`]: the path does not carry the reservation, which stays where it was.
+    pub fn move_to(&self, device: &str, path: &str) -> Result<Vec<ReservationChange>, ReservationDenial> {
         let mut inner = self.inner();
         let news = inner.ledger.move_to(device, path)?;
         inner.forget_link(device);
@@ -150,7 +164,7 @@ impl Reservations {
     }
 
     /// Extends the owner's reservation to the path of a user that made none.
-    pub fn cover(&self, device: &str, carrier: Option<&Carrier>, path: &str) -> Vec<News> {
+    pub fn cover(&self, device: &str, carrier: Option<&DeviceBusProfile>, path: &str) -> Vec<ReservationChange> {
         let mut inner = self.inner();
         let Some(owned) = inner.owned.get(device).cloned() else { return Vec::new() };
         let is_his = inner.ledger.lines().any(|line| line.device == device && line.path.is_none());
@@ -165,17 +179,17 @@ impl Reservations {
     }
 
     /// The reservation of a device, if it has one.
-    pub fn reservation(&self, device: &str) -> Option<Reservation> {
+    pub fn reservation(&self, device: &str) -> Option<ReservationTerms> {
         self.inner().ledger.reservation(device).cloned()
     }
 
     /// The suspension of a device; `None` if the device is never suspended.
-    pub fn gate_of(&self, device: &str) -> Option<Suspension> {
+    pub fn gate_of(&self, device: &str) -> Option<SuspensionSwitch> {
         self.inner().suspensions.get(device).cloned()
     }
 
     /// Ends the use of a device by its importer. The owner's reservation holds again.
-    pub fn release(&self, device: &str, carrier: Option<&Carrier>) -> Vec<News> {
+    pub fn release(&self, device: &str, carrier: Option<&DeviceBusProfile>) -> Vec<ReservationChange> {
         let mut inner = self.inner();
         inner.forget_link(device);
         inner.suspensions.remove(device);
@@ -194,13 +208,13 @@ impl Reservations {
     }
 
     /// Removes all reservations of a device that is no longer shared.
-    pub fn disown(&self, device: &str) -> Vec<News> {
+    pub fn disown(&self, device: &str) -> Vec<ReservationChange> {
         self.inner().owned.remove(device);
         self.release(device, None)
     }
 
     /// The suspension of a device and the endpoints that it stops; `None` if the device is never suspended.
-    pub fn suspension(&self, device: &str, carrier: &Carrier) -> Option<(Suspension, Vec<EpAddr>)> {
+    pub fn suspension(&self, device: &str, carrier: &DeviceBusProfile) -> Option<(SuspensionSwitch, Vec<EpAddr>)> {
         let inner = self.inner();
         let suspension = inner.suspensions.get(device)?.clone();
         let endpoints = inner.ledger.claims(device).iter().map(|claim| carrier.address(claim)).collect();
@@ -218,10 +232,10 @@ impl Reservations {
     }
 
     /// The reservation of a device, as the session that serves it needs it.
-    pub fn reserved(&self, device: &str) -> Option<Reserved> {
+    pub fn reserved(&self, device: &str) -> Option<SessionReservation> {
         let inner = self.inner();
         let mut lines = inner.ledger.lines();
-        lines.find(|line| line.device == device).map(|line| Reserved {
+        lines.find(|line| line.device == device).map(|line| SessionReservation {
             report: line.report,
             thread: line.processor.map(|(_, reserve)| reserve),
             wants_thread: line.reservation.wants_thread,
@@ -244,8 +258,12 @@ impl Reservations {
     /// checked against what is left. Returns the processors.
     ///
     /// # Errors
-    /// [`Overload`]: nothing has changed.
-    pub fn enter_threads(&self, owner: &str, reserves: &[Reserve]) -> Result<(Vec<usize>, Vec<News>), Overload> {
+    /// [`VcpuOverload`]: nothing has changed.
+    pub fn enter_threads(
+        &self,
+        owner: &str,
+        reserves: &[VcpuReserve],
+    ) -> Result<(Vec<usize>, Vec<ReservationChange>), VcpuOverload> {
         let mut inner = self.inner();
         let processors = inner.ledger.processors_mut().enter_all(owner, reserves)?;
         let news = inner.ledger.settle_again();
@@ -254,7 +272,7 @@ impl Reservations {
     }
 
     /// Releases the processor time of `owner`.
-    pub fn leave_threads(&self, owner: &str) -> Vec<News> {
+    pub fn leave_threads(&self, owner: &str) -> Vec<ReservationChange> {
         let mut inner = self.inner();
         inner.ledger.processors_mut().leave(owner);
         let news = inner.ledger.settle_again();
@@ -263,19 +281,19 @@ impl Reservations {
     }
 
     /// Takes the progress of a device's link and adapts what its path is assumed to carry.
-    pub fn note_progress(&self, now: Instant, device: &str, progress: Progress) -> Vec<News> {
+    pub fn note_progress(&self, now: Instant, device: &str, progress: TcpSendProgress) -> Vec<ReservationChange> {
         let mut inner = self.inner();
         let Some(path) = inner.ledger.lines().find(|line| line.device == device).and_then(|line| line.path) else {
             return Vec::new();
         };
         let path = path.to_owned();
-        let report = inner.ledger.report(device).filter(|report| report.state == State::Admitted);
+        let report = inner.ledger.report(device).filter(|report| report.state == ReservationState::Admitted);
         let Some(report) = report else {
             inner.forget_link(device);
             return Vec::new();
         };
         let on_link = |bytes: u64| bytes / SEGMENT_BYTES * (SEGMENT_BYTES + SEGMENT_HEAD_BYTES);
-        let sample = Sample {
+        let sample = LinkSample {
             arrived_bytes: on_link(progress.acknowledged_bytes),
             queued_bytes: on_link(progress.queued_bytes),
         };
@@ -284,13 +302,13 @@ impl Reservations {
         let known = inner.ledger.path(&path).unwrap_or_default();
         let bits_per_s = match concluded {
             None => return Vec::new(),
-            Some(Conclusion::Carries(rate)) if known.bits_per_s == 0 || rate < known.bits_per_s => rate,
-            Some(Conclusion::Carries(_)) => return Vec::new(),
-            Some(Conclusion::CarriesNoMore) => match inner.proved.remove(&path) {
+            Some(PathConclusion::Carries(rate)) if known.bits_per_s == 0 || rate < known.bits_per_s => rate,
+            Some(PathConclusion::Carries(_)) => return Vec::new(),
+            Some(PathConclusion::CarriesNoMore) => match inner.proved.remove(&path) {
                 Some(rate) => rate,
                 None => return Vec::new(),
             },
-            Some(Conclusion::MayCarryMore { is_used }) => match inner.room_for_one_more(&path) {
+            Some(PathConclusion::MayCarryMore { is_used }) => match inner.room_for_one_more(&path) {
                 Some(rate) if rate > known.bits_per_s && (is_used || inner.was_measured(&path, rate)) => {
                     inner.proved.insert(path.clone(), known.bits_per_s);
                     rate
@@ -301,11 +319,11 @@ impl Reservations {
                 }
             },
         };
-        let news = inner.ledger.note_path(&path, Path { bits_per_s, ..known });
+        let news = inner.ledger.note_path(&path, MeasuredPath { bits_per_s, ..known });
         tracing::info!(path, bits_per_s, changes = news.len(), "the path to an importer carries something else");
         inner.close_gates(&news);
-        for News { device, report } in &news {
-            if report.state != State::Admitted {
+        for ReservationChange { device, report } in &news {
+            if report.state != ReservationState::Admitted {
                 inner.forget_link(device);
             }
         }
@@ -314,32 +332,32 @@ impl Reservations {
 
     /// Saves all reservations for another process.
     pub fn save(&self) -> Vec<u8> {
-        let mut to = Writer::new(SNAPSHOT_KIND);
+        let mut to = SnapshotWriter::new(SNAPSHOT_KIND);
         self.inner().ledger.save(&mut to);
         to.into_bytes()
     }
 
-    /// Restores the reservations that another process saved. They hold once [`Reservations::admit_again`] is called.
+    /// Restores the reservations that another process saved. They hold once [`ExporterReservations::admit_again`] is called.
     ///
     /// # Errors
     /// The bytes describe no possible reservations.
-    pub fn expect(&self, saved: &[u8]) -> Result<(), farbus_session::Reject> {
-        let mut from: Reader<'_> = snapshot::open(saved, SNAPSHOT_KIND)?;
+    pub fn expect(&self, saved: &[u8]) -> Result<(), farbus_session::ProtocolViolation> {
+        let mut from: FieldReader<'_> = snapshot::open(saved, SNAPSHOT_KIND)?;
         self.inner().ledger.restore(&mut from)?;
         from.end("reservations")
     }
 }
 
-impl Inner {
+impl ExporterReservationsInner {
     fn admit(
         &mut self,
         device: &str,
-        carrier: &Carrier,
-        reservation: Reservation,
+        carrier: &DeviceBusProfile,
+        reservation: ReservationTerms,
         path: Option<&str>,
-    ) -> Result<Vec<News>, Refusal> {
-        let is_low = reservation.criticality == Criticality::Low;
-        let news = self.ledger.admit(Asked { device, carrier, reservation, path })?;
+    ) -> Result<Vec<ReservationChange>, ReservationDenial> {
+        let is_low = reservation.criticality == ReservationCriticality::Low;
+        let news = self.ledger.admit(LedgerRequest { device, carrier, reservation, path })?;
         if is_low {
             self.suspensions.entry(device.to_owned()).or_default();
         } else if let Some(suspension) = self.suspensions.remove(device) {
@@ -347,16 +365,16 @@ impl Inner {
         }
         let state = self.ledger.report(device).map(|report| report.state);
         if let Some(suspension) = self.suspensions.get(device) {
-            suspension.close(state == Some(State::Suspended));
+            suspension.close(state == Some(ReservationState::Suspended));
         }
         self.close_gates(&news);
         Ok(news)
     }
 
-    fn close_gates(&self, news: &[News]) {
-        for News { device, report } in news {
+    fn close_gates(&self, news: &[ReservationChange]) {
+        for ReservationChange { device, report } in news {
             if let Some(suspension) = self.suspensions.get(device) {
-                suspension.close(report.state != State::Admitted);
+                suspension.close(report.state != ReservationState::Admitted);
             }
         }
     }
@@ -378,14 +396,16 @@ impl Inner {
     /// The rate that a path must carry so that the device suspended longest is admitted, bits a second.
     fn room_for_one_more(&self, path: &str) -> Option<u64> {
         let mut its_own = self.ledger.lines().filter(|line| line.path == Some(path));
-        let waiting = its_own.find(|line| line.report.state == State::Suspended && line.report.lack == Lack::Rate)?;
+        let waiting = its_own.find(|line| {
+            line.report.state == ReservationState::Suspended && line.report.lack == ScarceResource::Rate
+        })?;
         Some((self.ledger.path_bits_per_s(path) + waiting.bits_per_s) / 90 * 100 + 1000)
     }
 }
 
 /// A measurement of a path without what it cannot show.
-fn credible(measured: Path) -> Path {
-    Path { bits_per_s: measured.bits_per_s.min(PATH_BITS_PER_S_MAX), ..measured }
+fn credible(measured: MeasuredPath) -> MeasuredPath {
+    MeasuredPath { bits_per_s: measured.bits_per_s.min(PATH_BITS_PER_S_MAX), ..measured }
 }
 
 #[cfg(test)]
@@ -394,14 +414,14 @@ mod tests {
 
     #[test]
     fn train_that_arrives_at_once_shows_10_gigabits_and_no_more() {
-        let path = |bits_per_s| Path { bits_per_s, round_trip_ns: 20_000 };
+        let path = |bits_per_s| MeasuredPath { bits_per_s, round_trip_ns: 20_000 };
         assert_eq!(credible(path(524_288_000_000)), path(10_000_000_000));
         assert_eq!(credible(path(98_674_834)), path(98_674_834));
     }
 
     #[test]
     fn measured_cost_of_a_turn_is_between_0_and_1_ms() {
-        let Cost { turn_ns, kib_ns } = measured_cost();
+        let ServingCost { turn_ns, kib_ns } = measured_cost();
         assert!((1..1_000_000).contains(&turn_ns) && (1..1_000_000).contains(&kib_ns), "{turn_ns} {kib_ns}");
     }
 }

@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::trust::{AuditRecorder, Event as Recorded, Fingerprint, Outcome, Peer};
-use farbus_session::leases::Key;
+use farbus_io_net::trust::{AuditEvent as Recorded, AuditOutcome, AuditRecorder, Fingerprint, Peer};
+use farbus_session::leases::LeaseHostKey;
 
 use crate::common::ordered_mutex::{ALONE, OrderedMutex};
 use crate::exporter::access::local_users::LocalPeers;
-use crate::exporter::access::quota::Visitor;
-use crate::exporter::session::entry::Session;
+use crate::exporter::access::quota::PeerIdentity;
+use crate::exporter::session::entry::SessionEntry;
 use crate::exporter::state::registry::DeviceRegistry;
-use crate::hosts::trust::{Trust, Use};
+use crate::hosts::trust::{AuditedUse, TrustStore};
 
 /// Permissions of visitors. One lock, of the devices that only one host may use; it is held alone.
-pub struct Permissions {
+pub struct DevicePermissions {
     registry: Arc<DeviceRegistry>,
     /// Which users of this machine are served.
     pub local_peers: Arc<LocalPeers>,
@@ -27,7 +27,7 @@ pub struct Permissions {
     /// Who writes the audit log for users that prove no key.
     pub recorder: OnceLock<Arc<dyn AuditRecorder>>,
     /// This host's key and its paired hosts, if it serves them.
-    trust: OnceLock<Trust>,
+    trust: OnceLock<TrustStore>,
 }
 
 /// The only host that may use a device.
@@ -44,16 +44,16 @@ pub enum ExclusiveUse {
 impl ExclusiveUse {
     /// Whether the device is for this visitor. Of this machine's programs, only those of served users count as this
     /// host.
-    fn is_for(self, visitor: Visitor, local_peers: &LocalPeers) -> bool {
+    fn is_for(self, visitor: PeerIdentity, local_peers: &LocalPeers) -> bool {
         match (self, visitor) {
-            (ExclusiveUse::To(key), Visitor::Host(host)) => key == host,
-            (ExclusiveUse::Own, Visitor::User(user) | Visitor::Own(_, user)) => local_peers.serves(user),
+            (ExclusiveUse::To(key), PeerIdentity::Host(host)) => key == host,
+            (ExclusiveUse::Own, PeerIdentity::User(user) | PeerIdentity::Own(_, user)) => local_peers.serves(user),
             _ => false,
         }
     }
 }
 
-impl Permissions {
+impl DevicePermissions {
     /// No device is restricted to one host, and none may be observed.
     pub fn new(registry: Arc<DeviceRegistry>, local_peers: Arc<LocalPeers>) -> Self {
         Self {
@@ -72,13 +72,13 @@ impl Permissions {
     }
 
     /// Whether a device that only one host may use is this visitor's; `None` if the device has no such restriction.
-    pub fn lent_to(&self, visitor: Visitor, device: &str) -> Option<bool> {
+    pub fn lent_to(&self, visitor: PeerIdentity, device: &str) -> Option<bool> {
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).get(device).copied();
         lent.map(|lent| lent.is_for(visitor, &self.local_peers))
     }
 
     /// Sets this host's key and its paired hosts. Only the first call has an effect.
-    pub fn set_trust(&self, trust: Trust) {
+    pub fn set_trust(&self, trust: TrustStore) {
         let _ = self.trust.set(trust);
     }
 
@@ -88,7 +88,7 @@ impl Permissions {
     }
 
     /// The name of the host with this key here, for people.
-    pub fn name_of(&self, key: Key) -> String {
+    pub fn name_of(&self, key: LeaseHostKey) -> String {
         let (Some(key), Some(trust)) = (key.map(Fingerprint::from_bytes), self.trust.get()) else {
             return "a host without a key".to_owned();
         };
@@ -101,17 +101,17 @@ impl Permissions {
 
     /// The key of the session's host, by which a successor is recognized. The programs of this machine's served users
     /// are this host: their user is known from the kernel, so they prove no key. `None` if the peer's host is unknown.
-    pub fn key_of(&self, session: &Session) -> Key {
+    pub fn key_of(&self, session: &SessionEntry) -> LeaseHostKey {
         let is_own = || ExclusiveUse::Own.is_for(session.visitor, &self.local_peers);
         let key = match &session.guest {
             Some(guest) => Some(guest.fingerprint()),
-            None => self.trust.get().map(Trust::fingerprint).filter(|_| is_own()),
+            None => self.trust.get().map(TrustStore::fingerprint).filter(|_| is_own()),
         };
         key.map(|key| *key.as_bytes())
     }
 
     /// Whether a visitor, which is this paired host if `peer` is set, may use a device.
-    pub fn may_use(&self, visitor: Visitor, peer: Option<&Peer>, device: &str) -> bool {
+    pub fn may_use(&self, visitor: PeerIdentity, peer: Option<&Peer>, device: &str) -> bool {
         let registry = &self.registry;
         let may = || peer.is_some_and(|peer| peer.may_use(registry.permitted_as(device), registry.id_of(device)));
         self.lent_to(visitor, device).unwrap_or_else(may)
@@ -128,10 +128,10 @@ impl Permissions {
     }
 
     /// Records in the audit log what the peer of `session` does with a device, or why it may not.
-    pub fn record(&self, session: &Session, use_of: Use, bus_id: &str, allowed: Result<(), &str>) {
+    pub fn record(&self, session: &SessionEntry, use_of: AuditedUse, bus_id: &str, allowed: Result<(), &str>) {
         let device = self.registry.device_name(bus_id);
         let device = device.as_deref().unwrap_or(bus_id);
-        let outcome = if allowed.is_ok() { Outcome::Ok } else { Outcome::Refused };
+        let outcome = if allowed.is_ok() { AuditOutcome::Ok } else { AuditOutcome::Refused };
         publish_use(session, use_of, device, allowed);
         match &session.guest {
             Some(guest) => guest.record(use_of.as_str(), outcome, device, allowed.err()),
@@ -149,12 +149,12 @@ impl Permissions {
 }
 
 /// Publishes a use of a device. The end of a use is published where it is known how it ended.
-fn publish_use(session: &Session, use_of: Use, device: &str, allowed: Result<(), &str>) {
+fn publish_use(session: &SessionEntry, use_of: AuditedUse, device: &str, allowed: Result<(), &str>) {
     let event = match (use_of, allowed) {
         (_, Err(why)) => Event::of(EventKind::Refused, device).why(why),
-        (Use::Attach, Ok(())) => Event::of(EventKind::Used, device),
-        (Use::Observe, Ok(())) => Event::of(EventKind::Observed, device),
-        (Use::Detach, Ok(())) => return,
+        (AuditedUse::Attach, Ok(())) => Event::of(EventKind::Used, device),
+        (AuditedUse::Observe, Ok(())) => Event::of(EventKind::Observed, device),
+        (AuditedUse::Detach, Ok(())) => return,
     };
     publish(event.host(session.peer.as_str()));
 }
@@ -168,10 +168,12 @@ mod tests {
         let peers = LocalPeers::default();
         let us = farbus_io_net::local::runtime_folder::owner();
         let loopback = [127, 0, 0, 1].into();
-        for own in [Visitor::User(us), Visitor::User(0), Visitor::Own(loopback, us)] {
+        for own in [PeerIdentity::User(us), PeerIdentity::User(0), PeerIdentity::Own(loopback, us)] {
             assert!(ExclusiveUse::Own.is_for(own, &peers), "{own:?}");
         }
-        for other in [Visitor::User(us + 4000), Visitor::Own(loopback, us + 4000), Visitor::Address(loopback)] {
+        for other in
+            [PeerIdentity::User(us + 4000), PeerIdentity::Own(loopback, us + 4000), PeerIdentity::Address(loopback)]
+        {
             assert!(!ExclusiveUse::Own.is_for(other, &peers), "{other:?}");
         }
     }

@@ -9,45 +9,45 @@ use std::time::Duration;
 use farbus_control::device::{DeviceStatus, IdentityStatus};
 use farbus_io_net::link::unix_ms;
 use farbus_io_net::trust::DeviceId;
-use farbus_model::{Device, Identity, Instant};
-use farbus_session::claims::bookings::Bookings;
+use farbus_model::{Device, ExportIdentity, Instant};
+use farbus_session::claims::bookings::BookingCalendar;
 use farbus_session::claims::lease::Lease;
-use farbus_session::leases::{DeviceKey, Leases};
-use farbus_session::native::retire::Step;
+use farbus_session::leases::{DeviceKey, DeviceLeases};
+use farbus_session::native::retire::DiskMoveStep;
 use farbus_session::native::{HOLD, control as native};
-use farbus_session::registry::Entry;
-use farbus_session::{OpStatus, Registry};
+use farbus_session::registry::ExportEntry;
+use farbus_session::{ExportRegistry, OpStatus};
 use tracing::{info, warn};
 
 use crate::common::ordered_mutex::{OrderedGuard, OrderedMutex};
 use crate::devices::follow::ANOTHER_IN_PORT;
-use crate::devices::identities::labels::{Label, Labels};
-use crate::devices::retirement::Said;
+use crate::devices::identities::labels::{OfferTraits, OfferTraitsMap};
+use crate::devices::retirement::RetirementStep;
 use crate::devices::retirement::retirement_status;
 use crate::exporter::error::ShareError;
-use crate::exporter::session::entry::Session;
+use crate::exporter::session::entry::SessionEntry;
 use crate::exporter::session::threads::HandoverOutcome;
 use crate::exporter::state::lease_store::LeaseStore;
 use crate::exporter::state::note_book::NoteBook;
-use crate::exporter::state::retirements::Retirements;
+use crate::exporter::state::retirements::DiskRetirements;
 
 /// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller
 /// holds both.
 pub struct DeviceRegistry {
-    registry: OrderedMutex<Registry, 2>,
-    leases: OrderedMutex<Leases<HandedOver>, 2>,
+    registry: OrderedMutex<ExportRegistry, 2>,
+    leases: OrderedMutex<DeviceLeases<HandedOver>, 2>,
     /// How often the identity of a device has changed.
     identity_changes: AtomicU64,
     /// How long a device that was handed over waits for its successor at most, milliseconds.
     successor_time_ms: AtomicU64,
     /// Whether devices have names from their owner, and lasting identities.
-    pub labels: Labels,
+    pub labels: OfferTraitsMap,
     /// What the owner says of devices.
     pub notes: NoteBook,
     /// Where leases are kept that outlive this process.
     pub store: LeaseStore,
     /// Disks that hosts have moved away.
-    pub retirements: Retirements,
+    pub retirements: DiskRetirements,
     /// Whether a thread ends leases in time.
     is_watched: AtomicBool,
 }
@@ -95,16 +95,18 @@ pub struct HandedOver {
     /// The migration state for the successor.
     pub migration_state: Vec<u8>,
     /// The session that handed the device over, and its number: it gets the device back if no successor comes.
-    pub home: (Weak<Session>, u64),
+    pub home: (Weak<SessionEntry>, u64),
 }
 
 impl HandedOver {
     /// Tells the session that handed the device over what became of it.
-    pub fn settle(&self, cause: native::Cause, message: &str) {
+    pub fn settle(&self, cause: native::AttachmentEndCause, message: &str) {
         if let Some(home) = self.home.0.upgrade() {
             // If that session has ended, the outcome is not needed.
-            let _ =
-                home.leave_handover_outcome(HandoverOutcome::Over(native::End { cause, message: message.to_owned() }));
+            let _ = home.leave_handover_outcome(HandoverOutcome::Over(native::AttachmentEndNotice {
+                cause,
+                message: message.to_owned(),
+            }));
         }
     }
 }
@@ -114,13 +116,13 @@ impl Default for DeviceRegistry {
     fn default() -> Self {
         Self {
             registry: OrderedMutex::default(),
-            leases: OrderedMutex::new(Leases::after(unix_ms())),
+            leases: OrderedMutex::new(DeviceLeases::after(unix_ms())),
             identity_changes: AtomicU64::new(0),
             successor_time_ms: AtomicU64::new(HOLD.as_millis() as u64),
-            labels: Labels::default(),
+            labels: OfferTraitsMap::default(),
             notes: NoteBook::default(),
             store: LeaseStore::default(),
-            retirements: Retirements::default(),
+            retirements: DiskRetirements::default(),
             is_watched: AtomicBool::new(false),
         }
     }
@@ -129,18 +131,18 @@ impl Default for DeviceRegistry {
 impl DeviceRegistry {
     /// The registry itself, locked.
     #[track_caller]
-    pub fn lock(&self) -> OrderedGuard<'_, Registry, 2> {
+    pub fn lock(&self) -> OrderedGuard<'_, ExportRegistry, 2> {
         self.registry.lock().expect("no claim panics")
     }
 
     /// The leases, locked.
     #[track_caller]
-    pub fn leases(&self) -> OrderedGuard<'_, Leases<HandedOver>, 2> {
+    pub fn leases(&self) -> OrderedGuard<'_, DeviceLeases<HandedOver>, 2> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the identity of the device `bus_id`. Returns whether the device exists. The caller wakes the sessions.
-    pub fn identify(&self, bus_id: &str, identity: Identity) -> bool {
+    pub fn identify(&self, bus_id: &str, identity: ExportIdentity) -> bool {
         let is_there = self.lock().identify(bus_id, identity);
         self.identity_changes.fetch_add(1, Ordering::AcqRel);
         is_there
@@ -233,15 +235,15 @@ impl DeviceRegistry {
     ///
     /// # Errors
     /// Why that is not noted.
-    pub fn note_step(&self, bus_id: &str, step: Step, by: String, host: String) -> Result<(), String> {
-        if step == Step::Overwrites {
+    pub fn note_step(&self, bus_id: &str, step: DiskMoveStep, by: String, host: String) -> Result<(), String> {
+        if step == DiskMoveStep::Overwrites {
             return Err("that is said before a disk is opened".to_owned());
         }
         let lasting = "the disk has no identity that outlives the process that shares it".to_owned();
         let id = self.stored_as(bus_id).ok_or(lasting)?;
-        let stored = self.retirements.note(id, Said::by(step, by, host))?;
+        let stored = self.retirements.note(id, RetirementStep::by(step, by, host))?;
         match (step, stored) {
-            (Step::Stays, Some(_)) => Err("it was noted as moved away".to_owned()),
+            (DiskMoveStep::Stays, Some(_)) => Err("it was noted as moved away".to_owned()),
             _ => Ok(()),
         }
     }
@@ -255,7 +257,7 @@ impl DeviceRegistry {
         let Some(id) = self.stored_as(bus_id) else { return Ok(false) };
         let is_its = self.retirements.of(id)?.is_some_and(|stored| stored.is_done && stored.by == by);
         if is_its {
-            self.retirements.note(id, Said::Overwrites { by, host })?;
+            self.retirements.note(id, RetirementStep::Overwrites { by, host })?;
         }
         Ok(is_its)
     }
@@ -353,8 +355,8 @@ impl DeviceRegistry {
     ///
     /// # Errors
     /// It cannot be stored.
-    pub fn load_lease(&self, bus_id: &str, now: Instant) -> io::Result<(Option<Lease>, Bookings)> {
-        let Some(id) = self.stored_as(bus_id) else { return Ok((None, Bookings::default())) };
+    pub fn load_lease(&self, bus_id: &str, now: Instant) -> io::Result<(Option<Lease>, BookingCalendar)> {
+        let Some(id) = self.stored_as(bus_id) else { return Ok((None, BookingCalendar::default())) };
         let (reserved, lease, bookings) = self.store.load(id, now)?;
         if reserved > 0 {
             let key = self.key_of(bus_id);
@@ -381,8 +383,8 @@ impl DeviceRegistry {
     }
 
     /// Adds the device's identity, whether its owner named it, and what its owner says of it, to its status.
-    pub fn label(&self, entry: &Entry<'_>, status: &mut DeviceStatus) {
-        let Label { is_named, is_lasting, another } = self.labels.of(&entry.record.bus_id);
+    pub fn label(&self, entry: &ExportEntry<'_>, status: &mut DeviceStatus) {
+        let OfferTraits { is_named, is_lasting, another } = self.labels.of(&entry.record.bus_id);
         status.is_named = is_named;
         if let Some(another) = another {
             if status.user.is_none() {
@@ -399,7 +401,7 @@ impl DeviceRegistry {
     }
 
     /// The answer to an importer that wants a device in use.
-    pub fn busy(&self, bus_id: &str, now: Instant) -> native::End {
+    pub fn busy(&self, bus_id: &str, now: Instant) -> native::AttachmentEndNotice {
         let registry = self.lock();
         let entry = registry.entries().find(|entry| entry.record.bus_id == bus_id);
         let lease = entry.as_ref().and_then(|entry| entry.claims.lease(now));
@@ -417,11 +419,11 @@ impl DeviceRegistry {
             }
             (None, None) => "somebody who waits comes first".to_owned(),
         };
-        native::End { cause: native::Cause::Busy, message }
+        native::AttachmentEndNotice { cause: native::AttachmentEndCause::Busy, message }
     }
 
     /// The answer to the importer `who`, which wants a device that is in use, or from which its owner keeps it out.
-    pub fn busy_for(&self, bus_id: &str, who: &str, now: Instant) -> native::End {
+    pub fn busy_for(&self, bus_id: &str, who: &str, now: Instant) -> native::AttachmentEndNotice {
         let kept_out = {
             let registry = self.lock();
             let entry = registry.entries().find(|entry| entry.record.bus_id == bus_id && entry.holder.is_none());
@@ -429,17 +431,23 @@ impl DeviceRegistry {
         };
         let Some(span) = kept_out else { return self.busy(bus_id, now) };
         let message = format!("its owner keeps this host out for another {} s", span.as_secs_f64().ceil());
-        native::End { cause: native::Cause::Refused, message }
+        native::AttachmentEndNotice { cause: native::AttachmentEndCause::Refused, message }
     }
 
     /// The answer to the importer `who`, which could not claim a device.
-    pub fn why_not_claimed(&self, bus_id: &str, who: &str, status: OpStatus, now: Instant) -> native::End {
+    pub fn why_not_claimed(
+        &self,
+        bus_id: &str,
+        who: &str,
+        status: OpStatus,
+        now: Instant,
+    ) -> native::AttachmentEndNotice {
         let cause = match status {
             OpStatus::Busy => return self.busy_for(bus_id, who, now),
-            OpStatus::NoDevice => native::Cause::Gone,
-            OpStatus::DeviceError => native::Cause::Device,
-            _ => native::Cause::Refused,
+            OpStatus::NoDevice => native::AttachmentEndCause::Gone,
+            OpStatus::DeviceError => native::AttachmentEndCause::Device,
+            _ => native::AttachmentEndCause::Refused,
         };
-        native::End { cause, message: status.to_string() }
+        native::AttachmentEndNotice { cause, message: status.to_string() }
     }
 }

@@ -5,18 +5,18 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use farbus_io_net::trust::{DeviceId, Retirement};
+use farbus_io_net::trust::{DeviceId, DiskRetirement};
 
 use crate::broker::SystemAccess;
-use crate::devices::retirement::Said;
+use crate::devices::retirement::RetirementStep;
 
-/// What is stored of moved disks. Before [`Retirements::ask_through`], nothing is.
+/// What is stored of moved disks. Before [`DiskRetirements::ask_through`], nothing is.
 #[derive(Debug, Default)]
-pub struct Retirements {
+pub struct DiskRetirements {
     system: Mutex<Option<SystemAccess>>,
 }
 
-impl Retirements {
+impl DiskRetirements {
     /// Reads and writes what is stored in this way from now on.
     pub fn ask_through(&self, system: SystemAccess) {
         *self.system.lock().unwrap_or_else(PoisonError::into_inner) = Some(system);
@@ -30,7 +30,7 @@ impl Retirements {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn of(&self, device: DeviceId) -> Result<Option<Retirement>, String> {
+    pub fn of(&self, device: DeviceId) -> Result<Option<DiskRetirement>, String> {
         let Some(system) = self.system() else { return Ok(None) };
         system.retirement(device, None).map_err(|error| error.to_string())
     }
@@ -39,7 +39,7 @@ impl Retirements {
     ///
     /// # Errors
     /// It cannot be noted.
-    pub fn note(&self, device: DeviceId, said: Said) -> Result<Option<Retirement>, String> {
+    pub fn note(&self, device: DeviceId, said: RetirementStep) -> Result<Option<DiskRetirement>, String> {
         let system = self.system().ok_or("this process keeps nothing about its disks")?;
         system.retirement(device, Some(said)).map_err(|error| error.to_string())
     }

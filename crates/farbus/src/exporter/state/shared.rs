@@ -6,10 +6,10 @@
 //! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases. 3: the labels |
 //! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
 //! | [`DeviceReservations`] | reservations, and who may reserve | 3: the ledger; who may; the buses |
-//! | [`Permissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
+//! | [`DevicePermissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
 //! | [`LeaseLimits`] | what each host may have at a time | the configured ones |
-//! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two for the predecessor |
-//! | [`Serving`] | what every connection is served with | modules; the trace |
+//! | [`ExporterListenerSet`], [`NativeSessions`], [`PredecessorSessions`], [`ExportSwaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two for the predecessor |
+//! | [`ConnectionContext`] | what every connection is served with | modules; the trace |
 //!
 //! # The order of locks
 //!
@@ -27,23 +27,23 @@
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use farbus_io_net::link::Clock;
+use farbus_io_net::link::BoottimeClock;
 use farbus_io_net::trust::Fingerprint;
-use farbus_model::Limits;
-use farbus_session::native::Allowed;
+use farbus_model::SessionLimits;
+use farbus_session::native::AllowedModules;
 
 use crate::common::ordered_mutex::{ALONE, OrderedMutex};
-use crate::exporter::access::listener::Addresses;
+use crate::exporter::access::listener::ExporterListenerSet;
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::session::table::SessionTable;
-use crate::exporter::session::threads::Sessions;
+use crate::exporter::session::threads::NativeSessions;
 use crate::exporter::state::lease_limits::LeaseLimits;
-use crate::exporter::state::permissions::Permissions;
-use crate::exporter::state::predecessor::Predecessor;
+use crate::exporter::state::permissions::DevicePermissions;
+use crate::exporter::state::predecessor::PredecessorSessions;
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::exporter::state::reservations::DeviceReservations;
 use crate::exporter::state::trace::TraceWriter;
-use crate::exporter::swap::Swaps;
+use crate::exporter::swap::ExportSwaps;
 use crate::link::modules::allowed;
 
 /// The stack of a session's thread: its frames are shallow, its buffers are on the heap.
@@ -52,33 +52,33 @@ pub const STACK_BYTES: usize = 256 << 10;
 /// The exporter's objects. Files beside this folder say what they do together: `connections` serves connections,
 /// `opening` opens devices for sessions, `owner` does what the owner of this process asks for, and `restart` continues
 /// sessions of another process.
-pub struct Shared {
+pub struct ExporterState {
     pub(crate) registry: Arc<DeviceRegistry>,
     pub(crate) sessions: Arc<SessionTable>,
-    pub(crate) permissions: Permissions,
+    pub(crate) permissions: DevicePermissions,
     pub(crate) reservations: Arc<DeviceReservations>,
     pub(crate) lease_limits: LeaseLimits,
-    pub(crate) listeners: Addresses,
+    pub(crate) listeners: ExporterListenerSet,
     /// Sessions of farbus's own protocol.
-    pub native: Sessions,
-    pub(crate) predecessor: Predecessor<Shared>,
-    pub(crate) swaps: Swaps,
-    pub(crate) serving: Serving,
+    pub native: NativeSessions,
+    pub(crate) predecessor: PredecessorSessions<ExporterState>,
+    pub(crate) swaps: ExportSwaps,
+    pub(crate) serving: ConnectionContext,
 }
 
 /// What every connection is served with.
-pub struct Serving {
-    pub(crate) clock: Clock,
-    pub(crate) limits: Limits,
+pub struct ConnectionContext {
+    pub(crate) clock: BoottimeClock,
+    pub(crate) limits: SessionLimits,
     /// The modules that importers may ask for; if none were set, those that need nothing of this host.
-    modules: OrderedMutex<Option<Arc<Allowed>>, ALONE>,
+    modules: OrderedMutex<Option<Arc<AllowedModules>>, ALONE>,
     /// Answers the questions of neighbouring hosts about links between hosts.
-    pub neighbourhood: OnceLock<Arc<dyn Neighbourhood>>,
+    pub neighbourhood: OnceLock<Arc<dyn NeighbourResponder>>,
     pub(crate) trace: TraceWriter,
 }
 
 /// Answers the hosts that this one is linked with about the links between hosts.
-pub trait Neighbourhood: Send + Sync {
+pub trait NeighbourResponder: Send + Sync {
     /// Returns the answer to what `host` said.
     ///
     /// # Errors
@@ -86,22 +86,22 @@ pub trait Neighbourhood: Send + Sync {
     fn hear(&self, host: Fingerprint, said: &str) -> Result<String, String>;
 }
 
-impl Shared {
-    pub(crate) fn new(limits: Limits) -> Self {
-        let clock = Clock::start();
+impl ExporterState {
+    pub(crate) fn new(limits: SessionLimits) -> Self {
+        let clock = BoottimeClock::start();
         let (registry, sessions) = (Arc::<DeviceRegistry>::default(), Arc::new(SessionTable::new(clock)));
         let local_peers = Arc::<LocalPeers>::default();
         Self {
-            permissions: Permissions::new(Arc::clone(&registry), Arc::clone(&local_peers)),
+            permissions: DevicePermissions::new(Arc::clone(&registry), Arc::clone(&local_peers)),
             reservations: Arc::new(DeviceReservations::new(Arc::clone(&registry), Arc::clone(&sessions), local_peers)),
             registry,
             sessions,
             lease_limits: LeaseLimits::default(),
-            listeners: Addresses::default(),
-            native: Sessions::default(),
-            predecessor: Predecessor::default(),
-            swaps: Swaps::default(),
-            serving: Serving {
+            listeners: ExporterListenerSet::default(),
+            native: NativeSessions::default(),
+            predecessor: PredecessorSessions::default(),
+            swaps: ExportSwaps::default(),
+            serving: ConnectionContext {
                 clock,
                 limits,
                 modules: OrderedMutex::default(),
@@ -112,9 +112,9 @@ impl Shared {
     }
 }
 
-impl Serving {
+impl ConnectionContext {
     /// The modules that importers may ask for.
-    pub fn modules(&self) -> Option<Arc<Allowed>> {
+    pub fn modules(&self) -> Option<Arc<AllowedModules>> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if modules.is_none() {
             *modules = allowed(&[]).ok();
@@ -123,7 +123,7 @@ impl Serving {
     }
 
     /// Sets the modules that importers may ask for.
-    pub fn allow_modules(&self, modules: Arc<Allowed>) {
+    pub fn allow_modules(&self, modules: Arc<AllowedModules>) {
         *self.modules.lock().unwrap_or_else(PoisonError::into_inner) = Some(modules);
     }
 }

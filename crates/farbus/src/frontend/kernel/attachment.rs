@@ -13,34 +13,35 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use farbus_io_linux::sys::vhci::Port;
-use farbus_io_net::link::{Interest, Link, wait_exactly};
-use farbus_io_net::saving::{SaveRequester, Saved, Verdict};
-use farbus_io_net::trust::Traffic;
-use farbus_model::{Device, Speed};
-use farbus_session::Reject;
-use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_io_linux::sys::vhci::VhciPort;
+use farbus_io_net::link::{Link, PollInterest, wait_exactly};
+use farbus_io_net::saving::{SaveDecision, SaveRequester, SavedAttachment};
+use farbus_io_net::trust::LinkTraffic;
+use farbus_model::{Device, UsbSpeed};
+use farbus_session::ProtocolViolation;
+use farbus_session::snapshot::{self, FieldReader, SnapshotWriter};
 use tracing::warn;
 
 use crate::broker::SystemAccess;
-use crate::frontend::drivers::Drivers;
+use crate::frontend::drivers::PortDriverLookup;
 use crate::frontend::kernel::device_relay::DeviceRelay;
-use crate::frontend::kernel::relay_loop::{KERNEL, Relayed, Relaying, Stop};
+use crate::frontend::kernel::relay_loop::{KERNEL, KernelRelay, RelayFacts, RelayStopCause};
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::usb_swap::{SwapUsb, UsbSwap};
 use crate::frontend::{
-    Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
+    AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction, FrontEnd,
+    FrontEndPreparation, FrontEndRequirement, RestoredAttachment, StopSignal,
 };
-use crate::importer::client::{Client, ClientError, GRACE, Target, local};
-use crate::link::meters::Meters;
+use crate::importer::client::{ClientError, DeviceTarget, GRACE, ImporterClient, local};
+use crate::link::meters::EngineMeters;
 
 /// Kind of the snapshots of a device in a session.
 const SNAPSHOT_KIND: u16 = 1;
 
 /// `--via kernel`: the device itself.
-pub struct Kernel;
+pub struct KernelFrontEnd;
 
-impl FrontEnd for Kernel {
+impl FrontEnd for KernelFrontEnd {
     fn name(&self) -> &'static str {
         "kernel"
     }
@@ -49,11 +50,16 @@ impl FrontEnd for Kernel {
         "Through vhci-hcd"
     }
 
-    fn needs(&self, _: &Request) -> Vec<Need> {
-        vec![Need::Kernel]
+    fn needs(&self, _: &AttachRequest) -> Vec<FrontEndRequirement> {
+        vec![FrontEndRequirement::Kernel]
     }
 
-    fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
+    fn take(
+        &self,
+        client: &ImporterClient,
+        request: &AttachRequest,
+        _: &mut FrontEndPreparation,
+    ) -> Result<Box<dyn Attachment>, ClientError> {
         take_device(client, &request.target)
     }
 
@@ -61,17 +67,17 @@ impl FrontEnd for Kernel {
         true
     }
 
-    fn manner(&self, _: &Request) -> String {
+    fn manner(&self, _: &AttachRequest) -> String {
         "kernel".to_owned()
     }
 
     fn restore(
         &self,
-        client: &Client,
-        request: &Request,
+        client: &ImporterClient,
+        request: &AttachRequest,
         ports: &[u32],
-        saved: Saved,
-    ) -> Result<Box<dyn Restored>, ClientError> {
+        saved: SavedAttachment,
+    ) -> Result<Box<dyn RestoredAttachment>, ClientError> {
         restore_device(client, &request.target, ports, saved)
     }
 }
@@ -80,8 +86,8 @@ impl FrontEnd for Kernel {
 ///
 /// # Errors
 /// [`ClientError`].
-pub(super) fn take_device(client: &Client, target: &Target) -> Result<Box<dyn Attachment>, ClientError> {
-    let socket = Socket::open(client)?;
+pub(super) fn take_device(client: &ImporterClient, target: &DeviceTarget) -> Result<Box<dyn Attachment>, ClientError> {
+    let socket = KernelSocketPair::open(client)?;
     let device = FarDevice::open(client, target, GRACE)?;
     let of_device = (device.device_id(), Device::speed(&device));
     let stop = StopSignal::new().map_err(local)?;
@@ -92,43 +98,43 @@ pub(super) fn take_device(client: &Client, target: &Target) -> Result<Box<dyn At
 
 /// Restores what [`take_device`] returned in another process.
 pub(super) fn restore_device(
-    client: &Client,
-    target: &Target,
+    client: &ImporterClient,
+    target: &DeviceTarget,
     ports: &[u32],
-    saved: Saved,
-) -> Result<Box<dyn Restored>, ClientError> {
+    saved: SavedAttachment,
+) -> Result<Box<dyn RestoredAttachment>, ClientError> {
     let stop = StopSignal::new().map_err(local)?;
     let swap = UsbSwap::new(client, target, stop.shared_wake());
     restore(client, target, (SNAPSHOT_KIND, ports, stop), saved, |reader, socket| {
-        DeviceRelay::restore(reader, socket, client.redial(target, Traffic::Prompt)?, swap).map_err(local)
+        DeviceRelay::restore(reader, socket, client.redial(target, LinkTraffic::Prompt)?, swap).map_err(local)
     })
 }
 
 /// A socket pair for the kernel, with both ends unused. It is opened before any device is taken, because it finds out
 /// what this machine lacks.
-pub(super) struct Socket {
+pub(super) struct KernelSocketPair {
     ours: Link,
     theirs: OwnedFd,
 }
 
-impl Socket {
+impl KernelSocketPair {
     /// Makes the pair.
     ///
     /// # Errors
     /// [`ClientError::Local`]: this kernel takes no devices, or this user may not plug them in.
-    pub fn open(client: &Client) -> Result<Self, ClientError> {
+    pub fn open(client: &ImporterClient) -> Result<Self, ClientError> {
         client.system().may_plug().map_err(local)?;
         let (ours, theirs) = Link::pair(KERNEL).map_err(local)?;
         Ok(Self { ours, theirs })
     }
 
     /// Gives our end to a relay and the other end to the kernel, with the device's id and speed.
-    pub fn plug<R: Relaying + 'static>(
+    pub fn plug<R: KernelRelay + 'static>(
         self,
-        client: &Client,
-        target: &Target,
+        client: &ImporterClient,
+        target: &DeviceTarget,
         relay: impl FnOnce(Link) -> Result<R, ClientError>,
-        of: impl FnOnce(&R) -> (u32, Speed),
+        of: impl FnOnce(&R) -> (u32, UsbSpeed),
         (kind, stop): (u16, StopSignal),
     ) -> Result<Box<dyn Attachment>, ClientError> {
         let relay = relay(self.ours)?;
@@ -140,15 +146,15 @@ impl Socket {
 }
 
 /// Restores an attachment that another process saved, if its snapshot has this kind and it is at one of these ports.
-pub(super) fn restore<R: Relaying + 'static>(
-    client: &Client,
-    target: &Target,
+pub(super) fn restore<R: KernelRelay + 'static>(
+    client: &ImporterClient,
+    target: &DeviceTarget,
     (kind, ports, stop): (u16, &[u32], StopSignal),
-    saved: Saved,
-    restore: impl FnOnce(Reader<'_>, OwnedFd) -> Result<R, ClientError>,
-) -> Result<Box<dyn Restored>, ClientError> {
-    let wrong = |reject: Reject| ClientError::Local(reject.to_string());
-    let Saved { snapshot, descriptors, .. } = saved;
+    saved: SavedAttachment,
+    restore: impl FnOnce(FieldReader<'_>, OwnedFd) -> Result<R, ClientError>,
+) -> Result<Box<dyn RestoredAttachment>, ClientError> {
+    let wrong = |reject: ProtocolViolation| ClientError::Local(reject.to_string());
+    let SavedAttachment { snapshot, descriptors, .. } = saved;
     let mut reader = snapshot::open(&snapshot, kind).map_err(wrong)?;
     let port = reader.u32("port").map_err(wrong)?;
     if !ports.contains(&port) {
@@ -157,7 +163,7 @@ pub(super) fn restore<R: Relaying + 'static>(
     let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
         .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
     let relay = restore(reader, socket)?;
-    let at = (client.system().clone(), Port(port));
+    let at = (client.system().clone(), VhciPort(port));
     Ok(Box::new(KernelAttachment::new(relay, target, at, kind, stop)))
 }
 
@@ -165,23 +171,23 @@ pub(super) fn restore<R: Relaying + 'static>(
 pub(super) struct KernelAttachment<R> {
     relay: R,
     /// The facts about the relay that do not change.
-    relayed: Relayed,
-    target: Target,
+    relayed: RelayFacts,
+    target: DeviceTarget,
     system: SystemAccess,
-    port: Port,
+    port: VhciPort,
     /// Kind of its snapshots.
     kind: u16,
     stop: StopSignal,
-    save_requester: SaveRequester<Saved>,
-    meters: Arc<Meters>,
+    save_requester: SaveRequester<SavedAttachment>,
+    meters: Arc<EngineMeters>,
 }
 
-impl<R: Relaying> KernelAttachment<R> {
+impl<R: KernelRelay> KernelAttachment<R> {
     /// An attachment at a port of a kernel. `stop` ends it, and its wake is rung by what else its relay has to look at.
     pub(super) fn new(
         relay: R,
-        target: &Target,
-        (system, port): (SystemAccess, Port),
+        target: &DeviceTarget,
+        (system, port): (SystemAccess, VhciPort),
         kind: u16,
         stop: StopSignal,
     ) -> Self {
@@ -191,21 +197,21 @@ impl<R: Relaying> KernelAttachment<R> {
     }
 
     /// Relays until the attachment ends or a replacement process takes it over.
-    fn relay(mut self) -> Ended {
+    fn relay(mut self) -> AttachmentEnd {
         let end = loop {
             if self.stop.hears() {
                 break None;
             }
             if let Some(asker) = self.save_requester.asked() {
-                let mut to = Writer::new(self.kind);
+                let mut to = SnapshotWriter::new(self.kind);
                 to.u32(self.port.0);
                 match self.relay.save(&mut to) {
                     Ok(Some(socket)) => {
                         let (snapshot, descriptors) = (to.into_bytes(), vec![socket]);
-                        let saved = Saved { snapshot, descriptors, medium: None };
-                        if asker.part(saved) == Verdict::Go {
+                        let saved = SavedAttachment { snapshot, descriptors, medium: None };
+                        if asker.part(saved) == SaveDecision::Go {
                             self.relay.hand_over();
-                            return Ended::HandedOver;
+                            return AttachmentEnd::HandedOver;
                         }
                     }
                     // No answer tells the asking thread that it cannot be saved.
@@ -213,15 +219,15 @@ impl<R: Relaying> KernelAttachment<R> {
                     Err(end) => break Some(end),
                 }
             }
-            if let Err(end) = self.relay.turn(Interest::new(self.stop.wake().as_fd(), false), &self.meters) {
+            if let Err(end) = self.relay.turn(PollInterest::new(self.stop.wake().as_fd(), false), &self.meters) {
                 break Some(end);
             }
         };
         let is_durable = self.relay.close();
         self.relayed.usb_swap.iter().for_each(UsbSwap::finish);
-        match end.map_or(Ended::Asked, ended_by) {
-            Ended::Asked | Ended::Released if !is_durable => {
-                Ended::Undurable("the last writes may not be durable".into())
+        match end.map_or(AttachmentEnd::Asked, ended_by) {
+            AttachmentEnd::Asked | AttachmentEnd::Released if !is_durable => {
+                AttachmentEnd::Undurable("the last writes may not be durable".into())
             }
             ended => ended,
         }
@@ -229,22 +235,22 @@ impl<R: Relaying> KernelAttachment<R> {
 }
 
 /// Maps the reason why a relay stopped to the end of its attachment.
-fn ended_by(stop: Stop) -> Ended {
+fn ended_by(stop: RelayStopCause) -> AttachmentEnd {
     match stop {
-        Stop::Released => Ended::Released,
-        Stop::Fault(fault) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
-        Stop::Ended(ended) => *ended,
-        Stop::Gone => Ended::Lost("the device is gone".into()),
+        RelayStopCause::Released => AttachmentEnd::Released,
+        RelayStopCause::Fault(fault) => AttachmentEnd::Lost(format!("the kernel said what it should not: {fault}")),
+        RelayStopCause::Ended(ended) => *ended,
+        RelayStopCause::Gone => AttachmentEnd::Lost("the device is gone".into()),
     }
 }
 
-impl<R: Relaying> Attachment for KernelAttachment<R> {
-    fn status(&self) -> Status {
+impl<R: KernelRelay> Attachment for KernelAttachment<R> {
+    fn status(&self) -> AttachmentFacts {
         let at = format!("vhci port {}", self.port.0);
-        Status {
-            introduction: Introduction {
+        AttachmentFacts {
+            introduction: AttachmentIntroduction {
                 line: format!("{} attached at {at}", self.target.shown()),
-                ..Introduction::default()
+                ..AttachmentIntroduction::default()
             },
             at,
             how: self.relayed.how,
@@ -254,14 +260,14 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
         }
     }
 
-    fn handle(&self) -> Handle {
-        let Relayed { session, cutter, swap, usb_swap, is_movable, .. } = self.relayed.clone();
-        let handle = Handle::new(self.stop.clone())
+    fn handle(&self) -> AttachmentHandle {
+        let RelayFacts { session, cutter, swap, usb_swap, is_movable, .. } = self.relayed.clone();
+        let handle = AttachmentHandle::new(self.stop.clone())
             .in_session(session)
             .swapping_by(swap)
             .saving_by(is_movable.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters))
-            .driven_by(Drivers::on(self.port, self.system.clone()));
+            .driven_by(PortDriverLookup::on(self.port, self.system.clone()));
         let handle = match usb_swap {
             Some(swap) => handle.swapping_usb_by(swap),
             None => handle,
@@ -273,11 +279,11 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
     }
 
     /// Relays until the attachment ends, then unplugs the device.
-    fn run(self: Box<Self>) -> Ended {
+    fn run(self: Box<Self>) -> AttachmentEnd {
         wait_exactly();
         let (system, port) = (self.system.clone(), self.port);
         let ended = self.relay();
-        if !matches!(ended, Ended::HandedOver | Ended::Released)
+        if !matches!(ended, AttachmentEnd::HandedOver | AttachmentEnd::Released)
             && let Err(error) = system.unplug(port)
         {
             warn!(%error, "the kernel did not let go of its port");
@@ -286,7 +292,7 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
     }
 }
 
-impl<R: Relaying> Restored for KernelAttachment<R>
+impl<R: KernelRelay> RestoredAttachment for KernelAttachment<R>
 where
     R: 'static,
 {

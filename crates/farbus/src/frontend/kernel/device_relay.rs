@@ -4,37 +4,39 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use farbus_io_net::link::{Interest, Link};
-use farbus_model::{Completions, Limits};
-use farbus_session::far::{Far, Plan};
-use farbus_session::isochronous::Isochronous;
-use farbus_session::snapshot::{Reader, Writer};
-use farbus_session::{Exporter, OnReset, Reject};
+use farbus_io_net::link::{Link, PollInterest};
+use farbus_model::{CompletionQueue, SessionLimits};
+use farbus_session::far::{FarLayer, FarLayerConfig};
+use farbus_session::isochronous::IsochronousLayer;
+use farbus_session::snapshot::{FieldReader, SnapshotWriter};
+use farbus_session::{Exporter, PortResetPolicy, ProtocolViolation};
 
-use crate::frontend::kernel::relay_loop::{KERNEL, KernelSide, Relayed, Relaying, Stop, Turn};
+use crate::frontend::kernel::relay_loop::{
+    KERNEL, KernelRelay, KernelSide, RelayFacts, RelayStopCause, RelayTurnResult,
+};
 use crate::frontend::usb_swap::{IS_MOVING, SwapUsb, UsbSwap};
-use crate::importer::options::ahead::Ahead;
-use crate::importer::session::connection::Redial;
-use crate::importer::session::distance::Distance;
-use crate::link::meters::Meters;
+use crate::importer::options::ahead::PrefetchMode;
+use crate::importer::session::connection::SessionResumption;
+use crate::importer::session::distance::DistanceCounters;
+use crate::link::meters::EngineMeters;
 
 /// The relay, and what was last reported of its device's distance.
-pub struct DeviceRelay(KernelSide<Near>, Distance);
+pub struct DeviceRelay(KernelSide<DistanceHidingUsb>, DistanceCounters);
 
 /// A device, with the layers that hide its distance from the kernel. They do nothing over plain USB/IP.
-type Near = Far<Isochronous<SwapUsb>>;
+type DistanceHidingUsb = FarLayer<IsochronousLayer<SwapUsb>>;
 
 impl DeviceRelay {
     /// A relay to `device`.
-    pub fn new(kernel: Link, device: SwapUsb, ahead: Ahead) -> Self {
+    pub fn new(kernel: Link, device: SwapUsb, ahead: PrefetchMode) -> Self {
         let (clock, plan, device_id) = (device.clock(), plan_of(&device, ahead), device.device_id());
         let (limits, on_reset) = (limits_of(&device), device.on_reset());
-        let device = Far::new(Isochronous::new(device, plan.is_on), plan);
+        let device = FarLayer::new(IsochronousLayer::new(device, plan.is_on), plan);
         let exporter = Exporter::imported(clock.now(), limits, device_id, device, on_reset);
         let mut side = KernelSide::new(kernel, exporter, clock);
         // The kernel's first requests are sent before the kernel makes them.
         side.exporter.with_device(clock.now(), |device, done| device.begin(clock.now(), done));
-        Self(side, Distance::default())
+        Self(side, DistanceCounters::default())
     }
 
     /// The device below the layers.
@@ -43,7 +45,7 @@ impl DeviceRelay {
     }
 
     /// Acts on the device below the layers, which see what it completes.
-    fn act<T>(&mut self, act: impl FnOnce(&mut SwapUsb, &mut Completions) -> T) -> T {
+    fn act<T>(&mut self, act: impl FnOnce(&mut SwapUsb, &mut CompletionQueue) -> T) -> T {
         let now = self.0.clock.now();
         let acted = self.0.exporter.with_device(now, |device, done| {
             device.act(now, done, |streams, done| streams.act(now, done, |attached, done| act(attached, done)))
@@ -66,33 +68,39 @@ impl DeviceRelay {
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
-    pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial, swap: UsbSwap) -> io::Result<Self> {
-        let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
+    pub fn restore(
+        mut reader: FieldReader<'_>,
+        socket: OwnedFd,
+        redial: SessionResumption,
+        swap: UsbSwap,
+    ) -> io::Result<Self> {
+        let wrong = |reject: ProtocolViolation| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = SwapUsb::restore(redial, swap, &mut reader)?;
         // Both layers saved whether they fetch ahead; this plan says how far, if they do.
-        let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.in_flight_of());
-        let streams = Isochronous::restore(clock.now(), device, &mut reader);
+        let (clock, plan, asked) = (device.clock(), plan_of(&device, PrefetchMode::Auto), device.in_flight_of());
+        let streams = IsochronousLayer::restore(clock.now(), device, &mut reader);
         let device = streams.map_err(|(mut device, reject)| {
             device.leave();
             wrong(reject)
         })?;
         let asked = device.in_flight_of(asked);
-        let far = Far::restore(clock.now(), device, plan, asked, &mut reader);
+        let far = FarLayer::restore(clock.now(), device, plan, asked, &mut reader);
         let device = far.map_err(|(device, reject)| {
             device.hand_over().leave();
             wrong(reject)
         })?;
-        let requests = |device: &Near| {
+        let requests = |device: &DistanceHidingUsb| {
             let streams = device.device();
             device.in_flight_of(streams.in_flight_of(streams.inner().in_flight_of()))
         };
-        let (limits, on_reset) = (Limits::RELAYED, OnReset::ResetDevice);
+        let (limits, on_reset) = (SessionLimits::RELAYED, PortResetPolicy::ResetDevice);
         let restored = Exporter::restore(clock.now(), limits, on_reset, device, requests, &mut reader);
         let exporter = restored.map_err(|(device, reject)| {
             device.hand_over().hand_over().leave();
             wrong(reject)
         })?;
-        let relay = Self(KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock), Distance::default());
+        let relay =
+            Self(KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock), DistanceCounters::default());
         match reader.end("snapshot") {
             Ok(()) => Ok(relay),
             Err(reject) => {
@@ -103,23 +111,24 @@ impl DeviceRelay {
     }
 }
 
-impl Relaying for DeviceRelay {
-    fn relayed(&self) -> Relayed {
+impl KernelRelay for DeviceRelay {
+    fn relayed(&self) -> RelayFacts {
         let device = self.attached();
-        Relayed {
+        RelayFacts {
             session: device.status(),
             local_address: device.local_address(),
             usb_swap: Some(device.handle()),
             is_movable: device.is_movable(),
-            ..Relayed::how(device.how())
+            ..RelayFacts::how(device.how())
         }
     }
 
-    fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn {
+    fn turn(&mut self, stop: PollInterest<'_>, meters: &EngineMeters) -> RelayTurnResult {
         self.look_after_swap();
-        self.0
-            .turn(stop, meters, |device| device.device().inner().ended().map(|ended| Stop::Ended(Box::new(ended))))?;
-        let distance = Distance::of(self.0.device());
+        self.0.turn(stop, meters, |device| {
+            device.device().inner().ended().map(|ended| RelayStopCause::Ended(Box::new(ended)))
+        })?;
+        let distance = DistanceCounters::of(self.0.device());
         // Most devices are never asked ahead: their counts do not change.
         if distance != self.1 {
             self.1 = distance;
@@ -128,14 +137,14 @@ impl Relaying for DeviceRelay {
         Ok(())
     }
 
-    fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop> {
+    fn save(&mut self, to: &mut SnapshotWriter) -> Result<Option<OwnedFd>, RelayStopCause> {
         if !self.attached().is_own() {
             return Ok(None);
         }
         self.0.come_to_rest(|exporter| {
             let device = exporter.device().expect("a relay has its device from the start").device().inner();
             match device.ended() {
-                Some(ended) => Err(Stop::Ended(Box::new(ended))),
+                Some(ended) => Err(RelayStopCause::Ended(Box::new(ended))),
                 None => Ok(exporter.in_flight() == 0 || !device.is_linked()),
             }
         })?;
@@ -170,14 +179,14 @@ impl Relaying for DeviceRelay {
 }
 
 /// The plan for hiding a device's distance.
-fn plan_of(device: &SwapUsb, ahead: Ahead) -> Plan {
+fn plan_of(device: &SwapUsb, ahead: PrefetchMode) -> FarLayerConfig {
     match (ahead, device.requests_max()) {
-        (Ahead::Auto, Some(requests)) => Plan::within(requests),
-        _ => Plan::OFF,
+        (PrefetchMode::Auto, Some(requests)) => FarLayerConfig::within(requests),
+        _ => FarLayerConfig::OFF,
     }
 }
 
 /// A session copies short payloads, because it keeps them until they are acknowledged.
-fn limits_of(device: &SwapUsb) -> Limits {
-    if device.status().is_some() { Limits::RELAYED } else { Limits::DEFAULT }
+fn limits_of(device: &SwapUsb) -> SessionLimits {
+    if device.status().is_some() { SessionLimits::RELAYED } else { SessionLimits::DEFAULT }
 }

@@ -9,5 +9,5 @@ mod tests;
 mod uas;
 mod uas_relay;
 
-pub use attachment::Kernel;
-pub use uas::{Quickest, Uas};
+pub use attachment::KernelFrontEnd;
+pub use uas::{FastestKernelFrontEnd, UasFrontEnd};

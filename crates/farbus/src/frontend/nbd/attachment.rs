@@ -1,29 +1,30 @@
 //! A disk of another machine as an NBD export of this one.
 
 use farbus_control::units::format_bytes;
-use farbus_io_net::link::{Clock, Link};
-use farbus_io_net::saving::Saved;
+use farbus_io_net::link::{BoottimeClock, Link};
+use farbus_io_net::saving::SavedAttachment;
 
-use super::engine::{NbdServer, Offer};
+use super::engine::{NbdExport, NbdServer};
 use super::uri::uri;
 use crate::broker::SystemAccess;
-use crate::common::socket_place::{Protocol, SocketListener};
+use crate::common::socket_place::{SocketListener, SocketProtocol};
 use crate::frontend::open_users::OpenUsers;
-use crate::frontend::shown_disk::ShownDisk;
+use crate::frontend::shown_disk::DiskFacts;
 use crate::frontend::{
-    Attachment, Ended, Export, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status,
+    AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction, FrontEnd,
+    FrontEndPreparation, FrontEndRequirement, NbdExportAddress, RestoredAttachment,
 };
-use crate::importer::client::{Client, ClientError, Target, local};
-use crate::importer::disk::{OpenedDisk, Way};
+use crate::importer::client::{ClientError, DeviceTarget, ImporterClient, local};
+use crate::importer::disk::{DiskConnection, OpenedDisk};
 use crate::importer::session::status::SessionStatus;
 
 /// What its clients speak; IANA assigned the port.
-pub const PROTOCOL: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };
+pub const PROTOCOL: SocketProtocol = SocketProtocol { name: "NBD", word: "nbd", port: 10809 };
 
 /// `--via nbd`: an export, for programs that speak NBD.
-pub struct Nbd;
+pub struct NbdFrontEnd;
 
-impl FrontEnd for Nbd {
+impl FrontEnd for NbdFrontEnd {
     fn name(&self) -> &'static str {
         "nbd"
     }
@@ -32,7 +33,7 @@ impl FrontEnd for Nbd {
         "As an NBD server's export"
     }
 
-    fn protocol(&self) -> Option<Protocol> {
+    fn protocol(&self) -> Option<SocketProtocol> {
         Some(PROTOCOL)
     }
 
@@ -44,15 +45,15 @@ impl FrontEnd for Nbd {
         true
     }
 
-    fn needs(&self, request: &Request) -> Vec<Need> {
+    fn needs(&self, request: &AttachRequest) -> Vec<FrontEndRequirement> {
         request.needs_of(PROTOCOL)
     }
 
     fn take(
         &self,
-        client: &Client,
-        request: &Request,
-        prepared: &mut Prepared,
+        client: &ImporterClient,
+        request: &AttachRequest,
+        prepared: &mut FrontEndPreparation,
     ) -> Result<Box<dyn Attachment>, ClientError> {
         let disk = match request.is_handed_over {
             true => OpenedDisk::inherit(client, &request.target)?,
@@ -63,18 +64,18 @@ impl FrontEnd for Nbd {
         Ok(Box::new(NbdAttachment { is_handed_over: request.is_handed_over, ..attachment }))
     }
 
-    fn manner(&self, request: &Request) -> String {
+    fn manner(&self, request: &AttachRequest) -> String {
         let (place, mode) = (request.place_of(PROTOCOL).as_host(), request.mode.as_str());
         format!("nbd at {place}, {mode}{}", request.access)
     }
 
     fn restore(
         &self,
-        client: &Client,
-        request: &Request,
+        client: &ImporterClient,
+        request: &AttachRequest,
         _: &[u32],
-        mut saved: Saved,
-    ) -> Result<Box<dyn Restored>, ClientError> {
+        mut saved: SavedAttachment,
+    ) -> Result<Box<dyn RestoredAttachment>, ClientError> {
         let mut medium = saved.medium.take();
         let mut known = None;
         let server = NbdServer::restore(saved, &request.place_of(PROTOCOL), |device| {
@@ -91,8 +92,8 @@ impl FrontEnd for Nbd {
 /// A disk of another machine that programs here use by NBD.
 struct NbdAttachment {
     server: NbdServer,
-    disk: ShownDisk,
-    target: Target,
+    disk: DiskFacts,
+    target: DeviceTarget,
     uri: String,
     system: SystemAccess,
     /// Whether another host has yet to hand it over.
@@ -103,7 +104,7 @@ impl NbdAttachment {
     /// Offers an open disk. The attachment ends when the disk's link ends, if the disk cannot outlive its link.
     fn over(
         disk: OpenedDisk,
-        target: &Target,
+        target: &DeviceTarget,
         listener: SocketListener,
         system: SystemAccess,
     ) -> Result<Self, ClientError> {
@@ -114,8 +115,8 @@ impl NbdAttachment {
 
     fn through(
         mut server: NbdServer,
-        disk: ShownDisk,
-        target: &Target,
+        disk: DiskFacts,
+        target: &DeviceTarget,
         system: SystemAccess,
     ) -> Result<Self, ClientError> {
         if let Some(session) = &disk.session {
@@ -127,15 +128,15 @@ impl NbdAttachment {
 }
 
 /// Takes an open disk apart: what is known of it, the NBD offer, its clock, and the link it ends with, if there is one.
-fn taken_apart(disk: OpenedDisk, target: &Target) -> (ShownDisk, Offer, Clock, Option<Link>) {
-    let (disk, device, clock, way) = ShownDisk::of(disk);
+fn taken_apart(disk: OpenedDisk, target: &DeviceTarget) -> (DiskFacts, NbdExport, BoottimeClock, Option<Link>) {
+    let (disk, device, clock, way) = DiskFacts::of(disk);
     let watched = match way {
-        Way::Link(link) => Some(link),
+        DiskConnection::Link(link) => Some(link),
         // A session, and its disk, wait for the next link by themselves.
-        Way::Port(_) | Way::Device { .. } => None,
+        DiskConnection::Port(_) | DiskConnection::Device { .. } => None,
     };
     // Over the network, a request that writes zeros is not known to be faster than writing them.
-    let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
+    let offer = NbdExport { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
     (disk, offer, clock, watched)
 }
 
@@ -148,16 +149,16 @@ pub fn next_for(uri: &str) -> String {
 }
 
 impl Attachment for NbdAttachment {
-    fn status(&self) -> Status {
+    fn status(&self) -> AttachmentFacts {
         let (uri, size_bytes) = (&self.uri, self.disk.size_bytes);
         let how = if self.is_handed_over { "to be handed over, and read meanwhile," } else { "attached" };
         let (words, size) = (self.disk.mode_words(), format_bytes(size_bytes));
-        let introduction = Introduction {
+        let introduction = AttachmentIntroduction {
             line: format!("{} {how}{words} as {uri} ({size})", self.target.shown()),
             next: Some(next_for(uri)),
-            export: Some(Export { uri: uri.clone(), name: String::new(), size_bytes }),
+            export: Some(NbdExportAddress { uri: uri.clone(), name: String::new(), size_bytes }),
         };
-        Status {
+        AttachmentFacts {
             introduction,
             at: uri.clone(),
             how: "via nbd, as a USB disk",
@@ -167,11 +168,11 @@ impl Attachment for NbdAttachment {
         }
     }
 
-    fn handle(&self) -> Handle {
+    fn handle(&self) -> AttachmentHandle {
         let clients = self.server.open_clients();
         let users = OpenUsers::new(move || clients.count(), "an NBD client is connected", "NBD clients are connected");
         self.disk
-            .steered_by(Handle::new(self.server.stop()))
+            .steered_by(AttachmentHandle::new(self.server.stop()))
             .cutting_by(self.disk.cutter.clone())
             .holding_by(self.server.hold_handle())
             .connected_to(self.server.connected())
@@ -180,23 +181,23 @@ impl Attachment for NbdAttachment {
             .used_by(users.waited_for())
     }
 
-    fn run(self: Box<Self>) -> Ended {
+    fn run(self: Box<Self>) -> AttachmentEnd {
         let place = self.server.listener().place();
         let ended = self.server.run();
-        if matches!(ended, Ended::HandedOver) {
+        if matches!(ended, AttachmentEnd::HandedOver) {
             place.iter().for_each(|place| self.system.leave_place(place));
             return ended;
         }
         // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
         self.disk.cutter.cut();
         match (&ended, self.disk.session.as_ref().and_then(SessionStatus::end)) {
-            (Ended::Lost(_), Some(end)) => Ended::by(&end),
+            (AttachmentEnd::Lost(_), Some(end)) => AttachmentEnd::by(&end),
             _ => ended,
         }
     }
 }
 
-impl Restored for NbdAttachment {
+impl RestoredAttachment for NbdAttachment {
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
         let kept = self.server.listener().place().and_then(|place| system.take_place(&place));
         match kept {

@@ -6,29 +6,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
-use farbus_io_net::saving::{SaveRequest, SaveRequester, Saved, Verdict};
+use farbus_io_net::link::{BoottimeClock, DeviceWaitSource, INTERESTS_MAX, Link, PollInterest, wait};
+use farbus_io_net::saving::{SaveDecision, SaveRequest, SaveRequester, SavedAttachment};
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits, LossCursor,
-    Losses, Pending, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockOp, BlockRequest, BufferPool, CompletionQueue, Instant, LossCounter,
+    LossCursor, PendingBlockRequests, SessionLimits, StoreError,
 };
-use farbus_session::nbd::{Export, ServerConn};
-use farbus_session::snapshot::{self, Reader, Writer};
-use farbus_session::{Counters, Reject};
+use farbus_session::nbd::{NbdExportDescription, NbdServerConn};
+use farbus_session::snapshot::{self, FieldReader, SnapshotWriter};
+use farbus_session::{ExporterCounters, ProtocolViolation};
 use tracing::{debug, info, warn};
 
 use super::memory::{ClientBudget, ClientMemory};
-use super::moving::{Clients, Moving};
-use crate::common::socket_place::{Place, SocketListener};
+use super::moving::{NbdClientsSummary, NbdMigration};
+use crate::common::socket_place::{SocketListener, SocketLocation};
 use crate::frontend::hold::HoldHandle;
-use crate::frontend::open_users::{Connected, OpenClients, process_of};
-use crate::frontend::{Ended, StopSignal};
+use crate::frontend::open_users::{ConnectedProcesses, OpenClients, process_of};
+use crate::frontend::{AttachmentEnd, StopSignal};
 use crate::importer::session::status::SessionStatus;
-use crate::link::meters::{Calls, Meters};
+use crate::link::meters::{EngineMeters, SyscallCounts};
 
 /// A device that is offered under a name.
-pub struct Offer {
+pub struct NbdExport {
     /// Its name; the first offer is also the default export.
     pub name: String,
     /// A description for people.
@@ -73,39 +73,39 @@ const SELF: u16 = u16::MAX;
 pub struct NbdServer {
     listener: SocketListener,
     devices: Vec<Box<dyn BlockDevice>>,
-    exports: Arc<[Export]>,
-    done: Completions<BlockDone>,
-    clients: Vec<Client>,
+    exports: Arc<[NbdExportDescription]>,
+    done: CompletionQueue<BlockCompletion>,
+    clients: Vec<NbdConnection>,
     /// The link to a remote device; the server ends when it breaks.
     watched: Option<Link>,
     stop: StopSignal,
-    clock: Clock,
-    limits: Limits,
+    clock: BoottimeClock,
+    limits: SessionLimits,
     budget: ClientBudget,
     handshake_time_max: Duration,
     deaf_until: Option<Instant>,
-    meters: Arc<Meters>,
-    counters: Counters,
-    calls: Calls,
+    meters: Arc<EngineMeters>,
+    counters: ExporterCounters,
+    calls: SyscallCounts,
     /// Its own flushes that are not answered yet, and the error of one that failed.
     own_flushes: usize,
     unflushed: Option<String>,
     /// Which of the devices' flushes have failed; each client is told once.
-    losses: Vec<Losses>,
+    losses: Vec<LossCounter>,
     /// How many clients are connected, for its owner.
     open: OpenClients,
     /// The processes of its clients, and how many clients these were, and the number of the last.
-    connected: (Connected, Option<(usize, u16)>),
+    connected: (ConnectedProcesses, Option<(usize, u16)>),
     /// The state of its device's migration, if the device may migrate.
-    moving: Option<Moving>,
-    save_requester: SaveRequester<Saved>,
+    moving: Option<NbdMigration>,
+    save_requester: SaveRequester<SavedAttachment>,
     /// Open requests of clients that had left before a replacement process continued: their answers go nowhere.
     orphans: BTreeSet<BlockId>,
 }
 
 /// Why the engine stopped taking requests of one client.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pace {
+enum NbdStallCause {
     /// The client has no more complete requests.
     Drained,
     /// Answers wait for room in the client's socket.
@@ -117,10 +117,10 @@ enum Pace {
 }
 
 /// A connection.
-struct Client {
+struct NbdConnection {
     number: u16,
     link: Link,
-    conn: ServerConn,
+    conn: NbdServerConn,
     memory: ClientMemory,
     /// When it last took an answer or sent something.
     moved_at: Instant,
@@ -140,15 +140,15 @@ struct Client {
     is_gone: bool,
 }
 
-impl Client {
-    fn new(link: Link, conn: ServerConn, memory: ClientMemory, now: Instant, losses: &[Losses]) -> Self {
+impl NbdConnection {
+    fn new(link: Link, conn: NbdServerConn, memory: ClientMemory, now: Instant, losses: &[LossCounter]) -> Self {
         Self {
             number: conn.number(),
             link,
             conn,
             memory,
             moved_at: now,
-            told: losses.iter().map(Losses::cursor).collect(),
+            told: losses.iter().map(LossCounter::cursor).collect(),
             choose_until: now,
             is_full: false,
             has_more: false,
@@ -164,7 +164,7 @@ impl Client {
 
     /// Whether to receive from it. Not while received requests wait for their turn or the device is held: there may be
     /// no room for more.
-    fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
+    fn wants_input(&self, limits: &SessionLimits, is_held: bool) -> bool {
         !self.is_deaf
             && !self.is_waiting
             && !self.memory.is_short()
@@ -212,14 +212,14 @@ impl NbdServer {
     ///
     /// # Panics
     /// Without an offer, or with more than [`INTERESTS_MAX`] allows.
-    pub fn new(listener: SocketListener, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
+    pub fn new(listener: SocketListener, offers: Vec<NbdExport>, watched: Option<Link>) -> io::Result<Self> {
         assert!((1..=OFFERS_MAX).contains(&offers.len()), "a server has something to offer, and not too much");
         // A remote device keeps the written data in memory until it has arrived.
         let is_elsewhere = offers.iter().any(|offer| offer.device.readiness().is_some());
-        let limits = if is_elsewhere { Limits::RELAYED } else { Limits::DEFAULT };
+        let limits = if is_elsewhere { SessionLimits::RELAYED } else { SessionLimits::DEFAULT };
         let exports = offers
             .iter()
-            .map(|offer| Export {
+            .map(|offer| NbdExportDescription {
                 name: offer.name.clone(),
                 description: offer.description.clone(),
                 info: *offer.device.info(),
@@ -228,28 +228,28 @@ impl NbdServer {
             .collect();
         let stop = StopSignal::new()?;
         let save_requester = SaveRequester::new(stop.shared_wake());
-        let losses = offers.iter().map(|_| Losses::default()).collect();
+        let losses = offers.iter().map(|_| LossCounter::default()).collect();
         Ok(Self {
             listener,
             devices: offers.into_iter().map(|offer| offer.device).collect(),
             exports,
-            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            done: CompletionQueue::new(BufferPool::new(limits.pool_bytes)),
             clients: Vec::new(),
             watched,
             stop,
-            clock: Clock::start(),
+            clock: BoottimeClock::start(),
             limits,
             budget: ClientBudget::of_process(),
             handshake_time_max: HANDSHAKE_TIME_MAX,
             deaf_until: None,
             meters: Arc::default(),
-            counters: Counters::default(),
-            calls: Calls::default(),
+            counters: ExporterCounters::default(),
+            calls: SyscallCounts::default(),
             own_flushes: 0,
             unflushed: None,
             losses,
             open: OpenClients::default(),
-            connected: (Connected::default(), None),
+            connected: (ConnectedProcesses::default(), None),
             moving: None,
             save_requester,
             orphans: BTreeSet::new(),
@@ -277,7 +277,7 @@ impl NbdServer {
 
     /// Replaces the clock; a device with links has one of its own.
     #[must_use]
-    pub fn with_clock(mut self, clock: Clock) -> Self {
+    pub fn with_clock(mut self, clock: BoottimeClock) -> Self {
         self.clock = clock;
         self
     }
@@ -287,7 +287,7 @@ impl NbdServer {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn movable(mut self, status: SessionStatus) -> io::Result<Self> {
-        self.moving = Some(Moving::new(HoldHandle::new()?, status));
+        self.moving = Some(NbdMigration::new(HoldHandle::new()?, status));
         Ok(self)
     }
 
@@ -312,55 +312,55 @@ impl NbdServer {
     }
 
     /// The processes of its clients, from any thread.
-    pub fn connected(&self) -> Connected {
+    pub fn connected(&self) -> ConnectedProcesses {
         self.connected.0.clone()
     }
 
     /// Asks for a snapshot for a replacement process. It succeeds if all its devices can be saved.
-    pub fn save_requester(&self) -> SaveRequester<Saved> {
+    pub fn save_requester(&self) -> SaveRequester<SavedAttachment> {
         self.save_requester.clone()
     }
 
     /// Counts what passes through, for the status.
-    pub fn meters(&self) -> Arc<Meters> {
+    pub fn meters(&self) -> Arc<EngineMeters> {
         Arc::clone(&self.meters)
     }
 
     /// Serves until it ends; then makes all written data durable, as far as possible.
-    pub fn run(mut self) -> Ended {
+    pub fn run(mut self) -> AttachmentEnd {
         let ended = loop {
             if self.stop.hears() {
-                break Ended::Asked;
+                break AttachmentEnd::Asked;
             }
             if let Some(asker) = self.save_requester.asked()
-                && self.part(asker) == Verdict::Go
+                && self.part(asker) == SaveDecision::Go
             {
                 self.leave();
-                return Ended::HandedOver;
+                return AttachmentEnd::HandedOver;
             }
             self.serve();
             self.meters.publish(self.counters, self.calls);
             self.look_after_moves();
             if self.devices.iter().any(BlockDevice::is_gone) {
-                break Ended::Lost("the medium is gone".into());
+                break AttachmentEnd::Lost("the medium is gone".into());
             }
             match self.wait(None) {
                 Ok(None) => {}
                 Ok(Some(ended)) => break ended,
-                Err(error) => break Ended::Lost(error.to_string()),
+                Err(error) => break AttachmentEnd::Lost(error.to_string()),
             }
         };
         if let Some(moving) = &mut self.moving {
             moving.release();
         }
         self.say_farewell();
-        if let Some(error) = self.losses.iter().find_map(Losses::told_to_nobody) {
+        if let Some(error) = self.losses.iter().find_map(LossCounter::told_to_nobody) {
             self.unflushed.get_or_insert(error.to_string());
         }
         match (ended, self.unflushed) {
-            (Ended::Asked | Ended::Released, Some(why)) => {
+            (AttachmentEnd::Asked | AttachmentEnd::Released, Some(why)) => {
                 warn!("the last writes may not be durable: {why}");
-                Ended::Undurable(format!("the last writes may not be durable: {why}"))
+                AttachmentEnd::Undurable(format!("the last writes may not be durable: {why}"))
             }
             (ended, Some(why)) => {
                 warn!("the last writes may not be durable: {why}");
@@ -372,16 +372,16 @@ impl NbdServer {
 
     /// Whether no request may be passed to the device.
     fn is_held(&self) -> bool {
-        self.moving.as_ref().is_some_and(Moving::is_held)
+        self.moving.as_ref().is_some_and(NbdMigration::is_held)
     }
 
     /// Carries out its owner's orders to hold and migrate. Serves the waiting requests when the device is released.
     fn look_after_moves(&mut self) {
         let was_held = self.is_held();
         self.look_after_moving();
-        if let Some(process) = self.moving.as_mut().and_then(Moving::take_departed) {
-            let is_its = |client: &&mut Client| process_of(&client.link) == Some(process);
-            self.clients.iter_mut().filter(is_its).for_each(Client::lose);
+        if let Some(process) = self.moving.as_mut().and_then(NbdMigration::take_departed) {
+            let is_its = |client: &&mut NbdConnection| process_of(&client.link) == Some(process);
+            self.clients.iter_mut().filter(is_its).for_each(NbdConnection::lose);
             self.look_after_moving();
         }
         if was_held && !self.is_held() {
@@ -392,42 +392,42 @@ impl NbdServer {
     fn look_after_moving(&mut self) {
         let Some(moving) = &mut self.moving else { return };
         let are_gone = self.clients.iter().all(|client| client.is_gone);
-        let is_answered = |client: &Client| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
+        let is_answered = |client: &NbdConnection| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
         let are_answered = self.clients.iter().all(is_answered);
-        let clients = Clients { are_gone, are_answered, answered: self.counters.urbs };
+        let clients = NbdClientsSummary { are_gone, are_answered, answered: self.counters.urbs };
         moving.look_after(self.clock.now(), clients);
     }
 
     /// Answers a request for a snapshot. Receives nothing until the replacement process has decided whether it
     /// continues.
-    fn part(&mut self, asker: SaveRequest<Saved>) -> Verdict {
+    fn part(&mut self, asker: SaveRequest<SavedAttachment>) -> SaveDecision {
         match self.save() {
             Ok(Some(saved)) => asker.part(saved),
             // No answer tells the asking thread that it cannot be saved.
-            Ok(None) => Verdict::Stay,
+            Ok(None) => SaveDecision::Stay,
             Err(error) => {
                 warn!(%error, "the NBD server cannot be passed on");
-                Verdict::Stay
+                SaveDecision::Stay
             }
         }
     }
 
     /// Writes a snapshot: its listener, the state of its devices, and the state of each client's connection.
-    fn save(&mut self) -> io::Result<Option<Saved>> {
+    fn save(&mut self) -> io::Result<Option<SavedAttachment>> {
         // A hold or a migration must end in the process in which it began.
         if self.is_held() {
             return Ok(None);
         }
         // Finished requests belong to their clients before the snapshot.
         self.hand_out();
-        let (mut to, now) = (Writer::new(SNAPSHOT_KIND), self.clock.now());
+        let (mut to, now) = (SnapshotWriter::new(SNAPSHOT_KIND), self.clock.now());
         to.count(self.devices.len());
         for device in &mut self.devices {
             let Some(saved) = device.save(now) else { return Ok(None) };
             to.bytes(&saved);
         }
         let mut descriptors = vec![self.listener.as_fd().try_clone_to_owned()?];
-        let here = |client: &&Client| !client.is_gone;
+        let here = |client: &&NbdConnection| !client.is_gone;
         to.count(self.clients.iter().filter(here).count());
         for client in self.clients.iter().filter(here) {
             to.bytes(client.link.peer().as_bytes());
@@ -443,7 +443,7 @@ impl NbdServer {
         for told in self.clients.iter().filter(here).flat_map(|client| &client.told) {
             to.u64(told.told());
         }
-        Ok(Some(Saved { snapshot: to.into_bytes(), descriptors, medium: None }))
+        Ok(Some(SavedAttachment { snapshot: to.into_bytes(), descriptors, medium: None }))
     }
 
     /// Drops the server without ending anything: a replacement process continues it.
@@ -459,9 +459,9 @@ impl NbdServer {
     /// # Errors
     /// The snapshot is invalid, or the system has no more descriptors.
     pub fn restore(
-        saved: Saved,
-        place: &Place,
-        mut restore: impl FnMut(&[u8]) -> io::Result<(Offer, Pending, Clock)>,
+        saved: SavedAttachment,
+        place: &SocketLocation,
+        mut restore: impl FnMut(&[u8]) -> io::Result<(NbdExport, PendingBlockRequests, BoottimeClock)>,
     ) -> io::Result<Self> {
         let mut from = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
         let mut descriptors = saved.descriptors.into_iter();
@@ -469,7 +469,7 @@ impl NbdServer {
         let listener = SocketListener::passed(next()?, place);
         let count = from.count("devices", 4).map_err(wrong)?;
         if count != 1 {
-            return Err(wrong(Reject::new("devices", count as u64, "an attachment has one")));
+            return Err(wrong(ProtocolViolation::new("devices", count as u64, "an attachment has one")));
         }
         let (offer, pending, clock) = restore(from.bytes("device").map_err(wrong)?)?;
         let mut server = Self::new(listener, vec![offer], None)?.with_clock(clock);
@@ -484,18 +484,18 @@ impl NbdServer {
 
     fn restore_clients(
         &mut self,
-        from: &mut Reader<'_>,
-        mut pending: Pending,
+        from: &mut FieldReader<'_>,
+        mut pending: PendingBlockRequests,
         mut next: impl FnMut() -> io::Result<OwnedFd>,
     ) -> io::Result<()> {
         for _ in 0..from.count("clients", 20).map_err(wrong)? {
             let peer = String::from_utf8_lossy(from.bytes("peer").map_err(wrong)?).into_owned();
             let is_deaf = from.flag("deaf").map_err(wrong)?;
             let conn =
-                ServerConn::restore(Arc::clone(&self.exports), &self.limits, &mut pending, from).map_err(wrong)?;
+                NbdServerConn::restore(Arc::clone(&self.exports), &self.limits, &mut pending, from).map_err(wrong)?;
             let number = conn.number();
             if number == SELF || self.clients.iter().any(|client| client.number == number) {
-                return Err(wrong(Reject::new("client", number.into(), "each has a number of its own")));
+                return Err(wrong(ProtocolViolation::new("client", number.into(), "each has a number of its own")));
             }
             let socket = next()?;
             let link = match peer.parse() {
@@ -503,11 +503,11 @@ impl NbdServer {
                 Err(_) => Link::over_local(socket, &peer),
             };
             let now = self.clock.now();
-            let client = Client::new(link, conn, self.budget.go_on(), now, &self.losses);
-            self.clients.push(Client { is_deaf, ..client.choosing_until(now + self.handshake_time_max) });
+            let client = NbdConnection::new(link, conn, self.budget.go_on(), now, &self.losses);
+            self.clients.push(NbdConnection { is_deaf, ..client.choosing_until(now + self.handshake_time_max) });
         }
         if self.clients.len() > NBD_CONNECTIONS_MAX {
-            return Err(wrong(Reject::new("clients", self.clients.len() as u64, "16 are let in")));
+            return Err(wrong(ProtocolViolation::new("clients", self.clients.len() as u64, "16 are let in")));
         }
         self.orphans = pending.into_keys().collect();
         if from.version() >= 13 {
@@ -516,10 +516,10 @@ impl NbdServer {
         from.end("snapshot").map_err(wrong)
     }
 
-    fn restore_losses(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+    fn restore_losses(&mut self, from: &mut FieldReader<'_>) -> Result<(), ProtocolViolation> {
         for losses in &mut self.losses {
             let (count, last) = (from.u64("losses")?, StoreError::of_code(from.u8("last loss")?));
-            *losses = Losses::restore(count, last.filter(|_| count > 0), from.flag("told")?);
+            *losses = LossCounter::restore(count, last.filter(|_| count > 0), from.flag("told")?);
         }
         for told in self.clients.iter_mut().flat_map(|client| &mut client.told) {
             *told = LossCursor::restore(from.u64("losses told")?);
@@ -569,16 +569,16 @@ impl NbdServer {
             let is_sent = self.flush(at, now);
             let client = &mut self.clients[at];
             client.memory.settle(&client.conn);
-            client.is_waiting = pace == Pace::Late;
+            client.is_waiting = pace == NbdStallCause::Late;
             // A receive that filled all the room most likely left more: waiting in between would only cost time.
-            let is_drained = pace == Pace::Drained;
-            let is_held = self.moving.as_ref().is_some_and(Moving::is_held);
+            let is_drained = pace == NbdStallCause::Drained;
+            let is_held = self.moving.as_ref().is_some_and(NbdMigration::is_held);
             let has_more =
                 is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits, is_held);
             if has_more && receives < RECEIVES_MAX {
                 receives += 1;
                 self.receive(at, now);
-            } else if !is_sent || pace != Pace::Full {
+            } else if !is_sent || pace != NbdStallCause::Full {
                 return;
             }
         }
@@ -586,16 +586,16 @@ impl NbdServer {
 
     /// Passes the client's requests to the device, as long as there is room for the answers and the client has its
     /// turn.
-    fn ask(&mut self, at: usize, now: Instant) -> Pace {
+    fn ask(&mut self, at: usize, now: Instant) -> NbdStallCause {
         let mut asked = 0u32;
         let is_held = self.is_held();
         while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
             let client = &mut self.clients[at];
             if is_held && !client.conn.is_haggling() {
-                return Pace::Drained;
+                return NbdStallCause::Drained;
             }
             if !client.is_gone && !client.memory.covers_next(&mut client.conn) {
-                return Pace::Short;
+                return NbdStallCause::Short;
             }
             match client.conn.poll_request() {
                 Ok(Some(request)) => {
@@ -604,24 +604,24 @@ impl NbdServer {
                     self.hand_out();
                     asked += 1;
                     if asked.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
-                        return Pace::Late;
+                        return NbdStallCause::Late;
                     }
                 }
-                Ok(None) => return Pace::Drained,
+                Ok(None) => return NbdStallCause::Drained,
                 Err(reject) => {
                     info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
                     client.lose();
-                    return Pace::Drained;
+                    return NbdStallCause::Drained;
                 }
             }
         }
-        Pace::Full
+        NbdStallCause::Full
     }
 
     /// Gives completed requests to the clients that made them.
     fn hand_out(&mut self) {
         while let Some(mut answer) = self.done.pop() {
-            let number = ServerConn::number_of(answer.id);
+            let number = NbdServerConn::number_of(answer.id);
             if number == SELF {
                 self.own_flushes -= 1;
                 if let Err(error) = answer.result {
@@ -690,18 +690,18 @@ impl NbdServer {
     }
 
     /// Waits for the next event and handles it. With `farewell`, waits until then at most and accepts no new client.
-    fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<Ended>> {
+    fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<AttachmentEnd>> {
         self.calls.wait += 1;
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
-        let deadlines = self.clients.iter().map(Client::deadline);
+        let deadlines = self.clients.iter().map(NbdConnection::deadline);
         let pressed = self.poll_pressed(self.clock.now());
-        let held = self.moving.as_ref().and_then(Moving::poll_timeout).filter(|_| farewell.is_none());
+        let held = self.moving.as_ref().and_then(NbdMigration::poll_timeout).filter(|_| farewell.is_none());
         let at = timeouts.chain([farewell, self.deaf_until, held, pressed]).chain(deadlines).flatten().min();
         let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
         let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| at - self.clock.now()) };
         let is_held = self.is_held();
         // A client that connects while the device is elsewhere waits.
-        let is_away = self.moving.as_ref().is_some_and(Moving::is_away);
+        let is_away = self.moving.as_ref().is_some_and(NbdMigration::is_away);
         let has_place = self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
         // If all places are taken, a stuck client has to make room for one that connects.
         let now = self.clock.now();
@@ -709,16 +709,16 @@ impl NbdServer {
         let lets_in = farewell.is_none() && (has_place || has_stuck) && !is_away;
 
         let mut interests = Vec::with_capacity(INTERESTS_MAX);
-        interests.push(Interest::new(self.stop.wake().as_fd(), false));
+        interests.push(PollInterest::new(self.stop.wake().as_fd(), false));
         let watched = self.watched.as_ref().filter(|_| farewell.is_none());
-        interests.extend(watched.map(|link| Interest::hangup(link.as_fd())));
+        interests.extend(watched.map(|link| PollInterest::hangup(link.as_fd())));
         let at_watched = watched.map(|_| interests.len() - 1);
         interests
             .extend(self.moving.as_ref().filter(|_| farewell.is_none()).map(|moving| moving.hold_handle.interest()));
-        interests.extend(lets_in.then(|| Interest::new(self.listener.as_fd(), false)));
+        interests.extend(lets_in.then(|| PollInterest::new(self.listener.as_fd(), false)));
         let at_listener = lets_in.then(|| interests.len() - 1);
         let at_devices = interests.len();
-        let outside = |at: &usize| self.devices[*at].readiness().and_then(Watched::interest);
+        let outside = |at: &usize| self.devices[*at].readiness().and_then(DeviceWaitSource::interest);
         let waited_on: Vec<usize> = (0..self.devices.len()).filter(|at| outside(at).is_some()).collect();
         interests.extend(waited_on.iter().filter_map(outside));
         let at_clients = interests.len();
@@ -728,25 +728,25 @@ impl NbdServer {
             let client = &self.clients[at];
             let fd = client.link.as_fd();
             match (client.wants_input(&self.limits, is_held), client.is_full) {
-                (true, is_full) => Interest::new(fd, is_full),
-                (false, true) => Interest::room(fd),
-                (false, false) => Interest::end(fd),
+                (true, is_full) => PollInterest::new(fd, is_full),
+                (false, true) => PollInterest::room(fd),
+                (false, false) => PollInterest::end(fd),
             }
         }));
         if farewell.is_some() {
             // The stop signal has been seen: its descriptor would stay readable for ever.
-            interests[0] = Interest::end(self.stop.wake().as_fd());
+            interests[0] = PollInterest::end(self.stop.wake().as_fd());
         }
         wait(&mut interests, span)?;
-        let ready: Vec<bool> = interests.iter().map(Interest::is_ready).collect();
+        let ready: Vec<bool> = interests.iter().map(PollInterest::is_ready).collect();
         let readable: Vec<bool> = interests[at_clients..].iter().map(|interest| interest.readable).collect();
         drop(interests);
 
         if farewell.is_none() && ready[0] && self.stop.was_asked() {
-            return Ok(Some(Ended::Asked));
+            return Ok(Some(AttachmentEnd::Asked));
         }
         if at_watched.is_some_and(|at| ready[at]) {
-            return Ok(Some(Ended::Lost("the exporter ended the connection, or the way to it broke".into())));
+            return Ok(Some(AttachmentEnd::Lost("the exporter ended the connection, or the way to it broke".into())));
         }
         let now = self.clock.now();
         for (place, &at) in waited_on.iter().enumerate() {
@@ -816,7 +816,7 @@ impl NbdServer {
     fn poll_pressed(&self, now: Instant) -> Option<Instant> {
         let is_short = self.clients.iter().any(|client| client.memory.is_short());
         let patience = self.budget.stuck_time_max();
-        let stuck = self.clients.iter().filter_map(Client::stuck_since).min();
+        let stuck = self.clients.iter().filter_map(NbdConnection::stuck_since).min();
         let look_at = stuck.map(|since| if now - since < patience { since + patience } else { now + STUCK_PAUSE });
         let idle = self.clients.iter().filter(|client| client.keeps_idle_memory()).map(|client| client.moved_at).min();
         let rest_at = idle.map(|since| since + IDLE_TIME_MAX);
@@ -868,7 +868,7 @@ impl NbdServer {
                 Ok(Some(link)) => {
                     let is_free = |number: &u16| {
                         self.clients.iter().all(|client| client.number != *number)
-                            && self.orphans.iter().all(|orphan| ServerConn::number_of(*orphan) != *number)
+                            && self.orphans.iter().all(|orphan| NbdServerConn::number_of(*orphan) != *number)
                     };
                     let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
                     let memory = match self.budget.admit() {
@@ -879,9 +879,9 @@ impl NbdServer {
                         }
                     };
                     debug!(number, peer = link.peer(), "an NBD client came");
-                    let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
+                    let conn = NbdServerConn::new(number, Arc::clone(&self.exports), &self.limits);
                     let now = self.clock.now();
-                    let client = Client::new(link, conn, memory, now, &self.losses);
+                    let client = NbdConnection::new(link, conn, memory, now, &self.losses);
                     self.clients.push(client.choosing_until(now + self.handshake_time_max));
                 }
                 Ok(None) => return,
@@ -904,7 +904,7 @@ impl NbdServer {
                 break;
             }
         }
-        let was_ours = !self.moving.as_ref().is_some_and(Moving::is_expected);
+        let was_ours = !self.moving.as_ref().is_some_and(NbdMigration::is_expected);
         for (at, device) in self.devices.iter_mut().enumerate() {
             if !device.is_gone() && !device.info().is_read_only && was_ours {
                 self.own_flushes += 1;
@@ -932,6 +932,6 @@ impl NbdServer {
     }
 }
 
-fn wrong(reject: Reject) -> io::Error {
+fn wrong(reject: ProtocolViolation) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reject.to_string())
 }

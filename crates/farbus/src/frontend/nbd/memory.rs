@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use farbus_model::budget::{Account, Allowance, Budget, Exhausted, Taken};
+use farbus_model::budget::{BudgetExhaustion, ConnectionAllowance, MemoryAccount, MemoryBudget, MemoryCharge};
 use farbus_model::limits::{NBD_CLIENT_BYTES, NBD_CLIENTS_BYTES_MAX};
-use farbus_session::nbd::ServerConn;
+use farbus_session::nbd::NbdServerConn;
 
 /// How long a client may take no answers, or send nothing more of a write, while another client waits for memory or for
 /// a place.
@@ -19,11 +19,11 @@ const STUCK_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The budget of the NBD clients of a process.
 #[derive(Clone, Debug)]
-pub struct ClientBudget(Arc<Shared>);
+pub struct ClientBudget(Arc<ClientBudgetInner>);
 
 #[derive(Debug)]
-struct Shared {
-    account: Arc<Account>,
+struct ClientBudgetInner {
+    account: Arc<MemoryAccount>,
     /// How many clients wait for memory for their next request.
     waiting: AtomicUsize,
     stuck_time_max: Duration,
@@ -39,8 +39,13 @@ impl ClientBudget {
 
     /// A separate budget of `bytes` bytes. `stuck_time_max`: how long a client may hold what another waits for.
     pub fn new(bytes: usize, stuck_time_max: Duration) -> Self {
-        let budget = Budget { stranger_bytes: bytes, peer_bytes: bytes, process_bytes: bytes, ..Budget::DEFAULT };
-        Self(Arc::new(Shared { account: Account::of_process(budget), waiting: AtomicUsize::new(0), stuck_time_max }))
+        let budget =
+            MemoryBudget { stranger_bytes: bytes, peer_bytes: bytes, process_bytes: bytes, ..MemoryBudget::DEFAULT };
+        Self(Arc::new(ClientBudgetInner {
+            account: MemoryAccount::of_process(budget),
+            waiting: AtomicUsize::new(0),
+            stuck_time_max,
+        }))
     }
 
     /// How much is in use, bytes.
@@ -60,8 +65,8 @@ impl ClientBudget {
     /// Takes a new client's own part.
     ///
     /// # Errors
-    /// [`Exhausted`].
-    pub(super) fn admit(&self) -> Result<ClientMemory, Exhausted> {
+    /// [`BudgetExhaustion`].
+    pub(super) fn admit(&self) -> Result<ClientMemory, BudgetExhaustion> {
         self.0.account.take(NBD_CLIENT_BYTES).map(|own| self.memory(Some(own)))
     }
 
@@ -70,8 +75,8 @@ impl ClientBudget {
         self.memory(self.0.account.take(NBD_CLIENT_BYTES).ok())
     }
 
-    fn memory(&self, own: Option<Taken>) -> ClientMemory {
-        let allowance = Allowance::of(Arc::clone(&self.0.account));
+    fn memory(&self, own: Option<MemoryCharge>) -> ClientMemory {
+        let allowance = ConnectionAllowance::of(Arc::clone(&self.0.account));
         ClientMemory { shared: Arc::clone(&self.0), _own: own, allowance, is_short: false }
     }
 }
@@ -79,9 +84,9 @@ impl ClientBudget {
 /// What one client holds.
 #[derive(Debug)]
 pub(super) struct ClientMemory {
-    shared: Arc<Shared>,
-    _own: Option<Taken>,
-    allowance: Allowance,
+    shared: Arc<ClientBudgetInner>,
+    _own: Option<MemoryCharge>,
+    allowance: ConnectionAllowance,
     is_short: bool,
 }
 
@@ -89,7 +94,7 @@ impl ClientMemory {
     /// Takes memory for the client's next request, or for the rest of one that it has begun. If there is none, returns
     /// `false` and the request waits.
     #[inline]
-    pub fn covers_next(&mut self, conn: &mut ServerConn) -> bool {
+    pub fn covers_next(&mut self, conn: &mut NbdServerConn) -> bool {
         let is_covered = self.covers(conn.bytes_with_next()) || {
             conn.trim();
             self.covers(conn.bytes_with_next())
@@ -105,17 +110,17 @@ impl ClientMemory {
     }
 
     /// Gives back what the client does not need any more.
-    pub fn settle(&mut self, conn: &ServerConn) {
+    pub fn settle(&mut self, conn: &NbdServerConn) {
         if self.allowance.taken() > 0 {
             self.allowance.settle(conn.bytes_with_next().saturating_sub(NBD_CLIENT_BYTES));
         }
     }
 
     /// The client asks for nothing at present: gives back the memory for its next requests.
-    pub fn rest(&mut self, conn: &mut ServerConn) {
+    pub fn rest(&mut self, conn: &mut NbdServerConn) {
         conn.trim();
         if conn.bytes() <= NBD_CLIENT_BYTES {
-            self.allowance = Allowance::of(Arc::clone(&self.shared.account));
+            self.allowance = ConnectionAllowance::of(Arc::clone(&self.shared.account));
         }
     }
 

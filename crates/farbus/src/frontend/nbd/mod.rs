@@ -9,7 +9,7 @@ mod memory;
 mod moving;
 mod uri;
 
-pub use attachment::{Nbd, PROTOCOL, next_for};
-pub use engine::{NbdServer, Offer};
+pub use attachment::{NbdFrontEnd, PROTOCOL, next_for};
+pub use engine::{NbdExport, NbdServer};
 pub use memory::ClientBudget;
 pub use uri::uri;

@@ -4,49 +4,49 @@
 
 use std::time::Duration;
 
-use crate::frontend::hold::Granted;
+use crate::frontend::hold::HoldGrant;
 use farbus_model::Instant;
 use tracing::{info, warn};
 
 use crate::frontend::hold::{
-    Answer, Arrival, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldCommand, HoldHandle, Order, QUIET_WITHIN,
+    ArrivalTimer, FOLLOWS_ALREADY, FOLLOWS_NOT, HoldAnswerSender, HoldCommand, HoldHandle, HoldOrder, QUIET_WITHIN,
 };
 use crate::importer::session::status::SessionStatus;
 
 /// The state of a disk's holds and migrations.
-pub(super) struct Moving {
+pub(super) struct NbdMigration {
     pub hold_handle: HoldHandle,
     status: SessionStatus,
-    stay: Stay,
+    stay: NbdMigrationPhase,
     was_expected: bool,
-    arrival: Arrival,
+    arrival: ArrivalTimer,
     /// The process whose clients have stopped for good.
     departed: Option<u32>,
 }
 
 /// Which host has the disk, and whether it is held.
-enum Stay {
+enum NbdMigrationPhase {
     /// It is here, in use.
     Here,
     /// It is here, and held.
-    Held(Held),
+    Held(NbdHold),
     /// It is here, in use, and migrates to the host with this key when its clients have left.
     Following([u8; 32]),
     /// It migrates or has migrated; it is here again when its session says so.
     Leaving,
 }
 
-struct Held {
+struct NbdHold {
     since: Instant,
     /// Where to report that it is held.
-    asker: Option<Answer>,
+    asker: Option<HoldAnswerSender>,
     /// The key of the host that it migrates to when its clients have left.
     successor: Option<[u8; 32]>,
 }
 
 /// The state of its clients.
 #[derive(Clone, Copy)]
-pub(super) struct Clients {
+pub(super) struct NbdClientsSummary {
     /// Whether all have left.
     pub are_gone: bool,
     /// Whether all their requests are answered and the answers sent.
@@ -55,10 +55,17 @@ pub(super) struct Clients {
     pub answered: u64,
 }
 
-impl Moving {
+impl NbdMigration {
     pub fn new(hold_handle: HoldHandle, status: SessionStatus) -> Self {
         let was_expected = status.is_expected();
-        Self { hold_handle, status, stay: Stay::Here, was_expected, arrival: Arrival::default(), departed: None }
+        Self {
+            hold_handle,
+            status,
+            stay: NbdMigrationPhase::Here,
+            was_expected,
+            arrival: ArrivalTimer::default(),
+            departed: None,
+        }
     }
 
     /// Whether another host has yet to hand it over: then no data was written to it.
@@ -68,20 +75,23 @@ impl Moving {
 
     /// Whether no request may be passed to the disk.
     pub fn is_held(&self) -> bool {
-        matches!(self.stay, Stay::Held(_) | Stay::Leaving)
+        matches!(self.stay, NbdMigrationPhase::Held(_) | NbdMigrationPhase::Leaving)
     }
 
     /// Whether no client may connect.
     pub fn is_away(&self) -> bool {
-        matches!(self.stay, Stay::Leaving)
+        matches!(self.stay, NbdMigrationPhase::Leaving)
     }
 
-    /// When [`Moving::look_after`] wants to be called.
+    /// When [`NbdMigration::look_after`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.stay {
-            Stay::Held(Held { since, asker: Some(_), .. }) => Some(*since + self.quiet_within()),
-            Stay::Held(Held { since, successor: Some(_), .. }) => Some(*since + self.status.hold()),
-            Stay::Here | Stay::Held(_) | Stay::Following(_) | Stay::Leaving => None,
+            NbdMigrationPhase::Held(NbdHold { since, asker: Some(_), .. }) => Some(*since + self.quiet_within()),
+            NbdMigrationPhase::Held(NbdHold { since, successor: Some(_), .. }) => Some(*since + self.status.hold()),
+            NbdMigrationPhase::Here
+            | NbdMigrationPhase::Held(_)
+            | NbdMigrationPhase::Following(_)
+            | NbdMigrationPhase::Leaving => None,
         }
     }
 
@@ -92,7 +102,7 @@ impl Moving {
 
     /// The server ends: cancels a hold, a migration, or that the disk follows its clients.
     pub fn release(&mut self) {
-        self.stay = Stay::Here;
+        self.stay = NbdMigrationPhase::Here;
     }
 
     /// The process whose clients the server has to hang up on, as they have stopped for good; once for an order.
@@ -101,31 +111,31 @@ impl Moving {
     }
 
     /// Carries out orders, and continues a hold or a migration.
-    pub fn look_after(&mut self, now: Instant, clients: Clients) {
+    pub fn look_after(&mut self, now: Instant, clients: NbdClientsSummary) {
         if std::mem::replace(&mut self.was_expected, self.status.is_expected()) && !self.was_expected {
             self.arrival.note(now, clients.answered, !clients.are_answered);
         }
         self.arrival.see(now, clients.answered);
         self.see_what_comes_next(now, clients);
-        self.hold_handle.shut(!matches!(self.stay, Stay::Here));
-        self.hold_handle.note_following(matches!(self.stay, Stay::Following(_)));
+        self.hold_handle.shut(!matches!(self.stay, NbdMigrationPhase::Here));
+        self.hold_handle.note_following(matches!(self.stay, NbdMigrationPhase::Following(_)));
     }
 
-    fn see_what_comes_next(&mut self, now: Instant, clients: Clients) {
+    fn see_what_comes_next(&mut self, now: Instant, clients: NbdClientsSummary) {
         for order in self.hold_handle.take() {
             self.carry_out(now, order, clients);
         }
         let quiet_within = self.quiet_within();
         match &mut self.stay {
-            Stay::Here => {}
-            Stay::Leaving if self.status.is_ours() && self.status.end().is_none() => {
+            NbdMigrationPhase::Here => {}
+            NbdMigrationPhase::Leaving if self.status.is_ours() && self.status.end().is_none() => {
                 warn!("nobody came for the disk: it is here again");
-                self.stay = Stay::Here;
+                self.stay = NbdMigrationPhase::Here;
             }
-            Stay::Leaving => {}
-            Stay::Held(held) if held.asker.is_some() => {
+            NbdMigrationPhase::Leaving => {}
+            NbdMigrationPhase::Held(held) if held.asker.is_some() => {
                 let result = match clients.are_answered {
-                    true => Ok(Granted::ToUser),
+                    true => Ok(HoldGrant::ToUser),
                     false if now - held.since < quiet_within => return,
                     false => Err("what is under way does not come to its end"),
                 };
@@ -138,85 +148,94 @@ impl Moving {
                     asker.give(result);
                 }
                 if result.is_err() {
-                    self.stay = Stay::Here;
+                    self.stay = NbdMigrationPhase::Here;
                 }
             }
-            Stay::Held(Held { successor: Some(successor), .. }) | Stay::Following(successor) if clients.are_gone => {
+            NbdMigrationPhase::Held(NbdHold { successor: Some(successor), .. })
+            | NbdMigrationPhase::Following(successor)
+                if clients.are_gone =>
+            {
                 let successor = *successor;
                 if let Err(why) = self.leave(successor) {
                     warn!(why, "the disk stays here");
                 }
             }
-            Stay::Held(Held { successor: Some(_), since, .. }) if now - *since >= self.status.hold() => {
+            NbdMigrationPhase::Held(NbdHold { successor: Some(_), since, .. })
+                if now - *since >= self.status.hold() =>
+            {
                 warn!("the clients of the disk have not left: it stays here");
-                self.stay = Stay::Here;
+                self.stay = NbdMigrationPhase::Here;
             }
-            Stay::Held(_) | Stay::Following(_) => {}
+            NbdMigrationPhase::Held(_) | NbdMigrationPhase::Following(_) => {}
         }
     }
 
-    fn carry_out(&mut self, now: Instant, Order { command, answer, .. }: Order, clients: Clients) {
+    fn carry_out(&mut self, now: Instant, HoldOrder { command, answer, .. }: HoldOrder, clients: NbdClientsSummary) {
         let result = match (command, &mut self.stay) {
             (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), _) if self.status.is_expected() => {
                 Err("it is yet to be handed over to this host")
             }
-            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Leaving)
-            | (HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Held(Held { successor: Some(_), .. })) => {
-                Err("it is being handed over already")
-            }
-            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Following(_)) => {
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), NbdMigrationPhase::Leaving)
+            | (
+                HoldCommand::Move(_) | HoldCommand::Follow(_),
+                NbdMigrationPhase::Held(NbdHold { successor: Some(_), .. }),
+            ) => Err("it is being handed over already"),
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), NbdMigrationPhase::Following(_)) => {
                 Err(FOLLOWS_ALREADY)
             }
-            (HoldCommand::Move(successor), Stay::Held(held)) if held.asker.is_none() => {
+            (HoldCommand::Move(successor), NbdMigrationPhase::Held(held)) if held.asker.is_none() => {
                 (held.successor, held.since) = (Some(successor), now);
-                Ok(Granted::ToUser)
+                Ok(HoldGrant::ToUser)
             }
-            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), Stay::Held(_)) => {
+            (HoldCommand::Hold | HoldCommand::Move(_) | HoldCommand::Follow(_), NbdMigrationPhase::Held(_)) => {
                 Err("it is held already")
             }
-            (HoldCommand::Hold | HoldCommand::Follow(_), Stay::Here) if clients.are_gone => Err("nobody uses it"),
-            (HoldCommand::Follow(successor), Stay::Here) => {
+            (HoldCommand::Hold | HoldCommand::Follow(_), NbdMigrationPhase::Here) if clients.are_gone => {
+                Err("nobody uses it")
+            }
+            (HoldCommand::Follow(successor), NbdMigrationPhase::Here) => {
                 info!("the disk goes to its successor when its clients leave");
-                self.stay = Stay::Following(successor);
-                Ok(Granted::ToUser)
+                self.stay = NbdMigrationPhase::Following(successor);
+                Ok(HoldGrant::ToUser)
             }
-            (HoldCommand::Move(successor), Stay::Here) if clients.are_gone => self.leave(successor),
-            (HoldCommand::Hold, Stay::Here) => {
-                self.stay = Stay::Held(Held { since: now, asker: Some(answer), successor: None });
+            (HoldCommand::Move(successor), NbdMigrationPhase::Here) if clients.are_gone => self.leave(successor),
+            (HoldCommand::Hold, NbdMigrationPhase::Here) => {
+                self.stay = NbdMigrationPhase::Held(NbdHold { since: now, asker: Some(answer), successor: None });
                 return;
             }
-            (HoldCommand::Move(successor), Stay::Here) => {
-                self.stay = Stay::Held(Held { since: now, asker: Some(answer), successor: Some(successor) });
+            (HoldCommand::Move(successor), NbdMigrationPhase::Here) => {
+                self.stay =
+                    NbdMigrationPhase::Held(NbdHold { since: now, asker: Some(answer), successor: Some(successor) });
                 return;
             }
-            (HoldCommand::Depart(process), Stay::Following(_)) => {
+            (HoldCommand::Depart(process), NbdMigrationPhase::Following(_)) => {
                 self.departed = Some(process);
-                Ok(Granted::ToUser)
+                Ok(HoldGrant::ToUser)
             }
             (HoldCommand::Depart(_), _) => Err(FOLLOWS_NOT),
-            (HoldCommand::GoOn, Stay::Held(held)) => {
+            (HoldCommand::GoOn, NbdMigrationPhase::Held(held)) => {
                 if let Some(asker) = held.asker.take() {
                     asker.give(Err("it is to go on"));
                 }
-                self.stay = Stay::Here;
-                Ok(Granted::ToUser)
+                self.stay = NbdMigrationPhase::Here;
+                Ok(HoldGrant::ToUser)
             }
-            (HoldCommand::GoOn, Stay::Following(_)) => {
-                self.stay = Stay::Here;
-                Ok(Granted::ToUser)
+            (HoldCommand::GoOn, NbdMigrationPhase::Following(_)) => {
+                self.stay = NbdMigrationPhase::Here;
+                Ok(HoldGrant::ToUser)
             }
-            (HoldCommand::GoOn, Stay::Here | Stay::Leaving) => Err("it is not held"),
+            (HoldCommand::GoOn, NbdMigrationPhase::Here | NbdMigrationPhase::Leaving) => Err("it is not held"),
         };
         answer.give(result);
     }
 
-    fn leave(&mut self, successor: [u8; 32]) -> Result<Granted, &'static str> {
+    fn leave(&mut self, successor: [u8; 32]) -> Result<HoldGrant, &'static str> {
         let left = self.status.migrate(successor);
         if left.is_ok() {
             info!("the disk goes to its successor");
         }
-        self.stay = if left.is_ok() { Stay::Leaving } else { Stay::Here };
-        left.map(|()| Granted::AtOnce)
+        self.stay = if left.is_ok() { NbdMigrationPhase::Leaving } else { NbdMigrationPhase::Here };
+        left.map(|()| HoldGrant::AtOnce)
     }
 }
 
@@ -228,9 +247,9 @@ mod tests {
 
     use super::*;
 
-    const BUSY: Clients = Clients { are_gone: false, are_answered: false, answered: 0 };
-    const ANSWERED: Clients = Clients { are_gone: false, are_answered: true, answered: 0 };
-    const GONE: Clients = Clients { are_gone: true, are_answered: true, answered: 0 };
+    const BUSY: NbdClientsSummary = NbdClientsSummary { are_gone: false, are_answered: false, answered: 0 };
+    const ANSWERED: NbdClientsSummary = NbdClientsSummary { are_gone: false, are_answered: true, answered: 0 };
+    const GONE: NbdClientsSummary = NbdClientsSummary { are_gone: true, are_answered: true, answered: 0 };
 
     fn at_s(s: u64) -> Instant {
         Instant::from_nanos(s * 1_000_000_000)
@@ -238,10 +257,10 @@ mod tests {
 
     /// The answer to `order` while the clients are in this state, one second after the start.
     fn ordered(
-        moving: &mut Moving,
-        clients: Clients,
-        order: impl FnOnce(&HoldHandle) -> Result<Granted, &'static str> + Send + 'static,
-    ) -> Result<Granted, &'static str> {
+        moving: &mut NbdMigration,
+        clients: NbdClientsSummary,
+        order: impl FnOnce(&HoldHandle) -> Result<HoldGrant, &'static str> + Send + 'static,
+    ) -> Result<HoldGrant, &'static str> {
         let hold_handle = moving.hold_handle.clone();
         let asked = thread::spawn(move || order(&hold_handle));
         while !asked.is_finished() {
@@ -251,15 +270,15 @@ mod tests {
         asked.join().unwrap()
     }
 
-    fn moving() -> (Moving, SessionStatus) {
+    fn moving() -> (NbdMigration, SessionStatus) {
         let status = SessionStatus::default();
-        (Moving::new(HoldHandle::new().unwrap(), status.clone()), status)
+        (NbdMigration::new(HoldHandle::new().unwrap(), status.clone()), status)
     }
 
     #[test]
     fn disk_migrates_after_its_clients_left_and_returns_without_a_successor() {
         let (mut moving, status) = moving();
-        assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(HoldGrant::ToUser));
         assert!(moving.is_held() && !moving.is_away() && status.is_ours() && moving.hold_handle.is_shut());
         assert_eq!(
             ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([8; 32])),
@@ -271,21 +290,21 @@ mod tests {
         status.disinherit();
         moving.look_after(at_s(3), GONE);
         assert!(!moving.is_held() && !moving.hold_handle.is_shut());
-        assert_eq!(ordered(&mut moving, GONE, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::AtOnce));
+        assert_eq!(ordered(&mut moving, GONE, |hold_handle| hold_handle.hand_over([7; 32])), Ok(HoldGrant::AtOnce));
     }
 
     #[test]
     fn disk_stays_if_its_clients_do_not_leave_in_time() {
         let (mut moving, status) = moving();
         assert_eq!(ordered(&mut moving, GONE, HoldHandle::hold), Err("nobody uses it"));
-        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(HoldGrant::ToUser));
         assert_eq!(moving.poll_timeout(), None, "it is held until somebody says otherwise");
-        assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(HoldGrant::ToUser));
         assert_eq!(moving.poll_timeout(), Some(at_s(1) + HOLD));
         moving.look_after(at_s(1) + HOLD, ANSWERED);
         assert!(!moving.is_held() && status.is_ours());
-        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
-        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::go_on), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(HoldGrant::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::go_on), Ok(HoldGrant::ToUser));
         assert!(!moving.is_held());
     }
 
@@ -300,7 +319,7 @@ mod tests {
             status.note_hold(limits);
             status.note_storage(true);
             let moved = ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32]));
-            assert_eq!(moved, Ok(Granted::ToUser));
+            assert_eq!(moved, Ok(HoldGrant::ToUser));
             let both = Duration::from_secs(both_s);
             assert_eq!((status.hold(), moving.poll_timeout()), (both, Some(at_s(1) + both)));
             moving.look_after(at_s(1) + (both - Duration::from_nanos(1)), ANSWERED);
@@ -313,9 +332,9 @@ mod tests {
     #[test]
     fn disk_that_follows_serves_its_clients_without_a_limit_and_migrates_when_they_leave() {
         let (mut moving, status) = moving();
-        let follow = |moving: &mut Moving, clients| ordered(moving, clients, |handle| handle.follow([7; 32]));
+        let follow = |moving: &mut NbdMigration, clients| ordered(moving, clients, |handle| handle.follow([7; 32]));
         assert_eq!(follow(&mut moving, GONE), Err("nobody uses it"));
-        assert_eq!(follow(&mut moving, BUSY), Ok(Granted::ToUser));
+        assert_eq!(follow(&mut moving, BUSY), Ok(HoldGrant::ToUser));
         assert!(!moving.is_held() && !moving.is_away() && moving.poll_timeout().is_none());
         assert!(moving.hold_handle.is_following() && moving.hold_handle.is_shut());
         assert_eq!(follow(&mut moving, BUSY), Err(FOLLOWS_ALREADY));
@@ -323,12 +342,12 @@ mod tests {
         moving.look_after(at_s(3600), BUSY);
         assert!(!moving.is_held() && status.is_ours(), "it has no limit");
         // The machine stays: the disk may follow it another time.
-        assert_eq!(ordered(&mut moving, BUSY, HoldHandle::go_on), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, BUSY, HoldHandle::go_on), Ok(HoldGrant::ToUser));
         assert!(!moving.hold_handle.is_following() && !moving.hold_handle.is_shut());
         moving.look_after(at_s(3601), GONE);
         assert!(status.is_ours(), "it follows nobody");
-        assert_eq!(follow(&mut moving, BUSY), Ok(Granted::ToUser));
-        assert_eq!(ordered(&mut moving, BUSY, |handle| handle.depart(5)), Ok(Granted::ToUser));
+        assert_eq!(follow(&mut moving, BUSY), Ok(HoldGrant::ToUser));
+        assert_eq!(ordered(&mut moving, BUSY, |handle| handle.depart(5)), Ok(HoldGrant::ToUser));
         assert_eq!((moving.take_departed(), moving.take_departed()), (Some(5), None));
         moving.look_after(at_s(3602), GONE);
         assert!(moving.is_away() && status.successor() == Some([7; 32]));

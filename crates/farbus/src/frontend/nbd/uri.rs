@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use crate::common::socket_place::Place;
+use crate::common::socket_place::SocketLocation;
 
 /// The URI of an export of a server at `place`. An empty name means the default export.
-pub fn uri(place: &Place, export: &str) -> String {
+pub fn uri(place: &SocketLocation, export: &str) -> String {
     let export = escaped(export);
     match place {
-        Place::Socket(path) => format!("nbd+unix:///{export}?socket={}", escaped(&path.display().to_string())),
-        Place::Address(address) => format!("nbd://{address}/{export}"),
+        SocketLocation::Socket(path) => format!("nbd+unix:///{export}?socket={}", escaped(&path.display().to_string())),
+        SocketLocation::Address(address) => format!("nbd://{address}/{export}"),
     }
 }
 
@@ -31,9 +31,12 @@ mod tests {
 
     #[test]
     fn uri_escapes_any_socket_path() {
-        let socket = |path: &str| uri(&Place::Socket(path.into()), "");
+        let socket = |path: &str| uri(&SocketLocation::Socket(path.into()), "");
         assert_eq!(socket("/run/farbus/nbd-disk.sock"), "nbd+unix:///?socket=/run/farbus/nbd-disk.sock");
         assert_eq!(socket("a b,c&d'e\u{fc}"), "nbd+unix:///?socket=a%20b%2Cc%26d%27e%C3%BC");
-        assert_eq!(uri(&Place::Address("[::1]:10809".parse().unwrap()), "boot disk"), "nbd://[::1]:10809/boot%20disk");
+        assert_eq!(
+            uri(&SocketLocation::Address("[::1]:10809".parse().unwrap()), "boot disk"),
+            "nbd://[::1]:10809/boot%20disk"
+        );
     }
 }

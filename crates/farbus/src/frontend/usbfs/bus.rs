@@ -8,19 +8,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use farbus_control::failure::FailureReport;
-use farbus_gadgets::Emulated;
+use farbus_gadgets::EmulatedDevice;
 use farbus_gadgets::root_hub::{PORTS_MAX, RootHub, SUPER_PORTS_MAX};
-use farbus_io_net::link::{Clock, Wake};
-use farbus_model::{Completions, Device, DeviceLayer, Instant as ModelInstant, Speed};
-use farbus_session::usbfs::Place;
+use farbus_io_net::link::{BoottimeClock, ThreadWaker};
+use farbus_model::{CompletionQueue, Device, DeviceLayer, Instant as ModelInstant, UsbSpeed};
+use farbus_session::usbfs::UsbBusLocation;
 use tracing::warn;
 
 use super::tree::{LOCAL, bus_of};
-use crate::devices::follow::Follow;
-use crate::frontend::Ended;
+use crate::devices::follow::FollowPolicy;
+use crate::frontend::AttachmentEnd;
 use crate::frontend::remote_usb::FarDevice;
-use crate::frontend::usb_swap::{Order, SwapUsb, UsbSwap};
-use crate::importer::client::{Client, ClientError, FailureKind, GRACE_DISK, RememberedDevice, Reopener, Target};
+use crate::frontend::usb_swap::{SwapUsb, UsbSwap, UsbSwapOrder};
+use crate::importer::client::{
+    ClientError, DeviceReopener, DeviceTarget, FailureKind, GRACE_DISK, ImporterClient, RememberedDevice,
+};
 
 /// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
 const FIRST: u16 = 2;
@@ -28,12 +30,12 @@ const LAST: u16 = 127;
 
 /// Where a device comes from.
 #[derive(Debug)]
-pub struct Source {
+pub struct FarDeviceSource {
     /// How its host is reached.
-    client: Client,
+    client: ImporterClient,
     /// The device.
-    target: Target,
-    /// Since when a program has it as it is now, and what exchanges it.
+    target: DeviceTarget,
+    /// Since when a program has it is now, and what exchanges it.
     now: Mutex<Option<(Instant, UsbSwap)>>,
     /// Why it was taken away for good.
     taken_away: OnceLock<FailureReport>,
@@ -41,11 +43,11 @@ pub struct Source {
     finds_another: AtomicBool,
 }
 
-impl Source {
+impl FarDeviceSource {
     /// A device that is yet to be taken. `follow`: which other devices in its port the program gets; `None`: any that
     /// is no disk and no other one of its make.
-    pub fn new(client: Client, target: Target, follow: Option<&Follow>) -> Self {
-        let remembered = RememberedDevice::new(&target, Reopener::Run);
+    pub fn new(client: ImporterClient, target: DeviceTarget, follow: Option<&FollowPolicy>) -> Self {
+        let remembered = RememberedDevice::new(&target, DeviceReopener::Run);
         let client = client.remembering(match follow {
             Some(follow) => remembered.following(follow),
             None => remembered,
@@ -55,7 +57,7 @@ impl Source {
     }
 
     /// The device.
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &DeviceTarget {
         &self.target
     }
 
@@ -63,7 +65,7 @@ impl Source {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open(&self, wake: &Arc<Wake>) -> Result<SwapUsb, ClientError> {
+    pub fn open(&self, wake: &Arc<ThreadWaker>) -> Result<SwapUsb, ClientError> {
         let opened = FarDevice::open(&self.client, &self.target, GRACE_DISK);
         let is_another = matches!(opened, Err(ClientError::AnotherDevice { .. }));
         let was_another = self.finds_another.swap(is_another, Ordering::Relaxed);
@@ -98,75 +100,75 @@ impl Source {
         self.finds_another.load(Ordering::Relaxed)
     }
 
-    /// Since when a program has it as it is now, and what exchanges it; `None` while it is looked for.
+    /// Since when a program has it is now, and what exchanges it; `None` while it is looked for.
     pub fn now(&self) -> Option<(Instant, UsbSwap)> {
         let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         now.as_ref().filter(|(_, swap)| !swap.is_over()).cloned()
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for FarDeviceSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.target.shown())
     }
 }
 
 /// What is on a bus.
-pub enum Member {
+pub enum BusMember {
     /// Its root hub.
-    Hub(Box<Emulated<RootHub>>),
+    Hub(Box<EmulatedDevice<RootHub>>),
     /// A device of another host.
     Far {
         /// The device, or its twin.
         device: Box<SwapUsb>,
         /// From where it comes again, if it goes.
-        source: Arc<Source>,
+        source: Arc<FarDeviceSource>,
     },
 }
 
-impl Member {
+impl BusMember {
     /// The clock by which it lives.
-    pub fn clock(&self) -> Clock {
+    pub fn clock(&self) -> BoottimeClock {
         match self {
-            Member::Hub(_) => Clock::start(),
-            Member::Far { device, .. } => device.clock(),
+            BusMember::Hub(_) => BoottimeClock::start(),
+            BusMember::Far { device, .. } => device.clock(),
         }
     }
 
     /// How many ports it has.
     pub fn ports(&self) -> u8 {
         match self {
-            Member::Hub(hub) => hub.function().ports(),
-            Member::Far { .. } => 0,
+            BusMember::Hub(hub) => hub.function().ports(),
+            BusMember::Far { .. } => 0,
         }
     }
 
     /// Of a root hub: what is at a port from now on.
-    pub fn set_port(&mut self, port: u8, device: Option<Speed>) {
-        if let Member::Hub(hub) = self {
+    pub fn set_port(&mut self, port: u8, device: Option<UsbSpeed>) {
+        if let BusMember::Hub(hub) = self {
             hub.function_mut().set_port(port, device);
         }
     }
 
     /// From where it comes; `None` for a root hub.
-    pub fn source(&self) -> Option<Arc<Source>> {
+    pub fn source(&self) -> Option<Arc<FarDeviceSource>> {
         match self {
-            Member::Hub(_) => None,
-            Member::Far { source, .. } => Some(Arc::clone(source)),
+            BusMember::Hub(_) => None,
+            BusMember::Far { source, .. } => Some(Arc::clone(source)),
         }
     }
 
     /// The order to exchange it for its twin, if there is one.
-    pub fn take_order(&self) -> Option<Order> {
+    pub fn take_order(&self) -> Option<UsbSwapOrder> {
         match self {
-            Member::Hub(_) => None,
-            Member::Far { device, .. } => device.take_order(),
+            BusMember::Hub(_) => None,
+            BusMember::Far { device, .. } => device.take_order(),
         }
     }
 
     /// Begins to exchange it as ordered.
-    pub fn exchange(&mut self, now: ModelInstant, order: Order, done: &mut Completions) {
-        if let Member::Far { device, .. } = self {
+    pub fn exchange(&mut self, now: ModelInstant, order: UsbSwapOrder, done: &mut CompletionQueue) {
+        if let BusMember::Far { device, .. } = self {
             device.exchange(now, order, None, done);
         }
     }
@@ -174,51 +176,51 @@ impl Member {
     /// Why it is not to be looked for: its exporter has ended its use, because its lease is over or its owner took it
     /// back.
     pub fn taken_away(&self) -> Option<FailureReport> {
-        let Member::Far { device, .. } = self else { return None };
+        let BusMember::Far { device, .. } = self else { return None };
         match device.ended() {
-            Some(Ended::Over(report)) if report.attribute == FailureKind::Refused => Some(report),
+            Some(AttachmentEnd::Over(report)) if report.attribute == FailureKind::Refused => Some(report),
             _ => None,
         }
     }
 
     /// It is gone, and another one is looked for: takes no more orders.
     pub fn note_gone(&mut self) {
-        if let Member::Far { device, .. } = self {
+        if let BusMember::Far { device, .. } = self {
             device.handle().end();
         }
     }
 
     /// Gives it back to its host.
-    pub fn close(&mut self, now: ModelInstant, done: &mut Completions) {
-        if let Member::Far { device, .. } = self {
+    pub fn close(&mut self, now: ModelInstant, done: &mut CompletionQueue) {
+        if let BusMember::Far { device, .. } = self {
             device.close(now, done);
         }
     }
 }
 
-impl DeviceLayer for Member {
+impl DeviceLayer for BusMember {
     type Inner = dyn Device;
 
     fn inner(&self) -> &(dyn Device + 'static) {
         match self {
-            Member::Hub(hub) => &**hub,
-            Member::Far { device, .. } => &**device,
+            BusMember::Hub(hub) => &**hub,
+            BusMember::Far { device, .. } => &**device,
         }
     }
 
     fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
         match self {
-            Member::Hub(hub) => &mut **hub,
-            Member::Far { device, .. } => &mut **device,
+            BusMember::Hub(hub) => &mut **hub,
+            BusMember::Far { device, .. } => &mut **device,
         }
     }
 }
 
 /// The device numbers of the buses: the next one is always another one, as long as there are any (`choose_devnum`).
 #[derive(Debug, Default)]
-pub struct Numbers(BTreeMap<u16, u16>);
+pub struct DeviceNumberAllocator(BTreeMap<u16, u16>);
 
-impl Numbers {
+impl DeviceNumberAllocator {
     /// The next number on a bus, of those that no device has.
     pub fn next(&mut self, bus: u16, is_taken: impl Fn(u16) -> bool) -> u16 {
         let last = self.0.entry(bus).or_insert(FIRST - 1);
@@ -237,9 +239,12 @@ impl Numbers {
 ///
 /// # Errors
 /// More devices than a bus has ports.
-pub fn members(devices: Vec<(SwapUsb, Arc<Source>)>, numbers: &mut Numbers) -> io::Result<Vec<(Place, Member)>> {
+pub fn members(
+    devices: Vec<(SwapUsb, Arc<FarDeviceSource>)>,
+    numbers: &mut DeviceNumberAllocator,
+) -> io::Result<Vec<(UsbBusLocation, BusMember)>> {
     let (fast, others): (Vec<_>, Vec<_>) =
-        devices.into_iter().partition(|(device, _)| Device::speed(device) >= Speed::Super);
+        devices.into_iter().partition(|(device, _)| Device::speed(device) >= UsbSpeed::Super);
     let mut members = Vec::new();
     let kinds = [(others, false, PORTS_MAX), (fast, true, SUPER_PORTS_MAX)];
     for (bus, (devices, is_super, most)) in
@@ -250,10 +255,10 @@ pub fn members(devices: Vec<(SwapUsb, Arc<Source>)>, numbers: &mut Numbers) -> i
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let hub = RootHub::device(is_super, devices.iter().map(|(device, _)| Some(Device::speed(device))).collect());
-        members.push((Place { bus, device: 1, ports: Vec::new() }, Member::Hub(Box::new(hub))));
+        members.push((UsbBusLocation { bus, device: 1, ports: Vec::new() }, BusMember::Hub(Box::new(hub))));
         for (port, (device, source)) in (1u8..).zip(devices) {
-            let place = Place { bus, device: numbers.next(bus, |_| false), ports: vec![port] };
-            members.push((place, Member::Far { device: Box::new(device), source }));
+            let place = UsbBusLocation { bus, device: numbers.next(bus, |_| false), ports: vec![port] };
+            members.push((place, BusMember::Far { device: Box::new(device), source }));
         }
     }
     Ok(members)

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use farbus_control::attachment::AttachmentStatus;
 use farbus_control::process::ProcessStatus;
 use farbus_io_net::local::control_socket::{Answer, ControlSocket, ControlSocketError, Question};
-use farbus_io_net::local::passed_files::Files;
+use farbus_io_net::local::passed_files::PassedFiles;
 
-use super::bus::Source;
+use super::bus::FarDeviceSource;
 use crate::frontend::ANOTHER_DEVICE;
 use crate::frontend::running::program_status;
 use crate::frontend::steering::{latency, swap_usb};
-use crate::importer::client::Target;
+use crate::importer::client::DeviceTarget;
 use crate::importer::discovery::local_shares::is_same;
 
 /// Answers as long as the socket is kept.
 ///
 /// # Errors
 /// [`ControlSocketError`].
-pub fn answer_for(sources: Vec<Arc<Source>>, program: &OsString) -> Result<ControlSocket, ControlSocketError> {
+pub fn answer_for(sources: Vec<Arc<FarDeviceSource>>, program: &OsString) -> Result<ControlSocket, ControlSocketError> {
     let name = Path::new(program).file_name().unwrap_or(program);
     let program = name.to_string_lossy().into_owned();
     let (control_socket, listener) = ControlSocket::bind()?;
@@ -28,7 +28,7 @@ pub fn answer_for(sources: Vec<Arc<Source>>, program: &OsString) -> Result<Contr
     Ok(control_socket)
 }
 
-fn answer(sources: &[Arc<Source>], program: &str, question: Question, files: &Files) -> Answer {
+fn answer(sources: &[Arc<FarDeviceSource>], program: &str, question: Question, files: &PassedFiles) -> Answer {
     let found = |device: &str| sources.iter().find(|source| is_meant(source.target(), device));
     match &question {
         Question::Status => {
@@ -64,11 +64,11 @@ fn answer(sources: &[Arc<Source>], program: &str, question: Question, files: &Fi
 }
 
 /// Whether `asked` names the device: by its name, or with its host.
-fn is_meant(target: &Target, asked: &str) -> bool {
-    asked == target.device || asked.parse::<Target>().is_ok_and(|asked| is_same(&asked, target))
+fn is_meant(target: &DeviceTarget, asked: &str) -> bool {
+    asked == target.device || asked.parse::<DeviceTarget>().is_ok_and(|asked| is_same(&asked, target))
 }
 
-fn status(source: &Source, program: &str) -> AttachmentStatus {
+fn status(source: &FarDeviceSource, program: &str) -> AttachmentStatus {
     let at = format!("/dev/bus/usb of {program}");
     let status = program_status(source.target(), at, source.now());
     match source.finds_another() {

@@ -6,23 +6,24 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use farbus_io_linux::frontend::tree::{Op, Request, RequestId, Server};
+use farbus_io_linux::frontend::tree::{RequestId, TreeOperation, TreeRequest, TreeServer};
 use farbus_io_linux::sys::process_memory;
-use farbus_io_net::link::{Gathering, Wake};
+use farbus_io_net::link::{EpollSet, ThreadWaker};
 use farbus_model::limits::USBFS_BYTES_MAX;
-use farbus_model::{Device, Instant, Payload, Speed};
+use farbus_model::{Device, Instant, Payload, UsbSpeed};
 use farbus_session::usbfs::{
-    Answer, Call, CallId, Command, Entry, Events as PollEvents, Memory, OpenId, Place, Refusal, Width,
+    CallId, OpenId, PointerWidth, ProgramMemory, SysfsEntry, UsbBusLocation, UsbfsAnswer, UsbfsCommand, UsbfsError,
+    UsbfsIoctl, UsbfsPollEvents as PollEvents,
 };
 use tracing::{debug, warn};
 
-use super::bus::{Numbers, Source, members};
-use super::events::Events;
-use super::follow::Follow;
-use super::polls::Polls;
-use super::search::Search;
-use super::served::Served;
-use super::tree::Tree;
+use super::bus::{DeviceNumberAllocator, FarDeviceSource, members};
+use super::events::HotplugAnnouncer;
+use super::follow::CallerAffinity;
+use super::polls::PendingPolls;
+use super::search::DeviceSearch;
+use super::served::TreeDevice;
+use super::tree::SysfsTree;
 use crate::common::stop_signal::StopSignal;
 use crate::frontend::usb_swap::SwapUsb;
 
@@ -33,83 +34,83 @@ const IS_FOLDER: u16 = 21;
 const NOT_OPEN: u16 = 9;
 
 /// A program that waits for the answer to a command.
-struct Caller {
+struct CommandCaller {
     device: usize,
     thread: u32,
 }
 
 /// The server of a program's devices.
-pub struct Engine {
-    server: Server,
-    tree: Tree,
-    devices: BTreeMap<usize, Served>,
+pub struct UsbfsEngine {
+    server: TreeServer,
+    tree: SysfsTree,
+    devices: BTreeMap<usize, TreeDevice>,
     /// The next device's, which no device has had.
     next: usize,
-    numbers: Numbers,
-    searches: Vec<Search>,
+    numbers: DeviceNumberAllocator,
+    searches: Vec<DeviceSearch>,
     /// Rung by a search that has found its device, and by who stops this.
-    wake: Arc<Wake>,
+    wake: Arc<ThreadWaker>,
     /// `None` if programs cannot be told what comes and goes.
-    events: Option<Events>,
+    events: Option<HotplugAnnouncer>,
     /// What is open, by the handle that the kernel names: device and open.
     opened: BTreeMap<u64, (usize, OpenId)>,
     handles: u64,
-    callers: BTreeMap<CallId, Caller>,
-    polls: Polls,
-    follow: Follow,
-    all: Gathering,
+    callers: BTreeMap<CallId, CommandCaller>,
+    polls: PendingPolls,
+    follow: CallerAffinity,
+    all: EpollSet,
 }
 
 /// The memory of the thread that asks.
 struct CallerMemory(u32);
 
-impl Memory for CallerMemory {
-    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Refusal> {
+impl ProgramMemory for CallerMemory {
+    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), UsbfsError> {
         process_memory::read(self.0, address, into).map_err(|error| {
             debug!(%error, thread = self.0, "a program's memory cannot be read");
-            Refusal::BadAddress
+            UsbfsError::BadAddress
         })
     }
 }
 
-impl Engine {
+impl UsbfsEngine {
     /// Serves devices, which get their first configuration as a kernel would give it to them.
     ///
     /// # Errors
     /// The system's error; a device does not take its configuration.
     pub fn new(
         server: OwnedFd,
-        wake: Arc<Wake>,
-        events: Option<Events>,
-        tree: Tree,
-        devices: Vec<(SwapUsb, Arc<Source>)>,
+        wake: Arc<ThreadWaker>,
+        events: Option<HotplugAnnouncer>,
+        tree: SysfsTree,
+        devices: Vec<(SwapUsb, Arc<FarDeviceSource>)>,
     ) -> io::Result<Self> {
         let mut engine = Self {
-            server: Server::new(server)?,
+            server: TreeServer::new(server)?,
             tree,
             devices: BTreeMap::new(),
             next: 0,
-            numbers: Numbers::default(),
+            numbers: DeviceNumberAllocator::default(),
             searches: Vec::new(),
             wake,
             events,
             opened: BTreeMap::new(),
             handles: 0,
             callers: BTreeMap::new(),
-            polls: Polls::default(),
-            follow: Follow::new()?,
-            all: Gathering::new()?,
+            polls: PendingPolls::default(),
+            follow: CallerAffinity::new()?,
+            all: EpollSet::new()?,
         };
         engine.all.watch(engine.server.as_fd(), false)?;
         engine.all.watch(engine.wake.as_fd(), false)?;
         for (place, member) in members(devices, &mut engine.numbers)? {
-            engine.insert(Served::new(place, member)?)?;
+            engine.insert(TreeDevice::new(place, member)?)?;
         }
         engine.show();
         Ok(engine)
     }
 
-    fn insert(&mut self, mut served: Served) -> io::Result<()> {
+    fn insert(&mut self, mut served: TreeDevice) -> io::Result<()> {
         served.watch_in(&self.all)?;
         let (place, speed) = (served.node.place().clone(), served.node.device().speed());
         self.devices.insert(self.next, served);
@@ -119,7 +120,7 @@ impl Engine {
     }
 
     /// The root hub of the place's bus says from now on that this is at its port.
-    fn set_port(&mut self, place: &Place, device: Option<Speed>) {
+    fn set_port(&mut self, place: &UsbBusLocation, device: Option<UsbSpeed>) {
         let [port] = place.ports[..] else { return };
         if let Some(hub) = self.devices.values_mut().find(|one| one.is_numbered(place.bus, 1)) {
             hub.node.with_device(hub.clock.now(), |member, _| member.set_port(port, device));
@@ -249,47 +250,51 @@ impl Engine {
                 source.note_taken_away(report);
                 continue;
             }
-            let Place { bus, ports, .. } = place;
+            let UsbBusLocation { bus, ports, .. } = place;
             warn!(device = %source, "the device is gone, and is looked for");
             let device = self.numbers.next(bus, |number| self.devices.values().any(|one| one.is_numbered(bus, number)));
-            self.searches.push(Search::start(source, Place { bus, device, ports }, Arc::clone(&self.wake)));
+            self.searches.push(DeviceSearch::start(
+                source,
+                UsbBusLocation { bus, device, ports },
+                Arc::clone(&self.wake),
+            ));
         }
         self.devices.retain(|_, one| !one.is_over());
     }
 
-    fn handle(&mut self, request: Request) {
-        let Request { id, node, thread, op } = request;
+    fn handle(&mut self, request: TreeRequest) {
+        let TreeRequest { id, node, thread, op } = request;
         match op {
-            Op::Lookup(name) => {
+            TreeOperation::Lookup(name) => {
                 let found = std::str::from_utf8(&name).ok().and_then(|name| self.tree.look_up(node, name));
                 match found {
                     Some(attributes) => self.server.found(id, &attributes),
                     None => self.server.fail(id, NOT_THERE),
                 }
             }
-            Op::Attributes => match self.tree.attributes(node) {
+            TreeOperation::Attributes => match self.tree.attributes(node) {
                 Some(attributes) => self.server.attributes(id, &attributes),
                 None => self.server.fail(id, NOT_THERE),
             },
-            Op::ReadLink => match self.tree.entry(node) {
-                Some(Entry::Link(to)) => self.server.data(id, to.as_bytes()),
+            TreeOperation::ReadLink => match self.tree.entry(node) {
+                Some(SysfsEntry::Link(to)) => self.server.data(id, to.as_bytes()),
                 _ => self.server.fail(id, NOT_THERE),
             },
-            Op::Open { is_writable } => self.open(id, node, is_writable),
-            Op::Read { offset, size } => self.read(id, node, offset, size),
-            Op::List { offset, size } => match self.tree.list(node) {
+            TreeOperation::Open { is_writable } => self.open(id, node, is_writable),
+            TreeOperation::Read { offset, size } => self.read(id, node, offset, size),
+            TreeOperation::List { offset, size } => match self.tree.list(node) {
                 Some(entries) => {
                     let entries = entries.iter().map(|(name, attributes)| (name.as_str(), *attributes));
                     self.server.list(id, (offset, size), entries);
                 }
                 None => self.server.fail(id, NOT_THERE),
             },
-            Op::Ioctl { handle, command, argument, is_narrow } => {
-                let width = if is_narrow { Width::Bits32 } else { Width::Bits64 };
+            TreeOperation::Ioctl { handle, command, argument, is_narrow } => {
+                let width = if is_narrow { PointerWidth::Bits32 } else { PointerWidth::Bits64 };
                 self.ioctl(id, thread, handle, (command, argument, width));
             }
-            Op::Poll { handle, waiter } => self.poll(id, handle, waiter),
-            Op::Interrupt(of) => {
+            TreeOperation::Poll { handle, waiter } => self.poll(id, handle, waiter),
+            TreeOperation::Interrupt(of) => {
                 self.polls.interrupt(&self.server, of);
                 let call = CallId(of.0);
                 if let Some(caller) = self.callers.get(&call) {
@@ -300,7 +305,7 @@ impl Engine {
                     self.settle(index);
                 }
             }
-            Op::Release { handle } => {
+            TreeOperation::Release { handle } => {
                 if let Some((device, open)) = self.opened.remove(&handle) {
                     self.polls.close((device, open));
                     self.close_open(device, open);
@@ -308,19 +313,24 @@ impl Engine {
                 self.server.done(id);
             }
             // The server answers or drops these itself.
-            Op::Done | Op::OpenFolder | Op::Size | Op::Change | Op::Forget | Op::Unknown => self.server.done(id),
+            TreeOperation::Done
+            | TreeOperation::OpenFolder
+            | TreeOperation::Size
+            | TreeOperation::Change
+            | TreeOperation::Forget
+            | TreeOperation::Unknown => self.server.done(id),
         }
     }
 
     fn open(&mut self, id: RequestId, number: u64, is_writable: bool) {
         let Some(device) = self.tree.device(number) else {
             return match self.tree.entry(number) {
-                Some(Entry::File(_)) if is_writable => self.server.fail(id, NOT_ALLOWED),
-                Some(Entry::File(_)) => drop(self.server.opened(id, 0)),
+                Some(SysfsEntry::File(_)) if is_writable => self.server.fail(id, NOT_ALLOWED),
+                Some(SysfsEntry::File(_)) => drop(self.server.opened(id, 0)),
                 _ => self.server.fail(id, NOT_THERE),
             };
         };
-        let Some(one) = self.devices.get_mut(&device) else { return self.server.fail(id, Refusal::Gone.number()) };
+        let Some(one) = self.devices.get_mut(&device) else { return self.server.fail(id, UsbfsError::Gone.number()) };
         match one.node.open(is_writable) {
             Ok(open) => {
                 self.handles += 1;
@@ -339,7 +349,7 @@ impl Engine {
             one.node.close(one.clock.now(), open);
         }
         self.settle(device);
-        if self.devices.get(&device).is_some_and(Served::is_over) {
+        if self.devices.get(&device).is_some_and(TreeDevice::is_over) {
             self.devices.remove(&device);
         }
     }
@@ -349,7 +359,7 @@ impl Engine {
         let of_device = device.map(|device| device.node.descriptors());
         let bytes = match (&of_device, self.tree.entry(number)) {
             (Some(bytes), _) => bytes,
-            (None, Some(Entry::File(bytes))) => bytes,
+            (None, Some(SysfsEntry::File(bytes))) => bytes,
             (None, Some(_)) => return self.server.fail(id, IS_FOLDER),
             (None, None) => return self.server.fail(id, NOT_THERE),
         };
@@ -358,19 +368,19 @@ impl Engine {
         self.server.data(id, &bytes[from..to]);
     }
 
-    fn ioctl(&mut self, id: RequestId, thread: u32, handle: u64, (command, argument, width): (u32, u64, Width)) {
+    fn ioctl(&mut self, id: RequestId, thread: u32, handle: u64, (command, argument, width): (u32, u64, PointerWidth)) {
         let Some(&(device, open)) = self.opened.get(&handle) else {
-            return self.server.fail(id, Refusal::Unknown.number());
+            return self.server.fail(id, UsbfsError::Unknown.number());
         };
         let held: u64 = self.devices.values().map(|one| one.node.bytes()).sum();
-        let Some((call, one)) = Call::decode(command, width).zip(self.devices.get_mut(&device)) else {
-            return self.server.fail(id, Refusal::Unknown.number());
+        let Some((call, one)) = UsbfsIoctl::decode(command, width).zip(self.devices.get_mut(&device)) else {
+            return self.server.fail(id, UsbfsError::Unknown.number());
         };
         one.node.limit_bytes(USBFS_BYTES_MAX.saturating_sub(held - one.node.bytes()));
         let call_id = CallId(id.0);
-        self.callers.insert(call_id, Caller { device, thread });
+        self.callers.insert(call_id, CommandCaller { device, thread });
         self.follow.note(thread, one.node.bytes());
-        let command = Command { id: call_id, call, width, argument };
+        let command = UsbfsCommand { id: call_id, call, width, argument };
         let is_alone = one.node.bytes() == 0;
         one.node.handle_command(one.clock.now(), open, &command, &mut CallerMemory(thread));
         if is_alone {
@@ -389,17 +399,17 @@ impl Engine {
 
     /// Passes on what a device's node has to say.
     fn settle(&mut self, device: usize) {
-        if self.devices.get(&device).is_some_and(Served::has_changed) {
+        if self.devices.get(&device).is_some_and(TreeDevice::has_changed) {
             // A program that hears of what has ended looks at the tree.
             self.show();
         }
         let Some(one) = self.devices.get_mut(&device) else { return };
-        while let Some(Answer { id, result, writes }) = one.node.poll_answer() {
+        while let Some(UsbfsAnswer { id, result, writes }) = one.node.poll_answer() {
             // A command of our own has no caller.
-            let Some(Caller { thread, .. }) = self.callers.remove(&id) else { continue };
+            let Some(CommandCaller { thread, .. }) = self.callers.remove(&id) else { continue };
             let result = match process_memory::write(thread, &pieces(&writes)) {
                 Ok(()) => result,
-                Err(_) => Err(Refusal::BadAddress),
+                Err(_) => Err(UsbfsError::BadAddress),
             };
             let number = match result {
                 Ok(number) => i32::try_from(number).unwrap_or(i32::MAX),

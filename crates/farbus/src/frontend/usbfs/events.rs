@@ -10,9 +10,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
-use farbus_io_linux::sys::event_sockets::{self, Sender};
+use farbus_io_linux::sys::event_sockets::{self, UeventSender};
 use farbus_io_net::sys::passing;
-use farbus_session::usbfs::{Event, UDEV_GROUP};
+use farbus_session::usbfs::{DeviceUevent, UDEV_GROUP};
 use rustix::net::{SocketFlags, SocketType};
 use tracing::debug;
 
@@ -21,14 +21,14 @@ pub const SOURCE_VERB: &str = "run-events";
 
 /// Tells the programs.
 #[derive(Debug)]
-pub struct Events {
-    sender: Sender,
+pub struct HotplugAnnouncer {
+    sender: UeventSender,
     count: u64,
 }
 
-impl Events {
+impl HotplugAnnouncer {
     /// Tells them of an event.
-    pub fn send(&mut self, event: &Event) {
+    pub fn send(&mut self, event: &DeviceUevent) {
         self.count += 1;
         // The kernel's own event comes first, and udev's follows it.
         for (group, message) in [(None, event.to_kernel(self.count)), (Some(UDEV_GROUP), event.of_udev(self.count))] {
@@ -51,7 +51,7 @@ impl EventSource {
     ///
     /// # Errors
     /// This machine gives it no network namespace.
-    pub fn start() -> io::Result<(Self, Events)> {
+    pub fn start() -> io::Result<(Self, HotplugAnnouncer)> {
         let (stream, theirs) = UnixStream::pair()?;
         let process = Command::new(std::env::current_exe()?)
             .arg(SOURCE_VERB)
@@ -65,7 +65,7 @@ impl EventSource {
         let mut came = Vec::new();
         passing::receive_on_stream(source.stream.as_fd(), &mut [0], &mut came)?;
         let socket = came.pop().ok_or_else(|| io::Error::other("the process for events has no network of its own"))?;
-        Ok((source, Events { sender: Sender::over(socket), count: 0 }))
+        Ok((source, HotplugAnnouncer { sender: UeventSender::over(socket), count: 0 }))
     }
 
     /// Has the process answer this listener, too.

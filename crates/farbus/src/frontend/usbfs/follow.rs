@@ -4,7 +4,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use farbus_io_linux::sys::processor::{Processors, last_of};
+use farbus_io_linux::sys::processor::{AllowedProcessors, last_of};
 use tracing::debug;
 
 /// So many commands in a row decide.
@@ -17,8 +17,8 @@ const WINDOW_TIME_MAX: Duration = Duration::from_millis(64);
 const SMALL_BYTES_MAX: u64 = 4096;
 
 /// Where the server's thread runs.
-pub struct Follow {
-    processors: Processors,
+pub struct CallerAffinity {
+    processors: AllowedProcessors,
     /// The thread that sent all commands since then, and how many.
     caller: u32,
     since: Instant,
@@ -26,14 +26,14 @@ pub struct Follow {
     kept_to: Option<usize>,
 }
 
-impl Follow {
+impl CallerAffinity {
     /// For a server's thread that may run where the calling thread may.
     ///
     /// # Errors
     /// The system's error.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            processors: Processors::of_this_thread()?,
+            processors: AllowedProcessors::of_this_thread()?,
             caller: 0,
             since: Instant::now(),
             count: 0,

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use farbus_io_linux::frontend::tree;
-use farbus_io_linux::sys::own_mounts::Kept;
+use farbus_io_linux::sys::own_mounts::PinnedFolder;
 use farbus_io_linux::sys::{event_sockets, leash, own_mounts};
 use farbus_io_net::sys::passing;
 
@@ -31,7 +31,7 @@ const UDEV_OF_MACHINE: &str = "/run/udev/.machine";
 
 /// What the program's process is told.
 #[derive(Debug)]
-pub struct Inside {
+pub struct ProgramProcessSetup {
     /// The name of the tree's folder in `/sys/devices`.
     pub tree: String,
     /// The parent gets a listener for its sockets for events.
@@ -42,7 +42,7 @@ pub struct Inside {
 
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
 /// that failed, when it has told `parent` why: the exit code.
-pub fn become_program(parent: OwnedFd, told: &Inside, program: &[OsString]) -> u8 {
+pub fn become_program(parent: OwnedFd, told: &ProgramProcessSetup, program: &[OsString]) -> u8 {
     let mut parent = UnixStream::from(parent);
     let (why, code) = match prepare(&mut parent, told) {
         Ok(()) => {
@@ -77,7 +77,7 @@ fn no_fuse(error: &io::Error) -> String {
     )
 }
 
-fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
+fn prepare(parent: &mut UnixStream, told: &ProgramProcessSetup) -> Result<(), String> {
     let at = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| at("the socket")(errno.into()))?;
     leash::hang_up_with_parent().map_err(at("this process cannot end with its parent"))?;
@@ -101,7 +101,7 @@ fn prepare(parent: &mut UnixStream, told: &Inside) -> Result<(), String> {
     if !Path::new(NODES).is_dir() {
         show_dev().map_err(at("/dev cannot be covered"))?;
     }
-    let local = if told.with_local { Kept::open(Path::new(NODES)).map_err(at(NODES))? } else { None };
+    let local = if told.with_local { PinnedFolder::open(Path::new(NODES)).map_err(at(NODES))? } else { None };
     bind(".dev", NODES).map_err(at(NODES))?;
     local.map_or(Ok(()), |local| local.show_folders_in(Path::new(NODES))).map_err(at(NODES))
 }

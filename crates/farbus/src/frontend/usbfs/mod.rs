@@ -42,9 +42,9 @@ mod served;
 mod start;
 mod tree;
 
-pub use bus::Source;
+pub use bus::FarDeviceSource;
 pub use error::RunError;
 pub use events::{SOURCE_VERB, be_source};
-pub use inside::{Inside, become_program};
+pub use inside::{ProgramProcessSetup, become_program};
 pub use named::{join, name_from};
-pub use start::{Finished, INSIDE_VERB, RunOptions, run};
+pub use start::{INSIDE_VERB, RunOptions, RunOutcome, run};

@@ -42,14 +42,14 @@ fn file_of(name: &str) -> String {
 }
 
 /// Waits for those who join. Its socket is removed when it is dropped.
-pub struct Named {
+pub struct NamedRunListener {
     folder: RuntimeFolder,
     file: String,
     listener: UnixListener,
     joining: Vec<UnixStream>,
 }
 
-impl Named {
+impl NamedRunListener {
     /// Takes a name.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Named {
     }
 }
 
-impl Drop for Named {
+impl Drop for NamedRunListener {
     fn drop(&mut self) {
         // A command that connects to one that is left finds nobody.
         let _ = self.folder.remove(&self.file);

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use farbus_io_linux::frontend::tree::{RequestId, Server};
-use farbus_session::usbfs::{Events, OpenId};
+use farbus_io_linux::frontend::tree::{RequestId, TreeServer};
+use farbus_session::usbfs::{OpenId, UsbfsPollEvents};
 
 /// An open of a device.
-pub type Opening = (usize, OpenId);
+pub type DeviceOpenId = (usize, OpenId);
 
 /// An answer is held so long, which is half of the shortest time that a program can wait in `poll(2)`: what else it
 /// waits for is late by this at most.
@@ -21,38 +21,44 @@ const POLL_GONE: u32 = 0x008 | 0x010;
 const POLL_REAP: u32 = 0x004 | 0x100;
 
 /// A question that is not answered yet.
-struct Held {
+struct HeldPoll {
     id: RequestId,
-    open: Opening,
+    open: DeviceOpenId,
     waiter: u64,
     until: Instant,
 }
 
 /// All that wait.
 #[derive(Default)]
-pub struct Polls {
-    held: Vec<Held>,
+pub struct PendingPolls {
+    held: Vec<HeldPoll>,
     /// Those that the kernel wakes, and since when.
-    waiters: BTreeMap<Opening, (Instant, Vec<u64>)>,
+    waiters: BTreeMap<DeviceOpenId, (Instant, Vec<u64>)>,
     /// Opens whose last transfer ended soon after the question.
-    quick: BTreeSet<Opening>,
+    quick: BTreeSet<DeviceOpenId>,
 }
 
-impl Polls {
+impl PendingPolls {
     /// The kernel asks for a program that waits for an open, if it says how it is woken.
-    pub fn ask(&mut self, server: &Server, (id, waiter): (RequestId, Option<u64>), open: Opening, events: Events) {
-        let Some(waiter) = waiter.filter(|_| events == Events::default()) else {
+    pub fn ask(
+        &mut self,
+        server: &TreeServer,
+        (id, waiter): (RequestId, Option<u64>),
+        open: DeviceOpenId,
+        events: UsbfsPollEvents,
+    ) {
+        let Some(waiter) = waiter.filter(|_| events == UsbfsPollEvents::default()) else {
             return server.polled(id, poll_bits(events));
         };
         let now = Instant::now();
         if self.quick.contains(&open) {
-            return self.held.push(Held { id, open, waiter, until: now + HELD_MAX });
+            return self.held.push(HeldPoll { id, open, waiter, until: now + HELD_MAX });
         }
         server.polled(id, poll_bits(events));
         self.wait(now, open, waiter);
     }
 
-    fn wait(&mut self, now: Instant, open: Opening, waiter: u64) {
+    fn wait(&mut self, now: Instant, open: DeviceOpenId, waiter: u64) {
         let (_, waiters) = self.waiters.entry(open).or_insert((now, Vec::new()));
         if !waiters.contains(&waiter) {
             waiters.push(waiter);
@@ -60,7 +66,7 @@ impl Polls {
     }
 
     /// An open has something new to say.
-    pub fn change(&mut self, server: &Server, open: Opening, events: Events) {
+    pub fn change(&mut self, server: &TreeServer, open: DeviceOpenId, events: UsbfsPollEvents) {
         for held in self.held.extract_if(.., |held| held.open == open) {
             server.polled(held.id, poll_bits(events));
         }
@@ -71,19 +77,19 @@ impl Polls {
         waiters.into_iter().for_each(|waiter| server.wake(waiter));
     }
 
-    /// How long until [`Polls::end`] has something to do.
+    /// How long until [`PendingPolls::end`] has something to do.
     pub fn left(&self) -> Option<Duration> {
         let now = Instant::now();
         self.held.iter().map(|held| held.until.saturating_duration_since(now)).min()
     }
 
     /// Answers what was held for long enough: its kernel waits from now on.
-    pub fn end(&mut self, server: &Server) {
+    pub fn end(&mut self, server: &TreeServer) {
         if self.held.is_empty() {
             return;
         }
         let now = Instant::now();
-        let late: Vec<Held> = self.held.extract_if(.., |held| held.until <= now).collect();
+        let late: Vec<HeldPoll> = self.held.extract_if(.., |held| held.until <= now).collect();
         for held in late {
             self.quick.remove(&held.open);
             self.answer_none(server, now, &held);
@@ -91,26 +97,26 @@ impl Polls {
     }
 
     /// A signal came to the program that asked.
-    pub fn interrupt(&mut self, server: &Server, id: RequestId) {
+    pub fn interrupt(&mut self, server: &TreeServer, id: RequestId) {
         if let Some(index) = self.held.iter().position(|held| held.id == id) {
             let held = self.held.swap_remove(index);
             self.answer_none(server, Instant::now(), &held);
         }
     }
 
-    fn answer_none(&mut self, server: &Server, now: Instant, held: &Held) {
+    fn answer_none(&mut self, server: &TreeServer, now: Instant, held: &HeldPoll) {
         server.polled(held.id, 0);
         self.wait(now, held.open, held.waiter);
     }
 
     /// Nobody has it open any more.
-    pub fn close(&mut self, open: Opening) {
+    pub fn close(&mut self, open: DeviceOpenId) {
         self.waiters.remove(&open);
         self.quick.remove(&open);
     }
 }
 
-fn poll_bits(Events { can_reap, is_gone }: Events) -> u32 {
+fn poll_bits(UsbfsPollEvents { can_reap, is_gone }: UsbfsPollEvents) -> u32 {
     let reap = if can_reap { POLL_REAP } else { 0 };
     if is_gone { reap | POLL_GONE } else { reap }
 }
@@ -121,9 +127,9 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixDatagram;
 
-    const OPEN: Opening = (1, OpenId(1));
-    const NONE: Events = Events { can_reap: false, is_gone: false };
-    const REAP: Events = Events { can_reap: true, is_gone: false };
+    const OPEN: DeviceOpenId = (1, OpenId(1));
+    const NONE: UsbfsPollEvents = UsbfsPollEvents { can_reap: false, is_gone: false };
+    const REAP: UsbfsPollEvents = UsbfsPollEvents { can_reap: true, is_gone: false };
 
     /// What the kernel was told.
     #[derive(Debug, PartialEq)]
@@ -133,10 +139,10 @@ mod tests {
         Nothing,
     }
 
-    fn kernel() -> (UnixDatagram, Server) {
+    fn kernel() -> (UnixDatagram, TreeServer) {
         let (kernel, server) = UnixDatagram::pair().unwrap();
         kernel.set_nonblocking(true).unwrap();
-        (kernel, Server::new(OwnedFd::from(server)).unwrap())
+        (kernel, TreeServer::new(OwnedFd::from(server)).unwrap())
     }
 
     fn told(kernel: &UnixDatagram) -> Told {
@@ -148,8 +154,8 @@ mod tests {
     }
 
     /// An open whose transfers end soon.
-    fn quick(kernel: &UnixDatagram, server: &Server) -> Polls {
-        let mut polls = Polls::default();
+    fn quick(kernel: &UnixDatagram, server: &TreeServer) -> PendingPolls {
+        let mut polls = PendingPolls::default();
         // However slow this machine is: no time has passed since.
         polls.wait(Instant::now() + Duration::from_secs(3600), OPEN, 9);
         polls.change(server, OPEN, REAP);
@@ -161,7 +167,7 @@ mod tests {
     #[test]
     fn the_first_question_is_answered_at_once_and_its_waiter_is_woken() {
         let (kernel, server) = kernel();
-        let mut polls = Polls::default();
+        let mut polls = PendingPolls::default();
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
         assert_eq!(told(&kernel), Told::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, NONE);
@@ -188,7 +194,7 @@ mod tests {
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), None), OPEN, NONE);
         assert_eq!(told(&kernel), Told::Polled(5, 0));
-        polls.ask(&server, (RequestId(6), Some(9)), OPEN, Events { is_gone: true, ..REAP });
+        polls.ask(&server, (RequestId(6), Some(9)), OPEN, UsbfsPollEvents { is_gone: true, ..REAP });
         assert_eq!(told(&kernel), Told::Polled(6, POLL_REAP | POLL_GONE));
     }
 

@@ -6,26 +6,26 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::Wake;
-use farbus_session::usbfs::Place;
+use farbus_io_net::link::ThreadWaker;
+use farbus_session::usbfs::UsbBusLocation;
 use tracing::debug;
 
-use super::bus::{Member, Source};
-use super::served::Served;
+use super::bus::{BusMember, FarDeviceSource};
+use super::served::TreeDevice;
 
 /// The pause after the first try, and after many: a device that is flashed is back in a second or two.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// A search under way. Dropping it ends it, after the try that is under way.
-pub struct Search {
-    found: Receiver<Box<Served>>,
+pub struct DeviceSearch {
+    found: Receiver<Box<TreeDevice>>,
     _continue: Sender<()>,
 }
 
-impl Search {
+impl DeviceSearch {
     /// Starts a search; `wake` is rung when the device is found. It will be at this place.
-    pub fn start(source: Arc<Source>, place: Place, wake: Arc<Wake>) -> Self {
+    pub fn start(source: Arc<FarDeviceSource>, place: UsbBusLocation, wake: Arc<ThreadWaker>) -> Self {
         let (to, found) = channel();
         let (going, is_over) = channel();
         thread::spawn(move || {
@@ -46,12 +46,16 @@ impl Search {
     }
 
     /// The device, once it is found.
-    pub fn result(&self) -> Option<Box<Served>> {
+    pub fn result(&self) -> Option<Box<TreeDevice>> {
         self.found.try_recv().ok()
     }
 }
 
-fn look(source: &Arc<Source>, place: &Place, wake: &Arc<Wake>) -> Result<Served, Box<dyn std::error::Error>> {
+fn look(
+    source: &Arc<FarDeviceSource>,
+    place: &UsbBusLocation,
+    wake: &Arc<ThreadWaker>,
+) -> Result<TreeDevice, Box<dyn std::error::Error>> {
     let device = Box::new(source.open(wake)?);
-    Ok(Served::new(place.clone(), Member::Far { device, source: Arc::clone(source) })?)
+    Ok(TreeDevice::new(place.clone(), BusMember::Far { device, source: Arc::clone(source) })?)
 }

@@ -2,42 +2,44 @@
 
 use std::io;
 
-use farbus_io_net::link::{Clock, Gathering};
-use farbus_model::{Device, Readiness, Selection};
-use farbus_session::usbfs::{Call, CallId, Command, Memory, Node, Place, Refusal, Shown, Width};
+use farbus_io_net::link::{BoottimeClock, EpollSet};
+use farbus_model::{ConfigurationSelection, Device, ReadinessSource};
+use farbus_session::usbfs::{
+    CallId, PointerWidth, ProgramMemory, SysfsDevice, UsbBusLocation, UsbfsCommand, UsbfsError, UsbfsIoctl, UsbfsNode,
+};
 
-use super::bus::Member;
+use super::bus::BusMember;
 
 /// A device with its opens, and what the tree shows of it.
-pub struct Served {
-    pub node: Node<Member>,
-    pub clock: Clock,
+pub struct TreeDevice {
+    pub node: UsbfsNode<BusMember>,
+    pub clock: BoottimeClock,
     /// It was removed from the tree.
     was_gone: bool,
     /// The selection that the tree shows.
-    shown: Selection,
+    shown: ConfigurationSelection,
     /// What is waited for: that of the device, or of its twin since it was exchanged.
-    watched: Option<Readiness>,
+    watched: Option<ReadinessSource>,
 }
 
 /// A number that a command of our own points to.
-struct Number(u32);
+struct CommandArgument(u32);
 
-impl Memory for Number {
-    fn read(&mut self, _: u64, into: &mut [u8]) -> Result<(), Refusal> {
+impl ProgramMemory for CommandArgument {
+    fn read(&mut self, _: u64, into: &mut [u8]) -> Result<(), UsbfsError> {
         into.copy_from_slice(&self.0.to_le_bytes());
         Ok(())
     }
 }
 
-impl Served {
+impl TreeDevice {
     /// A device at a place, with its first configuration, as a kernel gives it one. Waits until the device has it.
     ///
     /// # Errors
     /// The device does not take it.
-    pub fn new(place: Place, member: Member) -> io::Result<Self> {
-        let (clock, node) = (member.clock(), Node::new(member, place));
-        let mut served = Self { node, clock, was_gone: false, shown: Selection::default(), watched: None };
+    pub fn new(place: UsbBusLocation, member: BusMember) -> io::Result<Self> {
+        let (clock, node) = (member.clock(), UsbfsNode::new(member, place));
+        let mut served = Self { node, clock, was_gone: false, shown: ConfigurationSelection::default(), watched: None };
         served.configure()?;
         Ok(served)
     }
@@ -46,14 +48,15 @@ impl Served {
     fn configure(&mut self) -> io::Result<()> {
         let first = self.node.device().descriptors().configurations.first();
         let Some(value) = first.map(|configuration| configuration.value) else { return Ok(()) };
-        let refused = |refusal: Refusal| {
+        let refused = |refusal: UsbfsError| {
             io::Error::other(format!("the device does not take its configuration (error number {})", refusal.number()))
         };
         let open = self.node.open(true).map_err(refused)?;
         let own = CallId(0);
-        let command = Command { id: own, call: Call::SetConfiguration, width: Width::Bits64, argument: 0 };
-        self.node.handle_command(self.clock.now(), open, &command, &mut Number(value.into()));
-        let alone = Gathering::new()?;
+        let command =
+            UsbfsCommand { id: own, call: UsbfsIoctl::SetConfiguration, width: PointerWidth::Bits64, argument: 0 };
+        self.node.handle_command(self.clock.now(), open, &command, &mut CommandArgument(value.into()));
+        let alone = EpollSet::new()?;
         if let Some(readiness) = self.node.readiness() {
             alone.watch_device(readiness)?;
         }
@@ -74,11 +77,11 @@ impl Served {
         answer.result.map(drop).map_err(refused)
     }
 
-    /// Has `all` wait for it as it is now: its twin has another descriptor.
+    /// Has `all` wait for it is now: its twin has another descriptor.
     ///
     /// # Errors
     /// The system's error.
-    pub fn watch_in(&mut self, all: &Gathering) -> io::Result<()> {
+    pub fn watch_in(&mut self, all: &EpollSet) -> io::Result<()> {
         let now = self.node.readiness();
         if matches!((now, &self.watched), (Some(now), Some(watched)) if now.is(watched)) {
             return Ok(());
@@ -98,7 +101,7 @@ impl Served {
             || now.alternates() != shown.alternates()
     }
 
-    /// The tree shows it as it is from now on. Returns whether it is gone since the last time.
+    /// The tree shows it is from now on. Returns whether it is gone since the last time.
     pub fn note_shown(&mut self) -> bool {
         self.shown = self.node.selection().clone();
         let is_gone = self.node.device().is_gone();
@@ -106,9 +109,9 @@ impl Served {
     }
 
     /// What the tree shows of it; `None` if it is gone.
-    pub fn shown(&self) -> Option<Shown<'_>> {
+    pub fn shown(&self) -> Option<SysfsDevice<'_>> {
         let device = self.node.device();
-        (!self.was_gone).then(|| Shown {
+        (!self.was_gone).then(|| SysfsDevice {
             descriptors: device.descriptors(),
             selection: self.node.selection(),
             speed: device.speed(),
@@ -119,7 +122,7 @@ impl Served {
 
     /// Whether it is the device with this number.
     pub fn is_numbered(&self, bus: u16, number: u16) -> bool {
-        let Place { bus: of, device, .. } = *self.node.place();
+        let UsbBusLocation { bus: of, device, .. } = *self.node.place();
         (of, device) == (bus, number)
     }
 

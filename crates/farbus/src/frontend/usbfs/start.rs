@@ -18,17 +18,17 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use tracing::{debug, error};
 
-use super::bus::Source;
+use super::bus::FarDeviceSource;
 use super::control;
-use super::engine::Engine;
+use super::engine::UsbfsEngine;
 use super::error::RunError;
 use super::events::EventSource;
-use super::named::Named;
+use super::named::NamedRunListener;
 use super::program;
-use super::tree::Tree;
+use super::tree::SysfsTree;
 use crate::common::child_program::{MEANT_SIGNALS, NOT_FOUND, NOT_RUN, exit_code_of, passed_on};
 use crate::common::stop_signal::StopSignal;
-use crate::importer::client::{ClientError, Target};
+use crate::importer::client::{ClientError, DeviceTarget};
 
 /// The hidden verb of the process that becomes the program.
 pub const INSIDE_VERB: &str = "run-inside";
@@ -39,11 +39,11 @@ fn local(error: impl std::fmt::Display) -> RunError {
 
 /// How the program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finished {
+pub struct RunOutcome {
     /// Its exit code, or 128 and the signal that ended it, as a shell says it.
     pub code: u8,
     /// The devices that were taken away from it while it ran, and why.
-    pub taken_away: Vec<(Target, FailureReport)>,
+    pub taken_away: Vec<(DeviceTarget, FailureReport)>,
 }
 
 /// How a program is run.
@@ -70,17 +70,17 @@ fn tree_name() -> String {
 /// # Errors
 /// [`RunError`]: the program has not begun.
 pub fn run(
-    devices: Vec<Source>,
+    devices: Vec<FarDeviceSource>,
     options: &RunOptions,
     program: &[OsString],
     tries_again: &mut dyn FnMut(&ClientError) -> bool,
-) -> Result<Finished, RunError> {
+) -> Result<RunOutcome, RunError> {
     program::check(&program[0]).map_err(|why| RunError::Program { code: NOT_RUN, why })?;
-    let named = options.name.as_deref().map(Named::listen).transpose()?;
+    let named = options.name.as_deref().map(NamedRunListener::listen).transpose()?;
     let stop = StopSignal::new().map_err(local)?;
     let wake = stop.shared_wake();
-    let sources: Vec<Arc<Source>> = devices.into_iter().map(Arc::new).collect();
-    let open = |source: &Arc<Source>| Ok((source.open(&wake)?, Arc::clone(source)));
+    let sources: Vec<Arc<FarDeviceSource>> = devices.into_iter().map(Arc::new).collect();
+    let open = |source: &Arc<FarDeviceSource>| Ok((source.open(&wake)?, Arc::clone(source)));
     let opened = loop {
         // Those that were opened are given back while another one is waited for.
         match sources.iter().map(open).collect::<Result<Vec<_>, ClientError>>() {
@@ -109,7 +109,7 @@ pub fn run(
         .args(program)
         .spawn()
         .map_err(local)?;
-    let mut child = Running(child);
+    let mut child = ProgramChild(child);
     drop(theirs);
     // What the user gave to the program is the program's alone.
     inherited::close();
@@ -123,8 +123,8 @@ pub fn run(
     if let (Some(source), Some(listener)) = (&source, came.next()) {
         source.answer(listener.as_fd()).map_err(local)?;
     }
-    let tree = Tree::new(tree, options.with_local);
-    let engine = Engine::new(server, stop.shared_wake(), events, tree, opened).map_err(local)?;
+    let tree = SysfsTree::new(tree, options.with_local);
+    let engine = UsbfsEngine::new(server, stop.shared_wake(), events, tree, opened).map_err(local)?;
     let asked = stop.clone();
     let serving = thread::spawn(move || engine.serve(&asked));
     let kept =
@@ -139,11 +139,11 @@ pub fn run(
     sources.iter().filter_map(|source| source.last_swap()).for_each(|swap| swap.finish());
     let taken_away = sources.iter().filter_map(|source| Some((source.target().clone(), source.taken_away()?.clone())));
     let taken_away = taken_away.collect();
-    Ok(Finished { code: exit_code_of(kept?), taken_away })
+    Ok(RunOutcome { code: exit_code_of(kept?), taken_away })
 }
 
 /// What the child said before it ended, of which `first` was read.
-fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut Running) -> RunError {
+fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut ProgramChild) -> RunError {
     let mut said = first.to_vec();
     // What it says is short.
     let read = parent.take(4096).read_to_end(&mut said);
@@ -160,8 +160,8 @@ fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut Running) -> Ru
 /// Waits until the program has ended; passes on to it what is meant for it, and lets others join it.
 fn keep(
     parent: &mut UnixStream,
-    child: &mut Running,
-    mut named: Option<Named>,
+    child: &mut ProgramChild,
+    mut named: Option<NamedRunListener>,
     source: Option<&EventSource>,
 ) -> Result<ExitStatus, RunError> {
     let program = pidfd_open(Pid::from_child(&child.0), PidfdFlags::empty()).map_err(local)?;
@@ -170,7 +170,7 @@ fn keep(
     let mut has_begun = false;
     loop {
         let own = [Some(program.as_fd()), Some(signals.get_read().as_fd()), (!has_begun).then(|| parent.as_fd())];
-        let fds = own.into_iter().flatten().chain(named.iter().flat_map(Named::descriptors));
+        let fds = own.into_iter().flatten().chain(named.iter().flat_map(NamedRunListener::descriptors));
         let mut ready: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut ready, None) {
             Ok(_) => {}
@@ -212,9 +212,9 @@ fn signals() -> io::Result<SignalDelivery<UnixStream, SignalOnly>> {
 }
 
 /// The program's process, which does not outlive a failure here.
-struct Running(Child);
+struct ProgramChild(Child);
 
-impl Drop for Running {
+impl Drop for ProgramChild {
     fn drop(&mut self) {
         if let Ok(None) = self.0.try_wait() {
             let _ = self.0.kill();

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use farbus_modules::Recipe;
-use farbus_session::reserve::Reservation;
+use farbus_modules::PipelineRecipe;
+use farbus_session::reserve::ReservationTerms;
 
 use super::error::ClientError;
-use crate::importer::options::ahead::Ahead as Prefetch;
-use crate::importer::options::cache::Cache;
-use crate::importer::options::transport::Over as Transport;
-use crate::importer::session::connection::Terms;
+use crate::importer::options::ahead::PrefetchMode as Prefetch;
+use crate::importer::options::cache::DiskCacheMode;
+use crate::importer::options::transport::LinkTransport as Transport;
+use crate::importer::session::connection::SessionTerms;
 
 pub use farbus_session::native::{HOLD, HOLD_MAX, HOLD_STORAGE_MAX};
 
@@ -49,11 +49,11 @@ pub struct ClientConfig {
     /// that this machine's kernel uses.
     pub prefetch: Prefetch,
     /// What the data of a device passes through on its way, such as compression.
-    pub modules: Recipe,
+    pub modules: PipelineRecipe,
     /// What is cached on this machine of the disks that are used as block devices.
-    pub cache: Cache,
+    pub cache: DiskCacheMode,
     /// What is reserved at the exporter, and on the way to it, for each device.
-    pub reservation: Option<Reservation>,
+    pub reservation: Option<ReservationTerms>,
 }
 
 impl Default for ClientConfig {
@@ -64,8 +64,8 @@ impl Default for ClientConfig {
             transport: Transport::default(),
             links: 1,
             prefetch: Prefetch::default(),
-            modules: Recipe::default(),
-            cache: Cache::default(),
+            modules: PipelineRecipe::default(),
+            cache: DiskCacheMode::default(),
             reservation: None,
         }
     }
@@ -107,8 +107,8 @@ impl ClientConfig {
     }
 
     /// What a session is asked for, with this grace period.
-    pub(super) fn terms(&self, grace: Duration) -> Terms {
-        Terms { links: self.links, hold: self.hold, ..Terms::of(grace) }
+    pub(super) fn terms(&self, grace: Duration) -> SessionTerms {
+        SessionTerms { links: self.links, hold: self.hold, ..SessionTerms::of(grace) }
     }
 
     /// Whether an option asks for what only a session has.

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io_net::link::{Link, LinkError};
-use farbus_io_net::trust::{Peer, Protocol, Traffic};
+use farbus_io_net::trust::{LinkProtocol, LinkTraffic, Peer};
 
 use super::error::{ClientError, local, lost};
 use crate::broker::SystemAccess;
-use crate::common::socket_place::Place;
+use crate::common::socket_place::SocketLocation;
 use crate::hosts::known_host::{KnownHost, moved_to};
-use crate::hosts::reach::{ANSWER_TIME_MAX, Found};
-use crate::importer::dial::{Failure as NotFound, Way, search};
-use crate::importer::options::transport::Over as Transport;
-use crate::importer::session::connection::Dial;
+use crate::hosts::reach::{ANSWER_TIME_MAX, ReachedAddress};
+use crate::importer::dial::{ConnectionProof, PairedDialFailure as NotFound, search};
+use crate::importer::options::transport::LinkTransport as Transport;
+use crate::importer::session::connection::DialCallback;
 
 /// Makes links to hosts, through the rights of this process or those of its broker.
 #[derive(Clone, Debug)]
-pub struct Connector {
+pub struct HostConnector {
     system: SystemAccess,
     /// What the links of sessions run over.
     transport: Transport,
@@ -28,7 +28,7 @@ pub struct Connector {
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
 
-impl Connector {
+impl HostConnector {
     /// A connector that looks up each host when it is needed.
     pub fn new(system: SystemAccess, transport: Transport) -> Self {
         Self { system, transport, pinned: None }
@@ -43,7 +43,7 @@ impl Connector {
         Ok(Self { system, transport, pinned: Some((address.to_owned(), known)) })
     }
 
-    /// As [`Connector::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
+    /// As [`HostConnector::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
     /// there, that address is remembered.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Connector {
     /// [`ClientError`].
     pub fn connect(&self, address: &str, time_max: Duration) -> Result<Link, ClientError> {
         let link = match self.known(address)? {
-            Some(known) => self.connect_encrypted(&known, Protocol::UsbIp, time_max)?,
+            Some(known) => self.connect_encrypted(&known, LinkProtocol::UsbIp, time_max)?,
             None => self.system.connect(address, time_max).map_err(ClientError::Link)?,
         };
         link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
@@ -117,13 +117,13 @@ impl Connector {
     pub fn connect_encrypted(
         &self,
         known: &KnownHost,
-        protocol: Protocol,
+        protocol: LinkProtocol,
         time_max: Duration,
     ) -> Result<Link, ClientError> {
-        let found = search(known, &self.system, Way::Connected, |hints| {
+        let found = search(known, &self.system, ConnectionProof::Connected, |hints| {
             let connected = self.system.connect_known(known, time_max, hints);
-            let (link, Found { place, is_new }) = connected.map_err(NotFound::NoConnection)?;
-            let Place::Address(at) = place else { unreachable!("a paired host has an address") };
+            let (link, ReachedAddress { place, is_new }) = connected.map_err(NotFound::NoConnection)?;
+            let SocketLocation::Address(at) = place else { unreachable!("a paired host has an address") };
             let link = known.encrypt(link, protocol).map_err(|error| NotFound::NotMet(error, at))?;
             Ok((link, at, is_new))
         });
@@ -131,8 +131,8 @@ impl Connector {
     }
 
     /// An encrypted link over QUIC to a paired host. Only the handshake tells whether a host is there.
-    fn connect_quic(&self, known: &KnownHost, traffic: Traffic) -> Result<Link, ClientError> {
-        let found = search(known, &self.system, Way::Datagrams, |hints| {
+    fn connect_quic(&self, known: &KnownHost, traffic: LinkTraffic) -> Result<Link, ClientError> {
+        let found = search(known, &self.system, ConnectionProof::Datagrams, |hints| {
             let (socket, to, is_new) = self.system.datagrams(known, hints).map_err(NotFound::NoConnection)?;
             let link = known.encrypt_datagrams(traffic, socket, to).map_err(|error| NotFound::NotMet(error, to))?;
             Ok((link, to, is_new))
@@ -145,7 +145,7 @@ impl Connector {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn dial(&self, address: &str, traffic: Traffic) -> Result<(Dial, String), ClientError> {
+    pub fn dial(&self, address: &str, traffic: LinkTraffic) -> Result<(DialCallback, String), ClientError> {
         let known = self.known(address)?;
         let described = known.as_ref().map_or_else(|| address.to_owned(), |known| known.described());
         let mut connect = self.session_links(address, known, traffic)?;
@@ -159,7 +159,7 @@ impl Connector {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn redial(&self, address: &str, traffic: Traffic) -> Result<Dial, ClientError> {
+    pub fn redial(&self, address: &str, traffic: LinkTraffic) -> Result<DialCallback, ClientError> {
         let known = self.known(address)?;
         Ok(Box::new(as_dial(self.session_links(address, known, traffic)?)))
     }
@@ -170,7 +170,7 @@ impl Connector {
         &self,
         address: &str,
         known: Option<Arc<KnownHost>>,
-        traffic: Traffic,
+        traffic: LinkTraffic,
     ) -> Result<impl FnMut() -> Result<Link, ClientError> + Send + 'static, ClientError> {
         if self.transport == Transport::Quic && known.is_none() {
             let what = format!("QUIC is for paired hosts, and {address} is none: see 'farbus pair'");
@@ -180,7 +180,7 @@ impl Connector {
         let address = address.to_owned();
         Ok(move || match &known {
             Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known, traffic),
-            Some(known) => apart.connect_encrypted(known, Protocol::Session, ANSWER_TIME_MAX),
+            Some(known) => apart.connect_encrypted(known, LinkProtocol::Session, ANSWER_TIME_MAX),
             None => apart.system.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
         })
     }

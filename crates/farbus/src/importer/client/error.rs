@@ -4,18 +4,18 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use farbus_control::failure::{Failure, FailureKind};
-use farbus_host::PortError;
+use farbus_control::failure::{CommandFailure, FailureKind};
+use farbus_host::HostPortError;
 use farbus_io_net::link::LinkError;
 use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
 use farbus_io_net::trust::{HandshakeError, timestamp};
-use farbus_model::Identity;
+use farbus_model::ExportIdentity;
 use farbus_session::registry::InUse;
-use farbus_session::{OpStatus, Reject};
+use farbus_session::{OpStatus, ProtocolViolation};
 
-use super::target::Target;
+use super::target::DeviceTarget;
 use crate::hosts::known_host::KnownHostError;
-use crate::importer::local_error::{HereError, hint};
+use crate::importer::local_error::{LocalDeviceError, hint};
 use crate::importer::port::usbip::LOST;
 
 /// Why a device cannot be used.
@@ -63,12 +63,12 @@ pub enum ClientError {
         /// The address of the exporter, as it was named.
         address: String,
         /// Which rule, and where in the message.
-        reject: Reject,
+        reject: ProtocolViolation,
     },
     /// The exporter refused the device.
     Refused {
         /// The device that was asked for.
-        target: Target,
+        target: DeviceTarget,
         /// The exporter's reason, as USB/IP puts it.
         status: OpStatus,
         /// Who uses the device, if the exporter says so.
@@ -77,14 +77,14 @@ pub enum ClientError {
     /// The exporter has no device of that name.
     NoDevice {
         /// The device that was asked for.
-        target: Target,
+        target: DeviceTarget,
         /// The devices that it offers.
         offered: Vec<String>,
     },
     /// The device does not do what was asked of it.
     Device {
         /// The device.
-        target: Target,
+        target: DeviceTarget,
         /// What is wrong with it.
         what: String,
     },
@@ -93,19 +93,19 @@ pub enum ClientError {
         /// Where the data is, and what to type.
         what: String,
         /// The disk's identity, if its exporter told it.
-        identity: Option<Identity>,
+        identity: Option<ExportIdentity>,
     },
     /// Another device is at the target than the one that was there before.
     AnotherDevice {
         /// Where it is.
-        target: Target,
+        target: DeviceTarget,
         /// Which device was there, and which one is.
         what: String,
         /// What to do, or to type.
         next: String,
     },
     /// A device was named without a host, and this machine shares none of that name to this user, or several.
-    Here(HereError),
+    Here(LocalDeviceError),
     /// This machine lacks something, or refuses it.
     Local(String),
 }
@@ -244,7 +244,7 @@ fn with_hint(f: &mut fmt::Formatter<'_>, what: &dyn fmt::Display, address: &str)
 
 impl std::error::Error for ClientError {}
 
-impl From<ClientError> for Failure {
+impl From<ClientError> for CommandFailure {
     fn from(error: ClientError) -> Self {
         let limit = match &error {
             ClientError::Limit { limit, .. } => Some(limit.clone()),
@@ -271,15 +271,15 @@ pub(crate) fn local(error: impl fmt::Display) -> ClientError {
 }
 
 /// The error of a device that was open already.
-pub(super) fn unreachable(target: &Target, error: PortError) -> ClientError {
+pub(super) fn unreachable(target: &DeviceTarget, error: HostPortError) -> ClientError {
     let address = target.address.clone();
     match error {
-        PortError::Gone => ClientError::Closed { address },
-        PortError::World(what) => {
+        HostPortError::Gone => ClientError::Closed { address },
+        HostPortError::World(what) => {
             let what = what.strip_prefix(LOST).unwrap_or(&what).to_owned();
             ClientError::Lost { address, source: io::Error::other(what) }
         }
-        error @ (PortError::Peer(_) | PortError::Idle) => {
+        error @ (HostPortError::Peer(_) | HostPortError::Idle) => {
             ClientError::Device { target: target.clone(), what: error.to_string() }
         }
     }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn message_names_no_port_at_which_a_paired_host_is_not_reached() {
-        let target: Target = "lab3/disk".parse().unwrap();
+        let target: DeviceTarget = "lab3/disk".parse().unwrap();
         let address = target.address.clone();
         let said = [
             ClientError::Refused { target: target.clone(), status: OpStatus::Busy, user: None },
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn device_that_is_not_shared_is_named_with_its_host_and_has_exit_code_4() {
-        let target = || "lab3/tape".parse::<Target>().unwrap();
+        let target = || "lab3/tape".parse::<DeviceTarget>().unwrap();
         for error in [
             ClientError::Refused { target: target(), status: OpStatus::NoDevice, user: None },
             ClientError::NoDevice { target: target(), offered: Vec::new() },
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn port_for_paired_hosts_says_so_to_a_host_that_is_not_paired() {
-        let reject = Reject::new("version", 0, "it is 0x0111");
+        let reject = ProtocolViolation::new("version", 0, "it is 0x0111");
         for error in [
             ClientError::Closed { address: "10.0.0.7:3241".into() },
             ClientError::Protocol { address: "10.0.0.7:3241".into(), reject },

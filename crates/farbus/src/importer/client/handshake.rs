@@ -1,8 +1,8 @@
 //! The first messages on a link of USB/IP: a question and its answer.
 
 use farbus_io_net::link::Link;
-use farbus_session::Handshake;
-use farbus_session::importer::Greeting;
+use farbus_session::ImportHandshake;
+use farbus_session::importer::HandshakeAnswer;
 
 use super::error::{ClientError, lost};
 
@@ -10,7 +10,7 @@ use super::error::{ClientError, lost};
 ///
 /// # Errors
 /// [`ClientError::Lost`], [`ClientError::Closed`], [`ClientError::Protocol`].
-pub fn converse(link: &Link, handshake: &mut Handshake) -> Result<Greeting, ClientError> {
+pub fn converse(link: &Link, handshake: &mut ImportHandshake) -> Result<HandshakeAnswer, ClientError> {
     let address = || link.peer().to_owned();
     let lost = |source| lost(link.peer(), source);
     loop {

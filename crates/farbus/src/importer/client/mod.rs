@@ -1,6 +1,6 @@
 //! Taking devices from other hosts.
 //!
-//! [`Client`] lists what a host offers and opens its devices; [`ClientConfig`] says how. The functions of this module do
+//! [`ImporterClient`] lists what a host offers and opens its devices; [`ClientConfig`] says how. The functions of this module do
 //! the same with the default options.
 //!
 //! ```no_run
@@ -17,7 +17,7 @@
 //! | `target` | which device on which host |
 //! | `connector` | makes links, encrypted to paired hosts |
 //! | `offers` | asks a host what it offers |
-//! | `opening` | opens devices, in sessions or not: `Client` |
+//! | `opening` | opens devices, in sessions or not: `ImporterClient` |
 //! | `remembered` | which device a target stood for: another one is not taken for it |
 //! | `selector` | how a target names a device |
 //! | `usbip`, `handshake` | plain USB/IP |
@@ -41,27 +41,29 @@ pub use farbus_io_net::link::host_address::address_of;
 use farbus_session::{DeviceRecord, RemoteDevice};
 
 pub use crate::devices::class_words::name_of;
-pub use crate::devices::offer::{Listed, ListedUser, ListedWaiting};
+pub use crate::devices::offer::{ListedDevice, ListedUser, ListedWaiting};
 pub use crate::hosts::reach::ANSWER_TIME_MAX;
-pub use crate::importer::local_error::HereError;
-pub use crate::importer::options::{ahead::Ahead as Prefetch, cache::Cache, transport::Over as Transport};
+pub use crate::importer::local_error::LocalDeviceError;
+pub use crate::importer::options::{
+    ahead::PrefetchMode as Prefetch, cache::DiskCacheMode, transport::LinkTransport as Transport,
+};
 pub use crate::importer::port::DevicePort;
 use crate::importer::port::usbip::HoldingLink;
 pub use config::{ClientConfig, GRACE, GRACE_DISK, HOLD, HOLD_MAX, HOLD_STORAGE_MAX};
 pub(crate) use connector::local_address;
 pub use error::ClientError;
 pub(crate) use error::local;
-pub use opening::Client;
-pub use remembered::{RememberedDevice, Reopener};
+pub use opening::ImporterClient;
+pub use remembered::{DeviceReopener, RememberedDevice};
 pub(crate) use selector::DeviceSelector;
-pub use target::Target;
+pub use target::DeviceTarget;
 
 /// The devices that a host (`HOST:PORT`) offers.
 ///
 /// # Errors
 /// [`ClientError`].
 pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
-    Client::default().list(address)
+    ImporterClient::default().list(address)
 }
 
 /// Imports a device by plain USB/IP: its link, and what speaks USB/IP on it.
@@ -69,22 +71,22 @@ pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
 /// # Errors
 /// [`ClientError`].
 #[doc(hidden)]
-pub fn import(target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
-    Client::default().import(target)
+pub fn import(target: &DeviceTarget) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+    ImporterClient::default().import(target)
 }
 
 /// Opens a USB device, reads its descriptors and selects its first configuration: it is ready for transfers.
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
-    Client::default().open(target)
+pub fn open(target: &DeviceTarget) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
+    ImporterClient::default().open(target)
 }
 
 /// Opens a USB disk and waits until its medium is ready.
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn open_disk(target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
-    Client::default().open_disk(target)
+pub fn open_disk(target: &DeviceTarget) -> Result<RemoteDisk<DevicePort>, ClientError> {
+    ImporterClient::default().open_disk(target)
 }

@@ -8,20 +8,20 @@ use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_io_net::link::Link;
 use farbus_io_net::link::host_address::shown;
-use farbus_io_net::trust::Protocol;
-use farbus_model::Limits;
-use farbus_session::importer::Greeting;
+use farbus_io_net::trust::LinkProtocol;
+use farbus_model::SessionLimits;
+use farbus_session::importer::HandshakeAnswer;
 use farbus_session::registry::name_of;
-use farbus_session::{DeviceRecord, Handshake};
+use farbus_session::{DeviceRecord, ImportHandshake};
 
-use super::connector::Connector;
+use super::connector::HostConnector;
 use super::error::{ClientError, lost};
 use super::handshake::converse;
 use super::selector::DeviceSelector;
-use super::target::Target;
+use super::target::DeviceTarget;
 use crate::devices::lease::readable_answer;
-use crate::devices::offer::Listed;
-use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
+use crate::devices::offer::ListedDevice;
+use crate::hosts::questions::{HostAnswer, HostQuestion, HostStatus, JsonLineChannel, NOT_A_QUESTION};
 use crate::hosts::reach::ANSWER_TIME_MAX;
 
 /// How long a host may take to say what became of a device whose link has ended.
@@ -31,12 +31,12 @@ const AFTERWARDS_TIME_MAX: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn records(connector: &Connector, address: &str, time_max: Duration) -> Result<Vec<DeviceRecord>, ClientError> {
+pub fn records(connector: &HostConnector, address: &str, time_max: Duration) -> Result<Vec<DeviceRecord>, ClientError> {
     let link = connector.connect(address, time_max)?;
-    let mut handshake = Handshake::list(Limits::DEFAULT);
+    let mut handshake = ImportHandshake::list(SessionLimits::DEFAULT);
     match converse(&link, &mut handshake)? {
-        Greeting::Devices(devices) => Ok(devices),
-        Greeting::Imported(_) | Greeting::Refused(_) => unreachable!("a list was asked for"),
+        HandshakeAnswer::Devices(devices) => Ok(devices),
+        HandshakeAnswer::Imported(_) | HandshakeAnswer::Refused(_) => unreachable!("a list was asked for"),
     }
 }
 
@@ -44,13 +44,18 @@ pub fn records(connector: &Connector, address: &str, time_max: Duration) -> Resu
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Result<Vec<Listed>, ClientError> {
-    match ask(connector, address, &Question::List, time_max)? {
-        Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
-        Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
-        Some(Answer::Done | Answer::Topology(_) | Answer::Status(_) | Answer::Lease(_) | Answer::Failed(_)) | None => {
-            Ok(records(connector, address, time_max)?.iter().map(Listed::from).collect())
-        }
+pub fn offers(connector: &HostConnector, address: &str, time_max: Duration) -> Result<Vec<ListedDevice>, ClientError> {
+    match ask(connector, address, &HostQuestion::List, time_max)? {
+        Some(HostAnswer::Devices(devices)) => Ok(devices.into_iter().map(ListedDevice::from).collect()),
+        Some(HostAnswer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
+        Some(
+            HostAnswer::Done
+            | HostAnswer::Topology(_)
+            | HostAnswer::Status(_)
+            | HostAnswer::Lease(_)
+            | HostAnswer::Failed(_),
+        )
+        | None => Ok(records(connector, address, time_max)?.iter().map(ListedDevice::from).collect()),
     }
 }
 
@@ -58,16 +63,16 @@ pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Resul
 ///
 /// # Errors
 /// [`ClientError::Untrusted`] if the host is not paired, or its farbus does not know the question; [`ClientError`].
-pub fn host_status(connector: &Connector, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
-    let answer = ask(connector, address, &Question::Status, time_max)?;
+pub fn host_status(connector: &HostConnector, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
+    let answer = ask(connector, address, &HostQuestion::Status, time_max)?;
     status_of(answer).map_err(|what| ClientError::Untrusted { address: address.to_owned(), what })
 }
 
 /// The status that a host told, or why it told none; `None` is a host that is not paired.
-fn status_of(answer: Option<Answer>) -> Result<HostStatus, String> {
+fn status_of(answer: Option<HostAnswer>) -> Result<HostStatus, String> {
     match answer {
-        Some(Answer::Status(status)) => Ok(status),
-        Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(what),
+        Some(HostAnswer::Status(status)) => Ok(status),
+        Some(HostAnswer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(what),
         Some(_) => {
             let what = "its farbus is older than this one, and does not tell its status";
             Err(format!("{what}\n  see what it offers: farbus list HOST"))
@@ -85,12 +90,12 @@ fn status_of(answer: Option<Answer>) -> Result<HostStatus, String> {
 /// # Errors
 /// [`ClientError`].
 pub fn explain(
-    connector: &Connector,
-    target: &Target,
+    connector: &HostConnector,
+    target: &DeviceTarget,
     reason: &str,
     user: Option<SocketAddr>,
 ) -> Result<(), ClientError> {
-    let question = Question::Explain { device: target.device.clone(), reason: reason.to_owned() };
+    let question = HostQuestion::Explain { device: target.device.clone(), reason: reason.to_owned() };
     if ask(connector, &target.address, &question, ANSWER_TIME_MAX)?.is_none()
         && let Some(user) = user
     {
@@ -105,18 +110,18 @@ pub fn explain(
 /// # Errors
 /// [`ClientError`]: the host was not reached, or does not lease to this one.
 pub fn lease(
-    connector: &Connector,
-    target: &Target,
+    connector: &HostConnector,
+    target: &DeviceTarget,
     act: LeaseAct,
     time_max: Duration,
 ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
     let address = target.address.as_str();
     let untrusted = |what: &str| ClientError::Untrusted { address: address.to_owned(), what: what.to_owned() };
-    let question = Question::Lease { device: target.device.clone(), act };
+    let question = HostQuestion::Lease { device: target.device.clone(), act };
     match ask(connector, address, &question, time_max)? {
-        Some(Answer::Lease(answer)) => Ok(Ok(readable_answer(answer))),
-        Some(Answer::Failed(failure)) => Ok(Err(failure)),
-        Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(untrusted(&what)),
+        Some(HostAnswer::Lease(answer)) => Ok(Ok(readable_answer(answer))),
+        Some(HostAnswer::Failed(failure)) => Ok(Err(failure)),
+        Some(HostAnswer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(untrusted(&what)),
         Some(_) => Err(untrusted("its farbus is older than this one, and does not know that of a lease")),
         None => Err(untrusted(
             "a host leases to paired hosts only, and this one is not paired\n  pair with it: farbus pair",
@@ -126,35 +131,39 @@ pub fn lease(
 
 /// Asks a paired host one question; `None` if `address` names no paired host.
 fn ask(
-    connector: &Connector,
+    connector: &HostConnector,
     address: &str,
-    question: &Question,
+    question: &HostQuestion,
     time_max: Duration,
-) -> Result<Option<Answer>, ClientError> {
+) -> Result<Option<HostAnswer>, ClientError> {
     let Some(known) = connector.known(address)? else { return Ok(None) };
-    let link = connector.connect_encrypted(&known, Protocol::Control, time_max)?;
+    let link = connector.connect_encrypted(&known, LinkProtocol::Control, time_max)?;
     let lost = |source| lost(link.peer(), source);
-    let mut lines = Lines::asking(&link, time_max).map_err(lost)?;
+    let mut lines = JsonLineChannel::asking(&link, time_max).map_err(lost)?;
     lines.send(question).map_err(lost)?;
     let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
     let answer = serde_json::from_slice(&line);
     answer.map(Some).map_err(|error| lost(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
-/// A link on which a paired host answers many questions ([`Lines`]); `None` if `address` names no paired host.
+/// A link on which a paired host answers many questions ([`JsonLineChannel`]); `None` if `address` names no paired host.
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn question_link(connector: &Connector, address: &str, time_max: Duration) -> Result<Option<Link>, ClientError> {
+pub fn question_link(
+    connector: &HostConnector,
+    address: &str,
+    time_max: Duration,
+) -> Result<Option<Link>, ClientError> {
     let Some(known) = connector.known(address)? else { return Ok(None) };
-    connector.connect_encrypted(&known, Protocol::Control, time_max).map(Some)
+    connector.connect_encrypted(&known, LinkProtocol::Control, time_max).map(Some)
 }
 
 /// The record of the device that a target names by its name, its bus id, or its vendor and product.
 ///
 /// # Errors
 /// [`ClientError::NoDevice`], which lists what there is; [`ClientError::Device`] if several are meant; [`ClientError`].
-pub fn resolve(connector: &Connector, target: &Target) -> Result<DeviceRecord, ClientError> {
+pub fn resolve(connector: &HostConnector, target: &DeviceTarget) -> Result<DeviceRecord, ClientError> {
     let devices = records(connector, &target.address, ANSWER_TIME_MAX)?;
     let selector = DeviceSelector::of(&target.device);
     let is_meant = |record: &&DeviceRecord| !matches!(selector, DeviceSelector::Serial(_)) && selector.may_be(record);
@@ -176,8 +185,8 @@ pub fn resolve(connector: &Connector, target: &Target) -> Result<DeviceRecord, C
 /// # Errors
 /// [`ClientError`].
 pub fn candidates(
-    connector: &Connector,
-    target: &Target,
+    connector: &HostConnector,
+    target: &DeviceTarget,
     last: Option<&str>,
 ) -> Result<Vec<DeviceRecord>, ClientError> {
     let mut devices = records(connector, &target.address, ANSWER_TIME_MAX)?;
@@ -187,12 +196,12 @@ pub fn candidates(
 }
 
 /// The names of the devices that a host offers; none if it does not say.
-pub fn names_offered(connector: &Connector, address: &str) -> Vec<String> {
+pub fn names_offered(connector: &HostConnector, address: &str) -> Vec<String> {
     names(&records(connector, address, ANSWER_TIME_MAX).unwrap_or_default())
 }
 
 /// Why the link of a device ended, as far as its host says: it is asked once more, briefly.
-pub fn why_lost(connector: &Connector, target: &Target) -> FailureKind {
+pub fn why_lost(connector: &HostConnector, target: &DeviceTarget) -> FailureKind {
     match records(connector, &target.address, AFTERWARDS_TIME_MAX) {
         Ok(devices) if devices.iter().any(|record| DeviceSelector::of(&target.device).may_be(record)) => {
             FailureKind::Refused
@@ -215,8 +224,8 @@ mod tests {
         // As release 0.1.0 refuses it.
         let refused = "not a question: unknown variant `status`, expected one of `list`, `topology`, `explain`";
         let why = |answer| status_of(answer).unwrap_err();
-        assert!(why(Some(Answer::Refused(refused.into()))).starts_with("its farbus is older than this one"));
-        assert_eq!(why(Some(Answer::Refused("too many connections".into()))), "too many connections");
+        assert!(why(Some(HostAnswer::Refused(refused.into()))).starts_with("its farbus is older than this one"));
+        assert_eq!(why(Some(HostAnswer::Refused("too many connections".into()))), "too many connections");
         assert!(why(None).contains("not paired"));
     }
 }

@@ -1,6 +1,6 @@
-//! Opening devices: [`Client`].
+//! Opening devices: [`ImporterClient`].
 //!
-//! The journey of a device that is opened in a session is one function, `Client::request`: connect, begin the session,
+//! The journey of a device that is opened in a session is one function, `ImporterClient::request`: connect, begin the session,
 //! open the device, read the answer. Every kind of device takes it; they differ in what they ask for.
 
 use std::borrow::Cow;
@@ -12,41 +12,41 @@ use std::time::Duration;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer};
 use farbus_host::storage::{BULK_ONLY, NO_DISK};
-use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
+use farbus_host::{DiskError, RemoteDisk, RemoteError, ScsiDiskOptions};
 use farbus_io_net::link::host_address::LOCAL;
-use farbus_io_net::link::{Clock, Link};
-use farbus_io_net::trust::{AttachedDevice, Peer, Traffic};
-use farbus_model::{BufferPool, Completions, Device, Identity};
-use farbus_session::native::retire::Step;
+use farbus_io_net::link::{BoottimeClock, Link};
+use farbus_io_net::trust::{AttachedDevice, LinkTraffic, Peer};
+use farbus_model::{BufferPool, CompletionQueue, Device, ExportIdentity};
+use farbus_session::native::retire::DiskMoveStep;
 use farbus_session::native::{
-    Attached, Piped, RemoteBlock, RemoteConsole, RemoteObserver, RemoteStream, RemoteUsb, console::Output,
-    control as native, stream::Frame, usb::Event,
+    ImporterAttachment, PipedAttachment, RemoteBlock, RemoteConsole, RemoteObserver, RemoteStream, RemoteUsb,
+    console::ConsoleOutput, control as native, stream::StreamFrame, usb::ObservedTransfer,
 };
 use farbus_session::registry::{in_use, is_of_farbus};
-use farbus_session::reserve::{Reservation, ReservationReport};
+use farbus_session::reserve::{ReservationReport, ReservationTerms};
 use farbus_session::{DeviceRecord, OpStatus, RemoteDevice};
 
 use super::config::{ClientConfig, GRACE, GRACE_DISK};
-use super::connector::Connector;
+use super::connector::HostConnector;
 use super::error::{ClientError, local, lost, unreachable};
 use super::remembered::{RememberedDevice, device_of, with_identity};
 use super::selector::DeviceSelector;
 use super::strings::with_strings;
-use super::target::Target;
+use super::target::DeviceTarget;
 use super::{offers, usbip};
-use crate::broker::{Broker, SystemAccess};
+use crate::broker::{BrokerClient, SystemAccess};
 use crate::devices::media_journal::UNFINISHED;
-use crate::devices::offer::Listed;
+use crate::devices::offer::ListedDevice;
 use crate::hosts::questions::HostStatus;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::importer::port::DevicePort;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::usbip::{HoldingLink, RemotePort};
-use crate::importer::session::connection::{Linked, Redial, Terms};
+use crate::importer::session::connection::{LinkedDevice, SessionResumption, SessionTerms};
 use crate::link::modules::through;
 
 /// Why an exporter refused a device that was to be reserved: the end, and its report if it refused the reservation.
-type Unreserved = (native::End, Option<ReservationReport>);
+type ReservationRefusal = (native::AttachmentEndNotice, Option<ReservationReport>);
 
 /// A session carries one device here: the number of its attachment.
 const ATTACHMENT: u16 = 1;
@@ -58,15 +58,15 @@ const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 /// A client holds options and no link: each call connects. A link to a paired host's name is encrypted; a link to any
 /// other address is plain.
 #[derive(Clone, Debug)]
-pub struct Client {
-    connector: Connector,
+pub struct ImporterClient {
+    connector: HostConnector,
     config: ClientConfig,
     /// Which device its target has to be, if that is to be the same each time.
     remembered: Option<RememberedDevice>,
 }
 
 /// What is said of a device that a front end for disks cannot show, and what can.
-fn no_disk(target: &Target) -> String {
+fn no_disk(target: &DeviceTarget) -> String {
     format!(
         "it is no disk, and --via fuse, nbd and uas show disks only\n  \
          try: farbus attach {0} --via kernel (needs vhci-hcd), or --via redir for a virtual machine,\n  \
@@ -84,15 +84,15 @@ fn is_no_disk(interfaces: &[[u8; 3]]) -> bool {
 }
 
 /// How an exporter answers the request to open a device in a session: the open device, or why it is refused.
-pub(crate) type Opened<A> = Result<Linked<A>, native::End>;
+pub(crate) type DeviceOpenResult<A> = Result<LinkedDevice<A>, native::AttachmentEndNotice>;
 
-impl Default for Client {
+impl Default for ImporterClient {
     fn default() -> Self {
         Self::new(ClientConfig::default())
     }
 }
 
-impl Client {
+impl ImporterClient {
     /// A client with these options.
     pub fn new(config: ClientConfig) -> Self {
         Self::through(SystemAccess::Own, config)
@@ -101,7 +101,7 @@ impl Client {
     /// A client that connects, plugs in and mounts through `system`, the rights of another process among them.
     #[doc(hidden)]
     pub fn through(system: SystemAccess, config: ClientConfig) -> Self {
-        Self { connector: Connector::new(system, config.transport), config, remembered: None }
+        Self { connector: HostConnector::new(system, config.transport), config, remembered: None }
     }
 
     /// A client for a single host (`HOST:PORT`), which it looks up now; it reads no files later.
@@ -110,10 +110,10 @@ impl Client {
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
     #[doc(hidden)]
     pub fn for_host(address: &str, system: SystemAccess, config: ClientConfig) -> Result<Self, ClientError> {
-        Ok(Self { connector: Connector::for_host(address, system, config.transport)?, config, remembered: None })
+        Ok(Self { connector: HostConnector::for_host(address, system, config.transport)?, config, remembered: None })
     }
 
-    /// As [`Client::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
+    /// As [`ImporterClient::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
     /// there, that address is remembered.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Client {
         system: SystemAccess,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        let connector = Connector::for_host_at(address, moved, system, config.transport)?;
+        let connector = HostConnector::for_host_at(address, moved, system, config.transport)?;
         Ok(Self { connector, config, remembered: None })
     }
 
@@ -142,7 +142,7 @@ impl Client {
     ) -> Result<Self, ClientError> {
         let system = match (self.system(), broker) {
             (SystemAccess::Own, _) => SystemAccess::Own,
-            (SystemAccess::Through(_), Some(broker)) => SystemAccess::Through(Arc::new(Broker::passed(broker))),
+            (SystemAccess::Through(_), Some(broker)) => SystemAccess::Through(Arc::new(BrokerClient::passed(broker))),
             (SystemAccess::Through(_), None) => {
                 return Err(ClientError::Local(format!("no broker came along that may connect to {address}")));
             }
@@ -151,7 +151,7 @@ impl Client {
         Ok(Self { connector, config: self.config.clone(), remembered: None })
     }
 
-    /// What lets a replacement process connect as this client does ([`Client::to_another`]); `None` if every process
+    /// What lets a replacement process connect as this client does ([`ImporterClient::to_another`]); `None` if every process
     /// may.
     ///
     /// # Errors
@@ -170,12 +170,12 @@ impl Client {
     }
 
     /// Which device the target has to be, if that is to be the same each time.
-    fn remembered(&self, target: &Target) -> Option<&RememberedDevice> {
+    fn remembered(&self, target: &DeviceTarget) -> Option<&RememberedDevice> {
         self.remembered.as_ref().filter(|remembered| remembered.is_of(target))
     }
 
     /// Checks that the device of `target` that was opened is the one that it was before.
-    fn check_is_the_same(&self, target: &Target, seen: AttachedDevice) -> Result<(), ClientError> {
+    fn check_is_the_same(&self, target: &DeviceTarget, seen: AttachedDevice) -> Result<(), ClientError> {
         self.remembered(target).map_or(Ok(()), |remembered| remembered.check(seen, self.system()))
     }
 
@@ -195,7 +195,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::NoDevice`]: there is no such device, or somebody uses it; [`ClientError`].
-    pub(crate) fn meant<'t>(&self, target: &'t Target) -> Result<Cow<'t, Target>, ClientError> {
+    pub(crate) fn meant<'t>(&self, target: &'t DeviceTarget) -> Result<Cow<'t, DeviceTarget>, ClientError> {
         let record = match DeviceSelector::of(&target.device) {
             DeviceSelector::Name(_) => return Ok(Cow::Borrowed(target)),
             DeviceSelector::Make(..) => {
@@ -212,7 +212,7 @@ impl Client {
                 usbip::with_serial(&self.connector, target, candidates, serial)?
             }
         };
-        let meant = Target { address: target.address.clone(), device: record.bus_id };
+        let meant = DeviceTarget { address: target.address.clone(), device: record.bus_id };
         if let Some(remembered) = self.remembered(target) {
             remembered.note_meant(&meant);
         }
@@ -220,10 +220,10 @@ impl Client {
     }
 
     /// The device that is where the one of `target` was, if it is one that is followed.
-    fn followed(&self, target: &Target) -> Option<DeviceRecord> {
+    fn followed(&self, target: &DeviceTarget) -> Option<DeviceRecord> {
         let remembered = self.remembered(target)?;
         let (_, bus_id) = remembered.marks();
-        let there = Target { address: target.address.clone(), device: bus_id? };
+        let there = DeviceTarget { address: target.address.clone(), device: bus_id? };
         let record = offers::resolve(&self.connector, &there).ok()?;
         remembered.follows((record.vendor, record.product)).then_some(record)
     }
@@ -241,7 +241,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn offers(&self, address: &str, time_max: Duration) -> Result<Vec<Listed>, ClientError> {
+    pub fn offers(&self, address: &str, time_max: Duration) -> Result<Vec<ListedDevice>, ClientError> {
         offers::offers(&self.connector, address, time_max)
     }
 
@@ -258,7 +258,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn explain(&self, target: &Target, reason: &str, user: Option<SocketAddr>) -> Result<(), ClientError> {
+    pub fn explain(&self, target: &DeviceTarget, reason: &str, user: Option<SocketAddr>) -> Result<(), ClientError> {
         offers::explain(&self.connector, target, reason, user)
     }
 
@@ -266,17 +266,21 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn lease(&self, target: &Target, act: LeaseAct) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
+    pub fn lease(
+        &self,
+        target: &DeviceTarget,
+        act: LeaseAct,
+    ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
         self.lease_within(target, act, ANSWER_TIME_MAX)
     }
 
-    /// As [`Client::lease`]; the host may take `time_max` to answer.
+    /// As [`ImporterClient::lease`]; the host may take `time_max` to answer.
     ///
     /// # Errors
     /// [`ClientError`].
     pub fn lease_within(
         &self,
-        target: &Target,
+        target: &DeviceTarget,
         act: LeaseAct,
         time_max: Duration,
     ) -> Result<Result<LeaseAnswer, FailureReport>, ClientError> {
@@ -297,7 +301,7 @@ impl Client {
     }
 
     /// Why the link of a device ended, as far as its host says: it is asked once more, for 1 s at most.
-    pub fn why_lost(&self, target: &Target) -> FailureKind {
+    pub fn why_lost(&self, target: &DeviceTarget) -> FailureKind {
         offers::why_lost(&self.connector, target)
     }
 
@@ -305,7 +309,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
+    pub fn open(&self, target: &DeviceTarget) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
         let target = &*self.meant(target)?;
         let (speed, descriptors, port) = match self.session(target, GRACE_DISK)? {
             Some(linked) => {
@@ -329,8 +333,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open_disk(&self, target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
-        let disk = self.open(target)?.into_disk(Options::default());
+    pub fn open_disk(&self, target: &DeviceTarget) -> Result<RemoteDisk<DevicePort>, ClientError> {
+        let disk = self.open(target)?.into_disk(ScsiDiskOptions::default());
         disk.map_err(|error| match error {
             DiskError::Port(error) => unreachable(target, error),
             DiskError::Unsupported(NO_DISK) => ClientError::Device { target: target.clone(), what: no_disk(target) },
@@ -343,7 +347,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn import(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+    pub fn import(&self, target: &DeviceTarget) -> Result<(HoldingLink, RemoteDevice), ClientError> {
         self.check_has_not_moved(target, None)?;
         usbip::import(&self.connector, target)
     }
@@ -354,7 +358,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn enumerate(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+    pub fn enumerate(&self, target: &DeviceTarget) -> Result<(HoldingLink, RemoteDevice), ClientError> {
         self.check_has_not_moved(target, None)?;
         let (link, device) = usbip::enumerate(&self.connector, target)?;
         let seen = device_of(None, device.descriptors());
@@ -368,19 +372,25 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn session(&self, target: &Target, usual: Duration) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
+    pub fn session(
+        &self,
+        target: &DeviceTarget,
+        usual: Duration,
+    ) -> Result<Option<LinkedDevice<RemoteUsb>>, ClientError> {
         let grace = self.grace_period(&target.address, usual)?;
         if grace.is_zero() {
             return Ok(None);
         }
-        let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
+        let open = request_to_open(target, native::AttachmentClass::USB, native::AttachmentMode::Exclusive);
         let remote = match self.config.reservation.clone() {
             Some(reservation) => RemoteUsb::reserving(ATTACHMENT, open, reservation),
             None => RemoteUsb::new(ATTACHMENT, open),
         };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked =
-            self.accepted(target, self.request(target, traffic_of(native::Class::USB), remote, grace, &mut done)?)?;
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let linked = self.accepted(
+            target,
+            self.request(target, traffic_of(native::AttachmentClass::USB), remote, grace, &mut done)?,
+        )?;
         self.check_has_not_moved(target, linked.remote().identity())?;
         let linked = with_strings(linked, target)?;
         let seen = device_of(linked.remote().identity(), linked.descriptors());
@@ -395,15 +405,15 @@ impl Client {
     /// [`ClientError`].
     pub fn session_reserving(
         &self,
-        target: &Target,
-        reservation: Reservation,
+        target: &DeviceTarget,
+        reservation: ReservationTerms,
         usual: Duration,
-    ) -> Result<Result<Linked<RemoteUsb>, Unreserved>, ClientError> {
-        let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
+    ) -> Result<Result<LinkedDevice<RemoteUsb>, ReservationRefusal>, ClientError> {
+        let open = request_to_open(target, native::AttachmentClass::USB, native::AttachmentMode::Exclusive);
         let remote = RemoteUsb::reserving(ATTACHMENT, open, reservation);
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         let terms = self.config.terms(self.config.grace.unwrap_or(usual));
-        let linked = self.begin_on(target, traffic_of(native::Class::USB), terms, remote, &mut done)?;
+        let linked = self.begin_on(target, traffic_of(native::AttachmentClass::USB), terms, remote, &mut done)?;
         Ok(match linked.end().cloned() {
             None => Ok(linked),
             Some(end) => Err((end, linked.status().reserved())),
@@ -414,7 +424,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn is_farbus(&self, target: &Target) -> Result<bool, ClientError> {
+    pub fn is_farbus(&self, target: &DeviceTarget) -> Result<bool, ClientError> {
         Ok(is_of_farbus(&offers::resolve(&self.connector, target)?))
     }
 
@@ -424,18 +434,18 @@ impl Client {
     /// [`ClientError`].
     pub(crate) fn block(
         &self,
-        target: &Target,
-        mode: native::Mode,
+        target: &DeviceTarget,
+        mode: native::AttachmentMode,
         grace: Duration,
-    ) -> Result<Opened<RemoteBlock>, ClientError> {
-        let open = request_to_open(target, native::Class::BLOCK, mode);
+    ) -> Result<DeviceOpenResult<RemoteBlock>, ClientError> {
+        let open = request_to_open(target, native::AttachmentClass::BLOCK, mode);
         let remote = match self.config.reservation.clone() {
             Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
             None => RemoteBlock::new(ATTACHMENT, open),
         };
-        let mut done = Completions::new(BufferPool::new(0));
-        let mut opened = self.request(target, traffic_of(native::Class::BLOCK), remote, grace, &mut done)?;
-        if matches!(&opened, Err(end) if end.cause == native::Cause::Refused) {
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let mut opened = self.request(target, traffic_of(native::AttachmentClass::BLOCK), remote, grace, &mut done)?;
+        if matches!(&opened, Err(end) if end.cause == native::AttachmentEndCause::Refused) {
             // Its exporter may say that it was moved; where it is now is known here.
             self.check_has_not_moved(target, None)?;
         }
@@ -443,12 +453,12 @@ impl Client {
             let is_here = self.check_has_not_moved(target, linked.remote().identity());
             // Its exporter may not know what became of a move that was cut off.
             match &is_here {
-                Ok(()) if mode == native::Mode::Exclusive => linked.status().tell_later(Step::Stays),
+                Ok(()) if mode == native::AttachmentMode::Exclusive => linked.status().tell_later(DiskMoveStep::Stays),
                 // Of an unfinished copy nothing is said: its exporter gives it to no other host.
                 Err(ClientError::Moved { what, .. })
-                    if mode == native::Mode::Exclusive && !is_unfinished(target, what) =>
+                    if mode == native::AttachmentMode::Exclusive && !is_unfinished(target, what) =>
                 {
-                    linked.tell(Step::Moved, STEP_TIME_MAX, &mut done);
+                    linked.tell(DiskMoveStep::Moved, STEP_TIME_MAX, &mut done);
                 }
                 _ => {}
             }
@@ -468,29 +478,29 @@ impl Client {
     /// [`ClientError`]; the host has to have sessions.
     pub(crate) fn overwrite(
         &self,
-        target: &Target,
-        clock: Clock,
-    ) -> Result<(Linked<RemoteBlock>, Result<(), String>), ClientError> {
+        target: &DeviceTarget,
+        clock: BoottimeClock,
+    ) -> Result<(LinkedDevice<RemoteBlock>, Result<(), String>), ClientError> {
         let grace = self.grace_period(&target.address, GRACE_DISK)?;
         if grace.is_zero() {
             let what =
                 "a disk moves to another host in a session: attach it from a paired host, or with --grace SECONDS";
             return Err(ClientError::Local(what.to_owned()));
         }
-        let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
+        let open = request_to_open(target, native::AttachmentClass::BLOCK, native::AttachmentMode::Exclusive);
         let remote = match self.config.reservation.clone() {
             Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
             None => RemoteBlock::new(ATTACHMENT, open),
         };
         let remote = remote.overwriting();
-        let mut done = Completions::new(BufferPool::new(0));
-        let terms = Terms { clock, ..self.config.terms(grace) };
-        let linked = self.begin_on(target, traffic_of(native::Class::BLOCK), terms, remote, &mut done)?;
+        let mut done = CompletionQueue::new(BufferPool::new(0));
+        let terms = SessionTerms { clock, ..self.config.terms(grace) };
+        let linked = self.begin_on(target, traffic_of(native::AttachmentClass::BLOCK), terms, remote, &mut done)?;
         if let Some(end) = linked.end() {
             return Err(self.refusal(target, end));
         }
         let mut linked = linked;
-        let noted = match linked.tell(Step::Moving, STEP_TIME_MAX, &mut done) {
+        let noted = match linked.tell(DiskMoveStep::Moving, STEP_TIME_MAX, &mut done) {
             true => Ok(()),
             false => Err("its farbus is of an earlier version, or the disk has no lasting identity".to_owned()),
         };
@@ -501,7 +511,11 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Moved`].
-    pub fn check_has_not_moved(&self, target: &Target, identity: Option<Identity>) -> Result<(), ClientError> {
+    pub fn check_has_not_moved(
+        &self,
+        target: &DeviceTarget,
+        identity: Option<ExportIdentity>,
+    ) -> Result<(), ClientError> {
         let why = self.system().objection_to_attaching(&target.to_string(), identity.map(Into::into));
         why.map_or(Ok(()), |what| Err(ClientError::Moved { what, identity }))
     }
@@ -512,11 +526,20 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn observe(&self, target: &Target, seen: &mut Vec<Event>) -> Result<Linked<RemoteObserver>, ClientError> {
-        let open = request_to_open(target, native::Class::USB, native::Mode::Observe);
+    pub fn observe(
+        &self,
+        target: &DeviceTarget,
+        seen: &mut Vec<ObservedTransfer>,
+    ) -> Result<LinkedDevice<RemoteObserver>, ClientError> {
+        let open = request_to_open(target, native::AttachmentClass::USB, native::AttachmentMode::Observe);
         let remote = RemoteObserver::new(ATTACHMENT, open);
-        let opened =
-            self.request(target, traffic_of(native::Class::USB), remote, self.config.grace.unwrap_or(GRACE), seen)?;
+        let opened = self.request(
+            target,
+            traffic_of(native::AttachmentClass::USB),
+            remote,
+            self.config.grace.unwrap_or(GRACE),
+            seen,
+        )?;
         self.accepted(target, opened)
     }
 
@@ -526,13 +549,17 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; an exporter of an earlier version has no console to show.
     #[doc(hidden)]
-    pub fn console(&self, target: &Target, seen: &mut Vec<Output>) -> Result<Linked<RemoteConsole>, ClientError> {
-        let class = native::Class::CONSOLE;
-        let remote = RemoteConsole::new(ATTACHMENT, request_to_open(target, class, native::Mode::Observe));
+    pub fn console(
+        &self,
+        target: &DeviceTarget,
+        seen: &mut Vec<ConsoleOutput>,
+    ) -> Result<LinkedDevice<RemoteConsole>, ClientError> {
+        let class = native::AttachmentClass::CONSOLE;
+        let remote = RemoteConsole::new(ATTACHMENT, request_to_open(target, class, native::AttachmentMode::Observe));
         let grace = self.config.grace.unwrap_or(GRACE);
         let opened = self.request(target, traffic_of(class), remote, grace, seen)?.map_err(|mut end| {
             // One of this version knows the class, and refuses a device without a port for another cause.
-            if end.cause == native::Cause::Class {
+            if end.cause == native::AttachmentEndCause::Class {
                 end.message = "the exporter's version of farbus does not show a console".to_owned();
             }
             end
@@ -548,18 +575,18 @@ impl Client {
     #[doc(hidden)]
     pub fn stream(
         &self,
-        target: &Target,
-        mode: native::Mode,
-        frames: &mut Vec<Frame>,
-    ) -> Result<Linked<RemoteStream>, ClientError> {
-        let open = request_to_open(target, native::Class::STREAM, mode);
+        target: &DeviceTarget,
+        mode: native::AttachmentMode,
+        frames: &mut Vec<StreamFrame>,
+    ) -> Result<LinkedDevice<RemoteStream>, ClientError> {
+        let open = request_to_open(target, native::AttachmentClass::STREAM, mode);
         let remote = match self.config.reservation.clone() {
             Some(reservation) => RemoteStream::reserving(ATTACHMENT, open, reservation),
             None => RemoteStream::new(ATTACHMENT, open),
         };
         let opened = self.request(
             target,
-            traffic_of(native::Class::STREAM),
+            traffic_of(native::AttachmentClass::STREAM),
             remote,
             self.config.grace.unwrap_or(GRACE),
             frames,
@@ -568,22 +595,23 @@ impl Client {
     }
 
     /// Opens a USB device of which this host is the successor: the device is there once its user hands it over, with
-    /// migration state that begins with `state_name` ([`Attached::state`]).
+    /// migration state that begins with `state_name` ([`ImporterAttachment::state`]).
     ///
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
     pub fn inherit(
         &self,
-        target: &Target,
+        target: &DeviceTarget,
         state_name: [u8; native::MIGRATION_STATE_NAME_BYTES],
         usual: Duration,
-    ) -> Result<Linked<RemoteUsb>, ClientError> {
+    ) -> Result<LinkedDevice<RemoteUsb>, ClientError> {
         let grace = self.successors_grace_period(target, usual)?;
-        let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
-        let remote = Piped::new(RemoteUsb::successor(ATTACHMENT, open, state_name), through(&self.config.modules));
-        let (dial, exporter) = self.connector.dial(&target.address, Traffic::Prompt)?;
-        Linked::begin(self.config.terms(grace), dial, remote).map_err(|source| lost(&exporter, source))
+        let open = request_to_open(target, native::AttachmentClass::USB, native::AttachmentMode::Exclusive);
+        let remote =
+            PipedAttachment::new(RemoteUsb::successor(ATTACHMENT, open, state_name), through(&self.config.modules));
+        let (dial, exporter) = self.connector.dial(&target.address, LinkTraffic::Prompt)?;
+        LinkedDevice::begin(self.config.terms(grace), dial, remote).map_err(|source| lost(&exporter, source))
     }
 
     /// Opens a block device of which this host is the successor. It may be read before it is handed over
@@ -592,16 +620,20 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn inherit_block(&self, target: &Target, usual: Duration) -> Result<Linked<RemoteBlock>, ClientError> {
+    pub fn inherit_block(
+        &self,
+        target: &DeviceTarget,
+        usual: Duration,
+    ) -> Result<LinkedDevice<RemoteBlock>, ClientError> {
         let grace = self.successors_grace_period(target, usual)?;
-        let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
+        let open = request_to_open(target, native::AttachmentClass::BLOCK, native::AttachmentMode::Exclusive);
         let remote = RemoteBlock::successor(ATTACHMENT, open);
         let opened = self.request(
             target,
-            traffic_of(native::Class::BLOCK),
+            traffic_of(native::AttachmentClass::BLOCK),
             remote,
             grace,
-            &mut Completions::new(BufferPool::new(0)),
+            &mut CompletionQueue::new(BufferPool::new(0)),
         )?;
         let linked = self.accepted(target, opened)?;
         self.check_has_not_moved(target, linked.remote().identity())?;
@@ -609,32 +641,32 @@ impl Client {
     }
 
     /// What a session of another process needs to continue here: links, and the modules that its device's data passes.
-    pub(crate) fn redial(&self, target: &Target, traffic: Traffic) -> Result<Redial, ClientError> {
+    pub(crate) fn redial(&self, target: &DeviceTarget, traffic: LinkTraffic) -> Result<SessionResumption, ClientError> {
         let dial = self.connector.redial(&target.address, traffic)?;
-        Ok(Redial { dial, through: through(&self.config.modules), hold: self.config.hold })
+        Ok(SessionResumption { dial, through: through(&self.config.modules), hold: self.config.hold })
     }
 
     /// Opens a device in a session: connect → begin the session → open the device → read the answer. What the device
     /// sends before the answer is in `done`.
-    fn request<A: Attached>(
+    fn request<A: ImporterAttachment>(
         &self,
-        target: &Target,
-        traffic: Traffic,
+        target: &DeviceTarget,
+        traffic: LinkTraffic,
         remote: A,
         grace: Duration,
         done: &mut A::Done,
-    ) -> Result<Opened<A>, ClientError> {
+    ) -> Result<DeviceOpenResult<A>, ClientError> {
         let mut remote = remote;
         let remembered = self.remembered(target);
         if let Some(expected) = remembered.and_then(RememberedDevice::expectation) {
             remote.expect(expected);
         }
-        let stores_data = traffic == traffic_of(native::Class::BLOCK);
+        let stores_data = traffic == traffic_of(native::AttachmentClass::BLOCK);
         let linked = self.begin_on(target, traffic, self.config.terms(grace), remote, done)?;
         // Read the answer.
         let Some(end) = linked.end().cloned() else { return Ok(Ok(linked)) };
         if let (Some(remembered), Some(identity)) = (remembered, linked.remote().identity())
-            && end.cause == native::Cause::Busy
+            && end.cause == native::AttachmentEndCause::Busy
         {
             remembered.note_awaited(identity, linked.remote().is_lasting(), stores_data);
         }
@@ -643,20 +675,20 @@ impl Client {
 
     /// Connects, begins the session, sends the request and waits until the device is open or refused, which the
     /// session's end tells.
-    fn begin_on<A: Attached>(
+    fn begin_on<A: ImporterAttachment>(
         &self,
-        target: &Target,
-        traffic: Traffic,
-        terms: Terms,
+        target: &DeviceTarget,
+        traffic: LinkTraffic,
+        terms: SessionTerms,
         remote: A,
         done: &mut A::Done,
-    ) -> Result<Linked<A>, ClientError> {
+    ) -> Result<LinkedDevice<A>, ClientError> {
         // Connect. The session makes further links, and new ones for those it loses, in the same way.
         let (dial, exporter) = self.connector.dial(&target.address, traffic)?;
         // What the device's data passes through is part of the request.
-        let remote = Piped::new(remote, through(&self.config.modules));
+        let remote = PipedAttachment::new(remote, through(&self.config.modules));
         // Begin the session, send the request and wait until the device is open or refused.
-        Linked::open_on(terms, dial, remote, done)
+        LinkedDevice::open_on(terms, dial, remote, done)
             .map_err(|source| lost(&exporter, self.without_session(&target.address, source)))
     }
 
@@ -681,18 +713,22 @@ impl Client {
         std::io::Error::new(source.kind(), what)
     }
 
-    fn accepted<A: Attached>(&self, target: &Target, opened: Opened<A>) -> Result<Linked<A>, ClientError> {
+    fn accepted<A: ImporterAttachment>(
+        &self,
+        target: &DeviceTarget,
+        opened: DeviceOpenResult<A>,
+    ) -> Result<LinkedDevice<A>, ClientError> {
         opened.map_err(|end| self.refusal(target, &end))
     }
 
     /// The error of a refusal. Who uses the device, or what there is instead, is asked of the exporter now.
-    pub fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
+    pub fn refusal(&self, target: &DeviceTarget, end: &native::AttachmentEndNotice) -> ClientError {
         let (target, what) = (target.clone(), end.message.clone());
         if let Some(remembered) = self.remembered(&target).filter(|remembered| remembered.expectation().is_some()) {
             // Its exporter compared it. A device that is not there at all is not another one.
             let is_another = match end.cause {
-                native::Cause::Stale => true,
-                native::Cause::Gone => offers::resolve(&self.connector, &target).is_ok(),
+                native::AttachmentEndCause::Stale => true,
+                native::AttachmentEndCause::Gone => offers::resolve(&self.connector, &target).is_ok(),
                 _ => false,
             };
             if is_another {
@@ -703,22 +739,22 @@ impl Client {
             return ClientError::Limit { address: target.to_string(), limit: limit.to_owned(), what };
         }
         match end.cause {
-            native::Cause::Busy => {
+            native::AttachmentEndCause::Busy => {
                 let user = offers::resolve(&self.connector, &target).ok().as_ref().and_then(in_use);
                 ClientError::Refused { target, status: OpStatus::Busy, user }
             }
-            native::Cause::Gone => {
+            native::AttachmentEndCause::Gone => {
                 let offered = offers::names_offered(&self.connector, &target.address);
                 ClientError::NoDevice { target, offered }
             }
-            native::Cause::Device => ClientError::Device { target, what },
-            native::Cause::Network => lost(&target.address, std::io::Error::other(what)),
-            native::Cause::Refused
-            | native::Cause::Stale
-            | native::Cause::Asked
-            | native::Cause::Class
-            | native::Cause::Module
-            | native::Cause::Reservation => ClientError::Untrusted { address: target.to_string(), what },
+            native::AttachmentEndCause::Device => ClientError::Device { target, what },
+            native::AttachmentEndCause::Network => lost(&target.address, std::io::Error::other(what)),
+            native::AttachmentEndCause::Refused
+            | native::AttachmentEndCause::Stale
+            | native::AttachmentEndCause::Asked
+            | native::AttachmentEndCause::Class
+            | native::AttachmentEndCause::Module
+            | native::AttachmentEndCause::Reservation => ClientError::Untrusted { address: target.to_string(), what },
         }
     }
 
@@ -729,7 +765,7 @@ impl Client {
         self.config.grace_period(usual, has_sessions)
     }
 
-    fn successors_grace_period(&self, target: &Target, usual: Duration) -> Result<Duration, ClientError> {
+    fn successors_grace_period(&self, target: &DeviceTarget, usual: Duration) -> Result<Duration, ClientError> {
         match self.grace_period(&target.address, usual)? {
             Duration::ZERO => {
                 Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()))
@@ -742,7 +778,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Device`], which says what can show it.
-    pub(crate) fn check_is_disk(&self, target: &Target) -> Result<(), ClientError> {
+    pub(crate) fn check_is_disk(&self, target: &DeviceTarget) -> Result<(), ClientError> {
         // If the device is not listed, or without its interfaces, the attempt to open it says what it is.
         match offers::resolve(&self.connector, target) {
             Ok(record) if is_no_disk(&record.interfaces) => {
@@ -753,7 +789,7 @@ impl Client {
     }
 
     /// Whether a device is a Bulk-Only disk and nothing else, of a host with which there are sessions.
-    pub(crate) fn is_lone_disk(&self, target: &Target) -> Result<bool, ClientError> {
+    pub(crate) fn is_lone_disk(&self, target: &DeviceTarget) -> Result<bool, ClientError> {
         if self.grace_period(&target.address, GRACE_DISK)?.is_zero() {
             return Ok(false);
         }
@@ -763,19 +799,23 @@ impl Client {
 }
 
 /// Whether an objection to attaching a disk is that it holds a part of a copy alone.
-fn is_unfinished(target: &Target, what: &str) -> bool {
+fn is_unfinished(target: &DeviceTarget, what: &str) -> bool {
     what.starts_with(&format!("{target} is {UNFINISHED}"))
 }
 
 /// What the links of a session are for that opens a device of this class. What a USB device is like is known only when
 /// it is open.
-fn traffic_of(class: native::Class) -> Traffic {
+fn traffic_of(class: native::AttachmentClass) -> LinkTraffic {
     match class {
-        native::Class::BLOCK | native::Class::STREAM => Traffic::Bulk,
-        _ => Traffic::Prompt,
+        native::AttachmentClass::BLOCK | native::AttachmentClass::STREAM => LinkTraffic::Bulk,
+        _ => LinkTraffic::Prompt,
     }
 }
 
-fn request_to_open(target: &Target, class: native::Class, mode: native::Mode) -> native::Open {
-    native::Open { class, mode, epoch: 0, name: target.device.clone(), reason: String::new() }
+fn request_to_open(
+    target: &DeviceTarget,
+    class: native::AttachmentClass,
+    mode: native::AttachmentMode,
+) -> native::OpenRequest {
+    native::OpenRequest { class, mode, epoch: 0, name: target.device.clone(), reason: String::new() }
 }

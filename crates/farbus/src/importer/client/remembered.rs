@@ -9,25 +9,25 @@
 //! | any other device, also of an exporter that speaks plain USB/IP alone | vendor, product or serial number is another one |
 //! | a device that a program uses by `farbus run` | it stores data, and one of the lines above holds; or vendor and product are the same, and the serial number is another one. A device that became another in its port is followed |
 //!
-//! A device that became another in its port is followed as its user says ([`Follow`]), also if its exporter tells
+//! A device that became another in its port is followed as its user says ([`FollowPolicy`]), also if its exporter tells
 //! another identity; the first one stays the one that the target stands for.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_io_net::trust::{AttachedDevice, DeviceId};
-use farbus_model::{Descriptors, Identity};
+use farbus_model::{DescriptorSet, ExportIdentity};
 use farbus_session::native::known_device::compare;
 use tracing::{info, warn};
 
 use super::error::ClientError;
-use super::target::Target;
+use super::target::DeviceTarget;
 use crate::broker::SystemAccess;
-use crate::devices::follow::{Follow, in_words};
+use crate::devices::follow::{FollowPolicy, in_words};
 
 /// Who opens a device again, and what its owner can do if another one is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reopener {
+pub enum DeviceReopener {
     /// A daemon with this configuration, which remembers the device over its own restart.
     Daemon(PathBuf),
     /// `farbus attach`, while it waits.
@@ -39,32 +39,32 @@ pub enum Reopener {
 /// The device that a target stands for. Clones share it.
 #[derive(Clone, Debug)]
 pub struct RememberedDevice {
-    target: Target,
-    by: Reopener,
+    target: DeviceTarget,
+    by: DeviceReopener,
     /// Which other devices in its port are followed; `None`: a program's, which follows any of another make.
-    follow: Option<Follow>,
-    memory: Arc<Mutex<Memory>>,
+    follow: Option<FollowPolicy>,
+    memory: Arc<Mutex<RememberedDeviceInner>>,
 }
 
 #[derive(Debug, Default)]
-struct Memory {
+struct RememberedDeviceInner {
     /// Whether what a daemon stored was read.
     is_recalled: bool,
     /// The device that the target means now, by its bus id, if the target does not name that.
-    meant: Option<Target>,
+    meant: Option<DeviceTarget>,
     device: Option<AttachedDevice>,
 }
 
 impl RememberedDevice {
     /// Nothing is known of the device of `target` yet.
-    pub fn new(target: &Target, by: Reopener) -> Self {
-        let follow = (by != Reopener::Run).then(Follow::default);
+    pub fn new(target: &DeviceTarget, by: DeviceReopener) -> Self {
+        let follow = (by != DeviceReopener::Run).then(FollowPolicy::default);
         Self { target: target.clone(), by, follow, memory: Arc::default() }
     }
 
     /// The same, with these followed in its port.
     #[must_use]
-    pub fn following(self, follow: &Follow) -> Self {
+    pub fn following(self, follow: &FollowPolicy) -> Self {
         Self { follow: Some(follow.clone()), ..self }
     }
 
@@ -79,7 +79,7 @@ impl RememberedDevice {
     /// [`ClientError::Local`]: it is not known which device that was; none may be attached.
     pub fn recall(&self, system: &SystemAccess) -> Result<(), ClientError> {
         let mut memory = self.memory();
-        if let Reopener::Daemon(config) = &self.by
+        if let DeviceReopener::Daemon(config) = &self.by
             && !memory.is_recalled
         {
             memory.device = system.attached_device(config, &self.target.to_string()).map_err(|error| {
@@ -92,12 +92,12 @@ impl RememberedDevice {
     }
 
     /// Whether this is about `target`.
-    pub fn is_of(&self, target: &Target) -> bool {
+    pub fn is_of(&self, target: &DeviceTarget) -> bool {
         self.target == *target || self.memory().meant.as_ref() == Some(target)
     }
 
     /// The target means the device that `meant` names by its bus id.
-    pub fn note_meant(&self, meant: &Target) {
+    pub fn note_meant(&self, meant: &DeviceTarget) {
         self.memory().meant = Some(meant.clone());
     }
 
@@ -109,13 +109,13 @@ impl RememberedDevice {
         (device.and_then(|known| known.usb), device.and_then(|known| known.bus_id.clone()).or(meant))
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
+    fn memory(&self) -> MutexGuard<'_, RememberedDeviceInner> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The identity that the device has to have: the exporter compares it before it touches the device. `None` if none
     /// is known, or other marks decide.
-    pub fn expectation(&self) -> Option<Identity> {
+    pub fn expectation(&self) -> Option<ExportIdentity> {
         let memory = self.memory();
         // An exporter that does not follow, too, tells another identity.
         let follows = self.follow.as_ref().is_some_and(|follow| !follow.is_nothing());
@@ -126,7 +126,7 @@ impl RememberedDevice {
 
     /// Whether the identity of a device decides.
     fn is_bound(&self, known: &AttachedDevice) -> bool {
-        known.stores_data || (known.is_lasting && self.by != Reopener::Run)
+        known.stores_data || (known.is_lasting && self.by != DeviceReopener::Run)
     }
 
     /// Checks that `seen`, which was opened, is the device of before, and remembers it.
@@ -158,13 +158,13 @@ impl RememberedDevice {
     }
 
     /// A host that waits for the device was told which one it is: no other one is taken later.
-    pub fn note_awaited(&self, identity: Identity, is_lasting: bool, stores_data: bool) {
+    pub fn note_awaited(&self, identity: ExportIdentity, is_lasting: bool, stores_data: bool) {
         let seen = AttachedDevice { is_lasting, stores_data, ..with_identity(Some(identity)) };
         self.memory().device.get_or_insert(seen);
     }
 
     /// The medium of the device was exchanged while it was in use: the former ones are not the device any more.
-    pub fn note_generation(&self, identity: Option<Identity>, system: &SystemAccess) {
+    pub fn note_generation(&self, identity: Option<ExportIdentity>, system: &SystemAccess) {
         let known = self.memory().device.clone();
         let (Some(known), Some(now)) = (known, identity) else { return };
         let is_later = identity_of(&known).is_some_and(|before| now.continues(before) && now != before);
@@ -174,7 +174,7 @@ impl RememberedDevice {
     }
 
     /// Remembers the device of an attachment that another process began, which may not have known how.
-    pub fn note_inherited(&self, identity: Option<Identity>, stores_data: bool, system: &SystemAccess) {
+    pub fn note_inherited(&self, identity: Option<ExportIdentity>, stores_data: bool, system: &SystemAccess) {
         if self.memory().device.is_some() || identity.is_none() || !stores_data {
             return;
         }
@@ -185,7 +185,7 @@ impl RememberedDevice {
     }
 
     fn keep(&self, seen: AttachedDevice, system: &SystemAccess) -> Result<(), ClientError> {
-        if let Reopener::Daemon(config) = &self.by {
+        if let DeviceReopener::Daemon(config) = &self.by {
             let kept = system.keep_attached_device(config, &self.target.to_string(), Some(&seen));
             kept.map_err(|error| {
                 let what = format!("{}: which device this is cannot be remembered", self.target.shown());
@@ -201,10 +201,10 @@ impl RememberedDevice {
     /// # Errors
     /// It cannot be forgotten durably.
     pub fn forget(&self, system: &SystemAccess) -> std::io::Result<()> {
-        if let Reopener::Daemon(config) = &self.by {
+        if let DeviceReopener::Daemon(config) = &self.by {
             system.keep_attached_device(config, &self.target.to_string(), None)?;
         }
-        *self.memory() = Memory { is_recalled: true, ..Memory::default() };
+        *self.memory() = RememberedDeviceInner { is_recalled: true, ..RememberedDeviceInner::default() };
         Ok(())
     }
 
@@ -212,13 +212,13 @@ impl RememberedDevice {
     pub fn another(&self, what: String) -> ClientError {
         let shown = self.target.shown();
         let next = match self.by {
-            Reopener::Daemon(_) => {
+            DeviceReopener::Daemon(_) => {
                 format!(
                     "it is attached when the former one is back; to attach what is there now: farbus daemon reload --adopt {shown}"
                 )
             }
-            Reopener::Attach => format!("to attach what is there now: farbus attach {shown}"),
-            Reopener::Run => "it is waited for; to use what is there now, start the program anew".to_owned(),
+            DeviceReopener::Attach => format!("to attach what is there now: farbus attach {shown}"),
+            DeviceReopener::Run => "it is waited for; to use what is there now, start the program anew".to_owned(),
         };
         ClientError::AnotherDevice { target: self.target.clone(), what, next }
     }
@@ -241,7 +241,7 @@ impl RememberedDevice {
         }
         match (identity_of(known), identity_of(seen)) {
             (Some(expected), actual) if is_bound => compare(name, expected, actual).err().map(|end| end.message),
-            _ if self.by == Reopener::Run && !known.stores_data && !seen.stores_data => {
+            _ if self.by == DeviceReopener::Run && !known.stores_data && !seen.stores_data => {
                 let is_same_make = known.usb == seen.usb;
                 let has_other = seen.serial.is_some() && known.serial.is_some() && seen.serial != known.serial;
                 (is_same_make && has_other).then(|| unlike(name, known, seen))
@@ -256,7 +256,7 @@ impl RememberedDevice {
 }
 
 /// What is known of a USB device from its descriptors.
-pub fn device_of(identity: Option<Identity>, descriptors: &Descriptors) -> AttachedDevice {
+pub fn device_of(identity: Option<ExportIdentity>, descriptors: &DescriptorSet) -> AttachedDevice {
     let device = &descriptors.device;
     AttachedDevice {
         usb: Some((device.vendor, device.product)),
@@ -267,7 +267,7 @@ pub fn device_of(identity: Option<Identity>, descriptors: &Descriptors) -> Attac
 }
 
 /// A device of which this identity is known.
-pub fn with_identity(identity: Option<Identity>) -> AttachedDevice {
+pub fn with_identity(identity: Option<ExportIdentity>) -> AttachedDevice {
     AttachedDevice {
         id: identity.map(DeviceId::of),
         generation: identity.map_or(0, |identity| identity.generation),
@@ -275,8 +275,8 @@ pub fn with_identity(identity: Option<Identity>) -> AttachedDevice {
     }
 }
 
-fn identity_of(device: &AttachedDevice) -> Option<Identity> {
-    device.id.map(|id| Identity { id: id.number(), generation: device.generation })
+fn identity_of(device: &AttachedDevice) -> Option<ExportIdentity> {
+    device.id.map(|id| ExportIdentity { id: id.number(), generation: device.generation })
 }
 
 /// Whether what a device is decides, and not its identity: both are USB devices, and none stores data.
@@ -294,20 +294,20 @@ mod tests {
     use super::*;
     use crate::devices::follow::FollowWord;
 
-    const A: Identity = Identity { id: 1, generation: 3 };
-    const B: Identity = Identity { id: 2, generation: 0 };
+    const A: ExportIdentity = ExportIdentity { id: 1, generation: 3 };
+    const B: ExportIdentity = ExportIdentity { id: 2, generation: 0 };
 
     fn usb(product: u16, serial: Option<&str>) -> AttachedDevice {
         AttachedDevice { usb: Some((0x10c4, product)), serial: serial.map(str::to_owned), ..AttachedDevice::default() }
     }
 
-    fn disk(identity: Option<Identity>) -> AttachedDevice {
+    fn disk(identity: Option<ExportIdentity>) -> AttachedDevice {
         AttachedDevice { stores_data: true, ..with_identity(identity) }
     }
 
     /// Whether `then` is taken for the device that was `first`.
-    fn is_taken(by: Reopener, first: AttachedDevice, then: AttachedDevice) -> bool {
-        let target: Target = "lab3/1-1".parse().unwrap();
+    fn is_taken(by: DeviceReopener, first: AttachedDevice, then: AttachedDevice) -> bool {
+        let target: DeviceTarget = "lab3/1-1".parse().unwrap();
         let remembered = RememberedDevice::new(&target, by);
         remembered.check(first, &SystemAccess::Own).unwrap();
         let checked = remembered.check(then, &SystemAccess::Own);
@@ -317,12 +317,12 @@ mod tests {
 
     #[test]
     fn disk_is_known_by_its_identity_alone() {
-        for by in [Reopener::Attach, Reopener::Run] {
+        for by in [DeviceReopener::Attach, DeviceReopener::Run] {
             let is_taken = |first, then| is_taken(by.clone(), disk(first), disk(then));
-            assert!(is_taken(Some(A), Some(A)) && is_taken(Some(A), Some(Identity { generation: 4, ..A })));
+            assert!(is_taken(Some(A), Some(A)) && is_taken(Some(A), Some(ExportIdentity { generation: 4, ..A })));
             assert!(!is_taken(Some(A), Some(B)) && !is_taken(Some(A), None));
             assert!(!is_taken(Some(A), Some(A.adopted())), "its owner gave the identity to another medium");
-            assert!(!is_taken(Some(A), Some(Identity { generation: 2, ..A })), "a swap has retired that medium");
+            assert!(!is_taken(Some(A), Some(ExportIdentity { generation: 2, ..A })), "a swap has retired that medium");
         }
     }
 
@@ -332,13 +332,13 @@ mod tests {
             is_lasting,
             ..AttachedDevice { id: with_identity(Some(identity)).id, ..usb(1, None) }
         };
-        assert!(!is_taken(Reopener::Attach, seen(A, true), seen(B, true)));
-        assert!(is_taken(Reopener::Attach, seen(A, false), seen(B, false)), "its exporter was started anew");
+        assert!(!is_taken(DeviceReopener::Attach, seen(A, true), seen(B, true)));
+        assert!(is_taken(DeviceReopener::Attach, seen(A, false), seen(B, false)), "its exporter was started anew");
     }
 
     #[test]
     fn device_of_a_plain_exporter_is_known_by_vendor_product_and_serial_number() {
-        let is_taken = |first, then| is_taken(Reopener::Attach, first, then);
+        let is_taken = |first, then| is_taken(DeviceReopener::Attach, first, then);
         assert!(is_taken(usb(1, Some("zigbee")), usb(1, Some("zigbee"))) && is_taken(usb(1, None), usb(1, None)));
         assert!(!is_taken(usb(1, Some("zigbee")), usb(1, Some("zwave"))));
         assert!(!is_taken(usb(1, Some("zigbee")), usb(1, None)), "it did not tell its serial number this time");
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn program_follows_a_device_that_becomes_another_but_gets_no_other_one_of_its_make() {
-        let is_taken = |first, then| is_taken(Reopener::Run, first, then);
+        let is_taken = |first, then| is_taken(DeviceReopener::Run, first, then);
         assert!(is_taken(usb(1, Some("a")), usb(2, None)), "it was flashed");
         assert!(!is_taken(usb(1, Some("a")), usb(1, Some("b"))));
         assert!(!is_taken(usb(1, None), AttachedDevice { stores_data: true, ..usb(2, None) }), "no disk is followed");
@@ -357,10 +357,10 @@ mod tests {
     fn device_that_becomes_another_is_followed_as_its_user_says_and_the_first_one_stays_the_one() {
         let identified =
             |identity, device| AttachedDevice { id: with_identity(Some(identity)).id, is_lasting: true, ..device };
-        let target: Target = "lab3/board".parse().unwrap();
+        let target: DeviceTarget = "lab3/board".parse().unwrap();
         let remembered = |words: &[&str]| {
-            let follow: Follow = words.iter().map(|word| word.parse::<FollowWord>().unwrap()).collect();
-            RememberedDevice::new(&target, Reopener::Attach).following(&follow)
+            let follow: FollowPolicy = words.iter().map(|word| word.parse::<FollowWord>().unwrap()).collect();
+            RememberedDevice::new(&target, DeviceReopener::Attach).following(&follow)
         };
         let own = SystemAccess::Own;
         let (first, other) = (identified(A, usb(1, Some("a"))), identified(B, usb(2, None)));
@@ -383,8 +383,8 @@ mod tests {
 
     #[test]
     fn what_is_awaited_is_what_is_taken() {
-        let target: Target = "lab3/disk".parse().unwrap();
-        let remembered = RememberedDevice::new(&target, Reopener::Attach);
+        let target: DeviceTarget = "lab3/disk".parse().unwrap();
+        let remembered = RememberedDevice::new(&target, DeviceReopener::Attach);
         remembered.note_awaited(A, true, true);
         assert_eq!(remembered.expectation(), Some(A));
         assert!(remembered.check(disk(Some(B)), &SystemAccess::Own).is_err());

@@ -7,14 +7,14 @@ use farbus_io_net::link::host_address::{LOCAL, address_of, check_host, shown};
 
 /// A device on a host, written `HOST[:PORT]/DEVICE`, or at a socket of this machine, written `unix:PATH/DEVICE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct DeviceTarget {
     /// `HOST:PORT` or `unix:PATH`.
     pub address: String,
     /// The device's name or its bus id there.
     pub device: String,
 }
 
-impl FromStr for Target {
+impl FromStr for DeviceTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -34,14 +34,14 @@ impl FromStr for Target {
     }
 }
 
-impl Target {
+impl DeviceTarget {
     /// The target as messages show it, and as it can be typed: a host's name has no port if that is the default one.
     pub fn shown(&self) -> String {
         format!("{}/{}", shown(&self.address), self.device)
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for DeviceTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.device)
     }
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn targets_are_parsed_with_and_without_port_and_socket() {
-        let read = |text: &str| text.parse::<Target>().map(|t| (t.address, t.device));
+        let read = |text: &str| text.parse::<DeviceTarget>().map(|t| (t.address, t.device));
         assert!(read("http://lab3/disk").is_err_and(|error| error.contains("type 'lab3/disk' without 'http://'")));
         assert!(read("lab3:70000/disk").is_err_and(|error| error.contains("'70000' in 'lab3:70000' is no port")));
         assert_eq!(read("lab3/disk"), Ok(("lab3:3240".into(), "disk".into())));

@@ -1,17 +1,17 @@
 //! Importing a device by plain USB/IP: one link carries it, and it is lost with that link.
 
-use farbus_host::{Enumerate, IdSource, Port, run};
-use farbus_model::{Device, Limits};
-use farbus_session::importer::Greeting;
+use farbus_host::{DescriptorEnumerator, HostPort, IdSource, run};
+use farbus_model::{Device, SessionLimits};
+use farbus_session::importer::HandshakeAnswer;
 use farbus_session::registry::in_use;
-use farbus_session::{DeviceRecord, Handshake, OpStatus, RemoteDevice};
+use farbus_session::{DeviceRecord, ImportHandshake, OpStatus, RemoteDevice};
 use tracing::debug;
 
-use super::connector::Connector;
+use super::connector::HostConnector;
 use super::error::{ClientError, local, unreachable};
 use super::handshake::converse;
 use super::offers::resolve;
-use super::target::Target;
+use super::target::DeviceTarget;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::importer::port::usbip::{HoldingLink, RemotePort};
 
@@ -19,7 +19,7 @@ use crate::importer::port::usbip::{HoldingLink, RemotePort};
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn import(connector: &Connector, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+pub fn import(connector: &HostConnector, target: &DeviceTarget) -> Result<(HoldingLink, RemoteDevice), ClientError> {
     // Linux's usbipd leaves a device that is in use out of its list, and reports it only if it is asked for by its bus
     // id.
     let (bus_id, unlisted) = match resolve(connector, target) {
@@ -30,20 +30,22 @@ pub fn import(connector: &Connector, target: &Target) -> Result<(HoldingLink, Re
         Err(error) => return Err(error),
     };
     let link = connector.connect(&target.address, ANSWER_TIME_MAX)?;
-    let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
+    let mut handshake = ImportHandshake::import(SessionLimits::DEFAULT, &bus_id);
     match (converse(&link, &mut handshake)?, unlisted) {
-        (Greeting::Imported(record), _) => Ok((HoldingLink::new(link), handshake.into_device(record))),
+        (HandshakeAnswer::Imported(record), _) => Ok((HoldingLink::new(link), handshake.into_device(record))),
         // A list of the devices there are helps more than the refusal.
-        (Greeting::Refused(status), Some(unlisted)) if status != OpStatus::Busy && status != OpStatus::DeviceError => {
+        (HandshakeAnswer::Refused(status), Some(unlisted))
+            if status != OpStatus::Busy && status != OpStatus::DeviceError =>
+        {
             Err(unlisted)
         }
-        (Greeting::Refused(status), _) => {
+        (HandshakeAnswer::Refused(status), _) => {
             // USB/IP says that a device is in use, and a farbus's list says by whom.
             let is_busy = status == OpStatus::Busy;
             let user = is_busy.then(|| resolve(connector, target).ok().as_ref().and_then(in_use)).flatten();
             Err(ClientError::Refused { target: target.clone(), status, user })
         }
-        (Greeting::Devices(_), _) => unreachable!("an import was asked for"),
+        (HandshakeAnswer::Devices(_), _) => unreachable!("an import was asked for"),
     }
 }
 
@@ -51,11 +53,11 @@ pub fn import(connector: &Connector, target: &Target) -> Result<(HoldingLink, Re
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn enumerate(connector: &Connector, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
+pub fn enumerate(connector: &HostConnector, target: &DeviceTarget) -> Result<(HoldingLink, RemoteDevice), ClientError> {
     let (link, device) = import(connector, target)?;
     let speed = device.speed();
     let mut port = RemotePort::new(link, device).map_err(local)?;
-    let mut driver = Enumerate::new(port.now(), IdSource::new(), speed);
+    let mut driver = DescriptorEnumerator::new(port.now(), IdSource::new(), speed);
     let descriptors = run(&mut driver, &mut port).map_err(|error| unreachable(target, error))?;
     let descriptors =
         descriptors.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })?;
@@ -71,14 +73,14 @@ pub fn enumerate(connector: &Connector, target: &Target) -> Result<(HoldingLink,
 /// # Errors
 /// [`ClientError::NoDevice`]: none has it; [`ClientError`]: the host is not reached.
 pub fn with_serial(
-    connector: &Connector,
-    target: &Target,
+    connector: &HostConnector,
+    target: &DeviceTarget,
     candidates: Vec<DeviceRecord>,
     serial: &str,
 ) -> Result<DeviceRecord, ClientError> {
     let offered = candidates.iter().map(|record| record.bus_id.clone()).collect();
     for record in candidates {
-        let candidate = Target { address: target.address.clone(), device: record.bus_id.clone() };
+        let candidate = DeviceTarget { address: target.address.clone(), device: record.bus_id.clone() };
         match enumerate(connector, &candidate) {
             Ok((_link, device)) => {
                 let descriptors = device.descriptors();

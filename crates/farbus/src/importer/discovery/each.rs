@@ -9,15 +9,15 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io_net::discovery::{self, Host, Kind};
+use farbus_io_net::discovery::{self, AnnouncedProtocol, DiscoveredHost};
 use serde_json::{Value, json};
 use tracing::debug;
 
 use super::everywhere::{is_ours, own};
-use crate::common::socket_place::Place;
-use crate::devices::offer::Listed;
-use crate::hosts::trust::Trust;
-use crate::importer::client::{Client, ClientError};
+use crate::common::socket_place::SocketLocation;
+use crate::devices::offer::ListedDevice;
+use crate::hosts::trust::TrustStore;
+use crate::importer::client::{ClientError, ImporterClient};
 
 /// How long announcements are awaited.
 const BROWSE_TIME: Duration = Duration::from_millis(1500);
@@ -31,15 +31,15 @@ const ASKED_MAX: usize = 32;
 const HOSTS_MAX: usize = 1000;
 
 /// What one of the threads has to say.
-enum News {
+enum DiscoveryMessage {
     /// Who announces itself nearby.
-    Found(Vec<Host>),
+    Found(Vec<DiscoveredHost>),
     /// What a host offers, or why that is not known.
-    Answered(Value, Result<Vec<Listed>, ClientError>),
+    Answered(Value, Result<Vec<ListedDevice>, ClientError>),
 }
 
 /// A host to be asked at this address or under this name, and what is told of it in any case.
-struct Candidate {
+struct DiscoveryCandidate {
     asked: String,
     told: Value,
 }
@@ -48,27 +48,28 @@ struct Candidate {
 /// `is_found` and, of one that was asked, `devices` or `failure`. Ends when `say` returns false.
 pub fn tell(mut say: impl FnMut(&Value) -> bool) {
     let until = Instant::now() + ALL_TIME_MAX;
-    let trust = Trust::is_there().then(Trust::open).and_then(Result::ok);
+    let trust = TrustStore::is_there().then(TrustStore::open).and_then(Result::ok);
     let own_key = trust.as_ref().map(|trust| trust.fingerprint().to_string());
-    let paired = trust.as_ref().map(Trust::names_by_key).unwrap_or_default();
+    let paired = trust.as_ref().map(TrustStore::names_by_key).unwrap_or_default();
     if !say(&json!({ "own": { "key": own_key } })) {
         return;
     }
     let (news, heard) = channel();
-    let mut waiting: VecDeque<Candidate> = paired
+    let mut waiting: VecDeque<DiscoveryCandidate> = paired
         .iter()
         .take(HOSTS_MAX)
         .map(|(key, name)| {
             let told = json!({ "host": name, "key": key, "is_paired": true });
-            Candidate { asked: name.clone(), told }
+            DiscoveryCandidate { asked: name.clone(), told }
         })
         .collect();
     let tell_found = news.clone();
     thread::spawn(move || {
-        let found = discovery::browse(&[Kind::Plain, Kind::Secure], BROWSE_TIME, discovery::PORT);
+        let found =
+            discovery::browse(&[AnnouncedProtocol::Plain, AnnouncedProtocol::Secure], BROWSE_TIME, discovery::PORT);
         let found = found.inspect_err(|error| debug!(%error, "nobody is looked for nearby"));
         // The receiving thread may have stopped waiting.
-        let _ = tell_found.send(News::Found(found.unwrap_or_default()));
+        let _ = tell_found.send(DiscoveryMessage::Found(found.unwrap_or_default()));
     });
     let (mut asked, mut is_looking) = (0, true);
     while is_looking || asked > 0 || !waiting.is_empty() {
@@ -79,11 +80,11 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
             asked += 1;
         }
         let goes_on = match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(News::Found(found)) => {
+            Ok(DiscoveryMessage::Found(found)) => {
                 is_looking = false;
                 told_of(found, &paired, own_key.as_ref(), &mut waiting).iter().all(&mut say)
             }
-            Ok(News::Answered(mut told, result)) => {
+            Ok(DiscoveryMessage::Answered(mut told, result)) => {
                 asked -= 1;
                 match result {
                     Ok(devices) => told["devices"] = devices.iter().map(told_device).collect(),
@@ -99,14 +100,14 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
     }
 }
 
-fn ask(Candidate { asked, told }: Candidate, news: Sender<News>) {
+fn ask(DiscoveryCandidate { asked, told }: DiscoveryCandidate, news: Sender<DiscoveryMessage>) {
     thread::spawn(move || {
-        let offers = Client::default().offers(&asked, LIST_TIME_MAX);
-        let _ = news.send(News::Answered(told, offers));
+        let offers = ImporterClient::default().offers(&asked, LIST_TIME_MAX);
+        let _ = news.send(DiscoveryMessage::Answered(told, offers));
     });
 }
 
-fn told_device(device: &Listed) -> Value {
+fn told_device(device: &ListedDevice) -> Value {
     let mut told = serde_json::to_value(device).unwrap_or_default();
     told["title"] = json!(device.title);
     told
@@ -114,18 +115,19 @@ fn told_device(device: &Listed) -> Value {
 
 /// What is told of hosts nearby; those that serve everybody are asked, too.
 fn told_of(
-    found: Vec<Host>,
+    found: Vec<DiscoveredHost>,
     paired: &BTreeMap<String, String>,
     own_key: Option<&String>,
-    waiting: &mut VecDeque<Candidate>,
+    waiting: &mut VecDeque<DiscoveryCandidate>,
 ) -> Vec<Value> {
     let ours = own().places;
     let is_own = |address: &SocketAddr| {
-        let has_port = |own: &Place| matches!(own, Place::Address(own) if own.port() == address.port());
+        let has_port =
+            |own: &SocketLocation| matches!(own, SocketLocation::Address(own) if own.port() == address.port());
         ours.iter().any(has_port) && is_ours(*address)
     };
     let mut told = Vec::new();
-    for Host { name, kind, addresses, version, fingerprint } in found.into_iter().take(HOSTS_MAX) {
+    for DiscoveredHost { name, kind, addresses, version, fingerprint } in found.into_iter().take(HOSTS_MAX) {
         let Some(address) = addresses.first() else { continue };
         if fingerprint.is_some() && fingerprint.as_ref() == own_key {
             continue;
@@ -137,9 +139,9 @@ fn told_of(
             "is_paired": paired_name.is_some(), "is_found": true,
         });
         // A paired host is asked over its encrypted link alone, and no other goes by its name.
-        if kind == Kind::Plain && paired_name.is_none() && !paired.values().any(|known| *known == name) {
+        if kind == AnnouncedProtocol::Plain && paired_name.is_none() && !paired.values().any(|known| *known == name) {
             if !is_own(address) {
-                waiting.push_back(Candidate { asked: address.to_string(), told: known });
+                waiting.push_back(DiscoveryCandidate { asked: address.to_string(), told: known });
             }
         } else {
             told.push(known);

@@ -6,15 +6,15 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io_net::discovery::{self, Kind};
+use farbus_io_net::discovery::{self, AnnouncedProtocol};
 use farbus_io_net::link::host_address::DEFAULT_PORT;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use tracing::{debug, warn};
 
-use crate::common::socket_place::Place;
-use crate::devices::offer::Listed;
-use crate::hosts::trust::Trust;
-use crate::importer::client::{Client, ClientError, FailureKind, FailureReport};
+use crate::common::socket_place::SocketLocation;
+use crate::devices::offer::ListedDevice;
+use crate::hosts::trust::TrustStore;
+use crate::importer::client::{ClientError, FailureKind, FailureReport, ImporterClient};
 use crate::importer::discovery::local_shares;
 
 /// How long announcements are awaited: a host that has just answered another query may answer again a second later (RFC
@@ -27,15 +27,15 @@ const LISTS_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// A host, and what it offers.
 #[derive(Debug)]
-pub struct Neighbour {
+pub struct ListedHost {
     /// The part before the `/` in a target.
     pub name: String,
     /// Its devices, or why they are not known.
-    pub devices: Result<Vec<Listed>, FailureReport>,
+    pub devices: Result<Vec<ListedDevice>, FailureReport>,
 }
 
 /// A host to be asked.
-struct Candidate {
+struct ListedHostCandidate {
     name: String,
     /// `HOST:PORT`, or the name of a paired host.
     asked: String,
@@ -45,51 +45,53 @@ struct Candidate {
 
 /// What all known hosts offer.
 #[derive(Debug)]
-pub struct Everybody {
+pub struct NetworkListing {
     /// This machine first.
-    pub hosts: Vec<Neighbour>,
+    pub hosts: Vec<ListedHost>,
     /// Names of this user's own devices that only paired hosts can use.
     pub for_paired_hosts: Vec<String>,
 }
 
 /// Asks all known hosts what they offer. A paired host is asked only over its encrypted link.
-pub fn all() -> Everybody {
+pub fn all() -> NetworkListing {
     let OwnShares { places: ours, for_paired_hosts } = own();
     let paired = paired();
-    let mut hosts: Vec<Candidate> = ours.iter().map(|at| candidate(own_target(at), &at.as_host(), false)).collect();
-    let default = Place::Address(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)));
+    let mut hosts: Vec<ListedHostCandidate> =
+        ours.iter().map(|at| candidate(own_target(at), &at.as_host(), false)).collect();
+    let default = SocketLocation::Address(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)));
     if !ours.contains(&default) {
         hosts.push(candidate(own_target(&default), &default, true));
     }
-    let found = discovery::browse(&[Kind::Plain], BROWSE_TIME, discovery::PORT);
+    let found = discovery::browse(&[AnnouncedProtocol::Plain], BROWSE_TIME, discovery::PORT);
     let found = found.inspect_err(|error| debug!(%error, "nobody else is looked for")).unwrap_or_default();
     hosts.extend(paired.iter().map(|name| candidate(name.clone(), name, false)));
     for host in found.into_iter().filter(|host| !paired.contains(&host.name)) {
         let Some(address) = host.addresses.first() else { continue };
-        let has_port = |own: &Place| matches!(own, Place::Address(own) if own.port() == address.port());
+        let has_port =
+            |own: &SocketLocation| matches!(own, SocketLocation::Address(own) if own.port() == address.port());
         if !(ours.iter().any(has_port) && is_ours(*address)) {
             hosts.push(candidate(host.name, address, false));
         }
     }
-    Everybody { hosts: ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX), for_paired_hosts }
+    NetworkListing { hosts: ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX), for_paired_hosts }
 }
 
 /// Asks these paired hosts what they offer. Each may take as long as all together.
-pub fn of_paired(names: impl IntoIterator<Item = String>) -> Vec<Neighbour> {
+pub fn of_paired(names: impl IntoIterator<Item = String>) -> Vec<ListedHost> {
     let hosts = names.into_iter().map(|name| candidate(name.clone(), &name, false)).collect();
     ask(hosts, LISTS_TIME_MAX, LISTS_TIME_MAX)
 }
 
-fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> Candidate {
-    Candidate { name, asked: asked.to_string(), is_guess }
+fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> ListedHostCandidate {
+    ListedHostCandidate { name, asked: asked.to_string(), is_guess }
 }
 
 /// The names of the paired hosts.
 fn paired() -> Vec<String> {
-    if !Trust::is_there() {
+    if !TrustStore::is_there() {
         return Vec::new();
     }
-    let peers = Trust::open().and_then(|trust| trust.peers());
+    let peers = TrustStore::open().and_then(|trust| trust.peers());
     match peers {
         Ok(peers) => peers.iter().map(|peer| peer.name.clone()).collect(),
         Err(error) => {
@@ -100,20 +102,20 @@ fn paired() -> Vec<String> {
 }
 
 /// Asks all hosts at once, each for `each` and all for `all` at most.
-fn ask(hosts: Vec<Candidate>, each: Duration, all: Duration) -> Vec<Neighbour> {
+fn ask(hosts: Vec<ListedHostCandidate>, each: Duration, all: Duration) -> Vec<ListedHost> {
     let (answers, answered) = channel();
     let until = Instant::now() + all;
     for (at, host) in hosts.iter().enumerate() {
         let (answers, address) = (answers.clone(), host.asked.clone());
         thread::spawn(move || {
-            let offers = Client::default().offers(&address, each);
+            let offers = ImporterClient::default().offers(&address, each);
             let report = offers.map_err(|error| error_report(&error));
             // The receiving thread may have stopped waiting.
             let _ = answers.send((at, report));
         });
     }
     drop(answers);
-    let silent = |host: &Candidate| {
+    let silent = |host: &ListedHostCandidate| {
         FailureReport::new(FailureKind::Network, format!("{} did not say in time what it offers", host.asked))
     };
     let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
@@ -121,7 +123,7 @@ fn ask(hosts: Vec<Candidate>, each: Duration, all: Duration) -> Vec<Neighbour> {
         results[at] = result;
     }
     let all = hosts.into_iter().zip(results).filter(|(host, result)| !host.is_guess || result.is_ok());
-    named_here(all.map(|(host, devices)| Neighbour { name: host.name, devices }).collect())
+    named_here(all.map(|(host, devices)| ListedHost { name: host.name, devices }).collect())
 }
 
 fn error_report(error: &ClientError) -> FailureReport {
@@ -129,11 +131,11 @@ fn error_report(error: &ClientError) -> FailureReport {
 }
 
 /// Names this machine's shares as `attach` takes them, unless two of them have a device of the same name.
-fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
-    let ours = |host: &&Neighbour| local_shares::is_ours(&host.name);
+fn named_here(mut all: Vec<ListedHost>) -> Vec<ListedHost> {
+    let ours = |host: &&ListedHost| local_shares::is_ours(&host.name);
     let devices = all.iter().filter(ours).filter_map(|host| host.devices.as_ref().ok()).flatten();
     let repeated = local_shares::repeated(devices.map(|device| device.name.as_str()));
-    let has_own_names = |host: &Neighbour| {
+    let has_own_names = |host: &ListedHost| {
         host.devices.as_ref().is_ok_and(|devices| devices.iter().all(|device| !repeated.contains(&device.name)))
     };
     for host in all.iter_mut().filter(|host| local_shares::is_ours(&host.name)) {
@@ -148,7 +150,7 @@ fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
 #[derive(Debug, Default)]
 pub(super) struct OwnShares {
     /// Where programs of this machine can ask for them.
-    pub places: Vec<Place>,
+    pub places: Vec<SocketLocation>,
     /// Names of the devices that only paired hosts can use.
     pub for_paired_hosts: Vec<String>,
 }
@@ -166,8 +168,8 @@ pub(super) fn own() -> OwnShares {
     let shared = devices.filter(|device| device["bus_id"].is_string());
     let for_paired_hosts = shared.filter_map(|device| Some(device["name"].as_str()?.to_owned())).collect();
     let addresses = for_all.iter().filter_map(|process| process["address"].as_str()?.parse().ok());
-    let reachable = |mut place: Place| {
-        if let Place::Address(address) = &mut place
+    let reachable = |mut place: SocketLocation| {
+        if let SocketLocation::Address(address) = &mut place
             && address.ip().is_unspecified()
         {
             address.set_ip([127, 0, 0, 1].into());
@@ -177,9 +179,9 @@ pub(super) fn own() -> OwnShares {
     OwnShares { places: addresses.map(reachable).collect(), for_paired_hosts }
 }
 
-fn own_target(place: &Place) -> String {
+fn own_target(place: &SocketLocation) -> String {
     match place {
-        Place::Address(address) if address.port() == DEFAULT_PORT => address.ip().to_string(),
+        SocketLocation::Address(address) if address.port() == DEFAULT_PORT => address.ip().to_string(),
         place => place.as_host(),
     }
 }

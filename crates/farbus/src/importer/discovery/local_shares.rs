@@ -18,11 +18,11 @@ use farbus_io_net::link::host_address::{LOCAL, address_of};
 use farbus_io_net::local::runtime_folder::{self, RuntimeFolder};
 use tracing::debug;
 
-use crate::common::socket_place::Place;
-use crate::devices::offer::Listed;
+use crate::common::socket_place::SocketLocation;
+use crate::devices::offer::ListedDevice;
 use crate::hosts::known_host::KnownHost;
-use crate::importer::client::{Client, ClientError, DeviceSelector, Target};
-use crate::importer::local_error::HereError;
+use crate::importer::client::{ClientError, DeviceSelector, DeviceTarget, ImporterClient};
+use crate::importer::local_error::LocalDeviceError;
 
 /// Prefix and suffix of the name of a share's socket.
 const NAME: (&str, &str) = ("share-", ".sock");
@@ -32,28 +32,28 @@ const LIST_TIME_MAX: Duration = Duration::from_secs(2);
 const DIAL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Where a share of this process listens by default.
-pub fn place_of_process() -> Place {
+pub fn place_of_process() -> SocketLocation {
     place(&std::process::id().to_string())
 }
 
 /// Where a daemon's plain listener is by default.
-pub fn place_of_daemon() -> Place {
+pub fn place_of_daemon() -> SocketLocation {
     place("daemon")
 }
 
-fn place(word: &str) -> Place {
+fn place(word: &str) -> SocketLocation {
     let (before, after) = NAME;
-    Place::Socket(runtime_folder::path().join(format!("{before}{word}{after}")))
+    SocketLocation::Socket(runtime_folder::path().join(format!("{before}{word}{after}")))
 }
 
 /// Parses a target. `DEVICE` alone means this machine.
 ///
 /// # Errors
 /// A message for a person.
-pub fn target_from(text: &str) -> Result<Target, String> {
+pub fn target_from(text: &str) -> Result<DeviceTarget, String> {
     let is_name = !text.is_empty() && !text.contains(['/', ':']);
     match is_name {
-        true => Ok(Target { address: address_of("localhost"), device: text.to_owned() }),
+        true => Ok(DeviceTarget { address: address_of("localhost"), device: text.to_owned() }),
         false => text.parse(),
     }
 }
@@ -64,7 +64,7 @@ fn is_here(address: &str) -> bool {
 }
 
 /// Whether `asked` means `attached`, which may be the result of a search of this machine.
-pub fn is_same(asked: &Target, attached: &Target) -> bool {
+pub fn is_same(asked: &DeviceTarget, attached: &DeviceTarget) -> bool {
     let was_found = || is_ours(&attached.address) && is_here(&asked.address);
     asked == attached || (asked.device == attached.device && was_found())
 }
@@ -88,13 +88,13 @@ fn is_name(name: &str) -> bool {
 ///
 /// # Errors
 /// If the runtime folder is not safe, or cannot be read.
-fn places() -> io::Result<Vec<Place>> {
+fn places() -> io::Result<Vec<SocketLocation>> {
     let of_sudo_user: Vec<RuntimeFolder> = runtime_folder::of_sudo_user().into_iter().collect();
     let mut places = Vec::new();
     for folder in runtime_folder::all()?.iter().chain(&of_sudo_user) {
         let mut names: Vec<String> = folder.names()?.into_iter().filter(|name| is_name(name)).collect();
         names.sort();
-        places.extend(names.into_iter().map(|name| Place::Socket(folder.path().join(name))));
+        places.extend(names.into_iter().map(|name| SocketLocation::Socket(folder.path().join(name))));
     }
     Ok(places)
 }
@@ -103,14 +103,14 @@ fn places() -> io::Result<Vec<Place>> {
 ///
 /// # Errors
 /// [`ClientError`]: no share has it, or several; the folder of the sockets is not safe.
-pub fn resolve(target: Target) -> Result<Target, ClientError> {
+pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
     if !is_here(&target.address) || KnownHost::find(&target.address)?.is_some() {
         return Ok(target);
     }
     let (mut offered, mut found) = (Vec::new(), Vec::new());
     for (place, devices) in asked()? {
         let selector = DeviceSelector::of(&target.device);
-        let is_meant = |device: &Listed| match selector {
+        let is_meant = |device: &ListedDevice| match selector {
             DeviceSelector::Name(name) => device.name == name || device.bus_id == name,
             DeviceSelector::Make(..) => {
                 format!("{}:{}", device.vendor, device.product).eq_ignore_ascii_case(&target.device)
@@ -125,16 +125,18 @@ pub fn resolve(target: Target) -> Result<Target, ClientError> {
     }
     let device = target.device.clone();
     match found.as_slice() {
-        [place] => Ok(Target { address: place.as_host(), device }),
+        [place] => Ok(DeviceTarget { address: place.as_host(), device }),
         [] => match Link::dial(&target.address, DIAL_TIME_MAX) {
             // A usbipd, or a share that serves a port.
             Ok((_, at)) => match listener_owner(at).filter(|user| ![0, runtime_folder::owner()].contains(user)) {
-                None => Ok(Target { address: at.to_string(), device }),
-                Some(user) => Err(ClientError::Here(HereError::Stranger { target: format!("{at}/{device}"), user })),
+                None => Ok(DeviceTarget { address: at.to_string(), device }),
+                Some(user) => {
+                    Err(ClientError::Here(LocalDeviceError::Stranger { target: format!("{at}/{device}"), user }))
+                }
             },
-            Err(_) => Err(ClientError::Here(HereError::Nowhere { device, offered })),
+            Err(_) => Err(ClientError::Here(LocalDeviceError::Nowhere { device, offered })),
         },
-        _ => Err(ClientError::Here(HereError::Several { device, places: found })),
+        _ => Err(ClientError::Here(LocalDeviceError::Several { device, places: found })),
     }
 }
 
@@ -143,16 +145,16 @@ pub fn resolve(target: Target) -> Result<Target, ClientError> {
 ///
 /// # Errors
 /// [`ClientError`]: the folder of the sockets is not safe.
-pub fn offers(address: &str) -> Result<Vec<(Place, Vec<Listed>)>, ClientError> {
+pub fn offers(address: &str) -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> {
     if !is_here(address) || KnownHost::find(address)?.is_some() {
         return Ok(Vec::new());
     }
     asked()
 }
 
-fn asked() -> Result<Vec<(Place, Vec<Listed>)>, ClientError> {
+fn asked() -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> {
     let places = places().map_err(|error| ClientError::Local(error.to_string()))?;
-    let answer = |place: Place| match Client::default().offers(&place.as_host(), LIST_TIME_MAX) {
+    let answer = |place: SocketLocation| match ImporterClient::default().offers(&place.as_host(), LIST_TIME_MAX) {
         Ok(devices) => Some((place, devices)),
         Err(error) => {
             debug!(%place, %error, "does not say what it offers");

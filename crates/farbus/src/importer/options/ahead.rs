@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// Whether a far device is asked for data before its user asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ahead {
+pub enum PrefetchMode {
     /// As far as its class allows, and its distance makes it worth while.
     #[default]
     Auto,
@@ -13,30 +13,30 @@ pub enum Ahead {
     Off,
 }
 
-impl Ahead {
+impl PrefetchMode {
     /// All of them.
-    pub const ALL: [Ahead; 2] = [Ahead::Auto, Ahead::Off];
+    pub const ALL: [PrefetchMode; 2] = [PrefetchMode::Auto, PrefetchMode::Off];
 
     /// The word for it in options.
     pub fn as_str(self) -> &'static str {
         match self {
-            Ahead::Auto => "auto",
-            Ahead::Off => "off",
+            PrefetchMode::Auto => "auto",
+            PrefetchMode::Off => "off",
         }
     }
 }
 
-impl fmt::Display for Ahead {
+impl fmt::Display for PrefetchMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Ahead {
+impl FromStr for PrefetchMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Ahead::ALL.into_iter().find(|ahead| ahead.as_str() == text);
+        let known = PrefetchMode::ALL.into_iter().find(|ahead| ahead.as_str() == text);
         known.ok_or_else(|| format!("'{text}' is no way to ask: there are auto and off"))
     }
 }

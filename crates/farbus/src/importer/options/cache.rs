@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 /// What is cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cache {
+pub enum DiskCacheMode {
     /// Nothing: each request goes to the exporter.
     None,
     /// Data that is read in order is fetched before it is asked for. Users notice only that it is faster.
@@ -15,20 +15,20 @@ pub enum Cache {
     Writeback,
 }
 
-impl Cache {
-    const ALL: [Cache; 3] = [Cache::None, Cache::Ahead, Cache::Writeback];
+impl DiskCacheMode {
+    const ALL: [DiskCacheMode; 3] = [DiskCacheMode::None, DiskCacheMode::Ahead, DiskCacheMode::Writeback];
 
     /// The word for it in options.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Cache::None => "none",
-            Cache::Ahead => "ahead",
-            Cache::Writeback => "writeback",
+            DiskCacheMode::None => "none",
+            DiskCacheMode::Ahead => "ahead",
+            DiskCacheMode::Writeback => "writeback",
         }
     }
 }
 
-impl FromStr for Cache {
+impl FromStr for DiskCacheMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -47,10 +47,10 @@ mod tests {
 
     #[test]
     fn cache_words_parse_as_printed_and_writeback_is_not_the_default() {
-        for cache in Cache::ALL {
+        for cache in DiskCacheMode::ALL {
             assert_eq!(cache.as_str().parse(), Ok(cache));
         }
-        assert!("writethrough".parse::<Cache>().unwrap_err().contains("writeback"));
-        assert_eq!(Cache::default(), Cache::Ahead);
+        assert!("writethrough".parse::<DiskCacheMode>().unwrap_err().contains("writeback"));
+        assert_eq!(DiskCacheMode::default(), DiskCacheMode::Ahead);
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// What the links of a session run over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Over {
+pub enum LinkTransport {
     /// TLS over TCP.
     #[default]
     Tcp,
@@ -13,30 +13,30 @@ pub enum Over {
     Quic,
 }
 
-impl Over {
+impl LinkTransport {
     /// All of them.
-    pub const ALL: [Over; 2] = [Over::Tcp, Over::Quic];
+    pub const ALL: [LinkTransport; 2] = [LinkTransport::Tcp, LinkTransport::Quic];
 
     /// The word for it in options.
     pub fn as_str(self) -> &'static str {
         match self {
-            Over::Tcp => "tcp",
-            Over::Quic => "quic",
+            LinkTransport::Tcp => "tcp",
+            LinkTransport::Quic => "quic",
         }
     }
 }
 
-impl fmt::Display for Over {
+impl fmt::Display for LinkTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Over {
+impl FromStr for LinkTransport {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Over::ALL.into_iter().find(|over| over.as_str() == text);
+        let known = LinkTransport::ALL.into_iter().find(|over| over.as_str() == text);
         known.ok_or_else(|| format!("'{text}' is no way to a host: there are tcp and quic"))
     }
 }

@@ -6,12 +6,12 @@ pub mod usbip;
 use std::io;
 use std::sync::Arc;
 
-use farbus_host::{Port, PortError};
-use farbus_model::{Done, Instant, Payload, Urb, UrbId};
+use farbus_host::{HostPort, HostPortError};
+use farbus_model::{Instant, Payload, Urb, UrbCompletion, UrbId};
 
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::usbip::RemotePort;
-use crate::importer::session::connection::Linked;
+use crate::importer::session::connection::LinkedDevice;
 
 /// A port over plain USB/IP, or over a session.
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub enum DevicePort {
 
 /// Takes a device from its user without waiting.
 #[derive(Clone)]
-pub struct Cutter(Arc<dyn Fn() + Send + Sync>);
+pub struct DeviceCutter(Arc<dyn Fn() + Send + Sync>);
 
-impl Cutter {
+impl DeviceCutter {
     /// A cutter that calls `cut`.
     pub fn new(cut: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(cut))
@@ -43,20 +43,20 @@ impl DevicePort {
     ///
     /// # Errors
     /// If the system has no more descriptors.
-    pub fn cutter(&self) -> io::Result<Cutter> {
+    pub fn cutter(&self) -> io::Result<DeviceCutter> {
         Ok(match self {
             DevicePort::Plain(port) => {
                 let link = port.link()?;
-                Cutter::new(move || link.shut_down())
+                DeviceCutter::new(move || link.shut_down())
             }
             DevicePort::Session(port) => {
-                let stop_signal = port.ask(Linked::stop_signal);
-                Cutter::new(move || stop_signal.end())
+                let stop_signal = port.ask(LinkedDevice::stop_signal);
+                DeviceCutter::new(move || stop_signal.end())
             }
         })
     }
 
-    fn port(&mut self) -> &mut dyn Port {
+    fn port(&mut self) -> &mut dyn HostPort {
         match self {
             DevicePort::Plain(port) => &mut **port,
             DevicePort::Session(port) => port,
@@ -64,7 +64,7 @@ impl DevicePort {
     }
 }
 
-impl Port for DevicePort {
+impl HostPort for DevicePort {
     fn submit(&mut self, urb: Urb) {
         self.port().submit(urb);
     }
@@ -73,7 +73,7 @@ impl Port for DevicePort {
         self.port().cancel(id);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         self.port().wait(until)
     }
 

@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use farbus_host::{Port, PortError};
-use farbus_io_net::link::{Clock, Interest, Link, wait};
-use farbus_model::{BufferPool, Completions, Device, Done, Instant, Payload, Urb, UrbId};
+use farbus_host::{HostPort, HostPortError};
+use farbus_io_net::link::{BoottimeClock, Link, PollInterest, wait};
+use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Payload, Urb, UrbCompletion, UrbId};
 use farbus_session::RemoteDevice;
 
 /// How often a blocked receive looks at the clock. Deadlines are tens of seconds; waiting more exactly would cost a
@@ -61,9 +61,9 @@ impl Drop for HoldingLink {
 pub struct RemotePort {
     link: HoldingLink,
     device: RemoteDevice,
-    done: Completions,
-    clock: Clock,
-    lost: Option<PortError>,
+    done: CompletionQueue,
+    clock: BoottimeClock,
+    lost: Option<HostPortError>,
 }
 
 impl RemotePort {
@@ -73,8 +73,8 @@ impl RemotePort {
     /// The socket refuses its timeout.
     pub fn new(link: HoldingLink, device: RemoteDevice) -> std::io::Result<Self> {
         link.set_receive_timeout(Some(LOOK_AT_CLOCK))?;
-        let done = Completions::new(BufferPool::new(device.limits().pool_bytes));
-        Ok(Self { link, device, done, clock: Clock::start(), lost: None })
+        let done = CompletionQueue::new(BufferPool::new(device.limits().pool_bytes));
+        Ok(Self { link, device, done, clock: BoottimeClock::start(), lost: None })
     }
 
     /// The imported device.
@@ -95,7 +95,7 @@ impl RemotePort {
         (self.link, self.device)
     }
 
-    fn lose(&mut self, error: PortError) -> PortError {
+    fn lose(&mut self, error: HostPortError) -> HostPortError {
         self.device.handle_lost(&mut self.done);
         while self.done.pop().is_some() {}
         self.link.shut_down();
@@ -104,7 +104,7 @@ impl RemotePort {
     }
 
     /// Sends everything. While the link is full, receives what arrives: otherwise both ends could wait for each other.
-    fn flush(&mut self) -> Result<(), PortError> {
+    fn flush(&mut self) -> Result<(), HostPortError> {
         while self.device.has_transmit() {
             let sent = self.link.try_send(&self.device.poll_transmit()).map_err(|e| world("send", &e))?;
             match sent {
@@ -118,9 +118,9 @@ impl RemotePort {
         Ok(())
     }
 
-    fn wait_for_room(&mut self) -> Result<(), PortError> {
+    fn wait_for_room(&mut self) -> Result<(), HostPortError> {
         let span = if self.link.has_received() { Duration::ZERO } else { LOOK_AT_CLOCK };
-        let mut interests = [Interest::new(self.link.as_fd(), true)];
+        let mut interests = [PollInterest::new(self.link.as_fd(), true)];
         wait(&mut interests, Some(span)).map_err(|e| world("wait", &e))?;
         if interests[0].readable || span.is_zero() {
             let received = self.link.try_receive(self.device.receive_space());
@@ -131,14 +131,14 @@ impl RemotePort {
         Ok(())
     }
 
-    fn take_in(&mut self, count: usize) -> Result<(), PortError> {
+    fn take_in(&mut self, count: usize) -> Result<(), HostPortError> {
         if count == 0 {
-            return Err(PortError::Gone);
+            return Err(HostPortError::Gone);
         }
-        self.device.handle_received(count, &mut self.done).map_err(|reject| PortError::Peer(reject.to_string()))
+        self.device.handle_received(count, &mut self.done).map_err(|reject| HostPortError::Peer(reject.to_string()))
     }
 
-    fn wait_inner(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait_inner(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         loop {
             if let Some(done) = self.done.pop() {
                 return Ok(Some(done));
@@ -148,7 +148,7 @@ impl RemotePort {
                 continue;
             }
             if self.device.in_flight() == 0 && until.is_none() {
-                return Err(PortError::Idle);
+                return Err(HostPortError::Idle);
             }
             match self.link.receive(self.device.receive_space()) {
                 Ok(count) => self.take_in(count)?,
@@ -163,14 +163,14 @@ impl RemotePort {
     }
 }
 
-/// How the message of a [`PortError::World`] begins.
+/// How the message of a [`HostPortError::World`] begins.
 pub(crate) const LOST: &str = "the link was lost: ";
 
-fn world(operation: &str, error: &std::io::Error) -> PortError {
-    PortError::World(format!("{LOST}{operation}: {error}"))
+fn world(operation: &str, error: &std::io::Error) -> HostPortError {
+    HostPortError::World(format!("{LOST}{operation}: {error}"))
 }
 
-impl Port for RemotePort {
+impl HostPort for RemotePort {
     fn submit(&mut self, urb: Urb) {
         let now = self.clock.now();
         if self.lost.is_none() {
@@ -182,12 +182,12 @@ impl Port for RemotePort {
         self.device.cancel(self.clock.now(), id, &mut self.done);
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<UrbCompletion>, HostPortError> {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
         self.wait_inner(until).map_err(|error| match error {
-            PortError::Idle => error,
+            HostPortError::Idle => error,
             error => self.lose(error),
         })
     }

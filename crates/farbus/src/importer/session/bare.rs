@@ -2,7 +2,7 @@
 //!
 //! The product's sessions run between paired hosts, over TLS. This is the same protocol with the same code over
 //! whatever stream a program has: for measuring what they cost, and for two ends that are safe from others already. The
-//! importer's half is [`Linked`](crate::importer::session::connection::Linked); the exporter's is [`serve`], which,
+//! importer's half is [`LinkedDevice`](crate::importer::session::connection::Linked); the exporter's is [`serve`], which,
 //! unlike the product's, ends with its link.
 
 use std::io;
@@ -10,16 +10,16 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use farbus_session::native::hello::SessionId;
-use farbus_session::native::{ExporterSession, LaneLimits, Services};
+use farbus_session::native::{ExporterServices, ExporterSession, LaneLimits};
 
-use crate::importer::session::connection::Dial;
+use crate::importer::session::connection::DialCallback;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 
 /// Modules that are not code of farbus: processes, sandboxes.
 pub use farbus_io_linux::module as runners;
 /// A clock, and a connected byte channel.
-pub use farbus_io_net::link::{Clock, Link};
+pub use farbus_io_net::link::{BoottimeClock, Link};
 /// Modules, and the pipelines that chain them.
 pub use farbus_modules as pipelines;
 /// Block devices, stores among them.
@@ -27,7 +27,7 @@ pub use farbus_session::block as blocks;
 /// The protocol of sessions, and both its ends.
 pub use farbus_session::native;
 /// A device's record, and the table of exports.
-pub use farbus_session::{DeviceRecord, Registry};
+pub use farbus_session::{DeviceRecord, ExportRegistry};
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub fn link(stream: TcpStream) -> io::Result<Link> {
 }
 
 /// Makes links to `address`, as often as the session needs one.
-pub fn dial(address: String) -> Dial {
+pub fn dial(address: String) -> DialCallback {
     Box::new(move || Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
 }
 
@@ -53,7 +53,7 @@ pub fn dial(address: String) -> Dial {
 ///
 /// # Errors
 /// The link's error; `InvalidData` if the importer broke the protocol.
-pub fn serve(link: &Link, clock: Clock, services: &mut impl Services) -> io::Result<()> {
+pub fn serve(link: &Link, clock: BoottimeClock, services: &mut impl ExporterServices) -> io::Result<()> {
     let hello = greeting::hear_hello(link, GREETING_TIME_MAX)?;
     let [id, incarnation] = [random(), random()];
     let incarnation = u64::from_le_bytes(incarnation.first_chunk().copied().expect("sixteen bytes"));
@@ -76,9 +76,9 @@ fn random() -> [u8; 16] {
 
 fn serve_session(
     link: Link,
-    clock: Clock,
+    clock: BoottimeClock,
     session: &mut ExporterSession,
-    services: &mut impl Services,
+    services: &mut impl ExporterServices,
 ) -> io::Result<()> {
     let mut link_set = LinkSet::new()?;
     link_set.put(0, link)?;
@@ -120,17 +120,22 @@ mod tests {
     use std::thread;
 
     use blocks::{SparseMemory, StoreDevice};
-    use farbus_model::{BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Instant};
-    use native::control::{Class, End, Mode, Open};
-    use native::{RemoteBlock, Served, ServedBlock};
+    use farbus_model::{BlockDevice, BlockId, BlockRequest, BufferPool, CompletionQueue, Instant};
+    use native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenRequest};
+    use native::{RemoteBlock, ServedBlock, ServedExport};
 
     use super::*;
-    use crate::importer::session::connection::Linked;
+    use crate::importer::session::connection::LinkedDevice;
 
     struct Disk;
 
-    impl Services for Disk {
-        fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+    impl ExporterServices for Disk {
+        fn open(
+            &mut self,
+            _now: Instant,
+            number: u16,
+            _open: &OpenRequest,
+        ) -> Result<(u64, Box<dyn ServedExport>), AttachmentEndNotice> {
             let device = StoreDevice::new(SparseMemory::new(1 << 20, 1 << 20));
             Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}))))
         }
@@ -142,13 +147,18 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let exporter = thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            serve(&link(stream).unwrap(), Clock::start(), &mut Disk).unwrap();
+            serve(&link(stream).unwrap(), BoottimeClock::start(), &mut Disk).unwrap();
         });
-        let mut done = Completions::new(BufferPool::new(1 << 20));
-        let open =
-            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() };
+        let mut done = CompletionQueue::new(BufferPool::new(1 << 20));
+        let open = OpenRequest {
+            class: AttachmentClass::BLOCK,
+            mode: AttachmentMode::Exclusive,
+            epoch: 0,
+            name: "disk".into(),
+            reason: String::new(),
+        };
         let remote = RemoteBlock::new(1, open);
-        let mut disk = Linked::open(dial(address), remote, Duration::from_secs(1), &mut done).unwrap();
+        let mut disk = LinkedDevice::open(dial(address), remote, Duration::from_secs(1), &mut done).unwrap();
         let data: Vec<u8> = (0..200_000_u32).map(|at| at as u8).collect();
         let write = BlockRequest::write(BlockId(1), 4096, data.clone().into());
         let read = BlockRequest::read(BlockId(2), 4096, 200_000);

@@ -1,7 +1,7 @@
 //! A device of another host, in a session: the device stays while links come and go.
 //!
-//! One thread owns it, for example a kernel's relay or a disk's driver. It waits on [`Linked::readiness`] and calls
-//! [`Linked::turn`]. A second thread makes new links, because name lookups and handshakes take time; it is there only
+//! One thread owns it, for example a kernel's relay or a disk's driver. It waits on [`LinkedDevice::readiness`] and calls
+//! [`LinkedDevice::turn`]. A second thread makes new links, because name lookups and handshakes take time; it is there only
 //! while a link is wanted.
 
 use std::io;
@@ -9,27 +9,29 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{Clock, Link, LinkEnd};
+use farbus_io_net::link::{BoottimeClock, Link, LinkEnd};
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_model::{
-    BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Identity, Instant, Readiness,
+    BlockCompletion, BlockLayer, CompletionQueue, DeviceLayer, ExportIdentity, Instant, OwnerCommand,
+    OwnerCommandError, ReadinessSource,
 };
-use farbus_session::native::control::{Cause, End, HANDED_OVER};
-use farbus_session::native::hello::Outcome;
+use farbus_session::native::control::{AttachmentEndCause, AttachmentEndNotice, HANDED_OVER};
+use farbus_session::native::hello::WelcomeOutcome;
 use farbus_session::native::reserve::{self, ReservationReport};
-use farbus_session::native::retire::Step;
+use farbus_session::native::retire::DiskMoveStep;
 use farbus_session::native::{
-    Attached, HOLD, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
+    AttachmentState, GreetingOutcome, HOLD, ImporterAttachment, ImporterSession, LaneLimits, MovableAttachment,
+    PipedAttachment, RemoteBlock, RemoteUsb, RequestedModules,
 };
-use farbus_session::snapshot::{Reader, Writer};
+use farbus_session::snapshot::{FieldReader, SnapshotWriter};
 use tracing::{debug, info, warn};
 
 use crate::common::stop_signal::StopSignal;
 use crate::common::write_out::WriteOut;
 use crate::devices::reservation::in_words;
-pub use crate::importer::session::dialer::Dial;
-use crate::importer::session::dialer::{Dialer, GREETING_TIME_MAX, PAUSE_MAX};
-use crate::importer::session::status::{Discarded, SessionStatus};
+pub use crate::importer::session::dialer::DialCallback;
+use crate::importer::session::dialer::{GREETING_TIME_MAX, PAUSE_MAX, SessionDialer};
+use crate::importer::session::status::{DiscardedRequests, SessionStatus};
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 
@@ -48,43 +50,43 @@ pub const BLOCK_KIND: u16 = 4;
 const PAST_MAX: Duration = Duration::from_secs(600);
 
 /// What a session from another process needs to continue: links, and its device's modules.
-pub struct Redial {
+pub struct SessionResumption {
     /// Makes links.
-    pub dial: Dial,
+    pub dial: DialCallback,
     /// The modules, if there are any.
-    pub through: Option<Through>,
-    /// How long the device is held at most while it migrates; see [`Terms::hold`].
+    pub through: Option<RequestedModules>,
+    /// How long the device is held at most while it migrates; see [`SessionTerms::hold`].
     pub hold: Duration,
 }
 
 /// What an importer asks of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// How many links, 1 to 8. The exporter may grant fewer; see [`Linked::links`].
+pub struct SessionTerms {
+    /// How many links, 1 to 8. The exporter may grant fewer; see [`LinkedDevice::links`].
     pub links: u16,
     /// How long the session outlives its links. The exporter may grant less.
     pub grace: Duration,
     /// How long the device is held at most while it migrates; the exporter may have a shorter limit.
     pub hold: Duration,
     /// The clock of what uses the device.
-    pub clock: Clock,
+    pub clock: BoottimeClock,
 }
 
-impl Terms {
+impl SessionTerms {
     /// One link, this grace period, and devices that are held for [`HOLD`] at most.
     pub fn of(grace: Duration) -> Self {
-        Self { links: 1, grace, hold: HOLD, clock: Clock::start() }
+        Self { links: 1, grace, hold: HOLD, clock: BoottimeClock::start() }
     }
 }
 
 /// A device in a session of its own.
-pub struct Linked<A: Attached> {
+pub struct LinkedDevice<A: ImporterAttachment> {
     session: ImporterSession,
-    remote: Piped<A>,
+    remote: PipedAttachment<A>,
     link_set: LinkSet,
-    dialer: Dialer,
-    readiness: Readiness,
-    clock: Clock,
+    dialer: SessionDialer,
+    readiness: ReadinessSource,
+    clock: BoottimeClock,
     host: String,
     /// How many links of the first lane were made after its first.
     relinks: u32,
@@ -103,32 +105,42 @@ pub struct Linked<A: Attached> {
     /// The last reservation report.
     reserved: Option<ReservationReport>,
     /// The device's identity, as the status has it.
-    identity: Option<Identity>,
+    identity: Option<ExportIdentity>,
     /// Whether the exporter was told that the session ends, or another process continues it.
     is_let_go: bool,
     /// Has file systems write out before a lease ends.
     write_out: WriteOut,
 }
 
-impl<A: Attached> Linked<A> {
+impl<A: ImporterAttachment> LinkedDevice<A> {
     /// Begins a session over a first link, and waits until `remote` is open or refused.
     ///
     /// # Errors
     /// The link was lost, or the exporter refuses the session.
-    pub fn open(dial: Dial, remote: impl Into<Piped<A>>, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
-        Self::open_on(Terms::of(grace), dial, remote, done)
+    pub fn open(
+        dial: DialCallback,
+        remote: impl Into<PipedAttachment<A>>,
+        grace: Duration,
+        done: &mut A::Done,
+    ) -> io::Result<Self> {
+        Self::open_on(SessionTerms::of(grace), dial, remote, done)
     }
 
-    /// Like [`Linked::open`], on other terms.
+    /// Like [`LinkedDevice::open`], on other terms.
     ///
     /// # Errors
-    /// As [`Linked::open`].
-    pub fn open_on(terms: Terms, dial: Dial, remote: impl Into<Piped<A>>, done: &mut A::Done) -> io::Result<Self> {
+    /// As [`LinkedDevice::open`].
+    pub fn open_on(
+        terms: SessionTerms,
+        dial: DialCallback,
+        remote: impl Into<PipedAttachment<A>>,
+        done: &mut A::Done,
+    ) -> io::Result<Self> {
         let mut linked = Self::begin(terms, dial, remote)?;
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
             linked.turn(done);
-            if *linked.remote.state() != State::Opening {
+            if *linked.remote.state() != AttachmentState::Opening {
                 return Ok(linked);
             }
             if linked.clock.now() >= until {
@@ -140,7 +152,7 @@ impl<A: Attached> Linked<A> {
 
     /// Tells the exporter what becomes of the disk, and waits for its answer, `time_max` at most. Returns whether it
     /// noted that.
-    pub fn tell(&mut self, step: Step, time_max: Duration, done: &mut A::Done) -> bool {
+    pub fn tell(&mut self, step: DiskMoveStep, time_max: Duration, done: &mut A::Done) -> bool {
         self.remote.say_step(step);
         let until = self.clock.now() + time_max;
         loop {
@@ -159,7 +171,11 @@ impl<A: Attached> Linked<A> {
     ///
     /// # Errors
     /// The link was lost, or the exporter refuses the session.
-    pub fn begin(terms: Terms, mut dial: Dial, remote: impl Into<Piped<A>>) -> io::Result<Self> {
+    pub fn begin(
+        terms: SessionTerms,
+        mut dial: DialCallback,
+        remote: impl Into<PipedAttachment<A>>,
+    ) -> io::Result<Self> {
         let mut remote = remote.into();
         let clock = terms.clock;
         let mut incarnation = [0; 8];
@@ -173,8 +189,8 @@ impl<A: Attached> Linked<A> {
         let welcome = greeting::greet(&link, &session.hello(0), GREETING_TIME_MAX)?;
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         match session.handle_welcome(&welcome).map_err(|reject| wrong(reject.to_string()))? {
-            Progress::Linked => {}
-            Progress::Refused(Outcome::Full) => {
+            GreetingOutcome::Linked => {}
+            GreetingOutcome::Refused(WelcomeOutcome::Full) => {
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, FULL));
             }
             other => return Err(wrong(format!("it begins no session: {other:?}"))),
@@ -185,7 +201,7 @@ impl<A: Attached> Linked<A> {
         link_set.put(0, link)?;
         link_further(&mut session, &mut dial, &mut link_set)?;
         remote.use_lanes(session.usable_lanes());
-        let dialer = Dialer::new(dial)?;
+        let dialer = SessionDialer::new(dial)?;
         link_set.watch(dialer.wake())?;
         let readiness = link_set.readiness();
         let stop_signal = StopSignal::waking(Arc::clone(dialer.wake()));
@@ -236,7 +252,7 @@ impl<A: Attached> Linked<A> {
     }
 
     /// Its clock.
-    pub fn clock(&self) -> Clock {
+    pub fn clock(&self) -> BoottimeClock {
         self.clock
     }
 
@@ -274,14 +290,14 @@ impl<A: Attached> Linked<A> {
     }
 
     /// Why it ended, if it has.
-    pub fn end(&self) -> Option<&End> {
+    pub fn end(&self) -> Option<&AttachmentEndNotice> {
         match self.remote.state() {
-            State::Ended(end) => Some(end),
-            State::Opening | State::Open => None,
+            AttachmentState::Ended(end) => Some(end),
+            AttachmentState::Opening | AttachmentState::Open => None,
         }
     }
 
-    /// Sends what waits, then waits for the next event, `until` at most; call [`Linked::turn`] next.
+    /// Sends what waits, then waits for the next event, `until` at most; call [`LinkedDevice::turn`] next.
     ///
     /// # Errors
     /// The system's error.
@@ -293,7 +309,7 @@ impl<A: Attached> Linked<A> {
         self.link_set.wait(self.session.lane_mut(), span, true)
     }
 
-    /// When [`Linked::turn`] must be called even without an event.
+    /// When [`LinkedDevice::turn`] must be called even without an event.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.end().is_some() {
             return None;
@@ -309,7 +325,7 @@ impl<A: Attached> Linked<A> {
     }
 
     /// What to wait on.
-    pub fn readiness(&self) -> &Readiness {
+    pub fn readiness(&self) -> &ReadinessSource {
         &self.readiness
     }
 
@@ -344,7 +360,7 @@ impl<A: Attached> Linked<A> {
             self.note_reserved(reserved);
         }
         self.note_identity();
-        if !self.is_described && *self.remote.state() == State::Open {
+        if !self.is_described && *self.remote.state() == AttachmentState::Open {
             self.is_described = true;
             self.status.note_storage(self.remote.stores_data());
         }
@@ -361,13 +377,13 @@ impl<A: Attached> Linked<A> {
             self.hand_over_to(successor, done);
         }
         if self.end().is_none() && self.stop_signal.was_asked() {
-            self.remote.handle_over(Cause::Asked, "given up here", done);
+            self.remote.handle_over(AttachmentEndCause::Asked, "given up here", done);
         }
         // While it has a link there is no such moment, and the clock need not be read.
         let is_over = self.session.poll_timeout().is_some() && self.session.is_over(self.clock.now());
         if is_over && self.end().is_none() {
             warn!(host = self.host, "no link in time: the device is given up");
-            self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
+            self.remote.handle_over(AttachmentEndCause::Network, "no link to its exporter in time", done);
         }
         if let Some(end) = self.end() {
             let is_new = self.status.note_end(end);
@@ -395,16 +411,16 @@ impl<A: Attached> Linked<A> {
             return;
         }
         match reserved.state {
-            reserve::State::Suspended => {
+            reserve::ReservationState::Suspended => {
                 let (lack, missing) = in_words(reserved.lack, reserved.missing).unwrap_or_default();
                 warn!(host = self.host, lack, missing, "suspended by its exporter");
                 publish(Event::new(EventKind::Suspended).host(self.host.as_str()));
             }
-            reserve::State::Admitted => {
+            reserve::ReservationState::Admitted => {
                 info!(host = self.host, bound_ns = reserved.bound_ns, "admitted by its exporter");
                 publish(Event::new(EventKind::Admitted).host(self.host.as_str()));
             }
-            reserve::State::Refused => {}
+            reserve::ReservationState::Refused => {}
         }
         self.status.note_reserved(reserved);
     }
@@ -430,7 +446,7 @@ impl<A: Attached> Linked<A> {
             let requests = self.remote.discard(now, done);
             let unwritten_bytes = self.remote.unwritten_bytes() - before;
             warn!(host = self.host, requests, unwritten_bytes, "thrown away: the device goes at once");
-            self.status.note_discarded(Discarded { requests, unwritten_bytes });
+            self.status.note_discarded(DiscardedRequests { requests, unwritten_bytes });
             self.discard_until = Some(now + DISCARD_TIME_MAX);
         }
         self.remote.hold_still(now, done);
@@ -448,7 +464,7 @@ impl<A: Attached> Linked<A> {
     /// Ends here a device that was handed over without its user's requests: it does not come back. Waits a moment until
     /// the exporter has heard of it.
     fn part_with_device(&mut self, done: &mut A::Done) {
-        self.remote.handle_over(Cause::Asked, HANDED_OVER, done);
+        self.remote.handle_over(AttachmentEndCause::Asked, HANDED_OVER, done);
         let (until, mut is_asked) = (self.clock.now() + FAREWELL_TIME_MAX, false);
         while self.session.is_linked() && self.clock.now() < until {
             let lane = self.session.lane_mut();
@@ -468,9 +484,9 @@ impl<A: Attached> Linked<A> {
     }
 
     /// Writes a snapshot for a replacement process. This session may continue if the replacement does not.
-    pub fn save(&mut self, to: &mut Writer)
+    pub fn save(&mut self, to: &mut SnapshotWriter)
     where
-        A: Movable,
+        A: MovableAttachment,
     {
         to.bytes(self.host.as_bytes());
         self.session.save(self.clock.now(), &mut self.remote, to);
@@ -481,21 +497,22 @@ impl<A: Attached> Linked<A> {
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more threads or descriptors.
-    pub fn restore(redial: Redial, from: &mut Reader<'_>) -> io::Result<Self>
+    pub fn restore(redial: SessionResumption, from: &mut FieldReader<'_>) -> io::Result<Self>
     where
-        A: Movable,
+        A: MovableAttachment,
     {
-        let wrong = |reject: farbus_session::Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
-        let clock = Clock::started_ago(PAST_MAX);
+        let wrong =
+            |reject: farbus_session::ProtocolViolation| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
+        let clock = BoottimeClock::started_ago(PAST_MAX);
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
-        let Redial { dial, through, hold } = redial;
-        let dialer = Dialer::new(dial)?;
+        let SessionResumption { dial, through, hold } = redial;
+        let dialer = SessionDialer::new(dial)?;
         let link_set = LinkSet::new()?;
         link_set.watch(dialer.wake())?;
         let readiness = link_set.readiness();
         let stop_signal = StopSignal::waking(Arc::clone(dialer.wake()));
         let restored = ImporterSession::restore(clock.now(), LaneLimits::SPARING, from).map_err(wrong)?;
-        let (session, mut remote): (ImporterSession, Piped<A>) = restored;
+        let (session, mut remote): (ImporterSession, PipedAttachment<A>) = restored;
         let session = session.holding(hold);
         if let Err(reject) = remote.resume(through) {
             remote.hand_over();
@@ -535,15 +552,15 @@ impl<A: Attached> Linked<A> {
     /// replacement.
     pub fn hand_over(mut self)
     where
-        A: Movable,
+        A: MovableAttachment,
     {
         self.let_go();
     }
 
-    /// As [`Linked::hand_over`], of a session that is dropped later.
+    /// As [`LinkedDevice::hand_over`], of a session that is dropped later.
     pub fn let_go(&mut self)
     where
-        A: Movable,
+        A: MovableAttachment,
     {
         self.remote.hand_over();
         self.is_let_go = true;
@@ -557,37 +574,39 @@ impl<A: Attached> Linked<A> {
             let (link, welcome) = match dialled {
                 Ok(linked) => linked,
                 Err(refused) => {
-                    self.remote.handle_over(Cause::Refused, &refused, done);
+                    self.remote.handle_over(AttachmentEndCause::Refused, &refused, done);
                     continue;
                 }
             };
             let number = welcome.position.lane;
             self.dialling.retain(|&other| other != number);
             match self.session.handle_welcome(&welcome) {
-                Ok(Progress::Linked) => {
+                Ok(GreetingOutcome::Linked) => {
                     self.use_link(number, link);
                     if number == 0 {
                         self.note_exporter();
                     }
                 }
-                Ok(Progress::Renewed) => {
+                Ok(GreetingOutcome::Renewed) => {
                     warn!(host = self.host, "its exporter was started anew: the device is opened again");
                     self.link_set.cut_all();
                     self.use_link(number, link);
                     self.remote.handle_renewed(self.clock.now(), done);
                     self.note_exporter();
                 }
-                Ok(Progress::Again) => self.dialer.dial(self.session.hello(0), Duration::ZERO),
+                Ok(GreetingOutcome::Again) => self.dialer.dial(self.session.hello(0), Duration::ZERO),
                 // The exporter may accept the lane later, if it still has the session.
-                Ok(Progress::Without) => self.dial_further(PAUSE_MAX),
+                Ok(GreetingOutcome::Without) => self.dial_further(PAUSE_MAX),
                 // Others may end before this session's grace does.
-                Ok(Progress::Refused(Outcome::Full)) => self.dialer.dial(self.session.hello(0), PAUSE_MAX),
-                Ok(Progress::Refused(outcome)) => {
+                Ok(GreetingOutcome::Refused(WelcomeOutcome::Full)) => {
+                    self.dialer.dial(self.session.hello(0), PAUSE_MAX)
+                }
+                Ok(GreetingOutcome::Refused(outcome)) => {
                     let message = format!("its exporter does not take us back: {outcome:?}");
-                    self.remote.handle_over(Cause::Refused, &message, done);
+                    self.remote.handle_over(AttachmentEndCause::Refused, &message, done);
                 }
                 Err(reject) => {
-                    self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+                    self.remote.handle_over(AttachmentEndCause::Device, &reject.to_string(), done);
                 }
             }
         }
@@ -663,11 +682,11 @@ impl<A: Attached> Linked<A> {
     fn take_in(&mut self, lane: u16, done: &mut A::Done) {
         if let Err(reject) = self.hear(lane, done) {
             warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
-            self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+            self.remote.handle_over(AttachmentEndCause::Device, &reject.to_string(), done);
         }
     }
 
-    fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
+    fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::ProtocolViolation> {
         // Frames that were received together arrived together.
         let now = self.clock.now();
         while let Some(arrived) = self.session.poll_arrived(lane)? {
@@ -717,7 +736,7 @@ impl<A: Attached> Linked<A> {
     }
 }
 
-impl<A: Attached> Drop for Linked<A> {
+impl<A: ImporterAttachment> Drop for LinkedDevice<A> {
     /// Ends the session of a device that could not be used, or was refused. Without that, its exporter would keep the
     /// device for a host that does not come back. Waits until the exporter ends the link: a socket that is closed while
     /// bytes for it are under way resets the connection, and the goodbye with it.
@@ -734,14 +753,14 @@ impl<A: Attached> Drop for Linked<A> {
 
 /// Makes the links of further lanes before the device is opened, so that its first requests can use them. Links that
 /// cannot be made now are made later.
-fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut LinkSet) -> io::Result<()> {
+fn link_further(session: &mut ImporterSession, dial: &mut DialCallback, link_set: &mut LinkSet) -> io::Result<()> {
     for number in session.wanting_links().collect::<Vec<_>>() {
         let Ok(link) = dial() else { return Ok(()) };
         let Ok(welcome) = greeting::greet(&link, &session.hello(number), GREETING_TIME_MAX) else {
             return Ok(());
         };
         match session.handle_welcome(&welcome) {
-            Ok(Progress::Linked) => link_set.put(number, link)?,
+            Ok(GreetingOutcome::Linked) => link_set.put(number, link)?,
             // The first lane reports what is wrong with the exporter.
             _ => return Ok(()),
         }
@@ -749,7 +768,7 @@ fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut L
     Ok(())
 }
 
-impl DeviceLayer for Linked<RemoteUsb> {
+impl DeviceLayer for LinkedDevice<RemoteUsb> {
     type Inner = RemoteUsb;
 
     fn inner(&self) -> &RemoteUsb {
@@ -761,28 +780,33 @@ impl DeviceLayer for Linked<RemoteUsb> {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        Linked::poll_timeout(self)
+        LinkedDevice::poll_timeout(self)
     }
 
-    fn handle_timeout(&mut self, _now: Instant, done: &mut Completions) {
+    fn handle_timeout(&mut self, _now: Instant, done: &mut CompletionQueue) {
         self.turn(done);
     }
 
-    fn end_turn(&mut self, _now: Instant, _done: &mut Completions) {
+    fn end_turn(&mut self, _now: Instant, _done: &mut CompletionQueue) {
         self.send();
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue) {
         self.turn(done);
     }
 
-    fn command(&mut self, _now: Instant, command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
+    fn command(
+        &mut self,
+        _now: Instant,
+        command: &OwnerCommand,
+        _done: &mut CompletionQueue,
+    ) -> Result<(), OwnerCommandError> {
         // Commands to the device are its owner's, on the exporter.
-        Err(CommandError::unknown(command))
+        Err(OwnerCommandError::unknown(command))
     }
 
     fn leave(&mut self) {
@@ -790,7 +814,7 @@ impl DeviceLayer for Linked<RemoteUsb> {
     }
 }
 
-impl BlockLayer for Linked<RemoteBlock> {
+impl BlockLayer for LinkedDevice<RemoteBlock> {
     type Inner = RemoteBlock;
 
     fn inner(&self) -> &RemoteBlock {
@@ -801,23 +825,23 @@ impl BlockLayer for Linked<RemoteBlock> {
         self.remote.inner_mut()
     }
 
-    fn end_turn(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, _now: Instant, _done: &mut CompletionQueue<BlockCompletion>) {
         self.send();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        Linked::poll_timeout(self)
+        LinkedDevice::poll_timeout(self)
     }
 
-    fn handle_timeout(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, _now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.turn(done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         Some(&self.readiness)
     }
 
-    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, _now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.turn(done);
     }
 
@@ -825,8 +849,8 @@ impl BlockLayer for Linked<RemoteBlock> {
         // A session that has ended, uses modules or is still replaying writes cannot be saved.
         let is_at_rest = !self.remote.inner().is_rewriting();
         (self.end().is_none() && self.is_movable() && is_at_rest).then(|| {
-            let mut to = Writer::new(BLOCK_KIND);
-            Linked::save(self, &mut to);
+            let mut to = SnapshotWriter::new(BLOCK_KIND);
+            LinkedDevice::save(self, &mut to);
             to.into_bytes()
         })
     }

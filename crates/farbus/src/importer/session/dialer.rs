@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{Link, Wake};
-use farbus_session::native::hello::{Hello, Welcome};
+use farbus_io_net::link::{Link, ThreadWaker};
+use farbus_session::native::hello::{ExporterWelcome, ImporterHello};
 use tracing::warn;
 
 use crate::link::greeting;
@@ -22,53 +22,53 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Makes a link to the exporter. The error `PermissionDenied` means that the exporter refuses, and is final; after any
 /// other error the session tries again.
-pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
+pub type DialCallback = Box<dyn FnMut() -> io::Result<Link> + Send>;
 
 /// The result of dialling: a link on which the exporter has answered, or the exporter's refusal.
-pub type Dialled = Result<(Link, Welcome), String>;
+pub type DialOutcome = Result<(Link, ExporterWelcome), String>;
 
 /// Makes links, on a thread that is there only while one is wanted.
-pub struct Dialer {
+pub struct SessionDialer {
     maker: Arc<LinkMaker>,
-    links: Receiver<Dialled>,
-    wake: Arc<Wake>,
+    links: Receiver<DialOutcome>,
+    wake: Arc<ThreadWaker>,
 }
 
 /// What the session and the thread that makes its links share.
 struct LinkMaker {
-    state: Mutex<Making>,
+    state: Mutex<LinkMakerState>,
     changed: Condvar,
-    made: Sender<Dialled>,
-    wake: Arc<Wake>,
+    made: Sender<DialOutcome>,
+    wake: Arc<ThreadWaker>,
 }
 
-struct Making {
+struct LinkMakerState {
     /// `None` while the thread uses it.
-    dial: Option<Dial>,
-    wanting: Vec<Wanting>,
+    dial: Option<DialCallback>,
+    wanting: Vec<UnlinkedLane>,
     has_thread: bool,
     /// Whether the session has ended.
     is_over: bool,
 }
 
-impl Dialer {
+impl SessionDialer {
     /// Makes links with `dial`, as they are asked for.
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn new(dial: Dial) -> io::Result<Self> {
+    pub fn new(dial: DialCallback) -> io::Result<Self> {
         let (made, links) = mpsc::channel();
-        let wake = Arc::new(Wake::new()?);
-        let making = Making { dial: Some(dial), wanting: Vec::new(), has_thread: false, is_over: false };
+        let wake = Arc::new(ThreadWaker::new()?);
+        let making = LinkMakerState { dial: Some(dial), wanting: Vec::new(), has_thread: false, is_over: false };
         let maker = LinkMaker { state: Mutex::new(making), changed: Condvar::new(), made, wake: Arc::clone(&wake) };
         Ok(Self { maker: Arc::new(maker), links, wake })
     }
 
     /// Asks for a link for the lane that this greeting names, after a pause.
-    pub fn dial(&self, hello: Hello, after: Duration) {
+    pub fn dial(&self, hello: ImporterHello, after: Duration) {
         let mut making = self.maker.state();
         making.wanting.retain(|other| other.hello.position.lane != hello.position.lane);
-        making.wanting.push(Wanting { hello, at: std::time::Instant::now() + after, pause: PAUSE });
+        making.wanting.push(UnlinkedLane { hello, at: std::time::Instant::now() + after, pause: PAUSE });
         if making.has_thread {
             self.maker.changed.notify_all();
             return;
@@ -82,17 +82,17 @@ impl Dialer {
     }
 
     /// The next link that was made, or the refusal.
-    pub fn poll_link(&self) -> Option<Dialled> {
+    pub fn poll_link(&self) -> Option<DialOutcome> {
         self.links.try_recv().ok()
     }
 
     /// Woken when a link was made.
-    pub fn wake(&self) -> &Arc<Wake> {
+    pub fn wake(&self) -> &Arc<ThreadWaker> {
         &self.wake
     }
 }
 
-impl Drop for Dialer {
+impl Drop for SessionDialer {
     fn drop(&mut self) {
         self.maker.state().is_over = true;
         self.maker.changed.notify_all();
@@ -100,7 +100,7 @@ impl Drop for Dialer {
 }
 
 impl LinkMaker {
-    fn state(&self) -> MutexGuard<'_, Making> {
+    fn state(&self) -> MutexGuard<'_, LinkMakerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -127,7 +127,7 @@ impl LinkMaker {
     }
 
     /// Waits until it is time to try for a link. Returns `None` if none is wanted: the thread ends.
-    fn next(&self) -> Option<(Dial, Wanting)> {
+    fn next(&self) -> Option<(DialCallback, UnlinkedLane)> {
         let mut making = self.state();
         loop {
             let next = (0..making.wanting.len()).min_by_key(|&at| making.wanting[at].at);
@@ -148,14 +148,14 @@ impl LinkMaker {
 }
 
 /// A lane that needs a link.
-struct Wanting {
-    hello: Hello,
+struct UnlinkedLane {
+    hello: ImporterHello,
     /// When to try next, and how long to pause after that.
     at: std::time::Instant,
     pause: Duration,
 }
 
-fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Option<Dialled> {
+fn try_once(dial: &mut DialCallback, UnlinkedLane { hello, at, pause }: &mut UnlinkedLane) -> Option<DialOutcome> {
     match dial() {
         Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
             Ok(welcome) => return Some(Ok((link, welcome))),
@@ -176,7 +176,7 @@ fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_session::native::hello::{LanePosition, Options};
+    use farbus_session::native::hello::{HelloOptions, LanePosition};
 
     #[test]
     fn thread_that_makes_links_is_there_only_while_one_is_wanted() {
@@ -185,10 +185,10 @@ mod tests {
             asked.send(thread::current().name().map(str::to_owned)).unwrap();
             Err(io::Error::new(io::ErrorKind::PermissionDenied, "refused"))
         };
-        let dialer = Dialer::new(Box::new(dial)).unwrap();
+        let dialer = SessionDialer::new(Box::new(dial)).unwrap();
         assert!(!dialer.maker.state().has_thread);
         for _ in 0..2 {
-            dialer.dial(Hello::new(LanePosition::default(), Options::default()), Duration::ZERO);
+            dialer.dial(ImporterHello::new(LanePosition::default(), HelloOptions::default()), Duration::ZERO);
             assert_eq!(asking.recv().unwrap().as_deref(), Some("dial"));
             let mut making = dialer.maker.state();
             while making.has_thread {

@@ -4,23 +4,23 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use farbus_control::session::{Latency, Second, Spread};
-use farbus_session::native::Timed;
+use farbus_session::native::RequestTiming;
 
-use super::latency_history::History;
+use super::latency_history::LatencyHistory;
 
 /// How many requests are remembered: for a device in use, those of the last seconds to minutes.
 const SAMPLES_MAX: usize = 256;
 
 /// The latest timed requests.
 #[derive(Debug, Default)]
-pub(crate) struct Samples {
-    latest: VecDeque<Timed>,
+pub(crate) struct LatencySamples {
+    latest: VecDeque<RequestTiming>,
     is_told: bool,
-    history: History,
+    history: LatencyHistory,
 }
 
-impl Samples {
-    pub(crate) fn note(&mut self, timed: Timed, now: Instant) {
+impl LatencySamples {
+    pub(crate) fn note(&mut self, timed: RequestTiming, now: Instant) {
         self.history.note(&timed, now);
         if self.latest.len() == SAMPLES_MAX {
             self.latest.pop_front();
@@ -29,7 +29,7 @@ impl Samples {
         self.is_told = false;
     }
 
-    pub(crate) fn take_latest(&mut self) -> Option<Timed> {
+    pub(crate) fn take_latest(&mut self) -> Option<RequestTiming> {
         let is_told = std::mem::replace(&mut self.is_told, true);
         self.latest.back().filter(|_| !is_told).copied()
     }
@@ -41,14 +41,14 @@ impl Samples {
 
     pub(crate) fn summary(&mut self, now: Instant) -> Option<Latency> {
         let second = self.history.latest(now).map_or(0, |second| second + 1);
-        let spread = |stage: fn(&Timed) -> u64| spread_of(self.latest.iter().map(stage).collect());
+        let spread = |stage: fn(&RequestTiming) -> u64| spread_of(self.latest.iter().map(stage).collect());
         (!self.latest.is_empty()).then(|| Latency {
             samples: self.latest.len(),
             second,
             all_us: spread(|timed| timed.total_ns),
-            network_us: spread(Timed::network_ns),
-            bus_us: spread(Timed::bus_ns),
-            back_end_us: spread(Timed::device_ns),
+            network_us: spread(RequestTiming::network_ns),
+            bus_us: spread(RequestTiming::bus_ns),
+            back_end_us: spread(RequestTiming::device_ns),
         })
     }
 }
@@ -63,16 +63,16 @@ fn spread_of(mut spans_ns: Vec<u64>) -> Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_session::native::frame::Residence;
+    use farbus_session::native::frame::ResidenceTimes;
 
     #[test]
     fn latency_covers_the_latest_requests_and_each_is_taken_once() {
-        let mut samples = Samples::default();
+        let mut samples = LatencySamples::default();
         let now = Instant::now();
         assert_eq!((samples.summary(now), samples.take_latest()), (None, None));
         let timed = |total_ns| {
-            let residence = Residence { queue_ns: 1_000, device_ns: 20_000, reply_ns: 2_000 };
-            Timed { total_ns, residence }
+            let residence = ResidenceTimes { queue_ns: 1_000, device_ns: 20_000, reply_ns: 2_000 };
+            RequestTiming { total_ns, residence }
         };
         (0..SAMPLES_MAX as u64).for_each(|_| samples.note(timed(1 << 40), now));
         (0..SAMPLES_MAX as u64).for_each(|number| samples.note(timed(100_000 + number * 1000), now));

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use farbus_control::session::{Percentiles, Second};
-use farbus_session::native::Timed;
+use farbus_session::native::RequestTiming;
 
 /// Seconds that are kept, those without a timed request left out.
 pub const SECONDS_MAX: usize = 180;
@@ -22,7 +22,7 @@ const BUCKETS: usize = ((OCTAVE_MAX - OCTAVE_MIN) as u64 * PARTS) as usize;
 const STAGES: usize = 4;
 
 #[derive(Debug)]
-struct Kept {
+struct LatencySecond {
     second: u32,
     timed: u32,
     stages: [Percentiles; STAGES],
@@ -30,13 +30,13 @@ struct Kept {
 
 /// The seconds of one session.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct LatencyHistory {
     began: Option<Instant>,
     /// The second that runs, and what was timed in it.
     current: u64,
     timed: u32,
     counts: Option<Box<[[u16; BUCKETS]; STAGES]>>,
-    kept: VecDeque<Kept>,
+    kept: VecDeque<LatencySecond>,
 }
 
 fn bucket_of(span_ns: u64) -> usize {
@@ -67,9 +67,9 @@ fn percentiles_of(counts: &[u16; BUCKETS], timed: u32) -> Percentiles {
     Percentiles { p50: at(5_000), p99: at(9_900), p999: at(9_990) }
 }
 
-impl History {
+impl LatencyHistory {
     /// Counts a request that was timed at `now`.
-    pub fn note(&mut self, timed: &Timed, now: Instant) {
+    pub fn note(&mut self, timed: &RequestTiming, now: Instant) {
         self.advance(now);
         // A count has 16 bits; one request in 64 is timed, so that is four million requests in this second.
         if self.timed == u32::from(u16::MAX) {
@@ -104,7 +104,7 @@ impl History {
         if self.kept.len() == self.kept.capacity() {
             self.kept.reserve_exact(GROWTH.min(SECONDS_MAX - self.kept.len()));
         }
-        self.kept.push_back(Kept { second: u32::try_from(ended).unwrap_or(u32::MAX), timed, stages });
+        self.kept.push_back(LatencySecond { second: u32::try_from(ended).unwrap_or(u32::MAX), timed, stages });
     }
 
     /// The number of the last second that is over and had a timed request; it grows.
@@ -118,8 +118,8 @@ impl History {
         self.advance(now);
         let current = self.current;
         let ago = |second: u32| current.saturating_sub(u64::from(second) + 1);
-        let is_shown = |kept: &&Kept| ago(kept.second) < SECONDS_MAX as u64;
-        let shown = |kept: &Kept| {
+        let is_shown = |kept: &&LatencySecond| ago(kept.second) < SECONDS_MAX as u64;
+        let shown = |kept: &LatencySecond| {
             let [all_us, network_us, bus_us, back_end_us] = kept.stages;
             Second {
                 number: kept.second.into(),
@@ -139,18 +139,18 @@ impl History {
 mod tests {
     use std::time::Duration;
 
-    use farbus_session::native::frame::Residence;
+    use farbus_session::native::frame::ResidenceTimes;
 
     use super::*;
 
-    fn timed(total_us: u32) -> Timed {
-        let residence = Residence { queue_ns: 1_000, device_ns: total_us * 100, reply_ns: 2_000 };
-        Timed { total_ns: u64::from(total_us) * 1000, residence }
+    fn timed(total_us: u32) -> RequestTiming {
+        let residence = ResidenceTimes { queue_ns: 1_000, device_ns: total_us * 100, reply_ns: 2_000 };
+        RequestTiming { total_ns: u64::from(total_us) * 1000, residence }
     }
 
     #[test]
     fn each_second_has_the_percentiles_of_its_own_requests_to_a_sixteenth() {
-        let (mut history, began) = (History::default(), Instant::now());
+        let (mut history, began) = (LatencyHistory::default(), Instant::now());
         let at = |ms: u64| began + Duration::from_millis(ms);
         (1..=1000).for_each(|us| history.note(&timed(us), at(10)));
         assert_eq!(history.seconds(at(900)), [], "this second is not over");
@@ -170,12 +170,14 @@ mod tests {
 
     #[test]
     fn hours_of_requests_take_as_much_memory_as_minutes_and_old_seconds_are_not_shown() {
-        let (mut history, began) = (History::default(), Instant::now());
+        let (mut history, began) = (LatencyHistory::default(), Instant::now());
         for second in 0..4 * SECONDS_MAX as u64 {
             (0..3).for_each(|_| history.note(&timed(u32::MAX / 200), began + Duration::from_secs(second)));
         }
         assert_eq!(history.kept.len(), SECONDS_MAX);
-        assert!(history.kept.capacity() * size_of::<Kept>() + size_of::<[[u16; BUCKETS]; STAGES]>() < 14 << 10);
+        assert!(
+            history.kept.capacity() * size_of::<LatencySecond>() + size_of::<[[u16; BUCKETS]; STAGES]>() < 14 << 10
+        );
         let seconds = history.seconds(began + Duration::from_secs(4 * SECONDS_MAX as u64));
         assert_eq!((seconds.len(), seconds[0].ago_s), (SECONDS_MAX, SECONDS_MAX as u64 - 1));
         let later = began + Duration::from_secs(5 * SECONDS_MAX as u64);
@@ -195,7 +197,7 @@ mod tests {
     /// What a timed request costs its session: printed, for the notes beside a benchmark.
     #[test]
     fn timed_requests_are_counted_without_an_allocation_each() {
-        let (mut history, began) = (History::default(), Instant::now());
+        let (mut history, began) = (LatencyHistory::default(), Instant::now());
         history.note(&timed(1), began);
         let counts: *const _ = history.counts.as_deref().unwrap();
         let rounds = 100_000_u32;

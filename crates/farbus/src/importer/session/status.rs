@@ -5,17 +5,17 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farbus_control::session::{Latency, LinksStatus, Second};
-use farbus_io_net::link::Wake;
-use farbus_model::Identity;
-use farbus_session::native::control::End;
+use farbus_io_net::link::ThreadWaker;
+use farbus_model::ExportIdentity;
+use farbus_session::native::control::AttachmentEndNotice;
 use farbus_session::native::reserve::ReservationReport;
-use farbus_session::native::retire::Step;
-use farbus_session::native::{HoldLimits, Timed};
+use farbus_session::native::retire::DiskMoveStep;
+use farbus_session::native::{HoldLimits, RequestTiming};
 use serde::Serialize;
 
-use crate::importer::session::distance::Distance;
-use crate::importer::session::latency::Samples;
-use crate::link::status::Links;
+use crate::importer::session::distance::DistanceCounters;
+use crate::importer::session::latency::LatencySamples;
+use crate::link::status::SessionLinks;
 
 /// Why a device does not move at once whose exporter cannot be told.
 const UNLINKED: &str = "it has no link now: its exporter cannot be told";
@@ -23,42 +23,42 @@ const UNLINKED: &str = "it has no link now: its exporter cannot be told";
 /// What other threads can see of a session, and ask of it. The status of an attachment follows its disk to another
 /// session when the disk is exchanged.
 #[derive(Clone, Debug)]
-pub struct SessionStatus(Of);
+pub struct SessionStatus(SessionStatusSource);
 
 #[derive(Clone, Debug)]
-enum Of {
+enum SessionStatusSource {
     /// This session's.
-    Session(Arc<Inner>),
+    Session(Arc<SessionStatusInner>),
     /// That of whichever session an attachment has now.
-    Attachment(Arc<Mutex<Arc<Inner>>>),
+    Attachment(Arc<Mutex<Arc<SessionStatusInner>>>),
 }
 
 /// A session's status, for a moment.
-enum Now<'a> {
-    Its(&'a Inner),
-    Followed(Arc<Inner>),
+enum SessionStatusRef<'a> {
+    Its(&'a SessionStatusInner),
+    Followed(Arc<SessionStatusInner>),
 }
 
-impl std::ops::Deref for Now<'_> {
-    type Target = Inner;
+impl std::ops::Deref for SessionStatusRef<'_> {
+    type Target = SessionStatusInner;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &SessionStatusInner {
         match self {
-            Now::Its(inner) => inner,
-            Now::Followed(inner) => inner,
+            SessionStatusRef::Its(inner) => inner,
+            SessionStatusRef::Followed(inner) => inner,
         }
     }
 }
 
 impl Default for SessionStatus {
     fn default() -> Self {
-        Self(Of::Session(Arc::default()))
+        Self(SessionStatusSource::Session(Arc::default()))
     }
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    state: Mutex<State>,
+struct SessionStatusInner {
+    state: Mutex<SessionStatusState>,
     /// Notified when a step is answered, and at the end.
     answered: Condvar,
     /// Whether a step is to be said; read in every turn.
@@ -72,24 +72,24 @@ struct Inner {
     /// Whether its disk is to become the one of an attachment, and no program uses it yet.
     is_copy: AtomicBool,
     /// Wakes the thread that has the session.
-    wake: Option<Arc<Wake>>,
-    links: Links,
+    wake: Option<Arc<ThreadWaker>>,
+    links: SessionLinks,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SessionStatusState {
     /// The key of the successor.
     successor: Option<[u8; 32]>,
     /// How often a successor has not come.
     untaken: u64,
     /// Since when there is no link.
     unlinked: Option<Instant>,
-    end: Option<End>,
+    end: Option<AttachmentEndNotice>,
     /// Whether there is no session: the disk is one of this machine.
     is_here: bool,
     /// The latest timed requests.
-    latency: Samples,
-    distance: Distance,
+    latency: LatencySamples,
+    distance: DistanceCounters,
     /// Whether it passes through the module `pause`.
     can_pause: bool,
     /// Whether its owner ordered a pause (`true`) or its end.
@@ -97,15 +97,15 @@ struct State {
     /// The last reservation report.
     reserved: Option<ReservationReport>,
     /// What the exporter is to be told of the disk, which is moved to this machine.
-    step: Option<Step>,
+    step: Option<DiskMoveStep>,
     /// The exporter's last answer to a step.
-    step_answer: Option<(Step, Result<(), String>)>,
+    step_answer: Option<(DiskMoveStep, Result<(), String>)>,
     /// Whether the device is to go to its successor without its user's requests.
     is_to_discard: bool,
     /// What was thrown away for a handover.
-    discarded: Option<Discarded>,
+    discarded: Option<DiscardedRequests>,
     /// The identity of the device.
-    identity: Option<Identity>,
+    identity: Option<ExportIdentity>,
     /// How long a device that migrates is held, as both ends say.
     hold: HoldLimits,
     is_storage: bool,
@@ -113,7 +113,7 @@ struct State {
 
 /// What was thrown away when a device went to another host at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Discarded {
+pub struct DiscardedRequests {
     /// Requests that were under way, or waited; all of them failed.
     pub requests: usize,
     /// Bytes of the writes among them, for a block device. Some of them may have been written.
@@ -136,7 +136,7 @@ pub enum StepAnswer {
 impl SessionStatus {
     /// The status of an attachment whose disk is in this session now.
     pub(crate) fn following(session: &Self) -> Self {
-        Self(Of::Attachment(Arc::new(Mutex::new(session.shared()))))
+        Self(SessionStatusSource::Attachment(Arc::new(Mutex::new(session.shared()))))
     }
 
     /// The status of a disk of this machine, which is in no session.
@@ -148,37 +148,41 @@ impl SessionStatus {
 
     /// From now on this status of an attachment is that of another session.
     pub(crate) fn follow(&self, session: &Self) {
-        if let Of::Attachment(now) = &self.0 {
+        if let SessionStatusSource::Attachment(now) = &self.0 {
             *now.lock().unwrap_or_else(PoisonError::into_inner) = session.shared();
         }
     }
 
-    fn shared(&self) -> Arc<Inner> {
+    fn shared(&self) -> Arc<SessionStatusInner> {
         match &self.0 {
-            Of::Session(inner) => Arc::clone(inner),
-            Of::Attachment(now) => Arc::clone(&now.lock().unwrap_or_else(PoisonError::into_inner)),
+            SessionStatusSource::Session(inner) => Arc::clone(inner),
+            SessionStatusSource::Attachment(now) => Arc::clone(&now.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 
     /// The status of the session that it is now, which it stays.
     fn settled(&self) -> Self {
-        Self(Of::Session(self.shared()))
+        Self(SessionStatusSource::Session(self.shared()))
     }
 
-    fn now(&self) -> Now<'_> {
+    fn now(&self) -> SessionStatusRef<'_> {
         match &self.0 {
-            Of::Session(inner) => Now::Its(inner),
-            Of::Attachment(_) => Now::Followed(self.shared()),
+            SessionStatusSource::Session(inner) => SessionStatusRef::Its(inner),
+            SessionStatusSource::Attachment(_) => SessionStatusRef::Followed(self.shared()),
         }
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, look: impl FnOnce(&mut SessionStatusState) -> T) -> T {
         look(&mut self.now().state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A status whose changes wake the session's thread by `wake`; `links` shows the session's links.
-    pub(crate) fn waking(wake: Arc<Wake>, links: Links) -> Self {
-        Self(Of::Session(Arc::new(Inner { wake: Some(wake), links, ..Inner::default() })))
+    pub(crate) fn waking(wake: Arc<ThreadWaker>, links: SessionLinks) -> Self {
+        Self(SessionStatusSource::Session(Arc::new(SessionStatusInner {
+            wake: Some(wake),
+            links,
+            ..SessionStatusInner::default()
+        })))
     }
 
     /// The status of its links.
@@ -206,7 +210,7 @@ impl SessionStatus {
     ///
     /// # Errors
     /// Why it cannot migrate.
-    pub fn discard(&self, successor: [u8; 32], time_max: Duration) -> Result<Discarded, &'static str> {
+    pub fn discard(&self, successor: [u8; 32], time_max: Duration) -> Result<DiscardedRequests, &'static str> {
         if self.unlinked().is_some() {
             return Err(UNLINKED);
         }
@@ -214,7 +218,7 @@ impl SessionStatus {
         session.name_successor(successor, true)?;
         let now = session.now();
         let state = now.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open = |state: &mut State| state.discarded.is_none() && state.end.is_none();
+        let is_open = |state: &mut SessionStatusState| state.discarded.is_none() && state.end.is_none();
         let waited = now.answered.wait_timeout_while(state, time_max, is_open);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if std::mem::take(&mut state.is_to_discard) {
@@ -247,13 +251,13 @@ impl SessionStatus {
         self.with(|state| self.check_movable(state))
     }
 
-    fn check_movable(&self, state: &State) -> Result<(), &'static str> {
+    fn check_movable(&self, state: &SessionStatusState) -> Result<(), &'static str> {
         match state {
-            State { end: Some(_), .. } => Err("it is over already"),
-            State { is_here: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
+            SessionStatusState { end: Some(_), .. } => Err("it is over already"),
+            SessionStatusState { is_here: true, .. } => Err("its disk was moved to this machine (farbus swap)"),
             _ if self.is_expected() => Err("it is yet to be handed over to this host"),
-            State { successor: Some(_), .. } => Err("it is being handed over already"),
-            State { successor: None, .. } => Ok(()),
+            SessionStatusState { successor: Some(_), .. } => Err("it is being handed over already"),
+            SessionStatusState { successor: None, .. } => Ok(()),
         }
     }
 
@@ -263,7 +267,7 @@ impl SessionStatus {
     }
 
     /// Records what was thrown away.
-    pub(crate) fn note_discarded(&self, discarded: Discarded) {
+    pub(crate) fn note_discarded(&self, discarded: DiscardedRequests) {
         self.with(|state| state.discarded = Some(discarded));
         self.now().answered.notify_all();
     }
@@ -275,11 +279,11 @@ impl SessionStatus {
     pub fn pause(&self, is_paused: bool) -> Result<(), &'static str> {
         let session = self.settled();
         session.with(|state| match state {
-            State { end: Some(_), .. } => Err("it is over already"),
-            State { can_pause: false, .. } => {
+            SessionStatusState { end: Some(_), .. } => Err("it is over already"),
+            SessionStatusState { can_pause: false, .. } => {
                 Err("it does not go through the module 'pause' (farbus attach --module pause)")
             }
-            State { pause, .. } => {
+            SessionStatusState { pause, .. } => {
                 *pause = Some(is_paused);
                 Ok(())
             }
@@ -363,7 +367,7 @@ impl SessionStatus {
     }
 
     /// Why it ended, if it has.
-    pub fn end(&self) -> Option<End> {
+    pub fn end(&self) -> Option<AttachmentEndNotice> {
         self.with(|state| state.end.clone())
     }
 
@@ -387,17 +391,17 @@ impl SessionStatus {
     }
 
     /// Records the identity of the device.
-    pub(crate) fn note_identity(&self, identity: Identity) {
+    pub(crate) fn note_identity(&self, identity: ExportIdentity) {
         self.with(|state| state.identity = Some(identity));
     }
 
     /// The identity of the device; `None` before it is open, and if its exporter told none.
-    pub fn identity(&self) -> Option<Identity> {
+    pub fn identity(&self) -> Option<ExportIdentity> {
         self.with(|state| state.identity)
     }
 
     /// Records a timed request.
-    pub(crate) fn note_timed(&self, timed: Timed) {
+    pub(crate) fn note_timed(&self, timed: RequestTiming) {
         let now = Instant::now();
         self.with(|state| state.latency.note(timed, now));
     }
@@ -414,27 +418,28 @@ impl SessionStatus {
     }
 
     /// Records what was done so far to hide the device's distance.
-    pub(crate) fn note_distance(&self, distance: Distance) {
+    pub(crate) fn note_distance(&self, distance: DistanceCounters) {
         self.with(|state| state.distance = distance);
     }
 
     /// What was done so far to hide the device's distance.
-    pub(crate) fn distance(&self) -> Distance {
+    pub(crate) fn distance(&self) -> DistanceCounters {
         self.with(|state| state.distance)
     }
 
     /// Takes the latest timed request, if it was not taken before.
-    pub fn take_timed(&self) -> Option<Timed> {
+    pub fn take_timed(&self) -> Option<RequestTiming> {
         self.with(|state| state.latency.take_latest())
     }
 
     /// Tells the exporter what becomes of the disk, and waits for the answer, `time_max` at most.
-    pub(crate) fn tell(&self, step: Step, time_max: Duration) -> StepAnswer {
+    pub(crate) fn tell(&self, step: DiskMoveStep, time_max: Duration) -> StepAnswer {
         self.tell_later(step);
         let now = self.now();
         let state = now.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open =
-            |state: &mut State| state.end.is_none() && state.step_answer.as_ref().is_none_or(|it| it.0 != step);
+        let is_open = |state: &mut SessionStatusState| {
+            state.end.is_none() && state.step_answer.as_ref().is_none_or(|it| it.0 != step)
+        };
         let waited = now.answered.wait_timeout_while(state, time_max, is_open);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match (&state.step_answer, &state.end) {
@@ -446,32 +451,32 @@ impl SessionStatus {
     }
 
     /// Tells the exporter what becomes of the disk.
-    pub(crate) fn tell_later(&self, step: Step) {
+    pub(crate) fn tell_later(&self, step: DiskMoveStep) {
         self.with(|state| (state.step, state.step_answer) = (Some(step), None));
         self.now().has_step.store(true, Ordering::Release);
         self.wake();
     }
 
     /// Takes what the exporter is to be told, if there is something.
-    pub(crate) fn take_step(&self) -> Option<Step> {
+    pub(crate) fn take_step(&self) -> Option<DiskMoveStep> {
         let is_wanted =
             self.now().has_step.load(Ordering::Acquire) && self.now().has_step.swap(false, Ordering::AcqRel);
         if is_wanted { self.with(|state| state.step.take()) } else { None }
     }
 
     /// Takes the exporter's answer to this step, if there is one.
-    pub(crate) fn take_step_answer(&self, step: Step) -> Option<(Step, Result<(), String>)> {
+    pub(crate) fn take_step_answer(&self, step: DiskMoveStep) -> Option<(DiskMoveStep, Result<(), String>)> {
         self.with(|state| state.step_answer.take_if(|answer| answer.0 == step))
     }
 
     /// Records the exporter's answer to a step.
-    pub(crate) fn note_step_answer(&self, answer: (Step, Result<(), String>)) {
+    pub(crate) fn note_step_answer(&self, answer: (DiskMoveStep, Result<(), String>)) {
         self.with(|state| state.step_answer = Some(answer));
         self.now().answered.notify_all();
     }
 
     /// Records the end. Returns whether it is new; the first one counts.
-    pub(crate) fn note_end(&self, end: &End) -> bool {
+    pub(crate) fn note_end(&self, end: &AttachmentEndNotice) -> bool {
         let is_new = self.with(|state| {
             let is_new = state.end.is_none();
             state.end.get_or_insert_with(|| end.clone());
@@ -485,7 +490,7 @@ impl SessionStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_session::native::control::Cause;
+    use farbus_session::native::control::AttachmentEndCause;
 
     #[test]
     fn orders_are_taken_once_and_refused_if_impossible() {
@@ -494,7 +499,7 @@ mod tests {
         status.note_pausable();
         assert_eq!((status.pause(true), status.pause(false)), (Ok(()), Ok(())));
         assert_eq!([status.take_pause(), status.take_pause()], [Some(false), None]);
-        status.note_end(&End { cause: Cause::Network, message: "no link".into() });
+        status.note_end(&AttachmentEndNotice { cause: AttachmentEndCause::Network, message: "no link".into() });
         assert_eq!(status.pause(true), Err("it is over already"));
     }
 
@@ -517,7 +522,7 @@ mod tests {
         status.note_link(true);
         assert_eq!(status.unlinked(), None);
         status.note_link(false);
-        let end = End { cause: Cause::Network, message: "no link".into() };
+        let end = AttachmentEndNotice { cause: AttachmentEndCause::Network, message: "no link".into() };
         assert!(status.note_end(&end) && !status.note_end(&end));
         assert_eq!((status.unlinked(), status.end()), (None, Some(end)), "nothing is waited for any more");
     }
@@ -530,7 +535,7 @@ mod tests {
         first.note_link(false);
         assert!(for_a_front_end.unlinked().is_some());
         attachment.follow(&second);
-        let end = End { cause: Cause::Asked, message: "given back".into() };
+        let end = AttachmentEndNotice { cause: AttachmentEndCause::Asked, message: "given back".into() };
         first.note_end(&end);
         assert_eq!((for_a_front_end.unlinked(), for_a_front_end.end()), (None, None), "it goes on with another disk");
         assert_eq!(for_a_front_end.migrate([7; 32]), Ok(()));

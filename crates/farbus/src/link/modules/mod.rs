@@ -9,20 +9,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use farbus_io_net::trust::fill_random;
-use farbus_modules::{Allowance, Asked, Catalogue, Files, Maker, Recipe, Refusal, Sink};
-use farbus_session::native::{Allowed, Through};
+use farbus_modules::{
+    ModuleAllowance, ModuleCatalogue, ModuleFileSink, ModuleFiles, ModuleMaker, ModuleRefusal, ModuleSpec,
+    PipelineRecipe,
+};
+use farbus_session::native::{AllowedModules, RequestedModules};
 
-use crate::link::modules::program::Program;
-use crate::link::modules::recording::Recording;
+use crate::link::modules::program::ModuleProgram;
+use crate::link::modules::recording::RecordingFile;
 
 /// The built-in modules and the programs that `asked` names, which are started. Returns `asked` with each program's
 /// path replaced by its module name.
-fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
-    let (mut catalogue, mut named) = (Catalogue::builtin(), Vec::new());
+fn catalogue_for(asked: &[ModuleSpec]) -> Result<(ModuleCatalogue, Vec<ModuleSpec>), ModuleRefusal> {
+    let (mut catalogue, mut named) = (ModuleCatalogue::builtin(), Vec::new());
     for asked in asked {
         let mut asked = asked.clone();
-        if Program::is_meant(&asked) {
-            let program = Program::start(&asked.name)?;
+        if ModuleProgram::is_meant(&asked) {
+            let program = ModuleProgram::start(&asked.name)?;
             asked.name = program.manifest().name.to_owned();
             catalogue.add(Arc::new(program));
         }
@@ -35,35 +38,35 @@ fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
 /// rights.
 ///
 /// # Errors
-/// [`Refusal`]: which module cannot be made, and why.
-pub fn recipe(asked: &[Asked]) -> Result<Recipe, Refusal> {
+/// [`ModuleRefusal`]: which module cannot be made, and why.
+pub fn recipe(asked: &[ModuleSpec]) -> Result<PipelineRecipe, ModuleRefusal> {
     let (catalogue, asked) = catalogue_for(asked)?;
-    Recipe::new(&catalogue, &asked, &mut OwnFiles)
+    PipelineRecipe::new(&catalogue, &asked, &mut OwnFiles)
 }
 
 /// The modules that importers may ask for: all that need nothing of this host, and those of `also`.
 ///
 /// # Errors
-/// [`Refusal`]: there is no such module, or it does not know an option.
-pub fn allowed(also: &[Asked]) -> Result<Arc<Allowed>, Refusal> {
-    let mut modules = Allowance::usual(&Catalogue::builtin());
+/// [`ModuleRefusal`]: there is no such module, or it does not know an option.
+pub fn allowed(also: &[ModuleSpec]) -> Result<Arc<AllowedModules>, ModuleRefusal> {
+    let mut modules = ModuleAllowance::usual(&ModuleCatalogue::builtin());
     let (catalogue, also) = catalogue_for(also)?;
     for asked in also {
         modules.allow(&catalogue, &asked, &mut OwnFiles)?;
     }
-    Ok(Arc::new(Allowed { modules, random: Box::new(fill_random) }))
+    Ok(Arc::new(AllowedModules { modules, random: Box::new(fill_random) }))
 }
 
 /// How an attachment's data passes through `recipe`; `None` if the recipe is empty.
-pub fn through(recipe: &Recipe) -> Option<Through> {
+pub fn through(recipe: &PipelineRecipe) -> Option<RequestedModules> {
     let is_wanted = !recipe.is_empty();
-    is_wanted.then(|| Through { recipe: recipe.clone(), random: Box::new(fill_random) })
+    is_wanted.then(|| RequestedModules { recipe: recipe.clone(), random: Box::new(fill_random) })
 }
 
 /// Reads and creates files of this host.
 struct OwnFiles;
 
-impl Files for OwnFiles {
+impl ModuleFiles for OwnFiles {
     fn read(&mut self, path: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
         let unread = |error| format!("it cannot be read: {error}");
@@ -75,8 +78,8 @@ impl Files for OwnFiles {
         }
     }
 
-    fn create(&mut self, path: &str) -> Result<Arc<dyn Sink>, String> {
-        Ok(Arc::new(Recording::create(Path::new(path))?))
+    fn create(&mut self, path: &str) -> Result<Arc<dyn ModuleFileSink>, String> {
+        Ok(Arc::new(RecordingFile::create(Path::new(path))?))
     }
 }
 
@@ -86,12 +89,12 @@ mod tests {
 
     #[test]
     fn missing_and_overlong_key_files_are_refused() {
-        let asked = |path: &str| vec![format!("seal:key-file={path}").parse::<Asked>().unwrap()];
+        let asked = |path: &str| vec![format!("seal:key-file={path}").parse::<ModuleSpec>().unwrap()];
         let why = recipe(&asked("/nonexistent/key")).err().unwrap().to_string();
         assert!(why.starts_with("module 'seal': key-file=/nonexistent/key: it cannot be read"), "{why}");
         let why = recipe(&asked("/dev/zero")).err().unwrap().to_string();
         assert!(why.ends_with("it has more than 64 KiB"), "{why}");
-        assert!(through(&Recipe::default()).is_none());
+        assert!(through(&PipelineRecipe::default()).is_none());
         assert!(through(&recipe(&["null".parse().unwrap()]).unwrap()).is_some());
         assert!(allowed(&["null".parse().unwrap()]).is_ok() && allowed(&["none".parse().unwrap()]).is_err());
     }

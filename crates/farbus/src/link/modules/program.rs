@@ -12,10 +12,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_linux::module::{ModuleProcess, Use, Way, arrange, supervise};
+use farbus_io_linux::module::{ModuleProcess, ModuleTransport, ModuleUse, arrange, supervise};
 use farbus_io_linux::sys::confine_program::{check_program, confine_for};
-use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
-use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, ModuleCost, Place, Refusal, Settings};
+use farbus_modules::module::{
+    Module, ModuleDeviceClass, ModuleEffects, ModuleManifest, ModuleParameter, ParameterFormat,
+};
+use farbus_modules::{
+    ModuleContext, ModuleCost, ModuleMaker, ModuleMismatch, ModuleRefusal, ModuleSettings, ModuleSpec, PendingModule,
+    RandomSource,
+};
 
 /// How long a program may take for one turn: far longer than a working one takes, and less than the 5 s and more that
 /// drivers wait.
@@ -31,17 +36,17 @@ const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
 const PROGRAM_BYTES: usize = 1 << 20;
 
 /// The options of a program.
-const PARAMETERS: &[Parameter] = &[
-    Parameter {
+const PARAMETERS: &[ModuleParameter] = &[
+    ModuleParameter {
         name: "options",
-        form: Form::Text(256),
+        form: ParameterFormat::Text(256),
         default: Some(""),
         what: "what the program is told at both ends",
         is_own: false,
     },
-    Parameter {
+    ModuleParameter {
         name: "hold",
-        form: Form::SpanUpTo(Duration::from_secs(24 * 3600)),
+        form: ParameterFormat::SpanUpTo(Duration::from_secs(24 * 3600)),
         default: Some("30s"),
         what: "how long the program of this end may keep a request or an answer; 0s: without a limit",
         is_own: true,
@@ -49,17 +54,17 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 /// Begins a module half; the error is a sentence.
-type Begin = Arc<dyn Fn(&Use<'_>) -> Result<Box<dyn Module>, String> + Send + Sync>;
+type ModuleStarter = Arc<dyn Fn(&ModuleUse<'_>) -> Result<Box<dyn Module>, String> + Send + Sync>;
 
 /// A program that is used as a module.
-pub struct Program {
-    manifest: &'static Manifest,
-    begin: Begin,
+pub struct ModuleProgram {
+    manifest: &'static ModuleManifest,
+    begin: ModuleStarter,
 }
 
-impl Program {
+impl ModuleProgram {
     /// Whether `asked` names a program: its path contains a slash.
-    pub fn is_meant(asked: &Asked) -> bool {
+    pub fn is_meant(asked: &ModuleSpec) -> bool {
         asked.name.contains('/')
     }
 
@@ -68,30 +73,35 @@ impl Program {
     /// process, any other uses pipes.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn start(path: &str) -> Result<Self, Refusal> {
-        let refused = |what: String| Refusal::new(path, Mismatch::Parameter(what));
+    /// [`ModuleRefusal`].
+    pub fn start(path: &str) -> Result<Self, ModuleRefusal> {
+        let refused = |what: String| ModuleRefusal::new(path, ModuleMismatch::Parameter(what));
         let full = Path::new(path).canonicalize().map_err(|error| refused(error.to_string()))?;
         let (begin, cost) = match full.extension().and_then(|extension| extension.to_str()) {
             Some("wasm") => (sandboxed(&full), "two copies a message, and an interpreter's time for what it does"),
             Some("ring") => (
-                started(&full, Way::Ring),
+                started(&full, ModuleTransport::Ring),
                 "two changes of process a message, and two copies; one if it changes no data",
             ),
             _ => (
-                started(&full, Way::Pipes),
+                started(&full, ModuleTransport::Pipes),
                 "two changes of process a message, and four copies; two if it changes no data",
             ),
         };
         let name = full.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         // The manifest is leaked: there are as many as the command line names, and they live as long as the process.
-        let manifest = Box::leak(Box::new(Manifest {
+        let manifest = Box::leak(Box::new(ModuleManifest {
             name: Box::leak(name.into_boxed_str()),
             version: 1,
             summary: "a program of this host",
-            classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+            classes: &[
+                ModuleDeviceClass::Usb,
+                ModuleDeviceClass::Block,
+                ModuleDeviceClass::Stream,
+                ModuleDeviceClass::Private,
+            ],
             parameters: PARAMETERS,
-            effects: Effects { is_fault: false, is_movable: false },
+            effects: ModuleEffects { is_fault: false, is_movable: false },
             cost,
             manual: "",
         }));
@@ -99,7 +109,7 @@ impl Program {
     }
 }
 
-fn started(program: &Path, way: Way) -> Result<Begin, String> {
+fn started(program: &Path, way: ModuleTransport) -> Result<ModuleStarter, String> {
     check_program(program).map_err(|error| error.to_string())?;
     let mut host = ourselves(HOST_VERB, program, way);
     host.env_clear().env("PATH", PATH).current_dir("/").process_group(0);
@@ -108,68 +118,78 @@ fn started(program: &Path, way: Way) -> Result<Begin, String> {
 }
 
 #[cfg(feature = "wasm")]
-fn sandboxed(code: &Path) -> Result<Begin, String> {
-    use farbus_io_linux::module::{CODE_BYTES_MAX, Sandbox};
+fn sandboxed(code: &Path) -> Result<ModuleStarter, String> {
+    use farbus_io_linux::module::{CODE_BYTES_MAX, WasmSandbox};
     let mut bytes = Vec::new();
     let read = File::open(code).and_then(|file| file.take(CODE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes));
     read.map_err(|error| error.to_string())?;
-    let sandbox = Sandbox::new(&bytes, PATIENCE)?;
+    let sandbox = WasmSandbox::new(&bytes, PATIENCE)?;
     Ok(Arc::new(move |used| sandbox.half(used)))
 }
 
 #[cfg(not(feature = "wasm"))]
-fn sandboxed(_code: &Path) -> Result<Begin, String> {
+fn sandboxed(_code: &Path) -> Result<ModuleStarter, String> {
     Err("this farbus was built without a sandbox for WebAssembly (the feature 'wasm')".to_owned())
 }
 
-fn half(begin: &Begin, name: &str, settings: &Settings, place: &Place) -> Result<Box<dyn Module>, Refusal> {
+fn half(
+    begin: &ModuleStarter,
+    name: &str,
+    settings: &ModuleSettings,
+    place: &ModuleContext,
+) -> Result<Box<dyn Module>, ModuleRefusal> {
     let failed = place.failed.contiguous();
     let hold_max = Some(settings.span("hold")).filter(|hold| !hold.is_zero());
     let (role, class, options) = (place.role, place.class, settings.text("options"));
-    let used = Use { role, class, failed: &failed, options, hold_max };
-    begin(&used).map_err(|why| Refusal::new(name, Mismatch::Halves(why)))
+    let used = ModuleUse { role, class, failed: &failed, options, hold_max };
+    begin(&used).map_err(|why| ModuleRefusal::new(name, ModuleMismatch::Halves(why)))
 }
 
-impl Maker for Program {
-    fn manifest(&self) -> &'static Manifest {
+impl ModuleMaker for ModuleProgram {
+    fn manifest(&self) -> &'static ModuleManifest {
         self.manifest
     }
 
     /// What it takes in this process. Its own memory is its owner's to give, who named it: a program has its limit
     /// (1 GiB) and serves one attachment; a sandbox has 128 MiB at most.
-    fn cost(&self, _settings: &Settings) -> ModuleCost {
+    fn cost(&self, _settings: &ModuleSettings) -> ModuleCost {
         ModuleCost::with_state(PROGRAM_BYTES)
     }
 
-    fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
+    fn begin(
+        &self,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
+        _random: RandomSource<'_>,
+    ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
         let (begin, name) = (Arc::clone(&self.begin), self.manifest.name);
-        Ok(Box::new(Asking { begin, name, settings: settings.clone(), place: place.clone() }))
+        Ok(Box::new(PendingModuleProgram { begin, name, settings: settings.clone(), place: place.clone() }))
     }
 
     fn answer(
         &self,
-        settings: &Settings,
-        place: &Place,
+        settings: &ModuleSettings,
+        place: &ModuleContext,
         _opening: &[u8],
-        _random: Fill<'_>,
-    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal> {
+        _random: RandomSource<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
         Ok((half(&self.begin, self.manifest.name, settings, place)?, Vec::new()))
     }
 }
 
-struct Asking {
-    begin: Begin,
+struct PendingModuleProgram {
+    begin: ModuleStarter,
     name: &'static str,
-    settings: Settings,
-    place: Place,
+    settings: ModuleSettings,
+    place: ModuleContext,
 }
 
-impl Begun for Asking {
+impl PendingModule for PendingModuleProgram {
     fn opening(&self) -> &[u8] {
         &[]
     }
 
-    fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, Refusal> {
+    fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
         half(&self.begin, self.name, &self.settings, &self.place)
     }
 }
@@ -178,19 +198,19 @@ impl Begun for Asking {
 ///
 /// # Errors
 /// The error of the system.
-pub fn host(program: &Path, way: Way) -> io::Result<i32> {
+pub fn host(program: &Path, way: ModuleTransport) -> io::Result<i32> {
     supervise(&mut ourselves(PROGRAM_VERB, program, way))
 }
 
 /// The command that starts this program again, as one of the two processes behind a module.
-fn ourselves(verb: &str, program: &Path, way: Way) -> Command {
+fn ourselves(verb: &str, program: &Path, way: ModuleTransport) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg(verb).args((way == Way::Ring).then_some("--ring")).arg(program);
+    command.arg(verb).args((way == ModuleTransport::Ring).then_some("--ring")).arg(program);
     command
 }
 
 /// Replaces this process by a program without rights.
-pub fn become_program(program: &Path, way: Way) -> io::Error {
+pub fn become_program(program: &Path, way: ModuleTransport) -> io::Error {
     let confined =
         arrange(way).and_then(|()| confine_for(program).map_err(|error| io::Error::other(error.to_string())));
     match confined {

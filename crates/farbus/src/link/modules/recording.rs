@@ -10,21 +10,21 @@ use std::thread;
 use std::time::SystemTime;
 
 use farbus_io_net::store::create_output;
-use farbus_modules::{Sink, empty_recording};
+use farbus_modules::{ModuleFileSink, empty_recording};
 
 /// The most bytes that may wait for the disk. Further ones are dropped.
 const WAITING_BYTES_MAX: usize = 16 << 20;
 const WAITING_BLOCKS_MAX: usize = 4096;
 
 /// A file that is written in the background.
-pub struct Recording {
+pub struct RecordingFile {
     /// The file, opened while the process had its rights. Its thread is started with the first block, when they are
     /// dropped.
     begun: Mutex<Result<SyncSender<Vec<u8>>, Option<File>>>,
     waiting_bytes: Arc<AtomicUsize>,
 }
 
-impl Recording {
+impl RecordingFile {
     /// Creates or replaces the file. Only its owner may read it, because it holds the device's data.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ fn write_behind(mut file: File, waiting_bytes: Arc<AtomicUsize>) -> Option<SyncS
     thread::Builder::new().name("recording".into()).spawn(write).ok().map(|_| sender)
 }
 
-impl Sink for Recording {
+impl ModuleFileSink for RecordingFile {
     fn put(&self, bytes: Vec<u8>) -> bool {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(file) = &mut *begun
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn blocks_are_written_in_order_and_failures_are_reported() {
         let path = std::env::temp_dir().join(format!("farbus-recording-{}", std::process::id()));
-        let recording = Recording::create(&path).unwrap();
+        let recording = RecordingFile::create(&path).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), empty_recording(), "an unused recording is valid");
         let expected = [&empty_recording()[..], b"one two"].concat();
         assert!(recording.put(b"one ".to_vec()) && recording.put(b"two".to_vec()));
@@ -101,7 +101,9 @@ mod tests {
         }
         std::fs::remove_file(&path).unwrap();
         assert!(recording.unix_ns() > 1_700_000_000_000_000_000);
-        assert!(Recording::create(Path::new("/nonexistent/file")).err().unwrap().starts_with("it cannot be written"));
-        assert!(Recording::create(Path::new("/dev/full")).is_err(), "a full disk is noticed");
+        assert!(
+            RecordingFile::create(Path::new("/nonexistent/file")).err().unwrap().starts_with("it cannot be written")
+        );
+        assert!(RecordingFile::create(Path::new("/dev/full")).is_err(), "a full disk is noticed");
     }
 }

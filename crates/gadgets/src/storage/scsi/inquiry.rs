@@ -1,8 +1,8 @@
 //! INQUIRY: the disk's identity, and its vital product data (SPC-4; SBC-3 for pages B0 to B2).
 
 use super::limits::{PAGE_BYTES, TRANSFER_BLOCKS_MAX, UNMAP_BYTES_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BLOCKS_MAX};
-use crate::storage::options::{Options, fnv1a};
-use crate::storage::sense::Sense;
+use crate::storage::options::{StorageOptions, fnv1a};
+use crate::storage::sense::SenseReport;
 
 /// Peripheral device type: direct access block device.
 const DIRECT_ACCESS: u8 = 0x00;
@@ -28,15 +28,15 @@ const LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 
 /// The disk's identity.
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(crate) struct InquiryIdentity {
     product: [u8; PRODUCT_BYTES],
     serial: String,
     removable: bool,
     sector_bytes: u32,
 }
 
-impl Identity {
-    pub fn new(options: &Options) -> Self {
+impl InquiryIdentity {
+    pub fn new(options: &StorageOptions) -> Self {
         let mut product = [b' '; PRODUCT_BYTES];
         for (to, character) in product.iter_mut().zip(options.product.chars()) {
             // SPC-4, ASCII data field requirements: graphic codes only.
@@ -61,7 +61,7 @@ impl Identity {
     }
 
     /// Writes a vital product data page; `is_thin`: space can be given back.
-    pub fn write_page(&self, page: u8, is_thin: bool, to: &mut Vec<u8>) -> Result<(), Sense> {
+    pub fn write_page(&self, page: u8, is_thin: bool, to: &mut Vec<u8>) -> Result<(), SenseReport> {
         to.extend([DIRECT_ACCESS, page, 0, 0]);
         match page {
             SUPPORTED_PAGES => {
@@ -75,7 +75,7 @@ impl Identity {
             LOGICAL_BLOCK_PROVISIONING => write_provisioning(is_thin, to),
             _ => {
                 to.clear();
-                return Err(Sense::INVALID_FIELD_IN_CDB);
+                return Err(SenseReport::INVALID_FIELD_IN_CDB);
             }
         }
         let length = (to.len() - 4) as u16;

@@ -1,16 +1,16 @@
 //! Short reports: capacity and logical units.
 
 use super::limits::PAGE_BYTES;
-use crate::storage::medium::Geometry;
+use crate::storage::medium::SectorGeometry;
 
 /// READ CAPACITY(10) data (SBC-3). A last block beyond 32 bits is all ones: ask with (16).
-pub(crate) fn write_capacity_10(disk: Geometry, to: &mut Vec<u8>) {
+pub(crate) fn write_capacity_10(disk: SectorGeometry, to: &mut Vec<u8>) {
     to.extend(u32::try_from(disk.sectors - 1).unwrap_or(u32::MAX).to_be_bytes());
     to.extend(disk.sector_bytes.to_be_bytes());
 }
 
 /// READ CAPACITY(16) data (SBC-3).
-pub(crate) fn write_capacity_16(disk: Geometry, to: &mut Vec<u8>) {
+pub(crate) fn write_capacity_16(disk: SectorGeometry, to: &mut Vec<u8>) {
     const BYTES: usize = 32;
     /// Thinly provisioned, and what is unmapped reads as zeros.
     const LBPME_LBPRZ: u8 = 0xc0;
@@ -22,7 +22,7 @@ pub(crate) fn write_capacity_16(disk: Geometry, to: &mut Vec<u8>) {
 }
 
 /// READ FORMAT CAPACITIES data (UFI command specification §4.10, MMC-6): the current one alone.
-pub(crate) fn write_format_capacities(disk: Geometry, present: bool, to: &mut Vec<u8>) {
+pub(crate) fn write_format_capacities(disk: SectorGeometry, present: bool, to: &mut Vec<u8>) {
     const DESCRIPTOR_BYTES: u8 = 8;
     const FORMATTED: u8 = 2;
     const NO_MEDIUM: u8 = 3;

@@ -7,14 +7,15 @@ use super::host::{
     Data, Host, INVALID_COMMAND, INVALID_FIELD, INVALID_PARAMETER, LIST_LENGTH, MISCOMPARE, NO_SENSE, NOT_SAVED,
     OUT_OF_RANGE, WRITE_PROTECTED, cdb_10, cdb_16, pattern, unmap, unmap_list,
 };
-use crate::storage::Options;
+use crate::storage::StorageOptions;
 use crate::storage::scsi::command::op;
 
 const BLOCKS: usize = 512;
 
 fn host() -> Host {
     let store = MemoryStore::new(pattern(0, BLOCKS * 512));
-    let options = Options { serial: "00C0FFEE0001".into(), product: "Disk of mine".into(), ..Options::default() };
+    let options =
+        StorageOptions { serial: "00C0FFEE0001".into(), product: "Disk of mine".into(), ..StorageOptions::default() };
     Host::new(store, options)
 }
 
@@ -41,7 +42,7 @@ fn inquiry_says_who_it_is() {
     // Less space, less data; a vital product page without EVPD is refused.
     assert_eq!(host.reports(&[op::INQUIRY, 0, 0, 0, 5, 0], 5), data[..5]);
     assert_eq!(host.fails(&[op::INQUIRY, 0, 0x80, 0, 36, 0], Data::In(36)), INVALID_FIELD);
-    let fixed = Options { removable: false, product: "Ärger\n".into(), ..Options::default() };
+    let fixed = StorageOptions { removable: false, product: "Ärger\n".into(), ..StorageOptions::default() };
     let mut host = Host::new(MemoryStore::new(vec![0; 512]), fixed);
     let data = host.reports(&[op::INQUIRY, 0, 0, 0, 36, 0], 36);
     assert_eq!((data[1], &data[16..32]), (0, b"?rger?          ".as_slice()));
@@ -173,7 +174,7 @@ fn unmapped_blocks_read_as_zeros() {
 #[test]
 fn an_unmap_that_is_wrong_anywhere_does_nothing() {
     let disk = Disk::new(4 << 30);
-    let mut host = Host::new(disk.clone(), Options::default());
+    let mut host = Host::new(disk.clone(), StorageOptions::default());
     for (ranges, sense) in [
         (vec![(0, 1), (8 << 20, 1)], OUT_OF_RANGE),
         (vec![(0, 1), (u64::MAX, 2)], OUT_OF_RANGE),
@@ -200,7 +201,7 @@ fn an_unmap_that_is_wrong_anywhere_does_nothing() {
 #[test]
 fn write_same_repeats_a_block() {
     let disk = Disk::new(1 << 20);
-    let mut host = Host::new(disk.clone(), Options::default());
+    let mut host = Host::new(disk.clone(), StorageOptions::default());
     for (opcode, seed) in [(op::WRITE_SAME_10, 1), (op::WRITE_SAME_16, 2)] {
         let block = pattern(seed, 512);
         host.passes(&write_same(opcode, 0, 3, 300), Data::Out(block.clone()));
@@ -215,7 +216,7 @@ fn write_same_repeats_a_block() {
 #[test]
 fn write_same_of_zeros_keeps_or_gives_back_the_space() {
     let disk = Disk::new(1 << 20);
-    let mut host = Host::new(disk.clone(), Options::default());
+    let mut host = Host::new(disk.clone(), StorageOptions::default());
     let mut counts = |cdb: &[u8], data| {
         host.passes(cdb, data);
         let state = disk.look();
@@ -332,7 +333,7 @@ fn a_read_only_disk_says_so_and_refuses_every_write() {
     let stores =
         [(MemoryStore::new(pattern(0, 8 * 512)).read_only(), false), (MemoryStore::new(pattern(0, 8 * 512)), true)];
     for (store, read_only) in stores {
-        let mut host = Host::new(store, Options { read_only, ..Options::default() });
+        let mut host = Host::new(store, StorageOptions { read_only, ..StorageOptions::default() });
         assert_eq!(host.reports(&[op::MODE_SENSE_6, 8, 0x3f, 0, 192, 0], 192)[2], 0x90);
         assert_eq!(host.fails(&cdb_10(op::WRITE_10, 0, 1), Data::Out(vec![0; 512])), WRITE_PROTECTED);
         assert_eq!(host.fails(&[op::WRITE_6, 0, 0, 0, 1, 0], Data::Out(vec![0; 512])), WRITE_PROTECTED);

@@ -1,12 +1,12 @@
 //! Which data has to be durable when, and which errors are reported when it is not.
 
-use farbus_model::{Command, Device, Instant, StoreError};
+use farbus_model::{Device, Instant, OwnerCommand, StoreError};
 
 use super::disk::Disk;
 use super::host::{
     Data, Host, NO_MEDIUM, NO_SPACE, READ_ERROR, Sense, WRITE_ERROR, WRITE_PROTECTED, cdb_10, cdb_16, unmap,
 };
-use crate::storage::Options;
+use crate::storage::StorageOptions;
 use crate::storage::scsi::command::op;
 
 const SYNC: [u8; 10] = [op::SYNCHRONIZE_CACHE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -16,7 +16,7 @@ const STANDBY: [u8; 6] = [op::START_STOP_UNIT, 0, 0, 0, 0x30, 0];
 
 fn host() -> (Host, Disk) {
     let disk = Disk::new(1 << 20);
-    (Host::new(disk.clone(), Options::default()), disk)
+    (Host::new(disk.clone(), StorageOptions::default()), disk)
 }
 
 fn write(host: &mut Host) {
@@ -46,8 +46,8 @@ fn each_way_to_ask_for_durability_flushes_once_if_something_was_written() {
         ("stop", |host| drop(host.passes(&STOP, Data::None))),
         ("standby", |host| drop(host.passes(&STANDBY, Data::None))),
         ("eject", |host| drop(host.passes(&EJECT, Data::None))),
-        ("the owner's eject", |host| host.owner(Command::Eject).unwrap()),
-        ("the owner's sync", |host| host.owner(Command::Sync).unwrap()),
+        ("the owner's eject", |host| host.owner(OwnerCommand::Eject).unwrap()),
+        ("the owner's sync", |host| host.owner(OwnerCommand::Sync).unwrap()),
     ];
     for (name, ask) in asks {
         let (mut host, disk) = host();
@@ -58,7 +58,7 @@ fn each_way_to_ask_for_durability_flushes_once_if_something_was_written() {
         assert_eq!(disk.look().flushes, 0, "{name}: the cache is on");
         ask(&mut host);
         assert_eq!(disk.look().flushes, 1, "{name}");
-        host.owner(Command::Sync).unwrap();
+        host.owner(OwnerCommand::Sync).unwrap();
         assert_eq!(disk.look().flushes, 1, "{name}: nothing was written since");
     }
 }
@@ -113,7 +113,7 @@ fn a_failure_of_the_owners_flush_is_deferred_to_the_host() {
     let (mut host, disk) = host();
     write(&mut host);
     disk.look().fail_flush = Some(StoreError::Medium);
-    let told = host.owner(Command::Sync).unwrap_err();
+    let told = host.owner(OwnerCommand::Sync).unwrap_err();
     assert_eq!(told.0, "written data is not durable: the medium failed");
     disk.look().fail_flush = None;
     // INQUIRY does not report it, the next command does, once.
@@ -129,7 +129,7 @@ fn a_deferred_error_survives_a_port_reset_and_can_be_asked_for() {
     let (mut host, disk) = host();
     write(&mut host);
     disk.look().fail_flush = Some(StoreError::NoSpace);
-    assert_eq!(host.owner(Command::Eject).unwrap_err().0, "the disk stays in: no space left on the medium");
+    assert_eq!(host.owner(OwnerCommand::Eject).unwrap_err().0, "the disk stays in: no space left on the medium");
     host.device.reset(Instant::ZERO, &mut host.done);
     host.configure();
     let sense = host.sense_bytes();

@@ -1,19 +1,19 @@
 //! Media that are removed and inserted, and events that are reported once.
 
-use farbus_model::{Command, Device, Instant, Status};
+use farbus_model::{Device, Instant, OwnerCommand, UrbStatus};
 
 use super::disk::Disk;
 use super::host::{
     CSW_BYTES, Data, FAILED, Host, INVALID_FIELD, MEDIUM_CHANGED, NO_MEDIUM, NO_SENSE, REMOVAL_PREVENTED,
     RESET_OCCURRED, STOPPED, cdb_10, unmap,
 };
-use crate::storage::Options;
+use crate::storage::StorageOptions;
 use crate::storage::scsi::command::op;
 
 const READY: [u8; 6] = [op::TEST_UNIT_READY, 0, 0, 0, 0, 0];
 
 fn host() -> Host {
-    Host::new(Disk::new(1 << 20), Options::default())
+    Host::new(Disk::new(1 << 20), StorageOptions::default())
 }
 
 fn start_stop(byte: u8) -> [u8; 6] {
@@ -31,14 +31,14 @@ fn prevent(host: &mut Host, prevented: bool) {
 
 #[test]
 fn a_new_disk_tells_of_its_reset_once_but_not_to_inquiry_or_report_luns() {
-    let mut host = Host::unconfigured(Disk::new(1 << 20), Options::default());
+    let mut host = Host::unconfigured(Disk::new(1 << 20), StorageOptions::default());
     host.configure();
     host.reports(&[op::INQUIRY, 0, 0, 0, 36, 0], 36);
     host.passes(&[op::REPORT_LUNS, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], Data::In(16));
     assert_eq!(host.fails(&cdb_10(op::READ_10, 0, 1), Data::In(512)), RESET_OCCURRED);
     assert_eq!(host.passes(&cdb_10(op::READ_10, 0, 1), Data::In(512)).len(), 512);
     // REQUEST SENSE reports it too, and that was the only time.
-    let mut host = Host::unconfigured(Disk::new(1 << 20), Options::default());
+    let mut host = Host::unconfigured(Disk::new(1 << 20), StorageOptions::default());
     host.configure();
     assert_eq!(host.sense(), RESET_OCCURRED);
     assert!(host.is_ready());
@@ -103,34 +103,34 @@ fn ejecting_while_prevented_is_refused_to_host_and_owner() {
     let mut host = host();
     prevent(&mut host, true);
     assert_eq!(host.fails(&start_stop(EJECT), Data::None), REMOVAL_PREVENTED);
-    assert_eq!(host.owner(Command::Eject).unwrap_err().0, "the disk stays in: the host has locked it in");
+    assert_eq!(host.owner(OwnerCommand::Eject).unwrap_err().0, "the disk stays in: the host has locked it in");
     assert!(host.is_ready());
     prevent(&mut host, false);
-    host.owner(Command::Eject).unwrap();
+    host.owner(OwnerCommand::Eject).unwrap();
     assert_eq!(host.fails(&READY, Data::None), NO_MEDIUM);
 }
 
 #[test]
 fn the_owner_takes_the_medium_out_and_puts_it_back() {
     let mut host = host();
-    host.owner(Command::Insert).unwrap();
+    host.owner(OwnerCommand::Insert).unwrap();
     assert!(host.is_ready(), "it was in");
-    host.owner(Command::Eject).unwrap();
-    host.owner(Command::Eject).unwrap();
+    host.owner(OwnerCommand::Eject).unwrap();
+    host.owner(OwnerCommand::Eject).unwrap();
     assert_eq!(host.fails(&READY, Data::None), NO_MEDIUM);
-    host.owner(Command::Insert).unwrap();
+    host.owner(OwnerCommand::Insert).unwrap();
     assert_eq!(host.fails(&READY, Data::None), MEDIUM_CHANGED);
     assert!(host.is_ready());
-    let unknown = host.owner(Command::Type("x".into())).unwrap_err();
+    let unknown = host.owner(OwnerCommand::Type("x".into())).unwrap_err();
     assert_eq!(unknown.0, "this device does not know 'type'");
 }
 
 #[test]
 fn a_disk_that_is_not_removable_stays_in() {
-    let mut host = Host::new(Disk::new(1 << 20), Options { removable: false, ..Options::default() });
+    let mut host = Host::new(Disk::new(1 << 20), StorageOptions { removable: false, ..StorageOptions::default() });
     assert_eq!(host.fails(&start_stop(EJECT), Data::None), INVALID_FIELD);
     assert_eq!(host.fails(&start_stop(LOAD), Data::None), INVALID_FIELD);
-    assert_eq!(host.owner(Command::Eject).unwrap_err().0, "the disk stays in: it is not removable");
+    assert_eq!(host.owner(OwnerCommand::Eject).unwrap_err().0, "the disk stays in: it is not removable");
     assert!(host.is_ready());
 }
 
@@ -154,7 +154,7 @@ fn a_stopped_disk_wants_to_be_started() {
 #[test]
 fn a_medium_taken_out_in_the_data_phase_ends_it() {
     let disk = Disk::new(1 << 20);
-    let mut host = Host::new(disk.clone(), Options::default());
+    let mut host = Host::new(disk.clone(), StorageOptions::default());
     let (cdb_unmap, list) = unmap(&[(0, 1)]);
     let commands = [
         (cdb_10(op::READ_10, 0, 2), Data::In(1024)),
@@ -165,18 +165,18 @@ fn a_medium_taken_out_in_the_data_phase_ends_it() {
     for (cdb, data) in commands {
         let wrapper = host.cbw(&cdb, &data);
         host.out(wrapper);
-        host.owner(Command::Eject).unwrap();
+        host.owner(OwnerCommand::Eject).unwrap();
         let piece = match data {
             Data::Out(bytes) => host.out(bytes),
             _ => host.read(512),
         };
-        if piece.status == Status::Stall {
+        if piece.status == UrbStatus::Stall {
             host.clear_halt(piece.endpoint);
         }
         let csw = host.read(CSW_BYTES);
         assert_eq!(host.csw(&csw).0, FAILED);
         assert_eq!(host.sense(), NO_MEDIUM);
-        host.owner(Command::Insert).unwrap();
+        host.owner(OwnerCommand::Insert).unwrap();
         assert_eq!(host.sense(), MEDIUM_CHANGED);
     }
     let state = disk.look();

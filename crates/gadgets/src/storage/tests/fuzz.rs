@@ -3,7 +3,7 @@
 
 use farbus_model::urb::take_lost;
 use farbus_model::usb::request::GET_CONFIGURATION;
-use farbus_model::{Command, Device, Direction, Instant, Setup, Status, StoreError, Urb, UrbId};
+use farbus_model::{Device, Instant, OwnerCommand, SetupPacket, StoreError, TransferDirection, Urb, UrbId, UrbStatus};
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 
@@ -12,7 +12,7 @@ use super::host::{CSW_BYTES, Data, Host, PASSED, cbw};
 use crate::fuzzing::fuzz;
 use crate::storage::bulk_only::{BULK_IN, BULK_OUT};
 use crate::storage::scsi::command::op;
-use crate::storage::{Options, scsi};
+use crate::storage::{StorageOptions, scsi};
 
 /// A step of a fuzz case.
 #[derive(Clone, Debug)]
@@ -26,12 +26,12 @@ enum Op {
         lun: u8,
         cdb: Vec<u8>,
     },
-    Control(Setup),
+    Control(SetupPacket),
     ClearHalts,
     Reset,
     Configure,
     Cancel(prop::sample::Index),
-    Owner(Command),
+    Owner(OwnerCommand),
     /// The store begins to fail, or stops failing.
     Store {
         fails: Option<StoreError>,
@@ -93,8 +93,8 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     let flags = prop_oneof![4 => Just(0x80), 4 => Just(0), 1 => any::<u8>()];
     let lun = prop_oneof![8 => Just(0), 1 => any::<u8>()];
-    let setup = any::<[u8; 8]>().prop_map(Setup::from_bytes);
-    let owner = prop::sample::select(vec![Command::Eject, Command::Insert, Command::Sync]);
+    let setup = any::<[u8; 8]>().prop_map(SetupPacket::from_bytes);
+    let owner = prop::sample::select(vec![OwnerCommand::Eject, OwnerCommand::Insert, OwnerCommand::Sync]);
     let error = || {
         let errors = vec![StoreError::Medium, StoreError::NoSpace, StoreError::ReadOnly, StoreError::Gone];
         prop::option::of(prop::sample::select(errors))
@@ -122,7 +122,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let disk = Disk::new(1 << 20);
-        let mut host = Host::unconfigured(disk.clone(), Options::default());
+        let mut host = Host::unconfigured(disk.clone(), StorageOptions::default());
         host.configure();
         Self { host, disk, waiting: Vec::new() }
     }
@@ -137,11 +137,11 @@ impl World {
             }
             Op::Control(setup) => self.control(setup),
             Op::ClearHalts => {
-                self.control(Setup::clear_halt(BULK_IN));
-                self.control(Setup::clear_halt(BULK_OUT));
+                self.control(SetupPacket::clear_halt(BULK_IN));
+                self.control(SetupPacket::clear_halt(BULK_OUT));
             }
             Op::Reset => host.device.reset(Instant::ZERO, &mut host.done),
-            Op::Configure => self.control(Setup::set_configuration(1)),
+            Op::Configure => self.control(SetupPacket::set_configuration(1)),
             Op::Cancel(which) if !self.waiting.is_empty() => {
                 let id = *which.get(&self.waiting);
                 host.device.cancel(Instant::ZERO, id, &mut host.done);
@@ -157,9 +157,9 @@ impl World {
         self.collect();
     }
 
-    fn control(&mut self, setup: Setup) {
+    fn control(&mut self, setup: SetupPacket) {
         let id = self.host.urb_id();
-        let data = if setup.direction() == Direction::Out { vec![0; setup.length.into()] } else { Vec::new() };
+        let data = if setup.direction() == TransferDirection::Out { vec![0; setup.length.into()] } else { Vec::new() };
         let urb = Urb::control(id, setup, data.into());
         self.waiting.push(id);
         self.host.device.submit(Instant::ZERO, urb.launch(), &mut self.host.done);
@@ -180,9 +180,9 @@ impl World {
     fn recover(mut self) {
         for id in std::mem::take(&mut self.waiting) {
             self.host.device.cancel(Instant::ZERO, id, &mut self.host.done);
-            assert_eq!(self.host.done.pop().map(|done| (done.id, done.status)), Some((id, Status::Cancelled)));
+            assert_eq!(self.host.done.pop().map(|done| (done.id, done.status)), Some((id, UrbStatus::Cancelled)));
         }
-        let ask = Setup { request_type: 0x80, request: GET_CONFIGURATION, length: 1, ..Setup::default() };
+        let ask = SetupPacket { request_type: 0x80, request: GET_CONFIGURATION, length: 1, ..SetupPacket::default() };
         if self.host.control(ask).payload.into_vec() == [0] {
             self.host.configure();
         }
@@ -190,7 +190,7 @@ impl World {
         (state.fail_from, state.fail_flush) = (None, None);
         drop(state);
         self.host.recover();
-        self.host.owner(Command::Insert).unwrap();
+        self.host.owner(OwnerCommand::Insert).unwrap();
         // A deferred error, a unit attention: each is reported once.
         let ready = (0..3).any(|_| self.host.is_ready());
         assert!(ready, "{:02x?}", self.host.sense());

@@ -2,14 +2,14 @@
 
 use farbus_model::usb::request::GET_STATUS;
 use farbus_model::{
-    BlockStore, BufferPool, Command, CommandError, Completions, Device, Done, EpAddr, Instant, Payload, Setup, Status,
-    Urb, UrbId,
+    BlockStore, BufferPool, CompletionQueue, Device, EpAddr, Instant, OwnerCommand, OwnerCommandError, Payload,
+    SetupPacket, Urb, UrbCompletion, UrbId, UrbStatus,
 };
 
-use crate::emulated::Emulated;
+use crate::emulated::EmulatedDevice;
 use crate::storage::bulk_only::{BULK_IN, BULK_OUT};
 use crate::storage::scsi::command::op;
-use crate::storage::{Options, Storage};
+use crate::storage::{StorageGadget, StorageOptions};
 
 pub const PASSED: u8 = 0;
 pub const FAILED: u8 = 1;
@@ -56,32 +56,32 @@ pub struct Reply {
 }
 
 pub struct Host {
-    pub device: Emulated<Storage>,
-    pub done: Completions,
+    pub device: EmulatedDevice<StorageGadget>,
+    pub done: CompletionQueue,
     next_id: u64,
     pub tag: u32,
     /// If set, another process continues with the disk before each request, unless a request waits.
-    remake: Option<Box<dyn Fn() -> Emulated<Storage>>>,
+    remake: Option<Box<dyn Fn() -> EmulatedDevice<StorageGadget>>>,
 }
 
 impl Host {
     /// A configured disk whose first unit attention was read.
-    pub fn new(store: impl BlockStore + 'static, options: Options) -> Self {
+    pub fn new(store: impl BlockStore + 'static, options: StorageOptions) -> Self {
         let mut host = Self::unconfigured(store, options);
         host.configure();
         assert_eq!(host.fails(&[op::TEST_UNIT_READY, 0, 0, 0, 0, 0], Data::None), RESET_OCCURRED);
         host
     }
 
-    pub fn unconfigured(store: impl BlockStore + 'static, options: Options) -> Self {
-        let device = Storage::device(Box::new(store), options).unwrap();
-        Self { device, done: Completions::new(BufferPool::new(1 << 20)), next_id: 1, tag: 0x1000, remake: None }
+    pub fn unconfigured(store: impl BlockStore + 'static, options: StorageOptions) -> Self {
+        let device = StorageGadget::device(Box::new(store), options).unwrap();
+        Self { device, done: CompletionQueue::new(BufferPool::new(1 << 20)), next_id: 1, tag: 0x1000, remake: None }
     }
 
     /// Such a disk that continues in another process before each request.
-    pub fn moving(store: impl BlockStore + Clone + 'static, options: Options) -> Self {
+    pub fn moving(store: impl BlockStore + Clone + 'static, options: StorageOptions) -> Self {
         let mut host = Self::new(store.clone(), options.clone());
-        host.remake = Some(Box::new(move || Storage::device(Box::new(store.clone()), options.clone()).unwrap()));
+        host.remake = Some(Box::new(move || StorageGadget::device(Box::new(store.clone()), options.clone()).unwrap()));
         host
     }
 
@@ -96,7 +96,7 @@ impl Host {
     }
 
     pub fn configure(&mut self) {
-        assert_eq!(self.control(Setup::set_configuration(1)).status, Status::Ok);
+        assert_eq!(self.control(SetupPacket::set_configuration(1)).status, UrbStatus::Ok);
     }
 
     pub fn urb_id(&mut self) -> UrbId {
@@ -118,23 +118,23 @@ impl Host {
     }
 
     /// The answer to the last request, which has to be there and the only one.
-    pub fn only(&mut self) -> Done {
+    pub fn only(&mut self) -> UrbCompletion {
         let done = self.done.pop().expect("the request is answered");
         assert!(self.done.is_empty(), "and nothing else is: {:?}", self.done.pop());
         done
     }
 
-    pub fn out(&mut self, payload: impl Into<Payload>) -> Done {
+    pub fn out(&mut self, payload: impl Into<Payload>) -> UrbCompletion {
         self.submit_out(payload);
         self.only()
     }
 
-    pub fn read(&mut self, room: u32) -> Done {
+    pub fn read(&mut self, room: u32) -> UrbCompletion {
         self.submit_in(room);
         self.only()
     }
 
-    pub fn control(&mut self, setup: Setup) -> Done {
+    pub fn control(&mut self, setup: SetupPacket) -> UrbCompletion {
         let id = self.urb_id();
         self.device.submit(Instant::ZERO, Urb::control(id, setup, Payload::Empty).launch(), &mut self.done);
         // Halts cleared by it may let other requests finish behind it.
@@ -144,16 +144,17 @@ impl Host {
     }
 
     pub fn clear_halt(&mut self, endpoint: EpAddr) {
-        assert_eq!(self.control(Setup::clear_halt(endpoint)).status, Status::Ok);
+        assert_eq!(self.control(SetupPacket::clear_halt(endpoint)).status, UrbStatus::Ok);
     }
 
     pub fn bulk_only_reset(&mut self) {
-        let reset = Setup { request_type: 0x21, request: 0xff, value: 0, index: 0, length: 0 };
-        assert_eq!(self.control(reset).status, Status::Ok);
+        let reset = SetupPacket { request_type: 0x21, request: 0xff, value: 0, index: 0, length: 0 };
+        assert_eq!(self.control(reset).status, UrbStatus::Ok);
     }
 
     pub fn is_halted(&mut self, endpoint: EpAddr) -> bool {
-        let ask = Setup { request_type: 0x82, request: GET_STATUS, length: 2, ..Setup::clear_halt(endpoint) };
+        let ask =
+            SetupPacket { request_type: 0x82, request: GET_STATUS, length: 2, ..SetupPacket::clear_halt(endpoint) };
         self.control(ask).payload.into_vec() == [1, 0]
     }
 
@@ -164,7 +165,7 @@ impl Host {
         self.clear_halt(BULK_OUT);
     }
 
-    pub fn owner(&mut self, command: Command) -> Result<(), CommandError> {
+    pub fn owner(&mut self, command: OwnerCommand) -> Result<(), OwnerCommandError> {
         self.device.command(Instant::ZERO, &command, &mut self.done)
     }
 
@@ -182,7 +183,7 @@ impl Host {
     /// Runs a command, its phases one after the other, and clears stalls as they come.
     pub fn command(&mut self, cdb: &[u8], data: Data) -> Reply {
         let cbw = self.cbw(cdb, &data);
-        assert_eq!(self.out(cbw).status, Status::Ok);
+        assert_eq!(self.out(cbw).status, UrbStatus::Ok);
         let mut reply = Reply { status: 0xff, residue: 0, data: Vec::new(), stalls: Vec::new() };
         let moved = match data {
             Data::None | Data::In(0) => None,
@@ -196,7 +197,7 @@ impl Host {
         }
         let mut csw = self.read(CSW_BYTES);
         self.note_stall(&csw, &mut reply);
-        if csw.status == Status::Stall {
+        if csw.status == UrbStatus::Stall {
             csw = self.read(CSW_BYTES);
         }
         (reply.status, reply.residue) = self.csw(&csw);
@@ -208,16 +209,16 @@ impl Host {
         reply
     }
 
-    fn note_stall(&mut self, done: &Done, reply: &mut Reply) {
-        if done.status == Status::Stall {
+    fn note_stall(&mut self, done: &UrbCompletion, reply: &mut Reply) {
+        if done.status == UrbStatus::Stall {
             reply.stalls.push(done.endpoint);
             self.clear_halt(done.endpoint);
         }
     }
 
     /// Status and residue of a valid and meaningful CSW.
-    pub fn csw(&self, done: &Done) -> (u8, u32) {
-        assert_eq!(done.status, Status::Ok);
+    pub fn csw(&self, done: &UrbCompletion) -> (u8, u32) {
+        assert_eq!(done.status, UrbStatus::Ok);
         let bytes = done.payload.contiguous().into_owned();
         assert_eq!(bytes.len(), CSW_BYTES as usize);
         assert_eq!(&bytes[..4], b"USBS");

@@ -2,14 +2,14 @@
 
 use super::disk::Disk;
 use super::host::{Data, Host, MISCOMPARE, NO_SENSE, REMOVAL_PREVENTED, cbw, cdb_10, cdb_16, pattern, unmap};
-use crate::storage::Options;
+use crate::storage::StorageOptions;
 use crate::storage::scsi::command::op;
-use farbus_model::{Command, Device, Instant, Status};
+use farbus_model::{Device, Instant, OwnerCommand, UrbStatus};
 
 #[test]
 fn commands_end_as_if_nothing_had_happened() {
     let disk = Disk::new(64 * 512);
-    let mut host = Host::moving(disk.clone(), Options { removable: true, ..Options::default() });
+    let mut host = Host::moving(disk.clone(), StorageOptions { removable: true, ..StorageOptions::default() });
     let data = pattern(3, 4096);
     host.passes(&cdb_10(op::WRITE_10, 8, 8), Data::Out(data.clone()));
     assert_eq!(host.passes(&cdb_10(op::READ_10, 8, 8), Data::In(4096)), data);
@@ -27,13 +27,13 @@ fn commands_end_as_if_nothing_had_happened() {
     assert_eq!(host.sense(), NO_SENSE);
     host.passes(&[op::PREVENT_ALLOW_MEDIUM_REMOVAL, 0, 0, 0, 1, 0], Data::None);
     assert_eq!(host.fails(&[op::START_STOP_UNIT, 0, 0, 0, 2, 0], Data::None), REMOVAL_PREVENTED);
-    assert!(host.owner(Command::Eject).is_err());
+    assert!(host.owner(OwnerCommand::Eject).is_err());
 }
 
 #[test]
 fn next_process_flushes_writes_of_the_previous_one() {
     let disk = Disk::new(64 * 512);
-    let mut host = Host::moving(disk.clone(), Options::default());
+    let mut host = Host::moving(disk.clone(), StorageOptions::default());
     host.passes(&cdb_10(op::WRITE_10, 0, 1), Data::Out(pattern(1, 512)));
     let before = disk.look().flushes;
     host.passes(&cdb_10(op::SYNCHRONIZE_CACHE_10, 0, 0), Data::None);
@@ -52,14 +52,14 @@ fn damaged_saved_state_is_refused_or_harmless() {
         (unmap(&[(8, 4)]).0, 24, 0),
     ];
     for (cdb, length, flags) in commands {
-        let mut host = Host::new(disk.clone(), Options::default());
-        assert_eq!(host.out(cbw(7, length, flags, 0, &cdb)).status, Status::Ok);
+        let mut host = Host::new(disk.clone(), StorageOptions::default());
+        assert_eq!(host.out(cbw(7, length, flags, 0, &cdb)).status, UrbStatus::Ok);
         let (selection, state) = (host.device.selection().clone(), host.device.save().expect("nothing waits"));
         for at in 0..state.len() {
             for byte in [0, 1, 2, 7, 0x7f, 0xff, state[at] ^ 0x10] {
                 let mut spoilt = state.clone();
                 spoilt[at] = byte;
-                let mut host = Host::new(disk.clone(), Options::default());
+                let mut host = Host::new(disk.clone(), StorageOptions::default());
                 if !host.device.restore(&selection, &spoilt) {
                     refused += 1;
                     assert!(host.device.selection().configuration() == 0, "it is as after a reset");

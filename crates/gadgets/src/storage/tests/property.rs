@@ -1,13 +1,13 @@
 //! Any sequence of reads, writes and unmaps, cut and queued in any way, leaves what a plain array would hold.
 
-use farbus_model::Status;
+use farbus_model::UrbStatus;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::FileFailurePersistence;
 
 use super::disk::Disk;
 use super::host::{CSW_BYTES, Data, FAILED, Host, PASSED, cdb_10, cdb_16, pattern, unmap};
-use crate::storage::Options;
+use crate::storage::StorageOptions;
 use crate::storage::scsi::command::op;
 
 const BLOCKS: u64 = 64;
@@ -92,7 +92,7 @@ impl World {
     fn new(block_bytes: usize) -> Self {
         let len = BLOCKS as usize * block_bytes;
         let disk = Disk::new(len as u64);
-        let options = Options { sector_bytes: block_bytes as u32, ..Options::default() };
+        let options = StorageOptions { sector_bytes: block_bytes as u32, ..StorageOptions::default() };
         Self { host: Host::new(disk.clone(), options), disk, model: vec![0; len], block_bytes }
     }
 
@@ -126,7 +126,7 @@ impl World {
             rest = behind;
         }
         let done: Vec<_> = std::iter::from_fn(|| self.host.done.pop()).collect();
-        assert!(done.iter().all(|d| d.status == Status::Ok));
+        assert!(done.iter().all(|d| d.status == UrbStatus::Ok));
         let csw = done.last().unwrap();
         assert_eq!((csw.id, self.host.csw(csw)), (status, (PASSED, 0)));
         self.model[at.range(self.block_bytes)].copy_from_slice(&data);

@@ -5,7 +5,7 @@ use farbus_model::block::MemoryStore;
 use super::disk::Disk;
 use super::host::{Data, Host, OUT_OF_RANGE, cdb_10, cdb_16, pattern, unmap};
 use crate::storage::scsi::command::op;
-use crate::storage::{OptionError, Options, Storage};
+use crate::storage::{StorageGadget, StorageOptionError, StorageOptions};
 
 fn capacity_16(host: &mut Host) -> (u64, u32, u8) {
     let mut cdb = cdb_16(op::SERVICE_ACTION_IN_16, 0, 32);
@@ -41,7 +41,7 @@ fn check_ends(host: &mut Host, blocks: u64, block_bytes: usize) {
 #[test]
 fn a_sparse_disk_of_64_gib_is_reached_to_its_end() {
     let blocks = (64 << 30) / 512;
-    let mut host = Host::new(Disk::new(64 << 30), Options::default());
+    let mut host = Host::new(Disk::new(64 << 30), StorageOptions::default());
     assert_eq!(capacity_10(&mut host), blocks as u32 - 1);
     assert_eq!(capacity_16(&mut host), (blocks - 1, 512, 3));
     check_ends(&mut host, blocks, 512);
@@ -52,7 +52,7 @@ fn a_sparse_disk_of_64_gib_is_reached_to_its_end() {
 #[test]
 fn a_sparse_disk_of_16_tib_needs_64_bits_to_tell_its_size() {
     let blocks = (16 << 40) / 512;
-    let mut host = Host::new(Disk::new(16 << 40), Options::default());
+    let mut host = Host::new(Disk::new(16 << 40), StorageOptions::default());
     assert_eq!(capacity_10(&mut host), u32::MAX);
     assert_eq!(capacity_16(&mut host), (blocks - 1, 512, 3));
     check_ends(&mut host, blocks, 512);
@@ -63,16 +63,16 @@ fn a_sparse_disk_of_16_tib_needs_64_bits_to_tell_its_size() {
 #[test]
 fn the_last_block_that_32_bits_can_tell_is_not_mistaken_for_more() {
     // A last block of fffffffe is reported; ffffffff means "use (16)", even if it is the last block.
-    let mut host = Host::new(Disk::new(0xffff_ffff * 512), Options::default());
+    let mut host = Host::new(Disk::new(0xffff_ffff * 512), StorageOptions::default());
     assert_eq!(capacity_10(&mut host), 0xffff_fffe);
-    let mut host = Host::new(Disk::new((1 << 32) * 512), Options::default());
+    let mut host = Host::new(Disk::new((1 << 32) * 512), StorageOptions::default());
     assert_eq!(capacity_10(&mut host), 0xffff_ffff);
     assert_eq!(capacity_16(&mut host).0, 0xffff_ffff);
 }
 
 #[test]
 fn a_disk_as_large_as_64_bits_does_not_overflow() {
-    let mut host = Host::new(Disk::new(u64::MAX), Options::default());
+    let mut host = Host::new(Disk::new(u64::MAX), StorageOptions::default());
     let blocks = u64::MAX / 512;
     assert_eq!(capacity_16(&mut host).0, blocks - 1);
     check_ends(&mut host, blocks, 512);
@@ -82,7 +82,7 @@ fn a_disk_as_large_as_64_bits_does_not_overflow() {
 #[test]
 fn sectors_of_every_size_work() {
     for (sector_bytes, exponent) in [(512, 3), (1024, 2), (2048, 1), (4096, 0)] {
-        let options = Options { sector_bytes, ..Options::default() };
+        let options = StorageOptions { sector_bytes, ..StorageOptions::default() };
         let mut host = Host::new(Disk::new(1 << 30), options);
         let blocks = (1 << 30) / u64::from(sector_bytes);
         assert_eq!(capacity_16(&mut host), (blocks - 1, sector_bytes, exponent));
@@ -99,11 +99,11 @@ fn sectors_of_every_size_work() {
 
 #[test]
 fn bytes_after_the_last_whole_sector_are_out_of_reach() {
-    let options = Options { sector_bytes: 4096, ..Options::default() };
+    let options = StorageOptions { sector_bytes: 4096, ..StorageOptions::default() };
     let mut host = Host::new(MemoryStore::new(vec![0; 3 * 4096 + 4095]), options.clone());
     assert_eq!(capacity_10(&mut host), 2);
     assert_eq!(host.fails(&cdb_10(op::READ_10, 3, 1), Data::In(4096)), OUT_OF_RANGE);
-    let refused = Storage::device(Box::new(MemoryStore::new(vec![0; 4095])), options).unwrap_err();
-    assert_eq!(refused, OptionError::TooSmall { size_bytes: 4095, sector_bytes: 4096 });
-    assert!(Storage::device(Box::new(MemoryStore::new(Vec::new())), Options::default()).is_err());
+    let refused = StorageGadget::device(Box::new(MemoryStore::new(vec![0; 4095])), options).unwrap_err();
+    assert_eq!(refused, StorageOptionError::TooSmall { size_bytes: 4095, sector_bytes: 4096 });
+    assert!(StorageGadget::device(Box::new(MemoryStore::new(Vec::new())), StorageOptions::default()).is_err());
 }

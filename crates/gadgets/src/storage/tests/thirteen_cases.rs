@@ -4,7 +4,7 @@ use farbus_model::EpAddr;
 
 use super::disk::Disk;
 use super::host::{Data, FAILED, Host, PASSED, PHASE_ERROR, cdb_10, pattern};
-use crate::storage::Options;
+use crate::storage::StorageOptions;
 use crate::storage::bulk_only::{BULK_IN, BULK_OUT};
 use crate::storage::scsi::command::op;
 
@@ -55,10 +55,10 @@ fn each_of_the_thirteen_cases_ends_the_same_across_processes() {
     each_case_ends_well(Host::moving);
 }
 
-fn each_case_ends_well(host: fn(Disk, Options) -> Host) {
+fn each_case_ends_well(host: fn(Disk, StorageOptions) -> Host) {
     for case in cases() {
         let disk = Disk::new(64 * 512);
-        let mut host = host(disk.clone(), Options::default());
+        let mut host = host(disk.clone(), StorageOptions::default());
         let reply = host.command(&case.cdb, case.host);
         assert_eq!((reply.status, reply.residue, reply.data.len(), reply.stalls.as_slice()), case.end, "{}", case.name);
         let expected = [pattern(7, case.written * 512), vec![0; (64 - case.written) * 512]].concat();

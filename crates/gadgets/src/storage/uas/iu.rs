@@ -2,7 +2,7 @@
 
 use farbus_model::Payload;
 
-use crate::storage::sense::Sense;
+use crate::storage::sense::SenseReport;
 
 /// `IU ID` (§6.2.1, table of that name).
 const COMMAND: u8 = 0x01;
@@ -24,7 +24,7 @@ const CHECK_CONDITION: u8 = 0x02;
 
 /// A unit of the command pipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum CommandIu {
     Command {
         tag: u16,
         lun: u64,
@@ -55,7 +55,7 @@ pub mod function {
 /// `RESPONSE CODE` (§6.2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Response {
+pub enum UasResponseCode {
     Complete = 0x00,
     InvalidUnit = 0x02,
     NotSupported = 0x04,
@@ -66,7 +66,7 @@ pub enum Response {
 }
 
 /// Parses a unit of the command pipe.
-pub fn parse(payload: &Payload) -> Request {
+pub fn parse(payload: &Payload) -> CommandIu {
     let mut bytes = [0; COMMAND_BYTES_MAX];
     let len = payload.copy_to(&mut bytes);
     let tag = if len < 4 { 0 } else { u16::from_be_bytes([bytes[2], bytes[3]]) };
@@ -78,17 +78,17 @@ pub fn parse(payload: &Payload) -> Request {
             let mut cdb = [0; CDB_BYTES];
             cdb.copy_from_slice(&bytes[16..32]);
             // No supported command is longer than 16 bytes: a longer one has an unknown code.
-            Request::Command { tag, lun, cdb }
+            CommandIu::Command { tag, lun, cdb }
         }
         TASK_MANAGEMENT if payload.len() == TASK_MANAGEMENT_BYTES => {
-            Request::TaskManagement { tag, function: bytes[4], task: u16::from_be_bytes([bytes[6], bytes[7]]), lun }
+            CommandIu::TaskManagement { tag, function: bytes[4], task: u16::from_be_bytes([bytes[6], bytes[7]]), lun }
         }
-        _ => Request::Invalid { tag },
+        _ => CommandIu::Invalid { tag },
     }
 }
 
 /// A status, with its sense data (§6.2.5).
-pub fn status(tag: u16, result: Result<(), Sense>) -> Vec<u8> {
+pub fn status(tag: u16, result: Result<(), SenseReport>) -> Vec<u8> {
     const STATUS: usize = 6;
     const LENGTH: usize = 15;
     const HEADER_BYTES: usize = 16;
@@ -104,7 +104,7 @@ pub fn status(tag: u16, result: Result<(), Sense>) -> Vec<u8> {
 }
 
 /// An answer to task management, or to an invalid unit (§6.2.7).
-pub fn response(tag: u16, response: Response) -> Vec<u8> {
+pub fn response(tag: u16, response: UasResponseCode) -> Vec<u8> {
     let mut unit = head(RESPONSE, tag);
     unit.extend([0, 0, 0, response as u8]);
     unit
@@ -136,18 +136,18 @@ mod tests {
         command.extend([0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         let mut cdb = [0; 16];
         cdb[..10].copy_from_slice(&[0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0]);
-        assert_eq!(parse(&command.clone().into()), Request::Command { tag: 0x1234, lun: 0, cdb });
+        assert_eq!(parse(&command.clone().into()), CommandIu::Command { tag: 0x1234, lun: 0, cdb });
         command.push(0);
-        assert_eq!(parse(&command.into()), Request::Invalid { tag: 0x1234 });
+        assert_eq!(parse(&command.into()), CommandIu::Invalid { tag: 0x1234 });
         let manage = vec![5, 0, 0, 9, 1, 0, 0, 7, 0, 1, 0, 0, 0, 0, 0, 0];
-        let expected = Request::TaskManagement { tag: 9, function: function::ABORT_TASK, task: 7, lun: 1 << 48 };
+        let expected = CommandIu::TaskManagement { tag: 9, function: function::ABORT_TASK, task: 7, lun: 1 << 48 };
         assert_eq!(parse(&manage.into()), expected);
-        assert_eq!(parse(&Payload::Empty), Request::Invalid { tag: 0 });
+        assert_eq!(parse(&Payload::Empty), CommandIu::Invalid { tag: 0 });
         assert_eq!(status(7, Ok(())), [3, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        let failed = status(7, Err(Sense::WRITE_PROTECTED));
+        let failed = status(7, Err(SenseReport::WRITE_PROTECTED));
         assert_eq!(failed[..16], [3, 0, 0, 7, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 18]);
         assert_eq!(failed.len(), 34);
-        assert_eq!(response(7, Response::OverlappedTag), [4, 0, 0, 7, 0, 0, 0, 10]);
+        assert_eq!(response(7, UasResponseCode::OverlappedTag), [4, 0, 0, 7, 0, 0, 0, 10]);
         assert_eq!((read_ready(0x102), write_ready(3)), (vec![6, 0, 1, 2], vec![7, 0, 0, 3]));
     }
 }

@@ -19,18 +19,20 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use farbus_model::definition::{InterfaceDefinition, Synchronization};
-use farbus_model::descriptor::Selection;
+use farbus_model::definition::{InterfaceDefinition, SynchronizationType};
+use farbus_model::descriptor::ConfigurationSelection;
 use farbus_model::{
-    BlockDevice, BlockInfo, Command, CommandError, Definition, EpAddr, Instant, Payload, Pending, Readiness, Setup,
-    Speed,
+    BlockDevice, BlockInfo, DeviceDefinition, EpAddr, Instant, OwnerCommand, OwnerCommandError, Payload,
+    PendingBlockRequests, ReadinessSource, SetupPacket, UsbSpeed,
 };
 
-use self::iu::{Request, Response, function};
-use self::unit::{Event, Unit};
-use super::options::{OptionError, Options};
-use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-use crate::saved::{Loader, Saver};
+use self::iu::{CommandIu, UasResponseCode, function};
+use self::unit::{UasLogicalUnit, UasUnitEvent};
+use super::options::{StorageOptionError, StorageOptions};
+use crate::emulated::{
+    ControlTransferAnswer, EmulatedDevice, FunctionContext, GadgetFunction, InTransferAnswer, OutTransferAnswer,
+};
+use crate::saved::{SavedStateReader, SavedStateWriter};
 
 /// Mass storage, SCSI transparent command set, USB Attached SCSI (§4.3).
 const INTERFACE_CLASS: (u8, u8, u8) = (0x08, 0x06, 0x62);
@@ -48,33 +50,33 @@ const PRODUCT: u16 = 0xa4a6;
 
 /// A block device as a disk.
 pub struct AttachedScsi {
-    unit: Unit,
+    unit: UasLogicalUnit,
     /// Units for the status pipe.
     statuses: VecDeque<Vec<u8>>,
     /// Announced data for the data-in pipe.
     outbound: VecDeque<(u16, Payload)>,
     /// Announced data from the data-out pipe.
-    inbound: VecDeque<Inbound>,
+    inbound: VecDeque<InboundTransfer>,
 }
 
 /// A saved state that no disk can have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoState;
+pub struct InvalidSavedState;
 
 /// The options of a disk over such a device.
-fn fitting(info: &BlockInfo, options: Options) -> Result<Options, OptionError> {
-    let options = Options {
+fn fitting(info: &BlockInfo, options: StorageOptions) -> Result<StorageOptions, StorageOptionError> {
+    let options = StorageOptions {
         sector_bytes: options.sector_bytes.max(info.block_bytes),
         removable: false,
         // At higher speeds UAS uses streams, which a virtual host controller does not have.
-        speed: Speed::High,
+        speed: UsbSpeed::High,
         ..options
     };
     options.check(info.size_bytes)
 }
 
 /// Data that the host has to send.
-struct Inbound {
+struct InboundTransfer {
     tag: u16,
     left: u32,
     came: Vec<Payload>,
@@ -84,50 +86,53 @@ impl AttachedScsi {
     /// Makes the device over `device`.
     ///
     /// # Errors
-    /// [`OptionError`] when the options are invalid, or the device holds less than a sector, or has larger blocks.
-    pub fn device(device: Box<dyn BlockDevice>, options: Options) -> Result<Emulated<Self>, OptionError> {
+    /// [`StorageOptionError`] when the options are invalid, or the device holds less than a sector, or has larger blocks.
+    pub fn device(
+        device: Box<dyn BlockDevice>,
+        options: StorageOptions,
+    ) -> Result<EmulatedDevice<Self>, StorageOptionError> {
         let options = fitting(device.info(), options)?;
-        Ok(Self::of(Unit::new(device, &options), &options))
+        Ok(Self::of(UasLogicalUnit::new(device, &options), &options))
     }
 
-    fn of(unit: Unit, options: &Options) -> Emulated<Self> {
+    fn of(unit: UasLogicalUnit, options: &StorageOptions) -> EmulatedDevice<Self> {
         let (class, subclass, protocol) = INTERFACE_CLASS;
         let bulk = |interface: InterfaceDefinition, (endpoint, pipe): (EpAddr, u8)| {
             let usage = [4, 0x24, pipe, 0];
             let (number, direction) = (endpoint.number(), endpoint.direction());
-            interface.bulk(number, direction).of_endpoint(Synchronization::default(), &[], &usage)
+            interface.bulk(number, direction).of_endpoint(SynchronizationType::default(), &[], &usage)
         };
         let interface = PIPES.into_iter().fold(InterfaceDefinition::new(class, subclass, protocol), bulk);
-        let definition = Definition::new(VENDOR, PRODUCT)
+        let definition = DeviceDefinition::new(VENDOR, PRODUCT)
             .speed(options.speed)
             .names("farbus", &options.product, &options.serial)
             .interface(interface);
         let disk = Self { unit, statuses: VecDeque::new(), outbound: VecDeque::new(), inbound: VecDeque::new() };
-        Emulated::new(&definition, disk)
+        EmulatedDevice::new(&definition, disk)
     }
 
     /// Makes a device that continues from a saved state. `device` restores the device below from the first part of the
-    /// state, and returns its pending requests. [`Emulated::resume`] restores the host's requests.
+    /// state, and returns its pending requests. [`EmulatedDevice::resume`] restores the host's requests.
     ///
     /// # Errors
     /// Why not: no disk can have been in this state. The device below has been left.
-    pub fn restore<E: From<NoState>>(
+    pub fn restore<E: From<InvalidSavedState>>(
         state: &[u8],
-        options: Options,
-        device: impl FnOnce(&[u8]) -> Result<(Box<dyn BlockDevice>, Pending), E>,
-    ) -> Result<Emulated<Self>, E> {
-        let mut from = Loader(state);
-        let (mut device, pending) = device(from.bytes().ok_or(NoState)?)?;
+        options: StorageOptions,
+        device: impl FnOnce(&[u8]) -> Result<(Box<dyn BlockDevice>, PendingBlockRequests), E>,
+    ) -> Result<EmulatedDevice<Self>, E> {
+        let mut from = SavedStateReader(state);
+        let (mut device, pending) = device(from.bytes().ok_or(InvalidSavedState)?)?;
         let Ok(options) = fitting(device.info(), options) else {
             device.leave();
-            return Err(NoState.into());
+            return Err(InvalidSavedState.into());
         };
-        let mut disk = Self::of(Unit::new(device, &options), &options);
+        let mut disk = Self::of(UasLogicalUnit::new(device, &options), &options);
         match disk.function_mut().load(&mut from, &pending) {
             Some(()) => Ok(disk),
             None => {
                 disk.function_mut().unit.leave();
-                Err(NoState.into())
+                Err(InvalidSavedState.into())
             }
         }
     }
@@ -136,7 +141,7 @@ impl AttachedScsi {
     pub fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.unit.with_device(now, |_, _| {});
         self.follow();
-        let mut to = Saver::default();
+        let mut to = SavedStateWriter::default();
         self.unit.save(now, &mut to)?;
         to.u32(self.statuses.len() as u32);
         self.statuses.iter().for_each(|unit| to.bytes(unit));
@@ -146,7 +151,7 @@ impl AttachedScsi {
             to.bytes(&data.contiguous());
         }
         to.u32(self.inbound.len() as u32);
-        for Inbound { tag, left, came } in &self.inbound {
+        for InboundTransfer { tag, left, came } in &self.inbound {
             to.u32((*tag).into());
             to.u32(*left);
             to.u32(came.len() as u32);
@@ -155,7 +160,7 @@ impl AttachedScsi {
         Some(to.into_bytes())
     }
 
-    fn load(&mut self, from: &mut Loader<'_>, pending: &Pending) -> Option<()> {
+    fn load(&mut self, from: &mut SavedStateReader<'_>, pending: &PendingBlockRequests) -> Option<()> {
         self.unit.load(from, pending)?;
         for _ in 0..from.u32()? {
             let unit = from.bytes().filter(|unit| STATUS_BYTES.contains(&unit.len()))?;
@@ -175,7 +180,7 @@ impl AttachedScsi {
             let bytes = u64::from(left) + came.iter().map(|part| part.len() as u64).sum::<u64>();
             let is_known = left > 0 && self.unit.is_gathering(tag, bytes);
             (is_known && self.inbound.iter().all(|inbound| inbound.tag != tag)).then_some(())?;
-            self.inbound.push_back(Inbound { tag, left, came });
+            self.inbound.push_back(InboundTransfer { tag, left, came });
         }
         // Commands that wait for their host must be those with announced data.
         (self.unit.waits_for_host() == self.outbound.len() + self.inbound.len() && from.is_empty()).then_some(())
@@ -185,40 +190,40 @@ impl AttachedScsi {
     fn follow(&mut self) {
         while let Some(event) = self.unit.poll_event() {
             match event {
-                Event::Send(tag, data) => {
+                UasUnitEvent::Send(tag, data) => {
                     self.statuses.push_back(iu::read_ready(tag));
                     self.outbound.push_back((tag, data));
                 }
-                Event::Take(tag, bytes) => {
+                UasUnitEvent::Take(tag, bytes) => {
                     self.statuses.push_back(iu::write_ready(tag));
-                    self.inbound.push_back(Inbound { tag, left: bytes, came: Vec::new() });
+                    self.inbound.push_back(InboundTransfer { tag, left: bytes, came: Vec::new() });
                 }
-                Event::Ended(tag, result) => self.statuses.push_back(iu::status(tag, result)),
+                UasUnitEvent::Ended(tag, result) => self.statuses.push_back(iu::status(tag, result)),
             }
         }
     }
 
-    fn receive_command(&mut self, payload: &Payload, now: Instant) -> Received {
+    fn receive_command(&mut self, payload: &Payload, now: Instant) -> OutTransferAnswer {
         if !self.unit.has_room() {
-            return Received::Nak;
+            return OutTransferAnswer::Nak;
         }
         let answer = match iu::parse(payload) {
-            Request::Command { tag, .. } if self.unit.knows(tag) => iu::response(tag, Response::OverlappedTag),
-            Request::Command { tag, lun, cdb } => {
+            CommandIu::Command { tag, .. } if self.unit.knows(tag) => iu::response(tag, UasResponseCode::OverlappedTag),
+            CommandIu::Command { tag, lun, cdb } => {
                 self.unit.begin(now, tag, lun, &cdb);
                 self.follow();
-                return Received::Accepted;
+                return OutTransferAnswer::Accepted;
             }
-            Request::TaskManagement { tag, lun, .. } if lun != 0 => iu::response(tag, Response::IncorrectLun),
-            Request::TaskManagement { tag, function, task, .. } => iu::response(tag, self.manage(function, task)),
-            Request::Invalid { tag } => iu::response(tag, Response::InvalidUnit),
+            CommandIu::TaskManagement { tag, lun, .. } if lun != 0 => iu::response(tag, UasResponseCode::IncorrectLun),
+            CommandIu::TaskManagement { tag, function, task, .. } => iu::response(tag, self.manage(function, task)),
+            CommandIu::Invalid { tag } => iu::response(tag, UasResponseCode::InvalidUnit),
         };
         self.statuses.push_back(answer);
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
     /// Task management (SAM-5 §7). An aborted task has ended when the next command begins.
-    fn manage(&mut self, function: u8, task: u16) -> Response {
+    fn manage(&mut self, function: u8, task: u16) -> UasResponseCode {
         match function {
             function::ABORT_TASK => self.forsake(task),
             function::ABORT_TASK_SET | function::CLEAR_TASK_SET => self.forsake_all(),
@@ -226,11 +231,11 @@ impl AttachedScsi {
                 self.forsake_all();
                 self.unit.reset();
             }
-            function::QUERY_TASK if self.unit.knows(task) => return Response::Succeeded,
+            function::QUERY_TASK if self.unit.knows(task) => return UasResponseCode::Succeeded,
             function::QUERY_TASK => {}
-            _ => return Response::NotSupported,
+            _ => return UasResponseCode::NotSupported,
         }
-        Response::Complete
+        UasResponseCode::Complete
     }
 
     fn forsake(&mut self, tag: u16) {
@@ -248,49 +253,49 @@ impl AttachedScsi {
         self.statuses.clear();
     }
 
-    fn receive_data(&mut self, payload: &Payload, now: Instant) -> Received {
-        let Some(inbound) = self.inbound.front_mut() else { return Received::Nak };
+    fn receive_data(&mut self, payload: &Payload, now: Instant) -> OutTransferAnswer {
+        let Some(inbound) = self.inbound.front_mut() else { return OutTransferAnswer::Nak };
         let tag = inbound.tag;
         let Some(left) = u32::try_from(payload.len()).ok().and_then(|len| inbound.left.checked_sub(len)) else {
             // More than the host was told to send: none of it is credible.
             self.inbound.pop_front();
             self.unit.refuse(now, tag);
             self.follow();
-            return Received::Stall;
+            return OutTransferAnswer::Stall;
         };
         inbound.left = left;
         inbound.came.push(payload.clone());
         if left > 0 {
             // It lies in a buffer that may be reused for the next bytes.
             inbound.came.iter_mut().for_each(Payload::own);
-            return Received::Accepted;
+            return OutTransferAnswer::Accepted;
         }
         let data = Payload::joined(std::mem::take(&mut inbound.came));
         self.inbound.pop_front();
         self.unit.take(now, tag, data);
         self.follow();
-        Received::Accepted
+        OutTransferAnswer::Accepted
     }
 
-    fn send_status(&mut self, room: usize) -> Sent {
+    fn send_status(&mut self, room: usize) -> InTransferAnswer {
         match self.statuses.pop_front() {
             // On a bus, less space would be babble.
-            Some(unit) if unit.len() > room => Sent::Stall,
-            Some(unit) => Sent::Data(unit.into()),
-            None => Sent::Nak,
+            Some(unit) if unit.len() > room => InTransferAnswer::Stall,
+            Some(unit) => InTransferAnswer::Data(unit.into()),
+            None => InTransferAnswer::Nak,
         }
     }
 
-    fn send_data(&mut self, room: usize) -> Sent {
-        let Some((tag, data)) = self.outbound.front_mut() else { return Sent::Nak };
+    fn send_data(&mut self, room: usize) -> InTransferAnswer {
+        let Some((tag, data)) = self.outbound.front_mut() else { return InTransferAnswer::Nak };
         if room < data.len() {
-            return Sent::Data(data.split_front(room));
+            return InTransferAnswer::Data(data.split_front(room));
         }
         let (tag, data) = (*tag, std::mem::take(data));
         self.outbound.pop_front();
         self.unit.sent(tag);
         self.follow();
-        Sent::Data(data)
+        InTransferAnswer::Data(data)
     }
 }
 
@@ -300,7 +305,7 @@ impl AttachedScsi {
         self.unit.untold()
     }
 
-    /// Whether the device below has answered every request, including [`Command::Sync`].
+    /// Whether the device below has answered every request, including [`OwnerCommand::Sync`].
     pub fn is_quiet(&self) -> bool {
         self.unit.is_quiet()
     }
@@ -312,30 +317,30 @@ impl fmt::Debug for AttachedScsi {
     }
 }
 
-impl Function for AttachedScsi {
-    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+impl GadgetFunction for AttachedScsi {
+    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut FunctionContext<'_>) -> InTransferAnswer {
         match endpoint {
             STATUS => self.send_status(room),
             _ => self.send_data(room),
         }
     }
 
-    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         match endpoint {
             COMMAND => self.receive_command(payload, cx.now),
             _ => self.receive_data(payload, cx.now),
         }
     }
 
-    fn control(&mut self, _setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
-        Control::Stall
+    fn control(&mut self, _setup: SetupPacket, _data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
+        ControlTransferAnswer::Stall
     }
 
-    fn selected(&mut self, _selection: &Selection, _cx: &mut Context<'_>) {
+    fn selected(&mut self, _selection: &ConfigurationSelection, _cx: &mut FunctionContext<'_>) {
         self.forsake_all();
     }
 
-    fn reset(&mut self, _cx: &mut Context<'_>) {
+    fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.forsake_all();
         self.unit.reset();
     }
@@ -344,21 +349,21 @@ impl Function for AttachedScsi {
         self.unit.poll_timeout()
     }
 
-    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    fn handle_timeout(&mut self, cx: &mut FunctionContext<'_>) {
         self.unit.with_device(cx.now, |device, done| device.handle_timeout(cx.now, done));
         self.follow();
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         self.unit.readiness()
     }
 
-    fn handle_ready(&mut self, cx: &mut Context<'_>) {
+    fn handle_ready(&mut self, cx: &mut FunctionContext<'_>) {
         self.unit.with_device(cx.now, |device, done| device.handle_ready(cx.now, done));
         self.follow();
     }
 
-    fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
+    fn end_turn(&mut self, cx: &mut FunctionContext<'_>) -> bool {
         let is_news = self.unit.with_device(cx.now, |device, done| device.end_turn(cx.now, done));
         self.follow();
         is_news
@@ -372,13 +377,13 @@ impl Function for AttachedScsi {
         self.unit.leave();
     }
 
-    fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
+    fn command(&mut self, command: &OwnerCommand, cx: &mut FunctionContext<'_>) -> Result<(), OwnerCommandError> {
         match command {
-            Command::Sync => {
+            OwnerCommand::Sync => {
                 self.unit.sync(cx.now);
                 Ok(())
             }
-            _ => Err(CommandError::unknown(command)),
+            _ => Err(OwnerCommandError::unknown(command)),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use farbus_model::urb::take_lost;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Device, Instant,
-    Payload, Pending, Setup, Status, StoreDevice, StoreError, Urb, UrbId,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, CompletionQueue, Device,
+    Instant, Payload, PendingBlockRequests, SetupPacket, StoreDevice, StoreError, Urb, UrbId, UrbStatus,
 };
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ impl Far {
     }
 
     /// The requests of a local device that are unanswered.
-    fn pending(&self) -> Pending {
+    fn pending(&self) -> PendingBlockRequests {
         let state = self.0.lock().unwrap();
         let all = state.waiting.iter().chain(&state.answered);
         all.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect()
@@ -83,7 +83,7 @@ impl BlockDevice for Near {
         &self.info
     }
 
-    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, _done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, _done: &mut CompletionQueue<BlockCompletion>) {
         let mut state = self.far.0.lock().unwrap();
         request.own_payload();
         assert_eq!(self.info.check(&request), Ok(()), "it is asked for what it has");
@@ -92,7 +92,7 @@ impl BlockDevice for Near {
         state.waiting.push(request);
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         let mut state = self.far.0.lock().unwrap();
         for request in std::mem::take(&mut state.answered) {
             state.store.submit(now, request, done);
@@ -105,27 +105,27 @@ impl BlockDevice for Near {
 }
 
 struct Host {
-    device: Emulated<AttachedScsi>,
-    done: Completions,
+    device: EmulatedDevice<AttachedScsi>,
+    done: CompletionQueue,
     far: Far,
     disk: Disk,
     next_id: u64,
-    finished: BTreeMap<UrbId, farbus_model::Done>,
+    finished: BTreeMap<UrbId, farbus_model::UrbCompletion>,
 }
 
 impl Host {
     fn new() -> Self {
-        let mut host = Self::with(Options::default());
+        let mut host = Self::with(StorageOptions::default());
         assert_eq!(host.ask(1, &[op::TEST_UNIT_READY; 1]), (CHECK_CONDITION, (6, 0x29, 0)));
         host
     }
 
-    fn with(options: Options) -> Self {
+    fn with(options: StorageOptions) -> Self {
         Self::over(options, true)
     }
 
     /// A disk over a device that supports trim, or does not.
-    fn over(options: Options, trims: bool) -> Self {
+    fn over(options: StorageOptions, trims: bool) -> Self {
         let disk = Disk::new(SIZE_BYTES);
         let far = Far::new(&disk);
         let info = BlockInfo {
@@ -136,11 +136,11 @@ impl Host {
             ..*far.0.lock().unwrap().store.info()
         };
         let device = AttachedScsi::device(Box::new(Near { far: far.clone(), info }), options).unwrap();
-        let done = Completions::new(BufferPool::new(1 << 20));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
         let mut host = Self { device, done, far, disk, next_id: 0, finished: BTreeMap::new() };
-        let set = Setup::set_configuration(1);
+        let set = SetupPacket::set_configuration(1);
         let id = host.submit(|id| Urb::control(id, set, Payload::Empty));
-        assert_eq!(host.finished.remove(&id).unwrap().status, Status::Ok);
+        assert_eq!(host.finished.remove(&id).unwrap().status, UrbStatus::Ok);
         host
     }
 
@@ -159,14 +159,14 @@ impl Host {
     }
 
     /// Continues in another process, over this device; `None` if it cannot.
-    fn restored(&self, state: &[u8], far: &Far) -> Option<Emulated<AttachedScsi>> {
+    fn restored(&self, state: &[u8], far: &Far) -> Option<EmulatedDevice<AttachedScsi>> {
         let device = |bytes: &[u8]| {
             let info =
                 BlockInfo { request_bytes_max: 256 << 10, block_bytes: 512, ..*far.0.lock().unwrap().store.info() };
             let near: Box<dyn BlockDevice> = Box::new(Near { far: far.clone(), info });
-            if bytes == b"near" { Ok((near, far.pending())) } else { Err(NoState) }
+            if bytes == b"near" { Ok((near, far.pending())) } else { Err(InvalidSavedState) }
         };
-        let mut restored = AttachedScsi::restore(state, Options::default(), device).ok()?;
+        let mut restored = AttachedScsi::restore(state, StorageOptions::default(), device).ok()?;
         let waiting = self.device.waiting().cloned().collect();
         restored.resume(self.device.selection().clone(), self.device.halts(), waiting).expect("they waited there");
         Some(restored)
@@ -185,7 +185,7 @@ impl Host {
         state[at] = to;
         let far = self.far.like();
         if let Some(device) = self.restored(&state, &far) {
-            let done = Completions::new(BufferPool::new(1 << 20));
+            let done = CompletionQueue::new(BufferPool::new(1 << 20));
             let (disk, next_id, finished) = (self.disk.clone(), 1 << 32, BTreeMap::new());
             // Its end answers every request.
             let mut other = Host { device, done, far, disk, next_id, finished };
@@ -280,7 +280,7 @@ impl Host {
         self.command(tag, cdb);
         assert_eq!(self.status(), iu::write_ready(tag));
         let id = self.submit(|id| Urb::data_out(id, DATA_OUT, data.into()));
-        assert_eq!(self.finished.remove(&id).unwrap().status, Status::Ok);
+        assert_eq!(self.finished.remove(&id).unwrap().status, UrbStatus::Ok);
     }
 
     fn write(&mut self, tag: u16, cdb: &[u8], data: &[u8]) -> (u8, (u8, u8, u8)) {
@@ -430,7 +430,7 @@ fn writes_are_flushed_when_the_host_asks_for_it() {
 #[test]
 fn a_disk_that_cannot_give_space_back_does_not_say_so() {
     for trims in [true, false] {
-        let mut host = Host::over(Options::default(), trims);
+        let mut host = Host::over(StorageOptions::default(), trims);
         host.ask(1, &[op::TEST_UNIT_READY; 1]);
         host.command(2, &[op::INQUIRY, 1, 0xb2, 0, 64, 0]);
         host.answer_all();
@@ -491,7 +491,7 @@ fn error_is_reported_with_its_command_and_block() {
 
 #[test]
 fn a_disk_that_is_only_read_takes_no_writes() {
-    let mut host = Host::with(Options { read_only: true, ..Options::default() });
+    let mut host = Host::with(StorageOptions { read_only: true, ..StorageOptions::default() });
     assert_eq!(host.ask(1, &[op::TEST_UNIT_READY]).1, (6, 0x29, 0));
     assert_eq!(host.ask(2, &block_10(op::WRITE_10, 0, 0, 1)), (CHECK_CONDITION, (7, 0x27, 0)));
     assert_eq!(host.read(3, 0, 1), [0; 512]);
@@ -502,18 +502,18 @@ fn invalid_information_unit_is_answered_as_invalid() {
     let mut host = Host::new();
     host.command(1, &read_10(0, 8));
     host.command(1, &read_10(8, 8));
-    assert_eq!(host.status(), iu::response(1, Response::OverlappedTag));
+    assert_eq!(host.status(), iu::response(1, UasResponseCode::OverlappedTag));
     for bytes in [vec![], vec![1, 0, 0, 2], vec![9; 32], vec![5; 15]] {
         let tag = if bytes.len() < 4 { 0 } else { u16::from_be_bytes([bytes[2], bytes[3]]) };
         host.submit(|id| Urb::data_out(id, COMMAND, bytes.into()));
-        assert_eq!(host.status(), iu::response(tag, Response::InvalidUnit));
+        assert_eq!(host.status(), iu::response(tag, UasResponseCode::InvalidUnit));
     }
-    assert_eq!(host.manage(0x55, 1), Response::NotSupported as u8);
+    assert_eq!(host.manage(0x55, 1), UasResponseCode::NotSupported as u8);
     // More data than the host was told to send.
     host.command(3, &block_10(op::WRITE_10, 0, 0, 1));
     assert_eq!(host.status(), iu::write_ready(3));
     let id = host.submit(|id| Urb::data_out(id, DATA_OUT, vec![1; 513].into()));
-    assert_eq!(host.finished.remove(&id).unwrap().status, Status::Stall);
+    assert_eq!(host.finished.remove(&id).unwrap().status, UrbStatus::Stall);
     assert_eq!(host.ending(3), (CHECK_CONDITION, (5, 0x26, 0)));
     host.answer_all();
     assert_eq!(host.read_data(1, 4096), [0; 4096], "the first of the two goes on");
@@ -524,8 +524,8 @@ fn command_waits_for_aborted_requests_to_the_same_blocks() {
     let mut host = Host::new();
     host.begin_write(1, &block_10(op::WRITE_10, 0, 0, 8), &[1; 4096]);
     host.command(2, &read_10(8, 8));
-    assert_eq!(host.manage(function::QUERY_TASK, 1), Response::Succeeded as u8);
-    assert_eq!(host.manage(function::ABORT_TASK, 1), Response::Complete as u8);
+    assert_eq!(host.manage(function::QUERY_TASK, 1), UasResponseCode::Succeeded as u8);
+    assert_eq!(host.manage(function::ABORT_TASK, 1), UasResponseCode::Complete as u8);
     // The old write is still under way: a new one to the same blocks waits for it.
     let waits = host.command(3, &block_10(op::WRITE_10, 0, 0, 8));
     assert!(!host.finished.contains_key(&waits));
@@ -542,14 +542,14 @@ fn command_waits_for_aborted_requests_to_the_same_blocks() {
     host.answer_all();
     assert_eq!(host.ending(3).0, GOOD);
     assert_eq!(host.disk.bytes(0, 4096), [2; 4096]);
-    assert_eq!(host.manage(function::QUERY_TASK, 1), Response::Complete as u8);
+    assert_eq!(host.manage(function::QUERY_TASK, 1), UasResponseCode::Complete as u8);
 
     // A reset of the port, and of the unit.
     for _ in 0..2 {
         host.begin_write(4, &block_10(op::WRITE_10, 0, 0, 8), &[3; 4096]);
         host.device.reset(Instant::ZERO, &mut host.done);
         host.collect();
-        let set = Setup::set_configuration(1);
+        let set = SetupPacket::set_configuration(1);
         host.submit(|id| Urb::control(id, set, Payload::Empty));
         let waits = host.command(5, &[op::TEST_UNIT_READY]);
         assert!(!host.finished.contains_key(&waits));
@@ -559,7 +559,7 @@ fn command_waits_for_aborted_requests_to_the_same_blocks() {
     host.command(6, &read_10(0, 8));
     let reset = vec![5, 0, 0, 7, function::LOGICAL_UNIT_RESET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     host.submit(|id| Urb::data_out(id, COMMAND, reset.into()));
-    assert_eq!(host.status(), iu::response(7, Response::Complete));
+    assert_eq!(host.status(), iu::response(7, UasResponseCode::Complete));
     host.answer_all();
     assert!(host.is_silent(), "nothing is said of what was given up");
 }
@@ -595,10 +595,10 @@ fn a_device_that_is_gone_takes_the_disk_along() {
         fn info(&self) -> &BlockInfo {
             &self.0
         }
-        fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
             done.push(request.fail(StoreError::Gone));
         }
-        fn handle_ready(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+        fn handle_ready(&mut self, _now: Instant, _done: &mut CompletionQueue<BlockCompletion>) {
             self.1 = true;
         }
         fn is_gone(&self) -> bool {
@@ -606,18 +606,18 @@ fn a_device_that_is_gone_takes_the_disk_along() {
         }
     }
     let info = *Far::new(&Disk::new(SIZE_BYTES)).0.lock().unwrap().store.info();
-    let mut device = AttachedScsi::device(Box::new(Gone(info, false)), Options::default()).unwrap();
-    let mut done = Completions::new(BufferPool::new(0));
+    let mut device = AttachedScsi::device(Box::new(Gone(info, false)), StorageOptions::default()).unwrap();
+    let mut done = CompletionQueue::new(BufferPool::new(0));
     device.submit(
         Instant::ZERO,
-        Urb::control(UrbId(1), Setup::set_configuration(1), Payload::Empty).launch(),
+        Urb::control(UrbId(1), SetupPacket::set_configuration(1), Payload::Empty).launch(),
         &mut done,
     );
     device.submit(Instant::ZERO, Urb::data_in(UrbId(2), STATUS, 112).launch(), &mut done);
     device.handle_ready(Instant::ZERO, &mut done);
     device.submit(Instant::ZERO, Urb::data_in(UrbId(3), STATUS, 112).launch(), &mut done);
     let ended: Vec<_> = std::iter::from_fn(|| done.pop()).map(|done| (done.id.0, done.status)).collect();
-    assert_eq!(ended, [(1, Status::Ok), (2, Status::Gone), (3, Status::Gone)]);
+    assert_eq!(ended, [(1, UrbStatus::Ok), (2, UrbStatus::Gone), (3, UrbStatus::Gone)]);
     assert!(device.is_gone());
 }
 
@@ -627,10 +627,10 @@ fn blocks_larger_than_a_sector_can_be_are_refused() {
     let near = |block_bytes| {
         let far = Far::new(&Disk::new(SIZE_BYTES));
         let device = Near { far, info: BlockInfo { block_bytes, ..info } };
-        AttachedScsi::device(Box::new(device), Options::default()).map(|_| ())
+        AttachedScsi::device(Box::new(device), StorageOptions::default()).map(|_| ())
     };
     assert_eq!(near(4096), Ok(()));
-    assert_eq!(near(8192), Err(OptionError::SectorBytes(8192)));
+    assert_eq!(near(8192), Err(StorageOptionError::SectorBytes(8192)));
 }
 
 #[test]
@@ -664,7 +664,7 @@ fn commands_go_on_in_another_process_wherever_they_stand() {
     assert_eq!(host.ending(1).0, GOOD);
     host.submit(|id| Urb::data_out(id, DATA_OUT, vec![4; 1096].into()));
     let sent = host.submit(|id| Urb::data_out(id, DATA_OUT, vec![5; 4096].into()));
-    assert_eq!(host.finished.remove(&sent).unwrap().status, Status::Ok);
+    assert_eq!(host.finished.remove(&sent).unwrap().status, UrbStatus::Ok);
     host.move_on();
     let second = host.submit(|id| Urb::data_in(id, DATA_IN, 4096));
     assert!(host.finished.remove(&second).unwrap().payload.into_vec() == data[4096..8192]);
@@ -735,7 +735,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
     fn any_commands_in_any_order_lose_no_data(ops in prop::collection::vec(ops(), 1..120)) {
-        let mut host = Host::with(Options::default());
+        let mut host = Host::with(StorageOptions::default());
         let mut asked = Vec::new();
         for op in ops {
             match op {
@@ -769,7 +769,7 @@ proptest! {
                 Op::Reset => {
                     host.device.reset(Instant::ZERO, &mut host.done);
                     host.collect();
-                    host.submit(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
+                    host.submit(|id| Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty));
                 }
             }
         }
@@ -777,7 +777,7 @@ proptest! {
         host.device.reset(Instant::ZERO, &mut host.done);
         host.collect();
         prop_assert!(asked.iter().all(|id| host.finished.contains_key(id)), "each is answered by a reset at the latest");
-        host.submit(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
+        host.submit(|id| Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty));
         host.answer_all();
         host.command(1, &[op::TEST_UNIT_READY]);
         if host.ending(1).0 == CHECK_CONDITION {

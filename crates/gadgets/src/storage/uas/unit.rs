@@ -16,16 +16,18 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Pending,
-    Readiness, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockOp, BlockRequest, BufferPool, CompletionQueue, Instant, Payload,
+    PendingBlockRequests, ReadinessSource, StoreError,
 };
 
-use crate::saved::{Loader, Saver};
-use crate::storage::medium::{Extent, Geometry, Span, sense_of};
-use crate::storage::options::Options;
-use crate::storage::scsi::command::{self, Command, Demand, List, Power, Report};
+use crate::saved::{SavedStateReader, SavedStateWriter};
+use crate::storage::medium::{LbaRange, SectorGeometry, StoreSpan, sense_of};
+use crate::storage::options::StorageOptions;
+use crate::storage::scsi::command::{
+    self, CommandPrecondition, ParameterList, ScsiCommand, ScsiReport, StartStopAction,
+};
 use crate::storage::scsi::{inquiry, mode, provisioning, reports};
-use crate::storage::sense::Sense;
+use crate::storage::sense::SenseReport;
 
 /// Commands at a time: twice what Linux's `uas` has.
 pub const TASKS_MAX: usize = 64;
@@ -39,63 +41,63 @@ const POOL_BYTES: usize = 4 << 20;
 
 /// An event for the transport.
 #[derive(Debug)]
-pub enum Event {
+pub enum UasUnitEvent {
     /// Send this to the host.
     Send(u16, Payload),
     /// Receive this many bytes from the host: never zero.
     Take(u16, u32),
     /// The command ended, with success or an error.
-    Ended(u16, Result<(), Sense>),
+    Ended(u16, Result<(), SenseReport>),
 }
 
 /// Logical unit 0, the only one.
-pub struct Unit {
+pub struct UasLogicalUnit {
     device: Box<dyn BlockDevice>,
-    identity: inquiry::Identity,
-    geometry: Geometry,
+    identity: inquiry::InquiryIdentity,
+    geometry: SectorGeometry,
     is_stopped: bool,
     /// WCE. Off, every write is durable before its status.
     write_cache: bool,
     /// An event to be reported to the host once.
-    attention: Option<Sense>,
-    tasks: BTreeMap<u16, Task>,
+    attention: Option<SenseReport>,
+    tasks: BTreeMap<u16, UasTask>,
     /// The command of each request of the device; `None`: of an aborted command.
-    parts: BTreeMap<BlockId, Option<Part>>,
+    parts: BTreeMap<BlockId, Option<UasTaskPart>>,
     next_part: u64,
     /// Requests whose command was aborted.
     forsaken: usize,
     /// A failed flush that the host does not know of: reported at the next flush that the host asks for.
     untold: Option<StoreError>,
-    done: Completions<BlockDone>,
-    events: VecDeque<Event>,
+    done: CompletionQueue<BlockCompletion>,
+    events: VecDeque<UasUnitEvent>,
 }
 
 /// A command in progress.
 #[derive(Debug)]
-struct Task {
+struct UasTask {
     /// Its data, bytes.
     data_bytes: u64,
     parts_left: usize,
     /// The first error.
-    trouble: Option<Sense>,
-    stage: Stage,
+    trouble: Option<SenseReport>,
+    stage: TaskContinuation,
 }
 
 /// What follows once the device has answered every request of the command.
 #[derive(Debug)]
-enum Stage {
+enum TaskContinuation {
     End,
     /// Collects the host's data, and what it is for.
-    Gather(Intent),
+    Gather(GatherPurpose),
     /// The pieces that were read, in order.
     Read(Vec<Payload>),
     /// The medium is flushed; then the span is read.
-    ReadAfterFlush(Span),
+    ReadAfterFlush(StoreSpan),
     /// The rest is read and dropped.
-    Verify(Span),
+    Verify(StoreSpan),
     /// The rest is written with this pattern.
     Fill {
-        rest: Span,
+        rest: StoreSpan,
         pattern: Vec<u8>,
     },
     SetCache(bool),
@@ -104,39 +106,39 @@ enum Stage {
 
 /// What the host's data is for.
 #[derive(Clone, Copy, Debug)]
-enum Intent {
-    Write { span: Span, is_durable: bool },
-    Apply(List),
-    WriteSame { span: Span, unmap: bool },
+enum GatherPurpose {
+    Write { span: StoreSpan, is_durable: bool },
+    Apply(ParameterList),
+    WriteSame { span: StoreSpan, unmap: bool },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct UasTaskPart {
     tag: u16,
     /// The index of the piece of a read.
     piece: usize,
 }
 
-impl Unit {
+impl UasLogicalUnit {
     /// Makes the unit over a device whose blocks fit the sectors.
-    pub fn new(device: Box<dyn BlockDevice>, options: &Options) -> Self {
+    pub fn new(device: Box<dyn BlockDevice>, options: &StorageOptions) -> Self {
         let info = *device.info();
         let is_read_only = options.read_only || info.is_read_only;
-        let geometry = Geometry::new(info.size_bytes, options.sector_bytes, is_read_only);
-        let geometry = Geometry { is_thin: info.trims, ..geometry };
+        let geometry = SectorGeometry::new(info.size_bytes, options.sector_bytes, is_read_only);
+        let geometry = SectorGeometry { is_thin: info.trims, ..geometry };
         Self {
             device,
-            identity: inquiry::Identity::new(options),
+            identity: inquiry::InquiryIdentity::new(options),
             geometry,
             is_stopped: false,
             write_cache: true,
-            attention: Some(Sense::RESET_OCCURRED),
+            attention: Some(SenseReport::RESET_OCCURRED),
             tasks: BTreeMap::new(),
             parts: BTreeMap::new(),
             next_part: 0,
             forsaken: 0,
             untold: None,
-            done: Completions::new(BufferPool::new(POOL_BYTES)),
+            done: CompletionQueue::new(BufferPool::new(POOL_BYTES)),
             events: VecDeque::new(),
         }
     }
@@ -156,17 +158,17 @@ impl Unit {
     }
 
     /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<UasUnitEvent> {
         self.events.pop_front()
     }
 
     /// Begins a command for unit `lun`.
     pub fn begin(&mut self, now: Instant, tag: u16, lun: u64, cdb: &[u8]) {
-        let task = Task { data_bytes: 0, parts_left: 0, trouble: None, stage: Stage::End };
+        let task = UasTask { data_bytes: 0, parts_left: 0, trouble: None, stage: TaskContinuation::End };
         self.tasks.insert(tag, task);
         let begun = command::decode(cdb).and_then(|command| {
             if lun != 0 {
-                return Err(Sense::UNIT_NOT_SUPPORTED);
+                return Err(SenseReport::UNIT_NOT_SUPPORTED);
             }
             self.admit(command.demand())?;
             self.execute(now, tag, command)
@@ -178,68 +180,72 @@ impl Unit {
         self.settle(now);
     }
 
-    fn admit(&mut self, demand: Demand) -> Result<(), Sense> {
-        if demand >= Demand::Attention
+    fn admit(&mut self, demand: CommandPrecondition) -> Result<(), SenseReport> {
+        if demand >= CommandPrecondition::Attention
             && let Some(news) = self.attention.take()
         {
             return Err(news);
         }
-        if demand >= Demand::Ready && self.is_stopped {
-            return Err(Sense::STOPPED);
+        if demand >= CommandPrecondition::Ready && self.is_stopped {
+            return Err(SenseReport::STOPPED);
         }
-        if demand >= Demand::Writable && self.geometry.is_read_only { Err(Sense::WRITE_PROTECTED) } else { Ok(()) }
+        if demand >= CommandPrecondition::Writable && self.geometry.is_read_only {
+            Err(SenseReport::WRITE_PROTECTED)
+        } else {
+            Ok(())
+        }
     }
 
-    fn execute(&mut self, now: Instant, tag: u16, command: Command) -> Result<(), Sense> {
+    fn execute(&mut self, now: Instant, tag: u16, command: ScsiCommand) -> Result<(), SenseReport> {
         match command {
-            Command::TestUnitReady | Command::PreventRemoval(_) | Command::Parameters(_, 0) => Ok(()),
-            Command::Report(report, allocation) => self.report(tag, report, allocation),
-            Command::Read { extent, fua } => {
+            ScsiCommand::TestUnitReady | ScsiCommand::PreventRemoval(_) | ScsiCommand::Parameters(_, 0) => Ok(()),
+            ScsiCommand::Report(report, allocation) => self.report(tag, report, allocation),
+            ScsiCommand::Read { extent, fua } => {
                 let span = self.span(tag, extent)?;
                 if fua {
                     // The host must read what the medium holds (SBC-3): newer data is flushed first.
-                    self.set_stage(tag, Stage::ReadAfterFlush(span));
+                    self.set_stage(tag, TaskContinuation::ReadAfterFlush(span));
                     self.flush(now, tag);
                 } else {
                     self.read(now, tag, span);
                 }
                 Ok(())
             }
-            Command::Write { extent, fua } => {
+            ScsiCommand::Write { extent, fua } => {
                 let span = self.span(tag, extent)?;
-                self.gather(tag, span.len, Intent::Write { span, is_durable: fua });
+                self.gather(tag, span.len, GatherPurpose::Write { span, is_durable: fua });
                 Ok(())
             }
-            Command::Verify { compare: true, .. } => Err(Sense::INVALID_FIELD_IN_CDB),
-            Command::Verify { extent, compare: false } => {
+            ScsiCommand::Verify { compare: true, .. } => Err(SenseReport::INVALID_FIELD_IN_CDB),
+            ScsiCommand::Verify { extent, compare: false } => {
                 let rest = self.geometry.span(extent)?;
-                self.set_stage(tag, Stage::Verify(rest));
+                self.set_stage(tag, TaskContinuation::Verify(rest));
                 Ok(())
             }
-            Command::SynchronizeCache(extent) => {
+            ScsiCommand::SynchronizeCache(extent) => {
                 self.geometry.span(extent)?;
                 self.flush(now, tag);
                 Ok(())
             }
-            Command::Parameters(list, bytes) => {
-                self.gather(tag, bytes as u64, Intent::Apply(list));
+            ScsiCommand::Parameters(list, bytes) => {
+                self.gather(tag, bytes as u64, GatherPurpose::Apply(list));
                 Ok(())
             }
-            Command::WriteSame { extent, unmap, has_data } => {
+            ScsiCommand::WriteSame { extent, unmap, has_data } => {
                 let span = self.geometry.span(extent)?;
                 if has_data {
-                    self.gather(tag, self.geometry.sector_bytes.into(), Intent::WriteSame { span, unmap });
+                    self.gather(tag, self.geometry.sector_bytes.into(), GatherPurpose::WriteSame { span, unmap });
                 } else {
                     self.write_zeros(now, tag, span, unmap);
                 }
                 Ok(())
             }
-            Command::Power(power) => self.power(now, tag, power),
+            ScsiCommand::Power(power) => self.power(now, tag, power),
         }
     }
 
     /// The place of a command's data; from here on its data counts as held in memory.
-    fn span(&mut self, tag: u16, extent: Extent) -> Result<Span, Sense> {
+    fn span(&mut self, tag: u16, extent: LbaRange) -> Result<StoreSpan, SenseReport> {
         let span = self.geometry.span(extent)?;
         if let Some(task) = self.tasks.get_mut(&tag) {
             task.data_bytes = span.len;
@@ -247,32 +253,34 @@ impl Unit {
         Ok(span)
     }
 
-    fn report(&mut self, tag: u16, report: Report, allocation: usize) -> Result<(), Sense> {
+    fn report(&mut self, tag: u16, report: ScsiReport, allocation: usize) -> Result<(), SenseReport> {
         let mut bytes = Vec::new();
         match report {
             // Sense data was sent with the status of its command.
-            Report::Sense { descriptors } => {
-                let news = self.attention.take().unwrap_or(Sense::NONE);
+            ScsiReport::Sense { descriptors } => {
+                let news = self.attention.take().unwrap_or(SenseReport::NONE);
                 if descriptors { news.write_descriptors(&mut bytes) } else { news.write_fixed(&mut bytes) }
             }
-            Report::Inquiry => self.identity.write_standard(&mut bytes),
-            Report::VitalProductData { page } => self.identity.write_page(page, self.geometry.is_thin, &mut bytes)?,
-            Report::Modes(ask) => self.mode_state().write(ask, &mut bytes),
-            Report::Capacity10 => reports::write_capacity_10(self.geometry, &mut bytes),
-            Report::Capacity16 => reports::write_capacity_16(self.geometry, &mut bytes),
-            Report::FormatCapacities => reports::write_format_capacities(self.geometry, true, &mut bytes),
-            Report::Luns { select } => reports::write_luns(select, &mut bytes),
+            ScsiReport::Inquiry => self.identity.write_standard(&mut bytes),
+            ScsiReport::VitalProductData { page } => {
+                self.identity.write_page(page, self.geometry.is_thin, &mut bytes)?
+            }
+            ScsiReport::Modes(ask) => self.mode_state().write(ask, &mut bytes),
+            ScsiReport::Capacity10 => reports::write_capacity_10(self.geometry, &mut bytes),
+            ScsiReport::Capacity16 => reports::write_capacity_16(self.geometry, &mut bytes),
+            ScsiReport::FormatCapacities => reports::write_format_capacities(self.geometry, true, &mut bytes),
+            ScsiReport::Luns { select } => reports::write_luns(select, &mut bytes),
         }
         // A host with less space gets the front of it (SPC-4, allocation length).
         bytes.truncate(allocation);
         if !bytes.is_empty() {
-            self.set_stage(tag, Stage::Read(vec![bytes.into()]));
+            self.set_stage(tag, TaskContinuation::Read(vec![bytes.into()]));
         }
         Ok(())
     }
 
-    fn mode_state(&self) -> mode::State {
-        mode::State {
+    fn mode_state(&self) -> mode::ModePageValues {
+        mode::ModePageValues {
             write_cache: self.write_cache,
             read_only: self.geometry.is_read_only,
             sectors: self.geometry.sectors,
@@ -281,44 +289,46 @@ impl Unit {
     }
 
     /// START STOP UNIT: flushes before the medium rests (SBC-3).
-    fn power(&mut self, now: Instant, tag: u16, power: Power) -> Result<(), Sense> {
+    fn power(&mut self, now: Instant, tag: u16, power: StartStopAction) -> Result<(), SenseReport> {
         match power {
-            Power::Start => self.is_stopped = false,
-            Power::Stop => {
-                self.set_stage(tag, Stage::Stop);
+            StartStopAction::Start => self.is_stopped = false,
+            StartStopAction::Stop => {
+                self.set_stage(tag, TaskContinuation::Stop);
                 self.flush(now, tag);
             }
-            Power::Rest => self.flush(now, tag),
+            StartStopAction::Rest => self.flush(now, tag),
             // Nothing here is removable.
-            Power::Load | Power::Eject => return Err(Sense::INVALID_FIELD_IN_CDB),
+            StartStopAction::Load | StartStopAction::Eject => return Err(SenseReport::INVALID_FIELD_IN_CDB),
         }
         Ok(())
     }
 
-    fn set_stage(&mut self, tag: u16, stage: Stage) {
+    fn set_stage(&mut self, tag: u16, stage: TaskContinuation) {
         if let Some(task) = self.tasks.get_mut(&tag) {
             task.stage = stage;
         }
     }
 
-    fn note_trouble(&mut self, tag: u16, sense: Sense) {
+    fn note_trouble(&mut self, tag: u16, sense: SenseReport) {
         if let Some(task) = self.tasks.get_mut(&tag) {
             task.trouble.get_or_insert(sense);
         }
     }
 
-    fn gather(&mut self, tag: u16, bytes: u64, intent: Intent) {
-        let Ok(bytes) = u32::try_from(bytes) else { return self.note_trouble(tag, Sense::INVALID_FIELD_IN_CDB) };
+    fn gather(&mut self, tag: u16, bytes: u64, intent: GatherPurpose) {
+        let Ok(bytes) = u32::try_from(bytes) else { return self.note_trouble(tag, SenseReport::INVALID_FIELD_IN_CDB) };
         if bytes > 0 {
-            self.set_stage(tag, Stage::Gather(intent));
-            self.events.push_back(Event::Take(tag, bytes));
+            self.set_stage(tag, TaskContinuation::Gather(intent));
+            self.events.push_back(UasUnitEvent::Take(tag, bytes));
         }
     }
 
     /// The host has sent all data of the command.
     pub fn take(&mut self, now: Instant, tag: u16, data: Payload) {
         let Some(task) = self.tasks.get_mut(&tag) else { return };
-        let Stage::Gather(intent) = std::mem::replace(&mut task.stage, Stage::End) else { return };
+        let TaskContinuation::Gather(intent) = std::mem::replace(&mut task.stage, TaskContinuation::End) else {
+            return;
+        };
         if let Err(sense) = self.use_data(now, tag, intent, data) {
             self.note_trouble(tag, sense);
         }
@@ -328,44 +338,46 @@ impl Unit {
 
     /// The host sent too much; the data is not used.
     pub fn refuse(&mut self, now: Instant, tag: u16) {
-        self.set_stage(tag, Stage::End);
-        self.note_trouble(tag, Sense::INVALID_FIELD_IN_PARAMETERS);
+        self.set_stage(tag, TaskContinuation::End);
+        self.note_trouble(tag, SenseReport::INVALID_FIELD_IN_PARAMETERS);
         self.go_on(now, tag);
     }
 
-    fn use_data(&mut self, now: Instant, tag: u16, intent: Intent, data: Payload) -> Result<(), Sense> {
+    fn use_data(&mut self, now: Instant, tag: u16, intent: GatherPurpose, data: Payload) -> Result<(), SenseReport> {
         match intent {
-            Intent::Write { span, is_durable } => self.write(now, tag, span, data, is_durable),
-            Intent::Apply(List::ModeSelect { long }) => {
+            GatherPurpose::Write { span, is_durable } => self.write(now, tag, span, data, is_durable),
+            GatherPurpose::Apply(ParameterList::ModeSelect { long }) => {
                 let write_cache = self.mode_state().parse(long, &data.contiguous())?;
-                self.set_stage(tag, Stage::SetCache(write_cache));
+                self.set_stage(tag, TaskContinuation::SetCache(write_cache));
                 if !write_cache {
                     // Once the cache is off, the host would not ask to flush what it holds.
                     self.flush(now, tag);
                 }
             }
-            Intent::Apply(List::Unmap) => {
+            GatherPurpose::Apply(ParameterList::Unmap) => {
                 for span in provisioning::unmapped(self.geometry, &data.contiguous())? {
                     self.clear(now, tag, span, BlockOp::Trim);
                 }
             }
-            Intent::WriteSame { span, unmap } if data.runs().flatten().all(|byte| *byte == 0) => {
+            GatherPurpose::WriteSame { span, unmap } if data.runs().flatten().all(|byte| *byte == 0) => {
                 self.write_zeros(now, tag, span, unmap);
             }
-            Intent::WriteSame { span, .. } => self.set_stage(tag, Stage::Fill { rest: span, pattern: data.into_vec() }),
+            GatherPurpose::WriteSame { span, .. } => {
+                self.set_stage(tag, TaskContinuation::Fill { rest: span, pattern: data.into_vec() })
+            }
         }
         Ok(())
     }
 
-    fn read(&mut self, now: Instant, tag: u16, span: Span) {
+    fn read(&mut self, now: Instant, tag: u16, span: StoreSpan) {
         let pieces = self.pieces(span);
-        self.set_stage(tag, Stage::Read(pieces.clone().map(|_| Payload::Empty).collect()));
+        self.set_stage(tag, TaskContinuation::Read(pieces.clone().map(|_| Payload::Empty).collect()));
         for (piece, at) in pieces.enumerate() {
             self.ask(now, tag, piece, |id| BlockRequest::read(id, at.offset, at.len as u32));
         }
     }
 
-    fn write(&mut self, now: Instant, tag: u16, span: Span, mut data: Payload, is_durable: bool) {
+    fn write(&mut self, now: Instant, tag: u16, span: StoreSpan, mut data: Payload, is_durable: bool) {
         let is_durable = is_durable || !self.write_cache;
         for at in self.pieces(span) {
             let piece = data.split_front(at.len as usize);
@@ -373,11 +385,11 @@ impl Unit {
         }
     }
 
-    fn write_zeros(&mut self, now: Instant, tag: u16, span: Span, unmap: bool) {
+    fn write_zeros(&mut self, now: Instant, tag: u16, span: StoreSpan, unmap: bool) {
         self.clear(now, tag, span, if unmap { BlockOp::Discard } else { BlockOp::WriteZeroes });
     }
 
-    fn clear(&mut self, now: Instant, tag: u16, span: Span, op: BlockOp) {
+    fn clear(&mut self, now: Instant, tag: u16, span: StoreSpan, op: BlockOp) {
         let is_durable = !self.write_cache;
         // WRITE SAME and UNMAP are limited to less than 32 bits.
         self.ask(now, tag, 0, |id| BlockRequest {
@@ -391,11 +403,11 @@ impl Unit {
     }
 
     /// Splits a span into pieces that the device accepts.
-    fn pieces(&self, span: Span) -> impl Iterator<Item = Span> + Clone + use<> {
+    fn pieces(&self, span: StoreSpan) -> impl Iterator<Item = StoreSpan> + Clone + use<> {
         // A multiple of every sector size.
         let most = u64::from(self.device.info().request_bytes_max.max(4096) & !4095);
         let count = span.len.div_ceil(most);
-        (0..count).map(move |n| Span { offset: span.offset + n * most, len: most.min(span.len - n * most) })
+        (0..count).map(move |n| StoreSpan { offset: span.offset + n * most, len: most.min(span.len - n * most) })
     }
 
     fn ask(&mut self, now: Instant, tag: u16, piece: usize, request: impl FnOnce(BlockId) -> BlockRequest) {
@@ -403,11 +415,11 @@ impl Unit {
         let id = BlockId(self.next_part);
         self.next_part += 1;
         task.parts_left += 1;
-        self.parts.insert(id, Some(Part { tag, piece }));
+        self.parts.insert(id, Some(UasTaskPart { tag, piece }));
         self.device.submit(now, request(id).launch(), &mut self.done);
     }
 
-    /// Flushes without a command that waits for it: [`Unit::is_quiet`] tells when it is complete.
+    /// Flushes without a command that waits for it: [`UasLogicalUnit::is_quiet`] tells when it is complete.
     pub fn sync(&mut self, now: Instant) {
         let id = BlockId(self.next_part);
         self.next_part += 1;
@@ -447,7 +459,7 @@ impl Unit {
                     task.parts_left -= 1;
                     match (error, &mut task.stage) {
                         (Some(sense), _) => _ = task.trouble.get_or_insert(sense),
-                        (None, Stage::Read(pieces)) => pieces[part.piece] = answer.payload,
+                        (None, TaskContinuation::Read(pieces)) => pieces[part.piece] = answer.payload,
                         (None, _) => self.done.pool.recycle(answer.payload),
                     }
                     self.go_on(now, part.tag);
@@ -456,13 +468,13 @@ impl Unit {
         }
     }
 
-    fn sense(&self, error: StoreError, op: BlockOp, offset: u64) -> Sense {
+    fn sense(&self, error: StoreError, op: BlockOp, offset: u64) -> SenseReport {
         match op {
-            BlockOp::Read | BlockOp::Map => self.geometry.sense(error, Sense::READ_ERROR, offset),
+            BlockOp::Read | BlockOp::Map => self.geometry.sense(error, SenseReport::READ_ERROR, offset),
             // No block can be named: it may be any of those written.
-            BlockOp::Flush => sense_of(error, Sense::WRITE_ERROR),
+            BlockOp::Flush => sense_of(error, SenseReport::WRITE_ERROR),
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
-                self.geometry.sense(error, Sense::WRITE_ERROR, offset)
+                self.geometry.sense(error, SenseReport::WRITE_ERROR, offset)
             }
         }
     }
@@ -473,42 +485,42 @@ impl Unit {
         if let Some(sense) = task.trouble {
             return self.end(tag, Err(sense));
         }
-        match std::mem::replace(&mut task.stage, Stage::End) {
-            Stage::End => self.end(tag, Ok(())),
-            waits @ Stage::Gather(_) => task.stage = waits,
-            Stage::Read(pieces) => {
+        match std::mem::replace(&mut task.stage, TaskContinuation::End) {
+            TaskContinuation::End => self.end(tag, Ok(())),
+            waits @ TaskContinuation::Gather(_) => task.stage = waits,
+            TaskContinuation::Read(pieces) => {
                 let data = Payload::joined(pieces);
                 if data.is_empty() {
                     return self.end(tag, Ok(()));
                 }
-                self.events.push_back(Event::Send(tag, data));
+                self.events.push_back(UasUnitEvent::Send(tag, data));
             }
-            Stage::ReadAfterFlush(span) => {
+            TaskContinuation::ReadAfterFlush(span) => {
                 self.read(now, tag, span);
                 if span.len == 0 {
                     self.end(tag, Ok(()));
                 }
             }
-            Stage::Verify(rest) if rest.len == 0 => self.end(tag, Ok(())),
-            Stage::Verify(rest) => {
+            TaskContinuation::Verify(rest) if rest.len == 0 => self.end(tag, Ok(())),
+            TaskContinuation::Verify(rest) => {
                 let (piece, rest) = cut(rest);
-                self.set_stage(tag, Stage::Verify(rest));
+                self.set_stage(tag, TaskContinuation::Verify(rest));
                 for at in self.pieces(piece) {
                     self.ask(now, tag, 0, |id| BlockRequest::read(id, at.offset, at.len as u32));
                 }
             }
-            Stage::Fill { rest, .. } if rest.len == 0 => self.end(tag, Ok(())),
-            Stage::Fill { rest, pattern } => {
+            TaskContinuation::Fill { rest, .. } if rest.len == 0 => self.end(tag, Ok(())),
+            TaskContinuation::Fill { rest, pattern } => {
                 let (piece, rest) = cut(rest);
                 let data = pattern.repeat(piece.len as usize / pattern.len());
-                self.set_stage(tag, Stage::Fill { rest, pattern });
+                self.set_stage(tag, TaskContinuation::Fill { rest, pattern });
                 self.write(now, tag, piece, data.into(), false);
             }
-            Stage::SetCache(write_cache) => {
+            TaskContinuation::SetCache(write_cache) => {
                 self.write_cache = write_cache;
                 self.end(tag, Ok(()));
             }
-            Stage::Stop => {
+            TaskContinuation::Stop => {
                 self.is_stopped = true;
                 self.end(tag, Ok(()));
             }
@@ -520,9 +532,9 @@ impl Unit {
         self.end(tag, Ok(()));
     }
 
-    fn end(&mut self, tag: u16, result: Result<(), Sense>) {
+    fn end(&mut self, tag: u16, result: Result<(), SenseReport>) {
         if self.tasks.remove(&tag).is_some() {
-            self.events.push_back(Event::Ended(tag, result));
+            self.events.push_back(UasUnitEvent::Ended(tag, result));
         }
     }
 
@@ -534,7 +546,7 @@ impl Unit {
             self.forsaken += 1;
         }
         self.events.retain(|event| {
-            let (Event::Send(of, _) | Event::Take(of, _) | Event::Ended(of, _)) = event;
+            let (UasUnitEvent::Send(of, _) | UasUnitEvent::Take(of, _) | UasUnitEvent::Ended(of, _)) = event;
             *of != tag
         });
         true
@@ -555,7 +567,7 @@ impl Unit {
         self.is_stopped = false;
     }
 
-    pub fn readiness(&self) -> Option<&Readiness> {
+    pub fn readiness(&self) -> Option<&ReadinessSource> {
         self.device.readiness()
     }
 
@@ -571,7 +583,7 @@ impl Unit {
     pub fn with_device(
         &mut self,
         now: Instant,
-        act: impl FnOnce(&mut dyn BlockDevice, &mut Completions<BlockDone>),
+        act: impl FnOnce(&mut dyn BlockDevice, &mut CompletionQueue<BlockCompletion>),
     ) -> bool {
         act(&mut *self.device, &mut self.done);
         let is_news = !self.done.is_empty();
@@ -581,9 +593,9 @@ impl Unit {
 }
 
 /// Saving and restoring.
-impl Unit {
+impl UasLogicalUnit {
     /// Saves the unit, beginning with its device. The caller has taken all events.
-    pub fn save(&mut self, now: Instant, to: &mut Saver) -> Option<()> {
+    pub fn save(&mut self, now: Instant, to: &mut SavedStateWriter) -> Option<()> {
         debug_assert!(self.events.is_empty() && self.done.is_empty(), "what happened was told");
         if self.untold.is_some() {
             // This cannot be saved: the host is told of it here first.
@@ -605,7 +617,7 @@ impl Unit {
         for (id, part) in &self.parts {
             to.u64(id.0);
             to.flag(part.is_some());
-            if let Some(Part { tag, piece }) = part {
+            if let Some(UasTaskPart { tag, piece }) = part {
                 to.u32((*tag).into());
                 to.u32(*piece as u32);
             }
@@ -615,21 +627,24 @@ impl Unit {
 
     /// Makes this new unit continue from a saved one whose device has the requests `pending`. `None`: no unit can have
     /// been in this state.
-    pub fn load(&mut self, from: &mut Loader<'_>, pending: &Pending) -> Option<()> {
+    pub fn load(&mut self, from: &mut SavedStateReader<'_>, pending: &PendingBlockRequests) -> Option<()> {
         (self.is_stopped, self.write_cache) = (from.flag()?, from.flag()?);
         self.attention = load_sense(from)?;
         for _ in 0..from.u32()? {
             let (tag, data_bytes) = (load_tag(from)?, from.u64()?);
-            let (trouble, stage) = (load_sense(from)?, Stage::load(from, self.geometry)?);
-            let task = Task { data_bytes, parts_left: 0, trouble, stage };
+            let (trouble, stage) = (load_sense(from)?, TaskContinuation::load(from, self.geometry)?);
+            let task = UasTask { data_bytes, parts_left: 0, trouble, stage };
             let is_new = data_bytes <= self.geometry.bytes() && self.tasks.insert(tag, task).is_none();
             (is_new && self.tasks.len() <= TASKS_MAX).then_some(())?;
         }
         self.next_part = from.u64()?;
         for _ in 0..from.u32()? {
             let id = BlockId(from.u64()?);
-            let part =
-                if from.flag()? { Some(Part { tag: load_tag(from)?, piece: from.u32()? as usize }) } else { None };
+            let part = if from.flag()? {
+                Some(UasTaskPart { tag: load_tag(from)?, piece: from.u32()? as usize })
+            } else {
+                None
+            };
             let (op, _, length) = *pending.get(&id)?;
             match part {
                 None => self.forsaken += 1,
@@ -637,22 +652,24 @@ impl Unit {
             }
             (id.0 < self.next_part && self.parts.insert(id, part).is_none()).then_some(())?;
         }
-        let are_all = self.parts.len() == pending.len() && self.tasks.values().all(Task::is_sound);
+        let are_all = self.parts.len() == pending.len() && self.tasks.values().all(UasTask::is_sound);
         are_all.then_some(())
     }
 
     /// Whether this command's data waits to be sent to the host.
     pub fn is_sending(&self, tag: u16) -> bool {
-        self.tasks.get(&tag).is_some_and(|task| task.parts_left == 0 && matches!(task.stage, Stage::End))
+        self.tasks.get(&tag).is_some_and(|task| task.parts_left == 0 && matches!(task.stage, TaskContinuation::End))
     }
 
     /// Whether this command waits for this many bytes.
     pub fn is_gathering(&self, tag: u16, bytes: u64) -> bool {
         match self.tasks.get(&tag).map(|task| &task.stage) {
-            Some(Stage::Gather(Intent::Write { span, .. })) => bytes == span.len,
-            Some(Stage::Gather(Intent::WriteSame { .. })) => bytes == self.geometry.sector_bytes.into(),
+            Some(TaskContinuation::Gather(GatherPurpose::Write { span, .. })) => bytes == span.len,
+            Some(TaskContinuation::Gather(GatherPurpose::WriteSame { .. })) => {
+                bytes == self.geometry.sector_bytes.into()
+            }
             // A list may have any length that a host may send.
-            Some(Stage::Gather(Intent::Apply(_))) => bytes <= u16::MAX.into(),
+            Some(TaskContinuation::Gather(GatherPurpose::Apply(_))) => bytes <= u16::MAX.into(),
             _ => false,
         }
     }
@@ -671,13 +688,13 @@ impl Unit {
     }
 }
 
-impl Task {
+impl UasTask {
     /// Adds a pending request to its command.
     fn expect(&mut self, piece: usize, op: BlockOp, length: u32) -> Option<()> {
         self.parts_left += 1;
         match &mut self.stage {
-            Stage::Gather(_) => None,
-            Stage::Read(pieces) => {
+            TaskContinuation::Gather(_) => None,
+            TaskContinuation::Read(pieces) => {
                 let is_missing = op == BlockOp::Read && length > 0 && pieces.get(piece)?.is_empty();
                 is_missing.then_some(())
             }
@@ -688,11 +705,11 @@ impl Task {
     /// Whether a command can be in this state between two events.
     fn is_sound(&self) -> bool {
         match &self.stage {
-            Stage::Gather(_) => self.parts_left == 0 && self.trouble.is_none(),
+            TaskContinuation::Gather(_) => self.parts_left == 0 && self.trouble.is_none(),
             // It ends with its last request, unless the host still receives its data.
-            Stage::End => self.parts_left > 0 || self.trouble.is_none(),
+            TaskContinuation::End => self.parts_left > 0 || self.trouble.is_none(),
             // A failed piece is empty, and its command has an error.
-            Stage::Read(pieces) => {
+            TaskContinuation::Read(pieces) => {
                 let missing = pieces.iter().filter(|piece| piece.is_empty()).count();
                 self.parts_left > 0 && (self.parts_left == missing || self.trouble.is_some())
             }
@@ -701,106 +718,106 @@ impl Task {
     }
 }
 
-impl Stage {
-    fn save(&self, to: &mut Saver) {
+impl TaskContinuation {
+    fn save(&self, to: &mut SavedStateWriter) {
         match self {
-            Stage::End => to.u8(0),
-            Stage::Gather(Intent::Write { span, is_durable }) => {
+            TaskContinuation::End => to.u8(0),
+            TaskContinuation::Gather(GatherPurpose::Write { span, is_durable }) => {
                 to.u8(1);
                 save_span(*span, to);
                 to.flag(*is_durable);
             }
-            Stage::Gather(Intent::WriteSame { span, unmap }) => {
+            TaskContinuation::Gather(GatherPurpose::WriteSame { span, unmap }) => {
                 to.u8(2);
                 save_span(*span, to);
                 to.flag(*unmap);
             }
-            Stage::Gather(Intent::Apply(List::Unmap)) => to.u8(3),
-            Stage::Gather(Intent::Apply(List::ModeSelect { long })) => {
+            TaskContinuation::Gather(GatherPurpose::Apply(ParameterList::Unmap)) => to.u8(3),
+            TaskContinuation::Gather(GatherPurpose::Apply(ParameterList::ModeSelect { long })) => {
                 to.u8(4);
                 to.flag(*long);
             }
-            Stage::Read(pieces) => {
+            TaskContinuation::Read(pieces) => {
                 to.u8(5);
                 to.u32(pieces.len() as u32);
                 pieces.iter().for_each(|piece| to.bytes(&piece.contiguous()));
             }
-            Stage::ReadAfterFlush(span) => {
+            TaskContinuation::ReadAfterFlush(span) => {
                 to.u8(6);
                 save_span(*span, to);
             }
-            Stage::Verify(rest) => {
+            TaskContinuation::Verify(rest) => {
                 to.u8(7);
                 save_span(*rest, to);
             }
-            Stage::Fill { rest, pattern } => {
+            TaskContinuation::Fill { rest, pattern } => {
                 to.u8(8);
                 save_span(*rest, to);
                 to.bytes(pattern);
             }
-            Stage::SetCache(write_cache) => {
+            TaskContinuation::SetCache(write_cache) => {
                 to.u8(9);
                 to.flag(*write_cache);
             }
-            Stage::Stop => to.u8(10),
+            TaskContinuation::Stop => to.u8(10),
         }
     }
 
-    fn load(from: &mut Loader<'_>, geometry: Geometry) -> Option<Self> {
-        let span = |from: &mut Loader<'_>| {
-            let span = Span { offset: from.u64()?, len: from.u64()? };
+    fn load(from: &mut SavedStateReader<'_>, geometry: SectorGeometry) -> Option<Self> {
+        let span = |from: &mut SavedStateReader<'_>| {
+            let span = StoreSpan { offset: from.u64()?, len: from.u64()? };
             let sector = u64::from(geometry.sector_bytes);
             let is_whole = span.offset.is_multiple_of(sector) && span.len.is_multiple_of(sector);
             let is_inside = span.offset.checked_add(span.len).is_some_and(|end| end <= geometry.bytes());
             (is_whole && is_inside).then_some(span)
         };
         Some(match from.u8()? {
-            0 => Stage::End,
-            1 => Stage::Gather(Intent::Write { span: span(from)?, is_durable: from.flag()? }),
-            2 => Stage::Gather(Intent::WriteSame { span: span(from)?, unmap: from.flag()? }),
-            3 => Stage::Gather(Intent::Apply(List::Unmap)),
-            4 => Stage::Gather(Intent::Apply(List::ModeSelect { long: from.flag()? })),
+            0 => TaskContinuation::End,
+            1 => TaskContinuation::Gather(GatherPurpose::Write { span: span(from)?, is_durable: from.flag()? }),
+            2 => TaskContinuation::Gather(GatherPurpose::WriteSame { span: span(from)?, unmap: from.flag()? }),
+            3 => TaskContinuation::Gather(GatherPurpose::Apply(ParameterList::Unmap)),
+            4 => TaskContinuation::Gather(GatherPurpose::Apply(ParameterList::ModeSelect { long: from.flag()? })),
             5 => {
                 let mut pieces = Vec::new();
                 for _ in 0..from.u32()? {
                     pieces.push(from.bytes()?.to_vec().into());
                 }
-                Stage::Read(pieces)
+                TaskContinuation::Read(pieces)
             }
-            6 => Stage::ReadAfterFlush(span(from)?),
-            7 => Stage::Verify(span(from)?),
+            6 => TaskContinuation::ReadAfterFlush(span(from)?),
+            7 => TaskContinuation::Verify(span(from)?),
             8 => {
                 let (rest, pattern) = (span(from)?, from.bytes()?.to_vec());
-                (pattern.len() == geometry.sector_bytes as usize).then_some(Stage::Fill { rest, pattern })?
+                (pattern.len() == geometry.sector_bytes as usize).then_some(TaskContinuation::Fill { rest, pattern })?
             }
-            9 => Stage::SetCache(from.flag()?),
-            10 => Stage::Stop,
+            9 => TaskContinuation::SetCache(from.flag()?),
+            10 => TaskContinuation::Stop,
             _ => return None,
         })
     }
 }
 
-fn save_span(span: Span, to: &mut Saver) {
+fn save_span(span: StoreSpan, to: &mut SavedStateWriter) {
     to.u64(span.offset);
     to.u64(span.len);
 }
 
-fn save_sense(sense: Option<Sense>, to: &mut Saver) {
+fn save_sense(sense: Option<SenseReport>, to: &mut SavedStateWriter) {
     to.flag(sense.is_some());
-    sense.unwrap_or(Sense::NONE).save(to);
+    sense.unwrap_or(SenseReport::NONE).save(to);
 }
 
-fn load_sense(from: &mut Loader<'_>) -> Option<Option<Sense>> {
-    let (is_some, sense) = (from.flag()?, Sense::restore(from)?);
+fn load_sense(from: &mut SavedStateReader<'_>) -> Option<Option<SenseReport>> {
+    let (is_some, sense) = (from.flag()?, SenseReport::restore(from)?);
     Some(is_some.then_some(sense))
 }
 
-fn load_tag(from: &mut Loader<'_>) -> Option<u16> {
+fn load_tag(from: &mut SavedStateReader<'_>) -> Option<u16> {
     u16::try_from(from.u32()?).ok()
 }
 
 /// The first piece, and the rest.
-fn cut(span: Span) -> (Span, Span) {
+fn cut(span: StoreSpan) -> (StoreSpan, StoreSpan) {
     let len = span.len.min(PIECE_BYTES);
-    (Span { offset: span.offset, len }, Span { offset: span.offset + len, len: span.len - len })
+    (StoreSpan { offset: span.offset, len }, StoreSpan { offset: span.offset + len, len: span.len - len })
 }

@@ -7,45 +7,45 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farbus_io_net::link::Wake;
-use farbus_io_net::saving::{SaveRequester, Saved};
+use farbus_io_net::link::ThreadWaker;
+use farbus_io_net::saving::{SaveRequester, SavedAttachment};
 use farbus_model::StoreError;
 use rustix::event::EventfdFlags;
 
-use super::health::Health;
+use super::health::MountHealth;
 
 /// The result of a flush: whether written data is durable.
-pub(super) type Flushed = Result<(), StoreError>;
+pub(super) type FlushResult = Result<(), StoreError>;
 
 /// One disk, as its owner sees it: its health, and orders to flush or to end. The serving thread alone has the device.
-pub(super) struct Disk {
+pub(super) struct FuseDiskState {
     /// Set as soon as the device is known to be gone; requests are then refused without asking it.
     lost: AtomicBool,
     /// How many programs have the file open.
     open: AtomicUsize,
-    orders: Mutex<Orders>,
+    orders: Mutex<FlushQueue>,
     /// Wakes the thread: there is an order, the disk is lost, or a replacement process asks for a snapshot.
-    wake: Arc<Wake>,
-    save_requester: SaveRequester<Saved>,
+    wake: Arc<ThreadWaker>,
+    save_requester: SaveRequester<SavedAttachment>,
     /// Whether a replacement process serves it now.
     is_handed_over: AtomicBool,
-    health: Mutex<Health>,
+    health: Mutex<MountHealth>,
     changed: Condvar,
     /// Becomes readable when the health first changes.
     event: OwnedFd,
 }
 
 #[derive(Default)]
-struct Orders {
+struct FlushQueue {
     /// Threads that wait for a flush.
-    flushes: Vec<SyncSender<Flushed>>,
+    flushes: Vec<SyncSender<FlushResult>>,
     /// The result of the last flush, once the serving thread has ended.
-    ended: Option<Flushed>,
+    ended: Option<FlushResult>,
 }
 
-impl Disk {
+impl FuseDiskState {
     pub(super) fn new() -> io::Result<Arc<Self>> {
-        let wake = Arc::new(Wake::new()?);
+        let wake = Arc::new(ThreadWaker::new()?);
         Ok(Arc::new(Self {
             lost: AtomicBool::new(false),
             open: AtomicUsize::new(0),
@@ -53,7 +53,7 @@ impl Disk {
             save_requester: SaveRequester::new(Arc::clone(&wake)),
             is_handed_over: AtomicBool::new(false),
             wake,
-            health: Mutex::new(Health::Serving),
+            health: Mutex::new(MountHealth::Serving),
             changed: Condvar::new(),
             event: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         }))
@@ -63,12 +63,12 @@ impl Disk {
         self.event.as_fd()
     }
 
-    pub(super) fn health(&self) -> Health {
+    pub(super) fn health(&self) -> MountHealth {
         *self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the disk's health is `least` or worse, or `patience` has passed; returns its health.
-    pub(super) fn wait_for(&self, least: Health, patience: Option<Duration>) -> Health {
+    pub(super) fn wait_for(&self, least: MountHealth, patience: Option<Duration>) -> MountHealth {
         let deadline = patience.map(|p| Instant::now() + p);
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         while *health < least {
@@ -82,7 +82,7 @@ impl Disk {
     }
 
     /// Makes written data durable. Waits for the device, for `time_max` at most: `None` if it has not answered by then.
-    pub(super) fn flush_within(&self, time_max: Option<Duration>) -> Option<Flushed> {
+    pub(super) fn flush_within(&self, time_max: Option<Duration>) -> Option<FlushResult> {
         let (answer, answered) = sync_channel(1);
         {
             let mut orders = self.orders();
@@ -104,13 +104,13 @@ impl Disk {
     /// The device is gone, or is to be treated as gone: requests are refused from now on.
     pub(super) fn lose(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
-            self.worsen(Health::Lost);
+            self.worsen(MountHealth::Lost);
         }
         self.wake.wake();
     }
 
     /// Asks the serving thread for a snapshot.
-    pub(super) fn save_requester(&self) -> &SaveRequester<Saved> {
+    pub(super) fn save_requester(&self) -> &SaveRequester<SavedAttachment> {
         &self.save_requester
     }
 
@@ -135,7 +135,7 @@ impl Disk {
         self.end(Ok(()));
     }
 
-    pub(super) fn wake(&self) -> &Wake {
+    pub(super) fn wake(&self) -> &ThreadWaker {
         &self.wake
     }
 
@@ -143,12 +143,12 @@ impl Disk {
         self.lost.load(Ordering::Acquire)
     }
 
-    pub(super) fn take_flushes(&self) -> Vec<SyncSender<Flushed>> {
+    pub(super) fn take_flushes(&self) -> Vec<SyncSender<FlushResult>> {
         std::mem::take(&mut self.orders().flushes)
     }
 
     /// Records that the serving thread ends.
-    pub(super) fn end(&self, flushed: Flushed) {
+    pub(super) fn end(&self, flushed: FlushResult) {
         let waiting = {
             let mut orders = self.orders();
             orders.ended = Some(flushed);
@@ -158,14 +158,14 @@ impl Disk {
             // The channel has room for its only answer.
             let _ = asker.try_send(flushed);
         }
-        self.worsen(Health::Ended);
+        self.worsen(MountHealth::Ended);
     }
 
-    fn orders(&self) -> MutexGuard<'_, Orders> {
+    fn orders(&self) -> MutexGuard<'_, FlushQueue> {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn worsen(&self, health: Health) {
+    fn worsen(&self, health: MountHealth) {
         let mut now = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         if *now < health {
             *now = health;

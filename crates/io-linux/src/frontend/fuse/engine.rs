@@ -9,19 +9,23 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farbus_io_net::link::{Clock, Interest, Watched, wait};
-use farbus_io_net::saving::{self, Saved, Verdict};
+use farbus_io_net::link::{BoottimeClock, DeviceWaitSource, PollInterest, wait};
+use farbus_io_net::saving::{self, SaveDecision, SavedAttachment};
 use farbus_model::limits::{FUSE_REQUEST_BYTES_MAX, FUSE_REQUESTS_MAX};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Payload, Pending, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockOp, BlockRequest, BufferPool, CompletionQueue, Payload,
+    PendingBlockRequests, StoreError,
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
-use super::disk::{Disk, Flushed};
-use super::handles::{Ask, Handles};
-use super::protocol::{Attributes, Body, FILE, FOLDER, HEAD_BYTES, Kernel, Nonsense, Op, Request, Terms};
-use super::state::{STATE_VERSION, SavedAsked, State};
+use super::disk::{FlushResult, FuseDiskState};
+use super::handles::{FlushCause, FuseHandles};
+use super::protocol::{
+    FILE, FOLDER, FuseAttr, FuseFieldError, FuseInitLimits, FuseOperation, FuseReplyBody, FuseReplySender, FuseRequest,
+    HEAD_BYTES,
+};
+use super::state::{FuseDiskSnapshot, STATE_VERSION, SavedFuseRequest};
 use crate::sys::errno::of_store;
 
 /// How far the kernel reads ahead of a program that reads in order: several requests, to hide the link's delay.
@@ -39,19 +43,19 @@ const COPIED_BYTES_MAX: usize = 64 << 10;
 const PIECE_BYTES: u64 = 1 << 30;
 
 /// Serves a disk as one file in one folder.
-pub(super) struct Engine {
+pub(super) struct FuseEngine {
     kernel: OwnedFd,
-    disk: Arc<Disk>,
+    disk: Arc<FuseDiskState>,
     at: PathBuf,
     name: String,
-    folder: Attributes,
-    file: Attributes,
+    folder: FuseAttr,
+    file: FuseAttr,
     /// Dropped as soon as it is lost and has no request open, or is no longer needed.
     device: Option<Box<dyn BlockDevice>>,
-    done: Completions<BlockDone>,
-    asked: HashMap<u64, Asked>,
+    done: CompletionQueue<BlockCompletion>,
+    asked: HashMap<u64, OpenFuseRequest>,
     next_id: u64,
-    clock: Clock,
+    clock: BoottimeClock,
     head: [u8; HEAD_BYTES],
     /// The buffer for the next write's data; `chunks` are those that the device still reads, and idle ones.
     chunk: Arc<[u8]>,
@@ -64,7 +68,7 @@ pub(super) struct Engine {
     /// The error of the last flush, if it failed.
     undurable: Option<StoreError>,
     /// The open handles of the file, and which losses each was told of.
-    handles: Handles,
+    handles: FuseHandles,
     /// Whether an error was logged; only the first is.
     complained: bool,
     /// Whether the kernel may have sent a request.
@@ -76,44 +80,44 @@ pub(super) struct Engine {
 }
 
 /// A request that the device is carrying out.
-struct Asked {
-    by: Origin,
+struct OpenFuseRequest {
+    by: FuseRequestOrigin,
     /// For a change: its position among all changes.
     change: Option<u64>,
     /// For a flush: changes before this one are durable when it succeeds.
     covers: Option<u64>,
     /// For a flush of a program that has the file open.
-    ask: Option<Ask>,
+    ask: Option<FlushCause>,
     /// What remains to be discarded or zeroed after this piece.
     rest: Range<u64>,
 }
 
-enum Origin {
+enum FuseRequestOrigin {
     /// A program, through the kernel, by the number of its request.
     Program(u64),
-    Owner(SyncSender<Flushed>),
+    Owner(SyncSender<FlushResult>),
     /// No program or thread waits for it any more.
     Nobody,
 }
 
 /// What a look for requests of the kernel found.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Received {
+enum FuseReceiveOutcome {
     Something,
     Nothing,
     End,
 }
 
-impl Engine {
+impl FuseEngine {
     /// Completes the handshake with the kernel on `kernel`, the descriptor of a new mount at `at` that belongs to
     /// `owner`.
     pub fn new(
         kernel: OwnedFd,
-        disk: Arc<Disk>,
+        disk: Arc<FuseDiskState>,
         (at, name): (&Path, &str),
         owner: (u32, u32),
         device: Box<dyn BlockDevice>,
-        clock: Clock,
+        clock: BoottimeClock,
     ) -> io::Result<Self> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = (now.as_secs(), now.subsec_nanos());
@@ -127,11 +131,11 @@ impl Engine {
 
     fn over(
         kernel: OwnedFd,
-        disk: Arc<Disk>,
+        disk: Arc<FuseDiskState>,
         (at, name): (&Path, &str),
         (owner, time): ((u32, u32), (u64, u32)),
         device: Box<dyn BlockDevice>,
-        clock: Clock,
+        clock: BoottimeClock,
     ) -> Self {
         let info = *device.info();
         let perm = if info.is_read_only { 0o400 } else { 0o600 };
@@ -140,10 +144,10 @@ impl Engine {
             disk,
             at: at.to_owned(),
             name: name.to_owned(),
-            folder: Attributes { node: FOLDER, size: 0, perm: 0o500, owner, time },
-            file: Attributes { node: FILE, size: info.size_bytes, perm, owner, time },
+            folder: FuseAttr { node: FOLDER, size: 0, perm: 0o500, owner, time },
+            file: FuseAttr { node: FILE, size: info.size_bytes, perm, owner, time },
             device: Some(device),
-            done: Completions::new(BufferPool::new(POOL_BYTES)),
+            done: CompletionQueue::new(BufferPool::new(POOL_BYTES)),
             asked: HashMap::new(),
             next_id: 0,
             clock,
@@ -154,7 +158,7 @@ impl Engine {
             begun: 0,
             durable: 0,
             undurable: None,
-            handles: Handles::default(),
+            handles: FuseHandles::default(),
             complained: false,
             is_asked: false,
             is_called: false,
@@ -165,16 +169,16 @@ impl Engine {
     /// Restores an engine that another process saved; `pending` are the requests that the device has open.
     pub fn restore(
         kernel: OwnedFd,
-        disk: Arc<Disk>,
-        state: &State,
-        (device, pending): (Box<dyn BlockDevice>, &Pending),
-        clock: Clock,
+        disk: Arc<FuseDiskState>,
+        state: &FuseDiskSnapshot,
+        (device, pending): (Box<dyn BlockDevice>, &PendingBlockRequests),
+        clock: BoottimeClock,
     ) -> io::Result<Self> {
         let (place, whose) = ((&*state.at, &*state.name), (state.owner, state.time));
         let mut engine = Self::over(kernel, disk, place, whose, device, clock);
         (engine.next_id, engine.begun, engine.durable) = (state.next_id, state.begun, state.durable);
         (engine.keeps, engine.is_asked) = (true, true);
-        engine.handles = Handles::restore(&state.handles);
+        engine.handles = FuseHandles::restore(&state.handles);
         engine.disk.show_open(engine.handles.open());
         for asked in &state.asked {
             let what = pending.get(&BlockId(asked.id));
@@ -182,9 +186,9 @@ impl Engine {
             let is_right = what.is_some()
                 && asked.id <= state.next_id
                 && (asked.rest.is_empty() || zeroes && asked.rest.end <= engine.file.size);
-            let by = asked.unique.map_or(Origin::Nobody, Origin::Program);
+            let by = asked.unique.map_or(FuseRequestOrigin::Nobody, FuseRequestOrigin::Program);
             let (change, covers, ask, rest) = (asked.change, asked.covers, asked.ask, asked.rest.clone());
-            if !is_right || engine.asked.insert(asked.id, Asked { by, change, covers, ask, rest }).is_some() {
+            if !is_right || engine.asked.insert(asked.id, OpenFuseRequest { by, change, covers, ask, rest }).is_some() {
                 engine.leave();
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request was not asked so"));
             }
@@ -197,36 +201,36 @@ impl Engine {
     }
 
     /// Answers a request for a snapshot. Receives nothing until the replacement has decided whether it continues.
-    fn part(&mut self, asker: saving::SaveRequest<Saved>) -> Verdict {
+    fn part(&mut self, asker: saving::SaveRequest<SavedAttachment>) -> SaveDecision {
         match self.save() {
             Ok(Some(saved)) => asker.part(saved),
             // No answer tells the asking thread that it cannot be saved.
-            Ok(None) => Verdict::Stay,
+            Ok(None) => SaveDecision::Stay,
             Err(error) => {
                 tracing::warn!(file = ?self.name, %error, "the disk cannot be passed on");
-                Verdict::Stay
+                SaveDecision::Stay
             }
         }
     }
 
     /// Writes a snapshot that includes the kernel's open requests; `None` if it is ending, or its owner waits for a
     /// flush.
-    fn save(&mut self) -> io::Result<Option<Saved>> {
+    fn save(&mut self) -> io::Result<Option<SavedAttachment>> {
         self.collect();
         let is_ending = self.is_over || self.disk.is_lost();
-        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, Origin::Owner(_)));
+        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, FuseRequestOrigin::Owner(_)));
         let now = self.clock.now();
         let Some(device) = self.device.as_mut().filter(|_| !is_ending && !is_waited_for) else { return Ok(None) };
         let Some(device) = device.save(now) else { return Ok(None) };
-        let asked = self.asked.iter().map(|(&id, asked)| SavedAsked {
+        let asked = self.asked.iter().map(|(&id, asked)| SavedFuseRequest {
             id,
-            unique: if let Origin::Program(unique) = asked.by { Some(unique) } else { None },
+            unique: if let FuseRequestOrigin::Program(unique) = asked.by { Some(unique) } else { None },
             change: asked.change,
             covers: asked.covers,
             ask: asked.ask,
             rest: asked.rest.clone(),
         });
-        let state = State {
+        let state = FuseDiskSnapshot {
             version: STATE_VERSION,
             at: self.at.clone(),
             name: self.name.clone(),
@@ -239,7 +243,7 @@ impl Engine {
             handles: self.handles.save(),
         };
         let descriptors = vec![self.kernel.try_clone()?];
-        Ok(Some(Saved { snapshot: state.to_bytes(&device)?, descriptors, medium: None }))
+        Ok(Some(SavedAttachment { snapshot: state.to_bytes(&device)?, descriptors, medium: None }))
     }
 
     /// Drops the engine without ending anything: a replacement process continues it.
@@ -250,23 +254,23 @@ impl Engine {
         self.device = None;
         self.durable = self.begun;
         // The replacement tells the programs that have the file open of losses.
-        self.handles = Handles::default();
+        self.handles = FuseHandles::default();
         self.disk.hand_over();
     }
 
     fn say_hello(&mut self, request_bytes_max: u32) -> io::Result<()> {
-        wait(&mut [Interest::new(self.kernel.as_fd(), false)], Some(HELLO_TIME_MAX))?;
-        let strange = |Nonsense(field, value)| {
+        wait(&mut [PollInterest::new(self.kernel.as_fd(), false)], Some(HELLO_TIME_MAX))?;
+        let strange = |FuseFieldError(field, value)| {
             io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's {field} is {value}"))
         };
         let Some(count) = self.read()? else { return Err(io::ErrorKind::TimedOut.into()) };
-        let hello = Request::parse(&self.head, &self.chunk, count).map_err(strange)?;
-        let Op::Init { major, minor, max_readahead, flags } = hello.op else {
+        let hello = FuseRequest::parse(&self.head, &self.chunk, count).map_err(strange)?;
+        let FuseOperation::Init { major, minor, max_readahead, flags } = hello.op else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel does not begin with a greeting"));
         };
         let background_max = u16::try_from(FUSE_REQUESTS_MAX).expect("it is a small number");
-        let terms = Terms { request_bytes_max, background_max, read_ahead_bytes: READ_AHEAD_BYTES };
-        match Body::init(major, minor, max_readahead, flags, &terms) {
+        let terms = FuseInitLimits { request_bytes_max, background_max, read_ahead_bytes: READ_AHEAD_BYTES };
+        match FuseReplyBody::init(major, minor, max_readahead, flags, &terms) {
             Some(body) => {
                 self.kernel().body(hello.unique, &body);
                 Ok(())
@@ -285,7 +289,7 @@ impl Engine {
         loop {
             self.look_after_owner();
             if let Some(asker) = self.disk.save_requester().asked()
-                && self.part(asker) == Verdict::Go
+                && self.part(asker) == SaveDecision::Go
             {
                 return self.leave();
             }
@@ -294,7 +298,7 @@ impl Engine {
                     break;
                 }
                 is_flushing = true;
-                self.flush(Origin::Nobody, None);
+                self.flush(FuseRequestOrigin::Nobody, None);
             }
             self.receive_all();
             self.end_turn();
@@ -307,8 +311,8 @@ impl Engine {
         }
     }
 
-    fn kernel(&self) -> Kernel<'_> {
-        Kernel(self.kernel.as_fd())
+    fn kernel(&self) -> FuseReplySender<'_> {
+        FuseReplySender(self.kernel.as_fd())
     }
 
     fn is_dirty(&self) -> bool {
@@ -328,15 +332,15 @@ impl Engine {
             if !self.is_dirty() {
                 let _ = asker.try_send(self.handles.told_to_nobody());
             } else {
-                self.flush(Origin::Owner(asker), None);
+                self.flush(FuseRequestOrigin::Owner(asker), None);
             }
         }
     }
 
     /// Refuses all open requests after the device was lost, and drops it once it has no request open.
     fn let_go(&mut self) {
-        let waiting: Vec<Origin> =
-            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, Origin::Nobody)).collect();
+        let waiting: Vec<FuseRequestOrigin> =
+            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, FuseRequestOrigin::Nobody)).collect();
         waiting.into_iter().for_each(|asker| self.refuse(asker));
         if self.asked.is_empty() {
             self.device = None;
@@ -353,36 +357,36 @@ impl Engine {
                 return;
             }
             match self.receive() {
-                Received::Something => {}
-                Received::Nothing => return,
-                Received::End => self.is_over = true,
+                FuseReceiveOutcome::Something => {}
+                FuseReceiveOutcome::Nothing => return,
+                FuseReceiveOutcome::End => self.is_over = true,
             }
         }
     }
 
-    fn receive(&mut self) -> Received {
+    fn receive(&mut self) -> FuseReceiveOutcome {
         let count = match self.read() {
             Ok(Some(count)) => count,
-            Ok(None) => return Received::Nothing,
+            Ok(None) => return FuseReceiveOutcome::Nothing,
             Err(error) => {
                 if !matches!(Errno::from_io_error(&error), Some(Errno::NODEV | Errno::CONNABORTED)) {
                     tracing::error!(file = ?self.name, %error, "the FUSE session failed");
                 }
-                return Received::End;
+                return FuseReceiveOutcome::End;
             }
         };
-        match Request::parse(&self.head, &self.chunk, count) {
-            Ok(Request { unique, op: Op::Destroy, .. }) => {
+        match FuseRequest::parse(&self.head, &self.chunk, count) {
+            Ok(FuseRequest { unique, op: FuseOperation::Destroy, .. }) => {
                 self.kernel().ok(unique);
-                Received::End
+                FuseReceiveOutcome::End
             }
             Ok(request) => {
                 self.carry_out(request);
-                Received::Something
+                FuseReceiveOutcome::Something
             }
-            Err(Nonsense(field, value)) => {
+            Err(FuseFieldError(field, value)) => {
                 tracing::error!(file = ?self.name, field, value, "the kernel says what no kernel says");
-                Received::End
+                FuseReceiveOutcome::End
             }
         }
     }
@@ -410,7 +414,7 @@ impl Engine {
         }
     }
 
-    fn carry_out(&mut self, Request { unique, node, op }: Request) {
+    fn carry_out(&mut self, FuseRequest { unique, node, op }: FuseRequest) {
         let attributes = match node {
             FOLDER => Some(self.folder),
             FILE => Some(self.file),
@@ -418,50 +422,58 @@ impl Engine {
         };
         let kernel = self.kernel();
         match op {
-            Op::Read { offset, size } => self.read_at(unique, offset, size),
-            Op::Write { offset, size } => self.write_at(unique, offset, size),
-            Op::Fsync { handle } => self.flush(Origin::Program(unique), Some(Ask::Sync(handle))),
-            Op::Flush { handle } => self.close(unique, Ask::Close(handle)),
-            Op::Release { handle } if node == FILE => self.close(unique, Ask::Release(handle)),
-            Op::Release { .. } | Op::FolderDone => kernel.ok(unique),
-            Op::Fallocate { offset, length, mode } => self.allocate(unique, offset, length, mode),
-            Op::Lookup { name } if node == FOLDER && name == self.name.as_bytes() => {
-                kernel.body(unique, &Body::entry(&self.file));
+            FuseOperation::Read { offset, size } => self.read_at(unique, offset, size),
+            FuseOperation::Write { offset, size } => self.write_at(unique, offset, size),
+            FuseOperation::Fsync { handle } => {
+                self.flush(FuseRequestOrigin::Program(unique), Some(FlushCause::Sync(handle)))
             }
-            Op::Lookup { .. } => kernel.error(unique, Errno::NOENT),
-            Op::Getattr => match attributes {
-                Some(attributes) => kernel.body(unique, &Body::attr(&attributes)),
+            FuseOperation::Flush { handle } => self.close(unique, FlushCause::Close(handle)),
+            FuseOperation::Release { handle } if node == FILE => self.close(unique, FlushCause::Release(handle)),
+            FuseOperation::Release { .. } | FuseOperation::FolderDone => kernel.ok(unique),
+            FuseOperation::Fallocate { offset, length, mode } => self.allocate(unique, offset, length, mode),
+            FuseOperation::Lookup { name } if node == FOLDER && name == self.name.as_bytes() => {
+                kernel.body(unique, &FuseReplyBody::entry(&self.file));
+            }
+            FuseOperation::Lookup { .. } => kernel.error(unique, Errno::NOENT),
+            FuseOperation::Getattr => match attributes {
+                Some(attributes) => kernel.body(unique, &FuseReplyBody::attr(&attributes)),
                 None => kernel.error(unique, Errno::NOENT),
             },
             // The size is the disk's and the owner is the user who attached it: a request that changes neither
             // succeeds.
-            Op::Setattr { mode, uid, gid, size } => match attributes {
+            FuseOperation::Setattr { mode, uid, gid, size } => match attributes {
                 None => kernel.error(unique, Errno::NOENT),
                 Some(now) => {
                     let same = size.is_none_or(|size| size == now.size)
                         && mode.is_none_or(|mode| mode & 0o7777 == now.perm)
                         && uid.is_none_or(|uid| uid == now.owner.0)
                         && gid.is_none_or(|gid| gid == now.owner.1);
-                    if same { kernel.body(unique, &Body::attr(&now)) } else { kernel.error(unique, Errno::PERM) }
+                    if same {
+                        kernel.body(unique, &FuseReplyBody::attr(&now))
+                    } else {
+                        kernel.error(unique, Errno::PERM)
+                    }
                 }
             },
-            Op::Open => match node {
+            FuseOperation::Open => match node {
                 FILE if self.disk.is_lost() => kernel.error(unique, Errno::NODEV),
                 FILE => self.open(unique),
                 FOLDER => kernel.error(unique, Errno::ISDIR),
                 _ => kernel.error(unique, Errno::NOENT),
             },
-            Op::Opendir => kernel.body(unique, &Body::opened(FOLDER, 0)),
-            Op::Readdir { offset, size } if node == FOLDER => {
-                kernel.body(unique, &Body::folder(self.name.as_bytes(), offset, size));
+            FuseOperation::Opendir => kernel.body(unique, &FuseReplyBody::opened(FOLDER, 0)),
+            FuseOperation::Readdir { offset, size } if node == FOLDER => {
+                kernel.body(unique, &FuseReplyBody::folder(self.name.as_bytes(), offset, size));
             }
-            Op::Readdir { .. } => kernel.error(unique, Errno::NOTDIR),
-            Op::Statfs => kernel.body(unique, &Body::statfs(self.file.size)),
-            Op::Change => kernel.error(unique, Errno::PERM),
-            Op::Forget => {}
+            FuseOperation::Readdir { .. } => kernel.error(unique, Errno::NOTDIR),
+            FuseOperation::Statfs => kernel.body(unique, &FuseReplyBody::statfs(self.file.size)),
+            FuseOperation::Change => kernel.error(unique, Errno::PERM),
+            FuseOperation::Forget => {}
             // After one ENOSYS the kernel does it by itself or asks no more. Otherwise every write would be preceded by
             // a request for the file's capabilities.
-            Op::Init { .. } | Op::Destroy | Op::Other => kernel.error(unique, Errno::NOSYS),
+            FuseOperation::Init { .. } | FuseOperation::Destroy | FuseOperation::Other => {
+                kernel.error(unique, Errno::NOSYS)
+            }
         }
     }
 
@@ -475,7 +487,7 @@ impl Engine {
             0 => self.kernel().data(unique, &Payload::Empty),
             len => {
                 let id = self.new_id();
-                self.ask(BlockRequest::read(id, offset, len), Asked::by(Origin::Program(unique)));
+                self.ask(BlockRequest::read(id, offset, len), OpenFuseRequest::by(FuseRequestOrigin::Program(unique)));
             }
         }
     }
@@ -490,7 +502,10 @@ impl Engine {
         let payload = if is_copied { Payload::from(&self.chunk[..len]) } else { Payload::shared(&self.chunk, 0..len) };
         let id = self.new_id();
         let change = Some(self.new_change());
-        self.ask(BlockRequest::write(id, offset, payload), Asked { change, ..Asked::by(Origin::Program(unique)) });
+        self.ask(
+            BlockRequest::write(id, offset, payload),
+            OpenFuseRequest { change, ..OpenFuseRequest::by(FuseRequestOrigin::Program(unique)) },
+        );
         self.keeps |= self.asked.contains_key(&id.0);
     }
 
@@ -514,11 +529,18 @@ impl Engine {
             return self.kernel().ok(unique);
         }
         let change = Some(self.new_change());
-        self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(Origin::Program(unique)) });
+        self.zero(
+            op,
+            OpenFuseRequest {
+                change,
+                rest: offset..offset + len,
+                ..OpenFuseRequest::by(FuseRequestOrigin::Program(unique))
+            },
+        );
     }
 
     /// Requests the first piece of a range to be zeroed.
-    fn zero(&mut self, op: BlockOp, mut asked: Asked) {
+    fn zero(&mut self, op: BlockOp, mut asked: OpenFuseRequest) {
         let Range { start, end } = asked.rest;
         let until = end.min((start / PIECE_BYTES + 1) * PIECE_BYTES);
         asked.rest = until..end;
@@ -532,14 +554,14 @@ impl Engine {
         let handle = self.handles.open_next();
         self.disk.show_open(self.handles.open());
         if !self.kernel().opened(unique, FILE, handle) {
-            let _nobody_has_it = self.hear(Ask::Release(handle), Ok(()));
+            let _nobody_has_it = self.hear(FlushCause::Release(handle), Ok(()));
         }
     }
 
     /// Handles the closing of a descriptor, or of the last one of a handle.
-    fn close(&mut self, unique: u64, ask: Ask) {
+    fn close(&mut self, unique: u64, ask: FlushCause) {
         if self.is_dirty() {
-            return self.flush(Origin::Program(unique), Some(ask));
+            return self.flush(FuseRequestOrigin::Program(unique), Some(ask));
         }
         let told = self.hear(ask, Ok(()));
         match told {
@@ -550,17 +572,17 @@ impl Engine {
     }
 
     /// The result of a flush as the program that asked is told: earlier losses that it does not know of included.
-    fn hear(&mut self, ask: Ask, flushed: Flushed) -> Flushed {
+    fn hear(&mut self, ask: FlushCause, flushed: FlushResult) -> FlushResult {
         let told = self.handles.hear(ask, flushed);
         self.disk.show_open(self.handles.open());
         told
     }
 
     /// Flushes everything that has been answered.
-    fn flush(&mut self, by: Origin, ask: Option<Ask>) {
+    fn flush(&mut self, by: FuseRequestOrigin, ask: Option<FlushCause>) {
         let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
         let id = self.new_id();
-        self.ask(BlockRequest::flush(id), Asked { covers: Some(covers), ask, ..Asked::by(by) });
+        self.ask(BlockRequest::flush(id), OpenFuseRequest { covers: Some(covers), ask, ..OpenFuseRequest::by(by) });
     }
 
     fn new_id(&mut self) -> BlockId {
@@ -575,7 +597,7 @@ impl Engine {
 
     /// Passes a request to the device, unless the disk is lost, and sends answers that are there at once while they are
     /// still in the cache.
-    fn ask(&mut self, request: BlockRequest, asked: Asked) {
+    fn ask(&mut self, request: BlockRequest, asked: OpenFuseRequest) {
         let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
             self.let_go();
             if let Some(ask) = asked.ask {
@@ -627,33 +649,33 @@ impl Engine {
         }
     }
 
-    fn tell(&self, origin: Origin, result: Flushed, op: BlockOp, length: u32, payload: &Payload) {
+    fn tell(&self, origin: FuseRequestOrigin, result: FlushResult, op: BlockOp, length: u32, payload: &Payload) {
         let kernel = self.kernel();
         match (origin, result) {
-            (Origin::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
-            (Origin::Program(unique), Ok(())) => match op {
+            (FuseRequestOrigin::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
+            (FuseRequestOrigin::Program(unique), Ok(())) => match op {
                 BlockOp::Read => kernel.data(unique, payload),
                 BlockOp::Write => kernel.written(unique, length),
                 BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => {
                     kernel.ok(unique);
                 }
             },
-            (Origin::Owner(asker), result) => {
+            (FuseRequestOrigin::Owner(asker), result) => {
                 // The channel has room for its only answer.
                 let _ = asker.try_send(result);
             }
-            (Origin::Nobody, _) => {}
+            (FuseRequestOrigin::Nobody, _) => {}
         }
     }
 
     /// Answers that the device is lost.
-    fn refuse(&self, origin: Origin) {
+    fn refuse(&self, origin: FuseRequestOrigin) {
         match origin {
-            Origin::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
-            Origin::Owner(asker) => {
+            FuseRequestOrigin::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
+            FuseRequestOrigin::Owner(asker) => {
                 let _ = asker.try_send(Err(self.undurable.unwrap_or(StoreError::Gone)));
             }
-            Origin::Nobody => {}
+            FuseRequestOrigin::Nobody => {}
         }
     }
 
@@ -676,13 +698,13 @@ impl Engine {
     /// Waits for the kernel, the device, or the owner.
     fn wait(&mut self) -> io::Result<()> {
         let is_full = self.asked.len() >= FUSE_REQUESTS_MAX;
-        let on_kernel = (!self.is_over && !is_full).then(|| Interest::new(self.kernel.as_fd(), false));
+        let on_kernel = (!self.is_over && !is_full).then(|| PollInterest::new(self.kernel.as_fd(), false));
         let device = self.device.as_ref();
-        let on_device = device.and_then(|device| device.readiness()).and_then(Watched::interest);
+        let on_device = device.and_then(|device| device.readiness()).and_then(DeviceWaitSource::interest);
         let timeout = device.and_then(|device| device.poll_timeout());
         let (has_device, has_kernel) = (on_device.is_some(), on_kernel.is_some());
         let span = timeout.map(|at| at - self.clock.now());
-        let owner = || Interest::new(self.disk.wake().as_fd(), false);
+        let owner = || PollInterest::new(self.disk.wake().as_fd(), false);
         // The first entries are those that exist; the others only fill the array.
         let mut interests = match (on_kernel, on_device) {
             (Some(on_kernel), Some(on_device)) => [owner(), on_kernel, on_device],
@@ -713,7 +735,7 @@ impl Engine {
     }
 }
 
-impl Engine {
+impl FuseEngine {
     /// Drops idle buffers beyond those that are kept. Those that a session still has, until their data are
     /// acknowledged, are idle after that: without them, each write would have a new buffer.
     fn keep_few_idle_chunks(&mut self) {
@@ -725,7 +747,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for FuseEngine {
     /// However the engine ends, by a bug too: no thread waits for it for ever.
     fn drop(&mut self) {
         let flushed = match self.is_dirty() {
@@ -740,8 +762,8 @@ impl Drop for Engine {
     }
 }
 
-impl Asked {
-    fn by(by: Origin) -> Self {
+impl OpenFuseRequest {
+    fn by(by: FuseRequestOrigin) -> Self {
         Self { by, change: None, covers: None, ask: None, rest: 0..0 }
     }
 }

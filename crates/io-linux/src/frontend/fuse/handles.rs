@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use farbus_model::{LossCursor, Losses, StoreError};
+use farbus_model::{LossCounter, LossCursor, StoreError};
 use serde::{Deserialize, Serialize};
 
 /// What a flush was asked for by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Ask {
+pub(super) enum FlushCause {
     /// `fsync` by this handle, which is told of each loss once.
     Sync(u64),
     /// `close` of one of its descriptors: many programs ignore its result, so it does not count as told.
@@ -19,20 +19,20 @@ pub(super) enum Ask {
 
 /// The handles of a disk's file, by the number that the kernel has for each.
 #[derive(Debug)]
-pub(super) struct Handles {
-    losses: Losses,
+pub(super) struct FuseHandles {
+    losses: LossCounter,
     open: BTreeMap<u64, LossCursor>,
     next: u64,
 }
 
-impl Default for Handles {
+impl Default for FuseHandles {
     fn default() -> Self {
         // An earlier release used 0 for every handle.
-        Self { losses: Losses::default(), open: BTreeMap::new(), next: 1 }
+        Self { losses: LossCounter::default(), open: BTreeMap::new(), next: 1 }
     }
 }
 
-impl Handles {
+impl FuseHandles {
     /// How many handles there are.
     pub fn open(&self) -> usize {
         self.open.len()
@@ -52,17 +52,17 @@ impl Handles {
     }
 
     /// The result of a flush as this handle is told; a failed flush is [recorded](Handles::lose) before.
-    pub fn hear(&mut self, ask: Ask, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
-        let (Ask::Sync(handle) | Ask::Close(handle) | Ask::Release(handle)) = ask;
-        if matches!(ask, Ask::Release(_)) {
+    pub fn hear(&mut self, ask: FlushCause, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
+        let (FlushCause::Sync(handle) | FlushCause::Close(handle) | FlushCause::Release(handle)) = ask;
+        if matches!(ask, FlushCause::Release(_)) {
             self.open.remove(&handle);
             return flushed;
         }
         // A handle that an earlier release opened is known from its first request on.
         let cursor = self.open.entry(handle).or_insert_with(|| self.losses.cursor());
         match ask {
-            Ask::Sync(_) => self.losses.tell(cursor).and(flushed),
-            Ask::Close(_) | Ask::Release(_) => self.losses.untold(*cursor).map_or(flushed, Err),
+            FlushCause::Sync(_) => self.losses.tell(cursor).and(flushed),
+            FlushCause::Close(_) | FlushCause::Release(_) => self.losses.untold(*cursor).map_or(flushed, Err),
         }
     }
 
@@ -87,14 +87,14 @@ impl Handles {
         let last = saved.last.map(|code| StoreError::of_code(code).unwrap_or(StoreError::Medium));
         let highest = saved.open.last_key_value().map_or(0, |(&handle, _)| handle);
         Self {
-            losses: Losses::restore(saved.losses, last, saved.is_told),
+            losses: LossCounter::restore(saved.losses, last, saved.is_told),
             open: saved.open.iter().map(|(&handle, &told)| (handle, LossCursor::restore(told))).collect(),
             next: saved.next.max(highest.saturating_add(1)),
         }
     }
 }
 
-/// The saved form of [`Handles`].
+/// The saved form of [`FuseHandles`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct SavedHandles {
@@ -111,30 +111,30 @@ mod tests {
 
     #[test]
     fn release_and_close_do_not_take_a_loss_from_another_handle() {
-        for first in [Ask::Release(1), Ask::Close(1), Ask::Sync(1)] {
-            let mut handles = Handles::default();
+        for first in [FlushCause::Release(1), FlushCause::Close(1), FlushCause::Sync(1)] {
+            let mut handles = FuseHandles::default();
             assert_eq!([handles.open_next(), handles.open_next()], [1, 2]);
             handles.lose(StoreError::Lost);
             assert_eq!(handles.hear(first, Err(StoreError::Lost)), Err(StoreError::Lost));
-            assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Err(StoreError::Lost), "{first:?}");
-            assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Ok(()), "once");
-            assert_eq!(handles.open(), if first == Ask::Release(1) { 1 } else { 2 });
+            assert_eq!(handles.hear(FlushCause::Sync(2), Ok(())), Err(StoreError::Lost), "{first:?}");
+            assert_eq!(handles.hear(FlushCause::Sync(2), Ok(())), Ok(()), "once");
+            assert_eq!(handles.open(), if first == FlushCause::Release(1) { 1 } else { 2 });
         }
     }
 
     #[test]
     fn restored_handles_are_told_of_losses_they_do_not_know() {
-        let mut handles = Handles::default();
+        let mut handles = FuseHandles::default();
         (0..2).for_each(|_| _ = handles.open_next());
         handles.lose(StoreError::Medium);
-        assert!(handles.hear(Ask::Sync(1), Err(StoreError::Medium)).is_err());
+        assert!(handles.hear(FlushCause::Sync(1), Err(StoreError::Medium)).is_err());
         let text = serde_json::to_string(&handles.save()).unwrap();
-        let mut handles = Handles::restore(&serde_json::from_str(&text).unwrap());
+        let mut handles = FuseHandles::restore(&serde_json::from_str(&text).unwrap());
         assert_eq!((handles.open(), handles.next), (2, 3));
-        assert_eq!(handles.hear(Ask::Sync(1), Ok(())), Ok(()));
-        assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Err(StoreError::Medium));
+        assert_eq!(handles.hear(FlushCause::Sync(1), Ok(())), Ok(()));
+        assert_eq!(handles.hear(FlushCause::Sync(2), Ok(())), Err(StoreError::Medium));
         // Saved by a release that had no handles.
-        let mut handles = Handles::restore(&SavedHandles::default());
-        assert_eq!((handles.hear(Ask::Sync(0), Ok(())), handles.open_next()), (Ok(()), 1));
+        let mut handles = FuseHandles::restore(&SavedHandles::default());
+        assert_eq!((handles.hear(FlushCause::Sync(0), Ok(())), handles.open_next()), (Ok(()), 1));
     }
 }

@@ -2,7 +2,7 @@
 
 /// The health of a mounted disk. It only gets worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Health {
+pub enum MountHealth {
     /// Requests reach the store.
     Serving,
     /// The store is gone; requests fail at once.

@@ -12,13 +12,13 @@
 //!
 //! | what happens | what the owner sees | what programs see |
 //! |---|---|---|
-//! | [`DiskMount::unmount`] while the file is not in use | [`Health::Ended`] | the file is gone |
-//! | the same while it is in use | `in_use`; later [`Health::Ended`] | gone from the tree; works on until closed |
-//! | `umount` by a user | [`Health::Ended`] | the file is gone |
-//! | the device reports that it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
-//! | [`Cutter::cut`] | [`Health::Lost`], soon [`Health::Ended`] | an error at once, gone from the tree |
+//! | [`DiskMount::unmount`] while the file is not in use | [`MountHealth::Ended`] | the file is gone |
+//! | the same while it is in use | `in_use`; later [`MountHealth::Ended`] | gone from the tree; works on until closed |
+//! | `umount` by a user | [`MountHealth::Ended`] | the file is gone |
+//! | the device reports that it is gone | [`MountHealth::Lost`] | `ENODEV` at once, from everything |
+//! | [`MountCutter::cut`] | [`MountHealth::Lost`], soon [`MountHealth::Ended`] | an error at once, gone from the tree |
 //! | [`DiskMount`] dropped | | unmounted; programs that still use it get `ENODEV` |
-//! | a replacement process continues ([`DiskMount::save_requester`]) | [`Health::Ended`], handed over | nothing |
+//! | a replacement process continues ([`DiskMount::save_requester`]) | [`MountHealth::Ended`], handed over | nothing |
 //! | the process is killed | | `ENOTCONN` until a user types `umount` |
 
 mod disk;
@@ -41,20 +41,20 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farbus_io_net::link::Clock;
-use farbus_io_net::saving::{SaveRequester, Saved};
+use farbus_io_net::link::BoottimeClock;
+use farbus_io_net::saving::{SaveRequester, SavedAttachment};
 #[cfg(doc)]
 use farbus_model::limits::FUSE_REQUESTS_MAX;
-use farbus_model::{BlockDevice, Pending, StoreError};
+use farbus_model::{BlockDevice, PendingBlockRequests, StoreError};
 
-use self::disk::Disk;
-use self::engine::{Engine, READ_AHEAD_BYTES};
+use self::disk::FuseDiskState;
+use self::engine::{FuseEngine, READ_AHEAD_BYTES};
 pub use self::error::{MountError, UnmountError};
-pub use self::health::Health;
+pub use self::health::MountHealth;
 pub use self::mark::MountMark;
-pub use self::mounter::{Keeper, Left, Mounted, Mounter};
+pub use self::mounter::{FuseMount, FuseMounter, MountKeeper, MountRemoval};
 pub use self::mountpoint::OwnMounter;
-use self::state::State;
+use self::state::FuseDiskSnapshot;
 use crate::sys::writeback;
 
 /// How long the kernel may take to end the session of a mount that is not in use. It takes microseconds; but a mount
@@ -68,23 +68,23 @@ const USER_WAIT: Duration = Duration::from_millis(200);
 /// A block device mounted as a file.
 pub struct DiskMount {
     file: PathBuf,
-    disk: Arc<Disk>,
+    disk: Arc<FuseDiskState>,
     session: Option<JoinHandle<()>>,
     at: PathBuf,
     // Last: the folder can be removed only when nothing is mounted there.
-    keeper: Arc<dyn Keeper>,
+    keeper: Arc<dyn MountKeeper>,
 }
 
 /// Cuts a mounted disk off from its users.
 #[derive(Clone)]
-pub struct Cutter {
-    disk: Arc<Disk>,
-    keeper: Arc<dyn Keeper>,
+pub struct MountCutter {
+    disk: Arc<FuseDiskState>,
+    keeper: Arc<dyn MountKeeper>,
 }
 
 /// Counts the open handles of a mounted disk's file, from any thread.
 #[derive(Clone)]
-pub struct OpenFiles(Arc<Disk>);
+pub struct OpenFiles(Arc<FuseDiskState>);
 
 impl OpenFiles {
     /// The number that [`DiskMount::open_count`] returns.
@@ -96,9 +96,9 @@ impl OpenFiles {
 /// What [`DiskMount::unmount`] achieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "somebody may still use the disk, and the last writes may be lost"]
-pub struct Unmounted {
+pub struct UnmountOutcome {
     /// Whether programs still have the file open. They are served until they close it, as long as
-    /// the [`DiskMount`] is kept: wait for [`Health::Ended`].
+    /// the [`DiskMount`] is kept: wait for [`MountHealth::Ended`].
     pub in_use: bool,
     /// Whether all written data is durable.
     pub flushed: Result<(), StoreError>,
@@ -111,7 +111,7 @@ impl DiskMount {
     /// # Errors
     /// [`MountError`], which says what to type next.
     pub fn mount(at: &Path, file_name: &str, device: impl BlockDevice + 'static) -> Result<DiskMount, MountError> {
-        Self::mount_by(&OwnMounter, at, file_name, Box::new(device), Clock::start())
+        Self::mount_by(&OwnMounter, at, file_name, Box::new(device), BoottimeClock::start())
     }
 
     /// Mounts `device` by `mounter`, with `clock` as the device's clock. Programs may access any byte: with a device of
@@ -120,18 +120,18 @@ impl DiskMount {
     /// # Errors
     /// [`MountError`], which says what to type next.
     pub fn mount_by(
-        mounter: &dyn Mounter,
+        mounter: &dyn FuseMounter,
         at: &Path,
         file_name: &str,
         device: Box<dyn BlockDevice>,
-        clock: Clock,
+        clock: BoottimeClock,
     ) -> Result<DiskMount, MountError> {
         if matches!(file_name, "" | "." | "..") || file_name.contains(['/', '\0']) || file_name.len() > 255 {
             return Err(MountError::BadName { name: file_name.to_owned() });
         }
         let refused = |error| MountError::Refused { at: at.to_owned(), error };
-        let disk = Disk::new().map_err(refused)?;
-        let Mounted { at: place, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
+        let disk = FuseDiskState::new().map_err(refused)?;
+        let FuseMount { at: place, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
         // From here on, an error drops the mount, which removes the folder.
         let mut mount = DiskMount {
             file: place.join(file_name),
@@ -140,7 +140,7 @@ impl DiskMount {
             at: place.clone(),
             keeper,
         };
-        let engine = Engine::new(kernel, disk, (&place, file_name), mounter.owner(), device, clock);
+        let engine = FuseEngine::new(kernel, disk, (&place, file_name), mounter.owner(), device, clock);
         let engine = engine.inspect_err(|_| mount.disk.end(Ok(()))).map_err(refused)?;
         // After the handshake, in which the kernel takes the smaller of two values.
         mount.keeper.set_read_ahead(READ_AHEAD_BYTES as usize);
@@ -148,7 +148,7 @@ impl DiskMount {
         Ok(mount)
     }
 
-    fn serve(&mut self, engine: Engine) -> io::Result<()> {
+    fn serve(&mut self, engine: FuseEngine) -> io::Result<()> {
         let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || {
             // Refused without privilege; the owner has been told so by `protect_writeback_path`.
             let _ = writeback::mark_io_flusher();
@@ -158,9 +158,9 @@ impl DiskMount {
         Ok(())
     }
 
-    /// Asks for a snapshot for a replacement process. Once that continues, this mount is [`Health::Ended`] and
+    /// Asks for a snapshot for a replacement process. Once that continues, this mount is [`MountHealth::Ended`] and
     /// [`DiskMount::is_handed_over`]: dropping it leaves the mount as it is.
-    pub fn save_requester(&self) -> SaveRequester<Saved> {
+    pub fn save_requester(&self) -> SaveRequester<SavedAttachment> {
         self.disk.save_requester().clone()
     }
 
@@ -191,24 +191,24 @@ impl DiskMount {
     }
 
     /// The disk's health.
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> MountHealth {
         self.disk.health()
     }
 
-    /// A descriptor that is readable once the disk is no longer [`Health::Serving`], for `poll`.
+    /// A descriptor that is readable once the disk is no longer [`MountHealth::Serving`], for `poll`.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.disk.event()
     }
 
     /// Waits until the disk's health is `least` or worse, or `patience` has passed; returns its health.
-    pub fn wait_for(&self, least: Health, patience: Option<Duration>) -> Health {
+    pub fn wait_for(&self, least: MountHealth, patience: Option<Duration>) -> MountHealth {
         self.disk.wait_for(least, patience)
     }
 
     /// A cutter, for an owner who learns of a lost link before the store does. It may be used while another thread
     /// waits in [`DiskMount::unmount`].
-    pub fn cutter(&self) -> Cutter {
-        Cutter { disk: self.disk.clone(), keeper: Arc::clone(&self.keeper) }
+    pub fn cutter(&self) -> MountCutter {
+        MountCutter { disk: self.disk.clone(), keeper: Arc::clone(&self.keeper) }
     }
 
     /// Makes written data durable and takes the disk out of the file tree, even if it is in use. Takes as long as the
@@ -216,7 +216,7 @@ impl DiskMount {
     ///
     /// # Errors
     /// [`UnmountError`] when it is still mounted.
-    pub fn unmount(&mut self) -> Result<Unmounted, UnmountError> {
+    pub fn unmount(&mut self) -> Result<UnmountOutcome, UnmountError> {
         self.unmount_by(None)
     }
 
@@ -224,11 +224,11 @@ impl DiskMount {
     ///
     /// # Errors
     /// [`UnmountError`] when it is still mounted.
-    pub fn unmount_within(&mut self, time_max: Duration) -> Result<Unmounted, UnmountError> {
+    pub fn unmount_within(&mut self, time_max: Duration) -> Result<UnmountOutcome, UnmountError> {
         self.unmount_by(Some(time_max))
     }
 
-    fn unmount_by(&mut self, time_max: Option<Duration>) -> Result<Unmounted, UnmountError> {
+    fn unmount_by(&mut self, time_max: Option<Duration>) -> Result<UnmountOutcome, UnmountError> {
         let flushed = match self.disk.flush_within(time_max) {
             Some(flushed) => flushed,
             None => {
@@ -238,18 +238,18 @@ impl DiskMount {
         };
         // The serving thread has answered: it is known whether a replacement has taken over.
         if self.is_handed_over() {
-            return Ok(Unmounted { in_use: false, flushed });
+            return Ok(UnmountOutcome { in_use: false, flushed });
         }
         let left = self.keeper.leave().map_err(|error| UnmountError { at: self.at.clone(), error })?;
-        let patience = if left == Left::Busy { USER_WAIT } else { END_WAIT };
-        let in_use = self.session.is_some() && self.wait_for(Health::Ended, Some(patience)) < Health::Ended;
+        let patience = if left == MountRemoval::Busy { USER_WAIT } else { END_WAIT };
+        let in_use = self.session.is_some() && self.wait_for(MountHealth::Ended, Some(patience)) < MountHealth::Ended;
         if in_use {
             tracing::warn!(at = %self.at.display(), "the disk is still in use and was taken out of the tree");
-            return Ok(Unmounted { in_use, flushed });
+            return Ok(UnmountOutcome { in_use, flushed });
         }
         self.join();
         // The data that was written between this flush and the last close.
-        Ok(Unmounted {
+        Ok(UnmountOutcome {
             in_use,
             flushed: flushed.and_then(|()| self.disk.flush_within(time_max).unwrap_or(Err(StoreError::Lost))),
         })
@@ -264,26 +264,29 @@ impl DiskMount {
 }
 
 /// A mounted disk that another process served, and that is not served at present.
-pub struct Resting {
-    engine: Engine,
-    disk: Arc<Disk>,
+pub struct UnservedMount {
+    engine: FuseEngine,
+    disk: Arc<FuseDiskState>,
     at: PathBuf,
     name: String,
 }
 
-impl Resting {
+impl UnservedMount {
     /// Restores a mount that another process saved; `restore` makes a device of the saved bytes, and returns its open
     /// requests and its clock.
     ///
     /// # Errors
     /// The snapshot is invalid, or the system has no more descriptors.
-    pub fn restore(saved: Saved, restore: impl FnOnce(&[u8]) -> io::Result<Restored>) -> io::Result<Self> {
-        let (state, device) = State::from_bytes(&saved.snapshot)?;
+    pub fn restore(
+        saved: SavedAttachment,
+        restore: impl FnOnce(&[u8]) -> io::Result<RestoredBlockDevice>,
+    ) -> io::Result<Self> {
+        let (state, device) = FuseDiskSnapshot::from_bytes(&saved.snapshot)?;
         let wrong = |_| io::Error::new(io::ErrorKind::InvalidData, "a mount has one descriptor");
         let [kernel] = <[OwnedFd; 1]>::try_from(saved.descriptors).map_err(wrong)?;
-        let disk = Disk::new()?;
+        let disk = FuseDiskState::new()?;
         let (device, pending, clock) = restore(device)?;
-        let engine = Engine::restore(kernel, Arc::clone(&disk), &state, (device, &pending), clock)?;
+        let engine = FuseEngine::restore(kernel, Arc::clone(&disk), &state, (device, &pending), clock)?;
         Ok(Self { engine, disk, at: state.at, name: state.name })
     }
 
@@ -296,7 +299,7 @@ impl Resting {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn go_on(self, keeper: Arc<dyn Keeper>) -> io::Result<DiskMount> {
+    pub fn go_on(self, keeper: Arc<dyn MountKeeper>) -> io::Result<DiskMount> {
         let Self { engine, disk, at, name } = self;
         let mut mount = DiskMount { file: at.join(name), disk, session: None, at, keeper };
         mount.serve(engine)?;
@@ -310,9 +313,9 @@ impl Resting {
 }
 
 /// A device of another process, its open requests and its clock.
-pub type Restored = (Box<dyn BlockDevice>, Pending, Clock);
+pub type RestoredBlockDevice = (Box<dyn BlockDevice>, PendingBlockRequests, BoottimeClock);
 
-impl Cutter {
+impl MountCutter {
     /// Ends every request, even one that the store does not answer, and refuses all that follow. Data that was not
     /// flushed is lost.
     ///
@@ -326,24 +329,26 @@ impl Cutter {
 
 impl Drop for DiskMount {
     fn drop(&mut self) {
-        if self.health() < Health::Ended {
+        if self.health() < MountHealth::Ended {
             match self.unmount() {
-                Ok(Unmounted { flushed: Ok(()), .. }) => {}
-                Ok(Unmounted { flushed: Err(error), .. }) => tracing::error!(%error, "the last writes may be lost"),
+                Ok(UnmountOutcome { flushed: Ok(()), .. }) => {}
+                Ok(UnmountOutcome { flushed: Err(error), .. }) => {
+                    tracing::error!(%error, "the last writes may be lost")
+                }
                 Err(error) => tracing::error!(%error, "left mounted"),
             }
             // The remaining users have no owner any more.
             self.disk.lose();
         }
-        if self.health() == Health::Ended {
+        if self.health() == MountHealth::Ended {
             self.join();
         }
     }
 }
 
-impl fmt::Debug for Cutter {
+impl fmt::Debug for MountCutter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cutter").finish_non_exhaustive()
+        f.debug_struct("MountCutter").finish_non_exhaustive()
     }
 }
 

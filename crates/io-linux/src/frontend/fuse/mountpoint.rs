@@ -14,8 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use super::mark::{Mount, MountMark};
-use super::mounter::{Keeper, Left, Mounted, Mounter};
+use super::mark::{MountMark, MountTableEntry};
+use super::mounter::{FuseMount, FuseMounter, MountKeeper, MountRemoval};
 use super::{MountError, mounting};
 
 /// A folder at which a disk is, or is to be, mounted. Removed at the end if it was created for that.
@@ -28,19 +28,19 @@ pub(super) struct Mountpoint {
     folder: Option<OwnedFd>,
     made: bool,
     /// Identifies our mount, so that one which is later made at the same place is left alone.
-    mount: Option<Mount>,
+    mount: Option<MountTableEntry>,
 }
 
 /// Mounts with the rights of this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnMounter;
 
-impl Mounter for OwnMounter {
-    fn mount(&self, at: &Path, read_only: bool) -> Result<Mounted, MountError> {
+impl FuseMounter for OwnMounter {
+    fn mount(&self, at: &Path, read_only: bool) -> Result<FuseMount, MountError> {
         let mut point = Mountpoint::prepare(at)?;
         let device = point.mount(read_only)?;
         let (at, abort) = (point.at.clone(), point.abort());
-        Ok(Mounted { at, device, keeper: Arc::new(OwnKeeper { abort, point: Mutex::new(point) }) })
+        Ok(FuseMount { at, device, keeper: Arc::new(OwnKeeper { abort, point: Mutex::new(point) }) })
     }
 
     fn owner(&self) -> (u32, u32) {
@@ -53,7 +53,7 @@ impl OwnMounter {
     ///
     /// # Errors
     /// The mount is not there any more.
-    pub fn keep(mark: MountMark) -> io::Result<Arc<dyn Keeper>> {
+    pub fn keep(mark: MountMark) -> io::Result<Arc<dyn MountKeeper>> {
         let MountMark { at, made, mount } = mark;
         if mount.is_none() || find_mount(&at) != mount {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is not mounted any more", at.display())));
@@ -67,16 +67,16 @@ impl OwnMounter {
 #[derive(Debug)]
 struct OwnKeeper {
     /// Separate, for a thread that cannot wait until another has finished.
-    abort: Abort,
+    abort: MountAbort,
     point: Mutex<Mountpoint>,
 }
 
-impl Keeper for OwnKeeper {
+impl MountKeeper for OwnKeeper {
     fn set_read_ahead(&self, bytes: usize) {
         self.point.lock().unwrap_or_else(PoisonError::into_inner).set_read_ahead(bytes);
     }
 
-    fn leave(&self) -> io::Result<Left> {
+    fn leave(&self) -> io::Result<MountRemoval> {
         self.point.lock().unwrap_or_else(PoisonError::into_inner).leave()
     }
 
@@ -141,31 +141,31 @@ impl Mountpoint {
     }
 
     /// What ends this mount from another thread.
-    pub(super) fn abort(&self) -> Abort {
-        Abort { at: self.at.clone(), mount: self.mount.clone() }
+    pub(super) fn abort(&self) -> MountAbort {
+        MountAbort { at: self.at.clone(), mount: self.mount.clone() }
     }
 
     /// Takes the mount out of the file tree, even if it is in use, and tidies up.
-    pub(super) fn leave(&mut self) -> io::Result<Left> {
+    pub(super) fn leave(&mut self) -> io::Result<MountRemoval> {
         let left = self.unmount()?;
         self.tidy();
         Ok(left)
     }
 
-    fn unmount(&self) -> io::Result<Left> {
+    fn unmount(&self) -> io::Result<MountRemoval> {
         if self.mount.is_some() && find_mount(&self.at) != self.mount {
-            return Ok(Left::Already);
+            return Ok(MountRemoval::Already);
         }
         match rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW) {
-            Ok(()) => Ok(Left::Idle),
-            Err(Errno::INVAL | Errno::NOENT) => Ok(Left::Already),
+            Ok(()) => Ok(MountRemoval::Idle),
+            Err(Errno::INVAL | Errno::NOENT) => Ok(MountRemoval::Already),
             Err(Errno::BUSY) => {
                 rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?;
-                Ok(Left::Busy)
+                Ok(MountRemoval::Busy)
             }
             // Without privilege FUSE's own helper does it.
-            Err(Errno::PERM) if self.fusermount("-u") => Ok(Left::Idle),
-            Err(Errno::PERM) if self.fusermount("-uz") => Ok(Left::Busy),
+            Err(Errno::PERM) if self.fusermount("-u") => Ok(MountRemoval::Idle),
+            Err(Errno::PERM) if self.fusermount("-uz") => Ok(MountRemoval::Busy),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -226,12 +226,12 @@ fn check_way(at: &Path, really: &Path, folder: &OwnedFd) -> io::Result<()> {
 
 /// Ends a mount at once, whatever its server is doing.
 #[derive(Clone, Debug)]
-pub(super) struct Abort {
+pub(super) struct MountAbort {
     at: PathBuf,
-    mount: Option<Mount>,
+    mount: Option<MountTableEntry>,
 }
 
-impl Abort {
+impl MountAbort {
     /// Makes the kernel answer every request itself, with an error, from now on.
     pub(super) fn now(&self) {
         let Some(mount) = &self.mount else { return };
@@ -246,19 +246,19 @@ impl Abort {
     }
 }
 
-fn find_mount(at: &Path) -> Option<Mount> {
+fn find_mount(at: &Path) -> Option<MountTableEntry> {
     topmost_mount(&fs::read("/proc/thread-self/mountinfo").ok()?, at)
 }
 
 /// The last, hence uppermost, mount at `at` in a mountinfo table (proc_pid_mountinfo(5)).
-fn topmost_mount(mountinfo: &[u8], at: &Path) -> Option<Mount> {
+fn topmost_mount(mountinfo: &[u8], at: &Path) -> Option<MountTableEntry> {
     mountinfo.split(|&b| b == b'\n').rev().find_map(|line| {
         let mut fields = line.split(|&b| b == b' ');
         let id = fields.next()?;
         let device = fields.nth(1)?;
         let place = fields.nth(1)?;
         (unescape(place) == at.as_os_str().as_bytes()).then_some(())?;
-        Some(Mount {
+        Some(MountTableEntry {
             id: str::from_utf8(id).ok()?.parse().ok()?,
             device: OsStr::from_bytes(device).to_str()?.to_owned(),
         })
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn the_uppermost_mount_at_a_place_is_found_whatever_its_name() {
         let found = topmost_mount(TABLE, Path::new("/mnt/my disk"));
-        assert_eq!(found, Some(Mount { id: 99, device: "0:46".into() }));
+        assert_eq!(found, Some(MountTableEntry { id: 99, device: "0:46".into() }));
         assert_eq!(topmost_mount(TABLE, Path::new("/mnt/a")).unwrap().device, "7:0");
         assert_eq!(topmost_mount(TABLE, Path::new("/mnt")), None);
         assert_eq!(unescape(br"a\134b\04"), br"a\b\04");
@@ -315,7 +315,7 @@ mod tests {
         assert!(matches!(Mountpoint::prepare(&at), Err(MountError::NotEmpty { .. })));
         assert!(matches!(Mountpoint::prepare(&at.join("mine")), Err(MountError::NotAFolder { .. })));
         assert!(matches!(Mountpoint::prepare(&at.join("a/b")), Err(MountError::CannotMakeFolder { .. })));
-        assert_eq!(point.leave().unwrap(), Left::Already);
+        assert_eq!(point.leave().unwrap(), MountRemoval::Already);
         assert!(at.is_dir(), "somebody's file is in it");
         fs::remove_file(at.join("mine")).unwrap();
         drop(point);

@@ -43,18 +43,18 @@ const REGULAR: u32 = 0o100_000;
 
 /// The kernel sent a value that is not valid: field and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Nonsense(pub &'static str, pub u64);
+pub(super) struct FuseFieldError(pub &'static str, pub u64);
 
 /// A request: operation, node, and the number by which it is answered.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct FuseRequest {
     pub unique: u64,
     pub node: u64,
-    pub op: Op,
+    pub op: FuseOperation,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Op {
+pub(super) enum FuseOperation {
     Init {
         major: u32,
         minor: u32,
@@ -122,56 +122,58 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().expect("four bytes")))
 }
 
-impl Request {
+impl FuseRequest {
     /// Parses a request of `count` bytes, the first of which are in `head` and the others in `data`.
-    pub fn parse(head: &[u8; HEAD_BYTES], data: &[u8], count: usize) -> Result<Self, Nonsense> {
+    pub fn parse(head: &[u8; HEAD_BYTES], data: &[u8], count: usize) -> Result<Self, FuseFieldError> {
         let length = u32_at(head, 0) as usize;
         if count < HEADER_BYTES || length != count || count > HEAD_BYTES + data.len() {
-            return Err(Nonsense("length", length as u64));
+            return Err(FuseFieldError("length", length as u64));
         }
         let op = match u32_at(head, 4) {
-            1 => {
-                Op::Lookup { name: rest_of(head, data, count).split(|&byte| byte == 0).next().unwrap_or(&[]).to_vec() }
-            }
-            2 | 42 => Op::Forget,
-            3 => Op::Getattr,
+            1 => FuseOperation::Lookup {
+                name: rest_of(head, data, count).split(|&byte| byte == 0).next().unwrap_or(&[]).to_vec(),
+            },
+            2 | 42 => FuseOperation::Forget,
+            3 => FuseOperation::Getattr,
             4 => {
                 let rest = rest_of(head, data, count);
                 let valid = u32_at(&rest, 0);
                 let set = |which: usize| valid & SETS[which] != 0;
-                Op::Setattr {
+                FuseOperation::Setattr {
                     mode: set(0).then(|| u32_at(&rest, 68)),
                     uid: set(1).then(|| u32_at(&rest, 76)),
                     gid: set(2).then(|| u32_at(&rest, 80)),
                     size: set(3).then(|| u64_at(&rest, 16)),
                 }
             }
-            6 | 8..=13 | 35 | 45 => Op::Change,
-            14 => Op::Open,
-            15 => Op::Read { offset: u64_at(head, 48), size: u32_at(head, 56) },
+            6 | 8..=13 | 35 | 45 => FuseOperation::Change,
+            14 => FuseOperation::Open,
+            15 => FuseOperation::Read { offset: u64_at(head, 48), size: u32_at(head, 56) },
             16 => {
                 let size = u32_at(head, 56);
                 if count != HEAD_BYTES + size as usize {
-                    return Err(Nonsense("size", size.into()));
+                    return Err(FuseFieldError("size", size.into()));
                 }
-                Op::Write { offset: u64_at(head, 48), size }
+                FuseOperation::Write { offset: u64_at(head, 48), size }
             }
-            17 => Op::Statfs,
-            18 => Op::Release { handle: u64_at(head, 40) },
-            20 => Op::Fsync { handle: u64_at(head, 40) },
-            25 => Op::Flush { handle: u64_at(head, 40) },
-            26 => Op::Init {
+            17 => FuseOperation::Statfs,
+            18 => FuseOperation::Release { handle: u64_at(head, 40) },
+            20 => FuseOperation::Fsync { handle: u64_at(head, 40) },
+            25 => FuseOperation::Flush { handle: u64_at(head, 40) },
+            26 => FuseOperation::Init {
                 major: u32_at(head, 40),
                 minor: u32_at(head, 44),
                 max_readahead: u32_at(head, 48),
                 flags: u32_at(head, 52),
             },
-            27 => Op::Opendir,
-            28 => Op::Readdir { offset: u64_at(head, 48), size: u32_at(head, 56) },
-            29 | 30 => Op::FolderDone,
-            38 => Op::Destroy,
-            43 => Op::Fallocate { offset: u64_at(head, 48), length: u64_at(head, 56), mode: u32_at(head, 64) },
-            _ => Op::Other,
+            27 => FuseOperation::Opendir,
+            28 => FuseOperation::Readdir { offset: u64_at(head, 48), size: u32_at(head, 56) },
+            29 | 30 => FuseOperation::FolderDone,
+            38 => FuseOperation::Destroy,
+            43 => {
+                FuseOperation::Fallocate { offset: u64_at(head, 48), length: u64_at(head, 56), mode: u32_at(head, 64) }
+            }
+            _ => FuseOperation::Other,
         };
         Ok(Self { unique: u64_at(head, 8), node: u64_at(head, 16), op })
     }
@@ -185,7 +187,7 @@ fn rest_of(head: &[u8; HEAD_BYTES], data: &[u8], count: usize) -> Vec<u8> {
 
 /// A node's attributes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attributes {
+pub(super) struct FuseAttr {
     pub node: u64,
     pub size: u64,
     /// Permissions: 9 bits.
@@ -197,9 +199,9 @@ pub(super) struct Attributes {
 
 /// An answer's body.
 #[derive(Debug, Default)]
-pub(super) struct Body(Vec<u8>);
+pub(super) struct FuseReplyBody(Vec<u8>);
 
-impl Body {
+impl FuseReplyBody {
     fn u64(mut self, value: u64) -> Self {
         self.0.extend_from_slice(&value.to_ne_bytes());
         self
@@ -216,7 +218,7 @@ impl Body {
     }
 
     /// `fuse_attr`.
-    fn attributes(self, of: &Attributes) -> Self {
+    fn attributes(self, of: &FuseAttr) -> Self {
         let (kind, links) = if of.node == FOLDER { (DIRECTORY, 2) } else { (REGULAR, 1) };
         let body = self.u64(of.node).u64(of.size).u64(of.size.div_ceil(512));
         let body = (0..3).fold(body, |body, _| body.u64(of.time.0));
@@ -225,12 +227,12 @@ impl Body {
     }
 
     /// `fuse_attr_out`.
-    pub fn attr(of: &Attributes) -> Self {
+    pub fn attr(of: &FuseAttr) -> Self {
         Self::default().u64(VALID_S).u64(0).attributes(of)
     }
 
     /// `fuse_entry_out`.
-    pub fn entry(of: &Attributes) -> Self {
+    pub fn entry(of: &FuseAttr) -> Self {
         Self::default().u64(of.node).u64(0).u64(VALID_S).u64(VALID_S).u64(0).attributes(of)
     }
 
@@ -264,7 +266,7 @@ impl Body {
     }
 
     /// `fuse_init_out`; `None` if the kernel is too old, or of an unknown major version.
-    pub fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, terms: &Terms) -> Option<Self> {
+    pub fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, terms: &FuseInitLimits) -> Option<Self> {
         if major != MAJOR || minor < MINOR_MIN {
             return None;
         }
@@ -280,7 +282,7 @@ impl Body {
 
 /// The limits of the kernel's requests.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct FuseInitLimits {
     /// The most bytes of one read or write.
     pub request_bytes_max: u32,
     /// The most requests that no program waits for: read-ahead and asynchronous direct I/O.
@@ -290,12 +292,12 @@ pub(super) struct Terms {
 
 /// Sends answers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel<'a>(pub BorrowedFd<'a>);
+pub(super) struct FuseReplySender<'a>(pub BorrowedFd<'a>);
 
 /// The most runs of memory in one call: a request of 1 MiB that came in frames of 64 KiB has 17 at most.
 const RUNS_MAX: usize = 32;
 
-impl Kernel<'_> {
+impl FuseReplySender<'_> {
     pub fn error(self, unique: u64, errno: Errno) {
         self.send(unique, -errno.raw_os_error(), [&[][..]].into_iter());
     }
@@ -304,14 +306,14 @@ impl Kernel<'_> {
         self.send(unique, 0, [&[][..]].into_iter());
     }
 
-    pub fn body(self, unique: u64, body: &Body) {
+    pub fn body(self, unique: u64, body: &FuseReplyBody) {
         self.send(unique, 0, [&body.0[..]].into_iter());
     }
 
     /// Answers an `open`; returns whether the kernel took the answer. A file that is opened for a program that was
     /// killed meanwhile is never closed.
     pub fn opened(self, unique: u64, node: u64, handle: u64) -> bool {
-        self.send(unique, 0, [&Body::opened(node, handle).0[..]].into_iter())
+        self.send(unique, 0, [&FuseReplyBody::opened(node, handle).0[..]].into_iter())
     }
 
     /// `fuse_write_out`.
@@ -367,9 +369,9 @@ mod tests {
         (bytes[..HEAD_BYTES].try_into().unwrap(), bytes[HEAD_BYTES..].to_vec(), count)
     }
 
-    fn parse(opcode: u32, rest: &[u8]) -> Result<Op, Nonsense> {
+    fn parse(opcode: u32, rest: &[u8]) -> Result<FuseOperation, FuseFieldError> {
         let (head, data, count) = request(opcode, rest);
-        Request::parse(&head, &data, count).map(|request| {
+        FuseRequest::parse(&head, &data, count).map(|request| {
             assert_eq!((request.unique, request.node), (42, FILE));
             request.op
         })
@@ -379,50 +381,52 @@ mod tests {
     fn requests_are_parsed_wherever_they_are_split() {
         for name in ["", "disk.img", &"n".repeat(255)] {
             let rest = [name.as_bytes(), &[0]].concat();
-            assert_eq!(parse(1, &rest), Ok(Op::Lookup { name: name.as_bytes().to_vec() }));
+            assert_eq!(parse(1, &rest), Ok(FuseOperation::Lookup { name: name.as_bytes().to_vec() }));
         }
         let mut setattr = [0; 88];
         setattr[..4].copy_from_slice(&(SETS[0] | SETS[3]).to_ne_bytes());
         setattr[16..24].copy_from_slice(&99u64.to_ne_bytes());
         setattr[68..72].copy_from_slice(&0o600u32.to_ne_bytes());
-        let expected = Op::Setattr { mode: Some(0o600), uid: None, gid: None, size: Some(99) };
+        let expected = FuseOperation::Setattr { mode: Some(0o600), uid: None, gid: None, size: Some(99) };
         assert_eq!(parse(4, &setattr), Ok(expected));
         let mut write = vec![0; 40 + 3];
         write[8..16].copy_from_slice(&7u64.to_ne_bytes());
         write[16..20].copy_from_slice(&3u32.to_ne_bytes());
-        assert_eq!(parse(16, &write), Ok(Op::Write { offset: 7, size: 3 }));
+        assert_eq!(parse(16, &write), Ok(FuseOperation::Write { offset: 7, size: 3 }));
         let handle = [7u64.to_ne_bytes(), [0; 8]].concat();
-        assert_eq!(parse(20, &handle), Ok(Op::Fsync { handle: 7 }));
-        assert_eq!(parse(25, &handle), Ok(Op::Flush { handle: 7 }));
-        assert_eq!(parse(18, &handle), Ok(Op::Release { handle: 7 }));
-        assert_eq!(parse(9999, &[]), Ok(Op::Other));
+        assert_eq!(parse(20, &handle), Ok(FuseOperation::Fsync { handle: 7 }));
+        assert_eq!(parse(25, &handle), Ok(FuseOperation::Flush { handle: 7 }));
+        assert_eq!(parse(18, &handle), Ok(FuseOperation::Release { handle: 7 }));
+        assert_eq!(parse(9999, &[]), Ok(FuseOperation::Other));
     }
 
     #[test]
     fn lengths_that_do_not_fit_are_refused() {
         let (head, data, count) = request(16, &[0; 43]);
-        assert_eq!(Request::parse(&head, &data, count), Err(Nonsense("size", 0)));
-        assert_eq!(Request::parse(&head, &data, count - 1), Err(Nonsense("length", 83)));
-        assert_eq!(Request::parse(&head, &data[..1], count), Err(Nonsense("length", 83)));
-        assert!(Request::parse(&head, &data, 39).is_err());
+        assert_eq!(FuseRequest::parse(&head, &data, count), Err(FuseFieldError("size", 0)));
+        assert_eq!(FuseRequest::parse(&head, &data, count - 1), Err(FuseFieldError("length", 83)));
+        assert_eq!(FuseRequest::parse(&head, &data[..1], count), Err(FuseFieldError("length", 83)));
+        assert!(FuseRequest::parse(&head, &data, 39).is_err());
     }
 
     #[test]
     fn answers_have_the_lengths_that_the_kernel_expects() {
-        let of = Attributes { node: FILE, size: 1000, perm: 0o600, owner: (1, 2), time: (3, 4) };
-        let terms = Terms { request_bytes_max: 1 << 20, background_max: 64, read_ahead_bytes: 1 << 20 };
-        assert_eq!(Body::attr(&of).0.len(), 16 + 88);
-        assert_eq!(Body::entry(&of).0.len(), 40 + 88);
-        assert_eq!((Body::opened(FILE, 1).0.len(), Body::statfs(1).0.len()), (16, 80));
-        let init = Body::init(7, 40, 0, u32::MAX, &terms).unwrap().0;
+        let of = FuseAttr { node: FILE, size: 1000, perm: 0o600, owner: (1, 2), time: (3, 4) };
+        let terms = FuseInitLimits { request_bytes_max: 1 << 20, background_max: 64, read_ahead_bytes: 1 << 20 };
+        assert_eq!(FuseReplyBody::attr(&of).0.len(), 16 + 88);
+        assert_eq!(FuseReplyBody::entry(&of).0.len(), 40 + 88);
+        assert_eq!((FuseReplyBody::opened(FILE, 1).0.len(), FuseReplyBody::statfs(1).0.len()), (16, 80));
+        let init = FuseReplyBody::init(7, 40, 0, u32::MAX, &terms).unwrap().0;
         assert_eq!((init.len(), u32_at(&init, 12)), (64, WANTED));
         assert_eq!((&init[16..20], &init[28..30]), (&[64, 0, 48, 0][..], &[0, 1][..]));
-        assert!(Body::init(8, 0, 0, 0, &terms).is_none() && Body::init(7, 22, 0, 0, &terms).is_none());
-        let whole = Body::folder(b"disk.img", 0, 4096).0;
+        assert!(
+            FuseReplyBody::init(8, 0, 0, 0, &terms).is_none() && FuseReplyBody::init(7, 22, 0, 0, &terms).is_none()
+        );
+        let whole = FuseReplyBody::folder(b"disk.img", 0, 4096).0;
         assert_eq!(whole.len(), 3 * 32);
-        assert_eq!(Body::folder(b"disk.img", 2, 4096).0, whole[64..]);
-        assert_eq!(Body::folder(b"disk.img", 0, 95).0, whole[..64]);
-        assert!(Body::folder(b"disk.img", u64::MAX, 4096).0.is_empty());
+        assert_eq!(FuseReplyBody::folder(b"disk.img", 2, 4096).0, whole[64..]);
+        assert_eq!(FuseReplyBody::folder(b"disk.img", 0, 95).0, whole[..64]);
+        assert!(FuseReplyBody::folder(b"disk.img", u64::MAX, 4096).0.is_empty());
     }
 
     /// A request is refused, or says no more than has arrived.
@@ -441,11 +445,11 @@ mod tests {
             if opcode == 16 && !input.once_in(4) {
                 head[56..60].copy_from_slice(&(count.saturating_sub(HEAD_BYTES) as u32).to_ne_bytes());
             }
-            let Ok(Request { op, .. }) = Request::parse(&head, &data, count) else { return };
+            let Ok(FuseRequest { op, .. }) = FuseRequest::parse(&head, &data, count) else { return };
             assert!(count >= HEADER_BYTES && count <= HEAD_BYTES + data.len());
             match op {
-                Op::Write { size, .. } => assert_eq!(HEAD_BYTES + size as usize, count),
-                Op::Lookup { name } => assert!(name.len() <= count - HEADER_BYTES && !name.contains(&0)),
+                FuseOperation::Write { size, .. } => assert_eq!(HEAD_BYTES + size as usize, count),
+                FuseOperation::Lookup { name } => assert!(name.len() <= count - HEADER_BYTES && !name.contains(&0)),
                 _ => {}
             }
         });

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::handles::{Ask, SavedHandles};
+use super::handles::{FlushCause, SavedHandles};
 
 /// The version that is written.
 pub(super) const STATE_VERSION: u16 = 1;
@@ -18,7 +18,7 @@ const STATE_VERSION_MIN: u16 = 1;
 
 /// A mount, and the kernel's open requests.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct State {
+pub(super) struct FuseDiskSnapshot {
     pub version: u16,
     pub at: PathBuf,
     pub name: String,
@@ -27,25 +27,25 @@ pub(super) struct State {
     pub next_id: u64,
     pub begun: u64,
     pub durable: u64,
-    pub asked: Vec<SavedAsked>,
+    pub asked: Vec<SavedFuseRequest>,
     #[serde(default)]
     pub handles: SavedHandles,
 }
 
 /// A request that the device is carrying out.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SavedAsked {
+pub(super) struct SavedFuseRequest {
     pub id: u64,
     /// The kernel's number of the request, if a program waits for it.
     pub unique: Option<u64>,
     pub change: Option<u64>,
     pub covers: Option<u64>,
     #[serde(default)]
-    pub ask: Option<Ask>,
+    pub ask: Option<FlushCause>,
     pub rest: Range<u64>,
 }
 
-impl State {
+impl FuseDiskSnapshot {
     pub fn to_bytes(&self, device: &[u8]) -> io::Result<Vec<u8>> {
         let text = serde_json::to_vec(self)?;
         Ok([&(text.len() as u32).to_le_bytes(), &text[..], device].concat())
@@ -70,10 +70,16 @@ mod tests {
 
     #[test]
     fn state_reads_back_and_a_truncated_one_is_refused() {
-        let asked =
-            SavedAsked { id: 7, unique: Some(9), change: None, covers: Some(3), ask: Some(Ask::Sync(2)), rest: 0..8 };
+        let asked = SavedFuseRequest {
+            id: 7,
+            unique: Some(9),
+            change: None,
+            covers: Some(3),
+            ask: Some(FlushCause::Sync(2)),
+            rest: 0..8,
+        };
         let (owner, time, at, name) = ((0, 1), (2, 3), PathBuf::from("/mnt/a b"), "disk.img".into());
-        let mut state = State {
+        let mut state = FuseDiskSnapshot {
             version: STATE_VERSION,
             at,
             name,
@@ -86,11 +92,11 @@ mod tests {
             handles: SavedHandles::default(),
         };
         let bytes = state.to_bytes(b"device").unwrap();
-        let (read, device) = State::from_bytes(&bytes).unwrap();
+        let (read, device) = FuseDiskSnapshot::from_bytes(&bytes).unwrap();
         assert_eq!((format!("{read:?}"), device), (format!("{state:?}"), &b"device"[..]));
-        assert!((0..bytes.len() - 6).all(|end| State::from_bytes(&bytes[..end]).is_err()));
+        assert!((0..bytes.len() - 6).all(|end| FuseDiskSnapshot::from_bytes(&bytes[..end]).is_err()));
         state.version += 1;
-        let error = State::from_bytes(&state.to_bytes(b"").unwrap()).unwrap_err();
+        let error = FuseDiskSnapshot::from_bytes(&state.to_bytes(b"").unwrap()).unwrap_err();
         assert!(error.to_string().contains("version 2"), "{error}");
     }
 
@@ -101,7 +107,7 @@ mod tests {
         let later = of_0_1_0.replace("\"begun\"", "\"epoch\":5,\"begun\"").replace("\"id\"", "\"by\":1,\"id\"");
         for text in [of_0_1_0, &later] {
             let bytes = [&(text.len() as u32).to_le_bytes(), text.as_bytes(), b"device"].concat();
-            let (state, device) = State::from_bytes(&bytes).unwrap();
+            let (state, device) = FuseDiskSnapshot::from_bytes(&bytes).unwrap();
             assert_eq!((state.next_id, state.asked[0].unique, device), (7, Some(9), &b"device"[..]));
         }
     }

@@ -5,4 +5,4 @@ mod mounting;
 mod protocol;
 
 pub use mounting::mount;
-pub use protocol::{Attributes, Kind, Op, Request, RequestId, Server};
+pub use protocol::{RequestId, TreeNodeAttributes, TreeNodeKind, TreeOperation, TreeRequest, TreeServer};

@@ -35,7 +35,7 @@ pub struct RequestId(pub u64);
 
 /// A request of a program, which the kernel passes on.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct TreeRequest {
     /// Names it in the answer.
     pub id: RequestId,
     /// What it is about; 1 is the root.
@@ -43,12 +43,12 @@ pub struct Request {
     /// The thread that asks; 0 if it is in another PID namespace.
     pub thread: u32,
     /// What is asked.
-    pub op: Op,
+    pub op: TreeOperation,
 }
 
 /// What is asked.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum TreeOperation {
     /// What is called so in the folder?
     Lookup(Vec<u8>),
     /// What is the node like?
@@ -89,7 +89,7 @@ pub enum Op {
     Poll {
         /// The open file.
         handle: u64,
-        /// How a program that waits is named ([`Server::wake`]); `None` if it does not wait.
+        /// How a program that waits is named ([`TreeServer::wake`]); `None` if it does not wait.
         waiter: Option<u64>,
     },
     /// The program that made that request got a signal.
@@ -115,7 +115,7 @@ pub enum Op {
 
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TreeNodeKind {
     /// A folder.
     Folder,
     /// A file that can be read.
@@ -126,37 +126,37 @@ pub enum Kind {
     Link,
 }
 
-impl Kind {
+impl TreeNodeKind {
     fn mode(self) -> u32 {
         match self {
-            Kind::Folder => 0o040_555,
-            Kind::File => 0o100_444,
-            Kind::Device => 0o100_666,
-            Kind::Link => 0o120_777,
+            TreeNodeKind::Folder => 0o040_555,
+            TreeNodeKind::File => 0o100_444,
+            TreeNodeKind::Device => 0o100_666,
+            TreeNodeKind::Link => 0o120_777,
         }
     }
 }
 
 /// A node, as the kernel is told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct TreeNodeAttributes {
     /// Its number: 1 is the root.
     pub node: u64,
     /// What it is.
-    pub kind: Kind,
+    pub kind: TreeNodeKind,
     /// What programs see as its length.
     pub size: u64,
 }
 
 /// The server's end of a FUSE file system.
 #[derive(Debug)]
-pub struct Server {
+pub struct TreeServer {
     kernel: OwnedFd,
     owner: (u32, u32),
     buffer: Vec<u8>,
 }
 
-impl Server {
+impl TreeServer {
     /// Serves what was mounted with this descriptor of `/dev/fuse`.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Server {
     ///
     /// # Errors
     /// `NotConnected`: nothing is mounted any more.
-    pub fn receive(&mut self) -> io::Result<Option<Request>> {
+    pub fn receive(&mut self) -> io::Result<Option<TreeRequest>> {
         loop {
             let count = match rustix::io::read(&self.kernel, &mut self.buffer) {
                 Ok(count) => count,
@@ -187,12 +187,16 @@ impl Server {
                 continue;
             }
             match parse(bytes) {
-                Some(Request { op: Op::Forget, .. }) => {}
-                Some(Request { id, op: Op::Done, .. }) => self.done(id),
-                Some(Request { id, op: Op::OpenFolder, .. }) => self.answer(id, &[&[0; 16]]),
-                Some(Request { id, op: Op::Size, .. }) => self.answer(id, &[&[0; 80]]),
-                Some(Request { id, op: Op::Change, .. }) => self.fail(id, Errno::ROFS.raw_os_error() as u16),
-                Some(Request { id, op: Op::Unknown, .. }) => self.fail(id, Errno::NOSYS.raw_os_error() as u16),
+                Some(TreeRequest { op: TreeOperation::Forget, .. }) => {}
+                Some(TreeRequest { id, op: TreeOperation::Done, .. }) => self.done(id),
+                Some(TreeRequest { id, op: TreeOperation::OpenFolder, .. }) => self.answer(id, &[&[0; 16]]),
+                Some(TreeRequest { id, op: TreeOperation::Size, .. }) => self.answer(id, &[&[0; 80]]),
+                Some(TreeRequest { id, op: TreeOperation::Change, .. }) => {
+                    self.fail(id, Errno::ROFS.raw_os_error() as u16)
+                }
+                Some(TreeRequest { id, op: TreeOperation::Unknown, .. }) => {
+                    self.fail(id, Errno::NOSYS.raw_os_error() as u16)
+                }
                 Some(request) => return Ok(Some(request)),
                 None => return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel sent no request of FUSE")),
             }
@@ -220,46 +224,46 @@ impl Server {
         self.answer(id, &[]);
     }
 
-    /// Answers [`Op::Lookup`]: what was found. It may be another one at the next look.
-    pub fn found(&self, id: RequestId, attributes: &Attributes) {
+    /// Answers [`TreeOperation::Lookup`]: what was found. It may be another one at the next look.
+    pub fn found(&self, id: RequestId, attributes: &TreeNodeAttributes) {
         let mut body = Vec::with_capacity(128);
         [attributes.node, 0, 0, 0, 0].into_iter().for_each(|word| body.extend(word.to_ne_bytes()));
         self.put_attributes(&mut body, attributes);
         self.answer(id, &[&body]);
     }
 
-    /// Answers [`Op::Attributes`].
-    pub fn attributes(&self, id: RequestId, attributes: &Attributes) {
+    /// Answers [`TreeOperation::TreeNodeAttributes`].
+    pub fn attributes(&self, id: RequestId, attributes: &TreeNodeAttributes) {
         let mut body = vec![0; 16];
         self.put_attributes(&mut body, attributes);
         self.answer(id, &[&body]);
     }
 
     /// `fuse_attr`.
-    fn put_attributes(&self, body: &mut Vec<u8>, of: &Attributes) {
+    fn put_attributes(&self, body: &mut Vec<u8>, of: &TreeNodeAttributes) {
         let wide = [of.node, of.size, 0, 0, 0, 0];
         wide.into_iter().for_each(|word| body.extend(word.to_ne_bytes()));
         let words = [0, 0, 0, of.kind.mode(), 1, self.owner.0, self.owner.1, 0, 4096, 0];
         words.into_iter().for_each(|word| body.extend(word.to_ne_bytes()));
     }
 
-    /// Answers [`Op::Open`]: requests on what was opened have this handle. Returns whether the kernel took it: a file
+    /// Answers [`TreeOperation::Open`]: requests on what was opened have this handle. Returns whether the kernel took it: a file
     /// that is opened for a program that was killed meanwhile is never closed.
     pub fn opened(&self, id: RequestId, handle: u64) -> bool {
         self.send(id, 0, &[&handle.to_ne_bytes(), &DIRECT_IO.to_ne_bytes(), &[0; 4]])
     }
 
-    /// Answers [`Op::Read`] and [`Op::ReadLink`].
+    /// Answers [`TreeOperation::Read`] and [`TreeOperation::ReadLink`].
     pub fn data(&self, id: RequestId, bytes: &[u8]) {
         self.answer(id, &[bytes]);
     }
 
-    /// Answers [`Op::List`] with the entries that come after the first `offset` and fit.
+    /// Answers [`TreeOperation::List`] with the entries that come after the first `offset` and fit.
     pub fn list<'a>(
         &self,
         id: RequestId,
         (offset, size): (u64, u32),
-        entries: impl Iterator<Item = (&'a str, Attributes)>,
+        entries: impl Iterator<Item = (&'a str, TreeNodeAttributes)>,
     ) {
         let mut body = Vec::new();
         for (next, (name, attributes)) in (1u64..).zip(entries).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
@@ -276,12 +280,12 @@ impl Server {
         self.answer(id, &[&body]);
     }
 
-    /// Answers [`Op::Ioctl`] with what the ioctl returns: a number, or an error number of Linux below zero.
+    /// Answers [`TreeOperation::Ioctl`] with what the ioctl returns: a number, or an error number of Linux below zero.
     pub fn ioctl(&self, id: RequestId, result: i32) {
         self.answer(id, &[&result.to_ne_bytes(), &[0; 12]]);
     }
 
-    /// Answers [`Op::Poll`] with the events of `poll(2)`.
+    /// Answers [`TreeOperation::Poll`] with the events of `poll(2)`.
     pub fn polled(&self, id: RequestId, events: u32) {
         self.answer(id, &[&events.to_ne_bytes(), &[0; 4]]);
     }
@@ -320,7 +324,7 @@ impl Server {
     }
 }
 
-impl AsFd for Server {
+impl AsFd for TreeServer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.kernel.as_fd()
     }
@@ -340,38 +344,41 @@ fn is_init(bytes: &[u8]) -> bool {
 }
 
 /// Parses a request; `None` if it is none.
-fn parse(bytes: &[u8]) -> Option<Request> {
+fn parse(bytes: &[u8]) -> Option<TreeRequest> {
     if bytes.len() < HEADER_BYTES || u32_at(bytes, 0) as usize != bytes.len() {
         return None;
     }
     let handle = u64_at(bytes, 40);
     let op = match u32_at(bytes, 4) {
-        1 => Op::Lookup(bytes[HEADER_BYTES..].split(|&byte| byte == 0).next().unwrap_or(&[]).to_vec()),
-        2 | 42 => Op::Forget,
-        3 => Op::Attributes,
+        1 => TreeOperation::Lookup(bytes[HEADER_BYTES..].split(|&byte| byte == 0).next().unwrap_or(&[]).to_vec()),
+        2 | 42 => TreeOperation::Forget,
+        3 => TreeOperation::Attributes,
         // Truncating what is opened for writing, as `echo > FILE` does.
-        4 => Op::Attributes,
-        5 => Op::ReadLink,
+        4 => TreeOperation::Attributes,
+        5 => TreeOperation::ReadLink,
         // O_ACCMODE: reading only is 0.
-        14 => Op::Open { is_writable: u32_at(bytes, 40) & 3 != 0 },
-        15 => Op::Read { offset: u64_at(bytes, 48), size: u32_at(bytes, 56) },
-        17 => Op::Size,
-        27 => Op::OpenFolder,
-        18 => Op::Release { handle },
-        25 | 29 | 30 => Op::Done,
-        28 => Op::List { offset: u64_at(bytes, 48), size: u32_at(bytes, 56) },
-        36 => Op::Interrupt(RequestId(handle)),
-        39 => Op::Ioctl {
+        14 => TreeOperation::Open { is_writable: u32_at(bytes, 40) & 3 != 0 },
+        15 => TreeOperation::Read { offset: u64_at(bytes, 48), size: u32_at(bytes, 56) },
+        17 => TreeOperation::Size,
+        27 => TreeOperation::OpenFolder,
+        18 => TreeOperation::Release { handle },
+        25 | 29 | 30 => TreeOperation::Done,
+        28 => TreeOperation::List { offset: u64_at(bytes, 48), size: u32_at(bytes, 56) },
+        36 => TreeOperation::Interrupt(RequestId(handle)),
+        39 => TreeOperation::Ioctl {
             handle,
             is_narrow: u32_at(bytes, 48) & IOCTL_32BIT != 0,
             command: u32_at(bytes, 52),
             argument: u64_at(bytes, 56),
         },
-        40 => Op::Poll { handle, waiter: (u32_at(bytes, 56) & SCHEDULE_NOTIFY != 0).then(|| u64_at(bytes, 48)) },
-        6 | 8..=13 | 16 | 20 | 35 | 45 => Op::Change,
-        _ => Op::Unknown,
+        40 => TreeOperation::Poll {
+            handle,
+            waiter: (u32_at(bytes, 56) & SCHEDULE_NOTIFY != 0).then(|| u64_at(bytes, 48)),
+        },
+        6 | 8..=13 | 16 | 20 | 35 | 45 => TreeOperation::Change,
+        _ => TreeOperation::Unknown,
     };
-    Some(Request { id: RequestId(u64_at(bytes, 8)), node: u64_at(bytes, 16), thread: u32_at(bytes, 32), op })
+    Some(TreeRequest { id: RequestId(u64_at(bytes, 8)), node: u64_at(bytes, 16), thread: u32_at(bytes, 32), op })
 }
 
 #[cfg(test)]
@@ -389,31 +396,31 @@ mod tests {
         bytes
     }
 
-    fn op(opcode: u32, rest: &[u8]) -> Op {
-        let Request { id, node, thread, op } = parse(&request(opcode, rest)).unwrap();
+    fn op(opcode: u32, rest: &[u8]) -> TreeOperation {
+        let TreeRequest { id, node, thread, op } = parse(&request(opcode, rest)).unwrap();
         assert_eq!((id, node, thread), (RequestId(42), 7, 99));
         op
     }
 
     #[test]
     fn requests_are_what_the_kernels_header_says() {
-        assert_eq!(op(1, b"busnum\0"), Op::Lookup(b"busnum".to_vec()));
-        assert_eq!(op(14, &[2, 0, 0, 0, 0, 0, 0, 0]), Op::Open { is_writable: true });
-        assert_eq!(op(14, &[0; 8]), Op::Open { is_writable: false });
+        assert_eq!(op(1, b"busnum\0"), TreeOperation::Lookup(b"busnum".to_vec()));
+        assert_eq!(op(14, &[2, 0, 0, 0, 0, 0, 0, 0]), TreeOperation::Open { is_writable: true });
+        assert_eq!(op(14, &[0; 8]), TreeOperation::Open { is_writable: false });
         let mut ioctl = [0; 32];
         ioctl[..8].copy_from_slice(&5u64.to_ne_bytes());
         ioctl[8..12].copy_from_slice(&IOCTL_32BIT.to_ne_bytes());
         ioctl[12..16].copy_from_slice(&0x802c_550au32.to_ne_bytes());
         ioctl[16..24].copy_from_slice(&0x1234_5678u64.to_ne_bytes());
-        let expected = Op::Ioctl { handle: 5, command: 0x802c_550a, argument: 0x1234_5678, is_narrow: true };
+        let expected = TreeOperation::Ioctl { handle: 5, command: 0x802c_550a, argument: 0x1234_5678, is_narrow: true };
         assert_eq!(op(39, &ioctl), expected);
         let mut poll = [0; 24];
         poll[..8].copy_from_slice(&5u64.to_ne_bytes());
         poll[8..16].copy_from_slice(&6u64.to_ne_bytes());
-        assert_eq!(op(40, &poll), Op::Poll { handle: 5, waiter: None });
+        assert_eq!(op(40, &poll), TreeOperation::Poll { handle: 5, waiter: None });
         poll[16] = 1;
-        assert_eq!(op(40, &poll), Op::Poll { handle: 5, waiter: Some(6) });
-        assert_eq!(op(36, &5u64.to_ne_bytes()), Op::Interrupt(RequestId(5)));
+        assert_eq!(op(40, &poll), TreeOperation::Poll { handle: 5, waiter: Some(6) });
+        assert_eq!(op(36, &5u64.to_ne_bytes()), TreeOperation::Interrupt(RequestId(5)));
     }
 
     #[test]
@@ -438,7 +445,7 @@ mod tests {
             bytes[..4].copy_from_slice(&length.to_ne_bytes());
             let parsed = parse(&bytes);
             assert_eq!(parsed.is_some(), length as usize == bytes.len());
-            if let Some(Request { op: Op::Lookup(name), .. }) = parsed {
+            if let Some(TreeRequest { op: TreeOperation::Lookup(name), .. }) = parsed {
                 assert!(name.len() <= bytes.len() - HEADER_BYTES && !name.contains(&0));
             }
         });

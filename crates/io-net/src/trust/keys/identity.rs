@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 use super::fingerprint::fingerprint_of_key;
 use super::provider::provider;
 use crate::trust::limits;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 /// The file with the key: PKCS #8, PEM.
 const KEY_FILE: &str = "key.pem";
@@ -21,23 +21,23 @@ const KEY_FILE: &str = "key.pem";
 const KEY_BYTES_MAX: u64 = 16 << 10;
 
 /// A host's key.
-pub struct Identity {
+pub struct HostIdentity {
     key: KeyPair,
     fingerprint: Fingerprint,
-    current: Mutex<Option<Issued>>,
+    current: Mutex<Option<IssuedCertificate>>,
 }
 
-struct Issued {
+struct IssuedCertificate {
     at: SystemTime,
     certified: Arc<CertifiedKey>,
 }
 
-impl Identity {
+impl HostIdentity {
     /// Reads the key in `folder`; creates it if there is none.
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read or created, other users may read it, or it contains no Ed25519 key.
-    pub fn load_or_create(folder: &Folder) -> Result<Self, StateError> {
+    pub fn load_or_create(folder: &HostFolder) -> Result<Self, StateError> {
         if let Some(found) = Self::load(folder)? {
             return Ok(found);
         }
@@ -54,8 +54,8 @@ impl Identity {
     /// Reads the key in `folder`, if there is one.
     ///
     /// # Errors
-    /// As [`Identity::load_or_create`].
-    pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
+    /// As [`HostIdentity::load_or_create`].
+    pub fn load(folder: &HostFolder) -> Result<Option<Self>, StateError> {
         let Some(pem) = folder.read(KEY_FILE, KEY_BYTES_MAX, true)? else { return Ok(None) };
         let damaged = || {
             let path = folder.file(KEY_FILE);
@@ -72,7 +72,7 @@ impl Identity {
     }
 
     /// Whether `folder` contains a key file, whatever its content.
-    pub fn is_there(folder: &Folder) -> bool {
+    pub fn is_there(folder: &HostFolder) -> bool {
         folder.file(KEY_FILE).exists()
     }
 
@@ -120,7 +120,7 @@ impl Identity {
         let from = now.checked_sub(limits::CERTIFICATE_BACKDATED).unwrap_or(UNIX_EPOCH);
         let certificate = self.certificate(from, now + limits::CERTIFICATE_LIFETIME);
         let certified = self.certified_with(certificate);
-        *current = Some(Issued { at: now, certified: Arc::clone(&certified) });
+        *current = Some(IssuedCertificate { at: now, certified: Arc::clone(&certified) });
         certified
     }
 
@@ -136,8 +136,8 @@ fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for HostIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Identity").field(&self.fingerprint).finish()
+        f.debug_tuple("HostIdentity").field(&self.fingerprint).finish()
     }
 }

@@ -16,7 +16,7 @@ use super::random::fill_random;
 
 /// Eight digits, for one pairing.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Code([u8; DIGITS]);
+pub struct PairingCode([u8; DIGITS]);
 
 const DIGITS: usize = 8;
 const CODES: u32 = 100_000_000;
@@ -33,7 +33,7 @@ impl fmt::Display for NotACode {
 
 impl std::error::Error for NotACode {}
 
-impl Code {
+impl PairingCode {
     /// A random code.
     ///
     /// # Panics
@@ -61,20 +61,20 @@ impl Code {
     }
 }
 
-impl fmt::Display for Code {
+impl fmt::Display for PairingCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = self.0.split_at(DIGITS / 2);
         write!(f, "{}-{}", String::from_utf8_lossy(first), String::from_utf8_lossy(last))
     }
 }
 
-impl fmt::Debug for Code {
+impl fmt::Debug for PairingCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Code(…)")
     }
 }
 
-impl FromStr for Code {
+impl FromStr for PairingCode {
     type Err = NotACode;
 
     fn from_str(text: &str) -> Result<Self, NotACode> {
@@ -89,7 +89,7 @@ impl FromStr for Code {
 
 /// The role in a pairing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum PairingRole {
     /// The host that was told the code, and connects.
     Joins,
     /// The host that shows the code, and waits.
@@ -97,8 +97,8 @@ pub enum Side {
 }
 
 /// An exchange that has begun.
-pub struct Exchange {
-    side: Side,
+pub struct PairingExchange {
+    side: PairingRole,
     spake: Spake2<Ed25519Group>,
     share: Vec<u8>,
     joiner: Fingerprint,
@@ -106,21 +106,21 @@ pub struct Exchange {
 }
 
 /// What each side sends to show that it knows the code.
-pub struct Proofs {
+pub struct PairingProofs {
     /// The proof that this host sends.
     pub ours: [u8; 32],
     /// The proof that the peer has to send.
     pub theirs: [u8; 32],
 }
 
-impl Exchange {
+impl PairingExchange {
     /// Begins an exchange between two hosts.
-    pub fn start(side: Side, code: &Code, joiner: Fingerprint, waiter: Fingerprint) -> Self {
+    pub fn start(side: PairingRole, code: &PairingCode, joiner: Fingerprint, waiter: Fingerprint) -> Self {
         let password = Password::new(code.0);
         let (a, b) = (SpakeIdentity::new(joiner.as_bytes()), SpakeIdentity::new(waiter.as_bytes()));
         let (spake, share) = match side {
-            Side::Joins => Spake2::<Ed25519Group>::start_a(&password, &a, &b),
-            Side::Waits => Spake2::<Ed25519Group>::start_b(&password, &a, &b),
+            PairingRole::Joins => Spake2::<Ed25519Group>::start_a(&password, &a, &b),
+            PairingRole::Waits => Spake2::<Ed25519Group>::start_b(&password, &a, &b),
         };
         Self { side, spake, share, joiner, waiter }
     }
@@ -132,7 +132,7 @@ impl Exchange {
 
     /// Computes the proofs from the peer's message. `context` must be the same on both sides. `None`: the message is
     /// invalid.
-    pub fn finish(self, their_share: &[u8], context: &[&[u8]]) -> Option<Proofs> {
+    pub fn finish(self, their_share: &[u8], context: &[&[u8]]) -> Option<PairingProofs> {
         let secret = self.spake.finish(their_share).ok()?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
         let proof_of = |side: &[u8]| {
@@ -147,18 +147,18 @@ impl Exchange {
             proof
         };
         let (joiner, waiter) = (proof_of(b"joins"), proof_of(b"waits"));
-        let (ours, theirs) = if self.side == Side::Joins { (joiner, waiter) } else { (waiter, joiner) };
-        Some(Proofs { ours, theirs })
+        let (ours, theirs) = if self.side == PairingRole::Joins { (joiner, waiter) } else { (waiter, joiner) };
+        Some(PairingProofs { ours, theirs })
     }
 }
 
-impl fmt::Debug for Exchange {
+impl fmt::Debug for PairingExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exchange").field("side", &self.side).finish_non_exhaustive()
+        f.debug_struct("PairingExchange").field("side", &self.side).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Proofs {
+impl fmt::Debug for PairingProofs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Proofs(…)")
     }
@@ -173,10 +173,10 @@ mod tests {
         [b"j", b"w", b"m"].map(|text| fingerprint_of_key(text))
     }
 
-    fn run(codes: [&str; 2], seen: [[Fingerprint; 2]; 2], contexts: [&str; 2]) -> (Proofs, Proofs) {
-        let [code_j, code_w] = codes.map(|code| code.parse::<Code>().unwrap());
-        let joins = Exchange::start(Side::Joins, &code_j, seen[0][0], seen[0][1]);
-        let waits = Exchange::start(Side::Waits, &code_w, seen[1][0], seen[1][1]);
+    fn run(codes: [&str; 2], seen: [[Fingerprint; 2]; 2], contexts: [&str; 2]) -> (PairingProofs, PairingProofs) {
+        let [code_j, code_w] = codes.map(|code| code.parse::<PairingCode>().unwrap());
+        let joins = PairingExchange::start(PairingRole::Joins, &code_j, seen[0][0], seen[0][1]);
+        let waits = PairingExchange::start(PairingRole::Waits, &code_w, seen[1][0], seen[1][1]);
         let (share_j, share_w) = (joins.share().to_owned(), waits.share().to_owned());
         (
             joins.finish(&share_w, &[contexts[0].as_bytes()]).unwrap(),
@@ -206,25 +206,25 @@ mod tests {
     #[test]
     fn invalid_message_is_refused() {
         let [j, w, _] = prints();
-        let code = Code::generate();
+        let code = PairingCode::generate();
         for share in [&[][..], &[0; 33], &[0xff; 33], &[b'A'; 32]] {
-            assert!(Exchange::start(Side::Joins, &code, j, w).finish(share, &[]).is_none(), "{share:?}");
+            assert!(PairingExchange::start(PairingRole::Joins, &code, j, w).finish(share, &[]).is_none(), "{share:?}");
         }
-        let own = Exchange::start(Side::Joins, &code, j, w);
+        let own = PairingExchange::start(PairingRole::Joins, &code, j, w);
         let share = own.share().to_owned();
         assert!(own.finish(&share, &[]).is_none(), "and so is one's own");
     }
 
     #[test]
     fn codes_are_read_as_people_write_them_and_not_shown_to_logs() {
-        let code = Code::of(937);
+        let code = PairingCode::of(937);
         assert_eq!(code.to_string(), "0000-0937");
         assert_eq!("0000 0937".parse(), Ok(code.clone()));
         assert_eq!(code.to_string().parse(), Ok(code.clone()));
         for wrong in ["", "1234567", "123456789", "1234-567a"] {
-            assert_eq!(wrong.parse::<Code>(), Err(NotACode), "{wrong}");
+            assert_eq!(wrong.parse::<PairingCode>(), Err(NotACode), "{wrong}");
         }
         assert!(!format!("{code:?}").contains("937"));
-        assert_ne!(Code::generate(), Code::generate(), "once in 10^8 runs this is bad luck");
+        assert_ne!(PairingCode::generate(), PairingCode::generate(), "once in 10^8 runs this is bad luck");
     }
 }

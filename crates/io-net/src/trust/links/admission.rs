@@ -32,7 +32,7 @@ use crate::trust::limits::{
 
 /// Why a connection is refused before a byte of it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AdmissionRefusal {
     /// Too many connections have not proved a key yet.
     TooMany,
     /// Too many of them from this address.
@@ -44,21 +44,23 @@ pub enum Refusal {
     },
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for AdmissionRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::TooMany => write!(f, "{STRANGERS_MAX} connections are proving their keys already"),
-            Refusal::TooManyOfAddress => {
+            AdmissionRefusal::TooMany => write!(f, "{STRANGERS_MAX} connections are proving their keys already"),
+            AdmissionRefusal::TooManyOfAddress => {
                 write!(f, "{STRANGERS_OF_ADDRESS_MAX} connections from its address are proving their keys already")
             }
-            Refusal::Failures { .. } => write!(f, "{FAILURES_MAX} handshakes from its address have failed lately"),
+            AdmissionRefusal::Failures { .. } => {
+                write!(f, "{FAILURES_MAX} handshakes from its address have failed lately")
+            }
         }
     }
 }
 
 /// How a connection's attempt to prove a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proof {
+pub enum KeyProofOutcome {
     /// It proved a key.
     Given,
     /// The link was lost before. If the address has recently proved a key, this counts as a failure of its network and
@@ -72,33 +74,33 @@ pub enum Proof {
 
 /// Counts connections that have not proved a key yet, and handshakes that failed, by address.
 #[derive(Clone, Debug, Default)]
-pub struct Admission {
-    state: Arc<Mutex<State>>,
+pub struct PeerAdmission {
+    state: Arc<Mutex<AdmissionState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AdmissionState {
     /// The connections that have not proved a key, in the order of arrival.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, UnprovedConnection>,
     numbers: u64,
-    addresses: HashMap<IpAddr, Record>,
+    addresses: HashMap<IpAddr, AddressRecord>,
     /// Addresses from which a key was proved, and until when that counts.
     proved: HashMap<IpAddr, Instant>,
 }
 
 /// A connection that has not proved a key yet.
 #[derive(Debug)]
-struct Waiting {
+struct UnprovedConnection {
     /// The peer's address (for IPv6, its /64 network).
     address: IpAddr,
     rank: u8,
     since: Instant,
-    cut: Arc<Cut>,
+    cut: Arc<ConnectionCut>,
 }
 
 /// The record of one address (for IPv6, of one /64 network, which is what one subscriber has).
 #[derive(Debug)]
-struct Record {
+struct AddressRecord {
     connected: usize,
     /// When its last failure will be forgiven: each failure moves it by [`FORGIVEN_AFTER`].
     clean_at: Instant,
@@ -109,7 +111,7 @@ struct Record {
 
 /// Ends a connection that has to give way.
 #[derive(Default)]
-struct Cut(Mutex<CutState>);
+struct ConnectionCut(Mutex<CutState>);
 
 #[derive(Default)]
 enum CutState {
@@ -119,13 +121,13 @@ enum CutState {
     Cut,
 }
 
-impl fmt::Debug for Cut {
+impl fmt::Debug for ConnectionCut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cut").field(&self.is_cut()).finish()
+        f.debug_tuple("ConnectionCut").field(&self.is_cut()).finish()
     }
 }
 
-impl Cut {
+impl ConnectionCut {
     fn state(&self) -> MutexGuard<'_, CutState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,20 +144,20 @@ impl Cut {
     }
 }
 
-/// A connection's place. Dropping it returns the place as [`Proof::Untried`].
+/// A connection's place. Dropping it returns the place as [`KeyProofOutcome::Untried`].
 #[derive(Debug)]
-pub struct Ticket {
-    state: Arc<Mutex<State>>,
+pub struct AdmissionTicket {
+    state: Arc<Mutex<AdmissionState>>,
     number: u64,
     address: IpAddr,
     since: Instant,
-    cut: Arc<Cut>,
+    cut: Arc<ConnectionCut>,
     /// For how long it counts if it fails.
     cost: Duration,
     is_given_back: bool,
 }
 
-impl Ticket {
+impl AdmissionTicket {
     /// Sets how to end the connection if it has to give way; ends it at once if it already has to.
     pub fn on_cut(&self, end: impl FnOnce() + Send + 'static) {
         let mut state = self.cut.state();
@@ -174,36 +176,44 @@ impl Ticket {
     }
 
     /// Returns the place, with the result of the attempt.
-    pub fn leave(mut self, now: Instant, proof: Proof) {
+    pub fn leave(mut self, now: Instant, proof: KeyProofOutcome) {
         self.give_back(now, proof);
     }
 
-    fn give_back(&mut self, now: Instant, proof: Proof) {
+    fn give_back(&mut self, now: Instant, proof: KeyProofOutcome) {
         if !std::mem::replace(&mut self.is_given_back, true) {
             self.state.lock().unwrap_or_else(PoisonError::into_inner).leave(self, now, proof);
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for AdmissionTicket {
     fn drop(&mut self) {
-        self.give_back(self.since, Proof::Untried);
+        self.give_back(self.since, KeyProofOutcome::Untried);
     }
 }
 
-impl Admission {
+impl PeerAdmission {
     /// Admits a connection, which has a place until its ticket is returned.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn enter(&self, address: IpAddr, now: Instant) -> Result<Ticket, Refusal> {
+    /// [`AdmissionRefusal`].
+    pub fn enter(&self, address: IpAddr, now: Instant) -> Result<AdmissionTicket, AdmissionRefusal> {
         let address = subscriber(address);
         let mut cut = Vec::new();
         let entered = self.state().enter(address, now, &mut cut);
         // Without the lock: ending a connection may take a while.
         cut.into_iter().for_each(|cut| cut.cut());
         let (number, cut, cost) = entered?;
-        Ok(Ticket { state: Arc::clone(&self.state), number, address, since: now, cut, cost, is_given_back: false })
+        Ok(AdmissionTicket {
+            state: Arc::clone(&self.state),
+            number,
+            address,
+            since: now,
+            cut,
+            cost,
+            is_given_back: false,
+        })
     }
 
     /// Records that a key was proved from this address recently, from this host's files.
@@ -211,19 +221,19 @@ impl Admission {
         self.state().note_proved(subscriber(address), now);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdmissionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl AdmissionState {
     /// Finds a place for a connection from this address; adds to `cut` the connections that must give way.
     fn enter(
         &mut self,
         address: IpAddr,
         now: Instant,
-        cut: &mut Vec<Arc<Cut>>,
-    ) -> Result<(u64, Arc<Cut>, Duration), Refusal> {
+        cut: &mut Vec<Arc<ConnectionCut>>,
+    ) -> Result<(u64, Arc<ConnectionCut>, Duration), AdmissionRefusal> {
         let rank = self.find_place(address, now, cut)?;
         let record = self.record(address, now);
         record.connected += 1;
@@ -231,28 +241,33 @@ impl State {
         let cost = if rank == 2 { FORGIVEN_AFTER_PROVED } else { FORGIVEN_AFTER };
         record.clean_at = record.clean_at.max(now) + cost;
         self.numbers += 1;
-        let own = Arc::<Cut>::default();
-        self.waiting.insert(self.numbers, Waiting { address, rank, since: now, cut: Arc::clone(&own) });
+        let own = Arc::<ConnectionCut>::default();
+        self.waiting.insert(self.numbers, UnprovedConnection { address, rank, since: now, cut: Arc::clone(&own) });
         Ok((self.numbers, own, cost))
     }
 
     /// The rank of a connection from this address, if it may enter; adds to `cut` the connections that must give way.
-    fn find_place(&mut self, address: IpAddr, now: Instant, cut: &mut Vec<Arc<Cut>>) -> Result<u8, Refusal> {
+    fn find_place(
+        &mut self,
+        address: IpAddr,
+        now: Instant,
+        cut: &mut Vec<Arc<ConnectionCut>>,
+    ) -> Result<u8, AdmissionRefusal> {
         let rank = self.rank(address, now);
         let record = self.record(address, now);
         if record.clean_at > now + FORGIVEN_AFTER * (FAILURES_MAX - 1) {
             let is_first = !std::mem::replace(&mut record.was_told, true);
-            return Err(Refusal::Failures { is_first });
+            return Err(AdmissionRefusal::Failures { is_first });
         }
         if record.connected >= STRANGERS_OF_ADDRESS_MAX {
             let mut own = self.waiting.iter().filter(|(_, other)| other.address == address);
             let oldest = own.next().filter(|(_, other)| now >= other.since + PRESSED_TIME).map(|(number, _)| *number);
-            cut.push(self.cut(oldest.ok_or(Refusal::TooManyOfAddress)?));
+            cut.push(self.cut(oldest.ok_or(AdmissionRefusal::TooManyOfAddress)?));
         }
         let of_strangers = self.waiting.values().filter(|other| other.rank == 0).count();
         let is_full = self.waiting.len() >= STRANGERS_MAX;
         if is_full || (rank == 0 && of_strangers >= STRANGERS_MAX - PROVED_PLACES) {
-            let victim = self.victim(address, rank, now).ok_or(Refusal::TooMany)?;
+            let victim = self.victim(address, rank, now).ok_or(AdmissionRefusal::TooMany)?;
             cut.push(self.cut(victim));
         }
         Ok(rank)
@@ -268,7 +283,7 @@ impl State {
         let mut of_networks = HashMap::<IpAddr, usize>::new();
         peers().for_each(|(_, other)| *of_networks.entry(network(other.address)).or_default() += 1);
         let own = of_networks.get(&network(address)).copied().unwrap_or(0);
-        let has_too_many = |other: &Waiting| {
+        let has_too_many = |other: &UnprovedConnection| {
             let of_network = of_networks[&network(other.address)];
             of_network > NETWORK_PLACES && own < NETWORK_PLACES
         };
@@ -276,7 +291,7 @@ impl State {
         who_may.next().map(|(number, _)| *number)
     }
 
-    fn cut(&mut self, number: u64) -> Arc<Cut> {
+    fn cut(&mut self, number: u64) -> Arc<ConnectionCut> {
         let waiting = self.waiting.remove(&number).expect("it is waiting");
         if let Some(record) = self.addresses.get_mut(&waiting.address) {
             record.connected -= 1;
@@ -303,29 +318,31 @@ impl State {
         self.proved.insert(address, now + PROVED_FOR);
     }
 
-    fn leave(&mut self, ticket: &Ticket, now: Instant, proof: Proof) {
-        let Ticket { number, address, cost, .. } = *ticket;
+    fn leave(&mut self, ticket: &AdmissionTicket, now: Instant, proof: KeyProofOutcome) {
+        let AdmissionTicket { number, address, cost, .. } = *ticket;
         let is_here = self.waiting.remove(&number).is_some();
         let record = self.record(address, now);
         record.connected -= usize::from(is_here);
-        if proof == Proof::Given {
+        if proof == KeyProofOutcome::Given {
             record.trusted_until = Some(now + TRUSTED_FOR);
         }
         let is_trusted = record.trusted_until.is_some_and(|until| now < until);
-        if matches!(proof, Proof::Given | Proof::Untried) || (proof == Proof::CutShort && is_trusted) {
+        if matches!(proof, KeyProofOutcome::Given | KeyProofOutcome::Untried)
+            || (proof == KeyProofOutcome::CutShort && is_trusted)
+        {
             let forgiven_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
             record.clean_at = Instant::from_nanos(record.clean_at.as_nanos().saturating_sub(forgiven_ns));
         }
-        if proof == Proof::Given {
+        if proof == KeyProofOutcome::Given {
             self.note_proved(address, now);
         }
     }
 
-    fn record(&mut self, address: IpAddr, now: Instant) -> &mut Record {
+    fn record(&mut self, address: IpAddr, now: Instant) -> &mut AddressRecord {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
             self.make_room(now);
         }
-        let record = self.addresses.entry(address).or_insert(Record {
+        let record = self.addresses.entry(address).or_insert(AddressRecord {
             connected: 0,
             clean_at: now,
             was_told: false,
@@ -370,9 +387,9 @@ fn network(subscriber: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    impl Admission {
+    impl PeerAdmission {
         /// Enters and leaves at once with this result; an error if it was not admitted.
-        fn visit(&self, address: IpAddr, now: Instant, proof: Proof) -> Result<(), Refusal> {
+        fn visit(&self, address: IpAddr, now: Instant, proof: KeyProofOutcome) -> Result<(), AdmissionRefusal> {
             self.enter(address, now).map(|ticket| ticket.leave(now, proof))
         }
     }
@@ -383,64 +400,64 @@ mod tests {
 
     #[test]
     fn failing_address_is_limited_to_one_try_in_six_seconds() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let (guesser, other) = ("10.0.0.9".parse().unwrap(), "10.0.0.7".parse().unwrap());
         let (mut tried, mut told) = (0, 0);
         for n in 0..1000 {
             // Ten each second.
             let now = Instant::from_nanos(n * 100_000_000);
-            match admission.visit(guesser, now, Proof::Failed) {
+            match admission.visit(guesser, now, KeyProofOutcome::Failed) {
                 Ok(()) => tried += 1,
-                Err(Refusal::Failures { is_first }) => told += u32::from(is_first),
+                Err(AdmissionRefusal::Failures { is_first }) => told += u32::from(is_first),
                 Err(other) => panic!("{other}"),
             }
         }
         // In 100 s: the first ten, and one for each six seconds.
         assert_eq!(tried, 10 + 16);
         assert_eq!(told, 1, "and the log says so once");
-        assert_eq!(admission.visit(other, at(100), Proof::Failed), Ok(()));
-        assert_eq!(admission.visit(guesser, at(200), Proof::Failed), Ok(()), "a pause is forgiven");
+        assert_eq!(admission.visit(other, at(100), KeyProofOutcome::Failed), Ok(()));
+        assert_eq!(admission.visit(guesser, at(200), KeyProofOutcome::Failed), Ok(()), "a pause is forgiven");
     }
 
     #[test]
     fn lost_links_do_not_lock_a_paired_host_out_nor_help_others() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let (paired, stranger) = ("10.0.0.7".parse().unwrap(), "10.0.0.9".parse().unwrap());
-        admission.visit(paired, at(1), Proof::Given).unwrap();
+        admission.visit(paired, at(1), KeyProofOutcome::Given).unwrap();
         for _ in 0..1000 {
-            admission.visit(paired, at(2), Proof::CutShort).unwrap();
+            admission.visit(paired, at(2), KeyProofOutcome::CutShort).unwrap();
         }
         let let_in = |address, proof| (0..5000).filter(|_| admission.visit(address, at(3), proof).is_ok()).count();
-        assert_eq!(let_in(stranger, Proof::CutShort), 10);
-        assert_eq!(let_in(paired, Proof::Failed), 2701, "a wrong key is one wherever it comes from");
+        assert_eq!(let_in(stranger, KeyProofOutcome::CutShort), 10);
+        assert_eq!(let_in(paired, KeyProofOutcome::Failed), 2701, "a wrong key is one wherever it comes from");
     }
 
     #[test]
     fn paired_host_gets_in_beside_another_one_at_its_address_that_fails_all_the_time() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let router = "10.0.0.7".parse().unwrap();
-        admission.visit(router, at(1), Proof::Given).unwrap();
+        admission.visit(router, at(1), KeyProofOutcome::Given).unwrap();
         for n in 0..10_000 {
             // Forty failures a second, for four minutes; the paired host comes once in a second.
             let now = Instant::from_nanos(1_000_000_000 + n * 25_000_000);
-            admission.visit(router, now, Proof::Failed).unwrap();
+            admission.visit(router, now, KeyProofOutcome::Failed).unwrap();
             if n % 40 == 0 {
-                admission.visit(router, now, Proof::Given).unwrap();
+                admission.visit(router, now, KeyProofOutcome::Given).unwrap();
             }
         }
     }
 
     #[test]
     fn guesses_that_come_together_are_counted_together() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let guesser = "10.0.0.9".parse().unwrap();
         let mut tried = 0;
         for n in 0..100 {
             // Each is still in its handshake when the next arrives; all fail much later.
             let now = Instant::from_nanos(n * 100_000_000);
-            let tickets: Vec<Ticket> = (0..20).filter_map(|_| admission.enter(guesser, now).ok()).collect();
+            let tickets: Vec<AdmissionTicket> = (0..20).filter_map(|_| admission.enter(guesser, now).ok()).collect();
             tried += tickets.len();
-            tickets.into_iter().for_each(|ticket| ticket.leave(now, Proof::Failed));
+            tickets.into_iter().for_each(|ticket| ticket.leave(now, KeyProofOutcome::Failed));
         }
         assert_eq!(tried, 10 + 1);
     }
@@ -452,16 +469,16 @@ mod tests {
 
     #[test]
     fn successes_do_not_count_and_places_are_bounded() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         for _ in 0..1000 {
-            admission.visit(elsewhere(1), at(1), Proof::Given).unwrap();
+            admission.visit(elsewhere(1), at(1), KeyProofOutcome::Given).unwrap();
         }
         let own: Vec<_> =
             (0..STRANGERS_OF_ADDRESS_MAX).map(|_| admission.enter(elsewhere(1), at(1)).unwrap()).collect();
-        assert_eq!(admission.enter(elsewhere(1), at(1)).unwrap_err(), Refusal::TooManyOfAddress);
+        assert_eq!(admission.enter(elsewhere(1), at(1)).unwrap_err(), AdmissionRefusal::TooManyOfAddress);
         let strangers: Vec<_> = (0..100).map_while(|n| admission.enter(elsewhere(10 + n), at(1)).ok()).collect();
         assert_eq!(strangers.len(), STRANGERS_MAX - PROVED_PLACES);
-        assert_eq!(admission.enter(elsewhere(200), at(1)).unwrap_err(), Refusal::TooMany);
+        assert_eq!(admission.enter(elsewhere(200), at(1)).unwrap_err(), AdmissionRefusal::TooMany);
         assert_eq!(admission.state().waiting.len(), STRANGERS_MAX);
         drop((own, strangers));
         assert_eq!(admission.state().waiting.len(), 0);
@@ -471,9 +488,9 @@ mod tests {
 
     #[test]
     fn a_paired_host_enters_whatever_strangers_of_its_own_network_and_others_do() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let paired = IpAddr::from([10, 0, 0, 7]);
-        admission.visit(paired, at(1), Proof::Given).unwrap();
+        admission.visit(paired, at(1), KeyProofOutcome::Given).unwrap();
         let mut tickets = Vec::new();
         for n in 0..60 {
             // Idle connections from its own network and from others, at the same moment.
@@ -484,7 +501,7 @@ mod tests {
         for n in 0..12 {
             let ticket = admission.enter(paired, at(2)).unwrap_or_else(|refusal| panic!("{n}: {refusal}"));
             assert!(!ticket.is_cut());
-            ticket.leave(at(2), Proof::Given);
+            ticket.leave(at(2), KeyProofOutcome::Given);
             tickets.extend(admission.enter(elsewhere(100 + n), at(2)));
             tickets.extend(admission.enter(IpAddr::from([10, 0, 0, 200 + n as u8]), at(2)));
         }
@@ -496,7 +513,7 @@ mod tests {
 
     #[test]
     fn oldest_connection_is_cut_after_a_second_if_all_places_are_taken() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let places = STRANGERS_MAX - PROVED_PLACES;
         let tickets: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
         let ended = Arc::new(Mutex::new(Vec::new()));
@@ -504,7 +521,11 @@ mod tests {
             let ended = Arc::clone(&ended);
             ticket.on_cut(move || ended.lock().unwrap().push(n));
         }
-        assert_eq!(admission.enter(elsewhere(100), at(1)).unwrap_err(), Refusal::TooMany, "each has its second");
+        assert_eq!(
+            admission.enter(elsewhere(100), at(1)).unwrap_err(),
+            AdmissionRefusal::TooMany,
+            "each has its second"
+        );
         let first = admission.enter(elsewhere(100), at(2)).unwrap();
         let second = admission.enter(elsewhere(101), at(2)).unwrap();
         assert_eq!(*ended.lock().unwrap(), [0, 1]);
@@ -522,18 +543,18 @@ mod tests {
 
     #[test]
     fn a_network_that_fills_all_places_gives_way_at_once_to_another() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let mut tickets: Vec<_> =
             (0..60).filter_map(|n| admission.enter(IpAddr::from([10, 9, 9, n]), at(1)).ok()).collect();
         assert_eq!(tickets.len(), STRANGERS_MAX - PROVED_PLACES);
         tickets.push(admission.enter(elsewhere(1), at(1)).unwrap());
         assert!(tickets[0].is_cut());
-        assert_eq!(admission.enter(IpAddr::from([10, 9, 9, 99]), at(1)).unwrap_err(), Refusal::TooMany);
+        assert_eq!(admission.enter(IpAddr::from([10, 9, 9, 99]), at(1)).unwrap_err(), AdmissionRefusal::TooMany);
     }
 
     #[test]
     fn long_flood_stays_bounded_and_proved_addresses_keep_their_rank() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         let paired = IpAddr::from([10, 0, 0, 7]);
         admission.note_proved(paired, at(1));
         let mut tickets = std::collections::VecDeque::new();
@@ -541,11 +562,11 @@ mod tests {
             // A thousand each second, each from another address.
             let now = at(2) + std::time::Duration::from_millis(n.into());
             tickets.extend(admission.enter(IpAddr::from((0x0b00_0000 + n).to_be_bytes()), now));
-            while tickets.front().is_some_and(Ticket::is_cut) {
+            while tickets.front().is_some_and(AdmissionTicket::is_cut) {
                 tickets.pop_front();
             }
             if n % 1000 == 0 {
-                admission.visit(paired, now, Proof::Given).unwrap();
+                admission.visit(paired, now, KeyProofOutcome::Given).unwrap();
             }
         }
         let state = admission.state();
@@ -555,9 +576,9 @@ mod tests {
 
     #[test]
     fn addresses_are_forgotten_and_a_network_of_ipv6_is_one() {
-        let admission = Admission::default();
+        let admission = PeerAdmission::default();
         for n in 0..2 * ADDRESSES_MAX as u32 {
-            admission.visit(IpAddr::from(n.to_be_bytes()), at(1), Proof::Failed).unwrap();
+            admission.visit(IpAddr::from(n.to_be_bytes()), at(1), KeyProofOutcome::Failed).unwrap();
         }
         assert!(admission.state().addresses.len() <= ADDRESSES_MAX);
         let one: IpAddr = "2001:db8::1".parse().unwrap();

@@ -18,7 +18,7 @@ use crate::trust::limits;
 
 /// An authority, and the certificate that this host shows, if any.
 #[derive(Clone, Debug)]
-pub struct Authority(Arc<ClientConfig>);
+pub struct CertificateAuthority(Arc<ClientConfig>);
 
 /// Why there is no encrypted link to a server.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl fmt::Display for AuthorityError {
 
 impl std::error::Error for AuthorityError {}
 
-impl Authority {
+impl CertificateAuthority {
     /// The authority whose certificates `ca` has (PEM), and this host's own chain and private key, if it shows one.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ mod tests {
 
     fn meet(ca: &str, at: SocketAddr, name: &str) -> Result<(), AuthorityError> {
         let link = Link::connect(&at.to_string(), limits::HANDSHAKE_TIME_MAX).unwrap();
-        Authority::new(ca, None).unwrap().connect(link, name).map(drop)
+        CertificateAuthority::new(ca, None).unwrap().connect(link, name).map(drop)
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn files_that_are_none_are_told_apart() {
         let ours = authority();
-        let refused = |ca: &str, shown| Authority::new(ca, shown).unwrap_err();
+        let refused = |ca: &str, shown| CertificateAuthority::new(ca, shown).unwrap_err();
         assert_eq!(refused("", None), "the authority's certificate: there is none in the file (PEM)");
         let shown = refused(&ours.pem(), Some(("x", "y")));
         assert_eq!(shown, "this host's certificate: there is none in the file (PEM)");

@@ -20,15 +20,15 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 
-use crate::link::{Clock, HandshakeFailure, HandshakeLimits, Interest, Link, wait};
+use crate::link::{BoottimeClock, HandshakeFailure, HandshakeLimits, Link, PollInterest, wait};
 use crate::trust::keys::fingerprint::fingerprint_of_key;
-use crate::trust::keys::identity::Identity;
+use crate::trust::keys::identity::HostIdentity;
 use crate::trust::keys::provider::provider;
 use crate::trust::limits;
 
 /// The protocol inside TLS, named in the handshake (ALPN, RFC 7301).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum LinkProtocol {
     /// USB/IP 0x0111, as on a plain link.
     UsbIp,
     /// Questions about what is shared, each a line of JSON.
@@ -42,30 +42,31 @@ pub enum Protocol {
 /// The server name for TLS, which needs one; it is not sent.
 pub(in crate::trust) const NO_NAME: &str = "farbus";
 
-impl Protocol {
-    const ALL: [Protocol; 4] = [Protocol::UsbIp, Protocol::Control, Protocol::Pairing, Protocol::Session];
+impl LinkProtocol {
+    const ALL: [LinkProtocol; 4] =
+        [LinkProtocol::UsbIp, LinkProtocol::Control, LinkProtocol::Pairing, LinkProtocol::Session];
 
     /// The protocol that was agreed.
     pub(in crate::trust) fn named(agreed: Option<&[u8]>) -> Result<Self, HandshakeError> {
-        let is_it = |protocol: &Protocol| agreed == Some(protocol.name().as_bytes());
-        Protocol::ALL.into_iter().find(is_it).ok_or(HandshakeError::NoProtocol)
+        let is_it = |protocol: &LinkProtocol| agreed == Some(protocol.name().as_bytes());
+        LinkProtocol::ALL.into_iter().find(is_it).ok_or(HandshakeError::NoProtocol)
     }
 
     /// Its name in the handshake.
     pub const fn name(self) -> &'static str {
         match self {
-            Protocol::UsbIp => "farbus-usbip/1",
-            Protocol::Control => "farbus-control/1",
-            Protocol::Pairing => "farbus-pair/1",
-            Protocol::Session => "farbus/1",
+            LinkProtocol::UsbIp => "farbus-usbip/1",
+            LinkProtocol::Control => "farbus-control/1",
+            LinkProtocol::Pairing => "farbus-pair/1",
+            LinkProtocol::Session => "farbus/1",
         }
     }
 }
 
 /// Which keys are accepted.
 #[derive(Clone)]
-pub enum Accepts {
-    /// Any key: the protocol inside finds out whose it is. Only for [`Protocol::Pairing`].
+pub enum AcceptedKeys {
+    /// Any key: the protocol inside finds out whose it is. Only for [`LinkProtocol::Pairing`].
     Anybody,
     /// Only this one.
     One(Fingerprint),
@@ -73,48 +74,48 @@ pub enum Accepts {
     Known(Arc<dyn Fn(&Fingerprint) -> bool + Send + Sync>),
 }
 
-impl Accepts {
+impl AcceptedKeys {
     fn accepts(&self, fingerprint: &Fingerprint) -> bool {
         match self {
-            Accepts::Anybody => true,
-            Accepts::One(known) => known == fingerprint,
-            Accepts::Known(is_known) => is_known(fingerprint),
+            AcceptedKeys::Anybody => true,
+            AcceptedKeys::One(known) => known == fingerprint,
+            AcceptedKeys::Known(is_known) => is_known(fingerprint),
         }
     }
 }
 
-impl fmt::Debug for Accepts {
+impl fmt::Debug for AcceptedKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Accepts::Anybody => f.write_str("Anybody"),
-            Accepts::One(known) => f.debug_tuple("One").field(known).finish(),
-            Accepts::Known(_) => f.write_str("Known"),
+            AcceptedKeys::Anybody => f.write_str("Anybody"),
+            AcceptedKeys::One(known) => f.debug_tuple("One").field(known).finish(),
+            AcceptedKeys::Known(_) => f.write_str("Known"),
         }
     }
 }
 
 /// The terms of a handshake.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct HandshakeTerms {
     /// This host's key.
-    pub identity: Arc<Identity>,
+    pub identity: Arc<HostIdentity>,
     /// Which peers are accepted.
-    pub accepts: Accepts,
+    pub accepts: AcceptedKeys,
     /// The possible protocols, best first.
-    pub protocols: Vec<Protocol>,
+    pub protocols: Vec<LinkProtocol>,
     /// The limits of the handshake.
     pub limits: HandshakeLimits,
 }
 
 /// An encrypted link whose peer has proved its key.
 #[derive(Debug)]
-pub struct Secured {
+pub struct SecureLink {
     /// The link.
     pub link: Link,
     /// The peer's key.
     pub peer: Fingerprint,
     /// The protocol that was agreed.
-    pub protocol: Protocol,
+    pub protocol: LinkProtocol,
 }
 
 /// Why there is no encrypted link.
@@ -186,12 +187,12 @@ impl HandshakeError {
     }
 }
 
-impl Terms {
+impl HandshakeTerms {
     /// Runs the handshake with a peer that has connected. A refused peer is told why and given a moment to read it.
     ///
     /// # Errors
     /// [`HandshakeError`].
-    pub fn accept(&self, link: Link) -> Result<Secured, HandshakeError> {
+    pub fn accept(&self, link: Link) -> Result<SecureLink, HandshakeError> {
         let verifier = Arc::new(KeyVerifier::new(self.accepts.clone()));
         let config = self.server_config(&verifier);
         let connection = ServerConnection::new(Arc::new(config)).map_err(HandshakeError::Rules)?;
@@ -202,7 +203,7 @@ impl Terms {
     pub(in crate::trust) fn server_config(&self, verifier: &Arc<KeyVerifier>) -> ServerConfig {
         let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<KeyVerifier>::clone(verifier));
-        let mut config = builder.with_cert_resolver(Arc::new(Shown(self.identity.certified())));
+        let mut config = builder.with_cert_resolver(Arc::new(FixedCertificate(self.identity.certified())));
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
@@ -214,11 +215,11 @@ impl Terms {
     ///
     /// # Errors
     /// [`HandshakeError`].
-    pub fn connect(&self, link: Link) -> Result<Secured, HandshakeError> {
+    pub fn connect(&self, link: Link) -> Result<SecureLink, HandshakeError> {
         self.connect_showing(link, self.identity.certified())
     }
 
-    fn connect_showing(&self, link: Link, shown: Arc<CertifiedKey>) -> Result<Secured, HandshakeError> {
+    fn connect_showing(&self, link: Link, shown: Arc<CertifiedKey>) -> Result<SecureLink, HandshakeError> {
         let verifier = Arc::new(KeyVerifier::new(self.accepts.clone()));
         let config = self.client_config(&verifier, shown);
         let name = ServerName::try_from(NO_NAME).expect("a name");
@@ -235,7 +236,7 @@ impl Terms {
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").dangerous();
         let builder = builder.with_custom_certificate_verifier(Arc::<KeyVerifier>::clone(verifier));
-        let mut config = builder.with_client_cert_resolver(Arc::new(Shown(shown)));
+        let mut config = builder.with_client_cert_resolver(Arc::new(FixedCertificate(shown)));
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
         // No name is sent or checked: only the key identifies the peer.
@@ -248,28 +249,28 @@ impl Terms {
         self.protocols.iter().map(|protocol| protocol.name().as_bytes().to_owned()).collect()
     }
 
-    fn meet(&self, link: Link, connection: Connection, verifier: &KeyVerifier) -> Result<Secured, HandshakeError> {
+    fn meet(&self, link: Link, connection: Connection, verifier: &KeyVerifier) -> Result<SecureLink, HandshakeError> {
         let link = link.encrypt(connection, self.limits).map_err(|(failure, link)| {
             let error = verifier.explain(failure);
             hear_out(&link);
             error
         })?;
         let agreed = link.ask_tls(|tls| tls.alpn_protocol().map(<[u8]>::to_owned)).flatten();
-        let protocol = Protocol::named(agreed.as_deref())?;
+        let protocol = LinkProtocol::named(agreed.as_deref())?;
         let peer = verifier.seen().ok_or(HandshakeError::Stranger(None))?;
-        Ok(Secured { link, peer, protocol })
+        Ok(SecureLink { link, peer, protocol })
     }
 }
 
 /// Reads and discards for a moment, so that the peer can read the alert: closing a socket with unread bytes resets it.
 fn hear_out(link: &Link) {
     link.finish_sending();
-    let clock = Clock::start();
+    let clock = BoottimeClock::start();
     let until = clock.now() + limits::LAST_WORDS_TIME_MAX;
     let (mut forgotten, mut left) = ([0; 4096], limits::LAST_WORDS_BYTES_MAX);
     while left > 0 {
         let now: Instant = clock.now();
-        let mut interests = [Interest::new(std::os::fd::AsFd::as_fd(link), false)];
+        let mut interests = [PollInterest::new(std::os::fd::AsFd::as_fd(link), false)];
         if now >= until || wait(&mut interests, Some(until - now)).is_err() {
             return;
         }
@@ -293,19 +294,19 @@ const ED25519_KEY_INFO: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x
 /// Accepts peers with an accepted key: for one handshake, of either side.
 #[derive(Debug)]
 pub(in crate::trust) struct KeyVerifier {
-    accepts: Accepts,
-    verdict: Mutex<Option<Verdict>>,
+    accepts: AcceptedKeys,
+    verdict: Mutex<Option<KeyVerdict>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Verdict {
+struct KeyVerdict {
     fingerprint: Fingerprint,
     is_known: bool,
     is_in_date: bool,
 }
 
 impl KeyVerifier {
-    pub fn new(accepts: Accepts) -> Self {
+    pub fn new(accepts: AcceptedKeys) -> Self {
         Self { accepts, verdict: Mutex::default() }
     }
 
@@ -326,7 +327,7 @@ impl KeyVerifier {
         let anchor = [anchor_from_trusted_cert(shown).map_err(bad)?];
         let checked =
             certificate.verify_for_usage(ED25519.all, &anchor, &[], now, KeyUsage::client_auth(), None, None).map(drop);
-        let verdict = Verdict { fingerprint, is_known, is_in_date: checked.is_ok() };
+        let verdict = KeyVerdict { fingerprint, is_known, is_in_date: checked.is_ok() };
         *self.verdict.lock().unwrap_or_else(PoisonError::into_inner) = Some(verdict);
         if !is_known {
             return Err(CertificateError::ApplicationVerificationFailure.into());
@@ -346,8 +347,8 @@ impl KeyVerifier {
     pub fn objection(&self) -> Option<HandshakeError> {
         let verdict = *self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
         match verdict {
-            Some(Verdict { fingerprint, is_known: false, .. }) => Some(HandshakeError::Stranger(Some(fingerprint))),
-            Some(Verdict { fingerprint, is_in_date: false, .. }) => Some(HandshakeError::OutOfDate(fingerprint)),
+            Some(KeyVerdict { fingerprint, is_known: false, .. }) => Some(HandshakeError::Stranger(Some(fingerprint))),
+            Some(KeyVerdict { fingerprint, is_in_date: false, .. }) => Some(HandshakeError::OutOfDate(fingerprint)),
             _ => None,
         }
     }
@@ -360,13 +361,13 @@ impl KeyVerifier {
             (HandshakeFailure::TooMuch, _) => HandshakeError::TooMuch,
             (
                 HandshakeFailure::Tls(Error::InvalidCertificate(_)),
-                Some(Verdict { fingerprint, is_known: false, .. }),
+                Some(KeyVerdict { fingerprint, is_known: false, .. }),
             ) => HandshakeError::Stranger(Some(fingerprint)),
             (
                 HandshakeFailure::Tls(Error::InvalidCertificate(
                     CertificateError::Expired | CertificateError::NotValidYet,
                 )),
-                Some(Verdict { fingerprint, is_in_date: false, .. }),
+                Some(KeyVerdict { fingerprint, is_in_date: false, .. }),
             ) => HandshakeError::OutOfDate(fingerprint),
             (HandshakeFailure::Tls(Error::InvalidCertificate(CertificateError::BadEncoding)), _) => {
                 HandshakeError::Stranger(None)
@@ -455,15 +456,15 @@ impl ClientCertVerifier for KeyVerifier {
 
 /// Always shows this certificate.
 #[derive(Debug)]
-struct Shown(Arc<CertifiedKey>);
+struct FixedCertificate(Arc<CertifiedKey>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for FixedCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0))
     }
 }
 
-impl ResolvesClientCert for Shown {
+impl ResolvesClientCert for FixedCertificate {
     fn resolve(&self, _issuers: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0))
     }

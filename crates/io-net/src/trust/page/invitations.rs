@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-use super::tokens::{Scope, Token, Tokens, is_hex, is_name, why_not};
+use super::tokens::{PageScope, PageToken, PageTokenList, is_hex, is_name, why_not};
 use crate::trust::keys::random::fill_random;
 use crate::trust::limits::{self, PAGE_CODE_TIME_MAX, PAGE_TOKEN_TIME_MAX};
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 const INVITATIONS_FILE: &str = "page-invitations.json";
 /// Random bytes of a code; it has two hexadecimal digits for each.
@@ -21,9 +21,9 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 
 /// What a browser gets that shows a code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Invitation {
+pub struct PageInvitation {
     /// What it may do.
-    pub scope: Scope,
+    pub scope: PageScope,
     /// What its owner calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -39,8 +39,8 @@ pub struct Invitation {
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Invitations {
-    invitations: Vec<Invitation>,
+struct PageInvitationList {
+    invitations: Vec<PageInvitation>,
 }
 
 /// Why a code lets nobody in.
@@ -75,15 +75,15 @@ fn hash(code: &str) -> String {
     hex(digest(&SHA256, code.as_bytes()).as_ref())
 }
 
-impl Invitation {
+impl PageInvitation {
     /// Makes a code, which is kept nowhere, that counts once and from `now` for 60 s. The inner error is a sentence for
     /// a person; nothing is made then.
     ///
     /// # Errors
     /// [`StateError`]; nothing is made then.
     pub fn make(
-        folder: &Folder,
-        scope: Scope,
+        folder: &HostFolder,
+        scope: PageScope,
         name: Option<&str>,
         lasts: Duration,
         now: SystemTime,
@@ -92,7 +92,7 @@ impl Invitation {
         if let Some(why) = why_not(folder, scope)? {
             return Ok(Err(why));
         }
-        let mut all = Invitations::read(folder, now)?;
+        let mut all = PageInvitationList::read(folder, now)?;
         if all.invitations.len() >= limits::PAGE_INVITATIONS_MAX {
             let most = limits::PAGE_INVITATIONS_MAX;
             return Ok(Err(format!("{most} codes were made in the last ten minutes\n  wait a minute, and try again")));
@@ -100,7 +100,7 @@ impl Invitation {
         let mut code = [0; CODE_BYTES];
         fill_random(&mut code);
         let code = hex(&code);
-        all.invitations.push(Invitation {
+        all.invitations.push(PageInvitation {
             scope,
             name: name.map(str::to_owned),
             lasts_s: lasts.as_secs(),
@@ -126,13 +126,13 @@ impl Invitation {
     /// # Errors
     /// [`StateError`]; the inner error: no token was made.
     pub fn redeem(
-        folder: &Folder,
+        folder: &HostFolder,
         code: &str,
         now: SystemTime,
-    ) -> Result<Result<(Token, String, u64), NotRedeemed>, StateError> {
+    ) -> Result<Result<(PageToken, String, u64), NotRedeemed>, StateError> {
         let hashed = hash(code);
         let _lock = folder.lock()?;
-        let mut all = Invitations::read(folder, now)?;
+        let mut all = PageInvitationList::read(folder, now)?;
         // Hashes are compared: how long that takes says nothing of the code.
         let Some(found) = all.invitations.iter_mut().find(|one| one.sha256 == hashed) else {
             return Ok(Err(NotRedeemed::Code(NoCode::Unknown)));
@@ -144,11 +144,11 @@ impl Invitation {
         }
         let (scope, lasts_s) = (found.scope, found.lasts_s);
         let name = match found.name.take() {
-            Some(name) if Tokens::has_name(folder, &name, now)? => None,
+            Some(name) if PageTokenList::has_name(folder, &name, now)? => None,
             name => name,
         };
         let lasts = Some(Duration::from_secs(lasts_s));
-        let (token, secret) = match Tokens::make_in_locked(folder, scope, name.as_deref(), lasts, now)? {
+        let (token, secret) = match PageTokenList::make_in_locked(folder, scope, name.as_deref(), lasts, now)? {
             Ok(made) => made,
             Err(why) => return Ok(Err(NotRedeemed::Token(why))),
         };
@@ -158,16 +158,16 @@ impl Invitation {
     }
 }
 
-impl Invitations {
+impl PageInvitationList {
     /// Those that are remembered.
-    fn read(folder: &Folder, now: SystemTime) -> Result<Self, StateError> {
+    fn read(folder: &HostFolder, now: SystemTime) -> Result<Self, StateError> {
         let bytes = folder.read(INVITATIONS_FILE, limits::PAGE_INVITATIONS_BYTES_MAX, true)?;
         let Some(bytes) = bytes else { return Ok(Self::default()) };
         let damaged = |why: &dyn std::fmt::Display| {
             folder.trouble(INVITATIONS_FILE, &format!("it is damaged: {why}\n  remove it, and make another code"))
         };
         let mut all: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
-        if !all.invitations.iter().all(Invitation::is_whole) {
+        if !all.invitations.iter().all(PageInvitation::is_whole) {
             return Err(damaged(&"a code is not as farbus writes it"));
         }
         // Also those of a clock that was set back: none counts for longer than a minute from now.
@@ -177,7 +177,7 @@ impl Invitations {
         Ok(all)
     }
 
-    fn store(&self, folder: &Folder) -> Result<(), StateError> {
+    fn store(&self, folder: &HostFolder) -> Result<(), StateError> {
         let mut text = serde_json::to_vec(self).map_err(|error| folder.trouble(INVITATIONS_FILE, &error))?;
         text.push(b'\n');
         folder.write(INVITATIONS_FILE, &text)
@@ -185,27 +185,27 @@ impl Invitations {
 }
 
 /// Whether the codes can be read.
-pub(in crate::trust) fn check_invitations(folder: &Folder, now: SystemTime) -> Result<(), StateError> {
-    Invitations::read(folder, now).map(drop)
+pub(in crate::trust) fn check_invitations(folder: &HostFolder, now: SystemTime) -> Result<(), StateError> {
+    PageInvitationList::read(folder, now).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
 
     const HOUR: Duration = Duration::from_secs(3600);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn made(folder: &Folder, now: SystemTime) -> String {
-        Invitation::make(folder, Scope::Observe, Some("phone"), HOUR, now).unwrap().unwrap()
+    fn made(folder: &HostFolder, now: SystemTime) -> String {
+        PageInvitation::make(folder, PageScope::Observe, Some("phone"), HOUR, now).unwrap().unwrap()
     }
 
     #[test]
     fn a_code_lets_in_once_and_within_a_minute() {
-        let scratch = Scratch::new("invitations");
+        let scratch = LeaseScratchFolder::new("invitations");
         let (folder, now) = (&scratch.0, SystemTime::now());
-        let redeem = |code: &str, at| Invitation::redeem(folder, code, at).unwrap();
+        let redeem = |code: &str, at| PageInvitation::redeem(folder, code, at).unwrap();
         let refused = |code: &str, at| match redeem(code, at) {
             Err(NotRedeemed::Code(why)) => why,
             other => panic!("{other:?}"),
@@ -213,8 +213,8 @@ mod tests {
         let (first, second) = (made(folder, now), made(folder, now));
         assert_eq!(first.len(), 32);
         let (token, secret, lasts_s) = redeem(&first, now + 59 * SECOND).unwrap();
-        assert_eq!((token.scope, token.called(), lasts_s), (Scope::Observe, "phone", 3600));
-        assert_eq!(Tokens::load(folder).unwrap().check(&secret, now), Ok(&token));
+        assert_eq!((token.scope, token.called(), lasts_s), (PageScope::Observe, "phone", 3600));
+        assert_eq!(PageTokenList::load(folder).unwrap().check(&secret, now), Ok(&token));
         assert_eq!(refused(&first, now + 59 * SECOND), NoCode::Used);
         assert_eq!(refused(&second, now + 60 * SECOND), NoCode::Expired);
         for wrong in ["", &second[..31], &format!("{second}0"), &second.to_uppercase()] {
@@ -228,24 +228,24 @@ mod tests {
 
     #[test]
     fn a_code_that_can_yield_no_token_is_not_used_up() {
-        let scratch = Scratch::new("invitations-full");
+        let scratch = LeaseScratchFolder::new("invitations-full");
         let (folder, now) = (&scratch.0, SystemTime::now());
         let code = made(folder, now);
         for _ in 0..limits::PAGE_TOKENS_MAX {
-            Tokens::make(folder, Scope::Read, None, None).unwrap().unwrap();
+            PageTokenList::make(folder, PageScope::Read, None, None).unwrap().unwrap();
         }
         for _ in 0..2 {
-            let refused = Invitation::redeem(folder, &code, now).unwrap();
+            let refused = PageInvitation::redeem(folder, &code, now).unwrap();
             assert!(matches!(&refused, Err(NotRedeemed::Token(why)) if why.contains("revoke")), "{refused:?}");
         }
-        let one = Tokens::load(folder).unwrap().iter().next().unwrap().id.clone();
-        Tokens::revoke(folder, &one).unwrap().unwrap();
-        assert!(Invitation::redeem(folder, &code, now).unwrap().is_ok(), "there is a place now");
+        let one = PageTokenList::load(folder).unwrap().iter().next().unwrap().id.clone();
+        PageTokenList::revoke(folder, &one).unwrap().unwrap();
+        assert!(PageInvitation::redeem(folder, &code, now).unwrap().is_ok(), "there is a place now");
     }
 
     #[test]
     fn the_file_has_no_code_and_is_limited() {
-        let scratch = Scratch::new("invitations-file");
+        let scratch = LeaseScratchFolder::new("invitations-file");
         let (folder, now) = (&scratch.0, SystemTime::now());
         let code = made(folder, now);
         let text = std::fs::read_to_string(folder.file(INVITATIONS_FILE)).unwrap();
@@ -253,7 +253,7 @@ mod tests {
         for _ in 1..limits::PAGE_INVITATIONS_MAX {
             made(folder, now);
         }
-        let refused = Invitation::make(folder, Scope::Read, None, HOUR, now).unwrap().unwrap_err();
+        let refused = PageInvitation::make(folder, PageScope::Read, None, HOUR, now).unwrap().unwrap_err();
         assert!(refused.contains("wait"), "{refused}");
         made(folder, now + PAGE_CODE_TIME_MAX + REMEMBERED_FOR);
     }

@@ -16,7 +16,7 @@ use rustls::{ServerConfig, server::NoServerSessionStorage};
 
 use crate::trust::keys::provider::provider;
 use crate::trust::limits::{CERTIFICATE_BACKDATED, PAGE_CERTIFICATE_LIFETIME, PAGE_CERTIFICATE_RENEWED_BEFORE};
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 /// Key (PKCS #8) and certificate, PEM.
 const KEY_FILE: &str = "page-key.pem";
@@ -45,7 +45,7 @@ impl PageKey {
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read or written, other users may read it, or it holds something else.
-    pub fn load_or_create(folder: &Folder, names: &[String]) -> Result<Self, StateError> {
+    pub fn load_or_create(folder: &HostFolder, names: &[String]) -> Result<Self, StateError> {
         let _lock = folder.lock()?;
         let now = SystemTime::now();
         if let Some(found) = Self::load(folder)?
@@ -73,7 +73,7 @@ impl PageKey {
     ///
     /// # Errors
     /// As [`PageKey::load_or_create`].
-    pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
+    pub fn load(folder: &HostFolder) -> Result<Option<Self>, StateError> {
         let Some(text) = folder.read(KEY_FILE, KEY_BYTES_MAX, true)? else { return Ok(None) };
         let damaged = || {
             let what = "it is damaged: it holds no key with its certificate\n  remove it: the page makes another, which \
@@ -149,18 +149,18 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
 
     #[test]
     fn key_of_a_page_is_made_once_kept_secret_and_is_not_the_hosts_identity() {
-        let scratch = Scratch::new("page-key");
+        let scratch = LeaseScratchFolder::new("page-key");
         let folder = &scratch.0;
         assert_eq!(PageKey::load(folder).unwrap(), None);
         let names = ["lab3.example".to_owned(), "192.0.2.7".to_owned(), "[2001:db8::7]".to_owned(), "a b".to_owned()];
         let made = PageKey::load_or_create(folder, &names).unwrap();
         assert_eq!(PageKey::load_or_create(folder, &[]).unwrap(), made, "the names of later pages change nothing");
         assert_eq!(std::fs::metadata(folder.file(KEY_FILE)).unwrap().mode() & 0o777, 0o600);
-        assert!(!crate::trust::keys::identity::Identity::is_there(folder));
+        assert!(!crate::trust::keys::identity::HostIdentity::is_there(folder));
         let fingerprint = made.fingerprint();
         assert!(fingerprint.len() == 95 && fingerprint.split(':').count() == 32, "{fingerprint}");
         assert_eq!(made.server_config().unwrap().alpn_protocols, [b"http/1.1"]);
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_certificate_lasts_ten_years_as_it_says_itself() {
-        let scratch = Scratch::new("page-key-end");
+        let scratch = LeaseScratchFolder::new("page-key-end");
         let made = PageKey::load_or_create(&scratch.0, &["lab3".to_owned()]).unwrap();
         let now = SystemTime::now();
         let (day, end) = (std::time::Duration::from_secs(86_400), PAGE_CERTIFICATE_LIFETIME);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use farbus_control::notes::is_shown;
 use serde::{Deserialize, Serialize};
 
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 const PLACE_FILE: &str = "page-place.json";
 /// The largest such file that is read.
@@ -27,7 +27,7 @@ impl RemotePage {
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read, or is damaged.
-    pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
+    pub fn load(folder: &HostFolder) -> Result<Option<Self>, StateError> {
         let Some(bytes) = folder.read(PLACE_FILE, PLACE_BYTES_MAX, true)? else { return Ok(None) };
         let damaged = |why: &dyn std::fmt::Display| {
             folder
@@ -55,7 +55,7 @@ impl RemotePage {
     ///
     /// # Errors
     /// [`StateError`].
-    pub fn store(&self, folder: &Folder) -> Result<(), StateError> {
+    pub fn store(&self, folder: &HostFolder) -> Result<(), StateError> {
         let text = serde_json::to_vec(self).map_err(|error| folder.trouble(PLACE_FILE, &error))?;
         let _lock = folder.lock()?;
         folder.write(PLACE_FILE, &text)
@@ -65,11 +65,11 @@ impl RemotePage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
 
     #[test]
     fn a_place_that_is_no_page_is_not_shown_to_a_terminal() {
-        let scratch = Scratch::new("page-place");
+        let scratch = LeaseScratchFolder::new("page-place");
         let (folder, fingerprint) = (&scratch.0, ["0F"; 32].join(":"));
         let place = |url: &str, fingerprint: &str| RemotePage {
             listen: "0.0.0.0:7241".into(),

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::trust::keys::random::fill_random;
 use crate::trust::limits;
 use crate::trust::records::audit::timestamp;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 const TOKENS_FILE: &str = "page-tokens.json";
 /// How a token begins, so that programs that look for secrets in files find it.
@@ -29,7 +29,7 @@ pub const TOKEN_NAME_CHARS_MAX: usize = 64;
 /// What the bearer of a token may do; each includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Scope {
+pub enum PageScope {
     /// See what is shared and attached, and the figures.
     Read,
     /// See what devices send, too.
@@ -38,28 +38,28 @@ pub enum Scope {
     Own,
 }
 
-impl Scope {
+impl PageScope {
     /// The word for it in commands, in JSON and in the file.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Scope::Read => "read",
-            Scope::Observe => "observe",
-            Scope::Own => "own",
+            PageScope::Read => "read",
+            PageScope::Observe => "observe",
+            PageScope::Own => "own",
         }
     }
 }
 
-impl fmt::Display for Scope {
+impl fmt::Display for PageScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Scope {
+impl FromStr for PageScope {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Scope::Read, Scope::Observe, Scope::Own];
+        let all = [PageScope::Read, PageScope::Observe, PageScope::Own];
         let found = all.into_iter().find(|scope| scope.as_str() == text);
         found.ok_or_else(|| format!("'{text}' is no scope: there are read, observe and own"))
     }
@@ -67,14 +67,14 @@ impl FromStr for Scope {
 
 /// What is kept of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Token {
+pub struct PageToken {
     /// The first part of the token, 8 hexadecimal digits: it tells one from another.
     pub id: String,
     /// What its owner calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What its bearer may do.
-    pub scope: Scope,
+    pub scope: PageScope,
     /// When it was made: RFC 3339, UTC.
     pub made: String,
     /// When it ends: RFC 3339, UTC. `None`: when it is revoked.
@@ -87,7 +87,7 @@ pub struct Token {
     sha256: String,
 }
 
-impl Token {
+impl PageToken {
     /// Whether its time is over.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.expires_unix_s.is_some_and(|end| unix_s(now) >= end)
@@ -113,8 +113,8 @@ impl Token {
 
 /// The tokens of a host's owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tokens {
-    tokens: Vec<Token>,
+pub struct PageTokenList {
+    tokens: Vec<PageToken>,
 }
 
 /// Why a token opens nothing.
@@ -148,7 +148,7 @@ fn is_same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-impl Tokens {
+impl PageTokenList {
     /// The tokens in `folder`; none if the file does not exist.
     ///
     /// In a folder that belongs to another user, such as the one as whom root's daemon hears strangers, each may only
@@ -156,15 +156,15 @@ impl Tokens {
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read, is damaged, or others may read it.
-    pub fn load(folder: &Folder) -> Result<Self, StateError> {
+    pub fn load(folder: &HostFolder) -> Result<Self, StateError> {
         let mut all = Self::read(folder)?;
         if !is_own(folder)? {
-            all.tokens.iter_mut().for_each(|token| token.scope = Scope::Read);
+            all.tokens.iter_mut().for_each(|token| token.scope = PageScope::Read);
         }
         Ok(all)
     }
 
-    fn read(folder: &Folder) -> Result<Self, StateError> {
+    fn read(folder: &HostFolder) -> Result<Self, StateError> {
         let bytes = folder.read(TOKENS_FILE, limits::PAGE_TOKENS_BYTES_MAX, true)?;
         let Some(bytes) = bytes else { return Ok(Self::default()) };
         let damaged = |why: &dyn fmt::Display| {
@@ -183,7 +183,7 @@ impl Tokens {
     }
 
     /// All tokens, in the order in which they were made; also those whose time is over.
-    pub fn iter(&self) -> impl Iterator<Item = &Token> {
+    pub fn iter(&self) -> impl Iterator<Item = &PageToken> {
         self.tokens.iter()
     }
 
@@ -193,23 +193,23 @@ impl Tokens {
     /// # Errors
     /// [`StateError`]; nothing is made then.
     pub fn make(
-        folder: &Folder,
-        scope: Scope,
+        folder: &HostFolder,
+        scope: PageScope,
         name: Option<&str>,
         lasts: Option<Duration>,
-    ) -> Result<Result<(Token, String), String>, StateError> {
+    ) -> Result<Result<(PageToken, String), String>, StateError> {
         let _lock = folder.lock()?;
         Self::make_in_locked(folder, scope, name, lasts, SystemTime::now())
     }
 
     /// The same, in a folder that the caller has locked.
     pub(in crate::trust) fn make_in_locked(
-        folder: &Folder,
-        scope: Scope,
+        folder: &HostFolder,
+        scope: PageScope,
         name: Option<&str>,
         lasts: Option<Duration>,
         now: SystemTime,
-    ) -> Result<Result<(Token, String), String>, StateError> {
+    ) -> Result<Result<(PageToken, String), String>, StateError> {
         if let Some(name) = name.filter(|name| !is_name(name)) {
             return Ok(Err(format!(
                 "'{}' is no name: 1 to {TOKEN_NAME_CHARS_MAX} characters that are shown",
@@ -245,7 +245,7 @@ impl Tokens {
         }
         fill_random(&mut secret);
         let (id, secret) = (hex(&id), hex(&secret));
-        let token = Token {
+        let token = PageToken {
             id: id.clone(),
             name: name.map(str::to_owned),
             scope,
@@ -260,12 +260,12 @@ impl Tokens {
     }
 
     /// Whether a token has this id or name, in a folder that the caller has locked.
-    pub(in crate::trust) fn has_name(folder: &Folder, name: &str, now: SystemTime) -> Result<bool, StateError> {
+    pub(in crate::trust) fn has_name(folder: &HostFolder, name: &str, now: SystemTime) -> Result<bool, StateError> {
         Ok(Self::read(folder)?.find(name).is_some_and(|token| !token.has_expired(now)))
     }
 
     /// The token with this id or name.
-    pub fn find(&self, named: &str) -> Option<&Token> {
+    pub fn find(&self, named: &str) -> Option<&PageToken> {
         self.tokens.iter().find(|token| token.id == named || token.name.as_deref() == Some(named))
     }
 
@@ -273,7 +273,7 @@ impl Tokens {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn revoke(folder: &Folder, named: &str) -> Result<Option<Token>, StateError> {
+    pub fn revoke(folder: &HostFolder, named: &str) -> Result<Option<PageToken>, StateError> {
         let _lock = folder.lock()?;
         let mut all = Self::read(folder)?;
         let Some(found) = all.find(named).cloned() else { return Ok(None) };
@@ -287,7 +287,7 @@ impl Tokens {
     ///
     /// # Errors
     /// [`NoToken`].
-    pub fn check(&self, shown: &str, now: SystemTime) -> Result<&Token, NoToken> {
+    pub fn check(&self, shown: &str, now: SystemTime) -> Result<&PageToken, NoToken> {
         let parts = shown.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
         let (id, secret) = parts.ok_or(NoToken::Unknown)?;
         let token = self.tokens.iter().find(|token| token.id == id).ok_or(NoToken::Unknown)?;
@@ -297,7 +297,7 @@ impl Tokens {
         if token.has_expired(now) { Err(NoToken::Expired) } else { Ok(token) }
     }
 
-    fn store(&self, folder: &Folder) -> Result<(), StateError> {
+    fn store(&self, folder: &HostFolder) -> Result<(), StateError> {
         let mut text = serde_json::to_vec_pretty(self).map_err(|error| folder.trouble(TOKENS_FILE, &error))?;
         text.push(b'\n');
         folder.write(TOKENS_FILE, &text)
@@ -305,8 +305,8 @@ impl Tokens {
 }
 
 /// Why no token of this scope can be made in `folder`: a sentence for a person.
-pub(in crate::trust) fn why_not(folder: &Folder, scope: Scope) -> Result<Option<String>, StateError> {
-    if scope == Scope::Read || is_own(folder)? {
+pub(in crate::trust) fn why_not(folder: &HostFolder, scope: PageScope) -> Result<Option<String>, StateError> {
+    if scope == PageScope::Read || is_own(folder)? {
         return Ok(None);
     }
     let what = "the state folder belongs to the user as whom farbus hears strangers, who could make such a token";
@@ -315,7 +315,7 @@ pub(in crate::trust) fn why_not(folder: &Folder, scope: Scope) -> Result<Option<
 }
 
 /// Whether the folder belongs to this process's user, if it exists.
-fn is_own(folder: &Folder) -> Result<bool, StateError> {
+fn is_own(folder: &HostFolder) -> Result<bool, StateError> {
     Ok(folder.opened()?.is_none_or(|opened| opened.owner().0 == rustix::process::geteuid()))
 }
 
@@ -333,62 +333,64 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    fn made(folder: &Folder, scope: Scope, name: Option<&str>, lasts: Option<Duration>) -> (Token, String) {
-        Tokens::make(folder, scope, name, lasts).unwrap().unwrap()
+    fn made(folder: &HostFolder, scope: PageScope, name: Option<&str>, lasts: Option<Duration>) -> (PageToken, String) {
+        PageTokenList::make(folder, scope, name, lasts).unwrap().unwrap()
     }
 
     #[test]
     fn a_token_opens_until_it_ends_or_is_revoked_and_only_as_a_whole() {
-        let scratch = Scratch::new("tokens");
+        let scratch = LeaseScratchFolder::new("tokens");
         let folder = &scratch.0;
-        let (kept, token) = made(folder, Scope::Read, Some("ci"), Some(HOUR));
+        let (kept, token) = made(folder, PageScope::Read, Some("ci"), Some(HOUR));
         let now = SystemTime::now();
-        let all = Tokens::load(folder).unwrap();
+        let all = PageTokenList::load(folder).unwrap();
         assert_eq!(all.check(&token, now), Ok(&kept));
         assert_eq!(all.check(&token, now + 2 * HOUR), Err(NoToken::Expired));
-        let other = made(folder, Scope::Own, None, None).1;
+        let other = made(folder, PageScope::Own, None, None).1;
         let mixed = format!("{}{}", &token[..PREFIX.len() + 9], &other[PREFIX.len() + 9..]);
         for wrong in ["", "farbus-page-", "farbus-page--", &token[..token.len() - 1], &format!("{token}0"), &mixed] {
             assert_eq!(all.check(wrong, now), Err(NoToken::Unknown), "{wrong}");
         }
-        assert_eq!(Tokens::revoke(folder, "nobody").unwrap(), None);
-        assert_eq!(Tokens::revoke(folder, "ci").unwrap(), Some(kept));
-        let all = Tokens::load(folder).unwrap();
+        assert_eq!(PageTokenList::revoke(folder, "nobody").unwrap(), None);
+        assert_eq!(PageTokenList::revoke(folder, "ci").unwrap(), Some(kept));
+        let all = PageTokenList::load(folder).unwrap();
         assert_eq!(all.check(&token, now), Err(NoToken::Unknown), "revoked");
-        assert_eq!(all.check(&other, now).map(|token| token.scope), Ok(Scope::Own));
+        assert_eq!(all.check(&other, now).map(|token| token.scope), Ok(PageScope::Own));
     }
 
     #[test]
     fn a_token_that_has_expired_takes_neither_place_nor_name_from_another() {
-        let scratch = Scratch::new("tokens-expired");
+        let scratch = LeaseScratchFolder::new("tokens-expired");
         let folder = &scratch.0;
         let before = SystemTime::now() - 2 * HOUR;
         let make = |name: Option<&str>, at| {
-            Tokens::make_in_locked(folder, Scope::Read, name, Some(HOUR), at).unwrap().map(|(token, _)| token)
+            PageTokenList::make_in_locked(folder, PageScope::Read, name, Some(HOUR), at)
+                .unwrap()
+                .map(|(token, _)| token)
         };
-        let stays = made(folder, Scope::Read, Some("stays"), None).0;
+        let stays = made(folder, PageScope::Read, Some("stays"), None).0;
         let old = make(Some("ci"), before).unwrap();
         let new = make(Some("ci"), SystemTime::now()).unwrap();
-        assert!(new.id != old.id && Tokens::load(folder).unwrap().find(&old.id).is_none());
+        assert!(new.id != old.id && PageTokenList::load(folder).unwrap().find(&old.id).is_none());
         assert!(make(Some("ci"), SystemTime::now()).unwrap_err().contains("already"), "this one counts");
         for _ in 2..limits::PAGE_TOKENS_MAX {
             make(None, before).unwrap();
         }
         make(None, SystemTime::now()).unwrap();
-        let left = Tokens::load(folder).unwrap();
+        let left = PageTokenList::load(folder).unwrap();
         assert_eq!(left.iter().count(), 3, "those whose time is over are gone");
         assert!(left.find(&stays.id).is_some() && left.find(&new.id).is_some());
     }
 
     #[test]
     fn the_file_has_no_token_and_is_its_owners_alone() {
-        let scratch = Scratch::new("tokens-file");
+        let scratch = LeaseScratchFolder::new("tokens-file");
         let folder = &scratch.0;
-        let (_, token) = made(folder, Scope::Observe, None, None);
+        let (_, token) = made(folder, PageScope::Observe, None, None);
         let text = std::fs::read_to_string(folder.file(TOKENS_FILE)).unwrap();
         let secret = token.rsplit_once('-').unwrap().1;
         assert!(!text.contains(secret) && secret.len() == 64, "{text}");
@@ -397,9 +399,9 @@ mod tests {
 
     #[test]
     fn a_file_that_farbus_did_not_write_lets_nobody_in_and_shows_a_terminal_nothing() {
-        let scratch = Scratch::new("tokens-foreign");
+        let scratch = LeaseScratchFolder::new("tokens-foreign");
         let folder = &scratch.0;
-        made(folder, Scope::Read, Some("ci"), Some(HOUR));
+        made(folder, PageScope::Read, Some("ci"), Some(HOUR));
         let path = folder.file(TOKENS_FILE);
         let text = std::fs::read_to_string(&path).unwrap();
         let ways: [(&str, &str); 4] = [
@@ -412,36 +414,39 @@ mod tests {
             let foreign = text.replace(found, instead);
             assert_ne!(foreign, text, "{found}");
             std::fs::write(&path, &foreign).unwrap();
-            let why = Tokens::load(folder).unwrap_err().to_string();
+            let why = PageTokenList::load(folder).unwrap_err().to_string();
             assert!(why.contains("token 1 is not as farbus writes it"), "{found}: {why}");
-            assert!(Tokens::make(folder, Scope::Read, None, None).is_err(), "what is damaged is not replaced");
+            assert!(
+                PageTokenList::make(folder, PageScope::Read, None, None).is_err(),
+                "what is damaged is not replaced"
+            );
             assert_eq!(std::fs::read_to_string(&path).unwrap(), foreign);
         }
     }
 
     #[test]
     fn a_token_never_lasts_longer_than_was_said_because_the_time_is_too_long() {
-        let scratch = Scratch::new("tokens-long");
+        let scratch = LeaseScratchFolder::new("tokens-long");
         for lasts in [limits::PAGE_TOKEN_TIME_MAX + Duration::from_secs(1), Duration::MAX] {
-            let refused = Tokens::make(&scratch.0, Scope::Read, None, Some(lasts)).unwrap();
+            let refused = PageTokenList::make(&scratch.0, PageScope::Read, None, Some(lasts)).unwrap();
             assert!(refused.is_err_and(|why| why.contains("3660 days")), "{lasts:?}");
         }
     }
 
     #[test]
     fn names_are_unique_short_and_shown_and_tokens_are_limited() {
-        let scratch = Scratch::new("tokens-names");
+        let scratch = LeaseScratchFolder::new("tokens-names");
         let folder = &scratch.0;
-        made(folder, Scope::Read, Some("ci"), None);
+        made(folder, PageScope::Read, Some("ci"), None);
         for name in ["ci", "", "a\nb", "\u{202e}", &"x".repeat(65)] {
-            assert!(Tokens::make(folder, Scope::Read, Some(name), None).unwrap().is_err(), "{name:?}");
+            assert!(PageTokenList::make(folder, PageScope::Read, Some(name), None).unwrap().is_err(), "{name:?}");
         }
         for _ in 1..limits::PAGE_TOKENS_MAX {
-            made(folder, Scope::Read, None, None);
+            made(folder, PageScope::Read, None, None);
         }
-        let refused = Tokens::make(folder, Scope::Read, None, None).unwrap().unwrap_err();
+        let refused = PageTokenList::make(folder, PageScope::Read, None, None).unwrap().unwrap_err();
         assert!(refused.contains("revoke"), "{refused}");
-        assert_eq!("own".parse(), Ok(Scope::Own));
-        assert!("root".parse::<Scope>().unwrap_err().contains("read, observe and own"));
+        assert_eq!("own".parse(), Ok(PageScope::Own));
+        assert!("root".parse::<PageScope>().unwrap_err().contains("read, observe and own"));
     }
 }

@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 /// The largest file that is read: two paths, a serial number and some numbers, with room for what later versions add.
 const ATTACHED_BYTES_MAX: u64 = 64 << 10;
@@ -63,7 +63,7 @@ impl KnownAttachment {
     ///
     /// # Errors
     /// [`StateError`]: it is not known which device it was. No device may be attached then.
-    pub fn load(folder: &Folder, config: &str, target: &str) -> Result<Option<AttachedDevice>, StateError> {
+    pub fn load(folder: &HostFolder, config: &str, target: &str) -> Result<Option<AttachedDevice>, StateError> {
         let name = file_of(config, target);
         let Some(bytes) = folder.read(&name, ATTACHED_BYTES_MAX, false)? else { return Ok(None) };
         let damaged = |what: String| {
@@ -82,7 +82,7 @@ impl KnownAttachment {
     ///
     /// # Errors
     /// [`StateError`]; the former one is stored then.
-    pub fn keep(folder: &Folder, config: &str, target: &str, device: &AttachedDevice) -> Result<(), StateError> {
+    pub fn keep(folder: &HostFolder, config: &str, target: &str, device: &AttachedDevice) -> Result<(), StateError> {
         let (name, device) = (file_of(config, target), device.clone());
         let known = Self { config: config.to_owned(), target: target.to_owned(), device, rest: Map::new() };
         let mut text = serde_json::to_vec_pretty(&known).map_err(|error| folder.trouble(&name, &error))?;
@@ -94,7 +94,7 @@ impl KnownAttachment {
     ///
     /// # Errors
     /// [`StateError`]; it is still known then.
-    pub fn forget(folder: &Folder, config: &str, target: &str) -> Result<(), StateError> {
+    pub fn forget(folder: &HostFolder, config: &str, target: &str) -> Result<(), StateError> {
         let Some(opened) = folder.opened()? else { return Ok(()) };
         opened.remove(&file_of(config, target))?;
         Ok(opened.sync()?)
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn device_of_an_attachment_is_read_back_and_a_damaged_file_is_refused() {
         let path = std::env::temp_dir().join(format!("farbus-attached-{}", std::process::id()));
-        let folder = Folder::at(&path);
+        let folder = HostFolder::at(&path);
         let device = AttachedDevice {
             id: Some(random_device_id()),
             generation: 3,

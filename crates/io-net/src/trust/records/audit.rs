@@ -9,7 +9,7 @@
 //! Each has its own size limit and its own old files, so nothing that another host does can push out a line of a later
 //! row.
 //!
-//! **A flood** is counted ([`Tally`]): of the actions or refusals of one peer, the first of each minute are written,
+//! **A flood** is counted ([`EventTally`]): of the actions or refusals of one peer, the first of each minute are written,
 //! then one line says how many more there were (`count`, `seconds`). Actions of this host's owner are always written.
 //!
 //! **A full disk** does not stop sessions: they continue without audit lines. The program's own log reports this once,
@@ -30,14 +30,14 @@ use farbus_model::Instant;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use crate::link::Clock;
-use crate::tally::{Summary, Tally, Verdict, WINDOW};
+use crate::link::BoottimeClock;
+use crate::tally::{EventTally, TallyDecision, TallySummary, WINDOW};
 use crate::trust::limits::{
     AUDIT_BYTES_MAX, AUDIT_FILES_MAX, AUDIT_LINES_MAX, AUDIT_LINES_OF_PEER_MAX, REFUSED_LINES_MAX,
     REFUSED_LINES_OF_PEER_MAX,
 };
 use crate::trust::links::admission::subscriber;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 pub(in crate::trust) const AUDIT_FILE: &str = "audit.log";
 pub(in crate::trust) const REFUSED_FILE: &str = "refused.log";
@@ -48,7 +48,7 @@ pub(in crate::trust) const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forb
 /// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum AuditOutcome {
     /// It was done.
     Ok,
     /// It was not allowed.
@@ -59,11 +59,11 @@ pub enum Outcome {
 
 /// One line.
 #[derive(Clone, Debug, Serialize)]
-pub struct Event<'a> {
+pub struct AuditEvent<'a> {
     /// The event: `connect`, `list`, `attach`, `detach`, `pair`, `unpair`, `allow`, `forbid`.
     pub event: &'a str,
     /// The result.
-    pub outcome: Outcome,
+    pub outcome: AuditOutcome,
     /// The peer's name, if it is paired.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<&'a str>,
@@ -87,9 +87,9 @@ pub struct Event<'a> {
     pub seconds: Option<f64>,
 }
 
-impl<'a> Event<'a> {
+impl<'a> AuditEvent<'a> {
     /// An event without any details.
-    pub fn new(event: &'a str, outcome: Outcome) -> Self {
+    pub fn new(event: &'a str, outcome: AuditOutcome) -> Self {
         Self {
             event,
             outcome,
@@ -104,21 +104,21 @@ impl<'a> Event<'a> {
     }
 
     fn is_grant(&self) -> bool {
-        self.outcome == Outcome::Ok && GRANTS.contains(&self.event)
+        self.outcome == AuditOutcome::Ok && GRANTS.contains(&self.event)
     }
 }
 
 /// The events that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
+struct AuditEventKind {
     event: String,
-    outcome: Outcome,
-    who: Who,
+    outcome: AuditOutcome,
+    who: AuditActor,
 }
 
 /// Who caused an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
+enum AuditActor {
     /// A paired host.
     Peer(Fingerprint, Option<String>),
     /// A peer at this address (for IPv6, in this /64 network).
@@ -129,44 +129,44 @@ enum Who {
     Anybody,
 }
 
-impl Kind {
-    fn of(event: &Event<'_>) -> Self {
+impl AuditEventKind {
+    fn of(event: &AuditEvent<'_>) -> Self {
         let by_address = |address: &str| match address.parse::<SocketAddr>() {
-            Ok(address) => Who::Address(subscriber(address.ip())),
-            Err(_) => Who::Named(address.chars().take(64).collect()),
+            Ok(address) => AuditActor::Address(subscriber(address.ip())),
+            Err(_) => AuditActor::Named(address.chars().take(64).collect()),
         };
         let who = match (event.fingerprint, event.address) {
-            (Some(key), _) => Who::Peer(key, event.peer.map(str::to_owned)),
-            (None, address) => address.map_or(Who::Anybody, by_address),
+            (Some(key), _) => AuditActor::Peer(key, event.peer.map(str::to_owned)),
+            (None, address) => address.map_or(AuditActor::Anybody, by_address),
         };
         Self { event: event.event.to_owned(), outcome: event.outcome, who }
     }
 
     fn of_anybody(&self) -> Self {
-        Self { who: Who::Anybody, ..self.clone() }
+        Self { who: AuditActor::Anybody, ..self.clone() }
     }
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct AuditLogLine<'a> {
     at: String,
     #[serde(flatten)]
-    event: &'a Event<'a>,
+    event: &'a AuditEvent<'a>,
 }
 
 /// The log. Several processes may write to it; the one that finds it full begins a new file.
 #[derive(Debug)]
-pub struct Audit {
-    log: Arc<Log>,
+pub struct AuditLog {
+    log: Arc<AuditLogInner>,
 }
 
 #[derive(Debug)]
-struct Log {
-    folder: Folder,
+struct AuditLogInner {
+    folder: HostFolder,
     bytes_max: u64,
     is_failing: AtomicBool,
-    clock: Clock,
-    tally: Mutex<Tally<Kind>>,
+    clock: BoottimeClock,
+    tally: Mutex<EventTally<AuditEventKind>>,
     /// Whether a thread waits until a summary is due.
     is_waited_for: AtomicBool,
 }
@@ -174,45 +174,45 @@ struct Log {
 /// Writes events to the audit log: this process, or another one that it asks.
 pub trait AuditRecorder: fmt::Debug + Send + Sync {
     /// Writes a line, or counts the event for a summary.
-    fn record(&self, event: &Event<'_>);
+    fn record(&self, event: &AuditEvent<'_>);
 
     /// Writes all summaries, even if their minute is not over: the process ends.
     fn finish(&self) {}
 }
 
-impl AuditRecorder for Audit {
-    fn record(&self, event: &Event<'_>) {
-        Audit::record(self, event);
+impl AuditRecorder for AuditLog {
+    fn record(&self, event: &AuditEvent<'_>) {
+        AuditLog::record(self, event);
     }
 
     fn finish(&self) {
-        Audit::finish(self);
+        AuditLog::finish(self);
     }
 }
 
-impl Audit {
+impl AuditLog {
     /// The log in `folder`.
-    pub fn new(folder: Folder) -> Self {
+    pub fn new(folder: HostFolder) -> Self {
         Self::within(folder, AUDIT_BYTES_MAX, WINDOW)
     }
 
-    fn within(folder: Folder, bytes_max: u64, window: Duration) -> Self {
+    fn within(folder: HostFolder, bytes_max: u64, window: Duration) -> Self {
         let (is_failing, is_waited_for) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (clock, tally) = (Clock::start(), Mutex::new(Tally::over(window)));
-        Self { log: Arc::new(Log { folder, bytes_max, is_failing, clock, tally, is_waited_for }) }
+        let (clock, tally) = (BoottimeClock::start(), Mutex::new(EventTally::over(window)));
+        Self { log: Arc::new(AuditLogInner { folder, bytes_max, is_failing, clock, tally, is_waited_for }) }
     }
 
     /// Writes a line, or counts the event for a summary. Drops the line if the disk is full.
-    pub fn record(&self, event: &Event<'_>) {
+    pub fn record(&self, event: &AuditEvent<'_>) {
         let now = self.log.clock.now();
         self.log.write_due(now);
         let verdict = match event.is_grant() {
-            true => Verdict::Write,
+            true => TallyDecision::Write,
             false => self.log.judge(event, now),
         };
         match verdict {
-            Verdict::Write => self.log.put(event),
-            Verdict::Counted => self.wait_until_due(),
+            TallyDecision::Write => self.log.put(event),
+            TallyDecision::Counted => self.wait_until_due(),
         }
     }
 
@@ -235,7 +235,7 @@ impl Audit {
     }
 }
 
-fn wait(log: &Weak<Log>) {
+fn wait(log: &Weak<AuditLogInner>) {
     loop {
         let span = match log.upgrade() {
             None => return,
@@ -252,8 +252,8 @@ fn wait(log: &Weak<Log>) {
     }
 }
 
-impl Log {
-    fn tally(&self) -> MutexGuard<'_, Tally<Kind>> {
+impl AuditLogInner {
+    fn tally(&self) -> MutexGuard<'_, EventTally<AuditEventKind>> {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -269,16 +269,16 @@ impl Log {
     }
 
     /// Whether the event gets a line of its own: within the limit of its peer, and within that of all peers together.
-    fn judge(&self, event: &Event<'_>, now: Instant) -> Verdict {
+    fn judge(&self, event: &AuditEvent<'_>, now: Instant) -> TallyDecision {
         let (of_peer, of_all) = match event.outcome {
-            Outcome::Refused => (REFUSED_LINES_OF_PEER_MAX, REFUSED_LINES_MAX),
-            Outcome::Ok | Outcome::Failed => (AUDIT_LINES_OF_PEER_MAX, AUDIT_LINES_MAX),
+            AuditOutcome::Refused => (REFUSED_LINES_OF_PEER_MAX, REFUSED_LINES_MAX),
+            AuditOutcome::Ok | AuditOutcome::Failed => (AUDIT_LINES_OF_PEER_MAX, AUDIT_LINES_MAX),
         };
-        let kind = Kind::of(event);
+        let kind = AuditEventKind::of(event);
         let anybody = kind.of_anybody();
         let mut tally = self.tally();
         match tally.note(&kind, &anybody, of_peer, now) {
-            Verdict::Write if kind != anybody => tally.note(&anybody, &anybody, of_all, now),
+            TallyDecision::Write if kind != anybody => tally.note(&anybody, &anybody, of_all, now),
             verdict => verdict,
         }
     }
@@ -301,35 +301,35 @@ impl Log {
         }
     }
 
-    fn put_number(&self, Summary { kind, count, span }: &Summary<Kind>) {
+    fn put_number(&self, TallySummary { kind, count, span }: &TallySummary<AuditEventKind>) {
         let address = match &kind.who {
-            Who::Address(address) => Some(address.to_string()),
-            Who::Named(name) => Some(name.clone()),
-            Who::Peer(..) | Who::Anybody => None,
+            AuditActor::Address(address) => Some(address.to_string()),
+            AuditActor::Named(name) => Some(name.clone()),
+            AuditActor::Peer(..) | AuditActor::Anybody => None,
         };
         let (fingerprint, peer) = match &kind.who {
-            Who::Peer(key, name) => (Some(*key), name.as_deref()),
+            AuditActor::Peer(key, name) => (Some(*key), name.as_deref()),
             _ => (None, None),
         };
         let verb = match kind.outcome {
-            Outcome::Ok => "done",
-            Outcome::Refused => "refused",
-            Outcome::Failed => "failed",
+            AuditOutcome::Ok => "done",
+            AuditOutcome::Refused => "refused",
+            AuditOutcome::Failed => "failed",
         };
         let seconds = (span.as_secs_f64() * 10.0).round() / 10.0;
         let why = format!("{verb} {count} more times in {seconds} s");
-        self.put(&Event {
+        self.put(&AuditEvent {
             peer,
             fingerprint,
             address: address.as_deref(),
             why: Some(&why),
             count: Some(*count),
             seconds: Some(seconds),
-            ..Event::new(&kind.event, kind.outcome)
+            ..AuditEvent::new(&kind.event, kind.outcome)
         });
     }
 
-    fn put(&self, event: &Event<'_>) {
+    fn put(&self, event: &AuditEvent<'_>) {
         match self.write(event) {
             Ok(()) => {
                 if self.is_failing.swap(false, Ordering::Relaxed) {
@@ -345,14 +345,14 @@ impl Log {
         }
     }
 
-    fn write(&self, event: &Event<'_>) -> io::Result<()> {
+    fn write(&self, event: &AuditEvent<'_>) -> io::Result<()> {
         let mut line = vec![b'\n'];
-        serde_json::to_writer(&mut line, &Line { at: timestamp(SystemTime::now()), event })?;
+        serde_json::to_writer(&mut line, &AuditLogLine { at: timestamp(SystemTime::now()), event })?;
         line.push(b'\n');
         if event.is_grant() {
             self.append(GRANTS_FILE, &line)?;
         }
-        self.append(if event.outcome == Outcome::Refused { REFUSED_FILE } else { AUDIT_FILE }, &line)
+        self.append(if event.outcome == AuditOutcome::Refused { REFUSED_FILE } else { AUDIT_FILE }, &line)
     }
 
     /// `line` begins and ends with a line break.
@@ -390,7 +390,7 @@ impl Log {
     }
 }
 
-impl Drop for Audit {
+impl Drop for AuditLog {
     fn drop(&mut self) {
         // Not when the log itself is dropped: the waiting thread may have it for a moment longer.
         self.log.write_last();
@@ -418,10 +418,10 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn folder(name: &str) -> Folder {
+    fn folder(name: &str) -> HostFolder {
         let path = std::env::temp_dir().join(format!("farbus-audit-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
-        Folder::at(path)
+        HostFolder::at(path)
     }
 
     #[test]
@@ -435,10 +435,14 @@ mod tests {
     #[test]
     fn the_log_is_lines_of_json_and_stays_within_its_bounds() {
         let folder = folder("rotation");
-        let audit = Audit::within(folder.clone(), 1000, WINDOW);
+        let audit = AuditLog::within(folder.clone(), 1000, WINDOW);
         for n in 0..200 {
             let device = format!("disk{n}");
-            audit.record(&Event { peer: Some("lab3"), device: Some(&device), ..Event::new("attach", Outcome::Ok) });
+            audit.record(&AuditEvent {
+                peer: Some("lab3"),
+                device: Some(&device),
+                ..AuditEvent::new("attach", AuditOutcome::Ok)
+            });
         }
         let newest = fs::read_to_string(folder.file(AUDIT_FILE)).unwrap();
         let last: serde_json::Value = serde_json::from_str(newest.lines().last().unwrap()).unwrap();
@@ -455,9 +459,9 @@ mod tests {
         let folder = folder("torn");
         fs::create_dir_all(folder.path()).unwrap();
         fs::write(folder.file(AUDIT_FILE), "{\"at\":\"2026-").unwrap();
-        let audit = Audit::new(folder.clone());
-        audit.record(&Event::new("attach", Outcome::Ok));
-        audit.record(&Event::new("detach", Outcome::Ok));
+        let audit = AuditLog::new(folder.clone());
+        audit.record(&AuditEvent::new("attach", AuditOutcome::Ok));
+        audit.record(&AuditEvent::new("detach", AuditOutcome::Ok));
         let text = fs::read_to_string(folder.file(AUDIT_FILE)).unwrap();
         let lines: Vec<_> = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).ok()).collect();
         assert!(matches!(&lines[..], [None, Some(_), Some(last)] if last["event"] == "detach"), "{text}");
@@ -469,18 +473,18 @@ mod tests {
         // A folder in the file's place, to which not even root can write.
         let folder = folder("full");
         fs::create_dir_all(folder.file(AUDIT_FILE)).unwrap();
-        let audit = Audit::new(folder.clone());
+        let audit = AuditLog::new(folder.clone());
         for _ in 0..3 {
-            audit.record(&Event::new("attach", Outcome::Ok));
+            audit.record(&AuditEvent::new("attach", AuditOutcome::Ok));
         }
         assert!(audit.log.is_failing.load(Ordering::Relaxed));
         fs::remove_dir(folder.file(AUDIT_FILE)).unwrap();
-        audit.record(&Event::new("attach", Outcome::Ok));
+        audit.record(&AuditEvent::new("attach", AuditOutcome::Ok));
         assert!(!audit.log.is_failing.load(Ordering::Relaxed));
         fs::remove_dir_all(folder.path()).unwrap();
     }
 
-    fn lines(folder: &Folder, name: &str) -> Vec<serde_json::Value> {
+    fn lines(folder: &HostFolder, name: &str) -> Vec<serde_json::Value> {
         let numbered = (1..=AUDIT_FILES_MAX).rev().map(|number| format!("{name}.{number}"));
         let all = numbered.chain([name.to_owned()]).filter_map(|name| fs::read_to_string(folder.file(&name)).ok());
         let text: String = all.collect();
@@ -491,13 +495,13 @@ mod tests {
     fn a_hundred_thousand_refusals_leave_the_pairing_in_the_log_and_are_all_counted() {
         const FLOOD: u64 = 100_000;
         let folder = folder("flood");
-        let audit = Audit::within(folder.clone(), 20_000, Duration::from_millis(50));
+        let audit = AuditLog::within(folder.clone(), 20_000, Duration::from_millis(50));
         let peer = Fingerprint::from_bytes([7; 32]);
-        let of_peer = |event, outcome| Event { fingerprint: Some(peer), ..Event::new(event, outcome) };
-        audit.record(&of_peer("pair", Outcome::Ok));
-        audit.record(&of_peer("attach", Outcome::Ok));
+        let of_peer = |event, outcome| AuditEvent { fingerprint: Some(peer), ..AuditEvent::new(event, outcome) };
+        audit.record(&of_peer("pair", AuditOutcome::Ok));
+        audit.record(&of_peer("attach", AuditOutcome::Ok));
         for _ in 0..FLOOD {
-            audit.record(&Event { device: Some("1-1"), ..of_peer("attach", Outcome::Refused) });
+            audit.record(&AuditEvent { device: Some("1-1"), ..of_peer("attach", AuditOutcome::Refused) });
         }
         drop(audit);
         let kept: Vec<_> = lines(&folder, AUDIT_FILE).iter().map(|line| line["event"].clone()).collect();
@@ -515,12 +519,12 @@ mod tests {
     #[test]
     fn flood_is_a_few_lines_and_one_correct_count() {
         let folder = folder("number");
-        let audit = Audit::new(folder.clone());
+        let audit = AuditLog::new(folder.clone());
         for n in 0..10_000u32 {
             let address = format!("10.0.0.9:{}", n % 60_000 + 1);
-            audit.record(&Event { address: Some(&address), ..Event::new("connect", Outcome::Refused) });
+            audit.record(&AuditEvent { address: Some(&address), ..AuditEvent::new("connect", AuditOutcome::Refused) });
         }
-        audit.record(&Event { address: Some("10.0.0.7:1"), ..Event::new("connect", Outcome::Refused) });
+        audit.record(&AuditEvent { address: Some("10.0.0.7:1"), ..AuditEvent::new("connect", AuditOutcome::Refused) });
         drop(audit);
         let refused = lines(&folder, REFUSED_FILE);
         assert_eq!(refused.len(), REFUSED_LINES_OF_PEER_MAX as usize + 2, "the other's line and the number");
@@ -534,9 +538,12 @@ mod tests {
     #[test]
     fn summary_is_written_at_the_end_of_its_window_without_further_events() {
         let folder = folder("alone");
-        let audit = Audit::within(folder.clone(), AUDIT_BYTES_MAX, Duration::from_millis(100));
+        let audit = AuditLog::within(folder.clone(), AUDIT_BYTES_MAX, Duration::from_millis(100));
         for _ in 0..50 {
-            audit.record(&Event { address: Some("10.0.0.9:1"), ..Event::new("connect", Outcome::Refused) });
+            audit.record(&AuditEvent {
+                address: Some("10.0.0.9:1"),
+                ..AuditEvent::new("connect", AuditOutcome::Refused)
+            });
         }
         let until = std::time::Instant::now() + Duration::from_secs(20);
         while !lines(&folder, REFUSED_FILE).iter().any(|line| line["count"].is_number()) {
@@ -552,9 +559,12 @@ mod tests {
     #[test]
     fn last_summary_is_written_although_the_waiting_thread_looks_at_the_log_just_then() {
         let folder = folder("last");
-        let audit = Audit::new(folder.clone());
+        let audit = AuditLog::new(folder.clone());
         for _ in 0..50 {
-            audit.record(&Event { address: Some("10.0.0.9:1"), ..Event::new("connect", Outcome::Refused) });
+            audit.record(&AuditEvent {
+                address: Some("10.0.0.9:1"),
+                ..AuditEvent::new("connect", AuditOutcome::Refused)
+            });
         }
         let looking = Arc::clone(&audit.log);
         drop(audit);
@@ -567,10 +577,10 @@ mod tests {
     #[test]
     fn many_addresses_at_once_are_bounded_together() {
         let folder = folder("many");
-        let audit = Audit::new(folder.clone());
+        let audit = AuditLog::new(folder.clone());
         for n in 0..5_000u32 {
             let address = format!("{}:1", IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
-            audit.record(&Event { address: Some(&address), ..Event::new("connect", Outcome::Refused) });
+            audit.record(&AuditEvent { address: Some(&address), ..AuditEvent::new("connect", AuditOutcome::Refused) });
         }
         drop(audit);
         let refused = lines(&folder, REFUSED_FILE);

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use super::audit::{AUDIT_FILE, GRANTS, GRANTS_FILE, REFUSED_FILE};
 use crate::trust::limits::{AUDIT_BYTES_MAX, AUDIT_FILES_MAX};
-use crate::trust::state::folder::{Folder, StateError};
-use crate::trust::state::state_folder::Access;
+use crate::trust::state::folder::{HostFolder, StateError};
+use crate::trust::state::state_folder::FileAccessMode;
 
 /// A line of the audit log.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +46,7 @@ impl fmt::Display for RecordedEvent {
 
 /// How far a file was read.
 #[derive(Debug)]
-struct Position {
+struct AuditFilePosition {
     name: &'static str,
     /// The inode of the file that has this name; 0 if there is none.
     inode: u64,
@@ -56,14 +56,14 @@ struct Position {
 /// Reads the audit log of a state folder, from its first line that is kept to its last, and then what is added.
 #[derive(Debug)]
 pub struct AuditReader {
-    folder: Folder,
-    positions: [Position; 2],
+    folder: HostFolder,
+    positions: [AuditFilePosition; 2],
 }
 
 impl AuditReader {
     /// Begins to read the log in `folder`, which need not exist yet.
-    pub fn new(folder: Folder) -> Self {
-        let positions = [AUDIT_FILE, REFUSED_FILE].map(|name| Position { name, inode: 0, bytes: 0 });
+    pub fn new(folder: HostFolder) -> Self {
+        let positions = [AUDIT_FILE, REFUSED_FILE].map(|name| AuditFilePosition { name, inode: 0, bytes: 0 });
         Self { folder, positions }
     }
 
@@ -78,7 +78,7 @@ impl AuditReader {
                 let old = open(&self.folder, &format!("{}.{number}", position.name))?;
                 read_from(old, 0, &mut events).map_err(|error| trouble(&self.folder, position.name, &error))?;
             }
-            *position = Position { inode: 0, bytes: 0, ..*position };
+            *position = AuditFilePosition { inode: 0, bytes: 0, ..*position };
             read_on(&self.folder, position, &mut events)?;
         }
         // Grants that later lines have pushed out of the log are kept as copies.
@@ -113,17 +113,21 @@ fn sort(events: &mut [RecordedEvent]) {
     events.sort_by(|a, b| a.text("at").cmp(&b.text("at")));
 }
 
-fn open(folder: &Folder, name: &str) -> Result<Option<File>, StateError> {
+fn open(folder: &HostFolder, name: &str) -> Result<Option<File>, StateError> {
     let Some(opened) = folder.opened()? else { return Ok(None) };
-    Ok(opened.file(name, Access::Read)?)
+    Ok(opened.file(name, FileAccessMode::Read)?)
 }
 
-fn trouble(folder: &Folder, name: &str, error: &io::Error) -> StateError {
+fn trouble(folder: &HostFolder, name: &str, error: &io::Error) -> StateError {
     StateError { path: folder.file(name), what: error.to_string() }
 }
 
 /// Reads on where `position` is. If the log was rotated meanwhile, first reads the rest of the renamed file.
-fn read_on(folder: &Folder, position: &mut Position, events: &mut Vec<RecordedEvent>) -> Result<(), StateError> {
+fn read_on(
+    folder: &HostFolder,
+    position: &mut AuditFilePosition,
+    events: &mut Vec<RecordedEvent>,
+) -> Result<(), StateError> {
     let failed = |error: io::Error| trouble(folder, position.name, &error);
     let file = open(folder, position.name)?;
     let inode_of = |file: &File| file.metadata().map(|about| about.ino());
@@ -157,15 +161,15 @@ fn read_from(file: Option<File>, offset: u64, events: &mut Vec<RecordedEvent>) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::audit::{Audit, Event, Outcome};
+    use super::super::audit::{AuditEvent, AuditLog, AuditOutcome};
     use super::*;
     use std::fs;
     use std::io::Write;
 
-    fn folder(name: &str) -> Folder {
+    fn folder(name: &str) -> HostFolder {
         let path = std::env::temp_dir().join(format!("farbus-audit-reading-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
-        Folder::at(path)
+        HostFolder::at(path)
     }
 
     fn devices(events: &[RecordedEvent]) -> Vec<&str> {
@@ -177,16 +181,17 @@ mod tests {
         let folder = folder("order");
         let mut reader = AuditReader::new(folder.clone());
         assert_eq!(reader.read_all().unwrap(), [], "there is no folder yet");
-        let audit = Audit::new(folder.clone());
-        let put = |device, outcome| audit.record(&Event { device: Some(device), ..Event::new("attach", outcome) });
-        put("a", Outcome::Ok);
+        let audit = AuditLog::new(folder.clone());
+        let put =
+            |device, outcome| audit.record(&AuditEvent { device: Some(device), ..AuditEvent::new("attach", outcome) });
+        put("a", AuditOutcome::Ok);
         std::thread::sleep(std::time::Duration::from_millis(2));
-        put("b", Outcome::Refused);
+        put("b", AuditOutcome::Refused);
         std::thread::sleep(std::time::Duration::from_millis(2));
-        put("c", Outcome::Ok);
+        put("c", AuditOutcome::Ok);
         assert_eq!(devices(&reader.read_all().unwrap()), ["a", "b", "c"]);
         assert_eq!(reader.read_added().unwrap(), []);
-        put("d", Outcome::Refused);
+        put("d", AuditOutcome::Refused);
         assert_eq!(devices(&reader.read_added().unwrap()), ["d"]);
         assert_eq!(devices(&reader.read_all().unwrap()), ["a", "b", "c", "d"]);
         fs::remove_dir_all(folder.path()).unwrap();
@@ -195,8 +200,9 @@ mod tests {
     #[test]
     fn nothing_is_missed_or_repeated_when_the_log_is_rotated_or_cut_short() {
         let folder = folder("rotation");
-        let audit = Audit::new(folder.clone());
-        let put = |device| audit.record(&Event { device: Some(device), ..Event::new("attach", Outcome::Ok) });
+        let audit = AuditLog::new(folder.clone());
+        let put =
+            |device| audit.record(&AuditEvent { device: Some(device), ..AuditEvent::new("attach", AuditOutcome::Ok) });
         put("a");
         let mut reader = AuditReader::new(folder.clone());
         assert_eq!(devices(&reader.read_all().unwrap()), ["a"]);
@@ -215,8 +221,8 @@ mod tests {
     #[test]
     fn grant_that_was_pushed_out_of_the_log_is_still_read_once() {
         let folder = folder("grants");
-        let audit = Audit::new(folder.clone());
-        audit.record(&Event { peer: Some("lab3"), ..Event::new("pair", Outcome::Ok) });
+        let audit = AuditLog::new(folder.clone());
+        audit.record(&AuditEvent { peer: Some("lab3"), ..AuditEvent::new("pair", AuditOutcome::Ok) });
         let mut reader = AuditReader::new(folder.clone());
         assert_eq!(reader.read_all().unwrap().len(), 1);
         fs::remove_file(folder.file(AUDIT_FILE)).unwrap();

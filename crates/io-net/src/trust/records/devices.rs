@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_control::identity::DeviceId;
-use farbus_model::Identity;
+use farbus_model::ExportIdentity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::trust::keys::random::fill_random;
 use crate::trust::limits;
-use crate::trust::state::folder::{FileStamp, Folder, ReadFile, StateError};
+use crate::trust::state::folder::{FileStamp, HostFolder, ReadFile, StateError};
 
 const DEVICES_FILE: &str = "devices.json";
 
@@ -63,38 +63,40 @@ impl KnownDevice {
     }
 
     /// Returns the id and generation as one.
-    pub fn identity(&self) -> Identity {
-        Identity { id: self.id.number(), generation: self.generation }
+    pub fn identity(&self) -> ExportIdentity {
+        ExportIdentity { id: self.id.number(), generation: self.generation }
     }
 }
 
 /// The list of all known devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Devices {
+pub struct KnownDeviceList {
     #[serde(default)]
     devices: Vec<KnownDevice>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-impl Devices {
+impl KnownDeviceList {
     /// Reads the list in `folder`; it is empty if no device was ever offered.
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read, other users may change it, or it is damaged. The caller must not
     /// recognise any device then.
-    pub fn load(folder: &Folder) -> Result<Self, StateError> {
+    pub fn load(folder: &HostFolder) -> Result<Self, StateError> {
         let Some(bytes) = folder.read(DEVICES_FILE, limits::DEVICES_BYTES_MAX, true)? else {
             return Ok(Self::default());
         };
         Self::parse(folder, &bytes)
     }
 
-    fn parse(folder: &Folder, bytes: &[u8]) -> Result<Self, StateError> {
-        let all: Self =
-            serde_json::from_slice(bytes).map_err(|error| folder.trouble(DEVICES_FILE, &Damaged(error.to_string())))?;
+    fn parse(folder: &HostFolder, bytes: &[u8]) -> Result<Self, StateError> {
+        let all: Self = serde_json::from_slice(bytes)
+            .map_err(|error| folder.trouble(DEVICES_FILE, &DeviceListDamage(error.to_string())))?;
         match all.has_doubles() {
-            true => Err(folder.trouble(DEVICES_FILE, &Damaged("two devices have one id, or one medium".into()))),
+            true => {
+                Err(folder.trouble(DEVICES_FILE, &DeviceListDamage("two devices have one id, or one medium".into())))
+            }
             false => Ok(all),
         }
     }
@@ -103,7 +105,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn change<T>(folder: &Folder, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
+    pub fn change<T>(folder: &HostFolder, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
         let _lock = folder.lock()?;
         let before = Self::load(folder)?;
         let mut after = before.clone();
@@ -147,7 +149,7 @@ impl Devices {
 
     /// Adds a device. If there are [`limits::DEVICES_MAX`], forgets one without a medium, or the one that was last
     /// offered longest ago.
-    pub fn add(&mut self, device: KnownDevice) -> Identity {
+    pub fn add(&mut self, device: KnownDevice) -> ExportIdentity {
         let identity = device.identity();
         if self.devices.len() >= limits::DEVICES_MAX {
             let oldest = |device: &(usize, &KnownDevice)| (device.1.medium.is_some(), device.1.seen.clone());
@@ -186,21 +188,21 @@ impl Devices {
 /// Reads the list, and reads it again only when its file has changed: one who asks for each of a thousand devices does
 /// not parse a thousand lists.
 #[derive(Debug, Default)]
-pub struct DevicesReader(Mutex<Option<(FileStamp, Arc<Devices>)>>);
+pub struct DevicesReader(Mutex<Option<(FileStamp, Arc<KnownDeviceList>)>>);
 
 impl DevicesReader {
     /// The list in `folder`, which is the same at each call.
     ///
     /// # Errors
-    /// As [`Devices::load`].
-    pub fn load(&self, folder: &Folder) -> Result<Arc<Devices>, StateError> {
+    /// As [`KnownDeviceList::load`].
+    pub fn load(&self, folder: &HostFolder) -> Result<Arc<KnownDeviceList>, StateError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = known.as_ref().map(|(stamp, _)| *stamp);
         match folder.read_unless(DEVICES_FILE, limits::DEVICES_BYTES_MAX, true, stamp)? {
             ReadFile::Missing => Ok(Arc::default()),
             ReadFile::Same => Ok(known.as_ref().map(|(_, all)| Arc::clone(all)).unwrap_or_default()),
             ReadFile::Read(bytes, stamp) => {
-                let all = Arc::new(Devices::parse(folder, &bytes)?);
+                let all = Arc::new(KnownDeviceList::parse(folder, &bytes)?);
                 *known = stamp.map(|stamp| (stamp, Arc::clone(&all)));
                 Ok(all)
             }
@@ -209,9 +211,9 @@ impl DevicesReader {
 }
 
 /// The file is not what farbus wrote: what is wrong, and what to type.
-struct Damaged(String);
+struct DeviceListDamage(String);
 
-impl fmt::Display for Damaged {
+impl fmt::Display for DeviceListDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let next = "put a backup of it in its place, or move it away: then every device has a new identity";
         write!(f, "it is damaged: {}\n  {next} (farbus identity adopt)", self.0)
@@ -225,13 +227,13 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    struct Scratch(Folder);
+    struct Scratch(HostFolder);
 
     impl Scratch {
         fn new() -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
             let name = format!("farbus-devices-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-            Self(Folder::at(std::env::temp_dir().join(name)))
+            Self(HostFolder::at(std::env::temp_dir().join(name)))
         }
 
         fn write(&self, text: &str) {
@@ -243,7 +245,7 @@ mod tests {
 
         fn add(&self, medium: &str, view: &str) -> DeviceId {
             let device = KnownDevice::new(medium, view, "2026".into());
-            DeviceId::of(Devices::change(&self.0, |all| all.add(device)).unwrap())
+            DeviceId::of(KnownDeviceList::change(&self.0, |all| all.add(device)).unwrap())
         }
     }
 
@@ -256,9 +258,9 @@ mod tests {
     #[test]
     fn device_is_recognised_by_medium_and_part_only() {
         let scratch = Scratch::new();
-        assert_eq!(Devices::load(&scratch.0).unwrap(), Devices::default());
+        assert_eq!(KnownDeviceList::load(&scratch.0).unwrap(), KnownDeviceList::default());
         let (whole, part) = (scratch.add("file a", ""), scratch.add("file a", "ro"));
-        let all = Devices::load(&scratch.0).unwrap();
+        let all = KnownDeviceList::load(&scratch.0).unwrap();
         let found = |medium: &str, view: &str| all.find(medium, view).map(|device| device.id);
         assert_eq!((found("file a", ""), found("file a", "ro"), found("file b", "")), (Some(whole), Some(part), None));
         assert_eq!(all.of_id(whole).unwrap().identity().generation, 0);
@@ -271,13 +273,13 @@ mod tests {
         let scratch = Scratch::new();
         let (a, b) = (scratch.add("file a", ""), scratch.add("file b", ""));
         let part = scratch.add("file a", "ro");
-        Devices::change(&scratch.0, |all| {
+        KnownDeviceList::change(&scratch.0, |all| {
             assert!(all.give(a, 1, "file b", ""));
             all.retire("file a");
             assert!(!all.give(random_device_id(), 1, "file c", ""));
         })
         .unwrap();
-        let all = Devices::load(&scratch.0).unwrap();
+        let all = KnownDeviceList::load(&scratch.0).unwrap();
         let known = all.find("file b", "").unwrap();
         assert_eq!((known.id, known.generation), (a, 1));
         assert_eq!((all.find("file a", ""), all.find("file a", "ro")), (None, None));
@@ -316,19 +318,19 @@ mod tests {
             &format!("{{\"devices\":[{},{}]}}", entry(&one, "a"), entry(&other, "a")),
         ] {
             scratch.write(text);
-            let error = Devices::change(&scratch.0, |all| all.retire("a")).unwrap_err();
+            let error = KnownDeviceList::change(&scratch.0, |all| all.retire("a")).unwrap_err();
             assert!(error.what.contains("damaged"), "{error}");
             assert_eq!(fs::read_to_string(scratch.0.file(DEVICES_FILE)).unwrap(), text);
         }
         scratch.write(&format!("{{\"devices\":[{}]}}", entry(&one, "a")));
         fs::set_permissions(scratch.0.file(DEVICES_FILE), fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(Devices::load(&scratch.0).unwrap_err().what.contains("chmod 600"));
+        assert!(KnownDeviceList::load(&scratch.0).unwrap_err().what.contains("chmod 600"));
     }
 
     #[test]
     fn list_is_parsed_again_only_after_its_file_has_changed() {
         let (scratch, reader) = (Scratch::new(), DevicesReader::default());
-        assert_eq!(*reader.load(&scratch.0).unwrap(), Devices::default());
+        assert_eq!(*reader.load(&scratch.0).unwrap(), KnownDeviceList::default());
         let id = scratch.add("file a", "");
         let fresh = [reader.load(&scratch.0).unwrap(), reader.load(&scratch.0).unwrap()];
         assert!(!Arc::ptr_eq(&fresh[0], &fresh[1]), "a file that has just changed is read again");
@@ -347,7 +349,7 @@ mod tests {
 
     #[test]
     fn device_list_is_bounded_and_drops_the_longest_unoffered_first() {
-        let mut all = Devices::default();
+        let mut all = KnownDeviceList::default();
         let device = |at: usize| KnownDevice::new(&format!("file {at}"), "", format!("{at:08}"));
         (0..limits::DEVICES_MAX).for_each(|at| {
             let _ = all.add(device(at + 1));

@@ -11,8 +11,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use farbus_control::identity::DeviceId;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::trust::state::folder::{Folder, StateError};
-use crate::trust::state::state_folder::Access;
+use crate::trust::state::folder::{HostFolder, StateError};
+use crate::trust::state::state_folder::FileAccessMode;
 
 /// Where the second record is, bytes: no medium writes half of what is so far from the first.
 const APART: usize = 4096;
@@ -24,7 +24,7 @@ const FILE_BYTES: usize = APART + RECORD_BYTES;
 ///
 /// # Errors
 /// [`StateError`]: the file cannot be read.
-pub fn read(folder: &Folder, device: DeviceId) -> Result<Option<u64>, StateError> {
+pub fn read(folder: &HostFolder, device: DeviceId) -> Result<Option<u64>, StateError> {
     Ok(read_bytes(folder, device)?.and_then(|bytes| counts(&bytes).into_iter().flatten().max()))
 }
 
@@ -33,15 +33,15 @@ pub fn read(folder: &Folder, device: DeviceId) -> Result<Option<u64>, StateError
 ///
 /// # Errors
 /// [`StateError`]: the file cannot be opened for writing.
-pub fn lock(folder: &Folder, device: DeviceId) -> Result<File, StateError> {
+pub fn lock(folder: &HostFolder, device: DeviceId) -> Result<File, StateError> {
     let name = file_of(device);
     let opened = folder.opened_or_made()?;
     loop {
-        let file = opened.file_or_make(&name, Access::ReadWrite)?;
+        let file = opened.file_or_make(&name, FileAccessMode::ReadWrite)?;
         flock(&file, FlockOperation::LockExclusive).map_err(|errno| folder.trouble(&name, &errno))?;
         let number = |file: &File| file.metadata().map(|about| about.ino()).ok();
         // An earlier version replaces the file, and may have done so while this one waited.
-        if opened.file(&name, Access::Read)?.is_some_and(|now| number(&now) == number(&file)) {
+        if opened.file(&name, FileAccessMode::Read)?.is_some_and(|now| number(&now) == number(&file)) {
             return Ok(file);
         }
     }
@@ -51,7 +51,7 @@ pub fn lock(folder: &Folder, device: DeviceId) -> Result<File, StateError> {
 ///
 /// # Errors
 /// [`StateError`]; the one before is stored then, or this one.
-pub fn write(folder: &Folder, device: DeviceId, file: &File, count: u64) -> Result<(), StateError> {
+pub fn write(folder: &HostFolder, device: DeviceId, file: &File, count: u64) -> Result<(), StateError> {
     let (name, record) = (file_of(device), record(count));
     let trouble = |error: std::io::Error| folder.trouble(&name, &error);
     let found = read_bytes(folder, device)?.map(|bytes| counts(&bytes)).filter(|counts| *counts != [None; 2]);
@@ -71,10 +71,10 @@ fn file_of(device: DeviceId) -> String {
     format!("count-{device}")
 }
 
-fn read_bytes(folder: &Folder, device: DeviceId) -> Result<Option<[u8; FILE_BYTES]>, StateError> {
+fn read_bytes(folder: &HostFolder, device: DeviceId) -> Result<Option<[u8; FILE_BYTES]>, StateError> {
     let name = file_of(device);
     let Some(opened) = folder.opened()? else { return Ok(None) };
-    let Some(mut file) = opened.file(&name, Access::Read)? else { return Ok(None) };
+    let Some(mut file) = opened.file(&name, FileAccessMode::Read)? else { return Ok(None) };
     let mut bytes = [0; FILE_BYTES];
     match file.read_exact(&mut bytes) {
         Ok(()) => Ok(Some(bytes)),
@@ -103,16 +103,16 @@ mod tests {
     use super::*;
     use crate::trust::random_device_id;
     use crate::trust::records::leases::KnownLease;
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
     use std::fs;
 
-    fn store(folder: &Folder, device: DeviceId, count: u64) {
+    fn store(folder: &HostFolder, device: DeviceId, count: u64) {
         write(folder, device, &lock(folder, device).unwrap(), count).unwrap();
     }
 
     #[test]
     fn a_write_that_was_cut_off_leaves_the_count_before() {
-        let Scratch(folder) = &Scratch::new("cut");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("cut");
         let device = random_device_id();
         assert_eq!(read(folder, device).unwrap(), None);
         let file = folder.file(&file_of(device));
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn counts_that_many_threads_store_at_once_are_all_different() {
-        let Scratch(folder) = &Scratch::new("many");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("many");
         let device = random_device_id();
         let reserve = || (0..50).map(|_| KnownLease::reserve(folder, device, 0, 7).unwrap()).collect::<Vec<u64>>();
         let mut all: Vec<u64> = std::thread::scope(|scope| {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_file_of_anything_else_has_no_count_and_is_replaced() {
-        let Scratch(folder) = &Scratch::new("else");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("else");
         let device = random_device_id();
         let file = folder.file(&file_of(device));
         for content in [Vec::new(), vec![b'7'; 100], vec![0xff; FILE_BYTES], vec![b'9'; 3 * FILE_BYTES]] {

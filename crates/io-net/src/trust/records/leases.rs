@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::lease_count;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 /// The largest file that is read: a name, a reason and a dozen numbers, with room for what later versions add.
 const LEASE_BYTES_MAX: u64 = 64 << 10;
@@ -32,7 +32,7 @@ pub struct KnownLease {
     pub lease: Option<StoredLease>,
     /// Set if a host moves the device's disk to its own machine, or has moved it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retirement: Option<Retirement>,
+    pub retirement: Option<DiskRetirement>,
     /// Leases ahead of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bookings: Vec<StoredBooking>,
@@ -42,7 +42,7 @@ pub struct KnownLease {
 
 /// A disk that a host moves to its own machine, or has moved: its contents here are or will be old.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Retirement {
+pub struct DiskRetirement {
     /// The host by what it proved: a key, a user, an address.
     pub by: String,
     /// The host, by its name here.
@@ -55,7 +55,7 @@ pub struct Retirement {
     pub is_done: bool,
 }
 
-impl Retirement {
+impl DiskRetirement {
     /// Why a host should not use the disk, and what to type; `None` if `by` may, to decide what becomes of it. The
     /// exporter calls the disk `name`.
     pub fn objection(&self, name: &str, by: &str) -> Option<String> {
@@ -121,7 +121,7 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read, or is damaged. No number may be given then.
-    pub fn load(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
+    pub fn load(folder: &HostFolder, device: DeviceId) -> Result<Self, StateError> {
         let known = Self::load_file(folder, device)?;
         Ok(Self { reserved: known.latest(folder, device)?, ..known })
     }
@@ -130,11 +130,11 @@ impl KnownLease {
     ///
     /// # Errors
     /// As [`KnownLease::load`].
-    pub fn retirement(folder: &Folder, device: DeviceId) -> Result<Option<Retirement>, StateError> {
+    pub fn retirement(folder: &HostFolder, device: DeviceId) -> Result<Option<DiskRetirement>, StateError> {
         Ok(Self::load_file(folder, device)?.retirement)
     }
 
-    fn load_file(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
+    fn load_file(folder: &HostFolder, device: DeviceId) -> Result<Self, StateError> {
         let name = file_of(device);
         let Some(bytes) = folder.read(&name, LEASE_BYTES_MAX, false)? else { return Ok(Self::default()) };
         serde_json::from_slice(&bytes).map_err(|error| {
@@ -149,7 +149,7 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is reserved then.
-    pub fn reserve(folder: &Folder, device: DeviceId, latest: u64, above: u64) -> Result<u64, StateError> {
+    pub fn reserve(folder: &HostFolder, device: DeviceId, latest: u64, above: u64) -> Result<u64, StateError> {
         let next = |known: &Self| Ok::<u64, StateError>(known.latest(folder, device)?.max(latest).saturating_add(1));
         {
             // Mostly the lock of this device's count is enough: nobody who changes another file is waited for.
@@ -161,7 +161,7 @@ impl KnownLease {
                 return Ok(count);
             }
         }
-        let lock = Lock::of(folder, device)?;
+        let lock = LeaseFileLock::of(folder, device)?;
         let before = Self::load_file(folder, device)?;
         let next = next(&before)?;
         let count = next.max(above.saturating_add(1));
@@ -189,7 +189,7 @@ impl KnownLease {
     }
 
     /// The count of the latest lease.
-    fn latest(&self, folder: &Folder, device: DeviceId) -> Result<u64, StateError> {
+    fn latest(&self, folder: &HostFolder, device: DeviceId) -> Result<u64, StateError> {
         let exact = lease_count::read(folder, device)?;
         // If this file was lost, or an earlier version counted on in it, the exact count is one of an earlier lease.
         let is_latest = self.ahead == Some(self.reserved);
@@ -200,7 +200,7 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn keep(folder: &Folder, device: DeviceId, lease: Option<StoredLease>) -> Result<(), StateError> {
+    pub fn keep(folder: &HostFolder, device: DeviceId, lease: Option<StoredLease>) -> Result<(), StateError> {
         Self::change(folder, device, |known| known.lease = lease)
     }
 
@@ -208,12 +208,18 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn note_moving(folder: &Folder, device: DeviceId, by: &str, host: &str, since: &str) -> Result<(), StateError> {
+    pub fn note_moving(
+        folder: &HostFolder,
+        device: DeviceId,
+        by: &str,
+        host: &str,
+        since: &str,
+    ) -> Result<(), StateError> {
         let [by, host, since] = [by, host, since].map(shortened);
         Self::change(folder, device, |known| match &known.retirement {
             // What is done stays done; and what is said again began when it was said first.
             Some(before) if before.is_done || before.by == by => {}
-            _ => known.retirement = Some(Retirement { by, host, since, is_done: false }),
+            _ => known.retirement = Some(DiskRetirement { by, host, since, is_done: false }),
         })
     }
 
@@ -223,7 +229,7 @@ impl KnownLease {
     /// # Errors
     /// [`StateError`]; nothing is changed then.
     pub fn note_overwritten(
-        folder: &Folder,
+        folder: &HostFolder,
         device: DeviceId,
         by: &str,
         host: &str,
@@ -232,7 +238,7 @@ impl KnownLease {
         let [by, host, since] = [by, host, since].map(shortened);
         Self::change(folder, device, |known| {
             if known.retirement.as_ref().is_none_or(|before| before.by == by) {
-                known.retirement = Some(Retirement { by, host, since, is_done: false });
+                known.retirement = Some(DiskRetirement { by, host, since, is_done: false });
             }
         })
     }
@@ -241,11 +247,17 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn note_moved(folder: &Folder, device: DeviceId, by: &str, host: &str, since: &str) -> Result<(), StateError> {
+    pub fn note_moved(
+        folder: &HostFolder,
+        device: DeviceId,
+        by: &str,
+        host: &str,
+        since: &str,
+    ) -> Result<(), StateError> {
         let [by, host, since] = [by, host, since].map(shortened);
         Self::change(folder, device, |known| match &mut known.retirement {
             Some(before) if before.is_done || before.by == by => before.is_done = true,
-            other => *other = Some(Retirement { by, host, since, is_done: true }),
+            other => *other = Some(DiskRetirement { by, host, since, is_done: true }),
         })
     }
 
@@ -253,7 +265,7 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn note_stays(folder: &Folder, device: DeviceId) -> Result<bool, StateError> {
+    pub fn note_stays(folder: &HostFolder, device: DeviceId) -> Result<bool, StateError> {
         Self::change(folder, device, |known| {
             known.retirement.take_if(|before| !before.is_done);
             known.retirement.is_none()
@@ -264,7 +276,7 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn forget_retirement(folder: &Folder, device: DeviceId) -> Result<bool, StateError> {
+    pub fn forget_retirement(folder: &HostFolder, device: DeviceId) -> Result<bool, StateError> {
         Self::change(folder, device, |known| known.retirement.take().is_some())
     }
 
@@ -272,12 +284,16 @@ impl KnownLease {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn keep_bookings(folder: &Folder, device: DeviceId, bookings: Vec<StoredBooking>) -> Result<(), StateError> {
+    pub fn keep_bookings(
+        folder: &HostFolder,
+        device: DeviceId,
+        bookings: Vec<StoredBooking>,
+    ) -> Result<(), StateError> {
         Self::change(folder, device, |known| known.bookings = bookings)
     }
 
-    fn change<T>(folder: &Folder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
-        let _lock = Lock::of(folder, device)?;
+    fn change<T>(folder: &HostFolder, device: DeviceId, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
+        let _lock = LeaseFileLock::of(folder, device)?;
         let before = Self::load_file(folder, device)?;
         let mut after = before.clone();
         let result = change(&mut after);
@@ -287,7 +303,7 @@ impl KnownLease {
         Ok(result)
     }
 
-    fn store(&self, folder: &Folder, device: DeviceId) -> Result<(), StateError> {
+    fn store(&self, folder: &HostFolder, device: DeviceId) -> Result<(), StateError> {
         let name = file_of(device);
         let mut text = serde_json::to_vec(self).map_err(|error| folder.trouble(&name, &error))?;
         text.push(b'\n');
@@ -297,14 +313,14 @@ impl KnownLease {
 
 /// Keeps other processes and threads from changing what is stored of one device, and earlier versions, which lock the
 /// whole folder, from changing anything in it. The folder's comes first, as with them.
-struct Lock {
+struct LeaseFileLock {
     /// The file of the device's count.
     device: File,
     _folder: File,
 }
 
-impl Lock {
-    fn of(folder: &Folder, device: DeviceId) -> Result<Self, StateError> {
+impl LeaseFileLock {
+    fn of(folder: &HostFolder, device: DeviceId) -> Result<Self, StateError> {
         let _folder = folder.lock_shared()?;
         Ok(Self { device: lease_count::lock(folder, device)?, _folder })
     }
@@ -329,17 +345,17 @@ pub(in crate::trust) mod tests {
     use crate::trust::random_device_id;
     use std::fs;
 
-    pub struct Scratch(pub Folder);
+    pub struct LeaseScratchFolder(pub HostFolder);
 
-    impl Scratch {
+    impl LeaseScratchFolder {
         pub fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("farbus-leases-{name}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&path);
-            Self(Folder::at(path))
+            Self(HostFolder::at(path))
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for LeaseScratchFolder {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(self.0.path());
         }
@@ -347,7 +363,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn reserved_count_is_higher_than_every_earlier_one_even_if_the_clock_was_set_back() {
-        let Scratch(folder) = &Scratch::new("mark");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("mark");
         let (one, other) = (random_device_id(), random_device_id());
         assert_eq!(KnownLease::reserve(folder, one, 0, 1_900_000).unwrap(), 1_900_001);
         assert_eq!(
@@ -361,7 +377,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn latest_count_is_exact_while_the_file_is_there_and_never_too_low_without_it() {
-        let Scratch(folder) = &Scratch::new("exact");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("exact");
         let device = random_device_id();
         let (reserve, latest) = (
             |above| KnownLease::reserve(folder, device, 0, above).unwrap(),
@@ -390,7 +406,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn without_room_counts_go_on_as_far_as_there_was_room_for_and_are_then_refused() {
-        let Scratch(folder) = &Scratch::new("room");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("room");
         let device = random_device_id();
         let reserve = |latest, above| KnownLease::reserve(folder, device, latest, above);
         // As on a full disk: a file that would replace another cannot be made.
@@ -414,7 +430,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn lease_is_kept_beside_what_a_later_version_stored() {
-        let Scratch(folder) = &Scratch::new("kept");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("kept");
         let device = random_device_id();
         KnownLease::reserve(folder, device, 0, 1).unwrap();
         let file = folder.file(&file_of(device));
@@ -439,7 +455,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn a_disk_that_moves_is_kept_from_others_until_its_host_or_its_owner_decides() {
-        let Scratch(folder) = &Scratch::new("moved");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("moved");
         let device = random_device_id();
         let why = |by: &str| {
             let known = KnownLease::load(folder, device).unwrap();
@@ -470,7 +486,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn texts_of_a_retirement_are_bounded() {
-        let Scratch(folder) = &Scratch::new("bounded");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("bounded");
         let device = random_device_id();
         let long = "ä".repeat(100_000);
         KnownLease::note_moving(folder, device, &long, &long, &long).unwrap();
@@ -480,7 +496,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn first_counts_of_many_devices_are_stored_beside_each_other() {
-        let Scratch(folder) = &Scratch::new("first");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("first");
         let devices: Vec<_> = (0..400).map(|_| random_device_id()).collect();
         std::thread::scope(|scope| {
             for part in devices.chunks(25) {
@@ -500,7 +516,7 @@ pub(in crate::trust) mod tests {
 
     #[test]
     fn damaged_or_huge_file_gives_no_number() {
-        let Scratch(folder) = &Scratch::new("damaged");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("damaged");
         let device = random_device_id();
         KnownLease::reserve(folder, device, 0, 1).unwrap();
         let file = folder.file(&file_of(device));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::trust::limits;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 const NOTES_FILE: &str = "labels.json";
 /// The device that something is said of: by its id, or by its name if its id does not last.
@@ -32,7 +32,7 @@ pub struct KnownNotes {
 }
 
 impl KnownNotes {
-    fn load(folder: &Folder) -> Result<Self, StateError> {
+    fn load(folder: &HostFolder) -> Result<Self, StateError> {
         let Some(bytes) = folder.read(NOTES_FILE, limits::NOTES_BYTES_MAX, true)? else { return Ok(Self::default()) };
         let damaged = |what: &dyn std::fmt::Display| {
             let next = "mend it, or move it away and label the devices again (farbus label)";
@@ -49,7 +49,7 @@ impl KnownNotes {
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read, or is damaged.
-    pub fn of(folder: &Folder, device: &NotedDevice) -> Result<DeviceNotes, StateError> {
+    pub fn of(folder: &HostFolder, device: &NotedDevice) -> Result<DeviceNotes, StateError> {
         Ok(Self::load(folder)?.devices.remove(&device.0).unwrap_or_default())
     }
 
@@ -59,7 +59,7 @@ impl KnownNotes {
     /// # Errors
     /// [`StateError`]; nothing is changed then.
     pub fn change(
-        folder: &Folder,
+        folder: &HostFolder,
         device: &NotedDevice,
         changes: &[NoteChange],
     ) -> Result<Result<DeviceNotes, String>, StateError> {
@@ -84,7 +84,7 @@ impl KnownNotes {
 }
 
 /// Whether what the owner says of devices can be read.
-pub(in crate::trust) fn check_notes(folder: &Folder) -> Result<(), StateError> {
+pub(in crate::trust) fn check_notes(folder: &HostFolder) -> Result<(), StateError> {
     KnownNotes::load(folder).map(drop)
 }
 
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn notes_are_kept_by_id_or_name_and_a_damaged_file_is_left_as_it_is() {
         let path = std::env::temp_dir().join(format!("farbus-notes-{}", std::process::id()));
-        let folder = Folder::at(path.clone());
+        let folder = HostFolder::at(path.clone());
         let (id, name) = (NotedDevice::of(Some(random_device_id()), "disk"), NotedDevice::of(None, "disk"));
         KnownNotes::change(&folder, &id, &changes(&["board=imx8"])).unwrap().unwrap();
         KnownNotes::change(&folder, &name, &changes(&["place=here"])).unwrap().unwrap();

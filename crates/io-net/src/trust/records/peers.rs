@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::trust::limits;
-use crate::trust::state::folder::{Folder, StateError};
+use crate::trust::state::folder::{HostFolder, StateError};
 
 const PEERS_FILE: &str = "peers.json";
 /// The list of all paired hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peers {
+pub struct PairedHostList {
     peers: Vec<Peer>,
 }
 
-impl Peers {
+impl PairedHostList {
     /// Reads the list in `folder`; it is empty if no host was ever paired.
     ///
     /// # Errors
     /// [`StateError`]: the file cannot be read, other users may change it, or it is damaged. The caller must trust no
     /// host then.
-    pub fn load(folder: &Folder) -> Result<Self, StateError> {
+    pub fn load(folder: &HostFolder) -> Result<Self, StateError> {
         let Some(bytes) = folder.read(PEERS_FILE, limits::PEERS_BYTES_MAX, true)? else { return Ok(Self::default()) };
         serde_json::from_slice(&bytes).map_err(|error| {
             let path = folder.file(PEERS_FILE);
@@ -39,7 +39,7 @@ impl Peers {
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
-    pub fn change<T>(folder: &Folder, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
+    pub fn change<T>(folder: &HostFolder, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
         let _lock = folder.lock()?;
         let before = Self::load(folder)?;
         let mut after = before.clone();

@@ -8,15 +8,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 use std::{env, fmt};
 
-use farbus_control::failure::Failure;
+use farbus_control::failure::CommandFailure;
 use rustix::fs::{FlockOperation, flock};
 
 use super::spare_room;
-use super::state_folder::{Access, FolderError, StateFolder};
+use super::state_folder::{FileAccessMode, FolderError, StateFolder};
 
 /// The folder of a host's key, its peers and its audit log.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct HostFolder {
     path: PathBuf,
     /// The folder, once it is kept open.
     held: Arc<OnceLock<StateFolder>>,
@@ -52,7 +52,7 @@ impl FileStamp {
     }
 }
 
-/// What [`Folder::read_unless`] found.
+/// What [`HostFolder::read_unless`] found.
 pub(in crate::trust) enum ReadFile {
     /// The file does not exist.
     Missing,
@@ -79,9 +79,9 @@ impl fmt::Display for StateError {
 
 impl std::error::Error for StateError {}
 
-impl From<StateError> for Failure {
+impl From<StateError> for CommandFailure {
     fn from(error: StateError) -> Self {
-        Failure::local(error)
+        CommandFailure::local(error)
     }
 }
 
@@ -91,7 +91,7 @@ impl From<FolderError> for StateError {
     }
 }
 
-impl Folder {
+impl HostFolder {
     /// The folder with this path, which need not exist yet.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), held: Arc::default() }
@@ -103,7 +103,7 @@ impl Folder {
     /// # Errors
     /// The user has no home folder either.
     pub fn of_user() -> Result<Self, StateError> {
-        static FOUND: OnceLock<Folder> = OnceLock::new();
+        static FOUND: OnceLock<HostFolder> = OnceLock::new();
         match FOUND.get() {
             Some(found) => Ok(found.clone()),
             None => Self::find().map(|folder| FOUND.get_or_init(|| folder).clone()),
@@ -152,7 +152,7 @@ impl Folder {
     /// path, and somebody may wait for a device meanwhile.
     ///
     /// # Errors
-    /// As [`Folder::opened`].
+    /// As [`HostFolder::opened`].
     pub fn opened_once(&self) -> Result<Self, StateError> {
         let folder = Self::at(self.path.clone());
         if let Some(opened) = self.opened()? {
@@ -175,7 +175,7 @@ impl Folder {
     /// Opens the folder, and creates it if it does not exist.
     ///
     /// # Errors
-    /// As [`Folder::make`].
+    /// As [`HostFolder::make`].
     pub fn opened_or_made(&self) -> Result<StateFolder, StateError> {
         match self.held.get() {
             Some(held) => Ok(held.clone()),
@@ -196,7 +196,7 @@ impl Folder {
         })
     }
 
-    /// As [`Folder::read`], unless the file is the version with the stamp `known`.
+    /// As [`HostFolder::read`], unless the file is the version with the stamp `known`.
     pub(in crate::trust) fn read_unless(
         &self,
         name: &str,
@@ -206,7 +206,7 @@ impl Folder {
     ) -> Result<ReadFile, StateError> {
         let path = self.file(name);
         let Some(folder) = self.opened()? else { return Ok(ReadFile::Missing) };
-        let Some(file) = folder.file(name, Access::Read)? else { return Ok(ReadFile::Missing) };
+        let Some(file) = folder.file(name, FileAccessMode::Read)? else { return Ok(ReadFile::Missing) };
         let about = file.metadata().map_err(|error| self.trouble(name, &error))?;
         if is_secret && about.mode() & 0o077 != 0 {
             let what = format!(
@@ -247,7 +247,7 @@ impl Folder {
         };
         // Frees the space that it took on a full disk.
         let _ = folder.remove(&fresh);
-        let before = folder.file(name, Access::Read)?.and_then(|file| file.metadata().ok());
+        let before = folder.file(name, FileAccessMode::Read)?.and_then(|file| file.metadata().ok());
         match before.is_some_and(|before| before.len() >= bytes.len() as u64) {
             true => spare_room::replace(&folder, name, bytes).map_err(|_| error),
             false => Err(error),
@@ -256,7 +256,7 @@ impl Folder {
 
     /// Opens the file `name` for reading and appending; creates it if it does not exist.
     pub(in crate::trust) fn append(&self, name: &str) -> Result<File, StateError> {
-        Ok(self.opened_or_made()?.file_or_make(name, Access::Append)?)
+        Ok(self.opened_or_made()?.file_or_make(name, FileAccessMode::Append)?)
     }
 
     /// Renames the file `from` to `to`, replacing that. Does nothing if `from` does not exist.
@@ -269,14 +269,14 @@ impl Folder {
         self.lock_as(FlockOperation::LockExclusive)
     }
 
-    /// Keeps those from changing its files, until dropped, who use [`Folder::lock`]; others who share it may have locks
+    /// Keeps those from changing its files, until dropped, who use [`HostFolder::lock`]; others who share it may have locks
     /// of their own for what they change.
     pub(in crate::trust) fn lock_shared(&self) -> Result<File, StateError> {
         self.lock_as(FlockOperation::LockShared)
     }
 
     fn lock_as(&self, operation: FlockOperation) -> Result<File, StateError> {
-        let file = self.opened_or_made()?.file_or_make("lock", Access::ReadWrite)?;
+        let file = self.opened_or_made()?.file_or_make("lock", FileAccessMode::ReadWrite)?;
         flock(&file, operation).map_err(|errno| self.trouble("lock", &errno))?;
         Ok(file)
     }

@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, fchown, statat};
 
-use super::folder::{Folder, StateError};
-use super::state_folder::{Access, StateFolder};
-use crate::sys::accounts::{Account, confined_user};
+use super::folder::{HostFolder, StateError};
+use super::state_folder::{FileAccessMode, StateFolder};
+use crate::sys::accounts::{UserAccount, confined_user};
 
 /// Subfolders that farbus's own state folder may have: its journals, and the folder that a file system begins with.
 const SUBFOLDERS: [&str; 2] = ["swaps", "lost+found"];
 
-impl Folder {
+impl HostFolder {
     /// Keeps the folder open for a process that is about to confine itself, and gives a folder of root's to the user
     /// that the process becomes. The descriptor's owner says which user that is.
     ///
@@ -31,7 +31,7 @@ impl Folder {
         Ok(self.keep(folder).descriptor())
     }
 
-    fn give(&self, folder: &StateFolder, (name, account): (String, Account)) -> Result<StateFolder, StateError> {
+    fn give(&self, folder: &StateFolder, (name, account): (String, UserAccount)) -> Result<StateFolder, StateError> {
         // Other processes of root's must not create files here meanwhile.
         let lock = self.lock()?;
         let names = folder.names()?;
@@ -60,7 +60,7 @@ impl Folder {
         };
         for entry in names.iter().filter(|entry| !SUBFOLDERS.contains(&entry.as_str())) {
             // A file that is not exclusively root's keeps its owner; it is refused whenever it is used.
-            if let Ok(Some(file)) = folder.file(entry, Access::Read) {
+            if let Ok(Some(file)) = folder.file(entry, FileAccessMode::Read) {
                 hand(&file, entry)?;
             }
         }
@@ -73,7 +73,7 @@ impl Folder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::{Audit, Event, Identity, Outcome, Peers};
+    use crate::trust::{AuditEvent, AuditLog, AuditOutcome, HostIdentity, PairedHostList};
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::path::PathBuf;
@@ -93,16 +93,16 @@ mod tests {
         let path = scratch("whole");
         let (state, victim) = (path.join("state"), path.join("victim"));
         fs::write(&victim, "root's own").unwrap();
-        let before = Folder::at(&state);
+        let before = HostFolder::at(&state);
         fs::create_dir(&state).unwrap();
-        let key = Identity::load_or_create(&before).unwrap().fingerprint();
-        Audit::new(before).record(&Event::new("attach", Outcome::Ok));
+        let key = HostIdentity::load_or_create(&before).unwrap().fingerprint();
+        AuditLog::new(before).record(&AuditEvent::new("attach", AuditOutcome::Ok));
         fs::create_dir(state.join("swaps")).unwrap();
         fs::write(state.join("swaps/00000001.journal"), "{}").unwrap();
         fs::hard_link(&victim, state.join("hard.json")).unwrap();
         symlink(&victim, state.join("soft.json")).unwrap();
 
-        let folder = Folder::at(&state);
+        let folder = HostFolder::at(&state);
         let owner = rustix::fs::fstat(folder.hand_over().unwrap()).unwrap().st_uid;
         assert_ne!(owner, 0);
         for name in ["", "key.pem", "audit.log", "lock"] {
@@ -113,14 +113,14 @@ mod tests {
         // Journals stay root's, which writes them.
         assert_eq!(fs::metadata(state.join("swaps")).unwrap().uid(), 0);
         assert_eq!(fs::metadata(&victim).unwrap().uid(), 0, "what only a link of it was there stays root's");
-        for folder in [&folder, &Folder::at(&state)] {
-            assert_eq!(Identity::load(folder).unwrap().unwrap().fingerprint(), key);
-            Peers::change(folder, |_| ()).unwrap();
+        for folder in [&folder, &HostFolder::at(&state)] {
+            assert_eq!(HostIdentity::load(folder).unwrap().unwrap().fingerprint(), key);
+            PairedHostList::change(folder, |_| ()).unwrap();
             let swaps = folder.opened().unwrap().unwrap().subfolder("swaps").unwrap().unwrap();
-            assert!(swaps.file("00000001.journal", Access::ReadWrite).unwrap().is_some());
+            assert!(swaps.file("00000001.journal", FileAccessMode::ReadWrite).unwrap().is_some());
         }
         // The second time there is nothing to do.
-        assert_eq!(rustix::fs::fstat(Folder::at(&state).hand_over().unwrap()).unwrap().st_uid, owner);
+        assert_eq!(rustix::fs::fstat(HostFolder::at(&state).hand_over().unwrap()).unwrap().st_uid, owner);
         fs::remove_dir_all(path).unwrap();
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let path = scratch("foreign");
         for foreign in [".bashrc", "etc"] {
             fs::create_dir(path.join(foreign)).unwrap();
-            let why = Folder::at(&path).hand_over().unwrap_err().to_string();
+            let why = HostFolder::at(&path).hand_over().unwrap_err().to_string();
             assert!(why.contains(foreign) && why.contains("FARBUS_STATE"), "{why}");
             assert!(fs::read_dir(&path).unwrap().flatten().all(|entry| entry.metadata().unwrap().uid() == 0));
             assert_eq!(fs::metadata(&path).unwrap().uid(), 0);

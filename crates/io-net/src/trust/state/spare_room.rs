@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::state_folder::{Access, FolderError, StateFolder};
+use super::state_folder::{FileAccessMode, FolderError, StateFolder};
 
 const SPARE_FILE: &str = "spare";
 /// Room is kept in pages: as much as file systems give at least.
@@ -25,11 +25,11 @@ pub(in crate::trust) fn keep(folder: &StateFolder, bytes: usize) {
 
 fn try_keep(folder: &StateFolder, bytes: u64) -> io::Result<()> {
     let needed = bytes.max(1).next_multiple_of(PAGE_BYTES);
-    let had = folder.file(SPARE_FILE, Access::Read).map_err(other)?;
+    let had = folder.file(SPARE_FILE, FileAccessMode::Read).map_err(other)?;
     if had.is_some_and(|file| file.metadata().is_ok_and(|about| about.len() >= needed)) {
         return Ok(());
     }
-    drop(folder.file_or_make(SPARE_FILE, Access::ReadWrite).map_err(other)?);
+    drop(folder.file_or_make(SPARE_FILE, FileAccessMode::ReadWrite).map_err(other)?);
     let Some(file) = locked(folder).map_err(other)? else { return Ok(()) };
     grow(&file, needed)
 }
@@ -72,12 +72,12 @@ fn other(error: FolderError) -> io::Error {
 fn locked(folder: &StateFolder) -> Result<Option<File>, FolderError> {
     let number = |file: &File| file.metadata().map(|about| about.ino()).ok();
     loop {
-        let Some(file) = folder.file(SPARE_FILE, Access::ReadWrite)? else { return Ok(None) };
+        let Some(file) = folder.file(SPARE_FILE, FileAccessMode::ReadWrite)? else { return Ok(None) };
         if flock(&file, FlockOperation::LockExclusive).is_err() {
             return Ok(None);
         }
         // It may have become another file while this process waited.
-        if folder.file(SPARE_FILE, Access::Read)?.is_some_and(|now| number(&now) == number(&file)) {
+        if folder.file(SPARE_FILE, FileAccessMode::Read)?.is_some_and(|now| number(&now) == number(&file)) {
             return Ok(Some(file));
         }
     }
@@ -85,12 +85,12 @@ fn locked(folder: &StateFolder) -> Result<Option<File>, FolderError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::trust::records::leases::tests::Scratch;
+    use crate::trust::records::leases::tests::LeaseScratchFolder;
     use std::fs;
 
     #[test]
     fn a_file_that_gets_no_larger_is_replaced_although_none_can_be_made() {
-        let Scratch(folder) = &Scratch::new("spare");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("spare");
         let text = |length: usize| vec![b'x'; length];
         folder.write("a.json", &text(6000)).unwrap();
         folder.write("b.json", &text(10)).unwrap();
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn many_threads_that_share_the_room_write_what_each_means() {
-        let Scratch(folder) = &Scratch::new("spare-many");
+        let LeaseScratchFolder(folder) = &LeaseScratchFolder::new("spare-many");
         let names = ["a", "b", "c", "d"];
         for name in names {
             folder.write(name, &[b' '; 500]).unwrap();

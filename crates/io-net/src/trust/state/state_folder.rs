@@ -62,14 +62,14 @@ pub struct FolderError {
 #[derive(Debug)]
 pub enum FolderTrouble {
     /// Another user could have put it there.
-    Refused(Refusal),
+    Refused(FolderRefusal),
     /// The system's error.
     System(io::Error),
 }
 
 /// What is there instead of a file or folder of farbus's own.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum FolderRefusal {
     /// A symbolic link.
     SymbolicLink,
     /// Not a regular file; holds what it is.
@@ -105,37 +105,37 @@ impl fmt::Display for FolderTrouble {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for FolderRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::SymbolicLink => f.write_str(
+            FolderRefusal::SymbolicLink => f.write_str(
                 "it is a symbolic link, which farbus does not follow here: remove it, or put the file in its place",
             ),
-            Refusal::NotAFile(kind) => write!(f, "it is a {kind}, where farbus keeps a file: remove it"),
-            Refusal::ManyLinks(links) => {
+            FolderRefusal::NotAFile(kind) => write!(f, "it is a {kind}, where farbus keeps a file: remove it"),
+            FolderRefusal::ManyLinks(links) => {
                 write!(f, "it has {links} names (hard links), and may be somebody else's file: remove it, or copy it")
             }
-            Refusal::OwnerOfFile(user) => {
+            FolderRefusal::OwnerOfFile(user) => {
                 write!(f, "it belongs to user {user}, who does not own this folder: remove it, or type chown")
             }
-            Refusal::OwnerOfFolder(user) => {
+            FolderRefusal::OwnerOfFolder(user) => {
                 write!(
                     f,
                     "it belongs to user {user}: run farbus as that user, or set FARBUS_STATE to a folder of yours"
                 )
             }
-            Refusal::OwnerOnTheWay(at, user) => write!(
+            FolderRefusal::OwnerOnTheWay(at, user) => write!(
                 f,
                 "{} belongs to user {user}, who could put another folder here: run farbus as that user, or name a folder that only \
                  root can move (FARBUS_STATE for farbus's own files)",
                 at.display()
             ),
-            Refusal::OpenToAll(at) => write!(
+            FolderRefusal::OpenToAll(at) => write!(
                 f,
                 "everybody can move what is in {}: name another folder (FARBUS_STATE for farbus's own files), or type: chmod o-w {0}",
                 at.display()
             ),
-            Refusal::NotAsOwner(user, error) => {
+            FolderRefusal::NotAsOwner(user, error) => {
                 write!(f, "root cannot work in it as its owner ({error})\n  type: sudo -u '#{user}' farbus …")
             }
         }
@@ -144,7 +144,7 @@ impl fmt::Display for Refusal {
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum FileAccessMode {
     /// For reading.
     Read,
     /// For reading and appending.
@@ -153,12 +153,12 @@ pub enum Access {
     ReadWrite,
 }
 
-impl Access {
+impl FileAccessMode {
     fn flags(self) -> OFlags {
         match self {
-            Access::Read => OFlags::RDONLY,
-            Access::Append => OFlags::RDWR | OFlags::APPEND,
-            Access::ReadWrite => OFlags::RDWR,
+            FileAccessMode::Read => OFlags::RDONLY,
+            FileAccessMode::Append => OFlags::RDWR | OFlags::APPEND,
+            FileAccessMode::ReadWrite => OFlags::RDWR,
         }
     }
 }
@@ -174,7 +174,7 @@ impl StateFolder {
     /// [`FolderError`]: it belongs to another user, or another user could replace it.
     pub fn open(path: &Path) -> Result<Option<Self>, FolderError> {
         let at = |error| FolderError { path: path.to_owned(), why: error };
-        match Way::to(path, false).map_err(at)? {
+        match ResolvedFolder::to(path, false).map_err(at)? {
             Some(way) => Self::own(way.folder, path.to_owned(), &way.owners).map(Some).map_err(at),
             None => Ok(None),
         }
@@ -187,7 +187,7 @@ impl StateFolder {
     /// [`FolderError`]: it belongs to another user, another user could replace it, or it cannot be created.
     pub fn open_or_make(path: &Path) -> Result<Self, FolderError> {
         let at = |error| FolderError { path: path.to_owned(), why: error };
-        let way = Way::to(path, true).map_err(at)?;
+        let way = ResolvedFolder::to(path, true).map_err(at)?;
         let way = way.ok_or_else(|| at(FolderTrouble::System(io::ErrorKind::NotFound.into())))?;
         Self::own(way.folder, path.to_owned(), &way.owners).map_err(at)
     }
@@ -199,7 +199,7 @@ impl StateFolder {
     /// [`FolderError`]: another user could redirect root to another folder.
     pub(crate) fn open_shared(path: &Path) -> Result<Option<(Self, bool)>, FolderError> {
         let at = |error| FolderError { path: path.to_owned(), why: error };
-        let Some(way) = Way::to(path, false).map_err(at)? else { return Ok(None) };
+        let Some(way) = ResolvedFolder::to(path, false).map_err(at)? else { return Ok(None) };
         let about = rustix::fs::fstat(&way.folder).map_err(system).map_err(at)?;
         let (owner, me) = (Uid::from_raw(about.st_uid), rustix::process::geteuid());
         let is_others = (owner != me && !owner.is_root()) || about.st_mode & OTHERS_WRITE != 0;
@@ -221,10 +221,10 @@ impl StateFolder {
             let all = highest_owner()?;
             let stranger = owners.iter().find(|(_, owner)| !owner.is_root() && *owner != user && *owner != all);
             if let Some((at, owner)) = stranger {
-                return Err(FolderTrouble::Refused(Refusal::OwnerOnTheWay(at.clone(), owner.as_raw())));
+                return Err(FolderTrouble::Refused(FolderRefusal::OwnerOnTheWay(at.clone(), owner.as_raw())));
             }
         } else if user != me && !user.is_root() {
-            return Err(FolderTrouble::Refused(Refusal::OwnerOfFolder(user.as_raw())));
+            return Err(FolderTrouble::Refused(FolderRefusal::OwnerOfFolder(user.as_raw())));
         }
         Ok(Self { fd: Arc::new(fd), path, user, group })
     }
@@ -262,7 +262,7 @@ impl StateFolder {
             Err(errno) => {
                 let is_link = |about: Stat| FileType::from_raw_mode(about.st_mode) == FileType::Symlink;
                 return Err(match self.look(name).map(|about| about.is_some_and(is_link)) {
-                    Ok(true) => self.error(name, FolderTrouble::Refused(Refusal::SymbolicLink)),
+                    Ok(true) => self.error(name, FolderTrouble::Refused(FolderRefusal::SymbolicLink)),
                     _ => self.error(name, system(errno)),
                 });
             }
@@ -292,7 +292,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// [`FolderError`]: it is not exclusively the owner's file, or the system's error.
-    pub fn file(&self, name: &str, access: Access) -> Result<Option<File>, FolderError> {
+    pub fn file(&self, name: &str, access: FileAccessMode) -> Result<Option<File>, FolderError> {
         self.act(name, || self.open_file(name, access, false))
     }
 
@@ -300,7 +300,7 @@ impl StateFolder {
     ///
     /// # Errors
     /// As [`StateFolder::file`].
-    pub fn file_or_make(&self, name: &str, access: Access) -> Result<File, FolderError> {
+    pub fn file_or_make(&self, name: &str, access: FileAccessMode) -> Result<File, FolderError> {
         let made = self.act(name, || self.open_file(name, access, true))?;
         made.ok_or_else(|| self.error(name, FolderTrouble::System(io::ErrorKind::NotFound.into())))
     }
@@ -310,7 +310,7 @@ impl StateFolder {
     /// # Errors
     /// The system's error.
     pub fn make_file(&self, name: &str) -> Result<Option<File>, FolderError> {
-        self.act(name, || match self.create(name, Access::ReadWrite) {
+        self.act(name, || match self.create(name, FileAccessMode::ReadWrite) {
             Ok(file) => Ok(Some(file)),
             Err(Errno::EXIST) => Ok(None),
             Err(errno) => Err(system(errno)),
@@ -385,7 +385,7 @@ impl StateFolder {
         rustix::fs::fsync(&*self.fd).map_err(|errno| self.error("", system(errno)))
     }
 
-    fn open_file(&self, name: &str, access: Access, makes: bool) -> Result<Option<File>, FolderTrouble> {
+    fn open_file(&self, name: &str, access: FileAccessMode, makes: bool) -> Result<Option<File>, FolderTrouble> {
         for _ in 0..ATTEMPTS_MAX {
             let Some(about) = self.look(name)? else {
                 match makes.then(|| self.create(name, access)) {
@@ -401,7 +401,7 @@ impl StateFolder {
                 // Renamed or removed since the check.
                 Err(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::ISDIR) => continue,
                 Err(Errno::ACCESS) if about.st_uid != self.user.as_raw() => {
-                    return Err(FolderTrouble::Refused(Refusal::OwnerOfFile(about.st_uid)));
+                    return Err(FolderTrouble::Refused(FolderRefusal::OwnerOfFile(about.st_uid)));
                 }
                 Err(errno) => return Err(system(errno)),
             };
@@ -412,7 +412,7 @@ impl StateFolder {
         Err(FolderTrouble::System(io::Error::other("it changes again and again")))
     }
 
-    fn create(&self, name: &str, access: Access) -> rustix::io::Result<File> {
+    fn create(&self, name: &str, access: FileAccessMode) -> rustix::io::Result<File> {
         let flags = FILE | access.flags() | OFlags::CREATE | OFlags::EXCL;
         rustix::fs::openat(&*self.fd, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
     }
@@ -432,7 +432,7 @@ impl StateFolder {
         #[allow(clippy::useless_conversion)] // It is 32 bits wide on some systems.
         let links = u64::from(about.st_nlink);
         if links > 1 {
-            return Err(FolderTrouble::Refused(Refusal::ManyLinks(links)));
+            return Err(FolderTrouble::Refused(FolderRefusal::ManyLinks(links)));
         }
         self.vet_owner(about)
     }
@@ -441,7 +441,7 @@ impl StateFolder {
         let own = [self.user, rustix::process::geteuid(), Uid::ROOT];
         match own.contains(&Uid::from_raw(about.st_uid)) {
             true => Ok(()),
-            false => Err(FolderTrouble::Refused(Refusal::OwnerOfFile(about.st_uid))),
+            false => Err(FolderTrouble::Refused(FolderRefusal::OwnerOfFile(about.st_uid))),
         }
     }
 
@@ -457,7 +457,7 @@ impl StateFolder {
         let result = match rustix::process::geteuid().is_root() && !self.user.is_root() {
             false => work(),
             true => as_user(self.user, self.group, work).unwrap_or_else(|error| {
-                Err(FolderTrouble::Refused(Refusal::NotAsOwner(self.user.as_raw(), error.to_string())))
+                Err(FolderTrouble::Refused(FolderRefusal::NotAsOwner(self.user.as_raw(), error.to_string())))
             }),
         };
         result.map_err(|why| self.error(name, why))
@@ -484,13 +484,13 @@ fn checked(name: &str) -> Result<(), FolderTrouble> {
 fn kind_of(about: &Stat) -> Result<(), FolderTrouble> {
     let kind = match FileType::from_raw_mode(about.st_mode) {
         FileType::RegularFile => return Ok(()),
-        FileType::Symlink => return Err(FolderTrouble::Refused(Refusal::SymbolicLink)),
+        FileType::Symlink => return Err(FolderTrouble::Refused(FolderRefusal::SymbolicLink)),
         FileType::Directory => "folder",
         FileType::Fifo => "FIFO",
         FileType::Socket => "socket",
         _ => "device",
     };
-    Err(FolderTrouble::Refused(Refusal::NotAFile(kind)))
+    Err(FolderTrouble::Refused(FolderRefusal::NotAFile(kind)))
 }
 
 /// The owner of `/`: root, or inside a namespace the user that stands for those outside.
@@ -499,13 +499,13 @@ fn highest_owner() -> Result<Uid, FolderTrouble> {
 }
 
 /// The path to a folder, resolved step by step.
-struct Way {
+struct ResolvedFolder {
     folder: OwnedFd,
     /// The folders and links on the path with their owners, who could redirect it. Recorded only for root.
     owners: Vec<(PathBuf, Uid)>,
 }
 
-impl Way {
+impl ResolvedFolder {
     /// Resolves `path`; `None` if it does not exist and is not to be created.
     fn to(path: &Path, makes: bool) -> Result<Option<Self>, FolderTrouble> {
         let path = std::path::absolute(path).map_err(FolderTrouble::System)?;
@@ -533,7 +533,7 @@ impl Way {
         while let Some(step) = steps.pop_front() {
             let above = rustix::fs::fstat(&at).map_err(system)?;
             if above.st_mode & OTHERS_WRITE != 0 && above.st_mode & STICKY == 0 {
-                return Err(FolderTrouble::Refused(Refusal::OpenToAll(here)));
+                return Err(FolderTrouble::Refused(FolderRefusal::OpenToAll(here)));
             }
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let next = match rustix::fs::openat(&at, &*step, flags, Mode::empty()) {
@@ -591,7 +591,7 @@ fn make_in(
 ) -> Result<(), FolderTrouble> {
     let all = highest_owner()?;
     if let Some((at, owner)) = owners.iter().find(|(_, owner)| !owner.is_root() && *owner != all) {
-        return Err(FolderTrouble::Refused(Refusal::OwnerOnTheWay(at.clone(), owner.as_raw())));
+        return Err(FolderTrouble::Refused(FolderRefusal::OwnerOnTheWay(at.clone(), owner.as_raw())));
     }
     debug_assert!(!name.as_bytes().contains(&b'/'), "a step is one name below {}", here.display());
     match rustix::fs::mkdirat(at, name, Mode::RWXU) {

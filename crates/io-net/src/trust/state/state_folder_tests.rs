@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
-use crate::trust::{Audit, Event, Folder, Identity, Outcome, Peers};
+use crate::trust::{AuditEvent, AuditLog, AuditOutcome, HostFolder, HostIdentity, PairedHostList};
 
 /// An unprivileged user, in whose folder root works.
 const MALLORY: u32 = 1600;
@@ -56,7 +56,7 @@ fn is_root() -> bool {
     is_root
 }
 
-fn refusal<T>(result: Result<T, FolderError>) -> Refusal {
+fn refusal<T>(result: Result<T, FolderError>) -> FolderRefusal {
     match result.map(drop) {
         Err(FolderError { why: FolderTrouble::Refused(refusal), .. }) => refusal,
         other => panic!("{other:?}"),
@@ -96,11 +96,11 @@ fn link_or_pipe_in_place_of_a_file_is_refused_to_root_and_its_target_stays_as_it
     for trick in TRICKS {
         put(trick, &path.join("file"), &victim);
         let expected = match trick {
-            "symbolic link" | "dangling link" => Refusal::SymbolicLink,
-            "hard link" => Refusal::ManyLinks(2),
-            kind => Refusal::NotAFile(kind),
+            "symbolic link" | "dangling link" => FolderRefusal::SymbolicLink,
+            "hard link" => FolderRefusal::ManyLinks(2),
+            kind => FolderRefusal::NotAFile(kind),
         };
-        for access in [Access::Read, Access::Append, Access::ReadWrite] {
+        for access in [FileAccessMode::Read, FileAccessMode::Append, FileAccessMode::ReadWrite] {
             assert_eq!(refusal(folder.file("file", access)), expected, "{trick}");
             assert_eq!(refusal(folder.file_or_make("file", access)), expected, "{trick}");
         }
@@ -109,8 +109,8 @@ fn link_or_pipe_in_place_of_a_file_is_refused_to_root_and_its_target_stays_as_it
         assert!(!victim.with_extension("new").exists());
     }
     symlink("/etc", path.join("swaps")).unwrap();
-    assert_eq!(refusal(folder.subfolder("swaps")), Refusal::SymbolicLink);
-    assert_eq!(refusal(folder.subfolder_or_make("swaps")), Refusal::SymbolicLink);
+    assert_eq!(refusal(folder.subfolder("swaps")), FolderRefusal::SymbolicLink);
+    assert_eq!(refusal(folder.subfolder_or_make("swaps")), FolderRefusal::SymbolicLink);
 }
 
 /// Each name in farbus's state, with each of the tricks: every operation reports why it fails, or continues without the
@@ -125,11 +125,11 @@ fn no_name_of_the_state_folder_leads_root_to_another_file() {
             let scratch = Scratch::new();
             let (path, victim) = (scratch.of("state", MALLORY), scratch.victim());
             put(trick, &path.join(name), &victim);
-            let folder = Folder::at(&path);
-            let identity = Identity::load_or_create(&folder);
-            let changed = Peers::change(&folder, |_| ());
-            let audit = Audit::new(folder.clone());
-            (0..2).for_each(|_| audit.record(&Event::new("attach", Outcome::Ok)));
+            let folder = HostFolder::at(&path);
+            let identity = HostIdentity::load_or_create(&folder);
+            let changed = PairedHostList::change(&folder, |_| ());
+            let audit = AuditLog::new(folder.clone());
+            (0..2).for_each(|_| audit.record(&AuditEvent::new("attach", AuditOutcome::Ok)));
             assert_untouched(&victim);
             assert!(!victim.with_extension("new").exists(), "{name}: {trick}");
             let is_refused = match name {
@@ -154,7 +154,7 @@ fn file_that_root_makes_in_a_users_folder_is_that_users_from_the_start() {
     let scratch = Scratch::new();
     let path = scratch.of("state", MALLORY);
     let folder = StateFolder::open(&path).unwrap().unwrap();
-    folder.file_or_make("a", Access::Append).unwrap().write_all(b"line").unwrap();
+    folder.file_or_make("a", FileAccessMode::Append).unwrap().write_all(b"line").unwrap();
     folder.make_file("b").unwrap().unwrap();
     folder.subfolder_or_make("c").unwrap().make_file("d").unwrap().unwrap();
     for name in ["a", "b", "c", "c/d"] {
@@ -163,7 +163,7 @@ fn file_that_root_makes_in_a_users_folder_is_that_users_from_the_start() {
         assert_eq!((about.uid(), about.gid(), about.mode() & 0o777), (MALLORY, MALLORY, mode), "{name}");
     }
     let mut text = String::new();
-    folder.file("a", Access::Read).unwrap().unwrap().read_to_string(&mut text).unwrap();
+    folder.file("a", FileAccessMode::Read).unwrap().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(text, "line");
     let mut names = folder.names().unwrap();
     names.sort();
@@ -184,7 +184,7 @@ fn subfolder_that_root_made_in_a_users_folder_goes_on_working() {
     fs::set_permissions(path.join("swaps"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(path.join("swaps/1"), "said").unwrap();
     let swaps = StateFolder::open(&path).unwrap().unwrap().subfolder("swaps").unwrap().unwrap();
-    assert!(swaps.file("1", Access::ReadWrite).unwrap().is_some() && swaps.make_file("2").unwrap().is_some());
+    assert!(swaps.file("1", FileAccessMode::ReadWrite).unwrap().is_some() && swaps.make_file("2").unwrap().is_some());
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn folder_in_a_folder_of_another_user_is_refused_to_root() {
     let scratch = Scratch::new();
     let mallorys = scratch.of("home", MALLORY);
     let roots = scratch.of("roots", 0);
-    let on_the_way = |at: &Path| Refusal::OwnerOnTheWay(at.to_owned(), MALLORY);
+    let on_the_way = |at: &Path| FolderRefusal::OwnerOnTheWay(at.to_owned(), MALLORY);
     // Another user's folder, that user's link, and a folder that would have to be created.
     fs::create_dir(mallorys.join("state")).unwrap();
     assert_eq!(refusal(StateFolder::open(&mallorys.join("state"))), on_the_way(&mallorys));
@@ -217,7 +217,7 @@ fn folder_in_a_folder_of_another_user_is_refused_to_root() {
     assert!(StateFolder::open(&own.join("a/c/d")).unwrap().is_none());
     // A folder in which every user may rename.
     fs::set_permissions(&roots, fs::Permissions::from_mode(0o777)).unwrap();
-    assert_eq!(refusal(StateFolder::open(&roots.join("a"))), Refusal::OpenToAll(roots));
+    assert_eq!(refusal(StateFolder::open(&roots.join("a"))), FolderRefusal::OpenToAll(roots));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn file_of_a_third_user_is_refused() {
     fs::write(path.join("file"), "").unwrap();
     chown(path.join("file"), Some(1700), None).unwrap();
     let folder = StateFolder::open(&path).unwrap().unwrap();
-    assert_eq!(refusal(folder.file("file", Access::Read)), Refusal::OwnerOfFile(1700));
+    assert_eq!(refusal(folder.file("file", FileAccessMode::Read)), FolderRefusal::OwnerOfFile(1700));
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn names_lead_nowhere_but_into_the_folder() {
     let scratch = Scratch::new();
     let folder = StateFolder::open_or_make(&scratch.0.join("state")).unwrap();
     for name in ["..", ".", "/etc/passwd", "a/b", "a/", "../victim"] {
-        assert!(folder.file_or_make(name, Access::Append).is_err(), "{name}");
+        assert!(folder.file_or_make(name, FileAccessMode::Append).is_err(), "{name}");
         assert!(folder.subfolder(name).is_err() && folder.remove(name).is_err(), "{name}");
         assert!(folder.rename("a", name).is_err(), "{name}");
     }
@@ -248,7 +248,7 @@ fn names_lead_nowhere_but_into_the_folder() {
 #[test]
 fn folder_that_is_held_stays_the_one_it_was() {
     let scratch = Scratch::new();
-    let folder = Folder::at(scratch.0.join("state"));
+    let folder = HostFolder::at(scratch.0.join("state"));
     folder.make().unwrap();
     folder.hand_over().unwrap();
     fs::rename(folder.path(), scratch.0.join("moved")).unwrap();

@@ -1,71 +1,73 @@
 //! The device as its users see it: alone until a swap begins, and alone again once one was given up.
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, Completions, Instant, Pending, Readiness,
+    BlockCompletion, BlockDevice, BlockInFlight, BlockInfo, BlockLayer, CompletionQueue, Instant, PendingBlockRequests,
+    ReadinessSource,
 };
-use farbus_wire::Reject;
-use farbus_wire::snapshot::Reader;
+use farbus_wire::ProtocolViolation;
+use farbus_wire::snapshot::FieldReader;
 
-use super::exchanging::{Exchanging, Work, check_destination};
-use crate::block::swap::{Options, Progress, SwapError};
+use super::exchanging::{DeviceSwapAction, SwapRequestTracker, check_destination};
+use crate::block::swap::{SwapError, SwapOptions, SwapProgress};
 
 /// A device that can be exchanged for another one while it is in use. Its size, its blocks and its limits stay as they
 /// are.
 #[derive(Debug)]
-pub struct Swappable<D> {
+pub struct SwappableDevice<D> {
     /// Always there, but for the moment in which it becomes the other one.
-    form: Option<Form<D>>,
+    form: Option<SwappableForm<D>>,
 }
 
 #[derive(Debug)]
-enum Form<D> {
+enum SwappableForm<D> {
     /// Requests and answers pass through. The second is how many requests the device holds.
     Alone(D, usize),
     /// Requests have numbers of our own, so that they can be given to two devices: from the first swap on, unless it is
     /// given up.
-    Exchanging(Box<Exchanging<D>>),
+    Exchanging(Box<SwapRequestTracker<D>>),
 }
 
-impl<D: BlockDevice> Swappable<D> {
+impl<D: BlockDevice> SwappableDevice<D> {
     /// Wraps `device`.
     pub fn new(device: D) -> Self {
-        Self { form: Some(Form::Alone(device, 0)) }
+        Self { form: Some(SwappableForm::Alone(device, 0)) }
     }
 
     /// Notes that the device holds so many requests of its users already: another process submitted them.
     #[must_use]
     pub fn holding(mut self, requests: usize) -> Self {
-        if let Form::Alone(_, held) = self.form_mut() {
+        if let SwappableForm::Alone(_, held) = self.form_mut() {
             *held = requests;
         }
         self
     }
 
-    fn exchanged(device: Exchanging<D>) -> Self {
-        Self { form: Some(Form::Exchanging(Box::new(device))) }
+    fn exchanged(device: SwapRequestTracker<D>) -> Self {
+        Self { form: Some(SwappableForm::Exchanging(Box::new(device))) }
     }
 
-    fn form(&self) -> &Form<D> {
+    fn form(&self) -> &SwappableForm<D> {
         self.form.as_ref().expect("it has a form")
     }
 
-    fn form_mut(&mut self) -> &mut Form<D> {
+    fn form_mut(&mut self) -> &mut SwappableForm<D> {
         self.form.as_mut().expect("it has a form")
     }
 
-    fn exchanging(&mut self) -> Option<&mut Exchanging<D>> {
+    fn exchanging(&mut self) -> Option<&mut SwapRequestTracker<D>> {
         match self.form_mut() {
-            Form::Alone(..) => None,
-            Form::Exchanging(both) => Some(both),
+            SwappableForm::Alone(..) => None,
+            SwappableForm::Exchanging(both) => Some(both),
         }
     }
 
     /// Requests pass through again, once nothing is left of a swap that was given up.
     fn settle_form(&mut self) {
-        let is_over = |form: &mut Form<D>| matches!(form, Form::Exchanging(both) if both.is_as_at_first());
-        if let Some(Form::Exchanging(both)) = self.form.take_if(is_over) {
+        let is_over =
+            |form: &mut SwappableForm<D>| matches!(form, SwappableForm::Exchanging(both) if both.is_as_at_first());
+        if let Some(SwappableForm::Exchanging(both)) = self.form.take_if(is_over) {
             let (device, held) = both.into_device();
-            self.form = Some(Form::Alone(device, held));
+            self.form = Some(SwappableForm::Alone(device, held));
         }
     }
 
@@ -80,8 +82,8 @@ impl<D: BlockDevice> Swappable<D> {
     /// The device as it is now.
     pub fn current(&self) -> &D {
         match self.form() {
-            Form::Alone(device, _) => device,
-            Form::Exchanging(both) => both.current(),
+            SwappableForm::Alone(device, _) => device,
+            SwappableForm::Exchanging(both) => both.current(),
         }
     }
 
@@ -94,20 +96,20 @@ impl<D: BlockDevice> Swappable<D> {
         &mut self,
         now: Instant,
         destination: D,
-        readiness: Option<Readiness>,
-        options: Options,
+        readiness: Option<ReadinessSource>,
+        options: SwapOptions,
     ) -> Result<(), (SwapError, D)> {
-        if let Form::Alone(device, _) = self.form()
+        if let SwappableForm::Alone(device, _) = self.form()
             && let Err(error) = check_destination(device.info(), destination.info())
         {
             return Err((error, destination));
         }
         let mut both = match self.form.take().expect("it has a form") {
-            Form::Alone(device, held) => Box::new(Exchanging::new(device, held)),
-            Form::Exchanging(both) => both,
+            SwappableForm::Alone(device, held) => Box::new(SwapRequestTracker::new(device, held)),
+            SwappableForm::Exchanging(both) => both,
         };
         let begun = both.begin(now, destination, readiness, options);
-        self.form = Some(Form::Exchanging(both));
+        self.form = Some(SwappableForm::Exchanging(both));
         begun
     }
 
@@ -117,22 +119,27 @@ impl<D: BlockDevice> Swappable<D> {
     }
 
     /// How far the swap is; `None` if there is none.
-    pub fn progress(&self, now: Instant) -> Option<Progress> {
+    pub fn progress(&self, now: Instant) -> Option<SwapProgress> {
         match self.form() {
-            Form::Alone(..) => None,
-            Form::Exchanging(both) => both.progress(now),
+            SwappableForm::Alone(..) => None,
+            SwappableForm::Exchanging(both) => both.progress(now),
         }
     }
 
     /// What its owner is to do next.
-    pub fn poll_work(&mut self) -> Option<Work<D>> {
+    pub fn poll_work(&mut self) -> Option<DeviceSwapAction<D>> {
         let work = self.exchanging()?.poll_work();
         self.settle_form();
         work
     }
 
-    /// The journal was told what [`Work::Note`] said, or it could not be.
-    pub fn handle_noted(&mut self, now: Instant, result: Result<(), String>, done: &mut Completions<BlockDone>) {
+    /// The journal was told what [`DeviceSwapAction::Note`] said, or it could not be.
+    pub fn handle_noted(
+        &mut self,
+        now: Instant,
+        result: Result<(), String>,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
         if let Some(both) = self.exchanging() {
             both.handle_noted(now, result, done);
         }
@@ -149,48 +156,48 @@ impl<D: BlockDevice> Swappable<D> {
     /// has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore<E: From<Reject>>(
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<ProtocolViolation>>(
         now: Instant,
-        from: &mut Reader<'_>,
+        from: &mut FieldReader<'_>,
         device: impl FnOnce(&[u8], &BlockInfo) -> Result<D, E>,
-    ) -> Result<(Self, Pending), E> {
-        Exchanging::restore(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
+    ) -> Result<(Self, PendingBlockRequests), E> {
+        SwapRequestTracker::restore(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
     }
 
     /// Restores a device from a snapshot of [`AWAY_KIND`](super::AWAY_KIND). `device` restores the device below from
     /// its own bytes, with the requests that it has. Returns it with those that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore_away<E: From<Reject>>(
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore_away<E: From<ProtocolViolation>>(
         now: Instant,
-        from: &mut Reader<'_>,
-        device: impl FnOnce(&[u8], &BlockInfo) -> Result<(D, Pending), E>,
-    ) -> Result<(Self, Pending), E> {
-        Exchanging::restore_away(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
+        from: &mut FieldReader<'_>,
+        device: impl FnOnce(&[u8], &BlockInfo) -> Result<(D, PendingBlockRequests), E>,
+    ) -> Result<(Self, PendingBlockRequests), E> {
+        SwapRequestTracker::restore_away(now, from, device).map(|(device, pending)| (Self::exchanged(device), pending))
     }
 }
 
-impl<D: BlockDevice + 'static> BlockLayer for Swappable<D> {
+impl<D: BlockDevice + 'static> BlockLayer for SwappableDevice<D> {
     type Inner = dyn BlockDevice;
 
     fn inner(&self) -> &Self::Inner {
         match self.form() {
-            Form::Alone(device, _) => device,
-            Form::Exchanging(both) => &**both,
+            SwappableForm::Alone(device, _) => device,
+            SwappableForm::Exchanging(both) => &**both,
         }
     }
 
     fn inner_mut(&mut self) -> &mut Self::Inner {
         match self.form_mut() {
-            Form::Alone(device, _) => device,
-            Form::Exchanging(both) => &mut **both,
+            SwappableForm::Alone(device, _) => device,
+            SwappableForm::Exchanging(both) => &mut **both,
         }
     }
 
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        if let Form::Alone(_, held) = self.form_mut() {
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
+        if let SwappableForm::Alone(_, held) = self.form_mut() {
             *held += 1;
         }
         self.with_inner(now, done, |inner, done| inner.submit(now, request, done));
@@ -199,17 +206,17 @@ impl<D: BlockDevice + 'static> BlockLayer for Swappable<D> {
     fn with_inner<R>(
         &mut self,
         _: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut Self::Inner, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut Self::Inner, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         match self.form_mut() {
-            Form::Alone(device, held) => {
+            SwappableForm::Alone(device, held) => {
                 let before = done.len();
                 let result = act(device, done);
                 *held -= done.len() - before;
                 result
             }
-            Form::Exchanging(both) => {
+            SwappableForm::Exchanging(both) => {
                 let result = act(&mut **both, done);
                 self.settle_form();
                 result

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use farbus_model::limits::{SWAP_FLIGHT_BYTES_MAX, SWAP_RUN_BYTES_MAX};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Instant,
-    Payload, Readiness, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest,
+    CompletionQueue, Instant, Payload, ReadinessSource, StoreError,
 };
 
-use super::job::{Job, Lower, Place, What};
-use crate::block::granules::Counted;
-use crate::block::rate::Bucket;
-use crate::block::swap::{Meter, Milestone, Options, Phase, Progress, Report, Side, SwapError};
+use super::job::{SwapMember, SwapMemberRole, SwappableJob, SwappableJobKind};
+use crate::block::granules::CountedGranuleSet;
+use crate::block::rate::TokenBucket;
+use crate::block::swap::{
+    CopyRateMeter, SwapError, SwapMilestone, SwapOptions, SwapPhase, SwapProgress, SwapReport, SwapSide,
+};
 
 /// How long the destination may take for a request that the source has answered. After that the swap is given up: a
 /// user waits for both.
@@ -23,20 +25,20 @@ const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// What the owner of a swap does next, on any thread.
 #[derive(Debug)]
-pub enum Work<D> {
+pub enum DeviceSwapAction<D> {
     /// Make this durable, then call [`Swappable::handle_noted`](super::Swappable::handle_noted).
-    Note(Milestone),
+    Note(SwapMilestone),
     /// Give this device back: it is used no more.
     Release(D),
     /// The swap is over.
-    Ended(Result<Report, SwapError>),
+    Ended(Result<SwapReport, SwapError>),
 }
 
 /// A device from its first swap on: requests have numbers of our own at the devices. Its size, its blocks and its
 /// limits stay as they are.
 #[derive(Debug)]
-pub(super) struct Exchanging<D> {
-    pub(super) current: Lower<D>,
+pub(super) struct SwapRequestTracker<D> {
+    pub(super) current: SwapMember<D>,
     pub(super) info: BlockInfo,
     /// Whether it is another device than at first.
     pub(super) is_exchanged: bool,
@@ -45,28 +47,28 @@ pub(super) struct Exchanging<D> {
     /// Requests that came meanwhile.
     pub(super) held: VecDeque<BlockInFlight>,
     /// Requests that are not complete, by their number at the devices, in the order of their submission.
-    pub(super) jobs: BTreeMap<u64, Job>,
+    pub(super) jobs: BTreeMap<u64, SwappableJob>,
     pub(super) next_number: u64,
     /// Whether a job waits for others.
     pub(super) has_waiting: bool,
     /// Whether requests that waited for both devices wait for one.
     pub(super) may_finish: bool,
-    pub(super) swap: Option<Box<Swap<D>>>,
-    pub(super) work: VecDeque<Work<D>>,
+    pub(super) swap: Option<Box<DeviceSwap<D>>>,
+    pub(super) work: VecDeque<DeviceSwapAction<D>>,
 }
 
 /// A swap under way.
 #[derive(Debug)]
-pub(super) struct Swap<D> {
-    pub(super) other: Lower<D>,
-    pub(super) readiness: Option<Readiness>,
-    pub(super) options: Options,
-    pub(super) stage: Stage,
+pub(super) struct DeviceSwap<D> {
+    pub(super) other: SwapMember<D>,
+    pub(super) readiness: Option<ReadinessSource>,
+    pub(super) options: SwapOptions,
+    pub(super) stage: DeviceSwapPhase,
     pub(super) since: Instant,
     pub(super) began: Instant,
     /// What the destination does not have yet.
-    pub(super) dirty: Counted,
-    pub(super) unverified: Counted,
+    pub(super) dirty: CountedGranuleSet,
+    pub(super) unverified: CountedGranuleSet,
     pub(super) cursor: u64,
     pub(super) round: u32,
     pub(super) left_before: u64,
@@ -75,8 +77,8 @@ pub(super) struct Swap<D> {
     /// Bytes being copied or compared.
     pub(super) flying_bytes: u64,
     pub(super) unflushed: u64,
-    pub(super) bucket: Bucket,
-    pub(super) meter: Meter,
+    pub(super) bucket: TokenBucket,
+    pub(super) meter: CopyRateMeter,
     pub(super) delayed: Duration,
     /// Whether more can be begun at once, in the next turn.
     pub(super) has_more: bool,
@@ -86,7 +88,7 @@ pub(super) struct Swap<D> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum DeviceSwapPhase {
     Beginning,
     Copying,
     Flushing,
@@ -102,25 +104,25 @@ pub(super) enum Stage {
     GivenUp,
 }
 
-impl Stage {
+impl DeviceSwapPhase {
     /// Whether changes go to both devices.
     fn has_both(self) -> bool {
-        matches!(self, Stage::Draining | Stage::Deciding | Stage::Noting)
+        matches!(self, DeviceSwapPhase::Draining | DeviceSwapPhase::Deciding | DeviceSwapPhase::Noting)
     }
 
     /// Whether requests to one place wait for each other.
     fn has_order(self) -> bool {
-        self.has_both() || matches!(self, Stage::Releasing | Stage::GivingUp)
+        self.has_both() || matches!(self, DeviceSwapPhase::Releasing | DeviceSwapPhase::GivingUp)
     }
 
     /// Whether it can still fail.
     fn is_open(self) -> bool {
-        !matches!(self, Stage::Releasing | Stage::GivingUp | Stage::GivenUp)
+        !matches!(self, DeviceSwapPhase::Releasing | DeviceSwapPhase::GivingUp | DeviceSwapPhase::GivenUp)
     }
 }
 
-impl<D> Swap<D> {
-    pub(super) fn enter(&mut self, stage: Stage, now: Instant) {
+impl<D> DeviceSwap<D> {
+    pub(super) fn enter(&mut self, stage: DeviceSwapPhase, now: Instant) {
         (self.stage, self.since, self.cursor, self.has_more) = (stage, now, 0, true);
     }
 
@@ -132,7 +134,7 @@ impl<D> Swap<D> {
     /// have been made.
     fn may_be_switched(&self) -> bool {
         let was_noted = matches!(self.error, Some(SwapError::Journal(_)));
-        self.stage == Stage::Noting || (self.stage == Stage::GivingUp && was_noted)
+        self.stage == DeviceSwapPhase::Noting || (self.stage == DeviceSwapPhase::GivingUp && was_noted)
     }
 
     /// Whether users wait for both devices: the other one's answer counts as well.
@@ -147,13 +149,13 @@ impl<D> Swap<D> {
     }
 }
 
-impl<D: BlockDevice> Exchanging<D> {
+impl<D: BlockDevice> SwapRequestTracker<D> {
     /// Wraps `device`, which holds so many requests of its users: the next that is to happen is
-    /// [`Exchanging::begin`].
+    /// [`SwapRequestTracker::begin`].
     pub fn new(device: D, requests: usize) -> Self {
         Self {
             info: *device.info(),
-            current: Lower { in_flight: requests, ..Lower::new(device) },
+            current: SwapMember { in_flight: requests, ..SwapMember::new(device) },
             is_exchanged: false,
             untracked: requests,
             held: VecDeque::new(),
@@ -187,8 +189,10 @@ impl<D: BlockDevice> Exchanging<D> {
     /// its own.
     pub fn abandon(&mut self) {
         let jobs = std::mem::take(&mut self.jobs).into_values().filter_map(|job| match job.what {
-            What::User { owed, .. } => Some(owed),
-            What::Map | What::Piece(_) | What::Clear | What::Flush => None,
+            SwappableJobKind::User { owed, .. } => Some(owed),
+            SwappableJobKind::Map | SwappableJobKind::Piece(_) | SwappableJobKind::Clear | SwappableJobKind::Flush => {
+                None
+            }
         });
         jobs.chain(self.held.drain(..)).for_each(|request| drop(request.fail(StoreError::Lost)));
     }
@@ -207,8 +211,8 @@ impl<D: BlockDevice> Exchanging<D> {
         &mut self,
         now: Instant,
         destination: D,
-        readiness: Option<Readiness>,
-        options: Options,
+        readiness: Option<ReadinessSource>,
+        options: SwapOptions,
     ) -> Result<(), (SwapError, D)> {
         let error = if self.swap.is_some() {
             Err(SwapError::AnotherSwap)
@@ -220,23 +224,23 @@ impl<D: BlockDevice> Exchanging<D> {
         }
         let (ours, needed) = (&self.info, self.info.size_bytes);
         let run_bytes = SWAP_RUN_BYTES_MAX.min(ours.request_bytes_max.into());
-        self.swap = Some(Box::new(Swap {
-            other: Lower::new(destination),
+        self.swap = Some(Box::new(DeviceSwap {
+            other: SwapMember::new(destination),
             readiness,
             options,
-            stage: Stage::Beginning,
+            stage: DeviceSwapPhase::Beginning,
             since: now,
             began: now,
-            dirty: Counted::all_of(needed),
-            unverified: Counted::none_of(needed),
+            dirty: CountedGranuleSet::all_of(needed),
+            unverified: CountedGranuleSet::none_of(needed),
             cursor: 0,
             round: 0,
             left_before: u64::MAX,
             run_bytes,
             flying_bytes: 0,
             unflushed: 0,
-            bucket: Bucket::new(options.rate, now),
-            meter: Meter::new(now),
+            bucket: TokenBucket::new(options.rate, now),
+            meter: CopyRateMeter::new(now),
             delayed: Duration::ZERO,
             has_more: true,
             paid_at: None,
@@ -247,7 +251,8 @@ impl<D: BlockDevice> Exchanging<D> {
 
     /// Cancels the swap. Returns `false` if there is none, or if it is too late: the destination is the device.
     pub fn cancel(&mut self, now: Instant) -> bool {
-        let is_open = self.swap.as_ref().is_some_and(|swap| swap.stage.is_open() && swap.stage != Stage::Noting);
+        let is_open =
+            self.swap.as_ref().is_some_and(|swap| swap.stage.is_open() && swap.stage != DeviceSwapPhase::Noting);
         if is_open {
             self.give_up(now, SwapError::Cancelled);
         }
@@ -255,17 +260,21 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// How far the swap is; `None` if there is none.
-    pub fn progress(&self, now: Instant) -> Option<Progress> {
+    pub fn progress(&self, now: Instant) -> Option<SwapProgress> {
         let swap = self.swap.as_ref()?;
-        Some(Progress {
+        Some(SwapProgress {
             phase: match swap.stage {
-                Stage::Beginning => Phase::Beginning,
-                Stage::Copying => Phase::Copying,
-                Stage::Flushing => Phase::Flushing,
-                Stage::Draining if swap.left_bytes() == 0 && swap.unverified.bytes() > 0 => Phase::Verifying,
-                Stage::Draining => Phase::Draining,
-                Stage::Deciding | Stage::Noting => Phase::Deciding,
-                Stage::Releasing | Stage::GivingUp | Stage::GivenUp => Phase::Releasing,
+                DeviceSwapPhase::Beginning => SwapPhase::Beginning,
+                DeviceSwapPhase::Copying => SwapPhase::Copying,
+                DeviceSwapPhase::Flushing => SwapPhase::Flushing,
+                DeviceSwapPhase::Draining if swap.left_bytes() == 0 && swap.unverified.bytes() > 0 => {
+                    SwapPhase::Verifying
+                }
+                DeviceSwapPhase::Draining => SwapPhase::Draining,
+                DeviceSwapPhase::Deciding | DeviceSwapPhase::Noting => SwapPhase::Deciding,
+                DeviceSwapPhase::Releasing | DeviceSwapPhase::GivingUp | DeviceSwapPhase::GivenUp => {
+                    SwapPhase::Releasing
+                }
             },
             total_bytes: self.info.size_bytes,
             copied_bytes: swap.meter.copied(),
@@ -278,28 +287,33 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// What its owner is to do next.
-    pub fn poll_work(&mut self) -> Option<Work<D>> {
+    pub fn poll_work(&mut self) -> Option<DeviceSwapAction<D>> {
         self.work.pop_front()
     }
 
-    /// The journal was told what [`Work::Note`] said, or it could not be.
-    pub fn handle_noted(&mut self, now: Instant, result: Result<(), String>, done: &mut Completions<BlockDone>) {
+    /// The journal was told what [`DeviceSwapAction::Note`] said, or it could not be.
+    pub fn handle_noted(
+        &mut self,
+        now: Instant,
+        result: Result<(), String>,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
         let Some(swap) = &mut self.swap else { return };
         match (swap.stage, result) {
-            (Stage::Noting, Ok(())) => {
-                swap.enter(Stage::Releasing, now);
+            (DeviceSwapPhase::Noting, Ok(())) => {
+                swap.enter(DeviceSwapPhase::Releasing, now);
                 std::mem::swap(&mut self.current, &mut swap.other);
                 self.is_exchanged = true;
-                self.jobs.values_mut().for_each(Job::change_places);
+                self.jobs.values_mut().for_each(SwappableJob::change_places);
                 self.may_finish = true;
             }
-            (Stage::Noting, Err(why)) => self.give_up(now, SwapError::Journal(why)),
-            (Stage::GivingUp, result) => {
+            (DeviceSwapPhase::Noting, Err(why)) => self.give_up(now, SwapError::Journal(why)),
+            (DeviceSwapPhase::GivingUp, result) => {
                 if let (Err(why), Some(SwapError::Journal(before))) = (&result, &mut swap.error) {
                     *before = format!("{why}; it may say that the device was moved, and it was not");
                 }
                 // Otherwise the last note says that a copy was begun, which is true as well.
-                swap.enter(Stage::GivenUp, now);
+                swap.enter(DeviceSwapPhase::GivenUp, now);
                 self.may_finish = true;
             }
             _ => {}
@@ -315,18 +329,18 @@ impl<D: BlockDevice> Exchanging<D> {
         }
         // Changes go to both devices until the journal says again which is the device.
         swap.error = Some(error);
-        swap.enter(Stage::GivingUp, now);
+        swap.enter(DeviceSwapPhase::GivingUp, now);
         swap.flying_bytes = 0;
-        self.jobs.retain(|_, job| matches!(job.what, What::User { .. }));
+        self.jobs.retain(|_, job| matches!(job.what, SwappableJobKind::User { .. }));
         (self.has_waiting, self.may_finish) = (true, true);
-        self.work.push_back(Work::Note(Milestone::Abandoned));
+        self.work.push_back(DeviceSwapAction::Note(SwapMilestone::Abandoned));
     }
 
-    pub(super) fn fail(&mut self, now: Instant, side: Side, offset: u64, error: StoreError) {
+    pub(super) fn fail(&mut self, now: Instant, side: SwapSide, offset: u64, error: StoreError) {
         self.give_up(now, SwapError::Medium { side, offset, error });
     }
 
-    fn add(&mut self, job: Job) -> u64 {
+    fn add(&mut self, job: SwappableJob) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         self.jobs.insert(number, job);
@@ -334,32 +348,45 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// Gives a job of the swap to the devices, if it need not wait.
-    pub(super) fn start(&mut self, now: Instant, place: Range<u64>, what: What, done: &mut Completions<BlockDone>) {
-        let number = self.add(Job::new(place, what, now));
+    pub(super) fn start(
+        &mut self,
+        now: Instant,
+        place: Range<u64>,
+        what: SwappableJobKind,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
+        let number = self.add(SwappableJob::new(place, what, now));
         self.advance(now, number, done);
     }
 
-    fn take_in(&mut self, now: Instant, mut owed: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn take_in(&mut self, now: Instant, mut owed: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let data = owed.take_payload();
         let place = owed.offset..owed.offset + u64::from(owed.length);
-        let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer: Payload::Empty };
-        let number = self.add(Job::new(place, what, now));
+        let what = SwappableJobKind::User {
+            owed,
+            data,
+            is_both: false,
+            result: Ok(()),
+            there: Ok(()),
+            answer: Payload::Empty,
+        };
+        let number = self.add(SwappableJob::new(place, what, now));
         if !self.advance(now, number, done)
-            && let Some(Job { what: What::User { data, .. }, .. }) = self.jobs.get_mut(&number)
+            && let Some(SwappableJob { what: SwappableJobKind::User { data, .. }, .. }) = self.jobs.get_mut(&number)
         {
             // It outlives the call, and perhaps the buffer that it arrived in.
             data.own();
         }
     }
 
-    fn stage(&self) -> Option<Stage> {
+    fn stage(&self) -> Option<DeviceSwapPhase> {
         self.swap.as_ref().map(|swap| swap.stage)
     }
 
     /// Begins a job, if it need not wait. Returns whether it is begun.
-    fn advance(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) -> bool {
+    fn advance(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         let Some(job) = self.jobs.get(&number) else { return false };
-        let has_order = self.stage().is_some_and(Stage::has_order);
+        let has_order = self.stage().is_some_and(DeviceSwapPhase::has_order);
         let must_wait = has_order && self.jobs.range(..number).any(|(_, before)| before.excludes(job));
         match must_wait {
             true => self.has_waiting = true,
@@ -368,7 +395,7 @@ impl<D: BlockDevice> Exchanging<D> {
         !must_wait
     }
 
-    fn begin_job(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
+    fn begin_job(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
         job.is_begun = true;
         let (offset, length) = (job.place.start, job.bytes() as u32);
@@ -376,13 +403,13 @@ impl<D: BlockDevice> Exchanging<D> {
         let waited = now - job.since;
         let is_change = job.is_change();
         let (current, other) = match &mut job.what {
-            What::User { owed, data, is_both, .. } => {
+            SwappableJobKind::User { owed, data, is_both, .. } => {
                 let mut request = BlockRequest { id, payload: std::mem::take(data), ..(**owed).clone() };
                 if let Some(swap) = &mut self.swap {
                     swap.delayed = swap.delayed.max(waited);
                     let goes_to_both =
                         owed.op == BlockOp::Flush || (is_change && !swap.dirty.has_all(offset, length.into()));
-                    *is_both = goes_to_both && (swap.stage.has_both() || swap.stage == Stage::GivingUp);
+                    *is_both = goes_to_both && (swap.stage.has_both() || swap.stage == DeviceSwapPhase::GivingUp);
                 }
                 let second = is_both.then(|| {
                     request.payload.share();
@@ -390,15 +417,15 @@ impl<D: BlockDevice> Exchanging<D> {
                 });
                 (Some(request), second)
             }
-            What::Map => (Some(BlockRequest::map(id, offset, length)), None),
-            What::Piece(piece) => {
+            SwappableJobKind::Map => (Some(BlockRequest::map(id, offset, length)), None),
+            SwappableJobKind::Piece(piece) => {
                 let read = BlockRequest::read(id, offset, length);
                 (Some(read.clone()), (piece.compares || piece.looks).then_some(read))
             }
-            What::Clear => (None, Some(BlockRequest::zero(id, BlockOp::Discard, offset, length))),
-            What::Flush => {
+            SwappableJobKind::Clear => (None, Some(BlockRequest::zero(id, BlockOp::Discard, offset, length))),
+            SwappableJobKind::Flush => {
                 let flush = BlockRequest::flush(id);
-                let is_last = self.swap.as_ref().is_some_and(|swap| swap.stage == Stage::Deciding);
+                let is_last = self.swap.as_ref().is_some_and(|swap| swap.stage == DeviceSwapPhase::Deciding);
                 (is_last.then(|| flush.clone()), Some(flush))
             }
         };
@@ -412,7 +439,7 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// Takes what the devices have answered and continues what waited, until nothing more happens by itself.
-    fn settle(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn settle(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         loop {
             let has_any = self.collect(now, done);
             if std::mem::take(&mut self.may_finish) {
@@ -429,9 +456,9 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// Begins what need not wait any longer; returns whether there was any.
-    fn advance_all(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+    fn advance_all(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         self.has_waiting = false;
-        let is_waiting = |(number, job): (&u64, &Job)| (!job.is_begun).then_some(*number);
+        let is_waiting = |(number, job): (&u64, &SwappableJob)| (!job.is_begun).then_some(*number);
         let waiting: Vec<u64> = self.jobs.iter().filter_map(is_waiting).collect();
         let mut has_begun = false;
         waiting.into_iter().for_each(|number| has_begun |= self.advance(now, number, done));
@@ -439,7 +466,7 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// As [`Swappable::settle`]; then the devices send what they were given.
-    fn settle_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn settle_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.settle(now, done);
         while self.current.was_asked || self.swap.as_ref().is_some_and(|swap| swap.other.was_asked) {
             if self.current.was_asked {
@@ -453,13 +480,13 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// Returns whether there was an answer.
-    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+    fn collect(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> bool {
         let mut has_any = false;
         loop {
             if let Some(answer) = self.current.pop() {
-                self.handle_answer(now, Place::Current, answer, done);
+                self.handle_answer(now, SwapMemberRole::Current, answer, done);
             } else if let Some(answer) = self.swap.as_mut().and_then(|swap| swap.other.pop()) {
-                self.handle_answer(now, Place::Other, answer, done);
+                self.handle_answer(now, SwapMemberRole::Other, answer, done);
             } else {
                 return has_any;
             }
@@ -467,8 +494,14 @@ impl<D: BlockDevice> Exchanging<D> {
         }
     }
 
-    fn handle_answer(&mut self, now: Instant, from: Place, mut answer: BlockDone, done: &mut Completions<BlockDone>) {
-        if self.untracked > 0 && from == Place::Current {
+    fn handle_answer(
+        &mut self,
+        now: Instant,
+        from: SwapMemberRole,
+        mut answer: BlockCompletion,
+        done: &mut CompletionQueue<BlockCompletion>,
+    ) {
+        if self.untracked > 0 && from == SwapMemberRole::Current {
             return self.pass_on(now, answer, done);
         }
         done.pool.recycle(std::mem::take(&mut answer.spent));
@@ -477,20 +510,23 @@ impl<D: BlockDevice> Exchanging<D> {
         *job.at(from) = false;
         let number = answer.id.0;
         let (offset, length, is_change) = (job.place.start, job.bytes(), job.is_change());
-        let side = if from == Place::Current { Side::Source } else { Side::Destination };
+        let side = if from == SwapMemberRole::Current { SwapSide::Source } else { SwapSide::Destination };
         let stage = self.swap.as_ref().map(|swap| swap.stage);
         match &mut job.what {
             // The source cannot read it any more: the destination can.
-            What::User { is_both: false, .. }
-                if from == Place::Other && answer.result.is_err() && !is_change && stage == Some(Stage::Releasing) =>
+            SwappableJobKind::User { is_both: false, .. }
+                if from == SwapMemberRole::Other
+                    && answer.result.is_err()
+                    && !is_change
+                    && stage == Some(DeviceSwapPhase::Releasing) =>
             {
                 (job.is_begun, self.has_waiting) = (false, true);
             }
-            What::User { is_both, result, there, answer: payload, .. } => {
-                if from == Place::Current || !*is_both {
+            SwappableJobKind::User { is_both, result, there, answer: payload, .. } => {
+                if from == SwapMemberRole::Current || !*is_both {
                     (job.answered, *result, *payload) = (Some(now), result.and(answer.result), answer.payload);
                     let is_elsewhere = is_change && (!*is_both || answer.result.is_err());
-                    let is_copied_to = !matches!(stage, Some(Stage::Noting | Stage::Releasing));
+                    let is_copied_to = !matches!(stage, Some(DeviceSwapPhase::Noting | DeviceSwapPhase::Releasing));
                     if let Some(swap) = self.swap.as_mut().filter(|_| is_elsewhere && is_copied_to) {
                         swap.dirty.add(offset, length);
                         swap.has_more = true;
@@ -499,13 +535,13 @@ impl<D: BlockDevice> Exchanging<D> {
                     if swap.may_be_switched() {
                         *there = Err(error);
                     } else if swap.stage.is_open() {
-                        self.fail(now, Side::Destination, offset, error);
+                        self.fail(now, SwapSide::Destination, offset, error);
                     }
                 }
                 self.finish(now, number, done);
             }
-            What::Map => self.handle_map(now, number, &answer, done),
-            What::Flush => {
+            SwappableJobKind::Map => self.handle_map(now, number, &answer, done),
+            SwappableJobKind::Flush => {
                 let is_over = !job.at_current && !job.at_other;
                 match answer.result {
                     Err(error) => self.fail(now, side, 0, error),
@@ -513,7 +549,7 @@ impl<D: BlockDevice> Exchanging<D> {
                     Ok(()) => {}
                 }
             }
-            What::Piece(_) | What::Clear => match answer.result {
+            SwappableJobKind::Piece(_) | SwappableJobKind::Clear => match answer.result {
                 Err(error) => self.handle_failed(now, number, side, error),
                 Ok(()) => self.go_on_with(now, number, from, answer.payload, done),
             },
@@ -521,22 +557,22 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// Answers a user's request, if it can be.
-    fn finish(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
+    fn finish(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let waits_for_other = self.swap.as_ref().is_some_and(|swap| swap.waits_for_both());
         let Some(job) = self.jobs.get(&number) else { return };
-        let What::User { is_both, result, .. } = job.what else { return };
+        let SwappableJobKind::User { is_both, result, .. } = job.what else { return };
         if !job.is_begun || job.at_current || (job.at_other && (waits_for_other || !is_both)) {
             return;
         }
         // Once the journal says that the other one is the device, that one's answer counts.
-        if result.is_err() && self.stage() == Some(Stage::Noting) {
+        if result.is_err() && self.stage() == Some(DeviceSwapPhase::Noting) {
             return;
         }
         let Some(job) = self.jobs.remove(&number) else { return };
         if let (Some(swap), Some(answered)) = (&mut self.swap, job.answered) {
             swap.delayed = swap.delayed.max(now - answered);
         }
-        if let What::User { owed, result, there, answer, .. } = job.what {
+        if let SwappableJobKind::User { owed, result, there, answer, .. } = job.what {
             done.push(match result.and(there) {
                 Ok(()) => owed.answer(answer),
                 Err(error) => owed.fail(error),
@@ -545,7 +581,7 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// An answer to a request with its user's number.
-    fn pass_on(&mut self, now: Instant, answer: BlockDone, done: &mut Completions<BlockDone>) {
+    fn pass_on(&mut self, now: Instant, answer: BlockCompletion, done: &mut CompletionQueue<BlockCompletion>) {
         self.untracked -= 1;
         done.push(answer);
         if self.untracked == 0 {
@@ -562,44 +598,45 @@ impl<D: BlockDevice> Exchanging<D> {
     /// Ends the swap, if the device that is left has answered everything, or takes too long.
     fn see_whether_over(&mut self, now: Instant) {
         let Some(swap) = &self.swap else { return };
-        let is_last = matches!(swap.stage, Stage::Releasing | Stage::GivenUp);
-        let is_needed = |job: &Job| job.at_other && matches!(job.what, What::User { is_both: false, .. });
+        let is_last = matches!(swap.stage, DeviceSwapPhase::Releasing | DeviceSwapPhase::GivenUp);
+        let is_needed =
+            |job: &SwappableJob| job.at_other && matches!(job.what, SwappableJobKind::User { is_both: false, .. });
         let is_late = now - swap.since >= RELEASE_TIME_MAX && !self.jobs.values().any(is_needed);
         if !is_last || (swap.other.in_flight > 0 && !is_late) {
             return;
         }
         let Some(swap) = self.swap.take() else { return };
-        let Swap { other, error, meter, round, began, .. } = *swap;
+        let DeviceSwap { other, error, meter, round, began, .. } = *swap;
         for job in self.jobs.values_mut() {
             job.at_other = false;
             // For the next swap, what is still at the device is a change of the source alone.
-            if let What::User { is_both, .. } = &mut job.what {
+            if let SwappableJobKind::User { is_both, .. } = &mut job.what {
                 *is_both = false;
             }
         }
         self.has_waiting = true;
-        let report = Report { copied_bytes: meter.copied(), rounds: round, took: now - began };
-        self.work.push_back(Work::Release(other.below.device));
-        self.work.push_back(Work::Ended(error.map_or(Ok(report), Err)));
+        let report = SwapReport { copied_bytes: meter.copied(), rounds: round, took: now - began };
+        self.work.push_back(DeviceSwapAction::Release(other.below.device));
+        self.work.push_back(DeviceSwapAction::Ended(error.map_or(Ok(report), Err)));
     }
 
     /// Gives a swap up whose destination takes too long, while users wait for it.
     fn see_whether_late(&mut self, now: Instant) {
         let late = self.lagging().find(|(_, since)| now - *since >= LAG_TIME_MAX).map(|(offset, _)| offset);
         if let Some(offset) = late {
-            self.fail(now, Side::Destination, offset, StoreError::Lost);
+            self.fail(now, SwapSide::Destination, offset, StoreError::Lost);
         }
     }
 
     /// What the destination alone has yet to answer while users may wait for it, and since when.
     fn lagging(&self) -> impl Iterator<Item = (u64, Instant)> {
-        let is_waited_for = self.stage().is_some_and(|stage| stage.has_both() && stage != Stage::Noting);
+        let is_waited_for = self.stage().is_some_and(|stage| stage.has_both() && stage != DeviceSwapPhase::Noting);
         let jobs = self.jobs.values().filter(move |job| is_waited_for && job.at_other && !job.at_current);
         jobs.filter_map(|job| Some((job.place.start, job.answered?)))
     }
 
     /// Begins what can be begun, and has it sent.
-    fn go_on(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn go_on(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if let Some(swap) = self.swap.as_mut().filter(|swap| swap.paid_at.is_some_and(|at| at <= now)) {
             (swap.paid_at, swap.has_more) = (None, true);
         }
@@ -622,12 +659,12 @@ pub(super) fn check_destination(ours: &BlockInfo, theirs: &BlockInfo) -> Result<
             "it takes requests of {} to {} bytes, and users of the device make ones of {} to {}",
             theirs.block_bytes, theirs.request_bytes_max, ours.block_bytes, ours.request_bytes_max
         );
-        return Err(SwapError::Open(Side::Destination, why));
+        return Err(SwapError::Open(SwapSide::Destination, why));
     }
     Ok(())
 }
 
-impl<D: BlockDevice> BlockLayer for Exchanging<D> {
+impl<D: BlockDevice> BlockLayer for SwapRequestTracker<D> {
     type Inner = D;
 
     fn inner(&self) -> &D {
@@ -641,8 +678,8 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
     fn with_inner<R>(
         &mut self,
         now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+        done: &mut CompletionQueue<BlockCompletion>,
+        act: impl FnOnce(&mut D, &mut CompletionQueue<BlockCompletion>) -> R,
     ) -> R {
         let result = self.current.below.act(done, act);
         self.settle_turn(now, done);
@@ -653,7 +690,7 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
         &self.info
     }
 
-    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         if let Err(error) = self.info.check(&request) {
             return done.push(request.fail(error));
         }
@@ -670,12 +707,12 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
         let Some(swap) = &self.swap else { return current };
         let more = swap.has_more.then_some(Instant::ZERO);
         let late = self.lagging().map(|(_, since)| since + LAG_TIME_MAX).min();
-        let is_last = matches!(swap.stage, Stage::Releasing | Stage::GivenUp);
+        let is_last = matches!(swap.stage, DeviceSwapPhase::Releasing | DeviceSwapPhase::GivenUp);
         let over = is_last.then(|| swap.since + RELEASE_TIME_MAX);
         [current, swap.other.below.device.poll_timeout(), more, swap.paid_at, late, over].into_iter().flatten().min()
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.current.handle_timeout(now, done);
         if let Some(swap) = &mut self.swap {
             swap.other.handle_timeout(now, done);
@@ -685,7 +722,7 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
         self.go_on(now, done);
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if self.swap.is_some() {
             return self.settle_turn(now, done);
         }
@@ -693,14 +730,14 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
         self.settle(now, done);
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
+    fn readiness(&self) -> Option<&ReadinessSource> {
         match &self.swap {
             Some(swap) => swap.readiness.as_ref(),
             None => self.current.below.device.readiness(),
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.current.handle_ready(now, done);
         if let Some(swap) = &mut self.swap {
             swap.other.handle_ready(now, done);
@@ -711,7 +748,7 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
 
     fn is_gone(&self) -> bool {
         // The journal may say any moment that the other one is the device.
-        self.inner().is_gone() && self.stage() != Some(Stage::Noting)
+        self.inner().is_gone() && self.stage() != Some(DeviceSwapPhase::Noting)
     }
 
     fn state(&self) -> Option<Vec<u8>> {
@@ -731,7 +768,7 @@ impl<D: BlockDevice> BlockLayer for Exchanging<D> {
         }
         self.held.drain(..).for_each(|request| drop(request.recall()));
         for job in std::mem::take(&mut self.jobs).into_values() {
-            if let What::User { owed, .. } = job.what {
+            if let SwappableJobKind::User { owed, .. } = job.what {
                 drop(owed.recall());
             }
         }

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, Completions, Instant, Payload, StoreError};
+use farbus_model::{BlockCompletion, BlockDevice, BlockInFlight, CompletionQueue, Instant, Payload, StoreError};
 
-use crate::block::below::Below;
-use crate::block::granules::Run;
+use crate::block::below::UnderlyingDevice;
+use crate::block::granules::GranuleRun;
 
 /// A device with what it has to answer.
 #[derive(Debug)]
-pub(super) struct Lower<D> {
-    pub below: Below<D>,
+pub(super) struct SwapMember<D> {
+    pub below: UnderlyingDevice<D>,
     pub in_flight: usize,
     /// Whether it was asked since its last [`BlockDevice::end_turn`].
     pub was_asked: bool,
@@ -18,7 +18,7 @@ pub(super) struct Lower<D> {
 
 /// Which of the two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SwapMemberRole {
     /// The one that is the device: the source, and the destination once it is.
     Current,
     /// The other one.
@@ -27,9 +27,9 @@ pub(super) enum Place {
 
 /// A request of the device's user, or of the swap.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct SwappableJob {
     pub place: Range<u64>,
-    pub what: What,
+    pub what: SwappableJobKind,
     pub since: Instant,
     /// When the current device answered it.
     pub answered: Option<Instant>,
@@ -39,7 +39,7 @@ pub(super) struct Job {
 }
 
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum SwappableJobKind {
     /// A request of the user, with the data of a write until it is begun. `result` is the current device's, `there` the
     /// other one's.
     User {
@@ -53,7 +53,7 @@ pub(super) enum What {
     /// Asks the source for its holes.
     Map,
     /// Copies or compares.
-    Piece(Piece),
+    Piece(SwapCopyPiece),
     /// Makes a hole read as zeros.
     Clear,
     /// Makes the destination durable, or both.
@@ -62,7 +62,7 @@ pub(super) enum What {
 
 /// A piece that is read from the source, and compared with the destination or written to it.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct SwapCopyPiece {
     pub compares: bool,
     /// The destination may have the data already.
     pub looks: bool,
@@ -71,17 +71,17 @@ pub(super) struct Piece {
     pub is_written: bool,
 }
 
-impl Job {
-    pub fn new(place: Range<u64>, what: What, since: Instant) -> Self {
+impl SwappableJob {
+    pub fn new(place: Range<u64>, what: SwappableJobKind, since: Instant) -> Self {
         Self { place, what, since, answered: None, is_begun: false, at_current: false, at_other: false }
     }
 
     pub fn is_change(&self) -> bool {
-        matches!(&self.what, What::User { owed, .. } if owed.op.is_change())
+        matches!(&self.what, SwappableJobKind::User { owed, .. } if owed.op.is_change())
     }
 
     pub fn is_work(&self) -> bool {
-        matches!(self.what, What::Piece(_) | What::Clear)
+        matches!(self.what, SwappableJobKind::Piece(_) | SwappableJobKind::Clear)
     }
 
     /// The other device is the current one from now on. What the one before could not do, the new one did as well, or
@@ -89,7 +89,7 @@ impl Job {
     pub fn change_places(&mut self) {
         std::mem::swap(&mut self.at_current, &mut self.at_other);
         let is_change = self.is_change();
-        if let What::User { is_both, result, there, .. } = &mut self.what {
+        if let SwappableJobKind::User { is_both, result, there, .. } = &mut self.what {
             match (*is_both, *result) {
                 (true, _) => (*result, *there) = (*there, Ok(())),
                 (false, Err(_)) if !is_change => (self.is_begun, *result) = (false, Ok(())),
@@ -109,44 +109,44 @@ impl Job {
         self.place.end - self.place.start
     }
 
-    pub fn run(&self) -> Run {
-        Run { offset: self.place.start, bytes: self.bytes() }
+    pub fn run(&self) -> GranuleRun {
+        GranuleRun { offset: self.place.start, bytes: self.bytes() }
     }
 
-    pub fn at(&mut self, place: Place) -> &mut bool {
+    pub fn at(&mut self, place: SwapMemberRole) -> &mut bool {
         match place {
-            Place::Current => &mut self.at_current,
-            Place::Other => &mut self.at_other,
+            SwapMemberRole::Current => &mut self.at_current,
+            SwapMemberRole::Other => &mut self.at_other,
         }
     }
 }
 
-impl<D: BlockDevice> Lower<D> {
+impl<D: BlockDevice> SwapMember<D> {
     pub fn new(device: D) -> Self {
-        Self { below: Below::new(device), in_flight: 0, was_asked: false }
+        Self { below: UnderlyingDevice::new(device), in_flight: 0, was_asked: false }
     }
 
-    pub fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    pub fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         (self.in_flight, self.was_asked) = (self.in_flight + 1, true);
         self.below.act(done, |device, done| device.submit(now, request, done));
     }
 
-    pub fn pop(&mut self) -> Option<BlockDone> {
+    pub fn pop(&mut self) -> Option<BlockCompletion> {
         let answer = self.below.pop()?;
         self.in_flight -= 1;
         Some(answer)
     }
 
-    pub fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    pub fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.was_asked = false;
         self.below.act(done, |device, done| device.end_turn(now, done));
     }
 
-    pub fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    pub fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.below.act(done, |device, done| device.handle_ready(now, done));
     }
 
-    pub fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    pub fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if self.below.device.poll_timeout().is_some_and(|at| at <= now) {
             self.below.act(done, |device, done| device.handle_timeout(now, done));
         }

@@ -29,6 +29,6 @@ mod job;
 mod saved;
 mod work;
 
-pub use device::Swappable;
-pub use exchanging::Work;
+pub use device::SwappableDevice;
+pub use exchanging::DeviceSwapAction;
 pub use saved::{AWAY_KIND, SWAPPED_KIND};

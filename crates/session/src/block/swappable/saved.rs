@@ -1,13 +1,14 @@
 //! A device that was exchanged, in the snapshot for a replacement process.
 
 use farbus_model::{
-    BlockDevice, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Pending,
+    BlockDevice, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, CompletionQueue, Instant, Payload,
+    PendingBlockRequests,
 };
-use farbus_wire::Reject;
-use farbus_wire::snapshot::{Reader, Writer};
+use farbus_wire::ProtocolViolation;
+use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
-use super::exchanging::Exchanging;
-use super::job::{Job, What};
+use super::exchanging::SwapRequestTracker;
+use super::job::{SwappableJob, SwappableJobKind};
 
 /// Kind of the snapshots of a device that was exchanged.
 pub const SWAPPED_KIND: u16 = 14;
@@ -19,26 +20,26 @@ const REQUEST_BYTES_MIN: usize = 26;
 /// The same with its number at the device below.
 const NUMBERED_BYTES_MIN: usize = 8 + REQUEST_BYTES_MIN;
 
-impl<D: BlockDevice> Exchanging<D> {
+impl<D: BlockDevice> SwapRequestTracker<D> {
     /// A snapshot of the device after a swap. `None`: a swap is under way or was given up, or the device has requests
     /// that it has yet to carry out.
     ///
     /// A change that is to be durable has been written, and waits for the flush after it; so a replacement flushes
     /// again, and submits nothing else twice.
     pub(super) fn save_swapped(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let waits_for_flush = |job: &Job| {
-            let What::User { owed, .. } = &job.what else { return false };
+        let waits_for_flush = |job: &SwappableJob| {
+            let SwappableJobKind::User { owed, .. } = &job.what else { return false };
             job.is_begun && (owed.op == BlockOp::Flush || (owed.op.is_change() && owed.is_durable))
         };
         if self.swap.is_some() || self.untracked > 0 || !self.is_exchanged || !self.jobs.values().all(waits_for_flush) {
             return None;
         }
-        let mut to = Writer::new(SWAPPED_KIND);
+        let mut to = SnapshotWriter::new(SWAPPED_KIND);
         save_info(&self.info, &mut to);
         to.bytes(&self.current.below.device.save(now)?);
         to.count(self.jobs.len());
         for job in self.jobs.values() {
-            if let What::User { owed, .. } = &job.what {
+            if let SwappableJobKind::User { owed, .. } = &job.what {
                 to.block_request(&BlockRequest { payload: Payload::Empty, ..(**owed).clone() });
             }
         }
@@ -49,58 +50,66 @@ impl<D: BlockDevice> Exchanging<D> {
     /// from its own bytes, for users of a device as described. Returns it with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore<E: From<Reject>>(
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore<E: From<ProtocolViolation>>(
         now: Instant,
-        from: &mut Reader<'_>,
+        from: &mut FieldReader<'_>,
         device: impl FnOnce(&[u8], &BlockInfo) -> Result<D, E>,
-    ) -> Result<(Self, Pending), E> {
+    ) -> Result<(Self, PendingBlockRequests), E> {
         let info = restore_info(from)?;
         let bytes = from.bytes("device")?;
         let mut asked = Vec::new();
         for _ in 0..from.count("requests", REQUEST_BYTES_MIN)? {
             asked.push(from.block_request()?);
         }
-        let pending: Pending = asked.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect();
+        let pending: PendingBlockRequests = asked.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect();
         if pending.len() != asked.len() || !asked.iter().all(|request| may_wait(request, &info)) {
-            return Err(Reject::new("requests", asked.len() as u64, "each has an id and waits to be durable").into());
+            return Err(ProtocolViolation::new(
+                "requests",
+                asked.len() as u64,
+                "each has an id and waits to be durable",
+            )
+            .into());
         }
         let mut below = device(bytes, &info)?;
         if !is_fit(&info, below.info()) {
             below.leave();
-            return Err(Reject::new("size", info.size_bytes, "the medium is as large as the device").into());
+            return Err(ProtocolViolation::new("size", info.size_bytes, "the medium is as large as the device").into());
         }
         let mut this = Self { info, ..Self::moved(below) };
-        let mut done = Completions::new(BufferPool::new(0));
+        let mut done = CompletionQueue::new(BufferPool::new(0));
         for request in asked {
             let place = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
-            let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
+            let what = SwappableJobKind::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
             let number = this.next_number;
             this.next_number += 1;
-            this.jobs.insert(number, Job { is_begun: true, at_current: true, ..Job::new(place, what, now) });
+            this.jobs.insert(
+                number,
+                SwappableJob { is_begun: true, at_current: true, ..SwappableJob::new(place, what, now) },
+            );
             this.current.submit(now, BlockRequest::flush(BlockId(number)).launch(), &mut done);
         }
         Ok((this, pending))
     }
 }
 
-impl<D: BlockDevice> Exchanging<D> {
+impl<D: BlockDevice> SwapRequestTracker<D> {
     /// A snapshot of the device after a swap, with its requests that the device below has and saves itself. `None`: a
     /// swap is under way, the device below cannot be saved, or a request waits here.
     pub fn save_away(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let is_below = |job: &Job| job.is_begun && job.at_current && !job.at_other;
+        let is_below = |job: &SwappableJob| job.is_begun && job.at_current && !job.at_other;
         let is_at_rest = self.swap.is_none() && self.untracked == 0 && self.held.is_empty();
         if !is_at_rest || !self.is_exchanged || !self.jobs.values().all(is_below) {
             return None;
         }
-        let mut to = Writer::new(AWAY_KIND);
+        let mut to = SnapshotWriter::new(AWAY_KIND);
         save_info(&self.info, &mut to);
         to.bytes(&self.current.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.jobs.len());
         for (number, job) in &self.jobs {
-            if let What::User { owed, .. } = &job.what {
+            if let SwappableJobKind::User { owed, .. } = &job.what {
                 to.u64(*number);
                 to.block_request(&BlockRequest { payload: Payload::Empty, ..(**owed).clone() });
             }
@@ -112,42 +121,49 @@ impl<D: BlockDevice> Exchanging<D> {
     /// the requests that it has. Returns it with those that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
-    pub fn restore_away<E: From<Reject>>(
+    /// [`ProtocolViolation`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
+    pub fn restore_away<E: From<ProtocolViolation>>(
         now: Instant,
-        from: &mut Reader<'_>,
-        device: impl FnOnce(&[u8], &BlockInfo) -> Result<(D, Pending), E>,
-    ) -> Result<(Self, Pending), E> {
+        from: &mut FieldReader<'_>,
+        device: impl FnOnce(&[u8], &BlockInfo) -> Result<(D, PendingBlockRequests), E>,
+    ) -> Result<(Self, PendingBlockRequests), E> {
         let info = restore_info(from)?;
         let bytes = from.bytes("device")?;
         let next_number = from.u64("next number")?;
         if next_number > u64::MAX / 2 {
-            return Err(Reject::new("next number", next_number, "nobody makes so many requests").into());
+            return Err(ProtocolViolation::new("next number", next_number, "nobody makes so many requests").into());
         }
         let mut asked: Vec<(u64, BlockRequest)> = Vec::new();
         for _ in 0..from.count("requests", NUMBERED_BYTES_MIN)? {
             let number = from.u64("number")?;
             let is_next = number < next_number && asked.last().is_none_or(|(before, _)| *before < number);
             if !is_next {
-                return Err(Reject::new("number", number, "requests are numbered in their order").into());
+                return Err(ProtocolViolation::new("number", number, "requests are numbered in their order").into());
             }
             asked.push((number, from.block_request()?));
         }
-        let pending: Pending = asked.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
+        let pending: PendingBlockRequests =
+            asked.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
         let is_whole = |request: &BlockRequest| request.payload.is_empty() && fits(request, &info);
         if pending.len() != asked.len() || !asked.iter().all(|(_, request)| is_whole(request)) {
-            return Err(
-                Reject::new("requests", asked.len() as u64, "each has an id, and is one of the device's").into()
-            );
+            return Err(ProtocolViolation::new(
+                "requests",
+                asked.len() as u64,
+                "each has an id, and is one of the device's",
+            )
+            .into());
         }
-        let numbered: Pending =
+        let numbered: PendingBlockRequests =
             asked.iter().map(|(number, it)| (BlockId(*number), (it.op, it.offset, it.length))).collect();
         let (mut below, theirs) = device(bytes, &info)?;
         if !is_fit(&info, below.info()) || theirs != numbered {
             below.leave();
-            return Err(
-                Reject::new("requests", theirs.len() as u64, "the device below has them, and is as large").into()
-            );
+            return Err(ProtocolViolation::new(
+                "requests",
+                theirs.len() as u64,
+                "the device below has them, and is as large",
+            )
+            .into());
         }
         let count = asked.len();
         let mut this = Self { info, next_number, ..Self::moved(below) };
@@ -155,14 +171,17 @@ impl<D: BlockDevice> Exchanging<D> {
         for (number, request) in asked {
             let place = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
-            let what = What::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
-            this.jobs.insert(number, Job { is_begun: true, at_current: true, ..Job::new(place, what, now) });
+            let what = SwappableJobKind::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
+            this.jobs.insert(
+                number,
+                SwappableJob { is_begun: true, at_current: true, ..SwappableJob::new(place, what, now) },
+            );
         }
         Ok((this, pending))
     }
 }
 
-fn save_info(info: &BlockInfo, to: &mut Writer) {
+fn save_info(info: &BlockInfo, to: &mut SnapshotWriter) {
     let BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims } = *info;
     to.u64(size_bytes);
     [block_bytes, preferred_bytes, request_bytes_max].into_iter().for_each(|bytes| to.u32(bytes));
@@ -170,7 +189,7 @@ fn save_info(info: &BlockInfo, to: &mut Writer) {
     to.flag(trims);
 }
 
-fn restore_info(from: &mut Reader<'_>) -> Result<BlockInfo, Reject> {
+fn restore_info(from: &mut FieldReader<'_>) -> Result<BlockInfo, ProtocolViolation> {
     let info = BlockInfo {
         size_bytes: from.u64("size")?,
         block_bytes: from.u32("block")?,
@@ -180,7 +199,7 @@ fn restore_info(from: &mut Reader<'_>) -> Result<BlockInfo, Reject> {
         trims: from.flag("trims")?,
     };
     if !info.block_bytes.is_power_of_two() || !info.preferred_bytes.is_power_of_two() {
-        return Err(Reject::new("block", info.block_bytes.into(), "it is a power of two"));
+        return Err(ProtocolViolation::new("block", info.block_bytes.into(), "it is a power of two"));
     }
     Ok(info)
 }

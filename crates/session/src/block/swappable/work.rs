@@ -2,13 +2,14 @@
 //! answers.
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, Completions, Extents, Instant, Payload, StoreError,
+    BlockCompletion, BlockDevice, BlockId, BlockOp, BlockRequest, CompletionQueue, ExtentList, Instant, Payload,
+    StoreError,
 };
 
-use super::exchanging::{Exchanging, Stage, Work};
-use super::job::{Job, Piece, Place, What};
-use crate::block::granules::Run;
-use crate::block::swap::{LEFT_BYTES, Milestone, ROUNDS_MAX, Side, SwapError, UNFLUSHED_BYTES_MAX, is_zero};
+use super::exchanging::{DeviceSwapAction, DeviceSwapPhase, SwapRequestTracker};
+use super::job::{SwapCopyPiece, SwapMemberRole, SwappableJob, SwappableJobKind};
+use crate::block::granules::GranuleRun;
+use crate::block::swap::{LEFT_BYTES, ROUNDS_MAX, SwapError, SwapMilestone, SwapSide, UNFLUSHED_BYTES_MAX, is_zero};
 
 /// Bytes of which the source is asked at a time where its holes are.
 const MAP_BYTES: u64 = 64 << 20;
@@ -21,14 +22,14 @@ const LAST_FLIGHT_BYTES_MAX: u64 = PIECE_BYTES;
 /// Bytes that are begun to be copied in one turn; the device's users have their turn after that.
 const TURN_BYTES: u64 = 1 << 20;
 
-impl<D: BlockDevice> Exchanging<D> {
+impl<D: BlockDevice> SwapRequestTracker<D> {
     /// Holes are made in the destination, too; the rest is to be copied.
     pub(super) fn handle_map(
         &mut self,
         now: Instant,
         number: u64,
-        answer: &BlockDone,
-        done: &mut Completions<BlockDone>,
+        answer: &BlockCompletion,
+        done: &mut CompletionQueue<BlockCompletion>,
     ) {
         let Some(job) = self.jobs.remove(&number) else { return };
         let Some(swap) = &mut self.swap else { return };
@@ -37,8 +38,8 @@ impl<D: BlockDevice> Exchanging<D> {
         let mut at = job.place.start;
         let mut holes = Vec::new();
         let extents = match answer.result {
-            Ok(()) => Extents::read(&answer.payload, answer.length).unwrap_or_default(),
-            Err(_) => Extents::default(),
+            Ok(()) => ExtentList::read(&answer.payload, answer.length).unwrap_or_default(),
+            Err(_) => ExtentList::default(),
         };
         for extent in extents.iter() {
             let end = (at + extent.length).min(job.place.end);
@@ -56,7 +57,7 @@ impl<D: BlockDevice> Exchanging<D> {
         }
         swap.dirty.add(at, job.place.end - at);
         for hole in holes {
-            self.start(now, hole, What::Clear, done);
+            self.start(now, hole, SwappableJobKind::Clear, done);
         }
     }
 
@@ -65,24 +66,24 @@ impl<D: BlockDevice> Exchanging<D> {
         let Some(swap) = &mut self.swap else { return };
         swap.has_more = true;
         match swap.stage {
-            Stage::Flushing => swap.enter(Stage::Draining, now),
+            DeviceSwapPhase::Flushing => swap.enter(DeviceSwapPhase::Draining, now),
             // The source failed a change meanwhile: that place is copied again.
-            Stage::Deciding if swap.left_bytes() > 0 => swap.enter(Stage::Draining, now),
-            Stage::Deciding => {
-                swap.enter(Stage::Noting, now);
-                self.work.push_back(Work::Note(Milestone::Switched));
+            DeviceSwapPhase::Deciding if swap.left_bytes() > 0 => swap.enter(DeviceSwapPhase::Draining, now),
+            DeviceSwapPhase::Deciding => {
+                swap.enter(DeviceSwapPhase::Noting, now);
+                self.work.push_back(DeviceSwapAction::Note(SwapMilestone::Switched));
             }
             _ => {}
         }
     }
 
     /// A piece could not be copied. It is tried again in smaller ones, until the place is known.
-    pub(super) fn handle_failed(&mut self, now: Instant, number: u64, side: Side, error: StoreError) {
+    pub(super) fn handle_failed(&mut self, now: Instant, number: u64, side: SwapSide, error: StoreError) {
         let Some(job) = self.jobs.get(&number) else { return };
         let (run, is_over) = (job.run(), !job.at_current && !job.at_other);
         let Some(swap) = &mut self.swap else { return };
         let granule = swap.dirty.granule_bytes();
-        if side == Side::Destination || run.bytes <= granule || error != StoreError::Medium {
+        if side == SwapSide::Destination || run.bytes <= granule || error != StoreError::Medium {
             return self.fail(now, side, run.offset, error);
         }
         swap.run_bytes = granule;
@@ -97,17 +98,17 @@ impl<D: BlockDevice> Exchanging<D> {
         &mut self,
         now: Instant,
         number: u64,
-        from: Place,
+        from: SwapMemberRole,
         payload: Payload,
-        done: &mut Completions<BlockDone>,
+        done: &mut CompletionQueue<BlockCompletion>,
     ) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
         let (is_over, offset) = (!job.at_current && !job.at_other, job.place.start);
-        let What::Piece(piece) = &mut job.what else { return self.end_work(number) };
+        let SwappableJobKind::Piece(piece) = &mut job.what else { return self.end_work(number) };
         match from {
-            Place::Current => (piece.read, job.answered) = (Some(payload), Some(now)),
-            Place::Other if !piece.is_written => piece.there = Some(payload),
-            Place::Other => {}
+            SwapMemberRole::Current => (piece.read, job.answered) = (Some(payload), Some(now)),
+            SwapMemberRole::Other if !piece.is_written => piece.there = Some(payload),
+            SwapMemberRole::Other => {}
         }
         if !is_over {
             return;
@@ -140,7 +141,7 @@ impl<D: BlockDevice> Exchanging<D> {
     /// Or the destination has other data than was written to it.
     fn handle_difference(&mut self, now: Instant, number: u64, offset: u64) {
         let Some(swap) = &mut self.swap else { return };
-        let copies = |job: &Job| matches!(&job.what, What::Piece(piece) if !piece.compares);
+        let copies = |job: &SwappableJob| matches!(&job.what, SwappableJobKind::Piece(piece) if !piece.compares);
         let is_copied = self.jobs.values().any(|job| copies(job) && job.place.contains(&offset));
         if !is_copied && !swap.dirty.has(offset) {
             return self.give_up(now, SwapError::Differs { offset });
@@ -166,18 +167,18 @@ impl<D: BlockDevice> Exchanging<D> {
     fn end_work(&mut self, number: u64) {
         let Some(job) = self.jobs.remove(&number) else { return };
         let Some(swap) = &mut self.swap else { return };
-        if matches!(job.what, What::Piece(_)) {
+        if matches!(job.what, SwappableJobKind::Piece(_)) {
             swap.flying_bytes = swap.flying_bytes.saturating_sub(job.bytes());
         }
         (swap.has_more, self.has_waiting) = (true, true);
     }
 
     fn has_own_jobs(&self) -> bool {
-        self.jobs.values().any(|job| !matches!(job.what, What::User { .. }))
+        self.jobs.values().any(|job| !matches!(job.what, SwappableJobKind::User { .. }))
     }
 
     /// Begins what the swap can do now, as much as belongs in one turn.
-    pub(super) fn pump(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+    pub(super) fn pump(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         if !self.swap.as_mut().is_some_and(|swap| std::mem::take(&mut swap.has_more)) {
             return;
         }
@@ -194,29 +195,33 @@ impl<D: BlockDevice> Exchanging<D> {
     }
 
     /// Begins one piece of work and returns its bytes; `None` if there is nothing to begin before something ends.
-    fn begin_some(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> Option<u64> {
+    fn begin_some(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) -> Option<u64> {
         let has_own_jobs = self.has_own_jobs();
         let is_idle = self.untracked == 0;
         let swap = self.swap.as_mut()?;
         let granule = swap.dirty.granule_bytes();
         match swap.stage {
-            Stage::Beginning => {
-                let questions = self.jobs.values().filter(|job| matches!(job.what, What::Map | What::Clear)).count();
+            DeviceSwapPhase::Beginning => {
+                let questions = self
+                    .jobs
+                    .values()
+                    .filter(|job| matches!(job.what, SwappableJobKind::Map | SwappableJobKind::Clear))
+                    .count();
                 if !is_idle || questions >= MAPS_MAX {
                     return None;
                 }
                 if let Some(run) = swap.dirty.take(swap.cursor, MAP_BYTES) {
                     swap.cursor = run.end();
-                    self.start(now, run.offset..run.end(), What::Map, done);
+                    self.start(now, run.offset..run.end(), SwappableJobKind::Map, done);
                     return Some(PIECE_BYTES);
                 }
-                (!has_own_jobs).then(|| swap.enter(Stage::Copying, now))?;
+                (!has_own_jobs).then(|| swap.enter(DeviceSwapPhase::Copying, now))?;
                 Some(0)
             }
-            Stage::Copying => {
+            DeviceSwapPhase::Copying => {
                 if swap.unflushed >= UNFLUSHED_BYTES_MAX {
                     swap.unflushed = 0;
-                    self.start(now, 0..0, What::Flush, done);
+                    self.start(now, 0..0, SwappableJobKind::Flush, done);
                     return Some(0);
                 }
                 let run_bytes = swap.run_bytes;
@@ -237,12 +242,12 @@ impl<D: BlockDevice> Exchanging<D> {
                 swap.round += 1;
                 (swap.left_before, swap.cursor) = (left, 0);
                 if left <= LEFT_BYTES || shrinks_no_more || swap.round.is_multiple_of(ROUNDS_MAX) {
-                    swap.enter(Stage::Flushing, now);
-                    self.start(now, 0..0, What::Flush, done);
+                    swap.enter(DeviceSwapPhase::Flushing, now);
+                    self.start(now, 0..0, SwappableJobKind::Flush, done);
                 }
                 Some(0)
             }
-            Stage::Draining => {
+            DeviceSwapPhase::Draining => {
                 if !swap.may_copy(now) {
                     return None;
                 }
@@ -259,36 +264,36 @@ impl<D: BlockDevice> Exchanging<D> {
                     return Some(self.begin_piece(now, run, compares, false, done));
                 }
                 // A change of the source alone is noted when it ends.
-                let has_single = |job: &Job| {
-                    let What::User { is_both, .. } = job.what else { return false };
+                let has_single = |job: &SwappableJob| {
+                    let SwappableJobKind::User { is_both, .. } = job.what else { return false };
                     job.is_change() && job.is_begun && !is_both
                 };
                 if has_own_jobs || self.jobs.values().any(has_single) {
                     return None;
                 }
-                swap.enter(Stage::Deciding, now);
-                self.start(now, 0..0, What::Flush, done);
+                swap.enter(DeviceSwapPhase::Deciding, now);
+                self.start(now, 0..0, SwappableJobKind::Flush, done);
                 None
             }
-            Stage::Flushing | Stage::Deciding | Stage::Noting => None,
-            Stage::Releasing | Stage::GivingUp | Stage::GivenUp => None,
+            DeviceSwapPhase::Flushing | DeviceSwapPhase::Deciding | DeviceSwapPhase::Noting => None,
+            DeviceSwapPhase::Releasing | DeviceSwapPhase::GivingUp | DeviceSwapPhase::GivenUp => None,
         }
     }
 
     fn begin_piece(
         &mut self,
         now: Instant,
-        run: Run,
+        run: GranuleRun,
         compares: bool,
         looks: bool,
-        done: &mut Completions<BlockDone>,
+        done: &mut CompletionQueue<BlockCompletion>,
     ) -> u64 {
         if let Some(swap) = &mut self.swap {
             swap.flying_bytes += run.bytes;
             swap.bucket.take(now, run.bytes);
         }
-        let piece = Piece { compares, looks, read: None, there: None, is_written: false };
-        self.start(now, run.offset..run.end(), What::Piece(piece), done);
+        let piece = SwapCopyPiece { compares, looks, read: None, there: None, is_written: false };
+        self.start(now, run.offset..run.end(), SwappableJobKind::Piece(piece), done);
         run.bytes
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use farbus_model::budget::Allowance;
-use farbus_wire::native::{Arrived, Kind};
+use farbus_model::budget::ConnectionAllowance;
+use farbus_wire::native::{FrameKind, ReceivedFrame};
 
 /// What a waiting request takes besides its bytes.
 const REQUEST_BYTES: usize = 128;
@@ -11,7 +11,7 @@ const REQUEST_BYTES: usize = 128;
 #[derive(Default)]
 pub struct Backlog {
     /// Waiting requests, in order.
-    pub held: VecDeque<Arrived>,
+    pub held: VecDeque<ReceivedFrame>,
     pub held_bytes: usize,
     /// The received parts of incomplete close messages, by open attachment.
     pub closing: BTreeMap<u16, Vec<u8>>,
@@ -21,7 +21,7 @@ pub struct Backlog {
     pub lone_bytes_max: usize,
     /// Whether the allowance was exhausted when the waiting requests were last considered.
     pub is_starved: bool,
-    pub allowance: Allowance,
+    pub allowance: ConnectionAllowance,
 }
 
 impl Backlog {
@@ -42,7 +42,7 @@ impl Backlog {
         let held_bytes = &mut self.held_bytes;
         self.held.retain(|arrived| {
             let is_its = arrived.head.attachment == number;
-            was_asked |= is_its && matches!(arrived.head.kind, Kind::Open | Kind::Inherit);
+            was_asked |= is_its && matches!(arrived.head.kind, FrameKind::Open | FrameKind::Inherit);
             *held_bytes -= if is_its { cost(arrived) } else { 0 };
             !is_its
         });
@@ -56,6 +56,6 @@ impl Backlog {
 }
 
 /// Memory that a waiting request takes, bytes.
-pub fn cost(arrived: &Arrived) -> usize {
+pub fn cost(arrived: &ReceivedFrame) -> usize {
     arrived.body.len() + REQUEST_BYTES
 }

@@ -3,31 +3,31 @@
 
 use std::collections::BTreeMap;
 
-use farbus_wire::native::control::{Inherit, Open};
+use farbus_wire::native::control::{OpenRequest, SuccessorOpenRequest};
 
-use crate::Reject;
-use crate::native::served::Served;
-use crate::snapshot::{Reader, SavedPart, Writer};
+use crate::ProtocolViolation;
+use crate::native::served::ServedExport;
+use crate::snapshot::{FieldReader, SavedPart, SnapshotWriter};
 
 /// The migrations of a session, by attachment.
 #[derive(Default)]
-pub(super) struct Handovers {
+pub(super) struct SessionMigrations {
     /// Attachments whose device waits for its successor; it may come back.
-    pub moving: BTreeMap<u16, Open>,
+    pub moving: BTreeMap<u16, OpenRequest>,
     /// Attachments that wait for a device as its successor.
-    pub successors: BTreeMap<u16, Successor>,
+    pub successors: BTreeMap<u16, SuccessorAttachment>,
 }
 
 /// An attachment that waits for a device that another importer will hand over.
-pub(super) struct Successor {
-    pub inherit: Inherit,
+pub(super) struct SuccessorAttachment {
+    pub inherit: SuccessorOpenRequest,
     /// The view of the device that it has meanwhile.
-    pub shown: Option<Box<dyn Served>>,
+    pub shown: Option<Box<dyn ServedExport>>,
     /// The view's state from a snapshot, which has not been restored yet.
     pub left: Option<SavedPart>,
 }
 
-impl Handovers {
+impl SessionMigrations {
     /// Number of devices on their way plus successors that wait.
     pub fn len(&self) -> usize {
         self.moving.len() + self.successors.len()
@@ -45,27 +45,27 @@ impl Handovers {
     }
 
     /// The views of waiting successors.
-    pub fn shown(&self) -> impl Iterator<Item = &dyn Served> {
+    pub fn shown(&self) -> impl Iterator<Item = &dyn ServedExport> {
         self.successors.values().filter_map(|successor| successor.shown.as_deref())
     }
 
     /// The views of waiting successors, by attachment.
-    pub fn shown_mut(&mut self) -> impl Iterator<Item = (u16, &mut Box<dyn Served>)> {
+    pub fn shown_mut(&mut self) -> impl Iterator<Item = (u16, &mut Box<dyn ServedExport>)> {
         self.successors.iter_mut().filter_map(|(&number, successor)| Some((number, successor.shown.as_mut()?)))
     }
 
     /// The view of this successor.
-    pub fn shown_to(&mut self, number: u16) -> Option<&mut Box<dyn Served>> {
+    pub fn shown_to(&mut self, number: u16) -> Option<&mut Box<dyn ServedExport>> {
         self.successors.get_mut(&number)?.shown.as_mut()
     }
 
     /// Writes the waiting successors to a snapshot. Devices on their way have been recalled before.
-    pub fn save(&self, to: &mut Writer) {
+    pub fn save(&self, to: &mut SnapshotWriter) {
         to.count(self.successors.len());
         for (&number, successor) in &self.successors {
             to.u16(number);
             to.bytes(&successor.inherit.encode());
-            let mut state = Writer::part();
+            let mut state = SnapshotWriter::part();
             let is_shown = successor.shown.as_ref().is_some_and(|shown| shown.save(&mut state).is_ok());
             to.flag(is_shown);
             if is_shown {
@@ -77,15 +77,17 @@ impl Handovers {
     /// Restores it from a snapshot; `is_used` says which numbers attachments have.
     ///
     /// # Errors
-    /// [`Reject`]: the snapshot is inconsistent.
-    pub fn restore(from: &mut Reader<'_>, is_used: impl Fn(u16) -> bool) -> Result<Self, Reject> {
+    /// [`ProtocolViolation`]: the snapshot is inconsistent.
+    pub fn restore(from: &mut FieldReader<'_>, is_used: impl Fn(u16) -> bool) -> Result<Self, ProtocolViolation> {
         let mut handovers = Self::default();
         for _ in 0..from.count("successors", 2)? {
-            let (number, inherit) = (from.u16("successor")?, Inherit::decode(from.bytes("inherit")?)?);
+            let (number, inherit) = (from.u16("successor")?, SuccessorOpenRequest::decode(from.bytes("inherit")?)?);
             let left = if from.flag("shown")? { Some(from.part("state")?) } else { None };
             let is_new = number > 0 && !is_used(number);
-            if !is_new || handovers.successors.insert(number, Successor { inherit, shown: None, left }).is_some() {
-                return Err(Reject::new("successor", number.into(), "each has a number of its own, from 1"));
+            if !is_new
+                || handovers.successors.insert(number, SuccessorAttachment { inherit, shown: None, left }).is_some()
+            {
+                return Err(ProtocolViolation::new("successor", number.into(), "each has a number of its own, from 1"));
             }
         }
         Ok(handovers)

@@ -23,5 +23,6 @@ mod session;
 mod untaken;
 
 pub use session::{
-    Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable, refusal,
+    AllowedModules, DeviceMigration, ExporterServices, ExporterSession, InheritedDevice, RecalledDevice, ServedExport,
+    UnmovableError, UnservedAttachment, refusal,
 };

@@ -11,19 +11,21 @@
 //! that. Memory beyond the devices' credits is charged to the importer's allowance ([`farbus_model::budget`]).
 
 use farbus_model::budget::{
-    ANSWERS_BYTES_MAX, Allowance, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
+    ANSWERS_BYTES_MAX, ConnectionAllowance, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
     WAITING_REQUESTS_BYTES_MAX, attachment_bytes,
 };
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::{BufferPool, Instant};
-use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, MIGRATION_STATE_BYTES_MAX};
-use farbus_wire::native::{Arrived, Head, Kind};
+use farbus_wire::native::control::{
+    AttachmentEndCause, AttachmentEndNotice, CloseRequest, HANDED_OVER, MIGRATION_STATE_BYTES_MAX,
+};
+use farbus_wire::native::{FrameHeader, FrameKind, ReceivedFrame};
 
 use super::backlog::cost;
-use super::session::{Attached, ExporterSession};
-use crate::Reject;
-use crate::native::served::{Migration, Served};
-use crate::native::services::Services;
+use super::session::{ExporterAttachment, ExporterSession};
+use crate::ProtocolViolation;
+use crate::native::served::{DeviceMigration, ServedExport};
+use crate::native::services::ExporterServices;
 
 /// Memory of one device that waits to be opened, bytes: two texts and its reservation.
 const ASKED_BYTES: usize = 3 << 10;
@@ -36,14 +38,14 @@ impl ExporterSession {
     /// From now on, charges memory beyond the devices' credits to `allowance`. Returns whether it covers the session's
     /// minimum.
     #[must_use]
-    pub fn draw_on(&mut self, allowance: Allowance) -> bool {
+    pub fn draw_on(&mut self, allowance: ConnectionAllowance) -> bool {
         self.backlog.allowance = allowance;
         self.backlog.allowance.covers(SESSION_BYTES)
     }
 
     /// Memory held beyond what the devices' credits allow, bytes.
     pub fn held_bytes(&self) -> usize {
-        let asked: usize = self.all_served().map(<dyn Served>::asked_bytes).sum();
+        let asked: usize = self.all_served().map(<dyn ServedExport>::asked_bytes).sum();
         let paid_for = attachment_bytes(self.backlog.answers_bytes_max);
         let beyond = (self.lanes.held_bytes() + asked).saturating_sub(paid_for);
         let lanes = (1 + self.lanes.further().len()) * LANE_BYTES;
@@ -59,7 +61,7 @@ impl ExporterSession {
 
     /// Adjusts the limits of unanswered and unacknowledged bytes after attachments changed.
     pub(super) fn note_credit(&mut self) {
-        let of_each = || self.all_served().map(<dyn Served>::answers_bytes_max);
+        let of_each = || self.all_served().map(<dyn ServedExport>::answers_bytes_max);
         let (answers, lone) = (of_each().sum(), of_each().map(|bytes| bytes.max(LONE_BYTES_MAX)).sum());
         (self.backlog.answers_bytes_max, self.backlog.lone_bytes_max) = (answers, lone);
         let most = self.accepted.of(self.limits).unacknowledged_bytes_max;
@@ -71,7 +73,7 @@ impl ExporterSession {
 
     /// Returns what arrived if it can be handled now; otherwise keeps it in the backlog.
     #[inline]
-    pub(super) fn admit(&mut self, arrived: Arrived) -> Result<Option<Arrived>, Reject> {
+    pub(super) fn admit(&mut self, arrived: ReceivedFrame) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
         let untaken = self.lanes.untaken_bytes();
         match untaken <= ANSWERS_BYTES_MAX && self.backlog.held.is_empty() {
             true => Ok(Some(arrived)),
@@ -79,31 +81,35 @@ impl ExporterSession {
         }
     }
 
-    fn admit_among_many(&mut self, arrived: Arrived, untaken: usize) -> Result<Option<Arrived>, Reject> {
+    fn admit_among_many(
+        &mut self,
+        arrived: ReceivedFrame,
+        untaken: usize,
+    ) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
         match arrived.head.kind {
-            Kind::Open | Kind::Inherit | Kind::Reserve | Kind::Modules => {
+            FrameKind::Open | FrameKind::Inherit | FrameKind::Reserve | FrameKind::Modules => {
                 let may_go = self.backlog.held.is_empty() && self.has_room_for_more();
                 return if may_go { Ok(Some(arrived)) } else { self.hold(arrived).map(|()| None) };
             }
-            Kind::Request => {
-                let asked: usize = self.all_served().map(<dyn Served>::asked_bytes).sum();
+            FrameKind::Request => {
+                let asked: usize = self.all_served().map(<dyn ServedExport>::asked_bytes).sum();
                 let most = self.backlog.lone_bytes_max + ANSWERS_BYTES_MAX + PROMPT_ANSWERS_BYTES_MAX;
                 if untaken + asked > most {
                     let rule = "no more is asked than the credit allows, which an answer gives back once it is taken";
-                    return Err(Reject::new("credit", (untaken + asked) as u64, rule));
+                    return Err(ProtocolViolation::new("credit", (untaken + asked) as u64, rule));
                 }
             }
             _ => {}
         }
         if untaken > self.backlog.lone_bytes_max + ANSWERS_BYTES_MAX + 2 * PROMPT_ANSWERS_BYTES_MAX {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "answers",
                 untaken as u64,
                 "an importer that continues to ask has to take its answers",
             ));
         }
         if !self.may_hold(0) {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "answers",
                 untaken as u64,
                 "what is not taken fits the memory that a peer has here",
@@ -114,9 +120,9 @@ impl ExporterSession {
 
     /// Checks the allowance after a request was given to a device: a single request may exceed the credit if the
     /// allowance covers it.
-    pub(super) fn note_asked(&mut self, asked: usize) -> Result<(), Reject> {
+    pub(super) fn note_asked(&mut self, asked: usize) -> Result<(), ProtocolViolation> {
         if asked > self.backlog.answers_bytes_max && !self.may_hold(0) {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "credit",
                 asked as u64,
                 "what exceeds a credit fits the memory that a peer has here",
@@ -134,10 +140,10 @@ impl ExporterSession {
         self.lanes.untaken_bytes() <= self.backlog.answers_bytes_max + ANSWERS_BYTES_MAX
     }
 
-    fn hold(&mut self, mut arrived: Arrived) -> Result<(), Reject> {
+    fn hold(&mut self, mut arrived: ReceivedFrame) -> Result<(), ProtocolViolation> {
         let bytes = self.backlog.held_bytes + cost(&arrived);
         if bytes > WAITING_REQUESTS_BYTES_MAX {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "answers",
                 bytes as u64,
                 "an importer that asks for more has to take the earlier answers",
@@ -157,11 +163,15 @@ impl ExporterSession {
 
     /// Whether a device that sends by itself may continue.
     fn has_room_to_show(&self) -> bool {
-        self.all_served().filter_map(<dyn Served>::room_wanted).any(|most| self.lanes.untaken_bytes() <= most)
+        self.all_served().filter_map(<dyn ServedExport>::room_wanted).any(|most| self.lanes.untaken_bytes() <= most)
     }
 
     /// Does what waited until answers were taken, as far as there is room now.
-    pub(super) fn do_what_waited(&mut self, now: Instant, services: &mut impl Services) -> Result<(), Reject> {
+    pub(super) fn do_what_waited(
+        &mut self,
+        now: Instant,
+        services: &mut impl ExporterServices,
+    ) -> Result<(), ProtocolViolation> {
         // Other sessions of the peer may have released memory.
         self.backlog.is_starved = false;
         if !self.has_waiting_work() {
@@ -193,54 +203,67 @@ impl ExporterSession {
             self.reserving.send_train(&mut self.lanes);
         }
         self.backlog.held_bytes = 0;
-        for Arrived { head: Head { kind, attachment, .. }, .. } in std::mem::take(&mut self.backlog.held) {
-            if matches!(kind, Kind::Open | Kind::Inherit) {
+        for ReceivedFrame { head: FrameHeader { kind, attachment, .. }, .. } in std::mem::take(&mut self.backlog.held) {
+            if matches!(kind, FrameKind::Open | FrameKind::Inherit) {
                 let message = "the exporter goes on as another process: ask again".to_owned();
-                self.say_end(Kind::Refused, attachment, &End { cause: Cause::Refused, message });
+                self.say_end(
+                    FrameKind::Refused,
+                    attachment,
+                    &AttachmentEndNotice { cause: AttachmentEndCause::Refused, message },
+                );
             }
         }
     }
 
-    pub(super) fn hear_close(&mut self, now: Instant, number: u16, arrived: Arrived) -> Result<(), Reject> {
+    pub(super) fn hear_close(
+        &mut self,
+        now: Instant,
+        number: u16,
+        arrived: ReceivedFrame,
+    ) -> Result<(), ProtocolViolation> {
         if !self.attachments.contains_key(&number) {
             // Further parts of this close are dropped.
             let was_asked = self.backlog.forget(number);
             let is_waiting = self.reserving.forget(number) || was_asked;
             if self.disinherit(now, number) || self.handovers.moving.remove(&number).is_some() || is_waiting {
-                self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
+                self.say_end(
+                    FrameKind::Closed,
+                    number,
+                    &AttachmentEndNotice { cause: AttachmentEndCause::Asked, message: String::new() },
+                );
             }
             return Ok(());
         }
         let Some(body) = self.take_in_close(number, arrived)? else { return Ok(()) };
-        let Close { successor, migration_state } = Close::decode(&body)?;
+        let CloseRequest { successor, migration_state } = CloseRequest::decode(&body)?;
         self.reserving.forget(number);
-        let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else { return Ok(()) };
+        let Some(ExporterAttachment { open, served, .. }) = self.attachments.remove(&number) else { return Ok(()) };
         let left = self.hold.both(false);
         let message = match successor {
             None => {
                 served.finish(now);
                 String::new()
             }
-            Some(successor) if served.hand_over(now, Migration { successor, migration_state, left }) => {
+            Some(successor) if served.hand_over(now, DeviceMigration { successor, migration_state, left }) => {
                 self.handovers.moving.insert(number, open);
                 self.note_credit();
                 return Ok(());
             }
             Some(_) => HANDED_OVER.to_owned(),
         };
-        self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message });
+        self.say_end(FrameKind::Closed, number, &AttachmentEndNotice { cause: AttachmentEndCause::Asked, message });
         Ok(())
     }
 
     /// Collects the parts of a close; returns the whole once it is complete.
-    fn take_in_close(&mut self, number: u16, arrived: Arrived) -> Result<Option<Vec<u8>>, Reject> {
+    fn take_in_close(&mut self, number: u16, arrived: ReceivedFrame) -> Result<Option<Vec<u8>>, ProtocolViolation> {
         let mut all = self.backlog.closing.remove(&number).unwrap_or_default();
         let bytes = all.len() + arrived.body.len();
         if bytes > MIGRATION_STATE_BYTES_MAX + 32 {
-            return Err(Reject::new("migration state", bytes as u64, "migration state has 16 MiB at most"));
+            return Err(ProtocolViolation::new("migration state", bytes as u64, "migration state has 16 MiB at most"));
         }
         if !self.may_hold(2 * bytes) || all.try_reserve(arrived.body.len()).is_err() {
-            return Err(Reject::new(
+            return Err(ProtocolViolation::new(
                 "migration state",
                 bytes as u64,
                 "migration state fits the memory that a peer has here",

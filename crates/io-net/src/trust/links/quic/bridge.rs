@@ -18,9 +18,9 @@ use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::time::{sleep, timeout};
 
 use super::ending::is_ending;
-use crate::link::{Carrier, Link, plain_address};
+use crate::link::{Link, LinkCarrier, plain_address};
 use crate::trust::Fingerprint;
-use crate::trust::links::tls::{HandshakeError, KeyVerifier, Protocol, Secured};
+use crate::trust::links::tls::{HandshakeError, KeyVerifier, LinkProtocol, SecureLink};
 
 /// How long the last bytes of a link may take to arrive.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(2);
@@ -34,36 +34,36 @@ const CRYPTO_ERROR: std::ops::Range<u64> = 0x100..0x200;
 
 /// What the handshake of a connection has shown.
 #[derive(Clone, Copy, Debug)]
-pub struct Proved {
+pub struct ProvedPeer {
     peer: Fingerprint,
-    protocol: Protocol,
+    protocol: LinkProtocol,
 }
 
-impl Proved {
+impl ProvedPeer {
     /// # Errors
     /// The peer has shown no key, or agreed to no protocol.
     pub fn by(connection: &Connection, verifier: &KeyVerifier) -> Result<Self, HandshakeError> {
         let agreed = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
-        let protocol = Protocol::named(agreed.and_then(|data| data.protocol).as_deref())?;
+        let protocol = LinkProtocol::named(agreed.and_then(|data| data.protocol).as_deref())?;
         let peer = verifier.seen().ok_or(HandshakeError::Stranger(None))?;
         Ok(Self { peer, protocol })
     }
 }
 
 /// Carries a link's bytes.
-pub struct Bridge {
+pub struct QuicBridge {
     end: UnixStream,
-    road: Arc<Road>,
+    road: Arc<QuicCarrier>,
 }
 
 /// The connection, for the link's owner.
 #[derive(Debug)]
-struct Road {
+struct QuicCarrier {
     connection: Connection,
     is_lost: AtomicBool,
 }
 
-impl Carrier for Road {
+impl LinkCarrier for QuicCarrier {
     fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
@@ -73,19 +73,19 @@ impl Carrier for Road {
     }
 }
 
-impl Bridge {
+impl QuicBridge {
     /// Makes a link on a connection, and the bridge that carries its bytes.
     ///
     /// # Errors
     /// The system has no more descriptors.
-    pub fn build(connection: &Connection, proved: Proved) -> io::Result<(Secured, Self)> {
+    pub fn build(connection: &Connection, proved: ProvedPeer) -> io::Result<(SecureLink, Self)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         theirs.set_nonblocking(true)?;
         let (ours, end) = (OwnedFd::from(ours), UnixStream::from_std(theirs)?);
-        let road = Arc::new(Road { connection: connection.clone(), is_lost: AtomicBool::new(false) });
-        let carrier: Arc<dyn Carrier> = Arc::<Road>::clone(&road);
+        let road = Arc::new(QuicCarrier { connection: connection.clone(), is_lost: AtomicBool::new(false) });
+        let carrier: Arc<dyn LinkCarrier> = Arc::<QuicCarrier>::clone(&road);
         let link = Link::bridged(ours, plain_address(connection.remote_address()).to_string(), carrier);
-        Ok((Secured { link, peer: proved.peer, protocol: proved.protocol }, Self { end, road }))
+        Ok((SecureLink { link, peer: proved.peer, protocol: proved.protocol }, Self { end, road }))
     }
 
     /// Carries bytes until both ends have finished, the connection is lost, or the process ends: then what was sent on
@@ -100,8 +100,8 @@ impl Bridge {
                 for (at, is_over) in is_over.iter_mut().enumerate().filter(|(_, is_over)| !**is_over) {
                     let ended = if at == 0 { out.as_mut().poll(context) } else { inward.as_mut().poll(context) };
                     match ended {
-                        Poll::Ready(Ok(Ended::Here)) => *is_over = true,
-                        Poll::Ready(Ok(Ended::WithTheProcess)) => return Poll::Ready(true),
+                        Poll::Ready(Ok(StreamEnding::Here)) => *is_over = true,
+                        Poll::Ready(Ok(StreamEnding::WithTheProcess)) => return Poll::Ready(true),
                         Poll::Ready(Err(_)) => return Poll::Ready(false),
                         Poll::Pending => {}
                     }
@@ -128,7 +128,7 @@ impl Bridge {
 }
 
 /// Why bytes in one direction end.
-enum Ended {
+enum StreamEnding {
     /// Their sender has finished.
     Here,
     /// The process ends.
@@ -136,7 +136,7 @@ enum Ended {
 }
 
 /// Carries what is sent on a link, and says when it was the last.
-async fn outward(mut from: ReadHalf<'_>, to: &mut SendStream) -> io::Result<Ended> {
+async fn outward(mut from: ReadHalf<'_>, to: &mut SendStream) -> io::Result<StreamEnding> {
     let (mut space, mut ending) = (vec![0; CARRIED_BYTES], pin!(is_ending()));
     let ended = loop {
         let mut space = ReadBuf::new(&mut space);
@@ -145,10 +145,10 @@ async fn outward(mut from: ReadHalf<'_>, to: &mut SendStream) -> io::Result<Ende
             // All that was sent before has been read.
             Poll::Pending => ending.as_mut().poll(context).map(|()| None),
         });
-        let Some(read) = read.await else { break Ended::WithTheProcess };
+        let Some(read) = read.await else { break StreamEnding::WithTheProcess };
         read?;
         if space.filled().is_empty() {
-            break Ended::Here;
+            break StreamEnding::Here;
         }
         to.write_all(space.filled()).await?;
     };
@@ -159,7 +159,7 @@ async fn outward(mut from: ReadHalf<'_>, to: &mut SendStream) -> io::Result<Ende
 /// Carries what arrives for a link, and says when it was the last.
 ///
 /// A chunk is what one datagram had of the stream, 1 to 2 KiB: all that are there are written by one system call.
-async fn inward(mut from: RecvStream, mut to: WriteHalf<'_>) -> io::Result<Ended> {
+async fn inward(mut from: RecvStream, mut to: WriteHalf<'_>) -> io::Result<StreamEnding> {
     let mut chunks: [_; CARRIED_CHUNKS] = Default::default();
     while let Some(count) = from.read_chunks(&mut chunks).await? {
         let mut runs = chunks.each_ref().map(|chunk| IoSlice::new(chunk));
@@ -175,7 +175,7 @@ async fn inward(mut from: RecvStream, mut to: WriteHalf<'_>) -> io::Result<Ended
         chunks = Default::default();
     }
     to.shutdown().await?;
-    Ok(Ended::Here)
+    Ok(StreamEnding::Here)
 }
 
 /// Whether the peer or this end closed the connection, or a link that it carried. Silence does not count, nor does a

@@ -12,9 +12,9 @@ static ENDING: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::n
 static THREADS: Mutex<Vec<Receiver<()>>> = Mutex::new(Vec::new());
 
 /// Marks a thread that has connections, as long as it exists.
-pub struct Carrying(#[expect(dead_code, reason = "its end is what is received")] SyncSender<()>);
+pub struct QuicThreadMark(#[expect(dead_code, reason = "its end is what is received")] SyncSender<()>);
 
-impl Carrying {
+impl QuicThreadMark {
     /// Marks the thread that begins now.
     pub fn begin() -> Self {
         let (ends, ended) = sync_channel(0);

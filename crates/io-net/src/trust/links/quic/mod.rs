@@ -20,5 +20,5 @@ mod setup;
 mod tests;
 
 pub use self::ending::end_quic;
-pub use self::pool::{QuicPool, Traffic};
+pub use self::pool::{LinkTraffic, QuicPool};
 pub use self::server::{QuicAcceptor, QuicServer};

@@ -23,19 +23,19 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::bridge::{Bridge, Proved, explain};
-use super::ending::Carrying;
+use super::bridge::{ProvedPeer, QuicBridge, explain};
+use super::ending::QuicThreadMark;
 use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::trust::Fingerprint;
 use crate::trust::limits::{QUIC_BYTES_MAX, QUIC_LINKS_MAX};
-use crate::trust::links::tls::{Accepts, HandshakeError, KeyVerifier, NO_NAME, Secured, Terms};
+use crate::trust::links::tls::{AcceptedKeys, HandshakeError, HandshakeTerms, KeyVerifier, NO_NAME, SecureLink};
 
 /// Connections to a host for each kind of traffic.
 const CONNECTIONS_MAX: usize = 4;
 
 /// What a link is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Traffic {
+pub enum LinkTraffic {
     /// USB devices: small requests that somebody waits for, and packets of time.
     #[default]
     Prompt,
@@ -46,7 +46,7 @@ pub enum Traffic {
 /// The connections that a process has made. Dropping it closes none.
 #[derive(Debug)]
 pub struct QuicPool {
-    hosts: Mutex<HashMap<Key, Connections>>,
+    hosts: Mutex<HashMap<QuicPoolKey, ConnectionGroup>>,
     /// A connection was made, or not.
     made: Condvar,
     connections_max: usize,
@@ -54,45 +54,45 @@ pub struct QuicPool {
 
 /// Whose links share connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct QuicPoolKey {
     ours: Fingerprint,
     theirs: Fingerprint,
     to: SocketAddr,
-    traffic: Traffic,
+    traffic: LinkTraffic,
 }
 
 #[derive(Debug, Default)]
-struct Connections {
-    open: Vec<Shared>,
+struct ConnectionGroup {
+    open: Vec<PooledQuicConnection>,
     /// How many are being made.
     making: usize,
 }
 
 /// A connection whose thread makes links on it.
 #[derive(Clone, Debug)]
-struct Shared {
+struct PooledQuicConnection {
     /// Nothing is received any more once the connection is over.
-    asks: UnboundedSender<Ask>,
+    asks: UnboundedSender<QuicLinkRequest>,
     links: Arc<AtomicUsize>,
 }
 
 /// A link that somebody waits for, on a connection.
-struct Ask {
-    place: Place,
-    tell: SyncSender<Result<Secured, Unmade>>,
+struct QuicLinkRequest {
+    place: QuicLinkSlot,
+    tell: SyncSender<Result<SecureLink, QuicLinkFailure>>,
 }
 
 /// A link's place on a connection, until it is dropped.
-struct Place(Arc<AtomicUsize>);
+struct QuicLinkSlot(Arc<AtomicUsize>);
 
-impl Place {
+impl QuicLinkSlot {
     fn on(links: &Arc<AtomicUsize>) -> Self {
         links.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(links))
     }
 }
 
-impl Drop for Place {
+impl Drop for QuicLinkSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -100,7 +100,7 @@ impl Drop for Place {
 
 /// Why a connection carries no further link.
 #[derive(Debug)]
-enum Unmade {
+enum QuicLinkFailure {
     /// The exporter accepts no more of them on it.
     Full,
     /// This machine has no more descriptors.
@@ -108,8 +108,8 @@ enum Unmade {
 }
 
 /// Where a further link goes.
-enum Where {
-    Shared(Shared),
+enum QuicLinkTarget {
+    Shared(PooledQuicConnection),
     New,
 }
 
@@ -132,20 +132,22 @@ impl QuicPool {
     /// [`HandshakeError`].
     pub fn connect(
         &self,
-        terms: &Terms,
-        traffic: Traffic,
+        terms: &HandshakeTerms,
+        traffic: LinkTraffic,
         socket: UdpSocket,
         to: SocketAddr,
-    ) -> Result<Secured, HandshakeError> {
-        let Accepts::One(theirs) = terms.accepts else { return begin(terms, socket, to).map(|(secured, _)| secured) };
-        let key = Key { ours: terms.identity.fingerprint(), theirs, to, traffic };
+    ) -> Result<SecureLink, HandshakeError> {
+        let AcceptedKeys::One(theirs) = terms.accepts else {
+            return begin(terms, socket, to).map(|(secured, _)| secured);
+        };
+        let key = QuicPoolKey { ours: terms.identity.fingerprint(), theirs, to, traffic };
         let until = Instant::now() + terms.limits.time_max;
         let mut full = Vec::new();
-        while let Where::Shared(shared) = self.place(key, &full, until)? {
+        while let QuicLinkTarget::Shared(shared) = self.place(key, &full, until)? {
             match shared.link() {
                 Some(Ok(secured)) => return Ok(secured),
-                Some(Err(Unmade::Lost(error))) => return Err(HandshakeError::Lost(error)),
-                Some(Err(Unmade::Full)) => full.push(shared),
+                Some(Err(QuicLinkFailure::Lost(error))) => return Err(HandshakeError::Lost(error)),
+                Some(Err(QuicLinkFailure::Full)) => full.push(shared),
                 // It is over, and gone from the list when the next place is looked for.
                 None => {}
             }
@@ -169,12 +171,17 @@ impl QuicPool {
     /// How many connections carry links now.
     #[cfg(test)]
     pub(in crate::trust) fn connections(&self) -> usize {
-        let open = |connections: &Connections| connections.open.iter().filter(|s| !s.asks.is_closed()).count();
+        let open = |connections: &ConnectionGroup| connections.open.iter().filter(|s| !s.asks.is_closed()).count();
         self.hosts().values().map(open).sum()
     }
 
     /// Where the next link goes, but for connections that are full. A new connection counts as being made.
-    fn place(&self, key: Key, full: &[Shared], until: Instant) -> Result<Where, HandshakeError> {
+    fn place(
+        &self,
+        key: QuicPoolKey,
+        full: &[PooledQuicConnection],
+        until: Instant,
+    ) -> Result<QuicLinkTarget, HandshakeError> {
         let mut hosts = self.hosts();
         loop {
             hosts.retain(|_, connections| {
@@ -182,7 +189,7 @@ impl QuicPool {
                 connections.making > 0 || !connections.open.is_empty()
             });
             let connections = hosts.entry(key).or_default();
-            let has_room = |shared: &&Shared| {
+            let has_room = |shared: &&PooledQuicConnection| {
                 let is_full = full.iter().any(|full| Arc::ptr_eq(&full.links, &shared.links));
                 !is_full && shared.links.load(Ordering::Acquire) < QUIC_LINKS_MAX as usize
             };
@@ -192,10 +199,10 @@ impl QuicPool {
                 || (least.is_none() && !connections.open.is_empty());
             if is_new {
                 connections.making += 1;
-                return Ok(Where::New);
+                return Ok(QuicLinkTarget::New);
             }
             if let Some(shared) = least {
-                return Ok(Where::Shared(shared.clone()));
+                return Ok(QuicLinkTarget::Shared(shared.clone()));
             }
             // The first ones are being made.
             let left = until.saturating_duration_since(Instant::now());
@@ -206,25 +213,29 @@ impl QuicPool {
         }
     }
 
-    fn hosts(&self) -> MutexGuard<'_, HashMap<Key, Connections>> {
+    fn hosts(&self) -> MutexGuard<'_, HashMap<QuicPoolKey, ConnectionGroup>> {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
+impl PooledQuicConnection {
     /// A further link; `None` if the connection is over.
-    fn link(&self) -> Option<Result<Secured, Unmade>> {
+    fn link(&self) -> Option<Result<SecureLink, QuicLinkFailure>> {
         let (tell, told) = sync_channel(1);
-        self.asks.send(Ask { place: Place::on(&self.links), tell }).ok()?;
+        self.asks.send(QuicLinkRequest { place: QuicLinkSlot::on(&self.links), tell }).ok()?;
         told.recv().ok()
     }
 }
 
 /// Makes a connection with its first link, on a thread of its own.
-fn begin(terms: &Terms, socket: UdpSocket, to: SocketAddr) -> Result<(Secured, Shared), HandshakeError> {
+fn begin(
+    terms: &HandshakeTerms,
+    socket: UdpSocket,
+    to: SocketAddr,
+) -> Result<(SecureLink, PooledQuicConnection), HandshakeError> {
     let (told, result) = sync_channel(1);
     let (terms, runtime) = (terms.clone(), runtime().map_err(HandshakeError::Lost)?);
-    let carrying = Carrying::begin();
+    let carrying = QuicThreadMark::begin();
     let carry = move || {
         let _carrying = carrying;
         runtime.block_on(async {
@@ -232,9 +243,9 @@ fn begin(terms: &Terms, socket: UdpSocket, to: SocketAddr) -> Result<(Secured, S
             match met.unwrap_or(Err(HandshakeError::TooSlow)) {
                 Ok((connection, proved, stream, endpoint)) => {
                     let (asks, asked) = unbounded_channel();
-                    let shared = Shared { asks, links: Arc::default() };
-                    let place = Place::on(&shared.links);
-                    match Bridge::build(&connection, proved).map_err(HandshakeError::Lost) {
+                    let shared = PooledQuicConnection { asks, links: Arc::default() };
+                    let place = QuicLinkSlot::on(&shared.links);
+                    match QuicBridge::build(&connection, proved).map_err(HandshakeError::Lost) {
                         Ok((secured, bridge)) => {
                             // A caller that no longer waits has dropped the link, and the bridge sees its end.
                             let _ = told.send(Ok((secured, shared)));
@@ -253,13 +264,13 @@ fn begin(terms: &Terms, socket: UdpSocket, to: SocketAddr) -> Result<(Secured, S
     result.recv().unwrap_or_else(|error| Err(HandshakeError::Lost(io::Error::other(error))))
 }
 
-type Stream = (SendStream, RecvStream);
+type QuicStream = (SendStream, RecvStream);
 
 async fn dial(
-    terms: &Terms,
+    terms: &HandshakeTerms,
     socket: UdpSocket,
     to: SocketAddr,
-) -> Result<(Connection, Proved, Stream, Endpoint), HandshakeError> {
+) -> Result<(Connection, ProvedPeer, QuicStream, Endpoint), HandshakeError> {
     let verifier = Arc::new(KeyVerifier::new(terms.accepts.clone()));
     let crypto = QuicClientConfig::try_from(terms.client_config(&verifier, terms.identity.certified()));
     let mut config = ClientConfig::new(Arc::new(crypto.map_err(no_suite)?));
@@ -271,19 +282,19 @@ async fn dial(
     let connection = connecting.await.map_err(|error| explain(&verifier, error))?;
     connection.accept_uni().await.map_err(|error| explain(&verifier, error))?;
     let stream = connection.open_bi().await.map_err(|error| explain(&verifier, error))?;
-    let proved = Proved::by(&connection, &verifier)?;
+    let proved = ProvedPeer::by(&connection, &verifier)?;
     Ok((connection, proved, stream, endpoint))
 }
 
 /// Carries the links of a connection and makes those that are asked for, until there is none.
 async fn carry_all(
     connection: &Connection,
-    proved: Proved,
-    (place, bridge, (send, recv)): (Place, Bridge, Stream),
-    mut asked: UnboundedReceiver<Ask>,
+    proved: ProvedPeer,
+    (place, bridge, (send, recv)): (QuicLinkSlot, QuicBridge, QuicStream),
+    mut asked: UnboundedReceiver<QuicLinkRequest>,
 ) {
     let mut links = JoinSet::new();
-    let carry = |links: &mut JoinSet<()>, place: Place, bridge: Bridge, (send, recv): Stream| {
+    let carry = |links: &mut JoinSet<()>, place: QuicLinkSlot, bridge: QuicBridge, (send, recv): QuicStream| {
         links.spawn(async move {
             bridge.carry(send, recv).await;
             drop(place);
@@ -296,14 +307,14 @@ async fn carry_all(
             (_, Poll::Ready(_)) => Poll::Ready(None),
             (Poll::Ready(None) | Poll::Pending, Poll::Pending) => Poll::Pending,
         });
-        let Some(Ask { place, tell }) = ask.await else { continue };
+        let Some(QuicLinkRequest { place, tell }) = ask.await else { continue };
         let mut opening = pin!(connection.open_bi());
         let made = match poll_fn(|context| Poll::Ready(opening.as_mut().poll(context))).await {
-            Poll::Pending => Err(Unmade::Full),
+            Poll::Pending => Err(QuicLinkFailure::Full),
             // It is lost, and so are its links.
             Poll::Ready(Err(_)) => continue,
             Poll::Ready(Ok(stream)) => {
-                Bridge::build(connection, proved).map_err(Unmade::Lost).map(|(secured, bridge)| {
+                QuicBridge::build(connection, proved).map_err(QuicLinkFailure::Lost).map(|(secured, bridge)| {
                     carry(&mut links, place, bridge, stream);
                     secured
                 })

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use farbus_model::budget::{Account, Taken};
+use farbus_model::budget::{MemoryAccount, MemoryCharge};
 use quinn::{Connection, VarInt};
 
 use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_EXPORTER_BYTES_MIN};
@@ -11,12 +11,12 @@ use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_EXPORTER_BYTES_MIN};
 /// What a connection has of its importer's account. Dropping it gives that back: the connection has ended then.
 #[derive(Debug)]
 pub struct ConnectionRoom {
-    _taken: Option<Taken>,
+    _taken: Option<MemoryCharge>,
 }
 
 impl ConnectionRoom {
     /// Widens the windows of a connection as far as the account of its importer goes.
-    pub fn take(connection: &Connection, account: &Arc<Account>) -> Self {
+    pub fn take(connection: &Connection, account: &Arc<MemoryAccount>) -> Self {
         let mut bytes = (account.left_for_speed() / 2).min(QUIC_EXPORTER_BYTES_MAX);
         while bytes > QUIC_EXPORTER_BYTES_MIN {
             // Another connection may have taken what was left.

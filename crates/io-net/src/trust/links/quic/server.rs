@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use farbus_model::budget::Account;
+use farbus_model::budget::MemoryAccount;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Connection, Incoming, ServerConfig, VarInt};
 use tokio::sync::{Notify, watch};
@@ -17,15 +17,15 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
-use super::bridge::{Bridge, Proved, explain};
-use super::ending::{Carrying, is_ending};
+use super::bridge::{ProvedPeer, QuicBridge, explain};
+use super::ending::{QuicThreadMark, is_ending};
 use super::room::ConnectionRoom;
 use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::link::plain_address;
 use crate::trust::Fingerprint;
 use crate::trust::limits::{QUIC_EXPORTER_BYTES_MIN, QUIC_LINKS_MAX};
-use crate::trust::links::admission::Ticket;
-use crate::trust::links::tls::{HandshakeError, KeyVerifier, Secured, Terms};
+use crate::trust::links::admission::AdmissionTicket;
+use crate::trust::links::tls::{HandshakeError, HandshakeTerms, KeyVerifier, SecureLink};
 
 /// How long an exporter keeps a connection that carries no link: its importer, which closes it, may be about to make
 /// one.
@@ -34,19 +34,19 @@ const EMPTY_TIME_MAX: Duration = Duration::from_secs(10);
 /// Handles the peers of a socket for paired hosts.
 pub trait QuicAcceptor: Send + Sync + 'static {
     /// The terms for handshakes that begin now.
-    fn terms(&self) -> Terms;
+    fn terms(&self) -> HandshakeTerms;
 
     /// Admits a peer from this address, which was validated; `None` refuses it. [`QuicAcceptor::met`] follows.
-    fn enter(&self, from: SocketAddr) -> Option<Ticket>;
+    fn enter(&self, from: SocketAddr) -> Option<AdmissionTicket>;
 
     /// The account of a peer that has proved this key: what its connection may make this process hold is taken from it.
-    fn account(&self, peer: &Fingerprint) -> Arc<Account>;
+    fn account(&self, peer: &Fingerprint) -> Arc<MemoryAccount>;
 
     /// Receives the result, with the connection's first link. It must not block: other peers are served on this thread.
-    fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket);
+    fn met(self: Arc<Self>, met: Result<SecureLink, HandshakeError>, from: SocketAddr, ticket: AdmissionTicket);
 
     /// Receives a further link of a connection whose peer has proved its key. It must not block, either.
-    fn met_again(self: Arc<Self>, secured: Secured, from: SocketAddr);
+    fn met_again(self: Arc<Self>, secured: SecureLink, from: SocketAddr);
 }
 
 /// A UDP socket that a thread of its own serves until it is told to close. Links that were made through it live on.
@@ -71,9 +71,9 @@ impl QuicServer {
         links_max: u32,
     ) -> io::Result<Self> {
         let is_closed = watch::Sender::new(false);
-        let closing = Closing(is_closed.clone());
+        let closing = ServerCloseSignal(is_closed.clone());
         let runtime = runtime()?;
-        let carrying = Carrying::begin();
+        let carrying = QuicThreadMark::begin();
         thread::Builder::new().name("quic".into()).spawn(move || {
             let _carrying = carrying;
             runtime.block_on(async {
@@ -93,9 +93,9 @@ impl QuicServer {
 
 /// Tells when a server is closed, or the process ends.
 #[derive(Clone)]
-struct Closing(watch::Sender<bool>);
+struct ServerCloseSignal(watch::Sender<bool>);
 
-impl Closing {
+impl ServerCloseSignal {
     async fn is_over(&self) {
         let mut told = self.0.subscribe();
         let (mut closed, mut ending) = (pin!(told.wait_for(|is_closed| *is_closed)), pin!(is_ending()));
@@ -110,7 +110,7 @@ impl Closing {
 async fn serve(
     socket: UdpSocket,
     acceptor: &Arc<impl QuicAcceptor>,
-    closing: &Closing,
+    closing: &ServerCloseSignal,
     links_max: u32,
 ) -> io::Result<()> {
     let any = Arc::new(KeyVerifier::new(acceptor.terms().accepts));
@@ -144,7 +144,13 @@ async fn serve(
     Ok(())
 }
 
-async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Ticket, closing: Closing, links_max: u32) {
+async fn meet(
+    incoming: Incoming,
+    acceptor: Arc<impl QuicAcceptor>,
+    ticket: AdmissionTicket,
+    closing: ServerCloseSignal,
+    links_max: u32,
+) {
     let (from, terms) = (plain_address(incoming.remote_address()), acceptor.terms());
     let verifier = Arc::new(KeyVerifier::new(terms.accepts.clone()));
     let cut = Arc::<Notify>::default();
@@ -169,28 +175,28 @@ async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Tick
     }
 }
 
-type Admitted = (Connection, Proved, Secured, Bridge);
+type AdmittedConnection = (Connection, ProvedPeer, SecureLink, QuicBridge);
 
 async fn admitted(
     incoming: Incoming,
-    terms: &Terms,
+    terms: &HandshakeTerms,
     verifier: &Arc<KeyVerifier>,
     links_max: u32,
-) -> Result<Admitted, HandshakeError> {
+) -> Result<AdmittedConnection, HandshakeError> {
     let config = server_config(terms, verifier, links_max)?;
     let connecting = incoming.accept_with(Arc::new(config)).map_err(|error| explain(verifier, error))?;
     let connection = connecting.await.map_err(|error| explain(verifier, error))?;
     let mut welcome = connection.open_uni().await.map_err(|error| explain(verifier, error))?;
     // A stream that was just opened can be finished.
     let _ = welcome.finish();
-    let proved = Proved::by(&connection, verifier)?;
+    let proved = ProvedPeer::by(&connection, verifier)?;
     // The importer's stream is unknown until the importer sends something on it.
-    let (secured, first) = Bridge::build(&connection, proved).map_err(HandshakeError::Lost)?;
+    let (secured, first) = QuicBridge::build(&connection, proved).map_err(HandshakeError::Lost)?;
     Ok((connection, proved, secured, first))
 }
 
 /// What a connection does next.
-enum Next {
+enum ConnectionStep {
     /// The importer opened this stream.
     Stream(quinn::SendStream, quinn::RecvStream),
     /// A link ended.
@@ -202,10 +208,10 @@ enum Next {
 /// Carries the links of an importer's connection, until it is over.
 async fn carry_all(
     connection: &Connection,
-    proved: Proved,
-    first: Bridge,
+    proved: ProvedPeer,
+    first: QuicBridge,
     acceptor: &Arc<impl QuicAcceptor>,
-    closing: &Closing,
+    closing: &ServerCloseSignal,
 ) {
     let (mut first, mut links, mut over) = (Some(first), JoinSet::new(), pin!(closing.is_over()));
     loop {
@@ -213,24 +219,26 @@ async fn carry_all(
             let (mut arriving, mut waited) = (pin!(connection.accept_bi()), pin!(sleep(EMPTY_TIME_MAX)));
             poll_fn(|context| {
                 if over.as_mut().poll(context).is_ready() {
-                    return Poll::Ready(Next::Over);
+                    return Poll::Ready(ConnectionStep::Over);
                 }
                 if let Poll::Ready(stream) = arriving.as_mut().poll(context) {
-                    return Poll::Ready(stream.map_or(Next::Over, |(send, recv)| Next::Stream(send, recv)));
+                    return Poll::Ready(
+                        stream.map_or(ConnectionStep::Over, |(send, recv)| ConnectionStep::Stream(send, recv)),
+                    );
                 }
                 match links.poll_join_next(context) {
-                    Poll::Ready(Some(_)) => Poll::Ready(Next::Ended),
-                    Poll::Ready(None) => waited.as_mut().poll(context).map(|()| Next::Over),
+                    Poll::Ready(Some(_)) => Poll::Ready(ConnectionStep::Ended),
+                    Poll::Ready(None) => waited.as_mut().poll(context).map(|()| ConnectionStep::Over),
                     Poll::Pending => Poll::Pending,
                 }
             })
             .await
         };
         match next {
-            Next::Stream(send, recv) => {
+            ConnectionStep::Stream(send, recv) => {
                 let bridge = match first.take() {
                     Some(bridge) => bridge,
-                    None => match Bridge::build(connection, proved) {
+                    None => match QuicBridge::build(connection, proved) {
                         Ok((secured, bridge)) => {
                             let from = plain_address(connection.remote_address());
                             Arc::clone(acceptor).met_again(secured, from);
@@ -245,8 +253,8 @@ async fn carry_all(
                 };
                 links.spawn(bridge.carry(send, recv));
             }
-            Next::Ended => {}
-            Next::Over => break,
+            ConnectionStep::Ended => {}
+            ConnectionStep::Over => break,
         }
     }
     drop(first);
@@ -263,7 +271,11 @@ async fn carry_all(
     connection.close(VarInt::from_u32(0), b"");
 }
 
-fn server_config(terms: &Terms, verifier: &Arc<KeyVerifier>, links_max: u32) -> Result<ServerConfig, HandshakeError> {
+fn server_config(
+    terms: &HandshakeTerms,
+    verifier: &Arc<KeyVerifier>,
+    links_max: u32,
+) -> Result<ServerConfig, HandshakeError> {
     let crypto = QuicServerConfig::try_from(terms.server_config(verifier)).map_err(no_suite)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     let mut transport = transport(links_max, QUIC_EXPORTER_BYTES_MIN as u32);

@@ -8,62 +8,62 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::budget::{Account, Budget, CONNECTION_BYTES};
+use farbus_model::budget::{CONNECTION_BYTES, MemoryAccount, MemoryBudget};
 use quinn::udp::{Transmit, UdpSocketState};
 
 use super::*;
 use crate::fuzzing::{Input, fuzz};
 use crate::link::Link;
 use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_LINKS_MAX};
-use crate::trust::links::tls::{Accepts, HandshakeError, Protocol, Secured, Terms};
-use crate::trust::{Admission, Fingerprint, Identity, Proof, Ticket, limits};
+use crate::trust::links::tls::{AcceptedKeys, HandshakeError, HandshakeTerms, LinkProtocol, SecureLink};
+use crate::trust::{AdmissionTicket, Fingerprint, HostIdentity, KeyProofOutcome, PeerAdmission, limits};
 
-type Met = Result<Secured, HandshakeError>;
+type Met = Result<SecureLink, HandshakeError>;
 
 struct Host {
-    identity: Arc<Identity>,
-    accepts: Accepts,
+    identity: Arc<HostIdentity>,
+    accepts: AcceptedKeys,
     is_closed: AtomicBool,
-    admission: Admission,
+    admission: PeerAdmission,
     met: Mutex<Sender<Met>>,
     connections: AtomicUsize,
-    account: Arc<Account>,
+    account: Arc<MemoryAccount>,
 }
 
 impl QuicAcceptor for Host {
-    fn terms(&self) -> Terms {
+    fn terms(&self) -> HandshakeTerms {
         terms(&self.identity, self.accepts.clone())
     }
 
-    fn enter(&self, from: SocketAddr) -> Option<Ticket> {
+    fn enter(&self, from: SocketAddr) -> Option<AdmissionTicket> {
         assert_eq!(from.ip(), Ipv4Addr::LOCALHOST);
         let now = Instant::from_nanos(1);
         self.connections.fetch_add(1, Ordering::AcqRel);
         (!self.is_closed.load(Ordering::Acquire)).then(|| self.admission.enter(from.ip(), now).unwrap())
     }
 
-    fn account(&self, _peer: &Fingerprint) -> Arc<Account> {
+    fn account(&self, _peer: &Fingerprint) -> Arc<MemoryAccount> {
         Arc::clone(&self.account)
     }
 
-    fn met(self: Arc<Self>, met: Met, _from: SocketAddr, ticket: Ticket) {
-        ticket.leave(Instant::from_nanos(2), Proof::Given);
+    fn met(self: Arc<Self>, met: Met, _from: SocketAddr, ticket: AdmissionTicket) {
+        ticket.leave(Instant::from_nanos(2), KeyProofOutcome::Given);
         // A test that has ended does not look any more.
         let _ = self.met.lock().unwrap().send(met);
     }
 
-    fn met_again(self: Arc<Self>, secured: Secured, _from: SocketAddr) {
+    fn met_again(self: Arc<Self>, secured: SecureLink, _from: SocketAddr) {
         let _ = self.met.lock().unwrap().send(Ok(secured));
     }
 }
 
-fn terms(identity: &Arc<Identity>, accepts: Accepts) -> Terms {
+fn terms(identity: &Arc<HostIdentity>, accepts: AcceptedKeys) -> HandshakeTerms {
     let identity = Arc::clone(identity);
-    Terms { identity, accepts, protocols: vec![Protocol::Session], limits: limits::HANDSHAKE }
+    HandshakeTerms { identity, accepts, protocols: vec![LinkProtocol::Session], limits: limits::HANDSHAKE }
 }
 
-fn identity() -> (Arc<Identity>, Fingerprint) {
-    let identity = Arc::new(Identity::generate());
+fn identity() -> (Arc<HostIdentity>, Fingerprint) {
+    let identity = Arc::new(HostIdentity::generate());
     let fingerprint = identity.fingerprint();
     (identity, fingerprint)
 }
@@ -72,13 +72,16 @@ fn socket() -> UdpSocket {
     UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
 }
 
-fn served_host(identity: &Arc<Identity>, accepts: Accepts) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
+fn served_host(
+    identity: &Arc<HostIdentity>,
+    accepts: AcceptedKeys,
+) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
     served_host_of(identity, accepts, QUIC_LINKS_MAX)
 }
 
 fn served_host_of(
-    identity: &Arc<Identity>,
-    accepts: Accepts,
+    identity: &Arc<HostIdentity>,
+    accepts: AcceptedKeys,
     links_max: u32,
 ) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
     let (met, to_us) = channel();
@@ -86,10 +89,10 @@ fn served_host_of(
         identity: Arc::clone(identity),
         accepts,
         is_closed: AtomicBool::new(false),
-        admission: Admission::default(),
+        admission: PeerAdmission::default(),
         met: Mutex::new(met),
         connections: AtomicUsize::new(0),
-        account: Account::of_known_peer(&Account::of_process(Budget::DEFAULT)),
+        account: MemoryAccount::of_known_peer(&MemoryAccount::of_process(MemoryBudget::DEFAULT)),
     });
     let socket = socket();
     let at = socket.local_addr().unwrap();
@@ -97,18 +100,18 @@ fn served_host_of(
 }
 
 /// A link on a connection of its own.
-fn connect(ours: &Arc<Identity>, theirs: Fingerprint, to: SocketAddr) -> Met {
+fn connect(ours: &Arc<HostIdentity>, theirs: Fingerprint, to: SocketAddr) -> Met {
     connect_by(&QuicPool::default(), ours, theirs, to)
 }
 
-fn connect_by(pool: &QuicPool, ours: &Arc<Identity>, theirs: Fingerprint, to: SocketAddr) -> Met {
-    pool.connect(&terms(ours, Accepts::One(theirs)), Traffic::Prompt, socket(), to)
+fn connect_by(pool: &QuicPool, ours: &Arc<HostIdentity>, theirs: Fingerprint, to: SocketAddr) -> Met {
+    pool.connect(&terms(ours, AcceptedKeys::One(theirs)), LinkTraffic::Prompt, socket(), to)
 }
 
 /// A link of a pool, and the other end of it, which is told apart by its first bytes.
 fn pair_by(
     pool: &QuicPool,
-    ours: &Arc<Identity>,
+    ours: &Arc<HostIdentity>,
     theirs: Fingerprint,
     to: SocketAddr,
     met: &Receiver<Met>,
@@ -124,7 +127,7 @@ fn pair_by(
 #[test]
 fn many_links_share_few_connections_and_each_ends_for_itself() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let pool = QuicPool::default();
     let mut pairs: Vec<_> = (0..60).map(|_| pair_by(&pool, &ours, their_key, at, &met)).collect();
     assert_eq!(host.connections.load(Ordering::Acquire), 4);
@@ -175,7 +178,7 @@ fn datagrams_that_arrive_together_are_read_one_by_one() {
 #[test]
 fn connections_take_what_they_may_keep_from_their_peers_account_and_leave_room_for_others() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let pools: Vec<QuicPool> = (0..40).map(|_| QuicPool::default()).collect();
     let mut pairs = Vec::new();
     let mut taken = Vec::new();
@@ -204,9 +207,9 @@ fn connections_take_what_they_may_keep_from_their_peers_account_and_leave_room_f
 #[test]
 fn links_that_are_made_at_once_share_few_connections() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, _server, at, _met) = served_host(&theirs, Accepts::One(our_key));
+    let (host, _server, at, _met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let pool = QuicPool::default();
-    let near: Vec<Secured> = thread::scope(|scope| {
+    let near: Vec<SecureLink> = thread::scope(|scope| {
         let connect = || connect_by(&pool, &ours, their_key, at).unwrap();
         let threads: Vec<_> = (0..32).map(|_| scope.spawn(connect)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -217,7 +220,7 @@ fn links_that_are_made_at_once_share_few_connections() {
 #[test]
 fn link_that_nobody_reads_leaves_the_others_of_its_connection_as_they_are() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let pool = QuicPool::of(1);
     let [stuck, far_stuck] = pair_by(&pool, &ours, their_key, at, &met);
     let [near, far] = pair_by(&pool, &ours, their_key, at, &met);
@@ -242,7 +245,7 @@ fn link_that_nobody_reads_leaves_the_others_of_its_connection_as_they_are() {
 #[test]
 fn peer_that_never_ends_its_links_keeps_none_of_those_that_this_end_has_ended() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (_host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let pool = QuicPool::of(1);
     let held: Vec<Link> = (0..8)
         .map(|_| {
@@ -264,7 +267,7 @@ fn peer_that_never_ends_its_links_keeps_none_of_those_that_this_end_has_ended() 
 #[test]
 fn exporter_of_an_earlier_version_gets_a_connection_for_each_link() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, _server, at, met) = served_host_of(&theirs, Accepts::One(our_key), 1);
+    let (host, _server, at, met) = served_host_of(&theirs, AcceptedKeys::One(our_key), 1);
     let pool = QuicPool::default();
     let pairs: Vec<_> = (0..7).map(|_| pair_by(&pool, &ours, their_key, at, &met)).collect();
     assert_eq!(host.connections.load(Ordering::Acquire), 7);
@@ -277,9 +280,9 @@ fn exporter_of_an_earlier_version_gets_a_connection_for_each_link() {
 #[test]
 fn disks_share_no_connection_with_what_somebody_waits_for() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, _server, at, _met) = served_host(&theirs, Accepts::One(our_key));
-    let (pool, terms) = (QuicPool::of(1), terms(&ours, Accepts::One(their_key)));
-    let links = [Traffic::Prompt, Traffic::Bulk, Traffic::Prompt, Traffic::Bulk];
+    let (host, _server, at, _met) = served_host(&theirs, AcceptedKeys::One(our_key));
+    let (pool, terms) = (QuicPool::of(1), terms(&ours, AcceptedKeys::One(their_key)));
+    let links = [LinkTraffic::Prompt, LinkTraffic::Bulk, LinkTraffic::Prompt, LinkTraffic::Bulk];
     let links = links.map(|traffic| pool.connect(&terms, traffic, socket(), at).unwrap());
     assert_eq!((links.len(), host.connections.load(Ordering::Acquire)), (4, 2));
 }
@@ -305,11 +308,11 @@ fn pass(from: &Link, to: &Link, bytes: &[u8]) {
 #[test]
 fn bytes_pass_both_ways_and_an_end_is_an_end() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (host, server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (host, server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let near = connect(&ours, their_key, at).unwrap();
     let far = met.recv().unwrap().unwrap();
     assert_eq!((near.peer, far.peer), (their_key, our_key));
-    assert_eq!((near.protocol, far.protocol), (Protocol::Session, Protocol::Session));
+    assert_eq!((near.protocol, far.protocol), (LinkProtocol::Session, LinkProtocol::Session));
     assert!(near.link.is_encrypted() && far.link.is_encrypted());
     let bytes: Vec<u8> = (0..300_000u32).map(|at| (at * 31) as u8).collect();
     pass(&near.link, &far.link, &bytes);
@@ -326,7 +329,7 @@ fn bytes_pass_both_ways_and_an_end_is_an_end() {
 #[test]
 fn a_stranger_and_an_impostor_are_told_apart() {
     let ((ours, our_key), (theirs, their_key), (_, other_key)) = (identity(), identity(), identity());
-    let (_host, _server, at, met) = served_host(&theirs, Accepts::One(other_key));
+    let (_host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(other_key));
     let refused = connect(&ours, their_key, at).unwrap_err();
     assert!(matches!(refused, HandshakeError::Refused), "{refused:?}");
     let stranger = met.recv().unwrap().unwrap_err();
@@ -376,7 +379,7 @@ fn roaming(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>, Arc<AtomicBool>) {
 #[test]
 fn link_outlives_an_address_change_with_5_percent_loss_but_not_silence() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (_host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let (through, moves, is_down) = roaming(at);
     let near = connect(&ours, their_key, through).unwrap();
     let far = met.recv().unwrap().unwrap();
@@ -469,7 +472,7 @@ impl Wiretap {
 #[test]
 fn fuzz_quic_datagrams() {
     let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-    let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
+    let (_host, _server, at, met) = served_host(&theirs, AcceptedKeys::One(our_key));
     let between = Wiretap::before(at);
     let connect = |to| {
         let near = connect(&ours, their_key, to).unwrap();

@@ -6,30 +6,33 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::link::Listener;
+use crate::link::TcpLinkListener;
 
 const QUICK: HandshakeLimits = HandshakeLimits { time_max: Duration::from_millis(300), bytes_max: 32 << 10 };
 
-fn terms(identity: &Arc<Identity>, accepts: Accepts, protocol: Protocol) -> Terms {
-    Terms { identity: Arc::clone(identity), accepts, protocols: vec![protocol], limits: limits::HANDSHAKE }
+fn terms(identity: &Arc<HostIdentity>, accepts: AcceptedKeys, protocol: LinkProtocol) -> HandshakeTerms {
+    HandshakeTerms { identity: Arc::clone(identity), accepts, protocols: vec![protocol], limits: limits::HANDSHAKE }
 }
 
-fn hosts() -> [Arc<Identity>; 2] {
-    [(); 2].map(|()| Arc::new(Identity::generate()))
+fn hosts() -> [Arc<HostIdentity>; 2] {
+    [(); 2].map(|()| Arc::new(HostIdentity::generate()))
 }
 
 /// The server's and the client's end of a TCP connection.
 fn ends() -> (Link, Link) {
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpLinkListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.address().unwrap().to_string();
     let client = Link::connect(&address, Duration::from_secs(10)).unwrap();
     (listener.accept().unwrap().link, client)
 }
 
-type Met = (Result<Secured, HandshakeError>, Result<Secured, HandshakeError>);
+type Met = (Result<SecureLink, HandshakeError>, Result<SecureLink, HandshakeError>);
 
 /// The results of the server and the client.
-fn meet(server: Terms, client: impl FnOnce(Link) -> Result<Secured, HandshakeError> + Send + 'static) -> Met {
+fn meet(
+    server: HandshakeTerms,
+    client: impl FnOnce(Link) -> Result<SecureLink, HandshakeError> + Send + 'static,
+) -> Met {
     let (server_end, client_end) = ends();
     let client = thread::spawn(move || client(client_end));
     let server = server.accept(server_end);
@@ -37,7 +40,7 @@ fn meet(server: Terms, client: impl FnOnce(Link) -> Result<Secured, HandshakeErr
 }
 
 /// The error that a client receives after its handshake, when it was refused.
-fn hear(client: Result<Secured, HandshakeError>) -> HandshakeError {
+fn hear(client: Result<SecureLink, HandshakeError>) -> HandshakeError {
     match client {
         Err(error) => error,
         Ok(secured) => {
@@ -51,13 +54,13 @@ fn hear(client: Result<Secured, HandshakeError>) -> HandshakeError {
 fn paired_hosts_learn_each_others_keys() {
     let [server, client] = hosts();
     let (server_terms, client_terms) = (
-        terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp),
-        terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp),
+        terms(&server, AcceptedKeys::One(client.fingerprint()), LinkProtocol::UsbIp),
+        terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp),
     );
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
     let (at_server, at_client) = (at_server.unwrap(), at_client.unwrap());
-    assert_eq!((at_server.peer, at_server.protocol), (client.fingerprint(), Protocol::UsbIp));
-    assert_eq!((at_client.peer, at_client.protocol), (server.fingerprint(), Protocol::UsbIp));
+    assert_eq!((at_server.peer, at_server.protocol), (client.fingerprint(), LinkProtocol::UsbIp));
+    assert_eq!((at_client.peer, at_client.protocol), (server.fingerprint(), LinkProtocol::UsbIp));
     let version = at_client.link.ask_tls(|tls| tls.protocol_version()).unwrap();
     assert_eq!(version, Some(rustls::ProtocolVersion::TLSv1_3));
     let exporter =
@@ -70,8 +73,8 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
     const BYTES: usize = 16 << 20;
     let [server, client] = hosts();
     let (server_terms, client_terms) = (
-        terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp),
-        terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp),
+        terms(&server, AcceptedKeys::One(client.fingerprint()), LinkProtocol::UsbIp),
+        terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp),
     );
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
     let (server, client) = (at_server.unwrap().link, at_client.unwrap().link);
@@ -89,7 +92,7 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
             let sent = if at < BYTES { server.try_send(&runs.map(IoSlice::new)).unwrap() } else { None };
             at += sent.unwrap_or_else(|| {
                 waits += 1;
-                wait(&mut [Interest::new(std::os::fd::AsFd::as_fd(&server), true)], None).unwrap();
+                wait(&mut [PollInterest::new(std::os::fd::AsFd::as_fd(&server), true)], None).unwrap();
                 0
             });
         }
@@ -118,8 +121,8 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
 #[test]
 fn bytes_sent_with_the_last_handshake_message_are_there_at_once() {
     let [server, client] = hosts();
-    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
-    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let server_terms = terms(&server, AcceptedKeys::One(client.fingerprint()), LinkProtocol::UsbIp);
+    let client_terms = terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp);
     let (server_end, client_end) = ends();
     let client = thread::spawn(move || {
         let link = client_terms.connect(client_end).unwrap().link;
@@ -136,10 +139,10 @@ fn bytes_sent_with_the_last_handshake_message_are_there_at_once() {
 #[test]
 fn an_end_that_was_not_announced_is_an_error() {
     let [server, client] = hosts();
-    let accepts = |other: &Arc<Identity>| Accepts::One(other.fingerprint());
+    let accepts = |other: &Arc<HostIdentity>| AcceptedKeys::One(other.fingerprint());
     let link = |server_end: Link, client_end: Link| {
-        let server_terms = terms(&server, accepts(&client), Protocol::UsbIp);
-        let client_terms = terms(&client, accepts(&server), Protocol::UsbIp);
+        let server_terms = terms(&server, accepts(&client), LinkProtocol::UsbIp);
+        let client_terms = terms(&client, accepts(&server), LinkProtocol::UsbIp);
         let client = thread::spawn(move || client_terms.connect(client_end).unwrap().link);
         (server_terms.accept(server_end).unwrap().link, client.join().unwrap())
     };
@@ -160,8 +163,8 @@ fn an_end_that_was_not_announced_is_an_error() {
 fn unknown_peer_is_refused_and_told_so() {
     let [server, client] = hosts();
     let [known, _] = hosts();
-    let server_terms = terms(&server, Accepts::One(known.fingerprint()), Protocol::UsbIp);
-    let client_terms = terms(&client, Accepts::Anybody, Protocol::UsbIp);
+    let server_terms = terms(&server, AcceptedKeys::One(known.fingerprint()), LinkProtocol::UsbIp);
+    let client_terms = terms(&client, AcceptedKeys::Anybody, LinkProtocol::UsbIp);
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
     match at_server.unwrap_err() {
         HandshakeError::Stranger(Some(key)) => assert_eq!(key, client.fingerprint()),
@@ -174,8 +177,8 @@ fn unknown_peer_is_refused_and_told_so() {
 fn a_server_with_another_key_is_refused_whatever_its_name_and_address() {
     let [server, client] = hosts();
     let [impostor, _] = hosts();
-    let server_terms = terms(&impostor, Accepts::Anybody, Protocol::UsbIp);
-    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let server_terms = terms(&impostor, AcceptedKeys::Anybody, LinkProtocol::UsbIp);
+    let client_terms = terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp);
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
     match at_client.unwrap_err() {
         HandshakeError::Stranger(Some(key)) => assert_eq!(key, impostor.fingerprint()),
@@ -185,10 +188,10 @@ fn a_server_with_another_key_is_refused_whatever_its_name_and_address() {
 }
 
 /// A known client that shows another certificate than today's.
-fn meet_showing(shown: impl FnOnce(&Identity) -> Arc<CertifiedKey>) -> (HandshakeError, HandshakeError) {
+fn meet_showing(shown: impl FnOnce(&HostIdentity) -> Arc<CertifiedKey>) -> (HandshakeError, HandshakeError) {
     let [server, client] = hosts();
-    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
-    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let server_terms = terms(&server, AcceptedKeys::One(client.fingerprint()), LinkProtocol::UsbIp);
+    let client_terms = terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp);
     let shown = shown(&client);
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect_showing(link, shown));
     (at_server.unwrap_err(), hear(at_client))
@@ -207,9 +210,9 @@ fn a_certificate_out_of_date_is_refused_even_if_its_key_is_paired() {
 #[test]
 fn a_paired_hosts_certificate_is_worth_nothing_without_its_key() {
     let now = SystemTime::now();
-    let stolen = |client: &Identity| {
+    let stolen = |client: &HostIdentity| {
         let certificate = client.certificate(now - Duration::from_secs(60), now + Duration::from_secs(60));
-        Identity::generate().certified_with(certificate)
+        HostIdentity::generate().certified_with(certificate)
     };
     let (at_server, _) = meet_showing(stolen);
     assert!(matches!(at_server, HandshakeError::Rules(_)), "{at_server}");
@@ -217,7 +220,7 @@ fn a_paired_hosts_certificate_is_worth_nothing_without_its_key() {
 
 #[test]
 fn a_certificate_changed_or_of_another_make_is_refused() {
-    let damaged = |client: &Identity| {
+    let damaged = |client: &HostIdentity| {
         let now = SystemTime::now();
         let mut der = client.certificate(now - Duration::from_secs(60), now + Duration::from_secs(60)).to_vec();
         // The last byte of the signature.
@@ -227,7 +230,7 @@ fn a_certificate_changed_or_of_another_make_is_refused() {
     let (at_server, _) = meet_showing(damaged);
     assert!(matches!(at_server, HandshakeError::Stranger(None)), "{at_server}");
 
-    let other = |_: &Identity| {
+    let other = |_: &HostIdentity| {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let certificate = rcgen::CertificateParams::default().self_signed(&key).unwrap().der().clone();
         let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into();
@@ -240,13 +243,13 @@ fn a_certificate_changed_or_of_another_make_is_refused() {
 #[test]
 fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
     let [server, client] = hosts();
-    let accepts = Accepts::One(client.fingerprint());
+    let accepts = AcceptedKeys::One(client.fingerprint());
     let quiet = |link: Link, shown: Option<Arc<CertifiedKey>>| {
-        let verifier = Arc::new(KeyVerifier::new(Accepts::Anybody));
+        let verifier = Arc::new(KeyVerifier::new(AcceptedKeys::Anybody));
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]).unwrap();
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
         let config = match shown {
-            Some(shown) => builder.with_client_cert_resolver(Arc::new(Shown(shown))),
+            Some(shown) => builder.with_client_cert_resolver(Arc::new(FixedCertificate(shown))),
             None => builder.with_no_client_auth(),
         };
         let connection = ClientConnection::new(Arc::new(config), ServerName::try_from("farbus").unwrap()).unwrap();
@@ -255,13 +258,13 @@ fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
     };
     let (server_end, client_end) = ends();
     let at_client = thread::spawn(move || quiet(client_end, None));
-    let at_server = terms(&server, accepts.clone(), Protocol::UsbIp).accept(server_end).unwrap_err();
+    let at_server = terms(&server, accepts.clone(), LinkProtocol::UsbIp).accept(server_end).unwrap_err();
     assert!(matches!(at_server, HandshakeError::Stranger(None)), "{at_server}");
     assert!(at_client.join().unwrap().unwrap_or(true));
 
     let (server_end, client_end) = ends();
     let at_client = thread::spawn(move || quiet(client_end, Some(client.certified())));
-    let at_server = terms(&server, accepts, Protocol::UsbIp).accept(server_end).unwrap_err();
+    let at_server = terms(&server, accepts, LinkProtocol::UsbIp).accept(server_end).unwrap_err();
     assert!(matches!(at_server, HandshakeError::NoProtocol), "{at_server}");
     drop(at_client.join().unwrap());
 }
@@ -269,8 +272,8 @@ fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
 #[test]
 fn hosts_without_a_common_protocol_do_not_connect() {
     let [server, client] = hosts();
-    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
-    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::Pairing);
+    let server_terms = terms(&server, AcceptedKeys::One(client.fingerprint()), LinkProtocol::UsbIp);
+    let client_terms = terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::Pairing);
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
     assert!(matches!(at_server.unwrap_err(), HandshakeError::NoProtocol));
     assert!(matches!(at_client.unwrap_err(), HandshakeError::NoProtocol));
@@ -279,10 +282,11 @@ fn hosts_without_a_common_protocol_do_not_connect() {
 /// The server's error when an attacker sends it bytes.
 fn attack(attacker: impl FnOnce(TcpStream) + Send + 'static, limits: HandshakeLimits) -> HandshakeError {
     let [server, known] = hosts();
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpLinkListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.address().unwrap();
     let attacker = thread::spawn(move || attacker(TcpStream::connect(address).unwrap()));
-    let terms = Terms { limits, ..terms(&server, Accepts::One(known.fingerprint()), Protocol::UsbIp) };
+    let terms =
+        HandshakeTerms { limits, ..terms(&server, AcceptedKeys::One(known.fingerprint()), LinkProtocol::UsbIp) };
     let error = terms.accept(listener.accept().unwrap().link).unwrap_err();
     attacker.join().unwrap();
     error
@@ -334,10 +338,10 @@ fn peer_that_sends_garbage_or_a_gigabyte_is_cut_off_at_once() {
 fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
     let [server, client] = hosts();
     // A host in the middle passes everything on, and records what the client sent.
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpLinkListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let front = listener.address().unwrap().to_string();
     let (server_end, middle_to_server) = ends();
-    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
+    let server_terms = terms(&server, AcceptedKeys::One(client.fingerprint()), LinkProtocol::UsbIp);
     let again = server_terms.clone();
     let at_server = thread::spawn(move || {
         let secured = server_terms.accept(server_end).unwrap();
@@ -345,7 +349,7 @@ fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
         assert_eq!(secured.link.receive(&mut said).unwrap(), 5);
         said
     });
-    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let client_terms = terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp);
     let at_client = thread::spawn(move || {
         let secured = client_terms.connect(Link::connect(&front, Duration::from_secs(10)).unwrap()).unwrap();
         secured.link.try_send(&[IoSlice::new(b"write")]).unwrap();
@@ -353,7 +357,7 @@ fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
     let middle_to_client = listener.accept().unwrap().link;
     let mut record = Vec::new();
     let mut chunk = [0; 4096];
-    let clock = Clock::start();
+    let clock = BoottimeClock::start();
     while !at_server.is_finished() && clock.now() < Instant::from_nanos(20_000_000_000) {
         if let Ok(Some(count)) = middle_to_client.try_receive(&mut chunk) {
             record.extend_from_slice(&chunk[..count]);
