@@ -10,8 +10,8 @@
 //! **It never touches** another room's code: farbus is a program here, given by its path, spoken to over its
 //! command line and the wire, as a user would; and so are the strangers that it meets in [`peers`].
 //!
-//! **Start reading at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
-//! [`machine::Guest`] for a running machine, [`pair::Pair`] for two of them on a cable, [`image`] for what is inside,
+//! **Start reading at** [`cases::all`] for what is proved, [`lab::CaseEnvironment`] for the bench a case works at,
+//! [`machine::RunningMachine`] for a running machine, [`pair::MachinePair`] for two of them on a cable, [`image`] for what is inside,
 //! [`interop`] for who met whom in a case, [`conform`] for who passes what of the conformance kit.
 //!
 //! **Why** machines: those that build farbus have no USB in their own kernel, and the kernels that matter are

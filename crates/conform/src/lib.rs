@@ -11,7 +11,7 @@
 //!
 //! **Start reading at** [`exporter`]; then `conversation.rs`, which counts every answer.
 //!
-//! **Why** it does not use [`farbus_wire::usbip::ClientConn`]: that refuses what breaks a rule, and the kit has to
+//! **Why** it does not use [`farbus_wire::usbip::UsbipClientConn`]: that refuses what breaks a rule, and the kit has to
 //! break rules itself and to go on after others did. The bytes of each message are those of
 //! [`farbus_wire::usbip::message`].
 

@@ -26,12 +26,12 @@ pub enum EtcdCall {
     },
     /// Keeps a lease.
     KeepAlive {
-        /// Its number, from [`EtcdReply::LeaseGrantResponse`].
+        /// Its number, from [`EtcdReply::Granted`].
         lease: i64,
     },
     /// Ends a lease; all keys under it go.
     Revoke {
-        /// Its number, from [`EtcdReply::LeaseGrantResponse`].
+        /// Its number, from [`EtcdReply::Granted`].
         lease: i64,
     },
     /// Reads keys with their values, in the order of their bytes.

@@ -1,6 +1,6 @@
 //! # Devices made of code
 //!
-//! **This crate is** where gadgets live: each a short declarative [`Definition`](farbus_model::Definition)
+//! **This crate is** where gadgets live: each a short declarative [`Definition`](farbus_model::DeviceDefinition)
 //! and a [`GadgetFunction`] that says what its endpoints do. [`EmulatedDevice`] turns the two into a
 //! [`Device`](farbus_model::Device): standard requests, halts, queues and the bus's pace are its work.
 //!

@@ -13,7 +13,7 @@ pub const STRINGS_MAX: usize = 32;
 /// platform capability may add a few hundred.
 pub const BOS_BYTES_MAX: usize = 4096;
 
-/// Control transfers that [`Enumerate`](crate::Enumerate) makes at most: device descriptor; object
+/// Control transfers that [`Enumerate`](crate::DescriptorEnumerator) makes at most: device descriptor; object
 /// store and each configuration, in two steps; languages; strings.
 pub const ENUMERATION_TRANSFERS_MAX: usize = 1 + 2 + 2 * CONFIGURATIONS_MAX as usize + 1 + STRINGS_MAX;
 
@@ -55,7 +55,7 @@ pub const TRANSFER_BYTES_HIGH_SPEED: u32 = 128 << 10;
 pub const TRANSFER_BYTES_SUPER_SPEED: u32 = 1 << 20;
 
 /// Bytes of one storage command even if the device would take more: what every host controller and
-/// exporter has seen. [`Options`](crate::Options) can ask for more.
+/// exporter has seen. [`Options`](crate::ScsiDiskOptions) can ask for more.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
 /// Bytes that one WRITE SAME or UNMAP names: a disk that in truth writes 100 MB/s needs 10 of the

@@ -21,10 +21,10 @@ use crate::usb::UsbSpeed;
 ///
 /// | the race | what comes back |
 /// |---|---|
-/// | cancelled before it finished | the request with [`Status::Cancelled`](crate::Status::Cancelled) |
+/// | cancelled before it finished | the request with [`Status::Cancelled`](crate::UrbStatus::Cancelled) |
 /// | finished before it was cancelled | the request with its true status; the cancel does nothing |
 /// | cancelled, unknown id | nothing |
-/// | reset or dropped configuration | every request with [`Status::Shutdown`](crate::Status::Shutdown) |
+/// | reset or dropped configuration | every request with [`Status::Shutdown`](crate::UrbStatus::Shutdown) |
 pub trait Device: Send {
     /// The device's descriptors; constant while it is attached.
     fn descriptors(&self) -> &DescriptorSet;
@@ -74,7 +74,7 @@ pub trait Device: Send {
     }
 
     /// Whether the device itself is gone (unplugged): it has answered every request it held with
-    /// [`Status::Gone`](crate::Status::Gone), and takes no more.
+    /// [`Status::Gone`](crate::UrbStatus::Gone), and takes no more.
     fn is_gone(&self) -> bool {
         false
     }

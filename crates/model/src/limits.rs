@@ -70,7 +70,7 @@ pub const NBD_OPTIONS_MAX: u32 = 32;
 /// NBD connections to one server at a time. nbdcopy opens 4, qemu-img up to 16.
 pub const NBD_CONNECTIONS_MAX: usize = 16;
 /// What all NBD clients of a process may hold together, bytes: as much as a paired host that uses devices
-/// ([`crate::budget::Budget::DEFAULT`]).
+/// ([`crate::budget::MemoryBudget::DEFAULT`]).
 pub const NBD_CLIENTS_BYTES_MAX: usize = 256 << 20;
 /// What each NBD client holds of that from the beginning, bytes: a receive buffer, and requests of usual sizes. It
 /// takes more while there is any.

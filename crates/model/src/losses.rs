@@ -7,8 +7,8 @@
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | any flush fails, a background flush too | the loss is [recorded](Losses::record) |
-//! | a user flushes (`fsync`, NBD flush) | it [is told](Losses::tell) of every loss since its last flush, once |
+//! | any flush fails, a background flush too | the loss is [recorded](LossCounter::record) |
+//! | a user flushes (`fsync`, NBD flush) | it [is told](LossCounter::tell) of every loss since its last flush, once |
 //! | no user waits for the result (a background flush, FUSE's RELEASE) | no user counts as told |
 //! | a user may look at the result, but need not (FUSE's FLUSH: `close`) | it gets it ([`LossCounter::untold`]) and does not count as told |
 //! | a user comes while no user was told of the last loss | it is told of that, too: the user that wrote may have left |

@@ -61,7 +61,7 @@ impl BufferWindow {
 const COPIED_BYTES_MAX: usize = 1 << 20;
 
 /// A shared buffer of so many bytes, which are zero, for data that are read into it and handed on without a copy
-/// ([`Payload::BufferWindow`]).
+/// ([`Payload::Shared`]).
 pub fn new_chunk(bytes: usize) -> Arc<[u8]> {
     if bytes > COPIED_BYTES_MAX || !cfg!(debug_assertions) {
         // One allocation of a known length: a huge frame takes its size and not three times as much.

@@ -47,7 +47,7 @@ pub struct GsCanFrame {
 }
 
 impl GsCanFrame {
-    /// The message for [`Turn::put`](super::Turn::put).
+    /// The message for [`Turn::put`](super::PipeJobContext::put).
     pub fn to_message(self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[4..8].copy_from_slice(&self.id.to_le_bytes());

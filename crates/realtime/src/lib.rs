@@ -10,8 +10,8 @@
 //! [`TransferKind`].
 //!
 //! Start reading at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
-//! at [`transfer::Shape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or refused,
-//! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::Timetable`] for when a pipe runs,
+//! at [`transfer::PacketShape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or refused,
+//! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::ReleaseTimetable`] for when a pipe runs,
 //! at [`topology::plan`] for hosts that are joined by USB.
 //!
 //! Why so: admission and planning must be decidable before a device exists, on any machine, and must come out the same
@@ -45,7 +45,7 @@
 //! ```
 //!
 //! A combination that does not exist is one line, `Low speed, bulk: does not exist (USB 2.0 5.8.3): …`, from
-//! [`bandwidth::Absence`]. After the last block come [`bandwidth::ASSUMPTIONS`], one line each, and the Bulk-Only block:
+//! [`bandwidth::UnsupportedTransferType`]. After the last block come [`bandwidth::ASSUMPTIONS`], one line each, and the Bulk-Only block:
 //!
 //! ```text
 //! Bulk-Only mass storage: 31 bytes of command and 13 of status around every block

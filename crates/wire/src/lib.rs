@@ -10,7 +10,7 @@
 //!
 //! **It never touches** a socket or a clock, nor what the messages mean to a device.
 //!
-//! **Start reading at** [`usbip::ServerConn`], then [`usbip::message`] for the bytes themselves.
+//! **Start reading at** [`usbip::UsbipServerConn`], then [`usbip::message`] for the bytes themselves.
 //!
 //! **Why** two layers, message and connection: a fuzzer wants the first without the second, a peer
 //! in another tongue shares neither, and every stranger's length is compared with a limit in the

@@ -25,7 +25,7 @@ pub struct SwapOrder {
     pub to: String,
     /// The new medium.
     pub destination: DiskSwapDestination,
-    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
+    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::SwapJournalFolder::begin`].
     pub journal: File,
     /// How fast, and with what care.
     pub options: SwapOptions,

@@ -103,7 +103,7 @@ impl Share {
     /// Makes a reservation for every user of a device that asks for none.
     ///
     /// # Errors
-    /// [`ShareError::NoDevice`], [`ShareError::ReservationTerms`].
+    /// [`ShareError::NoDevice`], [`ShareError::Reservation`].
     pub fn reserve(&self, device: &str, reservation: ReservationTerms) -> Result<(), ShareError> {
         self.shared.reservations.own_reservation(device, reservation)
     }

@@ -39,7 +39,7 @@ pub trait FrontEnd: Sync {
     }
 
     /// Whether it shows only disks: these have a [`DiskMode`](crate::importer::disk::DiskMode) and a
-    /// [`DiskCacheMode`](crate::importer::options::cache::Cache).
+    /// [`DiskCacheMode`](crate::importer::options::cache::DiskCacheMode).
     fn is_for_disks(&self) -> bool {
         false
     }
@@ -51,7 +51,7 @@ pub trait FrontEnd: Sync {
     }
 
     /// Whether a USB device of this machine can take the place of its device
-    /// ([`Handle::usb_swap`](super::Handle::usb_swap)): its process reads sysfs then.
+    /// ([`Handle::usb_swap`](super::AttachmentHandle::usb_swap)): its process reads sysfs then.
     fn takes_twins(&self) -> bool {
         false
     }

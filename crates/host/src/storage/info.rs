@@ -63,7 +63,7 @@ impl DiskInfo {
         self.blocks * u64::from(self.block_bytes)
     }
 
-    /// Whether there is a command that gives space back, see [`Disk::discard`](super::Disk::discard).
+    /// Whether there is a command that gives space back, see [`Disk::discard`](super::ScsiDisk::discard).
     pub fn gives_back(&self) -> bool {
         self.unmap_blocks_max.is_some() || self.write_same_unmaps
     }

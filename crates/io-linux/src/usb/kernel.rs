@@ -23,7 +23,7 @@ pub trait UsbfsKernel: Send {
     fn is_connected(&self) -> bool;
 }
 
-/// The calls of [`usbfs::Calls`].
+/// The calls of [`usbfs::UsbfsCallHandle`].
 pub trait UsbfsBlockingCalls: Send + 'static {
     fn claim(&self, interface: u8) -> io::Result<()>;
     fn release(&self, interface: u8) -> io::Result<()>;

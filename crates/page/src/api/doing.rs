@@ -32,7 +32,7 @@ pub fn has_to_be_listed<'g>(found: &RouteMatch, caller: &PageCaller, given: &'g 
 /// a token.
 ///
 /// # Errors
-/// [`Refusal`]: nothing was done.
+/// [`OperationRefusal`]: nothing was done.
 pub async fn change(
     operations: &OperationRegistry,
     found: RouteMatch,

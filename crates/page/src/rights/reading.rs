@@ -133,7 +133,7 @@ pub fn hosts() -> Result<Value, StateError> {
     Ok(json!(OwnHost { name: host_name(), farbus: env!("CARGO_PKG_VERSION"), paired }))
 }
 
-/// A line of the audit log, as [`farbus_io_net::trust::Event`] is written.
+/// A line of the audit log, as [`farbus_io_net::trust::AuditEvent`] is written.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct AuditLine {

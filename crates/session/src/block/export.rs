@@ -54,7 +54,7 @@ impl fmt::Debug for BlockExport {
 
 impl BlockExport {
     /// Offers `view` of `medium`. `durability` is as
-    /// [`Description::durability`](farbus_wire::native::block::Description::durability) says.
+    /// [`Description::durability`](farbus_wire::native::block::BlockDescription::durability) says.
     ///
     /// # Errors
     /// A sentence for a person: the view does not fit into the medium.
@@ -124,7 +124,7 @@ impl BlockExport {
     }
 
     /// The mode that a user gets who asks for `asked`: a read-only view is read, and private changes in memory are
-    /// [`Mode::CopyOnWriteView`].
+    /// [`SwitchMode::Scratch`].
     pub fn mode(&self, asked: control::AttachmentMode) -> UseMode {
         match (asked, &self.view.changes) {
             (control::AttachmentMode::Read | control::AttachmentMode::Observe, _) => UseMode::Read,

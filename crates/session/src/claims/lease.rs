@@ -2,7 +2,7 @@
 //!
 //! Every use of a device is under a lease. A host that attaches a device takes one without being asked: it lasts as
 //! long as the use, and has no end of its own. A host that *requests* a lease has the device for a time, whether it
-//! uses it or not, and as often as it likes. The verbs are methods of [`Claims`](super::Claims):
+//! uses it or not, and as often as it likes. The verbs are methods of [`Claims`](super::DeviceClaims):
 //!
 //! | verb | who may | effect |
 //! |---|---|---|
@@ -195,7 +195,7 @@ impl fmt::Display for LeaseRefusal {
     }
 }
 
-/// What is due ([`Claims::advance`](super::Claims::advance)).
+/// What is due ([`Claims::advance`](super::DeviceClaims::advance)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEvent {
     /// The users of the device are to be warned: their lease ends in so long.

@@ -31,7 +31,7 @@ pub enum AttachmentState {
     Ended(AttachmentEndNotice),
 }
 
-/// The part of an [`Attached`](super::Attached) that is the same for all classes.
+/// The part of an [`Attached`](super::ImporterAttachment) that is the same for all classes.
 #[derive(Debug)]
 pub struct AttachmentBase {
     number: u16,
@@ -357,7 +357,7 @@ impl AttachmentBase {
     }
 
     /// A link exists to an exporter's process with this incarnation: see
-    /// [`Attached::note_exporter`](super::Attached::note_exporter).
+    /// [`Attached::note_exporter`](super::ImporterAttachment::note_exporter).
     pub fn note_exporter(&mut self, incarnation: u64) {
         self.known.note_exporter(incarnation);
     }
@@ -401,7 +401,7 @@ impl AttachmentBase {
     }
 
     /// Hands the device over in its state, with data for the successor: see
-    /// [`Attached::migrate`](super::Attached::migrate).
+    /// [`Attached::migrate`](super::ImporterAttachment::migrate).
     pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         let (head, part) = (FrameHeader::new(FrameKind::Close, self.number, 0), ClassPart::empty());
         let payload = CloseRequest::to(successor, migration_state).encode().into();

@@ -12,7 +12,7 @@ use super::attachment::{AttachmentBase, FrameMeaning};
 use super::importer::ImporterAttachment;
 use crate::ProtocolViolation;
 
-/// Bytes of an [`Opened`](farbus_wire::native::control::Opened): as for a device that is used.
+/// Bytes of an [`Opened`](farbus_wire::native::control::OpenReply): as for a device that is used.
 const OPENED_BYTES_MAX: usize = 1 << 20;
 
 /// What can be observed: a USB device, its serial ports, or a stream.

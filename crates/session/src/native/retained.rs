@@ -3,7 +3,7 @@
 //!
 //! If the exporter's machine loses power, it forgets them. If all of them are here, they are written again, in the
 //! order of their submission, before any other request, and no user notices. Nobody else can have written to the disk
-//! meanwhile, because the exporter returns it only under the same lease ([`Leases`](crate::leases::Leases)).
+//! meanwhile, because the exporter returns it only under the same lease ([`Leases`](crate::leases::DeviceLeases)).
 //!
 //! The kept data is bounded by [`RETAINED_BYTES_MAX`] and [`RETAINED_MAX`]; beyond that, the oldest changes are
 //! dropped. A dropped change that was not flushed before the exporter lost power is lost, and the next flush fails.

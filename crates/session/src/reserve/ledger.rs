@@ -158,7 +158,7 @@ impl HostReservationLedger {
     /// suspended in the process before this one may be suspended here.
     ///
     /// # Errors
-    /// [`Refusal`]: nothing has changed.
+    /// [`ReservationDenial`]: nothing has changed.
     pub fn admit(&mut self, asked: LedgerRequest<'_>) -> Result<Vec<ReservationChange>, ReservationDenial> {
         let LedgerRequest { device, carrier, reservation, path } = asked;
         let (mut requests, mut loads) = (Vec::new(), Vec::new());
@@ -239,7 +239,7 @@ impl HostReservationLedger {
     /// Moves a device's reservation to the path of another importer. A suspended one may remain suspended there.
     ///
     /// # Errors
-    /// [`Refusal`]: that path cannot carry it; nothing has changed.
+    /// [`ReservationDenial`]: that path cannot carry it; nothing has changed.
     pub fn move_to(&mut self, device: &str, path: &str) -> Result<Vec<ReservationChange>, ReservationDenial> {
         let mut entries = self.entries.clone();
         let Some(entry) = entries.iter_mut().find(|entry| entry.device == device) else { return Ok(Vec::new()) };

@@ -2,7 +2,7 @@
 //!
 //! | request | what is remembered |
 //! |---|---|
-//! | SET_CONFIGURATION, SET_INTERFACE | what is active: [`Selection`](farbus_model::Selection) |
+//! | SET_CONFIGURATION, SET_INTERFACE | what is active: [`Selection`](farbus_model::ConfigurationSelection) |
 //! | CLEAR_FEATURE, SET_FEATURE of the device: remote wake-up | the last |
 //! | HID 1.11 §7.2: SET_REPORT, SET_IDLE | the last of each report |
 //! | HID: SET_PROTOCOL | the last |

@@ -81,7 +81,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<StoreError, ProtocolViolation> {
     known.ok_or(ProtocolViolation::new("error", code.into(), "a block device has no such error"))
 }
 
-/// The description of a block device, as [`super::control::Opened`] carries it.
+/// The description of a block device, as [`super::control::OpenReply`] carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockDescription {
     /// The device's properties.

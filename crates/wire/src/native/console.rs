@@ -5,7 +5,7 @@
 //!   event         0 endpoint 1   1 zeros 3   4 lost 4   8 moment 8   then the bytes
 //! ```
 //!
-//! An exporter of an earlier version refuses the class ([`super::control::Cause::Class`]), so nobody gets an event that
+//! An exporter of an earlier version refuses the class ([`super::control::AttachmentEndCause::Class`]), so nobody gets an event that
 //! it does not expect.
 
 use std::fmt;
@@ -56,7 +56,7 @@ pub struct ConsolePort {
     pub kind: PortKind,
 }
 
-/// The description of a console, as [`super::control::Opened`] carries it.
+/// The description of a console, as [`super::control::OpenReply`] carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsoleDescription {
     /// Its ports, 1 to [`CONSOLE_PORTS_MAX`].

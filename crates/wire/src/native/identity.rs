@@ -1,4 +1,4 @@
-//! Which device an attachment uses: the exporter sends it before [`opened`](super::control::Opened), the importer
+//! Which device an attachment uses: the exporter sends it before [`opened`](super::control::OpenReply), the importer
 //! before it opens a device again.
 //!
 //! ```text

@@ -119,7 +119,7 @@ impl fmt::Display for StreamFormat {
     }
 }
 
-/// The description of a stream, as [`super::control::Opened`] carries it.
+/// The description of a stream, as [`super::control::OpenReply`] carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamDescription {
     /// The kind of its frames.

@@ -438,7 +438,7 @@ impl ObservedTransfer {
     }
 }
 
-/// The description of a USB device, as [`super::control::Opened`] carries it: enough to show the device without a
+/// The description of a USB device, as [`super::control::OpenReply`] carries it: enough to show the device without a
 /// request to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsbDescription {

@@ -134,7 +134,7 @@ impl UsbipClientConn {
         self.flights.insert(seqnum, flight).expect("the number is free");
     }
 
-    /// Cancels a request; it still comes back as [`UsbipReply::UrbCompletion`].
+    /// Cancels a request; it still comes back as [`UsbipReply::Done`].
     pub fn unlink(&mut self, id: UrbId) {
         let victim = self.flights.iter().find(|(_, f)| f.urb.as_ref().is_some_and(|urb| urb.id == id));
         let Some((victim, _)) = victim else { return };

@@ -387,7 +387,7 @@ impl UsbipServerConn {
         }
     }
 
-    /// Answers [`UsbipRequest::SubmitCommand`].
+    /// Answers [`UsbipRequest::Submit`].
     ///
     /// # Panics
     /// If that URB is not in flight: a second answer makes a Linux client cut the connection.

@@ -2,7 +2,7 @@
 //!
 //! | device | identity |
 //! |---|---|
-//! | has lasting evidence ([`Evidence`]) | the one in `devices.json` beside that evidence; a new one if there is none |
+//! | has lasting evidence ([`DeviceEvidence`]) | the one in `devices.json` beside that evidence; a new one if there is none |
 //! | has none, or the list cannot be used | derived from a secret of this process, which its replacement inherits |
 //! | a device made of code | derived in the same way, from its description and its name |
 //! | memory, or a scratch view | a new one each time: its contents end with it |

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`SessionTable`] | connections and open devices, and what each peer holds of memory | 1: the table |
 //! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases. 3: the labels |
-//! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
+//! | [`Session`](crate::exporter::session::entry::SessionEntry) | one connection's link and device | 3: one a field, each held alone |
 //! | [`DeviceReservations`] | reservations, and who may reserve | 3: the ledger; who may; the buses |
 //! | [`DevicePermissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
 //! | [`LeaseLimits`] | what each host may have at a time | the configured ones |

@@ -61,7 +61,7 @@ impl FrontEnd for UasFrontEnd {
     }
 }
 
-/// What [`Auto`](crate::frontend::auto::Auto) chooses if the kernel accepts devices: the faster of two ways.
+/// What [`Auto`](crate::frontend::auto::AutoFrontEnd) chooses if the kernel accepts devices: the faster of two ways.
 ///
 /// | the device is | the kernel gets |
 /// |---|---|

@@ -22,7 +22,7 @@ pub const GRACE: Duration = Duration::from_secs(20);
 /// timer of a kernel runs.
 pub const GRACE_DISK: Duration = Duration::from_secs(60);
 
-/// How a [`Client`](super::Client) takes devices.
+/// How a [`Client`](super::ImporterClient) takes devices.
 ///
 /// ```
 /// use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Parses untrusted bytes: a command descriptor block becomes a typed [`ScsiCommand`] or sense data.
 //!
 //! Ranges of blocks are checked later, because that takes a medium
-//! ([`Geometry::span`](super::super::medium::Geometry::span)).
+//! ([`Geometry::span`](super::super::medium::SectorGeometry::span)).
 
 use super::limits::{PARAMETER_BYTES_MAX, TRANSFER_BLOCKS_MAX, WRITE_SAME_BLOCKS_MAX};
 use super::mode;

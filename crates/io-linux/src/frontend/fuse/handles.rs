@@ -51,7 +51,7 @@ impl FuseHandles {
         self.losses.record(error);
     }
 
-    /// The result of a flush as this handle is told; a failed flush is [recorded](Handles::lose) before.
+    /// The result of a flush as this handle is told; a failed flush is [recorded](FuseHandles::lose) before.
     pub fn hear(&mut self, ask: FlushCause, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
         let (FlushCause::Sync(handle) | FlushCause::Close(handle) | FlushCause::Release(handle)) = ask;
         if matches!(ask, FlushCause::Release(_)) {

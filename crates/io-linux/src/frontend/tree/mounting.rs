@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::mount::MountFlags;
 
-/// Mounts at a folder; the result is for [`Server::new`](super::Server::new), also in another process. Every user may
+/// Mounts at a folder; the result is for [`Server::new`](super::TreeServer::new), also in another process. Every user may
 /// use the tree: the mounts of a process are seen by those alone that it starts.
 ///
 /// # Errors

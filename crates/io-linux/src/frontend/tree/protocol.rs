@@ -232,7 +232,7 @@ impl TreeServer {
         self.answer(id, &[&body]);
     }
 
-    /// Answers [`TreeOperation::TreeNodeAttributes`].
+    /// Answers [`TreeOperation::Attributes`].
     pub fn attributes(&self, id: RequestId, attributes: &TreeNodeAttributes) {
         let mut body = vec![0; 16];
         self.put_attributes(&mut body, attributes);

@@ -26,7 +26,7 @@ const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
 /// What the owner of a swap does next, on any thread.
 #[derive(Debug)]
 pub enum DeviceSwapAction<D> {
-    /// Make this durable, then call [`Swappable::handle_noted`](super::Swappable::handle_noted).
+    /// Make this durable, then call [`Swappable::handle_noted`](super::SwappableDevice::handle_noted).
     Note(SwapMilestone),
     /// Give this device back: it is used no more.
     Release(D),
@@ -465,7 +465,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         has_begun
     }
 
-    /// As [`Swappable::settle`]; then the devices send what they were given.
+    /// As [`SwappableDevice::settle`]; then the devices send what they were given.
     fn settle_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.settle(now, done);
         while self.current.was_asked || self.swap.as_ref().is_some_and(|swap| swap.other.was_asked) {
