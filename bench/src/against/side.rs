@@ -193,7 +193,7 @@ impl DeviceInUse {
         })
     }
 
-    /// The processes of both ends, by [`MeasuredEnd`].
+    /// The processes of both ends, by `MeasuredEnd`.
     pub fn pids(&self) -> [u32; 2] {
         [self.share_pid, self.user_pid]
     }

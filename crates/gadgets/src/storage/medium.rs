@@ -4,7 +4,7 @@ use farbus_model::{BlockStore, StoreError};
 
 use super::sense::SenseReport;
 
-/// Logical blocks as a command names them: untrusted until [`GadgetMedium::span`] has checked them.
+/// Logical blocks as a command names them: untrusted until [`SectorGeometry::span`] has checked them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LbaRange {
     pub lba: u64,
