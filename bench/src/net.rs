@@ -147,7 +147,7 @@ fn ran(words: &[&str]) -> Result<()> {
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot run {}", words[0]))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {}", words.join(" "), said.trim());
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}", words.join(" "), printed.trim());
     Ok(())
 }

@@ -65,12 +65,12 @@ impl ConformPaths {
     fn conform(&self, words: &[&str]) -> Result<Value> {
         let mut command = self.farbus(&[&["conform"], words, &["--timeout", TIMEOUT, "--json"]].concat());
         let output = command.output().map_err(RigError::io(format!("start {}", tool::show(&command))))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        match (output.status.code(), serde_json::from_str(&said)) {
+        let printed = String::from_utf8_lossy(&output.stdout);
+        match (output.status.code(), serde_json::from_str(&printed)) {
             (Some(0 | 1), Ok(value)) => Ok(value),
             _ => Err(RigError::Tool {
                 command: tool::show(&command),
-                said: format!("{said}{}", String::from_utf8_lossy(&output.stderr)),
+                message: format!("{printed}{}", String::from_utf8_lossy(&output.stderr)),
             }),
         }
     }
@@ -153,8 +153,8 @@ impl ConformPaths {
     }
 
     fn version(&self) -> Result<String> {
-        let said = tool::text(&mut self.farbus(&["--version"]))?;
-        Ok(said.split_whitespace().nth(1).unwrap_or_default().to_owned())
+        let message = tool::text(&mut self.farbus(&["--version"]))?;
+        Ok(message.split_whitespace().nth(1).unwrap_or_default().to_owned())
     }
 
     /// The crate's server panics at some requests and then keeps its device in use: each check gets a server of its

@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(&table[512..520], b"EFI PART");
         assert_eq!(table[600..604], crc32(&table[1024..]).to_le_bytes());
         let mut header = table[512..604].to_vec();
-        let said = header.splice(16..20, [0; 4]).collect::<Vec<u8>>();
-        assert_eq!(said, crc32(&header).to_le_bytes());
+        let bytes = header.splice(16..20, [0; 4]).collect::<Vec<u8>>();
+        assert_eq!(bytes, crc32(&header).to_le_bytes());
     }
 }

@@ -28,7 +28,7 @@ pub enum RigError {
         /// The command line.
         command: String,
         /// Its output and status.
-        said: String,
+        message: String,
     },
     /// A host file does not have its expected format.
     Format {
@@ -63,9 +63,9 @@ pub enum RigError {
     /// A farbus process on the host failed.
     Farbus {
         /// What was asked of it.
-        asked: String,
+        wanted: String,
         /// Its output and status.
-        said: String,
+        message: String,
     },
     /// Everything ran, and the outcome is not the one that the case demands.
     Expectation(String),
@@ -90,7 +90,7 @@ impl std::fmt::Display for RigError {
                 missing.join(", ")
             ),
             Self::Io { doing, source } => write!(f, "{doing}: {source}"),
-            Self::Tool { command, said } => write!(f, "`{command}` failed: {said}"),
+            Self::Tool { command, message: printed } => write!(f, "`{command}` failed: {printed}"),
             Self::Format { path, rule } => write!(f, "{}: {rule}", path.display()),
             Self::GuestFailed { status, tail } => {
                 write!(f, "the guest's script ended with status {status}; last lines:\n{tail}")
@@ -103,7 +103,7 @@ impl std::fmt::Display for RigError {
                 "the guest did not reach \"{awaiting}\" within {:.0} s; last lines:\n{tail}",
                 after.as_secs_f64()
             ),
-            Self::Farbus { asked, said } => write!(f, "farbus, asked to {asked}: {said}"),
+            Self::Farbus { wanted, message: printed } => write!(f, "farbus, asked to {wanted}: {printed}"),
             Self::Expectation(what) => write!(f, "{what}"),
             Self::Skip(why) => write!(f, "skipped: {why}"),
         }

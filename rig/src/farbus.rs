@@ -60,9 +60,9 @@ impl FarbusProgram {
         };
         match announcement(&lines) {
             Ok((port, announced)) => Ok(ShareProcess { child, farbus: self, port, announced }),
-            Err(said) => {
+            Err(message) => {
                 end(&mut child);
-                Err(RigError::Farbus { asked: format!("share {}", what.join(" ")), said })
+                Err(RigError::Farbus { wanted: format!("share {}", what.join(" ")), message })
             }
         }
     }
@@ -71,8 +71,8 @@ impl FarbusProgram {
     pub fn list(&self, address: &str) -> Result<serde_json::Value> {
         let text = tool::text(self.command().args(["list", address, "--json"]))?;
         serde_json::from_str(&text).map_err(|error| RigError::Farbus {
-            asked: "list --json".into(),
-            said: format!("what it printed is not JSON ({error}): {text}"),
+            wanted: "list --json".into(),
+            message: format!("what it printed is not JSON ({error}): {text}"),
         })
     }
 
@@ -97,8 +97,8 @@ impl FarbusProgram {
             let ended = attached.child.try_wait().map_err(RigError::io("look after farbus attach"))?;
             if ended.is_some() || start.elapsed() > READY_WITHIN {
                 return Err(RigError::Farbus {
-                    asked: format!("attach {target} --via fuse"),
-                    said: format!("no file appeared ({ended:?})"),
+                    wanted: format!("attach {target} --via fuse"),
+                    message: format!("no file appeared ({ended:?})"),
                 });
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -114,15 +114,15 @@ impl FarbusProgram {
         let child = attach.spawn().map_err(RigError::io("start farbus attach"))?;
         let mut attached = AttachProcess { child };
         let lines = follow(&mut attached.child, log)?;
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         let start = Instant::now();
         while let Ok(line) = lines.recv_timeout(READY_WITHIN.saturating_sub(start.elapsed())) {
             if line.contains("attached at") {
                 return Ok(attached);
             }
-            said.push(line);
+            messages.push(line);
         }
-        Err(RigError::Farbus { asked: format!("attach {target} --via redir"), said: said.join("\n") })
+        Err(RigError::Farbus { wanted: format!("attach {target} --via redir"), message: messages.join("\n") })
     }
 
     fn command(&self) -> Command {
@@ -167,8 +167,8 @@ impl ShareProcess {
     pub fn count(&self, device: &str, what: &str) -> Result<u64> {
         let text = tool::text(self.farbus.command().args(["status", "--json"]))?;
         count_in(&text, device, what).ok_or_else(|| RigError::Farbus {
-            asked: "status --json".into(),
-            said: format!("{device} has no count of {what}: {text}"),
+            wanted: "status --json".into(),
+            message: format!("{device} has no count of {what}: {text}"),
         })
     }
 
@@ -205,8 +205,8 @@ impl ShareProcess {
         match self.child.try_wait().map_err(RigError::io("look after farbus share"))? {
             None => Ok(()),
             Some(status) => Err(RigError::Farbus {
-                asked: "share until told otherwise".into(),
-                said: format!(
+                wanted: "share until told otherwise".into(),
+                message: format!(
                     "it ended ({status}); last lines:\n{}",
                     tool::tail(&std::fs::read_to_string(&self.farbus.log).unwrap_or_default(), 20)
                 ),
@@ -239,7 +239,7 @@ impl AttachProcess {
         if status.success() {
             return Ok(());
         }
-        Err(RigError::Farbus { asked: "detach".into(), said: format!("it ended with {status}") })
+        Err(RigError::Farbus { wanted: "detach".into(), message: format!("it ended with {status}") })
     }
 }
 

@@ -56,14 +56,15 @@ impl RigHost {
     /// The process with this role and device in `farbus status`.
     pub fn status(&self, role: &str, device: &str) -> Result<Value> {
         let text = self.run(&["status", "--json"])?;
-        let said: Value = serde_json::from_str(&text).map_err(|error| self.complaint("status", &error.to_string()))?;
-        let processes = said.as_array().into_iter().flatten().filter(|process| process["role"] == role);
+        let answer: Value =
+            serde_json::from_str(&text).map_err(|error| self.complaint("status", &error.to_string()))?;
+        let processes = answer.as_array().into_iter().flatten().filter(|process| process["role"] == role);
         let mut devices = processes.flat_map(|process| process["devices"].as_array().into_iter().flatten());
         devices.find(|found| found["name"] == device).cloned().ok_or_else(|| self.complaint("status", &text))
     }
 
-    fn complaint(&self, asked: &str, said: &str) -> RigError {
-        RigError::Farbus { asked: format!("{}: {asked}", self.name), said: said.to_owned() }
+    fn complaint(&self, wanted: &str, printed: &str) -> RigError {
+        RigError::Farbus { wanted: format!("{}: {wanted}", self.name), message: printed.to_owned() }
     }
 
     fn start(&self, arguments: &[&str], log: &str) -> Result<(Child, Receiver<String>)> {
@@ -76,23 +77,23 @@ impl RigHost {
     }
 
     fn await_line(&self, child: &mut Child, lines: &Receiver<String>, part: &str) -> Result<String> {
-        let (start, mut said) = (Instant::now(), Vec::new());
+        let (start, mut messages) = (Instant::now(), Vec::new());
         while let Ok(line) = lines.recv_timeout(SAID_WITHIN.saturating_sub(start.elapsed())) {
             if line.contains(part) {
                 return Ok(line);
             }
-            said.push(line);
+            messages.push(line);
         }
         end(child);
-        Err(self.complaint(part, &said.join("\n")))
+        Err(self.complaint(part, &messages.join("\n")))
     }
 
     /// Pairs another host with this one; the other may use everything here.
     pub fn pair(&self, other: &RigHost) -> Result<()> {
         let (mut child, lines) = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"], "pair")?;
         let line = self.await_line(&mut child, &lines, "\"code\"")?;
-        let said: Value = serde_json::from_str(&line).map_err(|error| self.complaint("pair", &error.to_string()))?;
-        let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
+        let answer: Value = serde_json::from_str(&line).map_err(|error| self.complaint("pair", &error.to_string()))?;
+        let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
         let joined = other.run(&["pair", &text("address"), &text("code")]);
         let ended = child.wait().map_err(RigError::io("wait for farbus pair"))?;
         joined?;
@@ -114,16 +115,21 @@ impl RigHost {
     }
 
     /// Runs `farbus attach TARGET …`, and returns once it prints where the device is.
-    pub fn attach(&self, arguments: &[&str], place: &Path, log: &str) -> Result<AttachProcess> {
-        self.attach_heard(arguments, place, log).map(|(attached, _)| attached)
+    pub fn attach(&self, arguments: &[&str], location: &Path, log: &str) -> Result<AttachProcess> {
+        self.attach_heard(arguments, location, log).map(|(attached, _)| attached)
     }
 
     /// Like [`RigHost::attach`]; also returns its further output.
-    pub fn attach_heard(&self, arguments: &[&str], place: &Path, log: &str) -> Result<(AttachProcess, ProcessLines)> {
-        let place = place.to_string_lossy();
-        let all = [&["attach"], arguments, &["--socket", &place]].concat();
+    pub fn attach_heard(
+        &self,
+        arguments: &[&str],
+        location: &Path,
+        log: &str,
+    ) -> Result<(AttachProcess, ProcessLines)> {
+        let location = location.to_string_lossy();
+        let all = [&["attach"], arguments, &["--socket", &location]].concat();
         let (mut child, lines) = self.start(&all, log)?;
-        self.await_line(&mut child, &lines, &place)?;
+        self.await_line(&mut child, &lines, &location)?;
         Ok((AttachProcess::of(child), ProcessLines::of(lines)))
     }
 }
@@ -141,9 +147,9 @@ impl ProcessLines {
     /// The next line that contains this, and its time.
     pub fn await_line(&self, part: &str) -> Result<(Instant, String)> {
         let start = Instant::now();
-        while let Ok(said) = self.0.recv_timeout(SAID_WITHIN.saturating_sub(start.elapsed())) {
-            if said.1.contains(part) {
-                return Ok(said);
+        while let Ok(printed) = self.0.recv_timeout(SAID_WITHIN.saturating_sub(start.elapsed())) {
+            if printed.1.contains(part) {
+                return Ok(printed);
             }
         }
         Err(RigError::Expectation(format!("farbus attach did not say \"{part}\" within {SAID_WITHIN:?}")))
@@ -156,8 +162,8 @@ impl HostShare {
         match self.child.try_wait().map_err(RigError::io("look after farbus share"))? {
             None => Ok(()),
             Some(status) => Err(RigError::Farbus {
-                asked: "share until told otherwise".into(),
-                said: format!("it ended ({status})"),
+                wanted: "share until told otherwise".into(),
+                message: format!("it ended ({status})"),
             }),
         }
     }

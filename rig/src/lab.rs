@@ -297,7 +297,7 @@ fn versions(kernel: &InstalledKernel) -> Result<BTreeMap<String, String>> {
     let first_line = |program: &str, option: &str| {
         let program = tool::which(program).unwrap_or_else(|| program.into());
         tool::text(Command::new(program).arg(option))
-            .map(|said| said.lines().next().unwrap_or_default().trim().to_owned())
+            .map(|message| message.lines().next().unwrap_or_default().trim().to_owned())
     };
     let mut versions =
         BTreeMap::from([("Linux (Debian)".to_owned(), format!("{} ({})", kernel.release, kernel.version))]);
@@ -312,10 +312,10 @@ fn versions(kernel: &InstalledKernel) -> Result<BTreeMap<String, String>> {
 }
 
 /// The first word that looks like a version, as in "QEMU emulator version 7.2.22 (Debian …)".
-fn number_in(said: &str) -> &str {
-    let words = said.split([' ', ')']);
+fn number_in(printed: &str) -> &str {
+    let words = printed.split([' ', ')']);
     let mut numbers = words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
-    numbers.next().unwrap_or(said).trim_end_matches('.')
+    numbers.next().unwrap_or(printed).trim_end_matches('.')
 }
 
 /// The cargo target folder that this program was built into; cargo marks it with a tag file.

@@ -171,15 +171,15 @@ impl RunningMachine {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
         let started = Instant::now();
         loop {
-            let said = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
-            match said["status"].as_str() {
-                Some("completed") => return Ok(Duration::from_millis(said["downtime"].as_u64().unwrap_or_default())),
+            let answer = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
+            match answer["status"].as_str() {
+                Some("completed") => return Ok(Duration::from_millis(answer["downtime"].as_u64().unwrap_or_default())),
                 Some("failed" | "cancelled") => {
-                    return Err(RigError::Expectation(format!("the machine did not migrate: {said}")));
+                    return Err(RigError::Expectation(format!("the machine did not migrate: {answer}")));
                 }
                 _ if started.elapsed() > within => {
                     return Err(RigError::Expectation(format!(
-                        "the machine has not migrated within {within:?}: {said}"
+                        "the machine has not migrated within {within:?}: {answer}"
                     )));
                 }
                 _ => std::thread::sleep(LOOK_AGAIN),
@@ -216,13 +216,13 @@ impl RunningMachine {
     pub fn await_word(&mut self, word: &str) -> Result<String> {
         loop {
             match self.next(word)? {
-                ScriptMark::Say(said) if said == word => return Ok(String::new()),
-                ScriptMark::Say(said) => {
-                    if let Some(rest) = said.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
+                ScriptMark::Say(message) if message == word => return Ok(String::new()),
+                ScriptMark::Say(message) => {
+                    if let Some(rest) = message.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
                         return Ok(rest.to_owned());
                     }
                     // This function has ended: the word will not come.
-                    if said.strip_prefix(ENDED).is_some_and(|rest| rest.starts_with(' ')) {
+                    if message.strip_prefix(ENDED).is_some_and(|rest| rest.starts_with(' ')) {
                         return Err(self.function_failed());
                     }
                 }
@@ -310,7 +310,7 @@ impl RunningMachine {
             let words = serde_json::json!({ "command-line": line });
             match monitor::ask(&self.monitor, "human-monitor-command", &words) {
                 // General and control registers come first; the vectors are of no interest.
-                Ok(said) => said.as_str().unwrap_or_default().lines().take(24).collect::<Vec<_>>().join("\n"),
+                Ok(answer) => answer.as_str().unwrap_or_default().lines().take(24).collect::<Vec<_>>().join("\n"),
                 Err(error) => format!("{line}: {error}"),
             }
         };

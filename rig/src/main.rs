@@ -143,10 +143,10 @@ fn conform_all(
         let scratch = std::env::temp_dir().join(format!("farbus-conform-{}", std::process::id()));
         std::fs::create_dir_all(&scratch).map_err(RigError::io(format!("create {}", scratch.display())))?;
         let cache = records_folder().with_file_name("");
-        let place = ConformPaths { farbus, scratch, cache };
+        let paths = ConformPaths { farbus, scratch, cache };
         for subject in conform::SUBJECTS.iter().filter(|each| names.is_empty() || names.iter().any(|n| n == each.name))
         {
-            match place.run(*subject)? {
+            match paths.run(*subject)? {
                 Some(result) => {
                     println!("{}: {} checks fail", subject.name, conform::failed(&result).len());
                     conform::keep(folder, *subject, &result)?;
@@ -157,7 +157,7 @@ fn conform_all(
             }
         }
         // What a killed process left there is of no use to anybody.
-        let _ = std::fs::remove_dir_all(&place.scratch);
+        let _ = std::fs::remove_dir_all(&paths.scratch);
     }
     for from in take {
         for (name, result) in conform::read_all(from)? {

@@ -14,9 +14,9 @@ pub fn command(socket: &Path, line: &str) -> Result<()> {
 
 /// Sends one command of the protocol itself.
 pub fn execute(socket: &Path, command: &str, arguments: &Value) -> Result<()> {
-    let said = ask(socket, command, arguments)?;
+    let answer = ask(socket, command, arguments)?;
     // The human monitor complains in words; no output means success.
-    match said.as_str().map(str::trim) {
+    match answer.as_str().map(str::trim) {
         None | Some("") => Ok(()),
         Some(words) => Err(RigError::Expectation(format!("the machine answered {command} with: {words}"))),
     }
@@ -28,9 +28,9 @@ pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
     let mut stream = UnixStream::connect(socket).map_err(RigError::io(doing))?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(RigError::io(doing))?;
     let mut answers = BufReader::new(stream.try_clone().map_err(RigError::io(doing))?).lines();
-    let asked = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
+    let wanted = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
     let mut last = Value::Null;
-    for question in asked {
+    for question in wanted {
         stream.write_all(format!("{question}\n").as_bytes()).map_err(RigError::io(doing))?;
         last = loop {
             let Some(answer) = answers.next() else {
@@ -38,9 +38,9 @@ pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
             };
             let answer = answer.map_err(RigError::io(doing))?;
             match verdict(&answer) {
-                Some(Ok(said)) => break said,
-                Some(Err(said)) => {
-                    return Err(RigError::Expectation(format!("the machine answered {question} with: {said}")));
+                Some(Ok(printed)) => break printed,
+                Some(Err(message)) => {
+                    return Err(RigError::Expectation(format!("the machine answered {question} with: {message}")));
                 }
                 None => {}
             }

@@ -69,8 +69,8 @@ impl MachinePair {
                 self.steps.machines_lost = matches!(error, RigError::GuestDied { .. } | RigError::GuestTimeout { .. });
                 // The exporter's complaints help; if it has none, that is no second failure.
                 let beside = self.exporter.ask("complaints").unwrap_or_default();
-                let said = format!("{error}\n{}", beside.trim_end()).replace('\n', "\n        ");
-                self.steps.note(name, format!("FAILED  {seconds:5.1} s  {said}"), true);
+                let message = format!("{error}\n{}", beside.trim_end()).replace('\n', "\n        ");
+                self.steps.note(name, format!("FAILED  {seconds:5.1} s  {message}"), true);
             }
         }
     }
@@ -114,10 +114,10 @@ mod tests {
         let mut steps = StepResults::default();
         steps.note("disk", "ok".into(), false);
         steps.note("sound", "FAILED  silence".into(), true);
-        let said = steps.verdict().unwrap_err().to_string();
+        let message = steps.verdict().unwrap_err().to_string();
         assert!(
-            said.starts_with("failed steps: sound\n") && said.contains("silence") && said.contains("disk"),
-            "{said}"
+            message.starts_with("failed steps: sound\n") && message.contains("silence") && message.contains("disk"),
+            "{message}"
         );
         assert!(StepResults::default().verdict().is_err(), "no step is no proof");
     }

@@ -39,7 +39,7 @@ const NEEDS: &[HostPackage] = &[
     need("e2fsprogs", "mkfs.ext4, e2fsck, debugfs", || on_path("mkfs.ext4") && on_path("e2fsck") && on_path("debugfs")),
     need("tshark", "tshark", || on_path("tshark")),
     need("python3-pip", "python3 -m pip", || {
-        Command::new("python3").args(["-m", "pip", "--version"]).output().is_ok_and(|said| said.status.success())
+        Command::new("python3").args(["-m", "pip", "--version"]).output().is_ok_and(|output| output.status.success())
     }),
     need("xz-utils", "xz", || on_path("xz")),
     need("tar", "tar", || on_path("tar")),

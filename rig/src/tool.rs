@@ -64,11 +64,11 @@ fn judge(command: &Command, output: Output) -> Result<Vec<u8>> {
     if output.status.success() {
         return Ok(output.stdout);
     }
-    let mut said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if said.trim().is_empty() {
-        said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut message = String::from_utf8_lossy(&output.stderr).into_owned();
+    if message.trim().is_empty() {
+        message = String::from_utf8_lossy(&output.stdout).into_owned();
     }
-    Err(RigError::Tool { command: show(command), said: format!("{} ({})", tail(said.trim(), 12), output.status) })
+    Err(RigError::Tool { command: show(command), message: format!("{} ({})", tail(message.trim(), 12), output.status) })
 }
 
 #[cfg(test)]

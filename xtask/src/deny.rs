@@ -279,26 +279,29 @@ mod tests {
 
     #[test]
     fn a_licence_that_is_not_allowed_or_not_named_is_refused() {
-        let said = complaints(&[["a", "1.0.0", "GPL-3.0", "registry+x"], ["b", "1.0.0", "", "registry+x"]], &[]);
+        let messages = complaints(&[["a", "1.0.0", "GPL-3.0", "registry+x"], ["b", "1.0.0", "", "registry+x"]], &[]);
         assert_eq!(
-            said,
+            messages,
             ["licence: a 1.0.0 is under GPL-3.0, which deny.toml does not allow", "licence: b 1.0.0 names none"]
         );
     }
 
     #[test]
     fn a_second_version_needs_a_reason() {
-        let said = complaints(&[["syn", "3.0.0", "MIT", "registry+x"]], &[]);
-        assert_eq!(said, ["duplicate: syn is there as 3.0.0 and 2.0.0"]);
+        let messages = complaints(&[["syn", "3.0.0", "MIT", "registry+x"]], &[]);
+        assert_eq!(messages, ["duplicate: syn is there as 3.0.0 and 2.0.0"]);
         let alone = check(&rules(), &metadata(&SYN[1..], &[]), &layers());
         assert_eq!(alone, ["deny.toml: skip syn@1.0.0 is no longer needed"]);
     }
 
     #[test]
     fn banned_crates_and_other_sources_are_refused() {
-        let said = complaints(&[["openssl-sys", "1.0.0", "MIT", "git+https://example.org"]], &[]);
-        assert_eq!(said.len(), 2, "{said:?}");
-        assert!(said[0].starts_with("banned: openssl-sys") && said[1].starts_with("source: openssl-sys"), "{said:?}");
+        let messages = complaints(&[["openssl-sys", "1.0.0", "MIT", "git+https://example.org"]], &[]);
+        assert_eq!(messages.len(), 2, "{messages:?}");
+        assert!(
+            messages[0].starts_with("banned: openssl-sys") && messages[1].starts_with("source: openssl-sys"),
+            "{messages:?}"
+        );
     }
 
     #[test]
@@ -307,8 +310,8 @@ mod tests {
             [["usbip", "1.0.0", "MIT", "registry+x"], ["rig", "0.1.0", "MIT", ""], ["farbus", "0.1.0", "MIT", ""]];
         let wrapped = [("rig@0.1.0", "usbip@1.0.0")];
         assert_eq!(complaints(&packages, &wrapped), [""; 0]);
-        let said = complaints(&packages, &[wrapped[0], ("farbus@0.1.0", "usbip@1.0.0")]);
-        assert_eq!(said, ["banned: usbip 1.0.0: a peer"]);
+        let messages = complaints(&packages, &[wrapped[0], ("farbus@0.1.0", "usbip@1.0.0")]);
+        assert_eq!(messages, ["banned: usbip 1.0.0: a peer"]);
     }
 
     #[test]
@@ -318,7 +321,7 @@ mod tests {
             ["helper", "1.0.0", "MIT", "registry+x"],
             ["tokio", "1.0.0", "MIT", "registry+x"],
         ];
-        let said = complaints(&packages, &[("wire@0.1.0", "helper@1.0.0"), ("helper@1.0.0", "tokio@1.0.0")]);
-        assert_eq!(said, ["layer: wire is pure, and is built with tokio"]);
+        let messages = complaints(&packages, &[("wire@0.1.0", "helper@1.0.0"), ("helper@1.0.0", "tokio@1.0.0")]);
+        assert_eq!(messages, ["layer: wire is pure, and is built with tokio"]);
     }
 }

@@ -57,7 +57,7 @@ pub struct SlowTest {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct GatePlan {
     /// Each decision with its reason, for the log.
-    pub said: Vec<String>,
+    pub messages: Vec<String>,
     /// Steps that are left out, and what to say of each at the end.
     pub steps: BTreeMap<String, String>,
     /// Rig cases that are left out, by pattern, and what to say of each part at the end.
@@ -80,12 +80,12 @@ impl GateConfig {
         let mut plan = GatePlan::default();
         let since = match changes {
             WorkspaceChanges::Unknown(why) => {
-                plan.said.push(format!("everything runs: {why}"));
+                plan.messages.push(format!("everything runs: {why}"));
                 return plan;
             }
             WorkspaceChanges::Since(since) => since,
         };
-        plan.said.push(format!("compared with {}: {} files changed", since.base, since.files.len()));
+        plan.messages.push(format!("compared with {}: {} files changed", since.base, since.files.len()));
         for part in self.part.iter().filter(|part| steps.contains(&part.step.as_str())) {
             if plan.steps.contains_key(&part.step) {
                 continue;
@@ -94,10 +94,10 @@ impl GateConfig {
                 part.watch.iter().chain(&self.watch_all.folders).any(|watch| file.starts_with(watch.as_str()))
             };
             if let Some(file) = since.files.iter().find(watched) {
-                plan.said.push(format!("runs      {}: {file} changed", part.name));
+                plan.messages.push(format!("runs      {}: {file} changed", part.name));
                 continue;
             }
-            plan.said.push(format!("LEFT OUT  {}: nothing that it tests changed", part.name));
+            plan.messages.push(format!("LEFT OUT  {}: nothing that it tests changed", part.name));
             let line = format!(
                 "{} ({}): nothing that it tests changed since {}; to run it: {}",
                 part.name,
@@ -173,7 +173,7 @@ mod tests {
     fn everything_runs_where_changes_are_not_known() {
         let plan = read().unwrap().plan(&WorkspaceChanges::Unknown("a shallow clone".into()), &crate::test::STEPS);
         assert_eq!((plan.steps.len(), plan.cases.len()), (0, 0));
-        assert!(plan.said[0].contains("a shallow clone"), "{:?}", plan.said);
+        assert!(plan.messages[0].contains("a shallow clone"), "{:?}", plan.messages);
     }
 
     #[test]
@@ -182,7 +182,10 @@ mod tests {
         assert_eq!(plan.steps.keys().collect::<Vec<_>>(), ["book", "package"]);
         let lines: Vec<&str> = plan.cases.iter().map(|(_, line)| line.as_str()).collect();
         assert!(lines.iter().any(|line| line.contains("cargo xtask rig -- run 'python-*' 'crate-*'")), "{lines:?}");
-        assert!(plan.said.iter().filter(|said| said.starts_with("LEFT OUT")).count() == lines.len() + plan.steps.len());
+        assert!(
+            plan.messages.iter().filter(|printed| printed.starts_with("LEFT OUT")).count()
+                == lines.len() + plan.steps.len()
+        );
     }
 
     /// A folder that moved would never change again, and its part would never run.

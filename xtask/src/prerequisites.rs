@@ -108,8 +108,8 @@ pub fn check(steps: &[&str], install: bool) -> Result<(), String> {
     if missing.is_empty() {
         return Ok(());
     }
-    let asked = install || std::env::var("CI").is_ok_and(|value| value == "true");
-    if asked && is_root() {
+    let is_wanted = install || std::env::var("CI").is_ok_and(|value| value == "true");
+    if is_wanted && is_root() {
         return install_packages(&missing);
     }
     Err(refusal(&missing))
@@ -146,8 +146,8 @@ fn installed(names: &[&str]) -> Option<BTreeSet<String>> {
     Some(parse_installed(&String::from_utf8_lossy(&output.stdout)))
 }
 
-fn parse_installed(said: &str) -> BTreeSet<String> {
-    said.lines().filter_map(|line| line.strip_suffix(" installed")).map(str::to_owned).collect()
+fn parse_installed(printed: &str) -> BTreeSet<String> {
+    printed.lines().filter_map(|line| line.strip_suffix(" installed")).map(str::to_owned).collect()
 }
 
 fn install_packages(missing: &[&str]) -> Result<(), String> {

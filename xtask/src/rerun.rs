@@ -83,15 +83,15 @@ impl TestRunReport {
         } else if line.starts_with("stack backtrace:") || line.is_empty() {
             self.lines_to_read = 0;
         }
-        if let Some((_, said)) = self.panics.last_mut().filter(|_| self.lines_to_read > 0) {
+        if let Some((_, message)) = self.panics.last_mut().filter(|_| self.lines_to_read > 0) {
             self.lines_to_read -= 1;
-            said.push_str("\n    ");
-            said.extend(line.chars().take(PANIC_LINE_CHARS_MAX));
+            message.push_str("\n    ");
+            message.extend(line.chars().take(PANIC_LINE_CHARS_MAX));
         }
     }
 
     fn what_it_said(&self, name: &str) -> &str {
-        self.panics.iter().find(|(of, _)| of == name).map_or("", |(_, said)| said)
+        self.panics.iter().find(|(of, _)| of == name).map_or("", |(_, printed)| printed)
     }
 
     /// Whether every failure is a test with a name, and there are few of them.
@@ -265,7 +265,7 @@ error: 1 target failed:
             diagnosis.contains("a::b: passes alone") && diagnosis.contains("a::d: fails alone, too"),
             "{diagnosis}"
         );
-        let said = "runs beside it\n    thread 'a::b' panicked at x.rs:1:1:\n    etcdctl fails\n  a::d";
-        assert!(diagnosis.contains(said), "what it said is repeated: {diagnosis}");
+        let printed = "runs beside it\n    thread 'a::b' panicked at x.rs:1:1:\n    etcdctl fails\n  a::d";
+        assert!(diagnosis.contains(printed), "what it said is repeated: {diagnosis}");
     }
 }

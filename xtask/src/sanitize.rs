@@ -99,9 +99,9 @@ fn find_what_is_wrong(folder: &Path) -> Result<(), String> {
     compile.args(["--edition", "2024", FLAG, "-o"]).arg(&program).arg(&source).env("RUSTC_BOOTSTRAP", "1");
     cargo::run(compile)?;
     let ran = Command::new(&program).output().map_err(failed)?;
-    let said = String::from_utf8_lossy(&ran.stderr);
-    if ran.status.success() || !said.contains("heap-use-after-free") {
-        return Err(format!("the sanitizer does not find the error of {}: {} {said}", source.display(), ran.status));
+    let printed = String::from_utf8_lossy(&ran.stderr);
+    if ran.status.success() || !printed.contains("heap-use-after-free") {
+        return Err(format!("the sanitizer does not find the error of {}: {} {printed}", source.display(), ran.status));
     }
     Ok(())
 }
@@ -113,13 +113,13 @@ fn interpret(folder: &Path) -> Result<(), String> {
     miri.arg(workspace::root().join("Cargo.toml")).arg("--target-dir").arg(folder.join("miri"));
     miri.args(["--", "--exact"]).args(FOR_MIRI).current_dir("/");
     miri.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTC_BOOTSTRAP").env("MIRIFLAGS", "-Zmiri-disable-isolation");
-    let told = cargo::output(miri).map_err(|error| {
+    let bytes = cargo::output(miri).map_err(|error| {
         format!("{error}\n  is Miri there? rustup toolchain install nightly --component miri --component rust-src")
     })?;
-    let told = String::from_utf8_lossy(&told);
+    let reported = String::from_utf8_lossy(&bytes);
     let passed = format!("{} passed; 0 failed; 0 ignored", FOR_MIRI.len());
-    if !told.contains(&passed) {
-        return Err(format!("Miri did not run {} tests:\n{told}", FOR_MIRI.len()));
+    if !reported.contains(&passed) {
+        return Err(format!("Miri did not run {} tests:\n{reported}", FOR_MIRI.len()));
     }
     println!("Miri: {passed}");
     Ok(())

@@ -74,11 +74,11 @@ pub fn run(arguments: &TestArgs) -> Result<(), String> {
     let chosen = chosen(arguments);
     let gate = parts::read()?;
     let plan = if arguments.all || !arguments.only.is_empty() {
-        GatePlan { said: vec!["everything runs, as asked".to_owned()], ..GatePlan::default() }
+        GatePlan { messages: vec!["everything runs, as asked".to_owned()], ..GatePlan::default() }
     } else {
         gate.plan(&changes::since_passed(&workspace::root()), &chosen)
     };
-    plan.said.iter().for_each(|said| println!("gate: {said}"));
+    plan.messages.iter().for_each(|printed| println!("gate: {printed}"));
     let running: Vec<&str> = chosen.iter().copied().filter(|step| !plan.steps.contains_key(*step)).collect();
     prerequisites::check(&running, arguments.install)?;
     let not_asked = if arguments.only.is_empty() { STEPS.as_slice() } else { &[] };

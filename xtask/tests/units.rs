@@ -17,8 +17,8 @@ fn systemd_understands_every_line_of_the_units() {
         std::fs::write(&copy, text).unwrap();
         match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output() {
             Ok(output) => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+                let printed = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success() && printed.is_empty(), "{name}: {printed}");
             }
             Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
         }
@@ -36,8 +36,8 @@ fn confined_unit_is_hardly_exposed() {
         .output();
     match rated {
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && said.contains("farbus-confined.service"), "{said}");
+            let printed = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && printed.contains("farbus-confined.service"), "{printed}");
         }
         Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
     }

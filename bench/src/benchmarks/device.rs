@@ -196,7 +196,7 @@ fn pass(disk: &mut (impl RawDisk + ?Sized), verb: BlockVerb, total: u64) -> Resu
     let mut block = vec![0; REQUEST_BYTES];
     let began = Instant::now();
     for offset in (0..total).step_by(REQUEST_BYTES) {
-        let asked = Instant::now();
+        let asked_at = Instant::now();
         match verb {
             BlockVerb::Read => disk.read_at(offset, &mut block)?,
             BlockVerb::Write => {
@@ -205,7 +205,7 @@ fn pass(disk: &mut (impl RawDisk + ?Sized), verb: BlockVerb, total: u64) -> Resu
                 disk.write_at(offset, &block)?;
             }
         }
-        tally.latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
+        tally.latency_ns.saturating_record(asked_at.elapsed().as_nanos() as u64);
         tally.urbs += 1;
         tally.bytes += REQUEST_BYTES as u64;
     }

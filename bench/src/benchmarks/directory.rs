@@ -47,7 +47,7 @@ struct DirectorySite {
     address: String,
     began: Instant,
     is_over: AtomicBool,
-    told: AtomicUsize,
+    reported: AtomicUsize,
     following: AtomicUsize,
     /// When each change was made, by its number.
     changes: Mutex<Vec<Instant>>,
@@ -191,8 +191,8 @@ fn publish(site: &DirectorySite, host: usize) -> Result<()> {
             look_at = now + LOOK_EVERY;
         }
         match publisher.poll(now) {
-            publisher::PublisherStep::Call(asked) => {
-                let answer = call(&mut stream, &site.address, &asked)?;
+            publisher::PublisherStep::Call(etcd_call) => {
+                let answer = call(&mut stream, &site.address, &etcd_call)?;
                 publisher.handle(answer, site.now());
             }
             publisher::PublisherStep::Wait(until) => {
@@ -201,7 +201,7 @@ fn publish(site: &DirectorySite, host: usize) -> Result<()> {
         }
         if publisher.is_told() && !was_told {
             was_told = true;
-            site.told.fetch_add(1, Ordering::Relaxed);
+            site.reported.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(trouble) = publisher.trouble() {
             bail!("host {host}: {trouble}");
@@ -216,23 +216,23 @@ fn follow(site: &DirectorySite, host: usize) -> Result<()> {
     let mut stream = TcpStream::connect(&site.address)?;
     loop {
         match view.poll(site.now()) {
-            view::DirectoryViewStep::Call(asked) => {
-                let answer = call(&mut stream, &site.address, &asked)?;
+            view::DirectoryViewStep::Call(etcd_call) => {
+                let answer = call(&mut stream, &site.address, &etcd_call)?;
                 view.handle(answer, site.now());
             }
             view::DirectoryViewStep::Wait(_) => bail!("a view waits: {:?}", view.trouble()),
-            view::DirectoryViewStep::Watch(asked) => {
+            view::DirectoryViewStep::Watch(etcd_call) => {
                 site.following.fetch_add(1, Ordering::Relaxed);
-                return watch(site, &mut view, &asked);
+                return watch(site, &mut view, &etcd_call);
             }
         }
     }
 }
 
-fn watch(site: &DirectorySite, view: &mut DirectoryView, asked: &EtcdCall) -> Result<()> {
+fn watch(site: &DirectorySite, view: &mut DirectoryView, wanted: &EtcdCall) -> Result<()> {
     let mut stream = TcpStream::connect(&site.address)?;
     stream.set_read_timeout(Some(Duration::from_millis(500)))?;
-    stream.write_all(&request(&site.address, asked.path(), None, &asked.body()))?;
+    stream.write_all(&request(&site.address, wanted.path(), None, &wanted.body()))?;
     let (mut reader, mut text) = (ResponseReader::default(), Vec::new());
     let mut space = vec![0; 64 << 10];
     while !site.is_over() {
@@ -249,8 +249,8 @@ fn watch(site: &DirectorySite, view: &mut DirectoryView, asked: &EtcdCall) -> Re
         }) {}
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
-            let told = news(&line).map_err(|refusal| anyhow!("{refusal:?}"))?;
-            if let WatchUpdate::Changes { changes, .. } = &told {
+            let update = news(&line).map_err(|refusal| anyhow!("{refusal:?}"))?;
+            if let WatchUpdate::Changes { changes, .. } = &update {
                 let numbers = changes.iter().filter_map(|change| {
                     DeviceRecord::parse(change.value.as_deref()?).ok()?.comment?.parse::<usize>().ok()
                 });
@@ -260,7 +260,7 @@ fn watch(site: &DirectorySite, view: &mut DirectoryView, asked: &EtcdCall) -> Re
                     site.seen.lock().expect("no thread panics").extend(took);
                 }
             }
-            view.handle_news(told, site.now());
+            view.handle_news(update, site.now());
         }
     }
     Ok(())
@@ -316,7 +316,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         address: address.clone(),
         began: Instant::now(),
         is_over: AtomicBool::new(false),
-        told: AtomicUsize::new(0),
+        reported: AtomicUsize::new(0),
         following: AtomicUsize::new(0),
         changes: Mutex::default(),
         seen: Mutex::default(),
@@ -327,7 +327,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         threads.push(thread::spawn(move || act(&site, host)));
     };
     (0..HOSTS).for_each(|host| spawn(publish, host));
-    wait("all hosts say what they have", || site.told.load(Ordering::Relaxed) == HOSTS)?;
+    wait("all hosts say what they have", || site.reported.load(Ordering::Relaxed) == HOSTS)?;
     (0..HOSTS).for_each(|host| spawn(follow, host));
     wait("all hosts follow", || site.following.load(Ordering::Relaxed) == HOSTS)?;
     let findings = measure(lab, &site);

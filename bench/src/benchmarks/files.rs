@@ -50,22 +50,22 @@ pub const PARALLEL_BYTES: u64 = 32 * MIB;
 /// What the paper's text says of a figure whose values it only draws: `(MB or files, remote as a share of local)`.
 struct PaperFigure {
     figure: &'static str,
-    said: &'static str,
+    message: &'static str,
     points: &'static [(f64, f64)],
 }
 
 /// Netbus, section 7.2: alike below 64 MB, where all is in the cache; 60 % of local at 512 MB.
 const FIGURE_3: PaperFigure =
-    PaperFigure { figure: "Figure 3", said: "0.60 at 512 MB", points: &[(8.0, 1.0), (64.0, 1.0), (512.0, 0.60)] };
+    PaperFigure { figure: "Figure 3", message: "0.60 at 512 MB", points: &[(8.0, 1.0), (64.0, 1.0), (512.0, 0.60)] };
 /// Netbus, section 7.2: about 65 % of local, for all sizes; NBD alike.
 const FIGURE_4: PaperFigure =
-    PaperFigure { figure: "Figure 4", said: "0.65 at every size", points: &[(8.0, 0.65), (512.0, 0.65)] };
+    PaperFigure { figure: "Figure 4", message: "0.65 at every size", points: &[(8.0, 0.65), (512.0, 0.65)] };
 /// Netbus, section 7.2: 75 % of local at most, as more files are written at once; one alone as in Figure 4.
 const FIGURE_5: PaperFigure =
-    PaperFigure { figure: "Figure 5", said: "0.65 alone, 0.75 at most", points: &[(1.0, 0.65), (8.0, 0.75)] };
+    PaperFigure { figure: "Figure 5", message: "0.65 alone, 0.75 at most", points: &[(1.0, 0.65), (8.0, 0.75)] };
 /// Netbus, section 7.3: alike for small files; 48 % of local at 256 MB.
 const FIGURE_6: PaperFigure =
-    PaperFigure { figure: "Figure 6", said: "0.48 at 256 MB", points: &[(8.0, 1.0), (64.0, 1.0), (256.0, 0.48)] };
+    PaperFigure { figure: "Figure 6", message: "0.48 at 256 MB", points: &[(8.0, 1.0), (64.0, 1.0), (256.0, 0.48)] };
 
 /// How much is written.
 struct WritePlan {
@@ -268,7 +268,7 @@ fn measured(lab: &BenchmarkEnvironment, plan: &WritePlan) -> Result<Vec<Measured
     let most = plan.at_once.iter().max().copied().unwrap_or(1);
     let largest = plan.sizes.iter().max().copied().unwrap_or(0) * MIB;
     let image = |name: &str| -> Result<PathBuf> {
-        let path = folder.place(name);
+        let path = folder.location(name);
         File::create(&path)?.set_len(largest.max(most as u64 * PARALLEL_BYTES))?;
         Ok(path)
     };
@@ -363,7 +363,7 @@ impl MeasuredFigure {
         for (at, rates) in &self.points {
             for (name, samples) in self.names.iter().zip(rates).skip(1) {
                 let what = format!("{}, {at} {}: {name}", self.title, self.unit);
-                let said = format!("the paper, {}: {}", self.paper.figure, self.paper.said);
+                let message = format!("the paper, {}: {}", self.paper.figure, self.paper.message);
                 let finding = BenchmarkFinding::ratio(
                     NAME,
                     what,
@@ -371,7 +371,7 @@ impl MeasuredFigure {
                     ("local", rate(&rates[0])),
                     SpeedTarget::Context,
                 );
-                found.push(finding.with_detail(said));
+                found.push(finding.with_detail(message));
             }
         }
         found

@@ -57,7 +57,7 @@ impl<'a> BenchmarkHost<'a> {
             name,
             lab,
             own_program: None,
-            state: folder.place(name),
+            state: folder.location(name),
             run: folder.folder(&format!("run-{name}"))?,
         })
     }
@@ -65,7 +65,7 @@ impl<'a> BenchmarkHost<'a> {
     /// The host with a file of the program of its own: as on another machine, its processes share the program's code
     /// in memory with each other and with no other host's.
     pub fn with_own_program(self, folder: &ScratchFolder) -> Result<Self> {
-        let own_program = folder.place(&format!("farbus-{}", self.name));
+        let own_program = folder.location(&format!("farbus-{}", self.name));
         fs::copy(self.lab.farbus_program()?, &own_program).context("cannot copy the program")?;
         Ok(Self { own_program: Some(own_program), ..self })
     }
@@ -94,8 +94,9 @@ impl<'a> BenchmarkHost<'a> {
 
     pub fn pair(&self, joins: &BenchmarkHost<'_>) -> Result<()> {
         let mut waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"])?;
-        let said: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
-        let word = |what: &str| said[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
+        let answer: Value = serde_json::from_str(&waiting.wait_for("\"code\"")?)?;
+        let word =
+            |what: &str| answer[what].as_str().map(str::to_owned).context("a host that pairs says where and how");
         joins.ok(&["pair", &word("address")?, &word("code")?])?;
         // The other end may know it first.
         waiting.end()
@@ -120,12 +121,12 @@ pub struct DiskAttachment {
 
 impl DiskAttachment {
     pub fn at(host: &BenchmarkHost<'_>, folder: &ScratchFolder, address: &str, more: &[&str]) -> Result<Self> {
-        let socket = folder.place(&format!("{}.sock", host.name));
-        let place = socket.to_str().context("a plain path")?;
-        let words = ["attach", host.disk(), "--via", "nbd", "--socket", place];
+        let socket = folder.location(&format!("{}.sock", host.name));
+        let location = socket.to_str().context("a plain path")?;
+        let words = ["attach", host.disk(), "--via", "nbd", "--socket", location];
         let away = ["--address", address];
         let mut process = host.start(&[&words[..], if host.name == EXPORTER { &[] } else { &away }, more].concat())?;
-        process.wait_for(place)?;
+        process.wait_for(location)?;
         let control = host.run.join(format!("farbus/{}.sock", process.id()));
         Ok(Self { process, socket, control })
     }

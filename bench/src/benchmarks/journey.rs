@@ -79,7 +79,7 @@ fn travel(lab: &BenchmarkEnvironment, bytes: u64, pause: Duration) -> Result<Vec
     let began = Instant::now();
     let since = || began.elapsed().as_secs_f64();
     let (mut moves, mut events) = (Vec::new(), Vec::new());
-    let second = folder.place("second.img");
+    let second = folder.location("second.img");
     for (from, to) in [(lab3, desk), (desk, rack), (rack, lab3)] {
         thread::sleep(pause);
         let begun = since();
@@ -109,8 +109,8 @@ fn travel(lab: &BenchmarkEnvironment, bytes: u64, pause: Duration) -> Result<Vec
     }
     thread::sleep(pause);
     machine.tell("end")?;
-    let said = machine.wait_for("whole").context("a transaction failed, or the last disk is not whole")?;
-    let whole = DatabaseCheck::of(&said).with_context(|| format!("the machine said '{said}'"))?;
+    let message = machine.wait_for("whole").context("a transaction failed, or the last disk is not whole")?;
+    let whole = DatabaseCheck::of(&message).with_context(|| format!("the machine said '{message}'"))?;
     let moments = machine.times_of("committed", began);
     machine.end()?;
     lab3.ok(&["detach", "disk"])?;

@@ -98,7 +98,7 @@ impl ModuleProcessPool {
     fn hire(lab: &BenchmarkEnvironment, folder: &ScratchFolder, pairs: usize) -> Result<Self> {
         let farbus = lab.farbus_program()?;
         let compiled = |name: &str, source: &str| {
-            let (path, text) = (folder.place(name), folder.place("source.c"));
+            let (path, text) = (folder.location(name), folder.location("source.c"));
             std::fs::write(&text, source)?;
             let built =
                 Command::new("cc").args(["-O2", "-o"]).args([&path, &text]).status().context("cannot run cc")?;
@@ -140,8 +140,8 @@ impl ModuleProcessPool {
         let end = usize::from(role == ModuleRole::Importer);
         match runner {
             ModuleRunner::Inside => {
-                let place = ModuleContext { role, class: ModuleDeviceClass::Stream, failed: vec![1].into() };
-                Ok((NULL.make)(&ModuleSettings::default(), &place))
+                let context = ModuleContext { role, class: ModuleDeviceClass::Stream, failed: vec![1].into() };
+                Ok((NULL.make)(&ModuleSettings::default(), &context))
             }
             ModuleRunner::Ring => self.ring[at][end].half(&used),
             ModuleRunner::Pipes => self.pipes[at][end].half(&used),

@@ -71,9 +71,9 @@ fn made_up(folder: &std::path::Path, devices: &SimulatedDevices) -> Result<()> {
     let devices = Arc::clone(devices);
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let mut asked = String::new();
-            let _ = BufReader::new(&stream).read_line(&mut asked);
-            let answer = match serde_json::from_str::<Value>(&asked) {
+            let mut wanted = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut wanted);
+            let answer = match serde_json::from_str::<Value>(&wanted) {
                 Ok(question) if question["ask"] == "status" => {
                     let devices = devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     json!({ "ok": { "pid": PID, "role": "share", "address": "made up", "devices": devices } })
@@ -153,9 +153,10 @@ impl HeadlessBrowser {
 
     /// How long scripts have run in this document, milliseconds.
     fn script_ms(&self) -> Result<f64> {
-        let asked = json!({ "cmd": "Performance.getMetrics", "params": {} });
-        let said = self.command("goog/cdp/execute", &asked)?;
-        let metric = said["metrics"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "ScriptDuration"));
+        let answer = json!({ "cmd": "Performance.getMetrics", "params": {} });
+        let answer = self.command("goog/cdp/execute", &answer)?;
+        let metric =
+            answer["metrics"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "ScriptDuration"));
         let seconds = metric.and_then(|metric| metric["value"].as_f64()).context("the time of its scripts")?;
         Ok(seconds * 1000.0)
     }
@@ -178,8 +179,8 @@ impl HeadlessBrowser {
             if answer.read_line(&mut line)? == 0 || line == "\r\n" {
                 break;
             }
-            if let Some(said) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                length = said.trim().parse().unwrap_or(0);
+            if let Some(printed) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = printed.trim().parse().unwrap_or(0);
             }
         }
         let mut bytes = vec![0; length];
@@ -256,17 +257,17 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let page = farbus(&["page", "--listen", "127.0.0.1:0", "--tls", "127.0.0.1:0", "--name", "localhost"])?;
     let (page, line) = ProcessGuard::start(page, "page at http://")?;
     let url = line.split_whitespace().nth(2).context("the page's address")?.to_owned();
-    let place: Value = serde_json::from_slice(&std::fs::read(state.join("page-place.json"))?)?;
-    let elsewhere = place["url"].as_str().context("the address for other machines")?;
-    let said = |arguments: &[&str], field: &str| -> Result<String> {
+    let answer: Value = serde_json::from_slice(&std::fs::read(state.join("page-place.json"))?)?;
+    let elsewhere = answer["url"].as_str().context("the address for other machines")?;
+    let printed = |arguments: &[&str], field: &str| -> Result<String> {
         let output = farbus(arguments)?.stdin(Stdio::null()).output()?;
         ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        let said: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(said[field].as_str().with_context(|| format!("{arguments:?}: {said}"))?.to_owned())
+        let answer: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(answer[field].as_str().with_context(|| format!("{arguments:?}: {answer}"))?.to_owned())
     };
     let browser = HeadlessBrowser::start(&folder.folder("profile")?)?;
     browser.command("goog/cdp/execute", &json!({ "cmd": "Performance.enable", "params": {} }))?;
-    browser.command("url", &json!({ "url": said(&["page", "invite", "--json"], "url")? }))?;
+    browser.command("url", &json!({ "url": printed(&["page", "invite", "--json"], "url")? }))?;
     // Its script leads from one document to another: what waits in the first would not be answered.
     while browser.script("done(location.pathname)")? != "/" {
         thread::yield_now();
@@ -316,11 +317,11 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         ),
     ];
     let make = ["page", "token", "create", "--scope", "read", "--json"];
-    let tokens = (0..TOKENS).map(|_| said(&make, "token")).collect::<Result<Vec<String>>>()?;
+    let tokens = (0..TOKENS).map(|_| printed(&make, "token")).collect::<Result<Vec<String>>>()?;
     let many_clients = PageClientLoad {
         pid: page.0.id(),
         plain: url.trim_start_matches("http://").trim_end_matches('/'),
-        tls: place["listen"].as_str().and_then(|at| at.parse().ok()).context("its address")?,
+        tls: answer["listen"].as_str().and_then(|at| at.parse().ok()).context("its address")?,
         host: elsewhere.trim_start_matches("https://"),
         tokens: &tokens,
         retitle: &retitle,

@@ -154,19 +154,19 @@ impl PeerServer {
         let (lines, heard) = mpsc::channel();
         read_lines(child.stdout.take().expect("piped"), lines.clone());
         read_lines(child.stderr.take().expect("piped"), lines);
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         loop {
             match heard.recv_timeout(START_MAX) {
                 Ok(line) => {
                     if let Some(address) = listening_address(&line) {
                         return Ok(Self { child, address, busid, name });
                     }
-                    said.push(line);
+                    messages.push(line);
                 }
                 Err(_) => {
                     let _ = child.kill();
                     let _ = child.wait();
-                    bail!("{command:?} did not say that it listens; it said:\n{}", said.join("\n"));
+                    bail!("{command:?} did not say that it listens; it said:\n{}", messages.join("\n"));
                 }
             }
         }

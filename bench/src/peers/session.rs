@@ -96,7 +96,7 @@ pub fn serve_for_test() -> SocketAddr {
 pub fn serve_proxy(address: &str) -> Result<()> {
     let (disk, _) = open_disk(address)?;
     let listener = SocketLocation::Address(ANY_LOOPBACK_PORT).listen()?;
-    println!("listening on {}", listener.place()?);
+    println!("listening on {}", listener.location()?);
     let device = Box::new(disk);
     let offer = NbdExport { name: String::new(), description: "a disk".into(), device, zeroes_fast: false };
     let ended = NbdServer::new(listener, vec![offer], None)?.run();
@@ -248,7 +248,7 @@ impl RemoteSessionDisk {
         let blocks = DISK_BYTES / bytes as u64;
         let block: Arc<[u8]> = vec![FILL; bytes].into();
         let mut tally = LoadTally::nothing();
-        let mut asked = vec![Instant::now(); depth];
+        let mut wanted = vec![Instant::now(); depth];
         let mut free: Vec<usize> = (0..depth).collect();
         let began = Instant::now();
         let mut now = began;
@@ -257,14 +257,14 @@ impl RemoteSessionDisk {
             if now - began < limit {
                 for slot in free.drain(..) {
                     self.next += 1;
-                    let place = if random { splitmix(&mut self.seed) } else { self.next };
-                    let offset = place % blocks * bytes as u64;
+                    let position = if random { splitmix(&mut self.seed) } else { self.next };
+                    let offset = position % blocks * bytes as u64;
                     let id = BlockId(slot as u64);
                     let request = match verb {
                         BlockVerb::Read => BlockRequest::read(id, offset, bytes as u32),
                         BlockVerb::Write => BlockRequest::write(id, offset, Payload::shared(&block, 0..bytes)),
                     };
-                    asked[slot] = now;
+                    wanted[slot] = now;
                     self.linked.submit(at, request.launch(), &mut self.done);
                 }
             }
@@ -278,7 +278,7 @@ impl RemoteSessionDisk {
             while let Some(done) = self.done.pop() {
                 let slot = done.id.0 as usize;
                 done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
-                tally.latency_ns.saturating_record((now - asked[slot]).as_nanos() as u64);
+                tally.latency_ns.saturating_record((now - wanted[slot]).as_nanos() as u64);
                 tally.urbs += 1;
                 tally.bytes += bytes as u64;
                 self.done.pool.recycle(done.payload);
@@ -410,14 +410,14 @@ impl<P: HostPort> UsbLoad<P> {
         while began.elapsed() < limit {
             let id = UrbId(self.next);
             self.next += 1;
-            let asked = Instant::now();
+            let asked_at = Instant::now();
             self.port.submit(match pulse {
                 ProbeTransfer::Interrupt => Urb::data_in(id, EpAddr::from_byte(0x82), 64),
                 ProbeTransfer::Control => Urb::control(id, SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty),
             });
             let done = self.port.wait(None)?.context("nothing was answered")?;
             ensure!(done.status == UrbStatus::Ok, "a transfer ended so: {done:?}");
-            tally.latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
+            tally.latency_ns.saturating_record(asked_at.elapsed().as_nanos() as u64);
             tally.urbs += 1;
             tally.bytes += u64::from(done.actual);
             self.port.recycle(done.payload);
@@ -435,10 +435,10 @@ impl<P: HostPort> UsbLoad<P> {
             UsbipDirection::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
             UsbipDirection::Out => Urb::data_out(id, EpAddr::from_byte(0x01), vec![0; bytes].into()),
         };
-        let asked = Instant::now();
+        let asked_at = Instant::now();
         self.port.submit(urb);
         let done = self.port.wait(None)?.context("nothing was answered")?;
-        let us = asked.elapsed().as_nanos() as f64 / 1000.0;
+        let us = asked_at.elapsed().as_nanos() as f64 / 1000.0;
         ensure!(done.status == UrbStatus::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
         self.port.recycle(done.payload);
         Ok(us)
@@ -492,14 +492,14 @@ impl<P: HostPort> UsbLoad<P> {
     pub fn run(&mut self, direction: UsbipDirection, bytes: usize, depth: usize, limit: Duration) -> Result<LoadTally> {
         let block: Arc<[u8]> = vec![0; bytes].into();
         let mut tally = LoadTally::nothing();
-        let mut asked = vec![Instant::now(); depth];
+        let mut wanted = vec![Instant::now(); depth];
         let began = Instant::now();
         let mut now = began;
         let mut in_flight = 0;
         while now - began < limit || in_flight > 0 {
             while in_flight < depth && now - began < limit {
                 let id = UrbId(self.next);
-                asked[(self.next % depth as u64) as usize] = now;
+                wanted[(self.next % depth as u64) as usize] = now;
                 self.next += 1;
                 in_flight += 1;
                 self.port.submit(match direction {
@@ -512,7 +512,7 @@ impl<P: HostPort> UsbLoad<P> {
             let done = self.port.wait(None)?.context("nothing was answered")?;
             now = Instant::now();
             ensure!(done.status == UrbStatus::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
-            let since = asked[(done.id.0 % depth as u64) as usize];
+            let since = wanted[(done.id.0 % depth as u64) as usize];
             tally.latency_ns.saturating_record((now - since).as_nanos() as u64);
             tally.urbs += 1;
             tally.bytes += bytes as u64;

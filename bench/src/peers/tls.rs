@@ -69,8 +69,8 @@ impl TlsHostPair {
             .args(["pair", "--listen", "127.0.0.1:0", "--allow", "all", "--json"])
             .stdout(Stdio::piped())
             .spawn()?;
-        let mut said = BufReader::new(waiting.stdout.take().expect("piped")).lines();
-        let line: serde_json::Value = serde_json::from_str(&said.next().context("'farbus pair' says nothing")??)?;
+        let mut lines = BufReader::new(waiting.stdout.take().expect("piped")).lines();
+        let line: serde_json::Value = serde_json::from_str(&lines.next().context("'farbus pair' says nothing")??)?;
         let [address, code] = ["address", "code"].map(|key| line[key].as_str().unwrap_or_default());
         let joined = hosts.command("client").args(["pair", address, code]).stdout(Stdio::null()).status()?;
         if !joined.success() {
@@ -78,7 +78,7 @@ impl TlsHostPair {
             bail!("the hosts did not pair: {joined}");
         }
         // Its further output is read to the end.
-        said.for_each(drop);
+        lines.for_each(drop);
         ensure!(waiting.wait()?.success(), "the hosts did not pair");
         Ok(hosts)
     }

@@ -381,7 +381,7 @@ fn request_from(args: &AttachArgs) -> Result<(AttachRequest, &'static dyn FrontE
         ..AttachRequest::new(args.target.clone(), args.via)
     };
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
-    request.place = place_from(args, front_end)?;
+    request.location = place_from(args, front_end)?;
     request.follow.warn_if_any();
     if front_end.is_for_disks() {
         if !request.follow.is_nothing() {
@@ -479,7 +479,7 @@ impl<'a> AttachWait<'a> {
     /// # Errors
     /// Its exporter cannot be reached, or something here fails.
     fn have_again<T>(&self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, CommandFailure> {
-        let (mut said, mut pause) = (None, AGAIN_MIN);
+        let (mut message, mut pause) = (None, AGAIN_MIN);
         while !self.shown.is_ending() {
             let error = match attempt() {
                 Ok(had) => return Ok(Some(had)),
@@ -492,10 +492,10 @@ impl<'a> AttachWait<'a> {
                 Err(error) => return Err(error.into()),
             };
             let another = Some(error.to_string()).filter(|_| matches!(error, ClientError::AnotherDevice { .. }));
-            if let Some(what) = another.as_ref().filter(|_| self.tells && said != another) {
+            if let Some(what) = another.as_ref().filter(|_| self.tells && message != another) {
                 say(what.clone());
             }
-            said = another;
+            message = another;
             thread::sleep(pause);
             pause = (2 * pause).min(AGAIN_MAX);
         }
@@ -609,7 +609,7 @@ impl AttachStatusSource {
     fn answer(&self, question: Question, files: &PassedFiles) -> Answer {
         match question {
             Question::Status => self.status(),
-            Question::Detach { device, force } if device.as_deref().is_none_or(|asked| self.is_meant(asked)) => {
+            Question::Detach { device, force } if device.as_deref().is_none_or(|wanted| self.is_meant(wanted)) => {
                 self.detach(force)
             }
             question => {
@@ -630,10 +630,10 @@ impl AttachStatusSource {
         Answer::Ok(serde_json::Value::Null)
     }
 
-    fn is_meant(&self, asked: &str) -> bool {
-        asked == self.target.device
-            || asked == self.target.to_string()
-            || asked.parse::<DeviceTarget>().is_ok_and(|asked| is_same(&asked, &self.target))
+    fn is_meant(&self, wanted: &str) -> bool {
+        wanted == self.target.device
+            || wanted == self.target.to_string()
+            || wanted.parse::<DeviceTarget>().is_ok_and(|target| is_same(&target, &self.target))
     }
 
     fn status(&self) -> Answer {

@@ -31,7 +31,7 @@ impl SocketAccessArgs {
     /// # Errors
     /// The mode keeps the group out.
     pub fn access(&self) -> Result<SocketAccess, CommandFailure> {
-        SocketAccess::said(self.socket_mode, self.socket_group.clone()).map_err(CommandFailure::local)
+        SocketAccess::printed(self.socket_mode, self.socket_group.clone()).map_err(CommandFailure::local)
     }
 }
 
@@ -43,9 +43,9 @@ pub fn place_told(
     listen: Option<&str>,
     device: &str,
 ) -> Result<SocketLocation, CommandFailure> {
-    let place = place_said(protocol, socket, listen, device)?;
-    if let Some(exposure) = protocol.exposure(&place) {
+    let location = place_said(protocol, socket, listen, device)?;
+    if let Some(exposure) = protocol.exposure(&location) {
         eprintln!("farbus: warning: {exposure}");
     }
-    Ok(place)
+    Ok(location)
 }

@@ -192,12 +192,12 @@ fn thrown_away(device: &str, discarded: &Value, clients: u64, holders: &[String]
         None | Some(0) => String::new(),
         Some(bytes) => format!(", {} of writes among them", format_bytes(bytes)),
     };
-    let mut said = format!("{device}: thrown away: {requests} requests under way{unwritten}");
+    let mut message = format!("{device}: thrown away: {requests} requests under way{unwritten}");
     if clients > 0 {
-        said += &format!("\n  NBD clients that lost it: {clients}");
+        message += &format!("\n  NBD clients that lost it: {clients}");
     }
-    holders.iter().for_each(|holder| said += &format!("\n  {holder}: what it had not written out is lost"));
-    said
+    holders.iter().for_each(|holder| message += &format!("\n  {holder}: what it had not written out is lost"));
+    message
 }
 
 /// Lets the device follow its machine to the host with this key.

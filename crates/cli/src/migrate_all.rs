@@ -82,13 +82,13 @@ mod tests {
     struct Hosts {
         held: BTreeSet<String>,
         gone: BTreeSet<String>,
-        asked: Vec<(String, MigrationStep)>,
+        wanted: Vec<(String, MigrationStep)>,
     }
 
     impl Hosts {
         /// `a` and `c` have users, `b` and `d` have none.
         fn ask(&mut self, device: &str, step: MigrationStep) -> Result<Value, CommandFailure> {
-            self.asked.push((device.to_owned(), step));
+            self.wanted.push((device.to_owned(), step));
             let has_user = ["a", "c"].contains(&device);
             match step {
                 MigrationStep::Look => Ok(json!({ "held": has_user })),
@@ -124,9 +124,9 @@ mod tests {
         let machines: Vec<bool> = result.unwrap().iter().map(|answer| answer["machine"] == true).collect();
         assert_eq!(machines, [true, false, true, false], "answers have the order of the devices");
         let migrated =
-            hosts.asked.iter().filter(|(_, step)| *step == MigrationStep::Migrate).map(|(device, _)| device.as_str());
+            hosts.wanted.iter().filter(|(_, step)| *step == MigrationStep::Migrate).map(|(device, _)| device.as_str());
         assert_eq!(migrated.collect::<String>(), "acbd");
-        assert!(hosts.asked[..4].iter().all(|(_, step)| *step == MigrationStep::Look), "each is looked at first");
+        assert!(hosts.wanted[..4].iter().all(|(_, step)| *step == MigrationStep::Look), "each is looked at first");
     }
 
     #[test]
@@ -135,15 +135,15 @@ mod tests {
             for step in [MigrationStep::Look, MigrationStep::Migrate] {
                 for is_late in [false, true] {
                     let (hosts, result) = run(Some((device, step, is_late)));
-                    let told = result.unwrap_err().to_string();
-                    let case = format!("{device} {step:?} {is_late}: {told}");
+                    let message = result.unwrap_err().to_string();
+                    let case = format!("{device} {step:?} {is_late}: {message}");
                     assert!(hosts.held.is_empty(), "{case}");
-                    assert!(told.starts_with(&format!("{device}: not now\n  none of them moves")), "{case}");
+                    assert!(message.starts_with(&format!("{device}: not now\n  none of them moves")), "{case}");
                     // What goes at once is asked last: only the last one finds another that has gone.
                     let has_gone = (device, step) == ("d", MigrationStep::Migrate);
-                    assert_eq!(told.contains("b has gone already"), has_gone, "{case}");
+                    assert_eq!(message.contains("b has gone already"), has_gone, "{case}");
                     if step == MigrationStep::Look {
-                        assert!(hosts.asked.iter().all(|(_, step)| *step == MigrationStep::Look), "{case}");
+                        assert!(hosts.wanted.iter().all(|(_, step)| *step == MigrationStep::Look), "{case}");
                     }
                 }
             }

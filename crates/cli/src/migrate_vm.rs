@@ -63,7 +63,7 @@ pub struct Args {
 
 fn uri_from(text: &str) -> Result<String, String> {
     match text.split_once(':') {
-        Some((kind, place)) if !kind.is_empty() && !place.is_empty() => Ok(text.to_owned()),
+        Some((kind, location)) if !kind.is_empty() && !location.is_empty() => Ok(text.to_owned()),
         _ => Err(format!("'{text}' is no place where a QEMU waits: try tcp:HOST:PORT, or unix:PATH")),
     }
 }

@@ -93,14 +93,16 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     }
     let names = names(&args.what);
     let access = args.access.access()?;
-    let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
+    let location = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
     let (control_socket, control_listener) = ControlSocket::bind().map_err(CommandFailure::local)?;
-    let (remove, places) = (vec![control_socket.path().to_owned()], vec![(place.clone(), access.clone())]);
+    let (remove, locations) = (vec![control_socket.path().to_owned()], vec![(location.clone(), access.clone())]);
     let system = match args.no_sandbox {
         true => SystemAccess::Own,
-        false => {
-            SystemAccess::Through(Arc::new(start_broker(&BrokerPolicy { remove, places, ..BrokerPolicy::default() })?))
-        }
+        false => SystemAccess::Through(Arc::new(start_broker(&BrokerPolicy {
+            remove,
+            places: locations,
+            ..BrokerPolicy::default()
+        })?)),
     };
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
         let what = if args.force { &what.clone().forced() } else { what };
@@ -111,12 +113,12 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     });
     let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, CommandFailure>>()?.into_iter().unzip();
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
-    let listener = system.listen_at(&place, &access).map_err(CommandFailure::local)?;
-    let place = listener.place().map_err(CommandFailure::local)?;
+    let listener = system.listen_at(&location, &access).map_err(CommandFailure::local)?;
+    let location = listener.location().map_err(CommandFailure::local)?;
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
         let name = if is_alone { String::new() } else { name.clone() };
-        NbdExportAddress { uri: uri(&place, &name), name, size_bytes }
+        NbdExportAddress { uri: uri(&location, &name), name, size_bytes }
     });
     let served: Vec<NbdExportAddress> = served.collect();
     let server = NbdServer::new(listener, offers, None).map_err(CommandFailure::local)?;
@@ -185,9 +187,9 @@ struct NbdStatusSource {
 
 impl NbdStatusSource {
     fn answer(&self, question: Question, files: &PassedFiles) -> Answer {
-        let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
-        if let Some(asked) = asked_of(&question) {
-            let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == asked);
+        let is_meant = |wanted: &str| self.names.iter().chain(&self.what).any(|name| name == wanted);
+        if let Some(wanted) = asked_of(&question) {
+            let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == wanted);
             let Some((name, export)) = found else { return Answer::Unknown };
             return answer_disk(&self.swaps, name, export, (question, files), || {});
         }

@@ -65,9 +65,9 @@ mod tests {
         let name = ours.file_name().unwrap().to_str().unwrap();
         assert_eq!(beside(&ours, name), Some(ours.clone()));
         assert_eq!(beside(Path::new("/nowhere/at/all/farbus"), name), None);
-        let said = become_program("farbus-no-such-program", &ours, &[], "build it");
+        let message = become_program("farbus-no-such-program", &ours, &[], "build it");
         assert_eq!(
-            said,
+            message,
             format!("farbus-no-such-program is neither beside {} nor in PATH\n  build it", ours.display())
         );
     }

@@ -170,7 +170,7 @@ fn address_of(host: &str) -> String {
 
 fn listen(told: Option<&str>) -> Result<TcpLinkListener, CommandFailure> {
     let addresses = match told {
-        Some(told) => vec![listen_address(told, PAIRING_PORT)?],
+        Some(reported) => vec![listen_address(reported, PAIRING_PORT)?],
         None => everywhere(PAIRING_PORT),
     };
     let mut last = None;

@@ -19,7 +19,7 @@ pub struct DeviceWait {
     until: Option<Instant>,
     tries: usize,
     /// The user that was told last.
-    said: Option<Option<String>>,
+    message: Option<Option<String>>,
     absence: DeviceAbsence,
 }
 
@@ -49,14 +49,14 @@ impl DeviceWait {
             let span = seconds.map_or(FOR_EVER, Duration::from_secs).min(FOR_EVER);
             Instant::now() + span
         });
-        Self { until, tries: 0, said: None, absence: DeviceAbsence::default() }
+        Self { until, tries: 0, message: None, absence: DeviceAbsence::default() }
     }
 
     /// When to try again after this failure; `None` if it is not one to wait for, or the time is over. `say` is told
     /// for what the command waits, whenever that changes.
     pub fn again_at(&mut self, error: &ClientError, say: impl FnOnce(String)) -> Option<Instant> {
         let now = Instant::now();
-        if matches!(error, ClientError::NoDevice { .. }) && self.said.is_some() && self.absence.may_end_by(now) {
+        if matches!(error, ClientError::NoDevice { .. }) && self.message.is_some() && self.absence.may_end_by(now) {
             return self.pause_until(now);
         }
         let ClientError::Refused { status: OpStatus::Busy, target, user, .. } = error else { return None };
@@ -64,10 +64,10 @@ impl DeviceWait {
         self.until.filter(|until| now < *until)?;
         let state = |user: &InUse| if user.lease_left_s.is_some() { "leased to" } else { "in use by" };
         let user = user.as_ref().map(|user| format!("{} {}", state(user), user.user));
-        if self.said.as_ref() != Some(&user) {
+        if self.message.as_ref() != Some(&user) {
             let by = user.as_ref().map(|user| format!(" ({user})")).unwrap_or_default();
             say(format!("waiting for {}{by}   (Ctrl-C ends)", target.shown()));
-            self.said = Some(user);
+            self.message = Some(user);
         }
         self.pause_until(now)
     }

@@ -81,16 +81,16 @@ impl<'de> Deserialize<'de> for ProcessDevice {
     /// Reads a device by what only one kind says: a bus id, or a state of a shared device; a report; or a failure and
     /// no more. Any other one is attached. What is left out has its default.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let said = Value::deserialize(deserializer)?;
-        let state = said.get("state").and_then(Value::as_str);
-        let is_shared = said.get("bus_id").is_some() || matches!(state, Some("available" | "in use" | "moved away"));
+        let answer = Value::deserialize(deserializer)?;
+        let state = answer.get("state").and_then(Value::as_str);
+        let is_shared = answer.get("bus_id").is_some() || matches!(state, Some("available" | "in use" | "moved away"));
         let read = match () {
-            () if is_shared => DeviceStatus::deserialize(said).map(Self::from),
-            () if said.get("pipe").is_some() => PipeStatus::deserialize(said).map(Self::from),
-            () if state == Some("failed") && said.get("title").is_none() => {
-                FailedDevice::deserialize(said).map(Self::Failed)
+            () if is_shared => DeviceStatus::deserialize(answer).map(Self::from),
+            () if answer.get("pipe").is_some() => PipeStatus::deserialize(answer).map(Self::from),
+            () if state == Some("failed") && answer.get("title").is_none() => {
+                FailedDevice::deserialize(answer).map(Self::Failed)
             }
-            () => AttachmentStatus::deserialize(said).map(Self::from),
+            () => AttachmentStatus::deserialize(answer).map(Self::from),
         };
         read.map_err(D::Error::custom)
     }
@@ -358,27 +358,27 @@ pub(crate) mod tests {
         let mut again = serde_json::to_value(&status).unwrap();
         // `null` and nothing mean the same to a reader.
         assert!(again["of_daemon"].is_null() && again["page"].as_object_mut().unwrap().remove("elsewhere").is_none());
-        let mut said = daemon();
-        said["page"].as_object_mut().unwrap().remove("elsewhere");
-        assert_eq!(again, said);
+        let mut answer = daemon();
+        answer["page"].as_object_mut().unwrap().remove("elsewhere");
+        assert_eq!(again, answer);
     }
 
     #[test]
     fn what_a_later_release_says_besides_is_passed_over() {
-        let mut said = daemon();
-        said["mood"] = json!("good");
-        said["devices"][0]["colour"] = json!("red");
-        said["devices"][1]["state"] = json!("on the moon");
-        let status: ProcessStatus = serde_json::from_value(said).unwrap();
+        let mut answer = daemon();
+        answer["mood"] = json!("good");
+        answer["devices"][0]["colour"] = json!("red");
+        answer["devices"][1]["state"] = json!("on the moon");
+        let status: ProcessStatus = serde_json::from_value(answer).unwrap();
         let ProcessDevice::Attached(board) = &status.devices[1] else { panic!("attached") };
         assert_eq!(board.state, "on the moon");
     }
 
     #[test]
     fn a_process_without_more_is_no_daemon() {
-        let said = json!({ "pid": 7, "role": "run", "address": "", "devices": [] });
-        let status: ProcessStatus = serde_json::from_value(said.clone()).unwrap();
+        let answer = json!({ "pid": 7, "role": "run", "address": "", "devices": [] });
+        let status: ProcessStatus = serde_json::from_value(answer.clone()).unwrap();
         assert!(status.of_daemon.is_none());
-        assert_eq!(serde_json::to_value(&status).unwrap(), said);
+        assert_eq!(serde_json::to_value(&status).unwrap(), answer);
     }
 }

@@ -101,14 +101,14 @@ pub struct DaemonConfig {
 pub struct ConfigError {
     file: PathBuf,
     /// Line, column, and the line itself.
-    place: Option<(usize, usize, String)>,
+    location: Option<(usize, usize, String)>,
     message: String,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
-        match &self.place {
+        match &self.location {
             Some((line, column, text)) => write!(f, ":{line}:{column}: {}\n  {line} | {text}", self.message),
             None => write!(f, ": {}", self.message),
         }
@@ -234,7 +234,7 @@ impl DaemonConfig {
     /// # Errors
     /// [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let fail = |place, message| ConfigError { file: path.to_owned(), place, message };
+        let fail = |place, message| ConfigError { file: path.to_owned(), location: place, message };
         let text = fs::read_to_string(path).map_err(|error| {
             let hint = match error.kind() {
                 std::io::ErrorKind::NotFound => {
@@ -255,8 +255,8 @@ impl DaemonConfig {
     pub fn complete(path: &Path, mut text: String) -> io::Result<String> {
         // An invalid text is reported by the process that parses all of it.
         let Ok(ConfigFile { topology, directory, .. }) = toml::from_str(&text) else { return Ok(text) };
-        if let Some(said) = directory
-            && let Some(files) = DirectorySettings::read_files(path, said.get_ref())?
+        if let Some(printed) = directory
+            && let Some(files) = DirectorySettings::read_files(path, printed.get_ref())?
         {
             text = format!("{text}\n[directory_files]\n{}", toml::to_string(&files).map_err(io::Error::other)?);
         }
@@ -279,7 +279,7 @@ impl DaemonConfig {
     /// # Errors
     /// [`ConfigError`].
     pub fn parse_file(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let fail = |place, message| ConfigError { file: path.to_owned(), place, message };
+        let fail = |place, message| ConfigError { file: path.to_owned(), location: place, message };
         Self::parse(text).map_err(|(span, message)| fail(span.map(|span| place_of(text, span.start)), message))
     }
 
@@ -354,22 +354,22 @@ impl DaemonConfig {
         let mut names = BTreeSet::new();
         let mut notes = ConfiguredNotes::default();
         let shares = file.share.into_iter().map(|mut table| {
-            let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
+            let printed = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
             let shared = share_from(table, &mut names)?;
             let names = match &shared.what {
                 DeviceSpec::Usb(_) if !shared.is_named => vec![],
                 DeviceSpec::Bridge(_) => vec![format!("{}-a", shared.name), format!("{}-b", shared.name)],
                 _ => vec![shared.name.clone()],
             };
-            add_notes(&mut notes.by_name, said, names)?;
+            add_notes(&mut notes.by_name, printed, names)?;
             Ok(shared)
         });
         let shares = shares.collect::<Result<_, SpannedError>>()?;
         let rules = file.usb.into_iter().map(|mut table| {
-            let said = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
+            let printed = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
             let rule = rule_from(table, &mut names)?;
             let named = rule.name.iter().filter(|_| !rule.rule.is_refusal).cloned().collect();
-            add_notes(&mut notes.by_rule, said, named)?;
+            add_notes(&mut notes.by_rule, printed, named)?;
             Ok(rule)
         });
         let rules = rules.collect::<Result<_, SpannedError>>()?;
@@ -382,7 +382,7 @@ impl DaemonConfig {
                 return Err((Some(span), format!("{} is attached twice", attach.target)));
             }
             if let Some(path) =
-                attach.place.as_ref().and_then(SocketLocation::path).filter(|path| !sockets.insert((*path).clone()))
+                attach.location.as_ref().and_then(SocketLocation::path).filter(|path| !sockets.insert((*path).clone()))
             {
                 let message = format!("another device is found at {}: 'socket = ' names another place", path.display());
                 return Err((Some(span), message));
@@ -448,18 +448,18 @@ fn plain_from(plain: PlainTable) -> Result<(Vec<SocketLocation>, Vec<IpNetwork>)
     let Some(words) = plain.listen else { return Ok((vec![local_shares::place_of_daemon()], allow)) };
     let mut listen = Vec::new();
     for word in words {
-        let place = parsed_place(word.get_ref(), Some(word.span()))?;
-        if !place.is_local() && allow.is_empty() {
+        let location = parsed_place(word.get_ref(), Some(word.span()))?;
+        if !location.is_local() && allow.is_empty() {
             let message = format!(
-                "{place} is not this machine alone, and plain USB/IP has no password and no encryption: say who may \
+                "{location} is not this machine alone, and plain USB/IP has no password and no encryption: say who may \
                  connect, such as allow = [\"192.0.2.0/24\"]"
             );
             return Err((Some(word.span()), message));
         }
-        if is_one(&place) && listen.contains(&place) {
-            return Err((Some(word.span()), format!("{place} is listened at already")));
+        if is_one(&location) && listen.contains(&location) {
+            return Err((Some(word.span()), format!("{location} is listened at already")));
         }
-        listen.push(place);
+        listen.push(location);
     }
     Ok((listen, allow))
 }
@@ -476,8 +476,8 @@ fn secure_from(secure: SecureTable, plain: &[SocketLocation]) -> Result<Vec<Sock
     for word in words {
         let address = listen_address(word.get_ref(), SECURE_PORT);
         let address = address.map_err(|failure| (Some(word.span()), failure.to_string()))?;
-        let place = SocketLocation::Address(address);
-        if is_one(&place) && (plain.contains(&place) || listen.contains(&address)) {
+        let location = SocketLocation::Address(address);
+        if is_one(&location) && (plain.contains(&location) || listen.contains(&address)) {
             return Err((Some(word.span()), format!("{address} is listened at already")));
         }
         listen.push(address);
@@ -564,13 +564,13 @@ fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<Stri
 
 /// What is followed; [`FollowPolicy::any`] is warned of.
 fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<FollowPolicy, SpannedError> {
-    let Some(said) = said else { return Ok(FollowPolicy::default()) };
-    let words = match said.get_ref() {
+    let Some(printed) = said else { return Ok(FollowPolicy::default()) };
+    let words = match printed.get_ref() {
         FollowTable::One(word) => std::slice::from_ref(word),
         FollowTable::Many(words) => words.as_slice(),
     };
     let follow: Result<FollowPolicy, String> = words.iter().map(|word| word.parse::<FollowWord>()).collect();
-    let follow = follow.map_err(|why| (Some(said.span()), why))?;
+    let follow = follow.map_err(|why| (Some(printed.span()), why))?;
     if follow.is_any() {
         warn!("follow = \"port\": {FOLLOWS_ANY}");
     }
@@ -616,7 +616,7 @@ fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
         return Err((Some(at.span()), message.into()));
     }
     let access = attach_access_from(&table)?;
-    let place = attach_place_from(via, table.socket, table.listen, &target)?;
+    let location = attach_place_from(via, table.socket, table.listen, &target)?;
     let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let for_disks = || FrontEndChoice::for_disks(|name| format!("\"{name}\""));
     if let Some(word) = table.mode.as_ref().filter(|_| mode == DiskMode::Read && !front_end.is_for_disks()) {
@@ -656,7 +656,7 @@ fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
         target,
         via,
         at,
-        place,
+        location,
         access,
         is_handed_over,
         mode,
@@ -683,15 +683,15 @@ fn reservation_from(words: &[Spanned<String>]) -> Result<Option<ReservationTerms
 /// ([`needs_host`]).
 fn module_from(word: &Spanned<String>) -> Result<ModuleSpec, SpannedError> {
     let wrong = |message: String| (Some(word.span()), message);
-    let asked: ModuleSpec = word.get_ref().parse().map_err(wrong)?;
-    if ModuleProgram::is_meant(&asked) {
-        return Ok(asked);
+    let spec: ModuleSpec = word.get_ref().parse().map_err(wrong)?;
+    if ModuleProgram::is_meant(&spec) {
+        return Ok(spec);
     }
     let mut files = FileReadDetector::default();
-    let made = PipelineRecipe::new(&ModuleCatalogue::builtin(), std::slice::from_ref(&asked), &mut files);
+    let made = PipelineRecipe::new(&ModuleCatalogue::builtin(), std::slice::from_ref(&spec), &mut files);
     match made {
-        Err(_) if files.is_read => Ok(asked),
-        made => made.map(|_| asked).map_err(|refusal| wrong(refusal.to_string())),
+        Err(_) if files.is_read => Ok(spec),
+        made => made.map(|_| spec).map_err(|refusal| wrong(refusal.to_string())),
     }
 }
 
@@ -752,11 +752,12 @@ fn lease_limit_from(
     devices: Option<&Spanned<u64>>,
     [span, notice]: [Option<&Spanned<String>>; 2],
 ) -> Result<LeaseLimit, SpannedError> {
-    let count = |said: &Spanned<u64>| {
-        let count = u32::try_from(*said.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
-        count.ok_or_else(|| (Some(said.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
+    let count = |printed: &Spanned<u64>| {
+        let count = u32::try_from(*printed.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
+        count.ok_or_else(|| (Some(printed.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
     };
-    let time = |said: &Spanned<String>| parse_span(said.get_ref()).map_err(|message| (Some(said.span()), message));
+    let time =
+        |printed: &Spanned<String>| parse_span(printed.get_ref()).map_err(|message| (Some(printed.span()), message));
     let [span, notice] = [span.map(time).transpose()?, notice.map(time).transpose()?];
     Ok(LeaseLimit { devices: devices.map(count).transpose()?, span, notice })
 }
@@ -782,11 +783,11 @@ fn attach_place_from(
         return Err((span, "one of 'socket' and 'listen' is enough".into()));
     }
     let (socket, listen) = (socket.map(Spanned::into_inner), listen.map(Spanned::into_inner));
-    let place = place_said(protocol, socket.as_deref(), listen.as_deref(), &target.device);
-    let place = place.map_err(|failure| (span.clone(), failure.to_string()))?;
-    match protocol.exposure(&place) {
+    let location = place_said(protocol, socket.as_deref(), listen.as_deref(), &target.device);
+    let location = location.map_err(|failure| (span.clone(), failure.to_string()))?;
+    match protocol.exposure(&location) {
         Some(exposure) => Err((span, exposure)),
-        None => Ok(Some(place)),
+        None => Ok(Some(location)),
     }
 }
 
@@ -801,7 +802,7 @@ fn attach_access_from(table: &AttachTable) -> Result<SocketAccess, SpannedError>
         return Err((span, message.into()));
     }
     let (mode, group) = (mode.map(parsed).transpose()?, group.map(parsed).transpose()?);
-    SocketAccess::said(mode, group).map_err(|message| (span, message))
+    SocketAccess::printed(mode, group).map_err(|message| (span, message))
 }
 
 fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, SpannedError> {

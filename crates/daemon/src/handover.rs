@@ -115,7 +115,7 @@ enum HandoverMessage {
 /// A listening socket that is passed.
 pub struct PassedListener {
     /// Its address in the configuration; `None` if it is not in use.
-    pub asked: Option<SocketAddr>,
+    pub address: Option<SocketAddr>,
     /// Whether it is for paired hosts.
     pub is_secure: bool,
     /// A duplicate of the socket.
@@ -239,9 +239,9 @@ impl ReplacementPassage {
     }
 
     fn say_all(&self, passed_on: &OutgoingHandover) -> io::Result<()> {
-        for PassedListener { asked, is_secure, listener } in &passed_on.listeners {
+        for PassedListener { address: wanted, is_secure, listener } in &passed_on.listeners {
             let is_passed = listener.is_passed();
-            let word = HandoverMessage::Listener { asked: *asked, is_secure: *is_secure, is_passed };
+            let word = HandoverMessage::Listener { asked: *wanted, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
         for OutgoingAttachment { target, manner, save_reply } in &passed_on.leaving {
@@ -387,10 +387,10 @@ impl PredecessorPassage {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "nobody has so many attachments"));
             }
             match hear(&self.passage, until)? {
-                (HandoverMessage::Listener { asked, is_secure, is_passed }, Some(socket)) => {
+                (HandoverMessage::Listener { asked: address, is_secure, is_passed }, Some(socket)) => {
                     let listener =
                         if is_passed { TcpLinkListener::passed(socket.into()) } else { TcpLinkListener::over(socket) };
-                    inherited.listeners.push(PassedListener { asked, is_secure, listener });
+                    inherited.listeners.push(PassedListener { address, is_secure, listener });
                 }
                 (HandoverMessage::Attachment { target, manner, descriptors: count, has_medium }, Some(memory)) => {
                     let mut descriptors = Vec::new();
@@ -480,8 +480,8 @@ mod tests {
 
     fn passed_on() -> OutgoingHandover {
         let listener = TcpLinkListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let asked = Some("127.0.0.1:0".parse().unwrap());
-        let listeners = vec![PassedListener { asked, is_secure: true, listener }];
+        let address = Some("127.0.0.1:0".parse().unwrap());
+        let listeners = vec![PassedListener { address, is_secure: true, listener }];
         let detached = vec!["lab3:3240/disk".into()];
         let file: Arc<OwnedFd> = Arc::new(memory(b"disk").unwrap());
         let share = |name: &str, lease| {
@@ -508,10 +508,10 @@ mod tests {
         let shares = inherited.requested.iter().map(|it| (it.name.as_str(), it.files.len(), it.lease.is_some()));
         assert_eq!(shares.collect::<Vec<_>>(), [("kept", 1, false), ("leased", 1, true)]);
         assert!(inherited.unshared.contains("music"));
-        let [PassedListener { asked, is_secure: true, listener }] = &inherited.listeners[..] else {
+        let [PassedListener { address: wanted, is_secure: true, listener }] = &inherited.listeners[..] else {
             panic!("one socket")
         };
-        assert_eq!(asked, &passed_on.listeners[0].asked);
+        assert_eq!(wanted, &passed_on.listeners[0].address);
         assert_eq!(listener.address().unwrap(), passed_on.listeners[0].listener.address().unwrap());
         assert!(inherited.detached.contains("lab3:3240/disk") && inherited.is_down);
     }
@@ -554,9 +554,9 @@ mod tests {
         let taken = thread::scope(|scope| {
             let save = |_| {
                 let requester = SaveRequester::new(Arc::clone(&wake));
-                let asked = requester.ask();
-                scope.spawn(move || requester.asked().map(|request| request.part(b"session".to_vec())));
-                asked.wait(Duration::from_secs(60)).unwrap()
+                let reply = requester.ask();
+                scope.spawn(move || requester.requested().map(|request| request.part(b"session".to_vec())));
+                reply.wait(Duration::from_secs(60)).unwrap()
             };
             let sessions = (0..SESSIONS).map(save).collect();
             replacement.pass(&OutgoingHandover { sessions, ..passed_on() }).unwrap()

@@ -216,9 +216,9 @@ pub fn serve(options: DaemonOptions, ready: LoadedConfig, tell: impl Fn(String))
     for address in supervisor.unused() {
         warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
     }
-    for (place, is_secure) in supervisor.places() {
+    for (location, is_secure) in supervisor.locations() {
         let to_whom = if is_secure { " for paired hosts, encrypted" } else { "" };
-        tell(format!("listening on {}{to_whom}   (Ctrl-C ends)", place.as_host()));
+        tell(format!("listening on {}{to_whom}   (Ctrl-C ends)", location.as_host()));
     }
     startup_memory::give_back();
     // And what the last steps of the start need.

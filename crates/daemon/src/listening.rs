@@ -27,7 +27,7 @@ const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 /// An address that was opened and is not served yet.
 pub(super) struct BoundListener {
-    asked: SocketLocation,
+    configured: SocketLocation,
     is_secure: bool,
     /// Whether the service manager, or the daemon before this one, passed it.
     is_passed: bool,
@@ -39,8 +39,9 @@ impl SupervisorState {
     /// or by the daemon before this one. Served users who connect there continue to be served.
     fn passed_plain(&self) -> Vec<SocketLocation> {
         let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
-        let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
-        let served = self.listeners.iter().filter(|listens| listens.is_passed).map(|listens| listens.asked.clone());
+        let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.address);
+        let served =
+            self.listeners.iter().filter(|listens| listens.is_passed).map(|listens| listens.configured.clone());
         let all: BTreeSet<SocketAddr> = fresh.chain(inherited).collect();
         let local = all.into_iter().map(SocketLocation::Address).filter(SocketLocation::is_local);
         local.chain(served).collect()
@@ -54,8 +55,8 @@ impl Supervisor {
     }
 
     /// The listening places, and whether each is for paired hosts.
-    pub fn places(&self) -> Vec<(SocketLocation, bool)> {
-        self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
+    pub fn locations(&self) -> Vec<(SocketLocation, bool)> {
+        self.has().listeners.iter().map(|listens| (listens.location.clone(), listens.is_secure)).collect()
     }
 
     /// Opens new addresses, and closes those that are no longer wanted. If one cannot be opened, nothing was closed.
@@ -77,31 +78,32 @@ impl Supervisor {
         let users = LocalUsers::of(&config.local_users, |name| self.system.user_number(name));
         self.share.serve_local_users(users.map_err(CommandFailure::local)?);
         let passed = if config.is_default_listen { has.passed_plain() } else { Vec::new() };
-        let plain = config.listen.iter().map(|place| (place.clone(), false));
+        let plain = config.listen.iter().map(|location| (location.clone(), false));
         let secure = config.secure.iter().map(|address| (SocketLocation::Address(*address), true));
         let wanted: Vec<(SocketLocation, bool)> =
-            plain.chain(secure).chain(passed.iter().map(|place| (place.clone(), false))).collect();
+            plain.chain(secure).chain(passed.iter().map(|location| (location.clone(), false))).collect();
         let mut fresh: Vec<(SocketLocation, bool, SocketListener)> = Vec::new();
-        for (asked, is_secure) in &wanted {
-            if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
-                fresh.push((asked.clone(), *is_secure, self.listener_at(has, asked, *is_secure)?));
+        for (requested, is_secure) in &wanted {
+            if !has.listeners.iter().any(|listens| (&listens.configured, &listens.is_secure) == (requested, is_secure))
+            {
+                fresh.push((requested.clone(), *is_secure, self.listener_at(has, requested, *is_secure)?));
             }
         }
-        has.listeners.retain(|DaemonListener { asked, place, is_secure, .. }| {
-            let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (asked, is_secure));
+        has.listeners.retain(|DaemonListener { configured, location, is_secure, .. }| {
+            let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (configured, is_secure));
             match stays {
                 true if *is_secure => {}
-                true => self.share.addresses().allow(place, allowed_at(place, &config.allow)),
+                true => self.share.addresses().allow(location, allowed_at(location, &config.allow)),
                 false => {
-                    self.share.addresses().close(place);
-                    changes.removed.push(place.as_host());
+                    self.share.addresses().close(location);
+                    changes.removed.push(location.as_host());
                 }
             }
             stays
         });
-        let opened = |(asked, is_secure, listener)| {
-            let is_passed = passed.contains(&asked);
-            BoundListener { asked, is_secure, is_passed, listener }
+        let opened = |(configured, is_secure, listener)| {
+            let is_passed = passed.contains(&configured);
+            BoundListener { configured, is_secure, is_passed, listener }
         };
         Ok(fresh.into_iter().map(opened).collect())
     }
@@ -118,11 +120,11 @@ impl Supervisor {
         config: &DaemonConfig,
         changes: &mut SupervisorChanges,
     ) -> Result<(), CommandFailure> {
-        for BoundListener { asked, is_secure, is_passed, listener } in opened {
-            let begun = self.begin(listener, &asked, is_secure, &config.allow);
-            let place = begun.map_err(|error| listen_failure(&asked, &error))?;
-            changes.added.push(place.as_host());
-            has.listeners.push(DaemonListener { asked, place, is_secure, is_passed });
+        for BoundListener { configured, is_secure, is_passed, listener } in opened {
+            let begun = self.begin(listener, &configured, is_secure, &config.allow);
+            let location = begun.map_err(|error| listen_failure(&configured, &error))?;
+            changes.added.push(location.as_host());
+            has.listeners.push(DaemonListener { configured, location, is_secure, is_passed });
         }
         Ok(())
     }
@@ -130,30 +132,30 @@ impl Supervisor {
     fn begin(
         &self,
         listener: SocketListener,
-        asked: &SocketLocation,
+        requested: &SocketLocation,
         is_secure: bool,
         allow: &[IpNetwork],
     ) -> std::io::Result<SocketLocation> {
-        let place = listener.place()?;
+        let location = listener.location()?;
         match (self.trust.as_ref().filter(|_| is_secure), listener) {
             (Some(trust), SocketListener::Tcp(listener)) => {
                 let port = listener.address()?.port();
                 let beside = self.share.listen_secure_on(listener, trust.clone())?;
-                match self.broker.listen_for_datagrams(asked, port) {
+                match self.broker.listen_for_datagrams(requested, port) {
                     Ok(socket) => beside.serve(socket)?,
                     // The process that this one replaces has it until it ends.
                     Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                        let (broker, asked) = (Arc::clone(&self.broker), asked.clone());
-                        let wait = move || serve_when_free(&beside, &broker, &asked, port);
+                        let (broker, location) = (Arc::clone(&self.broker), requested.clone());
+                        let wait = move || serve_when_free(&beside, &broker, &location, port);
                         thread::Builder::new().name("quic-port".into()).spawn(wait)?;
                     }
-                    Err(error) => warn_of_port(&place, &error),
+                    Err(error) => warn_of_port(&location, &error),
                 }
-                Ok(place)
+                Ok(location)
             }
             (_, listener) => {
                 listener.never_wait()?;
-                self.share.listen_at(listener, allowed_at(&place, allow))
+                self.share.listen_at(listener, allowed_at(&location, allow))
             }
         }
     }
@@ -161,11 +163,11 @@ impl Supervisor {
     fn listener_at(
         &self,
         has: &mut SupervisorState,
-        place: &SocketLocation,
+        location: &SocketLocation,
         is_secure: bool,
     ) -> Result<SocketListener, CommandFailure> {
-        if let SocketLocation::Address(address) = *place {
-            let is_it = |passed: &PassedListener| (passed.asked, passed.is_secure) == (Some(address), is_secure);
+        if let SocketLocation::Address(address) = *location {
+            let is_it = |passed: &PassedListener| (passed.address, passed.is_secure) == (Some(address), is_secure);
             if let Some(at) = has.inherited.iter().position(is_it) {
                 return Ok(SocketListener::Tcp(has.inherited.swap_remove(at).listener));
             }
@@ -174,7 +176,7 @@ impl Supervisor {
                 return Ok(SocketListener::Tcp(has.passed.swap_remove(at)));
             }
         }
-        self.broker.listen(place).map_err(|error| listen_failure(place, &error))
+        self.broker.listen(location).map_err(|error| listen_failure(location, &error))
     }
 
     /// Announces the listening addresses that other hosts can reach.
@@ -198,9 +200,9 @@ fn announcements(
     fingerprint: Option<&str>,
 ) -> Vec<HostAnnouncement> {
     let mut wanted: Vec<HostAnnouncement> = Vec::new();
-    for DaemonListener { place, is_secure, .. } in listeners {
-        let SocketLocation::Address(address) = place else { continue };
-        if place.is_local() {
+    for DaemonListener { location, is_secure, .. } in listeners {
+        let SocketLocation::Address(address) = location else { continue };
+        if location.is_local() {
             continue;
         }
         let (kind, is_wished) = match is_secure {
@@ -233,26 +235,26 @@ const PORT_TIME_MAX: Duration = Duration::from_secs(30);
 const PORT_ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Serves paired hosts by QUIC once the port is free.
-fn serve_when_free(beside: &QuicBeside, broker: &BrokerClient, asked: &SocketLocation, port: u16) {
+fn serve_when_free(beside: &QuicBeside, broker: &BrokerClient, requested: &SocketLocation, port: u16) {
     let until = Instant::now() + PORT_TIME_MAX;
     while !beside.is_closed() {
         thread::sleep(PORT_ASKED_EVERY);
-        match broker.listen_for_datagrams(asked, port).and_then(|socket| beside.serve(socket)) {
+        match broker.listen_for_datagrams(requested, port).and_then(|socket| beside.serve(socket)) {
             Ok(()) => return,
             Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {}
-            Err(error) => return warn_of_port(asked, &error),
+            Err(error) => return warn_of_port(requested, &error),
         }
     }
 }
 
-fn warn_of_port(place: &SocketLocation, error: &std::io::Error) {
-    warn!(%place, %error, "no QUIC: its port is not to be had");
+fn warn_of_port(location: &SocketLocation, error: &std::io::Error) {
+    warn!(%location, %error, "no QUIC: its port is not to be had");
 }
 
 /// The networks that may connect at a place. The loopback is open to all, because only this machine reaches it.
-fn allowed_at(place: &SocketLocation, allow: &[IpNetwork]) -> Option<Vec<IpNetwork>> {
+fn allowed_at(location: &SocketLocation, allow: &[IpNetwork]) -> Option<Vec<IpNetwork>> {
     let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
-    (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
+    (!location.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
 }
 
 #[cfg(test)]
@@ -262,8 +264,8 @@ mod tests {
     #[test]
     fn only_listeners_off_the_loopback_are_announced_with_their_kind() {
         let listens = |address: &str, is_secure| {
-            let place: SocketLocation = address.parse().unwrap();
-            DaemonListener { asked: place.clone(), place, is_secure, is_passed: false }
+            let location: SocketLocation = address.parse().unwrap();
+            DaemonListener { configured: location.clone(), location, is_secure, is_passed: false }
         };
         let all = [
             listens("127.0.0.1:3240", false),
@@ -272,13 +274,19 @@ mod tests {
             listens("[::]:3241", true),
         ];
         let config = DaemonConfig { announce: true, announce_secure: true, ..DaemonConfig::default() };
-        let told = announcements(&all, &config, Some("sha256:ab"));
+        let host_announcements = announcements(&all, &config, Some("sha256:ab"));
         assert_eq!(
-            told.iter().map(|told| (told.kind, told.port)).collect::<Vec<_>>(),
+            host_announcements.iter().map(|reported| (reported.kind, reported.port)).collect::<Vec<_>>(),
             [(AnnouncedProtocol::Plain, 3240), (AnnouncedProtocol::Secure, 3241)]
         );
-        assert_eq!((&told[0].addresses, &told[0].fingerprint), (&vec!["10.0.0.1".parse().unwrap()], &None));
-        assert_eq!((told[1].addresses.len(), told[1].fingerprint.as_deref()), (0, Some("sha256:ab")));
+        assert_eq!(
+            (&host_announcements[0].addresses, &host_announcements[0].fingerprint),
+            (&vec!["10.0.0.1".parse().unwrap()], &None)
+        );
+        assert_eq!(
+            (host_announcements[1].addresses.len(), host_announcements[1].fingerprint.as_deref()),
+            (0, Some("sha256:ab"))
+        );
         let quiet = DaemonConfig { announce: true, ..DaemonConfig::default() };
         assert_eq!(announcements(&all, &quiet, Some("sha256:ab")).len(), 1);
     }

@@ -57,7 +57,7 @@ impl FromStr for DaemonPageAddress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedPage {
     /// Where it is on this machine.
-    pub place: DaemonPageAddress,
+    pub address: DaemonPageAddress,
     /// Where browsers of other machines reach it, if they may.
     pub tls: Option<SocketAddr>,
     /// The names that they ask for.
@@ -99,14 +99,14 @@ impl WantedPage {
         if let Some(name) = said.names.get(NAMES_MAX) {
             return Err((Some(name.span()), format!("a page has {NAMES_MAX} names at most")));
         }
-        let place = parsed(&said.listen, str::parse)?;
-        Ok(Self { place, tls, names, is_sandboxed: said.sandbox })
+        let address = parsed(&said.listen, str::parse)?;
+        Ok(Self { address, tls, names, is_sandboxed: said.sandbox })
     }
 
     /// The arguments of the page's process.
     pub fn arguments(&self) -> Vec<String> {
         let mut all = vec!["page".to_owned(), "--of-daemon".to_owned()];
-        match self.place {
+        match self.address {
             DaemonPageAddress::Loopback(address) => all.extend(["--listen".to_owned(), address.to_string()]),
             DaemonPageAddress::Socket => all.push("--socket".to_owned()),
         }
@@ -237,12 +237,12 @@ fn hear(passage: &MessageSocket, state: &DaemonPageInner, wanted: &Option<Wanted
         let Some(parcel) = passage.receive()? else { return Ok(None) };
         Ok(Some(serde_json::from_slice(&parcel.bytes)?))
     };
-    while let Ok(Some(said)) = heard() {
+    while let Ok(Some(status)) = heard() {
         let mut has = state.has();
         if has.wanted != *wanted {
             continue;
         }
-        (has.at, has.failure, has.elsewhere) = (said.at, said.failure, said.elsewhere.flatten());
+        (has.at, has.failure, has.elsewhere) = (status.at, status.failure, status.elsewhere.flatten());
         match (&has.at, &has.failure) {
             (Some(at), _) => info!(at, "the page is there"),
             (None, Some(why)) => warn!(why, "there is no page; tried again"),
@@ -263,12 +263,12 @@ mod tests {
 
     #[test]
     fn a_page_is_this_machines_alone() {
-        for (text, place) in [
+        for (text, address) in [
             ("127.0.0.1:7240", DaemonPageAddress::Loopback(([127, 0, 0, 1], 7240).into())),
             ("[::1]:80", DaemonPageAddress::Loopback((std::net::Ipv6Addr::LOCALHOST, 80).into())),
             ("unix", DaemonPageAddress::Socket),
         ] {
-            assert_eq!(text.parse(), Ok(place));
+            assert_eq!(text.parse(), Ok(address));
         }
         for wrong in ["0.0.0.0:7240", "192.0.2.1:7240", "127.0.0.1", "lab3:7240", "unix:/run/page", ""] {
             assert!(wrong.parse::<DaemonPageAddress>().unwrap_err().contains("127.0.0.1:7240"), "{wrong}");
@@ -277,22 +277,22 @@ mod tests {
 
     #[test]
     fn a_page_is_started_as_the_configuration_says() {
-        let said = |text: &str| {
+        let printed = |text: &str| {
             let table: PageTable = toml::from_str(text).unwrap();
             WantedPage::from_config(&table).map(|page| page.arguments().join(" ")).map_err(|(_, message)| message)
         };
-        assert_eq!(said("listen = 'unix'"), Ok("page --of-daemon --socket".into()));
-        assert_eq!(said("listen = '[::1]:80'"), Ok("page --of-daemon --listen [::1]:80".into()));
+        assert_eq!(printed("listen = 'unix'"), Ok("page --of-daemon --socket".into()));
+        assert_eq!(printed("listen = '[::1]:80'"), Ok("page --of-daemon --listen [::1]:80".into()));
         assert_eq!(
-            said(
+            printed(
                 "listen = '127.0.0.1:7240'\ntls = '0.0.0.0:7241'\nnames = ['lab3.example', '192.0.2.7']\nsandbox = false"
             ),
             Ok("page --of-daemon --listen 127.0.0.1:7240 --tls 0.0.0.0:7241 --name lab3.example --name 192.0.2.7 \
                 --no-sandbox"
                 .into())
         );
-        assert!(said("listen = 'unix'\nnames = ['lab3']").unwrap_err().contains("tls = ADDRESS"));
-        assert!(said("listen = 'unix'\ntls = 'lab3'").unwrap_err().contains("0.0.0.0:7241"));
-        assert!(said("listen = 'unix'\ntls = '0.0.0.0:1'\nnames = ['a/b']").unwrap_err().contains("a/b"));
+        assert!(printed("listen = 'unix'\nnames = ['lab3']").unwrap_err().contains("tls = ADDRESS"));
+        assert!(printed("listen = 'unix'\ntls = 'lab3'").unwrap_err().contains("0.0.0.0:7241"));
+        assert!(printed("listen = 'unix'\ntls = '0.0.0.0:1'\nnames = ['a/b']").unwrap_err().contains("a/b"));
     }
 }

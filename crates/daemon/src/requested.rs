@@ -236,7 +236,7 @@ impl RequestedShares {
 
     fn medium_of(&self, requested: &RequestedShare) -> Option<String> {
         let (_, export) = self.share.disk(requested.listed.first()?).ok()?;
-        export?.place()
+        export?.location()
     }
 
     /// How many devices, or bridges, are shared.
@@ -469,11 +469,11 @@ fn watch(requested: &Weak<RequestedShares>, wake: &ThreadWaker) {
 
 /// Tells the command at the other end of a lease why its share ends.
 fn tell(lease: &OwnedFd, why: &[u8]) {
-    let told = lease.try_clone().map(UnixStream::from).and_then(|mut stream| {
+    let reported = lease.try_clone().map(UnixStream::from).and_then(|mut stream| {
         stream.set_nonblocking(true)?;
         stream.write_all(why)
     });
-    if let Err(error) = told {
+    if let Err(error) = reported {
         info!(%error, "the command that shared it is not told");
     }
 }

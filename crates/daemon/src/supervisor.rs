@@ -79,8 +79,8 @@ pub struct Supervisor {
 /// A listening socket.
 pub(super) struct DaemonListener {
     /// As the configuration names it; port 0 takes a free port.
-    pub(super) asked: SocketLocation,
-    pub(super) place: SocketLocation,
+    pub(super) configured: SocketLocation,
+    pub(super) location: SocketLocation,
     pub(super) is_secure: bool,
     /// Whether the socket was passed by a former process, and is served only because the configuration names no
     /// address.
@@ -509,7 +509,7 @@ impl Supervisor {
             }
         }
         for passed in inherited.listeners {
-            match passed.asked {
+            match passed.address {
                 Some(_) => has.inherited.push(passed),
                 None => has.passed.push(passed.listener),
             }
@@ -597,10 +597,10 @@ impl Supervisor {
     ) -> std::io::Result<(HandoverAcceptance, Duration)> {
         let began = Instant::now();
         // All come to rest at the same time, so none waits for the others.
-        let asked: Vec<_> = going
+        let wanted: Vec<_> = going
             .iter()
             .filter_map(|(name, going)| match going {
-                AttachmentHandover::Along(handle) => handle.save().ok().map(|asked| (*name, handle, asked)),
+                AttachmentHandover::Along(handle) => handle.save().ok().map(|reply| (*name, handle, reply)),
                 AttachmentHandover::Anew
                 | AttachmentHandover::Torn(_)
                 | AttachmentHandover::Moving
@@ -608,34 +608,36 @@ impl Supervisor {
             })
             .collect();
         let sessions = self.share.ask_sessions();
-        let until = began + handover::answer_time(asked.len() + sessions.len());
+        let until = began + handover::answer_time(wanted.len() + sessions.len());
         let left = || until.saturating_duration_since(Instant::now());
         let mut leaving = Vec::new();
-        for (target, handle, asked) in asked {
+        for (target, handle, reply) in wanted {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
-            let mut save_reply = asked.wait(left()).ok_or_else(late)?;
+            let mut save_reply = reply.wait(left()).ok_or_else(late)?;
             // While it is at rest, its medium does not change.
             save_reply.saved.medium = handle.medium()?;
             let manner = has.attachments[target].request().manner(&self.system);
             leaving.push(OutgoingAttachment { target: target.clone(), manner, save_reply });
         }
         let sessions = match interrupt {
-            true => sessions.into_iter().filter_map(|asked| asked.wait(left())).collect(),
+            true => sessions.into_iter().filter_map(|reply| reply.wait(left())).collect(),
             false => {
                 let late = || std::io::Error::other("a device that is shared did not come to rest in time; try again");
-                let all = sessions.into_iter().map(|asked| asked.wait(left()).ok_or_else(late));
+                let all = sessions.into_iter().map(|reply| reply.wait(left()).ok_or_else(late));
                 all.collect::<std::io::Result<Vec<_>>>()?
             }
         };
         let mut listeners = Vec::new();
-        for DaemonListener { asked, place, is_secure, .. } in &has.listeners {
+        for DaemonListener { configured, location, is_secure, .. } in &has.listeners {
             // A Unix socket ends with this process, and its importers reconnect at the replacement's.
-            if let (SocketLocation::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
-                listeners.push(PassedListener { asked: Some(*asked), is_secure: *is_secure, listener });
+            if let (SocketLocation::Address(address), Some(listener)) =
+                (configured, self.share.addresses().listener(location)?)
+            {
+                listeners.push(PassedListener { address: Some(*address), is_secure: *is_secure, listener });
             }
         }
         for listener in &has.passed {
-            listeners.push(PassedListener { asked: None, is_secure: false, listener: listener.try_clone()? });
+            listeners.push(PassedListener { address: None, is_secure: false, listener: listener.try_clone()? });
         }
         let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
         let detached = detached.map(|(name, _)| name.clone()).collect();
@@ -673,8 +675,8 @@ impl Supervisor {
 
     /// Asks an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
     fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&ManagedAttachment) -> T) -> Option<T> {
-        let asked = device.parse::<DeviceTarget>().ok();
-        let is_it = |target: &DeviceTarget| device == target.device || asked.as_ref() == Some(target);
+        let device_target = device.parse::<DeviceTarget>().ok();
+        let is_it = |target: &DeviceTarget| device == target.device || device_target.as_ref() == Some(target);
         self.has().attachments.values().find(|kept| is_it(&kept.request().target)).map(ask)
     }
 
@@ -729,7 +731,7 @@ impl Supervisor {
         }
         // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
-        let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
+        let address = first.map(|listens| listens.location.as_host()).unwrap_or_default();
         let is_for_paired_hosts = first.is_some_and(|listens| listens.is_secure);
         let of_daemon = Some(DaemonStatus {
             config: self.config_path.clone(),

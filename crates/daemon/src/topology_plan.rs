@@ -147,8 +147,8 @@ pub fn joined_from(
     if let Some(word) = &table.speed {
         what.parse::<farbus::exporter::sources::what::DeviceSpec>().map_err(|message| (Some(word.span()), message))?;
     }
-    let is_own = |place: &&SocketLocation| {
-        place.is_local() && !matches!(place, SocketLocation::Address(address) if address.port() == 0)
+    let is_own = |location: &&SocketLocation| {
+        location.is_local() && !matches!(location, SocketLocation::Address(address) if address.port() == 0)
     };
     let own = listen.iter().find(is_own).ok_or_else(|| {
         let message = "a link's own end comes through a plain listener of this machine: say a port of the loopback or a socket, \
@@ -212,9 +212,9 @@ pub fn joined_from(
 
 /// Attaches to the kernel if it has vhci-hcd, and otherwise offers the device to programs at a socket.
 fn attach(target: DeviceTarget, via: FrontEndChoice) -> AttachRequest {
-    let place = (via != FrontEndChoice::KERNEL).then(|| PROTOCOL.default_place(&target.device));
+    let location = (via != FrontEndChoice::KERNEL).then(|| PROTOCOL.default_place(&target.device));
     AttachRequest {
-        place,
+        location,
         // The grace period is set explicitly: a host's own end would get no session otherwise, and a restart could not
         // hand it over.
         grace: Some(GRACE),

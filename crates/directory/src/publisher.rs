@@ -60,10 +60,10 @@ pub struct HostPublisher {
     host: HostId,
     wanted: BTreeMap<DirectoryKey, Vec<u8>>,
     /// What is there under this lease, as far as is known.
-    told: BTreeMap<DirectoryKey, Vec<u8>>,
+    vecs: BTreeMap<DirectoryKey, Vec<u8>>,
     /// Keys there that are not under this lease.
     left: Vec<DirectoryKey>,
-    asked: Option<PendingPublisherCall>,
+    call: Option<PendingPublisherCall>,
     is_format_read: bool,
     must_write_format: bool,
     lease: Option<i64>,
@@ -96,9 +96,9 @@ impl HostPublisher {
         Self {
             host,
             wanted: BTreeMap::new(),
-            told: BTreeMap::new(),
+            vecs: BTreeMap::new(),
             left: Vec::new(),
-            asked: None,
+            call: None,
             is_format_read: false,
             must_write_format: false,
             lease: None,
@@ -136,9 +136,9 @@ impl HostPublisher {
 
     /// Whether all that is wanted is there, as far as is known.
     pub fn is_told(&self) -> bool {
-        let is_writing = matches!(self.asked, Some(PendingPublisherCall::Write { .. }));
+        let is_writing = matches!(self.call, Some(PendingPublisherCall::Write { .. }));
         let is_sure = self.guard.is_some() && self.unanswered.is_none() && !is_writing;
-        is_sure && self.lease.is_some() && self.told == self.wanted && self.left.is_empty()
+        is_sure && self.lease.is_some() && self.vecs == self.wanted && self.left.is_empty()
     }
 
     /// Whether a view that follows the directory shows what this host says, as far as it is there. What it shows lags
@@ -150,20 +150,20 @@ impl HostPublisher {
 
     /// Reads this host's keys again, and writes those that another process removed or changed.
     pub fn doubt(&mut self) {
-        if self.asked.is_none() {
+        if self.call.is_none() {
             self.guard = None;
         }
     }
 
     /// What to do next.
     pub fn poll(&mut self, now: Instant) -> PublisherStep {
-        if self.asked.is_some() {
+        if self.call.is_some() {
             return PublisherStep::Wait(None);
         }
         if let Some(pause) = self.pace.pause(now) {
             return PublisherStep::Wait(Some(pause));
         }
-        let (asked, call) = match self.lease {
+        let (pending_publisher_call, call) = match self.lease {
             _ if self.must_write_format => (PendingPublisherCall::WriteFormat, write_format()),
             _ if !self.is_format_read => {
                 (PendingPublisherCall::Format, EtcdCall::Range { range: KeyRange::format(), limit: 1, revision: 0 })
@@ -180,7 +180,7 @@ impl HostPublisher {
             }
             Some(lease) => self.write(lease),
         };
-        self.asked = Some(asked);
+        self.call = Some(pending_publisher_call);
         PublisherStep::Call(call)
     }
 
@@ -198,7 +198,7 @@ impl HostPublisher {
         let own = DirectoryKey::Host(self.host.clone());
         let mut puts = vec![(own.clone(), self.wanted.get(&own).cloned().unwrap_or_default())];
         let mut bytes = 0;
-        let differs = self.wanted.iter().filter(|(key, value)| **key != own && self.told.get(*key) != Some(*value));
+        let differs = self.wanted.iter().filter(|(key, value)| **key != own && self.vecs.get(*key) != Some(*value));
         for (key, value) in differs.take(KEYS_AT_ONCE_MAX) {
             bytes += value.len();
             if bytes > BYTES_AT_ONCE_MAX {
@@ -206,7 +206,7 @@ impl HostPublisher {
             }
             puts.push((key.clone(), value.clone()));
         }
-        let old = self.told.keys().chain(&self.left).filter(|key| !self.wanted.contains_key(*key));
+        let old = self.vecs.keys().chain(&self.left).filter(|key| !self.wanted.contains_key(*key));
         let deletes: Vec<DirectoryKey> = old.take(KEYS_AT_ONCE_MAX.saturating_sub(puts.len())).cloned().collect();
         let change = EtcdTransaction {
             guard: own.to_string(),
@@ -220,16 +220,16 @@ impl HostPublisher {
 
     /// Handles the answer to the call that [`HostPublisher::poll`] asked for last.
     pub fn handle(&mut self, answer: Result<EtcdReply, EtcdRefusal>, now: Instant) {
-        let Some(asked) = self.asked.take() else { return };
+        let Some(pending_publisher_call) = self.call.take() else { return };
         match answer {
             Ok(reply) => {
                 let is_write = matches!(
-                    asked,
+                    pending_publisher_call,
                     PendingPublisherCall::Write { .. }
                         | PendingPublisherCall::Grant
                         | PendingPublisherCall::WriteFormat
                 );
-                let done = self.handle_reply(asked, reply, now);
+                let done = self.handle_reply(pending_publisher_call, reply, now);
                 match done {
                     // That keys can be read says nothing of writes that failed.
                     Ok(()) if !is_write && self.must_be_written() => {}
@@ -252,7 +252,7 @@ impl HostPublisher {
             }
             Err(EtcdRefusal::Trouble(trouble)) => {
                 // Whether it was done is not known.
-                if matches!(asked, PendingPublisherCall::Write { .. }) {
+                if matches!(pending_publisher_call, PendingPublisherCall::Write { .. }) {
                     (self.unanswered, self.guard) = (self.guard.take(), None);
                 }
                 self.fail(trouble, now);
@@ -262,11 +262,11 @@ impl HostPublisher {
 
     fn handle_reply(
         &mut self,
-        asked: PendingPublisherCall,
+        call: PendingPublisherCall,
         reply: EtcdReply,
         now: Instant,
     ) -> Result<(), DirectoryFailure> {
-        match (asked, reply) {
+        match (call, reply) {
             (PendingPublisherCall::Format, EtcdReply::Found(found)) => match found.pairs.first() {
                 None => self.must_write_format = true,
                 Some(pair) => {
@@ -286,7 +286,7 @@ impl HostPublisher {
             (PendingPublisherCall::Alive, EtcdReply::Alive(_)) => self.alive_at = now + self.ttl / 3,
             (PendingPublisherCall::Own, EtcdReply::Found(found)) => {
                 let own = DirectoryKey::Host(self.host.clone());
-                (self.told, self.left) = (BTreeMap::new(), Vec::new());
+                (self.vecs, self.left) = (BTreeMap::new(), Vec::new());
                 let mut guard = 0;
                 for pair in found.pairs {
                     let Some(key) = DirectoryKey::parse(&pair.key) else { continue };
@@ -294,7 +294,7 @@ impl HostPublisher {
                         guard = pair.revision;
                     }
                     match Some(pair.lease) == self.lease {
-                        true => drop(self.told.insert(key, pair.value)),
+                        true => drop(self.vecs.insert(key, pair.value)),
                         false => self.left.push(key),
                     }
                 }
@@ -304,8 +304,8 @@ impl HostPublisher {
             }
             (PendingPublisherCall::Write { puts, deletes }, EtcdReply::Changed { is_done: true, revision }) => {
                 self.left.retain(|key| !deletes.contains(key) && !puts.iter().any(|(put, _)| put == key));
-                deletes.iter().for_each(|key| drop(self.told.remove(key)));
-                self.told.extend(puts);
+                deletes.iter().for_each(|key| drop(self.vecs.remove(key)));
+                self.vecs.extend(puts);
                 (self.guard, self.unanswered, self.refused_guards) = (Some(revision), None, 0);
                 self.write_not_before = now + WRITE_EVERY;
             }
@@ -329,7 +329,7 @@ impl HostPublisher {
         self.is_format_read = false;
         self.lease = None;
         self.guard = None;
-        self.told.clear();
+        self.vecs.clear();
         self.left.clear();
     }
 
@@ -394,7 +394,7 @@ mod tests {
     }
 
     /// A publisher that has said all that it has to.
-    fn told() -> HostPublisher {
+    fn reported() -> HostPublisher {
         let mut publisher = publisher();
         assert!(matches!(call(&mut publisher, at(0)), EtcdCall::Range { .. }));
         publisher.handle(found(vec![pair(FORMAT_KEY, b"1", 0, 1)]), at(0));
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn with_nothing_to_say_only_the_lease_is_kept() {
-        let mut publisher = told();
+        let mut publisher = reported();
         assert_eq!(publisher.poll(at(0)), PublisherStep::Wait(Some(at(20_000))));
         assert_eq!(call(&mut publisher, at(20_000)), EtcdCall::KeepAlive { lease: 7 });
         publisher.handle(Ok(EtcdReply::Alive(60)), at(20_100));
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn changes_within_a_quarter_of_a_second_are_written_together_and_guarded() {
-        let mut publisher = told();
+        let mut publisher = reported();
         want(&mut publisher, &["disk"]);
         assert_eq!(publisher.poll(at(100)), PublisherStep::Wait(Some(at(250))));
         want(&mut publisher, &["disk", "a b", "probe"]);
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn write_without_an_answer_is_made_again_only_after_reading_what_is_there() {
-        let mut publisher = told();
+        let mut publisher = reported();
         want(&mut publisher, &["disk"]);
         change(&mut publisher, at(300));
         let lost = DirectoryFailure::new(DirectoryFailureKind::Unreachable, "lost");
@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     fn lease_that_ended_while_the_host_lives_is_replaced_and_all_is_written_anew() {
-        let mut publisher = told();
+        let mut publisher = reported();
         call(&mut publisher, at(90_000));
         publisher.handle(Ok(EtcdReply::Alive(0)), at(90_000));
         call(&mut publisher, at(90_000));
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn keys_that_another_process_changed_or_removed_are_written_again() {
-        let mut publisher = told();
+        let mut publisher = reported();
         let own = DirectoryKey::Host(publisher.host.clone()).to_string();
         let mut view = DirectoryView::new(1);
         let now = at(1000);
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn full_directory_is_in_trouble_until_a_write_is_done_and_is_asked_less_often() {
-        let mut publisher = told();
+        let mut publisher = reported();
         want(&mut publisher, &["disk"]);
         let mut now = at(300);
         let mut pauses = Vec::new();
@@ -561,7 +561,7 @@ mod tests {
 
     #[test]
     fn two_processes_with_one_key_are_noticed() {
-        let mut publisher = told();
+        let mut publisher = reported();
         want(&mut publisher, &["disk"]);
         let mut now = at(300);
         for _ in 0..CONTENDED_AFTER {
@@ -581,7 +581,7 @@ mod tests {
 
     #[test]
     fn many_devices_are_written_in_pieces_that_etcd_takes() {
-        let mut publisher = told();
+        let mut publisher = reported();
         let names: Vec<String> = (0..1000).map(|number| format!("d{number}")).collect();
         want(&mut publisher, &names.iter().map(String::as_str).collect::<Vec<_>>());
         let mut now = at(1000);

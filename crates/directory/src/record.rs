@@ -217,11 +217,11 @@ impl DeviceRecord {
             return Err(RecordError::LongList);
         }
         let Self { bus_id, ids, title, speed, interfaces, state, labels, at, .. } = &record;
-        let Self { user, since, mode, place, comment, id, lease, holder_key, .. } = &record;
+        let Self { user, since, mode, place: location, comment, id, lease, holder_key, .. } = &record;
         check([bus_id, ids, title, speed, state, at])?;
         check(interfaces)?;
         check(labels.iter().flat_map(|(name, value)| [name, value]))?;
-        check([user, since, mode, place, comment, id, holder_key].into_iter().flatten())?;
+        check([user, since, mode, location, comment, id, holder_key].into_iter().flatten())?;
         check(record.queue.iter().map(|waiting| &waiting.host))?;
         check(lease.iter().flat_map(|lease| [Some(&lease.host), Some(&lease.until), lease.reason.as_ref()]).flatten())?;
         Ok(record)
@@ -235,8 +235,8 @@ impl DeviceRecord {
         record.queue.iter_mut().for_each(|waiting| cut(&mut waiting.host));
         let Self { bus_id, ids, title, speed, interfaces, state, at, .. } = &mut record;
         [bus_id, ids, title, speed, state, at].into_iter().chain(interfaces).for_each(cut);
-        let Self { user, mode, place, comment, id, lease, .. } = &mut record;
-        [user, mode, place, comment, id].into_iter().flatten().for_each(cut);
+        let Self { user, mode, place: location, comment, id, lease, .. } = &mut record;
+        [user, mode, location, comment, id].into_iter().flatten().for_each(cut);
         if let Some(LeaseRecord { host, until, reason }) = lease {
             [host, until].into_iter().chain(reason).for_each(cut);
         }

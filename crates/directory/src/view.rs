@@ -809,15 +809,15 @@ mod tests {
         let strangers: Vec<String> =
             (0..KEYS_MAX + 10).map(|number| DirectoryKey::Host(numbered(number)).to_string()).collect();
         view.handle(page(&strangers, 20, true), NOW);
-        let mut asked = Vec::new();
+        let mut ranges = Vec::new();
         while let DirectoryViewStep::Call(EtcdCall::Range { range, revision, .. }) = view.poll(NOW) {
             assert_eq!(revision, 20);
             let of = |letter: &str| range == KeyRange::of_host(&host(letter));
             let found = if of("p") { keys(&["p"], &[("p", "board")]) } else { Vec::new() };
-            asked.push(range);
+            ranges.push(range);
             view.handle(page(&found, 20, false), NOW);
         }
-        assert_eq!(asked.len(), 4, "of each host its keys, and its limit: {asked:?}");
+        assert_eq!(ranges.len(), 4, "of each host its keys, and its limit: {ranges:?}");
         assert_eq!(names(&view), ["p/board"]);
         assert!(view.is_watching() && view.count() <= KEYS_MAX);
         assert_eq!(view.trouble().unwrap().kind, DirectoryFailureKind::TooMuch);

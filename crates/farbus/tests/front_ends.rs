@@ -63,8 +63,12 @@ impl Harness {
 
     fn request(&self, front_end: &'static dyn FrontEnd) -> AttachRequest {
         let via: FrontEndChoice = front_end.name().parse().unwrap();
-        let place = front_end.protocol().map(|_| SocketLocation::Socket(self.folder.join("programs.sock")));
-        AttachRequest { at: Some(self.folder.join("mounted")), place, ..AttachRequest::new(self.target.clone(), via) }
+        let location = front_end.protocol().map(|_| SocketLocation::Socket(self.folder.join("programs.sock")));
+        AttachRequest {
+            at: Some(self.folder.join("mounted")),
+            location,
+            ..AttachRequest::new(self.target.clone(), via)
+        }
     }
 
     fn client(&self, grace: Duration) -> ImporterClient {
@@ -335,7 +339,7 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
         let mut prepared = front_end.prepare(&client, request).unwrap();
         for _ in 0..2 {
             assert!(front_end.take(&client, request, &mut prepared).is_err(), "one user at a time");
-            if let Some(path) = request.place.as_ref().and_then(SocketLocation::path) {
+            if let Some(path) = request.location.as_ref().and_then(SocketLocation::path) {
                 assert!(path.exists(), "a client that connects waits");
             }
         }

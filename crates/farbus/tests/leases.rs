@@ -192,9 +192,9 @@ fn discarded_device_goes_at_once_reset_and_to_its_successor_alone() {
     first.linked.submit(now, read.launch(), &mut first.done);
     first.linked.turn(&mut first.done);
     let status = first.linked.status();
-    let asked = std::thread::spawn(move || status.discard([0; 32], GRACE));
+    let handle = std::thread::spawn(move || status.discard([0; 32], GRACE));
     settle(&mut first.linked, &mut first.done);
-    assert_eq!(asked.join().unwrap(), Ok(DiscardedRequests { requests: 1, unwritten_bytes: 0 }));
+    assert_eq!(handle.join().unwrap(), Ok(DiscardedRequests { requests: 1, unwritten_bytes: 0 }));
     let failed = first.done.pop().expect("it is not waited for");
     assert_eq!((failed.id, failed.status), (UrbId(100), UrbStatus::Shutdown));
     assert_eq!(first.linked.end().map(|end| end.message.as_str()), Some("handed over"), "it is over here");
@@ -222,12 +222,12 @@ fn discarded_disk_has_what_was_answered_and_returns_to_all_when_nobody_comes() {
         &mut scribe.done,
     );
     let status = scribe.linked.status();
-    let asked = std::thread::spawn(move || status.discard([7; 32], GRACE));
+    let handle = std::thread::spawn(move || status.discard([7; 32], GRACE));
     while scribe.linked.status().is_ours() {
         std::thread::yield_now();
     }
     settle(&mut scribe.linked, &mut scribe.done);
-    assert_eq!(asked.join().unwrap(), Ok(DiscardedRequests { requests: 1, unwritten_bytes: 512 }));
+    assert_eq!(handle.join().unwrap(), Ok(DiscardedRequests { requests: 1, unwritten_bytes: 512 }));
     assert!(scribe.done.pop().is_some_and(|done| done.id == BlockId(2) && done.result.is_err()));
     assert_eq!(cause(&scribe.linked), Some(AttachmentEndCause::Asked));
     drop(scribe);

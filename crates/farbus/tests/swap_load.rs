@@ -210,7 +210,7 @@ impl Load {
             } else if self.is_pressing.load(Ordering::Relaxed) {
                 pending.resize(PENDING, last);
             }
-            let Some(asked) = pending.pop_front() else { continue };
+            let Some(asked_at) = pending.pop_front() else { continue };
             number += 1;
             let block = random.below(blocks);
             let mut bytes = [number as u8; BLOCK as usize];
@@ -219,7 +219,7 @@ impl Load {
             store.write_at(block * BLOCK, &bytes).unwrap();
             held[block as usize] = number;
             let at = Instant::now();
-            self.answers.lock().unwrap().push(Answer { at, waited: at - asked, quiet: at - last });
+            self.answers.lock().unwrap().push(Answer { at, waited: at - asked_at, quiet: at - last });
             last = at;
         }
         store.flush().unwrap();

@@ -35,8 +35,12 @@ fn two_hosts_enumerate_their_ends_and_reach_each_other() {
             host.control_out(on, Vec::new()).unwrap();
         }
         let [mut a, mut b] = hosts;
-        let told = [16, 8].map(|_| a.data_in(NOTIFICATIONS, 16).unwrap().into_vec());
-        assert_eq!((told[0][1], &told[1][..]), (0x2a, &[0xa1, 0, 1, 0, 0, 0, 0, 0][..]), "speed, then connection");
+        let reported = [16, 8].map(|_| a.data_in(NOTIFICATIONS, 16).unwrap().into_vec());
+        assert_eq!(
+            (reported[0][1], &reported[1][..]),
+            (0x2a, &[0xa1, 0, 1, 0, 0, 0, 0, 0][..]),
+            "speed, then connection"
+        );
 
         let frame: Vec<u8> = (0..1514).map(|at| at as u8).collect();
         let head =

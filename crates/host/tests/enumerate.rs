@@ -21,7 +21,7 @@ use farbus_model::{
 struct Answers {
     answers: BTreeMap<(u16, u16), Answer>,
     speed: UsbSpeed,
-    asked: Vec<SetupPacket>,
+    packets: Vec<SetupPacket>,
     waiting: Vec<Urb>,
     cancelled: Vec<UrbId>,
     now: Instant,
@@ -52,7 +52,7 @@ impl Answers {
         if !descriptors.bos.is_empty() {
             add(kind::BOS, 0, 0, &descriptors.bos);
         }
-        Self { answers, speed, asked: Vec::new(), waiting: Vec::new(), cancelled: Vec::new(), now: Instant::ZERO }
+        Self { answers, speed, packets: Vec::new(), waiting: Vec::new(), cancelled: Vec::new(), now: Instant::ZERO }
     }
 
     fn change(mut self, kind: u8, index: u8, answer: Answer) -> Self {
@@ -73,7 +73,7 @@ impl Answers {
     fn enumerate(&mut self) -> Result<DescriptorSet, EnumerationError> {
         let result =
             run(&mut DescriptorEnumerator::new(self.now, IdSource::new(), self.speed), self).expect("the port works");
-        assert!(self.asked.len() <= limits::ENUMERATION_TRANSFERS_MAX);
+        assert!(self.packets.len() <= limits::ENUMERATION_TRANSFERS_MAX);
         result
     }
 
@@ -89,7 +89,7 @@ fn value(kind: u8, index: u8) -> u16 {
 
 impl HostPort for Answers {
     fn submit(&mut self, urb: Urb) {
-        self.asked.push(urb.setup);
+        self.packets.push(urb.setup);
         self.waiting.push(urb);
     }
 
@@ -150,9 +150,9 @@ fn enumerated_descriptors_are_those_declared() {
 fn the_device_descriptor_is_asked_for_whole_and_once() {
     let mut device = device(UsbSpeed::High);
     device.enumerate().unwrap();
-    let lengths: Vec<_> = device.asked.iter().filter(|s| s.value >> 8 == 1).map(|s| s.length).collect();
+    let lengths: Vec<_> = device.packets.iter().filter(|s| s.value >> 8 == 1).map(|s| s.length).collect();
     assert_eq!(lengths, [18]);
-    assert!(device.asked.iter().all(|setup| setup.length != 64));
+    assert!(device.packets.iter().all(|setup| setup.length != 64));
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn strings_of_a_known_device_are_read_in_5_s_or_left_out() {
     };
     let (found, device) = read(device(UsbSpeed::High));
     assert_eq!(found, all);
-    assert!(device.asked.iter().all(|setup| setup.value.to_be_bytes()[0] == kind::STRING), "{:?}", device.asked);
+    assert!(device.packets.iter().all(|setup| setup.value.to_be_bytes()[0] == kind::STRING), "{:?}", device.packets);
     for answer in [Answer::Ends(UrbStatus::Stall), Answer::Ends(UrbStatus::Protocol), Answer::Silence] {
         let (found, device) = read(self::device(UsbSpeed::High).change(kind::STRING, 0, answer));
         assert_eq!(found, known);
@@ -268,23 +268,23 @@ fn a_missing_piece_is_an_error_with_its_name() {
 
 #[test]
 fn lying_lengths_are_errors_with_their_place() {
-    let place = |device: Answers| match device.error() {
+    let location = |device: Answers| match device.error() {
         (piece, EnumerationErrorReason::Malformed(error)) => (piece, error.offset),
         other => panic!("{other:?}"),
     };
     let device_edit = |edit: fn(&mut Vec<u8>)| device(UsbSpeed::High).edit(kind::DEVICE, 0, edit);
-    assert_eq!(place(device_edit(|bytes| bytes[0] = 17)), (DescriptorPart::Device, 0));
-    assert_eq!(place(device_edit(|bytes| bytes.truncate(8))), (DescriptorPart::Device, 0));
-    assert_eq!(place(device_edit(|bytes| bytes[17] = 0)), (DescriptorPart::Device, 17));
+    assert_eq!(location(device_edit(|bytes| bytes[0] = 17)), (DescriptorPart::Device, 0));
+    assert_eq!(location(device_edit(|bytes| bytes.truncate(8))), (DescriptorPart::Device, 0));
+    assert_eq!(location(device_edit(|bytes| bytes[17] = 0)), (DescriptorPart::Device, 17));
     let many = device_edit(|bytes| bytes[17] = 9).error();
     assert_eq!(many, (DescriptorPart::Device, EnumerationErrorReason::TooMany { count: 9, max: 8 }));
 
     let edit = |edit: fn(&mut Vec<u8>)| device(UsbSpeed::High).edit(kind::CONFIGURATION, 0, edit);
     let configuration = DescriptorPart::Configuration(0);
-    assert_eq!(place(edit(|bytes| bytes[1] = 4)), (configuration, 0));
-    assert_eq!(place(edit(|bytes| bytes[2..4].fill(0))), (configuration, 2));
-    assert_eq!(place(edit(|bytes| bytes[9] = 0)), (configuration, 9));
-    assert_eq!(place(edit(|bytes| bytes[9] = 255)), (configuration, 9));
+    assert_eq!(location(edit(|bytes| bytes[1] = 4)), (configuration, 0));
+    assert_eq!(location(edit(|bytes| bytes[2..4].fill(0))), (configuration, 2));
+    assert_eq!(location(edit(|bytes| bytes[9] = 0)), (configuration, 9));
+    assert_eq!(location(edit(|bytes| bytes[9] = 255)), (configuration, 9));
     let long = edit(|bytes| bytes[2..4].fill(255)).error();
     assert!(
         matches!(long, (DescriptorPart::Configuration(0), EnumerationErrorReason::Cut { wanted: 65535, .. })),
@@ -292,7 +292,7 @@ fn lying_lengths_are_errors_with_their_place() {
     );
     assert_eq!(edit(|bytes| bytes.truncate(8)).error().1, EnumerationErrorReason::Cut { got: 8, wanted: 9 });
     // A header that claims to reach beyond everything, as Linux has it.
-    assert_eq!(place(edit(|bytes| (bytes[0], bytes[2], bytes[3]) = (200, 9, 0))), (configuration, 0));
+    assert_eq!(location(edit(|bytes| (bytes[0], bytes[2], bytes[3]) = (200, 9, 0))), (configuration, 0));
 }
 
 /// A device whose descriptors change while they are read.
@@ -337,7 +337,7 @@ fn a_device_that_names_a_thousand_strings_is_asked_for_a_few() {
     configuration.bytes[2..4].copy_from_slice(&total.to_le_bytes());
     let mut device = Answers::of(&all, UsbSpeed::High);
     device.enumerate().unwrap();
-    let strings = device.asked.iter().filter(|setup| setup.value >> 8 == 3).count();
+    let strings = device.packets.iter().filter(|setup| setup.value >> 8 == 3).count();
     assert_eq!(strings, 1 + limits::STRINGS_MAX);
 }
 

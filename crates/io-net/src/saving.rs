@@ -92,7 +92,7 @@ impl<S> SaveRequester<S> {
     }
 
     /// The request, if there is one; for the serving thread.
-    pub fn asked(&self) -> Option<SaveRequest<S>> {
+    pub fn requested(&self) -> Option<SaveRequest<S>> {
         // Only the serving thread answers: a load, made in every turn, is enough.
         if !self.questions.is_asked.load(Ordering::Acquire) {
             return None;
@@ -143,11 +143,11 @@ mod tests {
     fn asking_thread_decides_whether_an_attachment_stays() {
         let save_requester = save_requester();
         for is_meant in [true, false] {
-            let asked = save_requester.ask();
-            let asker = save_requester.asked().expect("somebody asked");
-            assert!(save_requester.asked().is_none(), "once");
+            let reply = save_requester.ask();
+            let asker = save_requester.requested().expect("somebody asked");
+            assert!(save_requester.requested().is_none(), "once");
             let attachment = thread::spawn(move || asker.part(vec![1]));
-            let save_reply = asked.wait(PATIENCE).expect("it answers");
+            let save_reply = reply.wait(PATIENCE).expect("it answers");
             assert_eq!(save_reply.saved, [1]);
             if is_meant {
                 save_reply.go();
@@ -161,10 +161,10 @@ mod tests {
     #[test]
     fn neither_side_of_a_save_waits_for_one_that_has_ended() {
         let save_requester = save_requester();
-        let asked = save_requester.ask();
-        drop(save_requester.asked());
-        assert!(asked.wait(PATIENCE).is_none());
+        let reply = save_requester.ask();
+        drop(save_requester.requested());
+        assert!(reply.wait(PATIENCE).is_none());
         drop(save_requester.ask());
-        assert_eq!(save_requester.asked().expect("somebody asked").part(vec![1]), SaveDecision::Stay);
+        assert_eq!(save_requester.requested().expect("somebody asked").part(vec![1]), SaveDecision::Stay);
     }
 }

@@ -73,14 +73,14 @@ impl ExtentList {
     /// The same in whole blocks: a block that is partly data is data. The range begins and ends with a block.
     #[must_use]
     pub fn aligned(&self, block: u64) -> Self {
-        let (mut whole, mut at, mut told) = (Self::default(), 0, 0);
+        let (mut whole, mut at, mut reported) = (Self::default(), 0, 0);
         for extent in self.iter() {
             at += extent.length;
             let end = if extent.is_hole { at / block * block } else { at.next_multiple_of(block) };
-            whole.push(StoreExtent { length: end.saturating_sub(told), ..extent });
-            told = told.max(end);
+            whole.push(StoreExtent { length: end.saturating_sub(reported), ..extent });
+            reported = reported.max(end);
         }
-        if told == 0 && at > 0 { Self::data(block) } else { whole }
+        if reported == 0 && at > 0 { Self::data(block) } else { whole }
     }
 
     /// Writes them as an answer's payload, which fills `to`.
@@ -121,8 +121,8 @@ impl ExtentList {
                 return None;
             }
         }
-        let told = extents.length();
-        let is_told = told <= length.into() && (told > 0 || length == 0);
+        let reported = extents.length();
+        let is_told = reported <= length.into() && (reported > 0 || length == 0);
         (is_told && all.all(|rest| rest == (0, 0))).then_some(extents)
     }
 }

@@ -160,22 +160,26 @@ impl UsbReply {
         let mut packets = Vec::new();
         let (mut offset, count) = (0, if shape == 0 { 0 } else { usize::from(count) });
         for packet in 0..count {
-            let asked = request.packets.get(packet)?;
-            let field = if shape == 2 { words.u32()? } else { asked.length };
+            let wanted = request.packets.get(packet)?;
+            let field = if shape == 2 { words.u32()? } else { wanted.length };
             let (length, status) = (field & 0xff_ffff, (field >> 24) as u8);
-            packets.push(IsoPacketHead { offset: if request.is_in() { offset } else { asked.offset }, length, status });
+            packets.push(IsoPacketHead {
+                offset: if request.is_in() { offset } else { wanted.offset },
+                length,
+                status,
+            });
             offset += length;
         }
         words.end().map(|()| Self { status, actual, start_frame, packets })
     }
 
     /// The head of this reply to `asked`.
-    pub fn head(&self, asked: &UsbRequest) -> Payload {
+    pub fn head(&self, wanted: &UsbRequest) -> Payload {
         let is_full =
-            |(packet, asked): (&IsoPacketHead, &IsoPacketHead)| packet.length == asked.length && packet.status == OK;
+            |(packet, wanted): (&IsoPacketHead, &IsoPacketHead)| packet.length == wanted.length && packet.status == OK;
         let shape = match self.packets.is_empty() {
             true => 0,
-            false if self.packets.iter().zip(&asked.packets).all(is_full) => 1,
+            false if self.packets.iter().zip(&wanted.packets).all(is_full) => 1,
             false => 2,
         };
         let mut head = vec![self.status, shape];
@@ -269,8 +273,9 @@ mod tests {
         let reply = usb::UsbReplyPart { status: UrbStatus::Ok, actual: 102, start_frame: 9, iso: packets.collect() };
         let head: Payload = reply.encode().to_vec().into();
         let found = UsbReply::read(&ask, &head, 102).unwrap();
-        let places: Vec<_> = found.packets.iter().map(|packet| (packet.offset, packet.length, packet.status)).collect();
-        assert_eq!(places, [(0, 100, 0), (100, 2, 0), (102, 0, 13)]);
+        let locations: Vec<_> =
+            found.packets.iter().map(|packet| (packet.offset, packet.length, packet.status)).collect();
+        assert_eq!(locations, [(0, 100, 0), (100, 2, 0), (102, 0, 13)]);
         assert_eq!((found.actual, found.start_frame, found.head(&ask)), (102, 9, head));
         let plain = UsbReply::read(&ask, &Payload::Empty, 5).unwrap();
         assert_eq!((plain.status, plain.actual), (OK, 5));

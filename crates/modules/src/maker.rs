@@ -36,7 +36,7 @@ pub trait ModuleMaker: Send + Sync {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal>;
 
@@ -47,7 +47,7 @@ pub trait ModuleMaker: Send + Sync {
     fn answer(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         opening: &[u8],
         random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal>;
@@ -78,7 +78,7 @@ pub struct SimpleMaker {
 struct PendingSimpleModule {
     make: fn(&ModuleSettings, &ModuleContext) -> Box<dyn Module>,
     settings: ModuleSettings,
-    place: ModuleContext,
+    context: ModuleContext,
 }
 
 impl ModuleMaker for SimpleMaker {
@@ -93,20 +93,20 @@ impl ModuleMaker for SimpleMaker {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         _random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
-        Ok(Box::new(PendingSimpleModule { make: self.make, settings: settings.clone(), place: place.clone() }))
+        Ok(Box::new(PendingSimpleModule { make: self.make, settings: settings.clone(), context: location.clone() }))
     }
 
     fn answer(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         _opening: &[u8],
         _random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
-        Ok(((self.make)(settings, place), Vec::new()))
+        Ok(((self.make)(settings, location), Vec::new()))
     }
 }
 
@@ -116,6 +116,6 @@ impl PendingModule for PendingSimpleModule {
     }
 
     fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
-        Ok((self.make)(&self.settings, &self.place))
+        Ok((self.make)(&self.settings, &self.context))
     }
 }

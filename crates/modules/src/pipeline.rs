@@ -124,12 +124,12 @@ impl ModulePipeline {
 
     /// Their names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.halves.iter().map(|place| place.name.as_str())
+        self.halves.iter().map(|location| location.name.as_str())
     }
 
     /// The words with which a failure of the half at `at` begins: its name, and its position if there are several.
     pub fn title(&self, at: usize) -> String {
-        let name = self.halves.get(at).map_or("?", |place| place.name.as_str());
+        let name = self.halves.get(at).map_or("?", |location| location.name.as_str());
         match self.halves.len() {
             0 | 1 => format!("module '{name}'"),
             count => format!("module '{name}' ({} of {count})", at + 1),
@@ -157,7 +157,7 @@ impl ModulePipeline {
 
     /// When [`ModulePipeline::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.halves.iter().filter_map(|place| place.half.poll_timeout()).min()
+        self.halves.iter().filter_map(|location| location.half.poll_timeout()).min()
     }
 
     /// When [`ModulePipeline::check_deadlines`] wants to be called: a half then has kept a message for as long as it may
@@ -169,11 +169,11 @@ impl ModulePipeline {
     /// Fails if a half has kept a message for longer than it may.
     pub fn check_deadlines(&mut self, now: Instant, out: &mut ModuleOutput) {
         for at in 0..self.halves.len() {
-            let place = &mut self.halves[at];
-            place.forget_passed();
-            if place.deadline().is_some_and(|deadline| deadline <= now)
-                && let Some((_, (kind, id))) = place.oldest()
-                && let Some(hold_max) = place.half.hold_max()
+            let slot = &mut self.halves[at];
+            slot.forget_passed();
+            if slot.deadline().is_some_and(|deadline| deadline <= now)
+                && let Some((_, (kind, id))) = slot.oldest()
+                && let Some(hold_max) = slot.half.hold_max()
             {
                 let what =
                     if kind == ModuleMessageKind::Completion.code() { "the answer to request" } else { "request" };
@@ -210,32 +210,32 @@ impl ModulePipeline {
 
     /// Memory of what the halves hold back, and of what is noted of it, bytes.
     pub fn held_bytes(&self) -> usize {
-        self.halves.iter().map(|place| place.half.held_bytes() + place.noted_bytes()).sum()
+        self.halves.iter().map(|location| location.half.held_bytes() + location.noted_bytes()).sum()
     }
 
     /// Whether no half holds a message back.
     pub fn is_at_rest(&self) -> bool {
-        self.halves.iter().all(|place| place.half.is_at_rest())
+        self.halves.iter().all(|location| location.half.is_at_rest())
     }
 
     /// The states with which another process can continue, half by half, while at rest; `None` if it cannot.
     pub fn save(&self) -> Option<Vec<Vec<u8>>> {
-        self.halves.iter().map(|place| place.half.save()).collect()
+        self.halves.iter().map(|location| location.half.save()).collect()
     }
 
     /// Makes this new pipeline continue from saved states. Returns whether it can.
     pub fn restore(&mut self, state: &[Vec<u8>]) -> bool {
         state.len() == self.halves.len()
-            && self.halves.iter_mut().zip(state).all(|(place, state)| place.half.restore(state))
+            && self.halves.iter_mut().zip(state).all(|(slot, state)| slot.half.restore(state))
     }
 
     fn settle(&mut self, now: Instant, out: &mut ModuleOutput) {
         while let Some(MessageInTransit { to, from, message, maker }) = self.moving.pop_front() {
-            let place = &mut self.halves[to];
-            place.take(now, &message, maker);
+            let slot = &mut self.halves[to];
+            slot.take(now, &message, maker);
             // Of an event, which is not noted, the same call decides: it was passed on, or another was made.
             let event = (message.kind == ModuleMessageKind::Event).then_some((message.id, maker));
-            place.half.handle(now, from, message, &mut self.turn);
+            slot.half.handle(now, from, message, &mut self.turn);
             self.collect(to, event, out);
         }
         self.halves.iter_mut().for_each(PipelineSlot::forget_passed);

@@ -74,10 +74,10 @@ impl ModuleSettings {
     /// [`ModuleRefusal`]: an unknown or missing parameter, or an invalid value.
     pub fn of(
         manifest: &ModuleManifest,
-        asked: &ModuleSpec,
+        wanted: &ModuleSpec,
         files: &mut dyn ModuleFiles,
     ) -> Result<Self, ModuleRefusal> {
-        Self::understand(manifest, &asked.parameters, files, |_| true)
+        Self::understand(manifest, &wanted.parameters, files, |_| true)
     }
 
     /// Joins the other end's settings (`name=value`, separated by commas) with those of this host, which
@@ -100,10 +100,10 @@ impl ModuleSettings {
     /// [`ModuleRefusal`].
     pub fn own(
         manifest: &ModuleManifest,
-        asked: &ModuleSpec,
+        wanted: &ModuleSpec,
         files: &mut dyn ModuleFiles,
     ) -> Result<Self, ModuleRefusal> {
-        Self::understand(manifest, &asked.parameters, files, |parameter| parameter.is_own)
+        Self::understand(manifest, &wanted.parameters, files, |parameter| parameter.is_own)
     }
 
     fn understand(
@@ -261,15 +261,15 @@ mod tests {
 
     #[test]
     fn a_module_is_asked_for_in_one_word() {
-        let asked: ModuleSpec = "delay:time=20ms,jitter=1ms".parse().unwrap();
-        assert_eq!(asked.to_string(), "delay:time=20ms,jitter=1ms");
-        let settings = ModuleSettings::of(DELAY.manifest(), &asked, &mut read).unwrap();
+        let spec: ModuleSpec = "delay:time=20ms,jitter=1ms".parse().unwrap();
+        assert_eq!(spec.to_string(), "delay:time=20ms,jitter=1ms");
+        let settings = ModuleSettings::of(DELAY.manifest(), &spec, &mut read).unwrap();
         assert_eq!((settings.span("time"), settings.number("seed")), (Duration::from_millis(20), 0));
         assert_eq!(settings.travelling(), "time=20ms,jitter=1ms");
         let there =
             ModuleSettings::joined(DELAY.manifest(), settings.travelling(), &ModuleSettings::default()).unwrap();
         assert_eq!((there.span("jitter"), there.span("time")), (settings.span("jitter"), settings.span("time")));
-        assert_eq!("zstd".parse::<ModuleSpec>().map(|asked| asked.to_string()), Ok("zstd".to_owned()));
+        assert_eq!("zstd".parse::<ModuleSpec>().map(|spec| spec.to_string()), Ok("zstd".to_owned()));
         assert!("".parse::<ModuleSpec>().is_err() && ":a=b".parse::<ModuleSpec>().is_err());
         assert_eq!("delay:fast".parse::<ModuleSpec>(), Err("'fast' is no NAME=VALUE".to_owned()));
     }
@@ -277,9 +277,9 @@ mod tests {
     #[test]
     fn invalid_setting_is_refused_with_what_would_be_valid() {
         let refused = |text: &str| {
-            let asked: ModuleSpec = text.parse().unwrap();
-            let maker: &dyn ModuleMaker = if asked.name == "delay" { &DELAY } else { &SEAL };
-            ModuleSettings::of(maker.manifest(), &asked, &mut read).unwrap_err().to_string()
+            let spec: ModuleSpec = text.parse().unwrap();
+            let maker: &dyn ModuleMaker = if spec.name == "delay" { &DELAY } else { &SEAL };
+            ModuleSettings::of(maker.manifest(), &spec, &mut read).unwrap_err().to_string()
         };
         assert_eq!(refused("delay"), "module 'delay': it has to be told time: delay:time=…");
         assert_eq!(refused("delay:time=20"), "module 'delay': time=20: it is a span (us, ms, s) up to 10s");
@@ -294,14 +294,14 @@ mod tests {
 
     #[test]
     fn a_file_stays_with_its_host() {
-        let asked = "seal:key-file=key".parse().unwrap();
-        let settings = ModuleSettings::of(SEAL.manifest(), &asked, &mut read).unwrap();
+        let spec = "seal:key-file=key".parse().unwrap();
+        let settings = ModuleSettings::of(SEAL.manifest(), &spec, &mut read).unwrap();
         assert_eq!((settings.travelling(), settings.file("key-file")), ("", [7; 32].as_slice()));
         assert!(
             ModuleSettings::joined(SEAL.manifest(), "key-file=key", &settings).is_err(),
             "the other end names no file here"
         );
-        let own = ModuleSettings::own(SEAL.manifest(), &asked, &mut read).unwrap();
+        let own = ModuleSettings::own(SEAL.manifest(), &spec, &mut read).unwrap();
         assert_eq!(ModuleSettings::joined(SEAL.manifest(), "", &own).unwrap().file("key-file"), [7; 32]);
         assert!(!format!("{own:?}").contains('7'), "nobody logs a key");
     }

@@ -75,8 +75,8 @@ mod tests {
         ] {
             let line = quoted(name);
             assert!(!line.chars().any(is_deceptive), "{line:?}");
-            let said = Command::new("bash").arg("-c").arg(format!("printf '<%s>' {line}")).output().unwrap();
-            assert_eq!(String::from_utf8(said.stdout).unwrap(), format!("<{name}>"), "{line}");
+            let output = Command::new("bash").arg("-c").arg(format!("printf '<%s>' {line}")).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("<{name}>"), "{line}");
         }
         assert_eq!(command("detach", &["-f"]), "farbus detach -- -f");
     }

@@ -38,7 +38,7 @@ pub enum PipeError {
         /// The most that they carry, in messages a second.
         max_per_s: u64,
         /// Messages that are under way at once.
-        places: u64,
+        positions: u64,
         /// How long one of them takes at the worst, in nanoseconds.
         worst_ns: u64,
         /// What it usually takes at the most, in nanoseconds, if that counts.
@@ -58,7 +58,7 @@ pub enum PipeError {
     /// The device has fewer channels.
     Channel {
         /// The channel that was asked for.
-        asked: usize,
+        wanted: usize,
         /// How many there are.
         channels: usize,
     },
@@ -115,11 +115,11 @@ impl fmt::Display for PipeError {
                 let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };
                 write!(f, "a {more} buffer makes it {what}")
             }
-            Self::Rate { asked_per_s, max_per_s, places, worst_ns, usual_ns } => {
+            Self::Rate { asked_per_s, max_per_s, positions: locations, worst_ns, usual_ns } => {
                 write!(
                     f,
                     "{asked_per_s} messages/s: the transfers to the device carry at most {max_per_s} messages/s, {} are missing\n  \
-                     {places} messages are under way at once, each for {} at the worst",
+                     {locations} messages are under way at once, each for {} at the worst",
                     asked_per_s.saturating_sub(*max_per_s),
                     ms(*worst_ns)
                 )?;
@@ -142,8 +142,8 @@ impl fmt::Display for PipeError {
                 asked_per_s.saturating_sub(*messages_per_s_max)
             ),
             Self::Direction => f.write_str("the device has no bulk endpoint in that direction"),
-            Self::Channel { asked, channels } => {
-                write!(f, "the device has no channel {asked}: there are {channels}, counted from 0")
+            Self::Channel { wanted, channels } => {
+                write!(f, "the device has no channel {wanted}: there are {channels}, counted from 0")
             }
             Self::Taken(channel) => write!(f, "channel {channel} has a pipe in that direction already"),
             Self::Device(error) => error.fmt(f),

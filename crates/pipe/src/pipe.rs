@@ -143,7 +143,7 @@ pub fn tpipe<A: Send + 'static>(
     };
     let (shared, message_bytes) = (Arc::clone(endpoint.shared()), endpoint.message_bytes());
     let quota = (quality.buffer_bytes as usize / message_bytes).max(1);
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let (tell, grants) = std::sync::mpsc::sync_channel(1);
     let name = format!("pipe-{}-{channel}", direction_name(direction));
     let thread = thread::Builder::new().name(name).spawn(move || {
         let (reservation, warnings) = share.reserve(reserve);
@@ -200,7 +200,7 @@ pub fn tpipe<A: Send + 'static>(
         }
     });
     pipe.thread = Some(thread.map_err(PipeError::System)?);
-    pipe.granted = told.recv().unwrap_or_default();
+    pipe.granted = grants.recv().unwrap_or_default();
     Ok(pipe)
 }
 

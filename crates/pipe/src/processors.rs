@@ -31,7 +31,7 @@ pub struct ProcessorPool(Arc<ProcessorPoolInner>);
 
 struct ProcessorPoolInner {
     strictness: SchedulingStrictness,
-    places: Vec<ThreadPlacement>,
+    placements: Vec<ThreadPlacement>,
     ledger: Mutex<ProcessorShareLedger>,
     beside: Option<Box<dyn ProcessorAdmission>>,
     /// Keeps memory from being paged out while any promise exists; or why that is not possible.
@@ -58,7 +58,7 @@ struct ProcessorShareLedger {
 /// A promise that counts until it is dropped.
 pub struct ProcessorShare {
     processors: ProcessorPool,
-    place: usize,
+    position: usize,
     id: u64,
 }
 
@@ -93,7 +93,7 @@ impl ProcessorPool {
     /// # Errors
     /// [`PipeError::Promised`] if they have promised time that is ours.
     pub fn beside(mut self, others: impl ProcessorAdmission) -> Result<Self, PipeError> {
-        let own = self.0.places.iter().filter(|place| place.own().is_some()).count();
+        let own = self.0.placements.iter().filter(|location| location.own().is_some()).count();
         if own > 0 {
             others.admit(&vec![WHOLE; own]).map_err(PipeError::Promised)?;
         }
@@ -103,18 +103,18 @@ impl ProcessorPool {
         Ok(self)
     }
 
-    fn over(places: Vec<ThreadPlacement>, strictness: SchedulingStrictness) -> Self {
+    fn over(placements: Vec<ThreadPlacement>, strictness: SchedulingStrictness) -> Self {
         let memory = match strictness {
             SchedulingStrictness::None => Err("nobody asked for it".to_owned()),
             _ => LockedMemory::take().map_err(|error| error.to_string()),
         };
-        Self(Arc::new(ProcessorPoolInner { strictness, places, ledger: Mutex::default(), beside: None, memory }))
+        Self(Arc::new(ProcessorPoolInner { strictness, placements, ledger: Mutex::default(), beside: None, memory }))
     }
 
     /// Where threads run, for people.
     pub fn described(&self) -> String {
         let own: Vec<_> =
-            self.0.places.iter().filter_map(ThreadPlacement::own).map(|own| own.cpu().to_string()).collect();
+            self.0.placements.iter().filter_map(ThreadPlacement::own).map(|own| own.cpu().to_string()).collect();
         match own.as_slice() {
             [] => "all processors together".to_owned(),
             cpus => format!("processors {} alone", cpus.join(", ")),
@@ -133,14 +133,14 @@ impl ProcessorPool {
     pub fn share(&self, reserve: VcpuReserve) -> Result<ProcessorShare, PipeError> {
         let mut ledger = self.ledger();
         let mut least = None;
-        for place in 0..self.0.places.len() {
-            match admit(&ledger.with(place, None, reserve), &[]) {
+        for position in 0..self.0.placements.len() {
+            match admit(&ledger.with(position, None, reserve), &[]) {
                 Ok(_) => {
-                    self.admit_beside(place, ledger.with(place, None, reserve))?;
+                    self.admit_beside(position, ledger.with(position, None, reserve))?;
                     ledger.next += 1;
                     let id = ledger.next;
-                    ledger.shares.push((place, id, reserve));
-                    return Ok(ProcessorShare { processors: self.clone(), place, id });
+                    ledger.shares.push((position, id, reserve));
+                    return Ok(ProcessorShare { processors: self.clone(), position, id });
                 }
                 Err(overload) => {
                     let missing = |overload: &VcpuOverload| match overload {
@@ -157,8 +157,8 @@ impl ProcessorPool {
     }
 
     /// Asks the other processes; on exclusive processors they have no time in any case.
-    fn admit_beside(&self, place: usize, all: Vec<VcpuReserve>) -> Result<(), PipeError> {
-        match (&self.0.places[place], &self.0.beside) {
+    fn admit_beside(&self, position: usize, all: Vec<VcpuReserve>) -> Result<(), PipeError> {
+        match (&self.0.placements[position], &self.0.beside) {
             (ThreadPlacement::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
             _ => Ok(()),
         }
@@ -186,8 +186,8 @@ impl ThreadPlacement {
 
 impl ProcessorShareLedger {
     /// What is promised at a place with `reserve` added, or in place of the share `instead_of`.
-    fn with(&self, place: usize, instead_of: Option<u64>, reserve: VcpuReserve) -> Vec<VcpuReserve> {
-        let others = self.shares.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
+    fn with(&self, position: usize, instead_of: Option<u64>, reserve: VcpuReserve) -> Vec<VcpuReserve> {
+        let others = self.shares.iter().filter(|(at, id, _)| *at == position && Some(*id) != instead_of);
         others.map(|(.., reserve)| *reserve).chain([reserve]).collect()
     }
 }
@@ -199,9 +199,9 @@ impl ProcessorShare {
     /// [`PipeError`] as [`ProcessorPool::share`]; the promise stays as it was.
     pub fn change(&self, reserve: VcpuReserve) -> Result<(), PipeError> {
         let mut ledger = self.processors.ledger();
-        let all = ledger.with(self.place, Some(self.id), reserve);
+        let all = ledger.with(self.position, Some(self.id), reserve);
         admit(&all, &[])?;
-        self.processors.admit_beside(self.place, all)?;
+        self.processors.admit_beside(self.position, all)?;
         if let Some(share) = ledger.shares.iter_mut().find(|(_, id, _)| *id == self.id) {
             share.2 = reserve;
         }
@@ -212,13 +212,13 @@ impl ProcessorShare {
     /// was denied.
     pub fn reserve(&self, reserve: VcpuReserve) -> (SchedulingGrant, Vec<String>) {
         let mut warnings = Vec::new();
-        if let Some(own) = self.processors.0.places[self.place].own()
+        if let Some(own) = self.processors.0.placements[self.position].own()
             && let Err(error) = own.enter()
         {
             warnings.push(error.to_string());
         }
         let reservation = SchedulingGrant::take(&self.wishes(reserve));
-        warnings.extend(said(&reservation));
+        warnings.extend(printed(&reservation));
         (reservation, warnings)
     }
 
@@ -235,21 +235,21 @@ impl ProcessorShare {
 }
 
 /// What was denied, for people.
-pub fn said(reservation: &SchedulingGrant) -> Vec<String> {
-    let mut said: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
-    if !said.is_empty() && reservation.policy() == SchedulingPolicy::Ordinary {
-        said.push("nothing is promised: it runs as every thread does".to_owned());
+pub fn printed(reservation: &SchedulingGrant) -> Vec<String> {
+    let mut messages: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
+    if !messages.is_empty() && reservation.policy() == SchedulingPolicy::Ordinary {
+        messages.push("nothing is promised: it runs as every thread does".to_owned());
     }
-    said
+    messages
 }
 
 impl Drop for ProcessorShare {
     fn drop(&mut self) {
         let mut ledger = self.processors.ledger();
         ledger.shares.retain(|(_, id, _)| *id != self.id);
-        let left = ledger.shares.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
+        let left = ledger.shares.iter().filter(|(at, ..)| *at == self.position).map(|(.., reserve)| *reserve).collect();
         // A smaller need is always admitted; other processes that do not answer any more need not be told.
-        let _ = self.processors.admit_beside(self.place, left);
+        let _ = self.processors.admit_beside(self.position, left);
     }
 }
 
@@ -296,18 +296,18 @@ mod tests {
     #[test]
     fn time_promised_by_other_processes_is_not_promised_again() {
         let others = Others::default();
-        let told = || others.0.lock().unwrap().clone();
+        let reported = || others.0.lock().unwrap().clone();
         let processors = ProcessorPool::anywhere(SchedulingStrictness::None).beside(others.clone()).unwrap();
         let first = processors.share(reserve(30, 100)).unwrap();
         let Err(PipeError::Promised(why)) = processors.share(reserve(40, 100)) else { panic!("beyond what is left") };
         assert!(why.contains("missing"), "{why}");
-        assert_eq!(told(), [reserve(30, 100)], "and who is refused has nothing");
+        assert_eq!(reported(), [reserve(30, 100)], "and who is refused has nothing");
         let second = processors.share(reserve(10, 100)).unwrap();
         assert!(matches!(second.change(reserve(40, 100)), Err(PipeError::Promised(_))));
         drop(first);
-        assert_eq!(told(), [reserve(10, 100)]);
+        assert_eq!(reported(), [reserve(10, 100)]);
         second.change(reserve(40, 100)).unwrap();
-        assert_eq!(told(), [reserve(40, 100)]);
+        assert_eq!(reported(), [reserve(40, 100)]);
     }
 
     #[test]

@@ -80,8 +80,8 @@ pub fn replan(
         draft.place_high()?;
     }
     for request in requests.iter().filter(|request| request.criticality == EndpointCriticality::Low) {
-        if let Some(place) = kept(request) {
-            draft.take(place);
+        if let Some(placement) = kept(request) {
+            draft.take(placement);
         } else if is_low_asynchronous(request) && previous.requests.contains(request) && previous.has(request.id) {
             draft.add_asynchronous(request);
         }
@@ -158,16 +158,20 @@ impl BusScheduleDraft {
     /// Gives those of high criticality their previous place, as far as it is free.
     fn keep_high(&mut self, had: impl Fn(&EndpointRequest) -> Option<EndpointPlacement>) {
         let high = self.requests.iter().filter(|request| request.criticality == EndpointCriticality::High);
-        let places: Vec<_> = high.filter_map(had).collect();
-        places.into_iter().for_each(|place| self.take(place));
+        let placements: Vec<_> = high.filter_map(had).collect();
+        placements.into_iter().for_each(|placement| self.take(placement));
     }
 
     /// Takes a place if it is free.
-    fn take(&mut self, place: EndpointPlacement) {
-        let slot =
-            IntervalSlot { start: place.start, every: place.every, packets: place.packets, time_ps: place.time_ps };
+    fn take(&mut self, placement: EndpointPlacement) {
+        let slot = IntervalSlot {
+            start: placement.start,
+            every: placement.every,
+            packets: placement.packets,
+            time_ps: placement.time_ps,
+        };
         if self.bins.take(&slot) {
-            self.slots.push((place.id, slot));
+            self.slots.push((placement.id, slot));
         }
     }
 
@@ -256,7 +260,7 @@ impl BusScheduleDraft {
 
     fn into_plan(self) -> BusSchedule {
         let mut placements: Vec<_> = self.slots.into_iter().map(|(id, slot)| slot.placement(id)).collect();
-        placements.sort_by_key(|place| place.id);
+        placements.sort_by_key(|location| location.id);
         BusSchedule {
             options: self.options,
             speed: self.requests[0].shape.speed(),
@@ -312,7 +316,7 @@ impl BusSchedule {
 
     /// The place of a periodic endpoint.
     pub fn placement(&self, id: u32) -> Option<EndpointPlacement> {
-        self.placements.iter().find(|place| place.id == id).copied()
+        self.placements.iter().find(|location| location.id == id).copied()
     }
 
     /// Whether an endpoint is admitted.
@@ -354,11 +358,11 @@ impl BusSchedule {
 
     fn change_from(&self, previous: &BusSchedule) -> ScheduleChange {
         let mut change = ScheduleChange::default();
-        for place in &self.placements {
-            match previous.placement(place.id) {
-                None => change.placed.push(place.id),
-                Some(old) if old == *place => change.kept.push(place.id),
-                Some(_) => change.moved.push(place.id),
+        for location in &self.placements {
+            match previous.placement(location.id) {
+                None => change.placed.push(location.id),
+                Some(old) if old == *location => change.kept.push(location.id),
+                Some(_) => change.moved.push(location.id),
             }
         }
         let rejected = self.rejected.iter().map(|rejected| rejected.id);
@@ -374,7 +378,7 @@ fn is_low_asynchronous(request: &EndpointRequest) -> bool {
 /// Checks the requests, and returns the speed of the bus.
 fn check(requests: &[EndpointRequest]) -> Result<BusSpeed, ScheduleRefusal> {
     let Some(first) = requests.first().filter(|_| requests.len() <= ENDPOINTS_MAX) else {
-        return Err(ScheduleRefusal::Count { asked: requests.len() });
+        return Err(ScheduleRefusal::Count { wanted: requests.len() });
     };
     let (first, mut ids) = (first.shape.speed(), std::collections::BTreeSet::new());
     for request in requests {

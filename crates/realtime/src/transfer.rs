@@ -41,21 +41,21 @@ pub enum PacketShapeError {
     /// The packet is empty or longer than the speed allows (USB 2.0 5.5.3 to 5.8.3, USB 3.2 9.6.6).
     PacketBytes {
         /// What was asked for.
-        asked: u32,
+        wanted: u32,
         /// The longest there is.
         max: u32,
     },
     /// Too many packets per burst (`n` of Equation 2, counted from zero).
     Burst {
         /// What was asked for.
-        asked: u32,
+        wanted: u32,
         /// The maximum.
         max: u32,
     },
     /// Too many bursts per interval (`m` of Equation 2, counted from zero).
     Mult {
         /// What was asked for.
-        asked: u32,
+        wanted: u32,
         /// The maximum.
         max: u32,
     },
@@ -77,7 +77,7 @@ impl PacketShape {
             return Err(PacketShapeError::NoSuchKind { speed, kind });
         }
         if packet_bytes == 0 || packet_bytes > max {
-            return Err(PacketShapeError::PacketBytes { asked: packet_bytes, max });
+            return Err(PacketShapeError::PacketBytes { wanted: packet_bytes, max });
         }
         // Equation 2; at high speed a periodic endpoint has up to three transactions a microframe (USB 2.0 5.9).
         let (burst_max, mult_max) = match (speed, kind) {
@@ -88,10 +88,10 @@ impl PacketShape {
             _ => (0, 0),
         };
         if burst > burst_max {
-            return Err(PacketShapeError::Burst { asked: burst, max: burst_max });
+            return Err(PacketShapeError::Burst { wanted: burst, max: burst_max });
         }
         if mult > mult_max {
-            return Err(PacketShapeError::Mult { asked: mult, max: mult_max });
+            return Err(PacketShapeError::Mult { wanted: mult, max: mult_max });
         }
         Ok(Self { speed, kind, direction, packet_bytes, burst, mult })
     }
@@ -233,9 +233,11 @@ impl fmt::Display for PacketShapeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSuchKind { speed, kind } => write!(f, "{speed:?} speed has no {kind:?} endpoints"),
-            Self::PacketBytes { asked, max } => write!(f, "a packet of {asked} bytes: it has 1 to {max} here"),
-            Self::Burst { asked, max } => write!(f, "a burst of {asked} + 1 packets: it has at most {max} + 1 here"),
-            Self::Mult { asked, max } => write!(f, "{asked} + 1 bursts an interval: there are at most {max} + 1 here"),
+            Self::PacketBytes { wanted, max } => write!(f, "a packet of {wanted} bytes: it has 1 to {max} here"),
+            Self::Burst { wanted, max } => write!(f, "a burst of {wanted} + 1 packets: it has at most {max} + 1 here"),
+            Self::Mult { wanted, max } => {
+                write!(f, "{wanted} + 1 bursts an interval: there are at most {max} + 1 here")
+            }
         }
     }
 }
@@ -290,20 +292,20 @@ mod tests {
         );
         assert_eq!(
             shape(BusSpeed::Full, TransferKind::Bulk, 65, 0, 0),
-            Err(PacketShapeError::PacketBytes { asked: 65, max: 64 })
+            Err(PacketShapeError::PacketBytes { wanted: 65, max: 64 })
         );
         assert!(shape(BusSpeed::Full, TransferKind::Bulk, 0, 0, 0).is_err());
         assert_eq!(
             shape(BusSpeed::Super, TransferKind::Bulk, 1024, 16, 0),
-            Err(PacketShapeError::Burst { asked: 16, max: 15 })
+            Err(PacketShapeError::Burst { wanted: 16, max: 15 })
         );
         assert_eq!(
             shape(BusSpeed::Super, TransferKind::Isochronous, 1024, 15, 3),
-            Err(PacketShapeError::Mult { asked: 3, max: 2 })
+            Err(PacketShapeError::Mult { wanted: 3, max: 2 })
         );
         assert_eq!(
             shape(BusSpeed::High, TransferKind::Bulk, 512, 0, 1),
-            Err(PacketShapeError::Mult { asked: 1, max: 0 })
+            Err(PacketShapeError::Mult { wanted: 1, max: 0 })
         );
     }
 

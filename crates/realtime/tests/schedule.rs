@@ -109,8 +109,8 @@ fn assert_adds_up(plan: &BusSchedule) {
         let busy_ps: u64 = here.map(|p| p.time_ps).sum();
         assert_eq!(busy_ps + plan.free_ps(interval) + plan.reservation_ps(), interval_ps(plan.speed()));
     }
-    for place in plan.placements() {
-        assert!(place.start < place.every && place.every <= plan.cycle());
+    for location in plan.placements() {
+        assert!(location.start < location.every && location.every <= plan.cycle());
     }
 }
 
@@ -189,9 +189,9 @@ fn set_admitted_as_sound_never_misses() {
                 assert!(took <= bound.intervals, "case {case}: {took} > {}: {requests:?}", bound.intervals);
             }
         }
-        for place in plan.placements() {
-            let request = requests.iter().find(|r| r.id == place.id).unwrap();
-            let packets = place.packets * (request.period / place.every);
+        for location in plan.placements() {
+            let request = requests.iter().find(|r| r.id == location.id).unwrap();
+            let packets = location.packets * (request.period / location.every);
             assert!(packets >= request.shape.packets(request.budget_bytes), "its whole budget each period");
         }
         let highs = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == EndpointCriticality::High);
@@ -292,12 +292,12 @@ fn refusals_have_their_types() {
     };
     assert_eq!(
         why(EndpointRequest { period: 6, ..ok }),
-        EndpointRequestError::PeriodNotPowerOfTwo { asked: 6, shorter: 4 }
+        EndpointRequestError::PeriodNotPowerOfTwo { wanted: 6, shorter: 4 }
     );
-    assert_eq!(why(EndpointRequest { period: 0, ..ok }), EndpointRequestError::Period { asked: 0, max: PERIOD_MAX });
+    assert_eq!(why(EndpointRequest { period: 0, ..ok }), EndpointRequestError::Period { wanted: 0, max: PERIOD_MAX });
     assert_eq!(
         why(EndpointRequest { period: u32::MAX, ..ok }),
-        EndpointRequestError::Period { asked: u32::MAX, max: PERIOD_MAX }
+        EndpointRequestError::Period { wanted: u32::MAX, max: PERIOD_MAX }
     );
     assert_eq!(why(EndpointRequest { budget_bytes: 0, ..ok }), EndpointRequestError::NoBudget);
     assert_eq!(
@@ -316,7 +316,7 @@ fn refusals_have_their_types() {
     else {
         panic!("another bus instance");
     };
-    assert!(matches!(plan(&[], ScheduleOptions::default()), Err(ScheduleRefusal::Count { asked: 0 })));
+    assert!(matches!(plan(&[], ScheduleOptions::default()), Err(ScheduleRefusal::Count { wanted: 0 })));
     // More than there is, however much is asked for: the missing amount is said and nothing overflows.
     let greedy = bulk(1, 1024, 15, u32::MAX, 1);
     let Err(ScheduleRefusal::Asynchronous { id: 1, needed_ps, available_ps }) =

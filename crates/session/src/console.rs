@@ -141,14 +141,15 @@ fn acm_data_interfaces(bytes: &[u8]) -> Vec<u8> {
 
 /// What observers of a console are told first; `None`: the device has no port.
 pub fn described(ports: &[DeviceSerialPort]) -> Option<ConsoleDescription> {
-    let mut told: Vec<console::ConsolePort> = Vec::new();
+    let mut console_ports: Vec<console::ConsolePort> = Vec::new();
     for DeviceSerialPort { port, .. } in ports {
         // Another configuration or setting may have a port at the same endpoint.
-        if told.len() < CONSOLE_PORTS_MAX && told.iter().all(|known| known.endpoint != port.endpoint) {
-            told.push(*port);
+        if console_ports.len() < CONSOLE_PORTS_MAX && console_ports.iter().all(|known| known.endpoint != port.endpoint)
+        {
+            console_ports.push(*port);
         }
     }
-    (!told.is_empty()).then_some(ConsoleDescription { ports: told })
+    (!console_ports.is_empty()).then_some(ConsoleDescription { ports: console_ports })
 }
 
 /// What waits for one observer of a console: at most [`CONSOLE_BYTES_MAX`] in [`CONSOLE_EVENTS_MAX`] pieces. What is

@@ -56,7 +56,7 @@ struct ObserverEventQueue {
 /// An observer's place in the audience; dropping it ends the observation.
 struct ObservationGuard {
     inner: Arc<DeviceObserversInner>,
-    place: Arc<ObserverSlot>,
+    slot: Arc<ObserverSlot>,
 }
 
 /// One observer of a device; dropping it ends the observation.
@@ -79,30 +79,30 @@ impl DeviceObservers {
     /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
     /// [`OBSERVERS_MAX`] already.
     pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<EventObserver> {
-        self.place(ObserverQueue::Events(Mutex::default()), wake).map(EventObserver)
+        self.location(ObserverQueue::Events(Mutex::default()), wake).map(EventObserver)
     }
 
     /// Adds an observer of the device's serial ports; otherwise as [`DeviceObservers::join`]. Both count for the limit.
     pub fn join_console(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<ConsoleObserver> {
-        self.place(ObserverQueue::Console(Mutex::default()), wake).map(ConsoleObserver)
+        self.location(ObserverQueue::Console(Mutex::default()), wake).map(ConsoleObserver)
     }
 
-    fn place(&self, waiting: ObserverQueue, wake: impl Fn() + Send + Sync + 'static) -> Option<ObservationGuard> {
+    fn location(&self, waiting: ObserverQueue, wake: impl Fn() + Send + Sync + 'static) -> Option<ObservationGuard> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
             return None;
         }
-        let place = Arc::new(ObserverSlot { waiting, wake: Box::new(wake) });
-        observers.push(Arc::clone(&place));
+        let slot = Arc::new(ObserverSlot { waiting, wake: Box::new(wake) });
+        observers.push(Arc::clone(&slot));
         self.0.count.store(observers.len(), Ordering::Release);
-        Some(ObservationGuard { inner: Arc::clone(&self.0), place })
+        Some(ObservationGuard { inner: Arc::clone(&self.0), slot })
     }
 
     /// Tells all observers that the device is no longer shared.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
-        for place in locked(&self.0.observers).iter() {
-            (place.wake)();
+        for location in locked(&self.0.observers).iter() {
+            (location.wake)();
         }
     }
 
@@ -119,7 +119,7 @@ impl DeviceObservers {
             return;
         }
         let observers = locked(&self.0.observers);
-        if !observers.iter().any(|place| matches!(place.waiting, ObserverQueue::Events(_))) {
+        if !observers.iter().any(|location| matches!(location.waiting, ObserverQueue::Events(_))) {
             return;
         }
         // After this, a copy shares the data.
@@ -133,19 +133,19 @@ impl DeviceObservers {
             packets: done.iso.iter().map(|packet| (packet.actual, packet.status)).collect(),
             data: done.payload.clone(),
         };
-        observers.iter().for_each(|place| place.show(&event));
+        observers.iter().for_each(|location| location.show(&event));
     }
 
     /// Copies what a port sent to the observers of the console.
     fn print(&self, now: Instant, port: &DeviceSerialPort, done: &UrbCompletion) {
         let observers = locked(&self.0.observers);
         let mut consoles =
-            observers.iter().filter(|place| matches!(place.waiting, ObserverQueue::Console(_))).peekable();
+            observers.iter().filter(|location| matches!(location.waiting, ObserverQueue::Console(_))).peekable();
         if consoles.peek().is_none() {
             return;
         }
         let moved = done.payload.contiguous();
-        consoles.for_each(|place| place.print(now, port, &moved));
+        consoles.for_each(|location| location.print(now, port, &moved));
     }
 }
 
@@ -184,7 +184,7 @@ impl ObserverSlot {
 impl EventObserver {
     /// Takes the oldest event.
     pub fn take(&self) -> Option<ObservedTransfer> {
-        let ObserverQueue::Events(events) = &self.0.place.waiting else { return None };
+        let ObserverQueue::Events(events) = &self.0.slot.waiting else { return None };
         let mut events = locked(events);
         let event = events.waiting.pop_front()?;
         events.bytes -= event.data.len();
@@ -200,7 +200,7 @@ impl EventObserver {
 impl ConsoleObserver {
     /// Takes the oldest of what the ports sent.
     pub fn take(&self) -> Option<ConsoleOutput> {
-        let ObserverQueue::Console(queue) = &self.0.place.waiting else { return None };
+        let ObserverQueue::Console(queue) = &self.0.slot.waiting else { return None };
         locked(queue).take()
     }
 
@@ -219,7 +219,7 @@ impl ObservationGuard {
 impl Drop for ObservationGuard {
     fn drop(&mut self) {
         let mut observers = locked(&self.inner.observers);
-        observers.retain(|place| !Arc::ptr_eq(place, &self.place));
+        observers.retain(|location| !Arc::ptr_eq(location, &self.slot));
         self.inner.count.store(observers.len(), Ordering::Release);
     }
 }

@@ -384,12 +384,12 @@ impl ExportRegistry {
         &mut self,
         bus_id: &str,
         who: &str,
-        asked: control::AttachmentMode,
+        mode: control::AttachmentMode,
         now: Instant,
     ) -> Result<ClaimedBlock, ClassRefusal> {
         let class = |export: &RegisteredExport| {
             let block = export.block.as_ref()?;
-            Some((Arc::clone(&block.export), block.export.mode(asked)))
+            Some((Arc::clone(&block.export), block.export.mode(mode)))
         };
         let (record, export, mode) = self.claim_by(bus_id, who, now, class)?;
         Ok(ClaimedBlock { record, export, mode })
@@ -403,10 +403,10 @@ impl ExportRegistry {
         &mut self,
         bus_id: &str,
         who: &str,
-        asked: control::AttachmentMode,
+        mode: control::AttachmentMode,
         now: Instant,
     ) -> Result<(FramePublisher, UseMode), ClassRefusal> {
-        let mode = if asked == control::AttachmentMode::Exclusive { UseMode::Exclusive } else { UseMode::Read };
+        let mode = if mode == control::AttachmentMode::Exclusive { UseMode::Exclusive } else { UseMode::Read };
         let class = |export: &RegisteredExport| Some((export.stream.as_ref()?.0.clone(), mode));
         self.claim_by(bus_id, who, now, class).map(|(_, stage, mode)| (stage, mode))
     }

@@ -120,7 +120,7 @@ impl SharingRule {
     /// Whether the rule asks for such a device, if that is necessary.
     fn may_have(&self, device: &DeviceProperties) -> bool {
         let by_ids = self.vendor.is_some() && self.product.is_some();
-        let by_class = self.class.is_some_and(|asked| asked.class == INPUT);
+        let by_class = self.class.is_some_and(|pattern| pattern.class == INPUT);
         !device.is_input() || by_ids || by_class
     }
 }
@@ -146,8 +146,8 @@ impl DeviceProperties {
 impl UsbClassPattern {
     fn matches(self, [class, subclass, protocol]: [u8; 3]) -> bool {
         self.class == class
-            && self.subclass.is_none_or(|asked| asked == subclass)
-            && self.protocol.is_none_or(|asked| asked == protocol)
+            && self.subclass.is_none_or(|wanted| wanted == subclass)
+            && self.protocol.is_none_or(|wanted| wanted == protocol)
     }
 }
 

@@ -53,7 +53,7 @@ struct SubscriberQueue {
 /// A reader of a source's frames; dropping it ends the subscription.
 pub struct FrameSubscriber {
     inner: Arc<FramePublisherInner>,
-    place: Arc<SubscriberQueue>,
+    queue: Arc<SubscriberQueue>,
 }
 
 impl fmt::Debug for FramePublisher {
@@ -112,23 +112,24 @@ impl FramePublisher {
     pub fn show(&self, mut frame: StreamFrame) -> Result<(), StreamFrame> {
         let room = self.0.description.window() as usize;
         let subscribers = locked(&self.0.subscribers);
-        let is_full =
-            |place: &Arc<SubscriberQueue>| place.policy == SlowReaderPolicy::All && locked(&place.frames).len() >= room;
+        let is_full = |location: &Arc<SubscriberQueue>| {
+            location.policy == SlowReaderPolicy::All && locked(&location.frames).len() >= room
+        };
         if subscribers.iter().any(is_full) {
             return Err(frame);
         }
         // After this, a copy shares the data.
         frame.data.share();
         self.0.tally.count(MADE, 1);
-        for place in subscribers.iter() {
-            let mut frames = locked(&place.frames);
-            if place.policy == SlowReaderPolicy::Latest {
+        for location in subscribers.iter() {
+            let mut frames = locked(&location.frames);
+            if location.policy == SlowReaderPolicy::Latest {
                 self.0.tally.count(DROPPED, frames.len() as u64);
                 frames.clear();
             }
             frames.push_back(frame.clone());
             drop(frames);
-            (place.wake)();
+            (location.wake)();
         }
         Ok(())
     }
@@ -136,24 +137,24 @@ impl FramePublisher {
     /// Adds a reader; `wake` is called, by any thread, when there is a frame. `None`: there are [`OBSERVERS_MAX`]
     /// readers, or the stage is closed.
     pub fn join(&self, policy: SlowReaderPolicy, wake: impl Fn() + Send + Sync + 'static) -> Option<FrameSubscriber> {
-        let place = {
+        let queue = {
             let mut subscribers = locked(&self.0.subscribers);
             if subscribers.len() >= OBSERVERS_MAX || self.is_closed() {
                 return None;
             }
-            let place = Arc::new(SubscriberQueue { policy, frames: Mutex::default(), wake: Box::new(wake) });
-            subscribers.push(Arc::clone(&place));
-            place
+            let queue = Arc::new(SubscriberQueue { policy, frames: Mutex::default(), wake: Box::new(wake) });
+            subscribers.push(Arc::clone(&queue));
+            queue
         };
         (self.0.wake_source)();
-        Some(FrameSubscriber { inner: Arc::clone(&self.0), place })
+        Some(FrameSubscriber { inner: Arc::clone(&self.0), queue })
     }
 
     /// Closes the stage, because the source has ended or is no longer shared, and tells all readers.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
-        for place in locked(&self.0.subscribers).iter() {
-            (place.wake)();
+        for location in locked(&self.0.subscribers).iter() {
+            (location.wake)();
         }
         (self.0.wake_source)();
     }
@@ -167,9 +168,9 @@ impl FramePublisher {
 impl FrameSubscriber {
     /// Takes the oldest frame in the queue.
     pub fn take(&self) -> Option<StreamFrame> {
-        let frame = locked(&self.place.frames).pop_front()?;
+        let frame = locked(&self.queue.frames).pop_front()?;
         self.inner.tally.count(TAKEN, 1);
-        if self.place.policy == SlowReaderPolicy::All {
+        if self.queue.policy == SlowReaderPolicy::All {
             (self.inner.wake_source)();
         }
         Some(frame)
@@ -182,18 +183,18 @@ impl FrameSubscriber {
 
     /// The reader's policy.
     pub fn policy(&self) -> SlowReaderPolicy {
-        self.place.policy
+        self.queue.policy
     }
 
     /// Whether the stage is closed and all frames were taken.
     pub fn is_over(&self) -> bool {
-        self.inner.is_closed.load(Ordering::Acquire) && locked(&self.place.frames).is_empty()
+        self.inner.is_closed.load(Ordering::Acquire) && locked(&self.queue.frames).is_empty()
     }
 }
 
 impl Drop for FrameSubscriber {
     fn drop(&mut self) {
-        locked(&self.inner.subscribers).retain(|place| !Arc::ptr_eq(place, &self.place));
+        locked(&self.inner.subscribers).retain(|location| !Arc::ptr_eq(location, &self.queue));
         (self.inner.wake_source)();
     }
 }

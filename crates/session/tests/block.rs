@@ -69,8 +69,8 @@ impl BlockStore for Holey {
 
 /// What the device tells of a range's holes.
 fn map(device: &mut impl BlockDevice, offset: u64, length: u32) -> Vec<StoreExtent> {
-    let told = ask(device, BlockRequest::map(BlockId(3), offset, length)).unwrap();
-    ExtentList::read(&told.into(), length).unwrap().iter().collect()
+    let bytes = ask(device, BlockRequest::map(BlockId(3), offset, length)).unwrap();
+    ExtentList::read(&bytes.into(), length).unwrap().iter().collect()
 }
 
 /// Answers when it is told to, in an order of its own.
@@ -277,9 +277,9 @@ fn views_tell_holes_from_data() {
         StoreDevice::new(memory)
     };
     let (whole, chunk) = (1 << 30, 128 << 10);
-    let told = [hole(1 << 20), data(chunk), hole(whole - (1 << 20) - chunk)];
-    assert_eq!(map(&mut sparse(), 0, whole as u32), told);
-    assert_eq!(map(&mut ReadOnlyView::new(sparse()), 0, whole as u32), told);
+    let extents = [hole(1 << 20), data(chunk), hole(whole - (1 << 20) - chunk)];
+    assert_eq!(map(&mut sparse(), 0, whole as u32), extents);
+    assert_eq!(map(&mut ReadOnlyView::new(sparse()), 0, whole as u32), extents);
     let mut part = RangeView::new(sparse(), 1 << 19, 1 << 20).unwrap();
     assert_eq!(map(&mut part, 1 << 18, 1 << 19), [hole(1 << 18), data(chunk), hole(chunk)]);
     let mut any = AnyByteLayer::new(sparse().with_blocks(4096));
@@ -290,8 +290,8 @@ fn views_tell_holes_from_data() {
     let mut scratch = CopyOnWriteView::new(sparse(), SparseMemory::new(1 << 20, 1 << 20));
     write(&mut scratch, 0, &[0; 1024]).unwrap();
     ask(&mut scratch, BlockRequest::zero(BlockId(1), BlockOp::WriteZeroes, 1 << 20, 4096)).unwrap();
-    let told = [data(1024), hole((1 << 20) + 4096 - 1024), data(chunk - 4096), hole(chunk)];
-    assert_eq!(map(&mut scratch, 0, (1 << 20) + 2 * chunk as u32), told);
+    let extents = [data(1024), hole((1 << 20) + 4096 - 1024), data(chunk - 4096), hole(chunk)];
+    assert_eq!(map(&mut scratch, 0, (1 << 20) + 2 * chunk as u32), extents);
     let mut store = ImmediateDeviceStore::new(scratch);
     assert_eq!(store.extent(512, whole - 512), Ok(data(512)));
 
@@ -308,14 +308,17 @@ fn views_tell_holes_from_data() {
 #[test]
 fn request_buffers_are_reused() {
     let (mut device, mut done) = (device(1), completions());
-    let mut places = Vec::new();
+    let mut locations = Vec::new();
     for id in 0..3 {
         device.submit(Instant::ZERO, BlockRequest::read(BlockId(id), 0, 4096).launch(), &mut done);
         let answer = done.pop().unwrap();
-        places.push(answer.payload.contiguous().as_ptr());
+        locations.push(answer.payload.contiguous().as_ptr());
         done.pool.recycle(answer.payload);
     }
-    assert!(places.iter().all(|place| *place == places[0]), "the data path allocates while it warms up and no more");
+    assert!(
+        locations.iter().all(|location| *location == locations[0]),
+        "the data path allocates while it warms up and no more"
+    );
 }
 
 #[test]
@@ -383,13 +386,13 @@ fn full_scratch_view_refuses_new_changes_and_keeps_old_ones() {
 fn traced_device_records_submissions_and_completions() {
     let late = Late { device: device(1), unsent: Vec::new(), held: Vec::new(), order: 1 };
     let (mut view, mut done) = (TracingLayer::new(late, 16), completions());
-    let (asked, answered) = (Instant::from_nanos(5), Instant::from_nanos(9));
-    view.submit(asked, BlockRequest::read(BlockId(77), 0, 512).launch(), &mut done);
-    view.end_turn(asked, &mut done);
+    let (asked_at, answered) = (Instant::from_nanos(5), Instant::from_nanos(9));
+    view.submit(asked_at, BlockRequest::read(BlockId(77), 0, 512).launch(), &mut done);
+    view.end_turn(asked_at, &mut done);
     view.handle_ready(answered, &mut done);
     assert!(done.pop().is_some_and(|answer| answer.result.is_ok()));
     let taps: Vec<_> = view.ring().taps().map(|tap| (tap.key, tap.stage, tap.at)).collect();
-    assert_eq!(taps, [(77, TracePoint::Submitted, asked), (77, TracePoint::Completed, answered)]);
+    assert_eq!(taps, [(77, TracePoint::Submitted, asked_at), (77, TracePoint::Completed, answered)]);
 }
 
 #[test]
@@ -584,10 +587,10 @@ fn fuzz_block_layers() {
                 BlockOp::Write => model[offset..][..length].fill(id as u8),
                 BlockOp::Discard | BlockOp::WriteZeroes => model[offset..][..length].fill(0),
                 BlockOp::Map => {
-                    let told =
+                    let extent_list =
                         ExtentList::read(&answer.payload, length as u32).expect("something is told of each range");
                     let mut at = offset;
-                    for StoreExtent { length, is_hole } in told.iter() {
+                    for StoreExtent { length, is_hole } in extent_list.iter() {
                         let is_whole = (at as u64 | length).is_multiple_of(info.block_bytes.into());
                         assert!(is_whole, "{length} at {at} are no blocks");
                         let extent = &model[at..][..length as usize];
@@ -698,8 +701,8 @@ fn fuzz_moved_disk_of_another_process_answers_each_request_once() {
         BlockDevice::handle_ready(&mut disk, Instant::ZERO, &mut done);
         let mut left = pending;
         while let Some(answered) = done.pop() {
-            let asked = left.remove(&answered.id).expect("it was asked, and not answered before");
-            assert_eq!((answered.op, answered.offset), (asked.0, asked.1));
+            let wanted = left.remove(&answered.id).expect("it was asked, and not answered before");
+            assert_eq!((answered.op, answered.offset), (wanted.0, wanted.1));
             assert_eq!(answered.result, answer);
         }
         assert!(left.is_empty(), "{left:?} are never answered");

@@ -64,7 +64,7 @@ fn tell<A: ImporterAttachment>(remote: &mut A, done: &mut A::Done, identity: Opt
     hear(remote, done, FrameKind::Opened, opened.encode());
 }
 
-fn said<A: ImporterAttachment>(remote: &mut A) -> Vec<OutboundMessage> {
+fn printed<A: ImporterAttachment>(remote: &mut A) -> Vec<OutboundMessage> {
     std::iter::from_fn(|| remote.poll_message()).collect()
 }
 
@@ -81,11 +81,11 @@ fn opened_again<A: ImporterAttachment>(
     tell(&mut remote, &mut done, before, info);
     assert_eq!(remote.state(), &AttachmentState::Open);
     ask(&mut remote, &mut done);
-    said(&mut remote);
+    printed(&mut remote);
     remote.handle_renewed(NOW, &mut done);
     remote.note_exporter(AFTER);
-    let asked = said(&mut remote);
-    let expected = asked.iter().find(|message| message.head.kind == FrameKind::Identity);
+    let outbound_messages = printed(&mut remote);
+    let expected = outbound_messages.iter().find(|message| message.head.kind == FrameKind::Identity);
     let expected = expected.map(|message| IdentityStatement::decode(&message.part).unwrap());
     assert_eq!(
         expected,
@@ -94,7 +94,7 @@ fn opened_again<A: ImporterAttachment>(
     );
     tell(&mut remote, &mut done, now, info);
     let end = if let AttachmentState::Ended(end) = remote.state() { Some(end.clone()) } else { None };
-    let rest = said(&mut remote);
+    let rest = printed(&mut remote);
     // Later messages about this attachment must have no effect.
     for kind in [FrameKind::Closed, FrameKind::Refused] {
         hear(
@@ -112,20 +112,21 @@ fn opened_again<A: ImporterAttachment>(
 }
 
 fn assert_refused(
-    (end, said): (Option<AttachmentEndNotice>, Vec<OutboundMessage>),
+    (end, messages): (Option<AttachmentEndNotice>, Vec<OutboundMessage>),
     cause: AttachmentEndCause,
-    told: Option<ExportIdentity>,
+    export_identity: Option<ExportIdentity>,
 ) {
     let end = end.expect("it is refused");
     assert_eq!(end.cause, cause, "{end:?}");
-    let named = [Some(HAD), told].into_iter().flatten().all(|identity| end.message.contains(&identity.to_string()));
+    let named =
+        [Some(HAD), export_identity].into_iter().flatten().all(|identity| end.message.contains(&identity.to_string()));
     assert!(named && end.message.contains("'stick'"), "both are named: {end:?}");
-    let kinds: Vec<FrameKind> = said.iter().map(|message| message.head.kind).collect();
+    let kinds: Vec<FrameKind> = messages.iter().map(|message| message.head.kind).collect();
     assert_eq!(kinds, [FrameKind::Close], "nothing is asked of the other device, and it is given back");
 }
 
-fn every_class(told: Option<ExportIdentity>) -> [(Option<AttachmentEndNotice>, Vec<OutboundMessage>); 4] {
-    let both = [Some(HAD), told];
+fn every_class(export_identity: Option<ExportIdentity>) -> [(Option<AttachmentEndNotice>, Vec<OutboundMessage>); 4] {
+    let both = [Some(HAD), export_identity];
     let write = |remote: &mut RemoteBlock, done: &mut _| {
         let request = BlockRequest::write(BlockId(1), 0, vec![1; 512].into());
         BlockDevice::submit(remote, NOW, request.launch(), done);
@@ -172,8 +173,8 @@ fn exporter_that_no_longer_tells_identities_is_refused() {
 
 #[test]
 fn same_device_continues_also_after_its_medium_was_swapped() {
-    for told in [HAD, ExportIdentity { generation: 6, ..HAD }] {
-        for (end, _) in every_class(Some(told)) {
+    for identity in [HAD, ExportIdentity { generation: 6, ..HAD }] {
+        for (end, _) in every_class(Some(identity)) {
             assert_eq!(end, None);
         }
     }

@@ -383,13 +383,17 @@ fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare
             let noted = Calls::default();
             let mut device = make(Probe::new(noted.clone()));
             noted.take();
-            let said = call(&mut *device, &mut CompletionQueue::new(BufferPool::new(0)));
-            (noted.take().contains(method), said)
+            let message = call(&mut *device, &mut CompletionQueue::new(BufferPool::new(0)));
+            (noted.take().contains(method), message)
         };
-        let (is_reached, said) = run(layer.make);
-        let passes = is_reached && said == run(bare).1;
+        let (is_reached, message) = run(layer.make);
+        let passes = is_reached && message == run(bare).1;
         let is_own = layer.answers.contains(method);
-        assert_eq!(passes, !is_own, "{}::{method} reached the device below: {is_reached}; it said {said}", layer.name);
+        assert_eq!(
+            passes, !is_own,
+            "{}::{method} reached the device below: {is_reached}; it said {message}",
+            layer.name
+        );
     }
 }
 

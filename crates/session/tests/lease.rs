@@ -152,8 +152,8 @@ impl Device {
                 self.store(now);
             }
             LeaseDecision::Granted { is_new: false } => assert_eq!(self.claims.ends_at(), before, "it stays as it is"),
-            LeaseDecision::Waits { place, .. } => {
-                assert!(place >= 1);
+            LeaseDecision::Waits { position, .. } => {
+                assert!(position >= 1);
                 if self.claims.ends_at() != before {
                     assert!(priority > 0 && self.claims.ends_at() <= Some(now + NOTICE), "it was preempted");
                     self.until = self.until.min(self.claims.ends_at());
@@ -381,7 +381,7 @@ fn client_of_a_lower_priority_is_preempted_after_a_minute_even_without_a_lease_o
     let who = LeaseHost::paired("host0");
     let request =
         LeaseRequest { who, span: SPAN, priority: 1, reason: None, waits: true, is_provisional: false, notice: NOTICE };
-    let waits = LeaseDecision::Waits { place: 1, until: Some(at_s(70)) };
+    let waits = LeaseDecision::Waits { position: 1, until: Some(at_s(70)) };
     assert_eq!(claims.request(&request, at_s(10)), Ok(waits.clone()));
     assert_eq!(claims.request(&request, at_s(15)), Ok(waits), "asking again does not shorten it");
     assert_eq!(claims.advance(at_s(15)), Some(LeaseEvent::Warn(Duration::from_secs(55))));

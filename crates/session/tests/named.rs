@@ -67,8 +67,8 @@ fn session(account: &Arc<MemoryAccount>, names: &[&str]) -> ExporterSession {
     session
 }
 
-fn hear(session: &mut ExporterSession, said: &[u8]) -> Result<(), ProtocolViolation> {
-    let mut rest = said;
+fn hear(session: &mut ExporterSession, bytes: &[u8]) -> Result<(), ProtocolViolation> {
+    let mut rest = bytes;
     while !rest.is_empty() {
         let space = session.lane_mut().receive_space();
         let count = space.len().min(rest.len());
@@ -111,12 +111,12 @@ fn disk() -> OpenRequest {
 
 /// Opens a disk through these modules as attachment `number`: the importer's halves, or why not; `None` if they serve
 /// no disk or need a file.
-fn opened(session: &mut ExporterSession, number: u16, asked: &str) -> Option<Result<ModulePipeline, String>> {
-    let asked = vec![asked.parse::<ModuleSpec>().unwrap(); 8];
-    let recipe = PipelineRecipe::new(&ModuleCatalogue::builtin(), &asked, &mut |_: &str| Err(String::new())).ok()?;
-    let place =
+fn opened(session: &mut ExporterSession, number: u16, wanted: &str) -> Option<Result<ModulePipeline, String>> {
+    let specs = vec![wanted.parse::<ModuleSpec>().unwrap(); 8];
+    let recipe = PipelineRecipe::new(&ModuleCatalogue::builtin(), &specs, &mut |_: &str| Err(String::new())).ok()?;
+    let context =
         ModuleContext { role: ModuleRole::Importer, class: module::ModuleDeviceClass::Block, failed: Payload::Empty };
-    let begun = recipe.begin(&place, &mut |bytes| bytes.fill(1)).ok()?;
+    let begun = recipe.begin(&context, &mut |bytes| bytes.fill(1)).ok()?;
     let offers: Vec<ModuleOffer> = begun.offers().cloned().collect();
     hear(session, &frame(FrameKind::Modules, number, 0, &encode_offers(&offers))).unwrap();
     hear(session, &frame(FrameKind::Open, number, 0, &disk().encode())).unwrap();
@@ -135,7 +135,7 @@ fn read(halves: &mut ModulePipeline, tag: u64) -> Vec<u8> {
     let mut head = vec![0, 0];
     head.extend((MIB as u32).to_le_bytes());
     head.extend([0; 8]);
-    let (mut out, mut said) = (ModuleOutput::default(), Vec::new());
+    let (mut out, mut bytes) = (ModuleOutput::default(), Vec::new());
     let message = module::ModuleMessage {
         kind: module::ModuleMessageKind::Request,
         id: tag,
@@ -158,10 +158,10 @@ fn read(halves: &mut ModulePipeline, tag: u64) -> Vec<u8> {
         let mut body = (head.len() as u16).to_le_bytes().to_vec();
         head.runs().chain(payload.runs()).for_each(|run| body.extend_from_slice(run));
         if side != ModuleNeighbor::Above {
-            said.extend(frame(kind, 1, tag, &body));
+            bytes.extend(frame(kind, 1, tag, &body));
         }
     }
-    said
+    bytes
 }
 
 /// Memory in use by this process, bytes.
@@ -175,15 +175,15 @@ fn memory() -> usize {
 fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memory() {
     let base = memory();
     let mut cases = 0;
-    for asked in all_asked() {
+    for wanted in all_asked() {
         let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
         let peer = MemoryAccount::of_peer(&process);
         // Whatever processor time they take: their owner named them.
         let mut session = session(&peer, &["zstd"]);
-        let Some(opened) = opened(&mut session, 1, &asked) else { continue };
+        let Some(opened) = opened(&mut session, 1, &wanted) else { continue };
         let Ok(mut halves) = opened else {
             session.finish(NOW);
-            assert_eq!(peer.used(), 0, "{asked}: nothing is kept of what was refused");
+            assert_eq!(peer.used(), 0, "{wanted}: nothing is kept of what was refused");
             continue;
         };
         let (mut most, mut end) = (0, None);
@@ -198,11 +198,11 @@ fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memo
             }
         }
         let grown = memory().saturating_sub(base);
-        println!("{asked}: {} KiB held, grown {} MiB, {end:?}", most >> 10, grown >> 20);
-        assert!(peer.used() <= MemoryBudget::DEFAULT.peer_bytes, "{asked}: {} bytes", peer.used());
-        assert!(grown < 160 * MIB, "{asked}: grown by {grown} bytes");
+        println!("{wanted}: {} KiB held, grown {} MiB, {end:?}", most >> 10, grown >> 20);
+        assert!(peer.used() <= MemoryBudget::DEFAULT.peer_bytes, "{wanted}: {} bytes", peer.used());
+        assert!(grown < 160 * MIB, "{wanted}: grown by {grown} bytes");
         session.finish(NOW);
-        assert_eq!(peer.used(), 0, "{asked}: all was given back");
+        assert_eq!(peer.used(), 0, "{wanted}: all was given back");
         cases += 1;
     }
     assert!(cases >= 20, "{cases} cases");

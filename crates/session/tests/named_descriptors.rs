@@ -144,9 +144,9 @@ fn importer_of_an_earlier_version_is_told_no_strings_and_one_of_an_earlier_expor
 fn importer_is_told_no_more_than_it_takes_and_the_devices_own_strings_first() {
     let many = board((10..=250).map(|index| (index, "x".repeat(126))));
     let (_, remote) = opened(&many, |_| ());
-    let told = &remote.descriptors().strings;
-    assert!((100..=128).contains(&told.len()), "{} strings", told.len());
-    assert!(told.iter().all(|(index, text)| many.string(*index) == Some(text)));
+    let reported = &remote.descriptors().strings;
+    assert!((100..=128).contains(&reported.len()), "{} strings", reported.len());
+    assert!(reported.iter().all(|(index, text)| many.string(*index) == Some(text)));
     let (_, remote) = opened(&many, |options| options.descriptors_bytes_max = Some(100));
     let device = &many.device;
     let own = [device.manufacturer_string, device.product_string, device.serial_string];

@@ -139,8 +139,8 @@ mod requests {
     fn wrong_device_id_ends_the_connection() {
         let mut loopback = Loopback::imported(zero(), LIMITS);
         let fault = loopback.receive(&Submit { devid: 0x0001_0003, ..Submit::data_in(1, 1, 4) }.bytes()).unwrap_err();
-        let said = "the peer sent devid = 65539 (0x10003), but it is that of the imported device";
-        assert_eq!(fault.to_string(), said);
+        let printed = "the peer sent devid = 65539 (0x10003), but it is that of the imported device";
+        assert_eq!(fault.to_string(), printed);
         assert!(loopback.end().0.selection().configuration() == 0);
     }
 
@@ -196,8 +196,8 @@ mod requests {
     fn oversize_and_undersize_lengths_are_refused_with_their_field() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         let fault = loopback.receive(&Submit { length: 0x0100_0001, ..Submit::data_in(1, 1, 0) }.bytes()).unwrap_err();
-        let said = "the peer sent transfer_buffer_length = 16777217 (0x1000001), but a URB has at most 16 MiB";
-        assert_eq!(fault.to_string(), said);
+        let printed = "the peer sent transfer_buffer_length = 16777217 (0x1000001), but a URB has at most 16 MiB";
+        assert_eq!(fault.to_string(), printed);
         loopback.end();
     }
 

@@ -174,7 +174,7 @@ fn control(setup: SetupPacket) -> RedirMessage {
 }
 
 /// Outcome and length of a transfer's packet.
-fn said(packet: &RedirPacket) -> (RedirStatus, u32) {
+fn printed(packet: &RedirPacket) -> (RedirStatus, u32) {
     match &packet.message {
         RedirMessage::Bulk(data)
         | RedirMessage::Interrupt(data)
@@ -198,8 +198,8 @@ fn guest_gets_interfaces_and_endpoints_before_the_device() {
         matches!(&hello[..], [RedirPacket { message: RedirMessage::Hello { caps: CAPS, .. }, .. }]),
         "and waits for its hello"
     );
-    let told = table.exchange().unwrap();
-    let [interfaces, endpoints, connect] = &told[..] else { panic!("{told:?}") };
+    let packets = table.exchange().unwrap();
+    let [interfaces, endpoints, connect] = &packets[..] else { panic!("{packets:?}") };
     let RedirMessage::InterfaceInfo(interfaces) = &interfaces.message else { panic!("{interfaces:?}") };
     assert_eq!(interfaces.0.iter().map(|kind| kind.number).collect::<Vec<_>>(), [0, 1]);
     let RedirMessage::EpInfo(endpoints) = &endpoints.message else { panic!("{endpoints:?}") };
@@ -218,20 +218,20 @@ fn guest_of_the_first_protocol_version_is_served() {
     table.say(8, bulk_in(512));
     assert!(table.complete(BULK_IN));
     let answer = table.read();
-    assert_eq!((answer[0].id, said(&answer[0])), (8, (RedirStatus::Success, 512)));
+    assert_eq!((answer[0].id, printed(&answer[0])), (8, (RedirStatus::Success, 512)));
 }
 
 #[test]
 fn new_interfaces_and_endpoints_come_before_the_answer_to_selecting_them() {
     let mut table = Table::scripted(Manners::default());
     assert_eq!(table.device().selection().configuration(), 1);
-    let told = table.ask(3, RedirMessage::SetAltSetting { interface: 1, alternate: 1 });
-    assert_eq!(kinds(&told), [4, 5, 11]);
-    let RedirMessage::EpInfo(endpoints) = &told[1].message else { panic!("{told:?}") };
+    let packets = table.ask(3, RedirMessage::SetAltSetting { interface: 1, alternate: 1 });
+    assert_eq!(kinds(&packets), [4, 5, 11]);
+    let RedirMessage::EpInfo(endpoints) = &packets[1].message else { panic!("{packets:?}") };
     let bulk = endpoints.0[place_of(EpAddr::from_byte(0x84))];
     assert_eq!((bulk.kind, bulk.interface), (Some(TransferType::Bulk), 1));
     let status = |outcome, interface, alternate| RedirMessage::AltSettingStatus { outcome, interface, alternate };
-    assert_eq!(told[2], RedirPacket { id: 3, message: status(RedirStatus::Success, 1, 1) });
+    assert_eq!(packets[2], RedirPacket { id: 3, message: status(RedirStatus::Success, 1, 1) });
     assert_eq!(
         table.ask(4, RedirMessage::GetAltSetting { interface: 1 })[0].message,
         status(RedirStatus::Success, 1, 1)
@@ -240,15 +240,15 @@ fn new_interfaces_and_endpoints_come_before_the_answer_to_selecting_them() {
         table.ask(5, RedirMessage::GetAltSetting { interface: 9 })[0].message,
         status(RedirStatus::Invalid, 9, 0)
     );
-    let told = table.ask(6, RedirMessage::SetAltSetting { interface: 1, alternate: 9 });
+    let packets = table.ask(6, RedirMessage::SetAltSetting { interface: 1, alternate: 9 });
     assert_eq!(
-        told,
+        packets,
         [RedirPacket { id: 6, message: status(RedirStatus::Stall, 1, 1) }],
         "and nothing new if it failed"
     );
-    let told = table.ask(7, RedirMessage::GetConfiguration);
+    let packets = table.ask(7, RedirMessage::GetConfiguration);
     let status = RedirMessage::ConfigurationStatus { outcome: RedirStatus::Success, configuration: 1 };
-    assert_eq!(told, [RedirPacket { id: 7, message: status }]);
+    assert_eq!(packets, [RedirPacket { id: 7, message: status }]);
     assert_eq!(kinds(&table.ask(8, control(SetupPacket::set_interface(1, 0)))), [4, 5, 100], "however it is selected");
 }
 
@@ -259,9 +259,9 @@ fn selecting_a_configuration_cancels_requests_in_flight() {
     table.say(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     table.read();
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
-    let told = table.ask(2, RedirMessage::SetConfiguration(1));
-    assert_eq!(kinds(&told), [101, 4, 5, 8]);
-    assert_eq!((said(&told[0]), table.host.session().in_flight()), ((RedirStatus::Cancelled, 0), 0));
+    let packets = table.ask(2, RedirMessage::SetConfiguration(1));
+    assert_eq!(kinds(&packets), [101, 4, 5, 8]);
+    assert_eq!((printed(&packets[0]), table.host.session().in_flight()), ((RedirStatus::Cancelled, 0), 0));
 }
 
 #[test]
@@ -280,15 +280,19 @@ fn transfers_go_to_endpoints_of_their_kind() {
     ];
     for (id, message) in wrong.into_iter().enumerate() {
         let kind = message.kind();
-        let told = table.ask(id as u64, message);
-        assert_eq!((kinds(&told), said(&told[0])), (vec![kind], (RedirStatus::Invalid, 0)));
+        let packets = table.ask(id as u64, message);
+        assert_eq!((kinds(&packets), printed(&packets[0])), (vec![kind], (RedirStatus::Invalid, 0)));
     }
     table.say(9, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"abc")));
     assert!(table.complete(INTERRUPT_OUT));
-    assert_eq!(said(&table.read()[0]), (RedirStatus::Success, 3), "an OUT answer says what moved and carries nothing");
+    assert_eq!(
+        printed(&table.read()[0]),
+        (RedirStatus::Success, 3),
+        "an OUT answer says what moved and carries nothing"
+    );
     table.say(10, bulk_in(8));
     table.fail(BULK_IN, UrbStatus::Stall);
-    assert_eq!(said(&table.read()[0]), (RedirStatus::Stall, 0));
+    assert_eq!(printed(&table.read()[0]), (RedirStatus::Stall, 0));
 }
 
 #[test]
@@ -296,8 +300,8 @@ fn interrupts_are_received_ahead_and_never_lost() {
     let limits = SessionLimits { reply_bytes_backlog: 1, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     table.read();
-    let told = table.ask(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
-    assert!(matches!(told[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Success, .. }));
+    let packets = table.ask(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
+    assert!(matches!(packets[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Success, .. }));
     let mut given = 0;
     while table.complete(INTERRUPT_IN) {
         given += 1;
@@ -306,9 +310,9 @@ fn interrupts_are_received_ahead_and_never_lost() {
         (INTERRUPTS_AHEAD_MAX..=INTERRUPTS_AHEAD_MAX + 6).contains(&given),
         "{given}: then the device is not asked"
     );
-    let told = table.read();
-    assert_eq!((told.len(), table.host.session().dropped()), (given, 0));
-    assert!(told.iter().enumerate().all(|(at, packet)| packet.id == at as u64), "in their order");
+    let packets = table.read();
+    assert_eq!((packets.len(), table.host.session().dropped()), (given, 0));
+    assert!(packets.iter().enumerate().all(|(at, packet)| packet.id == at as u64), "in their order");
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5, "and then again");
 }
 
@@ -325,9 +329,9 @@ fn interrupts_of_a_far_device_are_requested_as_far_ahead() {
         let device = table.device();
         device.selection().endpoint(INTERRUPT_IN).unwrap().service_interval(device.speed())
     };
-    let asked = table.device().waiting(INTERRUPT_IN);
+    let wanted = table.device().waiting(INTERRUPT_IN);
     let bridged = Duration::from_millis(10).as_nanos().div_ceil(interval.as_nanos()) as usize;
-    assert_eq!(asked, 5 + bridged, "{interval:?} apart");
+    assert_eq!(wanted, 5 + bridged, "{interval:?} apart");
     // The device was busy, and is near: fewer URBs are kept in flight as answers come.
     table.say(2, control(SetupPacket::get_descriptor(1, 0, 0, 18)));
     assert!(table.complete(EpAddr::CONTROL));
@@ -357,17 +361,17 @@ fn isochronous_packets_come_in_time_or_are_dropped() {
         assert_eq!(table.device().waiting(ISO_IN), 3, "the device is asked all the time");
         assert!(table.complete(ISO_IN));
     }
-    let told = table.read();
+    let redir_packets = table.read();
     // Of forty packets, one on the connection and twelve in the queue.
-    assert_eq!((told.len(), table.host.session().dropped()), (13, 27));
-    assert!(told.iter().all(|packet| said(packet) == (RedirStatus::Success, 1024)));
+    assert_eq!((redir_packets.len(), table.host.session().dropped()), (13, 27));
+    assert!(redir_packets.iter().all(|packet| printed(packet) == (RedirStatus::Success, 1024)));
     let bytes = |packet: &RedirPacket| match &packet.message {
         RedirMessage::Iso(data) => data.payload.contiguous()[0],
         other => panic!("{other:?}"),
     };
-    assert!(told[1..].is_sorted_by_key(bytes), "the youngest, in their order");
-    let told = table.ask(0, RedirMessage::StopIsoStream(ISO_IN));
-    assert_eq!((kinds(&told), table.device().waiting(ISO_IN)), (vec![14], 0));
+    assert!(redir_packets[1..].is_sorted_by_key(bytes), "the youngest, in their order");
+    let redir_packets = table.ask(0, RedirMessage::StopIsoStream(ISO_IN));
+    assert_eq!((kinds(&redir_packets), table.device().waiting(ISO_IN)), (vec![14], 0));
 }
 
 #[test]
@@ -390,15 +394,15 @@ fn isochronous_out_starts_with_half_of_its_packets() {
     table.say(0, RedirMessage::Iso(out(ISO_OUT, &[0; 10])));
     assert_eq!(table.device().waiting(ISO_OUT), 0, "it ran dry and begins anew");
     assert_eq!(table.read(), []);
-    let told = table.ask(0, RedirMessage::Iso(out(ISO_OUT, &[0; 1025])));
+    let packets = table.ask(0, RedirMessage::Iso(out(ISO_OUT, &[0; 1025])));
     assert!(
-        matches!(told[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Invalid, .. }),
+        matches!(packets[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Invalid, .. }),
         "an interval has 1024"
     );
     table.ask(0, RedirMessage::StopIsoStream(ISO_OUT));
-    let told = table.ask(0, RedirMessage::Iso(out(ISO_OUT, b"x")));
+    let packets = table.ask(0, RedirMessage::Iso(out(ISO_OUT, b"x")));
     assert!(
-        matches!(told[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, .. }),
+        matches!(packets[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, .. }),
         "there is no stream"
     );
 }
@@ -415,10 +419,10 @@ fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
         (BULK_OUT, 1, 1),
         (EpAddr::from_byte(0x8f), 1, 1),
     ] {
-        let told = table.ask(0, iso(endpoint, packets, urbs));
+        let redir_packets = table.ask(0, iso(endpoint, packets, urbs));
         assert!(
-            matches!(told[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, .. }),
-            "{told:?}"
+            matches!(redir_packets[0].message, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, .. }),
+            "{redir_packets:?}"
         );
     }
     let bulk = |bytes_per_transfer| RedirMessage::StartBulkReceiving {
@@ -427,26 +431,32 @@ fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
         endpoint: BULK_IN,
         transfers: 2,
     };
-    let told = table.ask(0, bulk(100));
+    let redir_packets = table.ask(0, bulk(100));
     assert!(
-        matches!(told[0].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Stall, .. }),
+        matches!(redir_packets[0].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Stall, .. }),
         "no whole packets"
     );
-    let told = table.ask(0, bulk(1024));
-    assert!(matches!(told[0].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Success, .. }));
+    let redir_packets = table.ask(0, bulk(1024));
+    assert!(matches!(
+        redir_packets[0].message,
+        RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Success, .. }
+    ));
     assert!(table.complete(BULK_IN));
     table.fail(BULK_IN, UrbStatus::Stall);
-    let told = table.read();
-    assert_eq!(kinds(&told), [104, 27], "what came first, then why no more does");
-    assert!(matches!(told[1].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Stall, .. }));
+    let redir_packets = table.read();
+    assert_eq!(kinds(&redir_packets), [104, 27], "what came first, then why no more does");
+    assert!(matches!(redir_packets[1].message, RedirMessage::BulkReceivingStatus { outcome: RedirStatus::Stall, .. }));
     table.ask(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     for _ in 0..17 {
         table.fail(INTERRUPT_IN, UrbStatus::Protocol);
     }
-    let told = table.read();
-    assert_eq!(kinds(&told[..16]), [103; 16]);
-    assert!(told[..16].iter().all(|packet| said(packet) == (RedirStatus::IoError, 0)));
-    assert!(matches!(told[16].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }));
+    let redir_packets = table.read();
+    assert_eq!(kinds(&redir_packets[..16]), [103; 16]);
+    assert!(redir_packets[..16].iter().all(|packet| printed(packet) == (RedirStatus::IoError, 0)));
+    assert!(matches!(
+        redir_packets[16].message,
+        RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }
+    ));
 }
 
 #[test]
@@ -457,11 +467,11 @@ fn reset_ends_streams_and_transfers_once_each() {
     table.say(1, RedirMessage::CancelDataPacket);
     table.say(0, RedirMessage::StartInterruptReceiving(INTERRUPT_IN));
     table.read();
-    let told = table.ask(0, RedirMessage::Reset);
-    assert!(matches!(told[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }));
-    let ended: BTreeMap<u64, RedirStatus> = told[1..].iter().map(|packet| (packet.id, said(packet).0)).collect();
+    let packets = table.ask(0, RedirMessage::Reset);
+    assert!(matches!(packets[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }));
+    let ended: BTreeMap<u64, RedirStatus> = packets[1..].iter().map(|packet| (packet.id, printed(packet).0)).collect();
     assert_eq!(ended, BTreeMap::from([(1, RedirStatus::Cancelled), (2, RedirStatus::Cancelled)]));
-    assert_eq!((told.len(), table.host.session().in_flight()), (3, 0));
+    assert_eq!((packets.len(), table.host.session().in_flight()), (3, 0));
     assert_eq!(kinds(&table.ask(3, RedirMessage::SetConfiguration(1))), [4, 5, 8]);
 }
 
@@ -489,11 +499,11 @@ fn device_that_is_gone_leaves_when_its_guest_has_acknowledged() {
     table.host.with_device(|device, done| device.fail(BULK_IN, UrbStatus::Gone, done));
     table.host.handle_gone(table.now);
     table.advance().unwrap();
-    let told = table.read();
-    assert_eq!((kinds(&told), said(&told[0])), (vec![101, 2], (RedirStatus::IoError, 0)));
+    let packets = table.read();
+    assert_eq!((kinds(&packets), printed(&packets[0])), (vec![101, 2], (RedirStatus::IoError, 0)));
     assert!(!table.host.is_finished());
-    let told = table.ask(2, bulk_in(64));
-    assert_eq!(said(&told[0]), (RedirStatus::IoError, 0), "what crossed it is answered");
+    let packets = table.ask(2, bulk_in(64));
+    assert_eq!(printed(&packets[0]), (RedirStatus::IoError, 0), "what crossed it is answered");
     table.say(0, RedirMessage::DeviceDisconnectAck);
     assert!(table.host.is_finished());
     let mut old = Table::with(Scripted::new(Manners::default()), LIMITS, RedirCapabilitySet::NONE);
@@ -509,8 +519,11 @@ fn filter_reject_cancels_transfers_and_marks_the_device_refused() {
     table.say(1, bulk_in(64));
     table.say(0, RedirMessage::FilterFilter("-1,-1,-1,-1,0".into()));
     table.say(0, RedirMessage::FilterReject);
-    let told = table.read();
-    assert_eq!((table.host.session().is_refused(), said(told.last().unwrap())), (true, (RedirStatus::Cancelled, 0)));
+    let packets = table.read();
+    assert_eq!(
+        (table.host.session().is_refused(), printed(packets.last().unwrap())),
+        (true, (RedirStatus::Cancelled, 0))
+    );
 }
 
 #[test]
@@ -531,10 +544,10 @@ fn excess_requests_are_refused_packet_by_packet() {
     table.read();
     table.say(1, bulk_in(600));
     table.say(2, bulk_in(600));
-    let told = table.ask(3, bulk_in(600));
-    assert_eq!((told[0].id, said(&told[0])), (3, (RedirStatus::IoError, 0)));
+    let packets = table.ask(3, bulk_in(600));
+    assert_eq!((packets[0].id, printed(&packets[0])), (3, (RedirStatus::IoError, 0)));
     table.say(2, RedirMessage::CancelDataPacket);
-    assert_eq!(said(&table.read()[0]), (RedirStatus::Cancelled, 0), "and a cancel waits for nobody");
+    assert_eq!(printed(&table.read()[0]), (RedirStatus::Cancelled, 0), "and a cancel waits for nobody");
     assert_eq!(table.host.counters().no_credit, 1);
 }
 
@@ -545,20 +558,20 @@ fn id_in_flight_is_reused_only_after_a_cancel() {
     table.say(5, bulk_in(8));
     table.say(5, RedirMessage::CancelDataPacket);
     assert_eq!(table.read(), []);
-    let told = table.ask(5, bulk_in(16));
+    let packets = table.ask(5, bulk_in(16));
     assert_eq!(
-        (told.len(), said(&told[0])),
+        (packets.len(), printed(&packets[0])),
         (1, (RedirStatus::Cancelled, 0)),
         "the old one, before the new one begins"
     );
     assert!(table.complete(BULK_IN) && table.complete(BULK_IN));
-    let told = table.read();
-    assert_eq!((told.len(), said(&told[0])), (1, (RedirStatus::Success, 16)));
+    let packets = table.read();
+    assert_eq!((packets.len(), printed(&packets[0])), (1, (RedirStatus::Success, 16)));
     table.say(6, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"a")));
     table.say(6, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"bc")));
     assert!(table.complete(INTERRUPT_OUT) && table.complete(INTERRUPT_OUT));
     assert_eq!(
-        table.read().iter().map(said).collect::<Vec<_>>(),
+        table.read().iter().map(printed).collect::<Vec<_>>(),
         [(RedirStatus::Success, 1), (RedirStatus::Success, 2)]
     );
     table.say(7, bulk_in(8));
@@ -666,12 +679,12 @@ fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5, "streams are there again");
     assert_eq!((table.device().waiting(BULK_IN), table.device().waiting(BULK_OUT)), (1, 1));
     assert!(table.complete(BULK_IN) && table.complete(BULK_OUT));
-    let told = table.read();
-    let mut answers: Vec<(u64, u32)> = told.iter().map(|packet| (packet.id, packet.message.kind())).collect();
+    let packets = table.read();
+    let mut answers: Vec<(u64, u32)> = packets.iter().map(|packet| (packet.id, packet.message.kind())).collect();
     answers.retain(|answer| *answer != (0, 17));
     answers.sort_by_key(|answer| MOVED.iter().position(|moved| moved == answer));
     assert_eq!(answers, MOVED, "each once");
-    let of = |id| told.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(said);
+    let of = |id| packets.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(printed);
     assert_eq!((of(1), of(2)), (Some((RedirStatus::Success, 64)), Some((RedirStatus::Success, 3))));
     assert_eq!(
         (of(3), of(4), of(5)),
@@ -823,10 +836,10 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
     // The guest's view: submits without an answer, oldest first, and whether each was cancelled; their lengths differ.
     let mut open: Vec<(u32, bool)> = Vec::new();
     let mut submitted = 0;
-    let hear = |open: &mut Vec<(u32, bool)>, told: Vec<RedirPacket>| {
-        for packet in told {
+    let hear = |open: &mut Vec<(u32, bool)>, packets: Vec<RedirPacket>| {
+        for packet in packets {
             let (length, is_cancelled) = open.remove(0);
-            match said(&packet) {
+            match printed(&packet) {
                 (RedirStatus::Cancelled, 0) => assert!(is_cancelled, "nothing is cancelled by itself: {steps:?}"),
                 (RedirStatus::Success, moved) => assert_eq!(moved, length, "an answer is its own submit's: {steps:?}"),
                 other => panic!("{other:?}: {steps:?}"),
@@ -850,17 +863,17 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
             Step::LetGo if !table.let_go() => return false,
             Step::Complete | Step::LetGo => {}
             Step::Read => {
-                let told = table.read();
-                if told.is_empty() {
+                let packets = table.read();
+                if packets.is_empty() {
                     return false;
                 }
-                hear(&mut open, told);
+                hear(&mut open, packets);
             }
         }
     }
     while table.let_go() || table.complete(BULK_IN) {}
-    let told = table.read();
-    hear(&mut open, told);
+    let packets = table.read();
+    hear(&mut open, packets);
     assert_eq!((open, table.host.session().in_flight()), (vec![], 0), "{steps:?}");
     true
 }
@@ -933,8 +946,8 @@ fn fuzz_redir_session() {
         table.exchange().unwrap();
         // Open transfers of the guest.
         let mut open: BTreeMap<u64, u32> = BTreeMap::new();
-        let hear = |open: &mut BTreeMap<u64, u32>, told: Vec<RedirPacket>| {
-            for packet in told {
+        let hear = |open: &mut BTreeMap<u64, u32>, packets: Vec<RedirPacket>| {
+            for packet in packets {
                 let is_answer = match &packet.message {
                     RedirMessage::Interrupt(data) => data.endpoint.as_byte() & 0x80 == 0,
                     message => matches!(message, RedirMessage::Control(_) | RedirMessage::Bulk(_)),
@@ -995,8 +1008,8 @@ fn fuzz_redir_session() {
                     table.let_go();
                 }
                 _ => {
-                    let told = table.read();
-                    hear(&mut open, told);
+                    let packets = table.read();
+                    hear(&mut open, packets);
                 }
             }
             assert!(table.device().room() <= 8000 + 4 * 5 * 1024 + 5 * 1024, "what may come back is bounded");
@@ -1017,8 +1030,8 @@ fn fuzz_redir_session() {
         table.say(0, RedirMessage::Reset);
         while table.host.with_device(|device, done| device.let_go(done)) {}
         table.advance().unwrap();
-        let told = table.read();
-        hear(&mut open, told);
+        let packets = table.read();
+        hear(&mut open, packets);
         assert_eq!((open, table.device().holds()), (BTreeMap::new(), 0), "every transfer was answered");
         table.host.disconnect(table.now);
         table.host.with_device(|device, done| device.reset(Instant::ZERO, done));

@@ -115,8 +115,8 @@ fn block_device_has_many_readers_or_one_writer_across_its_classes() {
     let mut registry = ExportRegistry::default();
     let (device, block) = disk(MediumView::default());
     let bus_id = registry.add_block("disk", device, block).unwrap().bus_id.clone();
-    let ask = |registry: &mut ExportRegistry, who: &str, asked| {
-        registry.claim_block(&bus_id, who, asked, Instant::ZERO).map(|claimed| claimed.mode)
+    let ask = |registry: &mut ExportRegistry, who: &str, mode| {
+        registry.claim_block(&bus_id, who, mode, Instant::ZERO).map(|claimed| claimed.mode)
     };
     assert_eq!(ask(&mut registry, "a", control::AttachmentMode::Read), Ok(UseMode::Read));
     assert_eq!(ask(&mut registry, "b", control::AttachmentMode::Read), Ok(UseMode::Read));
@@ -141,8 +141,8 @@ fn scratch_users_do_not_exclude_each_other() {
     let view = MediumView { changes: Some(ChangeStorage::Memory(1 << 20)), ..MediumView::default() };
     let (device, block) = disk(view);
     let bus_id = registry.add_block("disk", device, block).unwrap().bus_id.clone();
-    let asked = control::AttachmentMode::Exclusive;
-    let block = registry.claim_block(&bus_id, "a", asked, Instant::ZERO).unwrap();
+    let mode = control::AttachmentMode::Exclusive;
+    let block = registry.claim_block(&bus_id, "a", mode, Instant::ZERO).unwrap();
     assert_eq!(block.mode, UseMode::Scratch);
     let usb = registry.claim(&bus_id, "b", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
     assert_eq!(registry.claim(&bus_id, "c", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "one USB class");

@@ -132,13 +132,13 @@ fn against_current_exporter(then: &Transcript) -> Transcript {
         let at = Instant::from_nanos(turn.at_ns);
         loopback.pass(at - loopback.now);
         if turn.who == Who::Client {
-            now.said(Who::Client, turn.at_ns, &turn.bytes);
+            now.printed(Who::Client, turn.at_ns, &turn.bytes);
             loopback.receive(&turn.bytes).expect("a released client breaks no rule");
         } else {
-            now.said(Who::Server, turn.at_ns, &loopback.read_bytes(usize::MAX));
+            now.printed(Who::Server, turn.at_ns, &loopback.read_bytes(usize::MAX));
         }
     }
-    now.said(Who::Server, loopback.now.as_nanos(), &loopback.read_bytes(usize::MAX));
+    now.printed(Who::Server, loopback.now.as_nanos(), &loopback.read_bytes(usize::MAX));
     now
 }
 
@@ -220,9 +220,9 @@ impl Importer {
             }
             _ => remote.cancel(Instant::ZERO, UrbId(u64::from(word(&turn.bytes, 20))), &mut self.done),
         }
-        let said = flat(&remote.poll_transmit());
-        remote.handle_transmitted(said.len(), &mut self.done);
-        assert_eq!(said, turn.bytes, "{title}: {}", turn.name());
+        let bytes = flat(&remote.poll_transmit());
+        remote.handle_transmitted(bytes.len(), &mut self.done);
+        assert_eq!(bytes, turn.bytes, "{title}: {}", turn.name());
     }
 
     /// Gets what the client got; must understand it the same way.

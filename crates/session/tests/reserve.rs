@@ -66,7 +66,7 @@ fn claim_that_a_device_cannot_carry_is_refused_with_its_kind_of_lack() {
     };
     assert_eq!(refused(0x85, 1, 1, ReservationCriticality::High), ReservationDenial::NoEndpoint { endpoint: 0x85 });
     let odd = refused(ISO_IN, 64, 3, ReservationCriticality::High);
-    let why = EndpointRequestError::PeriodNotPowerOfTwo { asked: 3, shorter: 2 };
+    let why = EndpointRequestError::PeriodNotPowerOfTwo { wanted: 3, shorter: 2 };
     assert_eq!((odd.lack(), odd), ((ScarceResource::Period, 2), ReservationDenial::Invalid { endpoint: ISO_IN, why }));
     let large = refused(ISO_IN, 1025, 1, ReservationCriticality::Low);
     assert_eq!(large.lack(), (ScarceResource::Budget, 1));
@@ -98,11 +98,11 @@ fn low_bulk_reservation_gives_way_to_high_and_comes_back() {
     let bound_ns = ledger.report("disk").unwrap().bound_ns;
     ask(&mut ledger, "camera", &carrier, stream(ReservationCriticality::High, 256, 1)).unwrap();
     assert_eq!(state(&ledger, "disk"), ReservationState::Admitted, "there is room for both");
-    let place = ledger.plan("bus").unwrap().placements().to_vec();
+    let placements = ledger.plan("bus").unwrap().placements().to_vec();
     ask(&mut ledger, "can", &carrier, bulk(ReservationCriticality::High, 512)).unwrap();
     assert_eq!(state(&ledger, "disk"), ReservationState::Suspended, "in turns with it the disk would have half");
     assert_eq!(ledger.report("disk").unwrap().lack, ScarceResource::Bus);
-    assert_eq!(ledger.plan("bus").unwrap().placements(), place, "the camera keeps its place");
+    assert_eq!(ledger.plan("bus").unwrap().placements(), placements, "the camera keeps its place");
     let refused = ask(&mut ledger, "stick", &carrier, bulk(ReservationCriticality::Low, 512)).unwrap_err();
     assert!(matches!(refused.lack(), (ScarceResource::Bus, 1..)), "{refused}");
     let news = ledger.release("can");
@@ -117,7 +117,7 @@ fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
         let news = ask(&mut ledger, device, &carrier, stream(ReservationCriticality::Low, 256, 1)).unwrap();
         assert_eq!((news.len(), news[0].report.state), (1, ReservationState::Admitted));
     }
-    let places = ledger.plan("bus").unwrap().placements().to_vec();
+    let placements = ledger.plan("bus").unwrap().placements().to_vec();
     let refused = ask(&mut ledger, "e", &carrier, stream(ReservationCriticality::Low, 256, 1)).unwrap_err();
     let (lack, missing_ps) = refused.lack();
     assert!(lack == ScarceResource::Bus && missing_ps > 0, "{refused}");
@@ -131,7 +131,10 @@ fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
     };
     assert_eq!(missing, missing_ps);
     let now = ledger.plan("bus").unwrap();
-    assert!(places.iter().take(3).all(|place| now.placement(place.id) == Some(*place)), "who stays is not moved");
+    assert!(
+        placements.iter().take(3).all(|location| now.placement(location.id) == Some(*location)),
+        "who stays is not moved"
+    );
     // Further ones of high criticality, until one has no room left: none of high criticality is displaced.
     for name in ["high2", "high3", "high4"] {
         ask(&mut ledger, name, &carrier, stream(ReservationCriticality::High, 256, 1)).unwrap();
@@ -191,25 +194,25 @@ fn latency_that_cannot_be_met_is_refused_with_the_missing_time() {
 fn device_without_bus_reserves_its_path_and_a_processor() {
     let (mut ledger, disk) = (HostReservationLedger::new(4, COST), DeviceBusProfile::without_bus());
     ledger.note_path("desk", MeasuredPath { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
-    let asked = |endpoint, bytes, period, criticality| ReservationTerms {
+    let wanted = |endpoint, bytes, period, criticality| ReservationTerms {
         criticality,
         latency_ns: 0,
         claims: vec![EndpointBandwidth { endpoint, bytes, period }],
         ..ReservationTerms::default()
     };
     let why = |ledger: &mut HostReservationLedger, endpoint, bytes, period| {
-        ask(ledger, "disk", &disk, asked(endpoint, bytes, period, ReservationCriticality::Low)).unwrap_err().lack()
+        ask(ledger, "disk", &disk, wanted(endpoint, bytes, period, ReservationCriticality::Low)).unwrap_err().lack()
     };
     assert_eq!(why(&mut ledger, 0x81, 512, 8), (ScarceResource::Endpoint, 0x81));
     assert_eq!(why(&mut ledger, 0, 0, 8), (ScarceResource::Budget, 0));
     assert_eq!([why(&mut ledger, 0, 512, 0).0, why(&mut ledger, 0, 512, 40_000).0], [ScarceResource::Period; 2]);
     // 16 MB/s exceed a path of 36 Mb/s; 2 MB/s fit, with any period, and no bus is involved.
     assert_eq!(why(&mut ledger, 0, 2000, 1).0, ScarceResource::Rate);
-    ask(&mut ledger, "disk", &disk, asked(0, 6000, 24, ReservationCriticality::Low)).unwrap();
+    ask(&mut ledger, "disk", &disk, wanted(0, 6000, 24, ReservationCriticality::Low)).unwrap();
     let report = ledger.report("disk").unwrap();
     assert_eq!((report.state, report.bus_ppm, report.path_bits_per_s), (ReservationState::Admitted, 0, 16_574_333));
     assert!(report.bound_ns > 1_200_000, "{}: 6000 bytes take 1.2 ms of the path", report.bound_ns);
-    ask(&mut ledger, "frames", &disk, asked(0, 2000, 8, ReservationCriticality::Low)).unwrap();
+    ask(&mut ledger, "frames", &disk, wanted(0, 2000, 8, ReservationCriticality::Low)).unwrap();
     ask(&mut ledger, "zero", &carrier("bus", UsbSpeed::High), stream(ReservationCriticality::High, 1024, 8)).unwrap();
     assert_eq!(
         [state(&ledger, "disk"), state(&ledger, "frames")],
@@ -285,10 +288,10 @@ fn check(ledger: &mut HostReservationLedger, buses: &[&str], paths: &[&str]) {
     for bus in buses {
         let Some(plan) = ledger.plan(bus) else { continue };
         for interval in 0..plan.cycle() {
-            let is_there = |place: &&farbus_realtime::schedule::EndpointPlacement| {
-                interval % place.every == place.start % place.every
+            let is_there = |location: &&farbus_realtime::schedule::EndpointPlacement| {
+                interval % location.every == location.start % location.every
             };
-            let used: u64 = plan.placements().iter().filter(is_there).map(|place| place.time_ps).sum();
+            let used: u64 = plan.placements().iter().filter(is_there).map(|location| location.time_ps).sum();
             assert!(used + plan.reservation_ps() <= interval_ps(plan.speed()), "more than an interval has");
         }
     }

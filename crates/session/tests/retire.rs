@@ -75,15 +75,16 @@ impl World {
         assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
         let mut world = Self { importer, exporter, notes: Notes::default() };
         for (number, mode) in [(ALONE, AttachmentMode::Exclusive), (READ, AttachmentMode::Read)] {
-            let answers =
-                world.asked(OutboundMessage::control(FrameKind::Open, number, 0, open(mode).encode().into())).unwrap();
+            let answers = world
+                .requested(OutboundMessage::control(FrameKind::Open, number, 0, open(mode).encode().into()))
+                .unwrap();
             assert_eq!(answers.last().map(|(kind, _)| *kind), Some(FrameKind::Opened));
         }
         world
     }
 
     /// Sends this to the exporter. Returns the kinds and bodies of its answers.
-    fn asked(
+    fn requested(
         &mut self,
         message: OutboundMessage,
     ) -> Result<Vec<(FrameKind, Vec<u8>)>, farbus_session::ProtocolViolation> {
@@ -98,10 +99,11 @@ impl World {
         Ok(answers)
     }
 
-    fn said(&mut self, number: u16, step: DiskMoveStep) -> Option<DiskMoveMessage> {
+    fn printed(&mut self, number: u16, step: DiskMoveStep) -> Option<DiskMoveMessage> {
         let part = DiskMoveMessage::Says(step).encode().into();
-        let answers =
-            self.asked(OutboundMessage::control(FrameKind::Retire, number, 0, part)).expect("it keeps to the protocol");
+        let answers = self
+            .requested(OutboundMessage::control(FrameKind::Retire, number, 0, part))
+            .expect("it keeps to the protocol");
         let (kind, body) = answers.into_iter().next()?;
         assert_eq!(kind, FrameKind::Retire);
         DiskMoveMessage::decode(&body).unwrap()
@@ -116,18 +118,18 @@ fn open(mode: AttachmentMode) -> OpenRequest {
 fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
     let mut world = World::new();
     for step in [DiskMoveStep::Moving, DiskMoveStep::Moved, DiskMoveStep::Stays] {
-        assert_eq!(world.said(ALONE, step), Some(DiskMoveMessage::Noted(step)));
+        assert_eq!(world.printed(ALONE, step), Some(DiskMoveMessage::Noted(step)));
         assert_eq!(world.notes.steps.pop(), Some(("disk".to_owned(), 7, step)));
-        let Some(DiskMoveMessage::Unable(answered, why)) = world.said(READ, step) else { panic!("a reader can") };
+        let Some(DiskMoveMessage::Unable(answered, why)) = world.printed(READ, step) else { panic!("a reader can") };
         assert!(answered == step && why.contains("alone"), "{why}");
-        assert_eq!(world.said(NOTHING, step), None);
+        assert_eq!(world.printed(NOTHING, step), None);
         assert_eq!(world.notes.steps, [], "nothing is noted for the others");
     }
-    for said in 4..100 {
-        let answer = world.said(ALONE, DiskMoveStep::Moving);
+    for stated in 4..100 {
+        let answer = world.printed(ALONE, DiskMoveStep::Moving);
         assert_eq!(
             answer == Some(DiskMoveMessage::Noted(DiskMoveStep::Moving)),
-            said <= 64,
+            stated <= 64,
             "each may be written to a disk"
         );
     }
@@ -135,14 +137,14 @@ fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
     let mut world = World::new();
     world.notes.is_full = true;
     assert_eq!(
-        world.said(ALONE, DiskMoveStep::Moving),
+        world.printed(ALONE, DiskMoveStep::Moving),
         Some(DiskMoveMessage::Unable(DiskMoveStep::Moving, "no room".into()))
     );
-    let later = world.asked(OutboundMessage::control(FrameKind::Retire, ALONE, 0, vec![9, 9].into()));
+    let later = world.requested(OutboundMessage::control(FrameKind::Retire, ALONE, 0, vec![9, 9].into()));
     assert_eq!(later, Ok(Vec::new()), "a word of a later version is passed over");
     let answer = DiskMoveMessage::Noted(DiskMoveStep::Moved).encode().into();
     assert!(
-        world.asked(OutboundMessage::control(FrameKind::Retire, ALONE, 0, answer)).is_err(),
+        world.requested(OutboundMessage::control(FrameKind::Retire, ALONE, 0, answer)).is_err(),
         "an importer answers nothing"
     );
 }
@@ -150,19 +152,20 @@ fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
 #[test]
 fn that_a_disk_is_overwritten_counts_for_the_device_that_is_opened_next_alone() {
     let mut world = World::new();
-    world.said(ALONE, DiskMoveStep::Overwrites);
+    world.printed(ALONE, DiskMoveStep::Overwrites);
     assert!(world.notes.overwritten.is_empty(), "it is open already");
-    assert_eq!(world.said(NOTHING, DiskMoveStep::Overwrites), None, "there is nothing to answer yet");
+    assert_eq!(world.printed(NOTHING, DiskMoveStep::Overwrites), None, "there is nothing to answer yet");
     assert!(world.notes.overwritten.is_empty());
     for number in [NOTHING, NOTHING + 1] {
-        let asked =
+        let outbound_message =
             OutboundMessage::control(FrameKind::Open, number, 0, open(AttachmentMode::Exclusive).encode().into());
-        assert_eq!(world.asked(asked).unwrap().last().map(|(kind, _)| *kind), Some(FrameKind::Opened));
+        assert_eq!(world.requested(outbound_message).unwrap().last().map(|(kind, _)| *kind), Some(FrameKind::Opened));
     }
     assert_eq!(world.notes.overwritten, ["disk"]);
     let mut remote = RemoteBlock::new(1, open(AttachmentMode::Exclusive)).overwriting();
-    let said: Vec<FrameKind> = std::iter::from_fn(|| remote.poll_message()).map(|message| message.head.kind).collect();
-    assert_eq!(said, [FrameKind::Retire, FrameKind::Open], "it is said first, and once");
+    let frame_kinds: Vec<FrameKind> =
+        std::iter::from_fn(|| remote.poll_message()).map(|message| message.head.kind).collect();
+    assert_eq!(frame_kinds, [FrameKind::Retire, FrameKind::Open], "it is said first, and once");
 }
 
 #[test]
@@ -171,9 +174,9 @@ fn an_importer_takes_each_answer_once_and_cuts_off_an_exporter_that_says_steps()
     let mut done = CompletionQueue::new(BufferPool::new(0));
     while remote.poll_message().is_some() {}
     remote.say_step(DiskMoveStep::Moving);
-    let said = remote.poll_message().expect("it is said");
+    let message = remote.poll_message().expect("it is said");
     assert_eq!(
-        (said.head.kind, DiskMoveMessage::decode(&said.part)),
+        (message.head.kind, DiskMoveMessage::decode(&message.part)),
         (FrameKind::Retire, Ok(Some(DiskMoveMessage::Says(DiskMoveStep::Moving))))
     );
     let mut hear = |remote: &mut RemoteBlock, word: DiskMoveMessage| {

@@ -141,9 +141,9 @@ impl World {
     /// A user asks for some of some devices.
     fn begin(&mut self, user: usize) {
         let count = self.devices.len();
-        let asked: BTreeSet<usize> =
+        let requested: BTreeSet<usize> =
             (0..self.random.pick(&[2_u64, 3, 4])).map(|_| self.random.below(count as u64) as usize).collect();
-        let devices: Vec<usize> = asked.into_iter().collect();
+        let devices: Vec<usize> = requested.into_iter().collect();
         let wanted =
             if self.random.once_in(3) { 1 + self.random.below(devices.len() as u64) as usize } else { devices.len() };
         let seed = self.random.next();

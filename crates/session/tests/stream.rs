@@ -110,6 +110,6 @@ fn excess_grant_is_refused() {
     }
     let (_stage, mut served, mut lanes) = serve();
     assert_eq!(grant(&mut served, &mut lanes, vec![1, 0, 0]).unwrap_err().field, "grant");
-    let asked = ReceivedFrame { head: FrameHeader::new(FrameKind::Request, 1, 0), body: Payload::Empty };
-    assert!(served.handle_arrived(Instant::ZERO, asked, &mut lanes).is_err(), "there is nothing to ask for");
+    let received_frame = ReceivedFrame { head: FrameHeader::new(FrameKind::Request, 1, 0), body: Payload::Empty };
+    assert!(served.handle_arrived(Instant::ZERO, received_frame, &mut lanes).is_err(), "there is nothing to ask for");
 }

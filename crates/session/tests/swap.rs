@@ -164,11 +164,11 @@ fn one_complete_device_remains_after_any_failure() {
                 done += 1;
                 play.check(SwapSide::Destination);
             }
-            Err(told) => {
+            Err(swap_error) => {
                 failed += 1;
                 assert!(
-                    matches!(told, SwapError::Medium { side: named, error: how, .. } if named == side && how == error),
-                    "seed {seed}: {told:?}"
+                    matches!(swap_error, SwapError::Medium { side: named, error: how, .. } if named == side && how == error),
+                    "seed {seed}: {swap_error:?}"
                 );
                 play.check(SwapSide::Source);
                 play.swap(SwapOptions { resume: true, ..options }, None).unwrap();
@@ -206,7 +206,7 @@ fn write_lost_by_the_destination_is_found_before_the_switch() {
 
 #[test]
 fn bad_block_is_reported_with_its_page() {
-    let bad = Watched::new(memory(4 << 20), |asked, range| match asked {
+    let bad = Watched::new(memory(4 << 20), |wanted, range| match wanted {
         Asked::Read if range.contains(&1_234_567) => Err(StoreError::Medium),
         _ => Ok(()),
     });
@@ -220,7 +220,7 @@ fn bad_block_is_reported_with_its_page() {
 /// A disk that refuses long requests, or whose error was gone at the second attempt, has no bad block.
 #[test]
 fn source_that_can_be_read_block_by_block_is_swapped() {
-    let picky = Watched::new(memory(4 << 20), |asked, range| match asked {
+    let picky = Watched::new(memory(4 << 20), |wanted, range| match wanted {
         Asked::Read if range.end - range.start > 4096 => Err(StoreError::Medium),
         _ => Ok(()),
     });
@@ -248,7 +248,7 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
     // The writer, once its write may meet the copy of a piece.
     let waiting = Arc::new(Mutex::new(None::<Box<dyn BlockStore>>));
     let writer = Arc::new(Mutex::new(None));
-    let (asked, has_asked) = std::sync::mpsc::channel();
+    let (wanted, has_asked) = std::sync::mpsc::channel();
     let has_asked = Mutex::new(has_asked);
     let (waits, writes_now) = (Arc::clone(&waiting), Arc::clone(&writer));
     let source = Watched::new(memory(1 << 20), move |kind, _| {
@@ -278,7 +278,7 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
         move || {
             let moment = now();
             if std::thread::current().name() == Some("writer") {
-                let _ = asked.send(());
+                let _ = wanted.send(());
             }
             moment
         }
@@ -339,8 +339,8 @@ fn read_only_device_stays_read_only_on_a_writable_medium() {
 fn swap_is_given_up_after_waiting_for_a_hanging_request() {
     let hold = Arc::new((Mutex::new(()), AtomicBool::new(false)));
     let holding = Arc::clone(&hold);
-    let hanging = Watched::new(memory(1 << 20), move |asked, _| {
-        if asked == Asked::Write {
+    let hanging = Watched::new(memory(1 << 20), move |wanted, _| {
+        if wanted == Asked::Write {
             holding.1.store(true, Ordering::Release);
             drop(holding.0.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -394,7 +394,7 @@ fn write_after_the_decision_to_a_failed_place_of_the_source_is_not_lost() {
     }
     let is_failing = Arc::new(AtomicBool::new(false));
     let fails = Arc::clone(&is_failing);
-    let failing = Watched::new(memory(1 << 20), move |asked, _| match asked {
+    let failing = Watched::new(memory(1 << 20), move |wanted, _| match wanted {
         Asked::Write if fails.load(Ordering::Relaxed) => Err(StoreError::Medium),
         _ => Ok(()),
     });

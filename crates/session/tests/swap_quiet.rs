@@ -142,11 +142,11 @@ fn work(round_trip: Duration, swaps: bool, answers_min: u64) -> Seen {
         }
         while let Some(answer) = done.pop() {
             answer.result.unwrap();
-            let asked = since.remove(&answer.id.0).expect("each is answered once");
+            let asked_at = since.remove(&answer.id.0).expect("each is answered once");
             let phase = disk.progress(now).map(|progress| progress.phase);
             // Before the switch, requests share the disk with what is copied, whose rate its owner chooses.
             if !matches!(phase, Some(SwapPhase::Beginning | SwapPhase::Copying | SwapPhase::Flushing)) {
-                (seen.latency, seen.quiet) = (seen.latency.max(now - asked), seen.quiet.max(now - last));
+                (seen.latency, seen.quiet) = (seen.latency.max(now - asked_at), seen.quiet.max(now - last));
                 seen.switching += u64::from(phase.is_some());
             }
             (last, seen.answers) = (now, seen.answers + 1);

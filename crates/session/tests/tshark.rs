@@ -112,15 +112,15 @@ fn wireshark_finds_every_message_and_none_malformed() {
         seen.numbers("_ws.expert.severity").into_iter().filter(|&severity| severity >= WARNING).collect();
     assert_eq!(serious, [], "warnings and errors of any layer, checksums among them: {}", capture.display());
 
-    let said = messages(&sessions, false);
+    let printed = messages(&sessions, false);
     assert_eq!(
         seen.numbers("usbip.operation"),
-        said.iter().map(|turn| word(&turn.bytes, 0) & 0xffff).collect::<Vec<_>>()
+        printed.iter().map(|turn| word(&turn.bytes, 0) & 0xffff).collect::<Vec<_>>()
     );
-    let said = messages(&sessions, true);
-    assert_eq!(seen.numbers("usbip.urb"), said.iter().map(|turn| word(&turn.bytes, 0)).collect::<Vec<_>>());
+    let printed = messages(&sessions, true);
+    assert_eq!(seen.numbers("usbip.urb"), printed.iter().map(|turn| word(&turn.bytes, 0)).collect::<Vec<_>>());
     let seqnums = seen.numbers("usbip.sequence_no");
-    for turn in said {
+    for turn in printed {
         assert!(seqnums.contains(&word(&turn.bytes, 4)), "{} is not seen", turn.name());
     }
     // The device's descriptors, read by the USB dissector inside the USB/IP dissector.
@@ -138,11 +138,11 @@ fn wireshark_reports_a_broken_message() {
     let mut session = talk::device_session();
     let reply = session.turns.iter_mut().find(|turn| turn.who == Who::Server && turn.name().contains("700 bytes"));
     reply.expect("a bulk transfer is among them").bytes[26] ^= 0x01;
-    let said = messages(std::slice::from_ref(&session), true).len();
+    let stated = messages(std::slice::from_ref(&session), true).len();
     let capture = written("broken.pcap", &[session]);
     assert_ne!(
         Seen::of(&capture).numbers("usbip.urb").len(),
-        said,
+        stated,
         "a message that is shorter than it says swallows the next"
     );
 }

@@ -20,7 +20,7 @@ use world::transcript::{Transcript, Turn, Who};
 struct Session {
     conn: NbdServerConn,
     device: StoreDevice<MemoryStore>,
-    said: Transcript,
+    transcript: Transcript,
 }
 
 impl Session {
@@ -33,15 +33,18 @@ impl Session {
             zeroes_fast: true,
         }]
         .into();
-        let mut session =
-            Self { conn: NbdServerConn::new(0, exports, &SessionLimits::DEFAULT), device, said: Transcript::default() };
+        let mut session = Self {
+            conn: NbdServerConn::new(0, exports, &SessionLimits::DEFAULT),
+            device,
+            transcript: Transcript::default(),
+        };
         session.answer();
         session
     }
 
     fn note(&mut self, who: Who, bytes: Vec<u8>) {
-        let at_ns = 1000 * (self.said.turns.len() as u64 + 1);
-        self.said.turns.push(Turn { at_ns, who, bytes });
+        let at_ns = 1000 * (self.transcript.turns.len() as u64 + 1);
+        self.transcript.turns.push(Turn { at_ns, who, bytes });
     }
 
     fn say(&mut self, bytes: &[u8]) {
@@ -96,18 +99,18 @@ fn wireshark_finds_every_request_and_its_reply_and_none_malformed() {
     let mut session = Session::new();
     session.say(&3u32.to_be_bytes());
     session.say(b"IHAVEOPT\0\0\0\x01\0\0\0\0");
-    let asked = [
+    let wanted = [
         (command::READ, 0, 512),
         (command::WRITE, 4096, 8192),
         (command::READ, 4096, 100_000),
         (command::WRITE, 1_000_000, 700),
         (command::WRITE, (1 << 20) - 100, 512),
     ];
-    for (at, (command, offset, length)) in asked.into_iter().enumerate() {
+    for (at, (command, offset, length)) in wanted.into_iter().enumerate() {
         session.ask(command, 0x1111 * (at as u64 + 1), offset, length);
     }
     let capture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nbd.pcap");
-    std::fs::write(&capture, world::pcap::capture(&[session.said])).expect("the target folder can be written");
+    std::fs::write(&capture, world::pcap::capture(&[session.transcript])).expect("the target folder can be written");
 
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(&capture).args(["-T", "fields", "-E", "occurrence=a", "-E", "aggregator=,"]);
@@ -128,8 +131,8 @@ fn wireshark_finds_every_request_and_its_reply_and_none_malformed() {
         None => text.parse().expect("a number"),
     };
     let numbers = |texts: &[String]| texts.iter().map(number).collect::<Vec<_>>();
-    assert_eq!(numbers(&lengths), asked.map(|(_, _, length)| length), "{}", capture.display());
+    assert_eq!(numbers(&lengths), wanted.map(|(_, _, length)| length), "{}", capture.display());
     assert_eq!(numbers(&errors), [0, 0, 0, 0, 28]);
-    assert_eq!(answered.len(), asked.len(), "each reply finds its request");
+    assert_eq!(answered.len(), wanted.len(), "each reply finds its request");
     assert_eq!(malformed, [""; 0]);
 }

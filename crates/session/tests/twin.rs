@@ -54,7 +54,7 @@ struct Told {
 
 struct Adapter {
     line: Arc<Mutex<Line>>,
-    told: Arc<Mutex<Told>>,
+    reported: Arc<Mutex<Told>>,
 }
 
 impl Adapter {
@@ -85,10 +85,10 @@ impl GadgetFunction for Adapter {
     }
 
     fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
-        let mut told = self.told.lock().unwrap();
+        let mut reported = self.reported.lock().unwrap();
         match (setup.request_type, setup.request) {
-            (0x21, LINE_CODING) => told.coding = data.to_vec(),
-            (0x40, 3) => told.vendor.push(setup.value),
+            (0x21, LINE_CODING) => reported.coding = data.to_vec(),
+            (0x40, 3) => reported.vendor.push(setup.value),
             _ => return ControlTransferAnswer::Stall,
         }
         ControlTransferAnswer::Ack
@@ -169,7 +169,7 @@ impl Device for Cable {
 }
 
 struct Plugged {
-    told: Arc<Mutex<Told>>,
+    reported: Arc<Mutex<Told>>,
     is_pulled: Arc<AtomicBool>,
 }
 
@@ -204,8 +204,8 @@ struct Play {
 }
 
 fn adapter(line: &Arc<Mutex<Line>>, serial: &str) -> (Box<dyn Device>, Plugged) {
-    let plugged = Plugged { told: Arc::default(), is_pulled: Arc::default() };
-    let function = Adapter { line: Arc::clone(line), told: Arc::clone(&plugged.told) };
+    let plugged = Plugged { reported: Arc::default(), is_pulled: Arc::default() };
+    let function = Adapter { line: Arc::clone(line), reported: Arc::clone(&plugged.reported) };
     let device = EmulatedDevice::new(&Adapter::definition(serial), function);
     let inner = CompletionQueue::new(BufferPool::new(0));
     let is_pulled = Arc::clone(&plugged.is_pulled);
@@ -386,8 +386,8 @@ fn twin_gets_all_settings_and_the_waiting_requests() {
     let report = play.report();
     assert_eq!((report.replayed, report.asked_again, report.held), (3, 2, 0));
     {
-        let told = play.current.told.lock().unwrap();
-        assert_eq!((told.coding.as_slice(), told.vendor.as_slice()), (&[115; 7][..], &[7][..]));
+        let reported = play.current.reported.lock().unwrap();
+        assert_eq!((reported.coding.as_slice(), reported.vendor.as_slice()), (&[115; 7][..], &[7][..]));
     }
     assert_eq!(waiting.map(|id| play.status_of(id)), [None, None]);
     play.line().incoming.extend(b"hello");
@@ -413,12 +413,12 @@ fn halted_endpoint_is_halted_on_the_twin_too() {
     play.settle();
     assert_eq!(play.report().replayed, 2);
     play.line().incoming.extend(b"x");
-    let asked = play.ask();
-    assert_eq!(play.status_of(asked), Some(UrbStatus::Stall));
+    let urb_id = play.ask();
+    assert_eq!(play.status_of(urb_id), Some(UrbStatus::Stall));
     play.control(SetupPacket::clear_halt(IN), &[]);
     play.settle();
-    let asked = play.ask();
-    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(UrbStatus::Ok), b"x".as_slice()));
+    let urb_id = play.ask();
+    assert_eq!((play.status_of(urb_id), play.read.as_slice()), (Some(UrbStatus::Ok), b"x".as_slice()));
 }
 
 #[test]
@@ -437,22 +437,22 @@ fn different_device_is_refused_with_its_first_difference() {
     let mut bytes = other.configurations[0].bytes.clone();
     *bytes.last_mut().unwrap() ^= 1;
     other.configurations[0].bytes = bytes;
-    let told = difference((&one, UsbSpeed::High), (&other, UsbSpeed::High)).unwrap();
-    assert!(told.starts_with("their configurations 1 differ at byte"), "{told}");
+    let message = difference((&one, UsbSpeed::High), (&other, UsbSpeed::High)).unwrap();
+    assert!(message.starts_with("their configurations 1 differ at byte"), "{message}");
     other.device.device_bcd += 1;
     assert!(difference((&one, UsbSpeed::High), (&other, UsbSpeed::High)).unwrap().contains("bcdDevice"));
     // The device continues as before.
-    let asked = play.ask();
+    let urb_id = play.ask();
     play.line().incoming.extend(b"ok");
     play.settle();
-    assert_eq!(play.status_of(asked), Some(UrbStatus::Ok));
+    assert_eq!(play.status_of(urb_id), Some(UrbStatus::Ok));
 }
 
 #[test]
 fn data_that_is_not_accepted_in_time_prevents_the_switch() {
     let mut play = Play::new();
     play.line().is_stuck = true;
-    let asked = play.ask();
+    let urb_id = play.ask();
     let stuck = play.send(b"stuck");
     play.swap().unwrap();
     assert_eq!(play.swap().unwrap_err(), "it is being swapped already");
@@ -463,11 +463,11 @@ fn data_that_is_not_accepted_in_time_prevents_the_switch() {
     assert_eq!(play.status_of(withdrawn), Some(UrbStatus::Cancelled));
     play.pass(DRAIN_TIME_MAX);
     assert!(play.why_not().contains("does not take what was sent"), "{}", play.why_not());
-    assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [None; 3]);
+    assert_eq!([stuck, held, urb_id].map(|id| play.status_of(id)), [None; 3]);
     play.line().is_stuck = false;
     play.line().incoming.extend(b"in");
     play.settle();
-    assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [Some(UrbStatus::Ok); 3]);
+    assert_eq!([stuck, held, urb_id].map(|id| play.status_of(id)), [Some(UrbStatus::Ok); 3]);
     assert_eq!((play.line().sent.as_slice(), play.read.as_slice()), (&b"stuck and held"[..], &b"in"[..]));
     // The next attempt succeeds.
     play.swap().unwrap();
@@ -478,22 +478,22 @@ fn data_that_is_not_accepted_in_time_prevents_the_switch() {
 #[test]
 fn first_device_may_be_unplugged_during_an_exchange_and_the_twin_may_not() {
     let mut play = Play::new();
-    let asked = play.ask();
+    let urb_id = play.ask();
     play.swap().unwrap();
     play.current.is_pulled.store(true, Ordering::Relaxed);
     play.settle();
     assert!(!play.device.is_gone());
     play.line().incoming.extend(b"twin");
     play.settle();
-    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(UrbStatus::Ok), b"twin".as_slice()));
+    assert_eq!((play.status_of(urb_id), play.read.as_slice()), (Some(UrbStatus::Ok), b"twin".as_slice()));
     play.swap().unwrap();
-    let asked = play.ask();
+    let urb_id = play.ask();
     play.next.as_ref().unwrap().is_pulled.store(true, Ordering::Relaxed);
     play.settle();
     assert!(play.why_not().contains("the other device"), "{}", play.why_not());
     play.line().incoming.extend(b" stays");
     play.settle();
-    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(UrbStatus::Ok), b"twin stays".as_slice()));
+    assert_eq!((play.status_of(urb_id), play.read.as_slice()), (Some(UrbStatus::Ok), b"twin stays".as_slice()));
     // Unplugged without an exchange, the device is gone, and no exchange begins.
     play.current.is_pulled.store(true, Ordering::Relaxed);
     play.settle();
@@ -519,10 +519,10 @@ fn reset_switches_at_once_and_answers_everything() {
     play.line().is_stuck = false;
     play.control(SetupPacket::set_configuration(1), &[]);
     play.settle();
-    let asked = play.ask();
+    let urb_id = play.ask();
     play.line().incoming.extend(b"z");
     play.settle();
-    assert_eq!(play.status_of(asked), Some(UrbStatus::Ok));
+    assert_eq!(play.status_of(urb_id), Some(UrbStatus::Ok));
 }
 
 /// Worlds from seeds: with random events around an exchange, each byte arrives once and in order, and all settings are
@@ -605,8 +605,8 @@ fn worlds_of_exchanges(plan: FarLayerConfig) -> u64 {
         assert!(play.read == came, "seed {seed}: what came is read, once and in order");
         assert!(play.written == play.line().sent, "seed {seed}: what was sent is taken, once and in order");
         if let Some((id, bauds)) = coding.filter(|(id, _)| play.status_of(*id) == Some(UrbStatus::Ok)) {
-            let told = play.current.told.lock().unwrap();
-            assert_eq!(told.coding, [bauds; 7], "seed {seed}: {id:?}");
+            let reported = play.current.reported.lock().unwrap();
+            assert_eq!(reported.coding, [bauds; 7], "seed {seed}: {id:?}");
         }
         ahead += play.device.received().ahead;
         // What the layers asked ends with the device.
@@ -636,15 +636,19 @@ fn store(container: u8, capability: u8) -> Vec<u8> {
 #[test]
 fn binary_object_stores_differ_in_what_belongs_to_the_make_and_only_if_both_are_known() {
     let with = |bos: Vec<u8>| DescriptorSet { bos, ..Adapter::definition("a").build() };
-    let told =
+    let reported =
         |one: Vec<u8>, other: Vec<u8>| difference((&with(one), UsbSpeed::Super), (&with(other), UsbSpeed::Super));
-    assert_eq!(told(store(1, 2), store(3, 2)), None, "each device has a Container ID of its own");
-    assert_eq!((told(store(1, 2), Vec::new()), told(Vec::new(), store(1, 2))), (None, None), "nobody asked for it");
-    let what = told(store(1, 2), store(1, 6)).expect("another capability");
+    assert_eq!(reported(store(1, 2), store(3, 2)), None, "each device has a Container ID of its own");
+    assert_eq!(
+        (reported(store(1, 2), Vec::new()), reported(Vec::new(), store(1, 2))),
+        (None, None),
+        "nobody asked for it"
+    );
+    let what = reported(store(1, 2), store(1, 6)).expect("another capability");
     assert!(what.contains("binary object stores differ at byte 28"), "{what}");
     // Stores that end too early are compared as they are.
-    assert!(told(store(1, 2)[..12].to_vec(), store(3, 2)[..12].to_vec()).is_some());
-    assert!(told(vec![0; 5], vec![1; 5]).is_some());
+    assert!(reported(store(1, 2)[..12].to_vec(), store(3, 2)[..12].to_vec()).is_some());
+    assert!(reported(vec![0; 5], vec![1; 5]).is_some());
 }
 
 #[test]
@@ -653,7 +657,7 @@ fn twin_shows_the_binary_object_store_of_the_first_device() {
     let adapter = |container: u8| {
         let mut all = Adapter::definition("first").build();
         all.bos = store(container, 2);
-        let function = Adapter { line: Arc::default(), told: Arc::default() };
+        let function = Adapter { line: Arc::default(), reported: Arc::default() };
         Expected {
             device: EmulatedDevice::new(&Adapter::definition("first"), function),
             nothing: all,
@@ -663,9 +667,9 @@ fn twin_shows_the_binary_object_store_of_the_first_device() {
     play.device = layered(Box::new(adapter(1)), FarLayerConfig::OFF);
     play.swap_for(Box::new(adapter(9))).unwrap();
     play.settle();
-    let asked = play.control(SetupPacket::get_descriptor(0x0f, 0, 0, 20), &[]);
+    let urb_id = play.control(SetupPacket::get_descriptor(0x0f, 0, 0, 20), &[]);
     play.settle();
-    let answer = play.answered.iter().find(|answer| answer.id == asked).unwrap();
+    let answer = play.answered.iter().find(|answer| answer.id == urb_id).unwrap();
     assert_eq!((answer.status, &*answer.payload.contiguous()), (UrbStatus::Ok, &store(1, 2)[..20]));
 }
 
@@ -714,8 +718,8 @@ fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_tol
     second.handle_ready(now, &mut done);
     let answer = done.pop().expect("it was asked of the twin");
     assert_eq!((answer.id, answer.status, &*answer.payload.contiguous()), (UrbId(9), UrbStatus::Ok, &b"x"[..]));
-    let told = plugged.told.lock().unwrap();
-    assert_eq!((told.vendor.as_slice(), told.coding.as_slice()), (&[5][..], &[][..]));
+    let reported = plugged.reported.lock().unwrap();
+    assert_eq!((reported.vendor.as_slice(), reported.coding.as_slice()), (&[5][..], &[][..]));
 }
 
 /// A sound card 10 ms away.
@@ -841,7 +845,7 @@ impl Device for Expected {
 fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
     let mut play = Play::new();
     let is_here = Arc::new(AtomicBool::new(false));
-    let function = Adapter { line: Arc::clone(&play.line), told: Arc::default() };
+    let function = Adapter { line: Arc::clone(&play.line), reported: Arc::default() };
     let device = EmulatedDevice::new(&Adapter::definition("expected"), function);
     let expected = Expected { device, nothing: DescriptorSet::default(), is_here: Arc::clone(&is_here) };
     play.device = layered(Box::new(expected), FarLayerConfig::OFF);
@@ -852,7 +856,7 @@ fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
     play.settle();
     play.swap().unwrap();
     play.settle();
-    assert_eq!((play.report().replayed, play.current.told.lock().unwrap().coding.clone()), (2, vec![9; 7]));
+    assert_eq!((play.report().replayed, play.current.reported.lock().unwrap().coding.clone()), (2, vec![9; 7]));
     let serial = play.device.descriptors().device.serial_string;
     assert_eq!(play.device.descriptors().string(serial), Some("expected"));
 }

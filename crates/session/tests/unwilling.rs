@@ -189,13 +189,13 @@ fn session(has_devices: bool, account: Option<&Arc<MemoryAccount>>) -> (Exporter
             (USB, "zero", AttachmentClass::USB),
             (SHOW, "show", AttachmentClass::USB),
         ];
-        let mut said: Vec<u8> = all
+        let mut bytes: Vec<u8> = all
             .iter()
             .flat_map(|(number, name, class)| frame(FrameKind::Open, *number, 0, &open(name, *class).encode()))
             .collect();
         let configure = Urb::control(UrbId(8191), SetupPacket::set_configuration(1), Payload::Empty);
-        said.extend(frame(FrameKind::Request, USB, 8191, &usb::request_part(&configure, TransferType::Control)));
-        let mut rest = &said[..];
+        bytes.extend(frame(FrameKind::Request, USB, 8191, &usb::request_part(&configure, TransferType::Control)));
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
             receive(session.lane_mut(), &mut rest);
             while session.advance(NOW, &mut offered).unwrap() {}
@@ -215,9 +215,9 @@ fn attack(
 ) -> (usize, Option<String>) {
     let (mut most, mut sent) = (0, 0);
     for turn in 0..TURNS_MAX {
-        let said = says(turn);
-        sent += said.len();
-        let mut rest = &said[..];
+        let bytes = says(turn);
+        sent += bytes.len();
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
             receive(session.lane_mut(), &mut rest);
             loop {
@@ -340,9 +340,9 @@ fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
                 session.handle_welcome(&begun.1).unwrap();
                 let (mut most, mut sent, mut end) = (0, 0, None);
                 for turn in 0..TURNS_MAX {
-                    let said = says(turn);
-                    sent += said.len();
-                    let mut rest = &said[..];
+                    let printed = says(turn);
+                    sent += printed.len();
+                    let mut rest = &printed[..];
                     while !rest.is_empty() && end.is_none() {
                         receive(session.lane_mut(), &mut rest);
                         end = using.hear(&mut session).err().map(|reject| reject.to_string());

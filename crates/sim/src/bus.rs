@@ -62,7 +62,7 @@ struct PeriodicEndpoint {
     period: u64,
     budget_packets: u32,
     left_packets: u32,
-    place: Option<PeriodicPlacement>,
+    placement: Option<PeriodicPlacement>,
     periods: PeriodCounts,
 }
 
@@ -206,8 +206,11 @@ impl SimulatedController {
         let mut used_ps = 0;
         for endpoint in &mut self.periodic {
             endpoint.begin_period(self.now);
-            let Some(place) = endpoint.place.filter(|place| self.now % place.every == place.start) else { continue };
-            for _ in 0..place.packets.min(endpoint.left_packets) {
+            let Some(placement) = endpoint.placement.filter(|location| self.now % location.every == location.start)
+            else {
+                continue;
+            };
+            for _ in 0..placement.packets.min(endpoint.left_packets) {
                 if used_ps + endpoint.packet_ps > self.periodic_ps_max.min(self.interval_ps) {
                     return used_ps;
                 }
@@ -269,10 +272,10 @@ fn packet_ps(worst_ps: u64, variation_permille: u32, random: &mut SimulationRng)
 impl PeriodicEndpoint {
     fn new(request: &EndpointRequest, plan: &BusSchedule, old: Option<&Self>) -> Self {
         let id = request.id;
-        let place = plan.placement(id).map(|place| PeriodicPlacement {
-            start: u64::from(place.start),
-            every: u64::from(place.every),
-            packets: place.packets,
+        let placement = plan.placement(id).map(|placement| PeriodicPlacement {
+            start: u64::from(placement.start),
+            every: u64::from(placement.every),
+            packets: placement.packets,
         });
         Self {
             id,
@@ -280,14 +283,14 @@ impl PeriodicEndpoint {
             period: u64::from(request.period),
             budget_packets: request.shape.packets(request.budget_bytes),
             left_packets: old.map_or(0, |old| old.left_packets),
-            place,
+            placement,
             periods: old.map_or(PeriodCounts { id, kept: 0, missed: 0 }, |old| old.periods),
         }
     }
 
     /// An endpoint without a place has no period.
     fn begin_period(&mut self, now: u64) {
-        if now.is_multiple_of(self.period) && self.place.is_some() {
+        if now.is_multiple_of(self.period) && self.placement.is_some() {
             // The first period of a place has no earlier one to be checked.
             if now > 0 {
                 self.periods.kept += 1;
@@ -295,7 +298,7 @@ impl PeriodicEndpoint {
             }
             self.left_packets = self.budget_packets;
         }
-        if self.place.is_none() {
+        if self.placement.is_none() {
             self.left_packets = 0;
         }
     }

@@ -280,11 +280,11 @@ impl World {
                 What::Call(_) => {}
                 What::Answer(answer) => {
                     let it = &mut self.hosts[host];
-                    let asked = if is_of_view { &mut it.reading } else { &mut it.publishing };
-                    if it.is_cut || asked.is_none_or(|(asked, _)| asked != number) {
+                    let wanted = if is_of_view { &mut it.reading } else { &mut it.publishing };
+                    if it.is_cut || wanted.is_none_or(|(wanted, _)| wanted != number) {
                         continue;
                     }
-                    *asked = None;
+                    *wanted = None;
                     match is_of_view {
                         true => it.view.handle(answer, now),
                         false => it.publisher.handle(answer, now),
@@ -300,7 +300,7 @@ impl World {
         if !it.is_alive {
             return;
         }
-        let is_late = |asked: Asked| asked.is_some_and(|(_, since)| now - since > PATIENCE);
+        let is_late = |wanted: Asked| wanted.is_some_and(|(_, since)| now - since > PATIENCE);
         if is_late(it.publishing) {
             it.publishing = None;
             it.publisher.handle(Err(unreachable()), now);
@@ -471,9 +471,9 @@ impl World {
         }
         if !self.is_calm && self.once_in(50) {
             let host = self.some_host();
-            let place = self.random.below(3).to_string();
+            let location = self.random.below(3).to_string();
             if let Some(device) = self.hosts[host].devices.get_mut("d0") {
-                device.place = Some(place);
+                device.place = Some(location);
             }
         }
     }

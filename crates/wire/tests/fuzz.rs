@@ -333,9 +333,9 @@ fn requests(input: &mut Input<'_>) -> Vec<Urb> {
 }
 
 /// Mostly a message that an exporter could send to these requests (sequence numbers from 1).
-fn server_frame(input: &mut Input<'_>, asked: &[Urb]) -> Vec<u8> {
-    let at = input.below(asked.len() as u32) as usize;
-    let (urb, seqnum) = (&asked[at], at as u32 + 1);
+fn server_frame(input: &mut Input<'_>, urbs: &[Urb]) -> Vec<u8> {
+    let at = input.below(urbs.len() as u32) as usize;
+    let (urb, seqnum) = (&urbs[at], at as u32 + 1);
     let is_in = urb.direction == TransferDirection::In;
     let actual = if urb.length > 0 { input.below(urb.length + 1) } else { 0 };
     let mut reply = match input.below(6) {
@@ -376,8 +376,8 @@ fn server_frame(input: &mut Input<'_>, asked: &[Urb]) -> Vec<u8> {
     reply.bytes()
 }
 
-fn assert_done(done: &UrbCompletion, asked: &[Urb]) {
-    let urb = asked.iter().find(|urb| urb.id == done.id).expect("what comes back was asked");
+fn assert_done(done: &UrbCompletion, urbs: &[Urb]) {
+    let urb = urbs.iter().find(|urb| urb.id == done.id).expect("what comes back was asked");
     assert!(done.actual <= urb.length);
     let expected = if urb.direction == TransferDirection::In { done.actual as usize } else { 0 };
     assert_eq!(done.payload.len(), expected);
@@ -393,12 +393,12 @@ fn assert_done(done: &UrbCompletion, asked: &[Urb]) {
 #[test]
 fn fuzz_client_urbs() {
     target("fuzz_client_urbs", |input| {
-        let asked = requests(input);
-        let unlinks: Vec<UrbId> = asked.iter().map(|urb| urb.id).filter(|_| input.once_in(3)).collect();
+        let urbs = requests(input);
+        let unlinks: Vec<UrbId> = urbs.iter().map(|urb| urb.id).filter(|_| input.once_in(3)).collect();
         let is_reset = input.once_in(8);
         let mut bytes = Vec::new();
         while !input.is_empty() && bytes.len() < 10_000 && !input.once_in(16) {
-            let mut frame = server_frame(input, &asked);
+            let mut frame = server_frame(input, &urbs);
             damage(input, &mut frame);
             bytes.extend(frame);
         }
@@ -409,7 +409,7 @@ fn fuzz_client_urbs() {
             conn.import(BUS_ID);
             let import = listen(&mut conn, &[&peer::import_reply(BUS_ID)], |_| {});
             assert_eq!(import.end, Ok(()));
-            for urb in &asked {
+            for urb in &urbs {
                 conn.submit(urb.clone().launch(), kind_of(urb.endpoint).unwrap(), &mut pool);
             }
             unlinks.iter().for_each(|&id| conn.unlink(id));
@@ -419,15 +419,15 @@ fn fuzz_client_urbs() {
             }
             let answered = listen(&mut conn, pieces, |answer| match answer {
                 UsbipReply::Done(done) => {
-                    assert_done(done, &asked);
+                    assert_done(done, &urbs);
                     back.push(done.id);
                 }
                 other => panic!("nothing of the kind was asked: {other:?}"),
             });
-            assert_eq!(conn.in_flight(), asked.len() - back.len());
+            assert_eq!(conn.in_flight(), urbs.len() - back.len());
             back.extend(conn.abandon(UrbStatus::Gone).iter().map(|done| done.id));
             back.sort_unstable();
-            assert_eq!(back, asked.iter().map(|urb| urb.id).collect::<Vec<_>>(), "each comes back once");
+            assert_eq!(back, urbs.iter().map(|urb| urb.id).collect::<Vec<_>>(), "each comes back once");
             answered
         };
         assert_eq!(answered(&pieces), answered(&[&bytes]), "cut otherwise");

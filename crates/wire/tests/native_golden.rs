@@ -568,7 +568,7 @@ fn controls() -> Vec<(&'static str, Said)> {
         ),
         ("reserve", Said::Reserve(ReservationMessage::Ask(reservation))),
         ("reserve_echo", Said::Reserve(ReservationMessage::Echo)),
-        ("reserve_train", Said::Reserve(ReservationMessage::Train { place: 2, cars: 4 })),
+        ("reserve_train", Said::Reserve(ReservationMessage::Train { position: 2, cars: 4 })),
         ("reserve_measured", Said::Reserve(ReservationMessage::Measured(20_000_000))),
         ("reserve_admitted", Said::Reserve(ReservationMessage::Report(admitted))),
         ("reserve_thread", Said::Reserve(ReservationMessage::Ask(telling))),
@@ -692,21 +692,21 @@ fn frames() -> Vec<(&'static str, Said)> {
 
 #[test]
 fn every_message_is_these_bytes_and_these_bytes_are_that_message() {
-    for (name, said) in vectors() {
+    for (name, printed) in vectors() {
         let bytes = bytes_of(name);
-        assert_eq!(hex(&said.bytes()), hex(&bytes), "{name}: what is said");
-        said.check(&bytes);
+        assert_eq!(hex(&printed.bytes()), hex(&bytes), "{name}: what is said");
+        printed.check(&bytes);
     }
 }
 
 #[test]
 fn no_part_of_a_message_passes_for_the_whole() {
-    for (name, said) in vectors() {
+    for (name, printed) in vectors() {
         let bytes = bytes_of(name);
         // Every end near a frame's edge, and a sample of those within its data.
         for end in (0..bytes.len()).filter(|end| end % 997 < 64 || bytes.len() - end < 64) {
             let short = &bytes[..end];
-            match &said {
+            match &printed {
                 Said::Hello(_) => assert_eq!(ImporterHello::decode(short), Ok(None), "{name}, {end} bytes"),
                 Said::Welcome(_) => assert_eq!(ExporterWelcome::decode(short), Ok(None), "{name}, {end} bytes"),
                 _ => {

@@ -152,9 +152,9 @@ fn fuzz_pairing() {
                         Ok(Some(PairingEvent::Refused(_))) => assert!(pairing.is_over()),
                     }
                 }
-                let said = pairing.poll_transmit();
-                assert!(said.len() <= 2 * MESSAGE_BYTES_MAX);
-                let has_said_proof = said.windows(32).any(|window| window == WAITERS);
+                let printed = pairing.poll_transmit();
+                assert!(printed.len() <= 2 * MESSAGE_BYTES_MAX);
+                let has_said_proof = printed.windows(32).any(|window| window == WAITERS);
                 assert!(
                     role == PairingParticipant::Joiner || knows || !has_said_proof,
                     "a waiter proves to nobody who has not"

@@ -40,8 +40,8 @@ fn control(request_type: u8, request: u8, value: u16, length: u16, payload: &[u8
 
 fn endpoints() -> Box<EpInfo> {
     let mut info = EpInfo::default();
-    for place in [0, 16] {
-        info.0[place] =
+    for position in [0, 16] {
+        info.0[position] =
             EndpointInfo { kind: Some(TransferType::Control), packet_bytes_max: 64, ..EndpointInfo::default() };
     }
     info.0[place_of(ep(2))] = EndpointInfo {
@@ -328,8 +328,8 @@ fn any_outcome(input: &mut Input<'_>) -> RedirStatus {
 }
 
 fn any_endpoint(input: &mut Input<'_>) -> EpAddr {
-    let place = 1 + input.below(15) as usize + 16 * input.below(2) as usize;
-    endpoint_at(place)
+    let position = 1 + input.below(15) as usize + 16 * input.below(2) as usize;
+    endpoint_at(position)
 }
 
 fn any_text(input: &mut Input<'_>, length_max: u32) -> String {
@@ -498,8 +498,8 @@ fn fuzz_usbredir_bytes() {
         assert_eq!(understood(&mut fresh(), &pieces), whole, "cut otherwise");
         for packet in whole.0 {
             if !matches!(packet.message, RedirMessage::Hello { .. }) {
-                let said = encoded(to, caps, &packet);
-                assert_eq!(understood(&mut conn(to, caps), &[&said]).0, [packet]);
+                let printed = encoded(to, caps, &packet);
+                assert_eq!(understood(&mut conn(to, caps), &[&printed]).0, [packet]);
             }
         }
     });

@@ -33,15 +33,15 @@ fn both_ways(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
         variables: &[("SECONDS_OF_SOUND", SECONDS.to_string())],
         ..MachineBoot::default()
     })?;
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for (_, name) in CARDS {
         guest.await_word("played")?;
         let count = |what: &str| share.count(name, what);
-        said.push(format!("{name}: {}", judge(SECONDS * 48_000, count)?));
+        messages.push(format!("{name}: {}", judge(SECONDS * 48_000, count)?));
         guest.tell("go on")?;
     }
     guest.finish()?;
-    Ok(said.join("; "))
+    Ok(messages.join("; "))
 }
 
 /// Checks that all recorded frames were played, and that the speaker received all of them.

@@ -61,9 +61,9 @@ fn leave(lab: &CaseEnvironment, subject: ConformSubject, result: &Value) -> Resu
 
 /// Runs the kit, and compares what fails with what is kept.
 fn as_known(lab: &CaseEnvironment, name: &str) -> Result<String> {
-    let place = ConformPaths { farbus: lab.program()?, scratch: lab.scratch("conform"), cache: lab.cache().to_owned() };
-    std::fs::create_dir_all(&place.scratch).map_err(RigError::io("create a folder"))?;
-    let result = place.run(subject(name))?.unwrap_or_default();
+    let paths = ConformPaths { farbus: lab.program()?, scratch: lab.scratch("conform"), cache: lab.cache().to_owned() };
+    std::fs::create_dir_all(&paths.scratch).map_err(RigError::io("create a folder"))?;
+    let result = paths.run(subject(name))?.unwrap_or_default();
     let note = leave(lab, subject(name), &result)?;
     let known = read_all(&results_folder())?;
     let known = known.get(name).map(failed);

@@ -101,8 +101,8 @@ fn character(code: u16, shifted: bool) -> Option<char> {
         (57, " ", " "),
     ];
     ROWS.iter().find_map(|(start, plain, with_shift)| {
-        let place = usize::from(code.checked_sub(*start)?);
-        (if shifted { with_shift } else { plain }).chars().nth(place)
+        let position = usize::from(code.checked_sub(*start)?);
+        (if shifted { with_shift } else { plain }).chars().nth(position)
     })
 }
 

@@ -53,8 +53,8 @@ fn server(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let gone = cut.elapsed();
     let report = guest.finish()?;
     if client == AttachClient::Farbus {
-        let said = report.output.lines().any(|line| line.starts_with("farbus: "));
-        expect(said, || format!("farbus attach ended without a word:\n{}", report.output))?;
+        let is_stated = report.output.lines().any(|line| line.starts_with("farbus: "));
+        expect(is_stated, || format!("farbus attach ended without a word:\n{}", report.output))?;
     }
     Ok(format!("gone from the guest after {} ms", gone.as_millis()))
 }

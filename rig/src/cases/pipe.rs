@@ -19,7 +19,8 @@ fn partition(lab: &CaseEnvironment) -> Result<String> {
             ..MachineBoot::default()
         })?
         .finish()?;
-    let said = |word: &str| report.output.lines().find_map(|line| line.strip_prefix(word)).unwrap_or_default().trim();
+    let printed =
+        |word: &str| report.output.lines().find_map(|line| line.strip_prefix(word)).unwrap_or_default().trim();
     for (word, expected) in [
         ("partition ", "root"),
         ("owns ", "1"),
@@ -29,9 +30,11 @@ fn partition(lab: &CaseEnvironment) -> Result<String> {
         ("effective ", "0-1"),
         ("after-kill ", "root"),
     ] {
-        expect(said(word) == expected, || format!("{word}is '{}', not {expected}:\n{}", said(word), report.output))?;
+        expect(printed(word) == expected, || {
+            format!("{word}is '{}', not {expected}:\n{}", printed(word), report.output)
+        })?;
     }
-    let messages = said("messages ").parse::<u64>().unwrap_or_default();
+    let messages = printed("messages ").parse::<u64>().unwrap_or_default();
     expect(messages > 0, || format!("nothing came:\n{}", report.output))?;
     Ok(format!("{messages} messages, policy 6 (SCHED_DEADLINE) on processor 1 alone"))
 }

@@ -220,10 +220,10 @@ fn migrate(lab: &CaseEnvironment) -> Result<String> {
     let mut guest = boot("0", None)?;
     guest.await_word("ready")?;
     let mut held_ms = Vec::new();
-    for place in 1..=moves {
+    for position in 1..=moves {
         std::thread::sleep(Duration::from_secs(2));
         // It connects at once, and waits until it gets the device.
-        let next = boot(&place.to_string(), Some(&incoming))?;
+        let next = boot(&position.to_string(), Some(&incoming))?;
         std::thread::sleep(Duration::from_secs(1));
         let start = Instant::now();
         share.hold("disk")?;

@@ -104,7 +104,7 @@ impl<'l> MigrationCluster<'l> {
     }
 
     /// The machine's next place: its devices wait to be inherited, unless it is the first place.
-    fn place(&self, number: u32) -> Result<MigratingMachine> {
+    fn location(&self, number: u32) -> Result<MigratingMachine> {
         let host = &self.hosts[number as usize % 2];
         let (mut lent, mut hardware, mut plugged) = (Vec::new(), Vec::new(), Vec::new());
         for (name, way) in DEVICES {
@@ -210,13 +210,13 @@ impl<'l> MigrationCluster<'l> {
 
     /// Migrates the machine to its place with that number, by `farbus migrate-vm`.
     fn go(&self, number: u32, here: &mut MigratingMachine) -> Result<MigrationTimes> {
-        let there = self.place(number)?;
+        let there = self.location(number)?;
         std::thread::sleep(Duration::from_secs(1));
         let (from, to) = self.hosts_of(number - 1);
         let monitor = here.guest.monitor().display().to_string();
-        let said = from.run(&["migrate-vm", &monitor, "--to", to.name(), "--uri", &self.incoming(), "--json"])?;
-        let moved: Value = serde_json::from_str(&said)
-            .map_err(|error| RigError::Expectation(format!("migrate-vm said {said}: {error}")))?;
+        let message = from.run(&["migrate-vm", &monitor, "--to", to.name(), "--uri", &self.incoming(), "--json"])?;
+        let moved: Value = serde_json::from_str(&message)
+            .map_err(|error| RigError::Expectation(format!("migrate-vm said {message}: {error}")))?;
         let of = |field: &str| Duration::from_millis(moved[field].as_u64().unwrap_or_default());
         let (downtime, completed) = (of("downtime_ms"), instant_of(&moved["completed_unix_us"])?);
         let has_departed = moved["departed"].as_u64() == Some(DEVICES.len() as u64);
@@ -258,7 +258,7 @@ fn judge_moves(moves: &[MigrationTimes]) -> (String, bool) {
         spans.get(spans.len() / 2).copied().unwrap_or_default()
     };
     let mut is_met = true;
-    let mut told = vec![format!(
+    let mut messages = vec![format!(
         "{} moves, medians: QEMU {} ms down",
         moves.len(),
         ms(median(moves.iter().map(|one| one.downtime).collect()))
@@ -276,19 +276,19 @@ fn judge_moves(moves: &[MigrationTimes]) -> (String, bool) {
                 "MISS"
             }
         };
-        told.push(format!(
+        messages.push(format!(
             "{name} {} ms later than the machine ({verdict}; handed over {handed}, answered {answered})",
             ms(later)
         ));
     }
-    (told.join(", "), is_met)
+    (messages.join(", "), is_met)
 }
 
 /// The moment that a program said in microseconds of Unix time.
 fn instant_of(unix_us: &Value) -> Result<Instant> {
-    let told = unix_us.as_u64().map(Duration::from_micros);
+    let span = unix_us.as_u64().map(Duration::from_micros);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
-    let since = now.zip(told).and_then(|(now, told)| now.checked_sub(told));
+    let since = now.zip(span).and_then(|(now, reported)| now.checked_sub(reported));
     let at = since.and_then(|since| Instant::now().checked_sub(since));
     at.ok_or_else(|| RigError::Expectation(format!("migrate-vm completed at {unix_us}")))
 }
@@ -303,7 +303,7 @@ fn span_in(line: &str, name: &str) -> Result<Duration> {
 fn there_and_back(lab: &CaseEnvironment) -> Result<String> {
     let moves = 2 * lab.times();
     let cluster = MigrationCluster::new(lab, moves)?;
-    let mut here = cluster.place(0)?;
+    let mut here = cluster.location(0)?;
     here.guest.await_word("ready")?;
     cluster.type_part(0)?;
     let mut figures = Vec::new();
@@ -312,18 +312,18 @@ fn there_and_back(lab: &CaseEnvironment) -> Result<String> {
         figures.push(cluster.go(number, &mut here)?);
     }
     let note = cluster.judge(here)?;
-    let (told, is_met) = judge_moves(&figures);
-    let told = format!("{note}; the paper: {PAPER_MS} ms; {told}");
-    expect(is_met, || told.clone())?;
-    Ok(told)
+    let (message, is_met) = judge_moves(&figures);
+    let message = format!("{note}; the paper: {PAPER_MS} ms; {message}");
+    expect(is_met, || message.clone())?;
+    Ok(message)
 }
 
 fn stays(lab: &CaseEnvironment) -> Result<String> {
     let cluster = MigrationCluster::new(lab, 1)?;
-    let mut here = cluster.place(0)?;
+    let mut here = cluster.location(0)?;
     here.guest.await_word("ready")?;
     cluster.type_part(0)?;
-    let there = cluster.place(1)?;
+    let there = cluster.location(1)?;
     std::thread::sleep(Duration::from_secs(1));
     let (host, successor) = cluster.hosts_of(0);
     for lent in &here.lent {
@@ -362,14 +362,14 @@ mod tests {
             let of = |at| MigrationTimes { downtime: ms(75), later: DEVICES.map(|(name, _)| (name, one(at))).to_vec() };
             (0..count).map(of).collect()
         };
-        let (told, is_met) = judge_moves(&moves(MOVES_MIN, ms(20)));
+        let (message, is_met) = judge_moves(&moves(MOVES_MIN, ms(20)));
         assert!(
-            is_met && told.contains("disk2 20.0 ms later than the machine (PASS; handed over 16.0, answered 4.0)"),
-            "{told}"
+            is_met && message.contains("disk2 20.0 ms later than the machine (PASS; handed over 16.0, answered 4.0)"),
+            "{message}"
         );
-        let (told, is_met) = judge_moves(&moves(MOVES_MIN, ms(21)));
-        assert!(!is_met && told.contains("MISS"), "{told}");
-        let (told, is_met) = judge_moves(&moves(MOVES_MIN - 1, ms(900)));
-        assert!(is_met && told.contains("not judged") && told.contains("QEMU 75.0 ms down"), "{told}");
+        let (message, is_met) = judge_moves(&moves(MOVES_MIN, ms(21)));
+        assert!(!is_met && message.contains("MISS"), "{message}");
+        let (message, is_met) = judge_moves(&moves(MOVES_MIN - 1, ms(900)));
+        assert!(is_met && message.contains("not judged") && message.contains("QEMU 75.0 ms down"), "{message}");
     }
 }

@@ -74,8 +74,8 @@ fn tests_of_the_command() -> Result<(PathBuf, PathBuf)> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // With the features that all crates together give it: the tests were built so before.
     cargo.args(["test", "--workspace", "--test", "command", "--no-run", "--message-format=json"]);
-    let said = tool::text(&mut cargo)?;
-    let built = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|message| {
+    let printed = tool::text(&mut cargo)?;
+    let built = printed.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|message| {
         let is_it = message["target"]["name"] == "command" && message["profile"]["test"] == true;
         is_it.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
     });

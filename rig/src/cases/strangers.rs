@@ -60,9 +60,10 @@ fn python(lab: &CaseEnvironment) -> Result<PythonPackage> {
 }
 
 /// The last line of the client in Python.
-fn answer(said: &str) -> Result<Value> {
-    let last = said.lines().last().unwrap_or_default();
-    serde_json::from_str(last).map_err(|error| RigError::Expectation(format!("no JSON at its end ({error}): {said}")))
+fn answer(printed: &str) -> Result<Value> {
+    let last = printed.lines().last().unwrap_or_default();
+    serde_json::from_str(last)
+        .map_err(|error| RigError::Expectation(format!("no JSON at its end ({error}): {printed}")))
 }
 
 /// Checks what the client read of the device.
@@ -80,8 +81,8 @@ fn client_disk(lab: &CaseEnvironment) -> Result<String> {
     disk::noise(&image, BYTES)?;
     let before = disk::sha256(&image)?;
     let mut share = lab.share(&[format!("disk:{}", image.display()), "zero".into(), "keyboard".into()])?;
-    let said = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "disk"]))?;
-    expect_answer(&answer(&said)?, &json!({ "listed": 3, "inquiry": "farbus", "bytes": BYTES, "sha256": before }))?;
+    let message = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "disk"]))?;
+    expect_answer(&answer(&message)?, &json!({ "listed": 3, "inquiry": "farbus", "bytes": BYTES, "sha256": before }))?;
     share.still_runs()?;
     drop(share);
     let bytes = std::fs::read(&image).map_err(RigError::io("read the image"))?;
@@ -94,12 +95,12 @@ fn client_disk(lab: &CaseEnvironment) -> Result<String> {
 fn client_zero(lab: &CaseEnvironment) -> Result<String> {
     let python = python(lab)?;
     let mut share = lab.share(&["zero".into()])?;
-    let said = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "zero"]))?;
+    let message = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "zero"]))?;
     let moved = json!({
         "bulk in": 65536, "bulk out": 65536, "interrupt in": 64, "interrupt out": 64,
         "isochronous in": 16384, "isochronous out": 16384,
     });
-    expect_answer(&answer(&said)?, &json!({ "product": "source/sink", "moved": moved }))?;
+    expect_answer(&answer(&message)?, &json!({ "product": "source/sink", "moved": moved }))?;
     share.still_runs()?;
     Ok(String::new())
 }
@@ -112,9 +113,9 @@ fn client_keyboard(lab: &CaseEnvironment) -> Result<String> {
     let text: String = TYPED.iter().map(|(character, _)| *character).chain(['\n']).collect();
     // Typed before a client is connected: the keyboard keeps it.
     share.type_text("keyboard", &text)?;
-    let said = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "keyboard"]))?;
+    let message = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "keyboard"]))?;
     let pressed: Vec<u8> = TYPED.iter().map(|(_, code)| *code).collect();
-    expect_answer(&answer(&said)?, &json!({ "report_bytes": 8, "pressed": pressed }))?;
+    expect_answer(&answer(&message)?, &json!({ "report_bytes": 8, "pressed": pressed }))?;
     Ok(format!("{} keys", TYPED.len()))
 }
 
@@ -136,10 +137,10 @@ fn server_as_file(lab: &CaseEnvironment) -> Result<String> {
     expect(bus_ids == [&json!("1-1"), &json!("1-2")], || format!("farbus list shows {listed}"))?;
     // A device that does not exist, and one that is no disk.
     for (device, status, word) in [("1-7", 4, "gone"), ("1-2", 6, "device")] {
-        let (ended, said) = farbus.attach_refused(&format!("{address}/{device}"))?;
+        let (ended, message) = farbus.attach_refused(&format!("{address}/{device}"))?;
         let fits =
-            ended.code() == Some(status) && said.lines().any(|line| line.starts_with(&format!("farbus: {word}: ")));
-        expect(fits, || format!("farbus attach of {device} ended with {ended}: {said}"))?;
+            ended.code() == Some(status) && message.lines().any(|line| line.starts_with(&format!("farbus: {word}: ")));
+        expect(fits, || format!("farbus attach of {device} ended with {ended}: {message}"))?;
     }
     let folder = lab.scratch("far");
     let attached = farbus.attach_file(&format!("{address}/1-1"), &folder)?;

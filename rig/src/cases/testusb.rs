@@ -49,9 +49,9 @@ fn run(lab: &CaseEnvironment, client: AttachClient, port: Option<u16>) -> Result
     })?;
     let mut seconds = Vec::new();
     for pass in 1..=lab.times() {
-        let said = guest.await_word("pass")?;
+        let message = guest.await_word("pass")?;
         judge(&guest.take_heard()).map_err(|error| RigError::Expectation(format!("pass {pass}: {error}")))?;
-        seconds.push(said);
+        seconds.push(message);
     }
     guest.finish()?;
     // Megabytes per pass, and only useful after a failure. One guest may have made none.

@@ -8,7 +8,9 @@ use std::process::Command;
 pub fn of(program: &Path) -> Result<Vec<PathBuf>> {
     // ldd reports a static program as an error, in words; that is an answer here.
     let listed = match tool::text(Command::new("ldd").arg(program).env("LC_ALL", "C")) {
-        Err(crate::RigError::Tool { said, .. }) if said.contains("not a dynamic executable") => return Ok(Vec::new()),
+        Err(crate::RigError::Tool { message, .. }) if message.contains("not a dynamic executable") => {
+            return Ok(Vec::new());
+        }
         listed => listed?,
     };
     Ok(paths(&listed))

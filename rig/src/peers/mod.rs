@@ -25,12 +25,12 @@ impl InteropServer {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(RigError::io(format!("start {shown}")))?;
-        let said = follow(&mut child, log).map(|lines| announcement(&lines));
-        match said {
+        let printed = follow(&mut child, log).map(|lines| announcement(&lines));
+        match printed {
             Ok(Ok((port, _))) => Ok(Self { child, port }),
-            Ok(Err(said)) => {
+            Ok(Err(message)) => {
                 end(&mut child);
-                Err(RigError::Tool { command: shown, said })
+                Err(RigError::Tool { command: shown, message })
             }
             Err(error) => {
                 end(&mut child);

@@ -14,8 +14,8 @@ const ALONE: &str = include_str!("alone.sh");
 pub fn is_static(program: &Path) -> Result<(), String> {
     let mut ask = Command::new("readelf");
     ask.args(["--wide", "--program-headers", "--dynamic"]).arg(program);
-    let said = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
-    match said.lines().find(|line| line.contains("INTERP") || line.contains("(NEEDED)")) {
+    let message = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
+    match message.lines().find(|line| line.contains("INTERP") || line.contains("(NEEDED)")) {
         Some(line) => Err(format!("{} is not static: {}", program.display(), line.trim())),
         None => Ok(()),
     }

@@ -119,10 +119,10 @@ fn boot(root: &Path, work: &Path) -> Result<(), String> {
     cargo::run(format)?;
 
     let log = work.with_file_name("guest.log");
-    let said = run_guest(machine(&kernel, &initrd, &image), &log)?;
+    let message = run_guest(machine(&kernel, &initrd, &image), &log)?;
     let answers: Vec<&str> =
         // The shell's trace has these words, too, after a plus.
-        said.lines().filter_map(|line| line.strip_prefix("@check ")).map(str::trim).collect();
+        message.lines().filter_map(|line| line.strip_prefix("@check ")).map(str::trim).collect();
     answers.iter().for_each(|answer| println!("guest: {answer}"));
     judge(&answers).map_err(|why| format!("{why}; see {}", log.display()))
 }
@@ -201,8 +201,8 @@ pub(super) fn run_guest(mut qemu: Command, log: &Path) -> Result<String, String>
     };
     match ended {
         Ok(true) => {
-            let said = std::fs::read(log).map_err(|error| format!("cannot read {}: {error}", log.display()))?;
-            Ok(String::from_utf8_lossy(&said).into_owned())
+            let bytes = std::fs::read(log).map_err(|error| format!("cannot read {}: {error}", log.display()))?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
         }
         Ok(false) => Err(format!("the guest did not end in {} s; see {}", GUEST_TIME_MAX.as_secs(), log.display())),
         Err(error) => Err(format!("cannot wait for QEMU: {error}")),
@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn guest_passes_only_with_its_last_line_and_a_confined_unit_that_is_not_exposed() {
-        let said = |exposure: &str, exit: &str| {
+        let printed = |exposure: &str, exit: &str| {
             let exposure = format!("→ Overall exposure level for farbus-confined.service: {exposure} OK");
             judge(&["from dpkg to a mounted disk: 5 s", &exposure, exit])
         };
-        assert_eq!(said("1.7", "exit 0"), Ok(()));
-        assert!(said("1.7", "exit 1").unwrap_err().contains("exit 1"));
-        assert!(said("3.1", "exit 0").unwrap_err().contains("3.1"));
+        assert_eq!(printed("1.7", "exit 0"), Ok(()));
+        assert!(printed("1.7", "exit 1").unwrap_err().contains("exit 1"));
+        assert!(printed("3.1", "exit 0").unwrap_err().contains("3.1"));
         assert!(judge(&["exit 0"]).unwrap_err().contains("no exposure"));
         assert!(judge(&[]).is_err());
     }

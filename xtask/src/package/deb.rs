@@ -90,18 +90,18 @@ fn dependencies(work: &Path, programs: &InstalledPrograms) -> Result<String, Str
     ask.current_dir(&folder).env("DEB_HOST_ARCH", name).arg("-O");
     ask.args(programs.architecture.libraries().map(|folder| format!("-l{folder}")));
     ask.args([&programs.farbus, &programs.conform, &programs.bench]);
-    let said = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
-    let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
+    let message = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
+    let depends = message.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
     // The libraries that a cross compiler links with are in packages with names of their own.
-    let depends = depends.ok_or_else(|| format!("dpkg-shlibdeps named no library: {said}"))?;
+    let depends = depends.ok_or_else(|| format!("dpkg-shlibdeps named no library: {message}"))?;
     Ok(depends.replace(&format!("-{name}-cross"), "").replace(&format!(":{name}"), ""))
 }
 
 fn kibibytes(root: &Path) -> Result<u64, String> {
     let mut ask = Command::new("du");
     ask.args(["-sk", "--apparent-size"]).arg(root);
-    let said = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
-    said.split_whitespace().next().and_then(|size| size.parse().ok()).ok_or_else(|| format!("du said {said}"))
+    let message = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
+    message.split_whitespace().next().and_then(|size| size.parse().ok()).ok_or_else(|| format!("du said {message}"))
 }
 
 fn sums(root: &Path) -> Result<Vec<u8>, String> {

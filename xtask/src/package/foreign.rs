@@ -58,8 +58,8 @@ pub fn check(package: &Path, architecture: DebianArchitecture, work: &Path) -> R
 
     let kernel = debian.join("boot").join(format!("vmlinuz-{release}"));
     let log = work.with_file_name("foreign.log");
-    let said = check::run_guest(machine(&kernel, &ram_disk), &log)?;
-    let answers: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("@check ")).map(str::trim).collect();
+    let message = check::run_guest(machine(&kernel, &ram_disk), &log)?;
+    let answers: Vec<&str> = message.lines().filter_map(|line| line.strip_prefix("@check ")).map(str::trim).collect();
     answers.iter().for_each(|answer| println!("guest: {answer}"));
     judge(&answers, &disk, &before).map_err(|why| format!("{why}; see {}", log.display()))
 }
@@ -102,8 +102,8 @@ fn share(disk: &Path, work: &Path) -> Result<(KilledProgram, u16), String> {
     share.args(["share", &what, "--listen", "127.0.0.1:0"]).env("XDG_RUNTIME_DIR", &state).env("FARBUS_STATE", &state);
     let mut share =
         KilledProgram(share.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot share: {error}"))?);
-    let said = share.0.stdout.take().ok_or("its output is a pipe")?;
-    for line in BufReader::new(said).lines().map_while(Result::ok) {
+    let stdout = share.0.stdout.take().ok_or("its output is a pipe")?;
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         let port = line.strip_prefix("listening on 127.0.0.1:").and_then(|rest| rest.split(' ').next()?.parse().ok());
         if let Some(port) = port {
             return Ok((share, port));
@@ -145,8 +145,8 @@ fn modules(debian: &Path, release: &str) -> Result<Vec<PathBuf>, String> {
     for module in MODULES {
         let mut ask = Command::new("modprobe");
         ask.arg("--dirname").arg(debian).args(["--set-version", release, "--show-depends", module]);
-        let said = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
-        for file in said.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+        let message = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
+        for file in message.lines().filter_map(|line| line.strip_prefix("insmod ")) {
             let file = PathBuf::from(file.trim());
             if !files.contains(&file) {
                 files.push(file);
@@ -201,8 +201,8 @@ fn sha256(bytes: &[u8]) -> Result<String, String> {
         .map_err(|error| format!("cannot start sha256sum: {error}"))?;
     sum.stdin.take().ok_or("its input is a pipe")?.write_all(bytes).map_err(|error| error.to_string())?;
     let output = sum.wait_with_output().map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    said.split_whitespace().next().map(str::to_owned).ok_or_else(|| "sha256sum said nothing".to_owned())
+    let message = String::from_utf8_lossy(&output.stdout).into_owned();
+    message.split_whitespace().next().map(str::to_owned).ok_or_else(|| "sha256sum said nothing".to_owned())
 }
 
 #[cfg(test)]
@@ -218,12 +218,12 @@ mod tests {
         let mut after = before.clone();
         std::fs::write(&disk, &after).unwrap();
         let read = format!("read: {}", sha256(&[7; BLOCK_BYTES as usize]).unwrap());
-        let said = ["aarch64, farbus 0.1.0", "sectors: 16384", &read, "exit 0"];
-        assert!(judge(&said, &disk, &before).unwrap_err().contains("not on the disk"));
+        let printed = ["aarch64, farbus 0.1.0", "sectors: 16384", &read, "exit 0"];
+        assert!(judge(&printed, &disk, &before).unwrap_err().contains("not on the disk"));
         let written = (0..BLOCK_BYTES as usize).map(|at| b"written\n"[at % 8]);
         after.splice(WRITTEN_AT as usize..(WRITTEN_AT + BLOCK_BYTES) as usize, written);
         std::fs::write(&disk, &after).unwrap();
-        assert_eq!(judge(&said, &disk, &before), Ok(()));
+        assert_eq!(judge(&printed, &disk, &before), Ok(()));
         assert!(judge(&["x86_64, farbus 0.1.0", "exit 0"], &disk, &before).unwrap_err().contains("architecture"));
         assert!(judge(&["aarch64, farbus 0.1.0", "exit 0"], &disk, &before).unwrap_err().contains("sectors"));
         assert!(judge(&["exit 1"], &disk, &before).unwrap_err().contains("exit 1"));

@@ -38,8 +38,8 @@ impl OciBlob {
         let metadata = std::fs::metadata(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
         let mut sum = Command::new("sha256sum");
         sum.arg(file);
-        let said = String::from_utf8_lossy(&cargo::output(sum)?).into_owned();
-        let digest = said.split_whitespace().next().unwrap_or_default().trim_start_matches('\\').to_owned();
+        let message = String::from_utf8_lossy(&cargo::output(sum)?).into_owned();
+        let digest = message.split_whitespace().next().unwrap_or_default().trim_start_matches('\\').to_owned();
         Ok(Self { digest, bytes: metadata.len() })
     }
 

@@ -77,8 +77,8 @@ impl Drop for BackgroundProcess {
             return;
         }
         // farbus ends in good order, and with it the process that keeps its rights.
-        let asked = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
-        if !asked.is_ok_and(|status| status.success()) {
+        let exit_status = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
+        if !exit_status.is_ok_and(|status| status.success()) {
             let _ = self.0.kill();
         }
         let _ = self.0.wait();
@@ -130,8 +130,8 @@ fn start_farbus(farbus: &Path, folder: &Path, name: &str, arguments: &[&str]) ->
     let until = Instant::now() + START_TIME_MAX;
     while !fs::read_to_string(&log).is_ok_and(|text| text.contains("listening on")) {
         if !matches!(running.0.try_wait(), Ok(None)) || Instant::now() > until {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            return Err(format!("{} does not serve: {said}", cargo::display(&command)));
+            let message = fs::read_to_string(&log).unwrap_or_default();
+            return Err(format!("{} does not serve: {message}", cargo::display(&command)));
         }
         std::thread::sleep(Duration::from_millis(50));
     }

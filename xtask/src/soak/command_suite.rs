@@ -134,10 +134,10 @@ impl SuiteReport {
                 is_in_list = false;
             } else if line == "failures:" {
                 is_in_list = true;
-            } else if let Some((name, place)) = panicked(line) {
+            } else if let Some((name, location)) = panicked(line) {
                 // What a thread says first is the reason; what follows from it comes later.
                 let message = lines.next().unwrap_or_default();
-                messages.entry(name.to_owned()).or_insert_with(|| format!("{} ({place})", shortened(message)));
+                messages.entry(name.to_owned()).or_insert_with(|| format!("{} ({location})", shortened(message)));
             } else if let Some(name) = line.strip_prefix("    ").filter(|_| is_in_list) {
                 report.failed.entry(name.trim_end().to_owned()).or_default();
             } else if !line.is_empty() {
@@ -163,8 +163,8 @@ fn timed(line: &str) -> Option<(&str, f64)> {
 /// The name of the thread that panicked, which is that of its test, and where: `thread 'NAME' (7) panicked at PLACE:`.
 fn panicked(line: &str) -> Option<(&str, &str)> {
     let (name, rest) = line.strip_prefix("thread '")?.split_once('\'')?;
-    let (_, place) = rest.split_once("panicked at ")?;
-    Some((name, place.trim_end_matches(':')))
+    let (_, location) = rest.split_once("panicked at ")?;
+    Some((name, location.trim_end_matches(':')))
 }
 
 fn shortened(message: &str) -> String {

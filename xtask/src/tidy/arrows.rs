@@ -128,10 +128,12 @@ mod tests {
             "crates/wire/Cargo.toml",
             &manifest("farbus-wire", "[dependencies]\nfarbus-session = { path = \"../session\" }\n"),
         )]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/Cargo.toml:5: arrow: wire (layer 2) depends on session (layer 3)"));
-        assert!(said[0].contains("runs up"));
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/Cargo.toml:5: arrow: wire (layer 2) depends on session (layer 3)")
+        );
+        assert!(messages[0].contains("runs up"));
     }
 
     #[test]
@@ -140,9 +142,9 @@ mod tests {
             "crates/wire/Cargo.toml",
             &manifest("farbus-wire", "[dependencies]\nfarbus-host = { path = \"../host\" }\n"),
         )]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("wire and host are on one layer"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("wire and host are on one layer"), "{}", messages[0]);
     }
 
     #[test]
@@ -151,9 +153,9 @@ mod tests {
             "crates/session/Cargo.toml",
             &manifest("farbus-session", "[dependencies]\nfarbus-host = { path = \"../host\" }\n"),
         )]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("session may not depend on host"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("session may not depend on host"), "{}", messages[0]);
     }
 
     #[test]
@@ -181,9 +183,9 @@ mod tests {
             "crates/model/Cargo.toml",
             &manifest("farbus-model", "[dependencies]\nserde = \"1\"\n"),
         )]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("third-party: model depends on serde"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("third-party: model depends on serde"), "{}", messages[0]);
     }
 
     #[test]
@@ -192,9 +194,9 @@ mod tests {
             "crates/session/Cargo.toml",
             &manifest("farbus-session", "[dev-dependencies]\ntokio = \"1\"\n"),
         )]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("session depends on tokio"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("session depends on tokio"), "{}", messages[0]);
 
         let tree = workspace_with(&[(
             "crates/io-net/Cargo.toml",
@@ -209,9 +211,9 @@ mod tests {
             ("crates/attic/Cargo.toml", &manifest("farbus-attic", "")),
             ("crates/attic/src/main.rs", "fn main() {}\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/attic/Cargo.toml:1: layer: package farbus-attic has no layer"));
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/attic/Cargo.toml:1: layer: package farbus-attic has no layer"));
     }
 
     #[test]
@@ -221,8 +223,8 @@ mod tests {
             "name = \"model\"\npackage = \"farbus-model\"\nlayer = 1\nkind = \"pure\"\narrows = [\"wire\"]",
         );
         assert_ne!(architecture, ARCHITECTURE);
-        let said = complaints(&workspace_with(&[("ARCHITECTURE.toml", &architecture)]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("layer: model (layer 1) points at wire (layer 2)"), "{}", said[0]);
+        let messages = complaints(&workspace_with(&[("ARCHITECTURE.toml", &architecture)]));
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("layer: model (layer 1) points at wire (layer 2)"), "{}", messages[0]);
     }
 }

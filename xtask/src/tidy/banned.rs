@@ -28,7 +28,7 @@ fn banned_names(architecture: &ArchitectureRules, rules: &CrateRules, source: &S
         CrateKind::Outside => banned_names.extend(&architecture.banned.library),
         CrateKind::Binary => {}
     }
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut violations = Vec::new();
     for name in source.names().into_iter().filter(|name| !source.is_test_line(name.line)) {
         if architecture.banned.except.iter().any(|fine| covers(fine, &name)) {
@@ -36,7 +36,7 @@ fn banned_names(architecture: &ArchitectureRules, rules: &CrateRules, source: &S
         }
         let broken = banned_names.iter().find(|(banned, _)| covers(banned, &name));
         if let Some((banned, instead)) = broken
-            && told.insert((name.line, *instead))
+            && reported.insert((name.line, *instead))
         {
             let advice = format!("{} may not use {banned}: {instead}", rules.name);
             violations.push(Violation::new(&source.path, name.line, "banned", advice));
@@ -79,13 +79,13 @@ fn errnos(architecture: &ArchitectureRules, source: &SourceFile) -> Vec<Violatio
         return Vec::new();
     }
     let typed_may_be_here = is_under(source, &settings.typed_under);
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut violations = Vec::new();
     for (at, token) in source.tokens.iter().enumerate().filter(|(_, token)| !source.is_test_line(token.line)) {
         let TokenKind::Word(word) = &token.kind else { continue };
         let is_typed = TYPED_ERRNOS.contains(&word.as_str()) || (at >= 3 && is_word(source, at - 3, "Errno"));
         let is_errno = ERRNOS.contains(&word.as_str()) || TYPED_ERRNOS.contains(&word.as_str());
-        if is_errno && !(is_typed && typed_may_be_here) && told.insert(token.line) {
+        if is_errno && !(is_typed && typed_may_be_here) && reported.insert(token.line) {
             let advice = format!(
                 "{word}: the operating system's error numbers stay at the edges ({}): pass a typed status or error",
                 settings.under.join(", ")
@@ -190,9 +190,9 @@ mod tests {
             ("fn f() -> anyhow::Result<()> { Ok(()) }\n", "anyhow"),
             ("fn f() { log(format!(\"{:?}\", std::thread::current())); }\n", "std::thread"),
         ] {
-            let said = said_of("crates/wire/src/a.rs", text);
-            assert_eq!(said.len(), 1, "{text}: {said:#?}");
-            assert!(said[0].contains(&format!("banned: wire may not use {name}: ")), "{}", said[0]);
+            let messages = said_of("crates/wire/src/a.rs", text);
+            assert_eq!(messages.len(), 1, "{text}: {messages:#?}");
+            assert!(messages[0].contains(&format!("banned: wire may not use {name}: ")), "{}", messages[0]);
         }
     }
 
@@ -221,9 +221,9 @@ mod tests {
     #[test]
     fn anyhow_is_for_binaries() {
         let text = "use anyhow::Result;\n";
-        let said = said_of("crates/io-net/src/a.rs", text);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("banned: io-net may not use anyhow"), "{}", said[0]);
+        let messages = said_of("crates/io-net/src/a.rs", text);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("banned: io-net may not use anyhow"), "{}", messages[0]);
         let main = "mod a;\nfn main() {}\n";
         let tree = workspace_with(&[("crates/farbus/src/main.rs", main), ("crates/farbus/src/a.rs", text)]);
         assert_eq!(complaints(&tree), [""; 0]);
@@ -232,9 +232,9 @@ mod tests {
     #[test]
     fn unsafe_has_its_folders() {
         for text in ["fn f() { unsafe { g() } }\n", "unsafe fn f() {}\n", "fn f() { m!(unsafe { g() }); }\n"] {
-            let said = said_of("crates/io-net/src/a.rs", text);
-            assert_eq!(said.len(), 1, "{said:#?}");
-            assert!(said[0].starts_with("crates/io-net/src/a.rs:1: unsafe: "), "{}", said[0]);
+            let messages = said_of("crates/io-net/src/a.rs", text);
+            assert_eq!(messages.len(), 1, "{messages:#?}");
+            assert!(messages[0].starts_with("crates/io-net/src/a.rs:1: unsafe: "), "{}", messages[0]);
         }
         let root = super::super::fixtures::lib("mod sys;\n");
         let tree = workspace_with(&[
@@ -247,17 +247,17 @@ mod tests {
 
     #[test]
     fn errno_stays_at_the_edges() {
-        let said = said_of("crates/session/src/a.rs", "fn f(x: i32) -> bool { matches!(x, EPIPE | ENOENT) }\n");
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("errno: EPIPE: "), "{}", said[0]);
-        let said = said_of("crates/session/src/a.rs", "fn f(e: std::io::Error) { e.raw_os_error(); }\n");
-        assert_eq!(said.len(), 1, "{said:#?}");
-        let said = said_of(
+        let messages = said_of("crates/session/src/a.rs", "fn f(x: i32) -> bool { matches!(x, EPIPE | ENOENT) }\n");
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("errno: EPIPE: "), "{}", messages[0]);
+        let messages = said_of("crates/session/src/a.rs", "fn f(e: std::io::Error) { e.raw_os_error(); }\n");
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        let messages = said_of(
             "crates/io-net/src/a.rs",
             "fn f(e: Errno) -> bool {\n    e == Errno::INTR || e == Errno::EPERM ||\n    e.0 == EINTR\n}\n",
         );
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("a.rs:3: errno: EINTR: "), "{}", said[0]);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("a.rs:3: errno: EINTR: "), "{}", messages[0]);
         let tree = workspace_with(&[
             ("crates/wire/src/lib.rs", &super::super::fixtures::lib("mod usbip;\n")),
             ("crates/wire/src/usbip/mod.rs", "pub const EPIPE: i32 = 32;\n"),

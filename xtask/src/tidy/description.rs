@@ -14,9 +14,9 @@ pub fn check(packages: &[PackageManifest], sources: &[SourceFile]) -> Vec<Violat
         if !is_ours {
             continue;
         }
-        let said = source.description.replace("**", "").split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = source.description.replace("**", "").split_whitespace().collect::<Vec<_>>().join(" ");
         let missing: Vec<_> =
-            PARTS.iter().filter(|part| !said.contains(**part)).map(|part| format!("\"{part} …\"")).collect();
+            PARTS.iter().filter(|part| !message.contains(**part)).map(|part| format!("\"{part} …\"")).collect();
         if !missing.is_empty() {
             let advice = format!("the description at the top lacks {}: say what this crate is", missing.join(", "));
             violations.push(Violation::new(&source.path, 1, "description", advice));
@@ -35,10 +35,10 @@ mod tests {
             "crates/io-net/src/lib.rs",
             "//! This crate is io. Start reading at the top.\nfn f() {}\n",
         )]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/io-net/src/lib.rs:1: description: "), "{}", said[0]);
-        assert!(said[0].contains("\"It may touch …\", \"It never touches …\", \"Why …\""), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/io-net/src/lib.rs:1: description: "), "{}", messages[0]);
+        assert!(messages[0].contains("\"It may touch …\", \"It never touches …\", \"Why …\""), "{}", messages[0]);
     }
 
     #[test]

@@ -93,11 +93,11 @@ fn imports(architecture: &ArchitectureRules, folders: &FolderRules, arrows: &[&M
 /// Excuses that nothing needs any more.
 fn spare(architecture: &ArchitectureRules, folders: &FolderRules, arrows: &[&ModuleArrow]) -> Vec<Violation> {
     let is_used = |back: &&String| !arrows.iter().any(|arrow| arrow.is_from_to(back));
-    let told = folders.back.iter().filter(is_used).map(|back| {
+    let reported = folders.back.iter().filter(is_used).map(|back| {
         let advice = format!("\"{back}\" is an import that nobody makes any more: take it off the list");
         Violation::new(FILE, architecture.line_with(&format!("\"{back}\",")), "folder", advice)
     });
-    told.collect()
+    reported.collect()
 }
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
         )
     }
 
-    fn told(architecture: &str, low: &str, more: &[(&str, &str)]) -> Vec<String> {
+    fn reported(architecture: &str, low: &str, more: &[(&str, &str)]) -> Vec<String> {
         let mut changes = vec![
             ("ARCHITECTURE.toml", architecture),
             ("crates/wire/src/low/mod.rs", "pub mod file;\n"),
@@ -132,52 +132,62 @@ mod tests {
 
     #[test]
     fn imports_that_are_listed_are_fine() {
-        assert_eq!(told(&architecture("", "", 3), LOW, &[]), [""; 0]);
+        assert_eq!(reported(&architecture("", "", 3), LOW, &[]), [""; 0]);
     }
 
     #[test]
     fn an_import_that_is_not_listed_is_refused() {
-        let said = told(&architecture("", "", 3), UP, &[("crates/wire/src/high/other.rs", "")]);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/low/file.rs:1: folder: `crate::high::file::High`: low does not"));
+        let messages = reported(&architecture("", "", 3), UP, &[("crates/wire/src/high/other.rs", "")]);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/src/low/file.rs:1: folder: `crate::high::file::High`: low does not")
+        );
     }
 
     #[test]
     fn a_circle_of_folders_is_told_as_one_besides() {
-        let said = told(&architecture("", "", 3), UP, &[]);
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert!(said.iter().any(|line| line.contains("module-loop: ")), "{said:#?}");
+        let messages = reported(&architecture("", "", 3), UP, &[]);
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert!(messages.iter().any(|line| line.contains("module-loop: ")), "{messages:#?}");
     }
 
     #[test]
     fn the_list_may_not_point_up() {
-        let said = told(&architecture("\"high\"", "", 3), LOW, &[]);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("folder: low imports high, which is no folder below it"), "{}", said[0]);
+        let messages = reported(&architecture("\"high\"", "", 3), LOW, &[]);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("folder: low imports high, which is no folder below it"), "{}", messages[0]);
     }
 
     #[test]
     fn an_import_that_is_excused_is_neither_refused_nor_part_of_a_circle() {
-        assert_eq!(told(&architecture("", "\n\"low::file -> high::file\",\n", 3), UP, &[]), [""; 0]);
+        assert_eq!(reported(&architecture("", "\n\"low::file -> high::file\",\n", 3), UP, &[]), [""; 0]);
     }
 
     #[test]
     fn an_excuse_that_nothing_needs_is_refused() {
-        let said = told(&architecture("", "\n\"low::file -> high::file\",\n", 3), LOW, &[]);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("ARCHITECTURE.toml:"), "{}", said[0]);
-        assert!(said[0].contains("\"low::file -> high::file\" is an import that nobody makes any more"), "{}", said[0]);
+        let messages = reported(&architecture("", "\n\"low::file -> high::file\",\n", 3), LOW, &[]);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("ARCHITECTURE.toml:"), "{}", messages[0]);
+        assert!(
+            messages[0].contains("\"low::file -> high::file\" is an import that nobody makes any more"),
+            "{}",
+            messages[0]
+        );
     }
 
     #[test]
     fn what_stands_at_the_top_is_listed_and_counted() {
-        let said = told(&architecture("", "", 3), LOW, &[("crates/wire/src/stray.rs", "")]);
-        assert_eq!(said.len(), 2, "{said:#?}");
+        let messages = reported(&architecture("", "", 3), LOW, &[("crates/wire/src/stray.rs", "")]);
+        assert_eq!(messages.len(), 2, "{messages:#?}");
         assert!(
-            said[0].contains("folder: 4 folders and files are at the top of crates/wire/src, 3 may be"),
+            messages[0].contains("folder: 4 folders and files are at the top of crates/wire/src, 3 may be"),
             "{}",
-            said[0]
+            messages[0]
         );
-        assert!(said[1].starts_with("crates/wire/src/stray.rs:1: folder: stray.rs is not listed"), "{}", said[1]);
+        assert!(
+            messages[1].starts_with("crates/wire/src/stray.rs:1: folder: stray.rs is not listed"),
+            "{}",
+            messages[1]
+        );
     }
 }

@@ -10,8 +10,9 @@ pub fn loops(graph: &NameGraph) -> Vec<Vec<String>> {
     let mut found: Vec<Vec<String>> = Vec::new();
     for start in graph.keys() {
         // A knot is told once: by its first name.
-        let told = found.iter().any(|circle| reaches(graph, start, &circle[0]) && reaches(graph, &circle[0], start));
-        if !told && let Some(circle) = shortest_loop(graph, start) {
+        let is_reported =
+            found.iter().any(|circle| reaches(graph, start, &circle[0]) && reaches(graph, &circle[0], start));
+        if !is_reported && let Some(circle) = shortest_loop(graph, start) {
             found.push(circle);
         }
     }

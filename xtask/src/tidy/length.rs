@@ -67,9 +67,9 @@ mod tests {
         let tests = format!("{twenty}#[cfg(test)]\nmod tests {{\n{twenty}}}\n");
         assert_eq!(complaints(&workspace_with(&[("crates/wire/src/a.rs", &tests)])), [""; 0]);
 
-        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", &format!("{twenty}fn g() {{}}\n"))]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a.rs:21: length: 21 lines"), "{}", said[0]);
+        let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", &format!("{twenty}fn g() {{}}\n"))]));
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/wire/src/a.rs:21: length: 21 lines"), "{}", messages[0]);
     }
 
     #[test]
@@ -78,16 +78,16 @@ mod tests {
         let (right, wrong) = (long(12), long(13));
         let tests = format!("#[cfg(test)]\nmod tests {{\n{wrong}}}\n");
         assert_eq!(complaints(&workspace_with(&[("crates/wire/src/a.rs", &(right.clone() + &tests))])), [""; 0]);
-        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", &wrong)]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a.rs:1: length: f has 13 lines"), "{}", said[0]);
+        let printed = complaints(&workspace_with(&[("crates/wire/src/a.rs", &wrong)]));
+        assert_eq!(printed.len(), 1, "{printed:#?}");
+        assert!(printed[0].starts_with("crates/wire/src/a.rs:1: length: f has 13 lines"), "{}", printed[0]);
 
         let twelve = "fn f() {}\n".repeat(12);
         let files = ["a", "b", "c"].map(|name| (format!("crates/wire/src/{name}.rs"), twelve.as_str()));
         let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
-        let said = complaints(&workspace_with(&files));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/lib.rs:1: length: 40 lines"), "{}", said[0]);
+        let printed = complaints(&workspace_with(&files));
+        assert_eq!(printed.len(), 1, "{printed:#?}");
+        assert!(printed[0].starts_with("crates/wire/src/lib.rs:1: length: 40 lines"), "{}", printed[0]);
     }
 
     #[test]

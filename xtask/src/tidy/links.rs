@@ -166,8 +166,8 @@ mod tests {
         let headings = "# As NBD: `--via nbd`\n\n## Twice\n## Twice\n";
         let good = "[1](b.md#as-nbd---via-nbd) [2](b.md#twice) [3](b.md#twice-1) [4](#own)\n# Own\n";
         assert_eq!(complaints(&workspace_with(&[("a.md", good), ("b.md", headings)])), [""; 0]);
-        let said = complaints(&workspace_with(&[("a.md", "[x](b.md#thrice) [y](#other)\n"), ("b.md", headings)]));
-        assert_eq!(said, ["a.md:1: link: a.md has no heading #other", "a.md:1: link: b.md has no heading #thrice"]);
+        let messages = complaints(&workspace_with(&[("a.md", "[x](b.md#thrice) [y](#other)\n"), ("b.md", headings)]));
+        assert_eq!(messages, ["a.md:1: link: a.md has no heading #other", "a.md:1: link: b.md has no heading #thrice"]);
     }
 
     #[test]
@@ -178,10 +178,10 @@ mod tests {
 
     #[test]
     fn a_link_out_of_the_book_or_the_project_is_found() {
-        let said = complaints(&workspace_with(&[("docs/a.md", "[a](../Cargo.toml) [b](../../b.md)\n")]));
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert!(said[0].contains("../../b.md lies outside the project"), "{}", said[0]);
-        assert!(said[1].contains("Cargo.toml is no page of the book"), "{}", said[1]);
+        let messages = complaints(&workspace_with(&[("docs/a.md", "[a](../Cargo.toml) [b](../../b.md)\n")]));
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert!(messages[0].contains("../../b.md lies outside the project"), "{}", messages[0]);
+        assert!(messages[1].contains("Cargo.toml is no page of the book"), "{}", messages[1]);
     }
 
     #[test]
@@ -194,11 +194,11 @@ mod tests {
             ("docs/b.md", "# B\n"),
             ("docs/book/c.md", "# C\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert_eq!(said[0], "docs/SUMMARY.md:3: summary: b.md is listed twice");
-        assert!(said[1].starts_with("docs/book/c.md:1: summary: "), "{}", said[1]);
-        let said = complaints(&workspace_with(&[(SETTINGS, "")]));
-        assert!(said.len() == 1 && said[0].starts_with("docs/SUMMARY.md:1: summary: "), "{said:#?}");
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert_eq!(messages[0], "docs/SUMMARY.md:3: summary: b.md is listed twice");
+        assert!(messages[1].starts_with("docs/book/c.md:1: summary: "), "{}", messages[1]);
+        let messages = complaints(&workspace_with(&[(SETTINGS, "")]));
+        assert!(messages.len() == 1 && messages[0].starts_with("docs/SUMMARY.md:1: summary: "), "{messages:#?}");
     }
 }

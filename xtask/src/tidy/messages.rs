@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn what_nobody_prints_is_found_also_where_a_test_says_it() {
         for message in ["`cannot find …: there was some file`", "`it went to the moon and stayed`"] {
-            let said = said_of(message);
-            assert_eq!(said.len(), 1, "{said:#?}");
-            assert!(said[0].starts_with("crates/cli/src/explain/messages.md:3: message: "), "{}", said[0]);
+            let printed = said_of(message);
+            assert_eq!(printed.len(), 1, "{printed:#?}");
+            assert!(printed[0].starts_with("crates/cli/src/explain/messages.md:3: message: "), "{}", printed[0]);
         }
     }
 }

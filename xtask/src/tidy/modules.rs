@@ -93,7 +93,7 @@ fn circles(arrows: &[&ModuleArrow]) -> Vec<Violation> {
                     evidence[&(parent.clone(), circle[at].clone(), next)]
                 })
                 .collect();
-            let told: Vec<_> = steps
+            let reported: Vec<_> = steps
                 .iter()
                 .map(|arrow| format!("{}:{} names `{}`", arrow.source.path, arrow.line, arrow.written))
                 .collect();
@@ -102,7 +102,7 @@ fn circles(arrows: &[&ModuleArrow]) -> Vec<Violation> {
                 circle.join(" → "),
                 circle[0],
                 display(parent),
-                told.join(", ")
+                reported.join(", ")
             );
             violations.push(Violation::new(&steps[0].source.path, steps[0].line, "module-loop", advice));
         }
@@ -285,10 +285,14 @@ mod tests {
             ("crates/wire/src/lib.rs", &lib("mod a;\npub struct Above;\n")),
             ("crates/wire/src/a.rs", "use super::Above;\nfn f(_: Above, _: crate::Above) {}\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a.rs:1: module-up: `super::Above` is defined in the crate root"));
-        assert!(said[1].starts_with("crates/wire/src/a.rs:2: module-up: `crate::Above` is defined in the crate root"));
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/src/a.rs:1: module-up: `super::Above` is defined in the crate root")
+        );
+        assert!(
+            messages[1].starts_with("crates/wire/src/a.rs:2: module-up: `crate::Above` is defined in the crate root")
+        );
     }
 
     #[test]
@@ -297,18 +301,22 @@ mod tests {
             ("crates/wire/src/a.rs", "mod b;\npub struct Above;\n"),
             ("crates/wire/src/a/b.rs", "fn f(_: crate::a::Above) {}\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a/b.rs:1: module-up: `crate::a::Above` is defined in a,"));
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/wire/src/a/b.rs:1: module-up: `crate::a::Above` is defined in a,"));
     }
 
     #[test]
     fn taking_everything_from_above_is_an_arrow_up() {
         let tree =
             workspace_with(&[("crates/wire/src/a/mod.rs", "mod b;\n"), ("crates/wire/src/a/b.rs", "use super::*;\n")]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a/b.rs:1: module-up: `super` is defined in a,"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/src/a/b.rs:1: module-up: `super` is defined in a,"),
+            "{}",
+            messages[0]
+        );
     }
 
     #[test]
@@ -328,12 +336,12 @@ mod tests {
             ("crates/wire/src/b.rs", "use crate::c::C;\npub struct B;\n"),
             ("crates/wire/src/c.rs", "pub struct C;\nfn f() { let _ = super::a::A; }\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
         assert!(
-            said[0].starts_with("crates/wire/src/a.rs:1: module-loop: a → b → c → a is a circle in the crate root")
+            messages[0].starts_with("crates/wire/src/a.rs:1: module-loop: a → b → c → a is a circle in the crate root")
         );
-        assert!(said[0].contains("crates/wire/src/c.rs:2 names `super::a::A`"), "{}", said[0]);
+        assert!(messages[0].contains("crates/wire/src/c.rs:2 names `super::a::A`"), "{}", messages[0]);
     }
 
     #[test]
@@ -343,9 +351,9 @@ mod tests {
             ("crates/wire/src/a.rs", "use crate::B;\npub struct A;\n"),
             ("crates/wire/src/b.rs", "use crate::A;\npub struct B;\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("module-loop: a → b → a"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("module-loop: a → b → a"), "{}", messages[0]);
     }
 
     /// No two files hold each other, but the folders do.
@@ -359,9 +367,9 @@ mod tests {
             ("crates/wire/src/b/up.rs", "use crate::a::low::A;\n"),
             ("crates/wire/src/b/low.rs", "pub struct B;\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("module-loop: a → b → a is a circle in the crate root"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("module-loop: a → b → a is a circle in the crate root"), "{}", messages[0]);
     }
 
     #[test]
@@ -371,9 +379,9 @@ mod tests {
             ("crates/wire/src/a/b.rs", "use super::c;\nfn f() { c::g(); }\npub fn h() {}\n"),
             ("crates/wire/src/a/c.rs", "pub fn g() { super::b::h() }\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("module-loop: b → c → b is a circle in a:"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("module-loop: b → c → b is a circle in a:"), "{}", messages[0]);
     }
 
     #[test]
@@ -382,9 +390,9 @@ mod tests {
             ("crates/wire/src/a.rs", "pub fn f() { assert!(matches!(crate::b::g(), 1)); }\n"),
             ("crates/wire/src/b.rs", "pub fn g() -> u8 { crate::a::f(); 1 }\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("module-loop: a → b → a"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("module-loop: a → b → a"), "{}", messages[0]);
     }
 
     #[test]
@@ -414,8 +422,8 @@ mod tests {
             ("crates/farbus/src/main.rs", "mod a;\nstruct Cli;\nfn main() { a::run(); }\n"),
             ("crates/farbus/src/a.rs", "pub fn run() { let _: crate::Cli; }\n"),
         ]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/farbus/src/a.rs:1: module-up: `crate::Cli`"), "{}", said[0]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/farbus/src/a.rs:1: module-up: `crate::Cli`"), "{}", messages[0]);
     }
 }

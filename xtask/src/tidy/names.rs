@@ -16,15 +16,15 @@ pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Vi
         }
     }
     let mut violations = Vec::new();
-    for (name, places) in &definitions {
-        if places.len() > *definitions_max && !excused.contains_key(*name) {
-            let (source, item) = places[places.len() - 1];
-            let advice = format!("{} types are called {name}, {definitions_max} may be: whose?", places.len());
+    for (name, locations) in &definitions {
+        if locations.len() > *definitions_max && !excused.contains_key(*name) {
+            let (source, item) = locations[locations.len() - 1];
+            let advice = format!("{} types are called {name}, {definitions_max} may be: whose?", locations.len());
             violations.push(Violation::new(&source.path, item.line, "homonym", advice));
         }
     }
     for name in excused.keys() {
-        if definitions.get(name.as_str()).is_none_or(|places| places.len() <= *definitions_max) {
+        if definitions.get(name.as_str()).is_none_or(|locations| locations.len() <= *definitions_max) {
             let advice = format!("{name} needs no exception any more");
             violations.push(Violation::new(
                 FILE,
@@ -36,7 +36,7 @@ pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Vi
     }
     let all = definitions.values().map(Vec::len).sum::<usize>();
     let with_one_word = definitions.iter().filter(|(name, _)| words_of(name).len() == 1);
-    let with_one_word = with_one_word.map(|(_, places)| places.len()).sum::<usize>();
+    let with_one_word = with_one_word.map(|(_, locations)| locations.len()).sum::<usize>();
     if with_one_word * 100 > one_word_percent_max * all {
         let advice = format!(
             "{with_one_word} of {all} types have a name of one word, {one_word_percent_max} in a hundred may: give a \
@@ -57,10 +57,14 @@ mod tests {
         let two = [("crates/wire/src/a.rs", one), ("crates/wire/src/b.rs", one)];
         assert_eq!(complaints(&workspace_with(&two)), Vec::<String>::new());
         let three = [two[0], two[1], ("crates/wire/src/c.rs", "enum State {}\ntype BoxedState = ();\n")];
-        let said = complaints(&workspace_with(&three));
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/c.rs:1: homonym: 3 types are called State"), "{}", said[0]);
-        assert!(said[1].contains(": homonym: 3 types are called BoxState"), "{}", said[1]);
+        let messages = complaints(&workspace_with(&three));
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/src/c.rs:1: homonym: 3 types are called State"),
+            "{}",
+            messages[0]
+        );
+        assert!(messages[1].contains(": homonym: 3 types are called BoxState"), "{}", messages[1]);
     }
 
     #[test]
@@ -74,21 +78,21 @@ mod tests {
             ("crates/wire/src/c.rs", "struct Args;\nstruct CaptureArgs;\n"),
         ];
         assert_eq!(complaints(&workspace_with(&files)), Vec::<String>::new());
-        let said = complaints(&workspace_with(&files[..3]));
-        assert_eq!(said.len(), 2, "{said:#?}");
+        let printed = complaints(&workspace_with(&files[..3]));
+        assert_eq!(printed.len(), 2, "{printed:#?}");
         assert!(
-            said[0].starts_with("ARCHITECTURE.toml:") && said[0].contains("Args needs no exception"),
+            printed[0].starts_with("ARCHITECTURE.toml:") && printed[0].contains("Args needs no exception"),
             "{}",
-            said[0]
+            printed[0]
         );
-        assert!(said[1].contains(": one-word: 2 of 3 types"), "{}", said[1]);
+        assert!(printed[1].contains(": one-word: 2 of 3 types"), "{}", printed[1]);
     }
 
     #[test]
     fn too_many_names_of_one_word_are_found() {
         let text = "struct Door;\ntrait Entry {}\nimpl Entry for Door {}\nstruct BoxState;\n";
-        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].contains("one-word: 2 of 3 types have a name of one word"), "{}", said[0]);
+        let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].contains("one-word: 2 of 3 types have a name of one word"), "{}", messages[0]);
     }
 }

@@ -41,19 +41,19 @@ mod tests {
     fn a_folder_of_one_machine_is_found() {
         let tree =
             workspace_with(&[("README.md", "# Farbus\n\nRun `/home/ann/farbus`.\n"), ("docs/a.md", "/home/x\n")]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert!(said[0].starts_with("README.md:3: prose: "), "{}", said[0]);
-        assert!(said[1].starts_with("docs/a.md:1: prose: "), "{}", said[1]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert!(messages[0].starts_with("README.md:3: prose: "), "{}", messages[0]);
+        assert!(messages[1].starts_with("docs/a.md:1: prose: "), "{}", messages[1]);
     }
 
     #[test]
     fn marks_of_a_merge_are_found() {
         let tree = workspace_with(&[("docs/a.md", "# A\n<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> other\n")]);
-        let said = complaints(&tree);
-        assert_eq!(said.len(), 2, "{said:#?}");
-        assert!(said[0].starts_with("docs/a.md:2: prose: "), "{}", said[0]);
-        assert!(said[1].starts_with("docs/a.md:6: prose: "), "{}", said[1]);
+        let messages = complaints(&tree);
+        assert_eq!(messages.len(), 2, "{messages:#?}");
+        assert!(messages[0].starts_with("docs/a.md:2: prose: "), "{}", messages[0]);
+        assert!(messages[1].starts_with("docs/a.md:6: prose: "), "{}", messages[1]);
     }
 
     #[test]

@@ -63,27 +63,31 @@ mod tests {
     #[test]
     fn retired_word_is_found_in_identifier_but_not_in_string_or_comment() {
         let text = "// an heir\nfn has_heir() -> &'static str {\n    \"heir\"\n}\nfn their() {}\n";
-        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a.rs:2: retired: has_heir: 'heir' is retired"), "{}", said[0]);
-        assert!(said[0].ends_with("successor"), "{}", said[0]);
+        let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/src/a.rs:2: retired: has_heir: 'heir' is retired"),
+            "{}",
+            messages[0]
+        );
+        assert!(messages[0].ends_with("successor"), "{}", messages[0]);
     }
 
     #[test]
     fn retired_name_is_found_only_whole_and_in_names_of_files() {
-        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", "struct Desk;\nstruct DeskLamp;\n")]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a.rs:1: retired: Desk: "), "{}", said[0]);
-        let said = complaints(&workspace_with(&[("crates/wire/src/heirs.rs", "fn f() {}\n")]));
-        assert!(said[0].starts_with("crates/wire/src/heirs.rs:1: retired: heirs: "), "{said:#?}");
+        let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", "struct Desk;\nstruct DeskLamp;\n")]));
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/wire/src/a.rs:1: retired: Desk: "), "{}", messages[0]);
+        let messages = complaints(&workspace_with(&[("crates/wire/src/heirs.rs", "fn f() {}\n")]));
+        assert!(messages[0].starts_with("crates/wire/src/heirs.rs:1: retired: heirs: "), "{messages:#?}");
     }
 
     #[test]
     fn wide_comment_is_found_and_a_table_or_an_example_is_not() {
         let long = "ab ".repeat(40);
         let wide = format!("/// {long}\n/// | {long} |\n/// ```text\n/// {long}\n/// ```\nfn f() {{}}\n");
-        let said = complaints(&workspace_with(&[("crates/wire/src/a.rs", &wide)]));
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/src/a.rs:1: wide: "), "{}", said[0]);
+        let printed = complaints(&workspace_with(&[("crates/wire/src/a.rs", &wide)]));
+        assert_eq!(printed.len(), 1, "{printed:#?}");
+        assert!(printed[0].starts_with("crates/wire/src/a.rs:1: wide: "), "{}", printed[0]);
     }
 }

@@ -129,7 +129,7 @@ pub fn read(tree: &SourceTree, packages: &[PackageManifest]) -> (Vec<SourceFile>
     for source in &mut sources {
         source.is_test |= !packages.iter().any(|package| package.ships(&source.path));
     }
-    place(&mut sources, packages);
+    location(&mut sources, packages);
     (sources, violations)
 }
 
@@ -470,7 +470,7 @@ fn is_type(item: &syn::Item) -> bool {
 }
 
 /// Follows `mod` declarations from every crate root, so that each file knows its module and whether it is a test's.
-fn place(sources: &mut [SourceFile], packages: &[PackageManifest]) {
+fn location(sources: &mut [SourceFile], packages: &[PackageManifest]) {
     let index: BTreeMap<String, usize> =
         sources.iter().enumerate().map(|(at, source)| (source.path.clone(), at)).collect();
     for root in packages.iter().flat_map(|package| &package.roots) {

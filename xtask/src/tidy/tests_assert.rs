@@ -64,9 +64,9 @@ mod tests {
 
     #[test]
     fn a_test_that_cannot_fail_is_found() {
-        let said = said_of("#[test]\nfn looks_busy() {\n    let x = 1 + 1;\n    drop(x);\n}\n");
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/wire/tests/a.rs:2: no-assert: test looks_busy"), "{}", said[0]);
+        let messages = said_of("#[test]\nfn looks_busy() {\n    let x = 1 + 1;\n    drop(x);\n}\n");
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(messages[0].starts_with("crates/wire/tests/a.rs:2: no-assert: test looks_busy"), "{}", messages[0]);
     }
 
     #[test]

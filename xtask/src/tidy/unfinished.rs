@@ -66,11 +66,11 @@ mod tests {
     #[test]
     fn unfinished_work_is_found_in_tests_too() {
         for mark in ["todo!()", "unimplemented!(\"later\")", "dbg!(x)", "std::todo!()"] {
-            let said = said_of(&format!("fn f() {{\n    {mark};\n}}\n"));
-            assert_eq!(said.len(), 1, "{said:#?}");
-            assert!(said[0].starts_with("crates/wire/src/a.rs:2: unfinished: "), "{}", said[0]);
-            let said = said_of(&format!("#[cfg(test)]\nmod tests {{\n    fn f() {{ {mark} }}\n}}\n"));
-            assert_eq!(said.len(), 1, "{said:#?}");
+            let messages = said_of(&format!("fn f() {{\n    {mark};\n}}\n"));
+            assert_eq!(messages.len(), 1, "{messages:#?}");
+            assert!(messages[0].starts_with("crates/wire/src/a.rs:2: unfinished: "), "{}", messages[0]);
+            let messages = said_of(&format!("#[cfg(test)]\nmod tests {{\n    fn f() {{ {mark} }}\n}}\n"));
+            assert_eq!(messages.len(), 1, "{messages:#?}");
         }
     }
 
@@ -82,9 +82,9 @@ mod tests {
     #[test]
     fn ignored_tests_are_found() {
         for attribute in ["#[ignore]", "#[ignore = \"slow\"]", "#[cfg_attr(miri, ignore)]"] {
-            let said = said_of(&format!("#[test]\n{attribute}\nfn f() {{ assert!(true); }}\n"));
-            assert_eq!(said.len(), 1, "{said:#?}");
-            assert!(said[0].starts_with("crates/wire/src/a.rs:2: ignored: "), "{}", said[0]);
+            let printed = said_of(&format!("#[test]\n{attribute}\nfn f() {{ assert!(true); }}\n"));
+            assert_eq!(printed.len(), 1, "{printed:#?}");
+            assert!(printed[0].starts_with("crates/wire/src/a.rs:2: ignored: "), "{}", printed[0]);
         }
         assert_eq!(said_of("#[derive(Debug)]\nstruct S {\n    ignore: bool,\n}\n"), [""; 0]);
     }

@@ -74,14 +74,14 @@ mod tests {
 
     #[test]
     fn a_wait_by_time_has_a_reason_above_it() {
-        let said = complaints(&workspace_with(&[
+        let messages = complaints(&workspace_with(&[
             ("crates/cli/tests/command/a.rs", WITH),
             ("crates/farbus/tests/b.rs", WITHOUT),
             ("crates/wire/tests/c.rs", WITHOUT),
         ]));
-        let said: Vec<_> = said.iter().filter(|said| said.contains(": wait: ")).collect();
-        assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/farbus/tests/b.rs:4: wait: a wait by time"), "{}", said[0]);
+        let printed: Vec<_> = messages.iter().filter(|printed| printed.contains(": wait: ")).collect();
+        assert_eq!(printed.len(), 1, "{printed:#?}");
+        assert!(printed[0].starts_with("crates/farbus/tests/b.rs:4: wait: a wait by time"), "{}", printed[0]);
     }
 
     #[test]
@@ -89,8 +89,8 @@ mod tests {
         let files = [("crates/cli/tests/command/a.rs", WITH), ("crates/farbus/tests/b.rs", WITHOUT)];
         let twice = WITH.repeat(2);
         let files = [files[0], files[1], ("crates/farbus/tests/d.rs", twice.as_str())];
-        let told = table(&workspace_with(&files));
+        let message = table(&workspace_with(&files));
         let rows = "    3  between two looks for an event\n       command/a.rs 1, d.rs 2\n    1  without a reason\n       b.rs 1\n";
-        assert_eq!(told, rows);
+        assert_eq!(message, rows);
     }
 }

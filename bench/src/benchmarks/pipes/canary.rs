@@ -43,13 +43,13 @@ impl WatchedLoad {
         let cpus = thread::available_parallelism()?.get();
         let (is_over, gaps) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::with_capacity(1 << 16))));
         let mut busy = Self { is_over, gaps, threads: Vec::new() };
-        let (tell, told) = mpsc::channel();
+        let (tell, policies) = mpsc::channel();
         for cpu in 0..cpus {
             let (is_over, gaps, tell) = (Arc::clone(&busy.is_over), Arc::clone(&busy.gaps), tell.clone());
             busy.threads.push(thread::spawn(move || watch(cpu, &is_over, &gaps, &tell)));
         }
         for _ in 0..cpus {
-            if told.recv()? == SchedulingPolicy::Ordinary {
+            if policies.recv()? == SchedulingPolicy::Ordinary {
                 bail!("a canary needs the highest priority: run as root, or with CAP_SYS_NICE");
             }
         }

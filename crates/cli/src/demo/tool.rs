@@ -33,9 +33,9 @@ impl SystemTool {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason").trim();
-        Err(if said.starts_with(&*name) { said.to_owned() } else { format!("{name}: {said}") })
+        let printed = String::from_utf8_lossy(&output.stderr);
+        let printed = printed.lines().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason").trim();
+        Err(if printed.starts_with(&*name) { printed.to_owned() } else { format!("{name}: {printed}") })
     }
 }
 

@@ -118,14 +118,14 @@ struct ProgramLease {
     /// When it ends, as far as is known.
     until: Instant,
     /// Why it is not extended, as was said last.
-    said: Option<String>,
+    message: Option<String>,
     is_over: bool,
 }
 
 impl ProgramLease {
     fn of(GrantedLease { target, answer, is_new }: GrantedLease) -> Self {
         let left = answer.lease.map(|lease| lease.left()).unwrap_or_default();
-        Self { target, is_new, until: Instant::now() + left, said: None, is_over: false }
+        Self { target, is_new, until: Instant::now() + left, message: None, is_over: false }
     }
 
     fn left(&self) -> Duration {
@@ -142,7 +142,7 @@ impl ProgramLease {
         match ask(&self.target, LeaseAct::Extend { for_s: wanted.as_secs().max(1) }) {
             Ok(answer) => {
                 self.until = Instant::now() + answer.lease.map(|lease| lease.left()).unwrap_or_default();
-                self.said = None;
+                self.message = None;
             }
             Err(failure) if is_not_held(&failure) => {
                 self.is_over = true;
@@ -150,10 +150,10 @@ impl ProgramLease {
             }
             Err(failure) => {
                 let why = failure.to_string();
-                if self.said.as_ref() != Some(&why) {
+                if self.message.as_ref() != Some(&why) {
                     let left = format_span(self.left());
                     eprintln!("farbus: warning: a lease ends in {left} and is not extended: {why}");
-                    self.said = Some(why);
+                    self.message = Some(why);
                 }
             }
         }

@@ -175,12 +175,12 @@ struct GiveArgs {
 impl Args {
     fn as_asked(&self) -> several::LeaseTerms<'_> {
         let Self { count, span, priority, no_wait, json, .. } = *self;
-        let told = match (json, self.program.is_empty()) {
+        let output = match (json, self.program.is_empty()) {
             (true, _) => several::LeaseOutput::Json,
             (false, true) => several::LeaseOutput::Lines,
             (false, false) => several::LeaseOutput::Program,
         };
-        several::LeaseTerms { count, span, priority, no_wait, told, reason: self.reason.as_deref() }
+        several::LeaseTerms { count, span, priority, no_wait, output, reason: self.reason.as_deref() }
     }
 
     /// Whether the output is for a program.
@@ -200,17 +200,17 @@ pub fn run(args: Args) -> Result<(), CommandFailure> {
         Some(LeaseVerb::List(args)) => list(&args),
         Some(LeaseVerb::Extend(ExtendArgs { target, span, json })) => {
             let answer = ask(&target, LeaseAct::Extend { for_s: span.as_secs() })?;
-            told(json, &target, &answer, &format!("leased{}", until(&answer)))
+            reported(json, &target, &answer, &format!("leased{}", until(&answer)))
         }
         Some(LeaseVerb::Release(ReleaseArgs { target, force, json })) => {
             let answer = ask(&target, LeaseAct::Release { force })?;
-            told(json, &target, &answer, "released")
+            reported(json, &target, &answer, "released")
         }
         Some(LeaseVerb::Give(GiveArgs { target, to, json })) => {
             let peers = TrustStore::open()?.peers().map_err(CommandFailure::local)?;
             let act = LeaseAct::Give { to: key_of(&peers, &to)?.to_string() };
             let answer = ask(&target, act)?;
-            told(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
+            reported(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
         }
         None => {
             let (query, targets): (Vec<&str>, Vec<&str>) =
@@ -248,11 +248,11 @@ fn have(
         [target] => vec![request(asked, target, &mut signals)?],
         targets => several::request(asked, targets, query, &mut signals)?,
     };
-    let as_json = asked.told == several::LeaseOutput::Json;
+    let as_json = asked.output == several::LeaseOutput::Json;
     match &granted[..] {
         _ if !program.is_empty() => holding::run(program, granted, asked.span, signals),
         [one] if targets.len() == 1 => {
-            told(as_json, &one.target, &one.answer, &format!("leased{}", until(&one.answer)))
+            reported(as_json, &one.target, &one.answer, &format!("leased{}", until(&one.answer)))
         }
         _ => several::tell(as_json, &granted),
     }
@@ -263,9 +263,9 @@ fn have(
 /// # Errors
 /// They are not leased; see [`holding::run`].
 pub fn hold(targets: &[DeviceTarget], span: Duration, program: &[OsString]) -> Result<(), CommandFailure> {
-    let told = several::LeaseOutput::Program;
-    let asked = several::LeaseTerms { count: None, span, priority: 0, reason: None, no_wait: false, told };
-    have(&asked, targets, &DeviceQuery::default(), program)
+    let output = several::LeaseOutput::Program;
+    let terms = several::LeaseTerms { count: None, span, priority: 0, reason: None, no_wait: false, output };
+    have(&terms, targets, &DeviceQuery::default(), program)
 }
 
 /// A device, or a word of a query.
@@ -276,7 +276,7 @@ fn checked_word(text: &str) -> Result<String, String> {
     }
 }
 
-fn told(as_json: bool, target: &DeviceTarget, answer: &LeaseAnswer, done: &str) -> Result<(), CommandFailure> {
+fn reported(as_json: bool, target: &DeviceTarget, answer: &LeaseAnswer, done: &str) -> Result<(), CommandFailure> {
     if as_json {
         return print_json(&json_of(target, answer)?);
     }
@@ -291,7 +291,12 @@ fn book(args: &Args, target: &DeviceTarget) -> Result<(), CommandFailure> {
     let from_unix_ms = u64::try_from(from_ms).map_err(CommandFailure::local)?;
     let act = LeaseAct::Book { from_unix_ms, for_s: args.span.as_secs(), reason: args.reason.clone() };
     let answer = ask(target, act)?;
-    told(args.json, target, &answer, &format!("booked from {} until {}", timestamp(from), timestamp(from + args.span)))
+    reported(
+        args.json,
+        target,
+        &answer,
+        &format!("booked from {} until {}", timestamp(from), timestamp(from + args.span)),
+    )
 }
 
 /// Requests a lease, and waits in the queue if that is wanted.
@@ -300,7 +305,7 @@ fn request(
     target: &DeviceTarget,
     signals: &mut Signals,
 ) -> Result<GrantedLease, CommandFailure> {
-    let (mut said, mut has_waited, mut absence) = (None, false, DeviceAbsence::default());
+    let (mut stated, mut has_waited, mut absence) = (None, false, DeviceAbsence::default());
     loop {
         let answer = ask(
             target,
@@ -328,19 +333,19 @@ fn request(
             let is_new = has_waited || answer.is_new != Some(false);
             return Ok(GrantedLease { target: target.clone(), answer, is_new });
         }
-        let place = answer.place.unwrap_or_default();
+        let position = answer.place.unwrap_or_default();
         if is_provisional && args.no_wait {
             let message = format!("{}: another command of this host asks for it, with others", target.shown());
             return Err(CommandFailure::new(FailureKind::Refused, message));
         }
         has_waited = true;
-        if said != Some(place) {
+        if stated != Some(position) {
             args.say_wait(format!(
-                "waiting for {}, place {place}{}   (Ctrl-C ends)",
+                "waiting for {}, place {position}{}   (Ctrl-C ends)",
                 target.shown(),
                 who_has_it(&answer)
             ));
-            said = Some(place);
+            stated = Some(position);
         }
         pause(target, signals)?;
     }

@@ -53,13 +53,13 @@ pub struct LeaseTerms<'a> {
     /// Whether to fail if they are not free.
     pub no_wait: bool,
     /// To whom standard output belongs.
-    pub told: LeaseOutput,
+    pub output: LeaseOutput,
 }
 
 impl LeaseTerms<'_> {
     /// Says for what the command waits.
     pub fn say_wait(&self, line: String) {
-        match self.told {
+        match self.output {
             LeaseOutput::Lines => say(line),
             LeaseOutput::Json => {}
             LeaseOutput::Program => eprintln!("farbus: {line}"),
@@ -148,8 +148,8 @@ fn meant(client: &ImporterClient, query: &DeviceQuery) -> (Vec<LeaseCandidate>, 
             let has_meant = |key: &String| {
                 sites.devices.iter().any(|site| site.host_key == *key && query.matches(&site.host, &site.device))
             };
-            let asked = paired.into_iter().filter(|(key, _)| !sites.hosts.contains_key(key) || has_meant(key));
-            everywhere::of_paired(asked.map(|(_, name)| name))
+            let wanted = paired.into_iter().filter(|(key, _)| !sites.hosts.contains_key(key) || has_meant(key));
+            everywhere::of_paired(wanted.map(|(_, name)| name))
         }
     };
     let (mut all, mut silent) = (Vec::new(), Vec::new());
@@ -255,7 +255,7 @@ pub fn request(
     let now = || Moment::from_nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let mut answers: Vec<Option<LeaseAnswer>> = all.iter().map(|_| None).collect();
     let mut whys: Vec<Option<FailureReport>> = all.iter().map(|_| None).collect();
-    let mut said = None;
+    let mut messages = None;
     let mut interrupted_by = None;
     let mut looked_at = Instant::now();
     let is_done = loop {
@@ -272,12 +272,12 @@ pub fn request(
             JointLeaseStep::Pause(until) => {
                 let taken: Vec<String> =
                     several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
-                if said.as_ref() != Some(&taken) {
+                if messages.as_ref() != Some(&taken) {
                     args.say_wait(format!(
                         "waiting for {wanted} at once; not free: {}   (Ctrl-C ends)",
                         taken.join(", ")
                     ));
-                    said = Some(taken);
+                    messages = Some(taken);
                 }
                 // It holds nothing during a pause, but what it could not release.
                 let may_look = is_waited_for && interrupted_by.is_none() && several.stranded().is_empty();
@@ -352,9 +352,9 @@ fn put(
     };
     let refused = |message: &str| FailureReport::new(FailureKind::Refused, message.to_owned());
     let (heard, report) = match client.lease_within(target, act, ANSWER_TIME) {
-        Ok(Ok(said)) => {
-            let heard = heard_of(ask, &said);
-            *answer = Some(said);
+        Ok(Ok(lease_answer)) => {
+            let heard = heard_of(ask, &lease_answer);
+            *answer = Some(lease_answer);
             (heard, (heard == JointLeaseAnswer::NotNow).then(|| refused("another command of this host asks for it")))
         }
         Ok(Err(report)) if report.attribute == FailureKind::Gone => (JointLeaseAnswer::Never, Some(report)),
@@ -372,11 +372,11 @@ fn put(
 }
 
 /// What an answer means.
-fn heard_of(ask: JointLeaseVerb, said: &LeaseAnswer) -> JointLeaseAnswer {
-    let is_provisional = said.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
+fn heard_of(ask: JointLeaseVerb, printed: &LeaseAnswer) -> JointLeaseAnswer {
+    let is_provisional = printed.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
     match ask {
         // An earlier release knows of no provisional leases, and does not say whether one is new.
-        JointLeaseVerb::Provisional if said.is_new.unwrap_or(true) => JointLeaseAnswer::Done { is_provisional },
+        JointLeaseVerb::Provisional if printed.is_new.unwrap_or(true) => JointLeaseAnswer::Done { is_provisional },
         JointLeaseVerb::Provisional if is_provisional => JointLeaseAnswer::NotNow,
         JointLeaseVerb::Provisional => JointLeaseAnswer::HadBefore,
         JointLeaseVerb::Confirm | JointLeaseVerb::Release => JointLeaseAnswer::Done { is_provisional: false },

@@ -58,25 +58,25 @@ fn ask(monitor: &mut QmpMonitor, command: &'static str, arguments: Value) -> Res
 }
 
 /// An answer that is not what the command answers.
-pub fn strange(command: &'static str, said: &Value) -> MonitorError {
-    MonitorError::NotQmp(command, plain(&said.to_string()))
+pub fn strange(command: &'static str, printed: &Value) -> MonitorError {
+    MonitorError::NotQmp(command, plain(&printed.to_string()))
 }
 
 /// Whether it runs; it may be paused, too.
 fn is_running(monitor: &mut QmpMonitor) -> Result<bool, CommandFailure> {
-    let said = ask(monitor, "query-status", json!({}))?;
-    match said["status"].as_str() {
+    let answer = ask(monitor, "query-status", json!({}))?;
+    match answer["status"].as_str() {
         Some("running") => Ok(true),
         Some("paused" | "prelaunch") => Ok(false),
         Some(other) => Err(refused(format!("its status is '{}'", plain(other)))),
-        None => Err(CommandFailure::local(strange("query-status", &said))),
+        None => Err(CommandFailure::local(strange("query-status", &answer))),
     }
 }
 
 /// Refuses a machine that migrates already, and one that says why it cannot.
 fn refuse_busy(monitor: &mut QmpMonitor) -> Result<(), CommandFailure> {
-    let said = ask(monitor, "query-migrate", json!({}))?;
-    match said["status"].as_str() {
+    let answer = ask(monitor, "query-migrate", json!({}))?;
+    match answer["status"].as_str() {
         // One that has arrived here says 'completed' of its arrival.
         None | Some("none" | "failed" | "cancelled" | "completed") => {}
         Some(status) => {
@@ -85,7 +85,7 @@ fn refuse_busy(monitor: &mut QmpMonitor) -> Result<(), CommandFailure> {
         }
     }
     let reasons: Vec<&str> =
-        said["blocked-reasons"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        answer["blocked-reasons"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if reasons.is_empty() { Ok(()) } else { Err(refused(format!("QEMU says: {}", plain(&reasons.join("; "))))) }
 }
 
@@ -232,16 +232,16 @@ fn refuse_usb(
     let chardevs = chardevs.as_array().ok_or_else(|| CommandFailure::local(strange("query-chardev", &chardevs)))?;
     let mut connected = Vec::new();
     for (name, label) in &labels {
-        let place = chardevs.iter().find(|chardev| chardev["label"] == **label);
-        let place = place.and_then(|chardev| chardev["filename"].as_str()).unwrap_or_default();
-        if place.starts_with("disconnected:") {
+        let location = chardevs.iter().find(|chardev| chardev["label"] == **label);
+        let location = location.and_then(|chardev| chardev["filename"].as_str()).unwrap_or_default();
+        if location.starts_with("disconnected:") {
             continue;
         }
         let what = format!("its usb-redir '{name}'");
-        let Some(socket) = place.strip_prefix("unix:") else {
+        let Some(socket) = location.strip_prefix("unix:") else {
             let why = "not at a Unix socket, which alone tells what the machine has read";
             let hint = "farbus attach … --via redir --socket PATH";
-            return Err(refused(format!("{what} is connected to '{}', {why}\n  {hint}", plain(place))));
+            return Err(refused(format!("{what} is connected to '{}', {why}\n  {hint}", plain(location))));
         };
         // QEMU names the near end of the socket, which has no path where QEMU has connected.
         if socket.is_empty() {
@@ -274,18 +274,18 @@ fn refuse_disks(
     let nodes = ask(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
     let nodes = nodes.as_array().ok_or_else(|| CommandFailure::local(strange("query-named-block-nodes", &nodes)))?;
     for node in nodes {
-        let place = node["file"].as_str().unwrap_or_default();
+        let location = node["file"].as_str().unwrap_or_default();
         let name = plain(node["node-name"].as_str().unwrap_or_default());
         if node["drv"] == "nbd" {
             let what = format!("its NBD disk '{name}'");
-            let Some(socket) = nbd_socket(place) else {
+            let Some(socket) = nbd_socket(location) else {
                 return Err(refused(format!(
                     "{what} is connected to '{}', not at a Unix socket\n  farbus attach … --via nbd --socket PATH",
-                    plain(place)
+                    plain(location)
                 )));
             };
             moves(&socket, &what, attached, devices)?;
-        } else if let Some(disk) = attached.iter().find(|disk| disk.at.starts_with('/') && disk.at == place) {
+        } else if let Some(disk) = attached.iter().find(|disk| disk.at.starts_with('/') && disk.at == location) {
             return Err(refused(format!(
                 "its disk '{name}' is {} as a file, which does not move\n  attach it with --via nbd",
                 disk.title

@@ -176,7 +176,7 @@ impl VmMigration<'_> {
             end => end,
         };
         match end {
-            VmMigrationEnd::Completed(said) => self.part(&said),
+            VmMigrationEnd::Completed(answer) => self.part(&answer),
             VmMigrationEnd::Stayed(failure) => Err(self.stay(failure)),
             VmMigrationEnd::Unknown(error) => Err(self.unknown(&error)),
         }
@@ -254,11 +254,11 @@ impl VmMigration<'_> {
             if let (false, Err(failure)) = (self.is_switching, self.check_cancelled()) {
                 return self.cancel(failure);
             }
-            let said = match self.monitor.execute("query-migrate", json!({})) {
-                Ok(said) => said,
+            let answer = match self.monitor.execute("query-migrate", json!({})) {
+                Ok(answer) => answer,
                 Err(error) => return VmMigrationEnd::Unknown(error),
             };
-            match said["status"].as_str() {
+            match answer["status"].as_str() {
                 Some("pre-switchover") if !self.is_switching => {
                     if let Err(failure) = self.check_following() {
                         return self.cancel(failure);
@@ -270,10 +270,10 @@ impl VmMigration<'_> {
                         Err(error) => return VmMigrationEnd::Unknown(error),
                     }
                 }
-                Some("completed") => return self.completed(said),
-                Some("failed" | "cancelled" | "none") => return VmMigrationEnd::Stayed(not_migrated(&said)),
-                Some(status) => show(&progress(status, &said)),
-                None => return VmMigrationEnd::Unknown(strange("query-migrate", &said)),
+                Some("completed") => return self.completed(answer),
+                Some("failed" | "cancelled" | "none") => return VmMigrationEnd::Stayed(not_migrated(&answer)),
+                Some(status) => show(&progress(status, &answer)),
+                None => return VmMigrationEnd::Unknown(strange("query-migrate", &answer)),
             }
             let time = if self.is_switching { LOOK_OFTEN } else { LOOK_EVERY };
             if let Err(error) = self.monitor.await_event(time) {
@@ -283,12 +283,12 @@ impl VmMigration<'_> {
     }
 
     /// QEMU says that the machine has left. A machine that runs here must never be ended.
-    fn completed(&mut self, said: Value) -> VmMigrationEnd {
+    fn completed(&mut self, answer: Value) -> VmMigrationEnd {
         match self.monitor.execute("query-status", json!({})) {
             Ok(status) if self.is_switching && status["status"].is_string() && status["status"] != "running" => {
-                VmMigrationEnd::Completed(said)
+                VmMigrationEnd::Completed(answer)
             }
-            Ok(_) => VmMigrationEnd::Unknown(strange("query-migrate", &said)),
+            Ok(_) => VmMigrationEnd::Unknown(strange("query-migrate", &answer)),
             Err(error) => VmMigrationEnd::Unknown(error),
         }
     }
@@ -300,12 +300,12 @@ impl VmMigration<'_> {
         }
         let until = Instant::now() + self.order.answer_within;
         loop {
-            let said = match self.monitor.execute("query-migrate", json!({})) {
-                Ok(said) => said,
+            let answer = match self.monitor.execute("query-migrate", json!({})) {
+                Ok(answer) => answer,
                 Err(error) => return VmMigrationEnd::Unknown(error),
             };
-            match said["status"].as_str() {
-                Some("completed") => return self.completed(said),
+            match answer["status"].as_str() {
+                Some("completed") => return self.completed(answer),
                 Some("failed" | "cancelled" | "none") => return VmMigrationEnd::Stayed(failure),
                 _ if Instant::now() >= until => {
                     return VmMigrationEnd::Unknown(MonitorError::Silent("migrate_cancel", self.order.answer_within));
@@ -372,8 +372,8 @@ impl VmMigration<'_> {
         let until = Instant::now() + self.order.answer_within / 2;
         let mut is_told = !self.is_running;
         while self.is_running {
-            let said = self.monitor.execute("query-status", json!({}))?;
-            if said["running"] == true || said["status"] == "running" {
+            let answer = self.monitor.execute("query-status", json!({}))?;
+            if answer["running"] == true || answer["status"] == "running" {
                 break;
             }
             if Instant::now() < until {
@@ -384,7 +384,7 @@ impl VmMigration<'_> {
             } else {
                 return Err(MonitorError::Refused(
                     "cont",
-                    format!("its status is {}", plain(&said["status"].to_string())),
+                    format!("its status is {}", plain(&answer["status"].to_string())),
                 ));
             }
         }
@@ -392,7 +392,7 @@ impl VmMigration<'_> {
     }
 
     /// The machine runs there: its devices go, and QEMU ends here. Devices that could not be let go go with that.
-    fn part(mut self, said: &Value) -> Result<MovedMachine, CommandFailure> {
+    fn part(mut self, printed: &Value) -> Result<MovedMachine, CommandFailure> {
         let completed = Instant::now();
         let completed_unix_us =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
@@ -419,9 +419,9 @@ impl VmMigration<'_> {
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         Ok(MovedMachine {
             devices: self.machine.devices,
-            downtime_ms: number(&said["downtime"]),
-            total_ms: number(&said["total-time"]),
-            sent_bytes: number(&said["ram"]["transferred"]),
+            downtime_ms: number(&printed["downtime"]),
+            total_ms: number(&printed["total-time"]),
+            sent_bytes: number(&printed["ram"]["transferred"]),
             completed_unix_us,
             ended_ms: completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
             departed,
@@ -441,12 +441,12 @@ impl VmMigration<'_> {
     }
 }
 
-fn not_migrated(said: &Value) -> CommandFailure {
-    let why = said["error-desc"].as_str().or(said["status"].as_str()).unwrap_or_default();
+fn not_migrated(printed: &Value) -> CommandFailure {
+    let why = printed["error-desc"].as_str().or(printed["status"].as_str()).unwrap_or_default();
     CommandFailure::new(FailureKind::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
 }
 
-fn progress(status: &str, said: &Value) -> VmMigrationProgress {
-    let number = |name: &str| said["ram"][name].as_u64().unwrap_or_default();
+fn progress(status: &str, printed: &Value) -> VmMigrationProgress {
+    let number = |name: &str| printed["ram"][name].as_u64().unwrap_or_default();
     VmMigrationProgress { status: plain(status), total_bytes: number("total"), left_bytes: number("remaining") }
 }

@@ -22,7 +22,7 @@ const TEXT_CHARS_MAX: usize = 300;
 pub struct QmpMonitor {
     stream: UnixStream,
     received: Vec<u8>,
-    asked: u64,
+    wanted: u64,
     answer_within: Duration,
     process: Option<u32>,
 }
@@ -85,7 +85,7 @@ impl QmpMonitor {
         let stream = UnixStream::from(dial_local(path, answer_within).map_err(|error| unreachable(&error))?);
         stream.set_write_timeout(Some(answer_within)).map_err(|error| unreachable(&error))?;
         let process = PeerCredentials::of(&stream).ok().and_then(|who| who.process());
-        let mut monitor = Self { stream, received: Vec::new(), asked: 0, answer_within, process };
+        let mut monitor = Self { stream, received: Vec::new(), wanted: 0, answer_within, process };
         let greeting = monitor.next(GREETING, Instant::now() + answer_within)?;
         let Some(greeting) = greeting else { return Err(MonitorError::Silent(GREETING, answer_within)) };
         if !greeting["QMP"].is_object() {
@@ -105,8 +105,8 @@ impl QmpMonitor {
     /// # Errors
     /// [`MonitorError`]. After anything but [`MonitorError::Refused`] the connection is of no use.
     pub fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, MonitorError> {
-        self.asked += 1;
-        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments, "id": self.asked }));
+        self.wanted += 1;
+        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments, "id": self.wanted }));
         self.stream.write_all(line.as_bytes()).map_err(|error| self.lost(command, &error))?;
         let until = Instant::now() + self.answer_within;
         loop {
@@ -115,7 +115,7 @@ impl QmpMonitor {
                 continue;
             }
             let strange = || MonitorError::NotQmp(command, plain(&answer.to_string()));
-            if answer["id"] != self.asked {
+            if answer["id"] != self.wanted {
                 return Err(strange());
             }
             return match (answer.get("return"), &answer["error"]["desc"]) {
@@ -210,15 +210,15 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(200);
 
     /// What is heard of a monitor that says `said` when a program connects, and then ends or goes on in silence.
-    fn heard(said: &[u8], ends: bool) -> Result<QmpMonitor, MonitorError> {
-        let folder = folder_for(said, ends);
+    fn heard(bytes: &[u8], ends: bool) -> Result<QmpMonitor, MonitorError> {
+        let folder = folder_for(bytes, ends);
         let path = folder.join("m.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        let said = said.to_vec();
+        let bytes = bytes.to_vec();
         let serving = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             // The other end may have heard enough before the end of it.
-            let _ = stream.write_all(&said);
+            let _ = stream.write_all(&bytes);
             (!ends).then_some(stream)
         });
         let monitor = QmpMonitor::connect(&path, LIMIT);
@@ -227,8 +227,8 @@ mod tests {
         monitor
     }
 
-    fn folder_for(said: &[u8], ends: bool) -> std::path::PathBuf {
-        let name = format!("farbus-monitor-{}-{}-{ends}", std::process::id(), said.len());
+    fn folder_for(bytes: &[u8], ends: bool) -> std::path::PathBuf {
+        let name = format!("farbus-monitor-{}-{}-{ends}", std::process::id(), bytes.len());
         let folder = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).unwrap();
@@ -238,9 +238,9 @@ mod tests {
     #[test]
     fn socket_that_does_not_speak_qmp_is_refused_with_what_it_says() {
         let error = heard(b"QEMU 10.0.2 monitor\x1b[2J - type 'help'\r\n(qemu) ", false).unwrap_err();
-        let told = error.to_string();
+        let message = error.to_string();
         assert!(matches!(error, MonitorError::NotQmp(GREETING, _)), "{error:?}");
-        assert!(told.contains("QEMU 10.0.2 monitor?[2J") && told.contains("-qmp unix:"), "{told}");
+        assert!(message.contains("QEMU 10.0.2 monitor?[2J") && message.contains("-qmp unix:"), "{message}");
         assert!(matches!(heard(b"[1]\n", false), Err(MonitorError::NotQmp(GREETING, _))));
         assert!(matches!(heard(b"{\"QMP\": 3}\n", false), Err(MonitorError::NotQmp(GREETING, _))));
         assert!(matches!(heard(b"{\"QMP\"", true), Err(MonitorError::NotQmp(GREETING, _))));
@@ -260,12 +260,12 @@ mod tests {
     fn answer_is_told_from_events_and_from_answers_to_other_questions() {
         let hello = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
         let event = r#"{"event": "RESUME", "timestamp": {}}"#;
-        let said = |answer: &str| heard(format!("{hello}\n{event}\r\n{answer}\n").as_bytes(), false).map(drop);
-        assert_eq!(said(r#"{"return": {}, "id": 1}"#), Ok(()));
-        let refused = said(r#"{"error": {"class": "GenericError", "desc": "no\nthing"}, "id": 1}"#);
+        let printed = |answer: &str| heard(format!("{hello}\n{event}\r\n{answer}\n").as_bytes(), false).map(drop);
+        assert_eq!(printed(r#"{"return": {}, "id": 1}"#), Ok(()));
+        let refused = printed(r#"{"error": {"class": "GenericError", "desc": "no\nthing"}, "id": 1}"#);
         assert_eq!(refused, Err(MonitorError::Refused("qmp_capabilities", "no?thing".into())));
         for strange in [r#"{"return": {}}"#, r#"{"return": {}, "id": 7}"#, r#"{"error": 1, "id": 1}"#, "{}"] {
-            assert!(matches!(said(strange), Err(MonitorError::NotQmp("qmp_capabilities", _))), "{strange}");
+            assert!(matches!(printed(strange), Err(MonitorError::NotQmp("qmp_capabilities", _))), "{strange}");
         }
     }
 }

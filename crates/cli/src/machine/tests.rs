@@ -29,7 +29,7 @@ struct Script {
     fault: Option<(&'static str, usize, Fault)>,
     /// Answers that are not the usual ones.
     answers: Vec<(&'static str, Value)>,
-    asked: Vec<String>,
+    wanted: Vec<String>,
     status: &'static str,
     is_running: bool,
     pauses: bool,
@@ -47,7 +47,7 @@ impl Script {
         match command {
             "query-status" => json!({ "status": if self.is_running { "running" } else { "paused" } }),
             "query-migrate" => {
-                let said = json!({
+                let printed = json!({
                     "status": self.status, "downtime": 71, "total-time": 900,
                     "ram": { "total": 1000, "remaining": 10, "transferred": 5000 }
                 });
@@ -57,7 +57,7 @@ impl Script {
                     "cancelling" => (self.status, self.is_running) = ("cancelled", true),
                     _ => {}
                 }
-                said
+                printed
             }
             "qom-list" if arguments["path"] == "/machine/peripheral" => {
                 json!([{ "name": "type", "type": "string" }, { "name": "far", "type": "child<usb-redir>" }])
@@ -131,7 +131,7 @@ impl Qemu {
         let script = Arc::new(Mutex::new(Script {
             fault,
             answers: Vec::new(),
-            asked: Vec::new(),
+            wanted: Vec::new(),
             status: "none",
             is_running: true,
             pauses: false,
@@ -178,7 +178,7 @@ impl Qemu {
     fn assert_untouched(&self, case: &str) {
         let script = self.script.lock().unwrap();
         let state = (script.is_running, script.pauses, script.downtime, script.has_quit);
-        assert_eq!(state, (true, false, 300, false), "{case}: {:?}", script.asked);
+        assert_eq!(state, (true, false, 300, false), "{case}: {:?}", script.wanted);
         assert!(["none", "cancelled", "failed"].contains(&script.status), "{case}: {}", script.status);
     }
 }
@@ -195,8 +195,8 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
         let question: Value = serde_json::from_str(&line?).unwrap();
         let command = question["execute"].as_str().unwrap();
         let mut script = script.lock().unwrap();
-        script.asked.push(command.to_owned());
-        let times = script.asked.iter().filter(|asked| *asked == command).count();
+        script.wanted.push(command.to_owned());
+        let times = script.wanted.iter().filter(|wanted| *wanted == command).count();
         let fault = script.fault.filter(|(at, time, _)| (*at, *time) == (command, times)).map(|(.., fault)| fault);
         match fault {
             Some(Fault::Refuses) => {
@@ -269,8 +269,8 @@ impl AttachmentOwner for Devices {
 
     fn depart(&self, devices: &[OwnedAttachment], process: u32) -> usize {
         assert_eq!(process, std::process::id());
-        let asked = devices.iter().filter(|device| self.old != Some(&*device.name));
-        let titles: Vec<String> = asked.map(|device| device.title.clone()).collect();
+        let wanted = devices.iter().filter(|device| self.old != Some(&*device.name));
+        let titles: Vec<String> = wanted.map(|device| device.title.clone()).collect();
         assert!(titles.iter().all(|title| self.following.borrow().contains(title)), "only what follows departs");
         self.departed.borrow_mut().extend(titles.iter().cloned());
         titles.len()
@@ -322,11 +322,11 @@ fn machine_and_devices_stay_as_they_were_whatever_fails_at_whichever_step() {
             let case = format!("{command} {time} {fault:?}");
             let (qemu, owner) = (Qemu::start(Some((command, time, fault))), Devices::default());
             let failure = qemu.migrate(&owner, &NEVER).unwrap_err();
-            let told = failure.to_string();
-            assert!(owner.following.borrow().is_empty(), "{case}: {told}");
+            let message = failure.to_string();
+            assert!(owner.following.borrow().is_empty(), "{case}: {message}");
             qemu.assert_untouched(&case);
-            assert!(!told.contains("but:") && !told.contains("not known"), "{case}: {told}");
-            assert!(!told.contains('\x1b') && told.contains(&format!("'{command}'")), "{case}: {told}");
+            assert!(!message.contains("but:") && !message.contains("not known"), "{case}: {message}");
+            assert!(!message.contains('\x1b') && message.contains(&format!("'{command}'")), "{case}: {message}");
         }
     }
 }
@@ -340,7 +340,7 @@ fn device_that_does_not_follow_or_is_gone_before_the_switch_keeps_the_machine_he
         assert!(failure.attribute() == FailureKind::Refused && failure.to_string().contains("over TCP"), "{failure}");
         assert!(owner.following.borrow().is_empty(), "{unwilling} {is_late}: all stay");
         qemu.assert_untouched("unwilling");
-        assert!(!qemu.script.lock().unwrap().asked.contains(&"migrate".to_owned()));
+        assert!(!qemu.script.lock().unwrap().wanted.contains(&"migrate".to_owned()));
     }
 
     let owner = Devices { leaves_after: Some(1), ..Devices::default() };
@@ -418,7 +418,7 @@ fn machine_that_runs_here_is_never_ended_whatever_its_monitor_says() {
         qemu.script.lock().unwrap().answers.extend(answers);
         let failure = qemu.migrate(&owner, &NEVER).unwrap_err().to_string();
         assert!(failure.contains("not known whether the machine has left"), "{failure}");
-        assert!(!qemu.script.lock().unwrap().asked.contains(&"quit".to_owned()));
+        assert!(!qemu.script.lock().unwrap().wanted.contains(&"quit".to_owned()));
         assert_eq!(owner.following.borrow().len(), 2);
     }
 }
@@ -438,7 +438,7 @@ fn devices_go_on_following_where_nobody_knows_whether_the_machine_has_left() {
 #[test]
 fn what_could_not_be_moved_is_refused_before_anything_begins() {
     let usb = |kind: &str| json!([{ "name": "it", "type": format!("child<{kind}>") }]);
-    let chardev = |place: &str| json!([{ "label": "char0", "filename": place }]);
+    let chardev = |location: &str| json!([{ "label": "char0", "filename": location }]);
     let node = |driver: &str, file: &str| json!([{ "node-name": "n", "drv": driver, "file": file }]);
     let cases = [
         ("query-status", json!({ "status": "inmigrate" }), "'inmigrate'"),
@@ -467,7 +467,7 @@ fn what_could_not_be_moved_is_refused_before_anything_begins() {
         }
         let script = qemu.script.lock().unwrap();
         let acts = ["migrate", "migrate-set-capabilities", "cont", "quit"];
-        assert!(!script.asked.iter().any(|asked| acts.contains(&asked.as_str())), "{why}: {:?}", script.asked);
+        assert!(!script.wanted.iter().any(|wanted| acts.contains(&wanted.as_str())), "{why}: {:?}", script.wanted);
         assert!(owner.following.borrow().is_empty());
     }
     // Connected to nothing, it has nothing to lose.

@@ -108,9 +108,9 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
         let _ = on_signal.try_send(());
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(CommandFailure::local)?;
-    let place = if args.socket { PageAddress::Socket } else { PageAddress::Loopback(args.listen) };
+    let address = if args.socket { PageAddress::Socket } else { PageAddress::Loopback(args.listen) };
     let (tls, names) = (args.tls, args.names.clone());
-    let settings = PageSettings { place, tls, names, is_sandboxed: !args.no_sandbox };
+    let settings = PageSettings { address, tls, names, is_sandboxed: !args.no_sandbox };
     let end = async {
         end.recv().await;
     };

@@ -36,7 +36,7 @@ struct HostPipesState {
     all: Vec<VcpuReserve>,
     /// The other processes count our promises for as long as this is open.
     lease: Option<UnixStream>,
-    asked: BTreeSet<u32>,
+    wanted: BTreeSet<u32>,
 }
 
 impl HostPipes {
@@ -53,16 +53,16 @@ impl HostPipes {
         let mut state = self.state();
         let Some(all) = Some(state.all.clone()).filter(|all| !all.is_empty()) else { return Vec::new() };
         let running = self.others();
-        state.asked.retain(|pid| running.contains(pid));
-        let new: Vec<u32> = running.difference(&state.asked).copied().collect();
+        state.wanted.retain(|pid| running.contains(pid));
+        let new: Vec<u32> = running.difference(&state.wanted).copied().collect();
         if new.is_empty() {
             return Vec::new();
         }
         // All processes hold copies of the same descriptor: a new lease must be given to all.
         match self.tell(&running, &all) {
-            Ok((lease, said)) => {
-                (state.lease, state.asked) = (Some(lease), running);
-                said.into_iter().filter(|(pid, _)| new.contains(pid)).map(|(pid, why)| in_words(pid, &why)).collect()
+            Ok((lease, printed)) => {
+                (state.lease, state.wanted) = (Some(lease), running);
+                printed.into_iter().filter(|(pid, _)| new.contains(pid)).map(|(pid, why)| in_words(pid, &why)).collect()
             }
             Err(why) => vec![why],
         }
@@ -105,7 +105,7 @@ impl ProcessorAdmission for HostPipes {
         let running = self.others();
         let (lease, refused) = self.tell(&running, all)?;
         let Some((pid, why)) = refused.first() else {
-            (state.all, state.lease, state.asked) = (all.to_vec(), Some(lease), running);
+            (state.all, state.lease, state.wanted) = (all.to_vec(), Some(lease), running);
             return Ok(());
         };
         // Processes that accepted the new promise get the old one back; they had it a moment ago.
@@ -144,7 +144,7 @@ impl<A: Send + 'static> PipeStatusSource<A> {
     pub fn answer(&self, question: Question, files: &PassedFiles) -> Answer {
         match question {
             Question::Status => self.status(),
-            Question::Detach { device, .. } if device.as_deref().is_none_or(|asked| asked == self.name) => {
+            Question::Detach { device, .. } if device.as_deref().is_none_or(|wanted| wanted == self.name) => {
                 self.is_over.store(true, Ordering::Relaxed);
                 Answer::Ok(serde_json::Value::Null)
             }

@@ -313,7 +313,7 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     }
     if args.json {
         print_json(&outcome)?;
-        return result.map_err(CommandFailure::told);
+        return result.map_err(CommandFailure::notice);
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
@@ -686,23 +686,23 @@ mod tests {
             let failure = run(&read(line).unwrap()).unwrap_err();
             (failure.report().attribute, failure.to_string())
         };
-        let (attribute, said) = refusal(&format!("pipe --here keyboard {USUAL} --policy none"));
+        let (attribute, message) = refusal(&format!("pipe --here keyboard {USUAL} --policy none"));
         assert_eq!(attribute, FailureKind::Refused);
-        assert!(said.contains("'farbus pipe HOST/DEVICE'"), "{said}");
+        assert!(message.contains("'farbus pipe HOST/DEVICE'"), "{message}");
         let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none --no-sandbox";
-        let (attribute, said) = refusal(line);
+        let (attribute, message) = refusal(line);
         assert_eq!(attribute, FailureKind::Refused);
-        assert!(said.contains("larger buffer"), "{said}");
+        assert!(message.contains("larger buffer"), "{message}");
         for (line, advice) in [
             ("--here zero --rate 20000 --buffer 1000 --execution-us 100", "--rate 6153"),
             ("--here can --can 500000 --rate 15000 --buffer 1000 --execution-us 100", "--rate 9803"),
         ] {
-            let (attribute, said) = refusal(&format!("pipe {line} --policy none --no-sandbox"));
+            let (attribute, message) = refusal(&format!("pipe {line} --policy none --no-sandbox"));
             assert_eq!(attribute, FailureKind::Refused);
-            assert!(said.contains(advice) && said.contains("are missing"), "{said}");
+            assert!(message.contains(advice) && message.contains("are missing"), "{message}");
         }
-        let said = refusal(&format!("pipe --here zero --endpoint 0x84 {USUAL} --policy none")).1;
-        assert!(said.contains("no bulk endpoint 0x84: there are 0x81, 0x01"), "{said}");
+        let message = refusal(&format!("pipe --here zero --endpoint 0x84 {USUAL} --policy none")).1;
+        assert!(message.contains("no bulk endpoint 0x84: there are 0x81, 0x01"), "{message}");
         assert!(read(&format!("pipe --here zero --endpoint 0x90 {USUAL}")).unwrap_err().contains("0x81 to 0x8f"));
         assert!(refusal(&format!("pipe --here zero {USUAL} --can 500000 --policy none")).1.contains("gs_usb"));
     }
@@ -713,8 +713,8 @@ mod tests {
             |line: &str| run(&read(&format!("{line} --policy none --no-sandbox")).unwrap()).unwrap_err().to_string();
         // Frames of 8 bytes have 126 bits: 3,968 a second, where the shortest are 9,803.
         let line = "pipe --here can --can 500000 --rate 9800 --buffer 128 --execution-us 500 --out --seconds 2";
-        let said = refusal(line);
-        assert!(said.contains("behind 9800 messages/s"), "{said}");
+        let printed = refusal(line);
+        assert!(printed.contains("behind 9800 messages/s"), "{printed}");
         // Reads of 512 bytes are one message of 500.
         let line = "pipe --here zero --message 500 --rate 100 --buffer 10 --execution-us 500 --seconds 1";
         assert!(refusal(line).contains("no whole message"));
@@ -744,8 +744,8 @@ mod tests {
             ..Report::default()
         };
         assert_eq!((few.fewer_per_s(), few.is_kept()), (Some(400), true));
-        let said = conclusion(&few);
-        assert!(said.ends_with("; the device sent 400/s of the 2000/s asked: that rate was not tried"), "{said}");
+        let message = conclusion(&few);
+        assert!(message.ends_with("; the device sent 400/s of the 2000/s asked: that rate was not tried"), "{message}");
         for enough in [
             Report { messages: 5400, ..few.clone() },
             // What was lost was sent.

@@ -314,9 +314,10 @@ impl<'a> SchedulePlan<'a> {
             let missing = us_from_ps(rejected.missing_ps);
             let name = self.name(rejected.id);
             let is_periodic = plan.requests().iter().any(|r| r.id == rejected.id && r.shape.is_periodic());
-            let place = if is_periodic { "in the" } else { "of each" };
+            let location = if is_periodic { "in the" } else { "of each" };
             let room = if is_periodic { " with most room" } else { "" };
-            let lack = format!("{name}: not admitted (low criticality): {missing} us are missing {place} {unit}{room}");
+            let lack =
+                format!("{name}: not admitted (low criticality): {missing} us are missing {location} {unit}{room}");
             write_wrapped(&mut text, "", &lack);
         }
         if let Some(ns) = self.end_to_end_ns() {
@@ -348,10 +349,10 @@ impl<'a> SchedulePlan<'a> {
         ];
         let bound = plan.asynchronous().iter().find(|bound| bound.id == request.id);
         let rest = match (plan.placement(request.id), bound) {
-            (Some(place), _) => {
+            (Some(placement), _) => {
                 let latency_ns = plan.periodic_latency_ns(request.id).unwrap_or(0);
-                let (start, every) = (place.start.to_string(), place.every.to_string());
-                [start, every, self.packets(&place), request.period.to_string(), thousandths(latency_ns)]
+                let (start, every) = (placement.start.to_string(), placement.every.to_string());
+                [start, every, self.packets(&placement), request.period.to_string(), thousandths(latency_ns)]
             }
             (_, Some(bound)) => {
                 let passes = format!("{} passes", bound.passes);
@@ -365,11 +366,11 @@ impl<'a> SchedulePlan<'a> {
 
     /// The packets of a place in each of its intervals. Where a quantum is divided like a fluid that is no whole
     /// number; it is rounded down, so that no interval shows more than it holds.
-    fn packets(&self, place: &EndpointPlacement) -> String {
+    fn packets(&self, location: &EndpointPlacement) -> String {
         match self.mode {
-            ScheduleModeName::Sound | ScheduleModeName::Printed => place.packets.to_string(),
+            ScheduleModeName::Sound | ScheduleModeName::Printed => location.packets.to_string(),
             ScheduleModeName::Spread => {
-                let tenths = place.time_ps * 10 / self.packet_ps(place.id).max(1);
+                let tenths = location.time_ps * 10 / self.packet_ps(location.id).max(1);
                 format!("{}.{}", tenths / 10, tenths % 10)
             }
         }
@@ -387,9 +388,11 @@ impl<'a> SchedulePlan<'a> {
         let numbers: Vec<_> = (0..shown).map(|interval| interval.to_string()).collect();
         heads.extend(numbers.iter().map(|number| ["", number.as_str()]));
         let mut rows: Vec<Vec<String>> = Vec::new();
-        for place in plan.placements() {
-            let cell = |interval| if interval % place.every == place.start { self.packets(place) } else { ".".into() };
-            rows.push([self.name(place.id).to_owned()].into_iter().chain((0..shown).map(cell)).collect());
+        for location in plan.placements() {
+            let cell = |interval| {
+                if interval % location.every == location.start { self.packets(location) } else { ".".into() }
+            };
+            rows.push([self.name(location.id).to_owned()].into_iter().chain((0..shown).map(cell)).collect());
         }
         let free = (0..shown).map(|interval| (plan.free_ps(interval) / 1_000_000).to_string());
         rows.push(["free us".to_owned()].into_iter().chain(free).collect());
@@ -403,8 +406,8 @@ impl<'a> SchedulePlan<'a> {
     fn to_json(&self) -> Value {
         let plan = &self.plan;
         let endpoints = plan.requests().iter().map(|request| {
-            let place = plan.placement(request.id).map(|place| {
-                json!({"start": place.start, "every": place.every, "packets": place.packets, "time_ps": place.time_ps})
+            let answer = plan.placement(request.id).map(|placement| {
+                json!({"start": placement.start, "every": placement.every, "packets": placement.packets, "time_ps": placement.time_ps})
             });
             let bound = plan.asynchronous().iter().find(|bound| bound.id == request.id);
             let rejected = plan.rejected().iter().find(|rejected| rejected.id == request.id);
@@ -416,7 +419,7 @@ impl<'a> SchedulePlan<'a> {
                 "bits_per_s": request.throughput_bits_per_s(),
                 "share_ppm": request.utilization_ppm(),
                 "packet_ps": request.shape.packet_ps(),
-                "place": place,
+                "place": answer,
                 "passes": bound.map(|bound| bound.passes),
                 "intervals": bound.map(|bound| bound.intervals),
                 "latency_ns": self.latency_ns(request),
@@ -438,18 +441,18 @@ impl<'a> SchedulePlan<'a> {
     /// The schedule as a picture.
     fn to_svg(&self) -> String {
         let plan = &self.plan;
-        let places = plan.placements().iter().map(|place| EndpointDrawing {
-            name_escaped: escaped(self.name(place.id)),
-            start: place.start,
-            every: place.every,
-            time_ps: place.time_ps,
+        let locations = plan.placements().iter().map(|location| EndpointDrawing {
+            name_escaped: escaped(self.name(location.id)),
+            start: location.start,
+            every: location.every,
+            time_ps: location.time_ps,
         });
         let drawing = BusDrawing {
             interval_ps: interval_ps(plan.speed()),
             asynchronous_ps: plan.reservation_ps(),
             cycle: plan.cycle(),
             unit: unit(plan.speed()),
-            places: places.collect(),
+            drawings: locations.collect(),
         };
         let SvgPicture { elements, width, height } = drawing.draw();
         format!(

@@ -150,10 +150,10 @@ impl RunningDaemon {
         // Caught before any program can know that the devices are shared.
         let signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
         let (mut devices, mut listening, mut leases) = (Vec::new(), Vec::new(), Vec::new());
-        let mut places = BTreeSet::new();
+        let mut locations = BTreeSet::new();
         for called in what {
             devices.push(Vec::new());
-            let shared = self.open(called, until, &mut places).map_err(ShareRefusal::Failure).and_then(|all| {
+            let shared = self.open(called, until, &mut locations).map_err(ShareRefusal::Failure).and_then(|all| {
                 all.into_iter().try_for_each(|opened| {
                     let (shared, lease) = self.share_one(called, opened, until)?;
                     leases.extend(lease);
@@ -191,7 +191,7 @@ impl RunningDaemon {
             self.tell(what, &all, &listening, until)?;
         }
         if until == ShareLifetime::Interrupted {
-            wait(leases, ReplugFollower::new(what, places), signals, as_json)?;
+            wait(leases, ReplugFollower::new(what, locations), signals, as_json)?;
         }
         Ok(true)
     }
@@ -202,7 +202,7 @@ impl RunningDaemon {
         &self,
         called: &ShareSpec,
         until: ShareLifetime,
-        places: &mut BTreeSet<(String, u32)>,
+        locations: &mut BTreeSet<(String, u32)>,
     ) -> Result<Vec<ShareRequest>, CommandFailure> {
         if let DeviceSpec::Usb(UsbSpec { selector, follow }) = &called.what {
             let failed = |error: UsbError| CommandFailure::new(error.attribute(), error);
@@ -212,7 +212,7 @@ impl RunningDaemon {
                 let message = format!("{} USB devices are {selector}, and an entry names one\n  {next}", found.len());
                 return Err(CommandFailure::new(FailureKind::Refused, message));
             }
-            places.extend(found.iter().map(ReplugFollower::place_of));
+            locations.extend(found.iter().map(ReplugFollower::place_of));
             return found.iter().map(|found| open_usb(found, follow).map_err(failed)).collect();
         }
         let words = called.what.absolute(&called.words).map_err(CommandFailure::local)?;
@@ -297,7 +297,7 @@ impl RunningDaemon {
     ) -> Result<(), CommandFailure> {
         all.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
         let by = if until == ShareLifetime::Interrupted { "the daemon; Ctrl-C ends the share" } else { "the daemon" };
-        listening.iter().for_each(|place| say_place(place, by));
+        listening.iter().for_each(|location| say_place(location, by));
         let Some(first) = all.first() else { return Ok(()) };
         let is_secure = listening.iter().any(|it| it.is_secure);
         let trust = is_secure.then(TrustStore::open).transpose()?;

@@ -308,7 +308,7 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
     let offered_first = if has_usb { None } else { Some(offer_all(&mut None)?) };
     warn_of_partial_sectors(&args.what);
     let plain = bind_all_plain(&args.listen, args.socket_mode)?;
-    let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
+    let paths = plain.iter().filter_map(|(_, location)| location.path().cloned());
     let remove = paths.chain([control_socket.path().to_owned()]).collect();
     let usb: Vec<String> =
         args.what.iter().filter_map(|called| called.what.usb()).map(UsbDeviceSelector::to_string).collect();
@@ -322,7 +322,7 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
     let mut secure = args.secure.as_deref().map(bind_secure).transpose()?;
     let trust = secure.as_ref().map(|secure| secure.trust.clone());
-    let for_all = plain.iter().map(|(_, place)| (place.as_host(), false));
+    let for_all = plain.iter().map(|(_, location)| (location.as_host(), false));
     let for_paired_hosts = secure.as_ref().map(|secure| (secure.address.to_string(), true));
     let Some((address, is_for_paired_hosts)) = for_all.chain(for_paired_hosts).next() else {
         return Err(CommandFailure::local(
@@ -420,9 +420,9 @@ fn listen(
     secure: Option<PairedHostListener>,
 ) -> Result<Vec<ListeningPlace>, CommandFailure> {
     let mut listening = Vec::new();
-    for (listener, place) in plain {
+    for (listener, location) in plain {
         share.listen_at(listener, None).map_err(CommandFailure::local)?;
-        listening.push(ListeningPlace { at: place.as_host(), is_secure: false });
+        listening.push(ListeningPlace { at: location.as_host(), is_secure: false });
     }
     if let Some(PairedHostListener { listener, datagrams, address, trust }) = secure {
         let beside = share.listen_secure_on(listener, trust).map_err(CommandFailure::local)?;
@@ -466,7 +466,7 @@ fn tell_places(
     listening: &[ListeningPlace],
 ) -> Result<(), CommandFailure> {
     if !args.json {
-        listening.iter().for_each(|place| say_place(place, "Ctrl-C ends"));
+        listening.iter().for_each(|location| say_place(location, "Ctrl-C ends"));
         return Ok(());
     }
     let devices = offered.iter().flatten().map(|record| share.shared_now(record)).collect();
@@ -579,29 +579,32 @@ fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), CommandFailur
     Ok(())
 }
 
-fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, SocketLocation)>, CommandFailure> {
-    match told {
+fn bind_all_plain(
+    messages: &[String],
+    mode: SocketMode,
+) -> Result<Vec<(SocketListener, SocketLocation)>, CommandFailure> {
+    match messages {
         // Always the owner's: `--socket-mode` applies to sockets that are named.
         [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
-        told => {
-            let told = told.iter().filter(|told| *told != "none");
-            told.map(|told| bind_plain(&listen_place(told, DEFAULT_PORT)?, mode)).collect()
+        messages => {
+            let reported = messages.iter().filter(|reported| *reported != "none");
+            reported.map(|reported| bind_plain(&listen_place(reported, DEFAULT_PORT)?, mode)).collect()
         }
     }
 }
 
-fn bind_plain(asked: &SocketLocation, mode: SocketMode) -> Result<(SocketListener, SocketLocation), CommandFailure> {
-    let listener = asked.listen_for(&mode.into()).map_err(|error| listen_failure(asked, &error))?;
-    let place = listener.place().map_err(CommandFailure::local)?;
-    if let SocketLocation::Address(address) = place
-        && !place.is_local()
+fn bind_plain(wanted: &SocketLocation, mode: SocketMode) -> Result<(SocketListener, SocketLocation), CommandFailure> {
+    let listener = wanted.listen_for(&mode.into()).map_err(|error| listen_failure(wanted, &error))?;
+    let location = listener.location().map_err(CommandFailure::local)?;
+    if let SocketLocation::Address(address) = location
+        && !location.is_local()
     {
         eprintln!(
             "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
              every program that reaches this address can use these devices and read what they say."
         );
     }
-    Ok((listener, place))
+    Ok((listener, location))
 }
 
 /// The audit log of this user, written by this process itself; `None` if the user's folder does not exist, because no
@@ -642,9 +645,10 @@ impl PairedHostListener {
     }
 }
 
-fn bind_secure(told: &str) -> Result<PairedHostListener, CommandFailure> {
+fn bind_secure(reported: &str) -> Result<PairedHostListener, CommandFailure> {
     let trust = TrustStore::open()?;
-    let addresses = if told.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(told, SECURE_PORT)?] };
+    let addresses =
+        if reported.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(reported, SECURE_PORT)?] };
     let mut result = Err(CommandFailure::local("no address to listen at"));
     for address in addresses {
         result = bind(address);

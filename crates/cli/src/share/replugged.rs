@@ -88,8 +88,8 @@ impl ReplugFollower {
         for found in &all {
             let selects = |called: &&ShareSpec| called.what.usb().is_some_and(|selector| selector.matches(found));
             let Some(called) = self.called.iter().find(selects) else { continue };
-            let place = Self::place_of(found);
-            if self.passed.contains(&place) {
+            let location = Self::place_of(found);
+            if self.passed.contains(&location) {
                 continue;
             }
             if found.configuration == 0 || found.is_being_reset() {
@@ -99,17 +99,17 @@ impl ReplugFollower {
             }
             match share(called, found) {
                 Ok(()) => {
-                    self.troubles.remove(&place);
-                    self.passed.insert(place);
+                    self.troubles.remove(&location);
+                    self.passed.insert(location);
                 }
                 Err(error) => {
                     self.is_waiting = true;
                     let why = error.to_string();
                     // Each trouble is reported once.
-                    if self.troubles.get(&place) != Some(&why) {
+                    if self.troubles.get(&location) != Some(&why) {
                         warn!(device = called.text, usb = found.bus_id, why, "not shared yet");
                     }
-                    self.troubles.insert(place, why);
+                    self.troubles.insert(location, why);
                 }
             }
         }

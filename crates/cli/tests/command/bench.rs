@@ -25,14 +25,14 @@ fn bench_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_code(
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
-    let (code, _, said) = run(&["bench", "device"]);
-    assert!(code == Some(1) && said.contains("cargo install --path bench"), "{code:?} {said}");
+    let (code, _, message) = run(&["bench", "device"]);
+    assert!(code == Some(1) && message.contains("cargo install --path bench"), "{code:?} {message}");
 
     tells_what_it_is_told(&elsewhere);
-    let told = format!("told: --farbus {} device links --quick --plots .\n", farbus.display());
-    assert_eq!(run(&["bench", "device", "links", "--quick", "--plots", "."]), (Some(7), told, String::new()));
-    let (code, told, _) = run(&["bench", "--quick", "--farbus=/usr/bin/farbus", "deep"]);
-    assert_eq!((code, told.as_str()), (Some(7), "told: --quick --farbus=/usr/bin/farbus deep\n"));
+    let reported = format!("told: --farbus {} device links --quick --plots .\n", farbus.display());
+    assert_eq!(run(&["bench", "device", "links", "--quick", "--plots", "."]), (Some(7), reported, String::new()));
+    let (code, reported, _) = run(&["bench", "--quick", "--farbus=/usr/bin/farbus", "deep"]);
+    assert_eq!((code, reported.as_str()), (Some(7), "told: --quick --farbus=/usr/bin/farbus deep\n"));
     fs::remove_file(elsewhere.join("farbus-bench")).unwrap();
     tells_what_it_is_told(&here);
     assert_eq!(run(&["bench", "list"]).0, Some(7));

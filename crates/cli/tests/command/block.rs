@@ -83,11 +83,11 @@ fn a_reader_s_file_cannot_be_written() {
     let image = harness.image("shared.img", MIB);
     File::options().write(true).open(&image).unwrap().write_all_at(b"read by many", 4095).unwrap();
     let (hosts, _share) = share(&harness, &[&format!("block:{}", image.display())]);
-    let places = ["one", "two"].map(|name| harness.path(name));
-    let readers = places
+    let paths = ["one", "two"].map(|name| harness.path(name));
+    let readers = paths
         .clone()
         .map(|at| attach(&hosts[1], "lab3/block", &["--via", "fuse", "--at", at.to_str().unwrap(), "--mode", "read"]));
-    for at in &places {
+    for at in &paths {
         let mut found = [0; 12];
         File::open(at.join("disk.img")).unwrap().read_exact_at(&mut found, 4095).unwrap();
         assert_eq!(&found, b"read by many");

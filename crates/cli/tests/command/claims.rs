@@ -21,8 +21,8 @@ fn second_importer_is_refused_and_told_who_uses_the_device_since_when() {
 
     let second = harness.run(&["attach", &share.target("zero"), "--via", "fuse", "--json"]);
     assert_eq!(second.code, Some(3), "{second:?}");
-    let said = format!("farbus: refused: {} is in use by {user} since ", share.target("zero"));
-    assert!(second.stderr.contains(&said), "{second:?}");
+    let message = format!("farbus: refused: {} is in use by {user} since ", share.target("zero"));
+    assert!(second.stderr.contains(&message), "{second:?}");
     let report: serde_json::Value = serde_json::from_str(&second.stdout).unwrap();
     assert_eq!(report["failure"]["attribute"], "refused");
     share.process.assert_logged(&format!("holder=\"{user}\""));
@@ -77,9 +77,9 @@ fn an_owner_takes_a_device_back() {
     let share = harness.share(&[&format!("disk:{}", harness.image("image", 1 << 20).display()), "zero"]);
     let at = harness.path("at");
     let (mut attach, _) = harness.attach(&share.target("disk"), &at);
-    for (device, code, said) in [("tape", 4, "no device called 'tape'"), ("zero", 4, "nobody uses 'zero'")] {
+    for (device, code, printed) in [("tape", 4, "no device called 'tape'"), ("zero", 4, "nobody uses 'zero'")] {
         let outcome = harness.run(&["release", device]);
-        assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{outcome:?}");
+        assert!(outcome.code == Some(code) && outcome.stderr.contains(printed), "{outcome:?}");
     }
     let refused = harness.run(&["release", "disk"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "its user may write: {refused:?}");
@@ -170,8 +170,8 @@ fn attempts_that_do_not_wait_are_not_shown_as_waiting() {
 fn share_of_a_serial_port_says_what_its_user_needs() {
     let harness = Harness::new();
     let serial = harness.share(&["serial"]);
-    let said = serial.process.wait_for_line("serial is a serial port");
-    assert!(said.contains("modprobe vhci-hcd"), "{said}");
-    let said = serial.process.wait_for_line("virtual machine");
-    assert!(said.contains("--via redir"), "{said}");
+    let message = serial.process.wait_for_line("serial is a serial port");
+    assert!(message.contains("modprobe vhci-hcd"), "{message}");
+    let message = serial.process.wait_for_line("virtual machine");
+    assert!(message.contains("--via redir"), "{message}");
 }

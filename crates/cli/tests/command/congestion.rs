@@ -73,11 +73,11 @@ fn pulses(target: &DeviceTarget, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
     assert_eq!(port.wait(None).unwrap().unwrap().status, UrbStatus::Ok);
     let (began, mut took) = (Instant::now(), Vec::new());
     while began.elapsed() < SPAN || took.len() < PULSES_MIN {
-        let asked = Instant::now();
+        let asked_at = Instant::now();
         port.submit(urb(UrbId(took.len() as u64 + 1)));
         let done = port.wait(None).unwrap().expect("it is answered");
         assert_eq!(done.status, UrbStatus::Ok);
-        took.push(asked.elapsed());
+        took.push(asked_at.elapsed());
         // waits: the pace of a load; a slow machine makes less of it
         thread::sleep(Duration::from_millis(5));
     }

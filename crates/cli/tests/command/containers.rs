@@ -50,8 +50,8 @@ fn assert_nbd_works(harness: &Harness, share: &Share, own: &Path, dropped: &[&st
     attach.wait_for_line("attached as nbd+unix:");
     if has("nbdinfo", has_program("nbdinfo")) {
         let uri = format!("nbd+unix:///?socket={}", socket.display());
-        let told = finish(harness.command_of(Path::new("nbdinfo"), &["--size", &uri]), PATIENCE);
-        assert_eq!((told.code, told.stdout.trim()), (Some(0), "1048576"), "{}", told.stderr);
+        let outcome = finish(harness.command_of(Path::new("nbdinfo"), &["--size", &uri]), PATIENCE);
+        assert_eq!((outcome.code, outcome.stdout.trim()), (Some(0), "1048576"), "{}", outcome.stderr);
     }
     attach.signal(Signal::INT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
@@ -71,8 +71,8 @@ fn root_without_setgid_is_told_what_the_container_lacks_and_what_works() {
         let dropped = ["--bounding-set", dropped];
         let refused = run(&harness, &own, &dropped, &["attach", &target, "--via", "nbd"]);
         assert_eq!(refused.code, Some(1), "{refused:?}");
-        for told in [capability, "--cap-add SETGID --cap-add SETUID", "another user", "--no-sandbox"] {
-            assert!(refused.stderr.contains(told), "{told}: {refused:?}");
+        for reported in [capability, "--cap-add SETGID --cap-add SETUID", "another user", "--no-sandbox"] {
+            assert!(refused.stderr.contains(reported), "{reported}: {refused:?}");
         }
         assert_nbd_works(&harness, &share, &own, &dropped, &["--no-sandbox"]);
     }

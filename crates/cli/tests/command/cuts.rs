@@ -579,8 +579,8 @@ fn a_status_says_that_the_link_is_lost_and_since_when() {
     thread::sleep(Duration::from_millis(300));
     let waiting = device();
     assert!(waiting["link_lost_s"].as_f64().is_some_and(|span| (0.2..120.0).contains(&span)), "{waiting}");
-    let told = desk.ok(&["status"]);
-    assert!(told.contains("link lost"), "{told}");
+    let message = desk.ok(&["status"]);
+    assert!(message.contains("link lost"), "{message}");
 
     cutter.inside.is_down.store(false, Ordering::Release);
     wait_until(PATIENCE, "another link", || device()["state"] == "attached");
@@ -621,8 +621,8 @@ fn a_status_shows_each_link_of_a_session_at_both_ends() {
         let [bytes_in, bytes_out] = ["bytes_in", "bytes_out"].map(|name| each[0][name].as_u64().unwrap());
         assert!(bytes_in > 0 && bytes_out > 0, "the device was opened: {all}");
     }
-    let told = desk.ok(&["status", "--links"]);
-    assert!(told.matches(" up ").count() == 3 && told.contains(&cutter.address.to_string()), "{told}");
+    let message = desk.ok(&["status", "--links"]);
+    assert!(message.matches(" up ").count() == 3 && message.contains(&cutter.address.to_string()), "{message}");
     assert!(desk.ok(&["status"]).contains("3 of 3 links are up"));
 
     let before = links(&desk);
@@ -632,8 +632,8 @@ fn a_status_shows_each_link_of_a_session_at_both_ends() {
     let lost = links(&desk);
     assert!(lost["each"].as_array().unwrap().iter().all(|link| link["round_trip_ms"].is_null()), "{lost}");
     assert!(lost["each"][0]["bytes_in"].as_u64() >= before["each"][0]["bytes_in"].as_u64(), "{lost} after {before}");
-    let told = desk.ok(&["status", "--links"]);
-    assert_eq!(told.matches(" lost ").count(), 3, "{told}");
+    let message = desk.ok(&["status", "--links"]);
+    assert_eq!(message.matches(" lost ").count(), 3, "{message}");
 
     cutter.inside.is_down.store(false, Ordering::Release);
     wait_until(PATIENCE, "three links, again", || both_have(3));

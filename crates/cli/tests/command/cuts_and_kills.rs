@@ -65,7 +65,7 @@ impl<'h> FrontEnd<'h> {
         Self { via, harness, device, state: Mutex::new(state), is_attached: Condvar::new() }
     }
 
-    fn place(&self) -> PathBuf {
+    fn location(&self) -> PathBuf {
         match self.via {
             Via::Fuse => self.harness.path("mnt"),
             Via::Nbd => self.harness.path("far.sock"),
@@ -73,7 +73,7 @@ impl<'h> FrontEnd<'h> {
     }
 
     fn target(&self) -> Target {
-        let at = self.place();
+        let at = self.location();
         Target(match self.via {
             Via::Fuse => image_target(&at.join("disk.img")).0,
             Via::Nbd => vec!["--ioengine=nbd".into(), format!("--uri=nbd+unix:///?socket={}", at.display())],
@@ -81,7 +81,7 @@ impl<'h> FrontEnd<'h> {
     }
 
     fn attach(&self, desk: &Host<'_>, cutter: &Cutter) {
-        let at = self.place();
+        let at = self.location();
         let (via, option) = match self.via {
             Via::Fuse => ("fuse", "--at"),
             Via::Nbd => ("nbd", "--socket"),
@@ -125,8 +125,11 @@ impl<'h> FrontEnd<'h> {
             let kills = self.wait_until_attached();
             let run = |half, seed, is_verify_only| {
                 let outcome = fio(self.harness, &self.target(), half, seed, is_verify_only);
-                let said = format!("{}{}", outcome.stdout, outcome.stderr);
-                assert!(!said.contains("verify failed") && !said.contains("got pattern"), "wrong bytes: {said}");
+                let message = format!("{}{}", outcome.stdout, outcome.stderr);
+                assert!(
+                    !message.contains("verify failed") && !message.contains("got pattern"),
+                    "wrong bytes: {message}"
+                );
                 assert!(outcome.code == Some(0) || self.kills() > kills, "round {round}: {outcome:?}");
                 outcome.code == Some(0)
             };

@@ -40,9 +40,10 @@ fn the_demo_works_and_leaves_nothing() {
 #[test]
 fn the_demo_is_one_json_object_for_programs() {
     let harness = Harness::new();
-    let told = harness.json(&["demo", "--json"]);
-    let steps: Vec<&str> = told["steps"].as_array().unwrap().iter().filter_map(|step| step["step"].as_str()).collect();
-    assert!(told["done"] == "demo" && steps.contains(&"attach") && steps.ends_with(&["check"]), "{told}");
+    let answer = harness.json(&["demo", "--json"]);
+    let steps: Vec<&str> =
+        answer["steps"].as_array().unwrap().iter().filter_map(|step| step["step"].as_str()).collect();
+    assert!(answer["done"] == "demo" && steps.contains(&"attach") && steps.ends_with(&["check"]), "{answer}");
     assert_nothing_is_left(&harness);
 }
 

@@ -380,8 +380,8 @@ fn paired_hosts_are_seen_in_a_directory_that_one_member_floods_and_all_is_well_w
     // What a paired host shares meanwhile is seen, and so is all of it by one that begins now.
     let later = "share = [{what='zero', name='board'}, {what='zero', name='later'}]";
     lab.reload(&format!("{}\n{later}", etcd.line()));
-    let said = lab3.ok(&["daemon", "reload"]);
-    assert!(said.contains("nothing changed"), "{said}");
+    let message = lab3.ok(&["daemon", "reload"]);
+    assert!(message.contains("nothing changed"), "{message}");
     site.wait_for_within(FLOODED, "shared meanwhile", |line| line["target"] == "lab3/later");
     drop(site);
     let site = Site::start(&desk, &etcd.line());
@@ -392,8 +392,8 @@ fn paired_hosts_are_seen_in_a_directory_that_one_member_floods_and_all_is_well_w
     lab.wait_for_trouble_within(FLOODED, None);
     site.wait_for_counts(2, 2);
     fs::write(&lab.file, configuration(later)).unwrap();
-    let said = lab3.ok(&["daemon", "reload"]);
-    assert!(said.contains("removed [directory etcd://"), "{said}");
+    let message = lab3.ok(&["daemon", "reload"]);
+    assert!(message.contains("removed [directory etcd://"), "{message}");
 }
 
 /// A directory's answer is written from its records: no tree of all values is made.

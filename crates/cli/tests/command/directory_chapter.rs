@@ -52,8 +52,8 @@ fn commands_of_the_chapter_do_what_it_says() {
     for Typed { host, program, words, remark } in commands {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         if program == "etcdctl" {
-            let said = etcd.ctl(&words);
-            assert!(said.contains("/board"), "{words:?}: {said}");
+            let message = etcd.ctl(&words);
+            assert!(message.contains("/board"), "{words:?}: {message}");
             continue;
         }
         let site = sites.iter().find(|site| site.host.name == host).unwrap();

@@ -124,12 +124,12 @@ const PLAIN_FAULTS: usize = 8;
 
 /// Runs etcdctl until it succeeds: a cluster that has just lost its leader has another one soon.
 fn ctl(etcd: &Etcd<'_>, words: &[&str]) -> String {
-    let mut said = None;
+    let mut message = None;
     wait_until(PATIENCE, &format!("etcdctl {words:?}"), || {
-        said = etcd.try_ctl(words);
-        said.is_some()
+        message = etcd.try_ctl(words);
+        message.is_some()
     });
-    said.unwrap()
+    message.unwrap()
 }
 
 fn fault(etcd: &mut Etcd<'_>, number: usize, at: usize, span: Duration) {

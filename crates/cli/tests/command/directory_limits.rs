@@ -90,8 +90,8 @@ fn limit_of_the_directory_holds_for_all_exporters_and_only_makes_theirs_narrower
     rack.ok(&["lease", "lab3/a", "--for", "1h"]);
 
     // One that allows more than the exporter does changes nothing; desk counts what rack has at lab3, too.
-    let said = desk.ok(&["directory", "limit", "rack", "--devices", "3", "--for", "9h"]);
-    assert!(said.contains("rack may have 3 devices"), "{said}");
+    let message = desk.ok(&["directory", "limit", "rack", "--devices", "3", "--for", "9h"]);
+    assert!(message.contains("rack may have 3 devices"), "{message}");
     lab.wait_for_limit(Some(3));
     assert_at_limit(rack, &["lease", "lab3/c", "--for", "1h"], "peer_leases");
     lab.desk.wait_for("rack's second lease", |line| line["target"] == "lab3/b" && line["lease"]["host"] == "rack");

@@ -303,12 +303,12 @@ impl Nbd {
 /// Runs a share as if the machine had been started for the `boot`th time, once [`may_start`] allows it. The program is
 /// started earlier: a program started later closes its copies of the files open here, and each `close` flushes.
 fn share_after_boot(host: &Host<'_>, boot: u32, arguments: &[&str]) -> Running {
-    let told = host.harness.path(&format!("boot_id_{boot}"));
-    fs::write(&told, format!("{boot:08}-0000-4000-8000-000000000000\n")).unwrap();
+    let path = host.harness.path(&format!("boot_id_{boot}"));
+    fs::write(&path, format!("{boot:08}-0000-4000-8000-000000000000\n")).unwrap();
     let script = format!(
         "while [ ! -e {} ]; do sleep 0.02; done; mount --bind {} /proc/sys/kernel/random/boot_id && exec {} \"$@\"",
         start_of(host, boot).display(),
-        told.display(),
+        path.display(),
         env!("CARGO_BIN_EXE_farbus")
     );
     let all = [&["-m", "sh", "-c", &script, "farbus", "share"], arguments].concat();
@@ -424,11 +424,11 @@ fn migrate_says_at_once_that_an_nbd_client_still_has_the_disk() {
     attach.wait_for_line("attached");
     let mut client = Nbd::connect(&socket);
     client.write(0, &[7; 512]);
-    let told = desk.ok(&["migrate", "lab3/block", "--to", "rack"]);
+    let message = desk.ok(&["migrate", "lab3/block", "--to", "rack"]);
     for part in
         ["an NBD client is connected", "goes to rack once all have left", "end it", "20 s", "farbus resume lab3/block"]
     {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     // Requests made meanwhile wait until the owner resumes the disk.
     let waiting = thread::spawn(move || {

@@ -103,14 +103,14 @@ impl Evil {
         let links = self.inside.links.lock().unwrap();
         let began = Instant::now();
         for turn in 0.. {
-            let said = says(turn);
-            if said.is_empty() || began.elapsed() > SPEAKS_FOR {
+            let bytes = says(turn);
+            if bytes.is_empty() || began.elapsed() > SPEAKS_FOR {
                 break;
             }
             for mut link in links.iter() {
                 link.set_write_timeout(Some(SPEAKS_FOR)).unwrap();
                 // An earlier connection is closed, and so is the last one if the importer has had enough.
-                let _ = link.write_all(&said);
+                let _ = link.write_all(&bytes);
             }
         }
         // waits: the device, disk or peer is that slow: its time is an argument of the test
@@ -143,11 +143,11 @@ fn meet(harness: &Harness, exporter: &str, device: &str, grace: &[&str], name: &
     let code = attach.wait_for_end(PATIENCE);
     clients.into_iter().for_each(|client| client.join().unwrap());
     let grown = peak.map(|peak| peak.saturating_sub(base));
-    let told = attach.log();
-    let reason = told.lines().find(|line| line.starts_with("farbus: ")).unwrap_or_default();
+    let message = attach.log();
+    let reason = message.lines().find(|line| line.starts_with("farbus: ")).unwrap_or_default();
     println!("{name}: {grown:?} KiB, ended with {code:?}: {}", &reason[..reason.len().min(140)]);
     assert!(grown.is_none_or(|grown| grown < LIMIT_KIB), "{name}: grown by {grown:?} KiB");
-    assert!(matches!(code, Some(3..=6)) && !reason.is_empty(), "{name}: {code:?}\n{told}");
+    assert!(matches!(code, Some(3..=6)) && !reason.is_empty(), "{name}: {code:?}\n{message}");
 }
 
 fn meet_all(grace: &[&str], all: Vec<(String, Box<dyn Fn() -> Says + Send>)>) {

@@ -91,9 +91,9 @@ impl Driver {
     }
 
     /// Unlinks these requests and waits for their completions.
-    fn withdraw(&mut self, asked: std::ops::RangeInclusive<u64>) {
-        let count = asked.clone().count();
-        for id in asked {
+    fn withdraw(&mut self, range_inclusive: std::ops::RangeInclusive<u64>) {
+        let count = range_inclusive.clone().count();
+        for id in range_inclusive {
             let now = self.now();
             self.device.cancel(now, UrbId(id), &mut self.done);
         }

@@ -335,8 +335,8 @@ fn a_permission_for_an_automatic_name_follows_the_device_and_not_the_order() {
     pair(&lab3, &desk);
     let (a, b) = (disk(&harness, "a.img"), disk(&harness, "b.img"));
     let (mut share, address) = lab3.share(&[&a, &b]);
-    let said = lab3.ok(&["allow", "desk", "disk"]);
-    assert!(said.contains("desk may use: disk\n") && said.contains("disk is the device"), "{said}");
+    let message = lab3.ok(&["allow", "desk", "disk"]);
+    assert!(message.contains("desk may use: disk\n") && message.contains("disk is the device"), "{message}");
     assert_eq!(usable(&desk, "lab3", &address), ["disk"]);
     share.kill();
     let (mut share, address) = lab3.share(&[&b, &a]);
@@ -370,10 +370,10 @@ fn permissions_of_before_stay_as_they_were_and_automatic_names_among_them_are_to
     let a = disk(&harness, "a.img");
     let (_share, address) = lab3.share(&[&a, "keyboard"]);
     assert_eq!(usable(&desk, "lab3", &address), ["disk"]);
-    let told = lab3.ok(&["allow"]);
-    assert!(told.contains("farbus allow desk disk") && !told.contains("farbus allow desk backup"), "{told}");
-    let said = lab3.ok(&["allow", "desk", "keyboard"]);
-    assert!(said.contains("keyboard cannot be known again") && said.contains("name=NAME"), "{said}");
+    let message = lab3.ok(&["allow"]);
+    assert!(message.contains("farbus allow desk disk") && !message.contains("farbus allow desk backup"), "{message}");
+    let message = lab3.ok(&["allow", "desk", "keyboard"]);
+    assert!(message.contains("keyboard cannot be known again") && message.contains("name=NAME"), "{message}");
     assert_eq!(usable(&desk, "lab3", &address), ["disk", "keyboard"]);
     lab3.ok(&["forbid", "desk", "all"]);
     assert!(lab3.ok(&["allow"]).contains("No paired host may use anything"));

@@ -108,8 +108,8 @@ fn image_below_a_loop_device_is_found_when_its_name_is_gone() {
     let kept = harness.path("kept.img");
     std::fs::hard_link(&image, &kept).unwrap();
     std::fs::remove_file(&image).unwrap();
-    let told = std::fs::read_to_string(device.node.replace("/dev/", "/sys/block/") + "/loop/backing_file").unwrap();
-    assert!(told.contains("(deleted)"), "{told}");
+    let message = std::fs::read_to_string(device.node.replace("/dev/", "/sys/block/") + "/loop/backing_file").unwrap();
+    assert!(message.contains("(deleted)"), "{message}");
     assert_refused(
         &harness.run(&["share", &format!("disk:{}", kept.display()), "--listen", "none", "--secure", "127.0.0.1:0"]),
         &device.node,

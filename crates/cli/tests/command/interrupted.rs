@@ -81,8 +81,8 @@ fn script_whose_wait_is_interrupted_does_not_flash() {
             shell.wait_for_line("waiting for");
             kill_process_group(Pid::from_raw(shell.id() as i32).unwrap(), signal).unwrap();
             let code = shell.wait_for_end(PATIENCE);
-            let said = shell.rest();
-            assert!(code != Some(0) && !said.contains("FLASHED"), "{text}: {code:?} {said}");
+            let message = shell.rest();
+            assert!(code != Some(0) && !message.contains("FLASHED"), "{text}: {code:?} {message}");
         }
     }
     // The signal is for farbus alone, as a runner of jobs sends it.

@@ -24,8 +24,8 @@ fn labels_outlive_the_exporter_and_are_what_other_hosts_find_devices_by() {
     let (mut share, address) = lab3.share(&what);
     desk.ok(&["list", "lab3", "--address", &address]);
     rack.ok(&["list", "lab3", "--address", &address]);
-    let said = lab3.ok(&["label", "board", "board=imx8", "rev=b", "place=shelf 3", "comment=the fan is loud"]);
-    assert_eq!(said.trim_end(), "board: board=imx8 rev=b place=shelf 3 \"the fan is loud\"");
+    let message = lab3.ok(&["label", "board", "board=imx8", "rev=b", "place=shelf 3", "comment=the fan is loud"]);
+    assert_eq!(message.trim_end(), "board: board=imx8 rev=b place=shelf 3 \"the fan is loud\"");
     lab3.ok(&["label", "console", "board=imx8"]);
     let labelled = lab3.json(&["label", "backup", "kind=nightly", "--json"]);
     assert_eq!((&labelled["labels"], &labelled["outdated_pids"]), (&json!({ "kind": "nightly" }), &json!([])));

@@ -58,8 +58,8 @@ fn leased_device_is_its_holders_alone_and_goes_to_who_waits() {
     assert!(lab.lab3.ok(&["status"]).contains("leased to desk"));
 
     let waits = rack.start(&["lease", target, "--for", "1m"]);
-    let said = waits.wait_for_line("waiting for");
-    assert!(said.contains("place 1") && said.contains("leased to desk"), "{said}");
+    let message = waits.wait_for_line("waiting for");
+    assert!(message.contains("place 1") && message.contains("leased to desk"), "{message}");
     let refused = desk.run(&["lease", "extend", target, "--for", "3h"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("waits for it"), "{refused:?}");
     desk.ok(&["lease", "release", target]);
@@ -316,10 +316,10 @@ fn query_leases_as_many_of_the_devices_it_means_as_are_asked_for() {
     for device in ["a", "b", "c"] {
         lab3.ok(&["label", device, "board=imx8"]);
     }
-    let said = desk.ok(&["lease", "label:board=imx8", "host=lab3", "--no-wait"]);
-    assert!(said.starts_with("lab3/a is leased for"), "{said}");
-    let said = rack.ok(&["lease", "label:board=imx8", "--count", "2", "--for", "5m"]);
-    assert_eq!(said.lines().count(), 2, "{said}");
+    let message = desk.ok(&["lease", "label:board=imx8", "host=lab3", "--no-wait"]);
+    assert!(message.starts_with("lab3/a is leased for"), "{message}");
+    let message = rack.ok(&["lease", "label:board=imx8", "--count", "2", "--for", "5m"]);
+    assert_eq!(message.lines().count(), 2, "{message}");
     assert_eq!(leases(rack), ["lab3/a desk held", "lab3/b rack held", "lab3/c rack held"]);
     let refused = desk.run(&["lease", "label:board=imx8", "--count", "2", "--no-wait"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("nothing is leased"), "{refused:?}");
@@ -392,8 +392,8 @@ fn booking_outlives_the_exporter_and_who_uses_the_device_then_gives_way_to_it() 
     let image = harness.image("disk.img", 1 << 20);
     let what = format!("disk:{}", image.display());
     let mut lab = Lab::new(&hosts, &[&what]);
-    let said = desk.ok(&["lease", &lab.target, "--from", "+1h", "--for", "1h", "--reason", "a demo"]);
-    assert!(said.contains("is booked from 20"), "{said}");
+    let message = desk.ok(&["lease", &lab.target, "--from", "+1h", "--for", "1h", "--reason", "a demo"]);
+    assert!(message.contains("is booked from 20"), "{message}");
     lab.share.kill();
     let lab = Lab::new(&hosts, &[&what]);
     let target = lab.target.as_str();

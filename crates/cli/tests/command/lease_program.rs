@@ -49,8 +49,8 @@ fn lease_lasts_as_long_as_the_program_however_that_ends() {
     let gate = harness.path("gate");
     let text = format!("echo ready $FARBUS_LEASED; until [ -e {} ]; do sleep 0.05; done", gate.display());
     let mut both = desk.start(&[&["lease", target, "lab3/other"], &shell(&text)[..]].concat());
-    let said = both.wait_for_line("ready");
-    assert!(said.contains("lab3:3240/disk") && said.contains("lab3:3240/other"), "{said}");
+    let message = both.wait_for_line("ready");
+    assert!(message.contains("lab3:3240/disk") && message.contains("lab3:3240/other"), "{message}");
     let next = rack.start(&["lease", target, "--for", "1m"]);
     next.wait_for_line("waiting for");
     assert_eq!([lease_of(&lab, "disk")["host"].clone(), lease_of(&lab, "other")["host"].clone()], ["desk", "desk"]);

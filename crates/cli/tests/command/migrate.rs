@@ -36,8 +36,8 @@ fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
         drop(file);
 
         let to = hosts.next().unwrap();
-        let said = from.0.ok(&["migrate", "lab3/memory", "--to", to.0.name]);
-        assert!(said.contains("waits for"), "{said}");
+        let message = from.0.ok(&["migrate", "lab3/memory", "--to", to.0.name]);
+        assert!(message.contains("waits for"), "{message}");
         let twice = from.0.run(&["migrate", "lab3/memory", "--to", to.0.name]);
         assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
         let refused = from.0.run(&["attach", "lab3/memory", "--via", "fuse", "--at", "/dev/null"]);

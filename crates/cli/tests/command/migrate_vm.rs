@@ -36,7 +36,7 @@ enum Said {
 /// Serves one connection after the other.
 fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()>) {
     let listener = UnixListener::bind(path).unwrap();
-    let (say, said) = channel();
+    let (say, printed) = channel();
     let (go_on, goes_on) = channel();
     thread::spawn(move || {
         let mut status = "none";
@@ -45,7 +45,7 @@ fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()
             let _ = serve(&stream, &disk, plan, &mut status, &say, &goes_on);
         }
     });
-    (said, go_on)
+    (printed, go_on)
 }
 
 fn serve(
@@ -65,7 +65,7 @@ fn serve(
                 json!({ "status": if is_stopped { "postmigrate" } else { "running" }, "running": !is_stopped })
             }
             "query-migrate" => {
-                let said = json!({ "status": *status, "downtime": 12, "total-time": 345, "ram": { "transferred": 678 },
+                let printed = json!({ "status": *status, "downtime": 12, "total-time": 345, "ram": { "transferred": 678 },
                     "error-desc": "Failed to connect to 'tcp:rack:4444': Connection refused" });
                 if *status == "active" {
                     let _ = say.send(Said::Copying);
@@ -76,7 +76,7 @@ fn serve(
                     ("cancelling", _) => "cancelled",
                     (same, _) => same,
                 };
-                said
+                printed
             }
             "qom-list" if question["arguments"]["path"] == "/machine/peripheral" => {
                 json!([{ "name": "far", "type": "child<usb-redir>" }])
@@ -145,8 +145,8 @@ impl Machine {
 
     fn monitor(&self, cluster: &Cluster, plan: Plan) -> (PathBuf, Receiver<Said>, Sender<()>) {
         let path = cluster.hosts[0].harness.path("qmp.sock");
-        let (said, go_on) = monitor(&path, self.disk.clone(), plan);
-        (path, said, go_on)
+        let (printed, go_on) = monitor(&path, self.disk.clone(), plan);
+        (path, printed, go_on)
     }
 
     fn assert_served(&mut self, cluster: &Cluster, id: u64) {
@@ -168,7 +168,7 @@ fn machine_and_its_devices_move_with_one_command() {
     let harness = Harness::new();
     let cluster = cluster(&harness);
     let mut machine = Machine::at_desk(&cluster);
-    let (path, said, go_on) = machine.monitor(&cluster, Plan::Moves);
+    let (path, printed, go_on) = machine.monitor(&cluster, Plan::Moves);
     let words = ["migrate-vm", path.to_str().unwrap(), "--to", "rack", "--uri", "tcp:rack:4444"];
     let checked = cluster.hosts[0].json(&[&words[..], &["--check", "--json"]].concat());
     assert_eq!(checked["process"], std::process::id());
@@ -186,11 +186,11 @@ fn machine_and_its_devices_move_with_one_command() {
     let stream = UnixStream::connect(&usb).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut command = cluster.hosts[0].start(&[&words[..], &["--json"]].concat());
-    while said.recv_timeout(PATIENCE).unwrap() != Said::Stopped {}
+    while printed.recv_timeout(PATIENCE).unwrap() != Said::Stopped {}
     assert_eq!(states(&cluster), ["following", "following"], "they serve it until it leaves");
     assert_eq!(machine.guest.bulk(11, 0x81, 1000, Payload::Empty).length, 1000);
     go_on.send(()).unwrap();
-    while said.recv_timeout(PATIENCE).unwrap() != Said::Quit {}
+    while printed.recv_timeout(PATIENCE).unwrap() != Said::Quit {}
     // They do not wait for the end of its QEMU, which goes on being connected.
     let Machine { attached, guest, client: mut here, .. } = machine;
     let Guest { stream: mut left, conn } = guest;
@@ -228,19 +228,19 @@ fn machine_stays_with_its_devices_when_qemu_fails_or_its_owner_cancels() {
     };
     let failed = run(&words(&path), &["--json"]);
     assert!(failed.code == Some(5) && failed.stderr.contains("Connection refused"), "{failed:?}");
-    let told: Value = serde_json::from_str(&failed.stdout).unwrap();
-    assert_eq!(told["failure"]["attribute"], "network");
+    let answer: Value = serde_json::from_str(&failed.stdout).unwrap();
+    assert_eq!(answer["failure"]["attribute"], "network");
     machine.assert_served(&cluster, 20);
 
     std::fs::remove_file(&path).unwrap();
-    let (path, said, _go_on) = machine.monitor(&cluster, Plan::CopiesForEver);
+    let (path, printed, _go_on) = machine.monitor(&cluster, Plan::CopiesForEver);
     let refused = run(&words(&path), &["--device", "zero"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("/disk, too, which is not named"), "{refused:?}");
     let nobody = run(&words(&path), &["--device", "printer"]);
     assert_eq!(nobody.code, Some(4), "{nobody:?}");
     let words = words(&path);
     let mut command = cluster.hosts[0].start(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(said.recv_timeout(PATIENCE).unwrap(), Said::Copying);
+    assert_eq!(printed.recv_timeout(PATIENCE).unwrap(), Said::Copying);
     assert_eq!(states(&cluster), ["following", "following"]);
     command.signal(Signal::INT);
     assert_eq!(command.wait_for_shell_code(PATIENCE), 130, "{}", command.log());

@@ -83,8 +83,8 @@ fn share(harness: &Harness, what: &[&str], more: &[&str]) -> Share {
 }
 
 fn client(modules: &[&str]) -> ImporterClient {
-    let asked: Vec<_> = modules.iter().map(|module| module.parse().unwrap()).collect();
-    ImporterClient::new(ClientConfig { modules: recipe(&asked).unwrap(), ..ClientConfig::default() })
+    let specs: Vec<_> = modules.iter().map(|module| module.parse().unwrap()).collect();
+    ImporterClient::new(ClientConfig { modules: recipe(&specs).unwrap(), ..ClientConfig::default() })
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
         disk.write_at(2 * MIB, &text()[..64 << 10]).unwrap();
         disk.flush().unwrap();
         drop(disk);
-        let told = fs::read(image).unwrap();
-        assert!(told[2 * MIB as usize..].starts_with(&text()[..64 << 10]), "what is written is in the image");
+        let reported = fs::read(image).unwrap();
+        assert!(reported[2 * MIB as usize..].starts_with(&text()[..64 << 10]), "what is written is in the image");
         way.take()
     };
     let plain = bytes(&["null"]);
@@ -226,10 +226,10 @@ fn request_waits_at_a_paused_module_until_it_is_resumed() {
     attach.wait_for_line("attached as ");
     assert_eq!(harness.run(&["module", "pause", &target]).code, Some(0));
     let file = File::open(at.join("disk.img")).unwrap();
-    let (told, answers) = std::sync::mpsc::channel();
+    let (reported, answers) = std::sync::mpsc::channel();
     let reader = thread::spawn(move || {
         file.read_exact_at(&mut [0; 4096], 512 << 10).unwrap();
-        told.send(()).unwrap();
+        reported.send(()).unwrap();
     });
     assert!(answers.recv_timeout(std::time::Duration::from_millis(500)).is_err(), "it waits");
     assert_eq!(harness.run(&["module", "resume", &target]).code, Some(0));

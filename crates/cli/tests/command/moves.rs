@@ -119,8 +119,8 @@ fn disk_moves_from_host_to_host_and_home_again_while_it_is_written() {
             write_until_held(client, &mut model, number as u8, &for_thread);
             model
         });
-        let said = from.ok(&["migrate", if from.name == "lab3" { "disk" } else { "lab3/disk" }, "--to", to.name]);
-        assert!(said.contains("held still"), "move {number}: {said}");
+        let message = from.ok(&["migrate", if from.name == "lab3" { "disk" } else { "lab3/disk" }, "--to", to.name]);
+        assert!(message.contains("held still"), "move {number}: {message}");
         is_held.store(true, Ordering::Release);
         model = writing.join().unwrap();
         assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "move {number}: {}", attach.log());
@@ -166,8 +166,8 @@ fn disk_comes_home_to_who_waits_there_and_to_no_other_host() {
     for byte in 1..=2 {
         let file = mount(desk).join("disk.img");
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().write_all(&[byte; BLOCK]).unwrap();
-        let said = desk.ok(&["migrate", "lab3/memory", "--to", "lab3"]);
-        assert!(said.contains("'farbus attach memory --wait=20'"), "it says what to type at home: {said}");
+        let message = desk.ok(&["migrate", "lab3/memory", "--to", "lab3"]);
+        assert!(message.contains("'farbus attach memory --wait=20'"), "it says what to type at home: {message}");
         let refused = rack.run(&["attach", "lab3/memory", "--address", &address, "--via", "fuse", "--at", "/dev/null"]);
         assert_eq!(refused.code, Some(3), "it waits for somebody else: {refused:?}");
         let mut home = attach(lab3, "memory", &["--wait=20"]);
@@ -177,8 +177,8 @@ fn disk_comes_home_to_who_waits_there_and_to_no_other_host() {
         let mut found = [0; BLOCK];
         std::fs::File::open(mount(lab3).join("disk.img")).unwrap().read_exact(&mut found).unwrap();
         assert_eq!(found, [byte; BLOCK], "what was written elsewhere is read at home");
-        let said = lab3.ok(&["migrate", "memory", "--to", "desk"]);
-        assert!(said.contains("waits for desk"), "{said}");
+        let message = lab3.ok(&["migrate", "memory", "--to", "desk"]);
+        assert!(message.contains("waits for desk"), "{message}");
         away = attach(desk, "lab3/memory", &["--address", &address, "--wait=20"]);
         away.wait_for_line("attached as");
         assert_eq!(home.wait_for_end(PATIENCE), Some(0), "{}", home.log());

@@ -49,8 +49,8 @@ impl Served {
         let socket = harness.path(name);
         let arguments = [arguments, &["--socket", socket.to_str().unwrap(), "--json"]].concat();
         let process = Running::start(harness.command(&arguments));
-        let said: Value = serde_json::from_str(&json_of(&process)).unwrap();
-        let uri = said["exports"][0]["uri"].as_str().unwrap().to_owned();
+        let answer: Value = serde_json::from_str(&json_of(&process)).unwrap();
+        let uri = answer["exports"][0]["uri"].as_str().unwrap().to_owned();
         Self { process, socket, uri }
     }
 
@@ -89,9 +89,9 @@ fn a_disk_of_another_machine_is_copied_both_ways() {
     let served = Served::start(&harness, "disk.sock", &["attach", &target, "--via", "nbd"]);
     assert_eq!(fs::metadata(&served.socket).unwrap().permissions().mode() & 0o777, 0o600);
 
-    let told: Value = serde_json::from_str(&run(&harness, "nbdinfo", &["--json", &served.uri]).stdout).unwrap();
-    let export = &told["exports"][0];
-    assert_eq!((&told["protocol"], &export["export-size"]), (&"newstyle-fixed".into(), &(32 * MIB).into()));
+    let answer: Value = serde_json::from_str(&run(&harness, "nbdinfo", &["--json", &served.uri]).stdout).unwrap();
+    let export = &answer["exports"][0];
+    assert_eq!((&answer["protocol"], &export["export-size"]), (&"newstyle-fixed".into(), &(32 * MIB).into()));
     assert_eq!((&export["can_multi_conn"], &export["can_fua"]), (&true.into(), &true.into()));
     assert_eq!(export["description"], target);
 
@@ -126,9 +126,9 @@ fn sparse_image(harness: &Harness) -> PathBuf {
 
 /// The extents of the whole export: offset, length, and whether it is a hole.
 fn extents(harness: &Harness, uri: &str) -> Vec<(u64, u64, bool)> {
-    let told = run(harness, "nbdinfo", &["--map", "--json", uri]).stdout;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let extents = told.as_array().unwrap().iter().map(|extent| {
+    let message = run(harness, "nbdinfo", &["--map", "--json", uri]).stdout;
+    let answer: Value = serde_json::from_str(&message).unwrap();
+    let extents = answer.as_array().unwrap().iter().map(|extent| {
         let number = |name: &str| extent[name].as_u64().unwrap();
         assert!([0, 3].contains(&number("type")), "data, or a hole that reads as zeros: {extent}");
         (number("offset"), number("length"), number("type") == 3)
@@ -148,9 +148,9 @@ const SPARSE: [(u64, u64, bool); 5] = [
 /// Checks that programs see where the served [`sparse_image`] has holes, and copy it as sparse as it is.
 fn is_copied_sparsely(harness: &Harness, image: &Path, uri: &str) {
     assert_eq!(extents(harness, uri), SPARSE);
-    let told = run(harness, "qemu-img", &["map", "--output=json", "-f", "raw", uri]).stdout;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let seen = told.as_array().unwrap().iter().map(|extent| {
+    let message = run(harness, "qemu-img", &["map", "--output=json", "-f", "raw", uri]).stdout;
+    let answer: Value = serde_json::from_str(&message).unwrap();
+    let seen = answer.as_array().unwrap().iter().map(|extent| {
         let number = |name: &str| extent[name].as_u64().unwrap();
         assert_eq!(extent["data"] == false, extent["zero"] == true, "{extent}");
         (number("start"), number("length"), extent["data"] == false)
@@ -316,8 +316,8 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
             "--output-format=json",
         ],
     );
-    let told: Value = serde_json::from_str(&outcome.stdout[outcome.stdout.find('{').unwrap()..]).unwrap();
-    let job = &told["jobs"][0];
+    let answer: Value = serde_json::from_str(&outcome.stdout[outcome.stdout.find('{').unwrap()..]).unwrap();
+    let job = &answer["jobs"][0];
     assert_eq!((&job["error"], &job["write"]["io_kbytes"]), (&0.into(), &(64 << 10).into()));
     assert_eq!(job["read"]["io_kbytes"], 64 << 10, "all of it was verified");
     served.end();
@@ -405,9 +405,9 @@ fn nbd_client_that_sends_garbage_loses_only_its_own_connection() {
     }
     // Both flags, then EXPORT_NAME "" and a read of 512 bytes.
     good.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
-    let mut told = [0; 10];
-    good.read_exact(&mut told).unwrap();
-    assert_eq!(told[..8], MIB.to_be_bytes());
+    let mut reported = [0; 10];
+    good.read_exact(&mut reported).unwrap();
+    assert_eq!(reported[..8], MIB.to_be_bytes());
     let mut request = [0x25, 0x60, 0x95, 0x13].to_vec();
     request.extend([0; 22]);
     request.extend([2, 0]);
@@ -422,7 +422,7 @@ fn nbd_client_that_sends_garbage_loses_only_its_own_connection() {
 #[test]
 fn nbd_arguments_that_cannot_work_are_refused_with_what_to_type() {
     let harness = Harness::new();
-    for (arguments, code, told) in [
+    for (arguments, code, reported) in [
         (&["nbd", "block:/nowhere/disk"][..], 1, "truncate -s 1G /nowhere/disk"),
         (&["nbd", "disk:x"], 2, "try block:PATH or memory:SIZE"),
         (&["nbd", "memory:1M,offset=2M"], 1, "1048576"),
@@ -434,7 +434,7 @@ fn nbd_arguments_that_cannot_work_are_refused_with_what_to_type() {
     ] {
         let outcome = harness.run(arguments);
         assert_eq!(outcome.code, Some(code), "{arguments:?}: {outcome:?}");
-        assert!(outcome.stderr.contains(told), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(reported), "{arguments:?}: {outcome:?}");
     }
 }
 
@@ -458,8 +458,8 @@ fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     let is_served = || finish(harness.command_of(Path::new("nbdinfo"), &["--size", &uri]), PATIENCE).code == Some(0);
     wait_until(PATIENCE, "the disk is served", is_served);
-    let told = run(&harness, "nbdinfo", &["--size", &uri]);
-    assert_eq!(told.stdout, (5 * MIB).to_string());
+    let outcome = run(&harness, "nbdinfo", &["--size", &uri]);
+    assert_eq!(outcome.stdout, (5 * MIB).to_string());
     share.process.kill();
     wait_until(PATIENCE, "the daemon sees that it is gone", || !is_served());
     let arguments = ["share", &disk, "--listen", &share.address];

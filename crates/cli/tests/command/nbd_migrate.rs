@@ -89,20 +89,20 @@ impl Client {
 
     /// Writes a block; an error if the server has gone.
     pub fn try_write(&mut self, offset: usize, byte: u8) -> io::Result<()> {
-        let asked = self.try_ask(WRITE, offset, BLOCK, &[byte; BLOCK])?;
-        assert_eq!(self.hear(0)?, (asked, 0, Vec::new()));
+        let wanted = self.try_ask(WRITE, offset, BLOCK, &[byte; BLOCK])?;
+        assert_eq!(self.hear(0)?, (wanted, 0, Vec::new()));
         Ok(())
     }
 
     /// Writes a block. `false` if there was no answer yet when the disk was held still.
     pub fn write_unless(&mut self, is_held: impl Fn() -> bool, offset: usize, byte: u8) -> bool {
-        let asked = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
+        let wanted = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
         self.stream.set_read_timeout(Some(A_WHILE)).unwrap();
         loop {
             let was_held = is_held();
             match self.hear(0) {
                 Ok(answer) => {
-                    assert_eq!(answer, (asked, 0, Vec::new()));
+                    assert_eq!(answer, (wanted, 0, Vec::new()));
                     return true;
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
@@ -117,9 +117,9 @@ impl Client {
 
     /// The bytes of a block.
     pub fn read(&mut self, offset: usize) -> Vec<u8> {
-        let asked = self.ask(READ, offset, BLOCK, &[]);
+        let wanted = self.ask(READ, offset, BLOCK, &[]);
         let (answered, error, data) = self.hear(BLOCK).unwrap();
-        assert_eq!((answered, error), (asked, 0));
+        assert_eq!((answered, error), (wanted, 0));
         data
     }
 
@@ -129,14 +129,14 @@ impl Client {
 
     /// Flushes; an error if the server has gone.
     pub fn try_flush(&mut self) -> io::Result<()> {
-        let asked = self.try_ask(FLUSH, 0, 0, &[])?;
-        assert_eq!(self.hear(0)?, (asked, 0, Vec::new()));
+        let wanted = self.try_ask(FLUSH, 0, 0, &[])?;
+        assert_eq!(self.hear(0)?, (wanted, 0, Vec::new()));
         Ok(())
     }
 
     pub fn assert_reads(&mut self, offset: usize, byte: u8) {
-        let asked = self.ask(READ, offset, BLOCK, &[]);
-        assert!(self.hear(BLOCK).unwrap() == (asked, 0, vec![byte; BLOCK]), "{byte} at {offset}");
+        let wanted = self.ask(READ, offset, BLOCK, &[]);
+        assert!(self.hear(BLOCK).unwrap() == (wanted, 0, vec![byte; BLOCK]), "{byte} at {offset}");
     }
 
     /// Asserts that no answer comes for a while.
@@ -171,8 +171,8 @@ fn nbd_disk_migrates_and_back_and_the_successor_reads_it_beforehand() {
         let onwards = cluster.hosts[to].run(&["migrate", "lab3/disk", "--to", from.name]);
         assert!(onwards.code == Some(3) && onwards.stderr.contains("yet to be handed over"), "{onwards:?}");
 
-        let said = from.ok(&["migrate", "lab3/disk", "--to", cluster.hosts[to].name]);
-        assert!(said.contains("held still"), "{said}");
+        let message = from.ok(&["migrate", "lab3/disk", "--to", cluster.hosts[to].name]);
+        assert!(message.contains("held still"), "{message}");
         let twice = from.run(&["migrate", "lab3/disk", "--to", cluster.hosts[to].name]);
         assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
         let late = here.ask(WRITE, 0, BLOCK, &[99; BLOCK]);
@@ -214,16 +214,16 @@ fn nbd_client_continues_when_its_disk_stays_or_its_successor_never_comes() {
     let mut client = Client::connect(&socket);
     // The migration failed before the disk left; a request made meanwhile is answered.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
-    let asked = client.ask(WRITE, 0, BLOCK, &[7; BLOCK]);
+    let wanted = client.ask(WRITE, 0, BLOCK, &[7; BLOCK]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
-    assert_eq!(client.hear(0).unwrap(), (asked, 0, Vec::new()));
+    assert_eq!(client.hear(0).unwrap(), (wanted, 0, Vec::new()));
     // Held and resumed, without a migration.
     desk.ok(&["hold", "disk"]);
-    let asked = client.ask(READ, 0, BLOCK, &[]);
+    let wanted = client.ask(READ, 0, BLOCK, &[]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
-    assert!(client.hear(BLOCK).unwrap() == (asked, 0, vec![7; BLOCK]));
+    assert!(client.hear(BLOCK).unwrap() == (wanted, 0, vec![7; BLOCK]));
     // The disk left, and the successor never comes: a client that connects here meanwhile waits, and continues.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     drop(client);
@@ -260,8 +260,8 @@ fn disk_is_held_for_the_shorter_limit_of_both_ends_and_then_goes_on_where_it_was
         let mut client = Client::connect(&socket);
         client.write(0, 1);
         assert_eq!(attachment(desk, name)["hold_ms"], both_ms, "{name}");
-        let said = desk.json(&["migrate", name, "--to", "rack", "--json"]);
-        assert_eq!((&said["hold_ms"], &said["machine"]), (&both_ms.into(), &true.into()), "{said}");
+        let answer = desk.json(&["migrate", name, "--to", "rack", "--json"]);
+        assert_eq!((&answer["hold_ms"], &answer["machine"]), (&both_ms.into(), &true.into()), "{answer}");
         // Its client does not leave.
         attach.assert_logged("have not left: it stays here");
         client.write(0, 2);
@@ -297,9 +297,9 @@ fn discarded_disk_waits_for_nobody_and_its_successor_has_what_was_answered() {
         let refused = desk.run(&[&["migrate", "disk", "--to", "rack"][..], &words].concat());
         assert_eq!(refused.code, Some(2), "{refused:?}");
     }
-    let said = desk.ok(&["migrate", "disk", "--to", "rack", "--discard"]);
+    let message = desk.ok(&["migrate", "disk", "--to", "rack", "--discard"]);
     for part in ["thrown away: 0 requests under way", "NBD clients that lost it: 1", "waits for rack, 20 s"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
     assert!(client.hear(0).is_err(), "it is hung up on");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
@@ -313,8 +313,8 @@ fn discarded_disk_waits_for_nobody_and_its_successor_has_what_was_answered() {
     let mut there = Client::connect(&there);
     there.assert_reads(0, 7);
     there.assert_reads(BLOCK, 0);
-    let said = rack.json(&["migrate", "disk", "--to", "desk", "--discard", "--json"]);
-    assert_eq!(said["discarded"], serde_json::json!({ "requests": 0, "unwritten_bytes": 0 }), "{said}");
+    let answer = rack.json(&["migrate", "disk", "--to", "desk", "--discard", "--json"]);
+    assert_eq!(answer["discarded"], serde_json::json!({ "requests": 0, "unwritten_bytes": 0 }), "{answer}");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn several_disks_migrate_all_or_none() {
     let (_stuck, stuck) = cluster.lend(0, "c", "nbd", &["--module", "pause"]);
     let mut stuck = Client::connect(&stuck);
     desk.ok(&["module", "pause", "c"]);
-    let asked = stuck.ask(WRITE, 0, BLOCK, &[9; BLOCK]);
+    let wanted = stuck.ask(WRITE, 0, BLOCK, &[9; BLOCK]);
     let migrate = |names: &[&str], more: &[&str]| desk.run(&[&["migrate"], names, &["--to", "rack"], more].concat());
     let mut assert_none = |what: &str| {
         for name in names {
@@ -355,11 +355,11 @@ fn several_disks_migrate_all_or_none() {
     assert!(migrate(&["a", "a"], &[]).stderr.contains("named twice"));
     assert_none("it is asked wrongly");
     desk.ok(&["module", "resume", "c"]);
-    assert_eq!(stuck.hear(0).unwrap(), (asked, 0, Vec::new()), "what did not end was not lost");
+    assert_eq!(stuck.hear(0).unwrap(), (wanted, 0, Vec::new()), "what did not end was not lost");
 
-    let said = desk.json(&["migrate", "a", "b", "--to", "rack", "--json"]);
-    let machines = [0, 1].map(|at| said["devices"][at]["machine"].clone());
-    assert_eq!(machines, [false, true].map(serde_json::Value::from), "{said}");
+    let answer = desk.json(&["migrate", "a", "b", "--to", "rack", "--json"]);
+    let machines = [0, 1].map(|at| answer["devices"][at]["machine"].clone());
+    assert_eq!(machines, [false, true].map(serde_json::Value::from), "{answer}");
     drop(client);
     for name in ["a", "b"] {
         let (_there, socket) = cluster.lend(1, name, "nbd", &["--wait=20"]);
@@ -480,10 +480,10 @@ fn a_daemon_is_not_replaced_while_a_disk_is_on_its_way() {
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     let refused = desk.run(&["daemon", "restart"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("try again"), "{refused:?}");
-    let asked = client.ask(READ, 0, BLOCK, &[]);
+    let wanted = client.ask(READ, 0, BLOCK, &[]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
-    assert!(client.hear(BLOCK).unwrap() == (asked, 0, vec![5; BLOCK]), "and nothing was lost by that");
+    assert!(client.hear(BLOCK).unwrap() == (wanted, 0, vec![5; BLOCK]), "and nothing was lost by that");
     let _later = Later::of(&desk.json(&["daemon", "restart", "--json"]));
     client.assert_reads(0, 5);
 }

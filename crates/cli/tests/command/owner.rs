@@ -149,8 +149,8 @@ fn status_shows_where_an_attachment_is_and_its_modules_and_detach_all_ends_every
     let harness = Harness::new();
     let disk = |name| format!("disk:{}", harness.image(name, 1 << 20).display());
     let share = harness.share(&[&disk("one"), &disk("two")]);
-    let places = ["one at", "two at"].map(|name| harness.path(name));
-    let mut attached: Vec<_> = std::iter::zip(["disk", "disk2"], &places)
+    let paths = ["one at", "two at"].map(|name| harness.path(name));
+    let mut attached: Vec<_> = std::iter::zip(["disk", "disk2"], &paths)
         .map(|(name, at)| {
             let target = share.target(name);
             let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "20"];
@@ -164,7 +164,7 @@ fn status_shows_where_an_attachment_is_and_its_modules_and_detach_all_ends_every
     assert_eq!(process["devices"][0]["modules"], json!(["zstd"]), "{status}");
     let text = harness.run(&["status"]).stdout;
     assert!(text.contains("through modules: zstd"), "{text}");
-    for at in &places {
+    for at in &paths {
         assert!(text.contains(at.join("disk.img").to_str().unwrap()), "{text}");
     }
     assert_eq!(harness.run(&["detach", "disk", "--all"]).code, Some(2), "one of the two");
@@ -244,7 +244,7 @@ fn each_way_to_fail_has_its_exit_code() {
     let share = harness.share(&["zero"]);
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let missing = harness.path("no such image");
-    for (code, arguments, said) in [
+    for (code, arguments, printed) in [
         (1, &["share", &format!("disk:{}", missing.display())][..], "there is no such file"),
         (1, &["share", "zero", "--listen", &share.address], "another share"),
         (1, &["share", "zero", "--listen", "not an address"], "no address to listen at"),
@@ -256,7 +256,7 @@ fn each_way_to_fail_has_its_exit_code() {
         (6, &["attach", &share.target("zero"), "--via", "fuse"], "is no disk"),
     ] {
         let outcome = harness.run(arguments);
-        assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{arguments:?}: {outcome:?}");
+        assert!(outcome.code == Some(code) && outcome.stderr.contains(printed), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.lines().any(|line| line.starts_with("farbus: ")), "{outcome:?}");
     }
 }

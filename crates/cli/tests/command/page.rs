@@ -94,11 +94,11 @@ fn the_page_and_its_api_show_what_status_shows() {
         shown.body.contains("<bdi>keyboard</bdi>")
     });
     assert!(shown.body.contains("<bdi>zero</bdi>") && shown.body.contains("<bdi>available</bdi>"), "{shown:?}");
-    let said = page.get("/api/v1/status", "");
-    let said: Value = serde_json::from_str(&said.body).unwrap();
+    let reply = page.get("/api/v1/status", "");
+    let answer: Value = serde_json::from_str(&reply.body).unwrap();
     let status = harness.json(&["status", "--json"]);
-    assert_eq!(said[0]["pid"], status[0]["pid"]);
-    assert_eq!(said[0]["devices"], status[0]["devices"]);
+    assert_eq!(answer[0]["pid"], status[0]["pid"]);
+    assert_eq!(answer[0]["devices"], status[0]["devices"]);
     for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
         assert_eq!(page.get(path, "").body, body);
     }
@@ -314,8 +314,8 @@ fn promtool_finds_nothing_wrong_with_the_metrics_of_shared_and_attached_devices_
     let mut promtool = promtool.spawn().unwrap();
     promtool.stdin.take().unwrap().write_all(metrics.body.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    let bytes = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && bytes.is_empty(), "{}", String::from_utf8_lossy(&bytes));
 }
 
 /// Prometheus of another user, which scrapes the page with more in its configuration.
@@ -448,8 +448,8 @@ fn alerts_fire_when_they_should() {
         return;
     }
     for arguments in [["check", "rules", "farbus.rules.yml"], ["test", "rules", "farbus.rules.test.yml"]] {
-        let said = Command::new("promtool").args(arguments).current_dir(monitoring()).output().unwrap();
-        assert!(said.status.success(), "{said:?}");
+        let output = Command::new("promtool").args(arguments).current_dir(monitoring()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
     }
 }
 
@@ -475,9 +475,9 @@ fn prometheus_understands_every_expression_of_the_dashboard() {
         std::fs::write(&file, groups.to_string()).unwrap();
         Command::new("promtool").args(["check", "rules"]).arg(&file).output().unwrap()
     };
-    let said = check(&rules);
-    assert!(said.status.success(), "{said:?}");
-    assert!(String::from_utf8_lossy(&said.stdout).contains(&format!("{} rules found", rules.len())), "{said:?}");
+    let output = check(&rules);
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains(&format!("{} rules found", rules.len())), "{output:?}");
     let wrong = json!({ "record": "panel:x", "expr": "rate(farbus_device_urbs_total{)" });
     assert!(!check(&[wrong]).status.success(), "it finds what is wrong");
 }

@@ -76,8 +76,8 @@ pub fn get(page: &Page, path: &str) -> Value {
 /// Ends every command that the page has begun and that still runs: what it shares and attaches goes on without it.
 pub fn end_all(page: &Page) {
     let running = || -> Vec<u64> {
-        let said = get(page, "/api/v1/operations");
-        let all = said["operations"].as_array().unwrap();
+        let answer = get(page, "/api/v1/operations");
+        let all = answer["operations"].as_array().unwrap();
         let with_process = all.iter().filter(|operation| operation["pid"].is_u64());
         with_process.map(|operation| operation["id"].as_u64().unwrap()).collect()
     };
@@ -109,11 +109,11 @@ const BRIEF_TIME_MAX: Duration = Duration::from_secs(30);
 /// What came of an action that takes seconds, once it is done. A page answers before if it takes longer than that,
 /// as on a machine that stands still meanwhile.
 pub fn done(page: &Page, action: &str, given: &Value) -> Value {
-    let asked = Instant::now();
+    let asked_at = Instant::now();
     let done = match act(page, action, given) {
         (200, done) => done,
         begun => {
-            assert!(asked.elapsed() >= BRIEF_TIME_MAX, "{action} was not waited for: {begun:?}");
+            assert!(asked_at.elapsed() >= BRIEF_TIME_MAX, "{action} was not waited for: {begun:?}");
             ended(page, &begun)
         }
     };
@@ -516,7 +516,7 @@ fn every_route_that_is_described_is_there_and_answers_as_described() {
     let page = open_page(&harness);
     assert_eq!(act(&page, "detach", &json!({ "device": "nothing" })).0, 404, "an operation, and a line of the log");
     let description = get(&page, "/api/v1/openapi.json");
-    let mut asked = 0;
+    let mut wanted = 0;
     for (path, methods) in description["paths"].as_object().unwrap() {
         let at = match path.as_str() {
             "/device/{id}" => format!("/device/{}?name=zero", get(&page, "/api/v1/status")[0]["pid"]),
@@ -545,7 +545,7 @@ fn every_route_that_is_described_is_there_and_answers_as_described() {
             assert_eq!(reply.status, expected, "{path}: {reply:?}");
             check(&page, "get", &at, &reply);
         }
-        asked += 1;
+        wanted += 1;
     }
-    assert!(asked >= 41, "{asked}");
+    assert!(wanted >= 41, "{wanted}");
 }

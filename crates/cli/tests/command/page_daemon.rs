@@ -66,12 +66,15 @@ fn a_daemons_page_is_for_other_machines_and_keeps_its_rights_if_the_configuratio
     let daemon = start(&harness, &config);
     let at = wait_for_page(&harness);
     assert_eq!(get(&at, "/readyz", "").status, 200);
-    let said = page_of(&harness)["elsewhere"].clone();
-    let url = said["url"].as_str().unwrap();
-    assert!(url.starts_with("https://lab3.example:") && said["fingerprint"].as_str().unwrap().len() == 95, "{said}");
+    let answer = page_of(&harness)["elsewhere"].clone();
+    let url = answer["url"].as_str().unwrap();
+    assert!(
+        url.starts_with("https://lab3.example:") && answer["fingerprint"].as_str().unwrap().len() == 95,
+        "{answer}"
+    );
     let invited = harness.json(&["page", "invite", "--json"]);
     assert!(invited["url"].as_str().unwrap().starts_with(&format!("{url}/enter#")), "{invited}");
-    assert_eq!(invited["fingerprint"], said["fingerprint"]);
+    assert_eq!(invited["fingerprint"], answer["fingerprint"]);
     let http = http_processes(&daemon);
     assert!(!http.is_empty());
     for pid in http {
@@ -90,8 +93,8 @@ fn a_daemon_serves_its_page_and_ends_it_with_itself() {
     let token = make(&harness, &["--scope", "read"]);
     let bearer = format!("Authorization: Bearer {token}\r\n");
     assert!(get(&at, "/metrics", &bearer).body.contains("role=\"daemon\",device=\"zero\""));
-    let told = harness.run(&["status"]).stdout;
-    assert!(told.contains(&format!("page at {at}")), "{told}");
+    let message = harness.run(&["status"]).stdout;
+    assert!(message.contains(&format!("page at {at}")), "{message}");
     let doctor = harness.run(&["doctor"]).stdout;
     assert!(doctor.contains("the daemon's is at"), "{doctor}");
     daemon.signal(Signal::TERM);
@@ -158,9 +161,9 @@ fn a_page_whose_address_is_taken_is_told_and_keeps_nothing_else_from_running() {
     let _daemon = start(&harness, &config);
     wait_until(PATIENCE, "the daemon says why", || page_of(&harness)["failure"].is_string());
     let why = page_of(&harness);
-    let told = harness.run(&["status"]).stdout;
-    assert!(why["failure"].as_str().unwrap().contains("in use") && told.contains("no page: "), "{why} {told}");
-    assert!(told.contains("zero"), "{told}");
+    let message = harness.run(&["status"]).stdout;
+    assert!(why["failure"].as_str().unwrap().contains("in use") && message.contains("no page: "), "{why} {message}");
+    assert!(message.contains("zero"), "{message}");
     drop(taken);
     assert_eq!(wait_for_page(&harness), format!("http://{address}/"), "as soon as it is free");
 }

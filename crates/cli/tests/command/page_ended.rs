@@ -74,13 +74,13 @@ fn a_stream_ends_after_its_token_has_expired_and_not_before() {
     let page = open_page(&harness);
     // A machine that stands still may disturb all rounds but one.
     let rounds = ["2s", "3s", "4s"].map(|expires| {
-        let asked = Instant::now();
+        let asked_at = Instant::now();
         let token = make(&harness, &["--scope", "read", "--expires", expires]);
         let made = Instant::now();
         let stream = try_follow(&page, "/events", &token).ok()?;
         let ended = end_of(stream);
         // It was made between these two moments, which a busy machine puts apart.
-        Some((ended.duration_since(asked), ended.duration_since(made)))
+        Some((ended.duration_since(asked_at), ended.duration_since(made)))
     });
     println!("ended after {rounds:?}");
     assert!(rounds.iter().any(Option::is_some), "none was there before its token had expired: {rounds:?}");

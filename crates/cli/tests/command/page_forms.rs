@@ -61,8 +61,8 @@ impl Looked {
         self.browser.script(&format!("{nothing}; {button}.focus(); {button}.click()"));
         if let Some(asks) = asks {
             self.browser.wait_for("document.getElementById('sure').open");
-            let said = self.browser.script("return document.getElementById('sure').textContent");
-            assert!(said.as_str().unwrap().contains(asks), "{asks}: {said}");
+            let answer = self.browser.script("return document.getElementById('sure').textContent");
+            assert!(answer.as_str().unwrap().contains(asks), "{asks}: {answer}");
             self.browser.script("document.getElementById('sure-yes').click()");
         }
         let is_over = ["done", "begun", "failed", "not begun"].map(|word| format!("{LIVE}.startsWith('{word}')"));
@@ -169,8 +169,8 @@ fn a_disk_is_attached_with_options_and_taken_back_after_a_question_who_loses_it(
     let typed = browser.script("return document.querySelector('#do-release-reason').value");
     assert_eq!(typed, "it is mine; $(reboot)");
     // Its user may write it: the command refuses, says what to type, and nothing that was typed is lost.
-    let said = looked.press("do-release", Some("uses disk and loses it"));
-    assert!(said.starts_with("failed: ") && said.contains("--force"), "{said}");
+    let message = looked.press("do-release", Some("uses disk and loses it"));
+    assert!(message.starts_with("failed: ") && message.contains("--force"), "{message}");
     let at = browser.script("return document.activeElement.matches('#do-release button.do')");
     assert_eq!(at, true, "the keyboard is where it was");
     looked.fill("release", "force", "", "farbus release disk --reason='it is mine; $(reboot)' --force");
@@ -372,8 +372,8 @@ fn without_a_script_a_form_asks_again_says_what_is_wrong_and_does_it() {
     let url = format!("http://{}", page.address);
     let outcome = |part: &str| {
         wait_until(PATIENCE, part, || {
-            let said = browser.script("return document.querySelector('#outcome')?.textContent ?? ''");
-            said.as_str().unwrap().contains(part)
+            let answer = browser.script("return document.querySelector('#outcome')?.textContent ?? ''");
+            answer.as_str().unwrap().contains(part)
         });
     };
     browser.open(&format!("{url}/device/{}?name=disk", share.process.id()));
@@ -437,8 +437,8 @@ fn hostile_names_in_forms_are_values_and_nothing_else() {
             looked.browser.script("return document.querySelector('#do-release').elements.namedItem('device').value");
         assert_eq!(value, *text);
         // The question has its text, and the command is about that device: there is none such, which it says.
-        let said = looked.press("do-release", Some("farbus release"));
-        assert!(said.starts_with("failed: ") && said.contains("is shared or attached here"), "{text}: {said}");
+        let message = looked.press("do-release", Some("farbus release"));
+        assert!(message.starts_with("failed: ") && message.contains("is shared or attached here"), "{text}: {message}");
         assert_complaints_of(&looked.browser, "release", 1);
         assert_runs_nothing(&looked.browser, &url);
         pressed += 1;

@@ -23,8 +23,8 @@ fn of_two_users(harness: &Harness) -> (Remote, Remote) {
 fn invite_second(harness: &Harness) -> String {
     let mut command = harness.command(&["page", "invite", "--json"]);
     command.env("XDG_RUNTIME_DIR", harness.path("run2")).env("FARBUS_STATE", harness.path("state2"));
-    let said: Value = serde_json::from_str(&finish(command, PATIENCE).stdout).unwrap();
-    said["url"].as_str().unwrap().split_once('#').unwrap().1.to_owned()
+    let answer: Value = serde_json::from_str(&finish(command, PATIENCE).stdout).unwrap();
+    answer["url"].as_str().unwrap().split_once('#').unwrap().1.to_owned()
 }
 
 #[test]

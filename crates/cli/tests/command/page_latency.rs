@@ -44,21 +44,21 @@ fn latency_of_each_second_is_drawn_and_told_while_a_disk_is_read_and_without_a_r
     read();
     browser.wait_for(&format!("Number(document.querySelector('#latency-history').dataset.shown) > {shown}"));
     assert_eq!(browser.script("return window.isTheSame"), true, "it was not loaded again");
-    let told = browser.script("return document.querySelector('#latency-history table').textContent");
+    let reported = browser.script("return document.querySelector('#latency-history table').textContent");
     for word in ["All", "Network", "Exporter", "Device", "99.9 %", "µs"] {
-        assert!(told.as_str().unwrap().contains(word), "{word}: {told}");
+        assert!(reported.as_str().unwrap().contains(word), "{word}: {reported}");
     }
-    let asked = format!("fetch('/api/v1/latency/{device}').then((answer) => answer.json()).then(done)");
-    let said = browser.script_with_done(&asked);
+    let wanted = format!("fetch('/api/v1/latency/{device}').then((answer) => answer.json()).then(done)");
+    let printed = browser.script_with_done(&wanted);
     let description =
         browser.script_with_done("fetch('/api/v1/openapi.json').then((answer) => answer.json()).then(done)");
     let is_described =
-        Description(description).check("/api/v1/latency/{id}", "get", 200, "application/json", &said.to_string());
+        Description(description).check("/api/v1/latency/{id}", "get", 200, "application/json", &printed.to_string());
     assert_eq!(is_described, Ok(()));
-    let seconds = said["seconds"].as_array().unwrap();
-    assert!(seconds.len() >= 2 && seconds.iter().all(|second| second["timed"].as_u64() > Some(0)), "{said}");
+    let seconds = printed["seconds"].as_array().unwrap();
+    assert!(seconds.len() >= 2 && seconds.iter().all(|second| second["timed"].as_u64() > Some(0)), "{printed}");
     let of = |percentile: &str| seconds[0]["all_us"][percentile].as_f64().unwrap();
-    assert!(0.0 < of("p50") && of("p50") <= of("p99") && of("p99") <= of("p999"), "{said}");
+    assert!(0.0 < of("p50") && of("p50") <= of("p99") && of("p99") <= of("p999"), "{printed}");
     for scheme in ["light", "dark"] {
         browser.prefer(scheme);
         browser.resize(900, 1700);
@@ -99,8 +99,8 @@ fn device_of_a_program_in_farbus_run_has_its_latency_over_time_on_its_page() {
     browser.open(&format!("{url}/device/{}?name=zero", process["pid"]));
     browser.wait_for("document.querySelectorAll('#latency-plots canvas').length === 4");
     browser.wait_for("document.querySelector('#reading-latency-all').textContent.includes('99.9 % ')");
-    let told = browser.script("return document.querySelector('#latency-history table').textContent");
-    assert!(told.as_str().unwrap().contains("µs"), "{told}");
+    let answer = browser.script("return document.querySelector('#latency-history table').textContent");
+    assert!(answer.as_str().unwrap().contains("µs"), "{answer}");
     browser.script("document.querySelector('#latency-plots').scrollIntoView()");
     browser.keep_picture("device-latency-of-run");
     assert_no_complaint(&browser);

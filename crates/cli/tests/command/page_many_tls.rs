@@ -98,7 +98,7 @@ struct Way {
     address: SocketAddr,
     host: String,
     tls: TlsConnector,
-    places: Arc<Semaphore>,
+    locations: Arc<Semaphore>,
 }
 
 impl Way {
@@ -107,14 +107,14 @@ impl Way {
             address: (Ipv4Addr::LOCALHOST, page.site.port).into(),
             host: page.site.host(),
             tls: TlsConnector::from(page.site.config()),
-            places: Arc::new(Semaphore::new(AT_ONCE)),
+            locations: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
 
     /// A connection that has asked for this path, with the beginning of the answer; `None`: it was closed. One that
     /// does not read has a small buffer.
     async fn ask(&self, path: &str, token: &str, reads: bool) -> Option<(TlsStream<TcpStream>, Vec<u8>)> {
-        let _place = self.places.acquire().await.unwrap();
+        let _place = self.locations.acquire().await.unwrap();
         let socket = TcpSocket::new_v4().unwrap();
         if !reads {
             socket.set_recv_buffer_size(4096).unwrap();
@@ -149,20 +149,20 @@ async fn follow(
     (mut stream, mut text): (TlsStream<TcpStream>, Vec<u8>),
     kind: Kind,
     round: Arc<AtomicUsize>,
-    told: mpsc::UnboundedSender<(usize, Instant)>,
+    sender: mpsc::UnboundedSender<(usize, Instant)>,
 ) {
     let mut last = 0;
     loop {
         let now = round.load(Ordering::Acquire);
-        let said = String::from_utf8_lossy(&text);
+        let printed = String::from_utf8_lossy(&text);
         let is_told = match kind {
-            Kind::View => said.contains(&format!("changed {now}<")) || said.contains("event: reload"),
-            Kind::Table => said.contains("event: status"),
-            Kind::Journal => said.contains(&format!("\"devices\":{}", DEVICES + now)),
+            Kind::View => printed.contains(&format!("changed {now}<")) || printed.contains("event: reload"),
+            Kind::Table => printed.contains("event: status"),
+            Kind::Journal => printed.contains(&format!("\"devices\":{}", DEVICES + now)),
         };
         if is_told && now > last {
             last = now;
-            let _ = told.send((now, Instant::now()));
+            let _ = sender.send((now, Instant::now()));
             text.clear();
         }
         let mut bytes = vec![0; 16 << 10];
@@ -171,14 +171,14 @@ async fn follow(
             _ => break,
         }
     }
-    let _ = told.send((usize::MAX, Instant::now()));
+    let _ = sender.send((usize::MAX, Instant::now()));
 }
 
 /// The readers, and what they are told of.
 struct Readers {
     made_up: MadeUp,
     round: Arc<AtomicUsize>,
-    told: mpsc::UnboundedReceiver<(usize, Instant)>,
+    receiver: mpsc::UnboundedReceiver<(usize, Instant)>,
     readers: usize,
 }
 
@@ -191,8 +191,8 @@ impl Readers {
         self.round.store(round, Ordering::Release);
         let mut took = Vec::new();
         while took.len() < self.readers {
-            let told = timeout(PATIENCE, self.told.recv()).await;
-            let (of, at) = told.unwrap_or_else(|_| panic!("{} of {} were told", took.len(), self.readers)).unwrap();
+            let reported = timeout(PATIENCE, self.receiver.recv()).await;
+            let (of, at) = reported.unwrap_or_else(|_| panic!("{} of {} were told", took.len(), self.readers)).unwrap();
             assert_eq!(of, round, "a reader lost its connection, or was told twice");
             took.push(at.duration_since(changed));
         }
@@ -221,7 +221,7 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
 
         let begun = Instant::now();
         let round = Arc::new(AtomicUsize::new(0));
-        let (tell, told) = mpsc::unbounded_channel();
+        let (tell, receiver) = mpsc::unbounded_channel();
         let asking: Vec<_> = (0..CLIENTS)
             .map(|number| {
                 let (way, token) = (way.clone(), tokens[number / OF_TOKEN].clone());
@@ -231,8 +231,8 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
             })
             .collect();
         let mut silent = Vec::new();
-        for (number, asked) in asking.into_iter().enumerate() {
-            let (kind, answered) = asked.await.unwrap();
+        for (number, handle) in asking.into_iter().enumerate() {
+            let (kind, answered) = handle.await.unwrap();
             let (mut stream, mut text) = answered.unwrap_or_else(|| panic!("client {number} was closed"));
             assert!(text.starts_with(b"HTTP/1.1 200"), "client {number}: {}", String::from_utf8_lossy(&text));
             if number < SILENT {
@@ -256,7 +256,7 @@ fn a_thousand_browsers_follow_over_tls_and_those_that_stall_or_are_too_many_take
             each(0),
             each(1)
         );
-        let mut all_readers = Readers { made_up, round, told, readers: CLIENTS - SILENT };
+        let mut all_readers = Readers { made_up, round, receiver, readers: CLIENTS - SILENT };
 
         // Some begin a handshake and stop: the first bytes of a record that says it is longer.
         let mut stalled: Vec<StdTcpStream> = (0..STALLED)

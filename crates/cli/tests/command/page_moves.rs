@@ -116,8 +116,8 @@ fn migration_is_drawn_from_its_first_step_to_its_end_begun_by_the_page_and_by_a_
     browser.script(&format!("{field}.value = 'rack'; {button}.click()"));
     browser.wait_for(&format!("{STEP} === 'hold what its user asks'"));
     browser.keep_picture("migration-runs");
-    let said = browser.script("return document.querySelector('#moves').textContent");
-    assert!(said.as_str().unwrap().contains("It goes to rack."), "{said}");
+    let answer = browser.script("return document.querySelector('#moves').textContent");
+    assert!(answer.as_str().unwrap().contains("It goes to rack."), "{answer}");
     drop(client);
     let text = end_of_move(&browser, "done", "The migration to rack is done: it took ");
     println!("{text}");

@@ -178,9 +178,9 @@ impl TlsSite {
 
     /// A code.
     pub fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
-        let said = harness.json(&[&["page", "invite", "--json"], arguments].concat());
-        assert_eq!(said["fingerprint"], json!(self.fingerprint));
-        let (url, code) = said["url"].as_str().unwrap().split_once('#').unwrap();
+        let answer = harness.json(&[&["page", "invite", "--json"], arguments].concat());
+        assert_eq!(answer["fingerprint"], json!(self.fingerprint));
+        let (url, code) = answer["url"].as_str().unwrap().split_once('#').unwrap();
         assert_eq!(url, format!("https://{}/enter", self.host()));
         code.to_owned()
     }
@@ -272,11 +272,11 @@ fn guesses_take_no_code_from_its_owner_and_each_costs_a_second() {
             .map(|n| {
                 let page = &page.site;
                 scope.spawn(move || {
-                    let asked = Instant::now();
+                    let asked_at = Instant::now();
                     let reply = page.enter(&format!("{n:032x}"));
                     assert_eq!(reply.status, 403, "{reply:?}");
                     assert!(reply.head.contains("connection: close"), "{reply:?}");
-                    asked.elapsed()
+                    asked_at.elapsed()
                 })
             })
             .collect();
@@ -440,9 +440,9 @@ fn one_who_may_look_sees_no_button_and_until_when_and_signs_out() {
         harness.run(&["label", "keyboard", &format!("place={scope}")]);
         browser.wait_for(&format!("document.querySelector('#facts').textContent.includes('Place{scope}')"));
         assert_eq!(browser.script(buttons), seen, "{scope}");
-        let said = browser.script("return document.querySelector('#viewer').textContent");
-        let said = said.as_str().unwrap();
-        assert!(said.contains(&format!("token {scope} may look")) && said.contains(", until 20"), "{said}");
+        let answer = browser.script("return document.querySelector('#viewer').textContent");
+        let printed = answer.as_str().unwrap();
+        assert!(printed.contains(&format!("token {scope} may look")) && printed.contains(", until 20"), "{printed}");
         assert_accessible(&browser, &format!("a device for scope {scope}"));
         browser.keep_picture(&format!("device-scope-{scope}"));
         let listed = harness.json(&["page", "token", "list", "--json"]);
@@ -477,7 +477,7 @@ fn a_browser_whose_cookie_has_gone_is_told_what_to_type_and_asks_no_more() {
     );
     harness.json(&["page", "token", "revoke", "phone", "--json"]);
     browser.wait_for("document.querySelector('#live').textContent.includes('To be let in again')");
-    let said = browser.script("return document.querySelector('#live').textContent");
-    assert!(said.as_str().unwrap().ends_with("type on the page's machine: farbus page invite"), "{said}");
+    let answer = browser.script("return document.querySelector('#live').textContent");
+    assert!(answer.as_str().unwrap().ends_with("type on the page's machine: farbus page invite"), "{answer}");
     assert_eq!(browser.script("return [waiting.size, events]"), json!([0, null]), "nothing is tried again");
 }

@@ -40,42 +40,42 @@ impl Description {
         {
             return Err(format!("'{name}' is not described"));
         }
-        for (word, said) in words {
+        for (word, printed) in words {
             let is_kept = match word.as_str() {
                 "$ref" => {
-                    let at = said.as_str().and_then(|said| said.strip_prefix('#')).ok_or("a reference")?;
+                    let at = printed.as_str().and_then(|printed| printed.strip_prefix('#')).ok_or("a reference")?;
                     self.fits(self.0.pointer(at).ok_or_else(|| format!("no {at}"))?, value)?;
                     true
                 }
                 "anyOf" => {
-                    let all = said.as_array().ok_or("anyOf")?;
+                    let all = printed.as_array().ok_or("anyOf")?;
                     let fits: Vec<_> = all.iter().map(|schema| self.fits(schema, value)).collect();
                     if fits.iter().all(Result::is_err) {
-                        return Err(format!("none of {said}: {fits:?}"));
+                        return Err(format!("none of {printed}: {fits:?}"));
                     }
                     true
                 }
                 "oneOf" => {
-                    let all = said.as_array().ok_or("oneOf")?;
+                    let all = printed.as_array().ok_or("oneOf")?;
                     all.iter().filter(|schema| self.fits(schema, value).is_ok()).count() == 1
                 }
-                "const" => said == value,
-                "type" => match said {
+                "const" => printed == value,
+                "type" => match printed {
                     Value::Array(kinds) => kinds.iter().any(|kind| is_of(kind, value)),
                     kind => is_of(kind, value),
                 },
-                "enum" => said.as_array().is_some_and(|all| all.contains(value)),
-                "minimum" => value.as_f64().zip(said.as_f64()).is_none_or(|(value, least)| value >= least),
-                "maximum" => value.as_f64().zip(said.as_f64()).is_none_or(|(value, most)| value <= most),
-                "required" => said.as_array().into_iter().flatten().all(|name| {
+                "enum" => printed.as_array().is_some_and(|all| all.contains(value)),
+                "minimum" => value.as_f64().zip(printed.as_f64()).is_none_or(|(value, least)| value >= least),
+                "maximum" => value.as_f64().zip(printed.as_f64()).is_none_or(|(value, most)| value <= most),
+                "required" => printed.as_array().into_iter().flatten().all(|name| {
                     value.as_object().is_none_or(|object| name.as_str().is_some_and(|name| object.contains_key(name)))
                 }),
                 "items" => {
-                    value.as_array().into_iter().flatten().try_for_each(|item| self.fits(said, item))?;
+                    value.as_array().into_iter().flatten().try_for_each(|item| self.fits(printed, item))?;
                     true
                 }
                 "properties" => {
-                    for (name, schema) in said.as_object().into_iter().flatten() {
+                    for (name, schema) in printed.as_object().into_iter().flatten() {
                         if let Some(value) = value.get(name) {
                             self.fits(schema, value).map_err(|why| format!("{name}: {why}"))?;
                         }
@@ -85,7 +85,7 @@ impl Description {
                 "additionalProperties" => {
                     let further = value.as_object().into_iter().flatten().filter(|(name, _)| !is_known(name));
                     for (name, value) in further {
-                        self.fits(said, value).map_err(|why| format!("{name}: {why}"))?;
+                        self.fits(printed, value).map_err(|why| format!("{name}: {why}"))?;
                     }
                     true
                 }
@@ -93,7 +93,7 @@ impl Description {
                 other => return Err(format!("the schema says '{other}'")),
             };
             if !is_kept {
-                return Err(format!("not {word} {said}: {value}"));
+                return Err(format!("not {word} {printed}: {value}"));
             }
         }
         Ok(())

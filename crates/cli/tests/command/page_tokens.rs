@@ -177,7 +177,7 @@ fn lines_of_chapter() -> Vec<(String, String)> {
     let typed = text.lines().filter_map(|line| line.strip_prefix("    $ "));
     typed
         .map(|line| line.split_once("  # ").unwrap_or((line, "")))
-        .map(|(line, said)| (line.into(), said.into()))
+        .map(|(line, printed)| (line.into(), printed.into()))
         .collect()
 }
 
@@ -190,7 +190,7 @@ fn commands_of_the_chapter_do_what_it_says() {
     let lines = lines_of_chapter();
     assert!(lines.len() >= 19, "{lines:?}");
     let mut running = Vec::new();
-    for (line, said) in lines {
+    for (line, message) in lines {
         // What goes on takes the shell's place, so that it ends with it.
         let typed = line.strip_suffix(" &").map_or_else(|| line.clone(), |begun| format!("exec {begun}"));
         let mut command = by_shell(&harness, "sh", &typed);
@@ -203,8 +203,8 @@ fn commands_of_the_chapter_do_what_it_says() {
         }
         let outcome = finish(command, PATIENCE);
         // curl's exit code for an answer of status 400 and above.
-        assert_eq!(outcome.code, Some(if said == "refused" { 22 } else { 0 }), "{line}: {outcome:?}");
-        assert!(said == "refused" || outcome.stdout.contains(&said), "{line}: {outcome:?}");
+        assert_eq!(outcome.code, Some(if message == "refused" { 22 } else { 0 }), "{line}: {outcome:?}");
+        assert!(message == "refused" || outcome.stdout.contains(&message), "{line}: {outcome:?}");
     }
     assert_eq!(running.len(), 4);
 }

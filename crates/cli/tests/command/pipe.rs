@@ -151,10 +151,10 @@ fn pipe_whose_process_was_stopped_starts_again_and_reports_the_jump() {
 fn the_bound_says_what_it_adds_to_the_plan_and_the_grant_is_new() {
     let harness = Harness::new();
     let line = "pipe --here can,traffic=paper --can 500000,250000,500000,500000,500000 --channel 4 --rate 2752 --buffer 128 --execution-us 2000 --seconds 1";
-    let told = harness.run(&line.split(' ').collect::<Vec<_>>());
-    assert!(told.stdout.contains("111.404 ms late at the worst"), "{told:?}");
-    assert!(told.stdout.contains("64.892 ms by Equation 9 ('farbus plan pipe')"), "{told:?}");
-    let receiver = told.stdout.lines().find(|line| line.starts_with("receiver")).expect("it is shown");
+    let outcome = harness.run(&line.split(' ').collect::<Vec<_>>());
+    assert!(outcome.stdout.contains("111.404 ms late at the worst"), "{outcome:?}");
+    assert!(outcome.stdout.contains("64.892 ms by Equation 9 ('farbus plan pipe')"), "{outcome:?}");
+    let receiver = outcome.stdout.lines().find(|line| line.starts_with("receiver")).expect("it is shown");
     assert!(receiver.contains("each 9.127 ms") && !receiver.contains("each 10ms"), "{receiver}");
 }
 
@@ -166,12 +166,12 @@ fn program_output_and_pipe_report_are_not_mixed() {
         harness.run(&[&usual[..], &["--execution-us", "2000", "--policy", "none", "--seconds", "1"], more].concat())
     };
     const HELLO: &str = "echo hello; exec cat >/dev/null";
-    let told = run(&["--json", "--program", HELLO]);
-    let outcome = object(&told.stdout);
-    assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{told:?}");
-    assert!(told.stderr.lines().any(|line| line == "hello"), "{told:?}");
+    let reported = run(&["--json", "--program", HELLO]);
+    let outcome = object(&reported.stdout);
+    assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{reported:?}");
+    assert!(reported.stderr.lines().any(|line| line == "hello"), "{reported:?}");
     // Whether the pipe was in time depends on the machine; the output is one JSON object in either case.
-    assert_eq!(outcome["is_kept"] == true, told.code == Some(0), "{told:?}");
+    assert_eq!(outcome["is_kept"] == true, reported.code == Some(0), "{reported:?}");
     let report = harness.path("report.json");
     let printed = run(&["--report", report.to_str().unwrap(), "--program", HELLO]);
     assert_eq!(printed.stdout, "hello", "{printed:?}");
@@ -295,11 +295,11 @@ fn pipe_to_another_host_has_time_there_or_says_that_it_has_none() {
     let rights = ["--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice", farbus];
     let command = [&rights[..], &["share", "can,traffic=10", "--listen", "127.0.0.1:0"]].concat();
     let poor = Share::follow(Running::start(harness.command_of(Path::new("setpriv"), &command)));
-    let told = object(&run(&poor.target("can"), &["--rate", "400", "--seconds", "1", "--json"]).stdout);
-    let not_promised = told["not_promised"].as_array().unwrap();
+    let answer = object(&run(&poor.target("can"), &["--rate", "400", "--seconds", "1", "--json"]).stdout);
+    let not_promised = answer["not_promised"].as_array().unwrap();
     let is_said = |what: &Value| what.as_str().unwrap().starts_with(UNRESERVED);
-    assert!(not_promised.iter().any(is_said), "{told}");
-    assert_eq!(told["pipes"][0]["is_far_unreserved"], true, "{told}");
+    assert!(not_promised.iter().any(is_said), "{answer}");
+    assert_eq!(answer["pipes"][0]["is_far_unreserved"], true, "{answer}");
     poor.process.assert_logged("CAP_SYS_NICE");
 }
 
@@ -317,6 +317,6 @@ fn rate_that_the_device_did_not_send_was_not_tried() {
     let here = run(&["--here", "can,traffic=10"], &["--json"]);
     let outcome = object(&here.stdout);
     assert_eq!(outcome["is_tried"], false, "{outcome}");
-    let told = outcome["not_promised"].as_array().unwrap();
-    assert!(told.iter().all(|what| !what.as_str().unwrap().contains(UNRESERVED)), "{outcome}");
+    let reported = outcome["not_promised"].as_array().unwrap();
+    assert!(reported.iter().all(|what| !what.as_str().unwrap().contains(UNRESERVED)), "{outcome}");
 }

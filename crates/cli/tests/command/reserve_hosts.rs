@@ -87,19 +87,19 @@ fn paired_host_reserves_low_freely_and_high_only_with_permission() {
     lab3.ok(&["allow", "desk", "memory"]);
     let (_share, address) = share_secure(&lab3, &["memory:1M"]);
     let mount = Mount { host: &desk, address: &address, at: harness.path("at") };
-    let said = mount.is_refused(&["--reserve", HIGH]);
-    assert!(said.contains("'farbus allow desk memory --reserve-high'; or ask for criticality=low"), "{said}");
+    let message = mount.is_refused(&["--reserve", HIGH]);
+    assert!(message.contains("'farbus allow desk memory --reserve-high'; or ask for criticality=low"), "{message}");
     let mut low = mount.has(&["--reserve", LOW]);
     let stands = reservation(&lab3.json(&["status", "--json"]), "memory");
     assert_eq!((&stands["state"], &stands["criticality"]), (&"admitted".into(), &"low".into()), "{stands}");
     assert!(stands["bus"].is_null() && stands["path_bits_per_s"].as_u64() > Some(16_000_000), "{stands}");
-    let told = desk.json(&["status", "--json"]).to_string();
-    assert!(told.contains("\"admitted\""), "its user is told as well: {told}");
+    let reported = desk.json(&["status", "--json"]).to_string();
+    assert!(reported.contains("\"admitted\""), "its user is told as well: {reported}");
     desk.ok(&["detach"]);
     assert_eq!(low.wait_for_end(PATIENCE), Some(0), "{}", low.log());
 
-    let said = lab3.ok(&["allow", "desk", "memory", "--reserve-high"]);
-    assert!(said.contains("desk may reserve with high criticality: memory"), "{said}");
+    let printed = lab3.ok(&["allow", "desk", "memory", "--reserve-high"]);
+    assert!(printed.contains("desk may reserve with high criticality: memory"), "{printed}");
     assert!(lab3.ok(&["peers"]).contains("memory; reserve high: memory"));
     let mut high = mount.has(&["--reserve", HIGH]);
     let stands = reservation(&lab3.json(&["status", "--json"]), "memory");
@@ -128,11 +128,14 @@ fn pipe_from_a_host_that_may_not_reserve_runs_and_names_the_permission() {
     desk.ok(&["list", "lab3", "--address", &address]);
     let usual = ["--can", "500000", "--rate", "400", "--buffer", "128", "--execution-us", "500", "--policy", "none"];
     let words = [&["pipe", "lab3/can"], &usual[..], &["--seconds", "1", "--json"]].concat();
-    let told = desk.run(&words).stdout;
-    assert!(told.contains("only this end is promised") && told.contains("allow desk can --reserve-high"), "{told}");
+    let message = desk.run(&words).stdout;
+    assert!(
+        message.contains("only this end is promised") && message.contains("allow desk can --reserve-high"),
+        "{message}"
+    );
     lab3.ok(&["allow", "desk", "can", "--reserve-high"]);
-    let told = desk.run(&words).stdout;
-    assert!(told.contains("\"pipes\"") && !told.contains("--reserve-high"), "{told}");
+    let message = desk.run(&words).stdout;
+    assert!(message.contains("\"pipes\"") && !message.contains("--reserve-high"), "{message}");
 }
 
 #[test]
@@ -156,17 +159,17 @@ fn reservation_migrates_with_its_device_or_both_stay() {
     // A host that may not have the reservation gets neither it nor the device, whether it asks for a reservation of its
     // own or not.
     desk.ok(&["migrate", "lab3/memory", "--to", "rack"]);
-    let said = at_rack.is_refused(&["--wait=20"]);
-    assert!(said.contains("what is reserved for it cannot go along"), "{said}");
-    assert!(said.contains("'farbus allow rack memory --reserve-high'"), "{said}");
+    let message = at_rack.is_refused(&["--wait=20"]);
+    assert!(message.contains("what is reserved for it cannot go along"), "{message}");
+    assert!(message.contains("'farbus allow rack memory --reserve-high'"), "{message}");
     wait_until(PATIENCE, "it is where it was", || lab3.json(&["status", "--json"]).to_string().contains("desk"));
     at_desk.write(2);
     high();
 
     lab3.ok(&["allow", "rack", "all", "--reserve-high"]);
     desk.ok(&["migrate", "lab3/memory", "--to", "rack"]);
-    let said = at_rack.is_refused(&["--wait=20", "--reserve", &format!("{HIGH},latency=1us")]);
-    assert!(said.contains("ms are missing: data are there after"), "he asks for what is not to be had: {said}");
+    let message = at_rack.is_refused(&["--wait=20", "--reserve", &format!("{HIGH},latency=1us")]);
+    assert!(message.contains("ms are missing: data are there after"), "he asks for what is not to be had: {message}");
     let mut racks = at_rack.has(&["--wait=20"]);
     assert_eq!(desks.wait_for_end(PATIENCE), Some(0), "{}", desks.log());
     assert_eq!(at_rack.read(), 2);
@@ -208,8 +211,8 @@ fn reservation_by_the_owner_covers_the_path_to_the_importer() {
     assert!(during["path_bits_per_s"].as_u64() > Some(16_000_000), "{during}");
     // The importer asked for nothing, and gets a report once it has the disk.
     wait_until(PATIENCE, "its user is told", || {
-        let told = harness.json(&["status", "--json"]);
-        let attached = told.as_array().unwrap().iter().find(|process| process["role"] == "attach");
+        let answer = harness.json(&["status", "--json"]);
+        let attached = answer.as_array().unwrap().iter().find(|process| process["role"] == "attach");
         attached.is_some_and(|attached| attached.to_string().contains("\"admitted\""))
     });
     attach.signal(rustix::process::Signal::INT);

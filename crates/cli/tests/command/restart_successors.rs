@@ -38,8 +38,8 @@ fn migrated_device_waits_for_its_successor_across_a_restart() {
     let _later = restart(&lab3, 3);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0));
     let is_kept = || {
-        let said = lab3.run(&["status", "--json"]).stdout;
-        said.matches("\"in use\"").count() == 3
+        let message = lab3.run(&["status", "--json"]).stdout;
+        message.matches("\"in use\"").count() == 3
     };
     wait_until(PATIENCE, "all of it is kept there", is_kept);
     let refused = desk.run(&["attach", "lab3/disk", "--address", &address, "--via", "nbd"]);

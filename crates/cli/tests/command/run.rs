@@ -219,9 +219,9 @@ fn the_program_is_an_ordinary_program_of_its_user() {
     let mut command = ordinary(&harness, &["run", &target, "--", "tr", "a-z", "A-Z"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"through a pipe").unwrap();
-    let mut said = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-    assert_eq!((said.as_str(), child.wait().unwrap().code()), ("THROUGH A PIPE", Some(0)));
+    let mut message = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!((message.as_str(), child.wait().unwrap().code()), ("THROUGH A PIPE", Some(0)));
 
     // A terminal, both ways in which programs make one.
     if has("script", has_program("script")) {

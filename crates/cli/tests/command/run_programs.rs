@@ -362,17 +362,17 @@ fn a_network_that_fails_for_ten_seconds_is_not_seen_by_the_program() {
     }
     let harness = Harness::new();
     let ([_lab, desk], _share, cutter) = share_through_a_cutter(&harness, PATTERN);
-    let told = harness.path("told");
+    let path = harness.path("told");
     let address = cutter.address().to_string();
     let words =
-        ["run", "lab3/zero", "--address", &address, "--", PYTHON, "-c", WORKS_UNTIL_TOLD, told.to_str().unwrap()];
+        ["run", "lab3/zero", "--address", &address, "--", PYTHON, "-c", WORKS_UNTIL_TOLD, path.to_str().unwrap()];
     let mut process = desk.start(&words);
     process.wait_for_line("works");
     let before = cutter.links();
     // A peer that closes its link has ended, and is waited for 4 s only: a network that fails does not close links.
     cutter.be_silent_for(Duration::from_secs(10));
     wait_until(PATIENCE, "another link", || cutter.links() > before);
-    fs::write(&told, "").unwrap();
+    fs::write(&path, "").unwrap();
     process.wait_for_line("worked");
     assert_eq!(process.wait_for_end(PATIENCE), Some(0));
 }

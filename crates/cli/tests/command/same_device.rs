@@ -178,8 +178,8 @@ fn daemon_attaches_its_own_disk_alone(via: &'static str) {
     exchange(&a, &b);
     let (_exporter, _) = daemon(&lab3, &shares(&address));
     wait_for_state(&desk, "another device");
-    let said = desk.ok(&["daemon", "reload", "--adopt", "lab3/vol"]);
-    assert!(said.contains("the device that is there now is attached"), "{said}");
+    let message = desk.ok(&["daemon", "reload", "--adopt", "lab3/vol"]);
+    assert!(message.contains("the device that is there now is attached"), "{message}");
     wait_for_state(&desk, "attached");
     assert_eq!(way.read(), 2);
     way.write(9).unwrap();

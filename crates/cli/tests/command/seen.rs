@@ -18,10 +18,10 @@ fn every_reader_of_a_disk_is_shown_with_its_mode_here_and_in_lists() {
     let (_other, _) = cluster.lend(1, "disk", "nbd", &["--mode", "read"]);
     let status = cluster.exporter.ok(&["status"]);
     let list = cluster.hosts[0].ok(&["list", "lab3"]);
-    for told in [&status, &list] {
+    for reported in [&status, &list] {
         for reader in ["desk (127.0.0.1:", "rack (127.0.0.1:"] {
-            let line = told.lines().find(|line| line.contains(reader));
-            assert!(line.is_some_and(|line| line.contains("in use, read")), "{reader} in\n{told}");
+            let line = reported.lines().find(|line| line.contains(reader));
+            assert!(line.is_some_and(|line| line.contains("in use, read")), "{reader} in\n{reported}");
         }
     }
     let listed = cluster.hosts[1].json(&["list", "lab3", "--json"])[0].clone();
@@ -51,8 +51,8 @@ fn held_device_and_one_on_its_way_are_shown_as_such_at_both_ends() {
     wait_until(PATIENCE, "it is on its way", || state_here() == "handed over");
     wait_until(PATIENCE, "it is on its way", || there()["successor"] == "rack");
     assert_eq!(there()["state"], "in use");
-    let told = cluster.exporter.ok(&["status"]);
-    assert!(told.contains("handed over") && told.contains("disk: waits for rack"), "{told}");
+    let reported = cluster.exporter.ok(&["status"]);
+    assert!(reported.contains("handed over") && reported.contains("disk: waits for rack"), "{reported}");
     let released = cluster.exporter.run(&["release", "disk", "--force", "--reason", "the disk is needed here"]);
     assert_eq!(released.code, Some(0), "{released:?}");
     attach.assert_logged("released by its owner: the disk is needed here");
@@ -67,8 +67,8 @@ fn medium_after_a_swap_is_shown_beside_the_name_of_the_first() {
     assert!(!harness.run(&["status"]).stdout.contains("now"), "nothing was swapped yet");
     let to = format!("block:{}", new.display());
     harness.json(&["swap", "disk", "--to", &to, "--json"]);
-    let told = harness.run(&["status"]).stdout;
-    assert!(told.contains(&format!("disk: its medium is now {to}")), "{told}");
+    let message = harness.run(&["status"]).stdout;
+    assert!(message.contains(&format!("disk: its medium is now {to}")), "{message}");
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn attach_with_json_prints_json_alone() {
     wait_until(PATIENCE, "it is attached", || Path::new(&at).join("disk.img").exists());
     harness.json(&["detach", "--json"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
-    let said = attach.rest();
-    let said: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let message = attach.rest();
+    let answer: Value = serde_json::from_str(&message).unwrap_or_else(|error| panic!("{error}: {message}"));
     let file = at.join("disk.img");
-    assert_eq!((&said["target"], &said["at"]), (&json!(target), &json!(file.to_str().unwrap())), "{said}");
+    assert_eq!((&answer["target"], &answer["at"]), (&json!(target), &json!(file.to_str().unwrap())), "{answer}");
 }

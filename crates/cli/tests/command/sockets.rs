@@ -61,10 +61,10 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
         let uri = format!("nbd+unix:///?socket={}", socket.display());
         let copied = finish(harness.command_of(Path::new("nbdcopy"), &[&uri, "null:"]), PATIENCE);
         assert_eq!(copied.code, Some(0), "{copied:?}");
-        let told = harness.run(&["status", "--latency"]);
-        assert!(told.stdout.contains("BACK END") && told.stdout.contains("disk"), "{told:?}");
-        let told = harness.json(&["status", "--json"]);
-        let attached = told.as_array().unwrap().iter().find(|it| it["role"] == "attach").expect("it is attached");
+        let outcome = harness.run(&["status", "--latency"]);
+        assert!(outcome.stdout.contains("BACK END") && outcome.stdout.contains("disk"), "{outcome:?}");
+        let answer = harness.json(&["status", "--json"]);
+        let attached = answer.as_array().unwrap().iter().find(|it| it["role"] == "attach").expect("it is attached");
         let latency = &attached["devices"][0]["latency"];
         assert!(latency["back_end_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{latency}");
     }

@@ -25,9 +25,12 @@ fn test_picture_arrives_frame_by_frame_unchanged() {
     let target = share.target("stream");
     let mut command = harness.command(&["stream", "read", &target, "--count", "100"]);
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("rgb24 64x48") && said.contains("100 frames") && said.contains("0 were missed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert!(
+        printed.contains("rgb24 64x48") && printed.contains("100 frames") && printed.contains("0 were missed"),
+        "{printed}"
+    );
     assert_eq!(output.stdout.len(), 100 * SMALL_BYTES);
     let picture = GradientPicture::new(64, 48, 3);
     for (number, frame) in output.stdout.chunks(SMALL_BYTES).enumerate() {
@@ -120,8 +123,8 @@ fn pictures_are_written_as_an_image_viewer_takes_them_and_not_faster_than_asked(
     let three = read(&["--count", "3", "--rate", "5"]);
     assert!(begun.elapsed() >= Duration::from_millis(400), "a fifth of a second between two");
     assert_eq!(three.stdout.windows(PNG.len()).filter(|bytes| *bytes == PNG).count(), 3);
-    let said = String::from_utf8(three.stderr).unwrap();
-    assert!(said.contains("3 frames of "), "{said}");
+    let message = String::from_utf8(three.stderr).unwrap();
+    assert!(message.contains("3 frames of "), "{message}");
     let refused = harness.run(&["stream", "read", &share.target("bytes"), "--pictures"]);
     assert!(refused.code == Some(6) && refused.stderr.contains("its frames are bytes"), "{refused:?}");
     for wrong in [&["--rate", "1"][..], &["--latest", "--rate", "0"], &["--latest", "--observe"]] {
@@ -168,8 +171,8 @@ fn end_of_a_file_of_frames_is_reported() {
     let share = harness.share(&[&format!("stream:{},frame=1000", file.display())]);
     let mut command = harness.command(&["stream", "read", &share.target("stream")]);
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(4) && said.contains("the source has ended"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(4) && printed.contains("the source has ended"), "{printed}");
     assert_eq!(output.stdout, fs::read(&file).unwrap(), "all of it came before");
     let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(6) && refused.stderr.contains("source has ended"), "{refused:?}");

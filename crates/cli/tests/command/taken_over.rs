@@ -45,14 +45,14 @@ fn inject(harness: &Harness, program: &Path, pid: u64, what: &str) -> Vec<(Strin
     fs::create_dir(&folder).unwrap();
     let mut inject = Command::new(program);
     inject.args([&pid.to_string(), what]).arg(&folder);
-    let said = finish(inject, PATIENCE);
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let outcome = finish(inject, PATIENCE);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing was made there");
     let line = |line: &str| {
         let (name, answer) = line.split_once(' ').unwrap();
         (name.to_owned(), answer.parse().unwrap())
     };
-    said.stdout.lines().map(line).collect()
+    outcome.stdout.lines().map(line).collect()
 }
 
 /// The files of a folder, with what is in them.
@@ -114,9 +114,9 @@ fn a_confined_half_that_was_taken_over_changes_no_file_of_its_state_and_nobody_m
         assert_eq!(open_for_writing(pid, &state), Vec::<PathBuf>::new());
         let mut inject = Command::new(&program);
         inject.args([&pid.to_string(), "state"]).arg(&state).args(before.keys());
-        let said = finish(inject, PATIENCE);
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let answers: Vec<_> = said.stdout.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();
+        let outcome = finish(inject, PATIENCE);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let answers: Vec<_> = outcome.stdout.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();
         assert!(answers.len() > 20 * before.len(), "{answers:?}");
         for (what, answer) in answers {
             assert!([EPERM, EACCES].map(|error| error.to_string()).contains(&answer.to_owned()), "{what}: {answer}");
@@ -143,7 +143,7 @@ fn injected(what: &str) -> Option<Vec<(String, i64)>> {
     let program = injector(&harness)?;
     let mut share = harness.share(&["zero"]);
     let pid = harness.json(&["status", "--json"])[0]["pid"].as_u64().unwrap();
-    let said = inject(&harness, &program, pid, what);
+    let printed = inject(&harness, &program, pid, what);
     // It goes on as if nothing had been.
     let target = share.target("zero");
     let (address, name) = target.rsplit_once('/').unwrap();
@@ -151,7 +151,7 @@ fn injected(what: &str) -> Option<Vec<(String, i64)>> {
     assert!(listed.code == Some(0) && listed.stdout.contains(name), "{listed:?}");
     share.process.signal(rustix::process::Signal::TERM);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
-    Some(said)
+    Some(printed)
 }
 
 /// Has the process that speaks HTTP for a page do calls; returns what `inject.c` printed of each.
@@ -159,10 +159,10 @@ fn injected_into_page(what: &str) -> Option<Vec<(String, i64)>> {
     let harness = Harness::new();
     let program = injector(&harness)?;
     let page = open_page(&harness);
-    let said = inject(&harness, &program, http_process(&page.process), what);
+    let printed = inject(&harness, &program, http_process(&page.process), what);
     // It goes on as if nothing had been.
     assert_eq!(page.get("/readyz", "").body, "ready\n", "{}", page.process.log());
-    Some(said)
+    Some(printed)
 }
 
 #[test]

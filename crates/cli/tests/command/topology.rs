@@ -187,7 +187,7 @@ fn up(host: &Host<'_>, plan: &str) -> Outcome {
 }
 
 fn rounds() -> u64 {
-    std::env::var("FARBUS_TOPOLOGIES").ok().and_then(|said| said.parse().ok()).unwrap_or(2)
+    std::env::var("FARBUS_TOPOLOGIES").ok().and_then(|message| message.parse().ok()).unwrap_or(2)
 }
 
 /// Brings a network up, and sends bytes over each link, both ways.
@@ -229,11 +229,11 @@ fn lost_host_is_reported_and_its_links_return_with_it() {
     lab.talk_over(0, 1, 1);
     lab.kill(1);
     wait_until(PATIENCE, "its neighbour misses it", || !lab.is_up(0) && !lab.is_up(2));
-    let told = || {
+    let reported = || {
         let text = lab.hosts[0].ok(&["topology", "status"]);
         text.contains("h2: ").then_some(text)
     };
-    wait_until(PATIENCE, "it is said whom it misses", || told().is_some());
+    wait_until(PATIENCE, "it is said whom it misses", || reported().is_some());
     // A second attempt that cannot succeed says so and does not hang.
     let vain = lab.hosts[0].run(&["topology", "up", "--wait", "1"]);
     assert!(vain.code == Some(3) && vain.stderr.contains("h2"), "{vain:?}");

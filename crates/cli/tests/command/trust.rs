@@ -149,8 +149,8 @@ fn pairing_code_makes_two_hosts_know_each_other() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, code) = lab3.wait_to_pair();
-    let said = desk.ok(&["pair", &address, &code]);
-    assert!(said.contains(&format!("paired with lab3  {}", lab3.fingerprint())), "{said}");
+    let message = desk.ok(&["pair", &address, &code]);
+    assert!(message.contains(&format!("paired with lab3  {}", lab3.fingerprint())), "{message}");
     let news: Value = serde_json::from_str(&waiting.wait_for_line("paired")).unwrap();
     assert_eq!((&news["paired"]["name"], &news["paired"]["fingerprint"]), (&"desk".into(), &desk.fingerprint().into()));
     assert_eq!(waiting.wait_for_end(PATIENCE), Some(0));
@@ -454,9 +454,9 @@ fn paired_host_tells_its_status_as_far_as_another_may_see_it() {
     let devices = status["devices"].as_array().unwrap();
     assert_eq!(devices.len(), 1, "what it may not use is not shown: {status}");
     assert_eq!((&devices[0]["name"], &devices[0]["state"]), (&"zero".into(), &"available".into()));
-    let told = desk.ok(&["status", "lab3"]);
-    assert!(told.starts_with(&format!("lab3: farbus {}, up ", env!("CARGO_PKG_VERSION"))), "{told}");
-    assert!(told.contains("zero") && !told.contains("keyboard"), "{told}");
+    let message = desk.ok(&["status", "lab3"]);
+    assert!(message.starts_with(&format!("lab3: farbus {}, up ", env!("CARGO_PKG_VERSION"))), "{message}");
+    assert!(message.contains("zero") && !message.contains("keyboard"), "{message}");
     lab3.ok(&["forbid", "desk", "zero"]);
     assert!(desk.ok(&["status", "lab3"]).contains("farbus allow NAME DEVICE"));
     // A host that is not paired says nothing of itself.

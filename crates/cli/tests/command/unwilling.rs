@@ -31,9 +31,9 @@ fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says
     let (began, mut moved, mut turn) = (Instant::now(), Instant::now(), 0);
     while began.elapsed() < ASKS_FOR {
         // Several messages at once, so that the receiver is the busy end.
-        let said: Vec<u8> = (turn..turn + 16).flat_map(&mut says).collect();
+        let bytes: Vec<u8> = (turn..turn + 16).flat_map(&mut says).collect();
         turn += 16;
-        let mut rest = &said[..];
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
             match send(rest) {
                 Ok(Some(count)) => {
@@ -67,8 +67,8 @@ fn flood_link(link: &Link, says: &mut Says) {
 
 /// Begins a session on a link, or adds a lane to one.
 fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> ExporterWelcome {
-    let exchange = |said: &[u8], heard: &mut [u8]| {
-        exchange(said, heard);
+    let exchange = |printed: &[u8], heard: &mut [u8]| {
+        exchange(printed, heard);
         Ok::<_, Infallible>(())
     };
     begin_if_let(exchange, position).expect("an exchange that does not fail")
@@ -105,8 +105,8 @@ fn over_tcp(address: &str, position: LanePosition) -> (TcpStream, ExporterWelcom
 
 fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<ExporterWelcome> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let exchange = |said: &[u8], heard: &mut [u8]| {
-        stream.write_all(said)?;
+    let exchange = |printed: &[u8], heard: &mut [u8]| {
+        stream.write_all(printed)?;
         stream.read_exact(heard)
     };
     begin_if_let(exchange, position)
@@ -115,9 +115,9 @@ fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<
 fn over_link(link: &Link, position: LanePosition) -> ExporterWelcome {
     link.set_receive_timeout(Some(PATIENCE)).unwrap();
     begin(
-        |said, heard| {
-            if !said.is_empty() {
-                assert_eq!(link.try_send(&[IoSlice::new(said)]).unwrap(), Some(said.len()));
+        |printed, heard| {
+            if !printed.is_empty() {
+                assert_eq!(link.try_send(&[IoSlice::new(printed)]).unwrap(), Some(printed.len()));
                 link.try_flush().unwrap();
             }
             let mut have = 0;

@@ -28,12 +28,12 @@ fn flood(stream: &UnixStream, full_after: Duration, mut says: impl FnMut(u64) ->
     stream.set_write_timeout(Some(full_after)).unwrap();
     let mut said_bytes = 0;
     for turn in 0..ASKED_MAX {
-        let said = says(turn);
-        said_bytes += said.len();
-        if said.is_empty() || said_bytes > SAID_BYTES_MAX {
+        let bytes = says(turn);
+        said_bytes += bytes.len();
+        if bytes.is_empty() || said_bytes > SAID_BYTES_MAX {
             return false;
         }
-        if let Err(error) = (&mut &*stream).write_all(&said) {
+        if let Err(error) = (&mut &*stream).write_all(&bytes) {
             return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
         }
     }

@@ -124,8 +124,8 @@ pub fn address_in(line: &str) -> String {
 /// Pairs two hosts, each by its own program.
 pub fn pair(waits: &Host<'_>, joins: &Host<'_>) {
     let mut waiting = waits.start(&["pair", "--listen", "127.0.0.1:0", "--json"]);
-    let said: Value = serde_json::from_str(&waiting.wait_for_line("\"code\"")).unwrap();
-    joins.ok(&["pair", said["address"].as_str().unwrap(), said["code"].as_str().unwrap()]);
+    let answer: Value = serde_json::from_str(&waiting.wait_for_line("\"code\"")).unwrap();
+    joins.ok(&["pair", answer["address"].as_str().unwrap(), answer["code"].as_str().unwrap()]);
     assert_eq!(waiting.wait_for_end(PATIENCE), Some(0), "{}", waiting.log());
 }
 

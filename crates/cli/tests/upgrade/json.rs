@@ -53,19 +53,19 @@ impl Shape {
     }
 
     /// The first place at which `newer` lacks a key of this shape, or has another type.
-    fn missing_in(&self, newer: &Self, place: &str) -> Option<String> {
+    fn missing_in(&self, newer: &Self, location: &str) -> Option<String> {
         match (self, newer) {
             (Shape::Any, _) => None,
-            (Shape::List(old), Shape::List(new)) => old.missing_in(new, &format!("{place}[]")),
+            (Shape::List(old), Shape::List(new)) => old.missing_in(new, &format!("{location}[]")),
             (Shape::Object(old), Shape::Object(new)) => old.iter().find_map(|(key, shape)| {
-                let place = format!("{place}.{key}");
+                let location = format!("{location}.{key}");
                 match new.get(key) {
-                    None => Some(format!("{place} is missing")),
-                    Some(other) => shape.missing_in(other, &place),
+                    None => Some(format!("{location} is missing")),
+                    Some(other) => shape.missing_in(other, &location),
                 }
             }),
             (old, new) if old == new => None,
-            (old, new) => Some(format!("{place} was {old:?} and is {new:?}")),
+            (old, new) => Some(format!("{location} was {old:?} and is {new:?}")),
         }
     }
 }

@@ -130,14 +130,14 @@ fn list_interfaces(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
 
 fn import_record(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
-    let asked = subject.bus_id()?;
+    let wanted = subject.bus_id()?;
     let came = talk.bus_id().to_owned();
-    if came != asked {
+    if came != wanted {
         return Err(CheckStop::fail(format!("the record has bus id '{came}'")));
     }
     talk.expect_nothing(subject.quiet)?;
     let answer = talk.ask(&device_descriptor())?;
-    Ok(format!("'{asked}', then {}", answer.shown()))
+    Ok(format!("'{wanted}', then {}", answer.shown()))
 }
 
 fn import_unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {

@@ -77,9 +77,9 @@ fn broker_policy_grants_only_what_the_configuration_names() {
     let broker_policy = DaemonConfig::parse(text).unwrap().broker_policy();
     assert_eq!(broker_policy.images, [("/a".into(), true)]);
     assert_eq!(broker_policy.hosts, ["lab:3240"; 4]);
-    let places =
+    let locations =
         [SocketLocation::Socket("/run/z.sock".into()), SocketLocation::Address("127.0.0.1:4000".parse().unwrap())];
-    assert_eq!(broker_policy.places, places.map(|place| (place, SocketAccess::default())));
+    assert_eq!(broker_policy.places, locations.map(|location| (location, SocketAccess::default())));
     assert_eq!((broker_policy.plugs, broker_policy.mounts), (true, vec!["/mnt/y".into()]));
     assert_eq!(broker_policy.listen, [local_shares::place_of_daemon(), "127.0.0.1:3241".parse().unwrap()]);
     assert!(broker_policy.wanted.is_empty() && broker_policy.remove.is_empty() && broker_policy.config.is_none());
@@ -236,11 +236,11 @@ fn configuration_errors_name_the_place_and_what_is_allowed() {
         ("[secure\n", "1:8", ""),
         ("[nonsense]", "1:2", "`plain`"),
     ];
-    for (text, place, said) in cases {
+    for (text, location, printed) in cases {
         let (span, message) = DaemonConfig::parse(text).unwrap_err();
         let (line, column, _) = place_of(text, span.expect(text).start);
-        assert_eq!(format!("{line}:{column}"), place, "{text}: {message}");
-        assert!(message.contains(said), "{text}: {message}");
+        assert_eq!(format!("{line}:{column}"), location, "{text}: {message}");
+        assert!(message.contains(printed), "{text}: {message}");
     }
 }
 
@@ -307,8 +307,8 @@ fn fuzz_configuration() {
             text
         };
         if let Err(error) = DaemonConfig::parse_file(Path::new("/etc/farbus.toml"), &text) {
-            let said = error.to_string();
-            assert!(said.contains("/etc/farbus.toml") && said.len() < 20_000, "{said}");
+            let message = error.to_string();
+            assert!(message.contains("/etc/farbus.toml") && message.len() < 20_000, "{message}");
         }
     });
 }

@@ -158,7 +158,7 @@ impl EtcdSettings {
 fn table_of(said: Value) -> Result<DirectoryTable, String> {
     match said {
         Value::String(at) => Ok(DirectoryTable { at, ..DirectoryTable::default() }),
-        said => said.try_into().map_err(|error: toml::de::Error| {
+        answer => answer.try_into().map_err(|error: toml::de::Error| {
             format!("directory: {}: at, ca, certificate, key and password_file are its words", error.message())
         }),
     }
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn wrong_directory_is_refused_with_what_to_write() {
-        for (text, said) in [
+        for (text, printed) in [
             ("directory = 'lab3:2379'", "begins with etcd://"),
             ("directory = 'http://a'", "begins with etcd://"),
             ("directory = 'etcd://'", "HOST:PORT"),
@@ -276,7 +276,7 @@ mod tests {
             ("[directory]\nat = 'etcds://a'\nca = 'x'\n[directory_files]\nca = 'nonsense'", "authority's certificate"),
         ] {
             let message = read(text).unwrap_err();
-            assert!(message.contains(said), "{text}: {message}");
+            assert!(message.contains(printed), "{text}: {message}");
         }
     }
 

@@ -87,7 +87,7 @@ struct BrokerLinePool {
 #[derive(Debug, Default)]
 struct BrokerLinePoolState {
     /// Questions that are being asked.
-    asked: usize,
+    wanted: usize,
     /// Lines that nobody uses.
     idle: Vec<MessageSocket>,
 }
@@ -98,17 +98,17 @@ impl BrokerLinePool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self
             .freed
-            .wait_while(state, |state| state.asked >= self.at_once_max)
+            .wait_while(state, |state| state.wanted >= self.at_once_max)
             .unwrap_or_else(PoisonError::into_inner);
-        state.asked += 1;
+        state.wanted += 1;
         let taken = state.idle.pop();
         drop(state);
-        let asked = self.ask_on(taken, question, fd);
+        let wanted = self.ask_on(taken, question, fd);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.asked -= 1;
+        state.wanted -= 1;
         self.freed.notify_one();
         // A line on which asking failed is closed.
-        let (parcel, passage) = asked?;
+        let (parcel, passage) = wanted?;
         if state.idle.len() < IDLE_LINES_MAX {
             state.idle.push(passage);
         }
@@ -240,16 +240,19 @@ impl BrokerClient {
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn listen(&self, place: &SocketLocation) -> io::Result<SocketListener> {
-        Ok(SocketListener::passed(self.ask_for_descriptor(&BrokerRequest::Listen { place: place.clone() })?, place))
+    pub fn listen(&self, location: &SocketLocation) -> io::Result<SocketListener> {
+        Ok(SocketListener::passed(
+            self.ask_for_descriptor(&BrokerRequest::Listen { place: location.clone() })?,
+            location,
+        ))
     }
 
     /// Opens a UDP socket at an address that is listened at, on the port that the listener got.
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn listen_for_datagrams(&self, place: &SocketLocation, port: u16) -> io::Result<UdpSocket> {
-        let question = BrokerRequest::ListenDatagrams { place: place.clone(), port };
+    pub fn listen_for_datagrams(&self, location: &SocketLocation, port: u16) -> io::Result<UdpSocket> {
+        let question = BrokerRequest::ListenDatagrams { place: location.clone(), port };
         Ok(self.ask_for_descriptor(&question)?.into())
     }
 
@@ -257,8 +260,11 @@ impl BrokerClient {
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn listen_at(&self, place: &SocketLocation) -> io::Result<SocketListener> {
-        Ok(SocketListener::passed(self.ask_for_descriptor(&BrokerRequest::ListenAt { place: place.clone() })?, place))
+    pub fn listen_at(&self, location: &SocketLocation) -> io::Result<SocketListener> {
+        Ok(SocketListener::passed(
+            self.ask_for_descriptor(&BrokerRequest::ListenAt { place: location.clone() })?,
+            location,
+        ))
     }
 
     /// Opens a disk image.

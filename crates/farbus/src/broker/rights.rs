@@ -207,10 +207,10 @@ impl BrokerServer {
         match question {
             BrokerRequest::Line => self.line(),
             BrokerRequest::Config => self.config(),
-            BrokerRequest::Listen { place } => self.listen(place),
-            BrokerRequest::ListenAt { place } => self.listen_at_meant_place(place),
-            BrokerRequest::TakePlace { place } => self.take_place(place),
-            BrokerRequest::LeavePlace { place } => self.leave_place(place),
+            BrokerRequest::Listen { place: location } => self.listen(location),
+            BrokerRequest::ListenAt { place: location } => self.listen_at_meant_place(location),
+            BrokerRequest::TakePlace { place: location } => self.take_place(location),
+            BrokerRequest::LeavePlace { place: location } => self.leave_place(location),
             BrokerRequest::PassImage { path, read_only, is_forced } => self.pass_image(path, read_only, is_forced, fd),
             BrokerRequest::ForgetImages => self.forget_images(),
             BrokerRequest::OpenImage { path, read_only } => self.open_image(path, read_only),
@@ -224,7 +224,7 @@ impl BrokerServer {
             BrokerRequest::AttachedDevice { target } => self.attached_device(target),
             BrokerRequest::KeepAttachedDevice { target, device } => self.keep_attached_device(target, device),
             BrokerRequest::Shared { devices } => self.shared(devices),
-            BrokerRequest::Retirement { device, said } => self.retirement(device, said),
+            BrokerRequest::Retirement { device, said: step } => self.retirement(device, step),
             BrokerRequest::ReserveLease { device, latest, above } => {
                 done(json!(self.lease_checks.reserve(&self.folder_with(device)?, device, latest, above)?))
             }
@@ -248,7 +248,7 @@ impl BrokerServer {
             BrokerRequest::Connect { host, time_max_ms, hints } => self.connect(host, time_max_ms, hints),
             BrokerRequest::Datagrams { host, hints } => self.datagrams(host, hints),
             BrokerRequest::Proved { host, at } => self.proved(host, at),
-            BrokerRequest::ListenDatagrams { place, port } => self.listen_datagrams(place, port),
+            BrokerRequest::ListenDatagrams { place: location, port } => self.listen_datagrams(location, port),
             BrokerRequest::PeerOwner => self.peer_owner(fd),
             BrokerRequest::UserNumber { name } => self.user_number(name),
             BrokerRequest::Explain { user, reason } => self.explain(user, reason),
@@ -274,12 +274,12 @@ impl BrokerServer {
         }
     }
 
-    fn listen(&self, place: SocketLocation) -> BrokerResult {
-        let is_meant = opened(&self.broker_policy).listen.contains(&place);
-        self.hold(is_meant, || format!("{place} is not listened at"))?;
-        let SocketLocation::Address(address) = place else {
+    fn listen(&self, location: SocketLocation) -> BrokerResult {
+        let is_meant = opened(&self.broker_policy).listen.contains(&location);
+        self.hold(is_meant, || format!("{location} is not listened at"))?;
+        let SocketLocation::Address(address) = location else {
             let mode = opened(&self.broker_policy).socket_mode;
-            return self.listen_at(place, &mode.into());
+            return self.listen_at(location, &mode.into());
         };
         // On a machine without IPv6, all addresses means all of IPv4.
         let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
@@ -289,21 +289,21 @@ impl BrokerServer {
         passed(TcpListener::bind(address).or_else(old)?)
     }
 
-    fn listen_at_meant_place(&self, place: SocketLocation) -> BrokerResult {
-        let access = opened(&self.broker_policy).access_to(&place);
-        self.hold(access.is_some(), || format!("{place} is not listened at"))?;
-        self.listen_at(place, &access.unwrap_or_default())
+    fn listen_at_meant_place(&self, location: SocketLocation) -> BrokerResult {
+        let access = opened(&self.broker_policy).access_to(&location);
+        self.hold(access.is_some(), || format!("{location} is not listened at"))?;
+        self.listen_at(location, &access.unwrap_or_default())
     }
 
-    fn take_place(&self, place: SocketLocation) -> BrokerResult {
-        let is_meant = opened(&self.broker_policy).access_to(&place).is_some();
-        self.hold(is_meant, || format!("{place} is not listened at"))?;
-        opened(&self.sockets).extend(place.path().cloned());
+    fn take_place(&self, location: SocketLocation) -> BrokerResult {
+        let is_meant = opened(&self.broker_policy).access_to(&location).is_some();
+        self.hold(is_meant, || format!("{location} is not listened at"))?;
+        opened(&self.sockets).extend(location.path().cloned());
         done(Value::Null)
     }
 
-    fn leave_place(&self, place: SocketLocation) -> BrokerResult {
-        if let SocketLocation::Socket(path) = place {
+    fn leave_place(&self, location: SocketLocation) -> BrokerResult {
+        if let SocketLocation::Socket(path) = location {
             opened(&self.sockets).remove(&path);
         }
         done(Value::Null)
@@ -403,9 +403,9 @@ impl BrokerServer {
         done(Value::Null)
     }
 
-    fn retirement(&self, device: DeviceId, said: Option<RetirementStep>) -> BrokerResult {
+    fn retirement(&self, device: DeviceId, step: Option<RetirementStep>) -> BrokerResult {
         self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
-        done(json!(retirement_of(device, said.as_ref())?))
+        done(json!(retirement_of(device, step.as_ref())?))
     }
 
     fn open_frames(&self, path: PathBuf) -> BrokerResult {
@@ -473,10 +473,10 @@ impl BrokerServer {
         done(Value::Null)
     }
 
-    fn listen_datagrams(&self, place: SocketLocation, port: u16) -> BrokerResult {
-        let is_meant = opened(&self.broker_policy).listen.contains(&place);
-        self.hold(is_meant, || format!("{place} is not listened at"))?;
-        let SocketLocation::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
+    fn listen_datagrams(&self, location: SocketLocation, port: u16) -> BrokerResult {
+        let is_meant = opened(&self.broker_policy).listen.contains(&location);
+        self.hold(is_meant, || format!("{location} is not listened at"))?;
+        let SocketLocation::Address(address) = location else { return Err(refused("a path has no datagrams".into())) };
         let is_its_port = [0, port].contains(&address.port());
         self.hold(is_its_port, || format!("port {port} is not listened at"))?;
         passed(UdpSocket::bind((address.ip(), port))?)
@@ -606,9 +606,9 @@ impl BrokerServer {
         AddressHints { proved: hints.proved.filter(|at| addresses.was_dialled(host, *at)), ..hints }
     }
 
-    fn listen_at(&self, place: SocketLocation, access: &SocketAccess) -> BrokerResult {
-        let listener = place.listen_for(access)?.into_descriptor()?;
-        if let SocketLocation::Socket(path) = place {
+    fn listen_at(&self, location: SocketLocation, access: &SocketAccess) -> BrokerResult {
+        let listener = location.listen_for(access)?.into_descriptor()?;
+        if let SocketLocation::Socket(path) = location {
             opened(&self.sockets).insert(path);
         }
         passed(listener)
@@ -835,7 +835,7 @@ mod tests {
         Err(io::Error::other("there is none"))
     }
 
-    fn asked(broker_policy: BrokerPolicy, bytes: &[u8]) -> (BrokerAnswer, bool) {
+    fn requested(broker_policy: BrokerPolicy, bytes: &[u8]) -> (BrokerAnswer, bool) {
         let (ours, theirs) = MessageSocket::pair().unwrap();
         ours.send(bytes, None).unwrap();
         let rights = Arc::new(BrokerServer::new(broker_policy, no_config));
@@ -902,11 +902,11 @@ mod tests {
             BrokerRequest::Page,
         ];
         for question in everything {
-            let (answer, has_fd) = asked(BrokerPolicy::default(), &to_json(&question).unwrap());
+            let (answer, has_fd) = requested(BrokerPolicy::default(), &to_json(&question).unwrap());
             assert!(matches!(answer, BrokerAnswer::Refused { .. }) && !has_fd, "{question:?}: {answer:?}");
         }
         let broker_policy = BrokerPolicy { usb: vec!["usb:1-1".into()], ..BrokerPolicy::default() };
-        let (answer, has_fd) = asked(broker_policy, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
+        let (answer, has_fd) = requested(broker_policy, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
         assert!(matches!(answer, BrokerAnswer::Refused { why, .. } if why.starts_with("not a question")) && !has_fd);
     }
 
@@ -916,9 +916,9 @@ mod tests {
         fs::write(&path, [0; 512]).unwrap();
         let broker_policy = BrokerPolicy { images: vec![(path.clone(), true)], ..BrokerPolicy::default() };
         let ask = |read_only| to_json(&BrokerRequest::OpenImage { path: path.clone(), read_only }).unwrap();
-        assert_eq!(asked(broker_policy.clone(), &ask(true)), (BrokerAnswer::Done(Value::Null), true));
+        assert_eq!(requested(broker_policy.clone(), &ask(true)), (BrokerAnswer::Done(Value::Null), true));
         assert!(
-            matches!(asked(broker_policy, &ask(false)), (BrokerAnswer::Refused { .. }, false)),
+            matches!(requested(broker_policy, &ask(false)), (BrokerAnswer::Refused { .. }, false)),
             "it may be read, not written"
         );
         fs::remove_file(path).unwrap();
@@ -927,26 +927,26 @@ mod tests {
     #[test]
     fn only_allowed_places_are_listened_at_and_their_sockets_are_removed_at_the_end() {
         let path = std::env::temp_dir().join(format!("farbus-place-{}.sock", std::process::id()));
-        let places =
+        let locations =
             vec![SocketLocation::Socket(path.clone()), SocketLocation::Address("127.0.0.1:0".parse().unwrap())];
-        let rights = |places: Vec<SocketLocation>| {
-            let places = places.into_iter().map(|place| (place, SocketAccess::default())).collect();
-            Arc::new(BrokerServer::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config))
+        let rights = |locations: Vec<SocketLocation>| {
+            let locations = locations.into_iter().map(|location| (location, SocketAccess::default())).collect();
+            Arc::new(BrokerServer::new(BrokerPolicy { places: locations, ..BrokerPolicy::default() }, no_config))
         };
-        let listen_at = |rights: &Arc<BrokerServer>, place: &SocketLocation| {
+        let listen_at = |rights: &Arc<BrokerServer>, location: &SocketLocation| {
             rights
-                .carry_out(BrokerRequest::ListenAt { place: place.clone() }, None)
+                .carry_out(BrokerRequest::ListenAt { place: location.clone() }, None)
                 .map(|(_, fd)| fd.expect("a socket"))
         };
-        let (first, second) = (rights(places.clone()), rights(places.clone()));
-        let _sockets: Vec<OwnedFd> = places.iter().map(|place| listen_at(&first, place).unwrap()).collect();
-        let in_use = listen_at(&second, &places[0]).unwrap_err();
+        let (first, second) = (rights(locations.clone()), rights(locations.clone()));
+        let _sockets: Vec<OwnedFd> = locations.iter().map(|location| listen_at(&first, location).unwrap()).collect();
+        let in_use = listen_at(&second, &locations[0]).unwrap_err();
         assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse, "{in_use}");
         second.end();
         assert!(path.exists(), "what was refused is somebody else's");
         first.end();
         assert!(!path.exists());
-        assert!(listen_at(&rights(vec![]), &places[0]).is_err() && !path.exists());
+        assert!(listen_at(&rights(vec![]), &locations[0]).is_err() && !path.exists());
     }
 
     #[test]

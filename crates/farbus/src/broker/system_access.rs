@@ -67,8 +67,8 @@ impl SystemAccess {
             SystemAccess::Own => reach::dial(host, time_max, reach::ask_around),
             SystemAccess::Through(broker) => dial_through(broker, host, time_max, AddressHints::default()),
         };
-        let (fd, ReachedAddress { place, .. }) = dialled?;
-        place.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })
+        let (fd, ReachedAddress { place: location, .. }) = dialled?;
+        location.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })
     }
 
     /// Connects to a paired host at its most likely address. The host has not proved its key yet.
@@ -83,10 +83,10 @@ impl SystemAccess {
     ) -> Result<(Link, ReachedAddress), LinkError> {
         let (fd, found) = match self {
             SystemAccess::Own => reach::dial_known(&known.as_remembered(), time_max, hints, reach::ask_around),
-            SystemAccess::Through(broker) => dial_through(broker, known.asked(), time_max, hints.clone()),
+            SystemAccess::Through(broker) => dial_through(broker, known.requested(), time_max, hints.clone()),
         }?;
         let link = found.place.link_over(fd);
-        Ok((link.map_err(|source| LinkError { address: known.asked().to_owned(), source })?, found))
+        Ok((link.map_err(|source| LinkError { address: known.requested().to_owned(), source })?, found))
     }
 
     /// Opens a UDP socket for a paired host. Returns the host's address, and whether a different one is remembered.
@@ -98,11 +98,11 @@ impl SystemAccess {
         known: &KnownHost,
         hints: &AddressHints,
     ) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
-        let failed = |source| LinkError { address: known.asked().to_owned(), source };
+        let failed = |source| LinkError { address: known.requested().to_owned(), source };
         match self {
             SystemAccess::Own => reach::datagrams(&known.as_remembered(), hints, reach::ask_around),
             SystemAccess::Through(broker) => {
-                let question = BrokerRequest::Datagrams { host: known.asked().to_owned(), hints: hints.clone() };
+                let question = BrokerRequest::Datagrams { host: known.requested().to_owned(), hints: hints.clone() };
                 let ((to, is_new), fd) = broker.ask(&question, None).map_err(failed)?;
                 Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to, is_new))
             }
@@ -115,9 +115,9 @@ impl SystemAccess {
     /// The address cannot be written.
     pub fn remember(&self, known: &KnownHost, at: SocketAddr) -> io::Result<()> {
         match self {
-            SystemAccess::Own => known_host::remember(known.asked(), at),
+            SystemAccess::Own => known_host::remember(known.requested(), at),
             SystemAccess::Through(broker) => {
-                let question = BrokerRequest::Proved { host: known.asked().to_owned(), at };
+                let question = BrokerRequest::Proved { host: known.requested().to_owned(), at };
                 broker.ask::<Value>(&question, None).map(|_| ())
             }
         }
@@ -128,10 +128,10 @@ impl SystemAccess {
     ///
     /// # Errors
     /// Why it cannot listen, and what to do.
-    pub fn listen_at(&self, place: &SocketLocation, access: &SocketAccess) -> io::Result<SocketListener> {
+    pub fn listen_at(&self, location: &SocketLocation, access: &SocketAccess) -> io::Result<SocketListener> {
         match self {
-            SystemAccess::Own => place.listen_for(access),
-            SystemAccess::Through(broker) => broker.listen_at(place),
+            SystemAccess::Own => location.listen_for(access),
+            SystemAccess::Through(broker) => broker.listen_at(location),
         }
     }
 
@@ -140,21 +140,21 @@ impl SystemAccess {
     ///
     /// # Errors
     /// The policy does not allow the place.
-    pub fn take_place(&self, place: &SocketLocation) -> io::Result<()> {
+    pub fn take_place(&self, location: &SocketLocation) -> io::Result<()> {
         match self {
             SystemAccess::Own => Ok(()),
             SystemAccess::Through(broker) => {
-                broker.ask::<Value>(&BrokerRequest::TakePlace { place: place.clone() }, None).map(|_| ())
+                broker.ask::<Value>(&BrokerRequest::TakePlace { place: location.clone() }, None).map(|_| ())
             }
         }
     }
 
     /// Leaves the place to another process, so that the path of its socket stays.
-    pub fn leave_place(&self, place: &SocketLocation) {
+    pub fn leave_place(&self, location: &SocketLocation) {
         if let SystemAccess::Through(broker) = self
-            && let Err(error) = broker.ask::<Value>(&BrokerRequest::LeavePlace { place: place.clone() }, None)
+            && let Err(error) = broker.ask::<Value>(&BrokerRequest::LeavePlace { place: location.clone() }, None)
         {
-            tracing::warn!(%place, %error, "the socket may go when this process ends");
+            tracing::warn!(%location, %error, "the socket may go when this process ends");
         }
     }
 
@@ -321,12 +321,12 @@ impl SystemAccess {
     pub(crate) fn retirement(
         &self,
         device: DeviceId,
-        said: Option<RetirementStep>,
+        step: Option<RetirementStep>,
     ) -> io::Result<Option<DiskRetirement>> {
         match self {
-            SystemAccess::Own => retirement_of(device, said.as_ref()),
+            SystemAccess::Own => retirement_of(device, step.as_ref()),
             SystemAccess::Through(broker) => {
-                broker.ask(&BrokerRequest::Retirement { device, said }, None).map(|(stored, _)| stored)
+                broker.ask(&BrokerRequest::Retirement { device, said: step }, None).map(|(stored, _)| stored)
             }
         }
     }
@@ -552,9 +552,9 @@ pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&
 }
 
 /// Notes what a host said of a disk that it moves to its own machine, if anything, and returns what is stored then.
-pub(super) fn retirement_of(device: DeviceId, said: Option<&RetirementStep>) -> io::Result<Option<DiskRetirement>> {
+pub(super) fn retirement_of(device: DeviceId, printed: Option<&RetirementStep>) -> io::Result<Option<DiskRetirement>> {
     let folder = HostFolder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
-    retirement(&folder, device, said).map_err(io::Error::other)
+    retirement(&folder, device, printed).map_err(io::Error::other)
 }
 
 /// The drivers that took the device on `port`.
@@ -577,11 +577,11 @@ impl FuseMounter for SystemAccess {
             SystemAccess::Own => return OwnMounter.mount(at, read_only),
             SystemAccess::Through(broker) => broker,
         };
-        let told = |error: io::Error| MountError::Told(error.to_string());
+        let reported = |error: io::Error| MountError::Told(error.to_string());
         // Several lines, so that an abort does not wait for an unmount.
-        let line = several(broker).map_err(told)?;
+        let line = several(broker).map_err(reported)?;
         let question = BrokerRequest::Mount { at: at.to_owned(), read_only };
-        let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(told)?;
+        let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(reported)?;
         let device = device.ok_or_else(|| MountError::Told("no descriptor came along".into()))?;
         Ok(FuseMount { at, device, keeper: Arc::new(FarKeeper { mount, line }) })
     }

@@ -52,8 +52,8 @@ pub fn everywhere(port: u16) -> Vec<SocketAddr> {
 }
 
 /// The failure of listening at `place`, with what to do.
-pub fn listen_failure(place: &SocketLocation, error: &std::io::Error) -> CommandFailure {
-    let hint = match (place, error.kind()) {
+pub fn listen_failure(location: &SocketLocation, error: &std::io::Error) -> CommandFailure {
+    let hint = match (location, error.kind()) {
         // An error of a path says itself what to do.
         (SocketLocation::Socket(_), _) => return CommandFailure::local(error),
         (SocketLocation::Address(_), std::io::ErrorKind::AddrInUse) => {
@@ -62,10 +62,10 @@ pub fn listen_failure(place: &SocketLocation, error: &std::io::Error) -> Command
         _ => "",
     };
     // An error of `SocketLocation::listen` names the place itself; one of the system does not.
-    let told = error.to_string();
-    let subject = format!("cannot listen at {place}: ");
-    let subject = if told.starts_with(&subject) { "" } else { &subject };
-    CommandFailure::local(format!("{subject}{told}{hint}"))
+    let message = error.to_string();
+    let subject = format!("cannot listen at {location}: ");
+    let subject = if message.starts_with(&subject) { "" } else { &subject };
+    CommandFailure::local(format!("{subject}{message}{hint}"))
 }
 
 #[cfg(test)]
@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn a_listen_failure_names_the_place_once() {
         let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let place = SocketLocation::Address(taken.local_addr().unwrap());
-        let of_place = listen_failure(&place, &place.listen().unwrap_err()).to_string();
-        let of_system = listen_failure(&place, &ErrorKind::AddrInUse.into()).to_string();
+        let location = SocketLocation::Address(taken.local_addr().unwrap());
+        let of_place = listen_failure(&location, &location.listen().unwrap_err()).to_string();
+        let of_system = listen_failure(&location, &ErrorKind::AddrInUse.into()).to_string();
         for text in [of_place, of_system] {
             assert_eq!(text.matches("cannot listen at").count(), 1, "{text}");
             assert!(text.contains("another share or usbipd is there"), "{text}");

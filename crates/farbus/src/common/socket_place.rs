@@ -32,9 +32,9 @@ impl SocketProtocol {
     }
 
     /// A warning if hosts other than this machine can reach `place`.
-    pub fn exposure(self, place: &SocketLocation) -> Option<String> {
-        let SocketLocation::Address(address) = place else { return None };
-        (!place.is_local()).then(|| {
+    pub fn exposure(self, location: &SocketLocation) -> Option<String> {
+        let SocketLocation::Address(address) = location else { return None };
+        (!location.is_local()).then(|| {
             format!(
                 "{address} is not this machine alone. {} has no password and no encryption here:\n  \
                  every program that reaches this address can use what is there, read all of it and change it.",
@@ -191,8 +191,8 @@ impl SocketListener {
     }
 
     /// A socket that another process opened at `place`.
-    pub(crate) fn passed(socket: OwnedFd, place: &SocketLocation) -> Self {
-        match place {
+    pub(crate) fn passed(socket: OwnedFd, location: &SocketLocation) -> Self {
+        match location {
             SocketLocation::Socket(path) => SocketListener::Local(LocalListener::passed(socket, path)),
             SocketLocation::Address(_) => SocketListener::Tcp(TcpLinkListener::over(socket)),
         }
@@ -210,7 +210,7 @@ impl SocketListener {
     ///
     /// # Errors
     /// The error of the system.
-    pub fn place(&self) -> io::Result<SocketLocation> {
+    pub fn location(&self) -> io::Result<SocketLocation> {
         Ok(match self {
             SocketListener::Local(listener) => SocketLocation::Socket(listener.path().to_owned()),
             SocketListener::Tcp(listener) => SocketLocation::Address(listener.address()?),
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn chardev_options_name_the_place_as_qemu_reads_it() {
-        let options = |place: SocketLocation| place.chardev_options();
+        let options = |location: SocketLocation| location.chardev_options();
         assert_eq!(options(SocketLocation::Socket("/run/a,b.sock".into())), "path=/run/a,,b.sock");
         assert_eq!(options(SocketLocation::Address("[::1]:4000".parse().unwrap())), "host=::1,port=4000");
     }
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn place_parses_from_its_own_text() {
         for text in ["unix:/run/farbus/share.sock", "[::1]:3240", "10.0.0.7:99"] {
-            assert_eq!(text.parse::<SocketLocation>().map(|place| place.as_host()), Ok(text.to_owned()));
+            assert_eq!(text.parse::<SocketLocation>().map(|location| location.as_host()), Ok(text.to_owned()));
         }
         let relative: SocketLocation = "unix:share.sock".parse().unwrap();
         assert!(relative.path().unwrap().is_absolute(), "{relative}");
@@ -313,10 +313,10 @@ mod tests {
 
     #[test]
     fn passed_tcp_listener_accepts_connections() {
-        let place = SocketLocation::Address("127.0.0.1:0".parse().unwrap());
-        let listener = SocketListener::passed(place.listen().unwrap().into_descriptor().unwrap(), &place);
+        let location = SocketLocation::Address("127.0.0.1:0".parse().unwrap());
+        let listener = SocketListener::passed(location.listen().unwrap().into_descriptor().unwrap(), &location);
         assert!(listener.try_accept().unwrap().is_none(), "nobody has come, and nobody waits");
-        let SocketLocation::Address(address) = listener.place().unwrap() else { panic!("it is an address") };
+        let SocketLocation::Address(address) = listener.location().unwrap() else { panic!("it is an address") };
         let client = std::net::TcpStream::connect(address).unwrap();
         let link = listener.try_accept().unwrap().expect("somebody has come");
         assert_eq!(link.peer(), client.local_addr().unwrap().to_string());

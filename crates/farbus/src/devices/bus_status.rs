@@ -14,15 +14,15 @@ const PLACES_MAX: usize = 64;
 /// The buses of a ledger.
 pub fn bus_statuses(ledger: &HostReservationLedger) -> Vec<BusStatus> {
     let buses = ledger.plans().take(BUSES_MAX).map(|(bus, plan)| {
-        let places = plan.placements().iter().take(PLACES_MAX).map(|place| {
-            let (device, endpoint) = ledger.asker_of(place.id).unwrap_or_default();
+        let locations = plan.placements().iter().take(PLACES_MAX).map(|location| {
+            let (device, endpoint) = ledger.asker_of(location.id).unwrap_or_default();
             PlaceStatus {
                 device: device.to_owned(),
                 endpoint: (endpoint != 0).then(|| format!("{endpoint:#04x}")),
-                start: place.start,
-                every: place.every,
-                packets: place.packets,
-                time_ps: place.time_ps,
+                start: location.start,
+                every: location.every,
+                packets: location.packets,
+                time_ps: location.time_ps,
             }
         });
         BusStatus {
@@ -38,7 +38,7 @@ pub fn bus_statuses(ledger: &HostReservationLedger) -> Vec<BusStatus> {
             cycle: plan.cycle(),
             asynchronous_ps: plan.reservation_ps(),
             free_ps: (0..plan.cycle().min(INTERVALS_MAX)).map(|interval| plan.free_ps(interval)).collect(),
-            places: places.collect(),
+            places: locations.collect(),
         }
     });
     buses.collect()

@@ -457,10 +457,10 @@ impl SwapJournalWriter {
 
     /// The offset behind the last line.
     fn end(&self) -> io::Result<u64> {
-        let mut said = Vec::new();
+        let mut bytes = Vec::new();
         (&self.file).rewind()?;
-        (&self.file).take(JOURNAL_BYTES_MAX).read_to_end(&mut said)?;
-        Ok(said.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
+        (&self.file).take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
     }
 }
 
@@ -567,8 +567,11 @@ mod tests {
         SwapJournalWriter::to(begun.file).note(SwapMilestone::Switched).unwrap();
         assert_eq!(blocks(), before);
         assert_eq!(scratch.status(&a), MediumStatus::MovedTo(b.at));
-        let said = String::from_utf8(fs::read(&path).unwrap()).unwrap();
-        assert!(said.trim_end_matches('\0').ends_with("\n\"copying\"\n\n\"abandoned\"\n\n\"switched\"\n"), "{said:?}");
+        let message = String::from_utf8(fs::read(&path).unwrap()).unwrap();
+        assert!(
+            message.trim_end_matches('\0').ends_with("\n\"copying\"\n\n\"abandoned\"\n\n\"switched\"\n"),
+            "{message:?}"
+        );
     }
 
     #[test]

@@ -129,21 +129,21 @@ fn is_true(word: &QueryWord, host: &str, device: &ListedDevice) -> bool {
             let is_of = |interface: &String| words.iter().any(|word| interface.starts_with(word));
             device.interfaces.iter().any(is_of)
         }
-        QueryWord::Vendor(asked) => {
+        QueryWord::Vendor(wanted) => {
             let name = device.vendor_name.as_deref().unwrap_or_default();
             // What everybody calls FTDI is "Future Technology Devices International, Ltd" in the list.
             let initials: String = name.split_whitespace().filter_map(|word| word.chars().next()).collect();
-            let is_called = asked.len() > 2 && initials.to_lowercase().starts_with(asked);
-            device.vendor == *asked || contains(name, asked) || contains(&device.title, asked) || is_called
+            let is_called = wanted.len() > 2 && initials.to_lowercase().starts_with(wanted);
+            device.vendor == *wanted || contains(name, wanted) || contains(&device.title, wanted) || is_called
         }
-        QueryWord::Product(asked) => {
+        QueryWord::Product(wanted) => {
             let name = device.product_name.as_deref().unwrap_or_default();
-            device.product == *asked || contains(name, asked) || contains(&device.title, asked)
+            device.product == *wanted || contains(name, wanted) || contains(&device.title, wanted)
         }
-        QueryWord::Speed(asked) => device.speed.to_lowercase() == *asked,
+        QueryWord::Speed(wanted) => device.speed.to_lowercase() == *wanted,
         QueryWord::Name(pattern) => pattern.matches(&device.name),
         QueryWord::Host(pattern) => pattern.matches(host),
-        QueryWord::Place(pattern) => device.notes.place.as_deref().is_some_and(|place| pattern.matches(place)),
+        QueryWord::Place(pattern) => device.notes.place.as_deref().is_some_and(|location| pattern.matches(location)),
         QueryWord::Label(name, pattern) => {
             let value = device.notes.labels.get(name);
             value.is_some_and(|value| pattern.as_ref().is_none_or(|pattern| pattern.matches(value)))

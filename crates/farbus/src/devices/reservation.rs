@@ -126,9 +126,9 @@ pub fn reservation_told(report: &ReservationReport) -> ReservationStatus {
 
 /// The status of a line of the ledger.
 pub(crate) fn reservation_status(line: &ListedReservation<'_>) -> ReservationStatus {
-    let told = reservation_told(&line.report);
+    let status = reservation_told(&line.report);
     let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
-    ReservationStatus { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
+    ReservationStatus { bus, processor: line.processor.map(|(processor, _)| processor), ..status }
 }
 
 /// What is short, in one word, and how much of it is missing, with its unit. `None`: nothing.

@@ -117,8 +117,8 @@ mod tests {
             match durable {
                 Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
                 Durable::Said(step) => {
-                    let said = RetirementStep::by(step, MOVER.into(), "desk".into());
-                    retirement(&self.exporter, self.id, Some(&said)).unwrap();
+                    let retirement_step = RetirementStep::by(step, MOVER.into(), "desk".into());
+                    retirement(&self.exporter, self.id, Some(&retirement_step)).unwrap();
                 }
             }
         }
@@ -213,8 +213,8 @@ mod tests {
                 }
                 Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
                 Durable::Said(step) => {
-                    let said = RetirementStep::by(step, MOVER.into(), "desk".into());
-                    retirement(&self.exporter, self.id, Some(&said)).unwrap();
+                    let retirement_step = RetirementStep::by(step, MOVER.into(), "desk".into());
+                    retirement(&self.exporter, self.id, Some(&retirement_step)).unwrap();
                 }
             }
         }
@@ -317,8 +317,8 @@ mod tests {
         // Another host does not get a disk by saying that it overwrites it.
         let mut other = NewDisk::new(&scratch);
         other.make(Said(DiskMoveStep::Moved));
-        let said = super::RetirementStep::by(DiskMoveStep::Overwrites, "key 2".into(), "rack".into());
-        retirement(&other.exporter, other.id, Some(&said)).unwrap();
+        let retirement_step = super::RetirementStep::by(DiskMoveStep::Overwrites, "key 2".into(), "rack".into());
+        retirement(&other.exporter, other.id, Some(&retirement_step)).unwrap();
         assert!(!other.gives_to("key 2"));
         std::fs::remove_dir_all(&scratch).unwrap();
     }

@@ -23,7 +23,7 @@ pub struct ConnectionCounters {
 /// The medium of a block device, if its place is known.
 pub fn medium_status(block: &BlockExport) -> Option<MediumStatus> {
     let switch = block.switch();
-    let (at, is_swapped) = (block.place()?, block.has_moved());
+    let (at, is_swapped) = (block.location()?, block.has_moved());
     let (size_bytes, is_swapping) = (switch.size_bytes(), switch.is_swapping());
     Some(MediumStatus { at, size_bytes, is_swapping, is_swapped, identity: None })
 }

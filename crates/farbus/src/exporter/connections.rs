@@ -42,7 +42,7 @@ pub fn accept_all(shared: &Arc<ExporterState>, listening: &ExporterListener) {
         match listening.accept() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok((_, from)) if !listening.admits(from) => {
-                warn!(%from, at = %listening.place(), "not on the list of those allowed here");
+                warn!(%from, at = %listening.location(), "not on the list of those allowed here");
             }
             Ok((link, from)) => {
                 let known = shared.permissions.local_peers.recognize(&link, from);
@@ -208,12 +208,12 @@ impl ConnectionHandler for ExporterState {
 
 /// Tells a paired host that its connection has no place, as its protocol can.
 fn tell_why(shared: &ExporterState, protocol: LinkProtocol, link: &Link, error: &io::Error) {
-    let told = match protocol {
+    let reported = match protocol {
         LinkProtocol::Control => questions::refuse(link, &error.to_string()),
         LinkProtocol::Session => shared.native.refuse(link),
         LinkProtocol::UsbIp | LinkProtocol::Pairing => Ok(()),
     };
-    if let Err(error) = told {
+    if let Err(error) = reported {
         debug!(peer = link.peer(), %error, "it was not told why it was turned away");
     }
     link.shut_down();
@@ -233,9 +233,9 @@ pub fn recheck(shared: &ExporterState, trust: &TrustStore) {
             let held = session.device().or_else(|| session.observes.get().cloned());
             let device = held.and_then(|bus_id| names.get(&bus_id));
             let is_lent = device.is_some_and(|(name, _)| permissions.lent_to(session.visitor, name) == Some(true));
-            let asked = device.filter(|_| !is_lent).map(|(name, id)| (registry.permitted_as(name), *id));
+            let wanted = device.filter(|_| !is_lent).map(|(name, id)| (registry.permitted_as(name), *id));
             let device = device.map(|(name, _)| name.as_str());
-            if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, asked)) {
+            if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, wanted)) {
                 warn!(peer = session.peer, device, "cut off: its permission was taken back");
                 session.end();
             }

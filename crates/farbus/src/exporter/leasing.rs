@@ -131,11 +131,11 @@ impl LeaseActor<'_> {
             })?;
         }
         watch(shared);
-        let (state, place) = match requested {
+        let (state, position) = match requested {
             LeaseDecision::Granted { .. } => ("held", None),
-            LeaseDecision::Waits { place, .. } => ("waiting", Some(place)),
+            LeaseDecision::Waits { position, .. } => ("waiting", Some(position)),
         };
-        Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, state, place)? })
+        Ok(LeaseAnswer { is_new: Some(is_new), ..answer(shared, bus_id, who, state, position)? })
     }
 
     fn confirm(self) -> Result<LeaseAnswer, FailureReport> {
@@ -411,7 +411,7 @@ fn answer(
     bus_id: &str,
     who: &LeaseHost,
     state: &str,
-    place: Option<usize>,
+    position: Option<usize>,
 ) -> Result<LeaseAnswer, FailureReport> {
     let now = shared.serving.clock.now();
     let device = name_of(shared, bus_id);
@@ -420,7 +420,7 @@ fn answer(
             claims.lease(now).map(|lease| LeaseStatus { is_yours: lease.who == *who, ..lease_status(lease, now) });
         let user = claims.holder().filter(|_| lease.is_none()).map(|holder| holder.who.clone());
         let ends_in_s = claims.ends_at().map(|until| (until - now).as_secs_f64());
-        LeaseAnswer { device, state: state.to_owned(), lease, user, place, ends_in_s, is_new: None }
+        LeaseAnswer { device, state: state.to_owned(), lease, user, place: position, ends_in_s, is_new: None }
     })
 }
 

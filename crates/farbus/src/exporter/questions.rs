@@ -82,8 +82,8 @@ fn answer_to(
                 devices,
             })
         }
-        HostQuestion::Topology { said } => match shared.serving.neighbourhood.get() {
-            Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &said) {
+        HostQuestion::Topology { said: message } => match shared.serving.neighbourhood.get() {
+            Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &message) {
                 Ok(answer) => HostAnswer::Topology(answer),
                 Err(why) => HostAnswer::Refused(why),
             },

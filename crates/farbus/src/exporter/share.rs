@@ -218,14 +218,14 @@ impl Share {
     #[doc(hidden)]
     pub fn listen_at(&self, listener: SocketListener, allowed: Option<Vec<IpNetwork>>) -> io::Result<SocketLocation> {
         let listening = Arc::new(ExporterListener::new(listener, allowed)?);
-        let place = listening.place().clone();
+        let location = listening.location().clone();
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
             .stack_size(STACK_BYTES)
             .spawn(move || connections::accept_all(&shared, &for_thread))?;
         self.shared.listeners.add(listening);
-        Ok(place)
+        Ok(location)
     }
 
     /// The listening sockets.

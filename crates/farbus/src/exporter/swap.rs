@@ -99,7 +99,7 @@ impl ExportSwaps {
             return Err(FailureReport::new(FailureKind::Refused, message));
         };
         let clock = BoottimeClock::start();
-        let from = export.place().unwrap_or_default();
+        let from = export.location().unwrap_or_default();
         let notes = Box::new(SwapJournalWriter::to(journal));
         let swap = MediumSwap::begin(export.switch(), Arc::new(destination), notes, options, clock.now())
             .map_err(|error| report(&error, &device, &to))?

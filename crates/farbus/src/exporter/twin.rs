@@ -31,7 +31,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
             &format!("watch it: farbus swap {device}"),
         ));
     }
-    let (tell, told) = mpsc::sync_channel(1);
+    let (tell, outcomes) = mpsc::sync_channel(1);
     let twin = <SwapCandidate>::new(Box::new(opened), move |outcome| {
         // The waiting thread may have given up; then the device is dropped here and returns to its drivers.
         let _ = tell.try_send(outcome);
@@ -40,16 +40,16 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
     if let Err(error) = share.command(device, OwnerCommand::Swap(twin.clone())) {
         share.swaps().withdraw(bus_id);
         // Dropping the last reference returns the device to its drivers.
-        drop((twin, told));
+        drop((twin, outcomes));
         let attribute = if matches!(error, ShareError::Silent) { FailureKind::Device } else { FailureKind::Refused };
         return Err(not(attribute, &error, "it takes a USB device of the same make, at the same speed"));
     }
     drop(twin);
-    let (device, to, places, bus_id) =
+    let (device, to, plug_location_maps, bus_id) =
         (device.to_owned(), to.to_owned(), share.swaps().plugs().clone(), bus_id.to_owned());
     let (plug, on_moved) = (PlugLocation::of(&found), share.on_moved(&bus_id));
     let wait = move || {
-        let outcome = told.recv_timeout(EXCHANGE_TIME_MAX);
+        let outcome = outcomes.recv_timeout(EXCHANGE_TIME_MAX);
         let failure = match outcome {
             Ok(DeviceSwapOutcome::Done { left, report }) => {
                 info!(
@@ -60,7 +60,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
                     asked_again = report.asked_again,
                     "swapped for its twin"
                 );
-                places.put(&bus_id, plug);
+                plug_location_maps.put(&bus_id, plug);
                 on_moved();
                 run.end(DONE, |status| {
                     status.quiet_ms = report.quiet.as_secs_f64() * 1e3;

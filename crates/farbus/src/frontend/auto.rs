@@ -14,7 +14,7 @@ pub struct AutoFrontEnd;
 
 /// The front end that is used if the kernel accepts no devices.
 fn without_kernel(request: &AttachRequest) -> &'static dyn FrontEnd {
-    if request.place.is_some() { &RedirFrontEnd } else { &FuseFrontEnd }
+    if request.location.is_some() { &RedirFrontEnd } else { &FuseFrontEnd }
 }
 
 fn chosen(request: &AttachRequest, system: &SystemAccess) -> &'static dyn FrontEnd {

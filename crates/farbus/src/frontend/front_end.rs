@@ -226,7 +226,7 @@ pub struct AttachRequest {
     /// The folder in which its file appears; see [`AttachRequest::folder`] for the default.
     pub at: Option<PathBuf>,
     /// Where programs connect to it, for a front end with a protocol.
-    pub place: Option<SocketLocation>,
+    pub location: Option<SocketLocation>,
     /// Which users may connect there, if it is a socket.
     pub access: SocketAccess,
     /// Whether another host is to hand it over first, with the virtual machine that uses it.
@@ -262,7 +262,7 @@ impl AttachRequest {
             target,
             via,
             at: None,
-            place: None,
+            location: None,
             access: SocketAccess::default(),
             is_handed_over: false,
             mode: DiskMode::default(),
@@ -287,7 +287,7 @@ impl AttachRequest {
 
     /// Where programs that speak `protocol` connect to it.
     pub fn place_of(&self, protocol: SocketProtocol) -> SocketLocation {
-        self.place.clone().unwrap_or_else(|| protocol.default_place(&self.target.device))
+        self.location.clone().unwrap_or_else(|| protocol.default_place(&self.target.device))
     }
 
     /// What a front end with this protocol needs.
@@ -323,7 +323,7 @@ impl BrokerPolicy {
             match need {
                 FrontEndRequirement::Kernel => self.plugs = true,
                 FrontEndRequirement::Mount(folder) => self.mounts.push(folder),
-                FrontEndRequirement::Listen(place, access) => self.places.push((place, access)),
+                FrontEndRequirement::Listen(location, access) => self.places.push((location, access)),
             }
         }
     }

@@ -227,7 +227,7 @@ impl FrontEnd for RedirFrontEnd {
 /// A device that waits for a virtual machine, serves it, and waits for the next.
 struct RedirAttachment {
     relay: RedirRelay,
-    place: SocketLocation,
+    location: SocketLocation,
     target: DeviceTarget,
     stop: StopSignal,
     hold_handle: HoldHandle,
@@ -261,7 +261,7 @@ impl RedirAttachment {
         listener: SocketListener,
         client: &ImporterClient,
     ) -> Result<Self, ClientError> {
-        let place = listener.place().map_err(local)?;
+        let location = listener.location().map_err(local)?;
         let (clock, local_address, session) = (device.clock(), device.local_address(), device.status());
         let (may_save, system) = (device.may_move().is_ok(), client.system().clone());
         let host = RedirHost::new(device, SessionLimits::RELAYED);
@@ -285,7 +285,7 @@ impl RedirAttachment {
         let (is_handed_over, restored_guest) = (false, None);
         Ok(Self {
             relay,
-            place,
+            location,
             target,
             stop,
             hold_handle,
@@ -311,7 +311,7 @@ impl RedirAttachment {
 
 impl Attachment for RedirAttachment {
     fn status(&self) -> AttachmentFacts {
-        let (at, options) = (self.place.to_string(), self.place.chardev_options());
+        let (at, options) = (self.location.to_string(), self.location.chardev_options());
         let how = if self.is_handed_over { "waits to be handed over at" } else { "attached at" };
         let id = format!("farbus-{}", plain_name(&self.target.device));
         let next = format!(
@@ -356,7 +356,7 @@ impl Attachment for RedirAttachment {
         let ended = self.relay.run(&self.stop, &self.hold_handle, &self.save_requester, &self.meters);
         self.swap.finish();
         if matches!(ended, AttachmentEnd::HandedOver) {
-            self.system.leave_place(&self.place);
+            self.system.leave_place(&self.location);
             (*self).leave();
         }
         ended
@@ -365,7 +365,7 @@ impl Attachment for RedirAttachment {
 
 impl RestoredAttachment for RedirAttachment {
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
-        match system.take_place(&self.place) {
+        match system.take_place(&self.location) {
             Ok(()) => Ok(self),
             Err(error) => {
                 (*self).leave();
@@ -410,7 +410,7 @@ impl RedirRelay {
             if stop.hears() {
                 break AttachmentEnd::Asked;
             }
-            if let Some(asker) = save_requester.asked()
+            if let Some(asker) = save_requester.requested()
                 && self.part_with(asker) == SaveDecision::Go
             {
                 return AttachmentEnd::HandedOver;

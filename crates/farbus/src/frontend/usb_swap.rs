@@ -66,7 +66,7 @@ pub const TWIN_IS_HERE: &str =
 
 /// One of the two devices of an exchange.
 pub struct AttachedUsb {
-    place: LocatedUsbDevice,
+    device: LocatedUsbDevice,
     /// How much later the engine's clock reads than the device's own.
     lead: Duration,
 }
@@ -82,12 +82,12 @@ impl AttachedUsb {
     /// A device of another host, for an engine with this clock.
     fn far(device: FarDevice, engine: BoottimeClock) -> Self {
         let lead = engine.ahead_of(device.clock());
-        Self { place: LocatedUsbDevice::Far(Box::new(device)), lead }
+        Self { device: LocatedUsbDevice::Far(Box::new(device)), lead }
     }
 
     /// A device of this machine at `at`.
     fn here(device: UsbDevice, at: &str) -> Self {
-        Self { place: LocatedUsbDevice::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }
+        Self { device: LocatedUsbDevice::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }
     }
 
     /// The device's time at the engine's moment.
@@ -97,7 +97,7 @@ impl AttachedUsb {
     }
 
     fn session(&self) -> Option<SessionStatus> {
-        match &self.place {
+        match &self.device {
             LocatedUsbDevice::Far(device) => device.status(),
             LocatedUsbDevice::Here(..) => None,
         }
@@ -105,7 +105,7 @@ impl AttachedUsb {
 
     /// Gives it back, to its host or to this machine's drivers.
     fn give_back(mut self) {
-        if let LocatedUsbDevice::Far(device) = &mut self.place {
+        if let LocatedUsbDevice::Far(device) = &mut self.device {
             let mut done = CompletionQueue::new(BufferPool::new(0));
             device.close(&mut done);
             while done.pop().is_some() {}
@@ -117,14 +117,14 @@ impl DeviceLayer for AttachedUsb {
     type Inner = dyn Device;
 
     fn inner(&self) -> &(dyn Device + 'static) {
-        match &self.place {
+        match &self.device {
             LocatedUsbDevice::Far(device) => &**device,
             LocatedUsbDevice::Here(device, _) => &**device,
         }
     }
 
     fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
-        match &mut self.place {
+        match &mut self.device {
             LocatedUsbDevice::Far(device) => &mut **device,
             LocatedUsbDevice::Here(device, _) => &mut **device,
         }
@@ -265,14 +265,14 @@ impl SwapUsb {
     }
 
     fn far(&self) -> Option<&FarDevice> {
-        match &DeviceLayer::inner(&self.device).place {
+        match &DeviceLayer::inner(&self.device).device {
             LocatedUsbDevice::Far(device) => Some(device),
             LocatedUsbDevice::Here(..) => None,
         }
     }
 
     fn far_mut(&mut self) -> Option<&mut FarDevice> {
-        match &mut DeviceLayer::inner_mut(&mut self.device).place {
+        match &mut DeviceLayer::inner_mut(&mut self.device).device {
             LocatedUsbDevice::Far(device) => Some(device),
             LocatedUsbDevice::Here(..) => None,
         }
@@ -382,7 +382,7 @@ impl SwapUsb {
         if self.device.is_swapping() {
             return None;
         }
-        match &DeviceLayer::inner(&self.device).place {
+        match &DeviceLayer::inner(&self.device).device {
             LocatedUsbDevice::Far(device) => device.ended(),
             LocatedUsbDevice::Here(device, at) => Device::is_gone(&**device).then(|| {
                 let message = format!("its twin at {at} on this machine was unplugged");
@@ -674,7 +674,7 @@ impl UsbSwap {
             twin.give_back();
             return Err((FailureKind::Refused, "it was cancelled".to_owned()));
         }
-        let (waiting, told) = mpsc::sync_channel(1);
+        let (waiting, reported) = mpsc::sync_channel(1);
         let replaced_by = (!same_target(to, &self.0.target.to_string())).then(|| to.to_owned());
         let tell = UsbSwapReply { swap: self.clone(), replaced_by, session: twin.session(), waiting };
         let order = UsbSwapOrder { twin: Box::new(twin), tell };
@@ -691,7 +691,7 @@ impl UsbSwap {
         }
         self.0.has_order.store(true, Ordering::Release);
         self.0.wake.wake();
-        match told.recv_timeout(EXCHANGE_TIME_MAX) {
+        match reported.recv_timeout(EXCHANGE_TIME_MAX) {
             Ok(Ok((left, report))) => Ok((*left, report)),
             Ok(Err((attribute, why, twin))) => {
                 twin.into_iter().for_each(|twin| twin.give_back());
@@ -711,7 +711,7 @@ impl UsbSwap {
         let (swap, at) = (self.clone(), at.to_owned());
         thread::spawn(move || {
             let run = SwapRun::new(local_twin::begun("a device", String::new(), &at));
-            let twin = AttachedUsb { place: LocatedUsbDevice::Here(device, at.clone()), lead: Duration::ZERO };
+            let twin = AttachedUsb { device: LocatedUsbDevice::Here(device, at.clone()), lead: Duration::ZERO };
             let (left, _) = swap.exchange(&run, twin, &at).map_err(|(_, why)| why)?;
             left.give_back();
             Ok(())
@@ -780,7 +780,7 @@ mod tests {
     fn plugged(at: &str, speed: UsbSpeed) -> (AttachedUsb, Arc<AtomicBool>) {
         let is_gone = Arc::new(AtomicBool::new(false));
         let device = Plugged { device: SerialGadget::device(speed), is_gone: Arc::clone(&is_gone) };
-        (AttachedUsb { place: LocatedUsbDevice::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }, is_gone)
+        (AttachedUsb { device: LocatedUsbDevice::Here(Box::new(device), at.to_owned()), lead: Duration::ZERO }, is_gone)
     }
 
     struct Bench {
@@ -818,7 +818,7 @@ mod tests {
         }
 
         fn exchange(&mut self, twin: AttachedUsb, refusal: Option<&str>) -> Receiver<UsbSwapOutcome> {
-            let (waiting, told) = mpsc::sync_channel(1);
+            let (waiting, reported) = mpsc::sync_channel(1);
             let replaced_by = Some("usb:1-2".to_owned());
             let tell = UsbSwapReply { swap: self.swap.clone(), replaced_by, session: None, waiting };
             let order = UsbSwapOrder { twin: Box::new(twin), tell };
@@ -827,7 +827,7 @@ mod tests {
                 self.now = self.now + Duration::from_millis(1);
                 Device::handle_timeout(&mut self.device, self.now, &mut self.done);
             }
-            told
+            reported
         }
     }
 
@@ -840,7 +840,7 @@ mod tests {
             panic!("it is refused")
         };
         assert!(
-            matches!(&left.place, LocatedUsbDevice::Here(_, at) if at == "usb:1-1"),
+            matches!(&left.device, LocatedUsbDevice::Here(_, at) if at == "usb:1-1"),
             "the first one is its owner's again"
         );
         assert_eq!((report.replayed, report.asked_again), (1, 1));

@@ -48,7 +48,7 @@ pub struct KnownHost {
     trust: TrustStore,
     peer: Peer,
     /// The name and port as they were given.
-    asked: String,
+    wanted: String,
     address: String,
     /// Whether `address` differs from the remembered one.
     is_elsewhere: bool,
@@ -96,8 +96,8 @@ impl KnownHost {
             }
             _ => remembered,
         };
-        let (asked, is_elsewhere, proved) = (address.to_owned(), false, Arc::default());
-        Self { trust, peer, asked, address: at, is_elsewhere, proved }
+        let (wanted, is_elsewhere, proved) = (address.to_owned(), false, Arc::default());
+        Self { trust, peer, wanted, address: at, is_elsewhere, proved }
     }
 
     /// The same host, at `address` (`HOST:PORT`).
@@ -114,7 +114,7 @@ impl KnownHost {
             return self.clone();
         }
         // An unreadable list is reported where it is needed for trust.
-        let now = Self::find(&self.asked).ok().flatten().filter(|now| now.peer.fingerprint == self.peer.fingerprint);
+        let now = Self::find(&self.wanted).ok().flatten().filter(|now| now.peer.fingerprint == self.peer.fingerprint);
         now.unwrap_or_else(|| self.clone())
     }
 
@@ -144,8 +144,8 @@ impl KnownHost {
     }
 
     /// The name and port as they were given.
-    pub fn asked(&self) -> &str {
-        &self.asked
+    pub fn requested(&self) -> &str {
+        &self.wanted
     }
 
     /// Encrypts `link`, which leads to the host's likely address, and checks the host's key.
@@ -225,8 +225,8 @@ impl KnownHost {
 ///
 /// # Errors
 /// The list of paired hosts cannot be changed.
-pub fn remember(asked: &str, at: SocketAddr) -> io::Result<()> {
-    let name = asked.rsplit_once(':').map_or(asked, |(name, _)| name);
+pub fn remember(wanted: &str, at: SocketAddr) -> io::Result<()> {
+    let name = wanted.rsplit_once(':').map_or(wanted, |(name, _)| name);
     let folder = HostFolder::of_user().map_err(io::Error::other)?;
     let at = SocketAddr::new(at.ip().to_canonical(), at.port()).to_string();
     let changed = PairedHostList::change(&folder, |peers| {

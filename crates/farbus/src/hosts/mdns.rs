@@ -199,7 +199,7 @@ pub fn run() -> io::Result<()> {
         }
         let Some(parcel) = passage.receive()? else { return Ok(()) };
         let answer = match serde_json::from_slice(&parcel.bytes) {
-            Ok(MdnsRequest::Announce(told)) => announce(&mut announcer, &name, told),
+            Ok(MdnsRequest::Announce(mdns_announcements)) => announce(&mut announcer, &name, mdns_announcements),
             Ok(MdnsRequest::Find(host)) => MdnsReply::Found(reach::ask_around(&host)),
             Err(error) => MdnsReply::Failed(format!("not a question: {error}")),
         };
@@ -219,12 +219,12 @@ fn tend(announcer: Option<&mut MdnsAnnouncer>) {
     }
 }
 
-fn announce(announcer: &mut Option<MdnsAnnouncer>, name: &str, told: Vec<MdnsAnnouncement>) -> MdnsReply {
-    if told.is_empty() {
+fn announce(announcer: &mut Option<MdnsAnnouncer>, name: &str, announcements: Vec<MdnsAnnouncement>) -> MdnsReply {
+    if announcements.is_empty() {
         *announcer = None;
         return MdnsReply::Done;
     }
-    let wanted: Vec<HostAnnouncement> = told.into_iter().map(HostAnnouncement::from).collect();
+    let wanted: Vec<HostAnnouncement> = announcements.into_iter().map(HostAnnouncement::from).collect();
     let result = match announcer {
         Some(announcer) => announcer.announce(&wanted),
         none => {

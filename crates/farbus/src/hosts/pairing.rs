@@ -424,9 +424,9 @@ impl<'a> PairingConversation<'a> {
     }
 
     fn flush(&mut self) -> Result<(), PairError> {
-        let said = self.pairing.poll_transmit().to_vec();
-        send_all(self.link, &said, EXCHANGE_TIME_MAX).map_err(PairError::Lost)?;
-        self.pairing.handle_transmitted(said.len());
+        let bytes = self.pairing.poll_transmit().to_vec();
+        send_all(self.link, &bytes, EXCHANGE_TIME_MAX).map_err(PairError::Lost)?;
+        self.pairing.handle_transmitted(bytes.len());
         Ok(())
     }
 }

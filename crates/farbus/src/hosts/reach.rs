@@ -66,8 +66,9 @@ pub fn dial(
     nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>,
 ) -> Result<(OwnedFd, ReachedAddress), LinkError> {
     if let Ok(SocketLocation::Socket(path)) = host.parse() {
-        let place = SocketLocation::Socket(path.clone());
-        return dial_socket(&path, time_max).map(|connection| (connection, ReachedAddress { place, is_new: false }));
+        let location = SocketLocation::Socket(path.clone());
+        return dial_socket(&path, time_max)
+            .map(|connection| (connection, ReachedAddress { place: location, is_new: false }));
     }
     let instead = |error| {
         let at = announced_at(host, nearby);

@@ -108,14 +108,14 @@ impl OpenedDisk {
     /// # Errors
     /// [`ClientError`]; only a block device can be read beside other importers.
     pub fn open(client: &ImporterClient, target: &DeviceTarget, mode: DiskMode) -> Result<Self, ClientError> {
-        let asked = match mode {
+        let attachment_mode = match mode {
             DiskMode::Exclusive => AttachmentMode::Exclusive,
             DiskMode::Read => AttachmentMode::Read,
         };
         let target = &*client.meant(target)?;
         let grace = client.grace_period(&target.address, GRACE_DISK)?;
         if !grace.is_zero() {
-            match client.block(target, asked, grace)? {
+            match client.block(target, attachment_mode, grace)? {
                 Ok(linked) => {
                     return Ok(Self::block(linked, target, client).map_err(local)?.with(client.config().cache));
                 }
@@ -264,8 +264,8 @@ impl OpenedDisk {
             linked.leave();
             return Err(DiskRestoreError::from(reject).0);
         }
-        let asked = linked.remote().requests();
-        let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+        let wanted = linked.remote().requests();
+        let pending = wanted.map(|wanted| (wanted.id, (wanted.op, wanted.offset, wanted.length))).collect();
         Ok((Self::block(linked, target, client)?, pending))
     }
 

@@ -544,8 +544,8 @@ impl OldDisk {
 
     /// The copy is the device. If the exporter does not hear it, it knows that it may be.
     fn note_switched(&self, disk: &str) {
-        let told = self.session.as_ref().filter(|_| self.unable.is_none());
-        if let Some(answer) = told.map(|session| session.tell(DiskMoveStep::Moved, STEP_TIME_MAX))
+        let reported = self.session.as_ref().filter(|_| self.unable.is_none());
+        if let Some(answer) = reported.map(|session| session.tell(DiskMoveStep::Moved, STEP_TIME_MAX))
             && answer != StepAnswer::Noted
         {
             warn!(
@@ -641,8 +641,8 @@ impl SwapDisk {
         client: &ImporterClient,
     ) -> Result<(Self, PendingBlockRequests, BoottimeClock), DiskRestoreError> {
         let wrong = |what: String| DiskRestoreError(io::Error::new(io::ErrorKind::InvalidData, what));
-        let place = from.bytes("place")?;
-        let text = String::from_utf8_lossy(place);
+        let location = from.bytes("place")?;
+        let text = String::from_utf8_lossy(location);
         let target: DeviceTarget = text.parse().map_err(wrong)?;
         let saved = from.bytes("disk")?;
         let other = |error: ClientError| DiskRestoreError(io::Error::other(error));
@@ -663,8 +663,8 @@ impl SwapDisk {
             });
             let swap = swap.inspect_err(|_| BlockDevice::leave(&mut linked))?;
             lock(&swap.0.last).is_exchanged = true;
-            let asked = linked.remote().requests();
-            let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+            let wanted = linked.remote().requests();
+            let pending = wanted.map(|wanted| (wanted.id, (wanted.op, wanted.offset, wanted.length))).collect();
             known = Some((swap, linked.clock()));
             Ok::<_, DiskRestoreError>((session_disk(linked), pending))
         });
@@ -788,9 +788,9 @@ impl BlockLayer for SwapDisk {
         match self.swap.elsewhere() {
             None => BlockDevice::save(&mut self.disk, now),
             Some((_, false)) => None,
-            Some((place, true)) => {
+            Some((location, true)) => {
                 let mut to = SnapshotWriter::new(ELSEWHERE_KIND);
-                to.bytes(place.as_bytes());
+                to.bytes(location.as_bytes());
                 to.bytes(&self.disk.save_away(now)?);
                 Some(to.into_bytes())
             }

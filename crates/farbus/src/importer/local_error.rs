@@ -30,7 +30,7 @@ pub enum LocalDeviceError {
         /// The device that was asked for.
         device: String,
         /// Where they are.
-        places: Vec<SocketLocation>,
+        locations: Vec<SocketLocation>,
     },
 }
 
@@ -60,9 +60,9 @@ impl fmt::Display for LocalDeviceError {
                 "no share of yours on this machine offers it, and at the loopback's port user {user} listens\n  \
                  if that one is meant: farbus attach {target}"
             ),
-            Self::Several { device, places } => {
+            Self::Several { device, locations } => {
                 write!(f, "several shares on this machine offer '{device}': say which")?;
-                places.iter().try_for_each(|place| write!(f, "\n  farbus attach {}/{device}", place.as_host()))
+                locations.iter().try_for_each(|location| write!(f, "\n  farbus attach {}/{device}", location.as_host()))
             }
         }
     }
@@ -112,8 +112,8 @@ mod tests {
         let nowhere = LocalDeviceError::Nowhere { device: "disk".into(), offered: vec!["zero".into()] };
         let text = nowhere.to_string();
         assert!(text.contains("offers 'disk', but zero") && text.contains("HOST/disk"), "{text}");
-        let places = vec![SocketLocation::Socket("/a.sock".into()), SocketLocation::Socket("/b.sock".into())];
-        let several = LocalDeviceError::Several { device: "disk".into(), places };
+        let locations = vec![SocketLocation::Socket("/a.sock".into()), SocketLocation::Socket("/b.sock".into())];
+        let several = LocalDeviceError::Several { device: "disk".into(), locations };
         assert!(several.to_string().contains("farbus attach unix:/b.sock/disk"), "{several}");
     }
 }

@@ -194,10 +194,10 @@ pub struct BridgeEnd {
     rest: Payload,
     raw_rest: Payload,
     /// What the host was told about its network connection, and what it is told next.
-    told: NotificationProgress,
+    progress: NotificationProgress,
     /// The next block's number.
     sequence: u16,
-    places: Vec<ntb::DatagramPointer>,
+    pointers: Vec<ntb::DatagramPointer>,
     tally: NamedCounters,
 }
 
@@ -221,9 +221,9 @@ impl BridgeEnd {
             ways,
             rest: Payload::Empty,
             raw_rest: Payload::Empty,
-            told: NotificationProgress::Unplugged,
+            progress: NotificationProgress::Unplugged,
             sequence: 0,
-            places: Vec::with_capacity(FRAMES_MAX),
+            pointers: Vec::with_capacity(FRAMES_MAX),
             tally: NamedCounters::new(&COUNTED),
         }
     }
@@ -232,19 +232,19 @@ impl BridgeEnd {
     fn news(&mut self) -> Option<[u8; NOTIFICATION_BYTES_MAX]> {
         let is_plugged = self.far.has_network();
         let head = |code, value, length| [0xa1, code, value, 0, CONTROL, 0, length, 0];
-        let (head, body) = match (self.told, is_plugged) {
+        let (head, body) = match (self.progress, is_plugged) {
             (NotificationProgress::Unplugged, true) => {
-                self.told = NotificationProgress::Speed;
+                self.progress = NotificationProgress::Speed;
                 let [a, b, c, d] = bits_per_s(self.speed).to_le_bytes();
                 (head(SPEED_CHANGE, 0, 8), [a, b, c, d, a, b, c, d])
             }
             (NotificationProgress::Speed, true) => {
-                self.told = NotificationProgress::Plugged;
+                self.progress = NotificationProgress::Plugged;
                 self.tally.count(LINK_CHANGES, 1);
                 (head(NETWORK_CONNECTION, 1, 0), [0; 8])
             }
             (NotificationProgress::Speed | NotificationProgress::Plugged, false) => {
-                self.told = NotificationProgress::Unplugged;
+                self.progress = NotificationProgress::Unplugged;
                 self.tally.count(LINK_CHANGES, 1);
                 (head(NETWORK_CONNECTION, 0, 0), [0; 8])
             }
@@ -258,18 +258,18 @@ impl BridgeEnd {
 
     /// Passes the frames of a block on, in blocks that the other host accepts.
     fn send_frames(&mut self, block: &[u8]) {
-        if ntb::read(block, &mut self.places).is_err() {
+        if ntb::read(block, &mut self.pointers).is_err() {
             self.tally.count(REFUSED, 1);
             return;
         }
         if !self.far.has_network() {
-            self.tally.count(LOST, self.places.len() as u64);
+            self.tally.count(LOST, self.pointers.len() as u64);
             return;
         }
         let bytes_max = self.far.block_bytes_max() as usize;
         let mut writer = ntb::NtbWriter::new(bytes_max);
-        for at in 0..self.places.len() {
-            let frame = self.places[at].of(block);
+        for at in 0..self.pointers.len() {
+            let frame = self.pointers[at].of(block);
             if !writer.push(frame) {
                 let full = std::mem::replace(&mut writer, ntb::NtbWriter::new(bytes_max));
                 self.put(full);
@@ -386,7 +386,7 @@ impl GadgetFunction for BridgeEnd {
         let has_network = is_configured && selection.alternate(DATA) == 1;
         // A driver starts with its adapter's data off, and is told about the connection again (NCM 1.0 §7.2).
         if has_network != self.near.has_network() || !has_network {
-            self.told = NotificationProgress::Unplugged;
+            self.progress = NotificationProgress::Unplugged;
             self.sequence = 0;
             self.forget_frames();
         }
@@ -401,7 +401,7 @@ impl GadgetFunction for BridgeEnd {
 
     fn reset(&mut self, _cx: &mut FunctionContext<'_>) {
         self.show(false, false);
-        self.told = NotificationProgress::Unplugged;
+        self.progress = NotificationProgress::Unplugged;
         self.sequence = 0;
         self.near.set_block_bytes_max(NTB_BYTES_MAX as u32);
         self.forget_frames();
@@ -426,7 +426,7 @@ impl GadgetFunction for BridgeEnd {
         let mut to = SavedStateWriter::default();
         to.u8(u8::from(self.far.has_network()) | u8::from(self.far.is_configured()) << 1);
         to.u32(self.far.block_bytes_max());
-        to.u8(self.told as u8);
+        to.u8(self.progress as u8);
         to.u32(self.sequence.into());
         to.u32(self.near.block_bytes_max());
         for (rest, held) in [(&self.rest, self.ways.frames_in.hold()), (&self.raw_rest, self.ways.raw_in.hold())] {
@@ -440,7 +440,7 @@ impl GadgetFunction for BridgeEnd {
     fn restore(&mut self, state: &[u8]) -> Option<()> {
         let mut from = SavedStateReader(state);
         let (far_is, far_block_bytes_max) = (from.u8()?, from.u32()?);
-        let told = *[NotificationProgress::Unplugged, NotificationProgress::Speed, NotificationProgress::Plugged]
+        let progress = *[NotificationProgress::Unplugged, NotificationProgress::Speed, NotificationProgress::Plugged]
             .get(usize::from(from.u8()?))?;
         let sequence = u16::try_from(from.u32()?).ok()?;
         let block_bytes_max = from.u32()?;
@@ -457,7 +457,7 @@ impl GadgetFunction for BridgeEnd {
         if !is_allowed {
             return None;
         }
-        (self.told, self.sequence) = (told, sequence);
+        (self.progress, self.sequence) = (progress, sequence);
         self.near.set_block_bytes_max(block_bytes_max);
         (self.rest, self.raw_rest) = (frames.0.into(), raw.0.into());
         self.ways.frames_in.restore(frames.1);

@@ -143,7 +143,7 @@ fn find(block: &[u8], frames: &mut Vec<DatagramPointer>) -> Result<(), NtbError>
 #[derive(Debug)]
 pub struct NtbWriter {
     block: Vec<u8>,
-    places: Vec<DatagramPointer>,
+    pointers: Vec<DatagramPointer>,
     bytes_max: usize,
 }
 
@@ -153,42 +153,42 @@ impl NtbWriter {
         let bytes_max = bytes_max.clamp(NTB_BYTES_MIN, NTB_BYTES_MAX);
         let mut block = Vec::with_capacity(bytes_max);
         block.resize(HEADER_BYTES, 0);
-        Self { block, places: Vec::with_capacity(FRAMES_MAX), bytes_max }
+        Self { block, pointers: Vec::with_capacity(FRAMES_MAX), bytes_max }
     }
 
     /// Appends a frame. Returns whether there was space.
     pub fn push(&mut self, frame: &[u8]) -> bool {
         let at = self.block.len().next_multiple_of(ALIGNMENT);
         let table = (at + frame.len()).next_multiple_of(ALIGNMENT);
-        let end = table + TABLE_HEAD_BYTES + (self.places.len() + 2) * ENTRY_BYTES;
-        if end > self.bytes_max || self.places.len() == FRAMES_MAX {
+        let end = table + TABLE_HEAD_BYTES + (self.pointers.len() + 2) * ENTRY_BYTES;
+        if end > self.bytes_max || self.pointers.len() == FRAMES_MAX {
             return false;
         }
         self.block.resize(at, 0);
         self.block.extend_from_slice(frame);
-        self.places.push(DatagramPointer { at: at as u16, length: frame.len() as u16 });
+        self.pointers.push(DatagramPointer { at: at as u16, length: frame.len() as u16 });
         true
     }
 
     /// Frames in it.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.pointers.len()
     }
 
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.pointers.is_empty()
     }
 
     /// The block, the `sequence`th of its pipe.
     pub fn finish(self, sequence: u16) -> Vec<u8> {
-        let Self { mut block, places, .. } = self;
+        let Self { mut block, pointers, .. } = self;
         let table = block.len().next_multiple_of(ALIGNMENT);
         block.resize(table, 0);
-        let length = TABLE_HEAD_BYTES + (places.len() + 1) * ENTRY_BYTES;
+        let length = TABLE_HEAD_BYTES + (pointers.len() + 1) * ENTRY_BYTES;
         block.extend(TABLE_SIGNATURE);
         let words = [length as u16, 0].into_iter();
-        let words = words.chain(places.iter().flat_map(|place| [place.at, place.length])).chain([0, 0]);
+        let words = words.chain(pointers.iter().flat_map(|location| [location.at, location.length])).chain([0, 0]);
         words.for_each(|word| block.extend(word.to_le_bytes()));
         let words = [HEADER_BYTES as u16, sequence, block.len() as u16, table as u16];
         block[..4].copy_from_slice(&HEADER_SIGNATURE);
@@ -216,7 +216,7 @@ mod tests {
         let mut frames = vec![DatagramPointer { at: 9, length: 9 }];
         let result = read(block, &mut frames);
         assert!(result.is_ok() || frames.is_empty(), "nothing is taken of a block that is refused");
-        result.map(|()| frames.iter().map(|place| place.of(block).to_vec()).collect())
+        result.map(|()| frames.iter().map(|location| location.of(block).to_vec()).collect())
     }
 
     fn with(changes: &[(usize, u16)]) -> Vec<u8> {

@@ -127,9 +127,9 @@ fn block(frames: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn frames_of(block: &[u8]) -> Vec<Vec<u8>> {
-    let mut places = Vec::new();
-    ntb::read(block, &mut places).unwrap();
-    places.iter().map(|place| place.of(block).to_vec()).collect()
+    let mut pointers = Vec::new();
+    ntb::read(block, &mut pointers).unwrap();
+    pointers.iter().map(|location| location.of(block).to_vec()).collect()
 }
 
 /// Two hosts that have their adapters on, and have been told about the connection.
@@ -398,8 +398,8 @@ fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing
 fn bridge_settings_are_parsed() {
     let read = |text: &str| text.parse::<BridgeSettings>();
     assert_eq!(read(""), Ok(BridgeSettings::default()));
-    let told = BridgeSettings { speed: UsbSpeed::Super, identity: Some("lab".into()) };
-    assert_eq!(read("speed=super,id=lab"), Ok(told));
+    let settings = BridgeSettings { speed: UsbSpeed::Super, identity: Some("lab".into()) };
+    assert_eq!(read("speed=super,id=lab"), Ok(settings));
     assert!(read("speed=low").is_err() && read("id=").is_err() && read("mac=1").unwrap_err().contains("'mac=1'"));
 }
 
@@ -470,8 +470,8 @@ fn play(a: &mut Host, b: &mut Host, op: Op) {
         Op::Reset => a.leave(),
         Op::Other => {
             b.ask(FRAMES, NTB_BYTES_MAX as u32);
-            let (blocks, mut places) = (b.bytes(), Vec::new());
-            assert!(blocks.iter().all(|block| ntb::read(block, &mut places).is_ok() && !places.is_empty()));
+            let (blocks, mut pointers) = (b.bytes(), Vec::new());
+            assert!(blocks.iter().all(|block| ntb::read(block, &mut pointers).is_ok() && !pointers.is_empty()));
         }
     }
     a.answers();

@@ -152,9 +152,9 @@ fn name_of(device: &Path) -> &str {
 /// The names of the loop devices over a file.
 fn loops_over(file: &Path) -> Vec<String> {
     let is_over = |name: &String| {
-        let told = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default();
-        let told = String::from_utf8_lossy(&told);
-        Path::new(told.trim_end_matches('\n')) == file
+        let bytes = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default();
+        let reported = String::from_utf8_lossy(&bytes);
+        Path::new(reported.trim_end_matches('\n')) == file
     };
     entries(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop")).filter(is_over).collect()
 }
@@ -207,8 +207,8 @@ fn disks_on_port(port: u32) -> Vec<String> {
         return Vec::new();
     };
     let is_its = |name: &String| {
-        let place = fs::canonicalize(Path::new("/sys/block").join(name)).unwrap_or_default();
-        place.iter().any(|part| part.to_str() == Some(&bus_id))
+        let path = fs::canonicalize(Path::new("/sys/block").join(name)).unwrap_or_default();
+        path.iter().any(|part| part.to_str() == Some(&bus_id))
     };
     entries(Path::new("/sys/block")).into_iter().filter(is_its).collect()
 }

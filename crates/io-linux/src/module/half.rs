@@ -82,8 +82,8 @@ impl ExternalModule {
     fn take_turn(&mut self, frame: &[u8], payload: Option<Payload>, out: &mut ModuleOutput) {
         let mut inside = lock(&self.inside);
         let patience = inside.patience;
-        let told = ModuleFrame { frame, payload: payload.as_ref().unwrap_or(&Payload::Empty) };
-        self.due = inside.take_turn(&told, payload.clone(), patience, out);
+        let module_frame = ModuleFrame { frame, payload: payload.as_ref().unwrap_or(&Payload::Empty) };
+        self.due = inside.take_turn(&module_frame, payload.clone(), patience, out);
     }
 }
 
@@ -129,13 +129,13 @@ impl ModuleWorkerState {
     /// Sends the module a frame, and passes on its answers; returns when it wants to be called next.
     fn take_turn(
         &mut self,
-        told: &ModuleFrame<'_>,
+        reported: &ModuleFrame<'_>,
         passable: Option<Payload>,
         patience: Duration,
         out: &mut ModuleOutput,
     ) -> Option<Instant> {
         let exchanged = match &mut self.channel {
-            Ok(channel) => channel.exchange(told, &mut ReplyReader::new(patience, passable, out)),
+            Ok(channel) => channel.exchange(reported, &mut ReplyReader::new(patience, passable, out)),
             Err(fault) => Err(fault.clone()),
         };
         exchanged.unwrap_or_else(|fault| {

@@ -98,8 +98,8 @@ impl ModulePipes {
             return Ok(None);
         };
         self.received.extend(payload.drain(bytes..));
-        let said = module_abi::decode(&words).map_err(wrong)?;
-        Ok(Some(match said {
+        let frame = module_abi::decode(&words).map_err(wrong)?;
+        Ok(Some(match frame {
             ModuleAbiFrame::Message(to, message) => {
                 ModuleAbiFrame::Message(to, ModuleMessage { payload: payload.into(), ..message })
             }
@@ -123,8 +123,8 @@ impl ModulePipes {
 
     fn wait(&self, reply_reader: &ReplyReader<'_>, wants_to_say: bool) -> Result<(), String> {
         let left = reply_reader.left()?;
-        let said = if wants_to_say { PollFlags::OUT } else { PollFlags::empty() };
-        let mut waiting = [PollFd::new(&self.from, PollFlags::IN), PollFd::from_borrowed_fd(self.to.as_fd(), said)];
+        let flags = if wants_to_say { PollFlags::OUT } else { PollFlags::empty() };
+        let mut waiting = [PollFd::new(&self.from, PollFlags::IN), PollFd::from_borrowed_fd(self.to.as_fd(), flags)];
         let span = Timespec::try_from(left).unwrap_or_default();
         match poll(&mut waiting, Some(&span)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -140,25 +140,25 @@ const RUNS_MAX: usize = 1024;
 impl ModuleChannel for ModulePipes {
     fn exchange(
         &mut self,
-        told: &ModuleFrame<'_>,
+        reported: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String> {
         let mut runs: Vec<IoSlice<'_>> =
-            [told.frame].into_iter().chain(told.payload.runs()).map(IoSlice::new).collect();
+            [reported.frame].into_iter().chain(reported.payload.runs()).map(IoSlice::new).collect();
         let mut left = runs.as_mut_slice();
         loop {
             let is_told = self.say(&mut left);
             let arrived = self.receive()?;
             reply_reader.count_bytes(arrived)?;
-            if let Some(said) = self.take_long()? {
-                reply_reader.hear(said)?;
+            if let Some(frame) = self.take_long()? {
+                reply_reader.hear(frame)?;
                 // More may be there already.
                 continue;
             }
             let mut at = 0;
-            while let Some((said, bytes)) = next_said(&self.received[at..])? {
+            while let Some((frame, bytes)) = next_said(&self.received[at..])? {
                 at += bytes;
-                if let Some(due) = reply_reader.hear(said)? {
+                if let Some(due) = reply_reader.hear(frame)? {
                     return match () {
                         () if !is_told => Err("it is done before it was told all".to_owned()),
                         () if at < self.received.len() => Err("it goes on after it was done".to_owned()),
@@ -189,6 +189,6 @@ fn wrong(module_abi::ModuleAbiError(what): module_abi::ModuleAbiError) -> String
 fn next_said(received: &[u8]) -> Result<Option<(ModuleAbiFrame, usize)>, String> {
     let whole = module_abi::frame_bytes(received, FRAME_BYTES_MAX).map_err(wrong)?;
     let Some(bytes) = whole.filter(|bytes| received.len() >= *bytes) else { return Ok(None) };
-    let said = module_abi::decode(&received[module_abi::LENGTH_BYTES..bytes]).map_err(wrong)?;
-    Ok(Some((said, bytes)))
+    let frame = module_abi::decode(&received[module_abi::LENGTH_BYTES..bytes]).map_err(wrong)?;
+    Ok(Some((frame, bytes)))
 }

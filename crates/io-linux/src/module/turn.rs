@@ -19,7 +19,7 @@ pub trait ModuleChannel: Send {
     /// One turn. Returns when the module wants to be called next.
     fn exchange(
         &mut self,
-        told: &ModuleFrame<'_>,
+        reported: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String>;
 }
@@ -57,7 +57,7 @@ impl ReplyCount {
 pub struct ReplyReader<'a> {
     out: &'a mut ModuleOutput,
     /// The payload that the module was sent, until it passes it on.
-    told: Option<Payload>,
+    payload: Option<Payload>,
     count: ReplyCount,
     patience: Duration,
     until: Moment,
@@ -66,8 +66,8 @@ pub struct ReplyReader<'a> {
 impl<'a> ReplyReader<'a> {
     /// Starts a turn of `patience` at most. `told` is the payload of the message that the module was sent, if it was
     /// one.
-    pub fn new(patience: Duration, told: Option<Payload>, out: &'a mut ModuleOutput) -> Self {
-        Self { out, told, count: ReplyCount::default(), patience, until: Moment::now() + patience }
+    pub fn new(patience: Duration, payload: Option<Payload>, out: &'a mut ModuleOutput) -> Self {
+        Self { out, payload, count: ReplyCount::default(), patience, until: Moment::now() + patience }
     }
 
     /// Counts so many more bytes of answers.
@@ -81,14 +81,14 @@ impl<'a> ReplyReader<'a> {
     }
 
     /// Handles an answer. If it ends the turn, returns when the module wants to be called next.
-    pub fn hear(&mut self, said: ModuleAbiFrame) -> Result<Option<Option<Instant>>, String> {
+    pub fn hear(&mut self, frame: ModuleAbiFrame) -> Result<Option<Option<Instant>>, String> {
         self.count_frame()?;
-        match said {
+        match frame {
             ModuleAbiFrame::Message(ModuleNeighbor::Above, message) => self.out.above(message),
             ModuleAbiFrame::Message(ModuleNeighbor::Below, message) => self.out.below(message),
             ModuleAbiFrame::Message(ModuleNeighbor::Peer, message) => self.out.aside(message.payload),
             ModuleAbiFrame::Passed(to, mut message) => {
-                message.payload = self.told.take().ok_or("it passes on what it was not told, or a second time")?;
+                message.payload = self.payload.take().ok_or("it passes on what it was not told, or a second time")?;
                 if to == ModuleNeighbor::Above { self.out.above(message) } else { self.out.below(message) }
             }
             ModuleAbiFrame::Fail(why) => return Err(why),

@@ -117,23 +117,23 @@ fn loops() -> impl Iterator<Item = String> {
 
 /// Whether a loop device is over this file.
 fn is_over(name: &str, id: (u64, u64)) -> bool {
-    let Ok(told) = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")) else { return false };
+    let Ok(bytes) = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")) else { return false };
     // The kernel knows the file also where its path means another one: it is deleted, or another program mounted it.
     let node =
         rustix::fs::open(Path::new("/dev").join(name), OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty());
     if let Some(backing) = node.ok().and_then(|node| loop_device::backing_file(node).ok()) {
         return backing == id;
     }
-    let path = std::ffi::OsString::from_vec(told.strip_suffix(b"\n").unwrap_or(&told).to_vec());
+    let path = std::ffi::OsString::from_vec(bytes.strip_suffix(b"\n").unwrap_or(&bytes).to_vec());
     fs::metadata(path).is_ok_and(|known| (known.dev(), known.ino()) == id)
 }
 
 /// Whether this machine swaps to a file, or to a block device with this number.
 fn swaps_to(id: (u64, u64), number: u64) -> bool {
-    let told = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let mut places = told.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    places.any(|place| {
-        fs::metadata(unescape(place))
+    let message = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut locations = message.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    locations.any(|location| {
+        fs::metadata(unescape(location))
             .is_ok_and(|known| (known.dev(), known.ino()) == id || (number != 0 && known.rdev() == number))
     })
 }

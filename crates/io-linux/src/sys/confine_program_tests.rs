@@ -57,6 +57,6 @@ fn program_without_a_namespace_starts_threads_and_no_process() {
         "--test-threads=1",
     ]);
     let output = command.env(CHILD, std::process::id().to_string()).stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("TRIED all") && !said.contains("WRONG"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("TRIED all") && !printed.contains("WRONG"), "{printed}");
 }

@@ -108,10 +108,10 @@ fn call(number: u32, arguments: [u64; 5]) -> i64 {
 /// Not a test by itself: the child process of the next tests. Prints a line for each call that was not refused.
 #[test]
 fn child_that_is_confined_makes_every_call() {
-    let Ok(told) = std::env::var(CHILD) else { return };
-    let (layers, folder) = told.split_once(':').unwrap();
+    let Ok(message) = std::env::var(CHILD) else { return };
+    let (layers, folder) = message.split_once(':').unwrap();
     let folder = PathBuf::from(folder);
-    assert!(folder.is_dir(), "{told}");
+    assert!(folder.is_dir(), "{message}");
     let neighbour: u64 = std::env::var(NEIGHBOUR).unwrap().parse().unwrap();
     let state = folder.join("state");
     let fd = Arc::new(OwnedFd::from(fs::File::open(&state).unwrap()));
@@ -217,11 +217,11 @@ fn no_call_with_a_path_changes_a_file_nor_reaches_another_process() {
         command.args([name, "--exact", "--nocapture", "--test-threads=1"]).current_dir("/");
         command.env(CHILD, format!("{layers}:{}", folder.display())).env(NEIGHBOUR, neighbour.id().to_string());
         let output = command.stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         let lives = neighbour.try_wait().unwrap().is_none();
         neighbour.kill().unwrap();
         neighbour.wait().unwrap();
-        assert!(said.contains("TRIED all") && !said.contains("WRONG"), "{layers}: {said}");
+        assert!(printed.contains("TRIED all") && !printed.contains("WRONG"), "{layers}: {printed}");
         assert_eq!(about(&folder), before, "{layers}");
         assert!(lives && !Path::new(NEW.to_str().unwrap()).exists());
         fs::remove_dir_all(folder).unwrap();

@@ -178,10 +178,12 @@ impl ExclusiveProcessor {
         let partition = this.folder.join(PARTITION);
         write(&partition, "root")?;
         // The kernel may accept the word and still report that it is not in force, and why.
-        let said = read(&partition)?;
-        match said.trim() {
+        let message = read(&partition)?;
+        match message.trim() {
             "root" => Ok(this),
-            said => Err(denied(format!("{} says '{said}'", partition.display()), io::ErrorKind::InvalidInput.into())),
+            printed => {
+                Err(denied(format!("{} says '{printed}'", partition.display()), io::ErrorKind::InvalidInput.into()))
+            }
         }
     }
 }

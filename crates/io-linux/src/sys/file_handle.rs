@@ -89,27 +89,27 @@ pub fn file_handle(file: impl AsFd) -> io::Result<FileHandle> {
 
 /// The UUID of the file system that an open file is on, if the kernel reports it.
 pub fn file_system_uuid(file: impl AsFd) -> Option<[u8; 16]> {
-    let mut told = FsUuid::default();
+    let mut uuid = FsUuid::default();
     // SAFETY: the kernel writes a `struct fsuuid2`, which `FsUuid` is.
-    let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), GET_FS_UUID, &raw mut told) };
-    (result == 0 && told.length == 16 && told.uuid != [0; 16]).then_some(told.uuid)
+    let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), GET_FS_UUID, &raw mut uuid) };
+    (result == 0 && uuid.length == 16 && uuid.uuid != [0; 16]).then_some(uuid.uuid)
 }
 
 /// The UUID of the XFS file system that an open file is on; works on kernels that do not report it for every file
 /// system.
 pub fn xfs_uuid(file: impl AsFd) -> Option<[u8; 16]> {
-    let mut told = XfsGeometry { before: [0; 64], uuid: [0; 16], after: [0; 32] };
+    let mut geometry = XfsGeometry { before: [0; 64], uuid: [0; 16], after: [0; 32] };
     // SAFETY: the kernel writes a `struct xfs_fsop_geom_v1`, which is as large as this.
-    let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), XFS_GEOMETRY, &raw mut told) };
-    (result == 0 && told.uuid != [0; 16]).then_some(told.uuid)
+    let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), XFS_GEOMETRY, &raw mut geometry) };
+    (result == 0 && geometry.uuid != [0; 16]).then_some(geometry.uuid)
 }
 
 /// The device number and inode number of the file behind an open loop device.
 pub fn loop_backing(device: impl AsFd) -> Option<(u64, u64)> {
-    let mut told = LoopStatus { device: 0, inode: 0, rest: [0; 216] };
+    let mut status = LoopStatus { device: 0, inode: 0, rest: [0; 216] };
     // SAFETY: the kernel writes a `struct loop_info64`, which is as large as this.
-    let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS, &raw mut told) };
-    (result == 0).then_some((told.device, told.inode))
+    let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS, &raw mut status) };
+    (result == 0).then_some((status.device, status.inode))
 }
 
 #[cfg(test)]

@@ -466,7 +466,7 @@ mod tests {
         apart(|| {
             let wish = SchedulingPolicy::Deadline { budget: 99 * MS, period: 100 * MS };
             let mut held = Vec::new();
-            let (tell, told) = std::sync::mpsc::channel();
+            let (tell, reasons) = std::sync::mpsc::channel();
             for _ in 0..=cpus {
                 let (tell, (stop, stopped)) = (tell.clone(), std::sync::mpsc::channel::<()>());
                 let thread = thread::spawn(move || {
@@ -476,7 +476,7 @@ mod tests {
                 });
                 held.push((stop, thread));
             }
-            let outcomes: Vec<_> = (0..=cpus).map(|_| told.recv().unwrap()).collect();
+            let outcomes: Vec<_> = (0..=cpus).map(|_| reasons.recv().unwrap()).collect();
             assert!(outcomes.contains(&Some(SchedulingDenialReason::Bandwidth)), "{outcomes:?}");
             for (stop, thread) in held {
                 drop(stop);

@@ -278,8 +278,8 @@ mod tests {
         let table = || fs::read_to_string("/proc/self/net/tcp").unwrap();
         let open = find_in(&table(), here, there).unwrap();
         assert!(open.state == ESTABLISHED && open.inode != 0, "{open:?}");
-        if let Ok(asked) = ask_kernel(here, there) {
-            assert_eq!(asked, Some(open), "both say the same");
+        if let Ok(socket) = ask_kernel(here, there) {
+            assert_eq!(socket, Some(open), "both say the same");
         }
         drop(client);
         let closed = find_in(&table(), here, there);

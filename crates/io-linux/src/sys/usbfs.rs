@@ -284,23 +284,23 @@ impl UsbfsDevice {
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, UsbfsSlot::default);
         }
-        let place = &mut self.slots[slot];
-        assert!(!place.is_lent, "a slot is lent once");
+        let usbfs_slot = &mut self.slots[slot];
+        assert!(!usbfs_slot.is_lent, "a slot is lent once");
         let wants_packets = !transfer.packets.is_empty();
-        let mut memory = place.urb.take();
+        let mut memory = usbfs_slot.urb.take();
         if memory.as_ref().is_none_or(|memory| wants_packets && !memory.has_packets) {
             memory = Some(UrbMemory::new(wants_packets));
         }
-        let memory = place.urb.insert(memory.expect("made just now if it was not there"));
+        let memory = usbfs_slot.urb.insert(memory.expect("made just now if it was not there"));
         let (buffer, length) = match transfer.data {
             UsbfsPayload::Out(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
             UsbfsPayload::In(room) => {
-                place.buffer = room;
-                (place.buffer.as_mut_ptr(), place.buffer.len())
+                usbfs_slot.buffer = room;
+                (usbfs_slot.buffer.as_mut_ptr(), usbfs_slot.buffer.len())
             }
             UsbfsPayload::Into(lease, bytes) => {
                 assert!(bytes <= lease.bytes(), "a lease has room for its transfer");
-                (place.lease.insert(lease).address(), bytes)
+                (usbfs_slot.lease.insert(lease).address(), bytes)
             }
         };
         let Ok(length) = c_int::try_from(length) else { return Err(UrbStatus::Invalid) };
@@ -335,11 +335,11 @@ impl UsbfsDevice {
         let result = unsafe { ioctl(&self.fd, PointerIoctl::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
         match result {
             Ok(()) => {
-                place.is_lent = true;
+                usbfs_slot.is_lent = true;
                 Ok(())
             }
             Err(errno) => {
-                (place.buffer, place.lease) = (Vec::new(), None);
+                (usbfs_slot.buffer, usbfs_slot.lease) = (Vec::new(), None);
                 Err(errno::of_call(errno))
             }
         }
@@ -381,9 +381,9 @@ impl UsbfsDevice {
         let Some(slot) = Some(named).filter(|&named| self.slots.get(named).is_some_and(lent)) else {
             unreachable!("the kernel gives back what was lent to it");
         };
-        let place = &mut self.slots[slot];
-        place.is_lent = false;
-        let memory = place.urb.as_ref().expect("a lent slot has its transfer");
+        let usbfs_slot = &mut self.slots[slot];
+        usbfs_slot.is_lent = false;
+        let memory = usbfs_slot.urb.as_ref().expect("a lent slot has its transfer");
         let head = memory.head();
         if head.kind == 0 {
             packets.extend(memory.packets(head.packets as usize).iter().map(|packet| PacketResult {
@@ -395,9 +395,9 @@ impl UsbfsDevice {
             slot,
             status: status_of(head.status),
             actual: u32::try_from(head.actual_length).unwrap_or_default(),
-            buffer: std::mem::take(&mut place.buffer),
+            buffer: std::mem::take(&mut usbfs_slot.buffer),
             // The kernel has returned the transfer: its controller writes no more.
-            filled: place.lease.take().map(UsbfsBuffer::filled),
+            filled: usbfs_slot.lease.take().map(UsbfsBuffer::filled),
         })
     }
 

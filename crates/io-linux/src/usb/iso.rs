@@ -43,9 +43,9 @@ pub fn gather(packets: &[IsoPacket], data: &[u8]) -> Vec<u8> {
 }
 
 /// The client's packets with their results, and for IN their data end to end.
-pub fn join(asked: &[IsoPacket], parts: Vec<IsoFragment>) -> (Vec<IsoPacket>, Payload) {
+pub fn join(iso_packets: &[IsoPacket], parts: Vec<IsoFragment>) -> (Vec<IsoPacket>, Payload) {
     let results = parts.iter().flat_map(|part| &part.results);
-    let packets: Vec<IsoPacket> = asked
+    let packets: Vec<IsoPacket> = iso_packets
         .iter()
         .zip(results)
         .map(|(packet, result)| IsoPacket { actual: result.actual, status: result.status, ..*packet })
@@ -113,13 +113,13 @@ mod tests {
 
     #[test]
     fn short_packets_are_closed_up_over_the_border_of_two_parts() {
-        let asked: Vec<_> = (0..3).map(|at| packet(at * 8, 4)).collect();
+        let iso_packets: Vec<_> = (0..3).map(|at| packet(at * 8, 4)).collect();
         let lost = PacketResult { actual: 0, status: UrbStatus::IsoMissed };
         let parts = vec![
             IsoFragment { buffer: b"ab..cdef".to_vec(), results: vec![ok(2), ok(4)] },
             IsoFragment { buffer: b"....".to_vec(), results: vec![lost] },
         ];
-        let (packets, data) = join(&asked, parts);
+        let (packets, data) = join(&iso_packets, parts);
         assert_eq!(data.contiguous().as_ref(), b"abcdef");
         assert_eq!(packets.iter().map(|p| (p.offset, p.actual)).collect::<Vec<_>>(), [(0, 2), (8, 4), (16, 0)]);
         assert_eq!(packets[2].status, UrbStatus::IsoMissed);

@@ -6,7 +6,7 @@ use std::process::Command;
 use farbus_io_linux::module::ModuleTransport;
 use farbus_model::module::{ModuleMessageKind, ModuleNeighbor};
 
-use super::case::{Case, Hired, has_python, python, told};
+use super::case::{Case, Hired, has_python, python, reported};
 
 /// What each program begins with, in Python: `told` is the descriptor that it was sent, `post` posts one, `say` posts a
 /// frame in its own memory, `done` ends a turn. The descriptors are not arranged as for a program that farbus started:
@@ -83,16 +83,19 @@ while True:
     for _ in 0..2 {
         let mut half = hired().unwrap();
         for _ in 0..3 {
-            let said = told(&mut *half).unwrap();
+            let printed = reported(&mut *half).unwrap();
             assert_eq!(
-                (said[0].0, said[0].1.kind, said[0].1.id, said[0].1.head.len()),
+                (printed[0].0, printed[0].1.kind, printed[0].1.id, printed[0].1.head.len()),
                 (ModuleNeighbor::Below, ModuleMessageKind::Request, 7, 14)
             );
-            let payload = said[0].1.payload.contiguous();
+            let payload = printed[0].1.payload.contiguous();
             assert!(payload.ends_with(b"\x09end") && payload.len() == 3_000_003);
-            assert_eq!((said[1].0, said[1].1.payload.contiguous().as_ref()), (ModuleNeighbor::Peer, &b"aside"[..]));
-            assert_eq!(said.len(), 602);
-            for (index, (side, message)) in said[2..].iter().enumerate() {
+            assert_eq!(
+                (printed[1].0, printed[1].1.payload.contiguous().as_ref()),
+                (ModuleNeighbor::Peer, &b"aside"[..])
+            );
+            assert_eq!(printed.len(), 602);
+            for (index, (side, message)) in printed[2..].iter().enumerate() {
                 assert_eq!((*side, message.payload.len()), (ModuleNeighbor::Above, 50_000));
                 assert_eq!(message.payload.contiguous()[49_999], index as u8);
             }
@@ -120,10 +123,13 @@ while True:
     done()
 ";
     let mut half = start(script)().unwrap();
-    assert_eq!(told(&mut *half).unwrap(), []);
+    assert_eq!(reported(&mut *half).unwrap(), []);
     for heard in 2..6 {
-        let said = told(&mut *half).unwrap();
-        assert_eq!((said.len(), said[0].1.payload.contiguous()[4], said[0].1.payload.len()), (1, heard, 3_000_000));
+        let printed = reported(&mut *half).unwrap();
+        assert_eq!(
+            (printed.len(), printed[0].1.payload.contiguous()[4], printed[0].1.payload.len()),
+            (1, heard, 3_000_000)
+        );
     }
 }
 

@@ -146,7 +146,7 @@ pub enum RecordedRequest {
 impl RecordedRequest {
     /// Memory that it takes in a table, bytes.
     pub fn memory_bytes(&self) -> usize {
-        let packets = if let RecordedRequest::Usb(asked) = self { asked.packets.capacity() } else { 0 };
+        let packets = if let RecordedRequest::Usb(wanted) = self { wanted.packets.capacity() } else { 0 };
         2 * size_of::<Self>() + packets * size_of::<IsoPacketHead>()
     }
 }
@@ -155,7 +155,7 @@ impl RecordedRequest {
 #[derive(Clone, Debug)]
 pub struct RecordedExchange {
     /// The request.
-    pub asked: RecordedRequest,
+    pub request: RecordedRequest,
     /// The data that was sent with it.
     pub sent: Vec<u8>,
     /// When it was made, ns.
@@ -168,7 +168,7 @@ pub struct RecordedExchange {
 #[derive(Debug, Default)]
 pub struct ParsedRecording {
     /// The requests.
-    pub told: Vec<RecordedExchange>,
+    pub exchanges: Vec<RecordedExchange>,
     /// Requests without an answer yet, by their numbers in the recording.
     open: BTreeMap<u64, usize>,
     /// The request whose data continues in the next packet, and whether that is the answer's data.
@@ -228,22 +228,24 @@ impl ParsedRecording {
     fn hear(&mut self, link_type: u16, ns: u64, data: &[u8], stream: &mut nbd::NbdStreamReassembly) {
         match (link_type, data.first()) {
             (USB, _) => match usbmon::read(data, |id| self.usb_asked(id)) {
-                Some(usbmon::UsbmonRecord::Asked { id, asked, sent }) => {
-                    self.ask(id, RecordedRequest::Usb(asked), sent, ns)
+                Some(usbmon::UsbmonRecord::Asked { id, request, sent }) => {
+                    self.ask(id, RecordedRequest::Usb(request), sent, ns)
                 }
                 Some(usbmon::UsbmonRecord::Answered { id, head, data }) => self.answer(id, head, data, ns),
                 None => {}
             },
             (IPV4, _) => stream.hear(data, |record| match record {
-                nbd::NbdRecord::Asked { id, asked, sent } => self.ask(id, RecordedRequest::Block(asked), sent, ns),
+                nbd::NbdRecord::Asked { id, head: block_request_head, sent } => {
+                    self.ask(id, RecordedRequest::Block(block_request_head), sent, ns)
+                }
                 nbd::NbdRecord::Answered { id, head, data } => self.answer(id, head, data, ns),
             }),
             (USER, Some(&REST)) => {
-                let Some(told) = self.last.and_then(|(at, _)| self.told.get_mut(at)) else { return };
+                let Some(exchange) = self.last.and_then(|(at, _)| self.exchanges.get_mut(at)) else { return };
                 let more = data.get(PLAIN_BYTES..).unwrap_or_default();
-                match (&mut told.answer, self.last) {
+                match (&mut exchange.answer, self.last) {
                     (Some((_, data, _)), Some((_, true))) => data.extend_from_slice(more),
-                    _ => told.sent.extend_from_slice(more),
+                    _ => exchange.sent.extend_from_slice(more),
                 }
             }
             _ => {}
@@ -251,21 +253,21 @@ impl ParsedRecording {
     }
 
     fn usb_asked(&self, id: u64) -> Option<UsbRequest> {
-        match &self.told[*self.open.get(&id)?].asked {
-            RecordedRequest::Usb(asked) => Some(asked.clone()),
+        match &self.exchanges[*self.open.get(&id)?].request {
+            RecordedRequest::Usb(wanted) => Some(wanted.clone()),
             RecordedRequest::Block(_) => None,
         }
     }
 
-    fn ask(&mut self, id: u64, asked: RecordedRequest, sent: Vec<u8>, asked_ns: u64) {
-        self.open.insert(id, self.told.len());
-        self.last = Some((self.told.len(), false));
-        self.told.push(RecordedExchange { asked, sent, asked_ns, answer: None });
+    fn ask(&mut self, id: u64, request: RecordedRequest, sent: Vec<u8>, asked_ns: u64) {
+        self.open.insert(id, self.exchanges.len());
+        self.last = Some((self.exchanges.len(), false));
+        self.exchanges.push(RecordedExchange { request, sent, asked_ns, answer: None });
     }
 
     fn answer(&mut self, id: u64, head: Payload, data: Vec<u8>, ns: u64) {
         if let Some(at) = self.open.remove(&id) {
-            self.told[at].answer = Some((head, data, ns));
+            self.exchanges[at].answer = Some((head, data, ns));
             self.last = Some((at, true));
         }
     }

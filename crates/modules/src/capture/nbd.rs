@@ -25,13 +25,13 @@ const HEADS_BYTES: usize = 40;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A request's head; what is written follows.
-pub fn request(id: u64, asked: &BlockRequestHead) -> Vec<u8> {
+pub fn request(id: u64, wanted: &BlockRequestHead) -> Vec<u8> {
     let mut bytes = REQUEST.to_be_bytes().to_vec();
-    bytes.extend((if asked.flags & 1 != 0 { FUA } else { 0 }).to_be_bytes());
-    bytes.extend(COMMANDS[usize::from(asked.op.min(4))].to_be_bytes());
+    bytes.extend((if wanted.flags & 1 != 0 { FUA } else { 0 }).to_be_bytes());
+    bytes.extend(COMMANDS[usize::from(wanted.op.min(4))].to_be_bytes());
     bytes.extend(id.to_be_bytes());
-    bytes.extend(asked.offset.to_be_bytes());
-    bytes.extend(asked.length.to_be_bytes());
+    bytes.extend(wanted.offset.to_be_bytes());
+    bytes.extend(wanted.length.to_be_bytes());
     bytes
 }
 
@@ -86,7 +86,7 @@ pub enum NbdRecord {
         /// Its number in the recording.
         id: u64,
         /// The request.
-        asked: BlockRequestHead,
+        head: BlockRequestHead,
         /// The data to write.
         sent: Vec<u8>,
     },
@@ -149,7 +149,7 @@ impl NbdStreamReassembly {
             self.reads.insert(id, length as usize);
         }
         let flags = u8::from(short(4) & FUA != 0);
-        tell(NbdRecord::Asked { id, asked: BlockRequestHead { op: op as u8, flags, length, offset: long(16) }, sent });
+        tell(NbdRecord::Asked { id, head: BlockRequestHead { op: op as u8, flags, length, offset: long(16) }, sent });
         Some(28 + data_bytes)
     }
 

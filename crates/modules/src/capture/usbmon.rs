@@ -45,7 +45,7 @@ const TYPES: [u8; 4] = [2, 0, 3, 1];
 struct UsbmonHeader<'a> {
     id: u64,
     what: u8,
-    asked: &'a UsbRequest,
+    request: &'a UsbRequest,
     unix_ns: u64,
     status: i32,
     length: u32,
@@ -55,26 +55,26 @@ struct UsbmonHeader<'a> {
 }
 
 fn written(fields: &UsbmonHeader<'_>) -> Vec<u8> {
-    let UsbmonHeader { asked, packets, .. } = fields;
-    let has_setup = fields.what == b'S' && asked.kind == CONTROL;
-    let no_data = if asked.is_in() { b'<' } else { b'>' };
+    let UsbmonHeader { request, packets, .. } = fields;
+    let has_setup = fields.what == b'S' && request.kind == CONTROL;
+    let no_data = if request.is_in() { b'<' } else { b'>' };
     let mut bytes = Vec::with_capacity(HEADER_BYTES + PACKET_BYTES * packets.len());
     bytes.extend(fields.id.to_le_bytes());
-    bytes.extend([fields.what, TYPES[usize::from(asked.kind & 3)], asked.endpoint, 1, 1, 0]);
+    bytes.extend([fields.what, TYPES[usize::from(request.kind & 3)], request.endpoint, 1, 1, 0]);
     bytes.extend([if has_setup { 0 } else { b'-' }, if fields.captured > 0 { 0 } else { no_data }]);
     bytes.extend((fields.unix_ns / 1_000_000_000).to_le_bytes());
     bytes.extend(((fields.unix_ns % 1_000_000_000 / 1000) as u32).to_le_bytes());
     bytes.extend(fields.status.to_le_bytes());
     bytes.extend(fields.length.to_le_bytes());
     bytes.extend((fields.captured as u32).to_le_bytes());
-    if asked.kind == ISOCHRONOUS {
+    if request.kind == ISOCHRONOUS {
         let errors = packets.iter().filter(|(status, _)| *status != 0 && fields.what == b'C').count();
         bytes.extend([errors as u32, packets.len() as u32].map(u32::to_le_bytes).concat());
     } else {
-        bytes.extend(if has_setup { asked.setup } else { [0; 8] });
+        bytes.extend(if has_setup { request.setup } else { [0; 8] });
     }
-    let is_periodic = matches!(asked.kind, ISOCHRONOUS | INTERRUPT);
-    bytes.extend(if is_periodic { u32::from(asked.qualifier) } else { 0 }.to_le_bytes());
+    let is_periodic = matches!(request.kind, ISOCHRONOUS | INTERRUPT);
+    bytes.extend(if is_periodic { u32::from(request.qualifier) } else { 0 }.to_le_bytes());
     bytes.extend(fields.start_frame.to_le_bytes());
     bytes.extend(0u32.to_le_bytes());
     bytes.extend((packets.len() as u32).to_le_bytes());
@@ -86,19 +86,19 @@ fn written(fields: &UsbmonHeader<'_>) -> Vec<u8> {
 }
 
 /// The header of a request's packet, which `captured` bytes of data follow.
-pub fn asked(id: u64, asked: &UsbRequest, unix_ns: u64, captured: usize) -> Vec<u8> {
-    let packets: Vec<_> = asked.packets.iter().map(|packet| (NOT_YET, *packet)).collect();
-    let (what, status, length) = (b'S', IN_PROGRESS, asked.length);
-    let start_frame = asked.start_frame;
-    written(&UsbmonHeader { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+pub fn requested(id: u64, request: &UsbRequest, unix_ns: u64, captured: usize) -> Vec<u8> {
+    let packets: Vec<_> = request.packets.iter().map(|packet| (NOT_YET, *packet)).collect();
+    let (what, status, length) = (b'S', IN_PROGRESS, request.length);
+    let start_frame = request.start_frame;
+    written(&UsbmonHeader { id, what, request, unix_ns, status, length, captured, start_frame, packets: &packets })
 }
 
 /// The header of an answer's packet, which `captured` bytes of data follow.
-pub fn answered(id: u64, asked: &UsbRequest, reply: &UsbReply, unix_ns: u64, captured: usize) -> Vec<u8> {
+pub fn answered(id: u64, request: &UsbRequest, reply: &UsbReply, unix_ns: u64, captured: usize) -> Vec<u8> {
     let packets: Vec<_> = reply.packets.iter().map(|packet| (errno(packet.status), *packet)).collect();
     let (what, status, length) = (b'C', errno(reply.status), reply.actual);
     let start_frame = reply.start_frame;
-    written(&UsbmonHeader { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+    written(&UsbmonHeader { id, what, request, unix_ns, status, length, captured, start_frame, packets: &packets })
 }
 
 /// The header of a transfer of which only the end was seen, which `captured` bytes of data follow.
@@ -113,8 +113,8 @@ pub fn seen(transfer: &SeenTransfer<'_>, captured: usize) -> Vec<u8> {
     let &SeenTransfer { id, endpoint, kind, status, unix_ns, .. } = transfer;
     let length = u32::try_from(transfer.data.len()).unwrap_or(u32::MAX);
     let (bits, qualifier, setup, start_frame) = (0, 0, [0; 8], 0);
-    let asked = UsbRequest { endpoint, kind, bits, qualifier, length, setup, start_frame, packets: packets.clone() };
-    answered(id, &asked, &UsbReply { status, actual: length, start_frame, packets }, unix_ns, captured)
+    let request = UsbRequest { endpoint, kind, bits, qualifier, length, setup, start_frame, packets: packets.clone() };
+    answered(id, &request, &UsbReply { status, actual: length, start_frame, packets }, unix_ns, captured)
 }
 
 /// An entry of a recording.
@@ -124,7 +124,7 @@ pub enum UsbmonRecord {
         /// Its number in the recording.
         id: u64,
         /// The request.
-        asked: UsbRequest,
+        request: UsbRequest,
         /// The data that is sent.
         sent: Vec<u8>,
     },
@@ -139,8 +139,8 @@ pub enum UsbmonRecord {
     },
 }
 
-/// Reads a packet of a recording, farbus's own or usbmon's; `asked` returns the request with a number.
-pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<UsbmonRecord> {
+/// Reads a packet of a recording, farbus's own or usbmon's; `request_of` returns the request with a number.
+pub fn read(bytes: &[u8], request_of: impl Fn(u64) -> Option<UsbRequest>) -> Option<UsbmonRecord> {
     let word = |at: usize| word(bytes, at);
     let id = u64::from(word(0)?) | u64::from(word(4)?) << 32;
     let head = bytes.get(..HEADER_BYTES)?;
@@ -165,21 +165,26 @@ pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<U
             let qualifier = word(48)? as u16;
             Some(UsbmonRecord::Asked {
                 id,
-                asked: UsbRequest { endpoint, kind, bits: kind, qualifier, length, setup, start_frame, packets },
+                request: UsbRequest { endpoint, kind, bits: kind, qualifier, length, setup, start_frame, packets },
                 sent: if endpoint & 0x80 == 0 { data } else { Vec::new() },
             })
         }
         b'C' => {
-            let asked = asked(id)?;
+            let request = request_of(id)?;
             let reply = UsbReply { status: status(word(28)? as i32), actual: length, start_frame, packets };
             // usbmon leaves gaps where packets were not filled.
             let data = match () {
-                () if !asked.is_in() => Vec::new(),
+                () if !request.is_in() => Vec::new(),
                 () if reply.packets.is_empty() => data,
                 () => reply.packets.iter().flat_map(|packet| part(&data, packet)).copied().collect(),
             };
-            let is_plain = reply.status == OK && reply.packets.is_empty() && (asked.is_in() || length == asked.length);
-            Some(UsbmonRecord::Answered { id, head: if is_plain { Payload::Empty } else { reply.head(&asked) }, data })
+            let is_plain =
+                reply.status == OK && reply.packets.is_empty() && (request.is_in() || length == request.length);
+            Some(UsbmonRecord::Answered {
+                id,
+                head: if is_plain { Payload::Empty } else { reply.head(&request) },
+                data,
+            })
         }
         _ => None,
     }

@@ -13,8 +13,8 @@ use crate::maker::SimpleMaker;
 pub const CUT: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, place| {
-        Box::new(AttachmentCutter { left: settings.number("after"), cuts: place.role == ModuleRole::Importer })
+    make: |settings, location| {
+        Box::new(AttachmentCutter { left: settings.number("after"), cuts: location.role == ModuleRole::Importer })
     },
 };
 

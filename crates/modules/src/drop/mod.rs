@@ -14,12 +14,12 @@ use crate::maker::SimpleMaker;
 pub const DROP: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, place| {
+    make: |settings, location| {
         Box::new(RequestDropper {
             one_in: settings.number("one-in"),
             dice: ModuleRng::new(settings.number("seed")),
-            failed: place.failed.clone(),
-            drops: place.role == ModuleRole::Importer,
+            failed: location.failed.clone(),
+            drops: location.role == ModuleRole::Importer,
         })
     },
 };

@@ -19,8 +19,8 @@ use crate::null::NULL;
 pub const POINTER: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, place| match place.role {
-        ModuleRole::Importer => (NULL.make)(settings, place),
+    make: |settings, location| match location.role {
+        ModuleRole::Importer => (NULL.make)(settings, location),
         ModuleRole::Exporter => Box::new(PointerReportMerger {
             endpoint: 0x80 | settings.number("endpoint") as u8,
             span: settings.span("time"),
@@ -29,7 +29,7 @@ pub const POINTER: SimpleMaker = SimpleMaker {
                 motion_bytes: if settings.is("bits", "16") { 2 } else { 1 },
                 wheels: settings.number("wheels") as usize,
             },
-            asked: BTreeMap::new(),
+            payloads: BTreeMap::new(),
             held: None,
             quiet_until: Instant::ZERO,
             still: Vec::new(),
@@ -144,7 +144,7 @@ struct PointerReportMerger {
     span: Duration,
     layout: PointerReportLayout,
     /// The open requests at that endpoint, by id.
-    asked: BTreeMap<u64, Payload>,
+    payloads: BTreeMap<u64, Payload>,
     /// The request that the next report answers, and the sum so far.
     held: Option<(u64, Vec<u8>)>,
     quiet_until: Instant,
@@ -159,7 +159,7 @@ impl PointerReportMerger {
         // An error, or another kind of report: goes after what came before it.
         let Some(still) = still else {
             self.release(now, out);
-            self.asked.remove(&message.id);
+            self.payloads.remove(&message.id);
             return out.below(message);
         };
         if let Some((_, before)) = &mut self.held {
@@ -168,7 +168,7 @@ impl PointerReportMerger {
             {
                 *before = sum;
                 // Asks the device again: this request was answered by the sum.
-                let head = self.asked[&message.id].clone();
+                let head = self.payloads[&message.id].clone();
                 return out.above(ModuleMessage {
                     kind: ModuleMessageKind::Request,
                     id: message.id,
@@ -178,7 +178,7 @@ impl PointerReportMerger {
             }
             self.release(now, out);
         }
-        self.asked.remove(&message.id);
+        self.payloads.remove(&message.id);
         let is_known = still == self.still;
         self.still = still;
         self.held = Some((message.id, report));
@@ -204,11 +204,11 @@ impl Module for PointerReportMerger {
     fn handle(&mut self, now: Instant, from: ModuleNeighbor, message: ModuleMessage, out: &mut ModuleOutput) {
         match (from, message.kind) {
             (ModuleNeighbor::Below, ModuleMessageKind::Request) => {
-                let asked = UsbRequest::read(&message.head);
-                if asked.is_some_and(|asked| asked.endpoint == self.endpoint && asked.kind == INTERRUPT) {
+                let usb_request = UsbRequest::read(&message.head);
+                if usb_request.is_some_and(|request| request.endpoint == self.endpoint && request.kind == INTERRUPT) {
                     let mut head = message.head.clone();
                     head.own();
-                    self.asked.insert(message.id, head);
+                    self.payloads.insert(message.id, head);
                 }
                 out.above(message);
             }
@@ -219,7 +219,7 @@ impl Module for PointerReportMerger {
                 }
                 out.above(message);
             }
-            (ModuleNeighbor::Above, ModuleMessageKind::Completion) if self.asked.contains_key(&message.id) => {
+            (ModuleNeighbor::Above, ModuleMessageKind::Completion) if self.payloads.contains_key(&message.id) => {
                 self.report(now, message, out)
             }
             _ => out.pass(from, message),
@@ -227,7 +227,7 @@ impl Module for PointerReportMerger {
     }
 
     fn held_bytes(&self) -> usize {
-        self.asked.len() * ASKED_BYTES + self.held.as_ref().map_or(0, |(_, report)| report.len())
+        self.payloads.len() * ASKED_BYTES + self.held.as_ref().map_or(0, |(_, report)| report.len())
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -241,7 +241,7 @@ impl Module for PointerReportMerger {
     }
 
     fn is_at_rest(&self) -> bool {
-        self.held.is_none() && self.asked.is_empty()
+        self.held.is_none() && self.payloads.is_empty()
     }
 
     fn save(&self) -> Option<Vec<u8>> {
@@ -271,12 +271,12 @@ mod tests {
     }
 
     impl World {
-        fn new(asked: &str, depth: u64) -> Self {
+        fn new(wanted: &str, depth: u64) -> Self {
             let mut no_file = |_: &str| Err(String::new());
-            let settings = ModuleSettings::of(&MANIFEST, &asked.parse().unwrap(), &mut no_file).unwrap();
-            let place =
+            let settings = ModuleSettings::of(&MANIFEST, &wanted.parse().unwrap(), &mut no_file).unwrap();
+            let context =
                 ModuleContext { role: ModuleRole::Exporter, class: ModuleDeviceClass::Usb, failed: Payload::Empty };
-            let (half, _) = POINTER.answer(&settings, &place, &[], &mut |_| ()).unwrap();
+            let (half, _) = POINTER.answer(&settings, &context, &[], &mut |_| ()).unwrap();
             let now = Instant::ZERO + Duration::from_secs(1);
             let mut world = Self { half, now, at_mouse: Vec::new(), free: (0..depth).collect(), heard: Vec::new() };
             world.ask();
@@ -350,10 +350,10 @@ mod tests {
 
     #[test]
     fn motion_is_preserved_exactly_buttons_are_told_at_once_and_reports_are_rare() {
-        for (seed, (asked, bits)) in [("pointer:time=10ms", 8), ("pointer:bits=16,report=2", 16)].iter().enumerate() {
+        for (seed, (wanted, bits)) in [("pointer:time=10ms", 8), ("pointer:bits=16,report=2", 16)].iter().enumerate() {
             for depth in [1, 2, 5] {
                 let mut dice = ModuleRng::new(seed as u64);
-                let mut world = World::new(asked, depth);
+                let mut world = World::new(wanted, depth);
                 let (mut moved, mut buttons, mut changes, mut reports) = ([0; 3], 0u8, 0, 0);
                 for _ in 0..3000 {
                     if dice.below(40) == 0 {
@@ -370,8 +370,8 @@ mod tests {
                     if world.report(&report) {
                         reports += 1;
                         motion(&report, *bits).iter().zip(&mut moved).for_each(|(delta, sum)| *sum += delta);
-                        let place = usize::from(*bits == 16);
-                        if world.heard.last().is_some_and(|(_, last)| last[place] != buttons) {
+                        let position = usize::from(*bits == 16);
+                        if world.heard.last().is_some_and(|(_, last)| last[position] != buttons) {
                             panic!("a button is told at once: {before}");
                         }
                     }
@@ -380,7 +380,7 @@ mod tests {
                 world.wait(Duration::from_secs(1));
                 let heard = world.heard.iter().map(|(_, report)| motion(report, *bits));
                 let heard = heard.fold([0; 3], |sum, motion| std::array::from_fn(|at| sum[at] + motion[at]));
-                assert_eq!(heard, moved, "{asked}, {depth} requests");
+                assert_eq!(heard, moved, "{wanted}, {depth} requests");
                 if depth > 1 && *bits == 16 {
                     assert!(world.heard.len() < reports / 3 + 2 * changes, "{} of {reports}", world.heard.len());
                 }

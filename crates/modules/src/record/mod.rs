@@ -19,8 +19,8 @@ use crate::maker::SimpleMaker;
 pub const RECORD: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, place| match settings.sink("file") {
-        Some(sink) => Box::new(TrafficRecorder::new(sink, place.class, settings.number("limit") << 20)),
+    make: |settings, location| match settings.sink("file") {
+        Some(sink) => Box::new(TrafficRecorder::new(sink, location.class, settings.number("limit") << 20)),
         None => Box::new(RecordPassThrough),
     },
 };
@@ -102,35 +102,40 @@ impl TrafficRecorder {
             ModuleMessageKind::Request => {
                 let number = self.next_number;
                 self.next_number += 1;
-                let asked = match self.class {
+                let recorded_request = match self.class {
                     ModuleDeviceClass::Usb => {
-                        UsbRequest::read(&message.head).filter(|asked| !asked.is_reset()).map(RecordedRequest::Usb)
+                        UsbRequest::read(&message.head).filter(|wanted| !wanted.is_reset()).map(RecordedRequest::Usb)
                     }
                     ModuleDeviceClass::Block => BlockRequestHead::read(&message.head).map(RecordedRequest::Block),
                     ModuleDeviceClass::Stream | ModuleDeviceClass::Private => None,
                 };
-                match &asked {
-                    Some(RecordedRequest::Usb(asked)) => {
+                match &recorded_request {
+                    Some(RecordedRequest::Usb(wanted)) => {
                         let captured = message.payload.len().min(DATA_BYTES_MAX);
-                        self.packets(OWN, unix_ns, &usbmon::asked(number, asked, unix_ns, captured), &message.payload);
+                        self.packets(
+                            OWN,
+                            unix_ns,
+                            &usbmon::requested(number, wanted, unix_ns, captured),
+                            &message.payload,
+                        );
                     }
-                    Some(RecordedRequest::Block(asked)) => {
-                        self.segments(unix_ns, false, nbd::request(number, asked), &message.payload);
+                    Some(RecordedRequest::Block(wanted)) => {
+                        self.segments(unix_ns, false, nbd::request(number, wanted), &message.payload);
                     }
                     None => self.plain(unix_ns, message),
                 }
-                if let Some(asked) = asked {
-                    self.open_bytes += asked.memory_bytes();
-                    let before = self.open.insert(message.id, (number, asked));
-                    self.open_bytes -= before.map_or(0, |(_, asked)| asked.memory_bytes());
+                if let Some(recorded_request) = recorded_request {
+                    self.open_bytes += recorded_request.memory_bytes();
+                    let before = self.open.insert(message.id, (number, recorded_request));
+                    self.open_bytes -= before.map_or(0, |(_, request)| request.memory_bytes());
                 }
             }
             ModuleMessageKind::Completion => match self.forget(message.id) {
-                Some((number, RecordedRequest::Usb(asked))) => {
-                    match UsbReply::read(&asked, &message.head, message.payload.len()) {
+                Some((number, RecordedRequest::Usb(usb_request))) => {
+                    match UsbReply::read(&usb_request, &message.head, message.payload.len()) {
                         Some(reply) => {
                             let captured = message.payload.len().min(DATA_BYTES_MAX);
-                            let head = usbmon::answered(number, &asked, &reply, unix_ns, captured);
+                            let head = usbmon::answered(number, &usb_request, &reply, unix_ns, captured);
                             self.packets(OWN, unix_ns, &head, &message.payload);
                         }
                         None => self.plain(unix_ns, message),

@@ -64,7 +64,7 @@ const FILE_COPIES: usize = 5;
 /// Makes a half, and its opening or answer: whether it is the one that replays.
 fn half(
     settings: &ModuleSettings,
-    place: &ModuleContext,
+    location: &ModuleContext,
 ) -> Result<(Option<RecordingReplayer>, Vec<u8>), ModuleRefusal> {
     let file = settings.file("file");
     if file.is_empty() {
@@ -72,10 +72,10 @@ fn half(
     }
     let wrong = |what| ModuleRefusal::new(MANIFEST.name, ModuleMismatch::Parameter(format!("its file: {what}")));
     let tale = ParsedRecording::read(file).map_err(wrong)?;
-    if tale.told.is_empty() {
+    if tale.exchanges.is_empty() {
         return Err(wrong("it tells of no request to a device of this class".to_owned()));
     }
-    Ok((Some(RecordingReplayer::new(tale, settings, place)), vec![TELLS]))
+    Ok((Some(RecordingReplayer::new(tale, settings, location)), vec![TELLS]))
 }
 
 /// Checks that exactly one of the two halves replays.
@@ -102,28 +102,28 @@ impl ModuleMaker for ReplayMaker {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         _random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
-        let (_, opening) = half(settings, place)?;
-        Ok(Box::new(PendingReplay { settings: settings.clone(), place: place.clone(), opening }))
+        let (_, opening) = half(settings, location)?;
+        Ok(Box::new(PendingReplay { settings: settings.clone(), context: location.clone(), opening }))
     }
 
     fn answer(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         opening: &[u8],
         _random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
-        let (half, answer) = half(settings, place)?;
+        let (half, answer) = half(settings, location)?;
         Ok((fit(half, opening)?, answer))
     }
 }
 
 struct PendingReplay {
     settings: ModuleSettings,
-    place: ModuleContext,
+    context: ModuleContext,
     opening: Vec<u8>,
 }
 
@@ -133,7 +133,7 @@ impl PendingModule for PendingReplay {
     }
 
     fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
-        fit(half(&self.settings, &self.place)?.0, answer)
+        fit(half(&self.settings, &self.context)?.0, answer)
     }
 }
 
@@ -154,7 +154,7 @@ impl Module for ReplayPassThrough {
 type ReplayEndpoint = u8;
 
 struct RecordingReplayer {
-    told: Vec<RecordedExchange>,
+    exchanges: Vec<RecordedExchange>,
     in_order: BTreeMap<ReplayEndpoint, VecDeque<usize>>,
     by_question: BTreeMap<Vec<u8>, VecDeque<usize>>,
     is_paced: bool,
@@ -182,21 +182,21 @@ impl UnansweredReplayRequest {
 }
 
 impl RecordingReplayer {
-    fn new(tale: ParsedRecording, settings: &ModuleSettings, place: &ModuleContext) -> Self {
+    fn new(tale: ParsedRecording, settings: &ModuleSettings, location: &ModuleContext) -> Self {
         let mut half = Self {
-            told: tale.told,
+            exchanges: tale.exchanges,
             in_order: BTreeMap::new(),
             by_question: BTreeMap::new(),
             is_paced: settings.is("pace", "recorded"),
             stalls: settings.is("otherwise", "stall"),
-            asker: if place.role == ModuleRole::Importer { ModuleNeighbor::Above } else { ModuleNeighbor::Below },
-            class: place.class,
-            failed: place.failed.clone(),
+            asker: if location.role == ModuleRole::Importer { ModuleNeighbor::Above } else { ModuleNeighbor::Below },
+            class: location.class,
+            failed: location.failed.clone(),
             waiting: Vec::new(),
             waiting_bytes: 0,
         };
-        for (at, told) in half.told.iter().enumerate() {
-            match question(&told.asked, &told.sent) {
+        for (at, reported) in half.exchanges.iter().enumerate() {
+            match question(&reported.request, &reported.sent) {
                 ReplayMatchKey::Endpoint(endpoint) => half.in_order.entry(endpoint).or_default().push_back(at),
                 ReplayMatchKey::Words(words) => half.by_question.entry(words).or_default().push_back(at),
             }
@@ -211,32 +211,32 @@ impl RecordingReplayer {
 
     fn ask(&mut self, now: Instant, message: ModuleMessage, out: &mut ModuleOutput) {
         let id = message.id;
-        let asked = match self.class {
+        let recorded_request = match self.class {
             ModuleDeviceClass::Usb => UsbRequest::read(&message.head).map(RecordedRequest::Usb),
             _ => BlockRequestHead::read(&message.head).map(RecordedRequest::Block),
         };
-        let Some(asked) = asked else {
+        let Some(recorded_request) = recorded_request else {
             return out.fail(
                 ModuleFailureCause::Module,
                 "it is asked in words that it does not know: put it before other modules",
             );
         };
-        if let RecordedRequest::Usb(asked) = &asked
-            && asked.is_reset()
+        if let RecordedRequest::Usb(wanted) = &recorded_request
+            && wanted.is_reset()
         {
             return self.say(ModuleMessageKind::Completion, id, Payload::Empty, Payload::Empty, out);
         }
         let sent = message.payload.contiguous();
-        let (endpoint, found) = match question(&asked, &sent) {
+        let (endpoint, found) = match question(&recorded_request, &sent) {
             ReplayMatchKey::Words(words) => (
                 0,
-                self.by_question.get_mut(&words).and_then(|places| {
+                self.by_question.get_mut(&words).and_then(|positions| {
                     // A request that comes more often than recorded gets the last answer again.
-                    let place = places.pop_front()?;
-                    if places.is_empty() {
-                        places.push_back(place);
+                    let position = positions.pop_front()?;
+                    if positions.is_empty() {
+                        positions.push_back(position);
                     }
-                    Some(place)
+                    Some(position)
                 }),
             ),
             ReplayMatchKey::Endpoint(endpoint) => {
@@ -245,18 +245,21 @@ impl RecordingReplayer {
                         // The recording has ended: the device stays silent.
                         return self.wait(UnansweredReplayRequest { id, endpoint, answer: None });
                     }
-                    place => (endpoint, place.filter(|&place| fits(&self.told[place], &asked, &sent))),
+                    position => (
+                        endpoint,
+                        position.filter(|&position| fits(&self.exchanges[position], &recorded_request, &sent)),
+                    ),
                 }
             }
         };
-        let Some(told) = found.map(|place| &self.told[place]) else {
-            return self.mismatch(id, &asked, out);
+        let Some(reported) = found.map(|position| &self.exchanges[position]) else {
+            return self.mismatch(id, &recorded_request, out);
         };
         let cancelled = usb_outcome(CANCELLED);
         let answer =
-            told.answer.as_ref().filter(|(head, ..)| self.class != ModuleDeviceClass::Usb || *head != cancelled);
+            reported.answer.as_ref().filter(|(head, ..)| self.class != ModuleDeviceClass::Usb || *head != cancelled);
         let answer = answer.map(|(head, data, ns)| {
-            let took = if self.is_paced { ns.saturating_sub(told.asked_ns) } else { 0 };
+            let took = if self.is_paced { ns.saturating_sub(reported.asked_ns) } else { 0 };
             let before = self.waiting.iter().rev().find(|waiting| waiting.endpoint == endpoint && endpoint != 0);
             let before = before.and_then(|waiting| waiting.answer.as_ref().map(|(due, ..)| *due));
             let due = (now + Duration::from_nanos(took)).max(before.unwrap_or_default());
@@ -271,12 +274,12 @@ impl RecordingReplayer {
         self.waiting.push(waiting);
     }
 
-    fn mismatch(&self, id: u64, asked: &RecordedRequest, out: &mut ModuleOutput) {
+    fn mismatch(&self, id: u64, wanted: &RecordedRequest, out: &mut ModuleOutput) {
         if self.stalls {
             let head = if self.class == ModuleDeviceClass::Usb { usb_outcome(STALL) } else { self.failed.clone() };
             return self.say(ModuleMessageKind::Completion, id, head, Payload::Empty, out);
         }
-        let what = match asked {
+        let what = match wanted {
             RecordedRequest::Usb(UsbRequest { kind: CONTROL, setup, .. }) => {
                 format!("a control transfer, {setup:02x?}")
             }
@@ -317,28 +320,29 @@ enum ReplayMatchKey {
     Words(Vec<u8>),
 }
 
-fn question(asked: &RecordedRequest, sent: &[u8]) -> ReplayMatchKey {
-    let mut words = match asked {
+fn question(wanted: &RecordedRequest, sent: &[u8]) -> ReplayMatchKey {
+    let mut words = match wanted {
         RecordedRequest::Usb(UsbRequest { kind: CONTROL, setup, .. }) => setup.to_vec(),
         RecordedRequest::Usb(UsbRequest { endpoint, .. }) => return ReplayMatchKey::Endpoint(*endpoint),
-        RecordedRequest::Block(asked) => asked.head().into_vec(),
+        RecordedRequest::Block(wanted) => wanted.head().into_vec(),
     };
     words.extend_from_slice(sent);
     ReplayMatchKey::Words(words)
 }
 
 /// Whether a recorded request of a data endpoint matches this one.
-fn fits(told: &RecordedExchange, asked: &RecordedRequest, sent: &[u8]) -> bool {
-    let (RecordedRequest::Usb(then), RecordedRequest::Usb(now)) = (&told.asked, asked) else { return false };
-    let (head, data) = told.answer.as_ref().map(|(head, data, _)| (head, &data[..])).unwrap_or((&Payload::Empty, &[]));
+fn fits(reported: &RecordedExchange, wanted: &RecordedRequest, sent: &[u8]) -> bool {
+    let (RecordedRequest::Usb(then), RecordedRequest::Usb(now)) = (&reported.request, wanted) else { return false };
+    let (head, data) =
+        reported.answer.as_ref().map(|(head, data, _)| (head, &data[..])).unwrap_or((&Payload::Empty, &[]));
     let Some(reply) = UsbReply::read(then, head, data.len()) else { return false };
     let has_room = |(at, packet): (usize, &crate::heads::IsoPacketHead)| {
-        now.packets.get(at).is_some_and(|asked| packet.length <= asked.length)
+        now.packets.get(at).is_some_and(|wanted| packet.length <= wanted.length)
     };
     then.kind == now.kind
         && then.packets.len() == now.packets.len()
         && reply.packets.iter().enumerate().all(has_room)
-        && if now.is_in() { data.len() <= now.length as usize } else { told.sent == sent }
+        && if now.is_in() { data.len() <= now.length as usize } else { reported.sent == sent }
 }
 
 impl Module for RecordingReplayer {

@@ -288,7 +288,7 @@ impl AntiReplayWindow {
             self.set(number, false);
             self.next = number + 1;
         }
-        let (at, bit) = place(number);
+        let (at, bit) = location(number);
         if self.bits[at] & bit != 0 {
             return ControlFlow::Break(());
         }
@@ -297,12 +297,12 @@ impl AntiReplayWindow {
     }
 
     fn set(&mut self, number: u64, is_seen: bool) {
-        let (at, bit) = place(number);
+        let (at, bit) = location(number);
         if is_seen { self.bits[at] |= bit } else { self.bits[at] &= !bit }
     }
 }
 
-fn place(number: u64) -> (usize, u64) {
+fn location(number: u64) -> (usize, u64) {
     ((number % SEEN_MAX / 64) as usize, 1 << (number % 64))
 }
 
@@ -314,8 +314,8 @@ mod tests {
     use crate::settings::ModuleSpec;
 
     fn settings(key: u8) -> ModuleSettings {
-        let asked: ModuleSpec = "seal:key-file=k".parse().unwrap();
-        ModuleSettings::of(&MANIFEST, &asked, &mut |_: &str| Ok(vec![key; 32])).unwrap()
+        let spec: ModuleSpec = "seal:key-file=k".parse().unwrap();
+        ModuleSettings::of(&MANIFEST, &spec, &mut |_: &str| Ok(vec![key; 32])).unwrap()
     }
 
     fn place_of(role: ModuleRole) -> ModuleContext {

@@ -13,7 +13,7 @@ use crate::maker::SimpleMaker;
 pub const STALE: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, place| match place.role {
+    make: |settings, location| match location.role {
         ModuleRole::Importer => Box::new(FrameArrivalReporter),
         ModuleRole::Exporter => {
             Box::new(StaleFrameFilter { ahead: settings.number("ahead") as u32, travelling: 0, waiting: None })

@@ -6,10 +6,10 @@ use farbus_modules::module::{ModuleManifest, ModuleParameter, ParameterFormat};
 /// Every way to ask for each module that an exporter allows without its owner's word, as `--module` takes it: up to
 /// three parameters at each combination of their ends; more of them all at their first, and all at their last.
 pub fn all_asked() -> Vec<String> {
-    ModuleCatalogue::builtin().manifests().flat_map(asked).collect()
+    ModuleCatalogue::builtin().manifests().flat_map(requested).collect()
 }
 
-fn asked(manifest: &'static ModuleManifest) -> Vec<String> {
+fn requested(manifest: &'static ModuleManifest) -> Vec<String> {
     let parameters: Vec<&ModuleParameter> = manifest.parameters.iter().filter(|parameter| !parameter.is_own).collect();
     let mut all = vec![Vec::new()];
     if parameters.len() > 3 {

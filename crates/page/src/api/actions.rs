@@ -619,8 +619,8 @@ impl PageAction {
         let (mut plain, mut options, mut has) = (Vec::new(), Vec::new(), Vec::new());
         for parameter in self.parameters {
             let value = given.get(parameter.name).filter(|value| !value.is_null());
-            let said = value.map(|value| parameter.texts_of(value)).transpose()?;
-            match (parameter.at, parameter.kind, said) {
+            let messages = value.map(|value| parameter.texts_of(value)).transpose()?;
+            match (parameter.at, parameter.kind, messages) {
                 (ArgumentPosition::Word | ArgumentPosition::WordIf, _, Some(words)) => plain.extend(words),
                 (ArgumentPosition::Word | ArgumentPosition::Required(_), _, None) => {
                     return Err(WrongParameter::with(parameter.name, format!("it is missing: {}", parameter.help)));
@@ -628,9 +628,9 @@ impl PageAction {
                 (
                     ArgumentPosition::Option(option) | ArgumentPosition::Required(option),
                     ParameterType::Switch,
-                    Some(said),
+                    Some(messages),
                 ) => {
-                    if said == ["true"] {
+                    if messages == ["true"] {
                         options.push((option, None));
                         has.push(parameter.name);
                     }
@@ -917,8 +917,8 @@ mod tests {
         for command in examples() {
             // Bash reads the line as the words that are run.
             let script = format!("farbus() {{ printf '%s\\0' \"$@\"; }}; {}", command.line());
-            let said = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
-            let words: Vec<&[u8]> = said.stdout.strip_suffix(b"\0").unwrap().split(|byte| *byte == 0).collect();
+            let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            let words: Vec<&[u8]> = output.stdout.strip_suffix(b"\0").unwrap().split(|byte| *byte == 0).collect();
             assert_eq!(words, command.words.iter().map(String::as_bytes).collect::<Vec<_>>(), "{}", command.line());
         }
     }

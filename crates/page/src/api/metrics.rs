@@ -253,7 +253,7 @@ pub mod tests {
             r#"farbus_device_latency_seconds{role="attach",device="disk",stage="device",percentile="99"} 0.0987655"#,
             "farbus_page_event_streams 5",
         ] {
-            assert!(text.lines().any(|said| said == line), "{line}: {text}");
+            assert!(text.lines().any(|printed| printed == line), "{line}: {text}");
         }
         assert!(!text.contains("links_up{role=\"attach\",device=\"zero\""), "it has no session");
     }
@@ -279,7 +279,7 @@ pub mod tests {
             return;
         };
         promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        let said = promtool.wait_with_output().unwrap();
-        assert!(said.status.success() && said.stdout.is_empty() && said.stderr.is_empty(), "{said:?}");
+        let output = promtool.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     }
 }

@@ -204,7 +204,7 @@ mod tests {
     fn a_device_of_another_host_is_attached_by_one_word_whatever_its_name_is() {
         let line = |host: &str, name: &str, state: &str| {
             let host = lab::tests::host(host, Vec::new());
-            let device = lab::tests::said(json!({ "name": name, "state": state, "user": "desk" }));
+            let device = lab::tests::printed(json!({ "name": name, "state": state, "user": "desk" }));
             of_other(&host, &device, "desk").into_iter().next().map(|offer| (offer.line, offer.parameters))
         };
         let (plain, given) = line("lab3", "board", "available").unwrap();
@@ -213,10 +213,10 @@ mod tests {
             let Some((line, _)) = line(host, name, "available") else { continue };
             assert!(!line.chars().any(char::is_control), "{line:?}");
             let script = format!("farbus() {{ printf '<%s>' \"$@\"; }}; {line}");
-            let said = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
-            let said = String::from_utf8(said.stdout).unwrap();
+            let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+            let message = String::from_utf8(output.stdout).unwrap();
             let guard = if host.starts_with('-') { "<--><" } else { "<" };
-            assert_eq!(said, format!("<attach>{guard}{host}/{name}>"), "{line}");
+            assert_eq!(message, format!("<attach>{guard}{host}/{name}>"), "{line}");
         }
         assert!(line("lab3", "a;b'c`d`", "available").is_some(), "one that a command takes is offered");
         assert!(line("lab3", "a/b", "available").is_none(), "another host would be meant");

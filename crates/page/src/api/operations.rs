@@ -351,11 +351,11 @@ impl OperationRegistry {
                 found.kept = OperationOutput::Nothing;
             }
         }
-        let mut told = found.operation.clone();
+        let mut operation = found.operation.clone();
         drop(has);
         // What a command printed may be long.
-        told.answer = None;
-        self.journal.publish(JournalEventKind::Operation, &serde_json::to_value(told).unwrap_or_default());
+        operation.answer = None;
+        self.journal.publish(JournalEventKind::Operation, &serde_json::to_value(operation).unwrap_or_default());
     }
 
     fn tell(&self) {
@@ -515,8 +515,8 @@ impl OperationRunner {
     }
 
     fn failed(&self, code: Option<i32>, mut printed: Option<Value>, warnings: String) {
-        let told = printed.as_mut().map(|printed| printed["failure"].take());
-        let told = told.and_then(|failure| serde_json::from_value::<FailureReport>(failure).ok());
+        let answer = printed.as_mut().map(|printed| printed["failure"].take());
+        let report = answer.and_then(|failure| serde_json::from_value::<FailureReport>(failure).ok());
         let attribute = match code {
             Some(3) => FailureKind::Refused,
             Some(4) => FailureKind::Gone,
@@ -524,16 +524,16 @@ impl OperationRunner {
             Some(6) => FailureKind::Device,
             _ => FailureKind::Local,
         };
-        let said = match (&warnings[..], code) {
+        let output = match (&warnings[..], code) {
             ("", Some(code)) => format!("the command ended with exit code {code}"),
             ("", None) => "the command was ended by a signal".to_owned(),
-            (said, _) => said.to_owned(),
+            (output, _) => output.to_owned(),
         };
         self.end(|operation| {
             operation.state = OperationState::Failed;
             operation.pid = None;
             operation.is_misused = code == Some(2);
-            operation.failure = Some(told.unwrap_or(FailureReport { attribute, message: said, limit: None }));
+            operation.failure = Some(report.unwrap_or(FailureReport { attribute, message: output, limit: None }));
         });
     }
 
@@ -557,7 +557,8 @@ impl OperationRunner {
         let follow = move || {
             let action = operations.find(id).map(|operation| operation.action).unwrap_or_default();
             let answers = ask_all(&Question::Status).unwrap_or_default();
-            let read = |(_, said)| if let Answer::Ok(said) = said { serde_json::from_value(said).ok() } else { None };
+            let read =
+                |(_, answer)| if let Answer::Ok(answer) = answer { serde_json::from_value(answer).ok() } else { None };
             let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(read).collect();
             let on = subjects::find(&processes, action, &device);
             let pid = on.as_ref().map(|on| on.pid);
@@ -567,9 +568,9 @@ impl OperationRunner {
             // Without a process there is no swap, and the command says why.
             let Some(pid) = pid.filter(|_| runs == CommandLifetime::Swap) else { return };
             while !is_over.load(Ordering::Acquire) {
-                let asked = ask_one(pid, &Question::SwapStatus { device: device.clone() }, &[]);
+                let answer = ask_one(pid, &Question::SwapStatus { device: device.clone() }, &[]);
                 // One that is not running is the swap before this one.
-                if let Ok(Answer::Ok(progress)) = asked
+                if let Ok(Answer::Ok(progress)) = answer
                     && progress["state"] == "running"
                 {
                     operations.change(id, |operation| operation.progress = Some(progress));
@@ -606,8 +607,8 @@ fn drawn_of(RememberedOperation { operation, kept, .. }: &RememberedOperation) -
         state: operation.state,
         begun: operation.begun.clone(),
         pid: operation.pid,
-        swap: read().filter(|_| operation.action == "swap").and_then(|said| serde_json::from_value(said).ok()),
-        progress: read().and_then(|said| serde_json::from_value(said).ok()).unwrap_or_default(),
+        swap: read().filter(|_| operation.action == "swap").and_then(|answer| serde_json::from_value(answer).ok()),
+        progress: read().and_then(|answer| serde_json::from_value(answer).ok()).unwrap_or_default(),
         failure: operation.failure.clone(),
         is_recorded: kept.is_some(),
     }

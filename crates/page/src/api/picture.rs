@@ -67,15 +67,15 @@ impl PictureBuffer {
     /// Shows the pictures that a command prints, until it ends or has to. `tell` gets what the operation says of them
     /// after each, and at the end if it has to end. Then the picture is forgotten. Returns whether it has to end.
     pub fn show_all(&self, stdout: &mut (impl Read + AsFd), mut tell: impl FnMut(Value)) -> bool {
-        let mut said = json!({ "pictures": 0 });
+        let mut answer = json!({ "pictures": 0 });
         let why = self.show_until(stdout, |progress| {
-            said = progress;
-            tell(said.clone());
+            answer = progress;
+            tell(answer.clone());
         });
         self.shown().newest = None;
         if let Some(why) = &why {
-            said["ended"] = json!(why);
-            tell(said);
+            answer["ended"] = json!(why);
+            tell(answer);
         }
         why.is_some()
     }
@@ -165,9 +165,9 @@ mod tests {
         assert_eq!(screen.look(begun), None);
         assert_eq!(screen.shown().show(whole(0), at(0))["per_second"], 0.0, "one has no rate");
         for number in 1..20_u8 {
-            let said = screen.shown().show(whole(number), at(250 * u64::from(number)));
-            assert_eq!((&said["pictures"], &said["per_second"]), (&json!(number + 1), &json!(4.0)));
-            assert_eq!(said["type"], "image/png");
+            let answer = screen.shown().show(whole(number), at(250 * u64::from(number)));
+            assert_eq!((&answer["pictures"], &answer["per_second"]), (&json!(number + 1), &json!(4.0)));
+            assert_eq!(answer["type"], "image/png");
         }
         assert_eq!(screen.look(at(5000)).as_deref(), Some(&[19; 4][..]));
         assert!(screen.shown().came.len() <= RATED);
@@ -199,10 +199,10 @@ mod tests {
         let writer = std::thread::spawn(move || {
             io::Write::write_all(&mut theirs, &[&png[..], b"<html><script>"].concat()).unwrap();
         });
-        let mut told = Vec::new();
-        assert!(screen.show_all(&mut stdout, |said| told.push((said, screen.look(Instant::now()).is_some()))));
+        let mut reported = Vec::new();
+        assert!(screen.show_all(&mut stdout, |answer| reported.push((answer, screen.look(Instant::now()).is_some()))));
         writer.join().unwrap();
-        let [(first, is_shown), (last, is_kept)] = &told[..] else { panic!("{told:?}") };
+        let [(first, is_shown), (last, is_kept)] = &reported[..] else { panic!("{reported:?}") };
         assert_eq!((&first["pictures"], &first["width"], *is_shown), (&json!(1), &json!(2), true));
         assert_eq!((&last["ended"], *is_kept), (&json!("what came is no picture"), false));
     }

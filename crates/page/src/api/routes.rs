@@ -346,10 +346,10 @@ mod tests {
     #[test]
     fn every_route_is_found_by_its_path_and_nothing_else_is() {
         for (path, found) in all() {
-            let said = find(&path.replace("{id}", "7")).unwrap_or_else(|| panic!("{path}"));
-            assert_eq!(said.route.endpoint, found.route.endpoint, "{path}");
-            assert_eq!(said.action.map(|action| action.name), found.action.map(|action| action.name));
-            assert_eq!(said.number == 7, path.contains("{id}"));
+            let route_match = find(&path.replace("{id}", "7")).unwrap_or_else(|| panic!("{path}"));
+            assert_eq!(route_match.route.endpoint, found.route.endpoint, "{path}");
+            assert_eq!(route_match.action.map(|action| action.name), found.action.map(|action| action.name));
+            assert_eq!(route_match.number == 7, path.contains("{id}"));
         }
         for path in [
             "/healthz/",

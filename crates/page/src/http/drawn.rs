@@ -89,14 +89,14 @@ impl ViewCache {
     }
 
     /// The event that says that something is new, if that is so for a client that was told `told`, which is changed.
-    pub fn table_event(&self, told: &mut u64, status: &CombinedStatus) -> Option<Bytes> {
+    pub fn table_event(&self, reported: &mut u64, status: &CombinedStatus) -> Option<Bytes> {
         let mut table = locked(&self.table);
         if table.status != Some(status.version) {
             let fingerprint = PageView::fingerprint(status);
             let event = format!("event: status\ndata: {fingerprint:016x}\n\n").into();
             *table = CachedStatusEvent { status: Some(status.version), fingerprint, event };
         }
-        (std::mem::replace(told, table.fingerprint) != table.fingerprint).then(|| table.event.clone())
+        (std::mem::replace(reported, table.fingerprint) != table.fingerprint).then(|| table.event.clone())
     }
 }
 

@@ -261,8 +261,8 @@ pub mod tests {
     fn uplot_has_the_checksums_that_are_written_and_the_version_of_its_addresses() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/view/vendor/uplot");
         let mut check = Command::new("sha256sum");
-        let said = check.current_dir(&folder).args(["--check", "--strict", "SHA256SUMS"]).output().unwrap();
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+        let output = check.current_dir(&folder).args(["--check", "--strict", "SHA256SUMS"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         let sums = std::fs::read_to_string(folder.join("SHA256SUMS")).unwrap();
         for file in std::fs::read_dir(&folder).unwrap() {
             let name = file.unwrap().file_name().into_string().unwrap();

@@ -366,7 +366,7 @@ impl PageServer {
                 // A view that asks as its device goes is told about that by its list: a browser would write an error of
                 // its own into its log.
                 Ok(match self.latency(by, found.number, request.uri()).await {
-                    Ok(said) => text("text/html; charset=utf-8", view::latency(&said).into_string()),
+                    Ok(seconds) => text("text/html; charset=utf-8", view::latency(&seconds).into_string()),
                     Err(refusal) if refusal.status == StatusCode::NOT_FOUND => no_content(),
                     Err(refusal) => return Err(refusal),
                 })
@@ -414,7 +414,7 @@ impl PageServer {
             PageEndpoint::RecordedText if request.method() == Method::HEAD => Ok(text(PLAIN, String::new())),
             PageEndpoint::RecordedText => {
                 match self.line.ask(by, PageQuestion::RecordedText { id: found.number }).await? {
-                    PageAnswer::Value(Value::String(said)) => Ok(text(PLAIN, said)),
+                    PageAnswer::Value(Value::String(message)) => Ok(text(PLAIN, message)),
                     _ => Err(no_answer()),
                 }
             }
@@ -428,9 +428,9 @@ impl PageServer {
 
     /// This host, those that are paired with it, and those that are known besides.
     async fn hosts(&self, by: &ClientCredentials) -> Result<Response<ResponseBody>, HttpRefusal> {
-        let PageAnswer::Value(said) = self.line.ask(by, PageQuestion::Hosts).await? else { return Err(no_answer()) };
+        let PageAnswer::Value(answer) = self.line.ask(by, PageQuestion::Hosts).await? else { return Err(no_answer()) };
         let status = self.line.status(by, StatusExtent::Answered).await?;
-        Ok(json_of(StatusCode::OK, &answers::hosts(said, &status.lab)))
+        Ok(json_of(StatusCode::OK, &answers::hosts(answer, &status.lab)))
     }
 
     /// What a page shows from now on, as events.
@@ -581,7 +581,7 @@ impl PageServer {
         let which = DeviceLocator::with_pid(pid, uri.query().unwrap_or_default()).ok_or_else(missing)?;
         let pid = which.pid_in(&*self.line.status(by, StatusExtent::Processes).await?);
         match self.line.ask(by, PageQuestion::Latency { pid, name: which.name().to_owned() }).await? {
-            PageAnswer::Value(said) if said.is_object() => serde_json::from_value(said).map_err(|_| missing()),
+            PageAnswer::Value(answer) if answer.is_object() => serde_json::from_value(answer).map_err(|_| missing()),
             _ => Err(missing()),
         }
     }

@@ -70,8 +70,8 @@ pub struct CombinedStatus {
 
 impl CombinedStatus {
     /// What they said, and what is known of other hosts; `before` is what is known of an earlier moment.
-    pub fn after(before: &Self, said: ProcessStatuses, lab: Arc<LabInventory>) -> Self {
-        let ProcessStatuses { version, asked_us, mut processes, silent, failure, operations, swaps } = said;
+    pub fn after(before: &Self, statuses: ProcessStatuses, lab: Arc<LabInventory>) -> Self {
+        let ProcessStatuses { version, asked_us, mut processes, silent, failure, operations, swaps } = statuses;
         call_apart(&mut processes);
         let elapsed = match before.version {
             0 => Duration::ZERO,
@@ -130,12 +130,12 @@ pub mod tests {
     use super::*;
 
     /// A process, and a device, as JSON has them.
-    pub fn process(said: Value) -> ProcessStatus {
-        serde_json::from_value(said).unwrap()
+    pub fn process(answer: Value) -> ProcessStatus {
+        serde_json::from_value(answer).unwrap()
     }
 
-    pub fn device(said: Value) -> ProcessDevice {
-        serde_json::from_value(said).unwrap()
+    pub fn device(answer: Value) -> ProcessDevice {
+        serde_json::from_value(answer).unwrap()
     }
 
     /// The status of these processes.
@@ -153,8 +153,8 @@ pub mod tests {
             { "pid": 9, "devices": [{ "name": "tape" }] },
             { "devices": [] },
         ]));
-        let said = ProcessStatuses { processes: processes.processes, ..ProcessStatuses::default() };
-        let status = CombinedStatus::after(&CombinedStatus::default(), said, Arc::default());
+        let statuses = ProcessStatuses { processes: processes.processes, ..ProcessStatuses::default() };
+        let status = CombinedStatus::after(&CombinedStatus::default(), statuses, Arc::default());
         let called: Vec<_> =
             status.devices().map(|(_, device)| device.shared().and_then(|it| it.called.as_deref())).collect();
         assert_eq!(called, [Some("disk@7"), None, Some("disk@8"), None, None]);

@@ -28,7 +28,7 @@ pub struct PageBrokerClient {
     out: UnboundedSender<Vec<u8>>,
     waiting: Mutex<BTreeMap<u64, PendingQuestion>>,
     last: AtomicU64,
-    places: QuestionSlots,
+    slots: QuestionSlots,
     status: watch::Sender<Arc<CombinedStatus>>,
     /// What is known of other hosts, for the next status.
     lab: Mutex<Arc<LabInventory>>,
@@ -67,7 +67,7 @@ impl PageBrokerClient {
             out,
             waiting: Mutex::default(),
             last: AtomicU64::default(),
-            places: QuestionSlots::default(),
+            slots: QuestionSlots::default(),
             status: watch::channel(Arc::default()).0,
             lab: Mutex::default(),
             served: Mutex::default(),
@@ -90,13 +90,13 @@ impl PageBrokerClient {
         let mut decoder = FrameDecoder::new(ANSWER_BYTES_MAX);
         while let Ok(true) = receive(&stream, &mut decoder).await {
             loop {
-                let told = match decoder.poll_frame() {
+                let broker_message = match decoder.poll_frame() {
                     Ok(Some(frame)) => serde_json::from_slice(frame),
                     Ok(None) => break,
                     Err(OversizedFrame { .. }) => return,
                 };
-                match told {
-                    Ok(told) => self.hear(told),
+                match broker_message {
+                    Ok(broker_message) => self.hear(broker_message),
                     Err(error) => {
                         tracing::warn!(%error, "the page's other process says what is no message");
                         return;
@@ -106,19 +106,19 @@ impl PageBrokerClient {
         }
     }
 
-    fn hear(&self, told: BrokerMessage) {
-        match told {
+    fn hear(&self, message: BrokerMessage) {
+        match message {
             // Its client may be gone.
             BrokerMessage::Answer { id, answer } => {
                 drop(self.waiting().remove(&id).map(|waiting| waiting.answer.send(answer)))
             }
             BrokerMessage::Ended { client } => drop(self.served().remove(&client).map(|served| served.send(()))),
             BrokerMessage::Lab(lab) => *self.lab.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(*lab),
-            BrokerMessage::Status(said) => {
+            BrokerMessage::Status(statuses) => {
                 let before = Arc::clone(&self.status.borrow());
-                if said.version > before.version {
+                if statuses.version > before.version {
                     let lab = Arc::clone(&self.lab.lock().unwrap_or_else(PoisonError::into_inner));
-                    self.status.send_replace(Arc::new(CombinedStatus::after(&before, said, lab)));
+                    self.status.send_replace(Arc::new(CombinedStatus::after(&before, statuses, lab)));
                 }
             }
             BrokerMessage::Events { first, events } => self.journal.copy(first, events),
@@ -133,9 +133,9 @@ impl PageBrokerClient {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, said: &ConfinedMessage) -> bool {
+    fn say(&self, printed: &ConfinedMessage) -> bool {
         // If the other process has ended, so does this one.
-        encoded(said, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
+        encoded(printed, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
     }
 
     /// Says that this process has given its rights away, and what it still has if that is too much.
@@ -162,13 +162,13 @@ impl PageBrokerClient {
     /// [`HttpRefusal`]: the other process refused, or ended.
     pub async fn ask(&self, by: &ClientCredentials, question: PageQuestion) -> Result<PageAnswer, HttpRefusal> {
         let ended = || HttpRefusal::of(StatusCode::SERVICE_UNAVAILABLE, "the page ends");
-        let place = match question.is_quick() {
+        let slot = match question.is_quick() {
             true => None,
-            false => Some(self.places.take(by, by.scope).await.ok_or_else(ended)?),
+            false => Some(self.slots.take(by, by.scope).await.ok_or_else(ended)?),
         };
         let id = self.last.fetch_add(1, Ordering::Relaxed);
-        let (told, answer) = oneshot::channel();
-        self.waiting().insert(id, PendingQuestion { answer: told, _place: place });
+        let (reported, answer) = oneshot::channel();
+        self.waiting().insert(id, PendingQuestion { answer: reported, _place: slot });
         if !self.say(&ConfinedMessage::Asked { id, by: by.clone(), question }) {
             self.waiting().remove(&id);
             return Err(HttpRefusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));

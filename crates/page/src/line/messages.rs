@@ -353,11 +353,11 @@ mod tests {
             ["null", "-1", "1e99", "18446744073709551616", "\"question\":", "\\u0000", "[[[[[[", "{"];
         crate::fuzzing::fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_questions_of_a_page", |input| {
             let line = input.text(&LINES, &WORDS);
-            let Ok(said) = serde_json::from_str::<ConfinedMessage>(&line) else { return };
-            let again = serde_json::from_str::<ConfinedMessage>(&serde_json::to_string(&said).unwrap()).unwrap();
+            let Ok(message) = serde_json::from_str::<ConfinedMessage>(&line) else { return };
+            let again = serde_json::from_str::<ConfinedMessage>(&serde_json::to_string(&message).unwrap()).unwrap();
             // A fraction in a body may change its last digit.
-            let has_body = matches!(&said, ConfinedMessage::Asked { question: PageQuestion::Change { .. }, .. });
-            assert!(has_body || again == said, "{line}");
+            let has_body = matches!(&message, ConfinedMessage::Asked { question: PageQuestion::Change { .. }, .. });
+            assert!(has_body || again == message, "{line}");
         });
     }
 }

@@ -71,7 +71,7 @@ impl QuestionSlots {
     fn of_one(&self, by: &ClientCredentials) -> Arc<Semaphore> {
         let mut each = self.each();
         // Nobody else can take what is not in use.
-        each.retain(|_, places| Arc::strong_count(places) > 1);
+        each.retain(|_, locations| Arc::strong_count(locations) > 1);
         Arc::clone(each.entry(SlotHolder::of(by)).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_MAX))))
     }
 
@@ -114,40 +114,40 @@ mod tests {
         ClientCredentials { client: 1, authorization: Some(token.to_owned()), scope: None }
     }
 
-    fn taken(places: &QuestionSlots, by: &ClientCredentials, scope: Option<PageScope>) -> Vec<QuestionSlot> {
-        std::iter::from_fn(|| places.try_take(by, scope)).take(1000).collect()
+    fn taken(locations: &QuestionSlots, by: &ClientCredentials, scope: Option<PageScope>) -> Vec<QuestionSlot> {
+        std::iter::from_fn(|| locations.try_take(by, scope)).take(1000).collect()
     }
 
     #[test]
     fn a_token_that_asks_much_takes_no_place_of_others_and_all_of_them_take_none_of_owners() {
-        let places = QuestionSlots::default();
-        let eve = taken(&places, &with("eve"), READ);
+        let slots = QuestionSlots::default();
+        let eve = taken(&slots, &with("eve"), READ);
         assert_eq!(eve.len(), OF_ONE_MAX);
-        assert!(places.try_take(&with("bob"), READ).is_some(), "another token has places");
-        let all: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&places, &with(&format!("{n}")), READ)).collect();
+        assert!(slots.try_take(&with("bob"), READ).is_some(), "another token has places");
+        let all: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&slots, &with(&format!("{n}")), READ)).collect();
         assert_eq!(eve.len() + all.len(), OF_OTHERS_MAX);
-        assert!(places.try_take(&with("bob"), READ).is_none());
-        assert!(places.try_take(&with("lead"), OWN).is_some());
+        assert!(slots.try_take(&with("bob"), READ).is_none());
+        assert!(slots.try_take(&with("lead"), OWN).is_some());
         let stranger = |client| ClientCredentials { client, authorization: None, scope: None };
-        let strangers: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&places, &stranger(n), None)).collect();
+        let strangers: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&slots, &stranger(n), None)).collect();
         assert_eq!(strangers.len(), OF_STRANGERS_MAX);
-        let owners: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&places, &stranger(n), OWN)).collect();
+        let owners: Vec<QuestionSlot> = (0..100).flat_map(|n| taken(&slots, &stranger(n), OWN)).collect();
         assert_eq!(owners.len(), OF_OWNERS_MAX);
         drop((eve, all, strangers, owners));
-        assert_eq!(taken(&places, &with("bob"), READ).len(), OF_ONE_MAX, "places come back");
-        drop(places.try_take(&with("x"), READ));
-        assert_eq!(places.each().len(), 1, "nothing is kept of those who ask no more");
+        assert_eq!(taken(&slots, &with("bob"), READ).len(), OF_ONE_MAX, "places come back");
+        drop(slots.try_take(&with("x"), READ));
+        assert_eq!(slots.each().len(), 1, "nothing is kept of those who ask no more");
     }
 
     #[test]
     fn who_waits_for_a_place_of_its_own_keeps_nobody_else_waiting() {
-        let places = QuestionSlots::default();
+        let slots = QuestionSlots::default();
         let (eve, bob) = (with("eve"), with("bob"));
-        let _eve = taken(&places, &eve, READ);
-        let mut waits = pin!(places.take(&eve, READ));
+        let _eve = taken(&slots, &eve, READ);
+        let mut waits = pin!(slots.take(&eve, READ));
         let mut context = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut context).is_pending());
-        let mut has = pin!(places.take(&bob, READ));
+        let mut has = pin!(slots.take(&bob, READ));
         assert!(matches!(has.as_mut().poll(&mut context), Poll::Ready(Some(_))));
         assert!(waits.as_mut().poll(&mut context).is_pending());
     }

@@ -42,7 +42,7 @@ pub struct PolledStatus {
     /// When the processes were asked; `None` if they have not been.
     at: Option<Instant>,
     /// What they said.
-    pub said: ProcessStatuses,
+    pub statuses: ProcessStatuses,
     /// When other hosts were thought of; `None` if they were not.
     lab_at: Option<Instant>,
     /// What is known of them.
@@ -52,7 +52,7 @@ pub struct PolledStatus {
 /// Asks on a thread of its own, and only while somebody wants to know.
 #[derive(Clone, Debug)]
 pub struct StatusPoller {
-    asked: watch::Sender<Arc<PolledStatus>>,
+    wanted: watch::Sender<Arc<PolledStatus>>,
     demand: SyncSender<()>,
     journal: EventJournal,
     /// When somebody looked at other hosts last.
@@ -66,20 +66,20 @@ impl StatusPoller {
     /// # Errors
     /// There can be no further thread.
     pub fn start(journal: EventJournal, operations: OperationRegistry) -> io::Result<Self> {
-        let (asked, _) = watch::channel(Arc::<PolledStatus>::default());
+        let (requested, _) = watch::channel(Arc::<PolledStatus>::default());
         let (demand, demanded) = sync_channel(1);
-        let to = asked.clone();
+        let to = requested.clone();
         let for_thread = journal.clone();
         let lab_wanted = Arc::<Mutex<Option<Instant>>>::default();
         let mut others = LabPoller { gatherer: LabGatherer::start()?, wanted: Arc::clone(&lab_wanted) };
         let ask = move || keep_asking(&to, &demanded, &for_thread, &operations, &mut others);
         thread::Builder::new().name("page-status".into()).spawn(ask)?;
-        Ok(Self { asked, demand, journal, lab_wanted })
+        Ok(Self { wanted: requested, demand, journal, lab_wanted })
     }
 
     /// Follows what they say from now on: they are asked until the receiver is dropped.
     pub fn follow(&self) -> watch::Receiver<Arc<PolledStatus>> {
-        let followed = self.asked.subscribe();
+        let followed = self.wanted.subscribe();
         // If it is full, the thread is about to ask.
         let _ = self.demand.try_send(());
         followed
@@ -97,14 +97,14 @@ impl StatusPoller {
             StatusExtent::Processes => self.fresh_that(|_| true).await,
             StatusExtent::Lab => self.fresh_with_lab().await,
             StatusExtent::Answered => {
-                let is_answered = |asked: &PolledStatus| {
+                let is_answered = |requested: &PolledStatus| {
                     self.want_lab();
                     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-                    asked.lab.looked_s.is_some_and(|looked_s| looked_s + ANSWERED_S_MAX >= now)
+                    requested.lab.looked_s.is_some_and(|looked_s| looked_s + ANSWERED_S_MAX >= now)
                 };
                 // A host that does not answer is said to be silent, and is not waited for longer.
                 match timeout(ANSWERED_WAIT_MAX, self.fresh_that(is_answered)).await {
-                    Ok(asked) => asked,
+                    Ok(status) => status,
                     Err(_) => self.fresh_with_lab().await,
                 }
             }
@@ -114,17 +114,18 @@ impl StatusPoller {
     async fn fresh_with_lab(&self) -> Option<Arc<PolledStatus>> {
         self.want_lab();
         let since = Instant::now().checked_sub(ASK_EVERY);
-        self.fresh_that(|asked| asked.lab_at.is_some() && asked.lab_at >= since).await
+        self.fresh_that(|requested| requested.lab_at.is_some() && requested.lab_at >= since).await
     }
 
     async fn fresh_that(&self, is_enough: impl Fn(&PolledStatus) -> bool) -> Option<Arc<PolledStatus>> {
         let since = Instant::now().checked_sub(ASK_EVERY).max(self.journal.last_operation());
-        let is_fresh = |asked: &Arc<PolledStatus>| asked.at.is_some() && asked.at >= since && is_enough(asked);
-        if is_fresh(&self.asked.borrow()) {
-            return Some(Arc::clone(&self.asked.borrow()));
+        let is_fresh =
+            |requested: &Arc<PolledStatus>| requested.at.is_some() && requested.at >= since && is_enough(requested);
+        if is_fresh(&self.wanted.borrow()) {
+            return Some(Arc::clone(&self.wanted.borrow()));
         }
         let mut followed = self.follow();
-        followed.wait_for(is_fresh).await.ok().map(|asked| Arc::clone(&asked))
+        followed.wait_for(is_fresh).await.ok().map(|requested| Arc::clone(&requested))
     }
 }
 
@@ -135,7 +136,7 @@ struct LabPoller {
 }
 
 fn keep_asking(
-    asked: &watch::Sender<Arc<PolledStatus>>,
+    requested: &watch::Sender<Arc<PolledStatus>>,
     demanded: &Receiver<()>,
     journal: &EventJournal,
     operations: &OperationRegistry,
@@ -145,29 +146,29 @@ fn keep_asking(
     let mut lab_at = None;
     let (mut happenings, mut mark) = (ProcessEventCursors::default(), None);
     for version in 1.. {
-        let told = match asked.receiver_count() {
+        let reported = match requested.receiver_count() {
             0 => demanded.recv().map_err(|_| RecvTimeoutError::Disconnected),
             _ => demanded.recv_timeout(ASK_EVERY),
         };
-        if told == Err(RecvTimeoutError::Disconnected) {
+        if reported == Err(RecvTimeoutError::Disconnected) {
             return;
         }
         let at = Instant::now();
         let asked_us = u64::try_from(at.duration_since(began).as_micros()).unwrap_or(u64::MAX);
-        let said = ProcessStatuses { version, asked_us, operations: operations.drawn(), ..ask() };
+        let statuses = ProcessStatuses { version, asked_us, operations: operations.drawn(), ..ask() };
         let is_wanted = lock(&others.wanted).is_some_and(|wanted| wanted.elapsed() < LAB_WANTED);
         let lab = match is_wanted {
             true => {
                 lab_at = Some(at);
                 let is_done = journal.last_operation().is_some_and(|last| last.elapsed() < LAB_WANTED);
-                others.gatherer.update(&said.processes, is_done)
+                others.gatherer.update(&statuses.processes, is_done)
             }
             false => Arc::clone(others.gatherer.lab()),
         };
         if journal.is_followed() {
-            publish(journal, (&said, lab.mark), &mut happenings, &mut mark);
+            publish(journal, (&statuses, lab.mark), &mut happenings, &mut mark);
         }
-        asked.send_replace(Arc::new(PolledStatus { at: Some(at), said, lab_at, lab }));
+        requested.send_replace(Arc::new(PolledStatus { at: Some(at), statuses, lab_at, lab }));
     }
 }
 
@@ -176,9 +177,9 @@ fn ask() -> ProcessStatuses {
     match ask_all(&Question::Status) {
         Ok(answers) => {
             let count = answers.len();
-            let said =
+            let printed =
                 |(_, answer)| if let Answer::Ok(value) = answer { serde_json::from_value(value).ok() } else { None };
-            let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(said).collect();
+            let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(printed).collect();
             let swaps = swaps(&processes);
             ProcessStatuses { silent: count - processes.len(), processes, swaps, ..ProcessStatuses::default() }
         }
@@ -192,17 +193,17 @@ fn swaps(processes: &[ProcessStatus]) -> Vec<RunningSwap> {
     let is_swapping = |(_, device): &(&ProcessStatus, &ProcessDevice)| {
         device.medium().is_some_and(|medium| medium.is_swapping) && device.swap().is_none()
     };
-    let asked = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
+    let wanted = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
         let (pid, name) = (process.pid, device.name().to_owned());
         // What is attached here is asked for with its host.
         let target = if device.shared().is_some() { &name } else { device.title() };
-        let Ok(Answer::Ok(said)) = ask_one(pid, &Question::SwapStatus { device: target.to_owned() }, &[]) else {
+        let Ok(Answer::Ok(answer)) = ask_one(pid, &Question::SwapStatus { device: target.to_owned() }, &[]) else {
             return None;
         };
-        let progress: SwapStatus = serde_json::from_value(said).ok()?;
+        let progress: SwapStatus = serde_json::from_value(answer).ok()?;
         (progress.state == "running").then_some(RunningSwap { pid, name, progress })
     });
-    asked.collect()
+    wanted.collect()
 }
 
 /// Publishes what has happened, and that there is another status.
@@ -229,17 +230,17 @@ fn publish(
 
 /// A number that is another one when a process, a device, its state, its user or who waits for it is, or what is
 /// known of other hosts.
-fn mark_of(said: &ProcessStatuses, lab: u64) -> u64 {
+fn mark_of(printed: &ProcessStatuses, lab: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     lab.hash(&mut hasher);
-    for (process, device) in devices_of(&said.processes) {
+    for (process, device) in devices_of(&printed.processes) {
         (process.pid, device.name(), device.title(), device.state(), device.user()).hash(&mut hasher);
         device.waiting().iter().for_each(|waiting| waiting.host.hash(&mut hasher));
         device.failure().map(|failure| &failure.message).hash(&mut hasher);
         device.swap().map(|swap| (&swap.state, &swap.begun, &swap.phase)).hash(&mut hasher);
         device.migration().map(|migration| (&migration.state, &migration.begun)).hash(&mut hasher);
     }
-    said.silent.hash(&mut hasher);
-    said.failure.hash(&mut hasher);
+    printed.silent.hash(&mut hasher);
+    printed.failure.hash(&mut hasher);
     hasher.finish()
 }

@@ -110,7 +110,7 @@ pub struct ConfinedProcess {
     lab_sent: AsyncMutex<u64>,
     clients: Mutex<ClientConnections>,
     followed: watch::Sender<StatusFollowers>,
-    places: QuestionSlots,
+    slots: QuestionSlots,
     /// Told when a client has shown a token.
     token_shown: Notify,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -192,7 +192,7 @@ impl ConfinedProcess {
             lab_sent: AsyncMutex::default(),
             clients: Mutex::new(ClientConnections::with_descriptors(descriptors_for_others())),
             followed: watch::Sender::default(),
-            places: QuestionSlots::default(),
+            slots: QuestionSlots::default(),
             token_shown: Notify::new(),
             tasks: Mutex::default(),
         }
@@ -266,15 +266,15 @@ impl ConfinedProcess {
         let mut decoder = FrameDecoder::new(QUESTION_BYTES_MAX);
         loop {
             loop {
-                let said = match decoder.poll_frame() {
+                let message = match decoder.poll_frame() {
                     Ok(Some(frame)) => {
                         serde_json::from_slice::<ConfinedMessage>(frame).map_err(|error| error.to_string())
                     }
                     Ok(None) => break,
                     Err(too_long) => Err(too_long.to_string()),
                 };
-                match said {
-                    Ok(said) => self.handle(said).await,
+                match message {
+                    Ok(message) => self.handle(message).await,
                     Err(error) => return format!("says what it may not ({error})"),
                 }
             }
@@ -285,8 +285,8 @@ impl ConfinedProcess {
         }
     }
 
-    async fn handle(self: &Arc<Self>, said: ConfinedMessage) {
-        match said {
+    async fn handle(self: &Arc<Self>, confined_message: ConfinedMessage) {
+        match confined_message {
             ConfinedMessage::Confined { .. } => {}
             ConfinedMessage::Closed { client } => lock(&self.clients).remove(client),
             ConfinedMessage::Unfollow { follow } => self.followed.send_modify(|followed| {
@@ -300,7 +300,7 @@ impl ConfinedProcess {
                     return;
                 }
                 let scope = lock(&self.clients).scope_of(by.client, by.authorization.as_deref());
-                let Some(place) = self.places.try_take(&by, scope) else {
+                let Some(slot) = self.slots.try_take(&by, scope) else {
                     // The confined process waits for a place before it asks.
                     let (status, why) = (StatusCode::SERVICE_UNAVAILABLE.as_u16(), "too much is asked at once".into());
                     let _ = self.tell(&BrokerMessage::Answer { id, answer: PageAnswer::Refused { status, why } }).await;
@@ -309,7 +309,7 @@ impl ConfinedProcess {
                 let half = Arc::clone(self);
                 tokio::spawn(async move {
                     half.answer(id, by, question).await;
-                    drop(place);
+                    drop(slot);
                 });
             }
         }
@@ -344,7 +344,7 @@ impl ConfinedProcess {
         let refused = |status, why| Err(HttpRefusal::of(status, why));
         let client = lock(&self.clients).find(by.client);
         let Some(client) = client else { return refused(StatusCode::FORBIDDEN, "this connection is closed") };
-        let is_long = by.authorization.as_ref().is_some_and(|said| said.len() > AUTHORIZATION_BYTES_MAX);
+        let is_long = by.authorization.as_ref().is_some_and(|printed| printed.len() > AUTHORIZATION_BYTES_MAX);
         let authorization = by.authorization.as_deref().filter(|_| !is_long).or(is_long.then_some(""));
         let PageServices { asker, operations, .. } = &*self.shared;
         let caller = PageCaller::of(authorization, client, reading::tokens).inspect_err(|refusal| {
@@ -352,8 +352,8 @@ impl ConfinedProcess {
                 operations.refused(&self.whence(by.client, client), &refusal.why);
             }
         })?;
-        if let Some(said) = authorization {
-            let shown = ClientToken { authorization: said.to_owned(), scope: caller.scope };
+        if let Some(printed) = authorization {
+            let shown = ClientToken { authorization: printed.to_owned(), scope: caller.scope };
             if !lock(&self.clients).show(by.client, shown) {
                 return refused(StatusCode::SERVICE_UNAVAILABLE, "too many connections show this token, or are let in");
             }
@@ -376,9 +376,9 @@ impl ConfinedProcess {
                 Ok(PageAnswer::Done)
             }
             PageQuestion::Status { known, wanted } => match timeout(STATUS_TIME_MAX, asker.fresh(wanted)).await {
-                Ok(Some(asked)) => {
-                    if asked.said.version > known {
-                        self.tell_status(&asked).await;
+                Ok(Some(polled_status)) => {
+                    if polled_status.statuses.version > known {
+                        self.tell_status(&polled_status).await;
                     }
                     Ok(PageAnswer::Done)
                 }
@@ -390,14 +390,14 @@ impl ConfinedProcess {
                 Ok(PageAnswer::Value(details.unwrap_or_default()))
             }
             PageQuestion::Latency { pid, name } => {
-                let said = blocking(move || Some(reading::latency(pid, name))).await;
-                Ok(PageAnswer::Value(said.unwrap_or_default()))
+                let printed = blocking(move || Some(reading::latency(pid, name))).await;
+                Ok(PageAnswer::Value(printed.unwrap_or_default()))
             }
             PageQuestion::Leave => {
                 lock(&self.clients).sign_out(by.client);
                 self.end_followed(&[by.client]);
-                let (operations, said) = (operations.clone(), authorization.map(str::to_owned));
-                let left = tokio::task::spawn_blocking(move || entering::leave(&operations, said.as_deref())).await;
+                let (operations, message) = (operations.clone(), authorization.map(str::to_owned));
+                let left = tokio::task::spawn_blocking(move || entering::leave(&operations, message.as_deref())).await;
                 left.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
             }
             PageQuestion::Choices => {
@@ -497,7 +497,7 @@ impl ConfinedProcess {
     /// [`HttpRefusal`]: it does not, or the processes cannot be asked.
     async fn lists(&self, target: &str) -> Result<(), HttpRefusal> {
         match timeout(STATUS_TIME_MAX, self.shared.asker.fresh(StatusExtent::Processes)).await {
-            Ok(Some(asked)) if offers::is_listed(&asked.said.processes, target) => Ok(()),
+            Ok(Some(status)) if offers::is_listed(&status.statuses.processes, target) => Ok(()),
             Ok(Some(_)) => {
                 Err(HttpRefusal::of(StatusCode::FORBIDDEN, "this token observes devices that this page lists"))
             }
@@ -506,9 +506,9 @@ impl ConfinedProcess {
     }
 
     /// Sends a message. A line that is closed is noticed where it is read.
-    async fn tell(&self, told: &BrokerMessage) -> Result<(), OversizedFrame> {
+    async fn tell(&self, reported: &BrokerMessage) -> Result<(), OversizedFrame> {
         let _sending = self.sending.lock().await;
-        let frame = encoded(told, ANSWER_BYTES_MAX)?;
+        let frame = encoded(reported, ANSWER_BYTES_MAX)?;
         let _ = send(&self.line, &frame).await;
         Ok(())
     }
@@ -533,18 +533,18 @@ impl ConfinedProcess {
         }
     }
 
-    async fn tell_status(&self, asked: &PolledStatus) {
-        self.tell_lab(&asked.lab).await;
-        let said = &asked.said;
-        if let Err(error) = self.tell(&BrokerMessage::Status(said.clone())).await {
+    async fn tell_status(&self, wanted: &PolledStatus) {
+        self.tell_lab(&wanted.lab).await;
+        let printed = &wanted.statuses;
+        if let Err(error) = self.tell(&BrokerMessage::Status(printed.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
             let short = ProcessStatuses {
                 failure,
                 processes: Vec::new(),
                 operations: Vec::new(),
                 swaps: Vec::new(),
-                silent: said.silent,
-                ..*said
+                silent: printed.silent,
+                ..*printed
             };
             // This one is not.
             let _ = self.tell(&BrokerMessage::Status(short)).await;
@@ -570,11 +570,11 @@ impl ConfinedProcess {
         let mut followed = self.followed.subscribe();
         while followed.wait_for(|followed| !followed.status.is_empty()).await.is_ok() {
             self.shared.asker.want_lab();
-            let mut asked = self.shared.asker.follow();
-            while !followed.borrow().status.is_empty() && asked.changed().await.is_ok() {
-                let said = Arc::clone(&asked.borrow_and_update());
+            let mut status = self.shared.asker.follow();
+            while !followed.borrow().status.is_empty() && status.changed().await.is_ok() {
+                let status = Arc::clone(&status.borrow_and_update());
                 self.shared.asker.want_lab();
-                self.tell_status(&said).await;
+                self.tell_status(&status).await;
             }
         }
     }
@@ -697,8 +697,8 @@ mod tests {
             let (line, theirs) = StdUnixStream::pair().unwrap();
             line.set_nonblocking(true).unwrap();
             let half = ConfinedProcess::over(Arc::new(shared), child, passage, UnixStream::from_std(line).unwrap());
-            let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-            assert_eq!(lock(&half.clients).add_owner(place), 1);
+            let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            assert_eq!(lock(&half.clients).add_owner(permit), 1);
             let stream = half.passage.duplicate().unwrap();
             assert_eq!(lock(&half.clients).add_other(&stream, Some(1600)).unwrap(), Some(2));
             let half = Arc::new(half);
@@ -729,11 +729,11 @@ mod tests {
                 PageQuestion::Picture { id: 1 },
                 stop.clone(),
             ] {
-                let asked = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);
-                assert_eq!(asked(by(2, None)).await, Err(StatusCode::FORBIDDEN), "{question:?}");
-                assert_eq!(asked(by(3, None)).await, Err(StatusCode::FORBIDDEN), "no such client: {question:?}");
+                let requested = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);
+                assert_eq!(requested(by(2, None)).await, Err(StatusCode::FORBIDDEN), "{question:?}");
+                assert_eq!(requested(by(3, None)).await, Err(StatusCode::FORBIDDEN), "no such client: {question:?}");
                 for token in ["Bearer farbus-page-x", "", "Bearer", &"x".repeat(2 << 10)] {
-                    let refused = asked(by(1, Some(token))).await;
+                    let refused = requested(by(1, Some(token))).await;
                     assert_eq!(refused, Err(StatusCode::UNAUTHORIZED), "no such token: {question:?}");
                 }
             }
@@ -774,12 +774,13 @@ mod tests {
     fn questions_of_others_that_wait_delay_none_of_the_owners_and_are_refused_beyond_their_places() {
         with_clients(async |half, line| {
             line.set_nonblocking(false).unwrap();
-            let held: Vec<_> = std::iter::from_fn(|| half.places.try_take(&by(2, None), None)).collect();
+            let held: Vec<_> = std::iter::from_fn(|| half.slots.try_take(&by(2, None), None)).collect();
             assert!(!held.is_empty());
-            let asked = |id, client| ConfinedMessage::Asked { id, by: by(client, None), question: PageQuestion::Hosts };
+            let wanted =
+                |id, client| ConfinedMessage::Asked { id, by: by(client, None), question: PageQuestion::Hosts };
             // Neither waits, and what is said after it is heard.
-            half.handle(asked(1, 2)).await;
-            half.handle(asked(2, 1)).await;
+            half.handle(wanted(1, 2)).await;
+            half.handle(wanted(2, 1)).await;
             let answers = tokio::task::spawn_blocking(move || {
                 let mut answers = BTreeMap::new();
                 let mut decoder = FrameDecoder::new(ANSWER_BYTES_MAX);

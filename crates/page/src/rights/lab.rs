@@ -254,7 +254,7 @@ fn look(seen: &Mutex<HostSurvey>) -> io::Result<()> {
     let stdout = child.stdout.take().map(|stdout| BufReader::new(stdout.take(LOOK_BYTES_MAX)));
     for line in stdout.into_iter().flat_map(|stdout| stdout.split(b'\n').map_while(Result::ok)) {
         match serde_json::from_slice::<HostReport>(&line) {
-            Ok(told) => lock(seen).take(told, number, now_s()),
+            Ok(report) => lock(seen).take(report, number, now_s()),
             Err(error) => debug!(%error, "a host is told of in other words"),
         }
     }
@@ -266,15 +266,15 @@ fn look(seen: &Mutex<HostSurvey>) -> io::Result<()> {
 }
 
 impl HostSurvey {
-    fn take(&mut self, told: HostReport, look: u64, now_s: u64) {
+    fn take(&mut self, report: HostReport, look: u64, now_s: u64) {
         self.changes += 1;
-        if let Some(own) = told.own {
+        if let Some(own) = report.own {
             // A look begins with it.
             (self.own_key, self.left_out) = (own.key, 0);
             return;
         }
-        let name = short(&told.host);
-        let id = told.key.clone().unwrap_or_else(|| format!("{name}/{:?}", told.address));
+        let name = short(&report.host);
+        let id = report.key.clone().unwrap_or_else(|| format!("{name}/{:?}", report.address));
         let mut room = LabBudget::default();
         let others = self.hosts.iter().filter(|(known, _)| **known != id);
         for device in others.flat_map(|(_, host)| host.devices.iter().flatten()) {
@@ -282,18 +282,18 @@ impl HostSurvey {
             let _ = room.takes(device);
         }
         let known = self.hosts.entry(id).or_default();
-        let is_heard = told.is_found || told.devices.is_some();
+        let is_heard = report.is_found || report.devices.is_some();
         *known = SurveyedHost {
-            key: told.key.map(|key| short(&key)),
+            key: report.key.map(|key| short(&key)),
             name,
-            address: told.address.map(|address| short(&address)).or(known.address.take()),
-            farbus: told.farbus.map(|farbus| short(&farbus)).or(known.farbus.take()),
-            is_paired: told.is_paired,
-            is_found: told.is_found || (known.look == look && known.is_found),
-            failure: told.failure.as_deref().map(short).or(known.failure.take().filter(|_| told.devices.is_none())),
-            devices: match told.devices {
+            address: report.address.map(|address| short(&address)).or(known.address.take()),
+            farbus: report.farbus.map(|farbus| short(&farbus)).or(known.farbus.take()),
+            is_paired: report.is_paired,
+            is_found: report.is_found || (known.look == look && known.is_found),
+            failure: report.failure.as_deref().map(short).or(known.failure.take().filter(|_| report.devices.is_none())),
+            devices: match report.devices {
                 Some(devices) => {
-                    let kept = devices.into_iter().filter_map(|said| said.kept(now_s, time));
+                    let kept = devices.into_iter().filter_map(|report| report.kept(now_s, time));
                     let kept: (Vec<_>, Vec<_>) = kept.partition(|device| room.takes(device));
                     self.left_out += kept.1.len();
                     Some(kept.0)
@@ -326,32 +326,32 @@ impl DirectoryPoll {
             return;
         }
         let question = Question::Directory { query: None, known: self.version.clone() };
-        if let Ok(Answer::Ok(said)) = ask_one(pid, &question, &[]) {
-            self.take(serde_json::from_value(said).unwrap_or_default(), now_s());
+        if let Ok(Answer::Ok(answer)) = ask_one(pid, &question, &[]) {
+            self.take(serde_json::from_value(answer).unwrap_or_default(), now_s());
         }
         self.next = Some(Instant::now() + begun.elapsed() * DIRECTORY_SHARE);
     }
 
-    fn take(&mut self, said: DirectoryReport, now_s: u64) {
+    fn take(&mut self, report: DirectoryReport, now_s: u64) {
         let some = |text: Option<String>| text.map(|text| short(&text));
-        self.own_key = some(said.own_key);
-        self.trouble = said.trouble.map(|trouble| short(&trouble.message));
-        self.heard_s = said.heard_s.map(|ago_s| now_s.saturating_sub(ago_s));
-        let (Some(hosts), Some(devices)) = (said.known_hosts, said.known_devices) else {
+        self.own_key = some(report.own_key);
+        self.trouble = report.trouble.map(|trouble| short(&trouble.message));
+        self.heard_s = report.heard_s.map(|ago_s| now_s.saturating_sub(ago_s));
+        let (Some(hosts), Some(devices)) = (report.known_hosts, report.known_devices) else {
             // They are as they were.
             return;
         };
-        let version = some(said.version);
+        let version = some(report.version);
         // A daemon of an earlier release says no version: what it says counts as new each time.
         self.version = Some(version.unwrap_or_else(|| format!("{:?}", Instant::now())));
-        let host = |said| serde_json::from_value::<DirectoryHost>(said).ok();
+        let host = |answer| serde_json::from_value::<DirectoryHost>(answer).ok();
         self.hosts = hosts.into_iter().filter_map(host).collect();
         (self.devices, self.left_out) = (BTreeMap::new(), 0);
         let mut room = LabBudget::default();
         for device in devices {
-            let said = serde_json::from_value::<DeviceReport>(device).ok();
-            let key = said.as_ref().map(|said| said.host_key.clone()).unwrap_or_default();
-            match said.and_then(|said| said.kept(now_s, time)).filter(|device| room.takes(device)) {
+            let report = serde_json::from_value::<DeviceReport>(device).ok();
+            let key = report.as_ref().map(|printed| printed.host_key.clone()).unwrap_or_default();
+            match report.and_then(|report| report.kept(now_s, time)).filter(|device| room.takes(device)) {
                 Some(device) => self.devices.entry(key).or_default().push(device),
                 None => self.left_out += 1,
             }
@@ -360,8 +360,8 @@ impl DirectoryPoll {
 }
 
 /// The name of a host that is not paired: its own word, with its key, so that it looks like no paired host.
-fn name_of(said: &str, key: &str) -> String {
-    let name: String = short(said).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
+fn name_of(printed: &str, key: &str) -> String {
+    let name: String = short(printed).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
     format!("{name}({})", key.get(..8).unwrap_or(key))
 }
 
@@ -422,13 +422,13 @@ fn gathered(seen: &HostSurvey, directory: Option<&DirectoryPoll>, paired: &[Pair
         let Some(devices) = &looked.devices else { continue };
         if host.from == Source::Directory && !is_in_trouble {
             // The directory is followed as it changes; the host says more of each, and was asked a while ago.
-            let mut said: BTreeMap<&str, &LabDevice> = devices.iter().map(|it| (it.name.as_str(), it)).collect();
+            let mut printed: BTreeMap<&str, &LabDevice> = devices.iter().map(|it| (it.name.as_str(), it)).collect();
             for device in &mut host.devices {
-                if let Some(said) = said.remove(device.name.as_str()) {
-                    device.add(said.clone());
+                if let Some(printed) = printed.remove(device.name.as_str()) {
+                    device.add(printed.clone());
                 }
             }
-            host.devices.extend(said.into_values().cloned());
+            host.devices.extend(printed.into_values().cloned());
         } else {
             (host.devices, host.from, host.heard_s) = (devices.clone(), Source::Host, looked.heard_s);
         }
@@ -452,7 +452,7 @@ mod tests {
 
     use super::*;
 
-    fn told(value: Value) -> HostReport {
+    fn reported(value: Value) -> HostReport {
         serde_json::from_value(value).unwrap()
     }
 
@@ -465,7 +465,7 @@ mod tests {
     fn the_directory_says_what_changes_and_the_host_itself_what_else_is_known() {
         let mut seen = HostSurvey::default();
         seen.take(
-            told(json!({
+            reported(json!({
                 "host": "lab3", "key": "k3", "is_paired": true,
                 "devices": [
                     { "name": "board", "state": "in use", "user": "desk", "reason": "nightly", "used_s": 60,
@@ -477,7 +477,7 @@ mod tests {
             1000,
         );
         let mut directory = DirectoryPoll::default();
-        let answer = |said| serde_json::from_value(said).unwrap();
+        let answer = |answer| serde_json::from_value(answer).unwrap();
         directory.take(
             answer(json!({
                 "version": "7", "own_key": "own", "heard_s": 3,
@@ -509,9 +509,9 @@ mod tests {
     fn a_host_that_does_not_answer_keeps_its_devices_for_a_while_and_says_so() {
         let mut seen = HostSurvey::default();
         let answer = json!({ "host": "lab3", "key": "k3", "is_paired": true, "devices": [{ "name": "a" }] });
-        seen.take(told(answer), 1, 1000);
+        seen.take(reported(answer), 1, 1000);
         seen.end(1, 1000);
-        let silence = || told(json!({ "host": "lab3", "key": "k3", "is_paired": true, "failure": "no answer" }));
+        let silence = || reported(json!({ "host": "lab3", "key": "k3", "is_paired": true, "failure": "no answer" }));
         seen.take(silence(), 2, 1060);
         seen.end(2, 1060);
         let lab = gathered(&seen, None, &[paired("lab3", "k3")]);
@@ -528,7 +528,7 @@ mod tests {
         let mut seen = HostSurvey::default();
         let found =
             || json!({ "host": "lab9", "address": "10.0.0.9:3240", "is_found": true, "devices": [{ "name": "a" }] });
-        seen.take(told(found()), 1, 1000);
+        seen.take(reported(found()), 1, 1000);
         seen.end(1, 1000);
         let lab = gathered(&seen, None, &[]);
         assert_eq!(lab.hosts[0].target(&lab.hosts[0].devices[0]).as_deref(), Some("10.0.0.9:3240/a"));

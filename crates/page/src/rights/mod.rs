@@ -57,7 +57,7 @@ pub enum PageAddress {
 #[derive(Clone, Debug)]
 pub struct PageSettings {
     /// Where it is on this machine.
-    pub place: PageAddress,
+    pub address: PageAddress,
     /// The address at which browsers of other machines reach it over TLS, if they may.
     pub tls: Option<SocketAddr>,
     /// The names and addresses that they ask for, the first in the URL of an invitation; empty: those of this machine.
@@ -68,8 +68,8 @@ pub struct PageSettings {
 
 impl PageSettings {
     /// A page for this machine alone, whose processes that speak HTTP are confined.
-    pub fn local(place: PageAddress) -> Self {
-        Self { place, tls: None, names: Vec::new(), is_sandboxed: true }
+    pub fn local(address: PageAddress) -> Self {
+        Self { address, tls: None, names: Vec::new(), is_sandboxed: true }
     }
 }
 
@@ -91,7 +91,7 @@ pub fn serve(
     tell: impl FnOnce(PageLocation),
     end: impl Future<Output = ()>,
 ) -> Result<(), CommandFailure> {
-    let PageSettings { place, tls, names, is_sandboxed } = settings;
+    let PageSettings { address: page_address, tls, names, is_sandboxed } = settings;
     if let Err(error) = reading::tokens() {
         tracing::warn!(%error, "no token opens the page before this is mended");
     }
@@ -107,7 +107,7 @@ pub fn serve(
         });
         let tell = |at| tell(PageLocation { at, elsewhere });
         let shared = |port| PageServices { asker, journal, operations, port, is_sandboxed, remote };
-        match place {
+        match page_address {
             PageAddress::Loopback(address) if !address.ip().is_loopback() => Err(CommandFailure::local(format!(
                 "{address} is no address of the loopback: the page is for this machine"
             ))),
@@ -122,8 +122,8 @@ pub fn serve(
                     remote::set_options(&stream);
                     Ok((user_of_tcp(&stream), stream.into_std()?.into()))
                 };
-                let place = format!("http://{address}/");
-                until_end(shared(Some(address.port())), (accept, remote_listener), || tell(place), end).await
+                let location = format!("http://{address}/");
+                until_end(shared(Some(address.port())), (accept, remote_listener), || tell(location), end).await
             }
             PageAddress::Socket => {
                 let name = format!("page-{}.sock", std::process::id());
@@ -137,8 +137,8 @@ pub fn serve(
                     let (stream, _) = listener.accept().await?;
                     Ok((user_of_unix(&stream), stream.into_std()?.into()))
                 };
-                let place = format!("unix:{}", path.display());
-                let ended = until_end(shared(None), (accept, remote_listener), || tell(place), end).await;
+                let position = format!("unix:{}", path.display());
+                let ended = until_end(shared(None), (accept, remote_listener), || tell(position), end).await;
                 let _ = fs::remove_file(&path);
                 ended
             }

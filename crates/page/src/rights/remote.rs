@@ -45,8 +45,8 @@ pub fn listen(address: SocketAddr, mut names: Vec<String>) -> Result<(TcpListene
         (None, _) => format!("https://{address}"),
     };
     let fingerprint = key.fingerprint();
-    let place = RemotePage { listen: address.to_string(), url: url.clone(), fingerprint: fingerprint.clone() };
-    place.store(&folder).map_err(|error: StateError| CommandFailure::from(error))?;
+    let page = RemotePage { listen: address.to_string(), url: url.clone(), fingerprint: fingerprint.clone() };
+    page.store(&folder).map_err(|error: StateError| CommandFailure::from(error))?;
     let tls = ConfinedPageTls { key: hex::encode(&key.key), certificate: hex::encode(&key.certificate), names };
     let site = RemoteSite { port: address.port(), tls, elsewhere: Elsewhere { url, fingerprint } };
     Ok((listener, site))

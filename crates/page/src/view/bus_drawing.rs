@@ -21,7 +21,7 @@ pub struct BusDrawing<'a> {
     /// `frame` or `microframe`.
     pub unit: &'a str,
     /// The periodic endpoints.
-    pub places: Vec<EndpointDrawing>,
+    pub drawings: Vec<EndpointDrawing>,
 }
 
 /// An endpoint in its intervals.
@@ -53,7 +53,7 @@ impl BusDrawing<'_> {
     pub fn draw(&self) -> SvgPicture {
         let shown = self.cycle.min(COLUMNS_MAX);
         let interval = self.interval_ps.max(1) as f64;
-        let places = &self.places[..self.places.len().min(PLACES_MAX)];
+        let drawings = &self.drawings[..self.drawings.len().min(PLACES_MAX)];
         let mut elements = String::new();
         let mut rect = |x: u32, from_ps: f64, time_ps: f64, (class, fill): (&str, &str), title: &str| {
             let (from_ps, time_ps) = (from_ps.min(interval), time_ps.min(interval));
@@ -72,10 +72,10 @@ impl BusDrawing<'_> {
             rect(x, 0.0, interval, ("free", "#f4f4f4"), "free");
             let mut from = self.asynchronous_ps as f64;
             rect(x, 0.0, from, ("kept", "#bbb"), "reserved for bulk and control");
-            for (at, place) in places.iter().enumerate() {
-                if column % place.every.max(1) == place.start {
-                    rect(x, from, place.time_ps as f64, ("place", &colour(at)), &place.name_escaped);
-                    from += place.time_ps as f64;
+            for (at, location) in drawings.iter().enumerate() {
+                if column % location.every.max(1) == location.start {
+                    rect(x, from, location.time_ps as f64, ("place", &colour(at)), &location.name_escaped);
+                    from += location.time_ps as f64;
                 }
             }
         }
@@ -88,18 +88,18 @@ impl BusDrawing<'_> {
         }
         let kept = format!("reserved for bulk and control, of {shown} {}s", self.unit);
         label(10, base + 18, ("number", "#777"), &kept);
-        for (at, place) in places.iter().enumerate() {
+        for (at, position) in drawings.iter().enumerate() {
             let y = base + 34 + 16 * at as u32;
-            label(26, y, ("name", "#000"), &place.name_escaped);
+            label(26, y, ("name", "#000"), &position.name_escaped);
         }
-        for at in 0..places.len() {
+        for at in 0..drawings.len() {
             let (top, fill) = (base + 25 + 16 * at as u32, colour(at));
             let _ = writeln!(
                 elements,
                 "<rect class=\"place\" x=\"10\" y=\"{top}\" width=\"10\" height=\"10\" fill=\"{fill}\"/>"
             );
         }
-        let legend = places.len() as u32 * 16 + 40;
+        let legend = drawings.len() as u32 * 16 + 40;
         let (width, height) = ((shown * COLUMN_WIDTH).max(320) + 20, COLUMN_HEIGHT as u32 + 40 + legend);
         SvgPicture { elements, width, height }
     }

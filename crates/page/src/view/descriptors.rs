@@ -84,11 +84,11 @@ mod tests {
         let interface = json!({
             "number": 0, "alternate": 0, "class": "03/01/01", "words": "keyboard", "endpoints": vec![endpoint; 500],
         });
-        let told = json!({
+        let answer = json!({
             "usb": "2.00", "release": "1.00", "class": "00/00/00", "packet_bytes_max": 64, "product": "<b>",
             "configurations": [{ "value": 1, "current_ma": 100, "interfaces": [interface] }],
         });
-        let tree = tree(&serde_json::from_value(told).unwrap()).into_string();
+        let tree = tree(&serde_json::from_value(answer).unwrap()).into_string();
         let line = "Endpoint <bdi>0x81</bdi>: <bdi>interrupt</bdi> <bdi>in</bdi>, packets of up to 8 bytes, \
             1 each 8 ms: up to 1.00 kB/s</li>";
         assert_eq!(tree.matches(line).count(), ENTRIES_MAX, "{tree}");

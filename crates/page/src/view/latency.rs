@@ -35,8 +35,8 @@ fn times(Percentiles { p50, p99, p999 }: Percentiles) -> [f64; 3] {
 }
 
 /// Tells what a process says of the seconds of an attachment; empty if no second has a timed request.
-pub fn drawn(said: &Seconds) -> Markup {
-    let seconds: Vec<&Second> = said.seconds.iter().filter(|second| second.ago_s < SECONDS_MAX).collect();
+pub fn drawn(printed: &Seconds) -> Markup {
+    let seconds: Vec<&Second> = printed.seconds.iter().filter(|second| second.ago_s < SECONDS_MAX).collect();
     let seconds = &seconds[seconds.len().saturating_sub(SECONDS_MAX as usize)..];
     let Some(latest) = seconds.last() else { return Markup::default() };
     let of_percentiles = |stage: Percentiles| times(stage).map(|us| html! { (span(us)) }).into_iter();
@@ -104,8 +104,8 @@ mod tests {
         let given: Value = serde_json::from_str(given).unwrap();
         let stage = [4000.0, 12_000.0, 40_000.0];
         let second = [92.0, 8.0].into_iter().chain(std::iter::repeat_n(stage, 4).flatten()).collect::<Vec<f64>>();
-        let said: Vec<f64> = given[1].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
-        assert_eq!((given.as_array().unwrap().len(), said), (3, second), "{html}");
+        let stated: Vec<f64> = given[1].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+        assert_eq!((given.as_array().unwrap().len(), stated), (3, second), "{html}");
         assert!(html.contains("<td data-label=\"Median\">100 µs</td>"), "{html}");
         assert!(html.contains("<td data-label=\"Worst 99.9 %\">40.0 ms, 8 s ago</td>"), "{html}");
         assert!(html.contains("<th scope=\"row\">9 s ago</th>"), "{html}");

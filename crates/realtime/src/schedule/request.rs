@@ -118,7 +118,7 @@ pub enum ScheduleRefusal {
     /// No requests, or more than [`ENDPOINTS_MAX`].
     Count {
         /// How many.
-        asked: usize,
+        wanted: usize,
     },
     /// The asynchronous endpoints need more of each interval than is left for them (Equation 8).
     Asynchronous {
@@ -157,14 +157,14 @@ pub enum EndpointRequestError {
     /// The period of a periodic endpoint is no power of two (USB 2.0 9.6.6, bInterval).
     PeriodNotPowerOfTwo {
         /// What was asked for.
-        asked: u32,
+        wanted: u32,
         /// The next shorter valid period, which serves the endpoint at least as often.
         shorter: u32,
     },
     /// The period is zero or too long.
     Period {
         /// What was asked for.
-        asked: u32,
+        wanted: u32,
         /// The longest.
         max: u32,
     },
@@ -195,14 +195,14 @@ impl EndpointRequest {
             _ => PERIOD_MAX,
         };
         if self.period == 0 || self.period > max {
-            return Err(EndpointRequestError::Period { asked: self.period, max });
+            return Err(EndpointRequestError::Period { wanted: self.period, max });
         }
         if !self.shape.is_periodic() {
             return Ok(());
         }
         if !self.period.is_power_of_two() {
             let shorter = 1 << self.period.ilog2();
-            return Err(EndpointRequestError::PeriodNotPowerOfTwo { asked: self.period, shorter });
+            return Err(EndpointRequestError::PeriodNotPowerOfTwo { wanted: self.period, shorter });
         }
         let max_bytes = self.shape.quantum_bytes();
         if self.budget_bytes > max_bytes {
@@ -233,10 +233,10 @@ impl fmt::Display for EndpointRequestError {
                 write!(f, "{this:?} speed on a bus of {first:?} speed: each speed has a bus instance of its own")
             }
             Self::NoBudget => write!(f, "a budget of no bytes"),
-            Self::PeriodNotPowerOfTwo { asked, shorter } => {
-                write!(f, "a period of {asked} intervals is no power of two; {shorter} serves it at least as often")
+            Self::PeriodNotPowerOfTwo { wanted, shorter } => {
+                write!(f, "a period of {wanted} intervals is no power of two; {shorter} serves it at least as often")
             }
-            Self::Period { asked, max } => write!(f, "a period of {asked} intervals: there are 1 to {max}"),
+            Self::Period { wanted, max } => write!(f, "a period of {wanted} intervals: there are 1 to {max}"),
             Self::BudgetOverWire { asked_bytes, max_bytes } => {
                 write!(
                     f,
@@ -252,7 +252,7 @@ impl fmt::Display for ScheduleRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid { id, why } => write!(f, "endpoint {id}: {why}"),
-            Self::Count { asked } => write!(f, "{asked} endpoints: a bus has 1 to {ENDPOINTS_MAX}"),
+            Self::Count { wanted } => write!(f, "{wanted} endpoints: a bus has 1 to {ENDPOINTS_MAX}"),
             Self::Asynchronous { id, needed_ps, available_ps } => {
                 let missing_ps = needed_ps.saturating_sub(*available_ps);
                 write!(f, "endpoint {id}: the asynchronous endpoints need {needed_ps} ps of each interval, ")?;

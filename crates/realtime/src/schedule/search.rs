@@ -55,8 +55,8 @@ fn divided(packets: u32, packet_ps: u64, period: u32) -> Vec<IntervalSlot> {
 
 /// The first place with enough free time; takes it.
 pub(super) fn first_fit(item: &DivisibleEndpoint, bins: &mut IntervalBins) -> Option<IntervalSlot> {
-    let mut places = item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| IntervalSlot { start, ..*slot }));
-    places.find(|place| bins.take(place))
+    let mut flat_maps = item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| IntervalSlot { start, ..*slot }));
+    flat_maps.find(|location| bins.take(location))
 }
 
 /// The time that is missing at the best place.
@@ -73,9 +73,10 @@ pub(super) fn search(items: &[DivisibleEndpoint], bins: &IntervalBins, work_max:
     // Shortest period first: the pattern of free time then repeats with the current item's period.
     items.sort_by_key(|item| (item.period, std::cmp::Reverse(item.slots[0].time_ps), item.id));
     let is_divided = items.iter().any(|item| item.slots.len() > 1);
-    let mut search = PlacementSearch { items, bins: bins.clone(), work_left: work_max, is_divided, places: Vec::new() };
+    let mut search =
+        PlacementSearch { items, bins: bins.clone(), work_left: work_max, is_divided, locations: Vec::new() };
     match search.descend() {
-        Some(true) => PlacementSearchOutcome::Places(search.places),
+        Some(true) => PlacementSearchOutcome::Places(search.locations),
         Some(false) => PlacementSearchOutcome::Nothing { is_proven: true },
         None => PlacementSearchOutcome::Nothing { is_proven: false },
     }
@@ -86,13 +87,13 @@ struct PlacementSearch<'a> {
     bins: IntervalBins,
     work_left: u64,
     is_divided: bool,
-    places: Vec<(u32, IntervalSlot)>,
+    locations: Vec<(u32, IntervalSlot)>,
 }
 
 impl PlacementSearch<'_> {
     /// `None` when the work is used up. Recurses as deep as there are items.
     fn descend(&mut self) -> Option<bool> {
-        let Some(&item) = self.items.get(self.places.len()) else { return Some(true) };
+        let Some(&item) = self.items.get(self.locations.len()) else { return Some(true) };
         for slot in &item.slots {
             // Two starts with equal free time are equivalent for all following items, whose periods are multiples of
             // this one: exchanging the two classes of intervals changes nothing for them. This does not hold if one of
@@ -107,14 +108,14 @@ impl PlacementSearch<'_> {
                 if !self.is_divided {
                     tried.push(free_ps);
                 }
-                let place = IntervalSlot { start, ..*slot };
-                self.bins.take(&place);
-                self.places.push((item.id, place));
+                let interval_slot = IntervalSlot { start, ..*slot };
+                self.bins.take(&interval_slot);
+                self.locations.push((item.id, interval_slot));
                 if self.descend()? {
                     return Some(true);
                 }
-                self.places.pop();
-                self.bins.give_back(&place);
+                self.locations.pop();
+                self.bins.give_back(&interval_slot);
             }
         }
         Some(false)

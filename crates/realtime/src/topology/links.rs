@@ -58,12 +58,12 @@ pub enum TopologyError {
         /// The network, if it was named.
         network: Option<NetworkPattern>,
         /// How many hosts.
-        asked: u32,
+        wanted: u32,
     },
     /// More cables than [`CABLES_MAX`].
     Cables {
         /// How many.
-        asked: usize,
+        wanted: usize,
     },
     /// A cable names an unknown host, the same host twice, or the same two hosts as another cable.
     Cable {
@@ -89,7 +89,7 @@ impl NetworkPattern {
         let least = if self == NetworkPattern::Ring { 3 } else { 2 };
         let is_whole = self != NetworkPattern::Hypercube || hosts.is_power_of_two();
         if !(least..=HOSTS_MAX).contains(&hosts) || !is_whole {
-            return Err(TopologyError::Hosts { network: Some(self), asked: hosts });
+            return Err(TopologyError::Hosts { network: Some(self), wanted: hosts });
         }
         let cables = match self {
             NetworkPattern::Line => (1..hosts).map(|i| (i - 1, i)).collect(),
@@ -110,10 +110,10 @@ impl NetworkPattern {
 /// have no debug capability.
 pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) -> Result<HostTopology, TopologyError> {
     if !(2..=HOSTS_MAX).contains(&hosts) {
-        return Err(TopologyError::Hosts { network: None, asked: hosts });
+        return Err(TopologyError::Hosts { network: None, wanted: hosts });
     }
     if cables.len() > CABLES_MAX {
-        return Err(TopologyError::Cables { asked: cables.len() });
+        return Err(TopologyError::Cables { wanted: cables.len() });
     }
     let mut seen = BTreeSet::new();
     for &(a, b) in cables {
@@ -227,14 +227,14 @@ impl HostTopology {
 impl fmt::Display for TopologyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hosts { network: Some(NetworkPattern::Hypercube), asked } => {
-                write!(f, "a hypercube of {asked} hosts: it has 2, 4, 8 and so on up to {HOSTS_MAX}")
+            Self::Hosts { network: Some(NetworkPattern::Hypercube), wanted } => {
+                write!(f, "a hypercube of {wanted} hosts: it has 2, 4, 8 and so on up to {HOSTS_MAX}")
             }
-            Self::Hosts { network: Some(NetworkPattern::Ring), asked } => {
-                write!(f, "a ring of {asked} hosts: it has 3 to {HOSTS_MAX}")
+            Self::Hosts { network: Some(NetworkPattern::Ring), wanted } => {
+                write!(f, "a ring of {wanted} hosts: it has 3 to {HOSTS_MAX}")
             }
-            Self::Hosts { asked, .. } => write!(f, "a network of {asked} hosts: it has 2 to {HOSTS_MAX}"),
-            Self::Cables { asked } => write!(f, "{asked} cables: there are at most {CABLES_MAX}"),
+            Self::Hosts { wanted, .. } => write!(f, "a network of {wanted} hosts: it has 2 to {HOSTS_MAX}"),
+            Self::Cables { wanted } => write!(f, "{wanted} cables: there are at most {CABLES_MAX}"),
             Self::Cable { a, b } => {
                 write!(
                     f,
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn impossible_topology_is_refused() {
-        assert!(matches!(NetworkPattern::Ring.cables(2), Err(TopologyError::Hosts { asked: 2, .. })));
+        assert!(matches!(NetworkPattern::Ring.cables(2), Err(TopologyError::Hosts { wanted: 2, .. })));
         assert!(NetworkPattern::Hypercube.cables(6).unwrap_err().to_string().contains("2, 4, 8"));
         assert!(NetworkPattern::Line.cables(HOSTS_MAX + 1).is_err() && NetworkPattern::Line.cables(1).is_err());
         let none = BTreeSet::new();

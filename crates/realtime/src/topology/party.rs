@@ -41,7 +41,7 @@ pub enum BringUpMessageError {
         /// The host at the other end of the link.
         expected: u32,
         /// The host named in the message.
-        said: u32,
+        stated: u32,
     },
     /// The sender has another plan.
     Plan {
@@ -54,7 +54,9 @@ impl fmt::Display for BringUpMessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tongue { at } => write!(f, "byte {at} is none of this protocol's version {VERSION}"),
-            Self::Stranger { expected, said } => write!(f, "host {said} speaks where host {expected} is expected"),
+            Self::Stranger { expected, stated: printed } => {
+                write!(f, "host {printed} speaks where host {expected} is expected")
+            }
             Self::Plan { host } => {
                 write!(f, "host {host} follows another plan: give both the same file, see 'farbus plan topology'")
             }
@@ -145,10 +147,10 @@ impl BringUpProtocol {
         if let Some(at) = (0..frame.len()).find(|&at| message[at] != frame[at]) {
             return Err(BringUpMessageError::Tongue { at });
         }
-        let said = u32::from_le_bytes([message[8], message[9], message[10], message[11]]);
+        let stated = u32::from_le_bytes([message[8], message[9], message[10], message[11]]);
         let is_joined = self.neighbours.contains_key(&neighbour) || self.bridged.contains(&neighbour);
-        if !is_joined || said != neighbour {
-            return Err(BringUpMessageError::Stranger { expected: neighbour, said });
+        if !is_joined || stated != neighbour {
+            return Err(BringUpMessageError::Stranger { expected: neighbour, stated });
         }
         if message[12..] != self.plan.to_le_bytes() {
             return Err(BringUpMessageError::Plan { host: neighbour });
@@ -464,7 +466,7 @@ mod tests {
         assert_eq!(party.stray(), None);
         let other = BringUpProtocol::new(&bridged(&[(0, 1), (1, 2)]), 1).message_for(0);
         assert_eq!(party.handle_received(1, &other), Err(BringUpMessageError::Plan { host: 1 }));
-        assert_eq!(party.handle_received(2, &message), Err(BringUpMessageError::Stranger { expected: 2, said: 1 }));
+        assert_eq!(party.handle_received(2, &message), Err(BringUpMessageError::Stranger { expected: 2, stated: 1 }));
     }
 
     #[test]
@@ -479,8 +481,8 @@ mod tests {
             message[at] = wrong;
             assert_eq!(party.handle_received(0, &message), Err(BringUpMessageError::Tongue { at }));
         }
-        assert_eq!(party.handle_received(2, &right), Err(BringUpMessageError::Stranger { expected: 2, said: 0 }));
-        assert_eq!(party.handle_received(7, &right), Err(BringUpMessageError::Stranger { expected: 7, said: 0 }));
+        assert_eq!(party.handle_received(2, &right), Err(BringUpMessageError::Stranger { expected: 2, stated: 0 }));
+        assert_eq!(party.handle_received(7, &right), Err(BringUpMessageError::Stranger { expected: 7, stated: 0 }));
         let mut message = right;
         message[19] ^= 1;
         let refusal = party.handle_received(0, &message).unwrap_err();

@@ -36,7 +36,7 @@ pub const AHEAD_KIND: u16 = 8;
 pub struct ReadAheadLayer<D> {
     below: UnderlyingDevice<D>,
     /// Requests passed on unchanged, by their number below. Numbers that are not here belong to pieces.
-    asked: BTreeMap<u64, BlockInFlight>,
+    flights: BTreeMap<u64, BlockInFlight>,
     next_number: u64,
     /// Least recently used first.
     streams: VecDeque<ReadAheadStream>,
@@ -84,9 +84,9 @@ struct ReadAheadStream {
 
 #[derive(Debug)]
 struct ReadAheadPiece {
-    place: Range<u64>,
+    range: Range<u64>,
     number: u64,
-    asked: Instant,
+    asked_at: Instant,
     data: Option<Payload>,
 }
 
@@ -105,36 +105,36 @@ impl ReadAheadStream {
     /// The range that was fetched or is being fetched.
     fn fetched(&self) -> Range<u64> {
         match (self.pieces.front(), self.pieces.back()) {
-            (Some(first), Some(last)) => first.place.start..last.place.end,
+            (Some(first), Some(last)) => first.range.start..last.range.end,
             _ => self.next..self.next,
         }
     }
 
-    fn holds(&self, place: &Range<u64>) -> bool {
+    fn holds(&self, location: &Range<u64>) -> bool {
         let fetched = self.fetched();
-        fetched.start <= place.start && place.end <= fetched.end && !self.pieces.is_empty()
+        fetched.start <= location.start && location.end <= fetched.end && !self.pieces.is_empty()
     }
 
     /// Whether the fetched data that overlaps `place` is recent enough to answer a read.
-    fn is_fresh(&self, now: Instant, place: &Range<u64>) -> bool {
-        let is_old = |piece: &ReadAheadPiece| now - piece.asked >= limits::FETCHED_TIME_MAX;
-        !self.pieces.iter().any(|piece| overlap(&piece.place, place) && is_old(piece))
+    fn is_fresh(&self, now: Instant, location: &Range<u64>) -> bool {
+        let is_old = |piece: &ReadAheadPiece| now - piece.asked_at >= limits::FETCHED_TIME_MAX;
+        !self.pieces.iter().any(|piece| overlap(&piece.range, location) && is_old(piece))
     }
 
     /// When none of the fetched data can answer a read any more: its reader has stopped. `None` if the stream has no
     /// data, or reads wait for it.
     fn expiry(&self) -> Option<Instant> {
         let newest = self.pieces.back().filter(|_| self.waiting.is_empty())?;
-        Some(newest.asked + limits::FETCHED_TIME_MAX)
+        Some(newest.asked_at + limits::FETCHED_TIME_MAX)
     }
 
     /// The bytes of `place`, if all of them have arrived. They are not copied.
-    fn bytes(&self, place: &Range<u64>) -> Option<Payload> {
-        let touched = self.pieces.iter().filter(|piece| overlap(&piece.place, place));
+    fn bytes(&self, location: &Range<u64>) -> Option<Payload> {
+        let touched = self.pieces.iter().filter(|piece| overlap(&piece.range, location));
         let parts = touched.map(|piece| {
             let mut data = piece.data.clone()?;
-            data.split_front(place.start.saturating_sub(piece.place.start) as usize);
-            data.truncate((place.end.min(piece.place.end) - place.start.max(piece.place.start)) as usize);
+            data.split_front(location.start.saturating_sub(piece.range.start) as usize);
+            data.truncate((location.end.min(piece.range.end) - location.start.max(piece.range.start)) as usize);
             Some(data)
         });
         parts.collect::<Option<Vec<_>>>().map(Payload::joined)
@@ -144,7 +144,7 @@ impl ReadAheadStream {
     fn forget_used(&mut self) {
         let waits_from = self.waiting.iter().map(|read| read.offset).min().unwrap_or(u64::MAX);
         let from = self.next.min(waits_from);
-        while self.pieces.front().is_some_and(|piece| piece.place.end <= from) {
+        while self.pieces.front().is_some_and(|piece| piece.range.end <= from) {
             self.pieces.pop_front();
         }
     }
@@ -174,13 +174,13 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     /// Wraps `device`, which must not be changed by other means.
     pub fn new(device: D) -> Self {
         let (epoch, below) = (device.epoch(), UnderlyingDevice::new(device));
-        let (asked, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-        Self { below, asked, next_number: 0, streams, quickest: Duration::MAX, latest: Duration::ZERO, epoch, left }
+        let (flights, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
+        Self { below, flights, next_number: 0, streams, quickest: Duration::MAX, latest: Duration::ZERO, epoch, left }
     }
 
     /// Bytes that are fetched or being fetched.
     pub fn fetched_bytes(&self) -> u64 {
-        self.streams.iter().map(ReadAheadStream::fetched).map(|place| place.end - place.start).sum()
+        self.streams.iter().map(ReadAheadStream::fetched).map(|range| range.end - range.start).sum()
     }
 
     /// Drops fetched data if others may have changed the device, and submits the reads taken over from a snapshot.
@@ -207,38 +207,38 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         let number = self.number();
         let payload = request.take_payload();
         let (op, offset, length, is_durable) = (request.op, request.offset, request.length, request.is_durable);
-        self.asked.insert(number, request);
+        self.flights.insert(number, request);
         let below = BlockRequest { op, offset, length, payload, is_durable, ..BlockRequest::flush(BlockId(number)) };
         self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
 
     fn read(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
-        let place = place_of(&request);
-        let follows = |stream: &ReadAheadStream| stream.next == place.start || stream.holds(&place);
+        let range = place_of(&request);
+        let follows = |stream: &ReadAheadStream| stream.next == range.start || stream.holds(&range);
         let mut stream = match self.streams.iter().position(follows) {
             Some(at) => self.streams.remove(at).expect("it was found there"),
             None => {
                 self.make_room(now, done);
-                ReadAheadStream::starting_at(place.start)
+                ReadAheadStream::starting_at(range.start)
             }
         };
-        if !stream.is_fresh(now, &place) {
+        if !stream.is_fresh(now, &range) {
             for read in stream.forget_all() {
                 self.pass_on(now, read, done);
             }
         }
-        if stream.next == place.start {
+        if stream.next == range.start {
             stream.runs = stream.runs.saturating_add(1);
         }
-        stream.next = stream.next.max(place.end);
+        stream.next = stream.next.max(range.end);
         if stream.runs > RUNS_MIN {
-            self.fetch(now, &mut stream, place.start, done);
+            self.fetch(now, &mut stream, range.start, done);
         }
-        if !stream.holds(&place) {
+        if !stream.holds(&range) {
             self.streams.push_back(stream);
             return self.pass_on(now, request, done);
         }
-        match stream.bytes(&place) {
+        match stream.bytes(&range) {
             Some(data) => done.push(request.answer(data)),
             None => {
                 let is_tried = stream.window >= WINDOW_BYTES_TRIED;
@@ -246,7 +246,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
                 if may_grow && stream.window < WINDOW_BYTES_MAX {
                     stream.window *= 2;
                     let count = stream.pieces.len();
-                    self.fetch(now, &mut stream, place.start, done);
+                    self.fetch(now, &mut stream, range.start, done);
                     stream.let_in = stream.pieces.get(count).filter(|_| is_tried).map(|piece| piece.number);
                 }
                 stream.waiting.push_back(request);
@@ -272,14 +272,14 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         // Only whole pieces, so that a small advance does not cost a request each time. The end of the device is
         // shorter.
         while at < until && (at + most <= until || until == info.size_bytes || at < stream.next) {
-            let place = at..(at + most).min(info.size_bytes);
+            let range = at..(at + most).min(info.size_bytes);
             let number = self.number();
-            stream.pieces.push_back(ReadAheadPiece { place: place.clone(), number, asked: now, data: None });
-            let length = (place.end - place.start) as u32;
+            stream.pieces.push_back(ReadAheadPiece { range: range.clone(), number, asked_at: now, data: None });
+            let length = (range.end - range.start) as u32;
             self.below.act(done, |device, done| {
-                device.submit(now, BlockRequest::read(BlockId(number), place.start, length).launch(), done);
+                device.submit(now, BlockRequest::read(BlockId(number), range.start, length).launch(), done);
             });
-            at = place.end;
+            at = range.end;
         }
     }
 
@@ -296,9 +296,9 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     }
 
     /// A change of this place has completed: drops the streams that fetched from it.
-    fn forget(&mut self, now: Instant, place: &Range<u64>, done: &mut CompletionQueue<BlockCompletion>) {
+    fn forget(&mut self, now: Instant, location: &Range<u64>, done: &mut CompletionQueue<BlockCompletion>) {
         let mut reads = VecDeque::new();
-        for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), place)) {
+        for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), location)) {
             reads.append(&mut stream.forget_all());
         }
         for read in reads {
@@ -310,12 +310,12 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     fn collect(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
-            match self.asked.remove(&answer.id.0) {
+            match self.flights.remove(&answer.id.0) {
                 Some(request) => {
                     let is_change = request.op.is_change();
-                    let place = place_of(&request);
+                    let range = place_of(&request);
                     if is_change {
-                        self.forget(now, &place, done);
+                        self.forget(now, &range, done);
                     }
                     done.push(match answer.result {
                         Ok(()) => request.answer(answer.payload),
@@ -347,7 +347,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             }
             return;
         }
-        self.latest = now - stream.pieces[at].asked;
+        self.latest = now - stream.pieces[at].asked_at;
         self.quickest = self.quickest.min(self.latest);
         if stream.let_in.is_some_and(|first| first <= number) {
             stream.let_in = None;
@@ -417,8 +417,8 @@ impl<D: BlockDevice> BlockLayer for ReadAheadLayer<D> {
         let mut to = SnapshotWriter::new(AHEAD_KIND);
         to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
-        to.count(self.asked.len());
-        for (number, request) in &self.asked {
+        to.count(self.flights.len());
+        for (number, request) in &self.flights {
             to.u64(*number);
             to.block_request(request);
         }
@@ -432,8 +432,8 @@ impl<D: BlockDevice> BlockLayer for ReadAheadLayer<D> {
     fn leave(&mut self) {
         self.below.device.leave();
         let waiting = std::mem::take(&mut self.streams).into_iter().flat_map(|stream| stream.waiting);
-        let asked = std::mem::take(&mut self.asked).into_values();
-        asked.chain(waiting).chain(self.left.drain(..)).for_each(|request| drop(request.recall()));
+        let wanted = std::mem::take(&mut self.flights).into_values();
+        wanted.chain(waiting).chain(self.left.drain(..)).for_each(|request| drop(request.recall()));
     }
 }
 
@@ -459,10 +459,10 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         let (device, below) = device(bytes)?;
         let mut this = Self { next_number, ..Self::new(device) };
         match this.check_saved(&passed, &left, &below) {
-            Ok(asked) => {
-                this.asked = passed.into_iter().map(|(number, request)| (number, request.launch())).collect();
+            Ok(wanted) => {
+                this.flights = passed.into_iter().map(|(number, request)| (number, request.launch())).collect();
                 this.left = left.into_iter().map(BlockRequest::launch).collect();
-                Ok((this, asked))
+                Ok((this, wanted))
             }
             Err(reject) => {
                 this.below.device.leave();
@@ -478,11 +478,11 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         left: &[BlockRequest],
         below: &PendingBlockRequests,
     ) -> Result<PendingBlockRequests, ProtocolViolation> {
-        let mut asked = PendingBlockRequests::new();
+        let mut wanted = PendingBlockRequests::new();
         let wrong = |request: &BlockRequest, rule| ProtocolViolation::new("request", request.id.0, rule);
         for request in passed.iter().map(|(_, request)| request).chain(left) {
             let what = (request.op, request.offset, request.length);
-            if !request.payload.is_empty() || asked.insert(request.id, what).is_some() {
+            if !request.payload.is_empty() || wanted.insert(request.id, what).is_some() {
                 return Err(wrong(request, "its data is with the device, and its id names it alone"));
             }
         }
@@ -503,7 +503,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             id.0 <= self.next_number && (known.contains_key(&id.0) || *op == BlockOp::Read)
         };
         match below.iter().all(is_ahead) {
-            true => Ok(asked),
+            true => Ok(wanted),
             false => {
                 Err(ProtocolViolation::new("requests", below.len() as u64, "the device below was asked for these"))
             }

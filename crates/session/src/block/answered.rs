@@ -117,9 +117,9 @@ impl<D: BlockDevice> BlockStore for ImmediateDeviceStore<D> {
     fn extent(&mut self, offset: u64, len: u64) -> Result<StoreExtent, StoreError> {
         let block = self.device.info().block_bytes;
         let count = len.min((u32::MAX / block * block).into()) as u32;
-        let told = self.ask(BlockRequest::map(BlockId(0), offset, count))?;
-        let extents = ExtentList::read(&told, count);
-        self.done.pool.recycle(told);
+        let payload = self.ask(BlockRequest::map(BlockId(0), offset, count))?;
+        let extents = ExtentList::read(&payload, count);
+        self.done.pool.recycle(payload);
         Ok(extents
             .and_then(|extents| extents.iter().next())
             .unwrap_or(StoreExtent { length: count.into(), is_hole: false }))

@@ -58,7 +58,7 @@ pub struct WriteBackLayer<D> {
 #[derive(Debug)]
 struct WriteBackJob {
     /// The request without its data.
-    asked: BlockRequest,
+    request: BlockRequest,
     /// `None`: it was answered.
     owed: Option<BlockInFlight>,
     /// The data of a write until the device has it; reads are answered from it. A snapshot leaves it out for writes
@@ -68,13 +68,13 @@ struct WriteBackJob {
 }
 
 impl WriteBackJob {
-    fn place(&self) -> Range<u64> {
-        self.asked.offset..self.asked.offset + u64::from(self.asked.length)
+    fn location(&self) -> Range<u64> {
+        self.request.offset..self.request.offset + u64::from(self.request.length)
     }
 
     /// Whether it may be answered before it completes.
     fn is_early(&self) -> bool {
-        self.asked.op == BlockOp::Write && !self.asked.is_durable
+        self.request.op == BlockOp::Write && !self.request.is_durable
     }
 }
 
@@ -117,18 +117,18 @@ impl<D: BlockDevice> WriteBackLayer<D> {
 
     fn turn_of(&self, number: u64) -> WriteBackAction {
         let job = &self.jobs[&number];
-        let place = job.place();
+        let range = job.location();
         let mut before = self.jobs.range(..number).rev().map(|(_, job)| job).filter(|job| job.is_early());
-        match job.asked.op {
+        match job.request.op {
             BlockOp::Flush if before.next().is_some() => WriteBackAction::Wait,
             BlockOp::Flush => WriteBackAction::Go,
-            BlockOp::Read | BlockOp::Map if self.lost.iter().any(|lost| overlap(lost, &place)) => WriteBackAction::Lost,
-            BlockOp::Read => match before.find(|write| overlap(&write.place(), &place)) {
+            BlockOp::Read | BlockOp::Map if self.lost.iter().any(|lost| overlap(lost, &range)) => WriteBackAction::Lost,
+            BlockOp::Read => match before.find(|write| overlap(&write.location(), &range)) {
                 None => WriteBackAction::Go,
-                Some(write) => write.read(&place).map_or(WriteBackAction::Wait, WriteBackAction::Read),
+                Some(write) => write.read(&range).map_or(WriteBackAction::Wait, WriteBackAction::Read),
             },
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => {
-                if before.any(|write| overlap(&write.place(), &place)) {
+                if before.any(|write| overlap(&write.location(), &range)) {
                     WriteBackAction::Wait
                 } else {
                     WriteBackAction::Go
@@ -160,7 +160,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
     fn begin(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let job = self.jobs.get_mut(&number).expect("it is there");
         job.is_below = true;
-        let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.asked.clone() };
+        let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.request.clone() };
         self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
 
@@ -171,7 +171,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             return;
         }
         for job in self.jobs.values_mut().filter(|job| job.is_early() && job.is_below && job.owed.is_some()) {
-            let bytes = u64::from(job.asked.length);
+            let bytes = u64::from(job.request.length);
             if self.dirty_writes >= DIRTY_WRITES_MAX || self.dirty_bytes + bytes > DIRTY_BYTES_MAX {
                 return;
             }
@@ -209,20 +209,20 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         let was_answered = job.owed.is_none();
         if was_answered {
             self.dirty_writes -= 1;
-            self.dirty_bytes -= u64::from(job.asked.length);
+            self.dirty_bytes -= u64::from(job.request.length);
         }
-        match (job.asked.op, result) {
+        match (job.request.op, result) {
             (BlockOp::Read | BlockOp::Flush | BlockOp::Map, _) => {}
-            (_, Ok(())) => self.found(&job.place()),
-            (_, Err(_)) if was_answered => self.lose(job.place()),
+            (_, Ok(())) => self.found(&job.location()),
+            (_, Err(_)) if was_answered => self.lose(job.location()),
             (_, Err(_)) => {}
         }
     }
 
-    fn lose(&mut self, place: Range<u64>) {
+    fn lose(&mut self, range: Range<u64>) {
         self.losses += 1;
         self.is_untold = true;
-        let (mut start, mut end) = (place.start, place.end);
+        let (mut start, mut end) = (range.start, range.end);
         self.lost.retain(|lost| {
             let joins = lost.start <= end && start <= lost.end;
             if joins {
@@ -238,14 +238,14 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         }
     }
 
-    fn found(&mut self, place: &Range<u64>) {
+    fn found(&mut self, location: &Range<u64>) {
         if self.lost.is_empty() {
             return;
         }
         let rest = self
             .lost
             .iter()
-            .flat_map(|lost| [lost.start..lost.end.min(place.start), lost.start.max(place.end)..lost.end]);
+            .flat_map(|lost| [lost.start..lost.end.min(location.start), lost.start.max(location.end)..lost.end]);
         self.lost = rest.filter(|rest| rest.start < rest.end).collect();
         self.is_untold &= !self.lost.is_empty();
     }
@@ -264,14 +264,14 @@ impl<D: BlockDevice> WriteBackLayer<D> {
 
 impl WriteBackJob {
     /// The bytes of `place`, if the write covers all of it.
-    fn read(&self, place: &Range<u64>) -> Option<Payload> {
-        let own = self.place();
+    fn read(&self, location: &Range<u64>) -> Option<Payload> {
+        let own = self.location();
         let is_whole =
-            own.start <= place.start && place.end <= own.end && self.data.len() == self.asked.length as usize;
+            own.start <= location.start && location.end <= own.end && self.data.len() == self.request.length as usize;
         is_whole.then(|| {
             let mut data = self.data.clone();
-            data.split_front((place.start - own.start) as usize);
-            data.truncate((place.end - place.start) as usize);
+            data.split_front((location.start - own.start) as usize);
+            data.truncate((location.end - location.start) as usize);
             data
         })
     }
@@ -310,10 +310,10 @@ impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
         // The data is used twice: for reads here, and by the device.
         request.share_payload();
         let data = request.take_payload();
-        let asked = BlockRequest { payload: Payload::Empty, ..(*request).clone() };
+        let block_request = BlockRequest { payload: Payload::Empty, ..(*request).clone() };
         let number = self.next_number;
         self.next_number += 1;
-        self.jobs.insert(number, WriteBackJob { asked, owed: Some(request), data, is_below: false });
+        self.jobs.insert(number, WriteBackJob { request: block_request, owed: Some(request), data, is_below: false });
         if !self.advance(now, number, done) {
             self.waiting += 1;
         }
@@ -333,7 +333,7 @@ impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
         for (number, job) in &self.jobs {
             to.u64(*number);
             let data = if job.is_below { Payload::Empty } else { job.data.clone() };
-            to.block_request(&BlockRequest { payload: data, ..job.asked.clone() });
+            to.block_request(&BlockRequest { payload: data, ..job.request.clone() });
             to.flag(job.owed.is_some());
             to.flag(job.is_below);
         }
@@ -354,31 +354,31 @@ impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
 /// A job of a snapshot.
 struct SavedWriteBackJob {
     number: u64,
-    asked: BlockRequest,
+    request: BlockRequest,
     is_owed: bool,
     is_below: bool,
 }
 
 impl SavedWriteBackJob {
     fn read(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
-        let (number, asked) = (from.u64("number")?, from.block_request()?);
-        Ok(Self { number, asked, is_owed: from.flag("owed")?, is_below: from.flag("below")? })
+        let (number, request) = (from.u64("number")?, from.block_request()?);
+        Ok(Self { number, request, is_owed: from.flag("owed")?, is_below: from.flag("below")? })
     }
 
     fn check(&self, info: &BlockInfo, below: &PendingBlockRequests) -> Result<(), &'static str> {
-        let Self { asked, is_owed, is_below, .. } = self;
-        let data = if asked.op == BlockOp::Write && !is_below { asked.length as usize } else { 0 };
+        let Self { request: wanted, is_owed, is_below, .. } = self;
+        let data = if wanted.op == BlockOp::Write && !is_below { wanted.length as usize } else { 0 };
         // The data of a write may be with the device already.
-        let length = if asked.op == BlockOp::Write { asked.length as usize } else { 0 };
-        let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..asked.clone() };
-        if asked.payload.len() != data || info.check(&whole).is_err() {
+        let length = if wanted.op == BlockOp::Write { wanted.length as usize } else { 0 };
+        let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..wanted.clone() };
+        if wanted.payload.len() != data || info.check(&whole).is_err() {
             return Err("it is one that this device can have");
         }
-        if !is_owed && (asked.op != BlockOp::Write || asked.is_durable || !is_below) {
+        if !is_owed && (wanted.op != BlockOp::Write || wanted.is_durable || !is_below) {
             return Err("a write is answered early, once it is on its way");
         }
         let known = below.get(&BlockId(self.number));
-        let expected = is_below.then_some((asked.op, asked.offset, asked.length));
+        let expected = is_below.then_some((wanted.op, wanted.offset, wanted.length));
         if known.copied() == expected { Ok(()) } else { Err("the device below was asked for it, or it waits") }
     }
 }
@@ -408,9 +408,9 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         let is_untold = !lost.is_empty();
         let mut this = Self { next_number, lost, is_untold, ..Self::new(device) };
         match this.check_saved(&jobs, &below) {
-            Ok(asked) => {
+            Ok(wanted) => {
                 jobs.into_iter().for_each(|saved| this.take_up(saved));
-                Ok((this, asked))
+                Ok((this, wanted))
             }
             Err(reject) => {
                 this.below.device.leave();
@@ -419,15 +419,15 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         }
     }
 
-    fn take_up(&mut self, SavedWriteBackJob { number, mut asked, is_owed, is_below }: SavedWriteBackJob) {
-        let data = std::mem::take(&mut asked.payload);
+    fn take_up(&mut self, SavedWriteBackJob { number, mut request, is_owed, is_below }: SavedWriteBackJob) {
+        let data = std::mem::take(&mut request.payload);
         if !is_owed {
             self.dirty_writes += 1;
-            self.dirty_bytes += u64::from(asked.length);
+            self.dirty_bytes += u64::from(request.length);
         }
         self.waiting += usize::from(!is_below);
-        let owed = is_owed.then(|| asked.clone().launch());
-        self.jobs.insert(number, WriteBackJob { asked, owed, data, is_below });
+        let owed = is_owed.then(|| request.clone().launch());
+        self.jobs.insert(number, WriteBackJob { request, owed, data, is_below });
     }
 
     /// Checks the snapshot against the device's requests; returns the requests that this layer has to answer.
@@ -436,16 +436,16 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         jobs: &[SavedWriteBackJob],
         below: &PendingBlockRequests,
     ) -> Result<PendingBlockRequests, ProtocolViolation> {
-        let mut asked = PendingBlockRequests::new();
+        let mut wanted = PendingBlockRequests::new();
         let mut last = None;
         for saved in jobs {
-            let wrong = |rule| ProtocolViolation::new("request", saved.asked.id.0, rule);
+            let wrong = |rule| ProtocolViolation::new("request", saved.request.id.0, rule);
             if saved.number >= self.next_number || last.replace(saved.number) >= Some(saved.number) {
                 return Err(wrong("numbers are in order, below the next"));
             }
             saved.check(self.below.device.info(), below).map_err(wrong)?;
-            let BlockRequest { id, op, offset, length, .. } = saved.asked;
-            if saved.is_owed && asked.insert(id, (op, offset, length)).is_some() {
+            let BlockRequest { id, op, offset, length, .. } = saved.request;
+            if saved.is_owed && wanted.insert(id, (op, offset, length)).is_some() {
                 return Err(wrong("an id names one request"));
             }
         }
@@ -461,6 +461,6 @@ impl<D: BlockDevice> WriteBackLayer<D> {
                 "places are in order, within the device",
             ));
         }
-        Ok(asked)
+        Ok(wanted)
     }
 }

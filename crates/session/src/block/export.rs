@@ -36,7 +36,7 @@ pub enum ChangeStorage {
 pub struct BlockExport {
     medium: MediumSwitch,
     /// Where the medium is, as people write it: a path or an address.
-    place: Mutex<Option<String>>,
+    location: Mutex<Option<String>>,
     /// Whether it was elsewhere before.
     has_moved: AtomicBool,
     view: MediumView,
@@ -67,7 +67,7 @@ impl BlockExport {
         }
         Ok(Self {
             medium,
-            place: Mutex::default(),
+            location: Mutex::default(),
             has_moved: AtomicBool::new(false),
             view,
             durability,
@@ -96,16 +96,16 @@ impl BlockExport {
     }
 
     /// Where its medium is, as people write it, if that is known.
-    pub fn place(&self) -> Option<String> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn location(&self) -> Option<String> {
+        self.location.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Records where its medium is.
-    pub fn is_at(&self, place: String) {
-        let mut known = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_moved = known.as_ref().is_some_and(|known| *known != place);
+    pub fn is_at(&self, location: String) {
+        let mut known = self.location.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_moved = known.as_ref().is_some_and(|known| *known != location);
         self.has_moved.fetch_or(has_moved, Ordering::AcqRel);
-        *known = Some(place);
+        *known = Some(location);
     }
 
     /// Whether its medium was elsewhere before: it was exchanged.
@@ -125,8 +125,8 @@ impl BlockExport {
 
     /// The mode that a user gets who asks for `asked`: a read-only view is read, and private changes in memory are
     /// [`SwitchMode::Scratch`].
-    pub fn mode(&self, asked: control::AttachmentMode) -> UseMode {
-        match (asked, &self.view.changes) {
+    pub fn mode(&self, mode: control::AttachmentMode) -> UseMode {
+        match (mode, &self.view.changes) {
             (control::AttachmentMode::Read | control::AttachmentMode::Observe, _) => UseMode::Read,
             (control::AttachmentMode::Exclusive, Some(ChangeStorage::Memory(_))) => UseMode::Scratch,
             (control::AttachmentMode::Exclusive, _) if self.info.is_read_only => UseMode::Read,
@@ -206,9 +206,10 @@ mod tests {
 
     #[test]
     fn read_only_view_is_read_in_every_mode() {
-        let asked = |view: MediumView| {
+        let wanted = |view: MediumView| {
             let export = export(view);
-            [control::AttachmentMode::Exclusive, control::AttachmentMode::Read].map(|asked| export.mode(asked))
+            [control::AttachmentMode::Exclusive, control::AttachmentMode::Read]
+                .map(|attachment_mode| export.mode(attachment_mode))
         };
         let changes = |changes| MediumView { changes: Some(changes), ..MediumView::default() };
         let inherited = |view: MediumView| self::export(view).may_be_inherited();
@@ -218,10 +219,10 @@ mod tests {
         assert!(
             !inherited(changes(ChangeStorage::Memory(1 << 20))) && !inherited(changes(ChangeStorage::Medium(medium())))
         );
-        assert_eq!(asked(MediumView::default()), [UseMode::Exclusive, UseMode::Read]);
-        assert_eq!(asked(MediumView { is_read_only: true, ..MediumView::default() }), [UseMode::Read; 2]);
-        assert_eq!(asked(changes(ChangeStorage::Memory(1 << 20))), [UseMode::Scratch, UseMode::Read]);
-        assert_eq!(asked(changes(ChangeStorage::Medium(medium()))), [UseMode::Exclusive, UseMode::Read]);
+        assert_eq!(wanted(MediumView::default()), [UseMode::Exclusive, UseMode::Read]);
+        assert_eq!(wanted(MediumView { is_read_only: true, ..MediumView::default() }), [UseMode::Read; 2]);
+        assert_eq!(wanted(changes(ChangeStorage::Memory(1 << 20))), [UseMode::Scratch, UseMode::Read]);
+        assert_eq!(wanted(changes(ChangeStorage::Medium(medium()))), [UseMode::Exclusive, UseMode::Read]);
     }
 
     #[test]

@@ -44,14 +44,14 @@ struct CopyOnWriteChanges<S> {
     free: Vec<u32>,
     /// Number of places used so far.
     used: u32,
-    places: u32,
+    positions: u32,
     /// Ranges that read as zeros, from → to; they neither touch nor overlap.
     zeroed: BTreeMap<u64, u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct ChangedGrain {
-    place: u32,
+    position: u32,
     written: u8,
 }
 
@@ -69,7 +69,7 @@ impl<D: BlockDevice, S: BlockStore> CopyOnWriteView<D, S> {
         let whole = *device.info();
         let sector = whole.block_bytes.max(SECTOR_BYTES_MIN);
         let sector_bytes = u64::from(sector);
-        let places = (store.size_bytes() / (sector_bytes * GRAIN_SECTORS)).min(u64::from(u32::MAX)) as u32;
+        let positions = (store.size_bytes() / (sector_bytes * GRAIN_SECTORS)).min(u64::from(u32::MAX)) as u32;
         let info = BlockInfo {
             size_bytes: whole.size_bytes / sector_bytes * sector_bytes,
             block_bytes: sector,
@@ -84,7 +84,7 @@ impl<D: BlockDevice, S: BlockStore> CopyOnWriteView<D, S> {
             grains: HashMap::new(),
             free: Vec::new(),
             used: 0,
-            places,
+            positions,
             zeroed: BTreeMap::new(),
         };
         Self { below: UnderlyingDevice::new(device), changes, info }
@@ -102,14 +102,14 @@ impl<S: BlockStore> CopyOnWriteChanges<S> {
         if let Some(found) = self.grains.get(&grain)
             && found.written & 1 << within != 0
         {
-            return SectorSource::Store(self.place_of(found.place, within));
+            return SectorSource::Store(self.place_of(found.position, within));
         }
         let before = self.zeroed.range(..=sector).next_back();
         if before.is_some_and(|(_, end)| sector < *end) { SectorSource::Zeros } else { SectorSource::Below }
     }
 
-    fn place_of(&self, place: u32, within: u64) -> u64 {
-        (u64::from(place) * GRAIN_SECTORS + within) * self.sector_bytes
+    fn place_of(&self, position: u32, within: u64) -> u64 {
+        (u64::from(position) * GRAIN_SECTORS + within) * self.sector_bytes
     }
 
     /// Splits a range into runs by where their bytes are: offset in the range, source, bytes.
@@ -188,13 +188,13 @@ impl<S: BlockStore> CopyOnWriteChanges<S> {
             let number = position / grain_bytes;
             let found = match self.grains.get(&number) {
                 Some(grain) => *grain,
-                None => ChangedGrain { place: self.take_place()?, written: 0 },
+                None => ChangedGrain { position: self.take_place()?, written: 0 },
             };
             let (first, sectors) = (into / self.sector_bytes, count as u64 / self.sector_bytes);
             let written = (((1u16 << sectors) - 1) << first) as u8;
-            if let Err(error) = self.store.write_at(self.place_of(found.place, first), &bytes[at..at + count]) {
+            if let Err(error) = self.store.write_at(self.place_of(found.position, first), &bytes[at..at + count]) {
                 if found.written == 0 {
-                    self.free.push(found.place);
+                    self.free.push(found.position);
                 }
                 return Err(error);
             }
@@ -205,10 +205,10 @@ impl<S: BlockStore> CopyOnWriteChanges<S> {
     }
 
     fn take_place(&mut self) -> Result<u32, StoreError> {
-        if let Some(place) = self.free.pop() {
-            return Ok(place);
+        if let Some(position) = self.free.pop() {
+            return Ok(position);
         }
-        if self.used == self.places {
+        if self.used == self.positions {
             return Err(StoreError::NoSpace);
         }
         self.used += 1;
@@ -228,7 +228,7 @@ impl<S: BlockStore> CopyOnWriteChanges<S> {
             let to = end.saturating_sub(number * GRAIN_SECTORS).min(GRAIN_SECTORS);
             grain.written &= !((((1u16 << (to - from)) - 1) << from) as u8);
             if grain.written == 0 {
-                free.push(grain.place);
+                free.push(grain.position);
             }
             grain.written != 0
         };
@@ -295,8 +295,8 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for CopyOnWriteView<D, S> {
                 }
             }
             if answer.op == BlockOp::Map && answer.result.is_ok() {
-                let told = ExtentList::read(&answer.payload, answer.length);
-                let below = told.unwrap_or_else(|| ExtentList::data(answer.length.into()));
+                let extent_list = ExtentList::read(&answer.payload, answer.length);
+                let below = extent_list.unwrap_or_else(|| ExtentList::data(answer.length.into()));
                 answer.payload = changes.patch_map(answer.offset, &below).to_payload();
             }
         })

@@ -37,11 +37,11 @@ impl SparseMemory {
         if shelf.is_empty() {
             *shelf = vec![None; SHELF_CHUNKS].into();
         }
-        let place = &mut shelf[chunk % SHELF_CHUNKS];
-        if place.is_none() {
+        let bytes = &mut shelf[chunk % SHELF_CHUNKS];
+        if bytes.is_none() {
             self.chunks_left = self.chunks_left.checked_sub(1).ok_or(StoreError::NoSpace)?;
         }
-        Ok(place.get_or_insert_with(|| vec![0; CHUNK_BYTES].into()))
+        Ok(bytes.get_or_insert_with(|| vec![0; CHUNK_BYTES].into()))
     }
 
     /// The pieces of a range: index of the chunk, offset in it, length.
@@ -96,12 +96,12 @@ impl BlockStore for SparseMemory {
 
     fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         for (chunk, into, count) in Self::pieces(offset, len) {
-            let place = self.shelves[chunk / SHELF_CHUNKS].get_mut(chunk % SHELF_CHUNKS);
-            let Some(place) = place.filter(|place| place.is_some()) else { continue };
+            let location = self.shelves[chunk / SHELF_CHUNKS].get_mut(chunk % SHELF_CHUNKS);
+            let Some(location) = location.filter(|bytes| bytes.is_some()) else { continue };
             if count == CHUNK_BYTES {
-                *place = None;
+                *location = None;
                 self.chunks_left += 1;
-            } else if let Some(bytes) = place {
+            } else if let Some(bytes) = location {
                 bytes[into..into + count].fill(0);
             }
         }

@@ -378,7 +378,7 @@ impl SwitchHandleStores {
                     SwitchMode::Flipped => (&mut **other, &mut *self.main),
                     _ => (&mut *self.main, &mut **other),
                 };
-                let asked = tandem.now();
+                let asked_at = tandem.now();
                 let _held = tandem.both.hold(offset, length);
                 let begun = tandem.now();
                 let first = act(source);
@@ -392,7 +392,7 @@ impl SwitchHandleStores {
                     Ok(()) => act(destination).or_else(|error| tandem.note_trouble(offset, error)),
                 };
                 // One medium takes its time without a swap, too: the rest is the swap's.
-                tandem.note_delay((begun - asked) + (tandem.now() - done));
+                tandem.note_delay((begun - asked_at) + (tandem.now() - done));
                 result
             }
         }

@@ -87,12 +87,12 @@ impl DeviceClaims {
     fn remember(&mut self, host: &str, now: Instant) {
         self.queue.retain(|waiting| waiting.is_patient(now));
         if let Some(waiting) = self.queue.iter_mut().find(|waiting| waiting.host == host) {
-            waiting.asked = now;
+            waiting.asked_at = now;
             waiting.tries = waiting.tries.saturating_add(1);
         } else if self.queue.len() < QUEUE_MAX {
             let (priority, patience) = (0, PATIENCE);
             let host = host.to_owned();
-            self.queue.push(QueuedHost { host, since: now, asked: now, tries: 1, priority, patience, span: None });
+            self.queue.push(QueuedHost { host, since: now, asked_at: now, tries: 1, priority, patience, span: None });
         }
     }
 
@@ -136,14 +136,14 @@ impl DeviceClaims {
     pub fn without_device(mut self, now: Instant) -> Self {
         self.queue.retain(|waiting| waiting.is_patient(now));
         for waiting in &mut self.queue {
-            (waiting.asked, waiting.patience) = (now, waiting.patience.max(RETURN_PATIENCE));
+            (waiting.asked_at, waiting.patience) = (now, waiting.patience.max(RETURN_PATIENCE));
         }
         for holder in std::mem::take(&mut self.holders).into_iter().rev() {
             let (host, since) = (host_of(&holder.who).to_owned(), holder.since);
             self.queue.retain(|waiting| waiting.host != host);
             self.queue.truncate(QUEUE_MAX - 1);
-            let (asked, tries, priority, patience) = (now, TRIES_MIN, 0, RETURN_PATIENCE);
-            self.queue.insert(0, QueuedHost { host, since, asked, tries, priority, patience, span: None });
+            let (asked_at, tries, priority, patience) = (now, TRIES_MIN, 0, RETURN_PATIENCE);
+            self.queue.insert(0, QueuedHost { host, since, asked_at, tries, priority, patience, span: None });
             self.remember_past(PastUse { holder, until: now, ending: UseEnding::Gone, remark: None });
         }
         (self.use_ends, self.remark) = (None, None);

@@ -127,7 +127,7 @@ pub enum LeaseDecision {
     /// The host waits.
     Waits {
         /// Its place in the queue, from 1.
-        place: usize,
+        position: usize,
         /// When the present lease ends, if it has an end. The next in the queue gets the device then at the latest.
         until: Option<Instant>,
     },

@@ -164,13 +164,13 @@ impl DeviceClaims {
         if !request.waits {
             return Err(LeaseRefusal::Taken { by: self.in_the_way(request.who.name()), until: self.ends_at() });
         }
-        let place = self.enter(request, now)?;
+        let position = self.enter(request, now)?;
         // Who is first in the queue and of a higher priority than the present holder does not wait for its end.
         let present = self.lease.as_ref().map_or(0, |lease| lease.priority);
-        if place == 1 && request.priority > present {
+        if position == 1 && request.priority > present {
             self.preempt(now, request.notice);
         }
-        Ok(LeaseDecision::Waits { place, until: self.ends_at() })
+        Ok(LeaseDecision::Waits { position, until: self.ends_at() })
     }
 
     /// Who has the device or waits for it before `host`.
@@ -199,7 +199,7 @@ impl DeviceClaims {
         let waiting = QueuedHost {
             host: host.to_owned(),
             since,
-            asked: now,
+            asked_at: now,
             tries: TRIES_MIN,
             priority: request.priority,
             patience: REQUEST_PATIENCE,

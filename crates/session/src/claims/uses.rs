@@ -73,7 +73,7 @@ pub struct QueuedHost {
     /// When it first asked.
     pub since: Instant,
     /// When it last asked.
-    pub(super) asked: Instant,
+    pub(super) asked_at: Instant,
     pub(super) tries: u32,
     /// The priority of its request; 0 for an attach that waits.
     pub priority: u8,
@@ -157,7 +157,7 @@ impl QueuedHost {
     }
 
     pub(super) fn is_patient(&self, now: Instant) -> bool {
-        now - self.asked <= self.patience
+        now - self.asked_at <= self.patience
     }
 }
 

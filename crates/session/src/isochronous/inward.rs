@@ -41,7 +41,7 @@ pub struct InwardStream {
     /// The driver's requests.
     waiting: VecDeque<UrbInFlight>,
     /// Our requests.
-    asked: VecDeque<InwardUrb>,
+    urbs: VecDeque<InwardUrb>,
     /// Number of the first packet of our next request.
     next: u64,
     /// Number of the packet that is handed over next.
@@ -85,7 +85,7 @@ impl InwardStream {
             frames,
             pattern,
             waiting: VecDeque::new(),
-            asked: VecDeque::new(),
+            urbs: VecDeque::new(),
             next: 0,
             head: 0,
             packets: VecDeque::new(),
@@ -126,7 +126,7 @@ impl InwardStream {
         if self.next == 0 {
             self.ask(now, self.first(), orders);
         }
-        while self.asked.len() < wanted && self.packets.len() as u128 <= kept_max {
+        while self.urbs.len() < wanted && self.packets.len() as u128 <= kept_max {
             self.ask(now, self.pattern.clone(), orders);
         }
     }
@@ -134,7 +134,7 @@ impl InwardStream {
     fn ask(&mut self, now: Instant, urb: Urb, orders: &mut IsoActionQueue) {
         let first = self.next;
         self.next += urb.iso.len() as u64;
-        self.asked.push_back(InwardUrb { id: orders.ask(urb), first, at: now });
+        self.urbs.push_back(InwardUrb { id: orders.ask(urb), first, at: now });
     }
 
     /// The first request is as long as the buffer is deep: the second may then be late by that much without a gap at
@@ -158,8 +158,8 @@ impl InwardStream {
         done: UrbCompletion,
         reach: &mut RoundTripHistory,
     ) -> Result<(), UrbStatus> {
-        let Some(at) = self.asked.iter().position(|asked| asked.id == done.id) else { return Ok(()) };
-        let InwardUrb { first, at, .. } = self.asked.remove(at).expect("found just now");
+        let Some(at) = self.urbs.iter().position(|wanted| wanted.id == done.id) else { return Ok(()) };
+        let InwardUrb { first, at, .. } = self.urbs.remove(at).expect("found just now");
         if let Some(residence) = done.residence {
             reach.note_longest((now - at).saturating_sub(residence));
         }
@@ -206,7 +206,7 @@ impl InwardStream {
     /// The device left out intervals: all open requests get later numbers.
     fn renumber(&mut self, slack_ns: i64) {
         let skipped = self.skipped(slack_ns);
-        self.asked.iter_mut().for_each(|asked| asked.first += skipped);
+        self.urbs.iter_mut().for_each(|inward_urb| inward_urb.first += skipped);
         self.next += skipped;
         self.late_since = None;
         if let Some(pace) = &mut self.pace {
@@ -218,15 +218,15 @@ impl InwardStream {
         let mut data = done.payload;
         for (number, packet) in (first..).zip(&done.iso) {
             let data = data.split_front(packet.actual as usize);
-            let Some(place) = number.checked_sub(self.head) else {
+            let Some(position) = number.checked_sub(self.head) else {
                 self.counts.late += 1;
                 continue;
             };
-            let place = usize::try_from(place).expect("what was asked for is bounded");
-            if self.packets.len() <= place {
-                self.packets.resize_with(place + 1, || None);
+            let position = usize::try_from(position).expect("what was asked for is bounded");
+            if self.packets.len() <= position {
+                self.packets.resize_with(position + 1, || None);
             }
-            self.packets[place] = Some(InwardPacket { status: packet.status, data });
+            self.packets[position] = Some(InwardPacket { status: packet.status, data });
         }
         Ok(())
     }
@@ -304,7 +304,7 @@ impl InwardStream {
 
     /// Withdraws all requests of ours.
     pub fn stop(&mut self, orders: &mut IsoActionQueue) {
-        self.asked.drain(..).for_each(|asked| orders.withdraw(asked.id));
+        self.urbs.drain(..).for_each(|inward_urb| orders.withdraw(inward_urb.id));
     }
 
     /// Writes the stream to a snapshot: arrived packets and open requests.
@@ -316,11 +316,11 @@ impl InwardStream {
         to.count(self.waiting.len());
         self.waiting.iter().for_each(|urb| to.urb(urb));
         // Packets that are late already would be late in the other process, too.
-        let asked = || self.asked.iter().filter(|asked| asked.first >= self.head);
-        to.count(asked().count());
-        for asked in asked() {
-            to.u64(asked.id.0);
-            to.u64(asked.first - self.head);
+        let wanted = || self.urbs.iter().filter(|wanted| wanted.first >= self.head);
+        to.count(wanted().count());
+        for wanted in wanted() {
+            to.u64(wanted.id.0);
+            to.u64(wanted.first - self.head);
         }
         to.count(self.packets.len());
         for packet in &self.packets {
@@ -355,7 +355,7 @@ impl InwardStream {
             if !is_own(id) || first > inward.next {
                 return Err(ProtocolViolation::new("packet", first, "what is asked for was asked for"));
             }
-            inward.asked.push_back(InwardUrb { id, first, at: now });
+            inward.urbs.push_back(InwardUrb { id, first, at: now });
         }
         for _ in 0..from.count("packets", 1)? {
             let has_come = from.flag("packet")?;

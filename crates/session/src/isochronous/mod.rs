@@ -73,7 +73,7 @@ pub struct IsochronousLayer<D> {
     own: usize,
     reach: RoundTripHistory,
     /// When each open control transfer was submitted.
-    asked: BTreeMap<UrbId, Instant>,
+    wanted: BTreeMap<UrbId, Instant>,
     streams: BTreeMap<u8, IsochronousStream>,
     /// Bit n: the endpoint of index n is passed through unchanged until an interface changes.
     near: u32,
@@ -102,7 +102,7 @@ impl<D: Device> IsochronousLayer<D> {
             orders: IsoActionQueue::default(),
             own: 0,
             reach: RoundTripHistory::default(),
-            asked: BTreeMap::new(),
+            wanted: BTreeMap::new(),
             streams: BTreeMap::new(),
             near: 0,
             depths: [None; 2],
@@ -134,7 +134,7 @@ impl<D: Device> IsochronousLayer<D> {
 
     /// Whether the layer has nothing to do: completions go straight to the caller.
     fn is_idle(&self) -> bool {
-        self.own == 0 && self.streams.is_empty() && self.asked.is_empty() && self.held.is_empty()
+        self.own == 0 && self.streams.is_empty() && self.wanted.is_empty() && self.held.is_empty()
     }
 
     /// By how much the clock of a running stream was slewed to keep its buffer at its depth, in nanoseconds, positive
@@ -183,10 +183,10 @@ impl<D: Device> IsochronousLayer<D> {
 
     fn handle_done(&mut self, now: Instant, finished: UrbCompletion, done: &mut CompletionQueue) {
         if !is_own(finished.id) {
-            if let Some(asked) = self.asked.remove(&finished.id)
+            if let Some(asked_at) = self.wanted.remove(&finished.id)
                 && matches!(finished.status, UrbStatus::Ok | UrbStatus::Stall)
             {
-                self.reach.note((now - asked).saturating_sub(finished.residence.unwrap_or_default()));
+                self.reach.note((now - asked_at).saturating_sub(finished.residence.unwrap_or_default()));
             }
             return done.push(finished);
         }
@@ -216,11 +216,11 @@ impl<D: Device> IsochronousLayer<D> {
 
     fn note_end(&mut self, stream: &IsochronousStream) {
         self.counts = self.counts.and(stream.counts());
-        let (place, depth) = match stream {
+        let (position, depth) = match stream {
             IsochronousStream::In(inward) => (0, inward.depth()),
             IsochronousStream::Out(outward) => (1, outward.depth()),
         };
-        self.depths[place] = depth.or(self.depths[place]);
+        self.depths[position] = depth.or(self.depths[position]);
     }
 
     /// Removes streams that are over.
@@ -308,7 +308,7 @@ impl<D: Device> IsochronousLayer<D> {
         if ends_streams {
             self.near = 0;
         }
-        self.asked.insert(urb.id, now);
+        self.wanted.insert(urb.id, now);
         self.device.submit(now, urb, &mut self.below);
     }
 
@@ -565,7 +565,7 @@ impl<D: Device> DeviceLayer for IsochronousLayer<D> {
         self.end_all(UrbStatus::Shutdown, done);
         // The device's reset withdraws all requests at once.
         self.orders.clear();
-        self.asked.clear();
+        self.wanted.clear();
         self.act(now, done, |device, done| device.reset(now, done));
     }
 

@@ -36,11 +36,11 @@ pub fn restore_span(
 /// # Errors
 /// [`ProtocolViolation`]: it is out of range.
 pub fn restore_place(field: &'static str, from: &mut FieldReader<'_>) -> Result<u64, ProtocolViolation> {
-    let place = from.u64(field)?;
-    if place > SPREAD_MAX {
-        Err(ProtocolViolation::new(field, place, "a stream's packets lie together"))
+    let position = from.u64(field)?;
+    if position > SPREAD_MAX {
+        Err(ProtocolViolation::new(field, position, "a stream's packets lie together"))
     } else {
-        Ok(place)
+        Ok(position)
     }
 }
 

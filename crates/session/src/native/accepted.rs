@@ -70,9 +70,9 @@ mod tests {
     #[test]
     fn the_smaller_limit_of_both_ends_counts_and_no_end_can_stop_the_other() {
         let limits = LaneLimits::DEFAULT;
-        let of = |said: &[Option<u32>]| {
+        let of = |stated: &[Option<u32>]| {
             let mut accepted = PeerLimits::default();
-            for &unacknowledged_bytes_max in said {
+            for &unacknowledged_bytes_max in stated {
                 accepted.hear(&HelloOptions { unacknowledged_bytes_max, ..HelloOptions::default() });
             }
             accepted.of(limits).unacknowledged_bytes_max

@@ -521,7 +521,7 @@ mod tests {
     #[test]
     fn it_is_opened_in_pieces_and_again_with_its_lease_after_the_exporter_forgot() {
         let mut attachment = attachment();
-        assert_eq!(attachment.poll_message().map(|said| said.head.kind), Some(FrameKind::Open));
+        assert_eq!(attachment.poll_message().map(|outbound_message| outbound_message.head.kind), Some(FrameKind::Open));
         let bytes = opened().encode();
         let heard = attachment.handle_arrived(Instant::ZERO, arrived(FrameKind::Opened, true, &bytes[..9])).unwrap();
         assert!(matches!(heard, FrameMeaning::Part));

@@ -63,7 +63,7 @@ pub struct KnownDevice {
     /// The exporter forgot the session, and the device has not been opened again yet.
     is_asked_again: bool,
     /// The identity told since the device was last opened again.
-    told: Option<ExportIdentity>,
+    export_identity: Option<ExportIdentity>,
     /// The incarnation of the exporter that is linked now.
     exporter: Option<u64>,
     /// The incarnation of the last exporter that knew the device.
@@ -106,7 +106,7 @@ impl KnownDevice {
 
     /// The statement to send before the device is opened.
     pub fn expectation(&mut self) -> Option<IdentityStatement> {
-        self.told = None;
+        self.export_identity = None;
         self.identity.map(IdentityStatement::Expected)
     }
 
@@ -116,9 +116,9 @@ impl KnownDevice {
     /// # Errors
     /// [`ProtocolViolation`]: the exporter broke the protocol.
     pub fn hear(&mut self, name: &str, bytes: &[u8]) -> Result<Option<AttachmentEndNotice>, ProtocolViolation> {
-        let told = match IdentityStatement::decode(bytes)? {
+        let identity = match IdentityStatement::decode(bytes)? {
             None => return Ok(None),
-            Some(IdentityStatement::Is(told)) => told,
+            Some(IdentityStatement::Is(identity)) => identity,
             Some(IdentityStatement::Lasting(_)) => {
                 self.is_lasting = true;
                 return Ok(None);
@@ -132,13 +132,13 @@ impl KnownDevice {
             }
         };
         if let Some(known) = self.identity
-            && let Err(end) = compare(name, known, Some(told))
+            && let Err(end) = compare(name, known, Some(identity))
         {
             return Ok(Some(end));
         }
         match self.is_asked_again {
-            true => self.told = Some(told),
-            false => self.identity = Some(told),
+            true => self.export_identity = Some(identity),
+            false => self.identity = Some(identity),
         }
         Ok(None)
     }
@@ -151,7 +151,7 @@ impl KnownDevice {
         if std::mem::take(&mut self.is_asked_again) {
             let is_same_process = self.known_at.is_some() && self.known_at == self.exporter;
             match self.identity {
-                Some(known) => compare(name, known, self.told)?,
+                Some(known) => compare(name, known, self.export_identity)?,
                 None if is_same_process => {}
                 None => {
                     let message = format!(
@@ -161,7 +161,7 @@ impl KnownDevice {
                     return Err(AttachmentEndNotice { cause: AttachmentEndCause::Gone, message });
                 }
             }
-            self.identity = self.told.or(self.identity);
+            self.identity = self.export_identity.or(self.identity);
         }
         self.known_at = self.exporter;
         Ok(())
@@ -171,7 +171,7 @@ impl KnownDevice {
     pub fn save(&self, to: &mut SnapshotWriter) {
         to.flag(self.is_asked_again);
         put_identity(self.identity, to);
-        put_identity(self.told, to);
+        put_identity(self.export_identity, to);
         to.flag(self.known_at.is_some());
         if let Some(incarnation) = self.known_at {
             to.u64(incarnation);
@@ -187,9 +187,9 @@ impl KnownDevice {
             return Ok(Self::default());
         }
         let is_asked_again = from.flag("asked again")?;
-        let (identity, told) = (take_identity(from)?, take_identity(from)?);
+        let (identity, export_identity) = (take_identity(from)?, take_identity(from)?);
         let known_at = if from.flag("exporter known")? { Some(from.u64("exporter's incarnation")?) } else { None };
-        Ok(Self { identity, is_asked_again, told, exporter: None, known_at, is_lasting: false })
+        Ok(Self { identity, is_asked_again, export_identity, exporter: None, known_at, is_lasting: false })
     }
 }
 
@@ -233,13 +233,13 @@ mod tests {
     fn again(
         mut device: KnownDevice,
         exporter: u64,
-        told: Option<ExportIdentity>,
+        export_identity: Option<ExportIdentity>,
     ) -> Result<Option<ExportIdentity>, AttachmentEndCause> {
         device.forgotten(true);
         device.note_exporter(exporter);
         assert_eq!(device.expectation(), device.identity().map(IdentityStatement::Expected));
-        if let Some(told) = told
-            && let Some(end) = device.hear("disk", &IdentityStatement::Is(told).encode()).unwrap()
+        if let Some(identity) = export_identity
+            && let Some(end) = device.hear("disk", &IdentityStatement::Is(identity).encode()).unwrap()
         {
             return Err(end.cause);
         }
@@ -276,11 +276,13 @@ mod tests {
 
     #[test]
     fn device_of_another_session_has_to_be_there_again() {
-        let open = |told: Option<ExportIdentity>| {
+        let open = |export_identity: Option<ExportIdentity>| {
             let mut device = KnownDevice::expecting(A);
             assert_eq!(device.expectation(), Some(IdentityStatement::Expected(A)));
             device.note_exporter(7);
-            let heard = told.and_then(|told| device.hear("disk", &IdentityStatement::Is(told).encode()).unwrap());
+            let heard = export_identity.and_then(|export_identity| {
+                device.hear("disk", &IdentityStatement::Is(export_identity).encode()).unwrap()
+            });
             heard.map_or(Ok(()), Err).and_then(|()| device.opened("disk")).map_err(|end| end.cause)
         };
         assert_eq!(open(Some(A)), Ok(()));

@@ -21,15 +21,15 @@ pub fn of(all: &DescriptorSet) -> Vec<NamedDescriptor> {
 }
 
 /// Strings by index, and the object store (empty: none), of what an exporter told.
-pub fn read(told: &[NamedDescriptor]) -> (BTreeMap<u8, String>, Vec<u8>) {
+pub fn read(descriptors: &[NamedDescriptor]) -> (BTreeMap<u8, String>, Vec<u8>) {
     let (mut strings, mut bos) = (BTreeMap::new(), Vec::new());
     let is_english = |descriptor: &&NamedDescriptor| descriptor.language == LANGUAGE_EN_US;
     // String 0 is the table of languages.
-    let texts = || told.iter().filter(|descriptor| descriptor.kind == kind::STRING && descriptor.index != 0);
+    let texts = || descriptors.iter().filter(|descriptor| descriptor.kind == kind::STRING && descriptor.index != 0);
     for one in texts().filter(is_english).chain(texts()) {
         strings.entry(one.index).or_insert_with(|| string_from_bytes(&one.bytes));
     }
-    if let Some(one) = told.iter().find(|descriptor| descriptor.kind == kind::BOS) {
+    if let Some(one) = descriptors.iter().find(|descriptor| descriptor.kind == kind::BOS) {
         bos.clone_from(&one.bytes);
     }
     (strings, bos)
@@ -70,7 +70,7 @@ mod tests {
             bytes: string_to_bytes(text),
         };
         let later = NamedDescriptor { kind: 0x41, index: 1, language: 0, bytes: vec![2, 0x41] };
-        let told = [
+        let descriptors = [
             string(0, 0, "\u{0409}"),
             string(1, 0x0407, "Gerät"),
             string(1, LANGUAGE_EN_US, "device"),
@@ -79,6 +79,6 @@ mod tests {
             later,
         ];
         let texts = [(1, "device".to_owned()), (2, "first".to_owned())];
-        assert_eq!(read(&told), (texts.into(), Vec::new()));
+        assert_eq!(read(&descriptors), (texts.into(), Vec::new()));
     }
 }

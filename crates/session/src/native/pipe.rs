@@ -531,7 +531,7 @@ impl ModulePipe {
 
     fn sink(&mut self, message: module::ModuleMessage) -> Result<(), ModuleContractBreach> {
         let module::ModuleMessage { kind, id, head, payload } = message;
-        let (said, tag) = match (kind, self.role) {
+        let (frame_kind, tag) = match (kind, self.role) {
             (module::ModuleMessageKind::Request, ModuleRole::Importer) => (FrameKind::Request, id as u16),
             (module::ModuleMessageKind::Cancel, ModuleRole::Importer)
             | (module::ModuleMessageKind::Cancelled, ModuleRole::Exporter) => (FrameKind::Cancel, id as u16),
@@ -540,10 +540,10 @@ impl ModulePipe {
             (module::ModuleMessageKind::Aside(pair), _) => (FrameKind::Aside, pair.into()),
             _ => return Err(ModuleContractBreach("it said what its end of a pair does not say")),
         };
-        let mut frame = FrameHeader::new(said, self.attachment, tag);
+        let mut frame = FrameHeader::new(frame_kind, self.attachment, tag);
         let mut envelope = self.envelopes.remove(&(kind.code(), id));
         let mut part = ClassPart::empty();
-        match said {
+        match frame_kind {
             FrameKind::Request if envelope.is_none() => return Err(ModuleContractBreach("it asked what nobody asked")),
             FrameKind::Request => frame.flags.timed = self.timed.contains(&tag),
             FrameKind::Reply => {

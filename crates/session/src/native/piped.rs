@@ -121,8 +121,8 @@ impl<A: ImporterAttachment> PipedAttachment<A> {
             (Some(saved), Some(through)) => (saved, through),
             _ => return Err(wrong("it goes through what it went through before")),
         };
-        let place = place_of(ModuleRole::Importer, saved.class);
-        let pipeline = through.recipe.restore(&place, saved.pipe.states(), &mut *through.random);
+        let context = place_of(ModuleRole::Importer, saved.class);
+        let pipeline = through.recipe.restore(&context, saved.pipe.states(), &mut *through.random);
         let pipeline = pipeline.ok_or(wrong("its modules can have stood so"))?;
         let mut modules = Box::new(AttachmentModules::new(through));
         (modules.class, modules.attachment) = (saved.class, saved.attachment);
@@ -169,9 +169,9 @@ impl<A: ImporterAttachment> PipedAttachment<A> {
         {
             // Sent first: after this the attachment sends nothing more.
             self.remote.close();
-            while let Some(said) = self.remote.poll_message() {
-                if said.head.kind == FrameKind::Close {
-                    modules.below.push_back(said);
+            while let Some(outbound_message) = self.remote.poll_message() {
+                if outbound_message.head.kind == FrameKind::Close {
+                    modules.below.push_back(outbound_message);
                 }
             }
             modules.pipe = None;
@@ -206,8 +206,8 @@ impl AttachmentModules {
     fn begin(&mut self, attachment: u16, class: AttachmentClass) {
         (self.pipe, self.attachment, self.class) = (None, attachment, class);
         self.answers.clear();
-        let place = place_of(ModuleRole::Importer, class);
-        match self.through.recipe.begin(&place, &mut *self.through.random) {
+        let context = place_of(ModuleRole::Importer, class);
+        match self.through.recipe.begin(&context, &mut *self.through.random) {
             Ok(begun) => {
                 let offers: Vec<ModuleOffer> = begun.offers().cloned().collect();
                 let part = encode_offers(&offers).into();

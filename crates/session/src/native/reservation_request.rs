@@ -72,7 +72,7 @@ impl ReservationRequest {
         match ReservationMessage::decode(bytes)? {
             ReservationMessage::Report(report) => self.report = Some(report),
             ReservationMessage::Echo => return Ok(Some(ReservationMessage::Echo)),
-            ReservationMessage::Train { place, cars } if place + 1 == cars => {
+            ReservationMessage::Train { position, cars } if position + 1 == cars => {
                 // Cars that were received at once say nothing, so both the second half and the whole train are
                 // measured, and the slower result counts.
                 let rate = |from: Option<Instant>, cars: u8| {
@@ -84,8 +84,8 @@ impl ReservationRequest {
                 let bits_per_s = rate(half_at, cars - cars / 2).min(rate(first_at, cars - 1));
                 return Ok(Some(ReservationMessage::Measured(bits_per_s)));
             }
-            ReservationMessage::Train { place, cars } if place + 1 == cars / 2 => self.half_at = Some(now),
-            ReservationMessage::Train { place: 0, .. } => self.first_at = Some(now),
+            ReservationMessage::Train { position, cars } if position + 1 == cars / 2 => self.half_at = Some(now),
+            ReservationMessage::Train { position: 0, .. } => self.first_at = Some(now),
             ReservationMessage::Train { .. } => {}
             ReservationMessage::Ask(_) | ReservationMessage::Measured(_) => {
                 return Err(ProtocolViolation::new(

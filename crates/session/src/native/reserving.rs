@@ -28,7 +28,7 @@ const TRIES_MAX: u8 = 3;
 /// Requested reservations, by attachment.
 #[derive(Default)]
 pub(super) struct PendingReservations {
-    asked: BTreeMap<u16, PendingReservation>,
+    reservations: BTreeMap<u16, PendingReservation>,
     /// Attachments whose path is measured next: one train at a time, because trains would disturb each other.
     trains: VecDeque<u16>,
 }
@@ -49,7 +49,7 @@ pub(super) struct PendingReservation {
 impl PendingReservations {
     /// Number of requested reservations whose device is not opened yet.
     pub fn len(&self) -> usize {
-        self.asked.len()
+        self.reservations.len()
     }
 
     /// Whether a path waits to be measured.
@@ -76,7 +76,8 @@ impl PendingReservations {
         let wrong = |rule| ProtocolViolation::new("attachment", number.into(), rule);
         let word = ReservationMessage::decode(bytes)?;
         if let ReservationMessage::Ask(reservation) = word {
-            if number == 0 || is_used || self.asked.len() >= ASKED_MAX || self.asked.contains_key(&number) {
+            if number == 0 || is_used || self.reservations.len() >= ASKED_MAX || self.reservations.contains_key(&number)
+            {
                 return Err(wrong("a reservation is for a device that is opened next"));
             }
             let echo_at = Some(now);
@@ -84,7 +85,7 @@ impl PendingReservations {
             let (has_echoed, is_measured) = (false, false);
             let asking =
                 PendingReservation { reservation, path, tries: 0, echo_at, has_echoed, is_measured, open: None };
-            self.asked.insert(number, asking);
+            self.reservations.insert(number, asking);
             lanes.send(OutboundMessage::control(
                 FrameKind::Reserve,
                 number,
@@ -93,7 +94,7 @@ impl PendingReservations {
             ));
             return Ok(None);
         }
-        let Some(asking) = self.asked.get_mut(&number) else {
+        let Some(asking) = self.reservations.get_mut(&number) else {
             // The attachment was closed meanwhile.
             return Ok(None);
         };
@@ -120,7 +121,7 @@ impl PendingReservations {
 
     /// Keeps an open request while its path is being measured; returns whether it does.
     pub fn keep(&mut self, number: u16, open: &OpenRequest) -> Result<bool, ProtocolViolation> {
-        match self.asked.get_mut(&number) {
+        match self.reservations.get_mut(&number) {
             Some(PendingReservation { open: Some(_), .. }) => {
                 Err(ProtocolViolation::new("attachment", number.into(), "a device is opened once"))
             }
@@ -134,7 +135,7 @@ impl PendingReservations {
 
     /// Takes the reservation that is requested for this attachment, with the measured path.
     pub fn take(&mut self, number: u16) -> Option<PendingReservation> {
-        self.asked.remove(&number)
+        self.reservations.remove(&number)
     }
 
     /// Measures a path again that seems too slow; returns `false` if it was measured often enough.
@@ -151,7 +152,7 @@ impl PendingReservations {
             return false;
         }
         let (echo_at, open) = (Some(now), Some(open.clone()));
-        self.asked.insert(
+        self.reservations.insert(
             number,
             PendingReservation { tries, echo_at, has_echoed: false, is_measured: false, open, ..asking },
         );
@@ -162,12 +163,13 @@ impl PendingReservations {
     /// Drops the request because the device is not opened after all; returns whether an open request waited.
     pub fn forget(&mut self, number: u16) -> bool {
         self.trains.retain(|other| *other != number);
-        self.asked.remove(&number).is_some_and(|asking| asking.open.is_some())
+        self.reservations.remove(&number).is_some_and(|asking| asking.open.is_some())
     }
 
     pub fn save(&self, to: &mut SnapshotWriter) {
-        to.count(self.asked.len());
-        for (&number, PendingReservation { reservation, path, tries, has_echoed, is_measured, open, .. }) in &self.asked
+        to.count(self.reservations.len());
+        for (&number, PendingReservation { reservation, path, tries, has_echoed, is_measured, open, .. }) in
+            &self.reservations
         {
             to.u16(number);
             to.bytes(&ReservationMessage::Ask(reservation.clone()).encode());
@@ -204,14 +206,14 @@ impl PendingReservations {
                 ));
             }
         }
-        Ok(Self { asked: all, trains: VecDeque::new() })
+        Ok(Self { reservations: all, trains: VecDeque::new() })
     }
 }
 
 /// Sends a train, as fast as the path takes it.
 fn send_train(number: u16, lanes: &mut LaneArray) {
-    for place in 0..TRAIN_CARS {
-        let part = ReservationMessage::Train { place, cars: TRAIN_CARS }.encode().into();
+    for position in 0..TRAIN_CARS {
+        let part = ReservationMessage::Train { position, cars: TRAIN_CARS }.encode().into();
         let (head, payload) =
             (FrameHeader::new(FrameKind::Reserve, number, 0), Payload::pattern(&[0; CAR_BYTES], CAR_BYTES));
         let flow = FlowId(u32::from(number) << 8);

@@ -28,7 +28,7 @@ pub struct ServedBlock<D> {
     durability: u64,
     done: CompletionQueue<BlockCompletion>,
     /// The description for the importer, if it is not the device's own.
-    said: Option<BlockInfo>,
+    info: Option<BlockInfo>,
 }
 
 impl<D: BlockDevice> ServedBlock<D> {
@@ -45,7 +45,7 @@ impl<D: BlockDevice> ServedBlock<D> {
             served: ServedDevice::new(attachment, device, credit, give_back),
             durability,
             done: CompletionQueue::new(BufferPool::new(POOL_BYTES)),
-            said: None,
+            info: None,
         }
     }
 
@@ -59,7 +59,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     /// As `new`, for a successor, which gets the description of the later device: `device` may only be read.
     #[must_use]
     pub fn promising(mut self, info: BlockInfo) -> Self {
-        self.said = Some(info);
+        self.info = Some(info);
         self
     }
 
@@ -158,7 +158,7 @@ impl<D: BlockDevice> ServedExport for ServedBlock<D> {
     }
 
     fn description(&self) -> Vec<u8> {
-        let info = self.said.unwrap_or(*self.served.device.info());
+        let info = self.info.unwrap_or(*self.served.device.info());
         BlockDescription { info, durability: self.durability, maps: true }.encode()
     }
 
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     /// What the exporter says of one read's time, if it reads a clock that goes on by 10 us with each look, or none.
-    fn told(has_clock: bool) -> ResidenceTimes {
+    fn reported(has_clock: bool) -> ResidenceTimes {
         let looks = AtomicU64::new(100);
         let clock = move || Instant::from_nanos(looks.fetch_add(10, Ordering::Relaxed) * 1000);
         let device = StoreDevice::new(MemoryStore::new(vec![7; 4096]));
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn a_device_that_answers_at_once_took_time_all_the_same() {
         let measured = ResidenceTimes { queue_ns: 40_000, device_ns: 10_000, reply_ns: 40_000 };
-        assert_eq!(told(true), measured);
-        assert_eq!(told(false), ResidenceTimes { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
+        assert_eq!(reported(true), measured);
+        assert_eq!(reported(false), ResidenceTimes { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
     }
 }

@@ -76,7 +76,7 @@ impl LaneLoads {
 #[derive(Debug)]
 pub(super) struct EndpointLanes {
     usable: LaneSet,
-    places: [EndpointLane; 32],
+    lanes: [EndpointLane; 32],
 }
 
 /// The lane of one endpoint.
@@ -88,7 +88,7 @@ struct EndpointLane {
 
 impl Default for EndpointLanes {
     fn default() -> Self {
-        Self { usable: LaneSet::FIRST, places: [EndpointLane::default(); 32] }
+        Self { usable: LaneSet::FIRST, lanes: [EndpointLane::default(); 32] }
     }
 }
 
@@ -106,34 +106,34 @@ impl EndpointLanes {
     /// A request begins at this endpoint; returns its lane.
     pub fn enter(&mut self, endpoint: EpAddr, is_bulk: bool) -> u8 {
         let at = index(endpoint);
-        if self.places[at].in_flight == 0 {
-            self.places[at].lane = self.choose(at, is_bulk);
+        if self.lanes[at].in_flight == 0 {
+            self.lanes[at].lane = self.choose(at, is_bulk);
         }
-        self.places[at].in_flight += 1;
-        self.places[at].lane
+        self.lanes[at].in_flight += 1;
+        self.lanes[at].lane
     }
 
     fn choose(&self, at: usize, is_bulk: bool) -> u8 {
         if !is_bulk || self.usable == LaneSet::FIRST {
             return 0;
         }
-        let before = self.places[at].lane;
+        let before = self.lanes[at].lane;
         if before != 0 && self.usable.contains(before) {
             return before;
         }
         // An endpoint keeps its lane, whose link has adapted to its traffic.
-        let taken = |lane: u8| self.places.iter().filter(|place| place.lane == lane).count();
+        let taken = |lane: u8| self.lanes.iter().filter(|location| location.lane == lane).count();
         self.usable.iter().filter(|&lane| lane != 0).min_by_key(|&lane| taken(lane)).unwrap_or(0)
     }
 
     /// A request at this endpoint has ended.
     pub fn leave(&mut self, endpoint: EpAddr) {
-        self.places[index(endpoint)].in_flight -= 1;
+        self.lanes[index(endpoint)].in_flight -= 1;
     }
 
     /// No endpoint has requests in flight any more.
     pub fn clear(&mut self) {
-        self.places.iter_mut().for_each(|place| place.in_flight = 0);
+        self.lanes.iter_mut().for_each(|endpoint_lane| endpoint_lane.in_flight = 0);
     }
 
     /// Records a request of a snapshot that is in flight on this lane.
@@ -141,11 +141,11 @@ impl EndpointLanes {
     /// # Errors
     /// [`ProtocolViolation`]: the endpoint has requests in flight on another lane.
     pub fn enter_again(&mut self, endpoint: EpAddr, lane: u8) -> Result<(), ProtocolViolation> {
-        let place = &mut self.places[index(endpoint)];
-        if usize::from(lane) >= LANES_MAX || (place.in_flight > 0 && place.lane != lane) {
+        let endpoint_lane = &mut self.lanes[index(endpoint)];
+        if usize::from(lane) >= LANES_MAX || (endpoint_lane.in_flight > 0 && endpoint_lane.lane != lane) {
             return Err(ProtocolViolation::new("lane", lane.into(), "an endpoint has one at a time"));
         }
-        *place = EndpointLane { lane, in_flight: place.in_flight + 1 };
+        *endpoint_lane = EndpointLane { lane, in_flight: endpoint_lane.in_flight + 1 };
         Ok(())
     }
 }

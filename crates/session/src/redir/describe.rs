@@ -71,8 +71,8 @@ fn control_pipe(all: &DescriptorSet, speed: UsbSpeed) -> EpInfo {
     };
     let control = EndpointInfo { kind: Some(TransferType::Control), packet_bytes_max, ..EndpointInfo::default() };
     let mut info = EpInfo::default();
-    for (place, endpoint) in info.0.iter_mut().enumerate() {
-        if endpoint_at(place).is_control() {
+    for (position, endpoint) in info.0.iter_mut().enumerate() {
+        if endpoint_at(position).is_control() {
             *endpoint = control;
         }
     }

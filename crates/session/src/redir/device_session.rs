@@ -64,9 +64,9 @@ enum RedirPeerState {
 #[derive(Debug)]
 enum RedirRequest {
     /// A transfer of the guest, with the data that came before it was cancelled and continued with the rest.
-    Transfer { id: u64, asked: RedirTransferHead, is_withdrawn: bool, length: u32, begun: Payload },
+    Transfer { id: u64, head: RedirTransferHead, is_withdrawn: bool, length: u32, begun: Payload },
     /// A read of the guest that is cancelled because the guest moves: it is submitted again there.
-    TakenBack { id: u64, asked: RedirTransferHead, length: u32 },
+    TakenBack { id: u64, head: RedirTransferHead, length: u32 },
     /// The guest selects a configuration.
     Configuration { id: u64 },
     /// The guest selects an interface's setting.
@@ -268,11 +268,11 @@ impl<D: Device> DeviceSession<D> {
     pub fn take_back_reads(&mut self, now: Instant) {
         let mut urbs = Vec::new();
         for (urb, flight) in &mut self.flights {
-            if let RedirRequest::Transfer { id, asked, is_withdrawn: false, length, begun } = &*flight
-                && matches!(asked, RedirTransferHead::Bulk { endpoint, .. } if endpoint.direction() == TransferDirection::In)
+            if let RedirRequest::Transfer { id, head: wanted, is_withdrawn: false, length, begun } = &*flight
+                && matches!(wanted, RedirTransferHead::Bulk { endpoint, .. } if endpoint.direction() == TransferDirection::In)
                 && begun.is_empty()
             {
-                *flight = RedirRequest::TakenBack { id: *id, asked: *asked, length: *length };
+                *flight = RedirRequest::TakenBack { id: *id, head: *wanted, length: *length };
                 urbs.push(*urb);
             }
         }
@@ -318,9 +318,9 @@ impl<D: Device> DeviceSession<D> {
         (self.is_moving, self.is_to_go_on) = (false, false);
         self.streams.values_mut().for_each(|stream| stream.pause(false));
         let taken_back = std::mem::take(&mut self.taken_back).into_values();
-        let said: Vec<RedirPacket> = taken_back.chain(self.waiting.drain(..)).collect();
+        let packets: Vec<RedirPacket> = taken_back.chain(self.waiting.drain(..)).collect();
         self.waiting_bytes = 0;
-        said.into_iter().try_for_each(|packet| self.handle_packet(now, packet))
+        packets.into_iter().try_for_each(|packet| self.handle_packet(now, packet))
     }
 
     /// A guest moved here together with its device.
@@ -507,7 +507,7 @@ impl<D: Device> DeviceSession<D> {
         // Control requests are answered at once; a guest that moved here may send none, so an interrupt must do.
         let tells = match flight {
             RedirRequest::Configuration { .. } | RedirRequest::AltSetting { .. } => true,
-            RedirRequest::Transfer { asked: RedirTransferHead::Control { .. }, .. } => true,
+            RedirRequest::Transfer { head: RedirTransferHead::Control { .. }, .. } => true,
             RedirRequest::Stream(endpoint) if self.quickest.is_none() && self.timed.is_none() => {
                 self.find(endpoint, TransferType::Interrupt).is_some()
             }
@@ -536,13 +536,13 @@ impl<D: Device> DeviceSession<D> {
         &mut self,
         now: Instant,
         id: u64,
-        asked: RedirTransferHead,
+        head: RedirTransferHead,
         mut urb: Urb,
     ) -> Result<(), ProtocolViolation> {
         if let Some(&old) = self.transfers.get(&id) {
             self.make_way(id, old)?;
         }
-        let makes_sense = match asked {
+        let makes_sense = match head {
             RedirTransferHead::Control { number, .. } => number == 0,
             RedirTransferHead::Bulk { endpoint, .. } => {
                 self.find(endpoint, TransferType::Bulk).is_some() && !self.streams.contains_key(&endpoint.as_byte())
@@ -559,13 +559,13 @@ impl<D: Device> DeviceSession<D> {
             () => None,
         };
         if let Some(status) = refusal {
-            self.answer(id, asked, urb.launch().fail(status));
+            self.answer(id, head, urb.launch().fail(status));
             return Ok(());
         }
         urb.id = self.take_id();
         self.transfers.insert(id, urb.id);
         let length = urb.length;
-        self.launch(now, urb, RedirRequest::Transfer { id, asked, is_withdrawn: false, length, begun: Payload::Empty });
+        self.launch(now, urb, RedirRequest::Transfer { id, head, is_withdrawn: false, length, begun: Payload::Empty });
         Ok(())
     }
 
@@ -573,20 +573,20 @@ impl<D: Device> DeviceSession<D> {
     fn make_way(&mut self, id: u64, old: UrbId) -> Result<(), ProtocolViolation> {
         let Some(flight) = self.flights.get_mut(&old) else { return Ok(()) };
         match flight {
-            RedirRequest::Transfer { asked, is_withdrawn: true, .. } => {
-                let asked = *asked;
+            RedirRequest::Transfer { head, is_withdrawn: true, .. } => {
+                let head = *head;
                 *flight = RedirRequest::Forgotten;
                 self.transfers.remove(&id);
-                let urb = match asked {
+                let urb = match head {
                     RedirTransferHead::Control { setup, .. } => Urb::control(old, setup, Payload::Empty),
                     RedirTransferHead::Bulk { endpoint, .. } | RedirTransferHead::Interrupt { endpoint } => {
                         Urb { endpoint, direction: endpoint.direction(), ..Urb::data_in(old, endpoint, 0) }
                     }
                 };
-                self.answer(id, asked, urb.launch().fail(UrbStatus::Cancelled));
+                self.answer(id, head, urb.launch().fail(UrbStatus::Cancelled));
                 Ok(())
             }
-            RedirRequest::Transfer { asked: RedirTransferHead::Interrupt { .. }, .. } => Ok(()),
+            RedirRequest::Transfer { head: RedirTransferHead::Interrupt { .. }, .. } => Ok(()),
             _ => Err(ProtocolViolation::new("id", id, "an id in flight is used again only once it was cancelled")),
         }
     }
@@ -625,8 +625,8 @@ impl<D: Device> DeviceSession<D> {
         let streams: Vec<u8> = self.streams.keys().copied().filter(|&at| is_meant(EpAddr::from_byte(at))).collect();
         streams.into_iter().for_each(|at| self.end_stream(now, EpAddr::from_byte(at)));
         let transfers = self.flights.iter_mut().filter_map(|(urb, flight)| match flight {
-            RedirRequest::Transfer { asked, is_withdrawn, .. } => {
-                let endpoint = match asked {
+            RedirRequest::Transfer { head, is_withdrawn, .. } => {
+                let endpoint = match head {
                     RedirTransferHead::Control { .. } => EpAddr::CONTROL,
                     RedirTransferHead::Bulk { endpoint, .. } | RedirTransferHead::Interrupt { endpoint } => *endpoint,
                 };
@@ -820,20 +820,20 @@ impl<D: Device> DeviceSession<D> {
                 self.note_way(now - begun);
             }
             match self.flights.remove(&done.id) {
-                Some(RedirRequest::Transfer { id, asked, begun, .. }) => {
+                Some(RedirRequest::Transfer { id, head, begun, .. }) => {
                     if self.transfers.get(&id) == Some(&done.id) {
                         self.transfers.remove(&id);
                     }
                     self.bytes_held -= begun.len();
-                    self.answer(id, asked, behind(begun, done));
+                    self.answer(id, head, behind(begun, done));
                 }
                 Some(RedirRequest::TakenBack {
                     id,
-                    asked: asked @ RedirTransferHead::Bulk { endpoint, stream },
+                    head: head @ RedirTransferHead::Bulk { endpoint, stream },
                     length,
                 }) if done.status == UrbStatus::Cancelled => {
                     if done.actual > 0 {
-                        self.read_on(now, id, asked, length, done.payload);
+                        self.read_on(now, id, head, length, done.payload);
                         continue;
                     }
                     self.transfers.remove(&id);
@@ -842,9 +842,9 @@ impl<D: Device> DeviceSession<D> {
                     self.taken_back.insert(done.id, RedirPacket { id, message: RedirMessage::Bulk(packet) });
                 }
                 // It completed before the cancel.
-                Some(RedirRequest::TakenBack { id, asked, .. }) => {
+                Some(RedirRequest::TakenBack { id, head, .. }) => {
                     self.transfers.remove(&id);
-                    self.answer(id, asked, done);
+                    self.answer(id, head, done);
                 }
                 Some(RedirRequest::Configuration { id }) => {
                     if done.status == UrbStatus::Ok {
@@ -866,13 +866,13 @@ impl<D: Device> DeviceSession<D> {
     }
 
     /// A cancelled read has data: requests the rest from the device and waits for it.
-    fn read_on(&mut self, now: Instant, id: u64, asked: RedirTransferHead, length: u32, mut begun: Payload) {
-        let RedirTransferHead::Bulk { endpoint, stream } = asked else { unreachable!("only such are taken back") };
+    fn read_on(&mut self, now: Instant, id: u64, head: RedirTransferHead, length: u32, mut begun: Payload) {
+        let RedirTransferHead::Bulk { endpoint, stream } = head else { unreachable!("only such are taken back") };
         begun.own();
         self.bytes_held += begun.len();
         let urb = Urb::data_in(self.take_id(), endpoint, length - begun.len() as u32);
         self.transfers.insert(id, urb.id);
-        let flight = RedirRequest::Transfer { id, asked, is_withdrawn: false, length, begun };
+        let flight = RedirRequest::Transfer { id, head, is_withdrawn: false, length, begun };
         self.launch(now, Urb { stream: stream as u16, ..urb }, flight);
     }
 
@@ -894,11 +894,11 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    fn answer(&mut self, id: u64, asked: RedirTransferHead, done: UrbCompletion) {
+    fn answer(&mut self, id: u64, head: RedirTransferHead, done: UrbCompletion) {
         self.count(&done);
         let UrbCompletion { status, actual, payload, .. } = done;
         let outcome = RedirStatus::from(status);
-        let message = match asked {
+        let message = match head {
             RedirTransferHead::Control { number, setup } => {
                 if status == UrbStatus::Ok && changes_parts(setup) {
                     self.say_parts();

@@ -243,21 +243,21 @@ impl EndpointStream {
     /// The next URB, with this id. Call it only as often as [`EndpointStream::urbs_wanted`] said.
     pub fn urb(&mut self, id: UrbId, pool: &mut BufferPool) -> Urb {
         let flags = UrbFlags { iso_asap: true, ..UrbFlags::default() };
-        let mut place = 0;
+        let mut position = 0;
         let mut packet = |length: u32| {
-            let packet = IsoPacket { offset: place, length, ..IsoPacket::default() };
-            place += length;
+            let packet = IsoPacket { offset: position, length, ..IsoPacket::default() };
+            position += length;
             packet
         };
         let (urb, row) = match (self.kind, self.direction()) {
             (EndpointStreamKind::Iso { packets_per_urb }, TransferDirection::In) => {
                 let iso: Vec<IsoPacket> = (0..packets_per_urb).map(|_| packet(self.packet_bytes)).collect();
-                (Urb { iso, flags, ..Urb::data_in(id, self.endpoint, place) }, Vec::new())
+                (Urb { iso, flags, ..Urb::data_in(id, self.endpoint, position) }, Vec::new())
             }
             (EndpointStreamKind::Iso { packets_per_urb }, TransferDirection::Out) => {
                 let row: Vec<QueuedPacket> = self.ahead.drain(..packets_per_urb.min(self.ahead.len())).collect();
                 let iso = row.iter().map(|ahead| packet(ahead.payload.len() as u32)).collect();
-                let mut bytes = pool.take(place as usize);
+                let mut bytes = pool.take(position as usize);
                 let mut at = 0;
                 row.iter().for_each(|ahead| at += ahead.payload.copy_to(&mut bytes[at..]));
                 (Urb { iso, flags, ..Urb::data_out(id, self.endpoint, bytes.into()) }, row)

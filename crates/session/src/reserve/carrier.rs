@@ -100,7 +100,7 @@ impl DeviceBusProfile {
         let why = match (bytes, period) {
             (0, _) => Some(EndpointRequestError::NoBudget),
             (_, 0 | PERIODS_MAX..) if request.is_none() => {
-                Some(EndpointRequestError::Period { asked: period, max: PERIODS_MAX - 1 })
+                Some(EndpointRequestError::Period { wanted: period, max: PERIODS_MAX - 1 })
             }
             _ => None,
         };
@@ -137,7 +137,7 @@ impl DeviceBusProfile {
         let request = EndpointRequest { id, shape, budget_bytes: claim.bytes, period: claim.period, criticality };
         request.check().map_err(|why| ReservationDenial::Invalid { endpoint, why })?;
         if shape.is_periodic() && claim.period < every {
-            return Err(ReservationDenial::TooOften { endpoint, asked: claim.period, own: every });
+            return Err(ReservationDenial::TooOften { endpoint, wanted: claim.period, own: every });
         }
         Ok(request)
     }

@@ -159,8 +159,8 @@ impl HostReservationLedger {
     ///
     /// # Errors
     /// [`ReservationDenial`]: nothing has changed.
-    pub fn admit(&mut self, asked: LedgerRequest<'_>) -> Result<Vec<ReservationChange>, ReservationDenial> {
-        let LedgerRequest { device, carrier, reservation, path } = asked;
+    pub fn admit(&mut self, request: LedgerRequest<'_>) -> Result<Vec<ReservationChange>, ReservationDenial> {
+        let LedgerRequest { device, carrier, reservation, path } = request;
         let (mut requests, mut loads) = (Vec::new(), Vec::new());
         for claim in &reservation.claims {
             let has_bus = carrier.has_bus();

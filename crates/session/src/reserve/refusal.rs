@@ -30,7 +30,7 @@ pub enum ReservationDenial {
         /// Its address.
         endpoint: u8,
         /// Requested period, intervals.
-        asked: u32,
+        wanted: u32,
         /// The endpoint's own period, intervals.
         own: u32,
     },
@@ -123,9 +123,9 @@ impl fmt::Display for ReservationDenial {
                 write!(f, "endpoint {endpoint:#04x} says of its packets what no bus of its speed carries")
             }
             Self::Invalid { endpoint, why } => write!(f, "endpoint {endpoint:#04x}: {why}"),
-            Self::TooOften { endpoint, asked, own } => write!(
+            Self::TooOften { endpoint, wanted, own } => write!(
                 f,
-                "endpoint {endpoint:#04x} is served once in {own} intervals, not in {asked}: ask for period={own}"
+                "endpoint {endpoint:#04x} is served once in {own} intervals, not in {wanted}: ask for period={own}"
             ),
             Self::Bus { bus, missing_ps } => {
                 write!(f, "{bus}: {} us of an interval are missing", us(*missing_ps))

@@ -61,7 +61,7 @@ pub struct TwinnedDevice<D: Device + ?Sized + 'static = dyn Device> {
     /// The descriptors of the first device, after an exchange.
     first: Option<DescriptorSet>,
     /// Requests in flight, in the order of their submission. Those that complete are nearly always among the first.
-    asked: VecDeque<RepeatableUrb>,
+    urbs: VecDeque<RepeatableUrb>,
     asked_so_far: u64,
     settings: DeviceSettings,
     /// Endpoints that are halted, by [`EpAddr::index`].
@@ -101,7 +101,7 @@ struct TwinExchange<D: Device + ?Sized + 'static> {
     untold: VecDeque<ControlSetting>,
     /// The setting that the twin is getting.
     telling: Option<SetupPacket>,
-    told: usize,
+    reported: usize,
     held: VecDeque<UrbInFlight>,
     /// Requests cancelled on the first device, in the order of their submission.
     again: BTreeMap<u64, Urb>,
@@ -113,7 +113,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
         Self {
             device,
             first: None,
-            asked: VecDeque::new(),
+            urbs: VecDeque::new(),
             asked_so_far: 0,
             settings: DeviceSettings::default(),
             halted: 0,
@@ -129,9 +129,9 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
             let before = done.len();
             let result = act(&mut *self.device, done);
             for answer in done.after(before) {
-                let asked = self.asked.iter().position(|asked| asked.id == answer.id);
-                if let Some(asked) = asked.and_then(|at| self.asked.remove(at)) {
-                    self.learn(answer, asked.data);
+                let wanted = self.urbs.iter().position(|wanted| wanted.id == answer.id);
+                if let Some(urb) = wanted.and_then(|at| self.urbs.remove(at)) {
+                    self.learn(answer, urb.data);
                 }
             }
             return result;
@@ -152,20 +152,20 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     }
 
     fn handle_answer(&mut self, mut answer: UrbCompletion, done: &mut CompletionQueue) {
-        let asked = self.asked.iter().position(|asked| asked.id == answer.id);
-        let Some(mut asked) = asked.and_then(|at| self.asked.remove(at)) else { return done.push(answer) };
-        self.learn(&answer, asked.data.take());
+        let wanted = self.urbs.iter().position(|wanted| wanted.id == answer.id);
+        let Some(mut urb) = wanted.and_then(|at| self.urbs.remove(at)) else { return done.push(answer) };
+        self.learn(&answer, urb.data.take());
         let Some(exchange) = &mut self.exchange else { return done.push(answer) };
         let is_lost = answer.status == UrbStatus::Gone;
         let was_taken =
             is_lost || (answer.status == UrbStatus::Cancelled && exchange.stage != TwinExchangePhase::Preparing);
-        if was_taken && !asked.is_withdrawn {
-            if asked.is_waiting_for_data {
+        if was_taken && !urb.is_withdrawn {
+            if urb.is_waiting_for_data {
                 if answer.actual == 0 {
-                    exchange.again.insert(asked.order, asked_again(answer, &asked));
+                    exchange.again.insert(urb.order, asked_again(answer, &urb));
                     return;
                 }
-                answer.status = if asked.flags.short_not_ok { UrbStatus::Short } else { UrbStatus::Ok };
+                answer.status = if urb.flags.short_not_ok { UrbStatus::Short } else { UrbStatus::Ok };
             } else if is_lost {
                 answer.status = UrbStatus::Protocol;
             }
@@ -244,7 +244,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     }
 
     fn note(&mut self, urb: &Urb, tells: bool) {
-        self.asked.push_back(RepeatableUrb {
+        self.urbs.push_back(RepeatableUrb {
             id: urb.id,
             order: self.asked_so_far,
             interval: urb.interval,
@@ -312,7 +312,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
             look_at: now + LOOK_EVERY,
             untold: selected.chain(self.settings.iter().cloned()).collect(),
             telling: None,
-            told: 0,
+            reported: 0,
             held: VecDeque::new(),
             again: BTreeMap::new(),
         }));
@@ -336,7 +336,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
                     (exchange.stage, exchange.since) = (TwinExchangePhase::Draining { has_halts: false }, now);
                     self.take_back(now, done);
                 }
-                TwinExchangePhase::Draining { .. } if !self.asked.is_empty() => {
+                TwinExchangePhase::Draining { .. } if !self.urbs.is_empty() => {
                     if now - exchange.since > DRAIN_TIME_MAX {
                         let why = "it does not take what was sent to it; try again when less is under way";
                         self.give_up(now, why.into(), done);
@@ -360,7 +360,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     fn take_back(&mut self, now: Instant, done: &mut CompletionQueue) {
         // Newest first, because an endpoint continues with the next request in its queue.
         let waiting: Vec<UrbId> =
-            self.asked.iter().rev().filter(|asked| asked.is_repeatable()).map(|asked| asked.id).collect();
+            self.urbs.iter().rev().filter(|wanted| wanted.is_repeatable()).map(|wanted| wanted.id).collect();
         for id in waiting {
             self.with(done, |device, done| device.cancel(now, id, done));
         }
@@ -369,11 +369,11 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     /// Replaces the device by the twin.
     fn switch(&mut self, now: Instant, done: &mut CompletionQueue) {
         let Some(exchange) = self.exchange.take() else { return };
-        let TwinExchange { twin, order, since, told, again, held, .. } = *exchange;
+        let TwinExchange { twin, order, since, reported, again, held, .. } = *exchange;
         let left = std::mem::replace(&mut self.device, twin);
         self.first.get_or_insert_with(|| left.descriptors().clone());
-        let quiet = if told == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
-        let report = DeviceSwapReport { replayed: told, asked_again: again.len(), held: held.len(), quiet };
+        let quiet = if reported == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
+        let report = DeviceSwapReport { replayed: reported, asked_again: again.len(), held: held.len(), quiet };
         self.resume(now, again, held, done);
         order.tell(DeviceSwapOutcome::Done { left, report });
     }
@@ -432,7 +432,7 @@ impl<D: Device + ?Sized + 'static> TwinExchange<D> {
         loop {
             while let Some(answer) = self.done.pop() {
                 self.telling = None;
-                self.told += 1;
+                self.reported += 1;
                 if answer.status != UrbStatus::Ok {
                     let SetupPacket { request_type, request, value, index, .. } = answer.setup;
                     return Err(format!(
@@ -467,10 +467,10 @@ fn is_repeatable(endpoint: EpAddr, direction: TransferDirection) -> bool {
     direction == TransferDirection::In && !endpoint.is_control()
 }
 
-fn asked_again(answer: UrbCompletion, asked: &RepeatableUrb) -> Urb {
+fn asked_again(answer: UrbCompletion, wanted: &RepeatableUrb) -> Urb {
     let mut urb = Urb::data_in(answer.id, answer.endpoint, answer.length);
     (urb.interval, urb.stream, urb.flags, urb.start_frame) =
-        (asked.interval, asked.stream, asked.flags, answer.start_frame);
+        (wanted.interval, wanted.stream, wanted.flags, answer.start_frame);
     urb.iso = answer.iso;
     for packet in &mut urb.iso {
         (packet.actual, packet.status) = (0, UrbStatus::Ok);
@@ -548,8 +548,8 @@ impl<D: Device + ?Sized + 'static> farbus_model::DeviceLayer for TwinnedDevice<D
                 return done.push(urb.launch().fail(UrbStatus::Cancelled));
             }
         }
-        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.id == id) {
-            asked.is_withdrawn = true;
+        if let Some(repeatable_urb) = self.urbs.iter_mut().find(|repeatable_urb| repeatable_urb.id == id) {
+            repeatable_urb.is_withdrawn = true;
         }
         self.with(done, |device, done| device.cancel(now, id, done));
         self.go_on(now, done);

@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn last_setting_of_each_kind_is_remembered() {
         let (line, dtr, idle) = ((0x21, 0x20), (0x21, 0x22), (0x21, 0x0a));
-        let told = [
+        let control_settings = [
             setting(line.0, line.1, 0, 2, &[0x80, 0x25, 0, 0, 0, 0, 8]),
             setting(dtr.0, dtr.1, 3, 2, &[]),
             setting(idle.0, idle.1, 0x0401, 3, &[]),
@@ -215,12 +215,12 @@ mod tests {
             setting(0x40, 3, 0x001a, 0, &[]),
         ];
         let mut settings = DeviceSettings::default();
-        for one in &told {
+        for one in &control_settings {
             assert!(is_setting(&device(), 1, one.setup), "{one:?}");
             settings.note(&device(), 1, one.clone());
         }
         let left: Vec<_> = settings.iter().cloned().collect();
-        assert_eq!(left, [1, 3, 4, 5, 7, 8].map(|at| told[at].clone()));
+        assert_eq!(left, [1, 3, 4, 5, 7, 8].map(|at| control_settings[at].clone()));
         settings.forget_interfaces();
         assert_eq!(settings.iter().count(), 2);
         settings.clear();

@@ -75,7 +75,7 @@ struct ControlSequence {
 /// it held.
 pub struct UsbfsNode<D> {
     device: D,
-    place: UsbBusLocation,
+    location: UsbBusLocation,
     opens: BTreeMap<OpenId, OpenNode>,
     claims: InterfaceClaims,
     /// In the order of their submission.
@@ -92,10 +92,10 @@ pub struct UsbfsNode<D> {
 
 impl<D: Device> UsbfsNode<D> {
     /// A node without opens.
-    pub fn new(device: D, place: UsbBusLocation) -> Self {
+    pub fn new(device: D, location: UsbBusLocation) -> Self {
         Self {
             device,
-            place,
+            location,
             opens: BTreeMap::new(),
             claims: InterfaceClaims::default(),
             pending: BTreeMap::new(),
@@ -127,8 +127,8 @@ impl<D: Device> UsbfsNode<D> {
     }
 
     /// Where the device is.
-    pub fn place(&self) -> &UsbBusLocation {
-        &self.place
+    pub fn location(&self) -> &UsbBusLocation {
+        &self.location
     }
 
     /// What reading the node gives: the device's descriptor and those of all configurations (`usbdev_read`).
@@ -358,12 +358,12 @@ impl<D: Device> UsbfsNode<D> {
             UsbfsIoctl::GetSpeed => Ok(UsbfsOutcome::Now(speed_code(self.device.speed()), Vec::new())),
             UsbfsIoctl::ConnectInfo => {
                 let is_slow = self.device.speed() == UsbSpeed::Low;
-                let info = ConnectInfo { device: self.place.device.into(), is_slow };
+                let info = ConnectInfo { device: self.location.device.into(), is_slow };
                 Ok(UsbfsOutcome::Now(0, vec![(argument, info.to_bytes().into())]))
             }
             // The first number is the length.
             UsbfsIoctl::ConnectInfoEx(room) if room >= 4 => {
-                let UsbBusLocation { bus, device, ports } = self.place.clone();
+                let UsbBusLocation { bus, device, ports } = self.location.clone();
                 let speed = self.device.speed();
                 let info = ConnectInfoEx { bus: bus.into(), device: device.into(), speed, ports };
                 Ok(UsbfsOutcome::Now(0, vec![(argument, info.to_bytes(room).into())]))

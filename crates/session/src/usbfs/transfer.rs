@@ -159,10 +159,10 @@ impl ProgramUrb {
         } else {
             // The packets came without the gaps that the program has between them.
             let mut payload = done.payload;
-            let mut place = self.data_at;
+            let mut position = self.data_at;
             for (length, packet) in self.lengths.iter().zip(&done.iso) {
-                data.push((place, payload.split_front((packet.actual as usize).min(payload.len()))));
-                place = place.wrapping_add((*length).into());
+                data.push((position, payload.split_front((packet.actual as usize).min(payload.len()))));
+                position = position.wrapping_add((*length).into());
             }
         }
         data.retain(|(_, payload)| !payload.is_empty());
@@ -181,12 +181,12 @@ fn setup_of(head: &UrbHead, memory: &mut dyn ProgramMemory) -> Result<SetupPacke
 }
 
 fn packets_of(lengths: &[u32]) -> Vec<IsoPacket> {
-    let place = |offset: &mut u32, &length: &u32| {
+    let location = |offset: &mut u32, &length: &u32| {
         let packet = IsoPacket { offset: *offset, length, ..IsoPacket::default() };
         *offset += length;
         Some(packet)
     };
-    lengths.iter().scan(0, place).collect()
+    lengths.iter().scan(0, location).collect()
 }
 
 /// Reads data that go out.

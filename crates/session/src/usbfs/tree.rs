@@ -48,17 +48,21 @@ impl SysfsEntry {
 }
 
 /// The name of a device's folder: `3-1.4`, or `usb3` for the root hub of bus 3.
-pub fn folder_name(place: &UsbBusLocation) -> String {
-    if place.ports.is_empty() { format!("usb{}", place.bus) } else { format!("{}-{}", place.bus, ports(place)) }
+pub fn folder_name(location: &UsbBusLocation) -> String {
+    if location.ports.is_empty() {
+        format!("usb{}", location.bus)
+    } else {
+        format!("{}-{}", location.bus, ports(location))
+    }
 }
 
-fn ports(place: &UsbBusLocation) -> String {
-    place.ports.iter().map(u8::to_string).collect::<Vec<_>>().join(".")
+fn ports(location: &UsbBusLocation) -> String {
+    location.ports.iter().map(u8::to_string).collect::<Vec<_>>().join(".")
 }
 
 /// The minor number of the device's node.
-fn minor(place: &UsbBusLocation) -> u32 {
-    u32::from(place.bus).saturating_sub(1) * MINORS_PER_BUS + u32::from(place.device).saturating_sub(1)
+fn minor(location: &UsbBusLocation) -> u32 {
+    u32::from(location.bus).saturating_sub(1) * MINORS_PER_BUS + u32::from(location.device).saturating_sub(1)
 }
 
 /// A device, as far as its folder shows it.
@@ -71,7 +75,7 @@ pub struct SysfsDevice<'a> {
     /// Its speed.
     pub speed: UsbSpeed,
     /// Where it is.
-    pub place: &'a UsbBusLocation,
+    pub location: &'a UsbBusLocation,
     /// How many ports it has; 0 unless it is a hub.
     pub ports: u8,
 }
@@ -107,8 +111,8 @@ impl SysfsDevice<'_> {
 
     /// The name of an interface's folder: `3-1.4:1.0`, of a root hub `3-0:1.0` (`usb_set_configuration`).
     pub fn interface_name(&self, interface: u8) -> String {
-        let UsbBusLocation { bus, ports: path, .. } = self.place;
-        let path = if path.is_empty() { "0".to_owned() } else { ports(self.place) };
+        let UsbBusLocation { bus, ports: path, .. } = self.location;
+        let path = if path.is_empty() { "0".to_owned() } else { ports(self.location) };
         format!("{bus}-{path}:{}.{interface}", self.selection.configuration())
     }
 
@@ -140,9 +144,9 @@ impl SysfsDevice<'_> {
                 folder.line(name, text);
             }
         }
-        folder.line("busnum", self.place.bus);
-        folder.line("devnum", self.place.device);
-        folder.line("devpath", if self.place.ports.is_empty() { "0".to_owned() } else { ports(self.place) });
+        folder.line("busnum", self.location.bus);
+        folder.line("devnum", self.location.device);
+        folder.line("devpath", if self.location.ports.is_empty() { "0".to_owned() } else { ports(self.location) });
         folder.line("dev", self.number());
         folder.line("speed", megabits(self.speed));
         folder.line("rx_lanes", 1);
@@ -197,7 +201,7 @@ impl SysfsDevice<'_> {
 
     /// The number of the device's node, `MAJOR:MINOR`.
     pub(super) fn number(&self) -> String {
-        format!("{MAJOR}:{}", minor(self.place))
+        format!("{MAJOR}:{}", minor(self.location))
     }
 
     fn product(&self) -> String {
@@ -212,10 +216,10 @@ impl SysfsDevice<'_> {
 
     /// What the attribute `uevent` shows; an event has the same lines.
     pub fn device_uevent(&self) -> String {
-        let UsbBusLocation { bus, device, .. } = self.place;
+        let UsbBusLocation { bus, device, .. } = self.location;
         format!(
             "MAJOR={MAJOR}\nMINOR={}\nDEVNAME=bus/usb/{bus:03}/{device:03}\nDEVTYPE=usb_device\nDRIVER=usb\nPRODUCT={}\nTYPE={}\nBUSNUM={bus:03}\nDEVNUM={device:03}\n",
-            minor(self.place),
+            minor(self.location),
             self.product(),
             self.device_type(),
         )
@@ -342,12 +346,12 @@ mod tests {
         let descriptors = keyboard();
         let mut selection = ConfigurationSelection::default();
         assert!(selection.select_configuration(&descriptors, 1));
-        let place = UsbBusLocation { bus: 3, device: 7, ports: vec![1, 4] };
+        let location = UsbBusLocation { bus: 3, device: 7, ports: vec![1, 4] };
         let shown = SysfsDevice {
             descriptors: &descriptors,
             selection: &selection,
             speed: UsbSpeed::High,
-            place: &place,
+            location: &location,
             ports: 0,
         };
         let folder = shown.folder();
@@ -377,19 +381,19 @@ mod tests {
         );
         assert!(text(&folder, "3-1.4:1.0/uevent").contains("\nMODALIAS=usb:v1209p00A1d"));
         assert_eq!(folder.find("descriptors"), Some(&SysfsEntry::File(shown.descriptor_bytes())));
-        assert_eq!(folder_name(&place), "3-1.4");
+        assert_eq!(folder_name(&location), "3-1.4");
     }
 
     #[test]
     fn a_device_without_a_configuration_has_no_interfaces_and_empty_attributes() {
         let descriptors = keyboard();
-        let place = UsbBusLocation { bus: 2, device: 1, ports: Vec::new() };
+        let location = UsbBusLocation { bus: 2, device: 1, ports: Vec::new() };
         let selection = ConfigurationSelection::default();
         let shown = SysfsDevice {
             descriptors: &descriptors,
             selection: &selection,
             speed: UsbSpeed::Full,
-            place: &place,
+            location: &location,
             ports: 0,
         };
         let folder = shown.folder();
@@ -397,6 +401,6 @@ mod tests {
         assert_eq!(text(&folder, "devpath"), "0\n");
         let SysfsEntry::Folder(entries) = &folder else { panic!("a folder") };
         assert!(entries.keys().all(|name| !name.contains(':')), "{:?}", entries.keys());
-        assert_eq!(folder_name(&place), "usb2");
+        assert_eq!(folder_name(&location), "usb2");
     }
 }

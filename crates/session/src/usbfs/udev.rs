@@ -130,13 +130,13 @@ mod tests {
             .interface(InterfaceDefinition::vendor().bulk(1, TransferDirection::In))
             .interface(InterfaceDefinition::vendor().bulk(2, TransferDirection::In))
             .build();
-        let place = UsbBusLocation { bus: 3, device: 7, ports: vec![1, 4] };
+        let location = UsbBusLocation { bus: 3, device: 7, ports: vec![1, 4] };
         let selection = ConfigurationSelection::default();
         let shown = SysfsDevice {
             descriptors: &descriptors,
             selection: &selection,
             speed: UsbSpeed::High,
-            place: &place,
+            location: &location,
             ports: 0,
         };
         assert_eq!(shown.udev_record().0, "c189:262");

@@ -73,9 +73,9 @@ impl<D: Device> Distant<D> {
         (now + self.way.delay + Duration::from_nanos(more)).max(last.unwrap_or_default()).max(self.cut_until)
     }
 
-    fn send(&mut self, now: Instant, asked: Asked) {
+    fn send(&mut self, now: Instant, wanted: Asked) {
         let at = self.arrives(now, self.there.back().map(|(at, _)| *at));
-        self.there.push_back((at, asked));
+        self.there.push_back((at, wanted));
     }
 
     /// The device's time at a moment of ours.
@@ -118,8 +118,8 @@ impl<D: Device> Device for Distant<D> {
     }
 
     fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
-        for (_, asked) in self.there.drain(..) {
-            if let Asked::Submit(urb) = asked {
+        for (_, wanted) in self.there.drain(..) {
+            if let Asked::Submit(urb) = wanted {
                 done.push(urb.fail(farbus_model::UrbStatus::Shutdown));
             }
         }

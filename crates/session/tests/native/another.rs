@@ -302,7 +302,7 @@ pub struct ShelfWorld {
     /// The attachment, and the disk that it uses since it was first opened.
     attachment: u16,
     mine: Option<u8>,
-    asked: BTreeMap<u64, BlockOp>,
+    block_ops: BTreeMap<u64, BlockOp>,
     next_id: u64,
     answered: u32,
     ended: u32,
@@ -330,7 +330,7 @@ impl ShelfWorld {
             done,
             attachment: 1,
             mine: None,
-            asked: BTreeMap::new(),
+            block_ops: BTreeMap::new(),
             next_id: 1,
             answered: 0,
             ended: 0,
@@ -399,7 +399,7 @@ impl ShelfWorld {
     }
 
     fn ask(&mut self, random: &mut Random) {
-        let Some(mine) = self.mine.filter(|_| self.asked.len() < 32) else { return };
+        let Some(mine) = self.mine.filter(|_| self.block_ops.len() < 32) else { return };
         let (id, at) = (self.next_id, BLOCK * random.below(BLOCKS));
         self.next_id += 1;
         let request = match random.below(4) {
@@ -407,13 +407,13 @@ impl ShelfWorld {
             1 => BlockRequest::flush(BlockId(id)),
             _ => BlockRequest::write(BlockId(id), at, vec![mine; BLOCK as usize].into()),
         };
-        self.asked.insert(id, request.op);
+        self.block_ops.insert(id, request.op);
         self.world.remote.remote.submit(self.world.now, request.launch(), &mut self.done);
     }
 
     fn check(&mut self) {
         while let Some(done) = self.done.pop() {
-            let op = self.asked.remove(&done.id.0).expect("each is answered once");
+            let op = self.block_ops.remove(&done.id.0).expect("each is answered once");
             assert_eq!(done.op, op);
             if done.result.is_ok() && op == BlockOp::Read && self.peers != Peers::BothOld {
                 let mine = self.mine.expect("it was asked of an open disk");
@@ -456,7 +456,7 @@ impl ShelfWorld {
     /// The attachment has ended: its user begins a new one, with whatever disk has the name now.
     fn attach_anew(&mut self) {
         self.ended += 1;
-        assert!(self.asked.is_empty(), "what was asked was answered");
+        assert!(self.block_ops.is_empty(), "what was asked was answered");
         while let Some(message) = self.world.remote.poll_message() {
             self.world.importer.send(message);
         }
@@ -479,7 +479,7 @@ impl ShelfWorld {
             self.world.exchange(&mut self.shelf, &mut self.done);
             self.check();
         }
-        assert!(self.asked.is_empty(), "everything is answered");
+        assert!(self.block_ops.is_empty(), "everything is answered");
         (self.answered, self.ended)
     }
 }

@@ -99,24 +99,24 @@ impl Cached {
         shore.0.lock().unwrap().epoch = disk.epoch();
         let pier = Pier(shore.clone(), self.info);
         let below: PendingBlockRequests =
-            disk.requests().map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+            disk.requests().map(|wanted| (wanted.id, (wanted.op, wanted.offset, wanted.length))).collect();
         let mut reader = snapshot::open(saved, AHEAD_KIND)?;
         let behind = |bytes: &[u8]| {
             let mut reader = snapshot::open(bytes, BEHIND_KIND)?;
-            let (mut behind, asked) =
+            let (mut behind, wanted) =
                 WriteBackLayer::restore(&mut reader, |_| Ok::<_, ProtocolViolation>((pier, below)))?;
             match reader.end("behind") {
-                Ok(()) => Ok((behind, asked)),
+                Ok(()) => Ok((behind, wanted)),
                 Err(reject) => {
                     behind.leave();
                     Err(reject)
                 }
             }
         };
-        let (top, asked) = ReadAheadLayer::restore(&mut reader, behind)?;
+        let (top, wanted) = ReadAheadLayer::restore(&mut reader, behind)?;
         let mut this = Self { shore, top, info: self.info };
         match reader.end("ahead") {
-            Ok(()) => Ok((this, asked)),
+            Ok(()) => Ok((this, wanted)),
             Err(reject) => {
                 this.leave();
                 Err(reject)

@@ -222,7 +222,7 @@ impl Known {
         }
     }
 
-    fn told(&mut self) {
+    fn reported(&mut self) {
         self.is_uncertain |= !self.since.is_empty();
     }
 }
@@ -249,7 +249,7 @@ pub struct ForgetfulWorld {
     links: u16,
     exporter: TestExporter,
     done: CompletionQueue<BlockCompletion>,
-    asked: BTreeMap<u64, Asked>,
+    wanted: BTreeMap<u64, Asked>,
     known: Vec<Known>,
     version: u16,
     next_id: u64,
@@ -277,7 +277,7 @@ impl ForgetfulWorld {
             links,
             exporter,
             done: CompletionQueue::new(BufferPool::new(1 << 20)),
-            asked: BTreeMap::new(),
+            wanted: BTreeMap::new(),
             known: vec![Known::default(); SECTORS],
             version: 0,
             next_id: 0,
@@ -326,7 +326,7 @@ impl ForgetfulWorld {
         if !is_flush && self.known[sectors.clone()].iter().any(|known| known.is_busy) {
             return;
         }
-        let (request, asked) = if is_flush {
+        let (request, wanted) = if is_flush {
             let covers = self.known.iter().map(|known| known.answered.filter(|_| !known.is_uncertain)).collect();
             (BlockRequest::flush(id), Asked::Flush { covers })
         } else {
@@ -342,7 +342,7 @@ impl ForgetfulWorld {
                 (BlockRequest::write(id, offset, bytes.into()), Asked::Write { first, count, version })
             }
         };
-        self.asked.insert(id.0, asked);
+        self.wanted.insert(id.0, wanted);
         self.world.remote.submit(self.world.now, request.launch(), &mut self.done);
     }
 
@@ -361,7 +361,7 @@ impl ForgetfulWorld {
     fn kill_importer(&mut self, random: &mut Random) {
         self.world.remote.handle_over(AttachmentEndCause::Asked, "it is killed", &mut self.done);
         while self.done.pop().is_some() {}
-        self.asked.clear();
+        self.wanted.clear();
         if let Some(session) = self.world.exporter.take() {
             session.finish(self.world.now);
         }
@@ -377,9 +377,9 @@ impl ForgetfulWorld {
     fn check(&mut self) {
         while let Some(done) = self.done.pop() {
             self.answered += 1;
-            let asked = self.asked.remove(&done.id.0).expect("answered once");
+            let wanted = self.wanted.remove(&done.id.0).expect("answered once");
             self.errors += u32::from(done.result.is_err());
-            match asked {
+            match wanted {
                 Asked::Read { first, count } => {
                     let known = &mut self.known[first..first + count];
                     known.iter_mut().for_each(|known| known.is_busy = false);
@@ -404,7 +404,7 @@ impl ForgetfulWorld {
 
     fn check_flush(&mut self, result: Result<(), StoreError>, covers: &[Option<u16>]) {
         if result.is_err() {
-            return self.known.iter_mut().for_each(Known::told);
+            return self.known.iter_mut().for_each(Known::reported);
         }
         let durable = self.exporter.medium.lock().unwrap().durable;
         for (sector, (known, covered)) in self.known.iter_mut().zip(covers).enumerate() {
@@ -433,13 +433,13 @@ impl ForgetfulWorld {
             self.world.exchange(&mut self.exporter, &mut self.done);
             self.check();
             let covers = self.known.iter().map(|known| known.answered.filter(|_| !known.is_uncertain)).collect();
-            self.asked.insert(self.next_id, Asked::Flush { covers });
+            self.wanted.insert(self.next_id, Asked::Flush { covers });
             let flush = BlockRequest::flush(BlockId(self.next_id));
             self.next_id += 1;
             self.world.remote.submit(self.world.now, flush.launch(), &mut self.done);
             self.world.exchange(&mut self.exporter, &mut self.done);
             self.check();
-            assert!(self.asked.is_empty(), "nothing hangs");
+            assert!(self.wanted.is_empty(), "nothing hangs");
         }
         self.exporter.medium.lock().unwrap().forget(random);
         let durable = self.exporter.medium.lock().unwrap().durable;

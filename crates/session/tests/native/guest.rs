@@ -41,8 +41,8 @@ const KEY_BYTES: usize = 8;
 const READS_MAX: usize = 3;
 
 /// The byte at a position of an endpoint's data. The sequence shows any number of missing packets.
-fn byte_at(place: usize) -> u8 {
-    (place % 251) as u8
+fn byte_at(position: usize) -> u8 {
+    (position % 251) as u8
 }
 
 /// A device that sends at random times, always to the oldest request, and cancels late.
@@ -265,7 +265,7 @@ impl ImporterAttachment for GuestHost {
 struct Guest {
     conn: RedirConn,
     /// Bytes that it sent, on their way.
-    said: Vec<u8>,
+    bytes: Vec<u8>,
     reads: VecDeque<u64>,
     next_id: u64,
     next: BTreeMap<EpAddr, usize>,
@@ -281,7 +281,7 @@ impl Guest {
     fn flush(&mut self) {
         let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.to_vec()).collect();
         self.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
-        self.said.extend(bytes);
+        self.bytes.extend(bytes);
     }
 
     fn read(&mut self) {
@@ -358,7 +358,7 @@ impl GuestWorld {
         let guest_host = GuestHost(RedirHost::new(RemoteUsb::new(1, open()), SessionLimits::DEFAULT));
         let conn = RedirConn::new(RedirRole::Guest, "test", CAPS, &SessionLimits::DEFAULT);
         let next = BTreeMap::new();
-        let guest = Guest { conn, said: Vec::new(), reads: VecDeque::new(), next_id: 10, next, heard: 0 };
+        let guest = Guest { conn, bytes: Vec::new(), reads: VecDeque::new(), next_id: 10, next, heard: 0 };
         let exporter_services = GuestServices { seed: random.next(), lease: 0, left: Arc::default() };
         let (here, there, stage, migration_state, moves) = (World::new(guest_host), None, Stage::Stays, None, 0);
         let mut world = Self { here, there, exporter_services, guest, stage, migration_state, moves };
@@ -384,8 +384,8 @@ impl GuestWorld {
         if self.stage == Stage::Left {
             return;
         }
-        let said = std::mem::take(&mut self.guest.said);
-        let mut rest = &said[..];
+        let printed = std::mem::take(&mut self.guest.bytes);
+        let mut rest = &printed[..];
         while !rest.is_empty() {
             let space = host.receive_space();
             let count = space.len().min(rest.len());

@@ -44,15 +44,15 @@ pub struct Modules {
 impl Modules {
     /// One to four random modules.
     pub fn any(random: &mut Random) -> Self {
-        let asked: Vec<&str> = (0..=random.below(4)).map(|_| random.pick(&HARMLESS)).collect();
-        Self::new(&asked, 7)
+        let wanted: Vec<&str> = (0..=random.below(4)).map(|_| random.pick(&HARMLESS)).collect();
+        Self::new(&wanted, 7)
     }
 
     /// These modules; the exporter's key is made of `key`, the importer's of sevens.
-    pub fn new(asked: &[&str], key: u8) -> Self {
+    pub fn new(wanted: &[&str], key: u8) -> Self {
         let catalogue = ModuleCatalogue::builtin();
-        let asked: Vec<ModuleSpec> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        let recipe = PipelineRecipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![7; 32])).unwrap();
+        let specs: Vec<ModuleSpec> = wanted.iter().map(|text| text.parse().unwrap()).collect();
+        let recipe = PipelineRecipe::new(&catalogue, &specs, &mut |_: &str| Ok(vec![7; 32])).unwrap();
         let mut allowance = ModuleAllowance::usual(&catalogue);
         allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_: &str| Ok(vec![key; 32])).unwrap();
         let mut salts = Random::new(1);
@@ -128,10 +128,10 @@ fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (AttachmentS
 #[test]
 fn module_that_does_not_fit_or_fails_ends_the_attachment_with_its_reason() {
     let random = &mut Random::new(1);
-    let mut ends_with = |asked: &[&str], key, is_allowed, cause, word: &str| {
-        let (state, answers) = used(random, Modules::new(asked, key), is_allowed);
-        let AttachmentState::Ended(end) = state else { panic!("{asked:?}: {state:?}") };
-        assert!(end.cause == cause && end.message.contains(word), "{asked:?}: {end:?}");
+    let mut ends_with = |wanted: &[&str], key, is_allowed, cause, word: &str| {
+        let (state, answers) = used(random, Modules::new(wanted, key), is_allowed);
+        let AttachmentState::Ended(end) = state else { panic!("{wanted:?}: {state:?}") };
+        assert!(end.cause == cause && end.message.contains(word), "{wanted:?}: {end:?}");
         answers
     };
     let seal = "seal:key-file=k";
@@ -174,18 +174,18 @@ fn random_frames_behind_modules_do_no_harm() {
     let (mut refused, mut ended, mut lived) = (0, 0, 0);
     for seed in 0..400 {
         let random = &mut Random::new(seed);
-        let asked: &[&str] = random.pick(&[&["zstd"][..], &["null"], &["lz4:min=1", "null"], &["seal:key-file=k"]]);
-        let Modules { mut through, allowed } = Modules::new(asked, 7);
+        let wanted: &[&str] = random.pick(&[&["zstd"][..], &["null"], &["lz4:min=1", "null"], &["seal:key-file=k"]]);
+        let Modules { mut through, allowed } = Modules::new(wanted, 7);
         let mut world = World::new(PipedAttachment::from(RemoteBlock::new(9, open())));
         world.allowed = Some(allowed);
         let mut done = CompletionQueue::new(BufferPool::new(0));
         world.link(random, &mut done);
-        let place = farbus_modules::ModuleContext {
+        let context = farbus_modules::ModuleContext {
             role: farbus_model::module::ModuleRole::Importer,
             class: farbus_model::module::ModuleDeviceClass::Block,
             failed: farbus_model::Payload::Empty,
         };
-        let begun = through.recipe.begin(&place, &mut *through.random).unwrap();
+        let begun = through.recipe.begin(&context, &mut *through.random).unwrap();
         let offers: Vec<_> = begun.offers().cloned().collect();
         let mut session = world.exporter.take().unwrap();
         let mut lane = Lane::new(LaneLimits::DEFAULT);

@@ -234,8 +234,9 @@ impl ExporterServices for TestExporter {
     ) -> Result<ReservationReport, (ReservationReport, AttachmentEndNotice)> {
         assert!(path.bits_per_s > 0, "it was measured");
         let carrier = Reservations::carrier();
-        let asked = Claimed { device: "zero", carrier: &carrier, reservation: reservation.clone(), path: Some("desk") };
-        match self.reservations.ledger.admit(asked) {
+        let request =
+            Claimed { device: "zero", carrier: &carrier, reservation: reservation.clone(), path: Some("desk") };
+        match self.reservations.ledger.admit(request) {
             Ok(news) => {
                 self.reservations.hear(news);
                 Ok(self.reservations.ledger.report("zero").unwrap())
@@ -377,7 +378,7 @@ pub struct UsbWorld<S: Driver = RemoteUsb> {
     world: World<S>,
     exporter_services: TestExporter,
     done: CompletionQueue,
-    asked: BTreeMap<u64, Asked>,
+    wanted: BTreeMap<u64, Asked>,
     next_id: u64,
     /// The last number from each IN endpoint, and the last id that each endpoint answered successfully.
     brought: BTreeMap<EpAddr, u64>,
@@ -439,7 +440,7 @@ impl<S: Driver> UsbWorld<S> {
             },
             reserves,
             done: CompletionQueue::new(BufferPool::new(1 << 20)),
-            asked: BTreeMap::new(),
+            wanted: BTreeMap::new(),
             next_id: 0,
             brought: BTreeMap::new(),
             gaps: BTreeMap::new(),
@@ -481,9 +482,9 @@ impl<S: Driver> UsbWorld<S> {
                 }
             }
             19 => {
-                let withdrawn = self.asked.iter_mut().find(|(_, asked)| !asked.is_withdrawn && !asked.configures);
-                if let Some((&id, asked)) = withdrawn {
-                    asked.is_withdrawn = true;
+                let withdrawn = self.wanted.iter_mut().find(|(_, wanted)| !wanted.is_withdrawn && !wanted.configures);
+                if let Some((&id, wanted)) = withdrawn {
+                    wanted.is_withdrawn = true;
                     self.world.remote.cancel(self.world.now, UrbId(id), &mut self.done);
                 }
             }
@@ -492,7 +493,7 @@ impl<S: Driver> UsbWorld<S> {
                 self.is_configured = false;
                 self.note_gap();
                 self.check();
-                assert!(self.asked.is_empty(), "a reset ends everything");
+                assert!(self.wanted.is_empty(), "a reset ends everything");
             }
             21 => {
                 // Sometimes the other process does not come up, and this one continues.
@@ -545,7 +546,7 @@ impl<S: Driver> UsbWorld<S> {
         let id = UrbId(self.next_id);
         self.next_id += 1;
         let urb = if !self.is_configured {
-            if self.asked.values().any(|asked| asked.configures) {
+            if self.wanted.values().any(|wanted| wanted.configures) {
                 return;
             }
             Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty)
@@ -573,7 +574,7 @@ impl<S: Driver> UsbWorld<S> {
         };
         let configures = !self.is_configured;
         let brings = usize::from(urb.setup.length);
-        self.asked.insert(id.0, Asked { endpoint: urb.endpoint, configures, brings, is_withdrawn: false });
+        self.wanted.insert(id.0, Asked { endpoint: urb.endpoint, configures, brings, is_withdrawn: false });
         self.world.remote.submit(self.world.now, urb.launch(), &mut self.done);
     }
 
@@ -589,13 +590,13 @@ impl<S: Driver> UsbWorld<S> {
         self.check_strings();
         let is_over = matches!(self.world.remote.state(), AttachmentState::Ended(_));
         while let Some(done) = self.done.pop() {
-            let asked = self.asked.remove(&done.id.0).expect("answered once");
-            assert_eq!(asked.endpoint, done.endpoint);
+            let wanted = self.wanted.remove(&done.id.0).expect("answered once");
+            assert_eq!(wanted.endpoint, done.endpoint);
             self.count += 1;
             match done.status {
                 UrbStatus::Ok => {}
                 UrbStatus::Cancelled => {
-                    assert!(asked.is_withdrawn);
+                    assert!(wanted.is_withdrawn);
                     continue;
                 }
                 UrbStatus::Shutdown => continue,
@@ -612,7 +613,7 @@ impl<S: Driver> UsbWorld<S> {
                 }
                 status => panic!("{:?}: {status:?}", done.endpoint),
             }
-            if asked.configures {
+            if wanted.configures {
                 self.is_configured = true;
             }
             let last = self.answered.insert(done.endpoint, done.id.0);
@@ -629,8 +630,8 @@ impl<S: Driver> UsbWorld<S> {
                     *gaps = gaps.checked_sub(1).expect("nothing is lost that a device sent");
                 }
                 assert!(bytes[8..].iter().all(|&byte| byte == (number + 1) as u8));
-            } else if !asked.configures {
-                assert_eq!(done.payload.len(), asked.brings.min(18));
+            } else if !wanted.configures {
+                assert_eq!(done.payload.len(), wanted.brings.min(18));
             }
         }
     }
@@ -641,7 +642,7 @@ impl<S: Driver> UsbWorld<S> {
             self.world.give_up(&mut self.done);
             self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
-            assert!(self.asked.is_empty(), "nothing hangs");
+            assert!(self.wanted.is_empty(), "nothing hangs");
             assert!(!self.exporter_services.silicon.lock().unwrap().is_taken, "the claim is free");
             return self.count;
         }
@@ -658,11 +659,11 @@ impl<S: Driver> UsbWorld<S> {
             self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
         }
-        assert!(self.asked.is_empty(), "nothing hangs");
+        assert!(self.wanted.is_empty(), "nothing hangs");
         assert_eq!(self.world.remote.owes(), 0);
         if self.reserves && *self.world.remote.state() == AttachmentState::Open {
-            let told = self.world.remote.remote().reserved().map(|report| report.state);
-            assert_eq!(told, Some(Reserved::Admitted), "and the suspended device continues");
+            let reservation_state = self.world.remote.remote().reserved().map(|report| report.state);
+            assert_eq!(reservation_state, Some(Reserved::Admitted), "and the suspended device continues");
         }
         let silicon = self.exporter_services.silicon.lock().unwrap();
         let mut arrived = silicon.arrived.iter();

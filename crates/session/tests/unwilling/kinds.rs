@@ -185,10 +185,10 @@ pub fn of_importer(kind: FrameKind) -> Vec<(&'static str, Says)> {
                 frame(kind, fresh(turn), 0, &ReservationMessage::Ask(reservation()).encode())
             }),
             says("asked for, measured and opened", move |turn| {
-                let said =
+                let messages =
                     [ReservationMessage::Ask(reservation()), ReservationMessage::Echo, ReservationMessage::Measured(1)];
                 let mut all: Vec<u8> =
-                    said.iter().flat_map(|word| frame(kind, fresh(turn), 0, &word.encode())).collect();
+                    messages.iter().flat_map(|word| frame(kind, fresh(turn), 0, &word.encode())).collect();
                 all.extend(frame(FrameKind::Open, fresh(turn), 0, &open("nosuch", AttachmentClass::USB).encode()));
                 all
             }),
@@ -259,7 +259,7 @@ pub fn of_exporter(kind: FrameKind) -> Vec<(&'static str, Says)> {
         FrameKind::Reserve => vec![
             says("echoes", move |_| frame(kind, 1, 0, &ReservationMessage::Echo.encode()).repeat(64)),
             says("trains", move |_| {
-                frame(kind, 1, 0, &ReservationMessage::Train { place: 0, cars: 1 }.encode()).repeat(64)
+                frame(kind, 1, 0, &ReservationMessage::Train { position: 0, cars: 1 }.encode()).repeat(64)
             }),
         ],
         FrameKind::Retire => vec![

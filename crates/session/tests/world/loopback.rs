@@ -134,7 +134,7 @@ impl<D: Device + 'static> Loopback<D> {
     }
 
     pub fn try_submit(&mut self, submit: &Submit) -> Result<(), ConnectionFault> {
-        self.checker.asked(submit, submit.ep == 3);
+        self.checker.requested(submit, submit.ep == 3);
         self.receive(&submit.bytes())
     }
 

@@ -161,12 +161,12 @@ impl FrameLeadBuffer {
     }
 
     /// Drops what is before `place`.
-    fn forget_before(&mut self, place: u64) {
-        let gone = (place - self.first) as usize;
+    fn forget_before(&mut self, position: u64) {
+        let gone = (position - self.first) as usize;
         // Moves bytes seldom: never more than the bytes dropped.
         if gone == self.bytes.len() || gone > self.bytes.len().div_ceil(2).max(LEADS_GONE_MIN) {
             self.bytes.drain(..gone);
-            self.first = place;
+            self.first = position;
         }
     }
 }

@@ -138,7 +138,7 @@ pub enum ReservationMessage {
     /// Exporter: one of several messages, sent as fast as the path takes them.
     Train {
         /// Its number, from 0.
-        place: u8,
+        position: u8,
         /// How many there are.
         cars: u8,
     },
@@ -200,7 +200,7 @@ impl ReservationMessage {
                 bytes
             }
             ReservationMessage::Echo => vec![2],
-            ReservationMessage::Train { place, cars } => vec![3, *place, *cars],
+            ReservationMessage::Train { position: location, cars } => vec![3, *location, *cars],
             ReservationMessage::Measured(bits_per_s) => [&[4][..], &bits_per_s.to_le_bytes()].concat(),
         }
     }
@@ -216,12 +216,12 @@ impl ReservationMessage {
             1 => ReservationMessage::Report(report(&mut reader)?),
             2 => ReservationMessage::Echo,
             3 => {
-                let (place, cars) = (reader.u8("place")?, reader.u8("cars")?);
-                if place >= cars {
-                    return Err(ProtocolViolation::new("place", place.into(), "a car is one of its train"));
+                let (position, cars) = (reader.u8("place")?, reader.u8("cars")?);
+                if position >= cars {
+                    return Err(ProtocolViolation::new("place", position.into(), "a car is one of its train"));
                 }
                 // The rest only takes time on the link.
-                return Ok(ReservationMessage::Train { place, cars });
+                return Ok(ReservationMessage::Train { position, cars });
             }
             4 => ReservationMessage::Measured(reader.u64("bits a second")?),
             other => return Err(ProtocolViolation::new("word", other.into(), "nobody says that of a reservation")),
@@ -315,7 +315,7 @@ mod tests {
                 Err(field)
             );
         }
-        let car = ReservationMessage::Train { place: 3, cars: 4 };
+        let car = ReservationMessage::Train { position: 3, cars: 4 };
         assert_eq!(ReservationMessage::decode(&[&car.encode()[..], &[0; CAR_BYTES]].concat()), Ok(car));
     }
 

@@ -336,13 +336,13 @@ pub fn data_chunk(cookie: u64, flags: u16, offset: u64, length: usize) -> [u8; 2
 
 /// The chunk that tells of these extents, the last of its reply; of the first one only if `is_one`.
 pub fn status_chunk(cookie: u64, extents: &ExtentList, is_one: bool) -> Vec<u8> {
-    let mut told = CONTEXT_ID.to_be_bytes().to_vec();
+    let mut bytes = CONTEXT_ID.to_be_bytes().to_vec();
     for extent in extents.iter().take(if is_one { 1 } else { ExtentList::MAX }) {
         // It tells of a request's range, whose length has 32 bits.
-        told.extend((extent.length as u32).to_be_bytes());
-        told.extend(if extent.is_hole { state::HOLE | state::ZERO } else { 0 }.to_be_bytes());
+        bytes.extend((extent.length as u32).to_be_bytes());
+        bytes.extend(if extent.is_hole { state::HOLE | state::ZERO } else { 0 }.to_be_bytes());
     }
-    [&chunk_header(cookie, chunk::FLAG_DONE, chunk::BLOCK_STATUS, told.len())[..], &told].concat()
+    [&chunk_header(cookie, chunk::FLAG_DONE, chunk::BLOCK_STATUS, bytes.len())[..], &bytes].concat()
 }
 
 /// The flags that go with every answer about an export ("Transmission flags").

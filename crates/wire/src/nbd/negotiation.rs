@@ -68,8 +68,8 @@ fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     let mut fields = OptionFieldReader(data);
     let name = fields.text()?;
     let count = fields.half()?;
-    let asked = (0..count).map(|_| fields.half()).collect::<Option<Vec<u16>>>()?;
-    fields.0.is_empty().then_some((name, asked))
+    let wanted = (0..count).map(|_| fields.half()).collect::<Option<Vec<u16>>>()?;
+    fields.0.is_empty().then_some((name, wanted))
 }
 
 /// The export's name in `LIST_META_CONTEXT` or `SET_META_CONTEXT`, and whether one of the queries means [`CONTEXT`];
@@ -152,8 +152,8 @@ pub(crate) fn negotiate(
             for export in exports {
                 let name = export.name.as_bytes();
                 let length = (name.len() as u32).to_be_bytes();
-                let told = [&length, name, export.description.as_bytes()].concat();
-                answer(to, kind, reply::SERVER, &told);
+                let bytes = [&length, name, export.description.as_bytes()].concat();
+                answer(to, kind, reply::SERVER, &bytes);
             }
             answer(to, kind, reply::ACK, &[]);
         }
@@ -181,7 +181,7 @@ fn tell(
     is_structured: bool,
     to: &mut SendBuffer,
 ) -> OptionOutcome {
-    let Some((name, asked)) = read_info_request(data) else {
+    let Some((name, requested)) = read_info_request(data) else {
         answer(to, kind, reply::ERR_INVALID, b"its data does not add up");
         return OptionOutcome::On;
     };
@@ -190,14 +190,14 @@ fn tell(
         return OptionOutcome::On;
     };
     let export = &exports[at];
-    let mut told = info::EXPORT.to_be_bytes().to_vec();
-    told.extend(export.info.size_bytes.to_be_bytes());
-    told.extend(message::transmission_flags(&export.info, is_structured).to_be_bytes());
-    answer(to, kind, reply::INFO, &told);
+    let mut bytes = info::EXPORT.to_be_bytes().to_vec();
+    bytes.extend(export.info.size_bytes.to_be_bytes());
+    bytes.extend(message::transmission_flags(&export.info, is_structured).to_be_bytes());
+    answer(to, kind, reply::INFO, &bytes);
     // Sent without being asked for, as the specification allows: a client that reads it makes requests that fit.
     answer(to, kind, reply::INFO, &block_sizes(&export.info));
     for (wanted, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
-        if asked.contains(&wanted) {
+        if requested.contains(&wanted) {
             answer(to, kind, reply::INFO, &[&wanted.to_be_bytes(), text.as_bytes()].concat());
         }
     }
@@ -207,12 +207,12 @@ fn tell(
 
 /// "Block size constraints": minimum, preferred, and the most bytes of a payload.
 fn block_sizes(info: &BlockInfo) -> Vec<u8> {
-    let mut told = info::BLOCK_SIZE.to_be_bytes().to_vec();
+    let mut bytes = info::BLOCK_SIZE.to_be_bytes().to_vec();
     let preferred = info.preferred_bytes.max(512).max(info.block_bytes);
     for size in [info.block_bytes, preferred, NBD_REQUEST_BYTES_MAX] {
-        told.extend(size.to_be_bytes());
+        bytes.extend(size.to_be_bytes());
     }
-    told
+    bytes
 }
 
 /// Puts one whole answer.

@@ -126,8 +126,8 @@ impl UsbipClientConn {
         let packets = urb.iso.clone();
         for packet in &packets {
             // Zeros for what is not known yet, as the kernel's exporter requires.
-            let asked = IsoPacket { actual: 0, status: UrbStatus::Ok, ..*packet };
-            self.outgoing.put(&message::encode_iso_packet(&asked));
+            let iso_packet = IsoPacket { actual: 0, status: UrbStatus::Ok, ..*packet };
+            self.outgoing.put(&message::encode_iso_packet(&iso_packet));
         }
         let (direction, length) = (urb.direction, urb.length);
         let flight = UsbipClientUrb { urb: Some(urb), direction, length, packets, is_iso, unlinked: false };
@@ -143,14 +143,14 @@ impl UsbipClientConn {
 
     /// Cancels every request and answers it with `status` now; later answers of the exporter are dropped.
     pub fn withdraw_all(&mut self, status: UrbStatus) -> Vec<UrbCompletion> {
-        let asked: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
+        let wanted: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
         let withdraw = |seqnum| {
             self.send_unlink(seqnum);
             self.late += 1;
             let flight = self.flights.get_mut(seqnum).expect("listed just now");
             flight.urb.take().expect("listed because it is there").fail(status)
         };
-        asked.into_iter().map(withdraw).collect()
+        wanted.into_iter().map(withdraw).collect()
     }
 
     /// Sends one unlink for each request.
@@ -264,7 +264,7 @@ impl UsbipClientConn {
         let Some(bytes) = rest.first_chunk::<DEVICE_RECORD_BYTES>() else { return Ok(None) };
         let record = DeviceRecord::decode(bytes)?;
         match &self.phase {
-            UsbipClientPhase::Import(asked) if *asked == record.bus_id => {}
+            UsbipClientPhase::Import(wanted) if *wanted == record.bus_id => {}
             _ => {
                 return Err(ProtocolViolation::new(
                     "busid",
@@ -417,9 +417,9 @@ fn check_reply_packets(
 ) -> Result<Vec<IsoPacket>, ProtocolViolation> {
     let mut packets = Vec::with_capacity(flight.packets.len() * usize::from(flight.is_iso));
     let mut sum = 0u64;
-    for (b, asked) in bytes.chunks_exact(ISO_PACKET_BYTES).zip(&flight.packets) {
+    for (b, wanted) in bytes.chunks_exact(ISO_PACKET_BYTES).zip(&flight.packets) {
         let packet = message::decode_iso_packet(b);
-        if (packet.offset, packet.length) != (asked.offset, asked.length) {
+        if (packet.offset, packet.length) != (wanted.offset, wanted.length) {
             return Err(ProtocolViolation::new(
                 "iso packet offset",
                 u64::from(packet.offset),

@@ -21,10 +21,10 @@ pub const fn place_of(endpoint: EpAddr) -> usize {
 ///
 /// # Panics
 /// Past the tables' end.
-pub fn endpoint_at(place: usize) -> EpAddr {
-    assert!(place < PLACES, "the tables have {PLACES} places");
-    let direction = if place < 16 { TransferDirection::Out } else { TransferDirection::In };
-    EpAddr::new(place as u8 & 0x0f, direction).expect("four bits are an endpoint's number")
+pub fn endpoint_at(position: usize) -> EpAddr {
+    assert!(position < PLACES, "the tables have {PLACES} places");
+    let direction = if position < 16 { TransferDirection::Out } else { TransferDirection::In };
+    EpAddr::new(position as u8 & 0x0f, direction).expect("four bits are an endpoint's number")
 }
 
 /// `usb_redir_device_connect`: a device is there.
@@ -200,8 +200,8 @@ mod tests {
 
     #[test]
     fn every_endpoint_has_a_place_of_its_own() {
-        for place in (1..16).chain(17..32) {
-            assert_eq!(place_of(endpoint_at(place)), place);
+        for position in (1..16).chain(17..32) {
+            assert_eq!(place_of(endpoint_at(position)), position);
         }
         assert_eq!(place_of(EpAddr::from_byte(0x81)), 17);
         assert_eq!((endpoint_at(0), endpoint_at(16)), (EpAddr::CONTROL, EpAddr::CONTROL));

@@ -48,10 +48,10 @@ fn expected(
     if command == command::BLOCK_STATUS {
         let count = if flags & command_flag::REQ_ONE == 0 { usize::MAX } else { 1 };
         let extents = extents(offset, length as u64);
-        let told = extents.iter().take(count).flat_map(|extent| {
+        let flat_map = extents.iter().take(count).flat_map(|extent| {
             [(extent.length as u32).to_be_bytes(), if extent.is_hole { 3u32 } else { 0 }.to_be_bytes()].concat()
         });
-        return Answer::Done(told.collect());
+        return Answer::Done(flat_map.collect());
     }
     let range = &mut bytes[offset as usize..][..length];
     match command {
@@ -86,7 +86,7 @@ fn fuzz_nbd_operations() {
         let mut bytes = world.store.bytes().to_vec();
         let mut waited = BTreeMap::new();
         let mut model = BTreeMap::new();
-        let mut said = Vec::new();
+        let mut printed = Vec::new();
         for cookie in 0.. {
             if input.is_empty() || cookie > 200 {
                 break;
@@ -96,11 +96,11 @@ fn fuzz_nbd_operations() {
             let blocks = input.pick(&[0, 1, 1, 2, 8, 64, 100]);
             let length = if input.once_in(4) { input.below(3000) } else { blocks * 512 };
             let (at, length) = if kind == command::FLUSH { (0, 0) } else { (offset(input, &info), length) };
-            let asked =
+            let wanted =
                 Waited { command: kind, offset: at, length: length as usize, is_whole: flags & command_flag::DF != 0 };
-            let answer = expected(&mut bytes, &info, is_structured, kind, flags, &asked);
+            let answer = expected(&mut bytes, &info, is_structured, kind, flags, &wanted);
             model.insert(cookie, answer);
-            waited.insert(cookie, asked);
+            waited.insert(cookie, wanted);
             let mut sent = client::request(kind, flags, cookie, at, length);
             if kind == command::WRITE {
                 sent.resize(sent.len() + length as usize, flags as u8 ^ at as u8 ^ length as u8);
@@ -119,12 +119,12 @@ fn fuzz_nbd_operations() {
             }
             if input.below(3) == 0 {
                 world.listen_on();
-                said.append(&mut world.said);
+                printed.append(&mut world.bytes);
             }
         }
-        said.append(&mut world.listen());
+        printed.append(&mut world.listen());
         assert!(world.store.bytes() == &bytes[..], "what is stored is what was written");
-        let answers = client::replies(&said, &waited, is_structured);
+        let answers = client::replies(&printed, &waited, is_structured);
         assert!(answers == model, "each is answered once and rightly");
         assert_eq!(world.conn.in_flight(), 0);
     });

@@ -31,7 +31,7 @@ fn a_whole_conversation_is_byte_for_byte_what_the_specification_says() {
     // Write "farb" at 0x1000, durably.
     world.hear(&hex("25609513 0001 0001 1122334455667788 0000000000001000 00000004 66617262")).unwrap();
     assert_eq!(world.listen(), hex("67446698 00000000 1122334455667788"));
-    assert_eq!(world.asked, [(BlockOp::Write, 0x1000, 4, true)]);
+    assert_eq!(world.wanted, [(BlockOp::Write, 0x1000, 4, true)]);
     // Read it.
     world.hear(&hex("25609513 0000 0000 1122334455667789 0000000000001000 00000004")).unwrap();
     let expected = "668e33ef 0001 0001 1122334455667789 0000000c 0000000000001000 66617262";
@@ -53,8 +53,8 @@ fn export_name_reply_is_padded_unless_the_client_set_no_zeroes() {
         let mut world = World::new(exports(&[("a", INFO)]));
         world.hear(&flags.to_be_bytes()).unwrap();
         world.hear(&client::option(option::EXPORT_NAME, b"a")).unwrap();
-        let said = world.listen();
-        let mut reader = Reader(&said[18..]);
+        let bytes = world.listen();
+        let mut reader = Reader(&bytes[18..]);
         assert_eq!((reader.long(), reader.half() & flag::SEND_DF), (INFO.size_bytes, 0));
         assert_eq!(reader.0, vec![0; padding]);
         world.hear(&client::request(command::READ, 0, 5, 0, 3)).unwrap();
@@ -77,8 +77,8 @@ fn exports_are_listed_described_and_chosen_by_name() {
     world.hear(&client::option(option::INFO, &client::go("boot", &[info::NAME, info::DESCRIPTION, 99]))).unwrap();
     world.hear(&client::option(option::INFO, &client::go("", &[]))).unwrap();
     world.hear(&client::option(option::GO, &client::go("nothing", &[]))).unwrap();
-    let said = world.listen();
-    let mut reader = Reader(&said[18..]);
+    let bytes = world.listen();
+    let mut reader = Reader(&bytes[18..]);
     assert_eq!(reader.option_reply(3), (reply::SERVER, &b"\0\0\0\x04diskthe disk \"disk\""[..]));
     assert_eq!(reader.option_reply(3), (reply::SERVER, &b"\0\0\0\x04bootthe disk \"boot\""[..]));
     assert_eq!(reader.option_reply(3), (reply::ACK, &[][..]));
@@ -89,8 +89,8 @@ fn exports_are_listed_described_and_chosen_by_name() {
     assert_eq!(reader.option_reply(6), (reply::INFO, &b"\0\x01boot"[..]));
     assert_eq!(reader.option_reply(6), (reply::INFO, &b"\0\x02the disk \"boot\""[..]));
     assert_eq!(reader.option_reply(6), (reply::ACK, &[][..]));
-    let (kind, told) = reader.option_reply(6);
-    assert_eq!((kind, &told[2..10]), (reply::INFO, &INFO.size_bytes.to_be_bytes()[..]), "the default is the first");
+    let (kind, bytes) = reader.option_reply(6);
+    assert_eq!((kind, &bytes[2..10]), (reply::INFO, &INFO.size_bytes.to_be_bytes()[..]), "the default is the first");
     assert_eq!((reader.option_reply(6).0, reader.option_reply(6).0), (reply::INFO, reply::ACK));
     assert_eq!(reader.option_reply(7).0, reply::ERR_UNKNOWN);
     assert_eq!((reader.0.len(), world.conn.export()), (0, None));
@@ -124,8 +124,8 @@ fn unknown_option_is_refused_and_the_handshake_continues() {
     for (kind, data, _) in &said_and_answered {
         world.hear(&client::option(*kind, data)).unwrap();
     }
-    let said = world.listen();
-    let mut reader = Reader(&said[18..]);
+    let bytes = world.listen();
+    let mut reader = Reader(&bytes[18..]);
     for (kind, _, answer) in &said_and_answered {
         assert_eq!(reader.option_reply(*kind).0, *answer, "option {kind}");
         if *answer == reply::META_CONTEXT {
@@ -172,20 +172,20 @@ fn after_options(options: &[(u32, Vec<u8>)], name: &str) -> (World, Vec<(u32, Ve
     let mut world = World::new(exports(&[("one", INFO), ("two", INFO)]));
     world.hear(&3u32.to_be_bytes()).unwrap();
     world.listen();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (kind, data) in options {
         world.hear(&client::option(*kind, data)).unwrap();
-        let said = world.listen();
-        let mut reader = Reader(&said);
-        told.clear();
+        let bytes = world.listen();
+        let mut reader = Reader(&bytes);
+        reported.clear();
         while !reader.0.is_empty() {
             let (reply, data) = reader.option_reply(*kind);
-            told.push((reply, data.to_vec()));
+            reported.push((reply, data.to_vec()));
         }
     }
     world.hear(&client::option(option::GO, &client::go(name, &[]))).unwrap();
     world.listen();
-    (world, told)
+    (world, reported)
 }
 
 #[test]
@@ -201,9 +201,9 @@ fn context_is_listed_and_selected_for_the_export_that_is_named() {
         (option::SET_META_CONTEXT, &["base:"], None),
         (option::SET_META_CONTEXT, &["x:y", "base:allocation", "base:allocation"], Some(1)),
     ] {
-        let (_, told) = after_options(&[structured.clone(), (kind, client::contexts("two", queries))], "two");
+        let (_, reported) = after_options(&[structured.clone(), (kind, client::contexts("two", queries))], "two");
         let expected: Vec<_> = id.map(allocation).into_iter().chain([ack.clone()]).collect();
-        assert_eq!(told, expected, "{kind} {queries:?}");
+        assert_eq!(reported, expected, "{kind} {queries:?}");
     }
     let select = |name: &str| (option::SET_META_CONTEXT, client::contexts(name, &["base:allocation"]));
     for (options, name, code) in [
@@ -216,10 +216,10 @@ fn context_is_listed_and_selected_for_the_export_that_is_named() {
         (vec![select("two"), structured.clone()], "two", EINVAL),
     ] {
         let (mut world, _) = after_options(&options, name);
-        let asked = Waited { command: command::BLOCK_STATUS, offset: 0, length: 4096, is_whole: false };
-        let answer = ask(&mut world, true, &client::request(command::BLOCK_STATUS, 0, 1, 0, 4096), &asked);
+        let wanted = Waited { command: command::BLOCK_STATUS, offset: 0, length: 4096, is_whole: false };
+        let answer = ask(&mut world, true, &client::request(command::BLOCK_STATUS, 0, 1, 0, 4096), &wanted);
         let is_right = match answer {
-            Answer::Done(told) => code == 0 && told.len() == 4 * 8,
+            Answer::Done(bytes) => code == 0 && bytes.len() == 4 * 8,
             Answer::Failed(other) => other == code,
         };
         assert!(is_right, "{options:?} {name}");
@@ -229,30 +229,30 @@ fn context_is_listed_and_selected_for_the_export_that_is_named() {
 #[test]
 fn extents_are_told_as_the_specification_says() {
     let mut world = World::begun(BlockInfo { block_bytes: 512, ..INFO }, true);
-    let mut told = |flags, offset, length| {
+    let mut reported = |flags, offset, length| {
         world.hear(&client::request(command::BLOCK_STATUS, flags, 0x0102_0304_0506_0708, offset, length)).unwrap();
         world.listen()
     };
     let head = hex("668e33ef 0001 0005 0102030405060708");
     assert_eq!(
-        told(0, 512, 2048),
+        reported(0, 512, 2048),
         [head.clone(), hex("0000001c 00000001 00000200 00000000 00000400 00000003 00000200 00000000")].concat()
     );
     let one = [head, hex("0000000c 00000001 00000200 00000000")].concat();
-    assert_eq!(told(command_flag::REQ_ONE, 512, 2048), one);
+    assert_eq!(reported(command_flag::REQ_ONE, 512, 2048), one);
     for (flags, offset, length) in [(0, 0, 0), (0, 512, 100), (command_flag::DF, 0, 512), (0, INFO.size_bytes, 512)] {
-        let said = told(flags, offset, length);
-        assert_eq!(said[..8], hex("668e33ef 0001 8001"), "an error chunk for {flags} {offset} {length}");
-        assert_eq!(said[20..24], EINVAL.to_be_bytes());
+        let bytes = reported(flags, offset, length);
+        assert_eq!(bytes[..8], hex("668e33ef 0001 8001"), "an error chunk for {flags} {offset} {length}");
+        assert_eq!(bytes[20..24], EINVAL.to_be_bytes());
     }
 }
 
 /// Sends one request and returns its outcome.
-fn ask(world: &mut World, is_structured: bool, bytes: &[u8], asked: &Waited) -> Answer {
+fn ask(world: &mut World, is_structured: bool, bytes: &[u8], wanted: &Waited) -> Answer {
     world.hear(bytes).unwrap();
-    let said = world.listen();
+    let printed = world.listen();
     let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
-    let answers = client::replies(&said, &BTreeMap::from([(cookie, asked.clone())]), is_structured);
+    let answers = client::replies(&printed, &BTreeMap::from([(cookie, wanted.clone())]), is_structured);
     assert_eq!(answers.len(), 1);
     answers[&cookie].clone()
 }
@@ -266,13 +266,13 @@ fn fails(info: BlockInfo, command: u16, flags: u16, offset: u64, length: u32) ->
             bytes.resize(bytes.len() + length as usize, 0xee);
         }
         let is_whole = flags & command_flag::DF != 0;
-        let asked = Waited { command, offset, length: length as usize, is_whole };
-        let answer = ask(&mut world, is_structured, &bytes, &asked);
+        let wanted = Waited { command, offset, length: length as usize, is_whole };
+        let answer = ask(&mut world, is_structured, &bytes, &wanted);
         codes.push(if let Answer::Failed(code) = answer { code } else { 0 });
         // The next request is still read.
         let next = client::request(command::FLUSH, 0, 10, 0, 0);
-        let asked = Waited { command: command::FLUSH, offset: 0, length: 0, is_whole: false };
-        assert_eq!(ask(&mut world, is_structured, &next, &asked), Answer::Done(Vec::new()));
+        let wanted = Waited { command: command::FLUSH, offset: 0, length: 0, is_whole: false };
+        assert_eq!(ask(&mut world, is_structured, &next, &wanted), Answer::Done(Vec::new()));
     }
     codes[0].max(codes[1])
 }
@@ -323,8 +323,8 @@ fn every_wrong_request_fails_with_its_own_code() {
     let mut world = World::begun(INFO, true);
     assert_eq!(fails_on(huge, 33 << 20), EINVAL, "longer than 32 MiB");
     world.bad_from = Some(0);
-    let asked = Waited { command: READ, offset: 0, length: 512, is_whole: false };
-    assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &asked), Answer::Failed(EIO));
+    let wanted = Waited { command: READ, offset: 0, length: 512, is_whole: false };
+    assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &wanted), Answer::Failed(EIO));
 }
 
 /// A read of `length` bytes from a device without a store: it is refused before it gets there.
@@ -334,8 +334,8 @@ fn fails_on(info: BlockInfo, length: u32) -> u32 {
     world.hear(&3u32.to_be_bytes()).unwrap();
     world.hear(&client::option(option::EXPORT_NAME, b"")).unwrap();
     world.listen();
-    let asked = Waited { command: command::READ, offset: 0, length: length as usize, is_whole: false };
-    match ask(&mut world, false, &client::request(command::READ, 0, 9, 0, length), &asked) {
+    let wanted = Waited { command: command::READ, offset: 0, length: length as usize, is_whole: false };
+    match ask(&mut world, false, &client::request(command::READ, 0, 9, 0, length), &wanted) {
         Answer::Failed(code) => code,
         Answer::Done(_) => 0,
     }
@@ -350,19 +350,19 @@ fn a_long_read_comes_in_chunks_and_in_one_piece_where_that_is_asked() {
         let mut expected = vec![0; length];
         farbus_model::BlockStore::read_at(&mut world.store, 1000, &mut expected).unwrap();
         world.hear(&client::request(command::READ, flags, 1, 1000, length as u32)).unwrap();
-        assert_eq!(world.asked.len(), 4);
+        assert_eq!(world.wanted.len(), 4);
         // In the worst order.
         while !world.held.is_empty() {
             world.answer(world.held.len() - 1);
         }
-        let said = world.listen();
-        let overhead = said.len() - length;
+        let bytes = world.listen();
+        let overhead = bytes.len() - length;
         assert_eq!(overhead, if chunks == 0 { 16 } else { chunks * 28 });
         let is_whole = flags & command_flag::DF != 0;
         let waited = BTreeMap::from([(1, Waited { command: command::READ, offset: 1000, length, is_whole })]);
-        assert!(client::replies(&said, &waited, is_structured)[&1] == Answer::Done(expected));
+        assert!(client::replies(&bytes, &waited, is_structured)[&1] == Answer::Done(expected));
         if chunks > 1 {
-            let flags = u16::from_be_bytes(said[4..6].try_into().unwrap());
+            let flags = u16::from_be_bytes(bytes[4..6].try_into().unwrap());
             assert_eq!(flags & chunk::FLAG_DONE, 0, "the first to come is not the last");
         }
     }
@@ -377,9 +377,9 @@ fn device_with_an_invalid_block_size_still_gets_whole_blocks() {
         // A block size of 0 has no multiples.
         let (offset, length) = if block_bytes == 0 { (0, 0) } else { (0, 32768) };
         world.hear(&client::request(command::READ, 0, 1, offset, length)).unwrap();
-        let asked: Vec<u32> = world.asked.iter().map(|(_, _, length, _)| *length).collect();
-        assert!(asked.first().is_none_or(|first| *first == piece), "{asked:?} of {block_bytes}, {request_bytes_max}");
-        assert_eq!((asked.iter().sum::<u32>(), asked.is_empty()), (length, length == 0));
+        let wanted: Vec<u32> = world.wanted.iter().map(|(_, _, length, _)| *length).collect();
+        assert!(wanted.first().is_none_or(|first| *first == piece), "{wanted:?} of {block_bytes}, {request_bytes_max}");
+        assert_eq!((wanted.iter().sum::<u32>(), wanted.is_empty()), (length, length == 0));
         world.listen();
         assert_eq!(world.conn.in_flight(), 0);
     }
@@ -390,9 +390,9 @@ fn a_read_that_fails_in_the_middle_fails_once() {
     for is_structured in [true, false] {
         let mut world = World::begun(INFO, is_structured);
         world.bad_from = Some(20_000);
-        let asked = Waited { command: command::READ, offset: 0, length: 50_000, is_whole: false };
+        let wanted = Waited { command: command::READ, offset: 0, length: 50_000, is_whole: false };
         let bytes = client::request(command::READ, 0, 1, 0, 50_000);
-        assert_eq!(ask(&mut world, is_structured, &bytes, &asked), Answer::Failed(EIO));
+        assert_eq!(ask(&mut world, is_structured, &bytes, &wanted), Answer::Failed(EIO));
         assert_eq!(world.conn.in_flight(), 0);
     }
 }
@@ -403,9 +403,9 @@ fn a_long_write_is_under_way_before_it_has_arrived() {
     let data: Vec<u8> = (0..100_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let bytes = client::write(0, 1, 500, &data);
     world.hear(&bytes[..40_000]).unwrap();
-    assert_eq!(world.asked.len(), 2, "16 KiB each");
+    assert_eq!(world.wanted.len(), 2, "16 KiB each");
     world.hear(&bytes[40_000..]).unwrap();
-    assert_eq!(world.asked.len(), 7);
+    assert_eq!(world.wanted.len(), 7);
     assert_eq!(world.listen().len(), 16, "one answer");
     assert!(world.store.bytes()[500..][..data.len()] == data[..]);
 }
@@ -413,17 +413,17 @@ fn a_long_write_is_under_way_before_it_has_arrived() {
 #[test]
 fn without_credit_nothing_is_parsed_and_nothing_received() {
     let mut world = World::begun(INFO, true);
-    let mut asked = 0;
+    let mut wanted = 0;
     while world.conn.wants_input() {
-        let bytes = client::request(command::FLUSH, 0, asked, 0, 0);
+        let bytes = client::request(command::FLUSH, 0, wanted, 0, 0);
         world.conn.receive_space()[..28].copy_from_slice(&bytes);
         world.conn.handle_received(28);
         while let Some(request) = world.conn.poll_request().unwrap() {
             world.held.push(request.launch().answer(Default::default()));
         }
-        asked += 1;
+        wanted += 1;
     }
-    assert_eq!((asked, world.conn.in_flight()), (256, 256));
+    assert_eq!((wanted, world.conn.in_flight()), (256, 256));
     world.answer_all();
     assert!(world.conn.wants_input());
     assert_eq!(world.listen().len(), 256 * 16);

@@ -44,11 +44,11 @@ pub struct World {
     pub conn: NbdServerConn,
     pub store: MemoryStore,
     pub pool: BufferPool,
-    pub said: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// Requests that are carried out and not answered yet.
     pub held: Vec<BlockCompletion>,
     /// What the device was asked.
-    pub asked: Vec<(BlockOp, u64, u32, bool)>,
+    pub wanted: Vec<(BlockOp, u64, u32, bool)>,
     /// The device fails for ranges from here on.
     pub bad_from: Option<u64>,
 }
@@ -61,9 +61,9 @@ impl World {
             exports,
             store: MemoryStore::new((0..size).map(|at| (at / 7) as u8).collect()),
             pool: BufferPool::new(1 << 20),
-            said: Vec::new(),
+            bytes: Vec::new(),
             held: Vec::new(),
-            asked: Vec::new(),
+            wanted: Vec::new(),
             bad_from: None,
         }
     }
@@ -78,8 +78,8 @@ impl World {
             world.hear(&client::option(option::SET_META_CONTEXT, &contexts)).unwrap();
         }
         world.hear(&client::option(option::GO, &client::go("", &[]))).unwrap();
-        let said = world.listen();
-        let mut reader = Reader(&said[18..]);
+        let bytes = world.listen();
+        let mut reader = Reader(&bytes[18..]);
         if is_structured {
             assert_eq!(reader.option_reply(option::STRUCTURED_REPLY).0, reply::ACK);
             let context = (reply::META_CONTEXT, &b"\0\0\0\x01base:allocation"[..]);
@@ -122,7 +122,7 @@ impl World {
 
     fn carry_out_one(&mut self, request: BlockRequest) {
         assert_eq!(NbdServerConn::number_of(request.id), 7);
-        self.asked.push((request.op, request.offset, request.length, request.is_durable));
+        self.wanted.push((request.op, request.offset, request.length, request.is_durable));
         let (offset, length) = (request.offset, request.length as usize);
         let payload = request.payload.clone();
         let request = request.launch();
@@ -191,7 +191,9 @@ impl World {
             let count = conn.poll_transmit().iter().map(|run| run.len()).sum();
             conn.handle_transmitted(count, &mut pool);
             match conn.poll_request() {
-                Ok(Some(asked)) => conn.complete(done((asked.id, (asked.op, asked.offset, asked.length))), &mut pool),
+                Ok(Some(request)) => {
+                    conn.complete(done((request.id, (request.op, request.offset, request.length))), &mut pool)
+                }
                 Ok(None) if count == 0 => break,
                 Ok(None) => {}
                 Err(_) => break,
@@ -218,7 +220,7 @@ impl World {
         while self.conn.backlog_bytes() > 0 {
             let runs: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
             self.conn.handle_transmitted(runs.len(), &mut self.pool);
-            self.said.extend(runs);
+            self.bytes.extend(runs);
         }
     }
 
@@ -228,7 +230,7 @@ impl World {
             self.listen_on();
             self.carry_out().unwrap();
             if self.held.is_empty() && self.conn.backlog_bytes() == 0 {
-                return std::mem::take(&mut self.said);
+                return std::mem::take(&mut self.bytes);
             }
             self.answer_all();
         }

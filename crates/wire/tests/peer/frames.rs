@@ -169,12 +169,12 @@ impl Submit {
 
 fn packets_of(lengths: &[u32]) -> Vec<Packet> {
     let mut offset = 0;
-    let place = |&length: &u32| {
+    let location = |&length: &u32| {
         let packet = Packet::new(offset, length);
         offset += length;
         packet
     };
-    lengths.iter().map(place).collect()
+    lengths.iter().map(location).collect()
 }
 
 /// USBIP_CMD_UNLINK.

@@ -7,8 +7,8 @@ fn a_failure_reply_is_8_bytes_and_nothing_more() {
     let failures = [OpStatus::NotAvailable, OpStatus::Busy, OpStatus::DeviceError, OpStatus::NoDevice, OpStatus::Error];
     for (status, code) in failures.into_iter().zip(1u32..) {
         let mut server = Server::new();
-        let asked = server.receive(&peer::import_request("9-9")).unwrap();
-        assert!(matches!(&asked[..], [UsbipRequest::Import(bus_id)] if bus_id == "9-9"));
+        let requests = server.receive(&peer::import_request("9-9")).unwrap();
+        assert!(matches!(&requests[..], [UsbipRequest::Import(bus_id)] if bus_id == "9-9"));
         server.conn.reply_import(Err(status));
         assert!(!server.conn.is_finished());
         assert_eq!(server.sent(), peer::op(0x0111, 0x0003, code));
@@ -94,8 +94,8 @@ fn a_device_list_has_interfaces_and_an_import_reply_has_not() {
 fn a_bus_id_has_at_most_31_characters_and_is_padded_with_nul() {
     let longest = "1".repeat(31);
     let mut server = Server::new();
-    let asked = server.receive(&peer::import_request(&longest)).unwrap();
-    assert!(matches!(&asked[..], [UsbipRequest::Import(bus_id)] if *bus_id == longest));
+    let requests = server.receive(&peer::import_request(&longest)).unwrap();
+    assert!(matches!(&requests[..], [UsbipRequest::Import(bus_id)] if *bus_id == longest));
     let mut client = Client::new();
     client.conn.import("3-2");
     assert_eq!(client.sent(), peer::import_request("3-2"));

@@ -53,8 +53,11 @@ fn packets_1024_are_served_and_1025_are_refused() {
     assert_eq!(urb.iso.len(), 1024);
     let refused = server.refusal(&Submit::iso_in(2, 3, &[8; 1025]).bytes());
     assert_eq!((refused.field, refused.value), ("number_of_packets", 1025));
-    let said = refused.to_string();
-    assert_eq!(said, "the peer sent number_of_packets = 1025 (0x401), but a URB has at most 1024 isochronous packets");
+    let message = refused.to_string();
+    assert_eq!(
+        message,
+        "the peer sent number_of_packets = 1025 (0x401), but a URB has at most 1024 isochronous packets"
+    );
     let huge = Submit { number_of_packets: u32::MAX, ..Submit::iso_in(3, 3, &[]) };
     assert_eq!(Server::imported().refusal(&huge.bytes()).field, "number_of_packets");
 }

@@ -77,7 +77,7 @@ impl Server {
 
     /// Sends a submit that has to be accepted.
     fn submit(&mut self, submit: &Submit) -> Urb {
-        self.checker.asked(submit, submit.ep == 3);
+        self.checker.requested(submit, submit.ep == 3);
         match self.receive(&submit.bytes()).expect("this is understood").pop() {
             Some(UsbipRequest::Submit(urb)) => urb,
             other => panic!("a submit, not {other:?}"),

@@ -47,7 +47,7 @@ fn row_5_an_unlink_that_overtakes_its_submit_withdraws_it_when_it_comes() {
     let mut server = Server::imported();
     assert_eq!(server.unlink(9, 8), None);
     assert_eq!(server.unlink(10, 8), None, "twice, if it must be");
-    server.checker.asked(&Submit::data_out(8, 1, &[1; 600]), false);
+    server.checker.requested(&Submit::data_out(8, 1, &[1; 600]), false);
     let heard = server.receive(&Submit::data_out(8, 1, &[1; 600]).bytes()).unwrap();
     assert!(heard.is_empty(), "the device never sees it");
     assert_eq!(server.replies(), [9, 10].map(|seqnum| Reply::Unlink { seqnum, status: ECONNRESET }));
@@ -83,7 +83,7 @@ fn row_7_a_submit_that_comes_after_its_unlink_was_answered_is_not_begun() {
     server.submit(&Submit::data_in(23, 1, 4));
     assert_eq!(server.replies(), [21, 24].map(|seqnum| Reply::Unlink { seqnum, status: 0 }));
     for late in [19, 22] {
-        server.checker.asked(&Submit::data_out(late, 1, &[1; 600]), false);
+        server.checker.requested(&Submit::data_out(late, 1, &[1; 600]), false);
         let heard = server.receive(&Submit::data_out(late, 1, &[1; 600]).bytes()).unwrap();
         assert!(heard.is_empty(), "{late}: its client has been told that it is over");
     }

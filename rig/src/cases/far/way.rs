@@ -26,8 +26,8 @@ pub(super) fn run(
             ..MachineBoot::default()
         })?
         .finish()?;
-    let said: Vec<&str> = report.output.lines().filter_map(|line| line.strip_prefix("far: ")).collect();
-    Ok(said.join("\n"))
+    let printed: Vec<&str> = report.output.lines().filter_map(|line| line.strip_prefix("far: ")).collect();
+    Ok(printed.join("\n"))
 }
 
 /// Whether more is asked for than CI has time for.

@@ -81,8 +81,8 @@ impl<'a> DevicePairBench<'a> {
         let modules: Vec<&str> = IMPORTER_MODULES.iter().chain(importer.modules).copied().collect();
         let importer = MachineBoot { script: IMPORTER, modules: &modules, patience, ..importer };
         let mut pair = MachinePair::boot(lab, MachineBoot { patience, ..exporter }, importer)?;
-        let said = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
-        Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said), same: 0 })
+        let message = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
+        Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&message), same: 0 })
     }
 
     /// One device's proof: the importing machine runs `words`, with the device's name and number after the first word;
@@ -104,11 +104,11 @@ impl<'a> DevicePairBench<'a> {
         self.pair.step(name, |exporter, importer| {
             importer.begin(&format!("{verb} {name} {number} {rest}"))?;
             play(exporter, importer)?;
-            let said = importer.outcome()?;
-            same_to_lsusb(&near, &lsusb(&said))?;
+            let message = importer.outcome()?;
+            same_to_lsusb(&near, &lsusb(&message))?;
             *same += 1;
-            let judged = judge(&said)?;
-            let noted = said.lines().find_map(|line| line.strip_prefix("note: ")).unwrap_or_default();
+            let judged = judge(&message)?;
+            let noted = message.lines().find_map(|line| line.strip_prefix("note: ")).unwrap_or_default();
             let parts: Vec<&str> = [noted, &judged].into_iter().filter(|part| !part.is_empty()).collect();
             Ok(parts.join("; "))
         });
@@ -136,8 +136,8 @@ impl<'a> DevicePairBench<'a> {
             Ok(format!("{same} devices were identical on both sides"))
         });
         self.pair.step("given back", |exporter, _| {
-            let said = exporter.ask("withdraw")?;
-            Ok(note(&said))
+            let message = exporter.ask("withdraw")?;
+            Ok(note(&message))
         });
         self.pair.step("kernels", |exporter, importer| {
             exporter.ask("kernel_is_content")?;
@@ -149,10 +149,10 @@ impl<'a> DevicePairBench<'a> {
 }
 
 /// lsusb's description of each device, by name.
-fn by_device(said: &str) -> BTreeMap<String, String> {
+fn by_device(printed: &str) -> BTreeMap<String, String> {
     let mut seen: BTreeMap<String, String> = BTreeMap::new();
     let mut name = String::new();
-    for line in said.lines() {
+    for line in printed.lines() {
         if let Some(next) = line.strip_prefix("device| ") {
             name = next.to_owned();
         } else if let Some(text) = line.strip_prefix("lsusb| ") {
@@ -162,8 +162,8 @@ fn by_device(said: &str) -> BTreeMap<String, String> {
     seen
 }
 
-fn lsusb(said: &str) -> String {
-    said.lines().filter_map(|line| line.strip_prefix("lsusb| ")).map(|line| format!("{line}\n")).collect()
+fn lsusb(printed: &str) -> String {
+    printed.lines().filter_map(|line| line.strip_prefix("lsusb| ")).map(|line| format!("{line}\n")).collect()
 }
 
 fn same_to_lsusb(near: &str, far: &str) -> Result<()> {
@@ -203,8 +203,8 @@ mod tests {
         let long = "x\n".repeat(21);
         same_to_lsusb(&long, &long).unwrap();
         assert!(same_to_lsusb("", "").is_err(), "nothing seen is nothing shown");
-        let said = same_to_lsusb("x\ny\n", "x\nz\n").unwrap_err().to_string();
-        assert!(said.contains("exporter: y") && said.contains("importer: z"), "{said}");
+        let message = same_to_lsusb("x\ny\n", "x\nz\n").unwrap_err().to_string();
+        assert!(message.contains("exporter: y") && message.contains("importer: z"), "{message}");
         assert!(same_to_lsusb("x\n", "").is_err());
     }
 }

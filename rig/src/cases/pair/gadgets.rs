@@ -97,8 +97,8 @@ fn gadgets(lab: &CaseEnvironment) -> Result<String> {
             *page.borrow_mut() = exporter.outcome()?;
             importer.tell("done")
         },
-        |said| {
-            let (sent, came) = (checksum(said)?, checksum(&page.borrow())?);
+        |printed| {
+            let (sent, came) = (checksum(printed)?, checksum(&page.borrow())?);
             expect(sent == came, || format!("the page that came out is another: {sent} sent, {came} came"))?;
             Ok("the page came out whole".into())
         },
@@ -117,11 +117,11 @@ fn gadgets(lab: &CaseEnvironment) -> Result<String> {
         "zero",
         "use_tests",
         |_, _| Ok(()),
-        |said| {
-            let passed = testusb::passed(said);
+        |printed| {
+            let passed = testusb::passed(printed);
             // As `kernel-testusb`: the gadget and its controller have neither isochronous nor interrupt endpoints.
             expect((0..=14).chain(17..=21).all(|test| passed.contains(&test)), || {
-                format!("only {passed:?} passed:\n{said}")
+                format!("only {passed:?} passed:\n{printed}")
             })?;
             Ok(format!("{} tests", passed.len()))
         },
@@ -129,8 +129,8 @@ fn gadgets(lab: &CaseEnvironment) -> Result<String> {
     bench.verdict()
 }
 
-fn judge_keys(said: &str) -> Result<String> {
-    let events: Vec<InputEvent> = said.lines().filter_map(InputEvent::parse).collect();
+fn judge_keys(printed: &str) -> Result<String> {
+    let events: Vec<InputEvent> = printed.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     let expected: String = KEYS.iter().map(|(_, character)| *character).collect();
     expect(typed == expected && still_down.is_empty(), || {
@@ -139,7 +139,7 @@ fn judge_keys(said: &str) -> Result<String> {
     Ok(format!("{} characters in {} events", typed.len(), events.len()))
 }
 
-fn checksum(said: &str) -> Result<String> {
-    let line = said.lines().find_map(|line| line.strip_prefix("sha256: "));
-    line.map(str::to_owned).ok_or_else(|| RigError::Expectation(format!("no checksum in what was said:\n{said}")))
+fn checksum(printed: &str) -> Result<String> {
+    let line = printed.lines().find_map(|line| line.strip_prefix("sha256: "));
+    line.map(str::to_owned).ok_or_else(|| RigError::Expectation(format!("no checksum in what was said:\n{printed}")))
 }

@@ -35,7 +35,7 @@ fn streams(lab: &CaseEnvironment) -> Result<String> {
     };
     let names = ["sound", "zero"];
     let mut bench = DevicePairBench::set_up(lab, exporter, AttachClient::Farbus, &[], "attach_zero;", &names)?;
-    let judge = |said: &str| judge(said, f64::from(seconds));
+    let judge = |printed: &str| judge(printed, f64::from(seconds));
     // 48 kHz, 16 bits, two channels are 192 bytes a frame; that is alternate setting 1 of interface 1.
     bench.device("sound", &format!("use_stream 1 1 0 01 192 16 1000 {seconds}"), |_, _| Ok(()), judge);
     bench.device("zero", &format!("use_stream 0 0 83 03 256 16 1000 {seconds}"), |_, _| Ok(()), judge);
@@ -44,9 +44,9 @@ fn streams(lab: &CaseEnvironment) -> Result<String> {
 }
 
 /// Checks that every stream's line reports no loss, and the duration that the bus takes.
-fn judge(said: &str, seconds: f64) -> Result<String> {
-    let lines: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("stream ")).collect();
-    expect(!lines.is_empty(), || format!("no stream was reported:\n{said}"))?;
+fn judge(printed: &str, seconds: f64) -> Result<String> {
+    let lines: Vec<&str> = printed.lines().filter_map(|line| line.strip_prefix("stream ")).collect();
+    expect(!lines.is_empty(), || format!("no stream was reported:\n{printed}"))?;
     for line in &lines {
         let lost = ["errors", "short", "wrong", "failed requests"].iter().map(|what| number_before(line, what));
         let lost: f64 =

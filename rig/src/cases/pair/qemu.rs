@@ -172,9 +172,10 @@ impl MediaFiles {
 impl QemuHardware {
     /// QEMU's arguments for all ten. The serial number is the name that the scripts know a device by.
     fn hardware(&self, media: &MediaFiles) -> Vec<String> {
-        let place =
-            |name: &str| self.fast.iter().find(|(other, _)| *other == name).map_or("bus=hc.0", |(_, place)| place);
-        let fast = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", place(name));
+        let location = |name: &str| {
+            self.fast.iter().find(|(other, _)| *other == name).map_or("bus=hc.0", |(_, location)| location)
+        };
+        let fast = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", location(name));
         let slow = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", self.slow);
         let mut arguments: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
@@ -214,8 +215,8 @@ fn answer_in_capitals(socket: &Path) -> Result<()> {
     let listener = UnixListener::bind(socket).map_err(RigError::io("listen for the serial line"))?;
     std::thread::spawn(move || -> std::io::Result<()> {
         let (mut line, _) = listener.accept()?;
-        for said in BufReader::new(line.try_clone()?).lines() {
-            line.write_all(format!("{}\n", said?.to_uppercase()).as_bytes())?;
+        for message in BufReader::new(line.try_clone()?).lines() {
+            line.write_all(format!("{}\n", message?.to_uppercase()).as_bytes())?;
         }
         Ok(())
     });
@@ -234,8 +235,8 @@ fn type_keys(exporter: &mut RunningMachine, importer: &mut RunningMachine) -> Re
     importer.tell("played")
 }
 
-fn judge_keys(said: &str) -> Result<String> {
-    let events: Vec<InputEvent> = said.lines().filter_map(InputEvent::parse).collect();
+fn judge_keys(printed: &str) -> Result<String> {
+    let events: Vec<InputEvent> = printed.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
     let expected: String = KEYS.iter().map(|(_, character)| *character).collect();
     expect(typed == expected && still_down.is_empty(), || {
@@ -260,18 +261,18 @@ fn point(exporter: &mut RunningMachine, importer: &mut RunningMachine) -> Result
     importer.tell("played")
 }
 
-fn judge_pointing(said: &str) -> Result<String> {
+fn judge_pointing(printed: &str) -> Result<String> {
     const EV_KEY: u16 = 1;
     const EV_ABS: u16 = 3;
     const ABS_X: u16 = 0;
     const ABS_Y: u16 = 1;
     const BTN_LEFT: u16 = 0x110;
-    let events: Vec<InputEvent> = said.lines().filter_map(InputEvent::parse).collect();
+    let events: Vec<InputEvent> = printed.lines().filter_map(InputEvent::parse).collect();
     let along = |axis| events.iter().filter(move |e| e.kind == EV_ABS && e.code == axis).map(|event| event.value);
-    let places: Vec<(i32, i32)> = along(ABS_X).zip(along(ABS_Y)).collect();
+    let locations: Vec<(i32, i32)> = along(ABS_X).zip(along(ABS_Y)).collect();
     let clicks = events.iter().filter(|e| e.kind == EV_KEY && e.code == BTN_LEFT && e.value == 1).count();
-    expect(places == PLACES && clicks == PLACES.len(), || format!("the pen was at {places:?}, {clicks} clicks"))?;
-    Ok(format!("{} places, {clicks} clicks", places.len()))
+    expect(locations == PLACES && clicks == PLACES.len(), || format!("the pen was at {locations:?}, {clicks} clicks"))?;
+    Ok(format!("{} places, {clicks} clicks", locations.len()))
 }
 
 /// Checks how much of three seconds was recorded. After a header of 44 bytes come 16-bit samples of two channels.

@@ -144,15 +144,15 @@ impl Browser {
         let start = Instant::now();
         self.give_up_after(DOCUMENT_TIME_MAX);
         loop {
-            let (status, said) = self.try_script_with_done(&script);
-            let is_left = said["error"] == "script timeout" || said["message"].to_string().contains("unloaded");
+            let (status, answer) = self.try_script_with_done(&script);
+            let is_left = answer["error"] == "script timeout" || answer["message"].to_string().contains("unloaded");
             if status == 200 {
-                return said.as_f64().expect("a time");
+                return answer.as_f64().expect("a time");
             }
             if !is_left || start.elapsed() >= PATIENCE {
                 let shown =
                     self.try_script_with_done("done(location.href + ': ' + document.documentElement.innerText)");
-                panic!("{condition}: {said}\n{}\n{}", shown.1, self.driver.log());
+                panic!("{condition}: {answer}\n{}\n{}", shown.1, self.driver.log());
             }
         }
     }

@@ -59,7 +59,7 @@ pub fn can_run() -> bool {
 /// The database, and what it was told.
 pub struct Database<'h, 's> {
     front: &'s FrontEnd<'h>,
-    said: &'s Said,
+    printed: &'s Said,
     /// The number of faults that are over.
     turn: &'s AtomicU64,
     at: PathBuf,
@@ -71,15 +71,15 @@ pub struct Database<'h, 's> {
 }
 
 impl<'h, 's> Database<'h, 's> {
-    pub fn new(harness: &Harness, front: &'s FrontEnd<'h>, said: &'s Said, turn: &'s AtomicU64) -> Self {
+    pub fn new(harness: &Harness, front: &'s FrontEnd<'h>, printed: &'s Said, turn: &'s AtomicU64) -> Self {
         let at = harness.path("database");
         std::fs::create_dir_all(&at).unwrap();
-        Self { front, said, turn, at, is_made: false, committed: 0, checks: 0 }
+        Self { front, printed, turn, at, is_made: false, committed: 0, checks: 0 }
     }
 
     /// Works until told to stop.
     pub fn work(mut self, is_over: &AtomicBool) -> Self {
-        let disk = self.front.place().join("disk.img");
+        let disk = self.front.location().join("disk.img");
         while !is_over.load(Ordering::Acquire) {
             match Looped::over(&disk) {
                 Some(device) => self.one_life(&device, is_over),
@@ -110,7 +110,7 @@ impl<'h, 's> Database<'h, 's> {
             }
         }
         if !process.wait().is_ok_and(|status| status.success()) {
-            self.said.errors.fetch_add(1, Ordering::AcqRel);
+            self.printed.errors.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -120,8 +120,8 @@ impl<'h, 's> Database<'h, 's> {
         match word {
             "committed" => {
                 self.committed = number;
-                self.said.requests.fetch_add(1, Ordering::AcqRel);
-                self.said.settled.fetch_max(turn, Ordering::AcqRel);
+                self.printed.requests.fetch_add(1, Ordering::AcqRel);
+                self.printed.settled.fetch_max(turn, Ordering::AcqRel);
             }
             "found" if number < self.committed => {
                 self.wrong(format!("commit {number} is the last, after {} was acknowledged", self.committed));
@@ -134,8 +134,8 @@ impl<'h, 's> Database<'h, 's> {
     }
 
     fn wrong(&self, text: String) {
-        self.said.wrong.lock().unwrap().bytes_lost += 1;
-        self.said.first.lock().unwrap().get_or_insert(text);
+        self.printed.wrong.lock().unwrap().bytes_lost += 1;
+        self.printed.first.lock().unwrap().get_or_insert(text);
     }
 
     /// Mounts the file system, which repeats its journal, unmounts and checks it. An error may be that of a disk that
@@ -148,10 +148,10 @@ impl<'h, 's> Database<'h, 's> {
         let checked = Command::new("e2fsck").args(["-f", "-n", &device.name]).output().unwrap();
         let is_whole = checked.status.success();
         self.checks += u64::from(is_whole);
-        let said = format!("the file system is wrong: {}", String::from_utf8_lossy(&checked.stdout));
-        let mut first = self.said.first.lock().unwrap();
+        let message = format!("the file system is wrong: {}", String::from_utf8_lossy(&checked.stdout));
+        let mut first = self.printed.first.lock().unwrap();
         match (is_whole, &*first) {
-            (false, None) => *first = Some(said),
+            (false, None) => *first = Some(message),
             (true, Some(text)) if text.starts_with("the file system") => *first = None,
             _ => {}
         }
@@ -181,17 +181,17 @@ impl<'h, 's> Database<'h, 's> {
     /// Looks at what is left on the medium: every commit that was acknowledged has to be there.
     pub fn compare_durable(&mut self, disk: &Path) {
         let device = Looped::over(disk).expect("the disk is there");
-        assert!(self.is_whole(&device), "{:?}", self.said.first.lock().unwrap());
+        assert!(self.is_whole(&device), "{:?}", self.printed.first.lock().unwrap());
         let looked = self.program(&device, &["look"]).wait_with_output().unwrap();
         let looked = String::from_utf8_lossy(&looked.stdout).into_owned();
         assert!(looked.starts_with("found "), "{looked}");
         looked.lines().for_each(|line| self.hear(line, 0));
-        assert_eq!(self.said.wrong.lock().unwrap().bytes_lost, 0, "{:?}", self.said.first.lock().unwrap());
+        assert_eq!(self.printed.wrong.lock().unwrap().bytes_lost, 0, "{:?}", self.printed.first.lock().unwrap());
     }
 
     /// In a few words.
     pub fn described(&self) -> String {
-        let errors = self.said.errors.load(Ordering::Acquire);
+        let errors = self.printed.errors.load(Ordering::Acquire);
         format!(
             "{} commits, {errors} errors told, {} checks of the file system, each without an error",
             self.committed, self.checks

@@ -180,7 +180,7 @@ struct Scene<'h, 's> {
     cutter: Cutter,
     disks: &'s mut [Disk],
     fronts: &'s [FrontEnd<'h>],
-    said: &'s [Said],
+    printed: &'s [Said],
     stop_max: Duration,
 }
 
@@ -226,7 +226,7 @@ impl Scene<'_, '_> {
     }
 
     fn requests(&self) -> u64 {
-        self.said.iter().map(|said| said.requests.load(Ordering::Acquire)).sum()
+        self.printed.iter().map(|printed| printed.requests.load(Ordering::Acquire)).sum()
     }
 
     fn wait_for_requests(&self, count: u64) {
@@ -240,8 +240,9 @@ impl Scene<'_, '_> {
     /// The medium of a disk fails until one of its writers is told an error; then its owner mends it, which takes up to
     /// a second, and starts the exporter again.
     fn fail(&mut self, disk: usize, failing: Failing, span: Duration) -> Option<usize> {
-        let errors =
-            || -> u64 { self.said[users_of(disk)].iter().map(|said| said.errors.load(Ordering::Acquire)).sum() };
+        let errors = || -> u64 {
+            self.printed[users_of(disk)].iter().map(|printed| printed.errors.load(Ordering::Acquire)).sum()
+        };
         let (before, began) = (errors(), Instant::now());
         self.disks[disk].fail(failing);
         while errors() == before && began.elapsed() < TOLD_WITHIN {
@@ -353,16 +354,16 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     let vias = ["fuse", "nbd", "nbd", "fuse"];
     let fronts: Vec<FrontEnd<'_>> =
         vias.into_iter().enumerate().map(|(disk, via)| FrontEnd::new(&harness, via, format!("d{disk}"))).collect();
-    let said: Vec<Said> = (0..users_of(DATABASE).end).map(|_| Said::default()).collect();
+    let printed: Vec<Said> = (0..users_of(DATABASE).end).map(|_| Said::default()).collect();
     let clients: Vec<Box<dyn Client>> = (0..users_of(DATABASE).start)
         .map(|writer| -> Box<dyn Client> {
             let front = &fronts[writer / WRITERS];
             match front.via {
                 "fuse" => {
-                    let file = front.place().join("disk.img");
+                    let file = front.location().join("disk.img");
                     Box::new(DiskUser::start(&harness, &format!("writer{writer}.sock"), file))
                 }
-                _ => Box::new(Nbd::new(front.place())),
+                _ => Box::new(Nbd::new(front.location())),
             }
         })
         .collect();
@@ -370,11 +371,11 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
 
     let (turn, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let stop_max = Duration::from_secs(stop_s);
-    let mut scene = Scene { exporter, desk, cutter, disks: &mut disks, fronts: &fronts, said: &said, stop_max };
+    let mut scene = Scene { exporter, desk, cutter, disks: &mut disks, fronts: &fronts, printed: &printed, stop_max };
     let mut rows = [Row::default(); KINDS.len()];
     let began = Instant::now();
     let (writers, database) = thread::scope(|s| {
-        let database = Database::new(&harness, &fronts[DATABASE], &said[users_of(DATABASE).start], &turn);
+        let database = Database::new(&harness, &fronts[DATABASE], &printed[users_of(DATABASE).start], &turn);
         let database = s.spawn(|| database.work(&is_over));
         let writers: Vec<_> = clients
             .into_iter()
@@ -388,7 +389,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
                     first_byte: (part * SECTORS * SECTOR) as u64,
                     sectors: Sectors::new(number as u32 + 1, SECTORS, view),
                     random: Random::new(seed << 16 | number as u64),
-                    said: &said[number],
+                    printed: &printed[number],
                     turn: &turn,
                 };
                 s.spawn(|| writer.work(&is_over))
@@ -396,7 +397,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
             .collect();
         let on_panic = SetOnDrop(&is_over);
         turn.store(1, Ordering::Release);
-        wait_until_settled(&said, 1, PATIENCE).expect("each writer begins");
+        wait_until_settled(&printed, 1, PATIENCE).expect("each writer begins");
         let mut faults = faults(seed, count, &only);
         if previous.is_some() {
             // What else happens to the previous release is not this campaign's.
@@ -407,7 +408,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
             let (kind, name) = KINDS[fault.kind];
             let row = &mut rows[fault.kind];
             play(&mut scene, (at, name), kind, fault.choice, &turn, row);
-            assert!(row.is_within_limits(), "{name}: {:?}\nagain: {again}", firsts(&said));
+            assert!(row.is_within_limits(), "{name}: {:?}\nagain: {again}", firsts(&printed));
         }
         drop(on_panic);
         let writers = writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>();
@@ -415,12 +416,12 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     });
     let database = finish(&mut scene, writers, database, &again);
     drop(scene);
-    print_table(&rows, seed, began.elapsed(), &disks, &said);
+    print_table(&rows, seed, began.elapsed(), &disks, &printed);
     println!("the database: {database}");
 }
 
-fn firsts(said: &[Said]) -> Vec<String> {
-    said.iter().filter_map(|said| said.first.lock().unwrap().clone()).collect()
+fn firsts(printed: &[Said]) -> Vec<String> {
+    printed.iter().filter_map(|printed| printed.first.lock().unwrap().clone()).collect()
 }
 
 /// Makes one fault, waits until all go on, and counts.
@@ -432,21 +433,21 @@ fn play(
     turn: &AtomicU64,
     row: &mut Row,
 ) {
-    let sum = |count: fn(&Said) -> u64| scene.said.iter().map(count).sum::<u64>();
-    let errors: fn(&Said) -> u64 = |said| said.errors.load(Ordering::Acquire);
-    let hangs: fn(&Said) -> u64 = |said| said.hangs.load(Ordering::Acquire);
-    let bytes: fn(&Said) -> u64 = |said| said.wrong.lock().unwrap().bytes_lost;
-    let stale: fn(&Said) -> u64 = |said| said.wrong.lock().unwrap().stale_reads;
+    let sum = |count: fn(&Said) -> u64| scene.printed.iter().map(count).sum::<u64>();
+    let errors: fn(&Said) -> u64 = |printed| printed.errors.load(Ordering::Acquire);
+    let hangs: fn(&Said) -> u64 = |printed| printed.hangs.load(Ordering::Acquire);
+    let bytes: fn(&Said) -> u64 = |printed| printed.wrong.lock().unwrap().bytes_lost;
+    let stale: fn(&Said) -> u64 = |printed| printed.wrong.lock().unwrap().stale_reads;
     let before = [errors, hangs, bytes, stale].map(sum);
-    let told: Vec<u64> = scene.said.iter().map(errors).collect();
+    let reported: Vec<u64> = scene.printed.iter().map(errors).collect();
     let began = Instant::now();
     let failed = scene.make(kind, choice);
     let made = began.elapsed();
     let disk = Random::new(choice).below(scene.disks.len() as u64) as usize;
     row.ended += scene.attach_again(matches!(kind, ImporterKilled | PowerCutOfBoth), disk);
     let now = turn.fetch_add(1, Ordering::AcqRel) + 1;
-    let settled = wait_until_settled(scene.said, now, HANGS);
-    let sum = |count: fn(&Said) -> u64| scene.said.iter().map(count).sum::<u64>();
+    let settled = wait_until_settled(scene.printed, now, HANGS);
+    let sum = |count: fn(&Said) -> u64| scene.printed.iter().map(count).sum::<u64>();
     let after = [errors, hangs, bytes, stale].map(sum);
     let grown = |which: usize| after[which] - before[which];
     row.faults += 1;
@@ -462,7 +463,7 @@ fn play(
         }
     }
     if let Some(disk) = failed {
-        let is_told = users_of(disk).any(|writer| errors(&scene.said[writer]) > told[writer]);
+        let is_told = users_of(disk).any(|writer| errors(&scene.printed[writer]) > reported[writer]);
         row.errors_not_told += u64::from(!is_told);
     }
     println!(
@@ -489,7 +490,7 @@ fn finish(scene: &mut Scene<'_, '_>, mut writers: Vec<Sectors>, mut database: Da
     database.described()
 }
 
-fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], said: &[Said]) {
+fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], printed: &[Said]) {
     println!(
         "| fault | times | bytes lost | stale reads | hangs | errors not told | errors told | attachments ended | flush again within |"
     );
@@ -499,7 +500,7 @@ fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], said: &[
     for (row, (_, name)) in rows.iter().zip(KINDS).filter(|(row, _)| row.faults > 0) {
         row.print(name);
     }
-    let requests: u64 = said.iter().map(|said| said.requests.load(Ordering::Acquire)).sum();
+    let requests: u64 = printed.iter().map(|printed| printed.requests.load(Ordering::Acquire)).sum();
     let forgotten: u64 = disks.iter().map(Disk::forgotten).sum();
     println!("{requests} requests in {took:.1?}; the media forgot {forgotten} sectors that were not flushed");
     if let Ok(path) = std::env::var("FARBUS_DURABILITY_JSON") {

@@ -239,7 +239,7 @@ impl<'h> FrontEnd<'h> {
     }
 
     /// Where the disk appears.
-    pub fn place(&self) -> PathBuf {
+    pub fn location(&self) -> PathBuf {
         match self.via {
             "fuse" => self.harness.path(&format!("{}-mnt", self.device)),
             _ => self.harness.path(&format!("{}.sock", self.device)),
@@ -247,7 +247,7 @@ impl<'h> FrontEnd<'h> {
     }
 
     pub fn attach(&self, desk: &Host<'_>, cutter: &Cutter) {
-        let (at, option) = (self.place(), if self.via == "fuse" { "--at" } else { "--socket" });
+        let (at, option) = (self.location(), if self.via == "fuse" { "--at" } else { "--socket" });
         let words = ["--via", self.via, option, at.to_str().unwrap(), "--wait=100"];
         let importer = attach_through(desk, &self.device, cutter, &words, GRACE_S);
         let mut state = self.state.lock().unwrap();
@@ -310,7 +310,7 @@ pub struct Writer<'h, 's> {
     pub first_byte: u64,
     pub sectors: Sectors,
     pub random: Random,
-    pub said: &'s Said,
+    pub printed: &'s Said,
     /// The number of faults that are over.
     pub turn: &'s AtomicU64,
 }
@@ -324,7 +324,7 @@ impl Writer<'_, '_> {
             open_soon(&mut *self.client, || is_over.load(Ordering::Acquire));
             // Its attachment continues until it is told otherwise.
             while !is_over.load(Ordering::Acquire) && self.one_round(is_over) {}
-            self.sectors.told();
+            self.sectors.reported();
         }
         self.sectors
     }
@@ -375,32 +375,32 @@ impl Writer<'_, '_> {
             None => {
                 self.sectors.flushed();
                 self.tell();
-                self.said.settled.fetch_max(turn, Ordering::AcqRel);
+                self.printed.settled.fetch_max(turn, Ordering::AcqRel);
                 true
             }
             Some(is_there) => {
-                self.sectors.told();
+                self.sectors.reported();
                 is_there
             }
         }
     }
 
     fn tell(&self) {
-        *self.said.wrong.lock().unwrap() = self.sectors.wrong;
+        *self.printed.wrong.lock().unwrap() = self.sectors.wrong;
         if let Some(first) = &self.sectors.first {
-            self.said.first.lock().unwrap().get_or_insert_with(|| first.clone());
+            self.printed.first.lock().unwrap().get_or_insert_with(|| first.clone());
         }
     }
 
     /// Counts a request's answer: `None` for success, or whether the front end is still there.
     fn heard(&self, result: std::io::Result<()>) -> Option<bool> {
-        self.said.requests.fetch_add(1, Ordering::AcqRel);
+        self.printed.requests.fetch_add(1, Ordering::AcqRel);
         let error = result.err()?;
-        self.said.errors.fetch_add(1, Ordering::AcqRel);
+        self.printed.errors.fetch_add(1, Ordering::AcqRel);
         if is_hang(&error) {
-            self.said.hangs.fetch_add(1, Ordering::AcqRel);
+            self.printed.hangs.fetch_add(1, Ordering::AcqRel);
             let text = format!("{}: no answer within {HANGS:?}", self.front.device);
-            self.said.first.lock().unwrap().get_or_insert(text);
+            self.printed.first.lock().unwrap().get_or_insert(text);
         }
         Some(is_answer(&error))
     }
@@ -411,7 +411,7 @@ impl Writer<'_, '_> {
 pub fn wait_until_settled(all: &[Said], turn: u64, within: Duration) -> Result<Duration, Vec<usize>> {
     let began = Instant::now();
     let late = || -> Vec<usize> {
-        let is_late = |said: &Said| said.settled.load(Ordering::Acquire) < turn;
+        let is_late = |printed: &Said| printed.settled.load(Ordering::Acquire) < turn;
         (0..all.len()).filter(|&writer| is_late(&all[writer])).collect()
     };
     loop {

@@ -322,18 +322,19 @@ pub fn is_done(program: &str, arguments: &[&str]) -> bool {
 /// The file that a loop device is on, by device and inode number; nothing if it is on none. A path changes when what it
 /// is on is unmounted.
 pub fn file_of(device: &str) -> String {
-    let told = Command::new("losetup").args(["--noheadings", "-O", "BACK-MAJ:MIN,BACK-INO", device]).output().unwrap();
-    String::from_utf8_lossy(&told.stdout).trim().to_owned()
+    let output =
+        Command::new("losetup").args(["--noheadings", "-O", "BACK-MAJ:MIN,BACK-INO", device]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// The block of the medium where a file begins, which has to be in one piece of `blocks` blocks.
 fn first_block(file: &Path, blocks: usize) -> usize {
-    let told = run("filefrag", &["-v", file.to_str().unwrap()], &[0]);
-    let line = told.lines().find(|line| line.trim_start().starts_with("0:")).expect("it has a first extent");
+    let message = run("filefrag", &["-v", file.to_str().unwrap()], &[0]);
+    let line = message.lines().find(|line| line.trim_start().starts_with("0:")).expect("it has a first extent");
     let numbers: Vec<usize> =
         line.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
     // The extent's number; its first and last block in the file; the same on the medium; its length.
-    assert_eq!(numbers[2] + 1, blocks, "the file is in one piece: {told}");
+    assert_eq!(numbers[2] + 1, blocks, "the file is in one piece: {message}");
     numbers[3]
 }
 

@@ -103,7 +103,7 @@ impl<'h> Scene<'h> {
     }
 
     /// Where front ends show the disk.
-    fn place(&self) -> PathBuf {
+    fn location(&self) -> PathBuf {
         let name = if self.route.way == Way::Fuse { "mounted" } else { "programs.sock" };
         self.desk.harness.path(name)
     }
@@ -146,11 +146,11 @@ impl<'h> Scene<'h> {
 
     /// The program that uses what a front end shows.
     fn client(&self) -> Box<dyn Client> {
-        let place = self.place();
+        let path = self.location();
         match self.route.way {
-            Way::Nbd => Box::new(Nbd::new(place)),
-            Way::Redir => Box::new(RedirDisk { socket: place, disk: None }),
-            Way::Fuse => Box::new(DiskUser::start(self.desk.harness, "user.sock", place.join("disk.img"))),
+            Way::Nbd => Box::new(Nbd::new(path)),
+            Way::Redir => Box::new(RedirDisk { socket: path, disk: None }),
+            Way::Fuse => Box::new(DiskUser::start(self.desk.harness, "user.sock", path.join("disk.img"))),
             Way::Kernel | Way::Uas => {
                 let at = self.wait_for_block_device();
                 Box::new(DiskUser::start(self.desk.harness, "user.sock", at))
@@ -176,12 +176,12 @@ impl<'h> Scene<'h> {
     }
 
     fn start_command(&mut self) {
-        let (target, place) = (self.target(), self.place());
+        let (target, path) = (self.target(), self.location());
         let way = format!("{:?}", self.route.way).to_lowercase();
         let mut words = vec!["attach", &target, "--via", &way];
         match self.route.way {
-            Way::Fuse => words.extend(["--at", place.to_str().unwrap()]),
-            Way::Nbd | Way::Redir => words.extend(["--socket", place.to_str().unwrap()]),
+            Way::Fuse => words.extend(["--at", path.to_str().unwrap()]),
+            Way::Nbd | Way::Redir => words.extend(["--socket", path.to_str().unwrap()]),
             _ => {}
         }
         if self.route.connection == Connection::Session {
@@ -197,8 +197,8 @@ impl<'h> Scene<'h> {
         let mut text = format!("plain.listen = []\n[[attach]]\ntarget = '{}'\n", self.target());
         text += &format!("via = '{}'\n", format!("{:?}", self.route.way).to_lowercase());
         match self.route.way {
-            Way::Fuse => text += &format!("at = '{}'\n", self.place().display()),
-            Way::Nbd | Way::Redir => text += &format!("socket = '{}'\n", self.place().display()),
+            Way::Fuse => text += &format!("at = '{}'\n", self.location().display()),
+            Way::Nbd | Way::Redir => text += &format!("socket = '{}'\n", self.location().display()),
             _ => {}
         }
         if self.route.connection == Connection::Session {

@@ -60,8 +60,8 @@ impl PluggedUsbEvidence {
             return DeviceEvidence::of_usb(found, all, inventory);
         }
         let mut plugged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = (found.bus, found.number);
-        if let Some(known) = plugged.get(&place).filter(|known| known.may_be_of_usb(found, inventory)) {
+        let location = (found.bus, found.number);
+        if let Some(known) = plugged.get(&location).filter(|known| known.may_be_of_usb(found, inventory)) {
             return known.clone();
         }
         let is_plugged = |bus: u32, number: u32| {
@@ -70,7 +70,7 @@ impl PluggedUsbEvidence {
         };
         plugged.retain(|&(bus, number), _| is_plugged(bus, number));
         let evidence = DeviceEvidence::of_usb(found, all, inventory);
-        plugged.insert(place, evidence.clone());
+        plugged.insert(location, evidence.clone());
         evidence
     }
 }

@@ -15,7 +15,7 @@ use crate::exporter::access::networks::IpNetwork;
 /// One listening socket.
 pub struct ExporterListener {
     listener: SocketListener,
-    place: SocketLocation,
+    location: SocketLocation,
     /// Networks that may connect; `None` allows all. A Unix socket is protected by its file mode instead.
     allowed: Mutex<Option<Vec<IpNetwork>>>,
     is_closed: AtomicBool,
@@ -30,14 +30,14 @@ impl ExporterListener {
     /// # Errors
     /// The socket's address cannot be read, or the system has no more descriptors.
     pub fn new(listener: SocketListener, allowed: Option<Vec<IpNetwork>>) -> io::Result<Self> {
-        let place = listener.place()?;
+        let location = listener.location()?;
         let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), ThreadWaker::new()?);
-        Ok(Self { listener, place, allowed, is_closed, wake, beside: OnceLock::new() })
+        Ok(Self { listener, location, allowed, is_closed, wake, beside: OnceLock::new() })
     }
 
     /// The address or path of the socket.
-    pub fn place(&self) -> &SocketLocation {
-        &self.place
+    pub fn location(&self) -> &SocketLocation {
+        &self.location
     }
 
     /// Whether the socket accepts no more connections.
@@ -110,15 +110,15 @@ impl ExporterListenerSet {
     }
 
     /// Sets which networks may connect to `place` (`None`: all). Existing connections stay.
-    pub fn allow(&self, place: &SocketLocation, allowed: Option<Vec<IpNetwork>>) {
-        for listening in self.all().iter().filter(|listening| listening.place() == place) {
+    pub fn allow(&self, location: &SocketLocation, allowed: Option<Vec<IpNetwork>>) {
+        for listening in self.all().iter().filter(|listening| listening.location() == location) {
             listening.allow(allowed.clone());
         }
     }
 
     /// Stops listening at `place`. Existing connections stay.
-    pub fn close(&self, place: &SocketLocation) {
-        let is_it = |listening: &mut Arc<ExporterListener>| listening.place() == place;
+    pub fn close(&self, location: &SocketLocation) {
+        let is_it = |listening: &mut Arc<ExporterListener>| listening.location() == location;
         self.all().extract_if(.., is_it).for_each(|listening| listening.close());
     }
 
@@ -132,9 +132,9 @@ impl ExporterListenerSet {
     ///
     /// # Errors
     /// `NotFound` if there is no listener at `place`; otherwise the system has no more descriptors.
-    pub fn listener(&self, place: &SocketLocation) -> io::Result<Option<TcpLinkListener>> {
+    pub fn listener(&self, location: &SocketLocation) -> io::Result<Option<TcpLinkListener>> {
         let all = self.all();
-        let listening = all.iter().find(|listening| listening.place() == place);
+        let listening = all.iter().find(|listening| listening.location() == location);
         match &listening.ok_or(io::ErrorKind::NotFound)?.listener {
             SocketListener::Tcp(listener) => listener.try_clone().map(Some),
             SocketListener::Local(_) => Ok(None),

@@ -148,8 +148,8 @@ impl LocalPeers {
     /// [`NotServed`] if the user is not served or cannot be found.
     pub fn recognize(&self, link: &Link, from: ConnectionOrigin) -> Result<ConnectionOrigin, NotServed> {
         let ConnectionOrigin::Address(address) = from else { return Ok(from) };
-        let asked = self.system.lock().unwrap_or_else(PoisonError::into_inner).peer_owner(link);
-        match asked {
+        let owner = self.system.lock().unwrap_or_else(PoisonError::into_inner).peer_owner(link);
+        match owner {
             Ok(PeerOwner::User(user)) if self.serves(user) => Ok(ConnectionOrigin::Own(address, user)),
             Ok(PeerOwner::User(user)) => Err(NotServed::User(user)),
             Ok(PeerOwner::Closed) => Err(NotServed::Closed),

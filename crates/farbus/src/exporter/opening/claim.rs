@@ -85,7 +85,7 @@ impl PeerOffers<'_> {
             }
             (None, _) => {}
         }
-        if self.session.place == ConnectionClass::Surplus {
+        if self.session.class == ConnectionClass::Surplus {
             let why = quota::refusal(self.session.visitor, self.shared.sessions.accounts.devices_max());
             warn!(device = bus_id, peer, "refused: {why}");
             permissions.record(self.session, AuditedUse::Attach, bus_id, Err(&why));
@@ -127,10 +127,10 @@ impl PeerOffers<'_> {
     pub fn claim_block(
         &self,
         bus_id: &str,
-        asked: native::AttachmentMode,
+        mode: native::AttachmentMode,
     ) -> Result<ClaimedBlock, native::AttachmentEndNotice> {
         self.claim_by(bus_id, NOT_BLOCK, |registry, peer, now| {
-            let claimed = registry.claim_block(bus_id, peer, asked, now)?;
+            let claimed = registry.claim_block(bus_id, peer, mode, now)?;
             let mode = claimed.mode;
             Ok((claimed, mode))
         })
@@ -143,10 +143,10 @@ impl PeerOffers<'_> {
     pub fn claim_stream(
         &self,
         bus_id: &str,
-        asked: native::AttachmentMode,
+        mode: native::AttachmentMode,
     ) -> Result<(FramePublisher, UseMode), native::AttachmentEndNotice> {
         self.claim_by(bus_id, NOT_STREAM, |registry, peer, now| {
-            let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
+            let (stage, mode) = registry.claim_stream(bus_id, peer, mode, now)?;
             Ok(((stage, mode), mode))
         })
     }

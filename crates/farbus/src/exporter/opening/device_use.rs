@@ -55,7 +55,7 @@ impl DeviceUse {
         open: &native::OpenRequest,
     ) -> Result<Self, native::AttachmentEndNotice> {
         let refused = |why: String| refusal(native::AttachmentEndCause::Refused, why);
-        if caller.place == ConnectionClass::Surplus {
+        if caller.class == ConnectionClass::Surplus {
             let why = quota::refusal(caller.visitor, shared.sessions.accounts.devices_max());
             warn!(device = open.name, peer, "refused: {why}");
             caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, &why));
@@ -426,9 +426,9 @@ impl DeviceUse {
     fn open_stream(
         &self,
         bus_id: &str,
-        asked: native::AttachmentMode,
+        attachment_mode: native::AttachmentMode,
     ) -> Result<(OpenedDevice, Option<UseMode>), native::AttachmentEndNotice> {
-        let (stage, mode) = self.offer().claim_stream(bus_id, asked)?;
+        let (stage, mode) = self.offer().claim_stream(bus_id, attachment_mode)?;
         let policy = if mode == UseMode::Exclusive { SlowReaderPolicy::All } else { SlowReaderPolicy::Latest };
         let observer = ObserverWaker::hang().map_err(|error| error.to_string()).and_then(|bell| {
             let wake = Arc::clone(&bell.wake);

@@ -263,14 +263,14 @@ mod tests {
         assert_eq!(mailbox.ask(OwnerCommand::Eject, Duration::from_millis(1)), None);
         mailbox.carry_out(|command| panic!("{command:?} was withdrawn"));
         let answer = thread::scope(|scope| {
-            let asked = scope.spawn(|| mailbox.ask(OwnerCommand::Insert, Duration::from_secs(60)));
-            while !asked.is_finished() {
+            let handle = scope.spawn(|| mailbox.ask(OwnerCommand::Insert, Duration::from_secs(60)));
+            while !handle.is_finished() {
                 mailbox.carry_out(|command| match command {
                     OwnerCommand::Insert => Ok(()),
                     other => panic!("{other:?}"),
                 });
             }
-            asked.join().unwrap()
+            handle.join().unwrap()
         });
         assert_eq!(answer, Some(Ok(())));
     }

@@ -37,7 +37,7 @@ pub struct SessionEntry {
     /// The paired host, if the peer proved a key.
     pub guest: Option<PairedPeer>,
     pub(crate) visitor: PeerIdentity,
-    pub(crate) place: ConnectionClass,
+    pub(crate) class: ConnectionClass,
     /// The account of its peer. `taken` is what this entry took from it, for itself or for its device.
     pub account: Arc<MemoryAccount>,
     pub(crate) taken: OrderedMutex<Option<MemoryCharge>, 3>,
@@ -76,7 +76,7 @@ pub struct SessionEntryPeer {
     /// The peer that the entry is counted for.
     pub visitor: PeerIdentity,
     /// Its place among the connections.
-    pub place: ConnectionClass,
+    pub class: ConnectionClass,
     /// The account of its peer.
     pub account: Arc<MemoryAccount>,
     /// The links of the session that the entry is, or belongs to.
@@ -108,7 +108,7 @@ impl SessionEntry {
     /// # Errors
     /// The system has no more descriptors.
     pub fn new(since: Instant, link: Option<Link>, peer: String, of: SessionEntryPeer) -> io::Result<Self> {
-        let SessionEntryPeer { guest, visitor, place, account, links } = of;
+        let SessionEntryPeer { guest, visitor, class, account, links } = of;
         Ok(Self {
             since,
             link: OrderedMutex::new(link),
@@ -117,7 +117,7 @@ impl SessionEntry {
             peer,
             guest,
             visitor,
-            place,
+            class,
             account,
             taken: OrderedMutex::default(),
             credit_bytes: AtomicUsize::new(CREDIT_BYTES_MAX),
@@ -237,7 +237,7 @@ impl SessionEntry {
 
     /// The peer and place to count. `None` for an entry that was told to end and has no device.
     pub(crate) fn counted(&self) -> Option<(PeerIdentity, ConnectionClass)> {
-        (!self.is_idle() || !self.is_told.load(Ordering::Acquire)).then_some((self.visitor, self.place))
+        (!self.is_idle() || !self.is_told.load(Ordering::Acquire)).then_some((self.visitor, self.class))
     }
 
     /// Whether it is a link of a peer known by address only, without a device.

@@ -111,14 +111,14 @@ impl SessionTable {
         let devices_max = self.accounts.devices_max();
         let mut sessions = self.lock();
         let now = self.clock.now();
-        let find = || quota::place(visitor, devices_max, sessions.values().filter_map(|session| session.counted()));
-        let place = match find() {
+        let find = || quota::location(visitor, devices_max, sessions.values().filter_map(|session| session.counted()));
+        let class = match find() {
             // The oldest idle connection gives way.
             Err(QuotaError::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),
-            place => place,
+            class => class,
         };
-        let place = place.map_err(io::Error::other)?;
-        let of = SessionEntryPeer { guest, visitor, place, account, links: SessionLinks::default() };
+        let class = class.map_err(io::Error::other)?;
+        let of = SessionEntryPeer { guest, visitor, class, account, links: SessionLinks::default() };
         let session = SessionEntry::new(now, link, peer, of)?;
         session.keep(taken);
         Ok(self.insert(&mut sessions, session))
@@ -140,8 +140,8 @@ impl SessionTable {
         let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
         let mut sessions = self.lock();
         let present = sessions.values().filter_map(|session| session.counted());
-        let place = quota::place_of_questions(visitor, present).map_err(io::Error::other)?;
-        let of = SessionEntryPeer { guest, visitor, place, account, links: SessionLinks::default() };
+        let class = quota::place_of_questions(visitor, present).map_err(io::Error::other)?;
+        let of = SessionEntryPeer { guest, visitor, class, account, links: SessionLinks::default() };
         let session = SessionEntry::new(self.clock.now(), link, peer, of)?;
         session.keep(taken);
         Ok(self.insert(&mut sessions, session))
@@ -156,7 +156,7 @@ impl SessionTable {
         let of = SessionEntryPeer {
             guest: of.guest.clone(),
             visitor: of.visitor,
-            place: ConnectionClass::Within,
+            class: ConnectionClass::Within,
             account: Arc::clone(&of.account),
             links: of.links.clone(),
         };

@@ -27,7 +27,7 @@ impl SessionReservation {
     }
 
     /// The report for the importer, where the thread that serves the device has this.
-    pub fn told(&self, time: ThreadTime) -> ReservationReport {
+    pub fn reported(&self, time: ThreadTime) -> ReservationReport {
         ReservationReport { thread: self.wants_thread.then_some(time), ..self.report }
     }
 }
@@ -44,7 +44,7 @@ pub struct SessionThread {
     /// Why the time was denied when it was asked for last.
     denied: Option<String>,
     /// What the importer knows of it.
-    told: Option<ThreadTime>,
+    time: Option<ThreadTime>,
 }
 
 impl SessionThread {
@@ -63,7 +63,7 @@ impl SessionThread {
             None => self.has_others = true,
         }
         let time = self.ask(schedule);
-        self.told.get_or_insert(time);
+        self.time.get_or_insert(time);
         time
     }
 
@@ -82,7 +82,7 @@ impl SessionThread {
             }
         }
         let time = self.ask(schedule);
-        (self.told.replace(time) != Some(time)).then_some(time)
+        (self.time.replace(time) != Some(time)).then_some(time)
     }
 
     /// Gives the time back.
@@ -93,7 +93,7 @@ impl SessionThread {
 
     /// A device's report with what the thread has, for an importer that wants to be told.
     pub fn in_report(&self, report: ReservationReport, is_told: bool) -> ReservationReport {
-        ReservationReport { thread: self.told.filter(|_| is_told), ..report }
+        ReservationReport { thread: self.time.filter(|_| is_told), ..report }
     }
 
     fn ask(&mut self, schedule: impl Fn(Option<VcpuReserve>) -> Result<(), String>) -> ThreadTime {
@@ -147,9 +147,9 @@ mod tests {
 
     #[test]
     fn thread_has_the_sum_of_all_parts_and_nothing_beside_a_device_without_reservation() {
-        let (asked, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
+        let (vcpu_reserves, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
         let schedule = |time| {
-            asked.borrow_mut().push(time);
+            vcpu_reserves.borrow_mut().push(time);
             Ok(())
         };
         let high = |budget_ns, period_ns| reserved(ReservationCriticality::High, budget_ns, period_ns);
@@ -157,25 +157,25 @@ mod tests {
         assert_eq!(thread.add("can", &can, schedule), ThreadTime::Reserved);
         assert_eq!(thread.add("camera", &camera, schedule), ThreadTime::Reserved);
         let both = Some(VcpuReserve { budget_ns: 302, period_ns: 1000 });
-        assert_eq!(asked.borrow().as_slice(), [Some(VcpuReserve { budget_ns: 101, period_ns: 1000 }), both]);
+        assert_eq!(vcpu_reserves.borrow().as_slice(), [Some(VcpuReserve { budget_ns: 101, period_ns: 1000 }), both]);
         let all = [("can", Some(can)), ("camera", Some(camera))];
         assert_eq!(thread.set(all.into_iter(), schedule), None);
-        assert_eq!(asked.borrow().len(), 2, "the kernel is asked for changes only");
+        assert_eq!(vcpu_reserves.borrow().len(), 2, "the kernel is asked for changes only");
         for other in [None, Some(reserved(ReservationCriticality::Low, 1, 1000))] {
             let with_other = all.into_iter().chain([("disk", other)]);
             assert_eq!(thread.set(with_other, schedule), Some(ThreadTime::Ordinary));
-            assert_eq!(asked.borrow().last(), Some(&None));
+            assert_eq!(vcpu_reserves.borrow().last(), Some(&None));
             assert_eq!(thread.set(all.into_iter(), schedule), Some(ThreadTime::Reserved));
         }
         thread.end(schedule);
-        assert_eq!(asked.borrow().last(), Some(&None));
+        assert_eq!(vcpu_reserves.borrow().last(), Some(&None));
     }
 
     #[test]
     fn thread_that_is_denied_more_keeps_nothing_that_looks_like_it() {
-        let (asked, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
+        let (wanted, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
         let schedule = |time: Option<VcpuReserve>| {
-            asked.borrow_mut().push(time.map(|time| time.budget_ns));
+            wanted.borrow_mut().push(time.map(|time| time.budget_ns));
             match time {
                 Some(VcpuReserve { budget_ns: 200.., .. }) => Err("the rest is promised".to_owned()),
                 _ => Ok(()),
@@ -184,11 +184,11 @@ mod tests {
         let high = |budget_ns| reserved(ReservationCriticality::High, budget_ns, 1000);
         assert_eq!(thread.add("can", &high(100), schedule), ThreadTime::Reserved);
         assert_eq!(thread.add("camera", &high(100), schedule), ThreadTime::Ordinary);
-        assert_eq!(asked.borrow().as_slice(), [Some(101), Some(202), None]);
+        assert_eq!(wanted.borrow().as_slice(), [Some(101), Some(202), None]);
         let both = [("can", Some(high(100))), ("camera", Some(high(100)))];
         assert_eq!(thread.set(both.into_iter(), schedule), Some(ThreadTime::Ordinary), "which the first did not know");
-        assert_eq!(high(1).told(ThreadTime::Ordinary).thread, Some(ThreadTime::Ordinary));
+        assert_eq!(high(1).reported(ThreadTime::Ordinary).thread, Some(ThreadTime::Ordinary));
         let old = SessionReservation { wants_thread: false, ..high(1) };
-        assert_eq!(old.told(ThreadTime::Reserved), old.report);
+        assert_eq!(old.reported(ThreadTime::Reserved), old.report);
     }
 }

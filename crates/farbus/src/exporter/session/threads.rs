@@ -346,7 +346,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
             self.flush();
             return Ok(Some(SessionLoopEnd::Ended));
         }
-        if let Some(asker) = self.inbox.save_requester.asked() {
+        if let Some(asker) = self.inbox.save_requester.requested() {
             return self.part(asker);
         }
         let before = self.session.attachments();
@@ -419,7 +419,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
         if let Some(time) = self.session_thread.set(named, |time| provider.schedule(time)) {
             let reserved = all.iter().filter_map(|(number, _, reserved)| Some((number, (*reserved)?)));
             for (&number, reserved) in reserved.filter(|(_, reserved)| reserved.wants_thread) {
-                self.session.say_report(number, reserved.told(time));
+                self.session.say_report(number, reserved.reported(time));
             }
         }
         let reserved = all.into_iter().filter_map(|(_, open, reserved)| Some((open, reserved?.report)));
@@ -775,7 +775,7 @@ impl<H: DeviceProvider> ExporterServices for SessionDeviceOpener<'_, H> {
         Ok(match self.provider.reserved(open) {
             Some(reserved) => {
                 let time = self.session_thread.add(&open.name, &reserved, |time| self.provider.schedule(time));
-                reserved.told(time)
+                reserved.reported(time)
             }
             None => report,
         })

@@ -212,7 +212,7 @@ type UsbDeviceKey = (String, u32);
 /// A device that is shared.
 #[derive(Debug)]
 struct SharedUsbDevice {
-    place: UsbDeviceKey,
+    location: UsbDeviceKey,
     bus: u32,
     /// The bus id on the wire.
     export: String,
@@ -287,7 +287,7 @@ impl SharedUsbDevices {
         name: Option<&str>,
     ) -> Result<Vec<DeviceRecord>, UsbError> {
         let all = UsbInventory::default().devices().map_err(UsbError::System)?;
-        let is_new = |found: &PluggedDevice| self.devices.iter().all(|tracked| tracked.place.0 != found.bus_id);
+        let is_new = |found: &PluggedDevice| self.devices.iter().all(|tracked| tracked.location.0 != found.bus_id);
         let meant = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
         let meant = one_or_all(meant, selector, name)?;
         let opened = meant.iter().map(|found| self.open(found)).collect::<Result<Vec<_>, UsbError>>()?;
@@ -344,7 +344,7 @@ impl SharedUsbDevices {
     ) -> Result<(u64, DeviceRecord), UsbError> {
         let found = UsbInventory::default().device_at(bus_id).map_err(UsbError::System)?;
         let found = found.ok_or_else(|| UsbError::NoneFound(UsbDeviceSelector::BusId(bus_id.to_owned())))?;
-        if let Some(tracked) = self.devices.iter().find(|tracked| tracked.place.0 == bus_id) {
+        if let Some(tracked) = self.devices.iter().find(|tracked| tracked.location.0 == bus_id) {
             let name = share.status().into_iter().find(|status| status.bus_id == tracked.export);
             let name = name.map_or_else(|| tracked.export.clone(), |status| status.name);
             return Err(UsbError::Shared { bus_id: bus_id.to_owned(), name });
@@ -381,8 +381,8 @@ impl SharedUsbDevices {
         self.follow_twins(share);
         for device in self.devices.extract_if(.., |device| device.passed == Some(number)) {
             let _ = share.remove(&device.export);
-            self.broker.given_back(device.bus, device.place.1);
-            info!(device = %device.export, usb = %device.place.0, "shared no more");
+            self.broker.given_back(device.bus, device.location.1);
+            info!(device = %device.export, usb = %device.location.0, "shared no more");
         }
     }
 
@@ -402,7 +402,7 @@ impl SharedUsbDevices {
         self.follow_twins(share);
         let Ok(all) = UsbInventory::default().devices() else { return false };
         let Some(device) = self.devices.iter_mut().find(|device| device.passed == Some(number)) else { return false };
-        let found = all.iter().find(|found| is_at(found, &device.place));
+        let found = all.iter().find(|found| is_at(found, &device.location));
         let selected = found.and_then(|found| Some((found, wanted.selected(found)?)));
         let Some((_, selected)) = selected.filter(|(found, selected)| selected.name_of(found) == name) else {
             return false;
@@ -444,10 +444,17 @@ impl SharedUsbDevices {
         if selected.by_port.is_some() {
             self.ports.note(found, known, name_of(&record), is_passed);
         }
-        let place = place_of(found);
+        let location = place_of(found);
         share.swaps().plugs().put(&record.bus_id, PlugLocation::of(found));
         let export = record.bus_id.clone();
-        self.devices.push(SharedUsbDevice { place, bus: found.bus, export, is_twin: false, passed: None, is_another });
+        self.devices.push(SharedUsbDevice {
+            location,
+            bus: found.bus,
+            export,
+            is_twin: false,
+            passed: None,
+            is_another,
+        });
         Ok(record)
     }
 
@@ -471,14 +478,14 @@ impl SharedUsbDevices {
     fn review(&mut self, share: &Share, all: &[PluggedDevice]) {
         let mut devices = std::mem::take(&mut self.devices);
         devices.retain(|tracked| {
-            let found = all.iter().find(|found| is_at(found, &tracked.place) && !found.is_being_reset());
+            let found = all.iter().find(|found| is_at(found, &tracked.location) && !found.is_being_reset());
             let Some(found) = found.filter(|_| !tracked.is_twin && tracked.passed.is_none()) else { return true };
             let Some(selected) = self.wanted.selected(found) else { return true };
             let is_as_offered =
                 self.judge(found, &selected, false).is_ok_and(|now| now.another.is_some() == tracked.is_another);
             let stays = is_as_offered || !share.remove_gone(&tracked.export);
             if !stays {
-                self.broker.given_back(tracked.bus, tracked.place.1);
+                self.broker.given_back(tracked.bus, tracked.location.1);
             }
             stays
         });
@@ -494,10 +501,10 @@ impl SharedUsbDevices {
         let status = share.status();
         let tracked = self.devices.iter().find(|tracked| {
             let is_named = status.iter().any(|status| status.bus_id == tracked.export && status.name == device);
-            is_named || device.strip_prefix("usb:") == Some(&tracked.place.0)
+            is_named || device.strip_prefix("usb:") == Some(&tracked.location.0)
         })?;
         let listed = status.iter().find(|status| status.bus_id == tracked.export)?;
-        if !self.wanted.selects_port(&tracked.place.0) {
+        if !self.wanted.selects_port(&tracked.location.0) {
             return None;
         }
         if let Some(user) = listed.user.as_ref().filter(|_| tracked.is_another) {
@@ -506,10 +513,10 @@ impl SharedUsbDevices {
                 "'{name}' is used by {user}, as the device that it is\n  first: farbus release {name}"
             )));
         }
-        if let Err(error) = self.ports.adopt(&tracked.place.0) {
+        if let Err(error) = self.ports.adopt(&tracked.location.0) {
             return Some(Err(format!("{device}: the device that it was cannot be forgotten: {error}")));
         }
-        info!(device = listed.name, usb = tracked.place.0, "shared as the device that is there, as its owner said");
+        info!(device = listed.name, usb = tracked.location.0, "shared as the device that is there, as its owner said");
         let name = listed.name.clone();
         let reviewed = UsbInventory::default().devices().map(|all| self.review(share, &all));
         let offered = reviewed.and_then(|()| self.reconcile(share));
@@ -522,10 +529,10 @@ impl SharedUsbDevices {
             let Some(PlugLocation { bus_id, bus, number }) = share.swaps().plugs().get(&tracked.export) else {
                 continue;
             };
-            let place = (bus_id, number);
-            if place != tracked.place {
-                self.broker.given_back(tracked.bus, tracked.place.1);
-                self.left.push(std::mem::replace(&mut tracked.place, place));
+            let location = (bus_id, number);
+            if location != tracked.location {
+                self.broker.given_back(tracked.bus, tracked.location.1);
+                self.left.push(std::mem::replace(&mut tracked.location, location));
                 (tracked.bus, tracked.is_twin) = (bus, true);
             }
         }
@@ -534,7 +541,7 @@ impl SharedUsbDevices {
     /// Tells the broker that all devices were given back by the process that held them.
     fn dismiss(&mut self) {
         for device in self.devices.drain(..) {
-            self.broker.given_back(device.bus, device.place.1);
+            self.broker.given_back(device.bus, device.location.1);
         }
     }
 
@@ -543,17 +550,18 @@ impl SharedUsbDevices {
         self.wanted = wanted;
         self.follow_twins(share);
         let all = UsbInventory::default().devices()?;
-        let is_meant = |place: &UsbDeviceKey| all.iter().any(|f| is_at(f, place) && self.wanted.selected(f).is_some());
-        let is_there = |place: &UsbDeviceKey| all.iter().any(|found| is_at(found, place));
+        let is_meant =
+            |location: &UsbDeviceKey| all.iter().any(|f| is_at(f, location) && self.wanted.selected(f).is_some());
+        let is_there = |location: &UsbDeviceKey| all.iter().any(|found| is_at(found, location));
         let is_unmeant = |device: &mut SharedUsbDevice| {
             let stays = device.is_twin || device.passed.is_some();
-            is_there(&device.place) && !stays && !is_meant(&device.place)
+            is_there(&device.location) && !stays && !is_meant(&device.location)
         };
         for device in self.devices.extract_if(.., is_unmeant) {
             // A session that used the device may have removed it already.
             let _ = share.remove(&device.export);
-            self.broker.given_back(device.bus, device.place.1);
-            info!(device = %device.export, usb = %device.place.0, "shared no more");
+            self.broker.given_back(device.bus, device.location.1);
+            info!(device = %device.export, usb = %device.location.0, "shared no more");
         }
         self.ports.retain(|bus_id| self.wanted.selects_port(bus_id));
         self.review(share, &all);
@@ -568,26 +576,26 @@ impl SharedUsbDevices {
             true => Vec::new(),
             false => UsbInventory::default().devices()?,
         };
-        let is_there = |place: &UsbDeviceKey| all.iter().any(|found| is_at(found, place));
+        let is_there = |location: &UsbDeviceKey| all.iter().any(|found| is_at(found, location));
         self.follow_twins(share);
         self.left.retain(is_there);
         self.devices.retain(|tracked| {
-            let stays = is_there(&tracked.place) || !share.remove_gone(&tracked.export);
+            let stays = is_there(&tracked.location) || !share.remove_gone(&tracked.export);
             if !stays {
-                self.broker.given_back(tracked.bus, tracked.place.1);
-                info!(device = %tracked.export, usb = %tracked.place.0, "unplugged");
+                self.broker.given_back(tracked.bus, tracked.location.1);
+                info!(device = %tracked.export, usb = %tracked.location.0, "unplugged");
             }
             stays
         });
         // A device in reset is still there, or was replaced; its number will show which.
-        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.place))
+        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.location))
             || all.iter().any(|found| found.is_being_reset() && self.wanted.selected(found).is_some());
         let mut troubles = BTreeMap::new();
         for found in &all {
             let Some(selected) = self.wanted.selected(found) else { continue };
             // A device waits while the former device at the same port is still being released.
-            let is_left = self.left.iter().any(|place| is_at(found, place));
-            if is_left || self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
+            let is_left = self.left.iter().any(|location| is_at(found, location));
+            if is_left || self.devices.iter().any(|tracked| tracked.location.0 == found.bus_id) {
                 continue;
             }
             if found.configuration == 0 || found.is_being_reset() {
@@ -755,8 +763,8 @@ mod tests {
     #[test]
     fn usb_errors_say_what_to_do_next() {
         let obstacle = SharingObstacle::NoPermission { node: "/dev/bus/usb/001/002".into() };
-        let said = UsbError::Obstacle { bus_id: "1-1".into(), obstacle }.to_string();
-        assert!(said.starts_with("usb:1-1: no permission for /dev/bus/usb/001/002\n  run as root"), "{said}");
+        let message = UsbError::Obstacle { bus_id: "1-1".into(), obstacle }.to_string();
+        assert!(message.starts_with("usb:1-1: no permission for /dev/bus/usb/001/002\n  run as root"), "{message}");
         let error = UsbError::NoneFound("046d:c52b".parse().unwrap());
         assert!(error.to_string().contains("usb:046d:c52b\n  'farbus share --list'"), "{error}");
     }
@@ -776,8 +784,8 @@ mod tests {
             node: "/dev/bus/usb/001/002".into(),
             obstacle: None,
         };
-        let place = place_of(&found("1-1", 2));
-        assert!(is_at(&found("1-1", 2), &place) && is_at(&found("1-1", 0), &place));
-        assert!(!is_at(&found("1-1", 3), &place) && !is_at(&found("1-2", 0), &place));
+        let location = place_of(&found("1-1", 2));
+        assert!(is_at(&found("1-1", 2), &location) && is_at(&found("1-1", 0), &location));
+        assert!(!is_at(&found("1-1", 3), &location) && !is_at(&found("1-2", 0), &location));
     }
 }

@@ -39,8 +39,8 @@ impl DiskRetirements {
     ///
     /// # Errors
     /// It cannot be noted.
-    pub fn note(&self, device: DeviceId, said: RetirementStep) -> Result<Option<DiskRetirement>, String> {
+    pub fn note(&self, device: DeviceId, step: RetirementStep) -> Result<Option<DiskRetirement>, String> {
         let system = self.system().ok_or("this process keeps nothing about its disks")?;
-        system.retirement(device, Some(said)).map_err(|error| error.to_string())
+        system.retirement(device, Some(step)).map_err(|error| error.to_string())
     }
 }

@@ -202,7 +202,7 @@ impl<R: KernelRelay> KernelAttachment<R> {
             if self.stop.hears() {
                 break None;
             }
-            if let Some(asker) = self.save_requester.asked() {
+            if let Some(asker) = self.save_requester.requested() {
                 let mut to = SnapshotWriter::new(self.kind);
                 to.u32(self.port.0);
                 match self.relay.save(&mut to) {

@@ -77,14 +77,14 @@ impl DeviceRelay {
         let wrong = |reject: ProtocolViolation| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = SwapUsb::restore(redial, swap, &mut reader)?;
         // Both layers saved whether they fetch ahead; this plan says how far, if they do.
-        let (clock, plan, asked) = (device.clock(), plan_of(&device, PrefetchMode::Auto), device.in_flight_of());
+        let (clock, plan, wanted) = (device.clock(), plan_of(&device, PrefetchMode::Auto), device.in_flight_of());
         let streams = IsochronousLayer::restore(clock.now(), device, &mut reader);
         let device = streams.map_err(|(mut device, reject)| {
             device.leave();
             wrong(reject)
         })?;
-        let asked = device.in_flight_of(asked);
-        let far = FarLayer::restore(clock.now(), device, plan, asked, &mut reader);
+        let wanted = device.in_flight_of(wanted);
+        let far = FarLayer::restore(clock.now(), device, plan, wanted, &mut reader);
         let device = far.map_err(|(device, reject)| {
             device.hand_over().leave();
             wrong(reject)

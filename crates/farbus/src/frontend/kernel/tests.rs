@@ -68,8 +68,8 @@ impl Kernel {
             interface_count: 0,
         };
         let mut handshake = ImportHandshake::import(SessionLimits::DEFAULT, "1-1");
-        let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
-        handshake.handle_transmitted(asked);
+        let wanted: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
+        handshake.handle_transmitted(wanted);
         let mut reply = [0x01, 0x11, 0, 3, 0, 0, 0, 0].to_vec();
         record.encode(false, &mut reply);
         handshake.receive_space()[..reply.len()].copy_from_slice(&reply);
@@ -225,9 +225,9 @@ impl Bench {
 
     /// Swaps for a device of this machine.
     fn swap_here(&mut self, device: impl Device + 'static, at: &str) -> Result<(), String> {
-        let told = self.swap().exchange_here(Box::new(device), at);
-        self.kernel.until(|| told.is_finished());
-        told.join().unwrap()
+        let handle = self.swap().exchange_here(Box::new(device), at);
+        self.kernel.until(|| handle.is_finished());
+        handle.join().unwrap()
     }
 
     fn state(&self, device: &str) -> String {
@@ -484,27 +484,27 @@ fn isochronous_stream_goes_on_from_device_to_device() {
                 urb
             })
         };
-        let mut asked: Vec<UrbId> = (0..4).map(|_| ask(&mut bench.kernel)).collect();
+        let mut urb_ids: Vec<UrbId> = (0..4).map(|_| ask(&mut bench.kernel)).collect();
         let (first, second) = (bench.at("first"), bench.at("second"));
         for to in [Some(second), None, Some(first)] {
-            let answered = asked.len();
+            let answered = urb_ids.len();
             match to {
                 Some(to) => bench.swap_to(&to).unwrap(),
                 None => bench.swap_here(zero(), "usb:1-3").unwrap(),
             }
             // As a driver does: a new request for each one that is answered.
             for at in answered - 4..answered + 16 {
-                let answer = bench.kernel.answer(asked[at]);
+                let answer = bench.kernel.answer(urb_ids[at]);
                 assert_eq!(answer.status, UrbStatus::Ok);
                 assert_eq!(answer.iso.len(), 8);
-                asked.push(ask(&mut bench.kernel));
+                urb_ids.push(ask(&mut bench.kernel));
             }
-            asked.drain(..asked.len() - 4);
+            urb_ids.drain(..urb_ids.len() - 4);
         }
         assert_eq!(bench.handle.replaced_by(), None);
         // A busy machine is late for many packets, and not for all.
         let until = WallInstant::now() + PATIENCE;
-        let mut last = *asked.last().unwrap();
+        let mut last = *urb_ids.last().unwrap();
         while !bench.kernel.answer(last).iso.iter().any(|packet| packet.actual > 0) {
             assert!(WallInstant::now() < until, "it brings no data");
             last = ask(&mut bench.kernel);

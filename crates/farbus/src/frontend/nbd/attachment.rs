@@ -65,8 +65,8 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn manner(&self, request: &AttachRequest) -> String {
-        let (place, mode) = (request.place_of(PROTOCOL).as_host(), request.mode.as_str());
-        format!("nbd at {place}, {mode}{}", request.access)
+        let (location, mode) = (request.place_of(PROTOCOL).as_host(), request.mode.as_str());
+        format!("nbd at {location}, {mode}{}", request.access)
     }
 
     fn restore(
@@ -122,7 +122,7 @@ impl NbdAttachment {
         if let Some(session) = &disk.session {
             server = server.movable(session.clone()).map_err(local)?;
         }
-        let uri = uri(&server.listener().place().map_err(local)?, "");
+        let uri = uri(&server.listener().location().map_err(local)?, "");
         Ok(Self { server, disk, target: target.clone(), uri, system, is_handed_over: false })
     }
 }
@@ -182,10 +182,10 @@ impl Attachment for NbdAttachment {
     }
 
     fn run(self: Box<Self>) -> AttachmentEnd {
-        let place = self.server.listener().place();
+        let location = self.server.listener().location();
         let ended = self.server.run();
         if matches!(ended, AttachmentEnd::HandedOver) {
-            place.iter().for_each(|place| self.system.leave_place(place));
+            location.iter().for_each(|location| self.system.leave_place(location));
             return ended;
         }
         // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
@@ -199,7 +199,7 @@ impl Attachment for NbdAttachment {
 
 impl RestoredAttachment for NbdAttachment {
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
-        let kept = self.server.listener().place().and_then(|place| system.take_place(&place));
+        let kept = self.server.listener().location().and_then(|location| system.take_place(&location));
         match kept {
             Ok(()) => Ok(self),
             Err(error) => {

@@ -125,7 +125,7 @@ struct NbdConnection {
     /// When it last took an answer or sent something.
     moved_at: Instant,
     /// Which losses of each device it was told of.
-    told: Vec<LossCursor>,
+    cursors: Vec<LossCursor>,
     /// When its handshake must be complete.
     choose_until: Instant,
     /// Its socket takes no more.
@@ -148,7 +148,7 @@ impl NbdConnection {
             conn,
             memory,
             moved_at: now,
-            told: losses.iter().map(LossCounter::cursor).collect(),
+            cursors: losses.iter().map(LossCounter::cursor).collect(),
             choose_until: now,
             is_full: false,
             has_more: false,
@@ -332,7 +332,7 @@ impl NbdServer {
             if self.stop.hears() {
                 break AttachmentEnd::Asked;
             }
-            if let Some(asker) = self.save_requester.asked()
+            if let Some(asker) = self.save_requester.requested()
                 && self.part(asker) == SaveDecision::Go
             {
                 self.leave();
@@ -440,8 +440,8 @@ impl NbdServer {
             to.u8(losses.last().map_or(0, StoreError::code));
             to.flag(losses.told_to_nobody().is_none());
         }
-        for told in self.clients.iter().filter(here).flat_map(|client| &client.told) {
-            to.u64(told.told());
+        for reported in self.clients.iter().filter(here).flat_map(|client| &client.cursors) {
+            to.u64(reported.notice());
         }
         Ok(Some(SavedAttachment { snapshot: to.into_bytes(), descriptors, medium: None }))
     }
@@ -460,13 +460,13 @@ impl NbdServer {
     /// The snapshot is invalid, or the system has no more descriptors.
     pub fn restore(
         saved: SavedAttachment,
-        place: &SocketLocation,
+        location: &SocketLocation,
         mut restore: impl FnMut(&[u8]) -> io::Result<(NbdExport, PendingBlockRequests, BoottimeClock)>,
     ) -> io::Result<Self> {
         let mut from = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
         let mut descriptors = saved.descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
-        let listener = SocketListener::passed(next()?, place);
+        let listener = SocketListener::passed(next()?, location);
         let count = from.count("devices", 4).map_err(wrong)?;
         if count != 1 {
             return Err(wrong(ProtocolViolation::new("devices", count as u64, "an attachment has one")));
@@ -521,8 +521,8 @@ impl NbdServer {
             let (count, last) = (from.u64("losses")?, StoreError::of_code(from.u8("last loss")?));
             *losses = LossCounter::restore(count, last.filter(|_| count > 0), from.flag("told")?);
         }
-        for told in self.clients.iter_mut().flat_map(|client| &mut client.told) {
-            *told = LossCursor::restore(from.u64("losses told")?);
+        for cursor in self.clients.iter_mut().flat_map(|client| &mut client.cursors) {
+            *cursor = LossCursor::restore(from.u64("losses told")?);
         }
         Ok(())
     }
@@ -587,7 +587,7 @@ impl NbdServer {
     /// Passes the client's requests to the device, as long as there is room for the answers and the client has its
     /// turn.
     fn ask(&mut self, at: usize, now: Instant) -> NbdStallCause {
-        let mut asked = 0u32;
+        let mut wanted = 0u32;
         let is_held = self.is_held();
         while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
             let client = &mut self.clients[at];
@@ -602,8 +602,8 @@ impl NbdServer {
                     let export = client.conn.export().expect("requests come after the handshake");
                     self.devices[export].submit(now, request.launch(), &mut self.done);
                     self.hand_out();
-                    asked += 1;
-                    if asked.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
+                    wanted += 1;
+                    if wanted.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
                         return NbdStallCause::Late;
                     }
                 }
@@ -659,7 +659,7 @@ impl NbdServer {
             self.losses[export].record(error);
         }
         match client.filter(|client| !client.is_gone) {
-            Some(client) => self.losses[export].tell(&mut client.told[export]),
+            Some(client) => self.losses[export].tell(&mut client.cursors[export]),
             None => flushed,
         }
     }
@@ -749,8 +749,8 @@ impl NbdServer {
             return Ok(Some(AttachmentEnd::Lost("the exporter ended the connection, or the way to it broke".into())));
         }
         let now = self.clock.now();
-        for (place, &at) in waited_on.iter().enumerate() {
-            if ready[at_devices + place] {
+        for (position, &at) in waited_on.iter().enumerate() {
+            if ready[at_devices + position] {
                 self.devices[at].handle_ready(now, &mut self.done);
             }
         }

@@ -262,12 +262,12 @@ mod tests {
         order: impl FnOnce(&HoldHandle) -> Result<HoldGrant, &'static str> + Send + 'static,
     ) -> Result<HoldGrant, &'static str> {
         let hold_handle = moving.hold_handle.clone();
-        let asked = thread::spawn(move || order(&hold_handle));
-        while !asked.is_finished() {
+        let handle = thread::spawn(move || order(&hold_handle));
+        while !handle.is_finished() {
             moving.look_after(at_s(1), clients);
             thread::sleep(Duration::from_millis(1));
         }
-        asked.join().unwrap()
+        handle.join().unwrap()
     }
 
     fn moving() -> (NbdMigration, SessionStatus) {
@@ -365,12 +365,12 @@ mod tests {
         assert_eq!(ordered(&mut moving, BUSY, HoldHandle::hold), not_yet);
         status.note_expected(false);
         let hold_handle = moving.hold_handle.clone();
-        let asked = thread::spawn(move || hold_handle.hold());
+        let handle = thread::spawn(move || hold_handle.hold());
         while !moving.is_held() {
             moving.look_after(at_s(1), BUSY);
         }
         moving.look_after(at_s(1) + QUIET_WITHIN, BUSY);
-        assert_eq!(asked.join().unwrap(), Err("what is under way does not come to its end"));
+        assert_eq!(handle.join().unwrap(), Err("what is under way does not come to its end"));
         assert!(!moving.is_held());
     }
 }

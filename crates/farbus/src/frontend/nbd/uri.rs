@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use crate::common::socket_place::SocketLocation;
 
 /// The URI of an export of a server at `place`. An empty name means the default export.
-pub fn uri(place: &SocketLocation, export: &str) -> String {
+pub fn uri(location: &SocketLocation, export: &str) -> String {
     let export = escaped(export);
-    match place {
+    match location {
         SocketLocation::Socket(path) => format!("nbd+unix:///{export}?socket={}", escaped(&path.display().to_string())),
         SocketLocation::Address(address) => format!("nbd://{address}/{export}"),
     }

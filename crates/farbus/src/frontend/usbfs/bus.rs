@@ -257,8 +257,8 @@ pub fn members(
         let hub = RootHub::device(is_super, devices.iter().map(|(device, _)| Some(Device::speed(device))).collect());
         members.push((UsbBusLocation { bus, device: 1, ports: Vec::new() }, BusMember::Hub(Box::new(hub))));
         for (port, (device, source)) in (1u8..).zip(devices) {
-            let place = UsbBusLocation { bus, device: numbers.next(bus, |_| false), ports: vec![port] };
-            members.push((place, BusMember::Far { device: Box::new(device), source }));
+            let location = UsbBusLocation { bus, device: numbers.next(bus, |_| false), ports: vec![port] };
+            members.push((location, BusMember::Far { device: Box::new(device), source }));
         }
     }
     Ok(members)

@@ -64,8 +64,8 @@ fn answer(sources: &[Arc<FarDeviceSource>], program: &str, question: Question, f
 }
 
 /// Whether `asked` names the device: by its name, or with its host.
-fn is_meant(target: &DeviceTarget, asked: &str) -> bool {
-    asked == target.device || asked.parse::<DeviceTarget>().is_ok_and(|asked| is_same(&asked, target))
+fn is_meant(target: &DeviceTarget, wanted: &str) -> bool {
+    wanted == target.device || wanted.parse::<DeviceTarget>().is_ok_and(|device_target| is_same(&device_target, target))
 }
 
 fn status(source: &FarDeviceSource, program: &str) -> AttachmentStatus {

@@ -103,8 +103,8 @@ impl UsbfsEngine {
         };
         engine.all.watch(engine.server.as_fd(), false)?;
         engine.all.watch(engine.wake.as_fd(), false)?;
-        for (place, member) in members(devices, &mut engine.numbers)? {
-            engine.insert(TreeDevice::new(place, member)?)?;
+        for (location, member) in members(devices, &mut engine.numbers)? {
+            engine.insert(TreeDevice::new(location, member)?)?;
         }
         engine.show();
         Ok(engine)
@@ -112,17 +112,17 @@ impl UsbfsEngine {
 
     fn insert(&mut self, mut served: TreeDevice) -> io::Result<()> {
         served.watch_in(&self.all)?;
-        let (place, speed) = (served.node.place().clone(), served.node.device().speed());
+        let (location, speed) = (served.node.location().clone(), served.node.device().speed());
         self.devices.insert(self.next, served);
         self.next += 1;
-        self.set_port(&place, Some(speed));
+        self.set_port(&location, Some(speed));
         Ok(())
     }
 
     /// The root hub of the place's bus says from now on that this is at its port.
-    fn set_port(&mut self, place: &UsbBusLocation, device: Option<UsbSpeed>) {
-        let [port] = place.ports[..] else { return };
-        if let Some(hub) = self.devices.values_mut().find(|one| one.is_numbered(place.bus, 1)) {
+    fn set_port(&mut self, location: &UsbBusLocation, device: Option<UsbSpeed>) {
+        let [port] = location.ports[..] else { return };
+        if let Some(hub) = self.devices.values_mut().find(|one| one.is_numbered(location.bus, 1)) {
             hub.node.with_device(hub.clock.now(), |member, _| member.set_port(port, device));
         }
     }
@@ -229,7 +229,7 @@ impl UsbfsEngine {
             if one.note_shown()
                 && let Some(source) = one.node.device().source()
             {
-                gone.push((source, one.node.place().clone(), one.node.device().taken_away()));
+                gone.push((source, one.node.location().clone(), one.node.device().taken_away()));
                 let now = one.clock.now();
                 one.node.with_device(now, |member, _| member.note_gone());
             }
@@ -243,14 +243,14 @@ impl UsbfsEngine {
             // The searches may run anywhere.
             self.follow.release();
         }
-        for (source, place, taken_away) in gone {
-            self.set_port(&place, None);
+        for (source, location, taken_away) in gone {
+            self.set_port(&location, None);
             if let Some(report) = taken_away {
                 warn!(device = %source, "the device was taken away: {}", report.message);
                 source.note_taken_away(report);
                 continue;
             }
-            let UsbBusLocation { bus, ports, .. } = place;
+            let UsbBusLocation { bus, ports, .. } = location;
             warn!(device = %source, "the device is gone, and is looked for");
             let device = self.numbers.next(bus, |number| self.devices.values().any(|one| one.is_numbered(bus, number)));
             self.searches.push(DeviceSearch::start(

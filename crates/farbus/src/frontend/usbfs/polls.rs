@@ -145,7 +145,7 @@ mod tests {
         (kernel, TreeServer::new(OwnedFd::from(server)).unwrap())
     }
 
-    fn told(kernel: &UnixDatagram) -> Told {
+    fn reported(kernel: &UnixDatagram) -> Told {
         let mut bytes = [0; 64];
         let Ok(count) = kernel.recv(&mut bytes) else { return Told::Nothing };
         assert_eq!(count, 24);
@@ -160,7 +160,7 @@ mod tests {
         polls.wait(Instant::now() + Duration::from_secs(3600), OPEN, 9);
         polls.change(server, OPEN, REAP);
         assert!(polls.quick.contains(&OPEN));
-        assert_eq!(told(kernel), Told::Woken(9));
+        assert_eq!(reported(kernel), Told::Woken(9));
         polls
     }
 
@@ -169,11 +169,11 @@ mod tests {
         let (kernel, server) = kernel();
         let mut polls = PendingPolls::default();
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
-        assert_eq!(told(&kernel), Told::Polled(5, 0));
+        assert_eq!(reported(&kernel), Told::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, NONE);
-        assert_eq!(told(&kernel), Told::Polled(6, 0));
+        assert_eq!(reported(&kernel), Told::Polled(6, 0));
         polls.change(&server, OPEN, REAP);
-        assert_eq!((told(&kernel), told(&kernel)), (Told::Woken(9), Told::Nothing));
+        assert_eq!((reported(&kernel), reported(&kernel)), (Told::Woken(9), Told::Nothing));
     }
 
     #[test]
@@ -181,10 +181,10 @@ mod tests {
         let (kernel, server) = kernel();
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
-        assert_eq!(told(&kernel), Told::Nothing);
+        assert_eq!(reported(&kernel), Told::Nothing);
         assert!(polls.left().is_some_and(|left| left <= HELD_MAX));
         polls.change(&server, OPEN, REAP);
-        assert_eq!((told(&kernel), told(&kernel)), (Told::Polled(5, POLL_REAP), Told::Nothing));
+        assert_eq!((reported(&kernel), reported(&kernel)), (Told::Polled(5, POLL_REAP), Told::Nothing));
         assert_eq!(polls.left(), None);
     }
 
@@ -193,9 +193,9 @@ mod tests {
         let (kernel, server) = kernel();
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), None), OPEN, NONE);
-        assert_eq!(told(&kernel), Told::Polled(5, 0));
+        assert_eq!(reported(&kernel), Told::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, UsbfsPollEvents { is_gone: true, ..REAP });
-        assert_eq!(told(&kernel), Told::Polled(6, POLL_REAP | POLL_GONE));
+        assert_eq!(reported(&kernel), Told::Polled(6, POLL_REAP | POLL_GONE));
     }
 
     #[test]
@@ -204,19 +204,19 @@ mod tests {
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
         polls.interrupt(&server, RequestId(4));
-        assert_eq!(told(&kernel), Told::Nothing);
+        assert_eq!(reported(&kernel), Told::Nothing);
         polls.interrupt(&server, RequestId(5));
-        assert_eq!(told(&kernel), Told::Polled(5, 0));
+        assert_eq!(reported(&kernel), Told::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, NONE);
         std::thread::sleep(HELD_MAX);
         assert_eq!(polls.left(), Some(Duration::ZERO));
         polls.end(&server);
-        assert_eq!(told(&kernel), Told::Polled(6, 0));
+        assert_eq!(reported(&kernel), Told::Polled(6, 0));
         // The next is not held, and the kernel wakes whom it was told of.
         polls.ask(&server, (RequestId(7), Some(9)), OPEN, NONE);
-        assert_eq!(told(&kernel), Told::Polled(7, 0));
+        assert_eq!(reported(&kernel), Told::Polled(7, 0));
         polls.change(&server, OPEN, REAP);
-        assert_eq!((told(&kernel), told(&kernel)), (Told::Woken(9), Told::Nothing));
+        assert_eq!((reported(&kernel), reported(&kernel)), (Told::Woken(9), Told::Nothing));
         polls.close(OPEN);
         assert!(polls.waiters.is_empty() && polls.quick.is_empty());
     }

@@ -25,13 +25,13 @@ pub struct DeviceSearch {
 
 impl DeviceSearch {
     /// Starts a search; `wake` is rung when the device is found. It will be at this place.
-    pub fn start(source: Arc<FarDeviceSource>, place: UsbBusLocation, wake: Arc<ThreadWaker>) -> Self {
+    pub fn start(source: Arc<FarDeviceSource>, location: UsbBusLocation, wake: Arc<ThreadWaker>) -> Self {
         let (to, found) = channel();
         let (going, is_over) = channel();
         thread::spawn(move || {
             let mut pause = PAUSE_MIN;
             while let Err(RecvTimeoutError::Timeout) = is_over.recv_timeout(pause) {
-                match look(&source, &place, &wake) {
+                match look(&source, &location, &wake) {
                     Ok(served) => {
                         // If nobody waits any more, it is given back here.
                         let _ = to.send(Box::new(served));
@@ -53,9 +53,9 @@ impl DeviceSearch {
 
 fn look(
     source: &Arc<FarDeviceSource>,
-    place: &UsbBusLocation,
+    location: &UsbBusLocation,
     wake: &Arc<ThreadWaker>,
 ) -> Result<TreeDevice, Box<dyn std::error::Error>> {
     let device = Box::new(source.open(wake)?);
-    Ok(TreeDevice::new(place.clone(), BusMember::Far { device, source: Arc::clone(source) })?)
+    Ok(TreeDevice::new(location.clone(), BusMember::Far { device, source: Arc::clone(source) })?)
 }

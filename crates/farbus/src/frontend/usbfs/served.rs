@@ -37,8 +37,8 @@ impl TreeDevice {
     ///
     /// # Errors
     /// The device does not take it.
-    pub fn new(place: UsbBusLocation, member: BusMember) -> io::Result<Self> {
-        let (clock, node) = (member.clock(), UsbfsNode::new(member, place));
+    pub fn new(location: UsbBusLocation, member: BusMember) -> io::Result<Self> {
+        let (clock, node) = (member.clock(), UsbfsNode::new(member, location));
         let mut served = Self { node, clock, was_gone: false, shown: ConfigurationSelection::default(), watched: None };
         served.configure()?;
         Ok(served)
@@ -115,14 +115,14 @@ impl TreeDevice {
             descriptors: device.descriptors(),
             selection: self.node.selection(),
             speed: device.speed(),
-            place: self.node.place(),
+            location: self.node.location(),
             ports: device.ports(),
         })
     }
 
     /// Whether it is the device with this number.
     pub fn is_numbered(&self, bus: u16, number: u16) -> bool {
-        let UsbBusLocation { bus: of, device, .. } = *self.node.place();
+        let UsbBusLocation { bus: of, device, .. } = *self.node.location();
         (of, device) == (bus, number)
     }
 

@@ -125,8 +125,8 @@ pub fn run(
     }
     let tree = SysfsTree::new(tree, options.with_local);
     let engine = UsbfsEngine::new(server, stop.shared_wake(), events, tree, opened).map_err(local)?;
-    let asked = stop.clone();
-    let serving = thread::spawn(move || engine.serve(&asked));
+    let signal = stop.clone();
+    let serving = thread::spawn(move || engine.serve(&signal));
     let kept =
         parent.write_all(b"s").map_err(local).and_then(|()| keep(&mut parent, &mut child, named, source.as_ref()));
     stop.end();
@@ -144,11 +144,11 @@ pub fn run(
 
 /// What the child said before it ended, of which `first` was read.
 fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut ProgramChild) -> RunError {
-    let mut said = first.to_vec();
+    let mut bytes = first.to_vec();
     // What it says is short.
-    let read = parent.take(4096).read_to_end(&mut said);
+    let read = parent.take(4096).read_to_end(&mut bytes);
     let ended = read.and_then(|_| child.0.wait());
-    let why = String::from_utf8_lossy(&said).into_owned();
+    let why = String::from_utf8_lossy(&bytes).into_owned();
     match ended.map(exit_code_of) {
         Ok(code @ (NOT_FOUND | NOT_RUN)) => RunError::Program { code, why },
         Ok(_) if why.is_empty() => local("the program's process has ended before it began"),
@@ -184,12 +184,12 @@ fn keep(
             }
         }
         if !has_begun {
-            let mut said = [0; 1024];
-            match parent.read(&mut said) {
+            let mut bytes = [0; 1024];
+            match parent.read(&mut bytes) {
                 Ok(0) => has_begun = true,
                 Ok(count) => {
                     parent.set_nonblocking(false).map_err(local)?;
-                    return Err(not_started(parent, &said[..count], child));
+                    return Err(not_started(parent, &bytes[..count], child));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(local(error)),

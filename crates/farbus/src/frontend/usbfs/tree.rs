@@ -45,7 +45,7 @@ pub struct SysfsTree {
     /// The devices' nodes: which device it is.
     devices: HashMap<String, usize>,
     /// What programs were told that it is there, by its folder.
-    told: BTreeMap<String, UeventText>,
+    texts: BTreeMap<String, UeventText>,
 }
 
 /// What programs were told of a device or an interface: the lines of its `uevent`, and those that udev adds.
@@ -67,7 +67,7 @@ impl SysfsTree {
             paths: vec![String::new()],
             numbers,
             devices: HashMap::new(),
-            told: BTreeMap::new(),
+            texts: BTreeMap::new(),
         }
     }
 
@@ -79,8 +79,8 @@ impl SysfsTree {
         let mut records = BTreeMap::new();
         self.devices.clear();
         for (index, shown) in devices {
-            let UsbBusLocation { bus, device, ports } = shown.place;
-            let (name, folder) = (folder_name(shown.place), shown.folder());
+            let UsbBusLocation { bus, device, ports } = shown.location;
+            let (name, folder) = (folder_name(shown.location), shown.folder());
             let hub = format!("usb{bus}");
             let path = if ports.is_empty() { name.clone() } else { format!("{hub}/{name}") };
             let link = format!("../../../devices/{}/{path}", self.name);
@@ -151,18 +151,18 @@ impl SysfsTree {
     /// What is another one than before went and came. What is inside goes first, and comes last.
     fn tell(&mut self, there: BTreeMap<String, UeventText>) -> Vec<DeviceUevent> {
         let name = &self.name;
-        let event = |action, path: &str, told: &UeventText| {
+        let event = |action, path: &str, reported: &UeventText| {
             let path = format!("/devices/{name}/{path}");
-            DeviceUevent { action, path, lines: told.lines.clone(), udev: told.udev.clone() }
+            DeviceUevent { action, path, lines: reported.lines.clone(), udev: reported.udev.clone() }
         };
-        let told = std::mem::take(&mut self.told);
-        let went = told.iter().rev().filter(|(path, of_it)| there.get(*path) != Some(of_it));
-        let came = there.iter().filter(|(path, of_it)| told.get(*path) != Some(of_it));
+        let texts = std::mem::take(&mut self.texts);
+        let went = texts.iter().rev().filter(|(path, of_it)| there.get(*path) != Some(of_it));
+        let came = there.iter().filter(|(path, of_it)| texts.get(*path) != Some(of_it));
         let events = went
             .map(|(path, of_it)| event(UeventAction::Remove, path, of_it))
             .chain(came.map(|(path, of_it)| event(UeventAction::Add, path, of_it)))
             .collect();
-        self.told = there;
+        self.texts = there;
         events
     }
 

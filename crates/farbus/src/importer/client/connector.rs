@@ -122,8 +122,8 @@ impl HostConnector {
     ) -> Result<Link, ClientError> {
         let found = search(known, &self.system, ConnectionProof::Connected, |hints| {
             let connected = self.system.connect_known(known, time_max, hints);
-            let (link, ReachedAddress { place, is_new }) = connected.map_err(NotFound::NoConnection)?;
-            let SocketLocation::Address(at) = place else { unreachable!("a paired host has an address") };
+            let (link, ReachedAddress { place: location, is_new }) = connected.map_err(NotFound::NoConnection)?;
+            let SocketLocation::Address(at) = location else { unreachable!("a paired host has an address") };
             let link = known.encrypt(link, protocol).map_err(|error| NotFound::NotMet(error, at))?;
             Ok((link, at, is_new))
         });

@@ -141,8 +141,8 @@ impl fmt::Display for ClientError {
                 write!(f, "{error}\n  {why}")
             }
             ClientError::Link(error) if hint(&error.address).is_some() => {
-                let asked = format!("{error}\n  is 'farbus share' (or usbipd) running there?");
-                with_hint(f, &asked, &error.address)
+                let wanted = format!("{error}\n  is 'farbus share' (or usbipd) running there?");
+                with_hint(f, &wanted, &error.address)
             }
             ClientError::Link(error) => {
                 let port = port_of(&error.address).unwrap_or(DEFAULT_PORT);
@@ -315,7 +315,7 @@ mod tests {
     fn message_names_no_port_at_which_a_paired_host_is_not_reached() {
         let target: DeviceTarget = "lab3/disk".parse().unwrap();
         let address = target.address.clone();
-        let said = [
+        let client_errors = [
             ClientError::Refused { target: target.clone(), status: OpStatus::Busy, user: None },
             ClientError::Refused { target: target.clone(), status: OpStatus::NoDevice, user: None },
             ClientError::NoDevice { target: target.clone(), offered: Vec::new() },
@@ -325,7 +325,7 @@ mod tests {
             ClientError::Lost { address: address.clone(), source: io::ErrorKind::TimedOut.into() },
             ClientError::Untrusted { address, what: "who are you".into() },
         ];
-        for error in said {
+        for error in client_errors {
             let text = error.to_string();
             assert!(text.contains("lab3") && !text.contains("3240"), "{text}");
         }

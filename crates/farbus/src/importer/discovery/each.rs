@@ -40,8 +40,8 @@ enum DiscoveryMessage {
 
 /// A host to be asked at this address or under this name, and what is told of it in any case.
 struct DiscoveryCandidate {
-    asked: String,
-    told: Value,
+    wanted: String,
+    answer: Value,
 }
 
 /// Tells of each host, as an object: `own` of this one, else `host`, `key`, `address`, `farbus`, `is_paired`,
@@ -59,8 +59,8 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
         .iter()
         .take(HOSTS_MAX)
         .map(|(key, name)| {
-            let told = json!({ "host": name, "key": key, "is_paired": true });
-            DiscoveryCandidate { asked: name.clone(), told }
+            let answer = json!({ "host": name, "key": key, "is_paired": true });
+            DiscoveryCandidate { wanted: name.clone(), answer }
         })
         .collect();
     let tell_found = news.clone();
@@ -71,26 +71,26 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
         // The receiving thread may have stopped waiting.
         let _ = tell_found.send(DiscoveryMessage::Found(found.unwrap_or_default()));
     });
-    let (mut asked, mut is_looking) = (0, true);
-    while is_looking || asked > 0 || !waiting.is_empty() {
-        while asked < ASKED_MAX
+    let (mut wanted, mut is_looking) = (0, true);
+    while is_looking || wanted > 0 || !waiting.is_empty() {
+        while wanted < ASKED_MAX
             && let Some(candidate) = waiting.pop_front()
         {
             ask(candidate, news.clone());
-            asked += 1;
+            wanted += 1;
         }
         let goes_on = match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(DiscoveryMessage::Found(found)) => {
                 is_looking = false;
                 told_of(found, &paired, own_key.as_ref(), &mut waiting).iter().all(&mut say)
             }
-            Ok(DiscoveryMessage::Answered(mut told, result)) => {
-                asked -= 1;
+            Ok(DiscoveryMessage::Answered(mut notice, result)) => {
+                wanted -= 1;
                 match result {
-                    Ok(devices) => told["devices"] = devices.iter().map(told_device).collect(),
-                    Err(error) => told["failure"] = json!(error.to_string()),
+                    Ok(devices) => notice["devices"] = devices.iter().map(told_device).collect(),
+                    Err(error) => notice["failure"] = json!(error.to_string()),
                 }
-                say(&told)
+                say(&notice)
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => false,
         };
@@ -100,17 +100,17 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
     }
 }
 
-fn ask(DiscoveryCandidate { asked, told }: DiscoveryCandidate, news: Sender<DiscoveryMessage>) {
+fn ask(DiscoveryCandidate { wanted, answer }: DiscoveryCandidate, news: Sender<DiscoveryMessage>) {
     thread::spawn(move || {
-        let offers = ImporterClient::default().offers(&asked, LIST_TIME_MAX);
-        let _ = news.send(DiscoveryMessage::Answered(told, offers));
+        let offers = ImporterClient::default().offers(&wanted, LIST_TIME_MAX);
+        let _ = news.send(DiscoveryMessage::Answered(answer, offers));
     });
 }
 
 fn told_device(device: &ListedDevice) -> Value {
-    let mut told = serde_json::to_value(device).unwrap_or_default();
-    told["title"] = json!(device.title);
-    told
+    let mut answer = serde_json::to_value(device).unwrap_or_default();
+    answer["title"] = json!(device.title);
+    answer
 }
 
 /// What is told of hosts nearby; those that serve everybody are asked, too.
@@ -120,13 +120,13 @@ fn told_of(
     own_key: Option<&String>,
     waiting: &mut VecDeque<DiscoveryCandidate>,
 ) -> Vec<Value> {
-    let ours = own().places;
+    let ours = own().locations;
     let is_own = |address: &SocketAddr| {
         let has_port =
             |own: &SocketLocation| matches!(own, SocketLocation::Address(own) if own.port() == address.port());
         ours.iter().any(has_port) && is_ours(*address)
     };
-    let mut told = Vec::new();
+    let mut answers = Vec::new();
     for DiscoveredHost { name, kind, addresses, version, fingerprint } in found.into_iter().take(HOSTS_MAX) {
         let Some(address) = addresses.first() else { continue };
         if fingerprint.is_some() && fingerprint.as_ref() == own_key {
@@ -141,11 +141,11 @@ fn told_of(
         // A paired host is asked over its encrypted link alone, and no other goes by its name.
         if kind == AnnouncedProtocol::Plain && paired_name.is_none() && !paired.values().any(|known| *known == name) {
             if !is_own(address) {
-                waiting.push_back(DiscoveryCandidate { asked: address.to_string(), told: known });
+                waiting.push_back(DiscoveryCandidate { wanted: address.to_string(), answer: known });
             }
         } else {
-            told.push(known);
+            answers.push(known);
         }
     }
-    told
+    answers
 }

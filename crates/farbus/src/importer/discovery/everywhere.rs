@@ -38,7 +38,7 @@ pub struct ListedHost {
 struct ListedHostCandidate {
     name: String,
     /// `HOST:PORT`, or the name of a paired host.
-    asked: String,
+    wanted: String,
     /// Whether it is listed only if it answers.
     is_guess: bool,
 }
@@ -54,7 +54,7 @@ pub struct NetworkListing {
 
 /// Asks all known hosts what they offer. A paired host is asked only over its encrypted link.
 pub fn all() -> NetworkListing {
-    let OwnShares { places: ours, for_paired_hosts } = own();
+    let OwnShares { locations: ours, for_paired_hosts } = own();
     let paired = paired();
     let mut hosts: Vec<ListedHostCandidate> =
         ours.iter().map(|at| candidate(own_target(at), &at.as_host(), false)).collect();
@@ -82,8 +82,8 @@ pub fn of_paired(names: impl IntoIterator<Item = String>) -> Vec<ListedHost> {
     ask(hosts, LISTS_TIME_MAX, LISTS_TIME_MAX)
 }
 
-fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> ListedHostCandidate {
-    ListedHostCandidate { name, asked: asked.to_string(), is_guess }
+fn candidate(name: String, wanted: &dyn ToString, is_guess: bool) -> ListedHostCandidate {
+    ListedHostCandidate { name, wanted: wanted.to_string(), is_guess }
 }
 
 /// The names of the paired hosts.
@@ -106,7 +106,7 @@ fn ask(hosts: Vec<ListedHostCandidate>, each: Duration, all: Duration) -> Vec<Li
     let (answers, answered) = channel();
     let until = Instant::now() + all;
     for (at, host) in hosts.iter().enumerate() {
-        let (answers, address) = (answers.clone(), host.asked.clone());
+        let (answers, address) = (answers.clone(), host.wanted.clone());
         thread::spawn(move || {
             let offers = ImporterClient::default().offers(&address, each);
             let report = offers.map_err(|error| error_report(&error));
@@ -116,7 +116,7 @@ fn ask(hosts: Vec<ListedHostCandidate>, each: Duration, all: Duration) -> Vec<Li
     }
     drop(answers);
     let silent = |host: &ListedHostCandidate| {
-        FailureReport::new(FailureKind::Network, format!("{} did not say in time what it offers", host.asked))
+        FailureReport::new(FailureKind::Network, format!("{} did not say in time what it offers", host.wanted))
     };
     let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
     while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -150,7 +150,7 @@ fn named_here(mut all: Vec<ListedHost>) -> Vec<ListedHost> {
 #[derive(Debug, Default)]
 pub(super) struct OwnShares {
     /// Where programs of this machine can ask for them.
-    pub places: Vec<SocketLocation>,
+    pub locations: Vec<SocketLocation>,
     /// Names of the devices that only paired hosts can use.
     pub for_paired_hosts: Vec<String>,
 }
@@ -168,21 +168,21 @@ pub(super) fn own() -> OwnShares {
     let shared = devices.filter(|device| device["bus_id"].is_string());
     let for_paired_hosts = shared.filter_map(|device| Some(device["name"].as_str()?.to_owned())).collect();
     let addresses = for_all.iter().filter_map(|process| process["address"].as_str()?.parse().ok());
-    let reachable = |mut place: SocketLocation| {
-        if let SocketLocation::Address(address) = &mut place
+    let reachable = |mut location: SocketLocation| {
+        if let SocketLocation::Address(address) = &mut location
             && address.ip().is_unspecified()
         {
             address.set_ip([127, 0, 0, 1].into());
         }
-        place
+        location
     };
-    OwnShares { places: addresses.map(reachable).collect(), for_paired_hosts }
+    OwnShares { locations: addresses.map(reachable).collect(), for_paired_hosts }
 }
 
-fn own_target(place: &SocketLocation) -> String {
-    match place {
+fn own_target(location: &SocketLocation) -> String {
+    match location {
         SocketLocation::Address(address) if address.port() == DEFAULT_PORT => address.ip().to_string(),
-        place => place.as_host(),
+        location => location.as_host(),
     }
 }
 

@@ -33,15 +33,15 @@ const DIAL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Where a share of this process listens by default.
 pub fn place_of_process() -> SocketLocation {
-    place(&std::process::id().to_string())
+    location(&std::process::id().to_string())
 }
 
 /// Where a daemon's plain listener is by default.
 pub fn place_of_daemon() -> SocketLocation {
-    place("daemon")
+    location("daemon")
 }
 
-fn place(word: &str) -> SocketLocation {
+fn location(word: &str) -> SocketLocation {
     let (before, after) = NAME;
     SocketLocation::Socket(runtime_folder::path().join(format!("{before}{word}{after}")))
 }
@@ -64,9 +64,9 @@ fn is_here(address: &str) -> bool {
 }
 
 /// Whether `asked` means `attached`, which may be the result of a search of this machine.
-pub fn is_same(asked: &DeviceTarget, attached: &DeviceTarget) -> bool {
-    let was_found = || is_ours(&attached.address) && is_here(&asked.address);
-    asked == attached || (asked.device == attached.device && was_found())
+pub fn is_same(wanted: &DeviceTarget, attached: &DeviceTarget) -> bool {
+    let was_found = || is_ours(&attached.address) && is_here(&wanted.address);
+    wanted == attached || (wanted.device == attached.device && was_found())
 }
 
 /// Whether an address is a socket at which a share of this machine listens by default.
@@ -88,15 +88,15 @@ fn is_name(name: &str) -> bool {
 ///
 /// # Errors
 /// If the runtime folder is not safe, or cannot be read.
-fn places() -> io::Result<Vec<SocketLocation>> {
+fn locations() -> io::Result<Vec<SocketLocation>> {
     let of_sudo_user: Vec<RuntimeFolder> = runtime_folder::of_sudo_user().into_iter().collect();
-    let mut places = Vec::new();
+    let mut locations = Vec::new();
     for folder in runtime_folder::all()?.iter().chain(&of_sudo_user) {
         let mut names: Vec<String> = folder.names()?.into_iter().filter(|name| is_name(name)).collect();
         names.sort();
-        places.extend(names.into_iter().map(|name| SocketLocation::Socket(folder.path().join(name))));
+        locations.extend(names.into_iter().map(|name| SocketLocation::Socket(folder.path().join(name))));
     }
-    Ok(places)
+    Ok(locations)
 }
 
 /// If the target means this machine, replaces its address by the socket of the share that has the device.
@@ -108,7 +108,7 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
         return Ok(target);
     }
     let (mut offered, mut found) = (Vec::new(), Vec::new());
-    for (place, devices) in asked()? {
+    for (location, devices) in requested()? {
         let selector = DeviceSelector::of(&target.device);
         let is_meant = |device: &ListedDevice| match selector {
             DeviceSelector::Name(name) => device.name == name || device.bus_id == name,
@@ -119,13 +119,13 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
             DeviceSelector::Serial(_) => false,
         };
         if devices.iter().any(is_meant) {
-            found.push(place);
+            found.push(location);
         }
         offered.extend(devices.into_iter().map(|device| device.name));
     }
     let device = target.device.clone();
     match found.as_slice() {
-        [place] => Ok(DeviceTarget { address: place.as_host(), device }),
+        [location] => Ok(DeviceTarget { address: location.as_host(), device }),
         [] => match Link::dial(&target.address, DIAL_TIME_MAX) {
             // A usbipd, or a share that serves a port.
             Ok((_, at)) => match listener_owner(at).filter(|user| ![0, runtime_folder::owner()].contains(user)) {
@@ -136,7 +136,7 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
             },
             Err(_) => Err(ClientError::Here(LocalDeviceError::Nowhere { device, offered })),
         },
-        _ => Err(ClientError::Here(LocalDeviceError::Several { device, places: found })),
+        _ => Err(ClientError::Here(LocalDeviceError::Several { device, locations: found })),
     }
 }
 
@@ -149,19 +149,19 @@ pub fn offers(address: &str) -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>,
     if !is_here(address) || KnownHost::find(address)?.is_some() {
         return Ok(Vec::new());
     }
-    asked()
+    requested()
 }
 
-fn asked() -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> {
-    let places = places().map_err(|error| ClientError::Local(error.to_string()))?;
-    let answer = |place: SocketLocation| match ImporterClient::default().offers(&place.as_host(), LIST_TIME_MAX) {
-        Ok(devices) => Some((place, devices)),
+fn requested() -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> {
+    let locations = locations().map_err(|error| ClientError::Local(error.to_string()))?;
+    let answer = |location: SocketLocation| match ImporterClient::default().offers(&location.as_host(), LIST_TIME_MAX) {
+        Ok(devices) => Some((location, devices)),
         Err(error) => {
-            debug!(%place, %error, "does not say what it offers");
+            debug!(%location, %error, "does not say what it offers");
             None
         }
     };
-    Ok(places.into_iter().filter_map(answer).collect())
+    Ok(locations.into_iter().filter_map(answer).collect())
 }
 
 /// The names that occur more than once.

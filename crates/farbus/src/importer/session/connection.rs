@@ -398,10 +398,10 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
 
     /// Shows the device's identity in the status, if it is new.
     fn note_identity(&mut self) {
-        let told = self.remote.identity();
-        if told != self.identity {
-            self.identity = told;
-            told.into_iter().for_each(|identity| self.status.note_identity(identity));
+        let export_identity = self.remote.identity();
+        if export_identity != self.identity {
+            self.identity = export_identity;
+            export_identity.into_iter().for_each(|identity| self.status.note_identity(identity));
         }
     }
 

@@ -180,9 +180,9 @@ mod tests {
 
     #[test]
     fn thread_that_makes_links_is_there_only_while_one_is_wanted() {
-        let (asked, asking) = mpsc::channel();
+        let (wanted, asking) = mpsc::channel();
         let dial = move || {
-            asked.send(thread::current().name().map(str::to_owned)).unwrap();
+            wanted.send(thread::current().name().map(str::to_owned)).unwrap();
             Err(io::Error::new(io::ErrorKind::PermissionDenied, "refused"))
         };
         let dialer = SessionDialer::new(Box::new(dial)).unwrap();

@@ -78,12 +78,12 @@ mod tests {
         (0..SAMPLES_MAX as u64).for_each(|number| samples.note(timed(100_000 + number * 1000), now));
         let last = samples.take_latest();
         assert_eq!((last, samples.take_latest()), (Some(timed(355_000)), None));
-        let told = samples.summary(now).unwrap();
-        assert_eq!((told.samples, told.all_us), (256, Spread { p50: 228.0, p90: 330.0, p99: 353.0 }));
+        let latency = samples.summary(now).unwrap();
+        assert_eq!((latency.samples, latency.all_us), (256, Spread { p50: 228.0, p90: 330.0, p99: 353.0 }));
         assert_eq!(
-            (told.back_end_us, told.bus_us),
+            (latency.back_end_us, latency.bus_us),
             (Spread { p50: 20.0, p90: 20.0, p99: 20.0 }, Spread { p50: 3.0, p90: 3.0, p99: 3.0 })
         );
-        assert_eq!(told.network_us.p50, 205.0);
+        assert_eq!(latency.network_us.p50, 205.0);
     }
 }

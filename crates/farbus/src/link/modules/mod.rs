@@ -20,16 +20,16 @@ use crate::link::modules::recording::RecordingFile;
 
 /// The built-in modules and the programs that `asked` names, which are started. Returns `asked` with each program's
 /// path replaced by its module name.
-fn catalogue_for(asked: &[ModuleSpec]) -> Result<(ModuleCatalogue, Vec<ModuleSpec>), ModuleRefusal> {
+fn catalogue_for(specs: &[ModuleSpec]) -> Result<(ModuleCatalogue, Vec<ModuleSpec>), ModuleRefusal> {
     let (mut catalogue, mut named) = (ModuleCatalogue::builtin(), Vec::new());
-    for asked in asked {
-        let mut asked = asked.clone();
-        if ModuleProgram::is_meant(&asked) {
-            let program = ModuleProgram::start(&asked.name)?;
-            asked.name = program.manifest().name.to_owned();
+    for wanted in specs {
+        let mut spec = wanted.clone();
+        if ModuleProgram::is_meant(&spec) {
+            let program = ModuleProgram::start(&spec.name)?;
+            spec.name = program.manifest().name.to_owned();
             catalogue.add(Arc::new(program));
         }
-        named.push(asked);
+        named.push(spec);
     }
     Ok((catalogue, named))
 }
@@ -39,9 +39,9 @@ fn catalogue_for(asked: &[ModuleSpec]) -> Result<(ModuleCatalogue, Vec<ModuleSpe
 ///
 /// # Errors
 /// [`ModuleRefusal`]: which module cannot be made, and why.
-pub fn recipe(asked: &[ModuleSpec]) -> Result<PipelineRecipe, ModuleRefusal> {
-    let (catalogue, asked) = catalogue_for(asked)?;
-    PipelineRecipe::new(&catalogue, &asked, &mut OwnFiles)
+pub fn recipe(specs: &[ModuleSpec]) -> Result<PipelineRecipe, ModuleRefusal> {
+    let (catalogue, specs) = catalogue_for(specs)?;
+    PipelineRecipe::new(&catalogue, &specs, &mut OwnFiles)
 }
 
 /// The modules that importers may ask for: all that need nothing of this host, and those of `also`.
@@ -51,8 +51,8 @@ pub fn recipe(asked: &[ModuleSpec]) -> Result<PipelineRecipe, ModuleRefusal> {
 pub fn allowed(also: &[ModuleSpec]) -> Result<Arc<AllowedModules>, ModuleRefusal> {
     let mut modules = ModuleAllowance::usual(&ModuleCatalogue::builtin());
     let (catalogue, also) = catalogue_for(also)?;
-    for asked in also {
-        modules.allow(&catalogue, &asked, &mut OwnFiles)?;
+    for spec in also {
+        modules.allow(&catalogue, &spec, &mut OwnFiles)?;
     }
     Ok(Arc::new(AllowedModules { modules, random: Box::new(fill_random) }))
 }
@@ -89,10 +89,10 @@ mod tests {
 
     #[test]
     fn missing_and_overlong_key_files_are_refused() {
-        let asked = |path: &str| vec![format!("seal:key-file={path}").parse::<ModuleSpec>().unwrap()];
-        let why = recipe(&asked("/nonexistent/key")).err().unwrap().to_string();
+        let wanted = |path: &str| vec![format!("seal:key-file={path}").parse::<ModuleSpec>().unwrap()];
+        let why = recipe(&wanted("/nonexistent/key")).err().unwrap().to_string();
         assert!(why.starts_with("module 'seal': key-file=/nonexistent/key: it cannot be read"), "{why}");
-        let why = recipe(&asked("/dev/zero")).err().unwrap().to_string();
+        let why = recipe(&wanted("/dev/zero")).err().unwrap().to_string();
         assert!(why.ends_with("it has more than 64 KiB"), "{why}");
         assert!(through(&PipelineRecipe::default()).is_none());
         assert!(through(&recipe(&["null".parse().unwrap()]).unwrap()).is_some());

@@ -64,8 +64,8 @@ pub struct ModuleProgram {
 
 impl ModuleProgram {
     /// Whether `asked` names a program: its path contains a slash.
-    pub fn is_meant(asked: &ModuleSpec) -> bool {
-        asked.name.contains('/')
+    pub fn is_meant(wanted: &ModuleSpec) -> bool {
+        wanted.name.contains('/')
     }
 
     /// Starts or reads the program. The module has the name of the file without its extension, and both ends have to
@@ -136,11 +136,11 @@ fn half(
     begin: &ModuleStarter,
     name: &str,
     settings: &ModuleSettings,
-    place: &ModuleContext,
+    location: &ModuleContext,
 ) -> Result<Box<dyn Module>, ModuleRefusal> {
-    let failed = place.failed.contiguous();
+    let failed = location.failed.contiguous();
     let hold_max = Some(settings.span("hold")).filter(|hold| !hold.is_zero());
-    let (role, class, options) = (place.role, place.class, settings.text("options"));
+    let (role, class, options) = (location.role, location.class, settings.text("options"));
     let used = ModuleUse { role, class, failed: &failed, options, hold_max };
     begin(&used).map_err(|why| ModuleRefusal::new(name, ModuleMismatch::Halves(why)))
 }
@@ -159,21 +159,21 @@ impl ModuleMaker for ModuleProgram {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         _random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
         let (begin, name) = (Arc::clone(&self.begin), self.manifest.name);
-        Ok(Box::new(PendingModuleProgram { begin, name, settings: settings.clone(), place: place.clone() }))
+        Ok(Box::new(PendingModuleProgram { begin, name, settings: settings.clone(), context: location.clone() }))
     }
 
     fn answer(
         &self,
         settings: &ModuleSettings,
-        place: &ModuleContext,
+        location: &ModuleContext,
         _opening: &[u8],
         _random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
-        Ok((half(&self.begin, self.manifest.name, settings, place)?, Vec::new()))
+        Ok((half(&self.begin, self.manifest.name, settings, location)?, Vec::new()))
     }
 }
 
@@ -181,7 +181,7 @@ struct PendingModuleProgram {
     begin: ModuleStarter,
     name: &'static str,
     settings: ModuleSettings,
-    place: ModuleContext,
+    context: ModuleContext,
 }
 
 impl PendingModule for PendingModuleProgram {
@@ -190,7 +190,7 @@ impl PendingModule for PendingModuleProgram {
     }
 
     fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, ModuleRefusal> {
-        half(&self.begin, self.name, &self.settings, &self.place)
+        half(&self.begin, self.name, &self.settings, &self.context)
     }
 }
 

@@ -53,7 +53,7 @@ impl Place {
     }
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn location() -> impl Strategy<Value = Place> {
     (0..LBA_MAX, 0..12u64, 0..4u8).prop_map(|(lba, blocks, width)| Place { lba, blocks, width })
 }
 
@@ -63,12 +63,12 @@ fn cuts() -> impl Strategy<Value = Vec<Index>> {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        4 => (place(), any::<u8>(), cuts()).prop_map(|(at, seed, cuts)| Op::Write { at, seed, cuts }),
-        4 => (place(), cuts(), any::<bool>()).prop_map(|(at, cuts, early)| Op::Read { at, cuts, early }),
+        4 => (location(), any::<u8>(), cuts()).prop_map(|(at, seed, cuts)| Op::Write { at, seed, cuts }),
+        4 => (location(), cuts(), any::<bool>()).prop_map(|(at, cuts, early)| Op::Read { at, cuts, early }),
         1 => prop::collection::vec((0..LBA_MAX, 0..9u32), 0..4).prop_map(Op::Unmap),
-        1 => (place(), any::<Option<u8>>(), any::<bool>())
+        1 => (location(), any::<Option<u8>>(), any::<bool>())
             .prop_map(|(at, seed, unmap)| Op::WriteSame { at, seed, unmap }),
-        1 => place().prop_map(|at| Op::Verify { at }),
+        1 => location().prop_map(|at| Op::Verify { at }),
         1 => Just(Op::Sync),
     ]
 }

@@ -43,7 +43,7 @@ impl Far {
     fn pending(&self) -> PendingBlockRequests {
         let state = self.0.lock().unwrap();
         let all = state.waiting.iter().chain(&state.answered);
-        all.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect()
+        all.map(|wanted| (wanted.id, (wanted.op, wanted.offset, wanted.length))).collect()
     }
 
     /// Another device with the same unanswered requests.
@@ -197,7 +197,7 @@ impl Host {
                 other.answer_all();
             }
         } else {
-            far.0.lock().unwrap().waiting.drain(..).for_each(|asked| drop(asked.recall()));
+            far.0.lock().unwrap().waiting.drain(..).for_each(|flight| drop(flight.recall()));
         }
     }
 
@@ -736,26 +736,26 @@ proptest! {
     #[test]
     fn any_commands_in_any_order_lose_no_data(ops in prop::collection::vec(ops(), 1..120)) {
         let mut host = Host::with(StorageOptions::default());
-        let mut asked = Vec::new();
+        let urb_ids = Vec::new();
         for op in ops {
             match op {
                 Op::Any(pipe, bytes) => {
                     let endpoint = if pipe % 2 == 0 { COMMAND } else { DATA_OUT };
-                    asked.push(host.submit(|id| Urb::data_out(id, endpoint, bytes.into())));
+                    urb_ids.push(host.submit(|id| Urb::data_out(id, endpoint, bytes.into())));
                 }
-                Op::Command(tag, cdb) => asked.push(host.command(tag, &cdb)),
+                Op::Command(tag, cdb) => urb_ids.push(host.command(tag, &cdb)),
                 Op::Manage(function, task) => {
                     let [high, low] = task.to_be_bytes();
                     let bytes = vec![5, 0, 0, 99, function, 0, high, low, 0, 0, 0, 0, 0, 0, 0, 0];
-                    asked.push(host.submit(|id| Urb::data_out(id, COMMAND, bytes.into())));
+                    urb_ids.push(host.submit(|id| Urb::data_out(id, COMMAND, bytes.into())));
                 }
                 Op::In(is_status, room) => {
                     let endpoint = if is_status { STATUS } else { DATA_IN };
-                    asked.push(host.submit(|id| Urb::data_in(id, endpoint, room)));
+                    urb_ids.push(host.submit(|id| Urb::data_in(id, endpoint, room)));
                 }
-                Op::Data(bytes) => asked.push(host.submit(|id| Urb::data_out(id, DATA_OUT, vec![0; bytes].into()))),
-                Op::Cancel(which) if !asked.is_empty() => {
-                    host.device.cancel(Instant::ZERO, *which.get(&asked), &mut host.done);
+                Op::Data(bytes) => urb_ids.push(host.submit(|id| Urb::data_out(id, DATA_OUT, vec![0; bytes].into()))),
+                Op::Cancel(which) if !urb_ids.is_empty() => {
+                    host.device.cancel(Instant::ZERO, *which.get(&urb_ids), &mut host.done);
                     host.collect();
                 }
                 Op::Cancel(_) => {}
@@ -776,7 +776,7 @@ proptest! {
         // After a reset it works.
         host.device.reset(Instant::ZERO, &mut host.done);
         host.collect();
-        prop_assert!(asked.iter().all(|id| host.finished.contains_key(id)), "each is answered by a reset at the latest");
+        prop_assert!(urb_ids.iter().all(|id| host.finished.contains_key(id)), "each is answered by a reset at the latest");
         host.submit(|id| Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty));
         host.answer_all();
         host.command(1, &[op::TEST_UNIT_READY]);

@@ -53,7 +53,7 @@ pub(super) struct FuseEngine {
     /// Dropped as soon as it is lost and has no request open, or is no longer needed.
     device: Option<Box<dyn BlockDevice>>,
     done: CompletionQueue<BlockCompletion>,
-    asked: HashMap<u64, OpenFuseRequest>,
+    requests: HashMap<u64, OpenFuseRequest>,
     next_id: u64,
     clock: BoottimeClock,
     head: [u8; HEAD_BYTES],
@@ -148,7 +148,7 @@ impl FuseEngine {
             file: FuseAttr { node: FILE, size: info.size_bytes, perm, owner, time },
             device: Some(device),
             done: CompletionQueue::new(BufferPool::new(POOL_BYTES)),
-            asked: HashMap::new(),
+            requests: HashMap::new(),
             next_id: 0,
             clock,
             head: [0; HEAD_BYTES],
@@ -174,26 +174,28 @@ impl FuseEngine {
         (device, pending): (Box<dyn BlockDevice>, &PendingBlockRequests),
         clock: BoottimeClock,
     ) -> io::Result<Self> {
-        let (place, whose) = ((&*state.at, &*state.name), (state.owner, state.time));
-        let mut engine = Self::over(kernel, disk, place, whose, device, clock);
+        let (location, whose) = ((&*state.at, &*state.name), (state.owner, state.time));
+        let mut engine = Self::over(kernel, disk, location, whose, device, clock);
         (engine.next_id, engine.begun, engine.durable) = (state.next_id, state.begun, state.durable);
         (engine.keeps, engine.is_asked) = (true, true);
         engine.handles = FuseHandles::restore(&state.handles);
         engine.disk.show_open(engine.handles.open());
-        for asked in &state.asked {
-            let what = pending.get(&BlockId(asked.id));
+        for wanted in &state.asked {
+            let what = pending.get(&BlockId(wanted.id));
             let zeroes = matches!(what, Some((BlockOp::Discard | BlockOp::WriteZeroes, ..)));
             let is_right = what.is_some()
-                && asked.id <= state.next_id
-                && (asked.rest.is_empty() || zeroes && asked.rest.end <= engine.file.size);
-            let by = asked.unique.map_or(FuseRequestOrigin::Nobody, FuseRequestOrigin::Program);
-            let (change, covers, ask, rest) = (asked.change, asked.covers, asked.ask, asked.rest.clone());
-            if !is_right || engine.asked.insert(asked.id, OpenFuseRequest { by, change, covers, ask, rest }).is_some() {
+                && wanted.id <= state.next_id
+                && (wanted.rest.is_empty() || zeroes && wanted.rest.end <= engine.file.size);
+            let by = wanted.unique.map_or(FuseRequestOrigin::Nobody, FuseRequestOrigin::Program);
+            let (change, covers, ask, rest) = (wanted.change, wanted.covers, wanted.ask, wanted.rest.clone());
+            if !is_right
+                || engine.requests.insert(wanted.id, OpenFuseRequest { by, change, covers, ask, rest }).is_some()
+            {
                 engine.leave();
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request was not asked so"));
             }
         }
-        if engine.asked.len() != pending.len() {
+        if engine.requests.len() != pending.len() {
             engine.leave();
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the device has what nobody asked"));
         }
@@ -218,17 +220,17 @@ impl FuseEngine {
     fn save(&mut self) -> io::Result<Option<SavedAttachment>> {
         self.collect();
         let is_ending = self.is_over || self.disk.is_lost();
-        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, FuseRequestOrigin::Owner(_)));
+        let is_waited_for = self.requests.values().any(|wanted| matches!(wanted.by, FuseRequestOrigin::Owner(_)));
         let now = self.clock.now();
         let Some(device) = self.device.as_mut().filter(|_| !is_ending && !is_waited_for) else { return Ok(None) };
         let Some(device) = device.save(now) else { return Ok(None) };
-        let asked = self.asked.iter().map(|(&id, asked)| SavedFuseRequest {
+        let wanted = self.requests.iter().map(|(&id, wanted)| SavedFuseRequest {
             id,
-            unique: if let FuseRequestOrigin::Program(unique) = asked.by { Some(unique) } else { None },
-            change: asked.change,
-            covers: asked.covers,
-            ask: asked.ask,
-            rest: asked.rest.clone(),
+            unique: if let FuseRequestOrigin::Program(unique) = wanted.by { Some(unique) } else { None },
+            change: wanted.change,
+            covers: wanted.covers,
+            ask: wanted.ask,
+            rest: wanted.rest.clone(),
         });
         let state = FuseDiskSnapshot {
             version: STATE_VERSION,
@@ -239,7 +241,7 @@ impl FuseEngine {
             next_id: self.next_id,
             begun: self.begun,
             durable: self.durable,
-            asked: asked.collect(),
+            asked: wanted.collect(),
             handles: self.handles.save(),
         };
         let descriptors = vec![self.kernel.try_clone()?];
@@ -288,12 +290,12 @@ impl FuseEngine {
         let mut is_flushing = false;
         loop {
             self.look_after_owner();
-            if let Some(asker) = self.disk.save_requester().asked()
+            if let Some(asker) = self.disk.save_requester().requested()
                 && self.part(asker) == SaveDecision::Go
             {
                 return self.leave();
             }
-            if self.is_over && self.asked.is_empty() {
+            if self.is_over && self.requests.is_empty() {
                 if is_flushing || !self.is_dirty() || self.device.is_none() {
                     break;
                 }
@@ -303,7 +305,7 @@ impl FuseEngine {
             self.receive_all();
             self.end_turn();
             // Otherwise there is nothing left to wait for.
-            let is_waiting = !self.is_over || !self.asked.is_empty();
+            let is_waiting = !self.is_over || !self.requests.is_empty();
             if is_waiting && let Err(error) = self.wait() {
                 tracing::error!(file = ?self.name, %error, "the disk cannot be served");
                 break;
@@ -339,10 +341,13 @@ impl FuseEngine {
 
     /// Refuses all open requests after the device was lost, and drops it once it has no request open.
     fn let_go(&mut self) {
-        let waiting: Vec<FuseRequestOrigin> =
-            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, FuseRequestOrigin::Nobody)).collect();
+        let waiting: Vec<FuseRequestOrigin> = self
+            .requests
+            .values_mut()
+            .map(|request| std::mem::replace(&mut request.by, FuseRequestOrigin::Nobody))
+            .collect();
         waiting.into_iter().for_each(|asker| self.refuse(asker));
-        if self.asked.is_empty() {
+        if self.requests.is_empty() {
             self.device = None;
         }
     }
@@ -353,7 +358,7 @@ impl FuseEngine {
             return;
         }
         for _ in 0..FUSE_REQUESTS_MAX {
-            if self.is_over || self.asked.len() >= FUSE_REQUESTS_MAX {
+            if self.is_over || self.requests.len() >= FUSE_REQUESTS_MAX {
                 return;
             }
             match self.receive() {
@@ -506,7 +511,7 @@ impl FuseEngine {
             BlockRequest::write(id, offset, payload),
             OpenFuseRequest { change, ..OpenFuseRequest::by(FuseRequestOrigin::Program(unique)) },
         );
-        self.keeps |= self.asked.contains_key(&id.0);
+        self.keeps |= self.requests.contains_key(&id.0);
     }
 
     fn allocate(&mut self, unique: u64, offset: u64, length: u64, mode: u32) {
@@ -540,13 +545,13 @@ impl FuseEngine {
     }
 
     /// Requests the first piece of a range to be zeroed.
-    fn zero(&mut self, op: BlockOp, mut asked: OpenFuseRequest) {
-        let Range { start, end } = asked.rest;
+    fn zero(&mut self, op: BlockOp, mut request: OpenFuseRequest) {
+        let Range { start, end } = request.rest;
         let until = end.min((start / PIECE_BYTES + 1) * PIECE_BYTES);
-        asked.rest = until..end;
+        request.rest = until..end;
         let id = self.new_id();
         let length = u32::try_from(until - start).expect("a piece is short");
-        self.ask(BlockRequest::zero(id, op, start, length), asked);
+        self.ask(BlockRequest::zero(id, op, start, length), request);
     }
 
     fn open(&mut self, unique: u64) {
@@ -563,8 +568,8 @@ impl FuseEngine {
         if self.is_dirty() {
             return self.flush(FuseRequestOrigin::Program(unique), Some(ask));
         }
-        let told = self.hear(ask, Ok(()));
-        match told {
+        let reported = self.hear(ask, Ok(()));
+        match reported {
             _ if self.disk.is_lost() => self.kernel().error(unique, Errno::NODEV),
             Err(error) => self.kernel().error(unique, of_store(error)),
             Ok(()) => self.kernel().ok(unique),
@@ -573,14 +578,14 @@ impl FuseEngine {
 
     /// The result of a flush as the program that asked is told: earlier losses that it does not know of included.
     fn hear(&mut self, ask: FlushCause, flushed: FlushResult) -> FlushResult {
-        let told = self.handles.hear(ask, flushed);
+        let reported = self.handles.hear(ask, flushed);
         self.disk.show_open(self.handles.open());
-        told
+        reported
     }
 
     /// Flushes everything that has been answered.
     fn flush(&mut self, by: FuseRequestOrigin, ask: Option<FlushCause>) {
-        let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
+        let covers = self.requests.values().filter_map(|wanted| wanted.change).min().unwrap_or(self.begun);
         let id = self.new_id();
         self.ask(BlockRequest::flush(id), OpenFuseRequest { covers: Some(covers), ask, ..OpenFuseRequest::by(by) });
     }
@@ -597,21 +602,21 @@ impl FuseEngine {
 
     /// Passes a request to the device, unless the disk is lost, and sends answers that are there at once while they are
     /// still in the cache.
-    fn ask(&mut self, request: BlockRequest, asked: OpenFuseRequest) {
+    fn ask(&mut self, request: BlockRequest, open_fuse_request: OpenFuseRequest) {
         let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
             self.let_go();
-            if let Some(ask) = asked.ask {
+            if let Some(ask) = open_fuse_request.ask {
                 let _refused_below = self.hear(ask, Ok(()));
             }
-            return self.refuse(asked.by);
+            return self.refuse(open_fuse_request.by);
         };
-        self.asked.insert(request.id.0, asked);
+        self.requests.insert(request.id.0, open_fuse_request);
         device.submit(self.clock.now(), request.launch(), &mut self.done);
         self.collect();
     }
 
     fn end_turn(&mut self) {
-        if let Some(device) = self.device.as_mut().filter(|_| !self.asked.is_empty()) {
+        if let Some(device) = self.device.as_mut().filter(|_| !self.requests.is_empty()) {
             device.end_turn(self.clock.now(), &mut self.done);
         }
         self.collect();
@@ -623,28 +628,28 @@ impl FuseEngine {
     /// Handles the requests that the device has completed.
     fn collect(&mut self) {
         while let Some(done) = self.done.pop() {
-            let asked = self.asked.remove(&done.id.0).expect("a device answers what it was asked, once");
+            let request = self.requests.remove(&done.id.0).expect("a device answers what it was asked, once");
             let mut result = done.result;
             if let Err(error) = result {
                 self.note(error);
             }
-            if let Some(covers) = asked.covers {
+            if let Some(covers) = request.covers {
                 self.undurable = result.err();
                 match result {
                     Ok(()) => self.durable = self.durable.max(covers),
                     Err(error) => self.handles.lose(error),
                 }
-                result = match asked.ask {
+                result = match request.ask {
                     Some(ask) => self.hear(ask, result),
                     None => result.and_then(|()| self.handles.told_to_nobody()),
                 };
             }
             self.done.pool.recycle(done.spent);
-            if done.result.is_ok() && !asked.rest.is_empty() {
-                self.zero(done.op, asked);
+            if done.result.is_ok() && !request.rest.is_empty() {
+                self.zero(done.op, request);
                 continue;
             }
-            self.tell(asked.by, result, done.op, done.length, &done.payload);
+            self.tell(request.by, result, done.op, done.length, &done.payload);
             self.done.pool.recycle(done.payload);
         }
     }
@@ -697,7 +702,7 @@ impl FuseEngine {
 
     /// Waits for the kernel, the device, or the owner.
     fn wait(&mut self) -> io::Result<()> {
-        let is_full = self.asked.len() >= FUSE_REQUESTS_MAX;
+        let is_full = self.requests.len() >= FUSE_REQUESTS_MAX;
         let on_kernel = (!self.is_over && !is_full).then(|| PollInterest::new(self.kernel.as_fd(), false));
         let device = self.device.as_ref();
         let on_device = device.and_then(|device| device.readiness()).and_then(DeviceWaitSource::interest);
@@ -728,7 +733,7 @@ impl FuseEngine {
             }
         }
         self.collect();
-        if self.asked.is_empty() {
+        if self.requests.is_empty() {
             self.keep_few_idle_chunks();
         }
         Ok(())

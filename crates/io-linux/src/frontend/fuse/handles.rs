@@ -77,7 +77,7 @@ impl FuseHandles {
             losses: self.losses.count(),
             last: self.losses.last().map(StoreError::code),
             is_told: self.losses.told_to_nobody().is_none(),
-            open: self.open.iter().map(|(&handle, cursor)| (handle, cursor.told())).collect(),
+            open: self.open.iter().map(|(&handle, cursor)| (handle, cursor.notice())).collect(),
             next: self.next,
         }
     }
@@ -88,7 +88,7 @@ impl FuseHandles {
         let highest = saved.open.last_key_value().map_or(0, |(&handle, _)| handle);
         Self {
             losses: LossCounter::restore(saved.losses, last, saved.is_told),
-            open: saved.open.iter().map(|(&handle, &told)| (handle, LossCursor::restore(told))).collect(),
+            open: saved.open.iter().map(|(&handle, &reported)| (handle, LossCursor::restore(reported))).collect(),
             next: saved.next.max(highest.saturating_add(1)),
         }
     }

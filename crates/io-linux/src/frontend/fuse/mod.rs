@@ -131,16 +131,11 @@ impl DiskMount {
         }
         let refused = |error| MountError::Refused { at: at.to_owned(), error };
         let disk = FuseDiskState::new().map_err(refused)?;
-        let FuseMount { at: place, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
+        let FuseMount { at: path, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
         // From here on, an error drops the mount, which removes the folder.
-        let mut mount = DiskMount {
-            file: place.join(file_name),
-            disk: Arc::clone(&disk),
-            session: None,
-            at: place.clone(),
-            keeper,
-        };
-        let engine = FuseEngine::new(kernel, disk, (&place, file_name), mounter.owner(), device, clock);
+        let mut mount =
+            DiskMount { file: path.join(file_name), disk: Arc::clone(&disk), session: None, at: path.clone(), keeper };
+        let engine = FuseEngine::new(kernel, disk, (&path, file_name), mounter.owner(), device, clock);
         let engine = engine.inspect_err(|_| mount.disk.end(Ok(()))).map_err(refused)?;
         // After the handshake, in which the kernel takes the smaller of two values.
         mount.keeper.set_read_ahead(READ_AHEAD_BYTES as usize);

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn state_reads_back_and_a_truncated_one_is_refused() {
-        let asked = SavedFuseRequest {
+        let request = SavedFuseRequest {
             id: 7,
             unique: Some(9),
             change: None,
@@ -88,7 +88,7 @@ mod tests {
             next_id: 7,
             begun: 4,
             durable: 3,
-            asked: vec![asked],
+            asked: vec![request],
             handles: SavedHandles::default(),
         };
         let bytes = state.to_bytes(b"device").unwrap();

@@ -33,9 +33,9 @@ impl RemotePage {
             folder
                 .trouble(PLACE_FILE, &format_args!("it is damaged: {why}\n  start the page again: it is written anew"))
         };
-        let place: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
-        match place.is_whole() {
-            true => Ok(Some(place)),
+        let remote_page: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(&error))?;
+        match remote_page.is_whole() {
+            true => Ok(Some(remote_page)),
             false => Err(damaged(&"it names no page")),
         }
     }
@@ -71,23 +71,23 @@ mod tests {
     fn a_place_that_is_no_page_is_not_shown_to_a_terminal() {
         let scratch = LeaseScratchFolder::new("page-place");
         let (folder, fingerprint) = (&scratch.0, ["0F"; 32].join(":"));
-        let place = |url: &str, fingerprint: &str| RemotePage {
+        let location = |url: &str, fingerprint: &str| RemotePage {
             listen: "0.0.0.0:7241".into(),
             url: url.into(),
             fingerprint: fingerprint.into(),
         };
         for url in ["https://lab3.example:7241", "https://192.0.2.7", "https://[2001:db8::7]:7241"] {
-            let stored = place(url, &fingerprint);
+            let stored = location(url, &fingerprint);
             stored.store(folder).unwrap();
             assert_eq!(RemotePage::load(folder).unwrap(), Some(stored));
         }
         let wrong =
             ["http://lab3", "https://", "https://a b", "https://lab3\u{1b}[2J", "https://lab3/x", "https://a@b"];
         for url in wrong {
-            place(url, &fingerprint).store(folder).unwrap();
+            location(url, &fingerprint).store(folder).unwrap();
             assert!(RemotePage::load(folder).is_err(), "{url}");
         }
-        place("https://lab3", &fingerprint.replace(':', "\u{7}")).store(folder).unwrap();
+        location("https://lab3", &fingerprint.replace(':', "\u{7}")).store(folder).unwrap();
         assert!(RemotePage::load(folder).is_err());
     }
 }

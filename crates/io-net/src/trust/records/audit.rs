@@ -509,8 +509,8 @@ mod tests {
         assert_eq!(lines(&folder, GRANTS_FILE).len(), 1);
         let refused = lines(&folder, REFUSED_FILE);
         // With such short windows the oldest lines may have been rotated away; nothing is counted twice.
-        let told: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert!(told <= FLOOD && told > 0, "{told}");
+        let reported: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert!(reported <= FLOOD && reported > 0, "{reported}");
         let last = refused.last().unwrap();
         assert!(last["why"].as_str().unwrap().starts_with("refused "), "{last}");
         fs::remove_dir_all(folder.path()).unwrap();
@@ -551,8 +551,8 @@ mod tests {
             thread::sleep(Duration::from_millis(5));
         }
         drop(audit);
-        let told: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(told, 50);
+        let reported: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(reported, 50);
         fs::remove_dir_all(folder.path()).unwrap();
     }
 
@@ -568,8 +568,8 @@ mod tests {
         }
         let looking = Arc::clone(&audit.log);
         drop(audit);
-        let told: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(told, 50);
+        let reported: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(reported, 50);
         drop(looking);
         fs::remove_dir_all(folder.path()).unwrap();
     }
@@ -585,8 +585,8 @@ mod tests {
         drop(audit);
         let refused = lines(&folder, REFUSED_FILE);
         assert_eq!(refused.len(), REFUSED_LINES_MAX as usize + 1);
-        let told: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(told, 5_000);
+        let reported: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(reported, 5_000);
         fs::remove_dir_all(folder.path()).unwrap();
     }
 }

@@ -112,8 +112,8 @@ impl HostFolder {
 
     fn find() -> Result<Self, StateError> {
         let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(told) = variable("FARBUS_STATE") {
-            return Ok(Self::at(told));
+        if let Some(reported) = variable("FARBUS_STATE") {
+            return Ok(Self::at(reported));
         }
         if rustix::process::geteuid().is_root() {
             return Ok(Self::at("/var/lib/farbus"));

@@ -351,17 +351,17 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
     pub(super) fn start(
         &mut self,
         now: Instant,
-        place: Range<u64>,
+        range: Range<u64>,
         what: SwappableJobKind,
         done: &mut CompletionQueue<BlockCompletion>,
     ) {
-        let number = self.add(SwappableJob::new(place, what, now));
+        let number = self.add(SwappableJob::new(range, what, now));
         self.advance(now, number, done);
     }
 
     fn take_in(&mut self, now: Instant, mut owed: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         let data = owed.take_payload();
-        let place = owed.offset..owed.offset + u64::from(owed.length);
+        let range = owed.offset..owed.offset + u64::from(owed.length);
         let what = SwappableJobKind::User {
             owed,
             data,
@@ -370,7 +370,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
             there: Ok(()),
             answer: Payload::Empty,
         };
-        let number = self.add(SwappableJob::new(place, what, now));
+        let number = self.add(SwappableJob::new(range, what, now));
         if !self.advance(now, number, done)
             && let Some(SwappableJob { what: SwappableJobKind::User { data, .. }, .. }) = self.jobs.get_mut(&number)
         {
@@ -398,7 +398,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
     fn begin_job(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
         job.is_begun = true;
-        let (offset, length) = (job.place.start, job.bytes() as u32);
+        let (offset, length) = (job.range.start, job.bytes() as u32);
         let id = BlockId(number);
         let waited = now - job.since;
         let is_change = job.is_change();
@@ -509,7 +509,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         let Some(job) = self.jobs.get_mut(&answer.id.0) else { return done.pool.recycle(answer.payload) };
         *job.at(from) = false;
         let number = answer.id.0;
-        let (offset, length, is_change) = (job.place.start, job.bytes(), job.is_change());
+        let (offset, length, is_change) = (job.range.start, job.bytes(), job.is_change());
         let side = if from == SwapMemberRole::Current { SwapSide::Source } else { SwapSide::Destination };
         let stage = self.swap.as_ref().map(|swap| swap.stage);
         match &mut job.what {
@@ -632,7 +632,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
     fn lagging(&self) -> impl Iterator<Item = (u64, Instant)> {
         let is_waited_for = self.stage().is_some_and(|stage| stage.has_both() && stage != DeviceSwapPhase::Noting);
         let jobs = self.jobs.values().filter(move |job| is_waited_for && job.at_other && !job.at_current);
-        jobs.filter_map(|job| Some((job.place.start, job.answered?)))
+        jobs.filter_map(|job| Some((job.range.start, job.answered?)))
     }
 
     /// Begins what can be begun, and has it sent.

@@ -28,7 +28,7 @@ pub(super) enum SwapMemberRole {
 /// A request of the device's user, or of the swap.
 #[derive(Debug)]
 pub(super) struct SwappableJob {
-    pub place: Range<u64>,
+    pub range: Range<u64>,
     pub what: SwappableJobKind,
     pub since: Instant,
     /// When the current device answered it.
@@ -72,8 +72,8 @@ pub(super) struct SwapCopyPiece {
 }
 
 impl SwappableJob {
-    pub fn new(place: Range<u64>, what: SwappableJobKind, since: Instant) -> Self {
-        Self { place, what, since, answered: None, is_begun: false, at_current: false, at_other: false }
+    pub fn new(range: Range<u64>, what: SwappableJobKind, since: Instant) -> Self {
+        Self { range, what, since, answered: None, is_begun: false, at_current: false, at_other: false }
     }
 
     pub fn is_change(&self) -> bool {
@@ -100,21 +100,21 @@ impl SwappableJob {
 
     /// Whether one of the two has to wait for the other.
     pub fn excludes(&self, other: &Self) -> bool {
-        let overlap = self.place.start < other.place.end && other.place.start < self.place.end;
+        let overlap = self.range.start < other.range.end && other.range.start < self.range.end;
         let clash = self.is_change() || other.is_change() || (self.is_work() && other.is_work());
         overlap && clash
     }
 
     pub fn bytes(&self) -> u64 {
-        self.place.end - self.place.start
+        self.range.end - self.range.start
     }
 
     pub fn run(&self) -> GranuleRun {
-        GranuleRun { offset: self.place.start, bytes: self.bytes() }
+        GranuleRun { offset: self.range.start, bytes: self.bytes() }
     }
 
-    pub fn at(&mut self, place: SwapMemberRole) -> &mut bool {
-        match place {
+    pub fn at(&mut self, role: SwapMemberRole) -> &mut bool {
+        match role {
             SwapMemberRole::Current => &mut self.at_current,
             SwapMemberRole::Other => &mut self.at_other,
         }

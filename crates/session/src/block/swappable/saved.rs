@@ -58,15 +58,15 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
     ) -> Result<(Self, PendingBlockRequests), E> {
         let info = restore_info(from)?;
         let bytes = from.bytes("device")?;
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         for _ in 0..from.count("requests", REQUEST_BYTES_MIN)? {
-            asked.push(from.block_request()?);
+            requests.push(from.block_request()?);
         }
-        let pending: PendingBlockRequests = asked.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect();
-        if pending.len() != asked.len() || !asked.iter().all(|request| may_wait(request, &info)) {
+        let pending: PendingBlockRequests = requests.iter().map(|it| (it.id, (it.op, it.offset, it.length))).collect();
+        if pending.len() != requests.len() || !requests.iter().all(|request| may_wait(request, &info)) {
             return Err(ProtocolViolation::new(
                 "requests",
-                asked.len() as u64,
+                requests.len() as u64,
                 "each has an id and waits to be durable",
             )
             .into());
@@ -78,15 +78,15 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         }
         let mut this = Self { info, ..Self::moved(below) };
         let mut done = CompletionQueue::new(BufferPool::new(0));
-        for request in asked {
-            let place = request.offset..request.offset + u64::from(request.length);
+        for request in requests {
+            let range = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
             let what = SwappableJobKind::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
             let number = this.next_number;
             this.next_number += 1;
             this.jobs.insert(
                 number,
-                SwappableJob { is_begun: true, at_current: true, ..SwappableJob::new(place, what, now) },
+                SwappableJob { is_begun: true, at_current: true, ..SwappableJob::new(range, what, now) },
             );
             this.current.submit(now, BlockRequest::flush(BlockId(number)).launch(), &mut done);
         }
@@ -133,28 +133,28 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         if next_number > u64::MAX / 2 {
             return Err(ProtocolViolation::new("next number", next_number, "nobody makes so many requests").into());
         }
-        let mut asked: Vec<(u64, BlockRequest)> = Vec::new();
+        let mut wanted: Vec<(u64, BlockRequest)> = Vec::new();
         for _ in 0..from.count("requests", NUMBERED_BYTES_MIN)? {
             let number = from.u64("number")?;
-            let is_next = number < next_number && asked.last().is_none_or(|(before, _)| *before < number);
+            let is_next = number < next_number && wanted.last().is_none_or(|(before, _)| *before < number);
             if !is_next {
                 return Err(ProtocolViolation::new("number", number, "requests are numbered in their order").into());
             }
-            asked.push((number, from.block_request()?));
+            wanted.push((number, from.block_request()?));
         }
         let pending: PendingBlockRequests =
-            asked.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
+            wanted.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
         let is_whole = |request: &BlockRequest| request.payload.is_empty() && fits(request, &info);
-        if pending.len() != asked.len() || !asked.iter().all(|(_, request)| is_whole(request)) {
+        if pending.len() != wanted.len() || !wanted.iter().all(|(_, request)| is_whole(request)) {
             return Err(ProtocolViolation::new(
                 "requests",
-                asked.len() as u64,
+                wanted.len() as u64,
                 "each has an id, and is one of the device's",
             )
             .into());
         }
         let numbered: PendingBlockRequests =
-            asked.iter().map(|(number, it)| (BlockId(*number), (it.op, it.offset, it.length))).collect();
+            wanted.iter().map(|(number, it)| (BlockId(*number), (it.op, it.offset, it.length))).collect();
         let (mut below, theirs) = device(bytes, &info)?;
         if !is_fit(&info, below.info()) || theirs != numbered {
             below.leave();
@@ -165,16 +165,16 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
             )
             .into());
         }
-        let count = asked.len();
+        let count = wanted.len();
         let mut this = Self { info, next_number, ..Self::moved(below) };
         this.current.in_flight = count;
-        for (number, request) in asked {
-            let place = request.offset..request.offset + u64::from(request.length);
+        for (number, request) in wanted {
+            let range = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
             let what = SwappableJobKind::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };
             this.jobs.insert(
                 number,
-                SwappableJob { is_begun: true, at_current: true, ..SwappableJob::new(place, what, now) },
+                SwappableJob { is_begun: true, at_current: true, ..SwappableJob::new(range, what, now) },
             );
         }
         Ok((this, pending))

@@ -35,17 +35,17 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         let Some(swap) = &mut self.swap else { return };
         swap.has_more = true;
         let granule = swap.dirty.granule_bytes();
-        let mut at = job.place.start;
+        let mut at = job.range.start;
         let mut holes = Vec::new();
         let extents = match answer.result {
             Ok(()) => ExtentList::read(&answer.payload, answer.length).unwrap_or_default(),
             Err(_) => ExtentList::default(),
         };
         for extent in extents.iter() {
-            let end = (at + extent.length).min(job.place.end);
+            let end = (at + extent.length).min(job.range.end);
             // A hole is made of whole granules; the last one may be shorter.
             let from = at.next_multiple_of(granule).min(end);
-            let to = if end == job.place.end { end } else { (end / granule * granule).max(from) };
+            let to = if end == job.range.end { end } else { (end / granule * granule).max(from) };
             if extent.is_hole && to > from {
                 holes.push(from..to);
                 swap.dirty.add(at, from - at);
@@ -55,7 +55,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
             }
             at = end;
         }
-        swap.dirty.add(at, job.place.end - at);
+        swap.dirty.add(at, job.range.end - at);
         for hole in holes {
             self.start(now, hole, SwappableJobKind::Clear, done);
         }
@@ -103,7 +103,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         done: &mut CompletionQueue<BlockCompletion>,
     ) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
-        let (is_over, offset) = (!job.at_current && !job.at_other, job.place.start);
+        let (is_over, offset) = (!job.at_current && !job.at_other, job.range.start);
         let SwappableJobKind::Piece(piece) = &mut job.what else { return self.end_work(number) };
         match from {
             SwapMemberRole::Current => (piece.read, job.answered) = (Some(payload), Some(now)),
@@ -142,12 +142,12 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
     fn handle_difference(&mut self, now: Instant, number: u64, offset: u64) {
         let Some(swap) = &mut self.swap else { return };
         let copies = |job: &SwappableJob| matches!(&job.what, SwappableJobKind::Piece(piece) if !piece.compares);
-        let is_copied = self.jobs.values().any(|job| copies(job) && job.place.contains(&offset));
+        let is_copied = self.jobs.values().any(|job| copies(job) && job.range.contains(&offset));
         if !is_copied && !swap.dirty.has(offset) {
             return self.give_up(now, SwapError::Differs { offset });
         }
         if let Some(job) = self.jobs.get(&number) {
-            swap.unverified.add(job.place.start, job.bytes());
+            swap.unverified.add(job.range.start, job.bytes());
         }
         self.end_work(number);
     }
@@ -159,7 +159,7 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         swap.meter.add(now, bytes);
         swap.unflushed += bytes;
         if swap.options.verify {
-            swap.unverified.add(job.place.start, bytes);
+            swap.unverified.add(job.range.start, bytes);
         }
         self.end_work(number);
     }

@@ -106,8 +106,8 @@ impl ExporterSession {
         else {
             return Ok(None);
         };
-        let place = place_of(ModuleRole::Exporter, open.class);
-        let agreed = modules.answer(&request.offers, &place, &mut |bytes| random(bytes));
+        let context = place_of(ModuleRole::Exporter, open.class);
+        let agreed = modules.answer(&request.offers, &context, &mut |bytes| random(bytes));
         agreed.map(Some).map_err(|refusal| refused(refusal.to_string()))
     }
 
