@@ -215,8 +215,8 @@ impl CaseEnvironment<'_> {
         })
     }
 
-    /// The conformance kit beside the program under test, as a program of a [`MachineBoot`] that has it beside the guest's
-    /// farbus, where `farbus conform` looks for it; or the reason to skip the case.
+    /// The conformance kit beside the program under test, as a program of a [`MachineBoot`] that has it beside the
+    /// guest's farbus, where `farbus conform` looks for it; or the reason to skip the case.
     pub fn kit_in_guest(&self) -> Result<String> {
         let beside = self.program()?;
         let missing = || format!("no {KIT} beside {}: build it (cargo xtask dist)", beside.display());

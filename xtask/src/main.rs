@@ -4,7 +4,8 @@
 //!
 //! It never touches the product's code: no crate depends on it, and it depends on none.
 //!
-//! Start reading at [`XtaskCommand`], one file a subcommand; `test` is the README's second command and all that CI runs.
+//! Start reading at [`XtaskCommand`], one file a subcommand; `test` is the README's second command and all that CI
+//! runs.
 //!
 //! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one
 //! language.

@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the rules of the architecture, held against the code.
 //!
-//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`SourceTree`] in memory,
-//! so that its tests are small trees in which it must speak up. What the rules are set to stands in
+//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`SourceTree`] in
+//! memory, so that its tests are small trees in which it must speak up. What the rules are set to stands in
 //! `ARCHITECTURE.toml`.
 //!
 //! | rule | what it refuses |

@@ -1,4 +1,5 @@
-//! Tests of the commands' help: it fits terminals, each command has examples, and the book's reference lists all commands.
+//! Tests of the commands' help: it fits terminals, each command has examples, and the book's reference lists all
+//! commands.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

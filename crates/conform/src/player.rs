@@ -1,5 +1,6 @@
-//! An exporter without sockets: made-up devices for several connections. What it sends passes a [`ExporterTamper`], which may
-//! change it: the kit's importer checks need an exporter that is wrong, and so do tests of its exporter checks.
+//! An exporter without sockets: made-up devices for several connections. What it sends passes a [`ExporterTamper`],
+//! which may change it: the kit's importer checks need an exporter that is wrong, and so do tests of its exporter
+//! checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 

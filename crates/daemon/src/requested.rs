@@ -89,7 +89,8 @@ pub struct PassedShare {
     pub name: String,
     /// Whether its owner gave it that name.
     pub is_named: bool,
-    /// Its files: the images in the order of [`DeviceSpec::images`], the source of its frames, or the node of a real device.
+    /// Its files: the images in the order of [`DeviceSpec::images`], the source of its frames, or the node of a real
+    /// device.
     pub files: Vec<Arc<OwnedFd>>,
     /// The lease; `None` if the daemon keeps the device.
     pub lease: Option<Arc<OwnedFd>>,

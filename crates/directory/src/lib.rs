@@ -1,8 +1,8 @@
 //! # The directory: which hosts have which devices, as keys of an etcd
 //!
 //! **This crate is** what farbus says to an etcd and hears from it: the keys and records ([`key`], [`record`]), etcd's
-//! JSON gateway as messages ([`gateway`]) in HTTP/1.1 ([`http`]), and two state machines. A [`HostPublisher`] keeps what
-//! one host says of itself and its devices true there; a [`DirectoryView`] follows what all hosts say.
+//! JSON gateway as messages ([`gateway`]) in HTTP/1.1 ([`http`]), and two state machines. A [`HostPublisher`] keeps
+//! what one host says of itself and its devices true there; a [`DirectoryView`] follows what all hosts say.
 //!
 //! **It may touch** bytes and moments.
 //!

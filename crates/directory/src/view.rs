@@ -8,11 +8,12 @@
 //! | 2 | read all keys, a page at a time, all at the revision of the first | compacted meanwhile: begin again |
 //! | 3 | watch from the next revision on | a lost watch: watch again from where it was; compacted: step 2 |
 //!
-//! What was known stays while keys are read again, and while the directory is away: [`DirectoryView::heard`] says how old it is.
+//! What was known stays while keys are read again, and while the directory is away: [`DirectoryView::heard`] says how
+//! old it is.
 //!
-//! There is room for so many keys. One host has a part of it at most; the hosts that [`DirectoryView::prefer`] names come first:
-//! where there is no room for a key of theirs, others' keys go. After some were left out, all is read again when others
-//! have gone, and else every few minutes.
+//! There is room for so many keys. One host has a part of it at most; the hosts that [`DirectoryView::prefer`] names
+//! come first: where there is no room for a key of theirs, others' keys go. After some were left out, all is read again
+//! when others have gone, and else every few minutes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,7 +43,8 @@ const LASTED: Duration = Duration::from_secs(10);
 pub enum DirectoryViewStep {
     /// Make this call, and pass its answer to [`DirectoryView::handle`].
     Call(EtcdCall),
-    /// Begin this watch: pass what it says to [`DirectoryView::handle_news`], and its end to [`DirectoryView::handle_end`].
+    /// Begin this watch: pass what it says to [`DirectoryView::handle_news`], and its end to
+    /// [`DirectoryView::handle_end`].
     Watch(EtcdCall),
     /// Nothing until this moment.
     Wait(Option<Instant>),
@@ -139,8 +141,8 @@ impl DirectoryView {
         }
     }
 
-    /// A number that is another one after each change of an entry. It begins with the seed of [`DirectoryView::new`], so that it
-    /// is not that of an earlier view.
+    /// A number that is another one after each change of an entry. It begins with the seed of [`DirectoryView::new`],
+    /// so that it is not that of an earlier view.
     pub fn version(&self) -> u64 {
         self.version
     }

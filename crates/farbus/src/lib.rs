@@ -78,8 +78,9 @@ pub mod share {
 
 /// Attaches a device of another host to this machine: to its kernel, as a file, to programs, to a virtual machine.
 ///
-/// A [`AttachRequest`](attach::AttachRequest) says what and how, [`FrontEnd::take`](attach::FrontEnd::take) takes the device, and
-/// [`Attachment::run`](attach::Attachment::run) serves it until a [`AttachmentHandle`](attach::AttachmentHandle) or its exporter ends it.
+/// A [`AttachRequest`](attach::AttachRequest) says what and how, [`FrontEnd::take`](attach::FrontEnd::take) takes the
+/// device, and [`Attachment::run`](attach::Attachment::run) serves it until a
+/// [`AttachmentHandle`](attach::AttachmentHandle) or its exporter ends it.
 pub mod attach {
     pub use crate::frontend::{
         AttachRequest, Attachment, AttachmentEnd, AttachmentFacts, AttachmentHandle, AttachmentIntroduction,

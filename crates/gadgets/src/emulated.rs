@@ -24,8 +24,8 @@ pub trait GadgetFunction: Send {
         InTransferAnswer::Nak
     }
 
-    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. After [`OutTransferAnswer::Nak`] it is offered
-    /// again when the function's state may have changed.
+    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. After [`OutTransferAnswer::Nak`] it is
+    /// offered again when the function's state may have changed.
     fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut FunctionContext<'_>) -> OutTransferAnswer {
         let _ = (endpoint, payload, cx);
         OutTransferAnswer::Stall

@@ -8,11 +8,11 @@ use crate::driver::DeviceDriver;
 
 /// The connection to one device: in this process ([`LocalPort`](crate::LocalPort)), or over a link.
 ///
-/// Every submitted request comes back from [`HostPort::wait`] exactly once, cancelled or not, unless `wait` fails; after
-/// that no request comes back.
+/// Every submitted request comes back from [`HostPort::wait`] exactly once, cancelled or not, unless `wait` fails;
+/// after that no request comes back.
 pub trait HostPort {
-    /// Sends a request. The port may keep it until the next [`HostPort::wait`], so that requests submitted together travel
-    /// together.
+    /// Sends a request. The port may keep it until the next [`HostPort::wait`], so that requests submitted together
+    /// travel together.
     fn submit(&mut self, urb: Urb);
 
     /// Cancels a request that has not come back yet.

@@ -9,8 +9,8 @@ use farbus_model::{EpAddr, Instant, Payload, SetupPacket, TransferDirection, Urb
 use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::WITHDRAWAL_TIMEOUT;
 
-/// Requests in flight. The outcome is the next request that came back; see [`TransferTracker::is_idle`] before waiting for
-/// one.
+/// Requests in flight. The outcome is the next request that came back; see [`TransferTracker::is_idle`] before waiting
+/// for one.
 ///
 /// | what happened | how it comes back |
 /// |---|---|

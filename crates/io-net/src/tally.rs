@@ -1,8 +1,8 @@
 //! Limits how often similar events are logged: the first few of a kind are written, the others are counted.
 //!
 //! Time is an argument. A kind's *window* begins with its first event, and lasts [`WINDOW`]. Within it, as many events
-//! are written as the caller says; the rest are counted, and [`EventTally::poll_due`] returns their number when the window
-//! is over. The number of kinds is bounded: beyond [`KINDS_MAX`], all further kinds are counted as one.
+//! are written as the caller says; the rest are counted, and [`EventTally::poll_due`] returns their number when the
+//! window is over. The number of kinds is bounded: beyond [`KINDS_MAX`], all further kinds are counted as one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

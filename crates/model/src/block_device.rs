@@ -15,10 +15,10 @@ use crate::time::Instant;
 
 /// A block device: one over a store, one on another machine (requirement N4).
 ///
-/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`CompletionQueue`]. Every request
-/// given to [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order.
-/// Requests in flight together may also be carried out in any order: a user that needs one done before another waits
-/// for its answer.
+/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`CompletionQueue`]. Every
+/// request given to [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any
+/// order. Requests in flight together may also be carried out in any order: a user that needs one done before another
+/// waits for its answer.
 pub trait BlockDevice: Send {
     /// Size, block size and limits; constant while the device is attached.
     fn info(&self) -> &BlockInfo;
@@ -176,8 +176,8 @@ pub enum BlockOp {
     /// Declares the content of the range unneeded. Until it is written again, its content is undefined. A device that
     /// cannot make use of that does nothing, and writes no zeros.
     Trim,
-    /// Says which parts of the range are holes; the payload of the answer is [`ExtentList`]. The range may be longer than
-    /// that of a read.
+    /// Says which parts of the range are holes; the payload of the answer is [`ExtentList`]. The range may be longer
+    /// than that of a read.
     Map,
 }
 

@@ -1,10 +1,10 @@
 //! How much memory a peer may make this process hold, accounted in one place.
 //!
 //! A peer is a paired host, identified by its key, or all clients at one address. All its connections, links and
-//! sessions draw on one [`MemoryAccount`]; all accounts draw on the process's. A connection takes memory in large pieces:
-//! when it begins, when a device is opened, or when it has outgrown what it took ([`ConnectionAllowance`]). It gives the memory
-//! back when the connection or the device is closed. Between these moments a connection compares numbers of its own,
-//! and touches no shared memory.
+//! sessions draw on one [`MemoryAccount`]; all accounts draw on the process's. A connection takes memory in large
+//! pieces: when it begins, when a device is opened, or when it has outgrown what it took ([`ConnectionAllowance`]). It
+//! gives the memory back when the connection or the device is closed. Between these moments a connection compares
+//! numbers of its own, and touches no shared memory.
 //!
 //! | who | may hold | of which each part is in |
 //! |---|---|---|
@@ -193,8 +193,8 @@ impl MemoryAccount {
         Self::new(AccountOwner::Peer { is_known: false }, process.budget, Some(Arc::clone(process)))
     }
 
-    /// As [`MemoryAccount::of_peer`], of a peer whose identity is certain: each of its devices adds [`ROOM_BYTES`] to its
-    /// limit and to the process's.
+    /// As [`MemoryAccount::of_peer`], of a peer whose identity is certain: each of its devices adds [`ROOM_BYTES`] to
+    /// its limit and to the process's.
     pub fn of_known_peer(process: &Arc<MemoryAccount>) -> Arc<Self> {
         Self::new(AccountOwner::Peer { is_known: true }, process.budget, Some(Arc::clone(process)))
     }
@@ -473,8 +473,8 @@ impl ConnectionAllowance {
         is_taken
     }
 
-    /// As [`ConnectionAllowance::covers`], for a device that the peer opens next: it counts as a user of devices. Leaves
-    /// [`LEFT_BYTES`] for its next sessions.
+    /// As [`ConnectionAllowance::covers`], for a device that the peer opens next: it counts as a user of devices.
+    /// Leaves [`LEFT_BYTES`] for its next sessions.
     ///
     /// # Errors
     /// [`BudgetShortage`].

@@ -15,9 +15,9 @@ use crate::usb::UsbSpeed;
 
 /// A USB device: a gadget, a device behind usbfs, or a device on another machine.
 ///
-/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`CompletionQueue`]. Every request
-/// given to [`Device::submit`] comes back there exactly once, during that call or any later one. Requests of one
-/// endpoint (of one stream, where it has streams) complete in the order in which they were submitted.
+/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`CompletionQueue`]. Every
+/// request given to [`Device::submit`] comes back there exactly once, during that call or any later one. Requests of
+/// one endpoint (of one stream, where it has streams) complete in the order in which they were submitted.
 ///
 /// | the race | what comes back |
 /// |---|---|
@@ -161,8 +161,8 @@ pub enum OwnerCommand {
     Insert,
     /// Make every acknowledged write durable; sent before a device is withdrawn.
     Sync,
-    /// Replace the device by another one like it. If accepted, the exchange runs by itself, and [`SwapCandidate::tell`] reports
-    /// its outcome.
+    /// Replace the device by another one like it. If accepted, the exchange runs by itself, and [`SwapCandidate::tell`]
+    /// reports its outcome.
     Swap(SwapCandidate),
 }
 

@@ -171,8 +171,8 @@ pub trait Module: Send {
         None
     }
 
-    /// Memory of what the module holds back now, bytes ([`ModuleMessage::memory_bytes`]). An exporter counts it as data that
-    /// is under way, which its importer's credit limits. It is asked after every message: keep a sum.
+    /// Memory of what the module holds back now, bytes ([`ModuleMessage::memory_bytes`]). An exporter counts it as data
+    /// that is under way, which its importer's credit limits. It is asked after every message: keep a sum.
     fn held_bytes(&self) -> usize;
 
     /// Whether the module holds no message back.

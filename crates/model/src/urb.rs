@@ -8,8 +8,8 @@
 //! | [`UrbInFlight`] | the device | [`UrbInFlight::done`] and its shorthands |
 //! | [`UrbCompletion`] | the requester again | read it |
 //!
-//! Dropping an unanswered [`UrbInFlight`] is a bug of farbus: it panics where debug assertions are on, and elsewhere it is
-//! left with [`take_lost`], which the engine turns into a cancelled completion, counted and logged.
+//! Dropping an unanswered [`UrbInFlight`] is a bug of farbus: it panics where debug assertions are on, and elsewhere it
+//! is left with [`take_lost`], which the engine turns into a cancelled completion, counted and logged.
 
 use std::cell::RefCell;
 use std::time::Duration;

@@ -1,14 +1,16 @@
 //! # The transformation modules: pairs that change what passes, and change it back
 //!
 //! **This crate is** the modules that ship with farbus, a folder each with its code and its manual, and how pipelines
-//! of them are asked for, agreed on and run (requirements I1, I2, N14). A [`PipelineRecipe`] is what the importer wants, an
-//! [`ModuleAllowance`] what the exporter's owner lets it have; each becomes a [`ModulePipeline`], and the two undo each other.
+//! of them are asked for, agreed on and run (requirements I1, I2, N14). A [`PipelineRecipe`] is what the importer
+//! wants, an [`ModuleAllowance`] what the exporter's owner lets it have; each becomes a [`ModulePipeline`], and the two
+//! undo each other.
 //!
 //! **It may touch** nothing: bytes, moments and randomness are handed in.
 //!
 //! **It never touches** a socket, a file, a thread or a clock; a key file is read by the shell.
 //!
-//! **Start reading at** [`ModulePipeline::handle`]; then read [`null`] and [`delay`], which are modules at their shortest.
+//! **Start reading at** [`ModulePipeline::handle`]; then read [`null`] and [`delay`], which are modules at their
+//! shortest.
 //!
 //! **Why** faults are modules: a test that cuts, delays and corrupts does so with what ships.
 

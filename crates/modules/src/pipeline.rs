@@ -160,8 +160,8 @@ impl ModulePipeline {
         self.halves.iter().filter_map(|location| location.half.poll_timeout()).min()
     }
 
-    /// When [`ModulePipeline::check_deadlines`] wants to be called: a half then has kept a message for as long as it may
-    /// ([`Module::hold_max`]).
+    /// When [`ModulePipeline::check_deadlines`] wants to be called: a half then has kept a message for as long as it
+    /// may ([`Module::hold_max`]).
     pub fn poll_deadline(&self) -> Option<Instant> {
         self.halves.iter().filter_map(PipelineSlot::deadline).min()
     }

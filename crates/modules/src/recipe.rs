@@ -216,8 +216,8 @@ impl ModuleAllowance {
         Ok(PipelineCost { bytes, largest, halves: offers.len(), processor_ns_per_byte, slowest })
     }
 
-    /// Makes the other halves of an importer's offers, and their answers. [`ModuleAllowance::cost`] said before what they
-    /// cost.
+    /// Makes the other halves of an importer's offers, and their answers. [`ModuleAllowance::cost`] said before what
+    /// they cost.
     ///
     /// # Errors
     /// [`ModuleRefusal`]: which one does not match, and why.

@@ -11,8 +11,8 @@ pub trait ChannelCodec: Send {
     /// Writes the channel into an outgoing message.
     fn address(&mut self, channel: usize, message: &mut [u8]);
 
-    /// Whether the device reports each message that went out ([`MessageClass::WentOut`]); without reports a message counts as
-    /// out when its transfer completes.
+    /// Whether the device reports each message that went out ([`MessageClass::WentOut`]); without reports a message
+    /// counts as out when its transfer completes.
     fn is_told(&self) -> bool;
 }
 

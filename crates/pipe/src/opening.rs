@@ -36,8 +36,8 @@ pub fn here(device: impl Device + 'static) -> Result<RemoteDevice<BlockingPort>,
     RemoteDevice::open(BlockingPort::new(Box::new(LocalPolledDevice::new(device))), speed)
 }
 
-/// Opens a device of another host, over plain USB/IP or in a session as [`ImporterClient::session`] says; returns its speed,
-/// too.
+/// Opens a device of another host, over plain USB/IP or in a session as [`ImporterClient::session`] says; returns its
+/// speed, too.
 ///
 /// # Errors
 /// [`ClientError`].

@@ -10,9 +10,9 @@
 //! [`TransferKind`].
 //!
 //! Start reading at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
-//! at [`transfer::PacketShape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or refused,
-//! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::ReleaseTimetable`] for when a pipe runs,
-//! at [`topology::plan`] for hosts that are joined by USB.
+//! at [`transfer::PacketShape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or
+//! refused, at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::ReleaseTimetable`] for
+//! when a pipe runs, at [`topology::plan`] for hosts that are joined by USB.
 //!
 //! Why so: admission and planning must be decidable before a device exists, on any machine, and must come out the same
 //! in a test, in the simulator and in the daemon. Numbers that depend on nothing do. No table entry is typed in: each

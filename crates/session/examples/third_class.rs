@@ -1,8 +1,8 @@
 //! A device class that is neither USB nor block: a thermometer.
 //!
-//! A class has two parts: its exporting end ([`ServedExport`]) and its importing end ([`ImporterAttachment`]). The session does
-//! everything else: it opens and closes attachments, and loses nothing when a link is lost. Here both ends of a session
-//! are in one process, and the link between them is cut while readings are on their way.
+//! A class has two parts: its exporting end ([`ServedExport`]) and its importing end ([`ImporterAttachment`]). The
+//! session does everything else: it opens and closes attachments, and loses nothing when a link is lost. Here both ends
+//! of a session are in one process, and the link between them is cut while readings are on their way.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Observers: copies of what a device sends to its user (requirement N6: sharing).
 //!
-//! An [`ObservedDevice`] device passes everything through and copies what interrupt and isochronous IN endpoints deliver to
-//! its [`DeviceObservers`]. Each [`EventObserver`] is a bounded queue, filled by the thread of the device's user and emptied by the
-//! observer's own. A slow observer misses events and is told how many; the device's user never waits. Without
-//! observers, the cost per answer is one atomic load.
+//! An [`ObservedDevice`] device passes everything through and copies what interrupt and isochronous IN endpoints
+//! deliver to its [`DeviceObservers`]. Each [`EventObserver`] is a bounded queue, filled by the thread of the device's
+//! user and emptied by the observer's own. A slow observer misses events and is told how many; the device's user never
+//! waits. Without observers, the cost per answer is one atomic load.
 //!
 //! A [`ConsoleObserver`] gets what the device's serial ports send instead ([`crate::console`] says which bulk endpoints
 //! those are), as bytes of its own. A slow one loses the oldest bytes.

@@ -111,7 +111,8 @@ impl Drop for ExportObservers {
 pub struct ObservableDevice {
     /// Where to add an observer.
     pub audience: DeviceObservers,
-    /// The device's [`UsbDescription`], or that of its [console](farbus_wire::native::console::ConsoleDescription), encoded.
+    /// The device's [`UsbDescription`], or that of its [console](farbus_wire::native::console::ConsoleDescription),
+    /// encoded.
     pub description: Vec<u8>,
 }
 

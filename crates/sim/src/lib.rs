@@ -9,8 +9,8 @@
 //! It never touches clocks, threads, sockets, or text for people: a world is a function of its settings and its seed,
 //! and answers with figures; `bench` puts them beside the paper's.
 //!
-//! Start reading at [`bus::SimulatedController`] for a bus, [`processor::SimulatedProcessor`] for a processor, [`experiments`] for the
-//! paper's.
+//! Start reading at [`bus::SimulatedController`] for a bus, [`processor::SimulatedProcessor`] for a processor,
+//! [`experiments`] for the paper's.
 //!
 //! Why so: a promise of the planner can be held against a bus only if there is one to break it, and an hour of a real
 //! one takes an hour. Here packets may be as short, requests as ill-timed and interrupts as many as the seed wants, and

@@ -9,9 +9,9 @@
 //! is checked against the others, and an impossible state is a [`ProtocolViolation`].
 //!
 //! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release
-//! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`ProtocolViolation`]:
-//! sessions and attachments then begin again. A field of version N is read only if [`FieldReader::version`] says N or more,
-//! and has a stated value otherwise:
+//! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a
+//! [`ProtocolViolation`]: sessions and attachments then begin again. A field of version N is read only if
+//! [`FieldReader::version`] says N or more, and has a stated value otherwise:
 //!
 //! ```text
 //! let identity = if from.version() >= 13 { Some(from.take(16, "identity")?) } else { None };
@@ -234,7 +234,8 @@ impl<'a> FieldReader<'a> {
         }
     }
 
-    /// Reads what [`SnapshotWriter::count`] wrote. An item has at least `bytes_min` bytes, so that a false count is refused.
+    /// Reads what [`SnapshotWriter::count`] wrote. An item has at least `bytes_min` bytes, so that a false count is
+    /// refused.
     ///
     /// # Errors
     /// [`ProtocolViolation`].

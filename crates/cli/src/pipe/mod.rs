@@ -296,10 +296,7 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
         not_promised,
         failure: None,
     };
-    let pipes = std::mem::take(&mut *shown.pipes());
-    let functions: Vec<PipeFunction> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
-    let finished =
-        functions.into_iter().map(PipeFunction::finish).fold(Ok(()), Result::and).map_err(CommandFailure::local);
+    let finished = finish(std::mem::take(&mut *shown.pipes()));
     let lost = endpoint.end().map(|error| CommandFailure::new(PipeError::Lost(error.clone()).attribute(), error));
     let was_cut_short =
         interruption.signal().zip(args.seconds).filter(|_| until.is_some_and(|until| Instant::now() < until));
@@ -317,6 +314,12 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
+}
+
+/// Stops all pipes, and lets each function write what it has left; the first failure is returned.
+fn finish(pipes: Vec<Pipe<PipeFunction>>) -> Result<(), CommandFailure> {
+    let functions: Vec<PipeFunction> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
+    functions.into_iter().map(PipeFunction::finish).fold(Ok(()), Result::and).map_err(CommandFailure::local)
 }
 
 /// The process that keeps the rights, and what it may be asked for; or this one, without a sandbox.

@@ -322,13 +322,7 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
     let mut secure = args.secure.as_deref().map(bind_secure).transpose()?;
     let trust = secure.as_ref().map(|secure| secure.trust.clone());
-    let for_all = plain.iter().map(|(_, location)| (location.as_host(), false));
-    let for_paired_hosts = secure.as_ref().map(|secure| (secure.address.to_string(), true));
-    let Some((address, is_for_paired_hosts)) = for_all.chain(for_paired_hosts).next() else {
-        return Err(CommandFailure::local(
-            "nobody could reach these devices: give --secure, or another --listen than 'none'",
-        ));
-    };
+    let served = first_address(&plain, secure.as_ref())?;
     let confining = broker.as_ref().filter(|_| !args.no_sandbox);
     if let Some(recorder) = recorder(confining)? {
         share.record_by(Arc::clone(&recorder));
@@ -357,7 +351,6 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
         share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(CommandFailure::local)?)));
     }
     let for_control_socket = Arc::clone(&share);
-    let served = ServedAt { address, is_for_paired_hosts };
     control_socket
         .open(control_listener, move |question, files| answer(&for_control_socket, &served, question, files))
         .map_err(CommandFailure::local)?;
@@ -382,6 +375,20 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
     drop(broker);
     let lost = || CommandFailure::local("a device did not become durable in time; its last writes may be lost");
     if is_durable { Ok(()) } else { Err(lost()) }
+}
+
+/// The address that the control socket tells: the first one for all, else the one for paired hosts.
+fn first_address(
+    plain: &[(SocketListener, SocketLocation)],
+    secure: Option<&PairedHostListener>,
+) -> Result<ServedAt, CommandFailure> {
+    let for_all = plain.iter().map(|(_, location)| (location.as_host(), false));
+    let for_paired_hosts = secure.map(|secure| (secure.address.to_string(), true));
+    let first = for_all.chain(for_paired_hosts).next();
+    let (address, is_for_paired_hosts) = first.ok_or_else(|| {
+        CommandFailure::local("nobody could reach these devices: give --secure, or another --listen than 'none'")
+    })?;
+    Ok(ServedAt { address, is_for_paired_hosts })
 }
 
 /// The devices, as the options say what follows another one in their port.
@@ -580,14 +587,14 @@ fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), CommandFailur
 }
 
 fn bind_all_plain(
-    messages: &[String],
+    addresses: &[String],
     mode: SocketMode,
 ) -> Result<Vec<(SocketListener, SocketLocation)>, CommandFailure> {
-    match messages {
+    match addresses {
         // Always the owner's: `--socket-mode` applies to sockets that are named.
         [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
-        messages => {
-            let reported = messages.iter().filter(|reported| *reported != "none");
+        addresses => {
+            let reported = addresses.iter().filter(|reported| *reported != "none");
             reported.map(|reported| bind_plain(&listen_place(reported, DEFAULT_PORT)?, mode)).collect()
         }
     }

@@ -1,8 +1,8 @@
 //! The kit as an exporter: what an importer owes it.
 //!
-//! A [`ProbeExporter`] offers a made-up device many times. One exporter behind them is right; the others are wrong in one way
-//! each ([`PROBES`]), and the user attaches an importer to each of them. Whatever the importer sends to any of them is
-//! held against the rules of requests as well.
+//! A [`ProbeExporter`] offers a made-up device many times. One exporter behind them is right; the others are wrong in
+//! one way each ([`PROBES`]), and the user attaches an importer to each of them. Whatever the importer sends to any of
+//! them is held against the rules of requests as well.
 //!
 //! | file | what it holds |
 //! |---|---|

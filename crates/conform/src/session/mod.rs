@@ -52,7 +52,8 @@ pub fn checks() -> Vec<ConformanceCheck> {
     entries().map(|entry| entry.check).collect()
 }
 
-/// Tries the checks; `tell` hears of each one as it ends. [`ConformanceSettings::bus_id`] is the name of the device to use.
+/// Tries the checks; `tell` hears of each one as it ends. [`ConformanceSettings::bus_id`] is the name of the device to
+/// use.
 ///
 /// # Errors
 /// [`LinkLoss`]: the exporter cannot be reached at all, or `settings` name a check that there is not.

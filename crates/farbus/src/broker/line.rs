@@ -300,8 +300,8 @@ impl BrokerClient {
         self.ask_for_descriptor(&BrokerRequest::OpenFrames { path: path.to_owned() })
     }
 
-    /// Opens a USB device's node. If this process ends before it calls [`BrokerClient::given_back`], the broker returns the
-    /// device to its drivers.
+    /// Opens a USB device's node. If this process ends before it calls [`BrokerClient::given_back`], the broker returns
+    /// the device to its drivers.
     ///
     /// # Errors
     /// The system or the policy refuses.
@@ -339,7 +339,8 @@ impl BrokerClient {
         self.ask::<Value>(&BrokerRequest::InheritUsb { bus, device }, Some(node)).map(|_| ())
     }
 
-    /// Passes the node of a device that the owner opened. [`BrokerClient::open_usb`] returns it, whatever the policy says.
+    /// Passes the node of a device that the owner opened. [`BrokerClient::open_usb`] returns it, whatever the policy
+    /// says.
     ///
     /// # Errors
     /// It is not the node of that device, or was not opened for reading and writing.

@@ -27,8 +27,8 @@ pub trait Attachment: Send {
 
 /// An attachment of another process, read from its snapshot. It has not begun to run in this process.
 ///
-/// Dropping it without [`RestoredAttachment::leave`] or [`RestoredAttachment::go_on`] may end the device's session while the other process
-/// still uses it.
+/// Dropping it without [`RestoredAttachment::leave`] or [`RestoredAttachment::go_on`] may end the device's session
+/// while the other process still uses it.
 pub trait RestoredAttachment: Send {
     /// Continues the attachment in this process: the other process has stopped serving it.
     ///

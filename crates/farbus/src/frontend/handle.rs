@@ -135,7 +135,8 @@ impl AttachmentHandle {
         Self { session, ..self }
     }
 
-    /// Enables [`AttachmentHandle::save`], by `save_requester`, if a replacement process can continue with the attachment.
+    /// Enables [`AttachmentHandle::save`], by `save_requester`, if a replacement process can continue with the
+    /// attachment.
     #[must_use]
     pub fn saving_by(self, save_requester: Option<SaveRequester<SavedAttachment>>) -> Self {
         Self { save_requester, ..self }
@@ -281,8 +282,8 @@ impl AttachmentHandle {
         session.migrate(successor).map(|()| MigrationTiming::WhenQuiet).map_err(AttachmentRefusal::Engine)
     }
 
-    /// Whether [`AttachmentHandle::migrate`] would be accepted now; changes nothing. Returns whether the device would be held
-    /// then until its local user has left, so that [`AttachmentHandle::resume`] can take that back.
+    /// Whether [`AttachmentHandle::migrate`] would be accepted now; changes nothing. Returns whether the device would
+    /// be held then until its local user has left, so that [`AttachmentHandle::resume`] can take that back.
     ///
     /// # Errors
     /// [`AttachmentRefusal`]: it would stay here.

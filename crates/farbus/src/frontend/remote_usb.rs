@@ -1,7 +1,7 @@
 //! A USB device of another host, over either protocol, which a front end on this machine passes on.
 //!
-//! Over plain USB/IP it is lost with its one link; in a session it outlives its links ([`LinkedDevice`]). An engine sees both
-//! as a [`Device`] with a descriptor to wait on; when it ends, it says why.
+//! Over plain USB/IP it is lost with its one link; in a session it outlives its links ([`LinkedDevice`]). An engine
+//! sees both as a [`Device`] with a descriptor to wait on; when it ends, it says why.
 
 use std::io;
 use std::net::SocketAddr;

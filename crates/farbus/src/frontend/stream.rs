@@ -70,7 +70,8 @@ impl RemoteStreamReader {
         self.linked.stop_signal()
     }
 
-    /// Waits for the next frame; `None` once another thread has ended the stream by [`RemoteStreamReader::stop_signal`].
+    /// Waits for the next frame; `None` once another thread has ended the stream by
+    /// [`RemoteStreamReader::stop_signal`].
     ///
     /// # Errors
     /// Why there is none: the attribute is *gone* when the source has ended.

@@ -3,8 +3,8 @@
 //!
 //! Two threads take part. The engine of the front end owns both disks ([`SwapDisk`], over
 //! [`farbus_session::block::SwappableDevice`]). A thread of the swap does what takes time: it opens the new disk, writes the
-//! journal and gives the old disk back. Where a disk is matters to neither of them: a `SwapDiskLocation` does what differs. The
-//! thread also tells the old disk's exporter:
+//! journal and gives the old disk back. Where a disk is matters to neither of them: a `SwapDiskLocation` does what
+//! differs. The thread also tells the old disk's exporter:
 //!
 //! | step | durable at the importer | durable at the exporter | after a crash of either end |
 //! |---|---|---|---|

@@ -1,7 +1,8 @@
 //! Modules that are not code of farbus: a separate program over pipes or shared memory, or code in a sandbox
 //! (requirement I3).
 //!
-//! All of them exchange the same frames ([`farbus_model::module_abi`]); a [`Channel`](turn::ModuleChannel) carries these.
+//! All of them exchange the same frames ([`farbus_model::module_abi`]); a [`Channel`](turn::ModuleChannel) carries
+//! these.
 //!
 //! | way | what a turn costs | who keeps it in |
 //! |---|---|---|

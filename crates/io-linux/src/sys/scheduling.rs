@@ -6,9 +6,9 @@
 //! | [`SchedulingPolicy::Fifo`] | `SCHED_FIFO`: runs before all threads without a promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
 //! | [`SchedulingPolicy::Ordinary`] | the ordinary share of every thread | everybody |
 //!
-//! A thread asks for itself ([`SchedulingGrant::take`]) and gets its former policy back when the reservation is dropped.
-//! What the kernel denied is reported with its reason ([`SchedulingDenial`]), so that the user can be told. For a thread of
-//! another process, [`set_deadline`] asks.
+//! A thread asks for itself ([`SchedulingGrant::take`]) and gets its former policy back when the reservation is
+//! dropped. What the kernel denied is reported with its reason ([`SchedulingDenial`]), so that the user can be told.
+//! For a thread of another process, [`set_deadline`] asks.
 #![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
 
 use std::fmt;

@@ -1,10 +1,12 @@
 //! usbfs: the kernel's interface to real USB devices, `/dev/bus/usb/BBB/DDD`. Its calls lend the kernel memory and take
 //! it back.
 //!
-//! A transfer is *lent* to the kernel ([`UsbfsDevice::submit`]) and *reaped* from it later ([`UsbfsDevice::reap`]); in between, the
-//! kernel may be told to cancel it ([`UsbfsDevice::discard`]), which makes it reapable at once. A transfer is named by its
-//! slot, a small number that the caller chooses. The calls that wait for the device ([`UsbfsCallHandle`]) hold its lock in the
-//! kernel, and every other call on the descriptor waits for them, except `poll` (`usbdev_do_ioctl`, `usbdev_poll`).
+//! A transfer is *lent* to the kernel ([`UsbfsDevice::submit`]) and *reaped* from it later ([`UsbfsDevice::reap`]); in
+//! between, the kernel may be told to cancel it ([`UsbfsDevice::discard`]), which makes it reapable at once. A transfer
+//! is named by its slot, a small number that the caller chooses. The calls that wait for the device
+//! ([`UsbfsCallHandle`]) hold its lock in the kernel, and every other call on the descriptor waits for them, except
+//! `poll` (`usbdev_do_ioctl`,
+//! `usbdev_poll`).
 //!
 //! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes
 //! results only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data
@@ -183,8 +185,8 @@ pub struct UsbfsTransfer<'a> {
 pub enum UsbfsPayload<'a> {
     /// Bytes to send; those of a control transfer begin with its setup packet.
     Out(&'a [u8]),
-    /// Room to fill, returned by [`UsbfsDevice::reap`]. For a control transfer it begins with the setup packet, and is filled
-    /// after that.
+    /// Room to fill, returned by [`UsbfsDevice::reap`]. For a control transfer it begins with the setup packet, and is
+    /// filled after that.
     In(Vec<u8>),
     /// Room for so many bytes in the kernel's own memory; not for control transfers. See [`UsbfsDevice::lease`].
     Into(UsbfsBuffer, usize),

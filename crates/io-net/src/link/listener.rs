@@ -72,8 +72,8 @@ impl TcpLinkListener {
         Ok(Self { socket: self.socket.try_clone()?, is_passed: self.is_passed })
     }
 
-    /// Stops listening; a thread that waits in [`TcpLinkListener::accept`] wakes up with an error. A socket whose original
-    /// owner keeps it is left as it is, for that owner's next process.
+    /// Stops listening; a thread that waits in [`TcpLinkListener::accept`] wakes up with an error. A socket whose
+    /// original owner keeps it is left as it is, for that owner's next process.
     pub fn shut_down(&self) {
         if !self.is_passed {
             // The socket is down already, as was asked for.
@@ -81,7 +81,8 @@ impl TcpLinkListener {
         }
     }
 
-    /// Makes [`TcpLinkListener::accept`] fail with `WouldBlock` instead of waiting, for a thread that waits on more than this.
+    /// Makes [`TcpLinkListener::accept`] fail with `WouldBlock` instead of waiting, for a thread that waits on more
+    /// than this.
     ///
     /// # Errors
     /// The system's error.

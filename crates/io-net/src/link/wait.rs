@@ -88,8 +88,8 @@ impl DeviceWaitSource {
         ReadinessSource::new(Self(WaitSourceKind::Readable(fd)))
     }
 
-    /// The interest in a device, from [`DeviceWaitSource::readiness`] or [`DeviceWaitSource::woken`]; `None` for a readiness of another
-    /// origin.
+    /// The interest in a device, from [`DeviceWaitSource::readiness`] or [`DeviceWaitSource::woken`]; `None` for a
+    /// readiness of another origin.
     pub fn interest(readiness: &ReadinessSource) -> Option<PollInterest<'_>> {
         match &readiness.inside::<Self>()?.0 {
             WaitSourceKind::Room(fd) => Some(PollInterest::room(fd.as_fd())),

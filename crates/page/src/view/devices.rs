@@ -343,7 +343,7 @@ mod tests {
         let page = |text: &str| {
             let device = printed(json!({
                 "name": text, "title": text, "ids": text, "state": text, "user": text, "reason": text, "place": text,
-                "interfaces": [text], "labels": { text }, "queue": [{ "host": text }], "waiting": 1,
+                "interfaces": [text], "labels": { text: text }, "queue": [{ "host": text }], "waiting": 1,
                 "booked": [{ "host": text, "from": text, "until": text }], "used_s": 1,
             }));
             let free = printed(json!({ "name": text, "state": "available" }));

@@ -34,9 +34,10 @@ const LOST_MAX: usize = 64;
 /// | a read of data not yet written | answered with that data, or waits for the write |
 /// | a change of a place not yet written, or the question where its holes are | waits for the write, so that writes take effect in the order of their answers |
 ///
-/// A write that fails after it was answered is **lost**. The next flush fails, once ([`Losses`](farbus_model::LossCounter)
-/// tells each user), unless everything lost has been rewritten by then. Every read of that place fails until it has
-/// been rewritten, so no read returns the old content. Until then no write is answered early.
+/// A write that fails after it was answered is **lost**. The next flush fails, once
+/// ([`Losses`](farbus_model::LossCounter) tells each user), unless everything lost has been rewritten by then. Every
+/// read of that place fails until it has been rewritten, so no read returns the old content. Until then no write is
+/// answered early.
 #[derive(Debug)]
 pub struct WriteBackLayer<D> {
     below: UnderlyingDevice<D>,

@@ -16,8 +16,8 @@
 //! | [`BlockExport`] | a medium on offer, which each of its users opens |
 //! | [`TracingLayer`] | the device, with requests and answers recorded in a trace |
 //!
-//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so layers stack in any order: `ReadOnlyView<RangeView<_>>`
-//! for one importer and `CopyOnWriteView<_>` for another, over the same export.
+//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so layers stack in any order:
+//! `ReadOnlyView<RangeView<_>>` for one importer and `CopyOnWriteView<_>` for another, over the same export.
 
 mod ahead;
 mod answered;

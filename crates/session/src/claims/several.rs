@@ -242,7 +242,8 @@ impl JointLease {
         }
     }
 
-    /// The host of the device with this index answered what [`JointLeaseStep::Ask`] said; `asked_at` is when it was asked.
+    /// The host of the device with this index answered what [`JointLeaseStep::Ask`] said; `asked_at` is when it was
+    /// asked.
     pub fn handle(&mut self, at: usize, heard: JointLeaseAnswer, asked_at: Instant) {
         match self.state {
             JointLeasePhase::Trying(_) => {

@@ -335,8 +335,8 @@ impl DescriptorCache {
         }
     }
 
-    /// Restores it from a snapshot, together with the user's waiting requests, which [`DescriptorCache::launch`] takes. `take`
-    /// says whether the device has a control request with this id.
+    /// Restores it from a snapshot, together with the user's waiting requests, which [`DescriptorCache::launch`] takes.
+    /// `take` says whether the device has a control request with this id.
     ///
     /// # Errors
     /// [`ProtocolViolation`]: the snapshot is inconsistent.

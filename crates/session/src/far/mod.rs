@@ -79,7 +79,8 @@ pub struct FarLayer<D> {
 }
 
 impl<D: Device> FarLayer<D> {
-    /// Wraps `device`, which is open. It asks the device nothing before [`FarLayer::begin`] or the user's first request.
+    /// Wraps `device`, which is open. It asks the device nothing before [`FarLayer::begin`] or the user's first
+    /// request.
     pub fn new(device: D, plan: FarLayerConfig) -> Self {
         Self::over(device, plan, FarActionQueue::default())
     }

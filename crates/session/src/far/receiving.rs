@@ -446,9 +446,10 @@ impl EndpointPrefetch {
         }
     }
 
-    /// Restores it from a snapshot, together with the user's waiting requests, which [`EndpointPrefetch::launch`] takes once
-    /// the whole snapshot is known to be valid. `way_of` says how an endpoint is received, `bars` whether a request is
-    /// an open control request of the user, `take` whether the device has a request of ours with this id and length.
+    /// Restores it from a snapshot, together with the user's waiting requests, which [`EndpointPrefetch::launch`] takes
+    /// once the whole snapshot is known to be valid. `way_of` says how an endpoint is received, `bars` whether a
+    /// request is an open control request of the user, `take` whether the device has a request of ours with this id and
+    /// length.
     ///
     /// # Errors
     /// [`ProtocolViolation`]: the snapshot is inconsistent.

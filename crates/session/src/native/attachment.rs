@@ -160,7 +160,8 @@ impl AttachmentBase {
         ));
     }
 
-    /// The exporter's latest answer to [`AttachmentBase::say_step`] since the last call: the step was noted, or why not.
+    /// The exporter's latest answer to [`AttachmentBase::say_step`] since the last call: the step was noted, or why
+    /// not.
     pub fn take_step_answer(&mut self) -> Option<(DiskMoveStep, Result<(), String>)> {
         self.step_answer.take()
     }

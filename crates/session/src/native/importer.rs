@@ -127,7 +127,8 @@ pub trait ImporterAttachment {
         self.attachment_mut().say_step(step);
     }
 
-    /// The exporter's latest answer to [`ImporterAttachment::say_step`] since the last call: the step was noted, or why not.
+    /// The exporter's latest answer to [`ImporterAttachment::say_step`] since the last call: the step was noted, or why
+    /// not.
     fn take_step_answer(&mut self) -> Option<(DiskMoveStep, Result<(), String>)> {
         self.attachment_mut().take_step_answer()
     }
@@ -278,7 +279,8 @@ impl ImporterSession {
         ImporterHello::new(LanePosition { session, lane: number, link, received, incarnation }, options)
     }
 
-    /// The incarnation of the session's exporter: see [`ImporterAttachment::note_exporter`]. `None` before the first link.
+    /// The incarnation of the session's exporter: see [`ImporterAttachment::note_exporter`]. `None` before the first
+    /// link.
     pub fn their_incarnation(&self) -> Option<u64> {
         self.their_incarnation
     }

@@ -22,7 +22,8 @@
 //! | `slots`, `tagged` | requests in flight, by tag: ours, and a peer's |
 //! | `spread` | which lane a request uses |
 //!
-//! A device of another class is one more [`ServedExport`] and one more [`ImporterAttachment`], and nothing else changes:
+//! A device of another class is one more [`ServedExport`] and one more [`ImporterAttachment`], and nothing else
+//! changes:
 //! `examples/third_class.rs` is one.
 //!
 //! What happens to a request in case of a failure:

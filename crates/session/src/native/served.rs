@@ -134,8 +134,8 @@ pub trait ServedExport: Send {
         Ok(())
     }
 
-    /// Restores what another process saved, over a device that is new here; [`ServedExport::go_on`] starts it. After an error
-    /// it can only be finished.
+    /// Restores what another process saved, over a device that is new here; [`ServedExport::go_on`] starts it. After an
+    /// error it can only be finished.
     ///
     /// # Errors
     /// [`ProtocolViolation`]: no attachment can have had this state.

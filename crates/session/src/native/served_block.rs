@@ -32,8 +32,8 @@ pub struct ServedBlock<D> {
 }
 
 impl<D: BlockDevice> ServedBlock<D> {
-    /// Serves `device` as `attachment`; `durability` is as [`BlockDescription::durability`] says, and `give_back` is called
-    /// with the device in the end.
+    /// Serves `device` as `attachment`; `durability` is as [`BlockDescription::durability`] says, and `give_back` is
+    /// called with the device in the end.
     pub fn new(
         attachment: u16,
         device: D,

@@ -288,7 +288,8 @@ impl HostReservationLedger {
         self.paths.retain(|path, _| entries.iter().any(|entry| entry.path.as_ref() == Some(path)));
     }
 
-    /// The processors, for servers that reserve time themselves. Call [`HostReservationLedger::settle_again`] afterwards.
+    /// The processors, for servers that reserve time themselves. Call [`HostReservationLedger::settle_again`]
+    /// afterwards.
     pub fn processors_mut(&mut self) -> &mut HostProcessors {
         &mut self.processors
     }

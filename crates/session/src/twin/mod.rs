@@ -1,8 +1,8 @@
 //! A device that can be exchanged for its twin while it is in use (requirement N12).
 //!
 //! Two adapters of one model are the same device to their user, except for the settings that the user has made on one
-//! and not on the other. A [`TwinnedDevice`] device remembers these ([`settings`] lists them) and lets another device take
-//! its place when its owner asks for it ([`OwnerCommand::Swap`]):
+//! and not on the other. A [`TwinnedDevice`] device remembers these ([`settings`] lists them) and lets another device
+//! take its place when its owner asks for it ([`OwnerCommand::Swap`]):
 //!
 //! | stage | the user's requests | the twin |
 //! |---|---|---|
@@ -54,8 +54,8 @@ pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often the twin is polled meanwhile: the caller does not wait on the twin's readiness.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// A device that can be exchanged for its twin. Both are of the type `D`; for `dyn Device`, [`OwnerCommand::Swap`] does what
-/// [`TwinnedDevice::swap`] does.
+/// A device that can be exchanged for its twin. Both are of the type `D`; for `dyn Device`, [`OwnerCommand::Swap`] does
+/// what [`TwinnedDevice::swap`] does.
 pub struct TwinnedDevice<D: Device + ?Sized + 'static = dyn Device> {
     device: Box<D>,
     /// The descriptors of the first device, after an exchange.

@@ -5,9 +5,9 @@
 //! `drivers/usb/core/devio.c` of Linux 6.1 does, error numbers included; where it differs, the place says so. What
 //! brings the commands (a FUSE file system, a seccomp listener, a library) is not known here.
 //!
-//! The program's memory is read while its command is being handled, and written only by an [`UsbfsAnswer`] to a command that
-//! it still waits for. Data of a finished URB are written when the URB is reaped, into the memory of the process that
-//! reaps it.
+//! The program's memory is read while its command is being handled, and written only by an [`UsbfsAnswer`] to a command
+//! that it still waits for. Data of a finished URB are written when the URB is reaped, into the memory of the process
+//! that reaps it.
 //!
 //! | the race | what the program sees |
 //! |---|---|

@@ -210,8 +210,8 @@ impl<D: Device> UsbfsNode<D> {
         self.answers.pop_front()
     }
 
-    /// Carries out a command. Its answer comes from [`UsbfsNode::poll_answer`], now or later. After the last command of a
-    /// turn call [`UsbfsNode::end_turn`].
+    /// Carries out a command. Its answer comes from [`UsbfsNode::poll_answer`], now or later. After the last command of
+    /// a turn call [`UsbfsNode::end_turn`].
     pub fn handle_command(
         &mut self,
         now: Instant,

@@ -1,10 +1,10 @@
 //! Section 6.2: a USB-CAN device with five channels and a small buffer, one endpoint each way, and one processor on
 //! which its driver, tasks that read and write, and CPU-bound tasks run (Tables 7 to 9, Figures 12 to 16).
 //!
-//! What the paper leaves open is chosen so. Costs are those of [`ProcessingCosts`]. On Linux a bottom half falls behind only
-//! where another device has much to do at once: its *storms* are of that device, at random, and their mean distance is
-//! the one number here that was fitted, to the last row of Table 9 (`mean_ns` of [`STORMS`]); the other rows and all
-//! figures follow from it. On Quest the same storms have an I/O VCPU of their own.
+//! What the paper leaves open is chosen so. Costs are those of [`ProcessingCosts`]. On Linux a bottom half falls behind
+//! only where another device has much to do at once: its *storms* are of that device, at random, and their mean
+//! distance is the one number here that was fitted, to the last row of Table 9 (`mean_ns` of [`STORMS`]); the other
+//! rows and all figures follow from it. On Quest the same storms have an I/O VCPU of their own.
 
 use farbus_realtime::pipe::fill_ns;
 use farbus_realtime::vcpu::{VcpuLoad, VcpuOverload, VcpuReserve, admit};

@@ -5,8 +5,8 @@
 //!   event         0 endpoint 1   1 zeros 3   4 lost 4   8 moment 8   then the bytes
 //! ```
 //!
-//! An exporter of an earlier version refuses the class ([`super::control::AttachmentEndCause::Class`]), so nobody gets an event that
-//! it does not expect.
+//! An exporter of an earlier version refuses the class ([`super::control::AttachmentEndCause::Class`]), so nobody gets
+//! an event that it does not expect.
 
 use std::fmt;
 

@@ -214,8 +214,8 @@ impl AttachmentEndCause {
     ];
 }
 
-/// Begins an [`AttachmentEndNotice::message`] that says which limit of the exporter was reached: the limit's name follows, and a colon.
-/// The cause is [`AttachmentEndCause::Refused`].
+/// Begins an [`AttachmentEndNotice::message`] that says which limit of the exporter was reached: the limit's name
+/// follows, and a colon. The cause is [`AttachmentEndCause::Refused`].
 pub const LIMIT: &str = "limit ";
 /// The name of the limit of a process's descriptors.
 pub const DESCRIPTORS: &str = "descriptors";

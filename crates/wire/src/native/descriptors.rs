@@ -1,6 +1,7 @@
 //! Descriptors of a USB device that its [`Description`](super::usb::UsbDescription) does not have: its strings and its
-//! binary object store. The exporter sends them before [`opened`](super::control::OpenReply) to an importer whose greeting
-//! says how much of them it takes ([`Options::descriptors_bytes_max`](super::HelloOptions::descriptors_bytes_max)).
+//! binary object store. The exporter sends them before [`opened`](super::control::OpenReply) to an importer whose
+//! greeting says how much of them it takes
+//! ([`Options::descriptors_bytes_max`](super::HelloOptions::descriptors_bytes_max)).
 //!
 //! ```text
 //!   0 count 2   of each: type 1, index 1, language 2, length 2, the descriptor as the device says it

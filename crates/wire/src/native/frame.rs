@@ -7,8 +7,8 @@
 //!   +-------+-------+---------------+---------------+---------------+----------
 //! ```
 //!
-//! Little-endian. A message that is longer than a frame continues in [`FrameKind::Data`] frames of the same attachment and
-//! tag. Frames of other messages may come in between, so that an interrupt overtakes a disk's data.
+//! Little-endian. A message that is longer than a frame continues in [`FrameKind::Data`] frames of the same attachment
+//! and tag. Frames of other messages may come in between, so that an interrupt overtakes a disk's data.
 
 use core::time::Duration;
 
@@ -80,8 +80,8 @@ pub enum FrameKind {
     Later(u8),
 }
 
-/// A peer may ignore kinds from here on, and [`FrameKind::Reserve`], [`FrameKind::Identity`], [`FrameKind::Lease`], [`FrameKind::Retire`]
-/// and [`FrameKind::Descriptors`], if it does not know them.
+/// A peer may ignore kinds from here on, and [`FrameKind::Reserve`], [`FrameKind::Identity`], [`FrameKind::Lease`],
+/// [`FrameKind::Retire`] and [`FrameKind::Descriptors`], if it does not know them.
 const LATER_FIRST: u8 = 0x85;
 
 impl FrameKind {

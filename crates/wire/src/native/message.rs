@@ -40,8 +40,8 @@ pub struct OutboundMessage {
     pub urgency: MessageUrgency,
     /// The flow whose order it keeps.
     pub flow: FlowId,
-    /// For a timed reply: when the device had finished. The part begins with a [`super::frame::ResidenceTimes`], whose last
-    /// field is filled in when the message is cut.
+    /// For a timed reply: when the device had finished. The part begins with a [`super::frame::ResidenceTimes`], whose
+    /// last field is filled in when the message is cut.
     pub done_at: Option<Instant>,
 }
 

@@ -204,8 +204,8 @@ impl NbdServerConn {
         self.incoming.chunk_bytes() + self.held_bytes + self.outgoing.len()
     }
 
-    /// What [`NbdServerConn::bytes`] will be after the next [`NbdServerConn::poll_request`] that returns a request, or once
-    /// the data of the write that it waits for is there.
+    /// What [`NbdServerConn::bytes`] will be after the next [`NbdServerConn::poll_request`] that returns a request, or
+    /// once the data of the write that it waits for is there.
     pub fn bytes_with_next(&self) -> usize {
         self.bytes() + self.next_bytes()
     }

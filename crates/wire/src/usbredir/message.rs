@@ -1,8 +1,8 @@
 //! The bytes of usbredir 0.7: checked parsing of untrusted bytes, and encoders that cannot fail.
 //!
-//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`RedirPacketSizes`] knows
-//! the sizes, so that a length is checked against its limit before memory is reserved for it. [`RedirMessage::decode`] reads
-//! the fixed part; the connection keeps the data.
+//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data.
+//! [`RedirPacketSizes`] knows the sizes, so that a length is checked against its limit before memory is reserved for
+//! it. [`RedirMessage::decode`] reads the fixed part; the connection keeps the data.
 
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::{EpAddr, Payload, SetupPacket, TransferDirection};
@@ -445,8 +445,8 @@ impl RedirMessage {
         }
     }
 
-    /// Decodes a message of this type that was sent to `to`: `fixed` has the bytes that [`RedirPacketSizes::of`] names, `data` the
-    /// rest. Checks the length of a transfer's data, and leaves the data where it is.
+    /// Decodes a message of this type that was sent to `to`: `fixed` has the bytes that [`RedirPacketSizes::of`] names,
+    /// `data` the rest. Checks the length of a transfer's data, and leaves the data where it is.
     ///
     /// # Errors
     /// A field outside its rule.

@@ -253,7 +253,8 @@ impl IdentityFinder {
     }
 
     /// Adds the devices of `all` that are not on the list yet, as many as may be added, and notes that the others are
-    /// offered today: in one write. [`IdentityFinder::of`] finds them then; a list that cannot be written is its trouble.
+    /// offered today: in one write. [`IdentityFinder::of`] finds them then; a list that cannot be written is its
+    /// trouble.
     pub fn expect(&self, all: &[ExpectedDevice]) {
         let fits = |expected: &&ExpectedDevice| expected.evidence.is_stable && expected.view.len() <= VIEW_BYTES_MAX;
         let (Some(folder), all) = (&self.folder, all.iter().filter(fits).collect::<Vec<_>>()) else { return };

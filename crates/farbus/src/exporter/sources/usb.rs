@@ -370,8 +370,8 @@ impl SharedUsbDevices {
         self.ports.passed(bus_id).cloned()
     }
 
-    /// Notes for which device the share of a port stands that [`SharedUsbDevices::share_passed`] is asked for next, as another
-    /// process knew it.
+    /// Notes for which device the share of a port stands that [`SharedUsbDevices::share_passed`] is asked for next, as
+    /// another process knew it.
     pub fn recall_passed(&mut self, bus_id: &str, first: AttachedDevice) {
         self.ports.recall_passed(bus_id, first);
     }

@@ -33,7 +33,8 @@ const PATH_BITS_PER_S_MAX: u64 = 10_000_000_000;
 const SEGMENT_BYTES: u64 = 1448;
 const SEGMENT_HEAD_BYTES: u64 = 52;
 
-/// All reservations of this exporter. Methods that change one return [`ReservationChange`] for the devices that it concerns.
+/// All reservations of this exporter. Methods that change one return [`ReservationChange`] for the devices that it
+/// concerns.
 pub struct ExporterReservations {
     inner: OrderedMutex<ExporterReservationsInner, 3>,
 }
@@ -337,7 +338,8 @@ impl ExporterReservations {
         to.into_bytes()
     }
 
-    /// Restores the reservations that another process saved. They hold once [`ExporterReservations::admit_again`] is called.
+    /// Restores the reservations that another process saved. They hold once [`ExporterReservations::admit_again`] is
+    /// called.
     ///
     /// # Errors
     /// The bytes describe no possible reservations.

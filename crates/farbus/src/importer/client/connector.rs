@@ -43,8 +43,8 @@ impl HostConnector {
         Ok(Self { system, transport, pinned: Some((address.to_owned(), known)) })
     }
 
-    /// As [`HostConnector::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
-    /// there, that address is remembered.
+    /// As [`HostConnector::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its
+    /// key there, that address is remembered.
     ///
     /// # Errors
     /// [`ClientError::Local`] if it is not a paired host: then nothing would tell a false address from a right one.

@@ -146,7 +146,8 @@ fn ask(
     answer.map(Some).map_err(|error| lost(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
-/// A link on which a paired host answers many questions ([`JsonLineChannel`]); `None` if `address` names no paired host.
+/// A link on which a paired host answers many questions ([`JsonLineChannel`]); `None` if `address` names no paired
+/// host.
 ///
 /// # Errors
 /// [`ClientError`].

@@ -1,7 +1,7 @@
 //! Opening devices: [`ImporterClient`].
 //!
-//! The journey of a device that is opened in a session is one function, `ImporterClient::request`: connect, begin the session,
-//! open the device, read the answer. Every kind of device takes it; they differ in what they ask for.
+//! The journey of a device that is opened in a session is one function, `ImporterClient::request`: connect, begin the
+//! session, open the device, read the answer. Every kind of device takes it; they differ in what they ask for.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -113,8 +113,8 @@ impl ImporterClient {
         Ok(Self { connector: HostConnector::for_host(address, system, config.transport)?, config, remembered: None })
     }
 
-    /// As [`ImporterClient::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
-    /// there, that address is remembered.
+    /// As [`ImporterClient::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved
+    /// its key there, that address is remembered.
     ///
     /// # Errors
     /// [`ClientError::Local`] if it is not a paired host.
@@ -151,8 +151,8 @@ impl ImporterClient {
         Ok(Self { connector, config: self.config.clone(), remembered: None })
     }
 
-    /// What lets a replacement process connect as this client does ([`ImporterClient::to_another`]); `None` if every process
-    /// may.
+    /// What lets a replacement process connect as this client does ([`ImporterClient::to_another`]); `None` if every
+    /// process may.
     ///
     /// # Errors
     /// The system has no more descriptors.

@@ -2,8 +2,8 @@
 //!
 //! The product's sessions run between paired hosts, over TLS. This is the same protocol with the same code over
 //! whatever stream a program has: for measuring what they cost, and for two ends that are safe from others already. The
-//! importer's half is [`LinkedDevice`](crate::importer::session::connection::LinkedDevice); the exporter's is [`serve`], which,
-//! unlike the product's, ends with its link.
+//! importer's half is [`LinkedDevice`](crate::importer::session::connection::LinkedDevice); the exporter's is
+//! [`serve`], which, unlike the product's, ends with its link.
 
 use std::io;
 use std::net::TcpStream;

@@ -1,8 +1,8 @@
 //! A device of another host, in a session: the device stays while links come and go.
 //!
-//! One thread owns it, for example a kernel's relay or a disk's driver. It waits on [`LinkedDevice::readiness`] and calls
-//! [`LinkedDevice::turn`]. A second thread makes new links, because name lookups and handshakes take time; it is there only
-//! while a link is wanted.
+//! One thread owns it, for example a kernel's relay or a disk's driver. It waits on [`LinkedDevice::readiness`] and
+//! calls [`LinkedDevice::turn`]. A second thread makes new links, because name lookups and handshakes take time; it is
+//! there only while a link is wanted.
 
 use std::io;
 use std::sync::Arc;

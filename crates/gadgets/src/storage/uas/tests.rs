@@ -736,7 +736,7 @@ proptest! {
     #[test]
     fn any_commands_in_any_order_lose_no_data(ops in prop::collection::vec(ops(), 1..120)) {
         let mut host = Host::with(StorageOptions::default());
-        let urb_ids = Vec::new();
+        let mut urb_ids = Vec::new();
         for op in ops {
             match op {
                 Op::Any(pipe, bytes) => {

@@ -49,7 +49,8 @@ pub trait MountKeeper: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Makes the kernel answer every request itself, with an error, from now on. Does not wait for [`MountKeeper::leave`].
+    /// Makes the kernel answer every request itself, with an error, from now on. Does not wait for
+    /// [`MountKeeper::leave`].
     fn abort(&self);
 }
 

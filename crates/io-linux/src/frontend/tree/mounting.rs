@@ -8,8 +8,8 @@ use std::path::Path;
 
 use rustix::mount::MountFlags;
 
-/// Mounts at a folder; the result is for [`Server::new`](super::TreeServer::new), also in another process. Every user may
-/// use the tree: the mounts of a process are seen by those alone that it starts.
+/// Mounts at a folder; the result is for [`Server::new`](super::TreeServer::new), also in another process. Every user
+/// may use the tree: the mounts of a process are seen by those alone that it starts.
 ///
 /// # Errors
 /// The system's error: this kernel has no FUSE, or this process may not mount.

@@ -247,8 +247,8 @@ impl TreeServer {
         words.into_iter().for_each(|word| body.extend(word.to_ne_bytes()));
     }
 
-    /// Answers [`TreeOperation::Open`]: requests on what was opened have this handle. Returns whether the kernel took it: a file
-    /// that is opened for a program that was killed meanwhile is never closed.
+    /// Answers [`TreeOperation::Open`]: requests on what was opened have this handle. Returns whether the kernel took
+    /// it: a file that is opened for a program that was killed meanwhile is never closed.
     pub fn opened(&self, id: RequestId, handle: u64) -> bool {
         self.send(id, 0, &[&handle.to_ne_bytes(), &DIRECT_IO.to_ne_bytes(), &[0; 4]])
     }

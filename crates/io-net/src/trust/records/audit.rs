@@ -9,8 +9,9 @@
 //! Each has its own size limit and its own old files, so nothing that another host does can push out a line of a later
 //! row.
 //!
-//! **A flood** is counted ([`EventTally`]): of the actions or refusals of one peer, the first of each minute are written,
-//! then one line says how many more there were (`count`, `seconds`). Actions of this host's owner are always written.
+//! **A flood** is counted ([`EventTally`]): of the actions or refusals of one peer, the first of each minute are
+//! written, then one line says how many more there were (`count`, `seconds`). Actions of this host's owner are always
+//! written.
 //!
 //! **A full disk** does not stop sessions: they continue without audit lines. The program's own log reports this once,
 //! and again when lines can be written. A line that was written in part stays as it is; the next one starts on a new

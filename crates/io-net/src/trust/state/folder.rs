@@ -269,8 +269,8 @@ impl HostFolder {
         self.lock_as(FlockOperation::LockExclusive)
     }
 
-    /// Keeps those from changing its files, until dropped, who use [`HostFolder::lock`]; others who share it may have locks
-    /// of their own for what they change.
+    /// Keeps those from changing its files, until dropped, who use [`HostFolder::lock`]; others who share it may have
+    /// locks of their own for what they change.
     pub(in crate::trust) fn lock_shared(&self) -> Result<File, StateError> {
         self.lock_as(FlockOperation::LockShared)
     }

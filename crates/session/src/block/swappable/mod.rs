@@ -1,8 +1,8 @@
 //! A device that is exchanged for another one while it is in use, on the importer (requirement N12).
 //!
 //! Both devices answer when they can: a disk of another host, or a file. One thread owns them, so no lock is needed;
-//! what must not overlap waits in the order of its submission. [`Switch`](super::MediumSwitch) does the same for a medium
-//! whose users are on many threads.
+//! what must not overlap waits in the order of its submission. [`Switch`](super::MediumSwitch) does the same for a
+//! medium whose users are on many threads.
 //!
 //! | phase | reads go to | changes go to | the swap |
 //! |---|---|---|---|
