@@ -21,7 +21,7 @@
 //! | `ignored` | a test that is never run |
 //! | `no-assert` | a test that cannot fail |
 //! | `wait` | a test of farbus's crate that lets time pass without a reason (`// waits: REASON`) |
-//! | `retired` | an identifier or a file with a name that was given up (docs/glossary.md) |
+//! | `retired` | an identifier, a comment or a file with a name that was given up (docs/glossary.md) |
 //! | `homonym` | a name that more than three types have |
 //! | `one-word` | too many types whose name is one word |
 //! | `wide` | a comment of more than 120 columns |
@@ -133,6 +133,7 @@ fn check(tree: &SourceTree) -> Result<Vec<Violation>, String> {
     violations.extend(proofs::check(tree, &sources));
     violations.extend(messages::check(tree, &sources));
     violations.extend(retired::check(&architecture, &sources));
+    violations.extend(retired::check_comments(&architecture, tree));
     violations.extend(retired::check_width(tree));
     violations.extend(names::check(&architecture, &sources));
     violations.sort();

@@ -201,7 +201,7 @@ fn set_admitted_as_sound_never_misses() {
     assert!(admitted > 1000, "{admitted}");
 }
 
-/// Without the asynchronous endpoints of low criticality all others have the same places and bounds, and whoever is not
+/// Without the asynchronous endpoints of low criticality all others have the same places and bounds, and one that is not
 /// admitted has no room.
 fn assert_low_asynchronous_takes_nothing(with: &BusSchedule, requests: &[EndpointRequest]) {
     let is_low = |r: &EndpointRequest| !r.shape.is_periodic() && r.criticality == EndpointCriticality::Low;

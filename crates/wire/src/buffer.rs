@@ -213,7 +213,7 @@ impl ReceiveBuffer {
             return self.bytes()[range].into();
         }
         if self.is_at_limit {
-            // A chunk of its own: whoever joins or splits payloads would make one of a plain copy, by copying again.
+            // A chunk of its own: code that joins or splits payloads would make one of a plain copy, by copying again.
             let copied: Arc<[u8]> = self.bytes()[range].into();
             return Payload::shared(&copied, 0..copied.len());
         }

@@ -1,4 +1,5 @@
-//! Rules `retired` and `wide`: names that the project has given up, and comments that do not fit the page.
+//! Rules `retired` and `wide`: names that the project has given up, also in comments, and comments that do not fit the
+//! page.
 
 use super::architecture::ArchitectureRules;
 use super::source::{SourceFile, TokenKind};
@@ -8,7 +9,7 @@ use super::violation::Violation;
 /// Columns of a line that is a comment.
 const COLUMNS_MAX: usize = 120;
 
-/// Retired words in identifiers and in names of files. Words in strings and comments are English, or stand on the wire.
+/// Retired words in identifiers and in names of files. Words in strings are English, or stand on the wire.
 pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
@@ -21,6 +22,25 @@ pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Vi
             if let Some((retired, instead)) = architecture.retired_in(name) {
                 let advice = format!("{name}: '{retired}' is retired (docs/glossary.md): {instead}");
                 violations.push(Violation::new(&source.path, line, "retired", advice));
+            }
+        }
+    }
+    violations
+}
+
+/// Retired words in comments that are lines of their own. Between backticks stand names, also those on the wire.
+pub fn check_comments(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".rs")) {
+        for (at, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let prose: String = comment.split('`').step_by(2).collect();
+            let words = prose.split(|sign: char| !sign.is_alphabetic()).map(str::to_lowercase);
+            for word in words {
+                if let Some(instead) = architecture.retired.words.get(&word) {
+                    let advice = format!("'{word}' is retired in comments, too (docs/glossary.md): {instead}");
+                    violations.push(Violation::new(path, at + 1, "retired", advice));
+                }
             }
         }
     }
@@ -61,8 +81,20 @@ mod tests {
     }
 
     #[test]
-    fn retired_word_is_found_in_identifier_but_not_in_string_or_comment() {
-        let text = "// an heir\nfn has_heir() -> &'static str {\n    \"heir\"\n}\nfn their() {}\n";
+    fn retired_word_is_found_in_comment_as_prose_alone() {
+        let text = "// The heir of a device.\n/// On the wire it is `heir`.\nfn their() {}\n";
+        let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
+        assert_eq!(messages.len(), 1, "{messages:#?}");
+        assert!(
+            messages[0].starts_with("crates/wire/src/a.rs:1: retired: 'heir' is retired in comments"),
+            "{}",
+            messages[0]
+        );
+    }
+
+    #[test]
+    fn retired_word_is_found_in_identifier_but_not_in_string() {
+        let text = "fn has_heir() -> &'static str {\n    \"heir\"\n}\nfn their() {}\n";
         let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
         assert_eq!(messages.len(), 1, "{messages:#?}");
         assert!(

@@ -202,7 +202,7 @@ pub enum LeaseEvent {
     Warn(Duration),
     /// A booking has begun: it is a lease now, or the lease of its host was prolonged by it.
     Begin,
-    /// A provisional lease was not confirmed. Whoever uses the device goes on.
+    /// A provisional lease was not confirmed. The user of the device goes on.
     Lapse,
     /// The lease has ended in this way. Its users are to be fenced off.
     End(UseEnding),

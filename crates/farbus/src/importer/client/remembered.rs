@@ -1,4 +1,4 @@
-//! Which device a target stood for when it was opened first: whoever opens it again gets that device and no other.
+//! Which device a target stood for when it was opened first: who opens it again gets that device and no other.
 //!
 //! A name, a bus id or a port says where to look; another device can be there the next time.
 //!
