@@ -29,7 +29,7 @@ pub fn check(architecture: &ArchitectureRules, sources: &[SourceFile]) -> Vec<Vi
 }
 
 /// Retired words in comments that are lines of their own. Between backticks stand names, also those on the wire.
-pub fn check_comments(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
+pub fn check_comments(architecture: &ArchitectureRules, tree: &SourceTree) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".rs")) {
         for (at, line) in text.lines().enumerate() {
