@@ -21,14 +21,14 @@ pub trait ChannelCodec: Send {
 pub enum MessageClass {
     /// It arrived on a channel.
     Came {
-        /// The channel.
+        /// The channel that it arrived on, counted from 0.
         channel: usize,
         /// The device reports that it lost messages before this one.
         has_lost: bool,
     },
     /// It reports that one of ours went out on a channel.
     WentOut {
-        /// The channel.
+        /// The channel that it went out on, counted from 0.
         channel: usize,
     },
     /// It belongs to no channel.

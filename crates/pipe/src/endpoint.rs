@@ -115,7 +115,7 @@ impl ReceiverTerms {
         Self { transfer, reads: 32, is_far_unreserved: true, usual_ns: Some(delay.usual_ns), ..Self::HERE }
     }
 
-    /// The same where the host of the device has reserved what the pipes need of it.
+    /// These terms with the note that the device's host has reserved processor and bus time for these pipes.
     pub const fn reserved(self) -> Self {
         Self { is_far_unreserved: false, ..self }
     }
@@ -192,7 +192,7 @@ struct ChannelQueue {
 /// The counters of the receiving thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReceiverCounts {
-    /// Its jobs.
+    /// Its jobs (turns of its loop): how many ran, were missed or ended late.
     pub jobs: PipeJobs,
     /// Transfers that arrived.
     pub reads: u64,

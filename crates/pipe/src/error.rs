@@ -22,9 +22,9 @@ pub enum PipeError {
     Promised(String),
     /// The scheduler does not accept the period that follows from the buffers.
     Period {
-        /// Whose period.
+        /// The thread that has this period, for the message: "the pipe" or "the receiving thread".
         whose: &'static str,
-        /// The period.
+        /// The period that follows from the buffers, in nanoseconds.
         period_ns: u64,
         /// The shortest that is accepted.
         min_ns: u64,

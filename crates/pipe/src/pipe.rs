@@ -46,7 +46,7 @@ pub struct PipeJobContext<'a> {
 /// Whether a pipe goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PipeFlow {
-    /// It does.
+    /// The pipe continues: its function is called again in the next period.
     On,
     /// It ends: this was its last job.
     End,
@@ -58,7 +58,7 @@ impl PipeJobContext<'_> {
         self.received.chunks_exact(self.message_bytes)
     }
 
-    /// The same messages as contiguous bytes.
+    /// The messages that arrived since the last job, one behind the other, without gaps.
     pub fn bytes(&self) -> &[u8] {
         self.received
     }

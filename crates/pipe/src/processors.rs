@@ -87,8 +87,8 @@ impl ProcessorPool {
         Self::over(own.collect(), strictness)
     }
 
-    /// The same beside other processes that promise time on them: on exclusive processors they have none, and of all
-    /// processors together they have what this process leaves.
+    /// These processors, while other processes promise time on them too. They get no time of exclusive processors; of
+    /// all processors together they get what this process leaves.
     ///
     /// # Errors
     /// [`PipeError::Promised`] if they have promised time that is ours.

@@ -56,7 +56,7 @@ impl<D: Device> LocalPolledDevice<D> {
         }
     }
 
-    /// The device.
+    /// The device itself, for reading its state. Requests go through [`PolledDevice`].
     pub fn device(&self) -> &D {
         &self.device
     }

@@ -52,18 +52,18 @@ pub enum PipeRefusal {
     },
     /// The endpoint's latency is too high.
     Latency {
-        /// Asked for.
+        /// The latency of the requested quality, in nanoseconds.
         asked_ns: u64,
         /// The shortest latency.
         min_ns: u64,
     },
     /// The buffer is too small or too large.
     Buffer {
-        /// Asked for.
+        /// The buffer of the requested quality, in bytes.
         asked_bytes: u64,
-        /// The smallest.
+        /// The smallest buffer that the endpoint allows, in bytes.
         min_bytes: u64,
-        /// The largest.
+        /// The largest buffer that the endpoint allows, in bytes.
         max_bytes: u64,
     },
     /// The function takes longer than its buffer takes to fill.

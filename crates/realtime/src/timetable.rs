@@ -56,7 +56,7 @@ impl ReleaseTimetable {
         self.next_ns
     }
 
-    /// Its period.
+    /// The time from one job to the next, in nanoseconds, at least 1.
     pub fn period_ns(&self) -> u64 {
         self.period_ns
     }

@@ -33,7 +33,7 @@ pub struct PacketShape {
 pub enum PacketShapeError {
     /// Low speed has neither bulk nor isochronous endpoints (USB 2.0 5.6.3, 5.8.3).
     NoSuchKind {
-        /// The speed.
+        /// The speed at which the endpoint was requested.
         speed: BusSpeed,
         /// The transfer type that does not exist at this speed.
         kind: TransferKind,
@@ -49,14 +49,14 @@ pub enum PacketShapeError {
     Burst {
         /// What was asked for.
         wanted: u32,
-        /// The maximum.
+        /// The largest `n` that the speed and the transfer type allow.
         max: u32,
     },
     /// Too many bursts per interval (`m` of Equation 2, counted from zero).
     Mult {
         /// What was asked for.
         wanted: u32,
-        /// The maximum.
+        /// The largest `m` that the speed and the transfer type allow.
         max: u32,
     },
 }

@@ -82,7 +82,7 @@ const OWN_ID_FIRST: u64 = 1 << 32;
 /// Counters of an exporter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExporterCounters {
-    /// Requests answered.
+    /// Requests that the exporter has answered, failed ones included.
     pub urbs: u64,
     /// Bytes that came IN from the device.
     pub bytes_in: u64,
@@ -465,7 +465,7 @@ impl<D: Device> Exporter<D> {
         self.conn.in_flight()
     }
 
-    /// The counters.
+    /// What the exporter has counted since the session began; a restored session continues the counts.
     pub fn counters(&self) -> ExporterCounters {
         self.counters
     }

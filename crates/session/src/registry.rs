@@ -142,7 +142,7 @@ pub struct ExportEntry<'a> {
     pub name: &'a str,
     /// Manufacturer and product.
     pub title: &'a str,
-    /// Its record.
+    /// How a USB/IP device list describes it.
     pub record: &'a DeviceRecord,
     /// Its holder; the first, if there are several.
     pub holder: Option<&'a ClaimHolder>,
@@ -154,7 +154,7 @@ pub struct ExportEntry<'a> {
     pub stream: Option<&'a FramePublisher>,
     /// Its identity; `None` until [`ExportRegistry::identify`] was called.
     pub identity: Option<ExportIdentity>,
-    /// Its counters.
+    /// The counters that its device keeps for its owner; `None` if it keeps none.
     pub tally: Option<&'a NamedCounters>,
     /// Whether it sends something that observers are shown (requirement N6): [`ExportRegistry::observe`] finds it, or
     /// [`ExportRegistry::observe_stream`].
@@ -166,7 +166,7 @@ pub struct ExportEntry<'a> {
 /// What a record's path says about the use of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InUse {
-    /// The user.
+    /// The host that uses it, as the exporter names it.
     pub user: String,
     /// How long it has been used, seconds.
     pub used_s: u64,

@@ -12,9 +12,9 @@ use std::str::FromStr;
 pub struct DeviceProperties {
     /// Its port, as the kernel calls it: `1-1.4`.
     pub bus_id: String,
-    /// `idVendor`.
+    /// `idVendor` of its device descriptor (USB 2.0 §9.6.1).
     pub vendor: u16,
-    /// `idProduct`.
+    /// `idProduct` of its device descriptor (USB 2.0 §9.6.1).
     pub product: u16,
     /// Its serial number, if it has one.
     pub serial: Option<String>,
@@ -52,13 +52,13 @@ pub struct SharingRule {
     pub is_refusal: bool,
     /// The class of the device or of one of its interfaces.
     pub class: Option<UsbClassPattern>,
-    /// `idVendor`.
+    /// The device's `idVendor`; `None` matches every vendor.
     pub vendor: Option<u16>,
-    /// `idProduct`.
+    /// The device's `idProduct`; `None` matches every product.
     pub product: Option<u16>,
-    /// Its serial number.
+    /// A pattern of the device's serial number; `None` also matches a device without one.
     pub serial: Option<WildcardPattern>,
-    /// Its port.
+    /// A pattern of the device's port, as the kernel calls it (`1-1.4`); `None` matches every port.
     pub port: Option<WildcardPattern>,
 }
 

@@ -93,7 +93,7 @@ fn bind_hid(road: &mut Road, id: u64) {
     assert_eq!(road.ask(Urb::control(UrbId(id + 1), report, Payload::Empty)).actual, 63);
 }
 
-/// cdc-acm: SET_LINE_CODING.
+/// What cdc-acm asks when it binds: SET_LINE_CODING, 9600 8N1 (PSTN 1.2 §6.3.10).
 fn bind_acm(road: &mut Road, id: u64) {
     let coding = SetupPacket { request_type: 0x21, request: 0x20, value: 0, index: 0, length: 7 };
     let urb = Urb::control(UrbId(id), coding, vec![0x80, 0x25, 0, 0, 0, 0, 8].into());

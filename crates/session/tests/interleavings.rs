@@ -16,7 +16,7 @@ use world::{Loopback, Manners, Relay, Scripted};
 /// One waiting reply holds back all further requests, so that the state of the link becomes an event.
 const LIMITS: SessionLimits = SessionLimits { receive_bytes: 512, reply_bytes_backlog: 1, ..SessionLimits::DEFAULT };
 
-/// An event.
+/// What may happen next, in any order; a path is a sequence of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// The client submits request n.

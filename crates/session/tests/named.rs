@@ -29,7 +29,7 @@ const CREDIT_BYTES: usize = 8 * MIB;
 /// Reads of a mebibyte that the peer asks for.
 const READS: u64 = 300;
 
-/// Opens disks.
+/// An exporter that opens a disk of the device's memory for every attachment.
 struct Disks;
 
 impl ExporterServices for Disks {

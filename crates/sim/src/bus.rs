@@ -33,7 +33,7 @@ pub struct SimulatedController {
 /// A completed asynchronous request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsynchronousCompletion {
-    /// The endpoint.
+    /// The endpoint's number, as [`EndpointRequest::id`] gave it.
     pub id: u32,
     /// The tag that [`SimulatedController::submit`] was given.
     pub tag: u64,
@@ -46,9 +46,9 @@ pub struct AsynchronousCompletion {
 /// The periods of a periodic endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodCounts {
-    /// The endpoint.
+    /// The endpoint's number, as [`EndpointRequest::id`] gave it.
     pub id: u32,
-    /// Completed periods.
+    /// Completed periods, the missed ones included.
     pub kept: u64,
     /// Completed periods in which the budget was not transferred in full.
     pub missed: u64,
@@ -135,7 +135,7 @@ impl SimulatedController {
         (self.turn, self.in_burst) = (0, 0);
     }
 
-    /// Completed intervals.
+    /// How many intervals were simulated or skipped since the start.
     pub fn now(&self) -> u64 {
         self.now
     }

@@ -29,14 +29,14 @@ pub enum CanTraffic {
     In {
         /// The shortest time between two frames.
         least_ns: u64,
-        /// The longest.
+        /// The longest time between two frames, in nanoseconds.
         most_ns: u64,
     },
     /// A unit receives frames, and takes a random time for each.
     Out {
         /// The shortest time for one frame.
         least_ns: u64,
-        /// The longest.
+        /// The longest time for one frame, in nanoseconds.
         most_ns: u64,
     },
 }

@@ -10,7 +10,7 @@ impl SimulationRng {
         Self(seed)
     }
 
-    /// Any number.
+    /// The next number of the sequence, uniform over all 64 bits (SplitMix64).
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -56,7 +56,7 @@ pub struct BandwidthRow {
 /// The bytes of one transfer besides its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferOverhead {
-    /// The sum.
+    /// All overhead of one transfer, in byte-times.
     pub total_bytes: u32,
     /// The parts, which add up to the sum.
     pub parts: Vec<OverheadPart>,
@@ -65,7 +65,7 @@ pub struct TransferOverhead {
 /// One part of an overhead, in the words of the specification's captions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverheadPart {
-    /// Its name.
+    /// What the bytes are for, in the words of the caption.
     pub name: &'static str,
     /// Its bytes per transfer.
     pub bytes: u32,

@@ -70,7 +70,7 @@ pub(super) fn low_speed(kind: TransferKind) -> Result<BandwidthTableParameters, 
     }
 }
 
-/// Full speed.
+/// What the tables of USB 2.0 chapter 5 take as given for a full-speed transfer of this type.
 pub(super) fn full_speed(kind: TransferKind) -> BandwidthTableParameters {
     let settling = |delay_bytes| PacketFraming { sync_bytes: 1, delay_bytes, pre_bytes: 0 };
     match kind {
@@ -110,7 +110,7 @@ pub(super) fn full_speed(kind: TransferKind) -> BandwidthTableParameters {
     }
 }
 
-/// High speed.
+/// What the tables of USB 2.0 chapter 5 take as given for a high-speed transfer of this type.
 pub(super) fn high_speed(kind: TransferKind) -> BandwidthTableParameters {
     let high = |transfer: TransferPackets| {
         let delay_bytes = transfer.packets() * HIGH_SPEED_DELAY_BYTES;

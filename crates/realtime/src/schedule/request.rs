@@ -32,7 +32,7 @@ pub struct EndpointRequest {
     pub shape: PacketShape,
     /// Bytes each period, `B`.
     pub budget_bytes: u32,
-    /// Intervals, `T`.
+    /// The period `T`, in bus intervals. That of a periodic endpoint is a power of two.
     pub period: u32,
     /// Asynchronous endpoints are always [`EndpointCriticality::High`]: the paper's set `A` has no low part.
     pub criticality: EndpointCriticality,
@@ -70,7 +70,7 @@ pub struct ScheduleOptions {
 /// A periodic endpoint's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointPlacement {
-    /// The endpoint.
+    /// The endpoint's number, as [`EndpointRequest::id`] gave it.
     pub id: u32,
     /// The first interval.
     pub start: u32,
@@ -85,7 +85,7 @@ pub struct EndpointPlacement {
 /// The bound of an asynchronous endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsynchronousBound {
-    /// The endpoint.
+    /// The endpoint's number, as [`EndpointRequest::id`] gave it.
     pub id: u32,
     /// Visits of the round robin for one budget, `k` of Equation 4.
     pub passes: u32,
@@ -98,7 +98,7 @@ pub struct AsynchronousBound {
 /// A low-criticality endpoint without a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejectedEndpoint {
-    /// The endpoint.
+    /// The endpoint's number, as [`EndpointRequest::id`] gave it.
     pub id: u32,
     /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds; for an asynchronous
     /// endpoint, in the fullest of all intervals.
@@ -110,14 +110,14 @@ pub struct RejectedEndpoint {
 pub enum ScheduleRefusal {
     /// One request is impossible by itself.
     Invalid {
-        /// The endpoint.
+        /// The number of the endpoint whose request is impossible.
         id: u32,
-        /// The reason.
+        /// What is wrong with the request.
         why: EndpointRequestError,
     },
     /// No requests, or more than [`ENDPOINTS_MAX`].
     Count {
-        /// How many.
+        /// How many requests the set has.
         wanted: usize,
     },
     /// The asynchronous endpoints need more of each interval than is left for them (Equation 8).
@@ -131,7 +131,7 @@ pub enum ScheduleRefusal {
     },
     /// A periodic endpoint of high criticality has no place.
     High {
-        /// The endpoint.
+        /// The number of the endpoint without a place.
         id: u32,
         /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds.
         missing_ps: u64,
@@ -165,14 +165,14 @@ pub enum EndpointRequestError {
     Period {
         /// What was asked for.
         wanted: u32,
-        /// The longest.
+        /// The longest period that is valid, in intervals.
         max: u32,
     },
     /// The budget is more than one quantum each period, which is all that the wire carries (Equation 2).
     BudgetOverWire {
         /// What was asked for.
         asked_bytes: u32,
-        /// The quantum.
+        /// One quantum, in bytes: what the endpoint carries each period (Equation 2).
         max_bytes: u32,
     },
 }

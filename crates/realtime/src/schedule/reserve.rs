@@ -158,7 +158,7 @@ impl AsynchronousPool {
         }
     }
 
-    /// Equation 6.
+    /// Intervals until the budget is transferred at the latest, `c` of Equation 6.
     fn intervals(&self, request: &EndpointRequest, time_ps: u64, mode: SchedulingMode) -> u64 {
         let carried_ps = u128::from(self.carried_ps(time_ps, mode));
         u64::try_from(self.latency_ps(request).div_ceil(carried_ps)).unwrap_or(u64::MAX)

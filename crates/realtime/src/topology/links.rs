@@ -36,9 +36,9 @@ pub enum TopologyLink {
     },
     /// A bridge device between two hosts, with an end for each.
     Bridge {
-        /// One host.
+        /// The host at the bridge's first end.
         a: u32,
-        /// The other host.
+        /// The host at the bridge's second end.
         b: u32,
     },
 }
@@ -57,19 +57,19 @@ pub enum TopologyError {
     Hosts {
         /// The network, if it was named.
         network: Option<NetworkPattern>,
-        /// How many hosts.
+        /// How many hosts were requested.
         wanted: u32,
     },
     /// More cables than [`CABLES_MAX`].
     Cables {
-        /// How many.
+        /// How many cables were requested.
         wanted: usize,
     },
     /// A cable names an unknown host, the same host twice, or the same two hosts as another cable.
     Cable {
-        /// One end.
+        /// The host at the cable's first end.
         a: u32,
-        /// The other.
+        /// The host at the cable's second end.
         b: u32,
     },
 }

@@ -45,7 +45,7 @@ pub enum BringUpMessageError {
     },
     /// The sender has another plan.
     Plan {
-        /// The sender.
+        /// The host that sent the message.
         host: u32,
     },
 }
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(count, 2 + 8 + 64 + 1024);
     }
 
-    /// The same with the first messages under way, too: up to four hosts.
+    /// Every link comes up although links begin while the first messages are under way: two to four hosts.
     #[test]
     fn every_link_comes_up_as_planned_with_late_links() {
         let mut count = 0;

@@ -29,7 +29,7 @@ impl SporadicServer {
         Self { reserve, pieces: VecDeque::from([BudgetReplenishment { at_ns: now_ns, amount_ns: reserve.budget_ns }]) }
     }
 
-    /// Its reserve.
+    /// The budget and the period that the server keeps.
     pub fn reserve(&self) -> VcpuReserve {
         self.reserve
     }

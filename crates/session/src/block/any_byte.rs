@@ -64,7 +64,7 @@ const LAST: u64 = 1;
 const WHOLE: u64 = 2;
 
 impl<D: BlockDevice> AnyByteLayer<D> {
-    /// Wraps `device`.
+    /// A view of `device` with blocks of 1 byte. Its longest request is two blocks shorter than the device's.
     pub fn new(device: D) -> Self {
         let whole = *device.info();
         let block = whole.block_bytes;

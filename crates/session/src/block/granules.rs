@@ -154,7 +154,7 @@ impl CountedGranuleSet {
         self.set.granule_bytes
     }
 
-    /// As [`GranuleSet::add`].
+    /// Adds every granule that the range touches; offset and length in bytes.
     pub fn add(&mut self, offset: u64, length: u64) {
         self.count += self.set.add(offset, length);
     }
@@ -169,7 +169,7 @@ impl CountedGranuleSet {
         self.set.has(offset)
     }
 
-    /// As [`GranuleSet::take`].
+    /// Takes the first run from `offset` on, as [`GranuleSet::take`]; `None` if there is none.
     pub fn take(&mut self, offset: u64, bytes_max: u64) -> Option<GranuleRun> {
         let run = (self.count > 0).then(|| self.set.take(offset, bytes_max)).flatten()?;
         self.count -= run.bytes.div_ceil(self.set.granule_bytes);

@@ -10,7 +10,7 @@ pub struct ReadOnlyView<D> {
 }
 
 impl<D: BlockDevice> ReadOnlyView<D> {
-    /// Wraps `device`.
+    /// A view of `device` that refuses writes, and describes itself as read-only.
     pub fn new(device: D) -> Self {
         let info = BlockInfo { is_read_only: true, ..*device.info() };
         Self { device, info }

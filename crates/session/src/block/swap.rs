@@ -211,9 +211,9 @@ pub struct SwapProgress {
 pub enum SwapPhase {
     /// Waiting until every handle records changes.
     Beginning,
-    /// Copying.
+    /// Copying the medium while its user continues.
     Copying,
-    /// Comparing.
+    /// Comparing what was copied with the medium.
     Verifying,
     /// Flushing the copy.
     Flushing,
@@ -373,7 +373,7 @@ impl MediumSwap {
         })
     }
 
-    /// Its progress.
+    /// How far the swap is at `now`: the phase, the bytes that are done and left, and the rate.
     pub fn progress(&self, now: Instant) -> SwapProgress {
         SwapProgress {
             phase: self.phase,

@@ -30,13 +30,13 @@ pub const AHEAD_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 /// A lease ahead of time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Booking {
-    /// The host.
+    /// The host that gets the lease.
     pub who: LeaseHost,
     /// When it begins, milliseconds of Unix time.
     pub from_ms: u64,
     /// For how long.
     pub span: Duration,
-    /// What for.
+    /// What the host wants the device for, in its user's words; `None` if it did not say.
     pub reason: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub enum BookRefusal {
     Span,
     /// This host has the device for a part of that time.
     Overlaps {
-        /// The host.
+        /// The name of the host that has the device then.
         by: String,
         /// From when, milliseconds of Unix time.
         from_ms: u64,

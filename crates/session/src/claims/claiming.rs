@@ -162,7 +162,7 @@ impl DeviceClaims {
         self.holders.first()
     }
 
-    /// All holders.
+    /// All holders, first comer first; empty if nobody uses the device, more than one if its use is shared.
     pub fn holders(&self) -> &[ClaimHolder] {
         &self.holders
     }

@@ -31,9 +31,9 @@ use super::uses::{QUEUE_MAX, UseEnding, host_of};
 
 /// How long before the end of a lease its holder is warned.
 pub const NOTICE: Duration = Duration::from_secs(60);
-/// The shortest and the longest time of a lease.
+/// The shortest time of a lease.
 pub const SPAN_MIN: Duration = Duration::from_secs(1);
-/// See [`SPAN_MIN`].
+/// The longest time of a lease: 30 days.
 pub const SPAN_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long a request waits without being repeated. A request comes on a link of its own, so it is given more time than
 /// an attach that waits.
@@ -77,13 +77,13 @@ impl LeaseHost {
 /// What a host asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRequest {
-    /// The host.
+    /// The host that asks, and gets the lease.
     pub who: LeaseHost,
     /// For how long, from the moment of the grant; [`SPAN_MIN`] to [`SPAN_MAX`].
     pub span: Duration,
     /// 0 to [`PRIORITY_MAX`]: a higher one comes first in the queue, and preempts a lower one.
     pub priority: u8,
-    /// What for.
+    /// What the host wants the device for, in its user's words; `None` if it did not say.
     pub reason: Option<String>,
     /// Whether it takes a place in the queue if the device is not free.
     pub waits: bool,
@@ -97,7 +97,7 @@ pub struct LeaseRequest {
 /// A lease that a host requested, and has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The host.
+    /// The host that has the lease.
     pub who: LeaseHost,
     /// When it began.
     pub since: Instant,
@@ -105,7 +105,7 @@ pub struct Lease {
     pub until: Instant,
     /// The priority of the request.
     pub priority: u8,
-    /// What for.
+    /// What the host wants the device for, in its user's words; `None` if it did not say.
     pub reason: Option<String>,
     /// Its fencing number: higher than that of every use before it; 0 until the exporter has set it.
     pub number: u64,
@@ -161,7 +161,7 @@ pub enum LeaseRefusal {
     InUse,
     /// Another host has booked the device, and has it in so long.
     Booked {
-        /// That host.
+        /// The name of the host that has booked the device.
         by: String,
         /// How long until then.
         within: Duration,

@@ -10,8 +10,8 @@ pub const HISTORY_MAX: usize = 16;
 pub const QUEUE_MAX: usize = 32;
 /// A host that has not asked again for this long stops waiting: three times the interval of `attach --wait`.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// The same for a host whose device has gone while it used it: longer than a board takes to become another device, and
-/// than `farbus run` and `farbus attach --follow` pause between two looks for it.
+/// How long a host stays in the queue without asking, if the device went away while the host used it: longer than a
+/// board takes to become another device, and than `farbus run` and `farbus attach --follow` pause between two looks.
 pub const RETURN_PATIENCE: Duration = Duration::from_secs(10);
 /// A host waits once it has asked this often, each time within [`PATIENCE`] of the time before. `attach --wait` does so
 /// within 0.7 s. A person who was refused and tries once more does not wait.
@@ -128,7 +128,7 @@ impl UseEnding {
 /// A use that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PastUse {
-    /// The user.
+    /// The user that held the device, and since when.
     pub holder: ClaimHolder,
     /// When the use ended.
     pub until: Instant,

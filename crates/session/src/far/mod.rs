@@ -50,7 +50,7 @@ pub struct FarLayerConfig {
 }
 
 impl FarLayerConfig {
-    /// Does nothing.
+    /// A layer that passes every request on as it is.
     pub const OFF: FarLayerConfig = FarLayerConfig { is_on: false, requests_max: 0, near_max: NEAR_MAX };
 
     /// Does everything useful, with half of the requests that `credit` allows: the rest is for the user.

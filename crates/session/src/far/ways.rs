@@ -13,7 +13,7 @@ const BULK_FIRST: usize = 32;
 /// How an endpoint is received ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefetchPlan {
-    /// The endpoint.
+    /// The address of the IN endpoint that is received ahead.
     pub endpoint: EpAddr,
     /// Interrupt or bulk.
     pub kind: TransferType,

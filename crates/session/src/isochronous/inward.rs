@@ -40,7 +40,7 @@ pub struct InwardStream {
     pattern: Urb,
     /// The driver's requests.
     waiting: VecDeque<UrbInFlight>,
-    /// Our requests.
+    /// The layer's own requests that the device has, in order.
     urbs: VecDeque<InwardUrb>,
     /// Number of the first packet of our next request.
     next: u64,

@@ -54,7 +54,7 @@ use reach::RoundTripHistory;
 /// Smallest initial depth of a stream's buffer. As long as the jitter is not known, the depth is a quarter of the round
 /// trip, within this and [`FIRST_DEPTH_MAX`].
 const FIRST_DEPTH_MIN: Duration = Duration::from_millis(5);
-/// See [`FIRST_DEPTH_MIN`].
+/// Largest initial depth of a stream's buffer; see [`FIRST_DEPTH_MIN`].
 const FIRST_DEPTH_MAX: Duration = Duration::from_millis(60);
 /// When a driver ends a stream, how long its control request waits at most until everything sent is played.
 const PLAY_OUT_MAX: Duration = Duration::from_secs(1);

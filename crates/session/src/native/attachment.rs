@@ -124,7 +124,7 @@ impl AttachmentBase {
         attachment
     }
 
-    /// The same; its exporter is told first that the disk is overwritten.
+    /// This attachment, whose first message tells the exporter that the disk will be overwritten.
     #[must_use]
     pub fn overwriting(mut self) -> Self {
         let word = DiskMoveMessage::Says(DiskMoveStep::Overwrites).encode().into();
@@ -177,12 +177,12 @@ impl AttachmentBase {
         self.reservation_request.report()
     }
 
-    /// Its number.
+    /// The number of the attachment in its session; every frame of it carries this number.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Its state.
+    /// Whether it is opening, open or ended, and why it ended.
     pub fn state(&self) -> &AttachmentState {
         &self.state
     }

@@ -44,7 +44,7 @@ pub trait ImporterAttachment {
     /// The state that attachments of all classes have.
     fn attachment(&self) -> &AttachmentBase;
 
-    /// [`ImporterAttachment::attachment`], mutable.
+    /// Mutable access to the state that attachments of all classes have.
     fn attachment_mut(&mut self) -> &mut AttachmentBase;
 
     /// Takes a frame for this attachment.
@@ -76,7 +76,7 @@ pub trait ImporterAttachment {
         self.attachment_mut().poll_message()
     }
 
-    /// Its state.
+    /// Whether it is opening, open or ended, and why it ended.
     #[inline]
     fn state(&self) -> &AttachmentState {
         self.attachment().state()
@@ -354,7 +354,7 @@ impl ImporterSession {
         }
     }
 
-    /// The same of a further lane.
+    /// Handles the welcome of a further lane.
     fn handle_further(&mut self, welcome: &ExporterWelcome) -> Result<GreetingOutcome, ProtocolViolation> {
         let theirs = welcome.position;
         let Some(further) = self.lanes.known_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
@@ -423,7 +423,7 @@ impl ImporterSession {
         self.lanes.first_mut()
     }
 
-    /// The same of all lanes.
+    /// All lanes, the first included; bytes of each lane's link go to that lane and come from it.
     pub fn lanes_mut(&mut self) -> &mut LaneArray {
         &mut self.lanes
     }

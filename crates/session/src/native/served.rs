@@ -173,7 +173,7 @@ pub struct RecalledDevice {
     pub lease: u64,
     /// The exporter's end of the attachment, as it was before the handover.
     pub served: Box<dyn ServedExport>,
-    /// The successor.
+    /// The host that it was handed over to, what travels with it, and how long it still waits.
     pub migration: DeviceMigration,
 }
 

@@ -14,7 +14,7 @@ use crate::snapshot::SavedPart;
 pub struct InheritedDevice {
     /// The successor's lease.
     pub lease: u64,
-    /// The device.
+    /// The exporter's end of the attachment that the successor takes over.
     pub served: Box<dyn ServedExport>,
     /// The migration state from the former importer.
     pub migration_state: Vec<u8>,
@@ -143,7 +143,7 @@ pub trait ExporterServices {
 
 /// The modules that importers may ask for, and their source of randomness.
 pub struct AllowedModules {
-    /// The modules.
+    /// The modules that an exporter's half exists for, and that its owner allows.
     pub modules: ModuleAllowance,
     /// Fills bytes with unpredictable values.
     pub random: FillShared,
@@ -155,11 +155,11 @@ pub type FillShared = Box<dyn Fn(&mut [u8]) + Send + Sync>;
 /// An attachment of a snapshot that is not served here yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnservedAttachment {
-    /// Its number.
+    /// The number of the attachment in its session.
     pub number: u16,
     /// The request that opened it; its name is the one that the device has in lists.
     pub open: OpenRequest,
-    /// Its lease.
+    /// The fencing number of its use, as the former process gave it.
     pub lease: u64,
     /// The identity of its device; `None` if it had none there.
     pub identity: Option<ExportIdentity>,

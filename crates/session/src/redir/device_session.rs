@@ -149,7 +149,7 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// The device.
+    /// The device that the guest uses, for reading its state.
     pub fn device(&self) -> &D {
         &self.device
     }
@@ -159,7 +159,7 @@ impl<D: Device> DeviceSession<D> {
         act(&mut self.device, &mut self.done)
     }
 
-    /// The counters.
+    /// What the session has counted since it began; a restored session starts at 0.
     pub fn counters(&self) -> ExporterCounters {
         self.counters
     }

@@ -269,7 +269,7 @@ impl<D: Device> RedirHost<D> {
         }
     }
 
-    /// The counters.
+    /// What the session has counted; see [`DeviceSession::counters`].
     pub fn counters(&self) -> ExporterCounters {
         self.session.counters()
     }

@@ -29,12 +29,12 @@ const BORROWED_MAX: usize = 8;
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointStreamKind {
-    /// Isochronous.
+    /// Isochronous, IN or OUT.
     Iso {
         /// Packets in each URB.
         packets_per_urb: usize,
     },
-    /// Interrupt IN.
+    /// Interrupt IN, received before the guest asks.
     Interrupt,
     /// Bulk IN, received ahead.
     Bulk {
@@ -124,12 +124,12 @@ impl EndpointStream {
         }
     }
 
-    /// Its kind.
+    /// The transfer type, with what the guest stated when it started the stream.
     pub fn kind(&self) -> EndpointStreamKind {
         self.kind
     }
 
-    /// Its direction.
+    /// Whether packets come from the device or go to it.
     pub fn direction(&self) -> TransferDirection {
         self.endpoint.direction()
     }

@@ -52,7 +52,7 @@ pub struct ServingCost {
 pub struct MeasuredPath {
     /// Rate in bits per second; 0: not measured, regarded as unlimited.
     pub bits_per_s: u64,
-    /// Round trip.
+    /// The round trip in nanoseconds; half of it counts towards a reservation's delay.
     pub round_trip_ns: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct LedgerRequest<'a> {
 /// A reservation whose state has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationChange {
-    /// The device.
+    /// The name of the device, unique on its host.
     pub device: String,
     /// Its new report.
     pub report: ReservationReport,
@@ -81,13 +81,13 @@ pub struct ReservationChange {
 /// A reservation, as a listing shows it.
 #[derive(Clone, Debug)]
 pub struct ListedReservation<'a> {
-    /// The device.
+    /// The name of the device, unique on its host.
     pub device: &'a str,
     /// Its bus; empty if it is on none.
     pub bus: &'a str,
     /// The requested reservation.
     pub reservation: &'a ReservationTerms,
-    /// Its report.
+    /// Whether it is admitted or suspended, and what it is missing.
     pub report: ReservationReport,
     /// The path to the importer that gets the data.
     pub path: Option<&'a str>,

@@ -15,7 +15,7 @@ pub enum ReservationDenial {
     },
     /// The endpoint's descriptor describes packets that its bus cannot carry.
     Unfit {
-        /// Its address.
+        /// The endpoint's address.
         endpoint: u8,
     },
     /// The claim is invalid, whatever else is reserved.
@@ -27,7 +27,7 @@ pub enum ReservationDenial {
     },
     /// The endpoint is served less often than the claim asks.
     TooOften {
-        /// Its address.
+        /// The endpoint's address.
         endpoint: u8,
         /// Requested period, intervals.
         wanted: u32,
@@ -36,7 +36,7 @@ pub enum ReservationDenial {
     },
     /// The bus has too little time left.
     Bus {
-        /// The bus.
+        /// The name of the bus that the device is on.
         bus: String,
         /// Missing time of an interval, ps.
         missing_ps: u64,

@@ -14,7 +14,7 @@ pub struct CallId(pub u64);
 /// A command: an ioctl on an open node.
 #[derive(Clone, Copy, Debug)]
 pub struct UsbfsCommand {
-    /// Names it.
+    /// The number by which [`UsbfsAnswer::id`] refers to this command.
     pub id: CallId,
     /// What is asked.
     pub call: UsbfsIoctl,
@@ -36,7 +36,7 @@ pub trait ProgramMemory {
 /// The answer to a command.
 #[derive(Debug)]
 pub struct UsbfsAnswer {
-    /// To which.
+    /// The command that is answered, [`UsbfsCommand::id`].
     pub id: CallId,
     /// What the ioctl returns.
     pub result: Result<u32, UsbfsError>,

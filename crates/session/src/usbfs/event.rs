@@ -40,7 +40,7 @@ pub struct DeviceUevent {
 pub const UDEV_GROUP: u32 = 2;
 
 const SUBSYSTEM: &str = "usb";
-/// `UDEV_MONITOR_MAGIC`.
+/// `UDEV_MONITOR_MAGIC` of libudev: marks an event that udev sent, not the kernel. Big-endian in the header.
 const MAGIC: u32 = 0xfeed_cafe;
 const HEADER_BYTES: u32 = 40;
 /// A message to the kernel with an event that it is to send (`uevent_net_rcv_skb`): the first type that netlink itself

@@ -33,7 +33,7 @@ const CAPABILITIES: u32 = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80 | 0x100
 /// Where a device is, for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsbBusLocation {
-    /// The bus.
+    /// The bus number, from 1: the first part of the node's name, `/dev/bus/usb/001/002`.
     pub bus: u16,
     /// Its number on the bus. Never used again for another device.
     pub device: u16,
@@ -109,7 +109,7 @@ impl<D: Device> UsbfsNode<D> {
         }
     }
 
-    /// The device.
+    /// The device below this node, for reading its state; requests go through the node.
     pub fn device(&self) -> &D {
         &self.device
     }

@@ -231,7 +231,7 @@ impl UnreapedUrb {
 /// A transfer whose program waits in its command for the end.
 #[derive(Debug)]
 pub(super) struct SynchronousTransfer {
-    /// The command.
+    /// The command that waits, and gets the answer.
     pub id: CallId,
     /// Where read data go.
     pub data_at: u64,

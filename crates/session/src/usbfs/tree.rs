@@ -21,7 +21,7 @@ const MINORS_PER_BUS: u32 = 128;
 /// Something in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SysfsEntry {
-    /// A folder.
+    /// A folder: its entries by name.
     Folder(BTreeMap<String, SysfsEntry>),
     /// An attribute, with what reading it gives.
     File(Vec<u8>),
@@ -68,11 +68,11 @@ fn minor(location: &UsbBusLocation) -> u32 {
 /// A device, as far as its folder shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct SysfsDevice<'a> {
-    /// Its descriptors.
+    /// The descriptors that the attributes show: device, configurations and strings.
     pub descriptors: &'a DescriptorSet,
     /// What is selected.
     pub selection: &'a ConfigurationSelection,
-    /// Its speed.
+    /// The speed at which it is attached, as `speed` shows it in Mb/s.
     pub speed: UsbSpeed,
     /// Where it is.
     pub location: &'a UsbBusLocation,
@@ -225,7 +225,7 @@ impl SysfsDevice<'_> {
         )
     }
 
-    /// The same for an interface.
+    /// What the attribute `uevent` of an interface shows; an event of the interface has the same lines.
     pub fn interface_uevent(&self, setting: &AltSetting) -> String {
         let [class, subclass, protocol] = setting.class;
         format!(
@@ -274,7 +274,7 @@ impl SysfsDevice<'_> {
     }
 }
 
-/// `speed_show`, Mb/s.
+/// The text of the attribute `speed` in Mb/s, as `speed_show` of the kernel writes it.
 fn megabits(speed: UsbSpeed) -> &'static str {
     match speed {
         UsbSpeed::Low => "1.5",

@@ -70,7 +70,7 @@ impl SysfsDevice<'_> {
         (format!("c{}", self.number()), udev_record(&self.udev_properties()))
     }
 
-    /// The same of an interface, whose folder has this name.
+    /// The name of an interface's file, and what is in it; `name` is that of the interface's folder.
     pub fn udev_record_of_interface(name: &str) -> (String, Vec<u8>) {
         (format!("+usb:{name}"), udev_record(""))
     }

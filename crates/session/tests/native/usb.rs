@@ -394,14 +394,12 @@ pub struct UsbWorld<S: Driver = RemoteUsb> {
 }
 
 impl UsbWorld<Kernel> {
-    /// See [`Kernel::spoil`].
     pub fn spoil(&mut self, random: &mut Random) -> bool {
         Kernel::spoil(&mut self.world, random)
     }
 }
 
 impl UsbWorld<Near> {
-    /// See [`Near::spoil`].
     pub fn spoil(&mut self, random: &mut Random) -> bool {
         Near::spoil(&mut self.world, random)
     }

@@ -439,7 +439,7 @@ fn receive(lane: &mut Lane, rest: &mut &[u8]) {
     *rest = &rest[count..];
 }
 
-/// Damages bytes.
+/// Changes one bit or byte, cuts the end off or appends to it, at random. Does nothing to an empty vector.
 pub fn spoil(bytes: &mut Vec<u8>, random: &mut Random) {
     if bytes.is_empty() {
         return;

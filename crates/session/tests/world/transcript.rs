@@ -18,7 +18,7 @@ pub enum Who {
     Server,
 }
 
-/// One message.
+/// What one side sent at once, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub at_ns: u64,

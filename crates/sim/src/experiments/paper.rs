@@ -6,7 +6,7 @@
 pub struct RoundTripScenario {
     /// Bytes each period, of each of four bulk endpoints.
     pub budget_bytes: u32,
-    /// Microframes.
+    /// The endpoints' period, in microframes (125 us).
     pub period: u32,
     /// `c` of Equation 6.
     pub intervals: u64,
@@ -51,7 +51,7 @@ const fn round_trips(table_2: [u64; 4], table_4: [u64; 4]) -> RoundTripScenario 
 pub struct ThroughputScenario {
     /// Bytes each period, of each of four bulk endpoints.
     pub budget_bytes: u32,
-    /// Microframes.
+    /// The endpoints' period, in microframes (125 us).
     pub period: u32,
     /// The reserved rate of Table 5, in Mb/s.
     pub reserved_mbps: f64,
@@ -82,7 +82,7 @@ const fn throughput(budget_bytes: u32, period: u32, reserved_mbps: f64, table_6:
 pub struct OverrunScenario {
     /// How long it ran.
     pub seconds: u64,
-    /// CPU-bound tasks.
+    /// How many CPU-bound tasks run beside the readers.
     pub cpu_bound: usize,
     /// Reading tasks, one per channel.
     pub readers: usize,

@@ -44,7 +44,7 @@ const TX: TaskId = 1;
 const BESIDE: TaskId = 2;
 const BOTTOM_HALF: TaskId = 3;
 
-/// The results.
+/// What one run measured: the round trips, with their bound, and the cameras' missed periods.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoundTripResults {
     /// Round trips of messages.

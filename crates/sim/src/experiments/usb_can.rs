@@ -40,9 +40,9 @@ const OUT_MESSAGES: usize = 16;
 /// The simulated kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimulatedKernel {
-    /// Quest.
+    /// Quest: bottom halves run on I/O VCPUs, which have a budget and a period.
     Quest,
-    /// Linux.
+    /// Linux: bottom halves are soft interrupts, whose time is charged to no task.
     Linux,
 }
 
@@ -57,10 +57,10 @@ pub enum ChannelUsers {
     Pipes,
 }
 
-/// A scenario.
+/// One run of the experiment: the kernel, the tasks and the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsbCanScenario {
-    /// The kernel.
+    /// The kernel whose scheduler is simulated.
     pub kernel: SimulatedKernel,
     /// How long, in seconds.
     pub seconds: u64,
@@ -68,7 +68,7 @@ pub struct UsbCanScenario {
     pub cpu_bound: usize,
     /// The users of the channels.
     pub users: ChannelUsers,
-    /// The channels.
+    /// The traffic of each of the device's channels, CAN1 first.
     pub traffic: [CanTraffic; CHANNELS],
     /// The other device's bursts.
     pub storms: InterruptStorms,
@@ -113,7 +113,7 @@ const STORM: TaskId = 1;
 const RX: TaskId = 2;
 const FIRST_CPU_BOUND: TaskId = 3;
 
-/// The results.
+/// What one run counted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UsbCanResults {
     /// Messages that the device overwrote. The paper does not say what it counts; if it counts messages, its Table 9
@@ -128,7 +128,7 @@ pub struct UsbCanResults {
     pub load: Result<VcpuLoad, VcpuOverload>,
 }
 
-/// Table 7.
+/// The traffic of Table 7: frames at random intervals, CAN1 first.
 pub fn table_7() -> [CanTraffic; CHANNELS] {
     use CanIdentifierFormat::{Extended, Standard};
     let shares = [

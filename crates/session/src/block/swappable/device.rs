@@ -28,7 +28,7 @@ enum SwappableForm<D> {
 }
 
 impl<D: BlockDevice> SwappableDevice<D> {
-    /// Wraps `device`.
+    /// Passes requests to `device` as they are, until the first swap begins.
     pub fn new(device: D) -> Self {
         Self { form: Some(SwappableForm::Alone(device, 0)) }
     }

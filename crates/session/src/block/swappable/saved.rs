@@ -17,7 +17,7 @@ pub const SWAPPED_KIND: u16 = 14;
 pub const AWAY_KIND: u16 = 15;
 /// The least bytes of a request in a snapshot.
 const REQUEST_BYTES_MIN: usize = 26;
-/// The same with its number at the device below.
+/// The least bytes of a request in a snapshot that is saved with its number (8 bytes) at the device below.
 const NUMBERED_BYTES_MIN: usize = 8 + REQUEST_BYTES_MIN;
 
 impl<D: BlockDevice> SwapRequestTracker<D> {

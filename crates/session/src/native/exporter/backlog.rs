@@ -17,7 +17,7 @@ pub struct Backlog {
     pub closing: BTreeMap<u16, Vec<u8>>,
     /// Most bytes that the answers of all attachments may take.
     pub answers_bytes_max: usize,
-    /// The same limit if each attachment has one request of the largest size.
+    /// As `answers_bytes_max`, but each attachment counts with at least one request of the largest size.
     pub lone_bytes_max: usize,
     /// Whether the allowance was exhausted when the waiting requests were last considered.
     pub is_starved: bool,

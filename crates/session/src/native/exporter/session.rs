@@ -546,7 +546,7 @@ impl ExporterSession {
         self.lanes.first_mut()
     }
 
-    /// All lanes.
+    /// All lanes, the first included; the caller connects each with its link.
     pub fn lanes_mut(&mut self) -> &mut LaneArray {
         &mut self.lanes
     }
