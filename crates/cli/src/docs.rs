@@ -16,7 +16,7 @@ use super::CommandFailure;
     farbus completions zsh > ~/.zfunc/_farbus\n  \
     farbus completions fish > ~/.config/fish/completions/farbus.fish")]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// The shell that the script is for.
     shell: Shell,
 }
 

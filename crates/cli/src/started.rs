@@ -28,7 +28,7 @@ pub enum StartedVerb {
         /// It shares memory.
         #[arg(long)]
         ring: bool,
-        /// The program.
+        /// The path of the module's program.
         program: PathBuf,
     },
     /// The process that becomes a module's program, without rights; started by others alone.
@@ -37,7 +37,7 @@ pub enum StartedVerb {
         /// It shares memory.
         #[arg(long)]
         ring: bool,
-        /// The program.
+        /// The path of the module's program.
         program: PathBuf,
     },
     /// The process that becomes the program of `farbus run`; started by it alone.

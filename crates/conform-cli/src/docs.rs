@@ -16,7 +16,7 @@ const PROGRAM: &str = "farbus-conform";
 #[command(after_help = "Examples:\n  \
     farbus-conform completions bash > ~/.local/share/bash-completion/completions/farbus-conform")]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// The shell that the script is for.
     shell: Shell,
 }
 

@@ -143,9 +143,9 @@ pub struct HandoverAcceptance {
 
 /// What the old process passes on.
 pub struct OutgoingHandover {
-    /// Listening sockets.
+    /// The listening sockets, open; the replacement continues to accept on them.
     pub listeners: Vec<PassedListener>,
-    /// Saved attachments.
+    /// Attachments that were saved and that the replacement continues.
     pub leaving: Vec<OutgoingAttachment>,
     /// Saved sessions of importers that use devices shared here.
     pub sessions: Vec<SaveReply<Vec<u8>>>,

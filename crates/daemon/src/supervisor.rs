@@ -113,7 +113,7 @@ pub struct DaemonResources {
     pub config_path: PathBuf,
     /// The connection to the service manager.
     pub manager: ServiceNotifier,
-    /// The broker.
+    /// The connection to the broker, which opens devices, sockets and files for this process.
     pub broker: Arc<BrokerClient>,
     pub ready_modules: ReadyModules,
     /// This host's key and paired hosts.

@@ -133,7 +133,7 @@ impl KeyRange {
         Self { from: PREFIX.into(), to: format!("{}0", &PREFIX[..PREFIX.len() - 1]) }
     }
 
-    /// One key.
+    /// The range that holds `key` alone.
     pub fn of_key(key: &DirectoryKey) -> Self {
         Self { from: key.to_string().into(), to: String::new() }
     }

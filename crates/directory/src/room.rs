@@ -16,7 +16,7 @@ const FREED_PARTS: usize = 64;
 /// Keys, and the bytes of their values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyValueUsage {
-    /// Keys.
+    /// The number of keys.
     pub keys: usize,
     /// Bytes of values.
     pub bytes: usize,

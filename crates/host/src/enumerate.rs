@@ -278,7 +278,7 @@ impl DeviceDriver for DescriptorEnumerator {
 /// Why a device's descriptors could not be read, or a configuration not selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnumerationError {
-    /// Which piece.
+    /// The part that was being read, or the configuration that was being selected.
     pub piece: DescriptorPart,
     /// What was wrong with it.
     pub reason: EnumerationErrorReason,
@@ -321,7 +321,7 @@ pub enum EnumerationErrorReason {
     TooMany {
         /// The device's number.
         count: usize,
-        /// The limit.
+        /// The most that this crate accepts.
         max: usize,
     },
 }

@@ -22,7 +22,7 @@ impl<D: Device> LocalPort<D> {
         Self { device, now: Instant::ZERO, done: CompletionQueue::new(pool) }
     }
 
-    /// The device.
+    /// The device behind the port, to read its state.
     pub fn device(&self) -> &D {
         &self.device
     }

@@ -43,7 +43,7 @@ struct TrackedTransfer {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CancellationCause {
-    /// Not cancelled.
+    /// The transfer has not been cancelled.
     Open,
     /// Its time passed.
     Expired,

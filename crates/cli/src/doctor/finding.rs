@@ -6,11 +6,11 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CapabilityState {
-    /// It can.
+    /// This machine can do it without a known limit.
     Ok,
     /// It can, with a limit that may matter.
     Limited,
-    /// It cannot.
+    /// This machine cannot do it until what is missing is there.
     Missing,
 }
 
@@ -42,10 +42,10 @@ impl CheckFinding {
 
 /// A check, by the name that `--require` takes.
 pub struct DoctorCheck {
-    /// The name.
+    /// The word by which `--require` names the check.
     pub name: &'static str,
     /// What it is needed for.
     pub needed_for: &'static str,
-    /// Looks.
+    /// Checks this machine now. It changes nothing.
     pub look: fn() -> CheckFinding,
 }

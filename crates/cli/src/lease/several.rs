@@ -48,7 +48,7 @@ pub struct LeaseTerms<'a> {
     pub span: Duration,
     /// 0 to 9.
     pub priority: u8,
-    /// What for.
+    /// What the devices are needed for, as other hosts read it; `None` if no reason was given.
     pub reason: Option<&'a str>,
     /// Whether to fail if they are not free.
     pub no_wait: bool,

@@ -37,7 +37,7 @@ pub use owner::{AttachmentOwner, OwnedAttachment, UserAttachments};
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait for an event of QEMU before it is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The same, while the machine runs on neither host.
+/// How long to wait for an event while the virtual machine runs on neither host.
 const LOOK_OFTEN: Duration = Duration::from_millis(10);
 
 /// What is to be done.
@@ -157,7 +157,7 @@ enum VmMigrationEnd {
     Completed(Value),
     /// It is here, for this reason.
     Stayed(CommandFailure),
-    /// Nobody knows.
+    /// The monitor failed first, so it is not known on which host the machine runs.
     Unknown(MonitorError),
 }
 

@@ -20,7 +20,7 @@ pub struct OwnedAttachment {
     /// Its name at its exporter.
     #[serde(skip)]
     pub name: String,
-    /// `HOST:PORT/DEVICE`.
+    /// The device as a target, `HOST:PORT/DEVICE`.
     #[serde(rename = "device")]
     pub title: String,
     /// Where it is on this machine.

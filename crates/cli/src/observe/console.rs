@@ -21,7 +21,7 @@ struct ConsoleRecord {
     lost_bytes: u32,
     /// Without control characters; the end of a piece may stand in the next one's text.
     text: String,
-    /// The same as it came, hexadecimal.
+    /// The bytes of this piece as the device sent them, in hexadecimal digits.
     data: String,
 }
 

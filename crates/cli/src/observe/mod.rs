@@ -30,7 +30,7 @@ use super::output::say;
 
 /// Transfer types as in `bmAttributes` (USB 2.0, table 9-13).
 const ISOCHRONOUS: u8 = 1;
-/// See [`ISOCHRONOUS`].
+/// The transfer type of interrupt endpoints, as in `bmAttributes` (USB 2.0, table 9-13).
 const INTERRUPT: u8 = 3;
 
 /// See what a device of another host sends to its user.
@@ -79,7 +79,7 @@ struct TransferRecord {
     /// The bytes of each packet of an isochronous transfer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     packets: Vec<u32>,
-    /// Hexadecimal.
+    /// The bytes that the device sent, in hexadecimal digits.
     data: String,
 }
 

@@ -142,7 +142,7 @@ fn never_wait(pipe: &impl AsFd) -> Result<(), String> {
     flags.map_err(|error| format!("cannot use a program's pipe: {error}"))
 }
 
-/// One job.
+/// Runs the function once, on the messages of one job, and returns whether the pipe goes on.
 pub fn run_once(turn: &mut PipeJobContext<'_>, function: &mut PipeFunction) -> PipeFlow {
     match function {
         PipeFunction::Count => PipeFlow::On,

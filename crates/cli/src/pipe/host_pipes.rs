@@ -135,7 +135,7 @@ impl<A: Send + 'static> PipeStatusSource<A> {
         Self { name, host, since: Instant::now(), pipes: Mutex::default(), promises, is_over }
     }
 
-    /// The pipes.
+    /// Locks the running pipes; others that ask for their status wait meanwhile.
     pub fn pipes(&self) -> MutexGuard<'_, Vec<Pipe<A>>> {
         self.pipes.lock().unwrap_or_else(PoisonError::into_inner)
     }

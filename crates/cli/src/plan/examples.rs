@@ -54,7 +54,7 @@ impl ExampleKind {
     }
 }
 
-/// An example.
+/// An example file that `farbus plan examples NAME` prints, with the verb that runs it.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanExample {
     pub name: &'static str,

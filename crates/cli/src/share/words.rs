@@ -16,18 +16,18 @@ use super::super::output::say;
 /// A device to be shared, and the name that its owner gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareSpec {
-    /// The device.
+    /// What is to be shared, parsed.
     pub what: DeviceSpec,
     /// The name that its owner gave it.
     pub name: Option<String>,
     /// What was typed.
     pub text: String,
-    /// The same without the name.
+    /// What was typed, without the name.
     pub words: String,
 }
 
 impl ShareSpec {
-    /// The same; a disk also if something else on this machine uses it.
+    /// This device; a disk is shared even if something else on this machine uses it.
     pub fn forced(self) -> Self {
         if self.what.is_forced() || self.what.images().next().is_none() {
             return self;
@@ -37,7 +37,7 @@ impl ShareSpec {
 }
 
 impl ShareSpec {
-    /// The same, which follows these other devices in its port, too.
+    /// This device, whose share also follows these other devices in its port.
     ///
     /// # Errors
     /// It names no port.

@@ -88,7 +88,7 @@ impl<P: BulkPipes> BulkOnlyDisk<P> {
         self.command(&[0; 6], Some(&[]), 0).or_else(|_| self.command(&[0; 6], Some(&[]), 0)).map(drop)
     }
 
-    /// SYNCHRONIZE CACHE.
+    /// Makes all written data durable, with SYNCHRONIZE CACHE(10).
     pub fn synchronize(&mut self) -> io::Result<()> {
         self.command(&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], Some(&[]), 0).map(drop)
     }

@@ -24,7 +24,7 @@ struct Wrong {
     welcome: fn(&mut Vec<u8>),
     /// Changes a frame of the importer, or swallows it.
     up: fn(&mut Vec<u8>, &State) -> After,
-    /// The same of the exporter.
+    /// Changes a frame of the exporter.
     down: fn(&mut Vec<u8>, &State),
     /// Links that the exporter ends stay open.
     keeps_links: bool,

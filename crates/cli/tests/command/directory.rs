@@ -15,7 +15,7 @@ use super::trust::{Host, hosts, pair, three};
 
 /// What the directory is waited for: a watch is at once, a lost member takes seconds to be noticed.
 pub const WITHIN: Duration = Duration::from_secs(60);
-/// The same where a directory is full of keys: a debug build reads them beside other tests.
+/// How long to wait where a directory is full of keys: a debug build reads them beside other tests.
 const FLOODED: Duration = Duration::from_secs(180);
 
 /// The daemon of a host.

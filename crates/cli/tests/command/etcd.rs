@@ -297,7 +297,7 @@ impl<'a> Etcd<'a> {
     }
 }
 
-/// An authority.
+/// Makes a certificate authority with a new key, which signs certificates for this test alone.
 pub fn authority() -> rcgen::CertifiedIssuer<'static, rcgen::KeyPair> {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

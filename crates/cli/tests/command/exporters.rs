@@ -95,7 +95,7 @@ fn imported(bus_id: &str) -> Vec<u8> {
     [op(0x0111, 3, OK), record(bus_id)].concat()
 }
 
-/// USBIP_RET_SUBMIT.
+/// USBIP_RET_SUBMIT, the answer to a submitted URB, without data.
 fn answered(seqnum: u32, status: u32, actual_length: u32) -> Vec<u8> {
     let words = [3, seqnum, 0, 0, 0, status, actual_length, 0, 0, 0, 0, 0];
     words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()

@@ -186,7 +186,7 @@ fn program_whose_lease_has_ended_has_lost_the_device_for_good() {
     }
 }
 
-/// Root's again.
+/// Gives the host's folders back to root, so that the harness can remove them.
 fn give_back_files(host: &Host<'_>) {
     if rustix::process::geteuid().is_root() {
         for folder in [host.harness.path(host.name), host.harness.path(&format!("run-{}", host.name))] {

@@ -115,7 +115,7 @@ pub fn assert_accessible(browser: &Browser, what: &str) -> f64 {
     least
 }
 
-/// The same without axe, for a browser that runs no script of the page.
+/// Like [`assert_accessible`], but without axe, for a browser that runs no script of the page.
 pub fn assert_accessible_without_script(browser: &Browser, what: &str) -> f64 {
     let found = browser.script(ACCESSIBILITY);
     assert_eq!(found["wrong"], json!([]), "{what}");

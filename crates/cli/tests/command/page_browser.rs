@@ -22,7 +22,7 @@ pub fn open_page(harness: &Harness) -> (Running, String) {
     (process, address)
 }
 
-/// The same, but that the browser has noted so many answers with an error of this action.
+/// The browser's only complaints are `count` answers with an error to this action.
 pub fn assert_complaints_of(browser: &Browser, action: &str, count: usize) {
     let complaints = browser.complaints();
     let is_it = |printed: &&String| printed.contains(&format!("/api/v1/actions/{action} - Failed to load resource"));

@@ -16,7 +16,7 @@ fn follow(page: &Page, path: &str, token: &str) -> TcpStream {
     try_follow(page, path, token).unwrap_or_else(|refused| panic!("{refused}"))
 }
 
-/// The same, or how the answer begins that refuses it.
+/// Opens such a stream. The error is how the answer begins that refuses it.
 fn try_follow(page: &Page, path: &str, token: &str) -> Result<TcpStream, String> {
     let mut stream = page.connect();
     let host = &page.address;

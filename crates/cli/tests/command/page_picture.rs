@@ -42,7 +42,7 @@ fn look(page: &Page, share: &Share) -> (u16, Value) {
     look_beside(page, share, &[])
 }
 
-/// The same while others are looked at, so that they do not end meanwhile.
+/// Like [`look`], while `others` are looked at, so that they do not end meanwhile.
 fn look_beside(page: &Page, share: &Share, others: &[(u16, Value)]) -> (u16, Value) {
     let begun = act(page, "picture", &json!({ "target": share.target("stream") }));
     assert_eq!(begun.0, 202, "{begun:?}");

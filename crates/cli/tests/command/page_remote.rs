@@ -176,7 +176,7 @@ impl TlsSite {
         cookie_of(&entered)
     }
 
-    /// A code.
+    /// Asks for an invitation and returns its code.
     pub fn invite(&self, harness: &Harness, arguments: &[&str]) -> String {
         let answer = harness.json(&[&["page", "invite", "--json"], arguments].concat());
         assert_eq!(answer["fingerprint"], json!(self.fingerprint));

@@ -21,7 +21,7 @@ const BLOCK_BYTES: usize = 4096;
 /// Memory of a process that only it has, for each device, KiB: 200, and the deep stacks of a program that is not
 /// optimized.
 const KIB_MAX: f64 = if cfg!(debug_assertions) { 400.0 } else { 200.0 };
-/// The same of a daemon and its broker without any device, not optimized.
+/// Memory that only a daemon and its broker have without any device, not optimized, KiB.
 const PROGRAM_KIB: f64 = 16384.0;
 /// Threads of a daemon and its broker that no device has.
 const PROGRAM_THREADS: f64 = 40.0;

@@ -65,12 +65,12 @@ impl<'h> Host<'h> {
         Self { harness, name, program: release.program() }
     }
 
-    /// The same host, after another release was installed.
+    /// This host, after `release` was installed on it.
     pub fn with(&self, release: Release) -> Self {
         Self { program: release.program(), ..self.clone() }
     }
 
-    /// The same host, whose program is at this path.
+    /// This host, whose program is at this path.
     pub fn at(&self, program: &Path) -> Self {
         Self { program: program.to_owned(), ..self.clone() }
     }

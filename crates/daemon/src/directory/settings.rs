@@ -164,7 +164,7 @@ fn table_of(said: Value) -> Result<DirectoryTable, String> {
     }
 }
 
-/// Reads `etcd://[USER@]HOST[:PORT][,HOST[:PORT]…]`.
+/// Parses the directory's address, `etcd://[USER@]HOST[:PORT][,HOST[:PORT]…]`; `etcds` asks for TLS.
 fn parse(at: &str) -> Result<EtcdSettings, String> {
     let wrong = |why: &str| {
         let shown = at.escape_debug();

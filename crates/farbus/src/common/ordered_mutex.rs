@@ -22,7 +22,7 @@ pub struct OrderedGuard<'a, T, const ORDER: u8> {
 }
 
 impl<T, const ORDER: u8> OrderedMutex<T, ORDER> {
-    /// Wraps `value`.
+    /// Makes an unlocked mutex around `value`.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }

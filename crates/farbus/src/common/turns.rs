@@ -23,7 +23,7 @@ struct KeyedWaitQueue {
     count: usize,
     /// When a turn ended last, or was given because none had ended.
     moved: Instant,
-    /// By ticket.
+    /// Those who wait, in order of their tickets. Each sender gives one of them its turn.
     waiting: VecDeque<(u64, SyncSender<()>)>,
     next_ticket: u64,
 }

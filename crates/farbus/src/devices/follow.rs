@@ -69,7 +69,7 @@ pub enum InPort {
     Same,
     /// Another one, which is taken for it.
     Followed,
-    /// Another one.
+    /// Another one, which is not followed: it must not be offered or used in place of the first.
     Another,
 }
 
@@ -84,7 +84,7 @@ impl FollowPolicy {
         self.0.iter()
     }
 
-    /// The same, and these.
+    /// A policy with the words of both.
     #[must_use]
     pub fn and(mut self, other: &Self) -> Self {
         self.0.extend(&other.0);
@@ -133,7 +133,7 @@ impl FollowPolicy {
     }
 }
 
-/// `VENDOR:PRODUCT`.
+/// A make as `VENDOR:PRODUCT`, four hexadecimal digits each; `unknown` without one.
 pub fn make_in_words(usb: Option<(u16, u16)>) -> String {
     usb.map_or_else(|| "unknown".to_owned(), |(vendor, product)| FollowWord::Make(vendor, product).to_string())
 }

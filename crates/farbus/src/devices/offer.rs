@@ -37,7 +37,7 @@ pub struct ListedLease {
     pub left_s: u64,
     /// When it ends: RFC 3339, UTC, by the exporter's clock.
     pub until: String,
-    /// What for.
+    /// What the host needs the device for, as it wrote it; absent if it gave no reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Whether this host has it.

@@ -17,7 +17,7 @@ pub struct ShareSelection {
 /// A rule for real devices, and what it gives those that match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamingRule {
-    /// The rule.
+    /// What a device has to match, and whether matching ones are shared or refused.
     pub rule: SharingRule,
     /// The name that it gives, if it gives one.
     pub name: Option<String>,

@@ -14,7 +14,7 @@ use crate::devices::usb_names::UsbNames;
 /// The counters of the connection of a device's user.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCounters {
-    /// The traffic.
+    /// Requests and bytes that the connection carried so far; `None` while nobody uses the device.
     pub meters: Option<Readings>,
     /// The links of its session.
     pub links: Option<LinksStatus>,

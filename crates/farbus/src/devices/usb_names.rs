@@ -8,7 +8,7 @@ const TEST_PRODUCTS: std::ops::RangeInclusive<u16> = 0x0001..=0x0010;
 /// What is known of a device by its ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsbNames {
-    /// Its vendor.
+    /// The name that the USB ID list has for the vendor id; `None` if it has none.
     pub vendor: Option<&'static str>,
     /// Its product; never without its vendor.
     pub product: Option<&'static str>,

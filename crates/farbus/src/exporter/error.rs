@@ -30,7 +30,7 @@ pub enum ShareError {
         device: String,
         /// Who had it.
         user: String,
-        /// Why.
+        /// What the system answered when the exporter stored it.
         error: String,
     },
     /// The device refused the command.

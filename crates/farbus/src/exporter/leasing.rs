@@ -33,7 +33,7 @@ const LATE_MAX: Duration = Duration::from_secs(1);
 
 /// The host that asks for something about a lease, and what it may ask for.
 pub struct LeaseRequester {
-    /// The host.
+    /// The asking host, as the lease names its holder.
     pub who: LeaseHost,
     /// Its key, by which its limits are known.
     pub key: Fingerprint,

@@ -58,7 +58,7 @@ pub fn process_of(link: &Link) -> Option<u32> {
 /// What an owner is about to do with a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOwnerAction {
-    /// Detach it.
+    /// The owner detaches the disk.
     Detach,
     /// Migrate it to another host.
     Migrate,

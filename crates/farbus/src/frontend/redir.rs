@@ -49,7 +49,7 @@ const PART_WITHIN: Duration = Duration::from_secs(4);
 const SNAPSHOT_KIND: u16 = 6;
 /// How often to check whether a guest has read all: there is no event for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The same for a guest that is followed, while more waits to be sent to it.
+/// The shortest pause between two such checks during a live migration, while more bytes wait to be sent to the guest.
 const LOOK_SOON: Duration = Duration::from_micros(100);
 const LOOK_LATE: Duration = Duration::from_millis(10);
 

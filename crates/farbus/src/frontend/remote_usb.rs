@@ -189,7 +189,7 @@ impl FarDevice {
         }
     }
 
-    /// Its clock.
+    /// The clock that the times of its requests and timeouts are measured with.
     pub fn clock(&self) -> BoottimeClock {
         match self {
             FarDevice::Plain(plain) => plain.clock,

@@ -22,7 +22,7 @@ pub struct RunningAttachment {
     since: Instant,
     /// The facts about it that do not change.
     pub status: AttachmentFacts,
-    /// Steers it.
+    /// Steers the attachment from other threads: detaches, holds or migrates it.
     pub handle: AttachmentHandle,
 }
 

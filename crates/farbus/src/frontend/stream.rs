@@ -20,7 +20,7 @@ pub enum FrameSelection {
     All,
     /// The latest ones, beside other readers; the source drops frames for which this reader is too slow.
     Latest,
-    /// The same as an observer, beside a reader of all frames, too: if the stream's owner permits that.
+    /// The latest ones, as an observer, even beside a reader of all frames. The stream's owner has to permit observers.
     Observed,
 }
 

@@ -234,7 +234,7 @@ impl SwapUsb {
         self.swap.with(|state| state.clock).unwrap_or_else(BoottimeClock::start)
     }
 
-    /// As [`FarDevice::local_address`].
+    /// The far device's [`FarDevice::local_address`]; `None` for a twin on this machine.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.far().and_then(FarDevice::local_address)
     }
@@ -244,7 +244,7 @@ impl SwapUsb {
         self.far().map_or(0, FarDevice::device_id)
     }
 
-    /// As [`FarDevice::how`].
+    /// How it is attached, in a few words; see [`FarDevice::how`].
     pub fn how(&self) -> &'static str {
         self.far().map_or("on this machine", FarDevice::how)
     }
@@ -254,12 +254,12 @@ impl SwapUsb {
         self.swap.clone()
     }
 
-    /// As [`FarDevice::requests_max`].
+    /// The far device's [`FarDevice::requests_max`]; `None` for a twin on this machine.
     pub fn requests_max(&self) -> Option<u16> {
         self.far().and_then(FarDevice::requests_max)
     }
 
-    /// As [`FarDevice::is_movable`].
+    /// Whether a replacement process can continue with it ([`FarDevice::is_movable`]); never true for a twin here.
     pub fn is_movable(&self) -> bool {
         self.far().is_some_and(FarDevice::is_movable)
     }
@@ -317,12 +317,12 @@ impl SwapUsb {
         }
     }
 
-    /// As [`FarDevice::is_open`].
+    /// Whether it is here ([`FarDevice::is_open`]); a twin on this machine always is.
     pub fn is_open(&self) -> bool {
         self.far().is_none_or(FarDevice::is_open)
     }
 
-    /// As [`FarDevice::take_migration_state`].
+    /// Takes the far device's migration state ([`FarDevice::take_migration_state`]); empty for a twin on this machine.
     pub fn take_migration_state(&mut self) -> Vec<u8> {
         self.note_interfaces();
         self.far_mut().map(FarDevice::take_migration_state).unwrap_or_default()
@@ -350,24 +350,24 @@ impl SwapUsb {
         is_saved
     }
 
-    /// As [`FarDevice::leave`].
+    /// Leaves the far device to a replacement process ([`FarDevice::leave`]); a twin on this machine stays.
     pub fn leave(&mut self) {
         self.far_mut().into_iter().for_each(FarDevice::leave);
     }
 
-    /// As [`FarDevice::is_still`].
+    /// Whether no request is under way ([`FarDevice::is_still`]) and no exchange of the device runs.
     pub fn is_still(&self) -> bool {
         !self.device.is_swapping() && self.far().is_none_or(FarDevice::is_still)
     }
 
-    /// As [`FarDevice::migrate`].
+    /// Migrates the far device to the host with the key `successor` ([`FarDevice::migrate`]); a twin stays here.
     pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         if let Some(device) = self.far_mut() {
             device.migrate(successor, migration_state);
         }
     }
 
-    /// As [`FarDevice::is_moving`].
+    /// Whether it waits for its successor ([`FarDevice::is_moving`]); never true for a twin on this machine.
     pub fn is_moving(&self) -> bool {
         self.far().is_some_and(FarDevice::is_moving)
     }

@@ -100,13 +100,13 @@ impl KnownHost {
         Self { trust, peer, wanted, address: at, is_elsewhere, proved }
     }
 
-    /// The same host, at `address` (`HOST:PORT`).
+    /// This paired host, reached at `address` (`HOST:PORT`) instead of its remembered address.
     #[must_use]
     pub fn looked_for_at(self, address: String) -> Self {
         Self { is_elsewhere: address != self.address, address, ..self }
     }
 
-    /// The same host, at the address that is remembered now. An address that a person gave stays until the host has
+    /// This paired host, at the address that is remembered now. An address that a person gave stays until the host has
     /// proved its key there.
     #[must_use]
     pub fn as_remembered(&self) -> Self {

@@ -46,7 +46,7 @@ pub enum HostQuestion {
     Lease {
         /// Name or bus id.
         device: String,
-        /// What.
+        /// What the host asks for: to request, prolong or give back the lease, for example.
         act: LeaseAct,
     },
     /// Tells why the asking host needs a device that it uses.
@@ -70,7 +70,7 @@ pub enum HostAnswer {
     Topology(String),
     /// What became of a question about a lease.
     Lease(LeaseAnswer),
-    /// Done.
+    /// The answering host noted the reason of a [`HostQuestion::Explain`].
     Done,
     /// Refused, with the reason.
     Refused(String),

@@ -154,7 +154,7 @@ impl TrustStore {
         Ok(noted)
     }
 
-    /// The same, with an audit log that is written by another process.
+    /// This store, with an audit log that another process writes.
     #[must_use]
     pub fn recorded_by(self, audit: Arc<dyn AuditRecorder>) -> Self {
         Self { audit, ..self }

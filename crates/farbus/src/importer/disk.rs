@@ -88,7 +88,7 @@ impl DiskConnection {
 
 /// An open disk, for any front end.
 pub struct OpenedDisk {
-    /// The disk.
+    /// The disk itself, local or far, which carries out block requests.
     pub device: Box<dyn BlockDevice>,
     /// The disk's clock.
     pub clock: BoottimeClock,

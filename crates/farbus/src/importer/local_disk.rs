@@ -39,7 +39,7 @@ type CompletedFlush = (BlockInFlight, Result<(), StoreError>);
 /// A file or block device of this machine.
 pub struct LocalDisk {
     device: StoreDevice<FileStore>,
-    /// The same medium.
+    /// Another open descriptor of the disk's medium, for its path and its losses; `device` owns the one for requests.
     store: FileStore,
     to_flush: Option<Sender<BlockInFlight>>,
     flushed: Receiver<CompletedFlush>,

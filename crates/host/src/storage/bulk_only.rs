@@ -62,11 +62,11 @@ const RESET: u8 = 0xff;
 /// A command's data phase.
 #[derive(Clone, Debug)]
 pub(super) enum CommandPayload {
-    /// No data.
+    /// The command has no data phase.
     None,
     /// Room for this many bytes.
     In(u32),
-    /// These bytes.
+    /// The host sends these bytes.
     Out(Payload),
 }
 
@@ -77,7 +77,7 @@ pub(super) struct CommandReply {
     pub passed: bool,
     /// Valid bytes: moved, and not residue.
     pub moved: u32,
-    /// IN data.
+    /// The bytes that the device sent; empty for a command without an IN data phase.
     pub payload: Payload,
 }
 
@@ -147,7 +147,7 @@ struct RunningCommand {
     halted_out: bool,
     /// Bytes of the data phase that moved.
     moved: u32,
-    /// IN data.
+    /// The bytes that the device sent so far.
     payload: Payload,
     verdict: Option<CommandStatus>,
     /// The status request in flight was withdrawn.

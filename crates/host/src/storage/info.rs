@@ -27,9 +27,9 @@ impl Default for ScsiDiskOptions {
 /// The properties that a disk reports, checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskInfo {
-    /// The vendor.
+    /// The vendor that INQUIRY reports (SPC-4 §6.6.2), without padding.
     pub vendor: String,
-    /// The product.
+    /// The product that INQUIRY reports (SPC-4 §6.6.2), without padding.
     pub product: String,
     /// The firmware's revision.
     pub revision: String,
@@ -39,7 +39,7 @@ pub struct DiskInfo {
     pub removable: bool,
     /// Bytes of a sector; a power of two.
     pub block_bytes: u32,
-    /// Sectors.
+    /// Sectors of the medium, `block_bytes` each.
     pub blocks: u64,
     /// Whether writing is refused.
     pub read_only: bool,

@@ -20,7 +20,7 @@ static ZEROS: [u8; 32 << 10] = [0; 32 << 10];
 
 type LastReply = Option<Result<CommandReply, DiskError>>;
 
-/// Reads bytes.
+/// Reads bytes of the medium, with one READ command after another.
 #[derive(Debug)]
 pub(super) struct ReadOperation {
     block: u64,

@@ -9,7 +9,7 @@ pub struct Cdb {
     len: u8,
 }
 
-/// Operation codes.
+/// SCSI operation codes (SPC-4, SBC-3).
 mod op {
     pub const TEST_UNIT_READY: u8 = 0x00;
     pub const REQUEST_SENSE: u8 = 0x03;
@@ -77,7 +77,7 @@ impl Cdb {
         Self { bytes, len: short.len() as u8 }
     }
 
-    /// Its bytes.
+    /// The command descriptor block as it is sent: 6, 10 or 16 bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -122,7 +122,7 @@ impl Cdb {
         Self::six([op::PREVENT_ALLOW_MEDIUM_REMOVAL, 0, 0, 0, 0, 0])
     }
 
-    /// READ CAPACITY(10).
+    /// READ CAPACITY(10), which answers with the last block's address and the block length.
     pub fn read_capacity_10() -> Self {
         Self::ten(op::READ_CAPACITY_10, 0, 0, 0)
     }

@@ -5,7 +5,7 @@ use std::fmt;
 /// Sense key and additional sense code with its qualifier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenseCode {
-    /// Sense key.
+    /// Sense key, the class of the error, 0 to 15 (SPC-4 table 43).
     pub key: u8,
     /// Additional sense code.
     pub code: u8,

@@ -13,7 +13,7 @@ pub const NO_DISK: &str = "it has no Bulk-Only interface";
 pub struct BulkOnlyInterface {
     /// The value of the configuration it belongs to.
     pub configuration: u8,
-    /// The interface.
+    /// The number of the interface (`bInterfaceNumber`).
     pub interface: u8,
     /// The alternate setting that is Bulk-Only, where another may be UAS.
     pub alternate: u8,

@@ -16,7 +16,7 @@ pub(super) enum RetryVerdict {
     MediumChanged,
     /// Repeat it; an earlier command failed with this error after it had been reported as done.
     Deferred(DiskError),
-    /// It failed.
+    /// The command failed with this error; repeating it does not help.
     Failed(DiskError),
 }
 

@@ -9,9 +9,9 @@ pub const COMMAND_BYTES: usize = 31;
 /// Bytes of a command status wrapper (BOT §6.3.1).
 pub const STATUS_BYTES: usize = 13;
 
-/// `dCBWSignature`, "USBC".
+/// `dCBWSignature`, the bytes "USBC" (BOT §5.1).
 const COMMAND_SIGNATURE: [u8; 4] = *b"USBC";
-/// `dCSWSignature`, "USBS".
+/// `dCSWSignature`, the bytes "USBS" (BOT §5.2).
 const STATUS_SIGNATURE: [u8; 4] = *b"USBS";
 
 /// Writes a command block wrapper.

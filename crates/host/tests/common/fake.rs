@@ -78,9 +78,9 @@ pub struct Fake {
     pub unknown: Vec<u8>,
     /// Operation codes that it received, one per command.
     pub commands: Vec<u8>,
-    /// Bulk-Only resets.
+    /// How many Bulk-Only resets it received.
     pub resets: usize,
-    /// SET_CONFIGURATIONs.
+    /// How many SET_CONFIGURATION requests it received.
     pub configurations: usize,
     /// Alternate settings that were selected.
     pub settings: Vec<u16>,

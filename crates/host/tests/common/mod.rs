@@ -18,7 +18,7 @@ pub fn ready(fake: Fake) -> (ScsiDisk, TestPort<Fake>) {
     ready_with(fake, ScsiDiskOptions::default())
 }
 
-/// The same, with options.
+/// Like [`ready`], with these options.
 pub fn ready_with(fake: Fake, options: ScsiDiskOptions) -> (ScsiDisk, TestPort<Fake>) {
     let mut port = TestPort::new(fake);
     let mut disk = begin(&port, options);

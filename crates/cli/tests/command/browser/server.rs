@@ -22,7 +22,7 @@ impl Pages {
         Self::start(page, None)
     }
 
-    /// The same over TLS.
+    /// Answers every path with this page, over TLS.
     pub fn serve_tls(page: String, config: Arc<ServerConfig>) -> Self {
         Self::start(page, Some(config))
     }

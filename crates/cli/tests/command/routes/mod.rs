@@ -43,7 +43,7 @@ pub enum Way {
 /// How the hosts are connected.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Connection {
-    /// USB/IP.
+    /// Plain USB/IP over TCP, without pairing.
     Plain,
     /// A session of paired hosts, over TLS.
     Session,

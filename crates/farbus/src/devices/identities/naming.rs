@@ -33,7 +33,7 @@ impl<'a> DeviceNaming<'a> {
         }
     }
 
-    /// The same kind of naming with another text.
+    /// A naming of this kind whose text is `name`.
     pub fn with<'b>(self, name: &'b str) -> DeviceNaming<'b> {
         match self {
             DeviceNaming::Automatic(_) => DeviceNaming::Automatic(name),

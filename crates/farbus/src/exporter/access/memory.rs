@@ -12,7 +12,8 @@ use crate::exporter::access::quota::PeerIdentity;
 pub const QUESTIONS_BYTES: usize = 1 << 20;
 /// Memory for an observer of a USB device: what waits for it, and what is on its link.
 const OBSERVER_BYTES: usize = 4 << 20;
-/// The same for an observer of its serial ports: four times what may wait ([`CONSOLE_BYTES_MAX`]) or be on the link.
+/// Memory for an observer of a device's serial ports, bytes: four times what may wait ([`CONSOLE_BYTES_MAX`]) or be on
+/// the link.
 const CONSOLE_OBSERVER_BYTES: usize = 8 * CONSOLE_BYTES_MAX;
 /// Memory for a reader of a stream: one grant's frames in flight, and as many that wait for a grant.
 const READER_BYTES: usize = 2 * farbus_model::limits::FRAMES_BYTES_MAX as usize;

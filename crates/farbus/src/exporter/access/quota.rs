@@ -19,14 +19,15 @@ const KNOWN_PEERS_FULL: usize = 4;
 /// Connections of one paired host at a time that ask questions alone. They are counted apart from all others: a host
 /// that uses as many devices as it may can still list them.
 const QUESTIONS_OF_HOST_MAX: usize = 16;
-/// The same of all paired hosts.
+/// Connections of all paired hosts together that ask questions alone.
 const QUESTIONS_MAX: usize = 256;
 /// How long a connection known by address only may stay without a device when another connection has no place.
 pub const IDLE_TIME: Duration = Duration::from_secs(1);
 /// How many connections beyond their peer's share are served at once, only to be told that they are refused. Further
 /// ones are closed unread: a tool asks again, and a flood gets no answers.
 const SURPLUS_MAX: usize = 8;
-/// The same of a paired host or a user of this machine: a daemon that asks for many devices is told of each.
+/// As many as [`SURPLUS_MAX`], for a paired host or a user of this machine: a daemon that asks for many devices is told
+/// of each.
 const KNOWN_SURPLUS_MAX: usize = 32;
 /// How often the log reports that connections are closed unread.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
@@ -47,7 +48,7 @@ pub enum PeerIdentity {
 /// What a connection may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionClass {
-    /// Everything.
+    /// Use a device, and all else that its peer may do. It counts against the peer's share.
     Own,
     /// Ask questions, and be refused devices.
     Surplus,

@@ -29,7 +29,7 @@ pub struct SessionOwner {
 pub enum SessionCredentials {
     /// As a paired host.
     Host {
-        /// Its key.
+        /// The fingerprint of the host's key, which it proved.
         fingerprint: Fingerprint,
         /// Its name here.
         name: String,

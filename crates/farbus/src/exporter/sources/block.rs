@@ -71,7 +71,7 @@ impl fmt::Display for BlockMediumSpec {
 
 /// A block device that was opened.
 pub struct OpenedBlockExport {
-    /// The device.
+    /// The block device, which carries out requests; its size and block size are known.
     pub device: Box<dyn BlockDevice>,
     /// Whether writing zeros is faster than writing data.
     pub zeroes_fast: bool,
@@ -120,7 +120,7 @@ impl BlockSpec {
         self.is_forced
     }
 
-    /// The same, with its images opened also while something else on this machine uses them.
+    /// This disk, whose images are opened even while something else on this machine uses them.
     #[must_use]
     pub fn forced(self) -> Self {
         Self { is_forced: true, ..self }

@@ -21,7 +21,7 @@ use crate::devices::identities::DeviceIdentity;
 /// Where a daemon stores the devices of its ports.
 #[derive(Debug)]
 pub struct PortKeeper {
-    /// Its configuration.
+    /// The path of the daemon's configuration, by which its stored devices are found again.
     pub config: PathBuf,
     /// The rights that it stores them with.
     pub system: SystemAccess,
@@ -43,7 +43,7 @@ struct FirstDevice {
 
 /// As what a device in a port is offered.
 pub(super) struct InPortOffer {
-    /// The identity.
+    /// The identity that the device is offered under.
     pub known: DeviceIdentity,
     /// What is said if it is another device than the share stands for.
     pub another: Option<AnotherInPortStatus>,

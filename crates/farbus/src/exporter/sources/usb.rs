@@ -40,7 +40,7 @@ pub enum UsbError {
     NoneFound(UsbDeviceSelector),
     /// Several devices match, but one name was given.
     Several {
-        /// The selector.
+        /// The selector that matches all of them.
         selector: UsbDeviceSelector,
         /// How many devices match.
         count: usize,
@@ -74,7 +74,7 @@ pub enum UsbError {
     Unknown {
         /// The device's bus id.
         bus_id: String,
-        /// Why not.
+        /// Why what is stored of the port could not be read.
         error: io::Error,
     },
     /// sysfs could not be read.
@@ -683,7 +683,7 @@ impl HotplugFollower {
         self.shared.lock().expect("nothing panics with devices in hand")
     }
 
-    /// The same for others that share devices.
+    /// A reference to the shared devices, for other threads that share devices.
     pub fn handle(&self) -> Arc<Mutex<SharedUsbDevices>> {
         Arc::clone(&self.shared)
     }

@@ -17,7 +17,7 @@ use crate::devices::follow::{FollowPolicy, FollowWord};
 /// A device to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSpec {
-    /// A disk.
+    /// A disk, made from a file or block device.
     Disk {
         /// Its medium, and how it is offered.
         spec: BlockSpec,
@@ -28,7 +28,7 @@ pub enum DeviceSpec {
     },
     /// A source and sink of data.
     Zero {
-        /// Its speed.
+        /// The USB speed that the gadget reports.
         speed: UsbSpeed,
         /// What it sends.
         fill: SourcePattern,
@@ -45,12 +45,12 @@ pub enum DeviceSpec {
     CmsisDap,
     /// A serial port.
     Serial {
-        /// Its speed.
+        /// The USB speed that the gadget reports.
         speed: UsbSpeed,
     },
     /// A sound card.
     Audio {
-        /// Its speed.
+        /// The USB speed that the gadget reports.
         speed: UsbSpeed,
     },
     /// A CAN adapter.
@@ -59,14 +59,14 @@ pub enum DeviceSpec {
     Bridge(bridge::BridgeSettings),
     /// A stream of frames.
     Stream(StreamSpec),
-    /// Real devices.
+    /// USB devices that are plugged in, now or later.
     Usb(UsbSpec),
 }
 
 /// Real devices to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsbSpec {
-    /// Which.
+    /// Which plugged-in devices are shared.
     pub selector: UsbDeviceSelector,
     /// Which other devices in its port are followed.
     pub follow: FollowPolicy,
@@ -91,7 +91,7 @@ impl fmt::Display for UsbSpec {
 }
 
 impl UsbSpec {
-    /// The same, which follows these devices, too.
+    /// This selection, which also follows these other devices in its port.
     ///
     /// # Errors
     /// It does not name a port.

@@ -33,7 +33,7 @@ pub struct DevicePermissions {
 /// The only host that may use a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExclusiveUse {
-    /// This host.
+    /// This host, through the programs of its served users.
     Own,
     /// The paired host with this key.
     To(Fingerprint),

@@ -116,7 +116,7 @@ impl<D: Device> KernelSide<D> {
         Self { kernel, exporter, clock, calls: SyscallCounts::default() }
     }
 
-    /// The device.
+    /// The exported device that the kernel's requests go to.
     pub fn device(&self) -> &D {
         self.exporter.device().expect("a relay has its device from the start")
     }

@@ -33,7 +33,7 @@ pub struct NbdExport {
     pub name: String,
     /// A description for people.
     pub description: String,
-    /// The device.
+    /// The block device that carries out the clients' requests.
     pub device: Box<dyn BlockDevice>,
     /// Whether a request for zeros is faster than writing them.
     pub zeroes_fast: bool,
@@ -116,7 +116,7 @@ enum NbdStallCause {
     Short,
 }
 
-/// A connection.
+/// One client's connection, with its handshake, memory and unread losses.
 struct NbdConnection {
     number: u16,
     link: Link,
@@ -296,7 +296,7 @@ impl NbdServer {
         self.moving.as_ref().map(|moving| moving.hold_handle.clone())
     }
 
-    /// Its listener.
+    /// The socket on which the server accepts NBD clients.
     pub fn listener(&self) -> &SocketListener {
         &self.listener
     }

@@ -33,7 +33,6 @@ const LAST: u16 = 127;
 pub struct FarDeviceSource {
     /// How its host is reached.
     client: ImporterClient,
-    /// The device.
     target: DeviceTarget,
     /// Since when a program has it is now, and what exchanges it.
     now: Mutex<Option<(Instant, UsbSwap)>>,
@@ -56,7 +55,7 @@ impl FarDeviceSource {
         Self { client, target, now, taken_away, finds_another: AtomicBool::new(false) }
     }
 
-    /// The device.
+    /// The host and the device that this source opens.
     pub fn target(&self) -> &DeviceTarget {
         &self.target
     }

@@ -24,7 +24,7 @@ pub enum RunError {
     Program {
         /// As a shell says it: 127 if there is none, 126 if it is none.
         code: u8,
-        /// Why.
+        /// The reason, for people.
         why: String,
     },
 }

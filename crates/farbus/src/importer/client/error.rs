@@ -83,7 +83,7 @@ pub enum ClientError {
     },
     /// The device does not do what was asked of it.
     Device {
-        /// The device.
+        /// The host and the device that were asked for.
         target: DeviceTarget,
         /// What is wrong with it.
         what: String,

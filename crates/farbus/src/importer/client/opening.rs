@@ -163,7 +163,7 @@ impl ImporterClient {
         }
     }
 
-    /// The same; it opens a target again only if the device is there that it was.
+    /// This client, which opens a target again only if the device that it had before is there.
     #[must_use]
     pub fn remembering(self, remembered: RememberedDevice) -> Self {
         Self { remembered: Some(remembered), ..self }

@@ -62,7 +62,7 @@ impl RememberedDevice {
         Self { target: target.clone(), by, follow, memory: Arc::default() }
     }
 
-    /// The same, with these followed in its port.
+    /// This device, for which the other devices that `follow` names are taken when they are in its port.
     #[must_use]
     pub fn following(self, follow: &FollowPolicy) -> Self {
         Self { follow: Some(follow.clone()), ..self }

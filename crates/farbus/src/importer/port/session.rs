@@ -39,7 +39,7 @@ pub enum PortWatchOutcome {
     Linked(Link),
     /// It has no link, and a new one is being made.
     Unlinked,
-    /// It ended.
+    /// The attachment ended, for this reason; the session is over.
     Ended(AttachmentEndNotice),
 }
 

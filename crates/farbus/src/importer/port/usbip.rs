@@ -28,7 +28,7 @@ impl HoldingLink {
         Self(link)
     }
 
-    /// As [`give_back`].
+    /// Gives the device back and waits until its exporter has released it; later requests fail. See [`give_back`].
     pub fn give_back(&self) {
         give_back(&self.0);
     }

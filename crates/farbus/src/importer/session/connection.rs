@@ -51,7 +51,7 @@ const PAST_MAX: Duration = Duration::from_secs(600);
 
 /// What a session from another process needs to continue: links, and its device's modules.
 pub struct SessionResumption {
-    /// Makes links.
+    /// Opens a new link to the exporter; called for each link that the session needs.
     pub dial: DialCallback,
     /// The modules, if there are any.
     pub through: Option<RequestedModules>,
@@ -236,7 +236,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         Ok(linked)
     }
 
-    /// The device.
+    /// The far device, to read its state.
     pub fn remote(&self) -> &A {
         self.remote.inner()
     }
@@ -251,7 +251,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         self.remote.is_movable()
     }
 
-    /// Its clock.
+    /// The clock that the session's times are measured with.
     pub fn clock(&self) -> BoottimeClock {
         self.clock
     }

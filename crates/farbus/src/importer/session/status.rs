@@ -27,7 +27,7 @@ pub struct SessionStatus(SessionStatusSource);
 
 #[derive(Clone, Debug)]
 enum SessionStatusSource {
-    /// This session's.
+    /// The status of one session, whatever becomes of its attachment.
     Session(Arc<SessionStatusInner>),
     /// That of whichever session an attachment has now.
     Attachment(Arc<Mutex<Arc<SessionStatusInner>>>),

@@ -25,9 +25,9 @@ use farbus_modules::{
 /// How long a program may take for one turn: far longer than a working one takes, and less than the 5 s and more that
 /// drivers wait.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The verbs of the two processes behind a module: the one that ends the other, and the one that becomes the program.
+/// The verb of the process that ends a module's program when nobody uses the module any more.
 pub const HOST_VERB: &str = "module-host";
-/// See [`HOST_VERB`].
+/// The verb of the process that becomes a module's program.
 pub const PROGRAM_VERB: &str = "module-program";
 /// Where a program's interpreter is looked for.
 const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
