@@ -70,7 +70,7 @@ struct BenchCommandLine {
     /// Run these benchmarks only
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// The same, one at a time
+    /// Run this benchmark only; may be given several times
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Shorter slices, five rounds, fewer URBs

@@ -38,7 +38,7 @@ pub fn proportional_kib(pid: u32) -> Result<u64> {
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
-/// The same of a process and those that it started, as the half of farbus without rights.
+/// The memory (PSS, KiB) of a process and of those that it started, as the half of farbus without rights.
 pub fn family_kib(pid: u32) -> Result<u64> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("the server is gone")?;
     let children = children.split_whitespace().filter_map(|child| child.parse().ok());

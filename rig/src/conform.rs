@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 pub struct ConformSubject {
     /// The name of its file.
     pub name: &'static str,
-    /// Its column.
+    /// The heading of its column in the tables.
     pub title: &'static str,
     /// `exporter`, `importer` or `session`.
     role: &'static str,

@@ -32,7 +32,7 @@ pub enum RigError {
     },
     /// A host file does not have its expected format.
     Format {
-        /// The file.
+        /// The path of the host file.
         path: PathBuf,
         /// The rule it breaks.
         rule: &'static str,

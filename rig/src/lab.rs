@@ -234,7 +234,7 @@ impl CaseEnvironment<'_> {
         self.farbus()?.share(what)
     }
 
-    /// The same by another host, with a key of its own.
+    /// `farbus share` as another host, with a key of its own, ready for connections.
     pub fn share_elsewhere(&self, host: &str, what: &[String]) -> Result<ShareProcess> {
         let name = format!("{}.{host}", self.name);
         FarbusProgram::new(self.program()?, &self.scratch(&format!("run-{host}")), &self.rig.logs, &name)?.share(what)

@@ -44,7 +44,7 @@ pub struct MachineSpec<'a> {
     pub is_preemptible: bool,
     /// The clock of the machine.
     pub time: MachineClock,
-    /// Its processors.
+    /// How many processors it has.
     pub processors: u8,
     /// Additional devices, as QEMU arguments.
     pub hardware: &'a [String],

@@ -60,7 +60,7 @@ enum RigCommand {
         /// Keep what earlier runs of the rig left in this folder, too.
         #[arg(long)]
         take: Vec<PathBuf>,
-        /// The document.
+        /// The Markdown document that has the tables; it is written anew.
         document: PathBuf,
         /// Where results are kept.
         folder: PathBuf,
@@ -69,7 +69,7 @@ enum RigCommand {
     },
     /// Writes the tables of who met whom into a document, from the records that runs left.
     Interop {
-        /// The document.
+        /// The Markdown document that has the tables; it is written anew.
         document: PathBuf,
     },
 }

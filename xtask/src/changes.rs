@@ -15,7 +15,7 @@ const MAINS: [&str; 2] = ["origin/main", "main"];
 /// one count as one landing.
 const LANDING_S: i64 = 12 * 3600;
 
-/// What changed.
+/// What changed since a state that passed the gate, as far as that is known.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WorkspaceChanges {
     /// Files that differ from a commit, those that are not committed among them.

@@ -7,7 +7,7 @@ use crate::cargo::{self, cargo};
 use crate::steps::StepSuccess;
 use crate::{tidy, workspace};
 
-/// The systems.
+/// The targets of `cargo xtask portable`: systems that are not the development machine's.
 const TARGETS: [&str; 2] = ["x86_64-pc-windows-gnu", "armv7-unknown-linux-gnueabihf"];
 
 /// How long a standard library may take to be fetched, seconds.

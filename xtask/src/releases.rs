@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// Where the releases are named.
 pub const NAMED: &str = "xtask/releases.toml";
 
-/// A release.
+/// A release, as `xtask/releases.toml` names it.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Release {

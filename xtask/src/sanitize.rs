@@ -56,7 +56,7 @@ Examples:
   cargo xtask sanitize
   cargo xtask sanitize --without-miri")]
 pub struct SanitizeArgs {
-    /// Only AddressSanitizer
+    /// Run AddressSanitizer only
     #[arg(long)]
     without_miri: bool,
 }

@@ -57,8 +57,8 @@ const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 const ROUTES: (&str, &str) = ("FARBUS_ROUTES", "all");
 /// Cuts and kills of disks at several front ends at once, in one round.
 const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
-/// The same of the kernel's own front end in a virtual machine, in passes of three; and in passes of eight, under a
-/// medium that fails.
+/// Cases of the rig with faults, and how often each runs in one round: at the kernel's own front end in a virtual
+/// machine, in passes of three; and in passes of eight, under a medium that fails.
 const RIG_FAULTS: [(&str, u32); 4] =
     [("nothing-lost-uas", 100), ("durability-uas", 12), ("usbfs-in-port-often", 1), ("routes-all", 1)];
 /// How long each attacker goes on in one round, in seconds.
@@ -75,7 +75,7 @@ const ATTACHMENTS: (&str, &str) = ("FARBUS_ATTACHMENTS", "1000");
 const MEMBERS_LOST: (&str, &str) = ("FARBUS_DIRECTORY_SECONDS", "300");
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
-/// The same of daemons, data over every link included.
+/// How often daemons in a ring, and in a cube, are brought up in one round, data over every link included.
 const TOPOLOGIES: (&str, &str) = ("FARBUS_TOPOLOGIES", "100");
 /// How long a stream is carried over a long way, in real time: whatever it loses is counted.
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");

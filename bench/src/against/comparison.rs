@@ -28,7 +28,7 @@ pub enum ComparisonVerdict {
     Loss,
     /// The whole interval is more than 2 % on the right side of 1.
     Gain,
-    /// Neither.
+    /// Neither a loss nor a gain: a part of the interval is at most 2 % from 1.
     Same,
 }
 

@@ -69,7 +69,7 @@ pub enum StartGauge {
     SharedMemory,
     /// The memory of an end of a session that has carried nothing yet.
     AttachedMemory(MeasuredEnd),
-    /// The same after a load of many large and many small requests.
+    /// The memory of an end of a session after a load of many large and many small requests.
     BusyMemory(MeasuredEnd),
 }
 

@@ -103,8 +103,8 @@ fn versus(
     BenchmarkFinding::ratio(benchmark, what, ours, (peer, theirs), target).with_detail(detail).seen_in(contest)
 }
 
-/// The same disk as USB storage, Bulk-Only, through farbus's own host: one command at a time, as that protocol
-/// requires.
+/// Compares the disk with itself as USB storage, Bulk-Only, through farbus's own host: one command at a time, as that
+/// protocol requires.
 fn against_bulk_only(
     lab: &BenchmarkEnvironment,
     image: &TmpfsImage,

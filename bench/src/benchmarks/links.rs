@@ -17,7 +17,7 @@ use crate::{
 
 pub const NAME: &str = "links";
 const ROUND_TRIP_MS: u32 = 50;
-/// In thousandths.
+/// The parts of all packets that are lost, in thousandths.
 const LOSSES: [u32; 3] = [0, 1, 10];
 const LINKS: [u16; 4] = [1, 2, 4, 8];
 const BYTES: usize = 64 * 1024;

@@ -29,7 +29,7 @@ const IDLE_PERCENT_MAX: f64 = 1.0;
 const RESTART_S_MAX: f64 = 5.0;
 /// So many busy disks together move at least this share of what [`FEW`] move.
 const BUSY_SHARE_MIN: f64 = 0.8;
-/// Busy disks.
+/// How many disks are busy at a time.
 const MANY: usize = 200;
 /// Busy disks that are enough to keep this machine busy.
 const FEW: usize = 8;

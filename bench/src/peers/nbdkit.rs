@@ -33,7 +33,7 @@ const INFO_EXPORT: u16 = 0;
 /// FIXED_NEWSTYLE and NO_ZEROES.
 const CLIENT_FLAGS: u32 = 0b11;
 
-/// The operation.
+/// What a block request does, with its number in NBD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockVerb {
     Read = 0,
@@ -56,7 +56,7 @@ pub struct NbdPeer {
 }
 
 impl NbdPeer {
-    /// `nbdkit memory`.
+    /// Starts `nbdkit memory`: a disk of so many bytes.
     pub fn nbdkit(bytes: u64, placement: CpuPlacement) -> Result<Self> {
         Self::nbdkit_with(&["memory", &bytes.to_string()], placement)
     }

@@ -40,7 +40,7 @@ use farbus::{
 use super::{listen::ANY_LOOPBACK_PORT, nbdkit::BlockVerb};
 use crate::{load::LoadTally, usbip::UsbipDirection};
 
-/// The same size as the disks for comparison.
+/// Bytes of a disk: as many as the disks have that it is compared with.
 const DISK_BYTES: u64 = 256 << 20;
 /// The sessions' grace period; no second link comes here.
 const GRACE: Duration = Duration::from_secs(1);
@@ -218,7 +218,7 @@ impl RemoteSessionDisk {
         Ok(done)
     }
 
-    /// Reads bytes.
+    /// Reads `to.len()` bytes at `offset`, and waits for them.
     pub fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
         let done = self.ask(BlockRequest::read(BlockId(0), offset, to.len() as u32))?;
         to.copy_from_slice(&done.payload.contiguous());
@@ -226,7 +226,7 @@ impl RemoteSessionDisk {
         Ok(())
     }
 
-    /// Writes bytes.
+    /// Writes `from` at `offset`, and waits for the answer; not durable until [`Self::flush`].
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
         self.ask(BlockRequest::write(BlockId(0), offset, from.to_vec().into())).map(drop)
     }
@@ -374,7 +374,7 @@ pub fn source_sink(address: SocketAddr) -> Result<UsbLoad<SessionPort>> {
 pub enum ProbeTransfer {
     /// A report of an interrupt endpoint.
     Interrupt,
-    /// A descriptor.
+    /// A descriptor, read over the control pipe.
     Control,
 }
 

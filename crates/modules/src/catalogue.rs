@@ -53,7 +53,7 @@ impl ModuleCatalogue {
         self.makers.iter().map(|maker| maker.manifest())
     }
 
-    /// All modules.
+    /// The makers of all modules, in the order in which they were added. No two have the same name.
     pub fn makers(&self) -> &[Arc<dyn ModuleMaker>] {
         &self.makers
     }

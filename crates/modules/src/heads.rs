@@ -3,11 +3,11 @@
 
 use farbus_model::Payload;
 
-/// Transfer types of USB requests, as in `bmAttributes`.
+/// The transfer type of control requests, as in `bmAttributes` (USB 2.0, table 9-13).
 pub const CONTROL: u8 = 0;
-/// See [`CONTROL`].
+/// The transfer type of isochronous requests (USB 2.0, table 9-13).
 pub const ISOCHRONOUS: u8 = 1;
-/// See [`CONTROL`].
+/// The transfer type of interrupt requests (USB 2.0, table 9-13).
 pub const INTERRUPT: u8 = 3;
 
 const RESET: u8 = 1 << 5;
@@ -138,7 +138,7 @@ impl UsbRequest {
 pub struct UsbReply {
     /// The protocol's number of its status.
     pub status: u8,
-    /// Bytes moved.
+    /// How many bytes the device sent or took; never more than the request's `length`.
     pub actual: u32,
     /// Isochronous: the frame it started in.
     pub start_frame: u32,
@@ -202,7 +202,7 @@ pub struct BlockRequestHead {
     pub op: u8,
     /// 1: durable before it is answered.
     pub flags: u8,
-    /// Bytes.
+    /// The length of the range, bytes; 0 for a flush.
     pub length: u32,
     /// The start of the range, bytes.
     pub offset: u64,

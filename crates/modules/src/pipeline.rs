@@ -122,7 +122,7 @@ impl ModulePipeline {
         }
     }
 
-    /// Their names.
+    /// The names of its halves, in order; the last is next to the link.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.halves.iter().map(|location| location.name.as_str())
     }

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct ModuleRefusal {
     /// Name of the module that was refused.
     pub module: String,
-    /// The reason.
+    /// Why it was refused.
     pub mismatch: ModuleMismatch,
 }
 
@@ -61,12 +61,12 @@ pub enum ModuleMismatch {
     Processor {
         /// What they take for each byte, nanoseconds.
         ns_per_byte: u64,
-        /// The limit.
+        /// What an importer's modules may take for each byte, nanoseconds.
         limit_ns_per_byte: u32,
     },
     /// There are too many modules.
     TooMany {
-        /// The maximum.
+        /// How many modules an attachment may have.
         max: usize,
     },
 }

@@ -42,7 +42,7 @@ impl fmt::Display for ModuleSpec {
     }
 }
 
-/// `key=value,key=value`.
+/// Parses `key=value,key=value`. Empty parts are left out; a part without `=` is an error.
 fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     let pair = |word: &str| {
         let (name, value) = word.split_once('=').ok_or_else(|| format!("'{word}' is no NAME=VALUE"))?;
@@ -158,7 +158,7 @@ impl ModuleSettings {
         }
     }
 
-    /// A duration.
+    /// A setting that is a duration.
     pub fn span(&self, name: &str) -> Duration {
         match self.values.get(name) {
             Some(ParameterValue::Span(span)) => *span,
@@ -166,7 +166,7 @@ impl ModuleSettings {
         }
     }
 
-    /// A text.
+    /// A setting that is a text or a word.
     pub fn text(&self, name: &str) -> &str {
         match self.values.get(name) {
             Some(ParameterValue::Text(text)) => text,

@@ -10,7 +10,7 @@ use farbus_io_net::trust::is_shown;
 /// Characters of a string in an escape sequence (OSC, DCS and others) that are left out; then it counts as text, so
 /// that a port that begins one and does not end it is not silent for ever.
 const STRING_CHARS_MAX: usize = 1024;
-/// The same of any other escape sequence.
+/// Characters of any other escape sequence that are left out; then it counts as text.
 const SEQUENCE_CHARS_MAX: usize = 64;
 
 const BELL: char = '\u{7}';

@@ -10,7 +10,7 @@ pub struct RigCase {
     pub name: &'static str,
     /// What it proves, in one line.
     pub purpose: &'static str,
-    /// The proof.
+    /// Runs it. Returns what it found, in a line; an error if the claim does not hold.
     pub run: fn(&CaseEnvironment) -> Result<String>,
 }
 

@@ -17,7 +17,7 @@ const REQUIREMENTS: &str = include_str!("../../peers/requirements.txt");
 /// The package, ready to be imported.
 pub struct PythonPackage {
     wheel: PathBuf,
-    /// Its version.
+    /// The version of the package, as PyPI has it.
     pub version: &'static str,
 }
 

@@ -21,7 +21,7 @@ const GROUPS: &str = "root:x:0:\nfarbus:x:65520:\n";
 
 /// The static programs that the image has.
 pub struct ImagePrograms {
-    /// The product.
+    /// The program `farbus`.
     pub farbus: PathBuf,
     /// The conformance kit, which `farbus conform` starts.
     pub conform: PathBuf,

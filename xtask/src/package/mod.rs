@@ -204,7 +204,7 @@ fn programs(
     Ok(tree::InstalledPrograms { architecture, farbus, conform, bench })
 }
 
-/// The same package with a later version: what an upgrade installs.
+/// Makes a package of these programs with a later version: what an upgrade installs.
 fn later(work: &Path, programs: &tree::InstalledPrograms) -> Result<PathBuf, String> {
     let work = work.join("later");
     tree::folder_of_mode(&work, 0o755)?;

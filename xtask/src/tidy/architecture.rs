@@ -46,7 +46,7 @@ pub struct ArchitectureRules {
 pub struct RetiredNames {
     /// Words of any identifier, in lower case.
     pub words: BTreeMap<String, String>,
-    /// Whole identifiers.
+    /// Whole identifiers, each with what to write in its place.
     pub names: BTreeMap<String, String>,
 }
 

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// One file.
+/// A parsed file of Rust code.
 #[derive(Debug)]
 pub struct SourceFile {
     /// Relative to the workspace.

@@ -18,15 +18,15 @@ use farbus_model::module::{ModuleDeviceClass, ModuleMessage, ModuleMessageKind};
 pub use self::seen::SeenTransfer;
 use crate::heads::{BlockRequestHead, IsoPacketHead, UsbRequest, word};
 
-/// LINKTYPE_USB_LINUX_MMAPPED.
+/// The link type of USB requests in usbmon's format: LINKTYPE_USB_LINUX_MMAPPED of the pcap link types.
 pub const USB: u16 = 220;
-/// LINKTYPE_IPV4.
+/// The link type of IPv4 packets, which carry NBD: LINKTYPE_IPV4 of the pcap link types.
 pub const IPV4: u16 = 228;
-/// LINKTYPE_USER0.
+/// The link type of what farbus alone reads: LINKTYPE_USER0 of the pcap link types.
 pub const USER: u16 = 147;
 /// The interface of the class's own link type; the other interface has link type [`USER`].
 pub const OWN: u32 = 0;
-/// See [`OWN`].
+/// The interface with link type [`USER`], for what the class's own link type has no format for.
 pub const BESIDE: u32 = 1;
 
 /// Bytes of data in one packet: Wireshark accepts 256 KiB; the rest follows in packets of its own ([`REST`]).
@@ -154,7 +154,7 @@ impl RecordedRequest {
 /// A request and its answer in a recording.
 #[derive(Clone, Debug)]
 pub struct RecordedExchange {
-    /// The request.
+    /// The request's head, parsed.
     pub request: RecordedRequest,
     /// The data that was sent with it.
     pub sent: Vec<u8>,
@@ -167,7 +167,7 @@ pub struct RecordedExchange {
 /// A parsed recording, in the order of its requests.
 #[derive(Debug, Default)]
 pub struct ParsedRecording {
-    /// The requests.
+    /// The requests, each with its answer if the recording has one.
     pub exchanges: Vec<RecordedExchange>,
     /// Requests without an answer yet, by their numbers in the recording.
     open: BTreeMap<u64, usize>,

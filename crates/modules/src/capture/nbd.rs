@@ -81,18 +81,18 @@ impl TcpSequenceNumbers {
 
 /// An entry of a recording.
 pub enum NbdRecord {
-    /// A request.
+    /// A request that the front end made.
     Asked {
         /// Its number in the recording.
         id: u64,
-        /// The request.
+        /// Its operation and its range.
         head: BlockRequestHead,
         /// The data to write.
         sent: Vec<u8>,
     },
-    /// An answer.
+    /// The answer to an earlier request.
     Answered {
-        /// Its number.
+        /// The request's number in the recording.
         id: u64,
         /// Its outcome, in the format of the class.
         head: Payload,

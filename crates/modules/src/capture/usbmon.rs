@@ -119,18 +119,18 @@ pub fn seen(transfer: &SeenTransfer<'_>, captured: usize) -> Vec<u8> {
 
 /// An entry of a recording.
 pub enum UsbmonRecord {
-    /// A request.
+    /// A request that the front end made.
     Asked {
         /// Its number in the recording.
         id: u64,
-        /// The request.
+        /// The request's head, parsed.
         request: UsbRequest,
         /// The data that is sent.
         sent: Vec<u8>,
     },
-    /// An answer.
+    /// The answer to an earlier request.
     Answered {
-        /// Its number.
+        /// The request's number in the recording.
         id: u64,
         /// Its outcome, in the format of the class.
         head: Payload,

@@ -48,11 +48,11 @@ pub struct PageAction {
 pub enum CommandLifetime {
     /// Seconds: its end is waited for.
     Briefly,
-    /// The same, and it prints one JSON object a line: its answer is a list of them.
+    /// Seconds: its end is waited for. It prints one JSON object a line, and the answer is a list of them.
     BrieflyInLines,
     /// Until it is done, which may take hours.
     Long,
-    /// The same, and the processes tell how far a swap of this device is.
+    /// Until it is done, which may take hours; the processes say how far a swap of this device is.
     Swap,
     /// Until it is stopped; what it prints is kept as a recording.
     Recording,
@@ -689,7 +689,7 @@ impl PageAction {
 }
 
 impl ActionParameter {
-    /// The same, in this group of its form.
+    /// Puts the parameter into this group of the action's form.
     const fn about(mut self, group: &'static str) -> Self {
         self.group = Some(group);
         self

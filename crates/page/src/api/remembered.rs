@@ -32,7 +32,7 @@ pub const CONSOLES_MAX: usize = RECORDINGS_MAX;
 /// Recordings that are kept of one caller that is an owner, and of all of them.
 const RECORDINGS_OF_OWNER_MAX: usize = 4;
 const RECORDINGS_OF_OWNERS_MAX: usize = 8;
-/// The same of one caller that is no owner, and of all of them.
+/// Recordings that are kept of one caller that is no owner, and of all such callers together.
 const RECORDINGS_OF_OTHER_MAX: usize = 2;
 const RECORDINGS_OF_OTHERS_MAX: usize = RECORDINGS_MAX - RECORDINGS_OF_OWNERS_MAX;
 /// Streams that one caller that is no owner looks at, at a time.
@@ -145,7 +145,7 @@ impl OperationTable {
         self.all.iter().find(|remembered| remembered.operation.id == id)
     }
 
-    /// The same, to be changed.
+    /// The operation with this number, to be changed; `None`: it is not remembered.
     pub fn find_mut(&mut self, id: u64) -> Option<&mut RememberedOperation> {
         self.all.iter_mut().find(|remembered| remembered.operation.id == id)
     }

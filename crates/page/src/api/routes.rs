@@ -14,7 +14,7 @@ pub const OPERATIONS_AT: &str = "/api/v1/operations/";
 pub const ENTER_AT: &str = "/api/v1/enter";
 /// Where devices are shown: the number of their process follows.
 const DEVICE_AT: &str = "/device/";
-/// Where their latency is: the same follows.
+/// Where their latency is: the number of their process follows.
 const LATENCY_AT: &str = "/api/v1/latency/";
 /// Where forms of the page are posted to: the name of their action follows, or `stop/` and the number of an operation.
 pub const FORMS_AT: &str = "/do/";
@@ -32,7 +32,7 @@ pub enum PageEndpoint {
     EnterPage,
     /// The script of that.
     EnterScript,
-    /// Its style.
+    /// The style of the page on which a browser of another machine shows its code.
     EnterStyle,
     /// Takes the code.
     Enter,
@@ -108,7 +108,7 @@ pub enum PageEndpoint {
     Stop,
     /// What an operation has recorded; its number is the last part but one.
     Recording,
-    /// The same as text, the latest of it; its number is the last part but one.
+    /// The latest of what an operation has recorded, as text; its number is the last part but one.
     RecordedText,
     /// The newest picture of a stream; the number of its operation is the last part but one.
     NewestPicture,

@@ -4,7 +4,7 @@ use farbus_io_net::trust::PageScope;
 use schemars::generate::SchemaGenerator;
 use schemars::{Schema, json_schema};
 
-/// A [`PageScope`].
+/// The JSON schema of a [`PageScope`]: a string, one of three words.
 pub fn scope(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": [PageScope::Read, PageScope::Observe, PageScope::Own] })
 }

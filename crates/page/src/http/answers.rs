@@ -45,7 +45,7 @@ pub struct DeviceLine<'a> {
 /// Devices of the processes of this user.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Devices<'a> {
-    /// The devices.
+    /// The devices, each with its process and the actions that are offered for it.
     devices: Vec<DeviceLine<'a>>,
     /// How many more there are.
     left_out: usize,
@@ -56,7 +56,7 @@ pub struct Devices<'a> {
 /// A page of the devices of all hosts.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct LabDevices<'a> {
-    /// The devices.
+    /// The devices of this page of the list.
     #[schemars(with = "Vec<LabRow>")]
     devices: Vec<Value>,
     /// The number of the page, from 1.
@@ -105,7 +105,7 @@ pub struct Hosts<'a> {
 /// The table of actions.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Actions {
-    /// The actions.
+    /// All actions of the page, each with its parameters.
     actions: Vec<ActionDescription>,
 }
 

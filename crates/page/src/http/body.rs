@@ -25,7 +25,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 pub enum ResponseBody {
     /// Bytes, until they are taken.
     Whole(Option<Bytes>),
-    /// Events.
+    /// Events, each sent as it comes, until the client leaves or the page ends.
     Events(EventStream),
 }
 

@@ -32,7 +32,7 @@ impl PageOrigin {
         Self { port: Some(port), names: Some(names) }
     }
 
-    /// The same for a client that has reached this address of the machine.
+    /// Adds the address of the machine that the client has reached to the page's names, if the page is remote.
     pub fn reached_at(mut self, address: IpAddr) -> Self {
         let text = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
         self.names.iter_mut().for_each(|names| names.push(text.clone()));

@@ -17,7 +17,7 @@ impl AsRef<[u8]> for BudgetedBytes {
     }
 }
 
-/// The same bytes, which take room, in KiB, until nobody has them any more; `None`: there is none.
+/// Takes room for these bytes, in whole KiB, until the last reference to them is dropped; `None`: too little is left.
 pub fn within(bytes: Bytes, room: &Arc<Semaphore>) -> Option<Bytes> {
     let kib = u32::try_from(bytes.len().div_ceil(1 << 10)).unwrap_or(u32::MAX);
     let permit = Arc::clone(room).try_acquire_many_owned(kib).ok()?;

@@ -104,7 +104,7 @@ pub struct LabDevice {
     pub name: String,
     /// What it is, in words.
     pub title: String,
-    /// `vendor:product`.
+    /// `vendor:product`, hexadecimal, as its host says it.
     pub ids: String,
     /// The classes of its interfaces, in words.
     pub interfaces: Vec<String>,
@@ -139,7 +139,7 @@ pub struct LabDevice {
 #[schemars(rename = "Queued")]
 #[serde(default)]
 pub struct LabQueued {
-    /// The host.
+    /// The name of the host that waits.
     pub host: String,
     /// The priority of its request, 0 to 9.
     pub priority: u8,
@@ -150,7 +150,7 @@ pub struct LabQueued {
 #[schemars(rename = "Booked")]
 #[serde(default)]
 pub struct LabBooked {
-    /// The host.
+    /// The name of the host that booked the device.
     pub host: String,
     /// When it begins: RFC 3339, UTC.
     pub from: String,

@@ -30,7 +30,7 @@ pub struct On {
 /// What is drawn of an operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrawnOperation {
-    /// Its number.
+    /// Its number on this page, the one of `/api/v1/operations/{id}`.
     pub id: u64,
     /// The name of the action.
     pub action: String,
@@ -74,7 +74,7 @@ pub struct DrawnProgress {
     pub pictures: u64,
     /// The width of the last one, pixels.
     pub width: u64,
-    /// Its height.
+    /// The height of the last one, pixels.
     pub height: u64,
     /// How many come in a second.
     pub per_second: f64,

@@ -19,7 +19,7 @@ pub struct ProcessStatuses {
     pub version: u64,
     /// When they were asked, microseconds since the page began.
     pub asked_us: u64,
-    /// The answers.
+    /// What each process answered; without those that gave no status.
     pub processes: Vec<ProcessStatus>,
     /// How many processes gave no status.
     pub silent: usize,
@@ -50,7 +50,7 @@ pub struct CombinedStatus {
     /// Greater with each time that they were asked; 0: they were not.
     pub version: u64,
     asked_us: u64,
-    /// The answers.
+    /// What each process answered; without those that gave no status.
     pub processes: Vec<ProcessStatus>,
     /// How many processes gave no status.
     pub silent: usize,

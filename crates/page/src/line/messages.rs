@@ -85,7 +85,7 @@ pub enum ConfinedMessage {
     },
     /// Nobody needs what was followed under this number any more.
     Unfollow {
-        /// The number.
+        /// The number that [`PageQuestion::Follow`] gave.
         follow: u64,
     },
 }
@@ -99,7 +99,7 @@ pub enum StatusExtent {
     Processes,
     /// What is known of other hosts, too.
     Lab,
-    /// The same, once these hosts have answered a short while ago.
+    /// What is known of other hosts, too; it waits for hosts that have not answered in the last 90 s, but not for long.
     Answered,
 }
 
@@ -168,7 +168,7 @@ pub enum PageQuestion {
         /// The number that the operation was given when it began.
         id: u64,
     },
-    /// The same as text, the latest of it.
+    /// The latest of what one of them has recorded, as text.
     RecordedText {
         /// The number that the operation was given when it began.
         id: u64,

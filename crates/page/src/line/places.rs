@@ -91,7 +91,7 @@ impl QuestionSlots {
         Some(QuestionSlot { _of_one: of_one, _of_all: of_all })
     }
 
-    /// The same, if there is one now.
+    /// A place for a question of a client with this scope, without waiting; `None`: all are taken, or the page ends.
     pub fn try_take(&self, by: &ClientCredentials, scope: Option<PageScope>) -> Option<QuestionSlot> {
         let of_one = self.of_one(by).try_acquire_owned().ok()?;
         let of_all = self.of_all(scope).try_acquire_owned().ok()?;

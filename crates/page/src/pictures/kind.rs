@@ -8,9 +8,9 @@ pub const PIXELS_MAX: u32 = 16 << 20;
 /// The format of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PictureFormat {
-    /// ISO/IEC 15948.
+    /// A PNG picture (ISO/IEC 15948).
     Png,
-    /// ITU-T T.81.
+    /// A JPEG picture (ITU-T T.81).
     Jpeg,
 }
 

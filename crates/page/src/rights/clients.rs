@@ -29,13 +29,13 @@ const OTHERS_MAX: usize = 16;
 pub const OF_OTHERS_MAX: usize = 2 * OTHERS_MAX;
 /// Strangers at a time: each has a handshake under way, or one request.
 pub const STRANGERS_MAX: usize = 64;
-/// The same from one network.
+/// Strangers at a time from one network.
 const STRANGERS_OF_NETWORK_MAX: usize = 16;
 /// Strangers that were told to end and have not yet.
 const ENDING_MAX: usize = 32;
 /// Connections of browsers that were let in: as many as the owner's programs have.
 pub const LET_IN_MAX: usize = CONNECTIONS_MAX;
-/// The same of one token.
+/// Connections at a time of browsers that one token let in.
 const OF_TOKEN_MAX: usize = 64;
 /// Connections of other machines at a time.
 pub const REMOTE_MAX: usize = STRANGERS_MAX + ENDING_MAX + LET_IN_MAX;

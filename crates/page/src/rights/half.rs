@@ -69,7 +69,7 @@ const WHY_CHARS_MAX: usize = 200;
 pub struct PageServices {
     /// Asks the processes of this user.
     pub asker: StatusPoller,
-    /// The events.
+    /// The events of this user's processes, numbered.
     pub journal: EventJournal,
     /// What was begun.
     pub operations: OperationRegistry,

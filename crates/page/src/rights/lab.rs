@@ -24,7 +24,7 @@ use crate::rights::locking::lock;
 /// How often hosts are asked while somebody looks, and how often those whose daemon follows the directory.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 const LOOK_EVERY_BESIDE_DIRECTORY: Duration = Duration::from_secs(60);
-/// The same after something was done here.
+/// How soon hosts are asked again after an action changed something at them.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// Bytes that one look may bring.
 const LOOK_BYTES_MAX: u64 = 32 << 20;

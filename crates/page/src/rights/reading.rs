@@ -83,7 +83,7 @@ pub fn tokens() -> Result<PageTokenList, StateError> {
 /// This host, and those that are paired with it.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OwnHost {
-    /// Its name.
+    /// The name of this host.
     name: String,
     /// The version of its farbus.
     farbus: &'static str,
@@ -150,7 +150,7 @@ struct AuditLine {
     /// Its key, if it showed one.
     #[serde(skip_serializing_if = "Option::is_none")]
     fingerprint: Option<String>,
-    /// Its address.
+    /// The peer's address, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
     /// The device's name.

@@ -10,7 +10,7 @@ use crate::view::text::theirs;
 /// have thousands of settings.
 const ENTRIES_MAX: usize = 64;
 
-/// The tree.
+/// Draws a device's descriptors as nested lists of at most [`ENTRIES_MAX`] entries each.
 pub fn tree(descriptors: &DescriptorTree) -> Markup {
     let DescriptorTree { manufacturer, product, serial, .. } = descriptors;
     html! {

@@ -87,7 +87,7 @@ impl DeviceLocator {
         }
     }
 
-    /// The same for somebody who may do no more than this.
+    /// Sets what the reader may do; the view leaves out the forms of what it may not.
     #[must_use]
     pub fn for_scope(self, may: PageScope) -> Self {
         Self { may, ..self }
@@ -103,7 +103,7 @@ impl DeviceLocator {
         self.find(status).map_or(self.pid, |(process, _)| process.pid)
     }
 
-    /// Its name.
+    /// The device's name at its process.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -195,8 +195,7 @@ fn section(id: &str, heading: &str, content: &Markup) -> Markup {
     numbered_section(id, heading, content, None, &[])
 }
 
-/// The same with what the script follows: a number, and the rates that it draws: of each line `NAME:IN:OUT`, bytes a
-/// second.
+/// A [`section`] with a number and rates that the script follows. A rate is `NAME:IN:OUT`, bytes a second.
 fn numbered_section(id: &str, heading: &str, content: &Markup, number: Option<u64>, rates: &[String]) -> Markup {
     let is_empty = content.0.is_empty();
     html! {

@@ -64,7 +64,7 @@ impl DeviceListQuery {
         Self { filter, host, state, class, page: page.saturating_sub(1), may: PageScope::Own }
     }
 
-    /// The same for somebody who may do no more than this.
+    /// Sets what the reader may do; the view leaves out the forms of what it may not.
     #[must_use]
     pub fn for_scope(self, may: PageScope) -> Self {
         Self { may, ..self }
@@ -260,7 +260,7 @@ mod tests {
     /// Bytes of a page of devices whose texts are of usual length, and elements of it.
     const PAGE_BYTES_MAX: usize = 100 << 10;
     const PAGE_ELEMENTS_MAX: usize = 3000;
-    /// The same of devices of other hosts, whose rows have a button each.
+    /// Bytes of a page with devices of other hosts, whose rows have a button each.
     const LAB_PAGE_BYTES_MAX: usize = 150 << 10;
     /// Bytes of a page on which every text is as long as it can be and every character is escaped.
     const HOSTILE_PAGE_BYTES_MAX: usize = 2 << 20;

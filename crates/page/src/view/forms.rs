@@ -32,7 +32,7 @@ pub struct ShareableDevice {
     pub share_as: String,
     /// Manufacturer and product.
     pub title: String,
-    /// `vendor:product`.
+    /// `vendor:product`, hexadecimal, four digits each.
     pub ids: String,
     /// Why it cannot be shared, if it cannot.
     pub why_not: Option<String>,
@@ -51,7 +51,7 @@ pub struct ViewReader<'r> {
 pub struct ActionForm<'f> {
     /// What it does.
     pub action: &'static PageAction,
-    /// The same, a few words.
+    /// What it does, in a few words: the form's heading.
     pub what: &'f str,
     /// Parameters that are known, and not typed.
     pub known: &'f Map<String, Value>,

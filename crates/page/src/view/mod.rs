@@ -62,7 +62,7 @@ impl PageView {
         }
     }
 
-    /// The same for somebody who may do no more than this.
+    /// Sets what the reader may do; the view leaves out the forms of what it may not.
     #[must_use]
     pub fn for_scope(self, may: PageScope) -> Self {
         match self {

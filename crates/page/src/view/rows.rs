@@ -37,7 +37,7 @@ pub const CLASSES: [(&str, &str); 7] = [
 pub enum DeviceRow<'a> {
     /// A device that a process of this user shares or has attached.
     Own {
-        /// The process.
+        /// The process that shares the device or has attached it.
         process: &'a ProcessStatus,
         /// The device, as that says it.
         device: &'a ProcessDevice,

@@ -32,7 +32,7 @@ struct QemuHardware {
     controllers: &'static [&'static str],
     /// High speed and above.
     fast: &'static [(&'static str, &'static str)],
-    /// Full speed.
+    /// The bus of devices of full speed, as a QEMU property.
     slow: &'static str,
     /// The least part of a tone that has to sound. When a busy machine is late, QEMU's OHCI skips frames and their
     /// data.
