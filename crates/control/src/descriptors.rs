@@ -21,7 +21,7 @@ pub struct DescriptorTree {
     pub class: String,
     /// `idVendor` and `idProduct`, hexadecimal: `0525:a4a0`.
     pub ids: String,
-    /// `bMaxPacketSize0`, bytes.
+    /// `bMaxPacketSize0`: the most bytes of one packet of the control pipe.
     pub packet_bytes_max: u32,
     /// `iManufacturer`, if the device says it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +41,7 @@ pub struct DescriptorTree {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct ConfigurationTree {
-    /// `bConfigurationValue`.
+    /// `bConfigurationValue`: the number that SET_CONFIGURATION takes.
     pub value: u8,
     /// What it draws from the bus at most, mA.
     pub current_ma: u32,
@@ -56,9 +56,9 @@ pub struct ConfigurationTree {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct InterfaceTree {
-    /// `bInterfaceNumber`.
+    /// `bInterfaceNumber`, from 0 in each configuration.
     pub number: u8,
-    /// `bAlternateSetting`.
+    /// `bAlternateSetting`, from 0 in each interface: the number that SET_INTERFACE takes.
     pub alternate: u8,
     /// Class, subclass and protocol, hexadecimal: `08/06/50`.
     pub class: String,

@@ -37,7 +37,7 @@ pub struct DeviceStatus {
     pub title: String,
     /// The speed, in words.
     pub speed: String,
-    /// `vendor:product`, hexadecimal.
+    /// `vendor:product`, hexadecimal, four digits each: `0525:a4a0`.
     pub ids: String,
     /// What the USB ID Repository calls the vendor; absent where it does not know it. `title` has the device's own
     /// strings, which come first.
@@ -177,7 +177,7 @@ pub struct UserStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct WaitingStatus {
-    /// The host.
+    /// The host that waits, by its name at the exporter.
     pub host: String,
     /// For how long it has been waiting, seconds.
     pub waits_s: f64,

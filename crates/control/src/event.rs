@@ -90,7 +90,7 @@ impl EventKind {
     }
 }
 
-/// One event.
+/// An event of a process, as `farbus events --json` prints it, one a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct Event {
@@ -100,7 +100,7 @@ pub struct Event {
     /// When it happened: RFC 3339, UTC, milliseconds.
     #[serde(default)]
     pub at: String,
-    /// What happened.
+    /// What happened, in a word.
     pub event: EventKind,
     /// The device: its name on this host, or `HOST:PORT/DEVICE` on another.
     #[serde(default, skip_serializing_if = "Option::is_none")]

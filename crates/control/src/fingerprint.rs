@@ -31,7 +31,7 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    /// The hash.
+    /// The SHA-256 hash of the public key.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

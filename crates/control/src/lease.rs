@@ -25,7 +25,7 @@ pub struct LeaseStatus {
     /// The priority of the request.
     #[serde(default)]
     pub priority: u8,
-    /// What for.
+    /// What the device is needed for, in the words of who leased it; absent if they gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Its fencing number.
@@ -54,7 +54,7 @@ pub struct BookedStatus {
     pub from: String,
     /// When it ends: RFC 3339, UTC, by the exporter's clock.
     pub until: String,
-    /// What for.
+    /// What the device is needed for, in the words of who booked it; absent if they gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -98,7 +98,7 @@ pub enum LeaseAct {
         /// The priority, 0 to 9; 0 is everyone's.
         #[serde(default, skip_serializing_if = "is_zero")]
         priority: u8,
-        /// What for.
+        /// What the device is needed for, as others are shown it; absent if there is nothing to say.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
         /// Whether to wait in the queue. If not, the request is refused if the device is not free.
@@ -119,7 +119,7 @@ pub enum LeaseAct {
         from_unix_ms: u64,
         /// For how long, seconds.
         for_s: u64,
-        /// What for.
+        /// What the device is needed for, as others are shown it; absent if there is nothing to say.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },

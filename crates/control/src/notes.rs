@@ -149,8 +149,8 @@ impl DeviceNotes {
         self.check_number()
     }
 
-    /// The same, with what `other` says in place of what this one says of the same. What is beyond [`LABELS_MAX`] then
-    /// is left out, and `other`'s labels come first.
+    /// These notes under those of `other`: where both say something of one thing, `other`'s is taken. `other`'s labels
+    /// come first, and what is beyond [`LABELS_MAX`] then is left out.
     #[must_use]
     pub fn overlaid_by(&self, other: &Self) -> Self {
         let mut labels = other.labels.clone();
@@ -166,7 +166,7 @@ impl DeviceNotes {
         }
     }
 
-    /// The same within its limits, and without what a terminal would obey: another host wrote these texts.
+    /// These notes cut to their limits, and without what a terminal would obey: another host wrote these texts.
     #[must_use]
     pub fn readable(&self) -> Self {
         let is_label = |(name, _): &(&String, &String)| check_label_name(name).is_ok();

@@ -36,7 +36,7 @@ pub struct PipeStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct PipeReport {
-    /// Its channel.
+    /// The number of the device's channel, as `farbus pipe --channel` takes it.
     pub channel: usize,
     /// `in` or `out`.
     pub direction: Cow<'static, str>,
@@ -49,12 +49,12 @@ pub struct PipeReport {
     pub period_ns: u64,
     /// The worst delay of a message in nanoseconds, if no promise is broken.
     pub bound_ns: u64,
-    /// The same by the paper's Equation 9, where the message wakes the user thread: one period less.
+    /// The worst delay by the paper's Equation 9, where the message wakes the user thread: `bound_ns` less one period.
     pub equation_9_ns: u64,
     /// The worst delay that occurred, from when the receiving thread had a message until the pipe's function was
     /// finished with it; outgoing, until that thread sent it.
     pub worst_ns: u64,
-    /// Its jobs.
+    /// How the jobs of its thread kept to their periods.
     pub jobs: PipeJobs,
     /// Messages that its function has read or sent.
     pub messages: u64,

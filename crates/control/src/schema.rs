@@ -28,7 +28,7 @@ pub fn plain(schema: &mut Schema) {
     }
 }
 
-/// The same for those who write the value: they may write null for what may be absent.
+/// Changes a type's schema for those who write the value: they may write null for what may be absent.
 pub fn plain_to_write(schema: &mut Schema) {
     schema.remove("default");
     if let Some(Value::String(text)) = schema.get_mut("description") {

@@ -46,7 +46,7 @@ pub struct LinkStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Readings {
-    /// Requests answered.
+    /// Requests that the device answered.
     pub urbs: u64,
     /// Bytes from the device.
     pub bytes_in: u64,
@@ -95,13 +95,13 @@ pub struct Latency {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Spread {
-    /// Median.
+    /// The median: half of them were not longer.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p50: f64,
     /// 90th percentile: nine of ten were not longer.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p90: f64,
-    /// 99th percentile.
+    /// 99th percentile: 99 of 100 were not longer.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p99: f64,
 }
@@ -142,10 +142,10 @@ pub struct Second {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct Percentiles {
-    /// Median.
+    /// The median: half of the requests took no longer.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p50: f32,
-    /// 99th percentile.
+    /// 99th percentile: 99 of 100 requests took no longer.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub p99: f32,
     /// 99.9th percentile; of fewer than a thousand requests the longest.

@@ -15,9 +15,9 @@ use crate::identity::DeviceId;
 pub struct ShareReport {
     /// The process that shares them.
     pub pid: u32,
-    /// The same, if it is a daemon.
+    /// The number of the daemon that shares them; null if another process does.
     pub daemon: Option<u32>,
-    /// The devices.
+    /// The devices that are shared.
     pub devices: Vec<SharedNow>,
     /// Where it listens.
     pub listening: Vec<ListeningPlace>,
@@ -30,11 +30,11 @@ pub struct ShareReport {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(default)]
 pub struct SharedNow {
-    /// Its name.
+    /// Its name on this host.
     pub name: String,
     /// Its bus id on the wire.
     pub bus_id: String,
-    /// `vendor:product`.
+    /// `vendor:product`, hexadecimal, four digits each.
     pub ids: String,
     /// The speed, in words.
     pub speed: String,

@@ -259,7 +259,8 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     describes(document, schema, value, true)
 }
 
-/// The same; `is_whole`: no field is missing. A value of an earlier release lacks what was added since.
+/// Whether a schema describes a value; `is_whole`: no field is missing. A value of an earlier release lacks what was
+/// added since.
 fn describes(document: &Value, schema: &Value, value: &Value, is_whole: bool) -> Result<(), String> {
     let fits = |schema: &Value, value: &Value| describes(document, schema, value, is_whole);
     if let Some(at) = schema["$ref"].as_str() {
