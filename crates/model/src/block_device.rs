@@ -118,7 +118,7 @@ pub trait BlockDevice: Send {
 /// The properties of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// Size, bytes.
+    /// Capacity of the medium, bytes; a request that ends beyond it is refused with [`StoreError::Invalid`].
     pub size_bytes: u64,
     /// Offsets and lengths of requests are multiples of this, bytes; a power of two from 1.
     pub block_bytes: u32,
@@ -196,7 +196,7 @@ impl BlockOp {
 pub struct BlockRequest {
     /// The requester's name for it.
     pub id: BlockId,
-    /// The operation.
+    /// What the device is to do with the range, or with the whole medium for a flush.
     pub op: BlockOp,
     /// The start of the range, bytes; 0 for a flush.
     pub offset: u64,
@@ -354,7 +354,7 @@ pub fn take_lost() -> Vec<BlockId> {
 pub struct BlockCompletion {
     /// The requester's name for it.
     pub id: BlockId,
-    /// The operation.
+    /// The operation of the request that this answers.
     pub op: BlockOp,
     /// The start of the range, bytes.
     pub offset: u64,

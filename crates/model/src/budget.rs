@@ -210,7 +210,7 @@ impl MemoryAccount {
         Arc::new(Self { used, devices, rooms, extra, kind, budget, process })
     }
 
-    /// Bytes held.
+    /// Bytes that the account's owner holds now.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -220,7 +220,7 @@ impl MemoryAccount {
         self.max_of(self.devices.load(Ordering::Relaxed))
     }
 
-    /// The same, if the peer used this many devices.
+    /// Bytes that may be held now, if the peer used `devices` devices.
     fn max_of(&self, devices: usize) -> usize {
         let limit = match (self.kind, devices) {
             (AccountOwner::Process, _) => self.budget.process_bytes,

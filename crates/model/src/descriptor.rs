@@ -98,25 +98,25 @@ impl DescriptorSet {
 /// The device descriptor (USB 2.0 table 9-8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceDescriptor {
-    /// `bcdUSB`.
+    /// `bcdUSB`: the USB version that the device follows, in BCD: 0x0210 is 2.1.
     pub usb_bcd: u16,
     /// Class, subclass, protocol.
     pub class: [u8; 3],
     /// `bMaxPacketSize0` as the field carries it (an exponent at SuperSpeed).
     pub max_packet_0: u8,
-    /// `idVendor`.
+    /// `idVendor`: the vendor's number, assigned by the USB-IF.
     pub vendor: u16,
-    /// `idProduct`.
+    /// `idProduct`: the product's number, assigned by the vendor.
     pub product: u16,
-    /// `bcdDevice`.
+    /// `bcdDevice`: the vendor's number of the device's release, in BCD.
     pub device_bcd: u16,
-    /// `iManufacturer`.
+    /// `iManufacturer`: the index of the manufacturer's name ([`DescriptorSet::string`]); 0 if there is none.
     pub manufacturer_string: u8,
-    /// `iProduct`.
+    /// `iProduct`: the index of the product's name ([`DescriptorSet::string`]); 0 if there is none.
     pub product_string: u8,
-    /// `iSerialNumber`.
+    /// `iSerialNumber`: the index of the serial number ([`DescriptorSet::string`]); 0 if there is none.
     pub serial_string: u8,
-    /// `bNumConfigurations`.
+    /// `bNumConfigurations`: how many configurations the device has at its current speed.
     pub configurations: u8,
 }
 
@@ -173,7 +173,7 @@ impl DeviceDescriptor {
 pub struct UsbConfiguration {
     /// The configuration descriptor and all its parts, `wTotalLength` bytes.
     pub bytes: Vec<u8>,
-    /// `bConfigurationValue`.
+    /// `bConfigurationValue`: the value by which SET_CONFIGURATION selects it; 0 selects none.
     pub value: u8,
     /// Every alternate setting of every interface, in the order of the bytes.
     pub settings: Vec<AltSetting>,
@@ -182,13 +182,13 @@ pub struct UsbConfiguration {
 /// One alternate setting of one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AltSetting {
-    /// `bInterfaceNumber`.
+    /// `bInterfaceNumber`: the number of the interface in its configuration, from 0.
     pub interface: u8,
-    /// `bAlternateSetting`.
+    /// `bAlternateSetting`: the value by which SET_INTERFACE selects it; 0 is active after SET_CONFIGURATION.
     pub alternate: u8,
     /// Class, subclass, protocol.
     pub class: [u8; 3],
-    /// `iInterface`.
+    /// `iInterface`: the index of the interface's name ([`DescriptorSet::string`]); 0 if there is none.
     pub name_string: u8,
     /// Its endpoints, without the control pipe.
     pub endpoints: Vec<EndpointDescriptor>,
@@ -199,7 +199,7 @@ pub struct AltSetting {
 pub struct EndpointDescriptor {
     /// Number and direction.
     pub address: EpAddr,
-    /// Transfer type.
+    /// The endpoint's transfer type, bits 1..0 of `bmAttributes`.
     pub kind: TransferType,
     /// Largest packet, bytes.
     pub packet_bytes_max: u16,

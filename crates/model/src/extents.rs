@@ -70,7 +70,8 @@ impl ExtentList {
         part
     }
 
-    /// The same in whole blocks: a block that is partly data is data. The range begins and ends with a block.
+    /// Widens the data to whole blocks of `block` bytes: a block that is partly data is data. The range begins and ends
+    /// with a block.
     #[must_use]
     pub fn aligned(&self, block: u64) -> Self {
         let (mut whole, mut at, mut reported) = (Self::default(), 0, 0);

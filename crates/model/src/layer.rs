@@ -43,42 +43,42 @@ pub trait BlockLayer: Send {
         act(self.inner_mut(), done)
     }
 
-    /// See [`BlockDevice::info`].
+    /// Passes the call to the inner device; see [`BlockDevice::info`].
     fn info(&self) -> &BlockInfo {
         self.inner().info()
     }
 
-    /// See [`BlockDevice::submit`].
+    /// Passes the request on by [`BlockLayer::with_inner`]; see [`BlockDevice::submit`].
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.submit(now, request, done));
     }
 
-    /// See [`BlockDevice::poll_timeout`].
+    /// Passes the call to the inner device; see [`BlockDevice::poll_timeout`].
     fn poll_timeout(&self) -> Option<Instant> {
         self.inner().poll_timeout()
     }
 
-    /// See [`BlockDevice::handle_timeout`].
+    /// Passes the call on by [`BlockLayer::with_inner`]; see [`BlockDevice::handle_timeout`].
     fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.handle_timeout(now, done));
     }
 
-    /// See [`BlockDevice::end_turn`].
+    /// Passes the call on by [`BlockLayer::with_inner`]; see [`BlockDevice::end_turn`].
     fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.end_turn(now, done));
     }
 
-    /// See [`BlockDevice::readiness`].
+    /// Passes the call to the inner device; see [`BlockDevice::readiness`].
     fn readiness(&self) -> Option<&ReadinessSource> {
         self.inner().readiness()
     }
 
-    /// See [`BlockDevice::handle_ready`].
+    /// Passes the call on by [`BlockLayer::with_inner`]; see [`BlockDevice::handle_ready`].
     fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         self.with_inner(now, done, |inner, done| inner.handle_ready(now, done));
     }
 
-    /// See [`BlockDevice::is_gone`].
+    /// Passes the call to the inner device; see [`BlockDevice::is_gone`].
     fn is_gone(&self) -> bool {
         self.inner().is_gone()
     }
@@ -96,37 +96,37 @@ pub trait BlockLayer: Send {
         self.with_inner(now, done, |inner, done| inner.command(now, command, done))
     }
 
-    /// See [`BlockDevice::epoch`].
+    /// Passes the call to the inner device; see [`BlockDevice::epoch`].
     fn epoch(&self) -> Option<u64> {
         self.inner().epoch()
     }
 
-    /// See [`BlockDevice::is_ready`].
+    /// Passes the call to the inner device; see [`BlockDevice::is_ready`].
     fn is_ready(&self) -> bool {
         self.inner().is_ready()
     }
 
-    /// See [`BlockDevice::why_gone`].
+    /// Passes the call to the inner device; see [`BlockDevice::why_gone`].
     fn why_gone(&self) -> Option<String> {
         self.inner().why_gone()
     }
 
-    /// See [`BlockDevice::state`].
+    /// Returns the inner device's state alone: a layer with state overrides this. See [`BlockDevice::state`].
     fn state(&self) -> Option<Vec<u8>> {
         self.inner().state()
     }
 
-    /// See [`BlockDevice::go_on_from`].
+    /// Restores the inner device's state alone: a layer with state overrides this. See [`BlockDevice::go_on_from`].
     fn go_on_from(&mut self, state: &[u8]) -> bool {
         self.inner_mut().go_on_from(state)
     }
 
-    /// See [`BlockDevice::save`].
+    /// Saves the inner device's state alone: a layer with state overrides this. See [`BlockDevice::save`].
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.inner_mut().save(now)
     }
 
-    /// See [`BlockDevice::leave`].
+    /// Passes the call to the inner device; see [`BlockDevice::leave`].
     fn leave(&mut self) {
         self.inner_mut().leave();
     }
@@ -240,67 +240,67 @@ pub trait DeviceLayer: Send {
         act(self.inner_mut(), done)
     }
 
-    /// See [`Device::descriptors`].
+    /// Passes the call to the inner device; see [`Device::descriptors`].
     fn descriptors(&self) -> &DescriptorSet {
         self.inner().descriptors()
     }
 
-    /// See [`Device::speed`].
+    /// Passes the call to the inner device; see [`Device::speed`].
     fn speed(&self) -> UsbSpeed {
         self.inner().speed()
     }
 
-    /// See [`Device::selection`].
+    /// Passes the call to the inner device; see [`Device::selection`].
     fn selection(&self) -> &ConfigurationSelection {
         self.inner().selection()
     }
 
-    /// See [`Device::submit`].
+    /// Passes the request on by [`DeviceLayer::with_inner`]; see [`Device::submit`].
     fn submit(&mut self, now: Instant, urb: UrbInFlight, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.submit(now, urb, done));
     }
 
-    /// See [`Device::cancel`].
+    /// Passes the call on by [`DeviceLayer::with_inner`]; see [`Device::cancel`].
     fn cancel(&mut self, now: Instant, id: UrbId, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.cancel(now, id, done));
     }
 
-    /// See [`Device::reset`].
+    /// Passes the call on by [`DeviceLayer::with_inner`]; see [`Device::reset`].
     fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.reset(now, done));
     }
 
-    /// See [`Device::poll_timeout`].
+    /// Passes the call to the inner device; see [`Device::poll_timeout`].
     fn poll_timeout(&self) -> Option<Instant> {
         self.inner().poll_timeout()
     }
 
-    /// See [`Device::handle_timeout`].
+    /// Passes the call on by [`DeviceLayer::with_inner`]; see [`Device::handle_timeout`].
     fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.handle_timeout(now, done));
     }
 
-    /// See [`Device::end_turn`].
+    /// Passes the call on by [`DeviceLayer::with_inner`]; see [`Device::end_turn`].
     fn end_turn(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.end_turn(now, done));
     }
 
-    /// See [`Device::readiness`].
+    /// Passes the call to the inner device; see [`Device::readiness`].
     fn readiness(&self) -> Option<&ReadinessSource> {
         self.inner().readiness()
     }
 
-    /// See [`Device::handle_ready`].
+    /// Passes the call on by [`DeviceLayer::with_inner`]; see [`Device::handle_ready`].
     fn handle_ready(&mut self, now: Instant, done: &mut CompletionQueue) {
         self.with_inner(now, done, |inner, done| inner.handle_ready(now, done));
     }
 
-    /// See [`Device::is_gone`].
+    /// Passes the call to the inner device; see [`Device::is_gone`].
     fn is_gone(&self) -> bool {
         self.inner().is_gone()
     }
 
-    /// See [`Device::verbs`].
+    /// Passes the call to the inner device; see [`Device::verbs`].
     fn verbs(&self) -> &'static [&'static str] {
         self.inner().verbs()
     }
@@ -318,22 +318,22 @@ pub trait DeviceLayer: Send {
         self.with_inner(now, done, |inner, done| inner.command(now, command, done))
     }
 
-    /// See [`Device::tally`].
+    /// Passes the call to the inner device; see [`Device::tally`].
     fn tally(&self) -> Option<NamedCounters> {
         self.inner().tally()
     }
 
-    /// See [`Device::save`].
+    /// Saves the inner device's state alone: a layer with state overrides this. See [`Device::save`].
     fn save(&self) -> Option<Vec<u8>> {
         self.inner().save()
     }
 
-    /// See [`Device::restore`].
+    /// Restores the inner device's state alone: a layer with state overrides this. See [`Device::restore`].
     fn restore(&mut self, selection: &ConfigurationSelection, state: &[u8]) -> bool {
         self.inner_mut().restore(selection, state)
     }
 
-    /// See [`Device::leave`].
+    /// Passes the call to the inner device; see [`Device::leave`].
     fn leave(&mut self) {
         self.inner_mut().leave();
     }

@@ -103,7 +103,7 @@ pub const FRAMES_MAX: u32 = 64;
 /// Bytes of the transfers of one device that a program has by usbfs, from their submission until they are reaped. A
 /// kernel has 16 MiB for all (`usbfs_memory_mb`), which the depth that a far device needs would use up alone.
 pub const USBFS_DEVICE_BYTES_MAX: u64 = 64 << 20;
-/// The same of all devices of a program.
+/// Bytes of the transfers of all devices that a program has by usbfs, from their submission until they are reaped.
 pub const USBFS_BYTES_MAX: u64 = 256 << 20;
 
 /// Bytes of one FUSE read or write: what Linux allows (`fs.fuse.max_pages_limit`, 256 pages).

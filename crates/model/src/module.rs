@@ -71,7 +71,7 @@ pub struct ModuleMessage {
     pub id: u64,
     /// The header of the device class (`docs/protocol.md`), or what a half above made of it.
     pub head: Payload,
-    /// Data.
+    /// The data of a request, an answer or an event; empty if it has none.
     pub payload: Payload,
 }
 
@@ -119,11 +119,11 @@ pub enum ModuleRole {
 /// What kind of device a pair serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleDeviceClass {
-    /// USB devices.
+    /// USB devices, whose messages are URBs and their completions.
     Usb,
-    /// Block devices.
+    /// Block devices, whose messages are reads, writes and the other [block operations](crate::BlockOp).
     Block,
-    /// Streams.
+    /// Streams, whose messages are frames: pictures, packets or plain bytes.
     Stream,
     /// A class that only its users know.
     Private,
@@ -303,13 +303,13 @@ pub struct ModuleManifest {
     pub summary: &'static str,
     /// The classes it serves.
     pub classes: &'static [ModuleDeviceClass],
-    /// Its parameters.
+    /// The parameters that a user may give, in the order in which lists and help show them.
     pub parameters: &'static [ModuleParameter],
     /// What it does to the data.
     pub effects: ModuleEffects,
     /// Its cost, for people: latency, memory, processor.
     pub cost: &'static str,
-    /// Its manual.
+    /// The text of `farbus module show NAME`: what the module does and how to use it.
     pub manual: &'static str,
 }
 
@@ -325,7 +325,7 @@ pub struct ModuleEffects {
 /// A parameter of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModuleParameter {
-    /// Its name.
+    /// The word before the `=`, unique in its module.
     pub name: &'static str,
     /// Which values are valid.
     pub form: ParameterFormat,
@@ -372,7 +372,7 @@ impl fmt::Display for ParameterFormat {
 pub struct ModuleOffer {
     /// The module's name.
     pub name: String,
-    /// Its version.
+    /// The version of the messages between the halves ([`ModuleManifest::version`]); both halves have the same one.
     pub version: u16,
     /// The parameters of both halves: `name=value`, separated by commas.
     pub parameters: String,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// The data of one URB. Cheap to move; has no direction.
 #[derive(Clone, Debug, Default)]
 pub enum Payload {
-    /// No data.
+    /// No data, for example of an IN request before it completes.
     #[default]
     Empty,
     /// Owned bytes, usually from a [`BufferPool`].

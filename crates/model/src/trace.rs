@@ -40,7 +40,7 @@ pub struct TraceRecord {
     pub key: u64,
     /// The endpoint's address byte.
     pub endpoint: u8,
-    /// The stage.
+    /// Where on the request path the tap was.
     pub stage: TracePoint,
     /// When the request passed it.
     pub at: Instant,

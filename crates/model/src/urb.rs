@@ -39,7 +39,7 @@ pub struct IsoPacket {
     pub offset: u32,
     /// Space (IN) or size (OUT), bytes.
     pub length: u32,
-    /// Bytes moved.
+    /// Bytes that moved, 0 to `length`; 0 before the request completes.
     pub actual: u32,
     /// How this packet ended.
     pub status: UrbStatus,
@@ -69,7 +69,7 @@ pub struct Urb {
     /// The stream number, from 1, on a bulk endpoint with streams (USB 3.2 §4.4.6.4); 0 elsewhere. USB/IP has no field
     /// for it.
     pub stream: u16,
-    /// Options.
+    /// Options of the transfer; all off by default.
     pub flags: UrbFlags,
 }
 
@@ -237,17 +237,17 @@ pub struct UrbCompletion {
     pub endpoint: EpAddr,
     /// Direction of the data.
     pub direction: TransferDirection,
-    /// Control only.
+    /// The setup packet of a control request; zeros for other transfer types.
     pub setup: SetupPacket,
     /// Bytes asked for.
     pub length: u32,
     /// How it ended.
     pub status: UrbStatus,
-    /// Bytes moved.
+    /// Bytes that moved, 0 to `length`; isochronous: the sum of its packets.
     pub actual: u32,
     /// The bytes that came IN. Isochronous: packets one behind the other, without gaps.
     pub payload: Payload,
-    /// Isochronous only.
+    /// The packets of an isochronous request with their results; empty for other transfer types.
     pub iso: Vec<IsoPacket>,
     /// Isochronous: the frame it started in.
     pub start_frame: u32,
@@ -271,7 +271,7 @@ pub enum UrbStatus {
     Overflow,
     /// The transaction failed on the bus: bit stuffing, no answer, wrong PID.
     Protocol,
-    /// Checksum error.
+    /// A packet arrived with a wrong checksum.
     Crc,
     /// Memory or controller could not keep up: data under- or overrun.
     DataRate,

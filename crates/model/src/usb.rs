@@ -5,13 +5,13 @@ use core::fmt;
 /// Bus speed of a device (USB 2.0 §4.2.1, USB 3.2 §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UsbSpeed {
-    /// 1.5 Mb/s.
+    /// Low speed, 1.5 Mb/s.
     Low,
-    /// 12 Mb/s.
+    /// Full speed, 12 Mb/s.
     Full,
-    /// 480 Mb/s.
+    /// High speed, 480 Mb/s.
     High,
-    /// 5 Gb/s.
+    /// SuperSpeed, 5 Gb/s.
     Super,
     /// 10 Gb/s and more.
     SuperPlus,
@@ -180,7 +180,7 @@ pub enum RequestRecipient {
     Interface,
     /// The endpoint in `wIndex`.
     Endpoint,
-    /// Anything else.
+    /// Another recipient (3), or a reserved value (4 to 31).
     Other,
 }
 
@@ -189,11 +189,11 @@ pub enum RequestRecipient {
 pub struct SetupPacket {
     /// Direction, kind and recipient.
     pub request_type: u8,
-    /// `bRequest`.
+    /// `bRequest`: the request's code; its meaning depends on the kind in `request_type`.
     pub request: u8,
-    /// `wValue`.
+    /// `wValue`: a parameter of the request, for example a descriptor's type and index.
     pub value: u16,
-    /// `wIndex`.
+    /// `wIndex`: a parameter of the request, often the interface or endpoint that it addresses.
     pub index: u16,
     /// `wLength`: bytes of the data stage.
     pub length: u16,
@@ -280,12 +280,12 @@ impl SetupPacket {
         }
     }
 
-    /// SET_CONFIGURATION(`value`).
+    /// Makes the request SET_CONFIGURATION (USB 2.0 §9.4.7); a `value` of 0 selects no configuration.
     pub const fn set_configuration(value: u8) -> Self {
         Self { request_type: 0, request: request::SET_CONFIGURATION, value: value as u16, index: 0, length: 0 }
     }
 
-    /// SET_INTERFACE(`interface`, `alternate`).
+    /// Makes the request SET_INTERFACE (USB 2.0 §9.4.10), which selects the setting `alternate` of an interface.
     pub const fn set_interface(interface: u8, alternate: u8) -> Self {
         Self {
             request_type: 1,

@@ -359,7 +359,7 @@ impl SendBuffer {
         }
     }
 
-    /// Bytes waiting.
+    /// Bytes that wait to be sent: headers and payloads.
     pub fn len(&self) -> usize {
         self.bytes
     }

@@ -5,7 +5,7 @@ use core::fmt;
 /// Why a peer's bytes were refused. The connection ends: after a broken frame the next one cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProtocolViolation {
-    /// The field.
+    /// The name of the refused field, for messages and logs.
     pub field: &'static str,
     /// The field's value.
     pub value: u64,

@@ -123,7 +123,7 @@ impl SnapshotWriter {
         debug_assert_eq!(self.bytes.len() - before, len);
     }
 
-    /// Writes data.
+    /// Writes the bytes of a payload, preceded by their number.
     pub fn payload(&mut self, payload: &Payload) {
         self.runs(payload.len(), payload.runs());
     }

@@ -149,7 +149,7 @@ impl World {
         if to == 0 { a.take_in(&bytes, b) } else { b.take_in(&bytes, a) }
     }
 
-    /// Delivers everything.
+    /// Exchanges bytes until nothing waits at either end or on the way.
     fn settle(&mut self) {
         while self.ends.iter().any(|end| end.lane.has_transmit()) || self.wires.iter().any(|wire| !wire.is_empty()) {
             for end in [0, 1] {

@@ -132,7 +132,7 @@ impl SuccessorOpenRequest {
 /// What an importer may have in flight on an attachment. A request takes credit, and its reply returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachmentCredit {
-    /// Requests.
+    /// How many requests may be in flight.
     pub requests: u16,
     /// Bytes of data: sent, or asked for. One request may exceed it if it is the only one.
     pub bytes: u32,
@@ -141,7 +141,7 @@ pub struct AttachmentCredit {
 /// Exporter: the device is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenReply {
-    /// The lease.
+    /// The fencing number of the lease; the importer names it as [`OpenRequest::epoch`] when it opens the device again.
     pub epoch: u64,
     /// What may be in flight.
     pub credit: AttachmentCredit,

@@ -221,9 +221,9 @@ impl FrameFlags {
 /// A frame's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// The kind.
+    /// What the frame is for, which decides the format of its body.
     pub kind: FrameKind,
-    /// The flags.
+    /// How the body is to be read, and whether the message continues.
     pub flags: FrameFlags,
     /// The attachment within the session, chosen by the importer; 0 if none.
     pub attachment: u16,

@@ -46,9 +46,9 @@ impl core::fmt::Debug for SessionId {
 /// The state of a session on one lane, as one of its ends sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LanePosition {
-    /// The session.
+    /// The session that the link belongs to; [`SessionId::NONE`] asks for a new one.
     pub session: SessionId,
-    /// The lane.
+    /// The number of the lane in its session, from 0.
     pub lane: u16,
     /// How many links this lane has had, including this one: an older link is refused.
     pub link: u64,

@@ -41,22 +41,22 @@ const ACKNOWLEDGE_FRAMES: u32 = 64;
 /// Bytes that are cut into frames ahead of the link: one system call's worth. A frame that is cut cannot be overtaken
 /// any more, so this is little where the link takes little; each time the link takes all, it doubles, up to a limit.
 const CUT_AHEAD_BYTES_MIN: usize = 64 << 10;
-/// See [`CUT_AHEAD_BYTES_MIN`].
+/// The limit to which the bytes that are cut ahead grow from [`CUT_AHEAD_BYTES_MIN`].
 const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
 
 /// What a lane may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
-    /// Receive buffer.
+    /// Size of the receive buffer, bytes.
     pub receive_bytes: usize,
-    /// The same until so many bytes arrive at once.
+    /// Size of the receive buffer, bytes, until so many bytes arrive at once that they fill it.
     pub first_receive_bytes: usize,
     /// Unacknowledged bytes, including their overhead, beyond which no more frames are cut.
     pub unacknowledged_bytes_max: usize,
 }
 
 impl LaneLimits {
-    /// The default.
+    /// Receives into 256 KiB from the start, and cuts frames until 16 MiB are unacknowledged.
     pub const DEFAULT: LaneLimits =
         LaneLimits { receive_bytes: 256 << 10, first_receive_bytes: 256 << 10, unacknowledged_bytes_max: 16 << 20 };
     /// As the default, for a process with a thousand sessions, of which few are busy: a receive buffer is small until
@@ -177,7 +177,7 @@ const LEADS_GONE_MIN: usize = 4 << 10;
 /// A received frame.
 #[derive(Clone, Debug)]
 pub struct ReceivedFrame {
-    /// Its head.
+    /// The frame's kind, flags, attachment and tag, and the length of the body.
     pub head: FrameHeader,
     /// Its body: a window on the receive buffer.
     pub body: Payload,

@@ -131,7 +131,7 @@ impl LaneArray {
         }
     }
 
-    /// The same; the lane is made if it does not exist.
+    /// The lane with this number and what is known of it. The lane is made with `limits` if it does not exist.
     pub fn known_or_new(&mut self, number: u16, limits: LaneLimits) -> &mut SessionLane {
         if self.known_mut(number).is_none() {
             self.further.push(SessionLane::new(number, limits));

@@ -34,7 +34,7 @@ pub struct OutboundMessage {
     pub head: FrameHeader,
     /// The class part, or the whole of a message without data.
     pub part: ClassPart,
-    /// Data.
+    /// The data behind the class part; empty for a message without data.
     pub payload: Payload,
     /// How urgent it is.
     pub urgency: MessageUrgency,
@@ -83,7 +83,7 @@ impl ClassPart {
         }
     }
 
-    /// Appends bytes.
+    /// Appends bytes; the part moves to the heap when they do not fit in its own memory.
     pub fn put(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             ClassPartBytes::Long(long) => long.extend_from_slice(bytes),

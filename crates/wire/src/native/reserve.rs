@@ -47,7 +47,7 @@ pub struct EndpointBandwidth {
 /// A reservation request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ReservationTerms {
-    /// The criticality.
+    /// Whether the reservation gives way when resources are short.
     pub criticality: ReservationCriticality,
     /// The longest that data may take from the bus to the importer, ns; 0 for no limit.
     pub latency_ns: u64,
@@ -65,14 +65,14 @@ pub enum ReservationState {
     Admitted,
     /// Suspended now; a later report says when it is admitted again.
     Suspended,
-    /// Never admitted.
+    /// The request is refused, and is not admitted later either.
     Refused,
 }
 
 /// The resource that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScarceResource {
-    /// None.
+    /// Nothing is short, as in a report that the reservation is admitted.
     None,
     /// Bus time; `missing` counts picoseconds of an interval.
     Bus,
@@ -107,11 +107,11 @@ pub enum ThreadTime {
 /// The exporter's report about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationReport {
-    /// The state.
+    /// Whether the reservation is in force.
     pub state: ReservationState,
     /// The resource that is short.
     pub lack: ScarceResource,
-    /// The criticality.
+    /// The criticality that the reservation was asked for with.
     pub criticality: ReservationCriticality,
     /// How much is missing, in the unit of [`ScarceResource`].
     pub missing: u64,

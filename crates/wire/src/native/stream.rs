@@ -92,7 +92,7 @@ impl fmt::Display for PixelFormat {
 /// The kind of a stream's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamFormat {
-    /// Arbitrary bytes.
+    /// Frames of arbitrary bytes, of a format that farbus does not know.
     Bytes,
     /// One picture per frame.
     Video {
@@ -100,7 +100,7 @@ pub enum StreamFormat {
         pixels: PixelFormat,
         /// Pixels per line.
         width: u16,
-        /// Lines.
+        /// Lines per picture.
         height: u16,
         /// Pictures per thousand seconds; 0 if that is not known.
         rate_mhz: u32,

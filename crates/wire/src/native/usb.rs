@@ -239,7 +239,7 @@ pub fn status_of(code: u8) -> Result<UrbStatus, ProtocolViolation> {
 
 /// The encodings of an isochronous outcome.
 mod outcome {
-    /// Not isochronous.
+    /// The transfer is not isochronous: no packets follow.
     pub const NONE: u8 = 0;
     /// Every packet moved all its bytes.
     pub const FULL: u8 = 1;
@@ -285,9 +285,9 @@ fn outcome_part(status: UrbStatus, actual: u32, start_frame: u32, iso: &[IsoPack
 /// The end of a transfer, decoded from a reply that has a class part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UsbReplyPart {
-    /// The status.
+    /// How the transfer ended.
     pub status: UrbStatus,
-    /// Bytes moved.
+    /// Bytes that moved, IN or OUT; isochronous: the sum of its packets.
     pub actual: u32,
     /// Isochronous: the frame it started in.
     pub start_frame: u32,
@@ -353,7 +353,7 @@ pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(UsbReplyPart, usize), Pr
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedTransfer {
-    /// The endpoint.
+    /// The endpoint that the data came from.
     pub endpoint: EpAddr,
     /// The endpoint's transfer type.
     pub kind: TransferType,

@@ -9,7 +9,7 @@ pub struct NbdExportDescription {
     pub name: String,
     /// A sentence for a person.
     pub description: String,
-    /// Its properties.
+    /// Size, block size and limits of the device.
     pub info: BlockInfo,
     /// Whether zeroing is faster than writing. If not, requests for fast zeroes fail.
     pub zeroes_fast: bool,

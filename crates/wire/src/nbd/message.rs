@@ -31,7 +31,7 @@ pub const CONTEXT_ID: u32 = 1;
 
 /// Flags of the handshake, the server's and the client's alike.
 pub mod handshake_flag {
-    /// Fixed newstyle.
+    /// The fixed newstyle handshake: it goes on after an option that the server does not know.
     pub const FIXED_NEWSTYLE: u16 = 1;
     /// No padding behind the answer to `EXPORT_NAME`.
     pub const NO_ZEROES: u16 = 2;
@@ -45,7 +45,7 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
-    /// Start TLS.
+    /// Encrypt the connection from here on; this server does not support it.
     pub const STARTTLS: u32 = 5;
     /// Describe this export.
     pub const INFO: u32 = 6;
@@ -65,20 +65,20 @@ pub mod option {
 pub mod reply {
     /// Success, or the end of a list.
     pub const ACK: u32 = 1;
-    /// An export.
+    /// One export of a list: its name and description.
     pub const SERVER: u32 = 2;
     /// Information about an export.
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
     const ERROR: u32 = 1 << 31;
-    /// Not supported.
+    /// The server does not know this option.
     pub const ERR_UNSUP: u32 = ERROR + 1;
-    /// Malformed.
+    /// The option's data is malformed, or the option comes at the wrong time.
     pub const ERR_INVALID: u32 = ERROR + 3;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
-    /// Too long.
+    /// The option has more data than the server takes.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
 }
 
@@ -86,7 +86,7 @@ pub mod reply {
 pub mod info {
     /// Size and flags.
     pub const EXPORT: u16 = 0;
-    /// Its name.
+    /// The export's name, which the server uses for it.
     pub const NAME: u16 = 1;
     /// A sentence for a person.
     pub const DESCRIPTION: u16 = 2;
@@ -94,7 +94,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// "Transmission flags".
+/// Flags of an export, sent before transmission begins ("Transmission flags").
 pub mod flag {
     /// The flags field is valid.
     pub const HAS_FLAGS: u16 = 1;
@@ -116,13 +116,13 @@ pub mod flag {
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
-/// "Request types".
+/// The operation of a request ("Request types").
 pub mod command {
     /// Read a range.
     pub const READ: u16 = 0;
     /// Write a range.
     pub const WRITE: u16 = 1;
-    /// Disconnect.
+    /// End the connection; there is no reply.
     pub const DISC: u16 = 2;
     /// Make earlier writes durable.
     pub const FLUSH: u16 = 3;
@@ -134,7 +134,7 @@ pub mod command {
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// "Command flags".
+/// Flags of one request ("Command flags").
 pub mod command_flag {
     /// The change must be durable before the answer.
     pub const FUA: u16 = 1;
@@ -152,13 +152,13 @@ pub mod command_flag {
 pub mod chunk {
     /// The last one.
     pub const FLAG_DONE: u16 = 1;
-    /// No data.
+    /// A chunk without data, to end a reply.
     pub const NONE: u16 = 0;
-    /// Bytes.
+    /// Bytes that were read, with the offset at which they begin.
     pub const OFFSET_DATA: u16 = 1;
     /// Extents of a metadata context.
     pub const BLOCK_STATUS: u16 = 5;
-    /// An error.
+    /// The request failed: an error number and a text.
     pub const ERROR: u16 = (1 << 15) + 1;
     /// An error with its offset.
     pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
@@ -217,9 +217,9 @@ impl NbdError {
 /// A request's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdRequest {
-    /// [`command_flag`].
+    /// The bits of [`command_flag`] that are set.
     pub flags: u16,
-    /// [`command`].
+    /// The operation, one of [`command`].
     pub command: u16,
     /// The client's name for it, echoed.
     pub cookie: u64,
@@ -265,7 +265,7 @@ impl NbdRequest {
 /// An option's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdOptionHeader {
-    /// [`option`].
+    /// The option's number, one of [`option`] or one that is not known.
     pub option: u32,
     /// Bytes that follow.
     pub length: u32,

@@ -631,7 +631,7 @@ impl NbdServerConn {
         (self.skip, self.after_skip) = (0, None);
     }
 
-    /// Unanswered requests.
+    /// How many requests were received and are not answered in full yet.
     pub fn in_flight(&self) -> usize {
         self.flights.len() - self.free.len()
     }

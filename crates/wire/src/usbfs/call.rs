@@ -44,9 +44,9 @@ pub enum UsbfsIoctl {
     ReapUrbNoDelay,
     /// USBDEVFS_DISCSIGNAL: send a signal when the device goes.
     DisconnectSignal,
-    /// USBDEVFS_CLAIMINTERFACE.
+    /// USBDEVFS_CLAIMINTERFACE: take an interface for this open file, unless a driver or another file has it.
     ClaimInterface,
-    /// USBDEVFS_RELEASEINTERFACE.
+    /// USBDEVFS_RELEASEINTERFACE: give back a claimed interface.
     ReleaseInterface,
     /// USBDEVFS_CONNECTINFO: the device's number, and whether it is slow.
     ConnectInfo,
@@ -58,27 +58,27 @@ pub enum UsbfsIoctl {
     ClearHalt,
     /// USBDEVFS_CLAIM_PORT: reserve a port of a hub.
     ClaimPort,
-    /// USBDEVFS_RELEASE_PORT.
+    /// USBDEVFS_RELEASE_PORT: give back a claimed port of a hub.
     ReleasePort,
-    /// USBDEVFS_GET_CAPABILITIES.
+    /// USBDEVFS_GET_CAPABILITIES: a bit mask of what this usbfs can do.
     GetCapabilities,
     /// USBDEVFS_DISCONNECT_CLAIM: detach the driver and claim, in one step.
     DisconnectClaim,
-    /// USBDEVFS_ALLOC_STREAMS.
+    /// USBDEVFS_ALLOC_STREAMS: allocate bulk streams on some endpoints of an interface.
     AllocStreams,
-    /// USBDEVFS_FREE_STREAMS.
+    /// USBDEVFS_FREE_STREAMS: free the bulk streams of some endpoints.
     FreeStreams,
     /// USBDEVFS_DROP_PRIVILEGES: from now on only certain interfaces.
     DropPrivileges,
-    /// USBDEVFS_GET_SPEED.
+    /// USBDEVFS_GET_SPEED: the speed at which the device runs.
     GetSpeed,
     /// USBDEVFS_CONNINFO_EX, with room for so many bytes.
     ConnectInfoEx(u16),
-    /// USBDEVFS_FORBID_SUSPEND.
+    /// USBDEVFS_FORBID_SUSPEND: keep the device from being suspended.
     ForbidSuspend,
-    /// USBDEVFS_ALLOW_SUSPEND.
+    /// USBDEVFS_ALLOW_SUSPEND: let the device be suspended when it is idle.
     AllowSuspend,
-    /// USBDEVFS_WAIT_FOR_RESUME.
+    /// USBDEVFS_WAIT_FOR_RESUME: wait until a suspended device has resumed.
     WaitForResume,
 }
 

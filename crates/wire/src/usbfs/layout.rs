@@ -32,7 +32,7 @@ fn pointer_at(bytes: &[u8], at: usize, width: PointerWidth) -> u64 {
 /// USBDEVFS_CONTROL: a control transfer that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsbfsControlTransfer {
-    /// The request.
+    /// The setup packet; its `length` is also the size of the caller's data.
     pub setup: SetupPacket,
     /// How long it may take, ms; 0 for ever.
     pub timeout_ms: u32,
@@ -69,7 +69,7 @@ impl UsbfsControlTransfer {
 /// USBDEVFS_BULK: a bulk or interrupt transfer that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsbfsBulkTransfer {
-    /// The endpoint.
+    /// The endpoint's number and direction.
     pub endpoint: EpAddr,
     /// Bytes to send, or room for.
     pub length: u32,
@@ -113,10 +113,10 @@ pub fn endpoint_number(number: u32) -> Result<EpAddr, UsbfsError> {
     }
 }
 
-/// USBDEVFS_SETINTERFACE.
+/// USBDEVFS_SETINTERFACE: select an alternate setting of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetInterface {
-    /// The interface.
+    /// The interface's number (`bInterfaceNumber`); not checked here.
     pub interface: u32,
     /// The alternate setting.
     pub alternate: u32,
@@ -143,7 +143,7 @@ pub enum UrbKind {
     Control,
     /// A bulk transfer, on this stream; 0 without streams.
     Bulk {
-        /// The stream.
+        /// The stream's number, from 1; 0 without streams.
         stream: u32,
     },
 }
@@ -177,7 +177,7 @@ const FLAGS: u32 = UrbFlag::ShortNotOk as u32
 pub struct UrbHead {
     /// What kind of transfer.
     pub kind: UrbKind,
-    /// The endpoint.
+    /// The endpoint's number and direction.
     pub endpoint: EpAddr,
     flags: u32,
     /// Where its data are in the caller's memory.
@@ -302,9 +302,9 @@ fn status_of(failure: Option<UsbfsError>) -> i32 {
 /// USBDEVFS_IOCTL: a question to the driver of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverIoctl {
-    /// The interface.
+    /// The number (`bInterfaceNumber`) of the interface whose driver is asked; not checked here.
     pub interface: u32,
-    /// The question.
+    /// The driver's ioctl number, for example [`DriverIoctl::DISCONNECT`].
     pub code: u32,
 }
 
@@ -331,10 +331,10 @@ impl DriverIoctl {
     }
 }
 
-/// USBDEVFS_DISCONNECT_CLAIM.
+/// USBDEVFS_DISCONNECT_CLAIM: detach an interface's driver and claim the interface, in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DisconnectClaim {
-    /// The interface.
+    /// The interface's number (`bInterfaceNumber`); not checked here.
     pub interface: u32,
     /// Only if this driver has it.
     pub if_driver: Option<Vec<u8>>,
@@ -385,7 +385,7 @@ impl UsbfsStreams {
     }
 }
 
-/// USBDEVFS_CONNECTINFO.
+/// USBDEVFS_CONNECTINFO: the device's number on its bus, and whether it runs at low speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectInfo {
     /// The device's number on its bus.
@@ -401,14 +401,14 @@ impl ConnectInfo {
     }
 }
 
-/// USBDEVFS_CONNINFO_EX.
+/// USBDEVFS_CONNINFO_EX: where the device is plugged in, and its speed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectInfoEx {
-    /// The bus.
+    /// The number of the bus, as in `/dev/bus/usb/BUS/DEVICE`.
     pub bus: u32,
     /// The device's number on it.
     pub device: u32,
-    /// Its speed.
+    /// The speed at which the device runs.
     pub speed: UsbSpeed,
     /// The ports between root hub and device.
     pub ports: Vec<u8>,

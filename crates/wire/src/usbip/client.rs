@@ -58,7 +58,7 @@ enum UsbipClientPhase {
     List { left: Option<u32>, devices: Vec<DeviceRecord> },
     /// Waits for the import's answer for this bus id.
     Import(String),
-    /// URBs.
+    /// A device is imported: URBs and their replies are exchanged.
     Urbs,
 }
 
@@ -357,7 +357,7 @@ impl UsbipClientConn {
         self.flights.drain().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
     }
 
-    /// Unanswered requests.
+    /// How many submitted requests have not completed yet; cancelled ones are not counted.
     pub fn in_flight(&self) -> usize {
         self.flights.iter().filter(|(_, flight)| flight.urb.is_some()).count()
     }

@@ -61,9 +61,9 @@ mod flag {
 /// The handshake's status field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpStatus {
-    /// Done.
+    /// The operation succeeded (`ST_OK`, 0).
     Ok,
-    /// Not exported.
+    /// The device is not on offer (`ST_NA`, 1).
     NotAvailable,
     /// In use by another client.
     Busy,
@@ -121,17 +121,17 @@ pub struct DeviceRecord {
     pub path: String,
     /// The bus id by which it is imported (at most 31 bytes).
     pub bus_id: String,
-    /// Bus number.
+    /// The number of the device's bus on the exporter; the upper 16 bits of the device id.
     pub bus: u32,
     /// Device number on the bus; with `bus` it makes the device id.
     pub device: u32,
-    /// Speed.
+    /// The speed at which the device runs.
     pub speed: UsbSpeed,
-    /// `idVendor`.
+    /// `idVendor` of the device descriptor.
     pub vendor: u16,
-    /// `idProduct`.
+    /// `idProduct` of the device descriptor.
     pub product: u16,
-    /// `bcdDevice`.
+    /// `bcdDevice` of the device descriptor.
     pub device_bcd: u16,
     /// Class, subclass, protocol of the device.
     pub class: [u8; 3],
@@ -249,7 +249,7 @@ fn get_text(bytes: &[u8], field: &'static str) -> Result<String, ProtocolViolati
 /// The handshake's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpHeader {
-    /// Protocol version.
+    /// The protocol's version in BCD: 0x0111 is 1.1.1.
     pub version: u16,
     /// One of [`op`].
     pub code: u16,
@@ -263,7 +263,7 @@ impl OpHeader {
         Self { version: VERSION, code, status: status.code() }
     }
 
-    /// As bytes.
+    /// Encodes the header, big-endian.
     pub fn to_bytes(self) -> [u8; OP_HEADER_BYTES] {
         let (v, c, s) = (self.version.to_be_bytes(), self.code.to_be_bytes(), self.status.to_be_bytes());
         [v[0], v[1], c[0], c[1], s[0], s[1], s[2], s[3]]
@@ -301,11 +301,11 @@ pub struct RawHeader {
     pub command: u32,
     /// The sender's number for the exchange.
     pub seqnum: u32,
-    /// Device id.
+    /// The imported device: bus number << 16 | device number in a request, 0 in a reply.
     pub devid: u32,
     /// 0 OUT, 1 IN.
     pub direction: u32,
-    /// Endpoint number.
+    /// The endpoint's number, 0 to 15 without its direction, in a request; 0 in a reply.
     pub ep: u32,
     /// The five words and eight bytes that follow.
     pub body: [u32; 5],
@@ -328,7 +328,7 @@ impl RawHeader {
         }
     }
 
-    /// As bytes.
+    /// Encodes the header, big-endian.
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut b = [0; HEADER_BYTES];
         let [w5, w6, w7, w8, w9] = self.body;
@@ -350,7 +350,7 @@ pub struct SubmitCommand {
     pub endpoint: EpAddr,
     /// The header's direction.
     pub direction: TransferDirection,
-    /// Buffer length.
+    /// Bytes of the buffer: data to send (OUT), or space for what comes (IN).
     pub length: u32,
     /// The supported transfer flags.
     pub flags: UrbFlags,
@@ -358,9 +358,9 @@ pub struct SubmitCommand {
     pub start_frame: u32,
     /// As sent: the meaning depends on the endpoint.
     pub number_of_packets: u32,
-    /// Polling interval.
+    /// The polling interval as the client states it, in (micro)frames.
     pub interval: u32,
-    /// Setup packet.
+    /// The setup packet; it has a meaning for a control transfer only.
     pub setup: SetupPacket,
 }
 
@@ -487,14 +487,14 @@ pub fn encode_iso_packet(packet: &IsoPacket) -> [u8; ISO_PACKET_BYTES] {
     b
 }
 
-/// RET_SUBMIT's fields.
+/// The answer to a CMD_SUBMIT: the fields of RET_SUBMIT, without its data and packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubmitReply {
     /// The submit's number.
     pub seqnum: u32,
     /// How it ended.
     pub status: UrbStatus,
-    /// Bytes moved.
+    /// Bytes that moved, IN or OUT; isochronous: the sum of its packets.
     pub actual: u32,
     /// Isochronous: the frame it started in.
     pub start_frame: u32,

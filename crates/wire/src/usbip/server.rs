@@ -427,7 +427,7 @@ impl UsbipServerConn {
         }
     }
 
-    /// Unanswered URBs.
+    /// How many URBs were received and have no reply yet.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }

@@ -34,9 +34,9 @@ pub struct DeviceConnect {
     pub speed: Option<UsbSpeed>,
     /// Class, subclass, protocol of the device.
     pub class: [u8; 3],
-    /// `idVendor`.
+    /// `idVendor` of the device descriptor.
     pub vendor: u16,
-    /// `idProduct`.
+    /// `idProduct` of the device descriptor.
     pub product: u16,
     /// `bcdDevice`; 0 unless both ends have the capability.
     pub device_bcd: u16,
@@ -88,7 +88,7 @@ impl DeviceConnect {
 /// One interface in its active alternate setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterfaceKind {
-    /// `bInterfaceNumber`.
+    /// `bInterfaceNumber`: the interface's number in its configuration, from 0.
     pub number: u8,
     /// Class, subclass, protocol.
     pub class: [u8; 3],

@@ -61,7 +61,7 @@ const FILTER_BYTES_MAX: usize = 32 << 10;
 pub struct RedirPacket {
     /// Chosen by the usb-guest, echoed in the answer; 0 in unrequested packets. A stream's packets are counted.
     pub id: u64,
-    /// The message.
+    /// The message's type and body.
     pub message: RedirMessage,
 }
 
@@ -100,7 +100,7 @@ pub enum RedirMessage {
     Hello {
         /// A text for people.
         version: String,
-        /// The capabilities.
+        /// What the sender supports; a capability is used only where both ends have it.
         caps: RedirCapabilitySet,
     },
     /// Host: a device is there.
@@ -126,28 +126,28 @@ pub enum RedirMessage {
     },
     /// Guest: select this alternate setting.
     SetAltSetting {
-        /// The interface.
+        /// `bInterfaceNumber` of the interface that changes.
         interface: u8,
-        /// Its `bAlternateSetting`.
+        /// `bAlternateSetting` of the setting to select.
         alternate: u8,
     },
     /// Guest: report the selected alternate setting.
     GetAltSetting {
-        /// The interface.
+        /// `bInterfaceNumber` of the interface in question.
         interface: u8,
     },
     /// Host: the selected alternate setting.
     AltSettingStatus {
         /// The outcome of the request.
         outcome: RedirStatus,
-        /// The interface.
+        /// `bInterfaceNumber` of the interface in question.
         interface: u8,
         /// The active setting.
         alternate: u8,
     },
     /// Guest: start an isochronous stream.
     StartIsoStream {
-        /// The endpoint.
+        /// The isochronous endpoint, IN or OUT.
         endpoint: EpAddr,
         /// Packets per URB.
         packets_per_urb: u8,
@@ -160,7 +160,7 @@ pub enum RedirMessage {
     IsoStreamStatus {
         /// Stall: it was stopped, and not by the guest.
         outcome: RedirStatus,
-        /// The endpoint.
+        /// The isochronous endpoint that the stream is for.
         endpoint: EpAddr,
     },
     /// Guest: start to receive on this interrupt endpoint.
@@ -171,7 +171,7 @@ pub enum RedirMessage {
     InterruptReceivingStatus {
         /// Stall: it was stopped, and not by the guest.
         outcome: RedirStatus,
-        /// The endpoint.
+        /// The interrupt IN endpoint that is received from.
         endpoint: EpAddr,
     },
     /// Guest: allocate bulk streams for these endpoints.
@@ -192,7 +192,7 @@ pub enum RedirMessage {
         endpoints: u32,
         /// How many streams there are now; 0 for none.
         streams: u32,
-        /// The outcome.
+        /// Success, or why the streams could not be allocated or freed.
         outcome: RedirStatus,
     },
     /// Guest: cancel the packet with this id. It is still answered.
@@ -209,7 +209,7 @@ pub enum RedirMessage {
         stream: u32,
         /// Bytes of each transfer.
         bytes_per_transfer: u32,
-        /// The endpoint.
+        /// The bulk IN endpoint to receive from.
         endpoint: EpAddr,
         /// Transfers in flight.
         transfers: u8,
@@ -218,14 +218,14 @@ pub enum RedirMessage {
     StopBulkReceiving {
         /// The stream, or 0.
         stream: u32,
-        /// The endpoint.
+        /// The bulk IN endpoint that is received from.
         endpoint: EpAddr,
     },
     /// Host: receiving ahead started, stopped or failed.
     BulkReceivingStatus {
         /// The stream, or 0.
         stream: u32,
-        /// The endpoint.
+        /// The bulk IN endpoint that is received from.
         endpoint: EpAddr,
         /// Stall: it was stopped, and not by the guest.
         outcome: RedirStatus,

@@ -31,7 +31,7 @@ pub enum RedirCapability {
     ConnectDeviceVersion = 1,
     /// `filter_filter` and `filter_reject`.
     Filter = 2,
-    /// `device_disconnect_ack`.
+    /// The guest answers `device_disconnect` with `device_disconnect_ack`.
     DeviceDisconnectAck = 3,
     /// `ep_info` has packet sizes.
     EpInfoMaxPacketSize = 4,
@@ -84,11 +84,11 @@ impl RedirCapabilitySet {
 pub enum RedirStatus {
     /// All is well.
     Success,
-    /// Cancelled.
+    /// The guest cancelled the transfer before it ended.
     Cancelled,
     /// The request is invalid.
     Invalid,
-    /// It failed.
+    /// The transfer failed on the bus, or for a reason without a status of its own.
     IoError,
     /// The endpoint is halted, or the request was refused.
     Stall,

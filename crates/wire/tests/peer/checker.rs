@@ -187,7 +187,7 @@ impl Checker {
         }
     }
 
-    /// Unanswered submits.
+    /// The numbers of the submits that have no answer yet.
     pub fn open(&self) -> Vec<u32> {
         self.wanted
             .values()

@@ -17,12 +17,12 @@ pub fn op(version: u16, code: u16, status: u32) -> Vec<u8> {
     [&version.to_be_bytes()[..], &code.to_be_bytes(), &status.to_be_bytes()].concat()
 }
 
-/// OP_REQ_DEVLIST.
+/// The request for the list of devices (OP_REQ_DEVLIST).
 pub fn list_request() -> Vec<u8> {
     op(0x0111, 0x8005, 0)
 }
 
-/// OP_REQ_IMPORT.
+/// The request to import the device with this bus id (OP_REQ_IMPORT).
 pub fn import_request(bus_id: &str) -> Vec<u8> {
     [op(0x0111, 0x8003, 0), padded(bus_id, 32)].concat()
 }
@@ -75,7 +75,7 @@ impl Packet {
     }
 }
 
-/// USBIP_CMD_SUBMIT.
+/// A request for one transfer (USBIP_CMD_SUBMIT), with its data and isochronous packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submit {
     pub seqnum: u32,
@@ -177,12 +177,12 @@ fn packets_of(lengths: &[u32]) -> Vec<Packet> {
     lengths.iter().map(location).collect()
 }
 
-/// USBIP_CMD_UNLINK.
+/// The request to cancel the submit with the number `victim` (USBIP_CMD_UNLINK).
 pub fn unlink(seqnum: u32, victim: u32) -> Vec<u8> {
     header([2, seqnum, DEVID, 0, 0], [victim, 0, 0, 0, 0])
 }
 
-/// USBIP_RET_SUBMIT.
+/// The answer to a submit (USBIP_RET_SUBMIT), with its data and isochronous packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetSubmit {
     pub seqnum: u32,
@@ -234,7 +234,7 @@ impl RetSubmit {
     }
 }
 
-/// USBIP_RET_UNLINK.
+/// The answer to an unlink (USBIP_RET_UNLINK); `status` is 0 or a negative error number.
 pub fn ret_unlink(seqnum: u32, status: i32) -> Vec<u8> {
     header([4, seqnum, 0, 0, 0], [status.cast_unsigned(), 0, 0, 0, 0])
 }
