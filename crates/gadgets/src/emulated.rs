@@ -129,7 +129,7 @@ pub trait GadgetFunction: Send {
 /// What a function may use during a call.
 #[derive(Debug)]
 pub struct FunctionContext<'a> {
-    /// Now.
+    /// The time of this call, by the clock of the thread that serves the device.
     pub now: Instant,
     /// Buffers for IN data.
     pub pool: &'a mut BufferPool,
@@ -164,7 +164,7 @@ pub enum InTransferAnswer {
 pub enum OutTransferAnswer {
     /// All bytes were taken.
     Accepted,
-    /// Not now.
+    /// The function has no room for the bytes at present; it is offered them again later.
     Nak,
     /// The endpoint halts.
     Stall,
@@ -173,11 +173,11 @@ pub enum OutTransferAnswer {
 /// A function's answer to a control request.
 #[derive(Debug)]
 pub enum ControlTransferAnswer {
-    /// OUT: done.
+    /// The function carried out a request without an IN data stage.
     Ack,
     /// IN: these bytes (cut to what the host asked for).
     Data(Payload),
-    /// Refused.
+    /// The function does not carry out this request; the host sees a STALL of endpoint 0.
     Stall,
 }
 

@@ -42,7 +42,7 @@ const REPORT_DESCRIPTOR: [u8; 63] = [
 
 type KeyboardReport = [u8; 8];
 
-/// A keyboard.
+/// A boot-protocol keyboard (HID 1.11) that types the text of its owner's commands.
 #[derive(Debug, Default)]
 pub struct KeyboardGadget {
     events: VecDeque<KeyboardReport>,

@@ -20,8 +20,9 @@ pub const SUPER_PORTS_MAX: usize = 15;
 const CHARACTERISTICS: [u8; 2] = [0x12, 0];
 /// wPortStatus: connected, enabled.
 const ATTACHED: u16 = 0x0003;
-/// The same bit of both kinds of hubs: port power of one for USB 2, and of one for SuperSpeed.
+/// The port has power (wPortStatus of a USB 2 hub, USB 2.0 §11.24.2.7.1).
 const POWERED: u16 = 0x0100;
+/// The port has power (wPortStatus of a SuperSpeed hub, USB 3.2 §10.16.2.6.1).
 const SUPER_POWERED: u16 = 0x0200;
 const LOW_SPEED: u16 = 0x0200;
 const HIGH_SPEED: u16 = 0x0400;

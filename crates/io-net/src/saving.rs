@@ -17,7 +17,7 @@ use crate::link::ThreadWaker;
 /// What a replacement process needs to continue an attachment.
 #[derive(Debug)]
 pub struct SavedAttachment {
-    /// The state.
+    /// The attachment's state; only the replacement's code for the same front end reads it.
     pub snapshot: Vec<u8>,
     /// The open descriptors, in an order that the snapshot knows.
     pub descriptors: Vec<OwnedFd>,
@@ -55,7 +55,7 @@ pub struct SaveRequest<S> {
 /// The serving thread's answer. That thread waits until this is dropped or [`SaveReply::go`] is called.
 #[derive(Debug)]
 pub struct SaveReply<S> {
-    /// The snapshot.
+    /// What the serving thread saved for the replacement.
     pub saved: S,
     go: Sender<()>,
 }

@@ -18,7 +18,7 @@ pub const KINDS_MAX: usize = 1024;
 /// What to do with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TallyDecision {
-    /// Write it.
+    /// Write the event.
     Write,
     /// Do not write it: it was counted.
     Counted,

@@ -232,7 +232,7 @@ impl<'a> SessionSubject<'a> {
         self.device_with(options)
     }
 
-    /// The same with these options.
+    /// A new session, begun with `options`, that has the device open in its first configuration.
     pub fn device_with(
         &mut self,
         options: HelloOptions,

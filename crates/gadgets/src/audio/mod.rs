@@ -63,7 +63,7 @@ const COUNTS: &[&str] = &[
 /// An index into [`COUNTS`].
 #[derive(Clone, Copy, Debug)]
 enum AudioCounter {
-    /// Frames received.
+    /// Audio frames that the speaker received from the host.
     SpeakerFrames,
     /// Frames of the tone.
     ToneFrames,
@@ -76,7 +76,7 @@ enum AudioCounter {
     /// How often the speaker had nothing to play while the host was playing, and for how long.
     SpeakerLate,
     SpeakerMissed,
-    /// Frames recorded.
+    /// Audio frames that the microphone sent to the host.
     MicrophoneFrames,
     /// How often the host did not fetch the microphone's frames while it was recording, and for how long.
     MicrophoneLate,

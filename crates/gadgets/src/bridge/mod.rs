@@ -46,7 +46,7 @@ const CONTROL: u8 = 0;
 const DATA: u8 = 1;
 /// The raw pair's interface, and the number of its endpoints.
 pub const RAW_INTERFACE: u8 = 2;
-/// Endpoint numbers.
+/// Endpoint numbers of the network: interrupt IN for notifications, bulk IN and OUT for frames.
 const NOTIFICATION: u8 = 1;
 const FRAMES: u8 = 2;
 /// The raw pair: IN and OUT of this number.
@@ -89,7 +89,7 @@ impl Default for BridgeSettings {
     }
 }
 
-/// `speed=super`, `id=TEXT`.
+/// Reads settings separated by commas: `speed=full`, `speed=high`, `speed=super` and `id=TEXT`.
 impl FromStr for BridgeSettings {
     type Err = String;
 

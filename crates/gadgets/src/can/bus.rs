@@ -16,7 +16,7 @@ const BASE_BITS: u32 = 11;
 /// Additional bits of an extended identifier.
 const EXTENSION_BITS: u32 = 18;
 
-/// A frame.
+/// A classic CAN frame, as the simulated bus carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CanFrame {
     /// Identifier and flags, as SocketCAN writes them.

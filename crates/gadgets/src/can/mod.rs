@@ -132,7 +132,7 @@ fn unit_from(share: &str) -> Result<Option<CanNode>, String> {
     }
 }
 
-/// The adapter.
+/// A CAN adapter that speaks the protocol of the kernel's `gs_usb` driver.
 #[derive(Debug)]
 pub struct CanAdapter {
     channels: Vec<CanChannel>,

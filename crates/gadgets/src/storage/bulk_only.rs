@@ -22,7 +22,6 @@ use super::scsi::{CheckCondition, ScsiLogicalUnit, TransferPlan};
 use crate::emulated::{FunctionContext, InTransferAnswer, OutTransferAnswer};
 use crate::saved::{SavedStateReader, SavedStateWriter};
 
-/// The endpoints.
 pub(super) const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
 pub(super) const BULK_OUT: EpAddr = EpAddr::from_byte(0x01);
 
@@ -77,7 +76,7 @@ impl Cbw {
     }
 }
 
-/// `bCSWStatus` (§5.2).
+/// How a command ended, as a command status wrapper reports it (`bCSWStatus`, §5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum CswStatus {

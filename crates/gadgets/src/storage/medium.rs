@@ -54,7 +54,7 @@ impl SectorGeometry {
     }
 }
 
-/// The medium.
+/// The store behind a logical unit, with its block size and whether it holds unflushed writes.
 pub(super) struct GadgetMedium {
     store: Box<dyn BlockStore>,
     pub geometry: SectorGeometry,

@@ -66,7 +66,7 @@ const PRODUCT: u16 = 0xa4a5;
 const BULK_ONLY_RESET: u8 = 0xff;
 const GET_MAX_LUN: u8 = 0xfe;
 
-/// A disk.
+/// A disk with one logical unit that answers SCSI commands by the Bulk-Only Transport.
 pub struct StorageGadget {
     transport: BulkOnlyTarget,
     unit: ScsiLogicalUnit,

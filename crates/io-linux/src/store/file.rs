@@ -465,7 +465,7 @@ impl BlockMedium for FileStore {
 /// Why a disk could not be opened.
 #[derive(Debug)]
 pub struct FileStoreOpenError {
-    /// The disk.
+    /// The path of the file or block device, as it was given.
     pub path: PathBuf,
     /// What is wrong with it.
     pub trouble: FileStoreProblem,

@@ -77,7 +77,7 @@ const CALLS_BY_PATH: &[(&str, Call)] = &[
     ("fchownat", |path| call(nr::__NR_fchownat, [CWD, at(path), 65520, 65520, 0])),
     ("utimensat", |path| call(nr::__NR_utimensat, [CWD, at(path), 0, 0, 0])),
 ];
-/// The same on every machine.
+/// Further calls by path, which every architecture has.
 const OTHER_CALLS_BY_PATH: &[(&str, Call)] = &[
     ("openat to write", |path| call(nr::__NR_openat, [CWD, at(path), 0o1, 0, 0])),
     ("openat to read and write", |path| call(nr::__NR_openat, [CWD, at(path), 0o2, 0, 0])),

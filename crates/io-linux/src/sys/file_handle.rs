@@ -36,7 +36,7 @@ struct RawHandle {
     handle: [u8; HANDLE_BYTES_MAX],
 }
 
-/// `struct fsuuid2`.
+/// A file system's UUID (`struct fsuuid2`, linux/fs.h).
 #[repr(C)]
 #[derive(Default)]
 struct FsUuid {

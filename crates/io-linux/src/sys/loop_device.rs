@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Getter, NoArg, Opcode, ioctl};
 
-/// `LOOP_CLR_FD`.
+/// Detaches a loop device from its file (`LOOP_CLR_FD`).
 const CLEAR: Opcode = 0x4c01;
 
-/// `LOOP_GET_STATUS64`.
+/// Reads which file a loop device has (`LOOP_GET_STATUS64`).
 const STATUS: Opcode = 0x4c05;
 
 /// `struct loop_info64` (linux/loop.h): the file is what is read of it.

@@ -30,7 +30,7 @@ pub const BUDGET_NS_MIN: u64 = 1 << 10;
 pub enum SchedulingPolicy {
     /// This budget of one processor in each period, finished within it.
     Deadline {
-        /// Execution time.
+        /// Processor time that the thread may use in each period.
         budget: Duration,
         /// Period, which is also the deadline.
         period: Duration,
@@ -57,9 +57,9 @@ impl fmt::Display for SchedulingPolicy {
 /// A policy that a thread was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulingDenial {
-    /// The policy.
+    /// The policy that was asked for.
     pub policy: SchedulingPolicy,
-    /// The reason.
+    /// Why the kernel denied it.
     pub why: SchedulingDenialReason,
 }
 

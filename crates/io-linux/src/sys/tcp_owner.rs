@@ -81,9 +81,9 @@ struct KernelTcpSocket {
     inode: u64,
 }
 
-/// `TCP_ESTABLISHED` (net/tcp_states.h).
+/// The state of a connected socket (`TCP_ESTABLISHED`, net/tcp_states.h).
 const ESTABLISHED: u8 = 1;
-/// `TCP_LISTEN`.
+/// The state of a listening socket (`TCP_LISTEN`, net/tcp_states.h).
 const LISTENS: u8 = 10;
 
 /// The socket at `here` that is connected to `there`.
@@ -102,17 +102,17 @@ fn find(here: SocketAddr, there: SocketAddr) -> io::Result<Option<KernelTcpSocke
     Ok(read.find_map(|table| find_in(&table, here, there)))
 }
 
-/// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
+/// The message type that asks for one socket (`SOCK_DIAG_BY_FAMILY`, linux/sock_diag.h).
 const BY_FAMILY: u16 = 20;
-/// `NLM_F_REQUEST` (linux/netlink.h).
+/// The flag of a message that is a request (`NLM_F_REQUEST`, linux/netlink.h).
 const REQUEST: u16 = 1;
-/// `NLMSG_ERROR`.
+/// The type of a message that reports an error (`NLMSG_ERROR`, linux/netlink.h).
 const ERROR: u16 = 2;
-/// `struct nlmsghdr`.
+/// Bytes of a message's header (`struct nlmsghdr`, linux/netlink.h).
 const HEADER_BYTES: usize = 16;
-/// `struct inet_diag_req_v2` (linux/inet_diag.h).
+/// Bytes of a question (`struct inet_diag_req_v2`, linux/inet_diag.h).
 const QUESTION_BYTES: usize = 56;
-/// `struct inet_diag_msg`.
+/// Bytes of an answer (`struct inet_diag_msg`, linux/inet_diag.h).
 const ANSWER_BYTES: usize = 72;
 
 fn ask_kernel(here: SocketAddr, there: SocketAddr) -> io::Result<Option<KernelTcpSocket>> {

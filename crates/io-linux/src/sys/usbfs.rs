@@ -66,7 +66,7 @@ struct RawUrb {
     context: *mut c_void,
 }
 
-/// `struct usbdevfs_iso_packet_desc`.
+/// One isochronous packet of a [`RawIsoUrb`] (`struct usbdevfs_iso_packet_desc`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawPacket {
@@ -83,14 +83,14 @@ struct RawIsoUrb {
     packets: [RawPacket; ISO_PACKETS_MAX],
 }
 
-/// `struct usbdevfs_setinterface`.
+/// The argument of [`SET_INTERFACE`] (`struct usbdevfs_setinterface`).
 #[repr(C)]
 struct RawSetInterface {
     interface: c_uint,
     alternate: c_uint,
 }
 
-/// `struct usbdevfs_disconnect_claim`.
+/// The argument of [`DISCONNECT_CLAIM`] (`struct usbdevfs_disconnect_claim`).
 #[repr(C)]
 struct RawDisconnectClaim {
     interface: c_uint,
@@ -112,7 +112,7 @@ struct RawEndpointStreams {
     addresses: [u8; ENDPOINTS_MAX],
 }
 
-/// `struct usbdevfs_ioctl`.
+/// The argument of [`IOCTL`]: a call on one interface's driver (`struct usbdevfs_ioctl`).
 #[repr(C)]
 struct RawIoctl {
     interface: c_int,
@@ -137,7 +137,7 @@ const ALLOC_STREAMS: Opcode = opcode::read::<RawStreams>(b'U', 28);
 const FREE_STREAMS: Opcode = opcode::read::<RawStreams>(b'U', 29);
 const DISCONNECT_CLAIM: Opcode = opcode::read::<RawDisconnectClaim>(b'U', 27);
 
-/// `USB_MAXENDPOINTS`.
+/// The most endpoints that one call may give streams (`USB_MAXENDPOINTS`).
 const ENDPOINTS_MAX: usize = 30;
 /// [`DISCONNECT_CLAIM`] detaches any driver, but not another program that uses usbfs.
 const EXCEPT_DRIVER: c_uint = 2;
@@ -170,7 +170,7 @@ pub struct UsbfsTransfer<'a> {
     pub endpoint: u8,
     /// Options; only those that apply to `kind` and direction may be set.
     pub flags: UrbFlags,
-    /// The bytes.
+    /// What to send, or where to receive.
     pub data: UsbfsPayload<'a>,
     /// Isochronous: each packet's length, at most [`ISO_PACKETS_MAX`]. Their data lies end to end.
     pub packets: &'a [u32],
@@ -210,7 +210,7 @@ pub struct ReapedUrb {
 /// How one isochronous packet ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketResult {
-    /// Bytes moved.
+    /// Bytes that were moved in this packet; at most the packet's length.
     pub actual: u32,
     /// How it ended.
     pub status: UrbStatus,
@@ -221,7 +221,7 @@ pub struct PacketResult {
 pub enum ReapOutcome {
     /// A transfer that has ended.
     Done(ReapedUrb),
-    /// Nothing yet.
+    /// No transfer has ended since the last call; transfers may still be under way.
     Nothing,
     /// Nothing, and nothing will come: the device is gone.
     Gone,

@@ -45,7 +45,7 @@ pub struct VhciPort(pub u32);
 /// A port's line in `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortStatus {
-    /// Its number.
+    /// The port's number, counted over both root hubs of all controllers.
     pub port: VhciPort,
     /// Which root hub it belongs to.
     pub hub: VhciHub,
@@ -64,7 +64,7 @@ pub struct PortStatus {
 pub enum VhciHub {
     /// USB 2: low, full and high speed.
     High,
-    /// USB 3.
+    /// USB 3: SuperSpeed and faster.
     Super,
 }
 
@@ -92,7 +92,7 @@ impl Vhci {
         Self::open_at(Path::new(PLATFORM))
     }
 
-    /// The same under another folder of platform devices, for tests.
+    /// Opens the controllers under `platform` instead of /sys/devices/platform, for tests.
     ///
     /// # Errors
     /// [`VhciError::NoModule`] where there are none.
@@ -338,26 +338,26 @@ pub enum VhciError {
     },
     /// There is no port of that number.
     NoSuchPort {
-        /// The number.
+        /// The number that was asked for.
         port: VhciPort,
     },
     /// The device has not left its port in time.
     StillThere {
-        /// The port.
+        /// The port that is still in use.
         port: VhciPort,
     },
     /// A status file in a form this version cannot read.
     Malformed {
-        /// The file.
+        /// The status file, in a controller's folder of sysfs.
         path: PathBuf,
-        /// The line.
+        /// The first line that cannot be read.
         line: String,
     },
     /// Any other error.
     Os {
         /// What was being done.
         doing: &'static str,
-        /// The file.
+        /// The file that was read or written.
         path: PathBuf,
         /// The kernel's error.
         error: io::Error,

@@ -21,12 +21,12 @@ use super::kernel::UsbfsBlockingCalls;
 /// A call needs only a few stack frames.
 const STACK_BYTES: usize = 64 << 10;
 
-/// A call.
+/// A call to usbfs that blocks, so it runs on a thread of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UsbfsCall {
-    /// SET_INTERFACE.
+    /// SET_INTERFACE: the interface gets another alternate setting.
     Interface { interface: u8, alternate: u8 },
-    /// CLEAR_FEATURE(ENDPOINT_HALT).
+    /// CLEAR_FEATURE(ENDPOINT_HALT) at this endpoint.
     ClearHalt(EpAddr),
     /// What SET_CONFIGURATION does to a device that has the configuration already: default settings of these
     /// interfaces, no halts.
@@ -143,7 +143,7 @@ pub fn claim(calls: &impl UsbfsBlockingCalls, interfaces: &[u8]) -> (Vec<u8>, Re
     (claimed, Ok(()))
 }
 
-/// Releases interfaces.
+/// Releases the interfaces `claimed`. One that is not claimed any more is no error.
 pub fn release(calls: &impl UsbfsBlockingCalls, claimed: &[u8]) {
     for &interface in claimed {
         // An interface that is not claimed any more was released already: the device was unplugged, or another program

@@ -9,12 +9,12 @@ use std::path::PathBuf;
 pub enum UsbOpenError {
     /// This user may not open its node.
     NotAllowed {
-        /// The node.
+        /// The device's node in /dev/bus/usb, which a udev rule can open to this user.
         node: PathBuf,
     },
     /// Another program uses it through usbfs.
     Busy {
-        /// The interface.
+        /// `bInterfaceNumber` of the interface that the other program has claimed.
         interface: u8,
     },
     /// The device is gone.

@@ -63,7 +63,7 @@ impl PluggedDevice {
 /// An interface of the active configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveInterface {
-    /// `bInterfaceNumber`.
+    /// The interface's number (`bInterfaceNumber`).
     pub number: u8,
     /// Class, subclass, protocol.
     pub class: [u8; 3],
@@ -92,7 +92,7 @@ pub enum SharingObstacle {
     },
     /// This user may not open it.
     NoPermission {
-        /// The node.
+        /// The device's node in /dev/bus/usb.
         node: PathBuf,
     },
 }

@@ -55,13 +55,13 @@ impl AnnouncedProtocol {
 /// What a host announces of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAnnouncement {
-    /// The protocol.
+    /// The protocol that is spoken at `port`; it decides the mDNS service.
     pub kind: AnnouncedProtocol,
-    /// The port.
+    /// The TCP port at which the host listens.
     pub port: u16,
     /// The addresses; if empty, all of this machine's, as they come and go.
     pub addresses: Vec<IpAddr>,
-    /// farbus's version.
+    /// The version of farbus that the host runs.
     pub version: String,
     /// The fingerprint of its key.
     pub fingerprint: Option<String>,
@@ -72,7 +72,7 @@ pub struct HostAnnouncement {
 pub struct DiscoveredHost {
     /// The name it goes by: unique on its network, which both ends make sure of (RFC 6762 §9).
     pub name: String,
-    /// The protocol.
+    /// The protocol that the host speaks at `addresses`.
     pub kind: AnnouncedProtocol,
     /// Its addresses, in the order in which to try them; at least one.
     pub addresses: Vec<SocketAddr>,

@@ -89,7 +89,7 @@ impl LocalListener {
         Self::bind_for(path, OWNER_ALONE)
     }
 
-    /// The same for users whom a file of this mode would let write.
+    /// Listens at `path` for the users to whom the permission bits `mode` allow writing, as for a file.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
@@ -97,9 +97,9 @@ impl LocalListener {
         Self::bind_through(path, path, mode, None)
     }
 
-    /// The same for a socket at `path` that is created through another name of its folder, such as that of an open
-    /// descriptor. The socket's group becomes `group` (gid), if there is one. No other user may connect before both
-    /// are as asked.
+    /// Listens at `path` by a socket that is created through `name`, another path of the same file: for example one
+    /// that goes through an open descriptor of its folder. The socket's group becomes `group` (gid), if there is one. No
+    /// other user may connect before mode and group are set.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
@@ -131,7 +131,7 @@ impl LocalListener {
         self.socket.try_clone()
     }
 
-    /// The path.
+    /// The path at which programs connect.
     pub fn path(&self) -> &Path {
         &self.path
     }

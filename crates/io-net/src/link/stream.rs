@@ -55,9 +55,9 @@ pub enum LinkPriority {
     /// That of other links.
     #[default]
     None,
-    /// Higher.
+    /// Before other links: expedited forwarding (RFC 3246).
     First,
-    /// Lower.
+    /// After other links, at a limited rate: lower effort (RFC 8622).
     Last {
         /// The highest rate, bytes a second.
         bytes_per_s: u64,

@@ -68,7 +68,7 @@ enum WaitSourceKind {
     Room(Arc<OwnedFd>),
     /// Is woken by another thread.
     Wake(Arc<ThreadWaker>),
-    /// Becomes readable.
+    /// Becomes readable when the device has completed something.
     Readable(Arc<OwnedFd>),
 }
 

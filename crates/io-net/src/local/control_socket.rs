@@ -41,11 +41,11 @@ const RESTART_TIME_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum SentAnswer {
-    /// An answer.
+    /// An answer that is encoded when it is sent.
     Plain(Answer),
     /// [`Answer::Ok`] with a value that is text already: of what is large no tree of values is made.
     Written {
-        /// The value.
+        /// The value, as JSON text.
         ok: Box<RawValue>,
     },
 }

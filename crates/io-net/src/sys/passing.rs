@@ -69,7 +69,7 @@ pub struct MessageSocket {
 /// A received message: its bytes, and the descriptor that came with it.
 #[derive(Debug)]
 pub struct PassedMessage {
-    /// The message.
+    /// The message's bytes, whole.
     pub bytes: Vec<u8>,
     /// The descriptor, if there was one.
     pub fd: Option<OwnedFd>,

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Getter, Opcode, ioctl};
 
-/// `SIOCOUTQ`.
+/// Reads how many sent bytes the other end has not taken yet (`SIOCOUTQ`, linux/sockios.h).
 const OUTQ: Opcode = 0x5411;
 
 /// Whether the other end of this Unix socket has read everything that was sent to it. For a TCP socket: whether it has

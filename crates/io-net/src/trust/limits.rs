@@ -33,17 +33,17 @@ pub const FAILURES_MAX: u32 = 10;
 /// How long an address is remembered after a key was proved from it: links that are lost in a handshake then count as
 /// its network's fault. As long as the longest grace period of a session, plus a pause in using it.
 pub const TRUSTED_FOR: Duration = Duration::from_secs(600);
-/// See [`FAILURES_MAX`].
+/// How long until one failed handshake of an address is forgiven; see [`FAILURES_MAX`].
 pub const FORGIVEN_AFTER: Duration = Duration::from_secs(6);
-/// The same where a key was proved recently: a paired host may share its address with others, behind a router. Fifty
-/// failures a second are a few hundredths of a processor.
+/// How long until a failed handshake is forgiven to an address from which a key was proved recently: a paired host may
+/// share its address with others, behind a router. Fifty failures a second are a few hundredths of a processor.
 pub const FORGIVEN_AFTER_PROVED: Duration = Duration::from_millis(20);
 /// The most addresses that are remembered; beyond, the one that has been quiet longest is forgotten.
 pub const ADDRESSES_MAX: usize = 4096;
 /// How long a refused peer may take to read why, and how much of what it still sends is discarded meanwhile: closing a
 /// socket with unread bytes would discard what was sent last.
 pub const LAST_WORDS_TIME_MAX: Duration = Duration::from_millis(500);
-/// See [`LAST_WORDS_TIME_MAX`].
+/// How many bytes of a refused peer are discarded while it reads why; see [`LAST_WORDS_TIME_MAX`].
 pub const LAST_WORDS_BYTES_MAX: usize = 64 << 10;
 
 /// Wrong guesses before a pairing code becomes invalid.
@@ -60,7 +60,7 @@ pub const EXCHANGE_TIME_MAX: Duration = Duration::from_secs(10);
 pub const CERTIFICATE_BACKDATED: Duration = Duration::from_secs(30 * 86_400);
 /// How long after its creation it is valid. It is renewed every day, so only a copied certificate reaches the end.
 pub const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(90 * 86_400);
-/// See [`CERTIFICATE_LIFETIME`].
+/// The age at which a certificate is renewed; see [`CERTIFICATE_LIFETIME`].
 pub const CERTIFICATE_RENEWED_AFTER: Duration = Duration::from_secs(86_400);
 
 /// The size at which a file of the audit log is renamed and a new one begins.
@@ -70,11 +70,11 @@ pub const AUDIT_FILES_MAX: u32 = 4;
 /// Lines for each peer, event and outcome in a minute; further events are counted. A host that attaches a hundred
 /// devices at once gets a line for each.
 pub const AUDIT_LINES_OF_PEER_MAX: u32 = 256;
-/// The same for all peers together.
+/// Lines for each event and outcome in a minute, of all peers together.
 pub const AUDIT_LINES_MAX: u32 = 1024;
-/// The same for refusals: enough to see what a peer asks for.
+/// Lines for each peer and event that was refused, in a minute: enough to see what a peer asks for.
 pub const REFUSED_LINES_OF_PEER_MAX: u32 = 10;
-/// The same for refusals of all peers together: at most 1.5 MiB an hour, whatever the flood.
+/// Lines for refusals of all peers together, in a minute: at most 1.5 MiB an hour, whatever the flood.
 pub const REFUSED_LINES_MAX: u32 = 100;
 /// The largest file of peers that is read: 126 devices for a thousand hosts.
 pub const PEERS_BYTES_MAX: u64 = 8 << 20;
@@ -119,6 +119,6 @@ pub const QUIC_BYTES_MAX: u32 = 16 << 20;
 /// that its importer has not acknowledged: 40 MB/s at 100 ms, more than three links may fill. Both are
 /// taken from the importer's account.
 pub const QUIC_EXPORTER_BYTES_MAX: usize = 4 << 20;
-/// The same before the importer has proved a key, and where its account has nothing left: what each connection takes
-/// anyway.
+/// As [`QUIC_EXPORTER_BYTES_MAX`], before the importer has proved a key and where its account has nothing left: each
+/// connection takes these bytes anyway.
 pub const QUIC_EXPORTER_BYTES_MIN: usize = CONNECTION_BYTES / 2;

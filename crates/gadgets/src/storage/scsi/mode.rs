@@ -43,7 +43,7 @@ enum ModeBlockDescriptor {
     Long,
 }
 
-/// Page control.
+/// Which values of its mode pages the host asks for: the PC field of MODE SENSE (SPC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PageControl {
     Current,

@@ -18,7 +18,7 @@ const CDB_BYTES: usize = 16;
 const COMMAND_BYTES_MAX: usize = COMMAND_BYTES + 4 * 0x3f;
 const TASK_MANAGEMENT_BYTES: usize = 16;
 
-/// Statuses (SAM-5).
+/// Status codes of a command (SAM-5 §5.3).
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 

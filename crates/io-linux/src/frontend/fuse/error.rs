@@ -9,34 +9,34 @@ use std::path::PathBuf;
 pub enum MountError {
     /// It cannot be the name of a file.
     BadName {
-        /// The name.
+        /// The file name that was asked for.
         name: String,
     },
     /// Something other than a folder is there.
     NotAFolder {
-        /// The path.
+        /// The path that was to be the mount's folder.
         at: PathBuf,
     },
     /// The folder has contents, which the mount would hide.
     NotEmpty {
-        /// The path.
+        /// The folder that was to be mounted over.
         at: PathBuf,
     },
     /// An earlier mount is there, whose process was killed.
     DeadMount {
-        /// The path.
+        /// Where the dead mount is; `fusermount3 -u` removes it.
         at: PathBuf,
     },
     /// The folder is missing and cannot be created.
     CannotMakeFolder {
-        /// The path.
+        /// The folder that could not be created.
         at: PathBuf,
         /// The kernel's error.
         error: io::Error,
     },
     /// The folder exists and cannot be read.
     CannotReadFolder {
-        /// The path.
+        /// The folder that could not be read.
         at: PathBuf,
         /// The kernel's error.
         error: io::Error,
@@ -52,7 +52,7 @@ pub enum MountError {
     Told(String),
     /// Any other error.
     Refused {
-        /// The path.
+        /// The folder that was to be mounted over.
         at: PathBuf,
         /// The error of the kernel or the helper.
         error: io::Error,
@@ -108,7 +108,7 @@ impl std::error::Error for MountError {
 /// Why a disk is still mounted.
 #[derive(Debug)]
 pub struct UnmountError {
-    /// The path.
+    /// The folder at which the disk is still mounted.
     pub at: PathBuf,
     /// The kernel's error.
     pub error: io::Error,

@@ -77,7 +77,7 @@ impl FuseHandles {
             losses: self.losses.count(),
             last: self.losses.last().map(StoreError::code),
             is_told: self.losses.told_to_nobody().is_none(),
-            open: self.open.iter().map(|(&handle, cursor)| (handle, cursor.notice())).collect(),
+            open: self.open.iter().map(|(&handle, cursor)| (handle, cursor.told_count())).collect(),
             next: self.next,
         }
     }

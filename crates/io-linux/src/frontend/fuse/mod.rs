@@ -61,8 +61,8 @@ use crate::sys::writeback;
 /// can live on in another mount namespace, and then it does not end.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// The same for a mount in use, before its user is believed to stay: another program may only be looking at every new
-/// file, or a child process may not yet have closed its descriptors.
+/// How long to wait for the session of a mount in use to end before its user is believed to stay: another program may
+/// only be looking at every new file, or a child process may not yet have closed its descriptors.
 const USER_WAIT: Duration = Duration::from_millis(200);
 
 /// A block device mounted as a file.
@@ -180,7 +180,7 @@ impl DiskMount {
         self.disk.open_count()
     }
 
-    /// The same count for any thread.
+    /// A handle by which any thread can read [`DiskMount::open_count`].
     pub fn open_files(&self) -> OpenFiles {
         OpenFiles(Arc::clone(&self.disk))
     }
@@ -215,7 +215,8 @@ impl DiskMount {
         self.unmount_by(None)
     }
 
-    /// The same; a store that has not flushed within `time_max` is cut off, and data that was not flushed is lost.
+    /// Does what [`DiskMount::unmount`] does, but cuts off a store that has not flushed within `time_max`: data that
+    /// was not flushed is lost.
     ///
     /// # Errors
     /// [`UnmountError`] when it is still mounted.

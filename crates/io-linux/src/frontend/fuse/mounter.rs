@@ -21,14 +21,14 @@ pub trait FuseMounter {
     fn owner(&self) -> (u32, u32);
 }
 
-/// A mount.
+/// A mounted FUSE file system. The kernel sends the requests of programs on `device`.
 #[derive(Debug)]
 pub struct FuseMount {
     /// Where it is mounted: absolute, without symbolic links.
     pub at: PathBuf,
     /// The descriptor on which the kernel sends its requests.
     pub device: OwnedFd,
-    /// Unmounts it.
+    /// Unmounts it, and sets how far the kernel reads ahead.
     pub keeper: Arc<dyn MountKeeper>,
 }
 

@@ -22,7 +22,7 @@ const MINOR_MIN: u32 = 23;
 /// page ever waits for this process to free memory.
 const WANTED: u32 = 1 << 0 | 1 << 5 | 1 << 15 | 1 << 22;
 
-/// `FOPEN_KEEP_CACHE`.
+/// `FOPEN_KEEP_CACHE`: an open does not discard the pages that the kernel has cached of the file.
 const KEEP_CACHE: u32 = 1 << 1;
 
 /// `FATTR_MODE`, `FATTR_UID`, `FATTR_GID`, `FATTR_SIZE`.
@@ -217,7 +217,7 @@ impl FuseReplyBody {
         self
     }
 
-    /// `fuse_attr`.
+    /// Appends a `fuse_attr`: 88 bytes.
     fn attributes(self, of: &FuseAttr) -> Self {
         let (kind, links) = if of.node == FOLDER { (DIRECTORY, 2) } else { (REGULAR, 1) };
         let body = self.u64(of.node).u64(of.size).u64(of.size.div_ceil(512));
@@ -226,12 +226,12 @@ impl FuseReplyBody {
         body.u32(kind | of.perm).u32(links).u32(of.owner.0).u32(of.owner.1).u32(0).u32(BLOCK_BYTES).u32(0)
     }
 
-    /// `fuse_attr_out`.
+    /// The answer to `FUSE_GETATTR` and `FUSE_SETATTR` (`fuse_attr_out`).
     pub fn attr(of: &FuseAttr) -> Self {
         Self::default().u64(VALID_S).u64(0).attributes(of)
     }
 
-    /// `fuse_entry_out`.
+    /// The answer to `FUSE_LOOKUP` (`fuse_entry_out`): the node that was found.
     pub fn entry(of: &FuseAttr) -> Self {
         Self::default().u64(of.node).u64(0).u64(VALID_S).u64(VALID_S).u64(0).attributes(of)
     }
@@ -290,7 +290,7 @@ pub(super) struct FuseInitLimits {
     pub read_ahead_bytes: u32,
 }
 
-/// Sends answers.
+/// Sends answers to the kernel on the FUSE descriptor. An answer that the kernel does not take is lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FuseReplySender<'a>(pub BorrowedFd<'a>);
 
@@ -316,7 +316,7 @@ impl FuseReplySender<'_> {
         self.send(unique, 0, [&FuseReplyBody::opened(node, handle).0[..]].into_iter())
     }
 
-    /// `fuse_write_out`.
+    /// Answers a write (`fuse_write_out`): `size` bytes were written.
     pub fn written(self, unique: u64, size: u32) {
         self.send(unique, 0, [&size.to_ne_bytes()[..], &[0; 4]].into_iter());
     }

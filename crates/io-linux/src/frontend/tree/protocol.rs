@@ -15,7 +15,7 @@ const MAJOR: u32 = 7;
 const MINOR: u32 = 31;
 /// The first minor version whose answer to INIT has all its fields (Linux 3.15).
 const MINOR_MIN: u32 = 23;
-/// `FUSE_PARALLEL_DIROPS`.
+/// The flags of INIT that are accepted: `FUSE_PARALLEL_DIROPS`, several requests at once in one folder.
 const WANTED: u32 = 1 << 18;
 /// The most bytes of a write; nothing here is written.
 const WRITE_BYTES_MAX: u32 = 4096;
@@ -24,9 +24,9 @@ const WRITE_BYTES_MAX: u32 = 4096;
 const DIRECT_IO: u32 = 1 << 0;
 /// `FUSE_IOCTL_32BIT`: the caller has pointers of 32 bits.
 const IOCTL_32BIT: u32 = 1 << 3;
-/// `FUSE_POLL_SCHEDULE_NOTIFY`.
+/// `FUSE_POLL_SCHEDULE_NOTIFY`: a program waits and is to be woken when the file becomes ready.
 const SCHEDULE_NOTIFY: u32 = 1 << 0;
-/// `FUSE_NOTIFY_POLL`.
+/// `FUSE_NOTIFY_POLL`: the message that wakes a program that waits in poll.
 const NOTIFY_POLL: i32 = 1;
 
 /// A number by which a request is answered.
@@ -62,7 +62,7 @@ pub enum TreeOperation {
     },
     /// Read from a file.
     Read {
-        /// From where.
+        /// The position of the first byte in the file.
         offset: u64,
         /// How many bytes at most.
         size: u32,
@@ -78,7 +78,7 @@ pub enum TreeOperation {
     Ioctl {
         /// The open file.
         handle: u64,
-        /// The ioctl.
+        /// The request number, with direction and size encoded (asm-generic/ioctl.h).
         command: u32,
         /// Its argument: a number, or an address of the program.
         argument: u64,
@@ -116,7 +116,7 @@ pub enum TreeOperation {
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeNodeKind {
-    /// A folder.
+    /// A folder, which can be listed.
     Folder,
     /// A file that can be read.
     File,
@@ -232,14 +232,14 @@ impl TreeServer {
         self.answer(id, &[&body]);
     }
 
-    /// Answers [`TreeOperation::Attributes`].
+    /// Answers [`TreeOperation::Attributes`] with a `fuse_attr_out`. The kernel does not cache it.
     pub fn attributes(&self, id: RequestId, attributes: &TreeNodeAttributes) {
         let mut body = vec![0; 16];
         self.put_attributes(&mut body, attributes);
         self.answer(id, &[&body]);
     }
 
-    /// `fuse_attr`.
+    /// Appends a `fuse_attr`: 88 bytes.
     fn put_attributes(&self, body: &mut Vec<u8>, of: &TreeNodeAttributes) {
         let wide = [of.node, of.size, 0, 0, 0, 0];
         wide.into_iter().for_each(|word| body.extend(word.to_ne_bytes()));

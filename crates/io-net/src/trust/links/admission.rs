@@ -66,7 +66,7 @@ pub enum KeyProofOutcome {
     /// The link was lost before. If the address has recently proved a key, this counts as a failure of its network and
     /// not of the peer.
     CutShort,
-    /// It failed.
+    /// The handshake failed, for example because the key is not accepted. This counts as a failure of its address.
     Failed,
     /// It was cut off before its handshake, through no fault of its own.
     Untried,

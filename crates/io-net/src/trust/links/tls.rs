@@ -110,7 +110,7 @@ pub struct HandshakeTerms {
 /// An encrypted link whose peer has proved its key.
 #[derive(Debug)]
 pub struct SecureLink {
-    /// The link.
+    /// The link, whose bytes are encrypted from now on.
     pub link: Link,
     /// The peer's key.
     pub peer: Fingerprint,

@@ -80,7 +80,7 @@ pub struct PageToken {
     /// When it ends: RFC 3339, UTC. `None`: when it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<String>,
-    /// The same in seconds since 1970, which is what counts.
+    /// When the token ends, in seconds since 1970. This field counts; `expires` is for readers of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     expires_unix_s: Option<u64>,
     /// SHA-256 of the secret, hexadecimal.
@@ -202,7 +202,7 @@ impl PageTokenList {
         Self::make_in_locked(folder, scope, name, lasts, SystemTime::now())
     }
 
-    /// The same, in a folder that the caller has locked.
+    /// Does what [`PageTokenList::make`] does, in a folder that the caller has locked.
     pub(in crate::trust) fn make_in_locked(
         folder: &HostFolder,
         scope: PageScope,

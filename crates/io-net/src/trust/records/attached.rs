@@ -51,7 +51,7 @@ pub struct KnownAttachment {
     config: String,
     /// `HOST:PORT/DEVICE`, as the configuration names it.
     target: String,
-    /// The device.
+    /// The device that was attached last, by its exporter and identity.
     device: AttachedDevice,
     #[serde(flatten)]
     rest: Map<String, Value>,

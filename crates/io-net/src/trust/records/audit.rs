@@ -58,12 +58,12 @@ pub enum AuditOutcome {
     Failed,
 }
 
-/// One line.
+/// An event for the audit log, which becomes one line of JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct AuditEvent<'a> {
     /// The event: `connect`, `list`, `attach`, `detach`, `pair`, `unpair`, `allow`, `forbid`.
     pub event: &'a str,
-    /// The result.
+    /// Whether the event was carried out, refused, or tried and failed.
     pub outcome: AuditOutcome,
     /// The peer's name, if it is paired.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ pub struct AuditEvent<'a> {
     /// Its key, if it showed one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Fingerprint>,
-    /// Its address.
+    /// Where the peer connects from: its address and port, or a word such as `owner`. `None` if that is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<&'a str>,
     /// The device's name.

@@ -97,7 +97,7 @@ pub struct StoredLease {
     /// The priority of the request.
     #[serde(default)]
     pub priority: u8,
-    /// What for.
+    /// Why the host leases the device, in its user's words; shown to others. `None` if it did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -111,7 +111,7 @@ pub struct StoredBooking {
     pub from_unix_ms: u64,
     /// For how long, milliseconds.
     pub span_ms: u64,
-    /// What for.
+    /// Why the host booked the device, in its user's words; shown to others. `None` if it did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

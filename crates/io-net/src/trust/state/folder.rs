@@ -65,7 +65,7 @@ pub(in crate::trust) enum ReadFile {
 /// What is wrong with the host's own files.
 #[derive(Debug)]
 pub struct StateError {
-    /// The file.
+    /// The file or folder that is wrong.
     pub path: PathBuf,
     /// A message for a person.
     pub what: String,

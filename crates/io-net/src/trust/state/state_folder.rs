@@ -145,7 +145,7 @@ impl fmt::Display for FolderRefusal {
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAccessMode {
-    /// For reading.
+    /// For reading only.
     Read,
     /// For reading and appending.
     Append,
@@ -234,7 +234,7 @@ impl StateFolder {
         &self.path
     }
 
-    /// The owner.
+    /// The user and group who owned the folder when it was opened.
     pub fn owner(&self) -> (Uid, Gid) {
         (self.user, self.group)
     }
@@ -244,7 +244,7 @@ impl StateFolder {
         Arc::clone(&self.fd)
     }
 
-    /// The same folder, after its owner has changed.
+    /// This open folder, noted as owned by `user` and `group`, to whom the caller has given it.
     pub(in crate::trust) fn given_to(&self, (user, group): (Uid, Gid)) -> Self {
         Self { user, group, ..self.clone() }
     }
